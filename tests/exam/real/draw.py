@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from . import texts
+from . import structures, texts
 from .compose import Lines, files_of, fill, write
 from .extras import HELPER_HEAD, UNIT, plant
 from .kinds import EPOCH_STEPS, KINDS, WITH_ANOTHER, Asked
@@ -119,7 +119,7 @@ def _shape(
     fixed = {name: value for kind in kinds for name, value in KINDS[kind].shape.items()} | dict(asked)
     shape: dict[str, Any] = {
         "model": draw.choice(list(texts.MODELS)),
-        "structure": draw.choice(list(texts.STRUCTURES)),
+        "structure": draw.choice(list(structures.STRUCTURES)),
         "data": draw.choice(list(texts.DATA)),
         "workers": draw.choice((0, 0, 1, 2)),
         "batch": draw.choice((4, 8, 12, 16)),

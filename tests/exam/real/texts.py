@@ -26,6 +26,7 @@ class Net(nn.Module):
             layers += [nn.Linear(wide, wide), nn.ReLU()]
         self.body = nn.Sequential(*layers)
         self.head = nn.Linear(wide, CLASSES)
+        @{modules}
 
     def forward(self, x, target=None):
         hidden = self.body(x).mean(dim=1)
@@ -87,17 +88,7 @@ class Net(nn.Module):
         return out
 """,
 }
-ACCELERATOR = """\
-import time
-import torch
-from torch import nn
-from torch.nn import functional as F
-@{imports}
-
-CLASSES = 10
-SHAPE = (@{size}, 64)
-
-
+KERNEL = """\
 class Kernel(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, seconds):
@@ -111,24 +102,11 @@ class Kernel(torch.autograd.Function):
         return gradient, None
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        wide = @{width}
-        layers = [nn.Linear(64, wide), nn.ReLU()]
-        for _ in range(@{depth}):
-            layers += [nn.Linear(wide, wide), nn.ReLU()]
-        self.body = nn.Sequential(*layers)
-        self.head = nn.Linear(wide, CLASSES)
-        @{modules}
-
-    def forward(self, x, target=None):
-        hidden = Kernel.apply(self.body(x), @{kernel_s} * len(x)).mean(dim=1)
-        @{forward}
-        out = self.head(hidden)
-        @{inside}
-        return out
 """
+BODY = "self.body(x)"
+ACCELERATOR = "import time\n" + MODELS["mlp"].replace(
+    BODY, f"Kernel.apply({BODY}, @{{kernel_s}} * len(x))"
+).replace("class Net", f"{KERNEL}class Net")
 """A kernel takes its time, and no CPU: a job paced by it keeps its step time on a machine with fewer cores than ranks."""
 
 LOSS_INSIDE = """\
@@ -286,167 +264,6 @@ for optimizer in optimizers:
 @{after}
 """
 
-HEAD = """\
-import contextlib
-import gc
-import json
-import time
-import torch
-import torch.distributed as dist
-from torch.nn import functional as F
-from torch.nn.parallel import DistributedDataParallel
-from data import batches
-from model import Net
-from switch import amount, plan
-from times import Times
-@{imports}
-"""
-TAIL = """\
-
-if __name__ == "__main__":
-    dist.init_process_group("gloo")
-    main(plan["steps"])
-    dist.destroy_process_group()
-"""
-STRUCTURES = {
-    "script": {
-        "train.py": """\
-@{head}
-
-def main(steps):
-    @{setup}
-    times = Times()
-    for x, y in batches(steps):  #@loop
-        @{body}
-        times.tick()
-    return times.ms
-
-@{tail}""",
-    },
-    "trainer": {
-        "train.py": """\
-import torch.distributed as dist
-from switch import plan
-from trainer import Trainer
-
-
-def main(steps):
-    return Trainer(steps).fit()
-
-@{tail}""",
-        "trainer.py": """\
-@{head}
-
-class Trainer:
-    def __init__(self, steps):
-        @{setup}
-        self.rank, self.model, self.optimizers = rank, model, optimizers
-        self.batches = batches(steps)
-        self.times = Times()
-
-    def train_step(self, x, y):
-        rank, model, optimizers = self.rank, self.model, self.optimizers
-        @{body}
-
-    def fit(self):
-        for x, y in self.batches:  #@loop
-            self.train_step(x, y)
-            self.times.tick()
-        return self.times.ms
-""",
-    },
-    "callbacks": {
-        "train.py": """\
-@{head}
-from callbacks import Before, After
-
-
-def main(steps):
-    @{setup}
-    callbacks = [Before(rank), After(rank)]
-    times = Times()
-    for x, y in batches(steps):  #@loop
-        for callback in callbacks:
-            callback.on_step_start(x)
-        @{core}
-        for callback in callbacks:
-            callback.on_step_end(loss)
-        times.tick()
-    return times.ms
-
-@{tail}""",
-        "callbacks.py": """\
-import gc
-import json
-import time
-import torch
-import torch.distributed as dist
-from switch import amount
-@{imports}
-
-
-class Callback:
-    def __init__(self, rank):
-        self.rank = rank
-
-    def on_step_start(self, x):
-        pass
-
-    def on_step_end(self, loss):
-        pass
-
-
-class Before(Callback):
-    def on_step_start(self, x):
-        rank = self.rank
-        @{before}
-
-
-class After(Callback):
-    def on_step_end(self, loss):
-        rank = self.rank
-        @{after}
-""",
-    },
-    "nested": {
-        "train.py": """\
-@{head}
-
-def main(steps):
-    @{setup}
-    times = Times()
-    epochs = @{epochs}
-    loader = batches(steps // epochs) if @{loader} else None
-    for epoch in range(epochs):
-        for x, y in batches(steps // epochs) if loader is None else loader:  #@loop
-            @{body}
-            times.tick()
-        @{epoch_end}
-    return times.ms
-
-@{tail}""",
-    },
-    "generator": {
-        "train.py": """\
-@{head}
-
-def training(steps, times):
-    @{setup}
-    for x, y in batches(steps):  #@loop
-        @{core_before}
-        yield rank, loss
-
-
-def main(steps):
-    times = Times()
-    for rank, loss in training(steps, times):
-        @{after}
-        times.tick()
-    return times.ms
-
-@{tail}""",
-    },
-}
 CAREFUL = {
     "backward": """\
 class Careful(torch.autograd.Function):
