@@ -100,10 +100,11 @@ def run_under(
     *options: str,
     environment: dict[str, str] | None = None,
     timeout_s: float = 180,
+    by: Sequence[str] = DDPDOCTOR_RUN,
 ) -> Recorded:
-    """``ddpdoctor run --out tmp/run options -- command`` in ``tmp``."""
+    """``ddpdoctor run --out tmp/run options -- command`` in ``tmp``; ``by`` another command for its first two words."""
     process = subprocess.run(
-        [*DDPDOCTOR_RUN, "--out", "run", *options, "--", *command],
+        [*by, "--out", "run", *options, "--", *command],
         env=environment or clean_environment(),
         capture_output=True,
         text=True,

@@ -27,7 +27,6 @@ from .launched import (
     DDPDOCTOR_RUN,
     TINY,
     age,
-    clean_environment,
     left_behind,
     make_run,
     run_under,
@@ -256,17 +255,8 @@ def test_work_is_waited_for_as_long_as_it_gets_on() -> None:
 def test_source_files_that_do_not_answer_cost_their_text_alone(tmp_path):
     patched = "import ddpdoctor.launch.session as s, time; s.note_sources = lambda *_: time.sleep(600)"
     python, flag, code, *rest = DDPDOCTOR_RUN
-    command = [python, flag, f"{code.rpartition(';')[0]}; {patched}; main()", *rest, "--out", "run", "--"]
-    job = forked(TINY, "--steps", "6")
-    done = subprocess.run(
-        [*command, *job],
-        cwd=tmp_path,
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
+    by = [python, flag, f"{code.rpartition(';')[0]}; {patched}; main()", *rest]
+    done = run_under(tmp_path, forked(TINY, "--steps", "6"), by=by).process
     assert done.returncode == 0, done.stderr
     assert "does not answer" not in done.stderr
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
