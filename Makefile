@@ -6,7 +6,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 EVERYTHING := .venv-all
 
-.PHONY: demo test test-all test-slow check bench lab whatif exam fuzz mutate net sweep docs clean
+.PHONY: demo test test-all test-slow check bench exam fuzz mutate net sweep docs clean
 
 demo: $(INSTALLED)  ## a real two-rank job with a planted fault, recorded and diagnosed
 	$(BIN)/ddpdoctor demo
@@ -31,13 +31,7 @@ check: $(INSTALLED)  ## lint, format, types, layers, generated documentation and
 bench: $(INSTALLED)  ## what the recording and the analysis cost
 	set -e; for benchmark in benchmarks/*.py; do echo "== $$benchmark"; $(BIN)/python "$$benchmark"; done
 
-lab: $(INSTALLED)  ## real jobs with planted faults against the diagnosis they must get
-	$(BIN)/python -m tests.lab
-
-whatif: $(INSTALLED)  ## predicted against measured step times with a fault taken out
-	$(BIN)/python -m tests.lab.whatif
-
-exam: $(INSTALLED)  ## jobs and GPU traces of drawn shape with drawn faults, marked by rule, rank, line and price; ARGUMENTS="--seed 7 --generated 500"
+exam: $(INSTALLED)  ## jobs and GPU traces with faults, marked by rule, rank, line and price; ARGUMENTS="--seed 7 --generated 500", or "--each" for each kind
 	$(BIN)/python -m tests.exam $(ARGUMENTS)
 
 fuzz: $(INSTALLED)  ## ten thousand mutated files of every kind that is read, growth, metric clients; ARGUMENTS="--seed 7 --only report" chooses

@@ -81,7 +81,7 @@ def test_commands_and_options_exist():
 
 def test_targets_of_make_exist():
     known = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    assert {"demo", "test", "check", "bench", "lab", "whatif", "clean"} <= known
+    assert {"demo", "test", "check", "bench", "exam", "clean"} <= known
     named = {name for page in PAGES for code in code_of(page) for name in TARGET.findall(code)}
     assert named - known == set()
 

@@ -11,7 +11,7 @@ import pytest
 import ddpdoctor
 from ddpdoctor.demo import JOB, find_fault
 from tests.hook.recording import JOBS, Recorded
-from tests.launch.launched import TINY, clean_environment, two_ranks_took
+from tests.launch.launched import TINY, clean_environment, run_under, two_ranks_took
 
 from .bare import OURS, bare_python
 from .test_bundle import bundled
@@ -39,21 +39,14 @@ def archive(tmp_path_factory) -> Path:
 def recorded(
     bundle: Path, python: str, tmp: Path, command: list[str], *options: str, **environment: str
 ) -> Recorded:
-    process = subprocess.run(
-        [python, str(bundle), "run", "--out", "run", *options, "--", python, *command],
-        env=clean_environment(**environment),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        cwd=tmp,
-        check=False,
-    )
-    return Recorded(process, tmp / "run")
+    variables = clean_environment(**environment)
+    by = [python, str(bundle), "run"]
+    return run_under(tmp, [python, *command], *options, environment=variables, by=by)
 
 
 @pytest.mark.extended
 def test_a_planted_fault_is_found_in_what_it_recorded(archive, image, tmp_path):
-    """The diagnosis is that of the same job under ``ddpdoctor run``: see tests/lab and tests/demo for those."""
+    """The diagnosis is that of the same job under ``ddpdoctor run``: see tests/exam and tests/demo for those."""
     fault = find_fault("slow-data-one-rank")
     job = [*TWO, str(JOB), "--fault", fault.name, "--steps", "60"]
     done = recorded(archive, image, tmp_path, job, OMP_NUM_THREADS="1")

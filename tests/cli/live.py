@@ -8,9 +8,7 @@ import re
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +19,7 @@ from ddpdoctor.rundir import is_run_directory
 from tests.commands import ROOT, command
 from tests.conftest import Once
 from tests.hook.recording import forked
+from tests.waiting import until
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
 DOCTOR = [sys.executable, "-m", "ddpdoctor"]
@@ -94,17 +93,6 @@ def steps_of(run: Path, rank: int) -> list[dict[str, object]]:
     except OSError:
         return []
     return [json.loads(line) for line in re.findall(r'^\{"step".*\n', text, re.MULTILINE)]
-
-
-def until(
-    true: Callable[[], object], process: subprocess.Popen[str] | None = None, within_s: float = 90
-) -> None:
-    """Wait for a condition, as long as ``process`` runs."""
-    deadline_s = time.monotonic() + within_s
-    while not true():
-        assert time.monotonic() < deadline_s, "it did not come"
-        assert process is None or process.poll() is None, process.communicate()
-        time.sleep(0.1)
 
 
 def free_port() -> int:

@@ -5,14 +5,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-
-from ddpdoctor.launch.leftovers import drain_spools
-from ddpdoctor.rundir import make_spool_root
-from ddpdoctor.rundir.liveness import started as is_alive
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = [sys.executable, "-m", "ddpdoctor", "run"]
@@ -28,17 +23,6 @@ for name in ("HUP", "INT", "QUIT", "USR1", "USR2", "CONT", "TERM"):
 print("ready", flush=True)
 while True:
     time.sleep(0.01)
-"""
-
-RANKS = """
-import os, sys, time
-import torch.distributed as dist
-dist.init_process_group("gloo")
-with open(os.path.join(sys.argv[1], f"{dist.get_rank()}.tmp"), "w") as out:
-    out.write(str(os.getpid()))
-os.rename(out.name, out.name.replace(".tmp", ".pid"))
-while True:
-    time.sleep(0.05)
 """
 
 
@@ -197,65 +181,3 @@ def test_launchers_of_one_job_share_a_run(start, tmp_path, environment):
     launches = [json.loads(path.read_text()) for path in run.glob("hosts/*/launch-*.json")]
     assert sorted(launch["exit_code"] for launch in launches) == [0, 1, 2]
     assert manifest(tmp_path)["job_id"] == "slurm-9.1"
-
-
-def pids_of_ranks(process, folder, count=2):
-    """Process ids of the ranks, once all of them have written theirs."""
-    deadline_s = time.monotonic() + 90
-    while len(found := list(folder.glob("*.pid"))) < count:
-        assert process.poll() is None and time.monotonic() < deadline_s
-        time.sleep(0.1)
-    return [int(path.read_text()) for path in found]
-
-
-def wait_until_dead(pids, within_s):
-    deadline_s = time.monotonic() + within_s
-    while alive := [pid for pid in pids if is_alive(pid)]:
-        assert time.monotonic() < deadline_s, alive
-        time.sleep(0.1)
-
-
-@pytest.fixture
-def torchrun(start, tmp_path):
-    """A job of two ranks that train for ever."""
-    pytest.importorskip("torch")
-    (tmp_path / "ranks.py").write_text(RANKS)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return start("--no-analysis", "--out", "RUN", "--", *launcher, "ranks.py", tmp_path)
-
-
-@pytest.mark.torchrun
-@pytest.mark.extended
-def test_sigint_to_the_group_ends_torchrun_and_its_ranks(torchrun, tmp_path):
-    pids = pids_of_ranks(torchrun, tmp_path)
-    os.killpg(torchrun.pid, signal.SIGINT)
-    code, _, err = finish(torchrun)
-    assert code not in (0, None)
-    assert "recorded in" in err
-    wait_until_dead(pids, within_s=10)
-    assert len(list((tmp_path / "RUN" / "ranks").iterdir())) == 2
-
-
-@pytest.mark.torchrun
-@pytest.mark.extended
-def test_nobody_is_left_when_the_launcher_is_killed(torchrun, tmp_path):
-    pids = pids_of_ranks(torchrun, tmp_path)
-    os.kill(torchrun.pid, signal.SIGKILL)
-    wait_until_dead(pids, within_s=40)
-    # What the ranks recorded waits in memory-backed storage for whoever asks for it.
-    assert drain_spools(Path(make_spool_root(str(tmp_path / "RUN")))) == []
-
-
-@pytest.mark.torchrun
-@pytest.mark.extended
-def test_nobody_is_left_when_torchrun_is_killed(torchrun, tmp_path):
-    pids = pids_of_ranks(torchrun, tmp_path)
-    children = Path(f"/proc/{torchrun.pid}/task/{torchrun.pid}/children").read_text().split()
-    for child in children:
-        if b"torch.distributed.run" in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0"):
-            os.kill(int(child), signal.SIGKILL)
-    code, _, err = finish(torchrun)
-    assert code == -signal.SIGKILL
-    wait_until_dead(pids, within_s=10)
-    assert not list(Path("/dev/shm").glob(f"ddpdoctor-{os.getuid()}-*/0000[01]-{pids[0]}"))
-    assert "left ranks behind" in err

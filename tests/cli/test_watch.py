@@ -19,9 +19,10 @@ import pytest
 
 from ddpdoctor.cli.watched import Watched, watch
 from ddpdoctor.rundir import boot_id, pid_namespace
-from tests.cli.live import DOCTOR, ENVIRONMENT, TRAINED, free_port, live_run, metrics, until
+from tests.cli.live import DOCTOR, ENVIRONMENT, TRAINED, free_port, live_run, metrics
 from tests.commands import command
 from tests.hook.recording import forked
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / "fixtures" / "slow-data-one-rank"

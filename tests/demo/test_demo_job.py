@@ -1,8 +1,5 @@
-"""Every planted fault trains to the end by itself, without ddpdoctor."""
+"""The demo's job and the list of its faults; ``test_road`` has each of them trained."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,55 +12,6 @@ from ddpdoctor.errors import DdpDoctorError
 RULES = Path(__file__).resolve().parents[2] / "rules"
 
 
-EACH_FAULT = """
-import pathlib, runpy, sys
-import torch.distributed as dist
-train = runpy.run_path(sys.argv[1])["train"]
-dist.init_process_group("gloo")
-for fault in sys.argv[3:]:
-    train(fault, 10, pathlib.Path(sys.argv[2]))
-    if dist.get_rank() == 0:
-        print(fault, "done", flush=True)
-dist.barrier()
-"""
-
-
-def torchrun(folder, *arguments):
-    """stdout of a two-rank job, which must end well."""
-    pytest.importorskip("torch")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*launcher, *map(str, arguments)]
-    for _ in range(3):
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            cwd=folder,
-            timeout=200,
-        )
-        # Gloo's own teardown aborts now and then, with or without ddpdoctor; that is not what is tested here.
-        if "terminate called without an active exception" not in done.stderr:
-            break
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.mark.torchrun
-@pytest.mark.slow
-def test_the_job_trains_and_ends_well(tmp_path):
-    assert torchrun(tmp_path, JOB, "--steps", "20") == "step 20 of 20\n"
-
-
-@pytest.mark.torchrun
-@pytest.mark.slow
-def test_every_fault_trains(tmp_path):
-    (tmp_path / "each_fault.py").write_text(EACH_FAULT)
-    out = torchrun(tmp_path, "each_fault.py", JOB, tmp_path, *(fault.name for fault in FAULTS))
-    assert out.splitlines() == [f"{fault.name} done" for fault in FAULTS]
-    assert (tmp_path / "checkpoint.pt").exists()
-
-
 def test_the_job_knows_nothing_of_ddpdoctor():
     assert "ddpdoctor" not in JOB.read_text()
 
@@ -71,7 +19,7 @@ def test_the_job_knows_nothing_of_ddpdoctor():
 def test_each_fault_is_planted_in_the_job():
     text = JOB.read_text()
     for fault in FAULTS:
-        assert fault.name in text
+        assert fault.name == "healthy" or f'"{fault.name}"' in text, fault
 
 
 def test_each_expected_rule_exists():

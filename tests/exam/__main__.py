@@ -6,15 +6,20 @@ import argparse
 import dataclasses
 import json
 import os
+import random
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from . import planted
-from .page import page
+from .page import HALVES, page
+from .real import link
+from .real.kinds import KINDS, TRAPS, Asked
 from .real.record import RUN, record
 from .score import ASKED, Mark, mark, totals
 
@@ -31,6 +36,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--real", type=int, metavar="K", help="so many jobs on CPU ranks")
     parser.add_argument("--generated", type=int, metavar="K", help="so many traces of simulated GPU jobs")
     parser.add_argument(
+        "--each",
+        nargs="?",
+        const="",
+        metavar="NAME",
+        help="one real job of each kind of fault, each trap, and a slow link; only those with NAME in their name",
+    )
+    parser.add_argument(
         "--record", type=Path, metavar="DIR", help="run the jobs and keep them; do not diagnose"
     )
     parser.add_argument("--judge", type=Path, metavar="DIR", help="diagnose the jobs that --record kept")
@@ -43,23 +55,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--remark", default="", metavar="TEXT", help="a sentence at the page's head")
     chosen = parser.parse_args(arguments)
     real, generated = chosen.real or 0, chosen.generated or 0
-    if chosen.real is None and chosen.generated is None and not chosen.judge and not chosen.marks:
+    given = (chosen.real, chosen.generated, chosen.each)
+    if given == (None, None, None) and not chosen.judge and not chosen.marks:
         real, generated = REAL, GENERATED
+    jobs: Jobs = [(str(seed), partial(record, seed)) for seed in range(chosen.seed, chosen.seed + real)]
+    if chosen.each is not None:
+        jobs += [job for job in each_kind(chosen.seed) if chosen.each in job[0]]
     if chosen.record:
-        _record(range(chosen.seed, chosen.seed + real), chosen.record)
+        _record(jobs, chosen.record)
         return 0
     marks = [Mark(**each) for file in chosen.marks for each in json.loads(file.read_text())["cases"]]
     with tempfile.TemporaryDirectory(prefix="ddpdoctor-exam-") as scratch:
         os.environ["XDG_CACHE_HOME"] = scratch
         work = Path(scratch)
         kept = _kept(chosen.judge) if chosen.judge else iter(())
-        made = (_real(seed, work) for seed in range(chosen.seed, chosen.seed + real))
+        made = _real(jobs, work)
         drawn = (simulated(seed, work) for seed in range(chosen.seed, chosen.seed + generated))
         for cases in (kept, made, drawn):
             for case, folder, evidence in cases:
-                marks.append(_marked(case, evidence))
+                marks.append(examined(case, evidence))
                 if chosen.keep and marks[-1].misses and not chosen.judge:
-                    shutil.copytree(folder, chosen.keep / f"{case.half}-{case.seed}", dirs_exist_ok=True)
+                    shutil.copytree(folder, chosen.keep / folder.name, dirs_exist_ok=True)
                 if not chosen.judge:
                     shutil.rmtree(folder)
     _tell(marks)
@@ -71,27 +87,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-EVIDENCE = {"real": RUN, "generated": "traces"}
+EVIDENCE = {"real": RUN, "named": RUN, "generated": "traces"}
 Found = Iterator[tuple[planted.Case, Path, Path]]
+Jobs = list[tuple[str, Callable[[Path], planted.Case]]]
+"""Names, and what records the job of that name into a folder."""
 
 
-def _record(seeds: range, folder: Path) -> None:
-    for seed in seeds:
-        if not (folder / str(seed) / planted.FILE_NAME).exists():
-            _tried(lambda seed=seed: record(seed, folder / str(seed)), seed)  # type: ignore[misc]
+def each_kind(seed: int) -> Jobs:
+    """One job of each kind of fault, on ranks and with the rest of the shape drawn from ``seed``, each trap, and the links."""
+    chance = random.Random(f"exam each {seed}")
+    jobs: Jobs = []
+    for kind in KINDS:
+        world, spawned = chance.choice((2, 4)), chance.random() < 0.25
+        shape: dict[str, object] = {"model": "accelerator"} if world > (os.cpu_count() or 2) else {}
+        shape |= KINDS[kind].shape
+        if spawned:  # workers would be spawned, too, and are forked in the twin
+            shape.setdefault("workers", 0)
+            spawned = not shape["workers"]
+        jobs.append((kind, partial(record, seed, asked=Asked(kind, shape, world=world, spawned=spawned))))
+    jobs += [(name, partial(record, seed, asked=asked, trap=name)) for name, asked in TRAPS.items()]
+    return jobs + [(name, partial(link.record, name, seed)) for name in link.NAMES]
 
 
-def _tried(work: Callable[[], planted.Case], seed: int) -> planted.Case | None:
+def _record(jobs: Jobs, folder: Path) -> None:
+    for name, job in jobs:
+        if not (folder / name / planted.FILE_NAME).exists():
+            _tried(name, job, folder / name)
+
+
+def _tried(name: str, job: Callable[[Path], planted.Case], folder: Path) -> planted.Case | None:
     """The case, or None where its job could not be run: that is no answer of the diagnosis, right or wrong."""
     try:
-        case = work()
+        case = job(folder)
     except (RuntimeError, OSError, TimeoutError) as error:
-        print(f"real {seed}: could not be run: {error}", file=sys.stderr, flush=True)
+        print(f"{name}: could not be run: {error}", file=sys.stderr, flush=True)
         return None
     print(
-        f"real {seed}: {case.step_ms:.1f} ms, {[fault.kind for fault in case.faults]}",
-        file=sys.stderr,
-        flush=True,
+        f"{name}: {case.step_ms:.1f} ms, {[fault.kind for fault in case.faults]}", file=sys.stderr, flush=True
     )
     return case
 
@@ -103,9 +135,13 @@ def _kept(folder: Path) -> Found:
         yield case, at, at / EVIDENCE[case.half]
 
 
-def _real(seed: int, work: Path) -> tuple[planted.Case, Path, Path]:
-    folder = work / f"real-{seed}"
-    return record(seed, folder), folder, folder / EVIDENCE["real"]
+def _real(jobs: Jobs, work: Path) -> Found:
+    """Those of the jobs that can be run, as they are."""
+    for name, job in jobs:
+        folder = work / f"real-{name}"
+        case = _tried(name, job, folder)
+        if case is not None:
+            yield case, folder, folder / RUN
 
 
 def simulated(seed: int, work: Path) -> tuple[planted.Case, Path, Path]:
@@ -123,7 +159,7 @@ def simulated(seed: int, work: Path) -> tuple[planted.Case, Path, Path]:
     return case, folder, traces
 
 
-def _marked(case: planted.Case, evidence: Path) -> Mark:
+def examined(case: planted.Case, evidence: Path) -> Mark:
     """The marks for one case; an analysis that fails has answered nothing."""
     import msgspec
 
@@ -147,7 +183,7 @@ def _plain(value: Any) -> Any:
 
 
 def _tell(marks: list[Mark]) -> None:
-    for half in ("real", "generated"):
+    for half in HALVES:
         of_half = [each for each in marks if each.half == half]
         if not of_half:
             continue
@@ -160,6 +196,10 @@ def _tell(marks: list[Mark]) -> None:
                 print(f"seed {each.seed} ({' + '.join(each.kinds) or 'healthy'})")
                 print("".join(f"    {line}\n" for line in (*each.misses, *each.doubts)), end="")
                 print("".join(f"      said {line}\n" for line in each.said), end="")
+        without_ms = [pair for each in of_half for pair in each.without_ms]
+        if without_ms:
+            errors = [abs(predicted / measured - 1) for measured, predicted in without_ms]
+            print(f"step without the fault: predicted within {median(errors):.1%} (median of {len(errors)})")
 
 
 if __name__ == "__main__":

@@ -51,6 +51,8 @@ class Case:
     doubts: tuple[str, ...] = ()
     steps_told: bool = True
     joint_ms: float | None = None
+    trap: str = ""
+    """The name of a healthy program that looks faulty."""
 
     def write(self, folder: Path) -> None:
         (folder / FILE_NAME).write_text(json.dumps(dataclasses.asdict(self), indent=1))

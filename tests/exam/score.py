@@ -43,6 +43,8 @@ class Mark:
     misses: tuple[str, ...]
     doubts: tuple[str, ...]
     said: tuple[str, ...]
+    without_ms: tuple[tuple[float, float], ...] = ()
+    """Of each fault with a price: the step without it as it was measured, and as the diagnosis predicts it."""
 
 
 def mark(case: Case, diagnosis: dict[str, Any]) -> Mark:
@@ -93,9 +95,15 @@ def mark(case: Case, diagnosis: dict[str, Any]) -> Mark:
         and finding["rule"] not in case.tolerated
     ]
     ask("silence", not extra, f"also accused: {[summary(each) for each in extra]}")
-    kinds = tuple(fault.kind for fault in case.faults)
+    kinds = tuple(fault.kind for fault in case.faults) or ((case.trap,) if case.trap else ())
     said = tuple(summary(finding) for finding in findings)
-    return Mark(case.seed, case.half, kinds, dict(right), dict(asked), tuple(misses), case.doubts, said)
+    without_ms = tuple(
+        (case.step_ms - fault.price_ms, case.step_ms - max(_prices(whose)))
+        for fault, whose in named.items()
+        if fault in dear and _prices(whose) and not _is(case, "noisy", fault)
+    )
+    answers = (dict(right), dict(asked), tuple(misses), case.doubts, said)
+    return Mark(case.seed, case.half, kinds, *answers, without_ms)
 
 
 def _to_be_told(case: Case) -> tuple[tuple[Fault, ...], tuple[Fault, ...]]:

@@ -12,16 +12,17 @@ from typing import Any
 import pytest
 
 from tests.exam import planted
-from tests.exam.__main__ import main, simulated
+from tests.exam.__main__ import each_kind, examined, main, simulated
 from tests.exam.gpu.draw import ONE_RANK, case_of, setup_of
 from tests.exam.gpu.setup import Planned, Setup
 from tests.exam.gpu.simulate import run, step_us
 from tests.exam.gpu.trace import document, number_collectives
-from tests.exam.page import HEAD
+from tests.exam.page import HEAD, page
 from tests.exam.planted import Case, Fault
 from tests.exam.real import draw
 from tests.exam.real.draw import program
-from tests.exam.real.record import truth
+from tests.exam.real.kinds import KINDS, TRAPS, Asked
+from tests.exam.real.record import RUN, record, truth
 from tests.exam.score import mark
 
 JOB = setup_of(5003)
@@ -81,15 +82,31 @@ def test_a_trace_holds_what_its_settings_keep_and_no_more() -> None:
     assert {event["cat"] for event in events} <= {"kernel", "gpu_memcpy"} and events
 
 
-def test_programs_are_python_and_say_where_their_faults_stand(tmp_path: Path) -> None:
-    for seed in range(60):
-        drawn = program(seed, tmp_path / str(seed))
-        for file in (tmp_path / str(seed)).glob("*.py"):
-            text = file.read_text()
+@pytest.mark.parametrize("asked", [None, *(Asked(kind) for kind in KINDS), *TRAPS.values()])
+def test_programs_are_python_and_say_where_their_faults_stand(asked: Asked | None, tmp_path: Path) -> None:
+    for seed in range(3 if asked else 60):
+        drawn = program(seed, tmp_path / str(seed), asked)
+        texts = {file.name: file.read_text() for file in (tmp_path / str(seed)).glob("*.py")}
+        for text in texts.values():
             ast.parse(text)
             assert "@{" not in text and "#@" not in text
         for fault in drawn.faults:
             assert not fault.with_line or drawn.lines[fault.key], fault
+            # Without its amount a fault could not be taken out.
+            assert any(
+                f"amount({quote}{fault.key}{quote})" in text for text in texts.values() for quote in "\"'"
+            )
+        assert asked is None or [fault.kind for fault in drawn.faults] == ([asked.kind] if asked.kind else [])
+
+
+def test_a_seed_draws_no_kind_whose_author_knew_the_analysis(tmp_path: Path) -> None:
+    drawn = {fault.kind for seed in range(200) for fault in program(seed, tmp_path / "p").faults}
+    assert drawn and all(KINDS[kind].weight for kind in drawn)
+
+
+def test_each_kind_each_trap_and_both_links_are_asked_by_name() -> None:
+    names = [name for name, _ in each_kind(1)]
+    assert sorted(names) == sorted([*KINDS, *TRAPS, "slow-link", "trap-fast-link"])
 
 
 def test_the_price_is_the_median_difference_and_noise_is_doubted(tmp_path: Path) -> None:
@@ -157,6 +174,8 @@ def test_what_is_wrong_is_marked_wrong(change: dict[str, Any], wrong: set[str]) 
     }
     marked = mark(case, diagnosis)
     assert {what for what in marked.asked if marked.right[what] < marked.asked[what]} == wrong
+    predicted_ms = 40.0 - FINDING["costs_ms_per_step"] if not change else None
+    assert predicted_ms is None or marked.without_ms == ((30.0, predicted_ms),)
 
 
 ONE = Fault("host-one", ("rank-imbalance/host-work",), (1,), 0.1, alone_ms=10.0)
@@ -214,6 +233,9 @@ def test_a_network_that_binds_a_healthy_job_may_be_named() -> None:
 def test_a_finding_in_a_healthy_run_is_an_accusation() -> None:
     diagnosis = {"job": {"ranks_seen": [0, 1]}, "steps": {"mean_ms": 40.0}, "findings": [FINDING]}
     assert mark(Case(1, "real", 40.0, ()), diagnosis).misses
+    trapped = mark(Case(1, "named", 40.0, (), trap="trap-warm-up"), diagnosis)
+    assert trapped.misses and trapped.kinds == ("trap-warm-up",)
+    assert "1 of them healthy; 1 of the healthy ones got a false accusation" in page([trapped])
 
 
 @pytest.mark.parametrize("faulty", [False, True])
@@ -257,3 +279,17 @@ def test_a_real_case_is_recorded_and_judged(
     assert "real: 1 cases" in capsys.readouterr().out
     (case,) = json.loads(marks.read_text())["cases"]
     assert (case["seed"], case["half"], bool(case["kinds"])) == (seed, "real", faulty)
+
+
+@pytest.mark.torchrun
+@pytest.mark.alone
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["data-one", "forward-one", "host-one"])
+def test_a_strong_fault_is_named(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On any machine: half of the step."""
+    monkeypatch.setattr(draw, "LEAST_SHARE", 0.5)
+    monkeypatch.setattr(draw, "MOST_SHARE", 0.5)
+    monkeypatch.setattr(draw, "TIMED_S", 0.5)
+    case = dataclasses.replace(record(1, tmp_path / "case", Asked(kind)), doubts=())
+    marked = examined(case, tmp_path / "case" / RUN)
+    assert all(marked.right[what] == marked.asked[what] == 1 for what in ("rule", "rank", "line")), marked

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -17,6 +16,7 @@ from ddpdoctor.experiment.processes import Watch, run_to_end
 from ddpdoctor.hook.environment import RUN
 from ddpdoctor.rundir import make_spool_root
 from ddpdoctor.telemetry.cgroup import Cgroup
+from tests.waiting import until
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
 LEAVES_ONE = "import os, subprocess, sys; subprocess.Popen(sys.argv[1:], start_new_session=True)"
@@ -97,12 +97,7 @@ from pathlib import Path
 ended(Path({str(tmp_path)!r}), SLEEPER)
 """
     ours = subprocess.Popen([sys.executable, "-c", code])
-    while len(left(tmp_path)) < 1:
-        assert ours.poll() is None
-        time.sleep(0.05)
+    until(lambda: left(tmp_path))
     ours.send_signal(signal.SIGKILL)
     ours.wait()
-    deadline_s = time.monotonic() + 60
-    while left(tmp_path) and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-    assert left(tmp_path) == []
+    until(lambda: left(tmp_path) == [], within_s=60)

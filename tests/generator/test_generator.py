@@ -170,9 +170,7 @@ def test_random_steps_are_drawn_per_step(tmp_path):
     assert slow == active
 
 
-def test_every_plant_has_a_description_and_unknown_ones_are_refused():
-    for kind in (*RANK_PLANTS, *JOB_PLANTS):
-        assert Plant(kind).kind == kind
+def test_plants_that_do_not_exist_are_refused():
     with pytest.raises(ValueError, match="unknown plant"):
         Plant("gremlins")
     with pytest.raises(ValueError, match="cannot be limited"):
@@ -350,8 +348,9 @@ def test_causes_on_an_accelerator_are_refused_on_cpus():
 
 @pytest.mark.parametrize("kind", sorted({*RANK_PLANTS, *JOB_PLANTS} - {"slow_h2d", "device_sync_item"}))
 def test_every_other_cause_runs_on_cpus(kind):
-    plant = Plant(kind, ranks=(1,), ms=5.0, factor=3.0, count=8)
-    assert step_us(cpu_job(steps=2, accumulation=2, plants=(plant,))) > 0.0
+    plant = Plant(kind, ranks=(1,), ms=5.0, factor=3.0, count=64)
+    job = cpu_job(steps=2, accumulation=2)
+    assert step_us(replace(job, plants=(plant,))) > 1.02 * step_us(job)
 
 
 def test_tensor_and_data_parallel_groups_have_their_own_collectives(tmp_path):

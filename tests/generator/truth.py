@@ -11,7 +11,6 @@ import json
 import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from .collectives import Collective
@@ -103,11 +102,6 @@ class Truth:
     def mean_step_us(self) -> float:
         """Mean step time."""
         return sum(self.step_us) / len(self.step_us)
-
-    @property
-    def median_step_us(self) -> float:
-        """Median step time."""
-        return median(self.step_us)
 
     def wait_caused_us(self) -> list[float]:
         """Per rank: the wait of all others in those collectives of recorded steps to which it came last."""

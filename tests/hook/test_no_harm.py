@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ import pytest
 from ddpdoctor.hook.environment import HookOptions, job_environment
 from ddpdoctor.launch.leftovers import drain_spools
 from ddpdoctor.rundir import make_spool_root
+from tests.waiting import until
 
 from .recording import Recorded, forked, one_rank, plain_environment, run_plain, run_recorded
 
@@ -74,9 +74,7 @@ def test_steps_survive_a_kill(tmp_path) -> None:
     command = forked("plain_ddp.py", "--steps", "100000", ranks=1)
     job = subprocess.Popen(command, env=environment, cwd=tmp_path)
     steps = run / "ranks" / "00000" / "steps.jsonl"
-    ends = time.monotonic() + 60
-    while time.monotonic() < ends and not (steps.exists() and steps.read_bytes().count(b'"step"') > 20):
-        time.sleep(0.1)
+    until(lambda: steps.exists() and steps.read_bytes().count(b'"step"') > 20)
     os.kill(json.loads((run / "ranks" / "00000" / "rank.json").read_text())["pid"], signal.SIGKILL)
     job.wait()
     before = steps.read_bytes().count(b'"step":')

@@ -81,8 +81,6 @@ def test_workers_and_bucket_views_leave_every_bit_as_it_was(tmp_path):
 @pytest.mark.parametrize(
     ("setting", "arguments", "why"),
     [
-        ({"loader.num_workers": 2}, ["--iterable"], "get_worker_info"),
-        ({"loader.prefetch_factor": 4}, [], "no workers"),
         ({"loader.pin_memory": True}, [], "no accelerator"),
         ({"ddp.comm_hook": "fp16"}, ["--own-hook"], "hook of its own"),
         ({"ddp.comm_hook": "bf16"}, [], "NCCL"),

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-THREADS = 3
+THREADS, CHILDREN = 3, 20
 
 
 def fork_children(count: int, children: list[int]) -> None:
@@ -36,16 +36,13 @@ def fork_children(count: int, children: list[int]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--children", type=int, default=20)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")
     model = DistributedDataParallel(nn.Linear(8, 8))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     children: list[int] = []
-    threads = [
-        threading.Thread(target=fork_children, args=(options.children, children)) for _ in range(THREADS)
-    ]
+    threads = [threading.Thread(target=fork_children, args=(CHILDREN, children)) for _ in range(THREADS)]
     for thread in threads:
         thread.start()
     steps = 0

@@ -24,11 +24,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
+WIDTH = 16
+
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--width", type=int, default=16)
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--context", default=None, help="start method of the data loader's workers")
@@ -36,10 +37,6 @@ def arguments() -> argparse.Namespace:
         "--slow-rank", type=int, default=-1, help="this rank computes longer before each forward"
     )
     parser.add_argument("--slow-ms", type=float, default=30.0)
-    parser.add_argument(
-        "--slow-data-ms", type=float, default=0.0, help="per batch, on the slow rank, in its dataset"
-    )
-    parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--barrier", action="store_true")
     parser.add_argument("--more-ops", type=int, default=0, help="operations without gradients in each step")
     parser.add_argument("--out", default="")
@@ -49,16 +46,6 @@ def arguments() -> argparse.Namespace:
         help="end in order, but without the teardown of Gloo, which sometimes aborts",
     )
     return parser.parse_args()
-
-
-class SlowDataset(TensorDataset):
-    """A dataset of which one rank's items take their time."""
-
-    seconds = 0.0
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
-        time.sleep(self.seconds)
-        return super().__getitem__(index)
 
 
 def network(width: int, layers: int) -> nn.Sequential:
@@ -82,11 +69,9 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(0)
-    model = DistributedDataParallel(network(options.width, options.layers))
+    model = DistributedDataParallel(network(WIDTH, options.layers))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    dataset = SlowDataset(torch.randn(512, options.width), torch.randn(512, 1))
-    if rank == options.slow_rank:
-        dataset.seconds = options.slow_data_ms / 8 / 1000
+    dataset = TensorDataset(torch.randn(512, WIDTH), torch.randn(512, 1))
     sampler = DistributedSampler(dataset)
     loader = DataLoader(
         dataset,
@@ -100,15 +85,13 @@ def main() -> None:
     while steps < options.steps:
         sampler.set_epoch(epoch)
         epoch += 1
-        for micro, (data, target) in enumerate(loader):
-            if rank == options.slow_rank and not options.slow_data_ms:
+        for data, target in loader:
+            if rank == options.slow_rank:
                 time.sleep(options.slow_ms / 1000)
             for _ in range(options.more_ops):
                 target.abs()
             loss = nn.functional.mse_loss(model(data), target)
             loss.backward()
-            if (micro + 1) % options.accumulate:
-                continue
             optimizer.step()
             optimizer.zero_grad()
             if options.barrier:

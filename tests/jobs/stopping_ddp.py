@@ -105,37 +105,6 @@ def before_joining(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def long_evaluation(seconds: float, model: nn.Module) -> None:
-    model.eval()
-    ends = time.monotonic() + seconds
-    with torch.no_grad():
-        while time.monotonic() < ends:
-            model.module(torch.ones(64, 256))
-            torch.mm(torch.ones(600, 600), torch.ones(600, 600))
-    model.train()
-
-
-def slow_checkpoint(seconds: float) -> None:
-    class Slow:
-        """A file to which a megabyte takes a while."""
-
-        def __init__(self) -> None:
-            self.file = open(os.devnull, "wb")  # noqa: SIM115
-
-        def write(self, data: bytes) -> int:
-            ends = time.monotonic() + seconds
-            while time.monotonic() < ends:
-                self.file.write(bytes(1 << 20))
-                self.file.flush()
-                time.sleep(0.05)
-            return len(data)
-
-        def flush(self) -> None:
-            pass
-
-    torch.save({"weights": torch.ones(8)}, Slow(), _use_new_zipfile_serialization=False)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--how", default="no")
@@ -154,11 +123,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(options.steps):
         if step == options.at and rank == options.rank and options.how not in ("no", "before_joining"):
-            way = globals()[options.how]
-            if options.how == "long_evaluation":
-                way(options.for_s, model)
-            else:
-                way(options.for_s)
+            globals()[options.how](options.for_s)
         time.sleep(options.step_s)
         loss = model(torch.ones(8, 256)).sum()
         loss.backward()

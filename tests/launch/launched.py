@@ -6,10 +6,11 @@ import contextlib
 import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -99,10 +100,11 @@ def run_under(
     *options: str,
     environment: dict[str, str] | None = None,
     timeout_s: float = 180,
+    by: Sequence[str] = DDPDOCTOR_RUN,
 ) -> Recorded:
-    """``ddpdoctor run --out tmp/run options -- command`` in ``tmp``."""
+    """``ddpdoctor run --out tmp/run options -- command`` in ``tmp``; ``by`` another command for its first two words."""
     process = subprocess.run(
-        [*DDPDOCTOR_RUN, "--out", "run", *options, "--", *command],
+        [*by, "--out", "run", *options, "--", *command],
         env=environment or clean_environment(),
         capture_output=True,
         text=True,
@@ -111,6 +113,71 @@ def run_under(
         check=False,
     )
     return Recorded(process, tmp / "run")
+
+
+@contextlib.contextmanager
+def running(
+    folder: Path,
+    command: Sequence[str],
+    *options: str,
+    out: str | Path = "run",
+    analysis: bool = False,
+    **variables: str,
+) -> Iterator[subprocess.Popen[str]]:
+    """``ddpdoctor run --out OUT options -- command`` in ``folder``, in a process group of its own. It is killed with the block, and all
+    below it."""
+    run = DDPDOCTOR_RUN[:-1] if analysis else DDPDOCTOR_RUN
+    process = subprocess.Popen(
+        [*run, "--out", str(out), *options, "--", *command],
+        cwd=folder,
+        env=clean_environment(**variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
+    )
+    try:
+        yield process
+    finally:
+        kill([*descendants(process.pid), process.pid])
+        process.communicate(timeout=30)
+
+
+def kill(pids: Sequence[int]) -> None:
+    """Those of them that there still are."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below one, parents first."""
+    found = []
+    for thread in Path(f"/proc/{pid}/task").glob("*"):
+        with contextlib.suppress(OSError):
+            for child in map(int, (thread / "children").read_text().split()):
+                found += [child, *descendants(child)]
+    return found
+
+
+def command_of(pid: int) -> bytes:
+    """Its command line; empty where there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def steps_taken(run: Path, ranks: int = 2) -> int:
+    """Steps that each of the ranks has recorded so far."""
+    logs = [run / "ranks" / f"{rank:05d}" / "steps.jsonl" for rank in range(ranks)]
+    return min(log.read_bytes().count(b'"step":') if log.exists() else 0 for log in logs)
+
+
+def pids_of(run: Path, ranks: int = 2) -> list[int]:
+    """Process ids of ranks that have recorded something."""
+    documents = [run / "ranks" / f"{rank:05d}" / "rank.json" for rank in range(ranks)]
+    return [json.loads(document.read_text())["pid"] for document in documents]
 
 
 def python_with(*packages: str, program: str = "") -> str:

@@ -21,8 +21,18 @@ from ddpdoctor.launch.leftovers import drain_spools
 from ddpdoctor.rundir import BusyError, drain, recover, spool_root
 from ddpdoctor.rundir.liveness import LOCK_FILE
 from tests.hook.recording import JOBS, forked
+from tests.waiting import until
 
-from .launched import DDPDOCTOR_RUN, TINY, age, clean_environment, left_behind, make_run, run_under
+from .launched import (
+    DDPDOCTOR_RUN,
+    TINY,
+    age,
+    left_behind,
+    make_run,
+    run_under,
+    running,
+    steps_taken,
+)
 
 pytestmark = pytest.mark.usefixtures("no_spool_stays")
 needs_fuse = pytest.mark.skipif(
@@ -48,6 +58,13 @@ def frozen(folder: Path) -> Iterator[None]:
         os.close(server)
 
 
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Callable[[list[str]], subprocess.Popen[str]]]:
+    """Starts a job under ``ddpdoctor run``."""
+    with contextlib.ExitStack() as stack:
+        yield lambda job: stack.enter_context(running(tmp_path, job))
+
+
 @contextlib.contextmanager
 def held(spool: Path) -> Iterator[None]:
     """The lock of a spool is with a process that was stopped."""
@@ -68,18 +85,6 @@ def held(spool: Path) -> Iterator[None]:
         holder.kill()
         holder.wait()
         holder.stdout.close()
-
-
-def wait_for(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
-    deadline_s = time.monotonic() + 90
-    while not condition():
-        assert process.poll() is None and time.monotonic() < deadline_s
-        time.sleep(0.05)
-
-
-def started(folder: Path, *job: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([*DDPDOCTOR_RUN, "--out", "run", "--", *job], cwd=folder, env=clean_environment(),
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
 
 
 def steps_of(run: Path, rank: int = 0) -> list[int]:
@@ -122,10 +127,10 @@ def test_a_copy_waits_for_another_one_until_its_deadline(tmp_path) -> None:
 
 @pytest.mark.torchrun
 @pytest.mark.extended
-def test_the_lock_of_a_spool_that_somebody_keeps(tmp_path) -> None:
-    process = started(tmp_path, *forked(TINY, "--steps", "200", "--step-ms", "5", ranks=1))
+def test_the_lock_of_a_spool_that_somebody_keeps(tmp_path, started) -> None:
+    process = started(forked(TINY, "--steps", "200", "--step-ms", "5", ranks=1))
     run = tmp_path / "run"
-    wait_for((run / "ranks" / "00000" / "steps.jsonl").exists, process)
+    until((run / "ranks" / "00000" / "steps.jsonl").exists, process)
     (spool,) = Path(spool_root(str(run))).glob("00000-*")
     with held(spool):
         out, err = process.communicate(timeout=ENDS_WITHIN_S)
@@ -138,11 +143,10 @@ def test_the_lock_of_a_spool_that_somebody_keeps(tmp_path) -> None:
 @needs_fuse
 @pytest.mark.torchrun
 @pytest.mark.extended
-def test_a_run_directory_whose_storage_stops_to_answer(tmp_path) -> None:
-    process = started(tmp_path, *forked(TINY, "--steps", "400", "--step-ms", "5"))
+def test_a_run_directory_whose_storage_stops_to_answer(tmp_path, started) -> None:
+    process = started(forked(TINY, "--steps", "400", "--step-ms", "5"))
     run = tmp_path / "run"
-    logs = [run / "ranks" / f"0000{rank}" / "steps.jsonl" for rank in (0, 1)]
-    wait_for(lambda: all(log.exists() and b'"step":20' in log.read_bytes() for log in logs), process)
+    until(lambda: steps_taken(run) > 20, process)
     root = spool_root(str(run))
     with frozen(run):
         out, err = process.communicate(timeout=ENDS_WITHIN_S)
@@ -155,10 +159,10 @@ def test_a_run_directory_whose_storage_stops_to_answer(tmp_path) -> None:
 
 @needs_fuse
 @pytest.mark.extended
-def test_a_run_directory_whose_storage_never_answers(tmp_path, monkeypatch) -> None:
+def test_a_run_directory_whose_storage_never_answers(tmp_path, started) -> None:
     (tmp_path / "run").mkdir()
     with frozen(tmp_path / "run"):
-        process = started(tmp_path, "echo", "done")
+        process = started(["echo", "done"])
         out, err = process.communicate(timeout=ENDS_WITHIN_S)
     assert (process.returncode, out) == (0, "done\n")
     assert err.count("\n") == 1 and "the job runs alone" in err and "does not answer" in err
@@ -167,14 +171,14 @@ def test_a_run_directory_whose_storage_never_answers(tmp_path, monkeypatch) -> N
 @needs_fuse
 @pytest.mark.torchrun
 @pytest.mark.extended
-def test_ranks_whose_run_directory_does_not_answer_when_they_begin(tmp_path) -> None:
+def test_ranks_whose_run_directory_does_not_answer_when_they_begin(tmp_path, started) -> None:
     """It did when the launcher made it: only the ranks' claims hang, and are made good at the end."""
     run = tmp_path / "run"
     waiting = f"import os, sys, time\nwhile not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.05)\n"
     script = tmp_path / "job.py"
     script.write_text(f"{waiting}sys.argv = ['x', '--steps', '50']\nexec(open({TINY!r}).read())\n")
-    process = started(tmp_path, *forked(script, ranks=1))
-    wait_for(lambda: list(run.glob("hosts/*/telemetry.jsonl")), process)
+    process = started(forked(script, ranks=1))
+    until(lambda: list(run.glob("hosts/*/telemetry.jsonl")), process)
     with frozen(run):
         (tmp_path / "go").touch()
         assert process.stdout.readline() == "took 50 steps\n"
@@ -186,11 +190,11 @@ def test_ranks_whose_run_directory_does_not_answer_when_they_begin(tmp_path) -> 
 @pytest.mark.torchrun
 @pytest.mark.extended
 @pytest.mark.parametrize("place", ["steps.jsonl", pytest.param("rank.json", marks=pytest.mark.slow)])
-def test_a_pipe_in_the_place_of_a_file(tmp_path, place) -> None:
+def test_a_pipe_in_the_place_of_a_file(tmp_path, started, place) -> None:
     """Opening it would wait for its reader."""
-    process = started(tmp_path, *forked(TINY, "--steps", "300", "--step-ms", "5", ranks=1))
+    process = started(forked(TINY, "--steps", "300", "--step-ms", "5", ranks=1))
     folder = tmp_path / "run" / "ranks" / "00000"
-    wait_for((folder / "rank.json").exists, process)
+    until((folder / "rank.json").exists, process)
     (folder / place).unlink(missing_ok=True)
     os.mkfifo(folder / place)
     out, err = process.communicate(timeout=ENDS_WITHIN_S)
@@ -211,7 +215,7 @@ def test_threads_that_fork_all_the_while(tmp_path) -> None:
 @pytest.mark.torchrun
 @pytest.mark.extended
 @pytest.mark.parametrize("stuck", [pytest.param("_run", marks=pytest.mark.slow), "_copy"])
-def test_a_thread_of_ours_that_never_gets_on(tmp_path, stuck) -> None:
+def test_a_thread_of_ours_that_never_gets_on(tmp_path, started, stuck) -> None:
     """At the beginning, and once it has claimed the rank's folder."""
     patched = f"""
         import sys, time
@@ -222,7 +226,7 @@ def test_a_thread_of_ours_that_never_gets_on(tmp_path, stuck) -> None:
         exec(open({str(JOBS / "single.py")!r}).read())
     """
     (tmp_path / "job.py").write_text(textwrap.dedent(patched))
-    process = started(tmp_path, *forked(tmp_path / "job.py", ranks=0))
+    process = started(forked(tmp_path / "job.py", ranks=0))
     out, err = process.communicate(timeout=ENDS_WITHIN_S)
     assert (process.returncode, out) == (0, "single done\n"), err
     assert "did not accept in time" in err and "Traceback" not in err, err
@@ -251,17 +255,8 @@ def test_work_is_waited_for_as_long_as_it_gets_on() -> None:
 def test_source_files_that_do_not_answer_cost_their_text_alone(tmp_path):
     patched = "import ddpdoctor.launch.session as s, time; s.note_sources = lambda *_: time.sleep(600)"
     python, flag, code, *rest = DDPDOCTOR_RUN
-    command = [python, flag, f"{code.rpartition(';')[0]}; {patched}; main()", *rest, "--out", "run", "--"]
-    job = forked(TINY, "--steps", "6")
-    done = subprocess.run(
-        [*command, *job],
-        cwd=tmp_path,
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
+    by = [python, flag, f"{code.rpartition(';')[0]}; {patched}; main()", *rest]
+    done = run_under(tmp_path, forked(TINY, "--steps", "6"), by=by).process
     assert done.returncode == 0, done.stderr
     assert "does not answer" not in done.stderr
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())

@@ -17,8 +17,9 @@ import pytest
 
 from ddpdoctor.rundir.liveness import started as is_alive
 from tests.hook.recording import JOBS, TORCHRUN, forked
+from tests.waiting import until
 
-from .launched import DDPDOCTOR_RUN, clean_environment
+from .launched import kill, running
 
 pytestmark = pytest.mark.torchrun
 SLOW = pytest.mark.slow
@@ -31,30 +32,16 @@ OF_TORCH = re.compile(r"\[?[WEF]\d{4} ")
 @contextlib.contextmanager
 def staying(tmp: Path, job: list[str]) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """A job under ``ddpdoctor run`` whose ranks have come so far, and their process ids."""
-    run = [*DDPDOCTOR_RUN, "--out", "run", "--"]
-    run.remove("--no-analysis")
-    process = subprocess.Popen(
-        [*run, *job],
-        cwd=tmp,
-        env=clean_environment(),
-        stderr=subprocess.PIPE,
-        text=True,
-        process_group=0,
-    )
     pids: list[int] = []
-    try:
-        deadline_s = time.monotonic() + AWAIT_S
-        while len(pids) < 2:
-            assert process.poll() is None and time.monotonic() < deadline_s
-            time.sleep(0.05)
-            pids = [int(text) for path in sorted(tmp.glob("[01].pid")) if (text := path.read_text())]
-        time.sleep(2)  # the sentinel looks once a second, and rank 0 is on its way to where it waits
-        yield process, pids
-    finally:
-        for pid in [*pids, process.pid]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.communicate(timeout=30)
+    with running(tmp, job, analysis=True) as process:
+        try:
+            files = (tmp / "0.pid", tmp / "1.pid")
+            until(lambda: all(file.exists() and file.read_text() for file in files), process, AWAIT_S)
+            pids += [int(file.read_text()) for file in files]
+            time.sleep(2)  # the sentinel looks once a second, and rank 0 is on its way to where it waits
+            yield process, pids
+        finally:
+            kill(pids)
 
 
 def said(process: subprocess.Popen[str]) -> list[str]:
@@ -72,38 +59,42 @@ def torchrun_of(process: subprocess.Popen[str]) -> int:
     return found
 
 
+NONE_JOINED = "the job was ended by SIGKILL before its first step: no rank was recorded, as none had joined its process group."
+
+
 @pytest.mark.extended
 @pytest.mark.parametrize(
-    ("where", "ranks"),
+    ("where", "says"),
     [
-        pytest.param("start", "", marks=SLOW),
-        ("imported", " Ranks 0, 1 had not called init_process_group."),
+        pytest.param("start", f"{NONE_JOINED} ddpdoctor:", marks=SLOW),
+        ("imported", f"{NONE_JOINED} Ranks 0, 1 had not called init_process_group. ddpdoctor:"),
         pytest.param(
             "joining",
-            " Rank 1 had not called init_process_group. Rank 0 waited in init_process_group.",
+            f"{NONE_JOINED} Rank 1 had not called init_process_group. Rank 0 waited in init_process_group. ddpdoctor:",
             marks=SLOW,
+        ),
+        (
+            "joined",
+            "The job was ended by SIGKILL before its first step ended; last seen: ranks 0 and 1 at early_ddp.py:",
         ),
     ],
 )
-def test_torchrun_is_killed(tmp_path: Path, where: str, ranks: str) -> None:
+def test_torchrun_is_killed(tmp_path: Path, where: str, says: str) -> None:
     with staying(tmp_path, [*TORCHRUN, "2", EARLY, where]) as (process, pids):
         os.kill(torchrun_of(process), signal.SIGKILL)
-        first, second, *_ = [line for line in said(process) if line.startswith("ddpdoctor:")]
+        text = " ".join(said(process))
         assert process.returncode == -signal.SIGKILL
         assert not any(map(is_alive, pids))
-    assert first == (
-        "ddpdoctor: the job was ended by SIGKILL before its first step: no rank was recorded, as none had joined its process group."
-        + ranks
-    )
-    assert second.startswith("ddpdoctor: The command left ranks behind, which were ended: process ")
-    assert all(str(pid) in second for pid in pids)
-    assert not list(Path("/dev/shm").glob(f"ddpdoctor-{os.getuid()}-*/unjoined-?-{pids[0]}"))
+    assert says in text
+    _, ended = text.split(": The command left ranks behind, which were ended: process ")
+    assert all(str(pid) in ended for pid in pids)
+    for name in ("unjoined-?", "0000?"):
+        assert not list(Path("/dev/shm").glob(f"ddpdoctor-{os.getuid()}-*/{name}-{pids[0]}"))
 
 
 @pytest.mark.parametrize(
     ("where", "seen"),
     [
-        pytest.param("start", "no rank was recorded, as none had joined its process group.", marks=SLOW),
         pytest.param("imported", "ranks 0 and 1 had not called init_process_group", marks=SLOW),
         (
             "joining",
@@ -126,26 +117,12 @@ def test_a_signal_before_the_first_step(tmp_path: Path, where: str, seen: str) -
 
 
 def test_a_command_without_ranks_that_somebody_ends(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [
-            *DDPDOCTOR_RUN,
-            "--out",
-            "run",
-            "--",
-            sys.executable,
-            "-c",
-            "print(flush=True); import time; time.sleep(60)",
-        ],
-        cwd=tmp_path,
-        env=clean_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    process.stdout.readline()
-    os.kill(process.pid, signal.SIGTERM)
-    (line,) = process.communicate(timeout=60)[1].splitlines()
+    job = [sys.executable, "-c", "print(flush=True); import time; time.sleep(60)"]
+    with running(tmp_path, job) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        os.kill(process.pid, signal.SIGTERM)
+        (line,) = process.communicate(timeout=60)[1].splitlines()
     assert process.returncode == -signal.SIGTERM
     assert line.startswith(
         "ddpdoctor: the job was ended by SIGTERM before its first step: no rank was recorded"

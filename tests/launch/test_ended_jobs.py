@@ -12,52 +12,26 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from ddpdoctor.analysis import analyze
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.report.compare import compare
+from ddpdoctor.rundir.liveness import started as is_alive
 from tests.hook.recording import JOBS, forked
-from tests.launch.launched import DDPDOCTOR_RUN, clean_environment, run_under
+from tests.launch.launched import descendants, kill, pids_of, running, steps_taken
+from tests.waiting import until
 
 STOPPING = str(JOBS / "stopping_ddp.py")
-AWAIT_S = 90
 DDPDOCTOR = [sys.executable, "-m", "ddpdoctor"]
 
 
 @contextlib.contextmanager
 def training(tmp: Path, *job: str) -> Iterator[subprocess.Popen[str]]:
     """A job of two ranks in a process group of its own, which has taken some steps."""
-    command = [
-        *DDPDOCTOR_RUN,
-        "--out",
-        "run",
-        "--no-profile",
-        "--",
-        *forked(STOPPING, "--steps", "100000", *job),
-    ]
-    process = subprocess.Popen(
-        command, cwd=tmp, env=clean_environment(), stderr=subprocess.PIPE, text=True, process_group=0
-    )
-    steps = [tmp / "run" / "ranks" / f"0000{rank}" / "steps.jsonl" for rank in (0, 1)]
-    try:
-        deadline_s = time.monotonic() + AWAIT_S
-        while not all(path.exists() and path.read_bytes().count(b'"step"') > 100 for path in steps):
-            assert process.poll() is None and time.monotonic() < deadline_s
-            time.sleep(0.05)
+    with running(tmp, forked(STOPPING, "--steps", "100000", *job), "--no-profile") as process:
+        until(lambda: steps_taken(tmp / "run") > 100, process)
         yield process
-    finally:
-        for each in [*descendants(process.pid), process.pid]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(each, signal.SIGKILL)
-        process.communicate(timeout=30)
-
-
-def descendants(pid: int) -> list[int]:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
-    return []
 
 
 def ended(run: Path) -> Diagnosis:
@@ -91,7 +65,9 @@ def said(run: Path) -> dict[str, str]:
 
 @pytest.mark.torchrun
 @pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)], ids=["term", "ctrl-c"]
+    "number",
+    [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.extended)],
+    ids=["term", "ctrl-c"],
 )
 def test_a_signal_to_all_of_the_job(tmp_path, number: signal.Signals) -> None:
     """As a terminal, a scheduler or a service manager sends it. torchrun itself leaves with exit code 1."""
@@ -99,6 +75,7 @@ def test_a_signal_to_all_of_the_job(tmp_path, number: signal.Signals) -> None:
         os.killpg(process.pid, number)
         process.communicate(timeout=60)
         assert process.returncode != 0
+        assert not any(map(is_alive, pids_of(tmp_path / "run")))
     diagnosis = ended(tmp_path / "run")
     assert diagnosis.verdict.headline.startswith(f"The job was ended by {number.name}")
     assert (
@@ -129,7 +106,8 @@ def test_a_time_limit_and_then_no_mercy(tmp_path) -> None:
         for pid in everybody:
             os.kill(pid, signal.SIGTERM)
         time.sleep(3)
-        killed(everybody)
+        kill(everybody)
+        time.sleep(1)
     diagnosis = ended(tmp_path / "run")
     assert diagnosis.verdict.headline.startswith(
         "The job was ended by SIGTERM (its own end was not recorded)"
@@ -140,31 +118,9 @@ def test_a_time_limit_and_then_no_mercy(tmp_path) -> None:
 @pytest.mark.slow
 def test_killed_as_a_whole(tmp_path) -> None:
     with training(tmp_path) as process:
-        killed([process.pid, *descendants(process.pid)])
+        kill([process.pid, *descendants(process.pid)])
+        time.sleep(1)
     diagnosis = ended(tmp_path / "run")
     assert diagnosis.verdict.headline.startswith(
         "The job was killed, with whoever would have recorded its end, in step "
     )
-
-
-def killed(pids: list[int]) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    time.sleep(1)
-
-
-@pytest.mark.torchrun
-@pytest.mark.slow
-def test_an_exception_on_one_rank(tmp_path) -> None:
-    recorded = run_under(tmp_path, forked(STOPPING, "--how", "raising"), "--no-profile")
-    assert recorded.process.returncode == 1
-    diagnosis = analyze(str(recorded.run))
-    assert diagnosis.verdict.rule == "hang/rank-raised"
-    assert diagnosis.verdict.headline.startswith("The job failed: rank 1 raised ")
-    assert (
-        diagnosis.verdict.headline.endswith("(exit code 1)")
-        and "stopping_ddp.py:" in diagnosis.verdict.headline
-    )
-    assert {each.rank for each in diagnosis.standing if each.where} == {0, 1}
-    assert said(recorded.run)["terminal"].startswith("The job failed: rank 1 raised")

@@ -5,25 +5,22 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
-from ddpdoctor.rundir import RunDirectory
+from ddpdoctor.launch.leftovers import drain_spools
+from ddpdoctor.rundir import RunDirectory, make_spool_root
 from ddpdoctor.rundir.liveness import started as is_alive
 from tests.hook.recording import TORCHRUN, Recorded, forked, run_plain
+from tests.waiting import until
 
-from .launched import DDPDOCTOR_RUN, TINY, clean_environment, run_under
+from .launched import TINY, clean_environment, pids_of, run_under, running, steps_taken
 
 
 def nobody_is_left(recorded: Recorded, ranks: int = 2) -> None:
     pids = [recorded.info(rank)["pid"] for rank in range(ranks)]
-    deadline_s = time.monotonic() + 10
-    while any(is_alive(pid) for pid in pids):
-        assert time.monotonic() < deadline_s, pids
-        time.sleep(0.1)
+    until(lambda: not any(map(is_alive, pids)), within_s=10)
     assert not list(Path("/dev/shm").glob(f"ddpdoctor-{os.getuid()}-*/0000?-{pids[0]}"))
 
 
@@ -71,26 +68,26 @@ def test_a_rank_that_dies(tmp_path, how: str) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_to_the_launcher_alone(tmp_path, number: signal.Signals) -> None:
     """As a supervisor sends it, who knows one process id: the job's launcher ends its ranks, and all they recorded is kept."""
-    job = forked(TINY, "--steps", "100000", "--step-ms", "5")
-    command = [*DDPDOCTOR_RUN, "--out", "run", "--", *job]
-    process = subprocess.Popen(
-        command, cwd=tmp_path, env=clean_environment(), stderr=subprocess.PIPE, text=True, process_group=0
-    )
-    steps = [tmp_path / "run" / "ranks" / f"0000{rank}" / "steps.jsonl" for rank in (0, 1)]
-    try:
-        deadline_s = time.monotonic() + 90
-        while not all(path.exists() and path.read_bytes().count(b'"step"') > 20 for path in steps):
-            assert process.poll() is None and time.monotonic() < deadline_s
-            time.sleep(0.05)
+    with running(tmp_path, forked(TINY, "--steps", "100000", "--step-ms", "5")) as process:
+        until(lambda: steps_taken(tmp_path / "run") > 20, process)
         os.kill(process.pid, number)
         stderr = process.communicate(timeout=60)[1]
-    finally:
-        process.kill()
     assert process.returncode not in (0, None) and "recorded in" in stderr
-    recorded = Recorded(
-        subprocess.CompletedProcess(command, process.returncode, "", stderr), tmp_path / "run"
-    )
+    recorded = Recorded(process, tmp_path / "run")  # type: ignore[arg-type]
     for rank in (0, 1):
         numbers = [step["step"] for step in recorded.steps(rank)]
         assert numbers == list(range(len(numbers))) and len(numbers) > 20
     nobody_is_left(recorded)
+
+
+@pytest.mark.torchrun
+@pytest.mark.extended
+def test_a_launcher_that_is_killed_takes_the_job_along(tmp_path) -> None:
+    """What the ranks recorded waits in memory-backed storage for whoever asks for it."""
+    job = [*TORCHRUN, "2", TINY, "--steps", "100000", "--step-ms", "5"]
+    with running(tmp_path, job) as process:
+        until(lambda: steps_taken(tmp_path / "run"), process)
+        pids = pids_of(tmp_path / "run")
+        process.kill()
+        until(lambda: not any(map(is_alive, pids)), within_s=40)
+    assert drain_spools(Path(make_spool_root(str(tmp_path / "run")))) == []

@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +13,9 @@ import pytest
 
 from ddpdoctor.rundir import RankStop, Stops, read_stops
 from tests.hook.recording import JOBS, Recorded, forked
+from tests.waiting import until
 
-from .launched import DDPDOCTOR_RUN, clean_environment, run_under
+from .launched import run_under, running, steps_taken
 
 JOB = str(JOBS / "stopping_ddp.py")
 SAID = "the job seems to hang"
@@ -133,59 +131,6 @@ def test_a_rank_that_raises(tmp_path, how: str) -> None:
     assert "ValueError" in recorded.process.stderr
 
 
-@pytest.mark.torchrun
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["long_evaluation", "slow_checkpoint"])
-def test_who_takes_long_and_gets_on(tmp_path, how: str) -> None:
-    recorded, stops = stopping(tmp_path, how, for_s=10)
-    assert (recorded.process.returncode, recorded.process.stdout) == (0, "took 60 steps\n")
-    assert SAID not in recorded.process.stderr and stops.hosts[0].stall is None
-    evaluated = [line["evaluated"] for line in recorded.lines(1) if "evaluated" in line]
-    assert evaluated == ([30] if how == "long_evaluation" else [])
-
-
-def start(tmp: Path, *job: str) -> subprocess.Popen[str]:
-    command = [*DDPDOCTOR_RUN, "--out", "run", *AFTER, "--", *forked(JOB, *job)]
-    return subprocess.Popen(
-        command,
-        cwd=tmp,
-        env=clean_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def wait_for(found: Callable[[], Any], seconds: float = 90.0) -> Any:
-    ends_s = time.monotonic() + seconds
-    while not (value := found()):
-        assert time.monotonic() < ends_s
-        time.sleep(0.1)
-    return value
-
-
-def rank_processes(tmp: Path) -> list[int]:
-    """Process ids of both ranks, once they have taken steps."""
-    ranks = [tmp / "run" / "ranks" / f"{rank:05d}" for rank in (0, 1)]
-    if not all(
-        (rank / "steps.jsonl").exists() and b'"step"' in (rank / "steps.jsonl").read_bytes() for rank in ranks
-    ):
-        return []
-    return [json.loads((rank / "rank.json").read_text())["pid"] for rank in ranks]
-
-
-@pytest.mark.torchrun
-@pytest.mark.slow
-def test_a_rank_that_somebody_suspends(tmp_path) -> None:
-    launcher = start(tmp_path, "--steps", "80", "--step-s", "0.1")
-    pids = wait_for(lambda: rank_processes(tmp_path))
-    os.kill(pids[1], signal.SIGSTOP)
-    time.sleep(9)
-    os.kill(pids[1], signal.SIGCONT)
-    out, err = launcher.communicate(timeout=120)
-    assert (launcher.returncode, out) == (0, "took 80 steps\n") and SAID not in err
-
-
 def sentinel_of(launcher: int) -> int:
     """The child of a launcher that holds the office of watching."""
     children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
@@ -204,10 +149,10 @@ def sentinel_of(launcher: int) -> int:
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGSTOP])
 def test_a_sentinel_that_is_no_more(tmp_path, number: signal.Signals) -> None:
     """Nothing of the job depends on it: not its going on, nor its end."""
-    launcher = start(tmp_path, "--steps", "80", "--step-s", "0.05")
-    wait_for(lambda: rank_processes(tmp_path))
-    os.kill(wait_for(lambda: sentinel_of(launcher.pid)), number)
-    out, err = launcher.communicate(timeout=120)
+    with running(tmp_path, forked(JOB, "--steps", "80", "--step-s", "0.05"), *AFTER) as launcher:
+        until(lambda: steps_taken(tmp_path / "run"), launcher)
+        os.kill(until(lambda: sentinel_of(launcher.pid)), number)
+        out, err = launcher.communicate(timeout=120)
     assert (launcher.returncode, out) == (0, "took 80 steps\n"), err
     assert "Traceback" not in err
     assert len(Recorded(None, tmp_path / "run").steps(1)) == 80  # type: ignore[arg-type]

@@ -19,10 +19,10 @@ import pytest
 from tests.cli.live import free_port
 from tests.cli.live import metrics as metrics_at
 from tests.hook.recording import JOBS, Recorded, forked
-from tests.lab.slowlink import Hosts, two_hosts, why_not
+from tests.waiting import until
 
 from .launched import DDPDOCTOR_RUN, TINY, clean_environment, program_of, python_with, two_ranks_took
-from .test_hangs import wait_for
+from .two_hosts import two_hosts, why_not
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.extended]
 
@@ -85,13 +85,13 @@ def test_another_launcher_samples_the_host_once_the_first_has_ended(tmp_path) ->
     metrics = [*launcher, "--prometheus", str(port)]
     telemetry = tmp_path / "run" / "hosts" / socket.gethostname() / "telemetry.jsonl"
     with started([[*metrics, "--", "sleep", "4"]], [clean_environment()], tmp_path) as first:
-        wait_for(lambda: telemetry.exists() and b'"ranks"' in telemetry.read_bytes())
+        until(lambda: telemetry.exists() and b'"ranks"' in telemetry.read_bytes())
         job = forked(TINY, "--steps", "120", "--step-ms", "100", ranks=1)
         with started([[*metrics, "--", *job]], [clean_environment()], tmp_path) as second:
             (sleeper,) = finish(first)
             ended_ns = time.time_ns()
             assert "telemetry" not in sleeper.stderr.lower(), sleeper.stderr
-            wait_for(lambda: "ddpdoctor_steps_total" in metrics_at(port), 20)
+            until(lambda: "ddpdoctor_steps_total" in metrics_at(port), within_s=20)
             (trainer,) = finish(second)
     assert (trainer.returncode, "cannot be served on" in trainer.stderr) == (0, False), trainer.stderr
     samples = [json.loads(line) for line in telemetry.read_text().splitlines()]
@@ -141,40 +141,16 @@ def test_mpiexec_of_mpich(tmp_path) -> None:
     ranks_of_mpi(str(program_of(python_with(program="mpiexec.hydra"), "mpiexec.hydra")), tmp_path)
 
 
-def on_host(hosts: Hosts, node: int, command: list[str]) -> list[str]:
-    """``command`` on one of the hosts."""
-    prepare = f'hostname {hosts.names[node]}; mount -t tmpfs none /dev/shm; exec "$@"'
-    alone = ["unshare", "--uts", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc"]
-    return ["ip", "netns", "exec", hosts.names[node], *alone, "sh", "-c", prepare, "sh", *command]
-
-
 @pytest.mark.skipif(why_not() is not None, reason=f"network namespaces: {why_not()}")
 @pytest.mark.parametrize("shared", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_two_hosts(tmp_path, shared: bool) -> None:
     folders = ["run", "run"] if shared else ["first", "second"]
-    with two_hosts(None) as hosts:
+    with two_hosts() as hosts:
         commands, environments = [], []
         for node, folder in enumerate(folders):
-            torchrun = [
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                "--nnodes",
-                "2",
-                "--node-rank",
-                str(node),
-            ]
-            torchrun += [
-                "--nproc-per-node",
-                "1",
-                "--master-addr",
-                hosts.addresses[0],
-                "--master-port",
-                "29517",
-            ]
-            command = [*DDPDOCTOR_RUN, "--out", folder, "--", *torchrun, TINY, "--steps", "30"]
-            commands.append(on_host(hosts, node, command))
-            environments.append(clean_environment(GLOO_SOCKET_IFNAME=hosts.devices[node]))
+            command = [*DDPDOCTOR_RUN, "--out", folder, "--", *hosts.torchrun(node), TINY, "--steps", "30"]
+            commands.append(hosts.on(node, command))
+            environments.append(clean_environment(GLOO_SOCKET_IFNAME=hosts.names[node]))
         with started(commands, environments, tmp_path) as processes:
             ended = finish(processes)
     assert [process.returncode for process in ended] == [0, 0], ended

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,8 +18,9 @@ from ddpdoctor.launch import procfs
 from ddpdoctor.launch.orphans import Orphans
 from ddpdoctor.rundir.liveness import started as is_alive
 from tests.hook.recording import JOBS, TORCHRUN
+from tests.waiting import until
 
-from .launched import DDPDOCTOR_RUN, clean_environment
+from .launched import clean_environment, command_of, kill, running, steps_taken
 
 AWAIT_S = 90
 OF_RANK = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
@@ -66,7 +67,7 @@ class Job:
         self._own.append(
             subprocess.Popen([sys.executable, *arguments], env=environment, start_new_session=True)
         )
-        wait_until(lambda: f"started {name} " in self._lines() and (starts == "no" or self.ranks()))
+        until(lambda: f"started {name} " in self._lines() and (starts == "no" or self.ranks()))
         return self._own[-1].pid
 
     def _lines(self) -> str:
@@ -95,13 +96,6 @@ class Job:
             process.poll()
 
 
-def command_of(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
-
-
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
     found = Job(tmp_path)
@@ -109,13 +103,6 @@ def job(tmp_path: Path) -> Iterator[Job]:
         yield found
     finally:
         found.end()
-
-
-def wait_until(condition: Callable[[], object], seconds: float = AWAIT_S) -> None:
-    deadline_s = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
 
 
 def of_job(tmp: Path, recorded: dict[int, int] | None = {}, grace_s: float = 20.0) -> Orphans:
@@ -146,7 +133,7 @@ def test_one_that_starts_its_ranks_again_and_hears_nothing(job: Job) -> None:
     """SIGKILL first for who starts, and its last ranks, which are deaf as well, after it."""
     launcher = job.start("launcher", deaf="yes", starts="again", of="yes")
     os.kill(job.ranks()[0], signal.SIGKILL)
-    wait_until(lambda: len(job.ranks()) == 3)
+    until(lambda: len(job.ranks()) == 3)
     begun_s = time.monotonic()
     rest = of_job(job.tmp, grace_s=1.0).end()
     assert time.monotonic() - begun_s < AWAIT_S and rest.launchers == [launcher] and rest.living == []
@@ -215,7 +202,7 @@ def test_a_number_that_another_process_has_by_now(job: Job, monkeypatch) -> None
     assert is_alive(rank) and is_alive(innocent)
     monkeypatch.delattr(os, "pidfd_open")
     found._send(process, signal.SIGKILL)
-    wait_until(lambda: procfs.state_of(rank) in ("", "Z"))
+    until(lambda: procfs.state_of(rank) in ("", "Z"))
 
 
 def test_another_users_process_is_left_alone(job: Job, monkeypatch) -> None:
@@ -233,22 +220,12 @@ echo it goes on
 def by_script(tmp: Path, *options: str, job: tuple[str, ...]) -> Iterator[subprocess.Popen[str]]:
     """A job that a shell script starts, of which nobody is left afterwards but by our fault."""
     (tmp / "el.sh").write_text(SCRIPT)
-    process = subprocess.Popen(
-        [*DDPDOCTOR_RUN, "--out", "run", "--no-profile", *options, "--", "sh", "el.sh", *job],
-        cwd=tmp,
-        env=clean_environment(),
-        stderr=subprocess.PIPE,
-        text=True,
-        process_group=0,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        for pid in left_of(tmp):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.communicate(timeout=30)
+    with running(tmp, ["sh", "el.sh", *job], "--no-profile", *options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+            kill(left_of(tmp))
 
 
 def left_of(tmp: Path) -> list[int]:
@@ -285,8 +262,7 @@ def test_a_hang_below_a_shell_is_ended_for_good(tmp_path: Path) -> None:
 @pytest.mark.parametrize("everybody", [False, True], ids=["launcher", "group"])
 def test_a_signal_to_the_launcher_of_a_shell(tmp_path: Path, everybody: bool) -> None:
     with by_script(tmp_path, job=("--steps", "100000")) as process:
-        steps = [tmp_path / "run" / "ranks" / f"0000{rank}" / "steps.jsonl" for rank in (0, 1)]
-        wait_until(lambda: all(path.exists() and path.read_bytes().count(b'"step"') > 20 for path in steps))
+        until(lambda: steps_taken(tmp_path / "run") > 20, process)
         (os.killpg if everybody else os.kill)(process.pid, signal.SIGTERM)
         err = process.communicate(timeout=AWAIT_S)[1]
         assert process.returncode == -signal.SIGTERM

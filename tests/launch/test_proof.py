@@ -21,6 +21,7 @@ from ddpdoctor.launch.standstill import Progress, Tuning
 from ddpdoctor.rundir import STALL_FILE, STALL_SCHEMA, host_document, keep_host_document
 from ddpdoctor.rundir.liveness import started
 from ddpdoctor.telemetry.cgroup import Cgroup
+from tests.waiting import until
 
 from .test_standstill import a_rank, silent, waiting
 
@@ -215,10 +216,7 @@ def test_one_that_computes_while_other_hosts_may_wait_for_it_is_told_there(tmp_p
 def test_where_memory_runs_out_the_analysis_of_a_job_that_runs_goes_first() -> None:
     diagnosing = Diagnosing(lambda: Path("/proc/self/oom_score_adj").read_text().strip())
     diagnosing.start()
-    ends_s = time.monotonic() + 20
-    while (score := diagnosing.sentence()) is None and time.monotonic() < ends_s:
-        time.sleep(0.02)
-    assert score == "1000"
+    assert until(diagnosing.sentence, within_s=20) == "1000"
 
 
 def test_the_second_hang_is_analysed_though_the_first_ones_analysis_goes_on(tmp_path) -> None:
@@ -233,15 +231,10 @@ def test_the_second_hang_is_analysed_though_the_first_ones_analysis_goes_on(tmp_
     diagnosing = Diagnosing(diagnose)
     for number in (1, 2):
         diagnosing.start()
-        ends_s = time.monotonic() + 20
-        while len(list(marks.iterdir())) < number and time.monotonic() < ends_s:
-            time.sleep(0.02)
-        assert len(list(marks.iterdir())) == number
+        until(lambda number=number: len(list(marks.iterdir())) == number, within_s=20)
     first, second = sorted(marks.iterdir(), key=lambda path: path.stat().st_mtime_ns)
-    ends_s = time.monotonic() + 20
-    while started(int(first.name)) and time.monotonic() < ends_s:
-        time.sleep(0.02)
-    assert not started(int(first.name)) and started(int(second.name))
+    until(lambda: not started(int(first.name)), within_s=20)
+    assert started(int(second.name))
     diagnosing.leave()
 
 

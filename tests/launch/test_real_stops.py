@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,11 +17,12 @@ import pytest
 from ddpdoctor.analysis import analyze
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
 from tests.hook.recording import JOBS, TORCHRUN, forked
-from tests.lab.slowlink import two_hosts, why_not
+from tests.waiting import until
 
 from .launched import DDPDOCTOR_RUN, clean_environment, run_under
-from .test_hangs import AFTER, wait_for
-from .test_hosts import on_host, started
+from .test_hangs import AFTER
+from .test_hosts import started
+from .two_hosts import two_hosts, why_not
 
 DISAGREEING, STOPPING = str(JOBS / "disagreeing_ddp.py"), str(JOBS / "stopping_ddp.py")
 SLOW = pytest.mark.slow
@@ -176,8 +176,8 @@ def test_storage_that_does_not_answer(tmp_path, ranks: int) -> None:
 
 def wait_for_stall(run: Path) -> None:
     """Until a run directory tells of a standstill, and what its ranks say of it has come there."""
-    (stall,) = wait_for(lambda: list(run.glob("hosts/*/stall.json")))
-    wait_for(
+    (stall,) = until(lambda: list(run.glob("hosts/*/stall.json")))
+    until(
         lambda: json.loads(stall.read_text())["state"] == "lasts" and list(run.glob("ranks/*/standing.json"))
     )
     time.sleep(2)  # the keeper comes by once a second
@@ -230,38 +230,22 @@ def test_memory_that_is_used_up(tmp_path, ranks: int) -> None:
 def test_two_hosts_of_which_the_link_is_cut(tmp_path, how: str) -> None:
     """In the midst of the job, or while one rank stands anyway: then that one is named, and not the link."""
     folders = [tmp_path / "first", tmp_path / "second"]
-    with two_hosts(None) as hosts:
+    with two_hosts() as hosts:
         commands = []
         for node, folder in enumerate(folders):
-            torchrun = [
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                "--nnodes",
-                "2",
-                "--nproc-per-node",
-                "1",
-            ]
-            torchrun += [
-                "--node-rank",
-                str(node),
-                "--master-addr",
-                hosts.addresses[0],
-                "--master-port",
-                "29519",
-            ]
-            job = [*torchrun, STOPPING, "--how", how, "--step-s", "0.1", "--steps", "200", "--for-s", "100"]
-            commands.append(on_host(hosts, node, [*DDPDOCTOR_RUN, "--out", str(folder), *AFTER, "--", *job]))
-        environments = [clean_environment(GLOO_SOCKET_IFNAME=device) for device in hosts.devices]
+            job = [*hosts.torchrun(node), STOPPING, "--how", how, "--step-s", "0.1", "--steps", "200"]
+            job += ["--for-s", "100"]
+            commands.append(hosts.on(node, [*DDPDOCTOR_RUN, "--out", str(folder), *AFTER, "--", *job]))
+        environments = [clean_environment(GLOO_SOCKET_IFNAME=device) for device in hosts.names]
         with started(commands, environments, tmp_path) as processes:
             log = folders[0] / "ranks/00000/steps.jsonl"
-            wait_for(lambda: log.exists() and b'"step":20' in log.read_bytes())
-            cut = ["ip", "-n", hosts.names[1], "link", "set", hosts.devices[1], "down"]
+            until(lambda: log.exists() and b'"step":20' in log.read_bytes())
+            cut = ["ip", "-n", hosts.names[1], "link", "set", hosts.names[1], "down"]
             if how == "no":
                 subprocess.run(cut, check=True)
             wait_for_stall(folders[0])
             if how == "in_a_loop":  # which nobody on its host waits for: it is only asked
-                wait_for(lambda: list(folders[1].glob("ranks/*/standing.json")))
+                until(lambda: list(folders[1].glob("ranks/*/standing.json")))
             else:
                 wait_for_stall(folders[1])
             subprocess.run(cut, check=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -27,8 +26,19 @@ from ddpdoctor.rundir import (
 )
 from ddpdoctor.rundir.liveness import started as is_alive
 from tests.hook.recording import forked
+from tests.waiting import until
 
-from .launched import DDPDOCTOR_RUN, TINY, clean_environment, left_behind, make_run
+from .launched import (
+    TINY,
+    clean_environment,
+    kill,
+    left_behind,
+    make_run,
+    pids_of,
+    run_under,
+    running,
+    steps_taken,
+)
 
 LINE = b'{"step":0}\n'
 
@@ -40,34 +50,21 @@ pytestmark = pytest.mark.usefixtures("no_spool_stays")
 @pytest.mark.extended
 def test_a_new_run_of_the_path_of_a_dead_one(tmp_path) -> None:
     """All of the first run is killed, its directory deleted, and the same command started again."""
-    job = [*DDPDOCTOR_RUN, "--out", "run", "--", *forked(TINY, "--step-ms", "5", "--steps")]
-    first = subprocess.Popen([*job, "100000"], cwd=tmp_path, env=clean_environment(), stderr=subprocess.DEVNULL,
-                             stdout=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
-    run, pids = tmp_path / "run", []
-    try:
-        steps = [run / "ranks" / f"0000{rank}" / "steps.jsonl" for rank in (0, 1)]
-        deadline_s = time.monotonic() + 90
-        while not all(path.exists() and path.read_bytes().count(b'"step"') > 100 for path in steps):
-            assert first.poll() is None and time.monotonic() < deadline_s
-            time.sleep(0.1)
-        pids = [json.loads((path.parent / "rank.json").read_text())["pid"] for path in steps]
-    finally:
+    job, run = forked(TINY, "--step-ms", "5", "--steps"), tmp_path / "run"
+    with running(tmp_path, [*job, "100000"]) as first:
+        until(lambda: steps_taken(run) > 100, first)
+        pids = pids_of(run)
         os.killpg(first.pid, signal.SIGKILL)
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        first.wait()
-    while any(is_alive(pid) for pid in pids):
-        time.sleep(0.05)
+        kill(pids)
+    until(lambda: not any(map(is_alive, pids)))
     old_root = Path(spool_root(str(run)))
     assert list(old_root.glob("*/steps.jsonl.*"))
     shutil.rmtree(run)
-    done = subprocess.run([*job, "60"], cwd=tmp_path, env=clean_environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    for path in steps:
-        numbers = [json.loads(line).get("step") for line in path.read_text().splitlines()]
-        assert [number for number in numbers if number is not None] == list(range(60))
-    assert not old_root.exists() and "could not" not in done.stderr
+    again = run_under(tmp_path, [*job, "60"])
+    assert again.process.returncode == 0, again.process.stderr
+    for rank in (0, 1):
+        assert [step["step"] for step in again.steps(rank)] == list(range(60))
+    assert not old_root.exists() and "could not" not in again.process.stderr
 
 
 def test_each_run_has_spools_of_its_own_and_all_its_launchers_share_them(tmp_path) -> None:

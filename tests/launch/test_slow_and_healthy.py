@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -20,13 +21,12 @@ import pytest
 
 from tests.hook.recording import JOBS, TORCHRUN, forked
 
-from .launched import spools_below
+from .launched import descendants, spools_below
 from .watched import (
     SLOW_JOB,
     SLOW_S,
     Watched,
     cold_file,
-    descendants,
     fill,
     forked_job,
     frozen,
@@ -294,6 +294,9 @@ def test_slow_and_healthy(tmp_path: Path, name: str, no_spool_stays: None) -> No
         assert job.said_s() is None, job.stderr
         assert not {stall["state"] for stall in stalls(job.run)} & {"lasts", "killed", "ended"}
         assert not hang_findings(job.run)
+        if case.how in ("evaluates", "writes_a_checkpoint"):
+            log = (job.run / "ranks" / "00000" / "steps.jsonl").read_text()
+            assert re.findall(r'"evaluated": ?(\d+)', log) == (["30"] if case.how == "evaluates" else [])
 
 
 @dataclass(frozen=True)

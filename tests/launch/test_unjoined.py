@@ -15,6 +15,7 @@ from ddpdoctor.rundir import make_spool_root
 from ddpdoctor.rundir.door import at_door
 from ddpdoctor.rundir.liveness import started as is_alive
 from tests.hook.recording import REPOSITORY, forked
+from tests.waiting import until
 
 from .launched import make_run
 
@@ -90,11 +91,7 @@ def looked(root: str) -> dict[int, UnjoinedRank]:
 
 def answer(rank: UnjoinedRank) -> str:
     rank.ask()
-    ends_s = time.monotonic() + 20
-    while not rank.where() and time.monotonic() < ends_s:
-        time.sleep(0.05)
-        rank.look()
-    return rank.where()
+    return until(lambda: rank.look() or rank.where(), within_s=20)
 
 
 def test_one_that_loops_says_where_and_one_that_waits_that_it_does(host) -> None:
@@ -136,8 +133,7 @@ def test_how_one_ended_is_known(host, tmp_path) -> None:
     door = Door(root)
     door.look([])
     (tmp_path / "train.py.go").touch()
-    while is_alive(pid):
-        time.sleep(0.02)
+    until(lambda: not is_alive(pid))
     door.look([])
     (end,) = door.ends(joined=[0])
     assert (end["rank"], end["pid"], end["in_order"], end["step"]) == (1, pid, False, None)

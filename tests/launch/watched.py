@@ -25,7 +25,7 @@ import pytest
 from ddpdoctor.analysis import analyze
 from tests.hook.recording import JOBS, TORCHRUN, forked
 
-from .launched import DDPDOCTOR_RUN, clean_environment
+from .launched import DDPDOCTOR_RUN, clean_environment, command_of, descendants, kill
 
 SLOW_JOB = str(JOBS / "slow_ddp.py")
 SAID = "the job seems to hang"
@@ -133,9 +133,7 @@ def watched(
         yield job
     finally:
         family = [process.pid, *descendants(process.pid)] if process.poll() is None else []
-        for pid in [*family, *ranks_of(tmp)]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        kill([*family, *ranks_of(tmp)])
         process.wait()
         if terminal:
             os.close(master)
@@ -152,27 +150,10 @@ def ranks_of(folder: Path) -> list[int]:
     return found
 
 
-def descendants(pid: int) -> list[int]:
-    """All processes below one, parents first."""
-    found = []
-    for thread in Path(f"/proc/{pid}/task").glob("*"):
-        with contextlib.suppress(OSError):
-            for child in map(int, (thread / "children").read_text().split()):
-                found += [child, *descendants(child)]
-    return found
-
-
 def helpers(job: Watched) -> list[int]:
     """What ddpdoctor runs beside the job."""
     own = command_of(job.process.pid)
     return [pid for pid in descendants(job.process.pid) if command_of(pid) == own]
-
-
-def command_of(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
 
 
 @contextlib.contextmanager

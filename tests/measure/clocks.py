@@ -8,17 +8,17 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.measure.steplogs import lines_of, steps_of, write_lines
+
 
 def start_of(folder: Path, step: int, rank: int = 0) -> int:
     """Epoch ns at which a rank's step began."""
-    lines = _lines(folder / "ranks" / f"{rank:05d}" / "steps.jsonl")
-    return next(line["t"][0] for line in lines if line.get("step") == step)
+    return next(line["t"][0] for line in steps_of(folder, rank) if line["step"] == step)
 
 
 def length_of(folder: Path, step: int, rank: int = 0) -> int:
     """ns"""
-    lines = _lines(folder / "ranks" / f"{rank:05d}" / "steps.jsonl")
-    return next(line["t"][1] - line["t"][0] for line in lines if line.get("step") == step)
+    return next(line["t"][1] - line["t"][0] for line in steps_of(folder, rank) if line["step"] == step)
 
 
 def set_clock(folder: Path, *settings: tuple[int, int], host: str | None = None) -> None:
@@ -52,7 +52,7 @@ def suspend(folder: Path, step: int, ns: int, ranks: tuple[int, ...] | None = No
     for place in sorted((folder / "ranks").iterdir()):
         rank = int(place.name)
         stopped = ranks is None or rank in ranks
-        steps = _lines(place / "steps.jsonl")
+        steps = lines_of(place / "steps.jsonl")
         line = next(line for line in steps if line.get("step") == step)
         backward = [event for event in line["ev"] if event["k"] == "bwd"][-1]
         moment = line["t"][0] + backward["s"] + backward["d"] // 2
@@ -64,7 +64,7 @@ def suspend(folder: Path, step: int, ns: int, ranks: tuple[int, ...] | None = No
         for other in steps:
             if "step" in other and other["step"] >= step:
                 other["t"] = [other["t"][0] + (ns if other["step"] > step else 0), other["t"][1] + ns]
-        _write(place / "steps.jsonl", steps)
+        write_lines(place / "steps.jsonl", steps)
 
         def later(at: int, moment: int = moment) -> int:
             return at + ns if at >= moment else at
@@ -87,12 +87,12 @@ def copied(fixture: Path, folder: Path) -> Path:
 
 def _sample_on(path: Path, moment: int, ns: int, every_ns: int = 100_000_000) -> None:
     """A thread that goes on is still sampled."""
-    lines = _lines(path)
+    lines = lines_of(path)
     where = next(line["where"] for line in lines if "where" in line)
     times = range(0, ns, every_ns)
     waiting = {"t": moment, "s": [[at, where, where] for at in times]}
     place = next((i for i, line in enumerate(lines) if line.get("t", 0) > moment), len(lines))
-    _write(path, [*lines[:place], waiting, *lines[place:]])
+    write_lines(path, [*lines[:place], waiting, *lines[place:]])
 
 
 def _step(line: dict, clock: Callable[[int], int]) -> dict:
@@ -119,14 +119,6 @@ def _retrace(path: Path, clock: Callable[[int], int]) -> None:
     path.write_bytes(gzip.compress(json.dumps(document).encode(), 1))
 
 
-def _lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def _write(path: Path, lines: list[dict]) -> None:
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
 def _rewrite(path: Path, change: Callable[[dict], dict]) -> None:
     if path.is_file():
-        _write(path, [change(line) for line in _lines(path)])
+        write_lines(path, [change(line) for line in lines_of(path)])

@@ -1,4 +1,4 @@
-"""``python -m tests.net.record``: records the runs under ``tests/net/runs`` anew, with the jobs of the lab.
+"""``python -m tests.net.record``: records the runs under ``tests/net/runs`` anew, with real jobs of the exam.
 
 That is rarely right: a new recording is a new case, and the old answer is lost with the old run.
 """
@@ -8,24 +8,20 @@ from __future__ import annotations
 import argparse
 import gzip
 import io
+import json
 import socket
-import subprocess
 import sys
 import tarfile
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 
-from tests.lab.cases import Case
-from tests.lab.faults import find
-from tests.lab.planting import Plant
-from tests.lab.running import REPOSITORY, Job, command, environment, write
-from tests.lab.traps import TRAPS
-from tests.lab.trial import Bench
+from tests.exam.real import twin
+from tests.exam.real.draw import program
+from tests.exam.real.kinds import TRAPS, Asked, Shape
+from tests.exam.real.record import JOB_S, REPOSITORY, RUN, run
 
 RUNS = Path(__file__).parent / "runs"
-STEP_MS, BASE_MS, SHARE = 15.0, 25.0, 0.4
 STEPS = 60
 """Enough for a cause that comes every tenth step to come five times after the warm-up."""
 WINDOW = "20:22"
@@ -33,34 +29,37 @@ WINDOW = "20:22"
 
 @dataclass(frozen=True)
 class Recording:
-    """One run to record: a fault or a trap of the lab, in a script that it can be written into."""
+    """One run to record: its name, a kind of fault or a trap of the exam, and what the job looks like."""
 
     name: str
-    script: str
+    of: str
+    shape: Shape
     profiled: bool
+    spawned: bool = False
 
 
+MLP, CONV, TRANSFORMER = ({"model": model, "workers": 0} for model in ("mlp", "conv", "transformer"))
 RECORDINGS = (
-    Recording("data-one", "mlp", True),
-    Recording("data-all-worker", "cnn", False),
-    Recording("forward-one", "transformer", True),
-    Recording("backward-one", "mlp", False),
-    Recording("between-one", "spawned", True),
-    Recording("before-average-one", "byhand", True),
-    Recording("after-backward-one", "accumulate", False),
-    Recording("optimizer-one", "mlp", True),
-    Recording("uneven-batch", "mlp", False),
-    Recording("every-k-one", "transformer", False),
-    Recording("gc-one", "mlp", True),
-    Recording("checkpoint-barrier", "spawned", False),
-    Recording("barrier", "mlp", True),
-    Recording("many-metrics", "spawned", True),
-    Recording("worker-start", "cnn", False),
-    Recording("huge-model", "mlp", False),
-    Recording("healthy-mlp", "mlp", True),
-    Recording("healthy-byhand", "byhand", False),
-    Recording("trap-evaluation", "cnn", False),
-    Recording("trap-one-slow-step", "spawned", True),
+    Recording("data-one", "data-one", MLP, True),
+    Recording("data-all-worker", "worker-all", CONV, False),
+    Recording("forward-one", "forward-one", TRANSFORMER, True),
+    Recording("backward-one", "backward-one", MLP, False),
+    Recording("between-one", "between", MLP, True, spawned=True),
+    Recording("before-average-one", "before-average", TRANSFORMER, True),
+    Recording("after-backward-one", "after-backward", {**MLP, "parts": 4}, False),
+    Recording("optimizer-one", "optimizer-one", MLP, True),
+    Recording("uneven-batch", "uneven", MLP, False),
+    Recording("every-k-one", "rare", TRANSFORMER, False),
+    Recording("gc-one", "collection-one", MLP, True),
+    Recording("checkpoint-barrier", "checkpoint-barrier", MLP, False, spawned=True),
+    Recording("barrier", "barrier", MLP, True),
+    Recording("many-metrics", "reductions", MLP, True, spawned=True),
+    Recording("worker-start", "worker-start", CONV, False),
+    Recording("huge-model", "huge-model", MLP, False),
+    Recording("healthy-mlp", "trap-nothing", {}, True),
+    Recording("healthy-byhand", "trap-by-hand", {}, False),
+    Recording("trap-evaluation", "trap-evaluation", {}, False),
+    Recording("trap-one-slow-step", "trap-one-slow-step", {}, True),
 )
 
 
@@ -82,31 +81,14 @@ def main() -> int:
 
 def record(recording: Recording, folder: Path) -> Path:
     """The run directory of the job, run under the real command line. Raises RuntimeError where the job fails."""
-    random = Random(recording.name)
-    job = Job(recording.script, 2, STEP_MS)
-    plants = _plants(recording, job, random)
-    script = write(folder, job, plants)
-    more = (*(argument for plant in plants for argument in plant.arguments), "--steps", str(STEPS))
-    run = folder / "run"
-    window = ["--profile-steps", WINDOW] if recording.profiled else ["--no-profile"]
-    line = [sys.executable, "-m", "ddpdoctor", "run", "--out", str(run), "--no-analysis", *window, "--"]
-    line += command(job, script, more, random)
-    done = subprocess.run(
-        line, env=environment(), cwd=folder, capture_output=True, text=True, timeout=240, check=False
-    )
-    if done.returncode:
-        raise RuntimeError(f"{recording.name}: {(done.stdout + done.stderr).strip()}")
-    return run
-
-
-def _plants(recording: Recording, job: Job, random: Random) -> list[Plant]:
-    trap = next((trap for trap in TRAPS if trap.name == recording.name), None)
-    if trap:
-        return [trap.plant(random)]
-    fault = find(recording.name)
-    rank = 1 if fault.rank is None else fault.rank
-    case = Case(recording.name, job, 1, "strong", SHARE, fault, rank=rank)
-    return Bench(Path(), base_ms=BASE_MS).planted(case, fault, random)[0]
+    trap = TRAPS.get(recording.of)
+    asked = trap or Asked(recording.of, recording.shape, spawned=recording.spawned)
+    drawn = program(1, folder / "job", asked)
+    twin.run(folder / "job", drawn.world, JOB_S)  # which decides how much of the fault is how long
+    plan = folder / "job" / "plan.json"
+    plan.write_text(json.dumps(json.loads(plan.read_text()) | {"steps": STEPS}))
+    run(drawn, folder, ["--profile-steps", WINDOW] if recording.profiled else ["--no-profile"])
+    return folder / RUN
 
 
 def pack(run: Path, file: Path, folder: Path) -> None:

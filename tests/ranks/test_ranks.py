@@ -13,6 +13,7 @@ import pytest
 
 from ddpdoctor import analyze
 from tests.hook.recording import Recorded, plain_environment, run_plain, run_recorded, torchrun
+from tests.waiting import until
 
 from . import forked
 
@@ -98,10 +99,7 @@ def test_a_signal_reaches_all_ranks(tmp_path) -> None:
         "import os, pathlib, time\npathlib.Path(os.environ['RANK'] + '.pid').write_text(str(os.getpid()))\ntime.sleep(60)\n"
     )
     process = subprocess.Popen(forked(tmp_path / "job.py"), cwd=tmp_path, env=plain_environment())
-    deadline_s = time.monotonic() + 30
-    while len(list(tmp_path.glob("*.pid"))) < 2:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
+    until(lambda: len(list(tmp_path.glob("*.pid"))) == 2, within_s=30)
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 1
     for file in tmp_path.glob("*.pid"):

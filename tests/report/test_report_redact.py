@@ -9,28 +9,7 @@ from packed import readable_html
 
 from ddpdoctor.diagnose.diagnosis import Coverage, Finding, TelemetrySeries
 from ddpdoctor.measure.places import CodeLine, Where
-from ddpdoctor.report import redact, render_markdown, to_json
-
-SECRETS = (
-    "alice",
-    "node17",
-    "cluster.example",
-    "/home",
-    "/mnt",
-    "acme",
-    "secret-set",
-    "10.1.2.3",
-    "nproc-per-node",
-)
-
-
-@pytest.mark.parametrize(
-    "form", [readable_html, render_markdown, lambda diagnosis: to_json(diagnosis).decode()]
-)
-def test_no_output_holds_a_name(form):
-    text = form(redact(samples.sick()))
-    assert not [secret for secret in SECRETS if secret in text]
-    assert [secret for secret in SECRETS if secret in form(samples.sick())]
+from ddpdoctor.report import redact, to_json
 
 
 def test_the_same_name_gets_the_same_stand_in():

@@ -133,27 +133,36 @@ def test_exposed_communication_follows_from_what_makes_it_long(cause: str) -> No
     ]
 
 
-def test_a_small_part_does_not_explain_exposed_communication() -> None:
-    result = outcome(
-        buckets={"per_sync": 40.0},
-        shared={"communication": {"ms_per_step": 30.0}, "small_buckets": {"ms_per_step": 5.0}},
-    )
-    assert [(finding.rule, finding.caused_by) for finding in result.findings] == [
-        ("allreduce/communication-bound", None),
-        ("allreduce/small-buckets", None),
-    ]
+ON_DEVICES = {"device": "cuda", "backend": "nccl"}
 
 
-def test_idle_gpus_are_an_effect() -> None:
-    result = outcome(
-        job={"device": "cuda", "backend": "nccl"},
-        gpu={"busy_share": 0.3},
-        shared={"data": {"ms_per_step": 55.0}},
-    )
-    assert [(finding.rule, finding.caused_by) for finding in result.findings] == [
-        ("dataloader/starved", None),
-        ("gpu/low-utilisation", "dataloader/starved"),
-    ]
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        (
+            {
+                "buckets": {"per_sync": 40.0},
+                "shared": {"communication": {"ms_per_step": 30.0}, "small_buckets": {"ms_per_step": 5.0}},
+            },
+            [("allreduce/communication-bound", None), ("allreduce/small-buckets", None)],
+        ),
+        (
+            {"job": ON_DEVICES, "gpu": {"busy_share": 0.3}, "shared": {"data": {"ms_per_step": 55.0}}},
+            [("dataloader/starved", None), ("gpu/low-utilisation", "dataloader/starved")],
+        ),
+        (
+            {
+                "job": ON_DEVICES,
+                "gpu": {"busy_share": 0.8},
+                "shared": {"device_sync": {"ms_per_step": 5.0}, "host": {"ms_per_step": 30.0}},
+            },
+            [("host/python-work", None), ("sync/device-sync", None)],
+        ),
+    ],
+    ids=["a small part explains nothing", "idle GPUs are an effect", "a host that is too slow in any case"],
+)
+def test_causes_and_effects(changed: dict[str, Any], expected: list[tuple[str, str | None]]) -> None:
+    assert [(finding.rule, finding.caused_by) for finding in outcome(**changed).findings] == expected
 
 
 @pytest.mark.parametrize(
@@ -166,7 +175,7 @@ def test_idle_gpus_are_an_effect() -> None:
 )
 def test_work_of_the_host_shows_because_it_waits(fact: str, rule: str) -> None:
     result = outcome(
-        job={"device": "cuda", "backend": "nccl"},
+        job=ON_DEVICES,
         gpu={"busy_share": 0.8, "kernels_per_step": 900.0, "median_kernel_us": 20.0},
         shared={fact: {"ms_per_step": 17.0}, "host": {"ms_per_step": 12.0}, "launch": {"ms_per_step": 4.0}},
     )
@@ -174,18 +183,6 @@ def test_work_of_the_host_shows_because_it_waits(fact: str, rule: str) -> None:
         (rule, None),
         ("host/python-work", rule),
         ("gpu/launch-bound", rule),
-    ]
-
-
-def test_a_host_that_is_too_slow_in_any_case_is_a_cause_of_its_own() -> None:
-    result = outcome(
-        job={"device": "cuda", "backend": "nccl"},
-        gpu={"busy_share": 0.8},
-        shared={"device_sync": {"ms_per_step": 5.0}, "host": {"ms_per_step": 30.0}},
-    )
-    assert [(finding.rule, finding.caused_by) for finding in result.findings] == [
-        ("host/python-work", None),
-        ("sync/device-sync", None),
     ]
 
 

@@ -28,14 +28,9 @@ def chapter(title: str) -> str:
 STEPS = chapter("`steps.jsonl`")
 
 
-@pytest.mark.parametrize("mark", Mark)
-def test_every_mark_is_documented(mark):
-    assert f"`{mark}`" in STEPS
-
-
-@pytest.mark.parametrize("field", LineField)
-def test_every_field_of_a_line_is_documented(field):
-    assert f'"{field}":' in STEPS + chapter("`samples.jsonl`")
+def test_every_mark_and_every_field_of_a_line_is_documented():
+    assert [mark for mark in Mark if f"`{mark}`" not in STEPS] == []
+    assert [field for field in LineField if f'"{field}":' not in STEPS + chapter("`samples.jsonl`")] == []
 
 
 def test_the_documented_events_are_those_of_the_schema():
@@ -79,6 +74,5 @@ def test_the_reader_has_the_names_of_the_schema(read: type[msgspec.Struct], sche
 
 
 def test_a_word_of_the_schema_is_itself_in_a_text():
-    assert f"{EventKind.FORWARD}" == str(EventKind.FORWARD) == "fwd"
     assert json.dumps({EventField.KIND: EventKind.FORWARD}) == '{"k": "fwd"}'
     assert EventField.READY_NS.key == '"ready":'

@@ -92,9 +92,6 @@ FORMS: dict[str, list[tuple[str, int] | str]] = {
 }
 """Service → what its token is made of: fixed text, and (letters, how many) of random ones."""
 
-MARKER = "QXJQ"
-"""Where a test must see that nothing is left, of a secret that has no form."""
-
 
 def made(form: str) -> str:
     """A token of this form, always the same."""

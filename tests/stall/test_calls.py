@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ddpdoctor.analysis import analyze
+from tests.measure.steplogs import lines_of, steps_of, write_lines
 
 from .recorded import FIRST_PID, NOW_NS, REDUCING, TORCH, TRAIN, Stopped, main_finding
 
@@ -30,7 +31,7 @@ class Called(Stopped):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         for path in folder.glob("ranks/*/steps.jsonl"):
-            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            lines = lines_of(path)
             places = [{"where": n, "file": TRAIN, "line": line, "function": "f"} for n, line in LINES.items()]
             for line in lines:
                 if line.get("ev"):
@@ -38,7 +39,7 @@ class Called(Stopped):
                         {"k": "coll", "pg": "0", "s": 23_000_000 + n, "d": 1, **call}
                         for n, call in enumerate((SMALL, LARGE))
                     ]
-            path.write_text("\n".join(map(json.dumps, [lines[0], *places, *lines[1:]])) + "\n")
+            write_lines(path, [lines[0], *places, *lines[1:]])
         self.step = max(line["step"] for line in lines if "step" in line) + 1
 
     def called(self, rank: int, *calls: dict[str, Any], step: int | None = None) -> Called:
@@ -118,12 +119,8 @@ def test_of_three_the_two_that_do_alike_are_right_without_any_step_before(tmp_pa
         (run.path / f"ranks/{rank:05d}/rank.json").write_text(json.dumps(info))
     (third / "steps.jsonl").write_text((run.path / "ranks/00001/steps.jsonl").read_text())
     for path in run.path.glob("ranks/*/steps.jsonl"):
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        path.write_text("\n".join(json.dumps(x) for x in lines if not x.get("ev")) + "\n")
-    thin = [
-        line for line in (run.path / "ranks/00000/steps.jsonl").read_text().splitlines() if '"step"' in line
-    ]
-    run.step = max((json.loads(line)["step"] for line in thin), default=-1) + 1
+        write_lines(path, [line for line in lines_of(path) if not line.get("ev")])
+    run.step = max((line["step"] for line in steps_of(run.path, 0)), default=-1) + 1
     run.called(0, SMALL, step=run.step).called(1, SMALL, step=run.step).called(2, OTHER, step=run.step)
     finding = main_finding(analyze([str(run.aborted(0, 50, (1, 2)).path)]))
     assert (finding.rule, finding.ranks) == ("hang/different-collectives", [2])

@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-from . import support, texts
+from . import structures, support, texts
 
 PLACE = re.compile(r"^(\s*)@\{(\w+)\}$")
 WORD = re.compile(r"@\{(\w+)\}")
@@ -25,7 +25,7 @@ def fill(text: str, values: dict[str, str]) -> str:
             out += [place[1] + each if each else each for each in block.splitlines()]
         else:
             out.append(WORD.sub(lambda word: values[word[1]], line))
-    return "\n".join(out) + "\n"
+    return "".join(f"{line}\n" for line in out)
 
 
 def write(folder: Path, files: dict[str, str]) -> Lines:
@@ -45,19 +45,20 @@ def write(folder: Path, files: dict[str, str]) -> Lines:
 
 def files_of(structure: str, model: str, data: str, values: dict[str, str]) -> dict[str, str]:
     """All files of one program, marks included."""
-    parts = {"head": texts.HEAD, "tail": texts.TAIL, "setup": texts.SETUP, **values}
+    parts = {"head": structures.HEAD, "tail": structures.TAIL, "setup": texts.SETUP, **values}
     core = texts.ACCUMULATED if int(values["parts"]) > 1 else texts.PLAIN
     parts["body"] = core
     parts["core"] = core.replace("@{before}\n", "").replace("@{after}\n", "")
     parts["core_before"] = core.replace("@{after}\n", "")
-    files = {name: fill(text, parts) for name, text in texts.STRUCTURES[structure].items()}
-    files["model.py"] = fill(texts.MODELS[model], parts)
+    files = {name: fill(text, parts) for name, text in structures.STRUCTURES[structure].items()}
+    files["model.py"] = fill(texts.MODELS.get(model, texts.ACCELERATOR), parts)
     files["data.py"] = fill(texts.DATA[data], parts)
     files.update(
         {
             "switch.py": support.SWITCH,
             "times.py": support.TIMES,
             "neighbour.py": support.NEIGHBOUR,
+            "start.py": support.START,
             "twin.py": support.TWIN,
         }
     )

@@ -6,18 +6,30 @@ import dataclasses
 import json
 import os
 import random
+import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from . import texts
-from .compose import Lines, files_of, write
-from .extras import UNIT, plant
-from .kinds import KINDS, WITH_ANOTHER
+from . import structures, texts
+from .compose import Lines, files_of, fill, write
+from .extras import HELPER_HEAD, UNIT, plant
+from .kinds import EPOCH_STEPS, KINDS, WITH_ANOTHER, Asked
 
 RECORDED_S = 4.0
 TIMED_S, LEAST_ROUNDS, MOST_ROUNDS = 5.0, 3, 6
 """How long the twin is timed, and how often it is timed with and without each fault in turn."""
 HEALTHY_SHARE, TWO_SHARE = 0.2, 0.2
 LEAST_SHARE, MOST_SHARE = 0.08, 0.45
+HUGE_SHARE = 0.95
+STARTING = """\
+import time
+from switch import amount
+
+
+def begin(_):
+    time.sleep(amount("worker-start"))  #@worker-start
+"""
 CHORES = ("time.sleep(0.01 if rank == 0 else 0.0)\n", "time.sleep(0.01 if rank == 1 else 0.0)\n")
 """Two ranks' chores, one before the barrier and one after: they even out unless the barrier adds them up."""
 
@@ -43,14 +55,28 @@ class Program:
     faults: list[Planned]
     lines: Lines
     tolerated: tuple[str, ...]
+    spawned: bool = False
+
+    def command(self, job: Path) -> list[str]:
+        """What its user types to start it, where it lies in ``job``."""
+        if self.spawned:
+            return [sys.executable, str(job / "start.py"), str(self.world)]
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        return [*torchrun, "--nproc-per-node", str(self.world), str(job / "train.py")]
 
 
-def program(seed: int, folder: Path) -> Program:
-    """Writes the program of ``seed`` into ``folder``."""
+def program(seed: int, folder: Path, asked: Asked | None = None) -> Program:
+    """Writes the program of ``seed`` into ``folder``; what is ``asked`` of it is not drawn."""
     draw = random.Random(f"exam real {seed}")
-    kinds = _kinds(draw)
-    world = 4 if (os.cpu_count() or 2) >= 8 and draw.random() < 0.5 else 2
-    values, shape = _shape(draw, kinds)
+    drawn = asked is None
+    if asked is None:
+        kinds = _kinds(draw)
+        world = 4 if (os.cpu_count() or 2) >= 8 and draw.random() < 0.5 else 2
+        asked = Asked(world=world)
+    else:
+        kinds = [asked.kind] if asked.kind else []
+    world = asked.world
+    values, shape = _shape(draw, kinds, asked.shape)
     extras: dict[str, dict[str, object]] = {}
     helpers: dict[str, str] = {}
     faults = [
@@ -62,13 +88,15 @@ def program(seed: int, folder: Path) -> Program:
             (rank + 1) % world for rank in faults[0].ranks or []
         ]  # else one finding would be right
         extras[faults[1].key]["ranks"] = faults[1].ranks
+    for place, text in asked.places.items():
+        values[place] = values.get(place, "") + text
     files = files_of(str(shape["structure"]), str(shape["model"]), str(shape["data"]), values) | helpers
     lines = write(folder, files)
-    rounds = (LEAST_ROUNDS, MOST_ROUNDS)
+    rounds = (LEAST_ROUNDS, MOST_ROUNDS) if kinds or drawn else (0, 0)
     plan = {"extras": extras, "steps": 100, "seconds": RECORDED_S, "timed_s": TIMED_S, "rounds": rounds}
     (folder / "plan.json").write_text(json.dumps(plan, indent=1))
     tolerated = tuple({rule for kind in kinds for rule in KINDS[kind].tolerated})
-    return Program(seed, world, shape, faults, lines, tolerated)
+    return Program(seed, world, shape, faults, lines, tolerated, asked.spawned)
 
 
 def _kinds(draw: random.Random) -> list[str]:
@@ -80,62 +108,73 @@ def _kinds(draw: random.Random) -> list[str]:
     return draw.choices(list(KINDS), [kind.weight for kind in KINDS.values()])
 
 
-def _shape(draw: random.Random, kinds: list[str]) -> tuple[dict[str, str], dict[str, object]]:
+SETTINGS = ("", ", gradient_as_bucket_view=True", ", broadcast_buffers=False")
+WIDTH_AND_DEPTH = {"mlp": (192, 4), "conv": (16, 3), "transformer": (64, 2), "accelerator": (64, 1)}
+
+
+def _shape(
+    draw: random.Random, kinds: list[str], asked: Mapping[str, object]
+) -> tuple[dict[str, str], dict[str, object]]:
     """What the program looks like; sizes come from the step's length, at the pace of one slow core."""
-    model = draw.choice(list(texts.MODELS))
-    structure, data = draw.choice(list(texts.STRUCTURES)), draw.choice(list(texts.DATA))
-    workers, batch = draw.choice((0, 0, 1, 2)), draw.choice((4, 8, 12, 16))
-    parts = draw.choice((1, 1, 1, 2, 4))
-    step_ms = draw.uniform(15, 80)
-    inside, two = draw.random() < 0.3, draw.random() < 0.25
-    width, depth = {"mlp": (192, 4), "conv": (16, 3), "transformer": (64, 2)}[model]
+    fixed = {name: value for kind in kinds for name, value in KINDS[kind].shape.items()} | dict(asked)
+    shape: dict[str, Any] = {
+        "model": draw.choice(list(texts.MODELS)),
+        "structure": draw.choice(list(structures.STRUCTURES)),
+        "data": draw.choice(list(texts.DATA)),
+        "workers": draw.choice((0, 0, 1, 2)),
+        "batch": draw.choice((4, 8, 12, 16)),
+        "parts": draw.choice((1, 1, 1, 2, 4)),
+        "step_ms": draw.uniform(15, 80),
+        "loss_inside": draw.random() < 0.3,
+        "optimizers": 2 if draw.random() < 0.25 else 1,
+        "by_hand": False,
+        "epochs": 3,
+    }
+    model = str(fixed.get("model", shape["model"]))
+    shape["width"], shape["depth"] = WIDTH_AND_DEPTH[model]
     if "buckets" in kinds:
-        model, width, depth = "mlp", 128, draw.randint(16, 30)
+        shape |= {"model": "mlp", "width": 128, "depth": draw.randint(16, 30)}
     if "resync" in kinds:
-        model, width, depth, parts = "mlp", 640, draw.randint(4, 8), draw.choice((2, 4))
-    if "barrier" in kinds:
-        parts = 1
+        shape |= {"model": "mlp", "width": 640, "depth": draw.randint(4, 8), "parts": draw.choice((2, 4))}
+    if "barrier" in kinds or "metrics" in kinds:
+        shape["parts"] = 1
     if "uneven" in kinds:
-        batch = draw.choice((12, 16))
-    if data == "own":
-        workers = 0
-    if "contended" in kinds or (len(kinds) > 1 and any(kind.startswith("data") for kind in kinds)):
-        workers = 0
-    if model == "mlp":
-        size = step_ms * 25e6 / (6 * (64 * width + depth * width**2) * batch)
-    elif model == "conv":
-        size = (step_ms * 12e6 / (54 * width * (width * depth + 3) * batch)) ** 0.5
-    else:
-        size = step_ms * 12e6 / (48 * width**2 * depth * batch)
-    values = {
-        "size": str(max(4, round(size))),
-        "width": str(width),
-        "depth": str(depth),
-        "batch": str(batch),
-        "workers": str(workers),
-        "parts": str(parts),
-        "persistent": ", persistent_workers=True" if workers else "",
-        "inside": texts.LOSS_INSIDE if inside else "",
-        "compute": "loss = model(x, y)\n" if inside else "loss = F.cross_entropy(model(x), y)\n",
-        "optimizers": texts.OPTIMIZERS[2 if two else 1],
+        shape["batch"] = draw.choice((12, 16))
+    shape |= fixed
+    with_another = len(kinds) > 1 and any(kind.startswith("data") for kind in kinds)
+    if shape["data"] == "own" or "contended" in kinds or with_another:
+        shape["workers"] = 0
+    shape.setdefault("size", max(4, round(_size(**shape))))
+    named = ("width", "depth", "batch", "workers", "parts", "size", "epochs")
+    values = {name: str(shape[name]) for name in named} | {
+        "kernel_s": f"{shape['step_ms'] / 3e3 / shape['batch']:.6f}",
+        "persistent": ", persistent_workers=True" if shape["workers"] else "",
+        "inside": texts.LOSS_INSIDE if shape["loss_inside"] else "",
+        "compute": "loss = model(x, y)\n"
+        if shape["loss_inside"]
+        else "loss = F.cross_entropy(model(x), y)\n",
+        "optimizers": texts.OPTIMIZERS[shape["optimizers"]],
         "optimizer": draw.choice(("SGD", "Adam", "AdamW")),
-        "settings": draw.choice(("", ", gradient_as_bucket_view=True", ", broadcast_buffers=False")),
-        "loader": str(data != "own"),
+        "settings": draw.choice(SETTINGS),
+        "loader": str(shape["data"] != "own"),
         "imports": "",
     }
-    shape: dict[str, object] = {
-        "structure": structure,
-        "model": model,
-        "data": data,
-        "workers": workers,
-        "batch": batch,
-        "parts": parts,
-        "loss_inside": inside,
-        "optimizers": 2 if two else 1,
-        "size": values["size"],
-        "depth": depth,
-    }
+    if "settings" in shape:
+        values["settings"] = shape["settings"]
+    if shape["by_hand"]:
+        values |= {"setup": texts.BY_HAND, "average": texts.AVERAGE}
     return values, shape
+
+
+def _size(*, model: str, step_ms: float, batch: int, width: int, depth: int, **_: object) -> float:
+    """How big the samples of this model are, for a step of that length."""
+    if model == "mlp":
+        return step_ms * 25e6 / (6 * (64 * width + depth * width**2) * batch)
+    if model == "conv":
+        return float((step_ms * 12e6 / (54 * width * (width * depth + 3) * batch)) ** 0.5)
+    if model == "transformer":
+        return step_ms * 12e6 / (48 * width**2 * depth * batch)
+    return 0
 
 
 def _planted(
@@ -151,7 +190,7 @@ def _planted(
     """Plants one fault: its lines among ``values`` and ``helpers``, its size among ``extras``."""
     kind = KINDS[name]
     ranks = [draw.randrange(world)] if kind.one_rank else None
-    if name == "checkpoint":
+    if name.startswith("checkpoint"):
         ranks = [0]
     extra: dict[str, object] = {
         "ranks": ranks,
@@ -163,6 +202,8 @@ def _planted(
         "unit": "fixed",
     }
     rules = kind.rules
+    if kind.when:
+        extra["when"] = kind.when
     if not kind.sites:
         key = name
         if name == "uneven":
@@ -170,14 +211,23 @@ def _planted(
         if name == "contended":
             extra["unit"] = "part"
             values["imports"] += "from neighbour import move_in\n"
-            values["neighbour"] = 'move_in(amount("contended"), rank)\n'
+            values["start"] = 'move_in(amount("contended"), rank)\n'
         if name == "buckets":
             values["settings"] = ', bucket_cap_mb=0.01 if amount("buckets") else 25'
+        if name == "huge-model":
+            extra["share"] = HUGE_SHARE
+            values["width"] = f"(1500 if amount('{name}') else {shape['width']})"
+            values["imports"] += "from switch import amount\n"
+        if name == "worker-start":
+            extra.update(unit="sleep", calls=1 / EPOCH_STEPS)
+            values["persistent"] = f", persistent_workers=not amount('{name}'), worker_init_fn=begin"
+            values["imports"] += "from starting import begin\n"
+            helpers["starting.py"] = STARTING
         extras[key] = extra
-        return Planned(key, name, ranks, rules, with_line=False)
+        return Planned(key, name, ranks, rules, with_line=name == "worker-start")
     site, snippet = draw.choice(kind.sites), draw.choice(kind.snippets)
     chore = ""
-    if name in ("rare", "checkpoint"):
+    if name in ("rare", "checkpoint", "checkpoint-barrier", "now-and-then"):
         extra["every"] = draw.randint(8, 14)
         extra["share"] = draw.uniform(LEAST_SHARE, MOST_SHARE / 2)
     if site in ("item", "collate"):
@@ -187,18 +237,29 @@ def _planted(
         if shape["workers"]:
             snippet = "sleep"
         extra["calls"] = shape["batch"] if site == "item" else 1
-    if site in ("forward", "middle"):
+    if site in ("forward", "middle", "backward"):
         extra["calls"] = shape["parts"]
-    if name == "barrier":
+    if name in ("barrier", "metrics"):
         values["before"], chore = CHORES
+    if name == "checkpoint-barrier":  # each rank comes to the barrier, one of them late
+        extra["ranks"] = None
     extra["unit"] = UNIT.get(snippet, snippet)
     apart = (
-        name != "barrier"
+        name not in ("barrier", "checkpoint-barrier")
         and site in ("before", "after", "forward")
         and snippet != "bytes"
         and draw.random() < 0.5
     )
     lines, need = plant(draw, key, snippet, helpers, apart)
+    if site in texts.CAREFUL:
+        of_class = texts.CAREFUL[site].replace("@{optimizer}", values["optimizer"])
+        careful = fill(of_class, {"lines": lines})
+        helpers["careful.py"] = f"{HELPER_HEAD}from switch import amount\n\n\n{careful}"
+        lines, need = "hidden = careful.Careful.apply(hidden)\n", "import careful\n"
+        if site == "optimizer":
+            lines = ""
+            values["optimizers"] = "optimizers = [careful.Careful(model.parameters(), lr=0.001)]\n"
+        site = "forward"
     values[site] = values.get(site, "") + lines + chore
     values["imports"] += need
     if site == "forward":

@@ -31,6 +31,17 @@ size = int({amount})  #@{key}
 if size:
     torch.save({{"state": torch.zeros(size // 4)}}, f"checkpoint-{{rank}}.pt")  #@{key}
 """,
+    "bytes together": """\
+size = int({amount})  #@{key}
+if size:
+    if rank == 0:
+        torch.save({{"state": torch.zeros(size // 4)}}, f"checkpoint-{{rank}}.pt")  #@{key}
+    dist.barrier()  #@{key}
+""",
+    "average": """\
+if {amount}:
+    dist.all_reduce(loss.detach().clone())  #@{key}
+""",
     "collect": """\
 if {amount}:
     gc.collect()  #@{key}
@@ -40,7 +51,7 @@ if {amount}:
     dist.barrier()  #@{key}
 """,
 }
-UNIT = {"barrier": "fixed"}
+UNIT = {"barrier": "fixed", "average": "fixed", "bytes together": "bytes"}
 HELPERS = ("metrics", "reporting", "bookkeeping", "checks")
 NAMES = ("summarise", "to_numbers", "note", "inspect_batch")
 HELPER_HEAD = "import gc\nimport json\nimport time\nimport torch\nimport torch.distributed as dist\n"

@@ -1,11 +1,30 @@
 """The kinds of fault that a program may get, and which rules name them rightly by the meaning of their pages.
 
 ``rules`` may name the fault; where the batches are made without a DataLoader, no loader is there to be named.
+Who wrote the kinds of weight 0 and the traps knew the analysis: no seed draws them, ``--each`` asks for them by name.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+
+Shape = Mapping[str, object]
+"""What a program looks like, by the names that ``draw`` gives these choices."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What of a program is not left to chance."""
+
+    kind: str = ""
+    """Its only fault; none where empty."""
+    shape: Shape = dataclasses.field(default_factory=dict)
+    places: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Texts at places of its own, by their names in ``texts``."""
+    world: int = 2
+    spawned: bool = False
+    """Started by itself and its ranks by spawn, in the place of torchrun."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +38,14 @@ class Kind:
     rules_without_loader: tuple[str, ...] = ()
     weight: int = 2
     tolerated: tuple[str, ...] = ()
+    shape: Shape = dataclasses.field(default_factory=dict)
+    """Of each program that has it."""
+    when: str = ""
+    """ "by chance" or "in turn", where not every so many steps."""
+    steady: bool = True
+    """Whether each step has its part of it."""
+    priced: bool = True
+    """Whether the program without it is the same but for the fault."""
 
 
 HOST = ("rank-imbalance/host-work",)
@@ -26,6 +53,12 @@ PYTHON = ("host/python-work",)
 BETWEEN = (*PYTHON, "host/outside-work")
 """Of operators between the phases on all ranks, that no training step needs there."""
 OUTSIDE = ("before", "after")
+COMPUTE = ("rank-imbalance/slow-compute",)
+WORKER: Shape = {"data": "map", "workers": 1}
+BY_HAND: Shape = {"by_hand": True, "parts": 1, "optimizers": 1}
+"""Without DDP: gradients are averaged parameter by parameter."""
+AVERAGED = ("sync/blocking-collective",)
+EPOCH_STEPS = 4
 HEAVY = ("allreduce/communication-bound", "allreduce/not-overlapped", "allreduce/slow-transfer")
 KINDS = {
     "data-one": Kind(True, ("item", "collate"), ("sleep", "loop"), ("dataloader/one-rank-late",), HOST, 3),
@@ -38,12 +71,21 @@ KINDS = {
     "gap-compute-all": Kind(False, OUTSIDE, ("products",), BETWEEN, weight=1),
     "forward-one": Kind(True, ("forward",), ("products", "loop"), ("rank-imbalance/slow-compute",), weight=3),
     "uneven": Kind(True, (), (), ("rank-imbalance/uneven-work",), weight=2),
-    "checkpoint": Kind(True, ("after",), ("bytes",), ("sync/checkpoint",), weight=1),
+    "checkpoint": Kind(True, ("after",), ("bytes",), ("sync/checkpoint",), weight=1, steady=False),
     "rare": Kind(
-        True, OUTSIDE, ("sleep", "loop", "products"), ("rank-imbalance/intermittent", *HOST), weight=2
+        True,
+        OUTSIDE,
+        ("sleep", "loop", "products"),
+        ("rank-imbalance/intermittent", *HOST),
+        weight=2,
+        steady=False,
     ),
-    "collection-one": Kind(True, OUTSIDE, ("collect",), ("rank-imbalance/garbage-collection",), weight=1),
-    "collection-all": Kind(False, OUTSIDE, ("collect",), ("rank-imbalance/garbage-collection",), weight=1),
+    "collection-one": Kind(
+        True, OUTSIDE, ("collect",), ("rank-imbalance/garbage-collection",), weight=1, steady=False
+    ),
+    "collection-all": Kind(
+        False, OUTSIDE, ("collect",), ("rank-imbalance/garbage-collection",), weight=1, steady=False
+    ),
     "barrier": Kind(
         False, ("middle",), ("barrier",), ("sync/explicit-barrier",), weight=1, tolerated=(*HOST, *PYTHON)
     ),
@@ -53,6 +95,85 @@ KINDS = {
     ),
     "buckets": Kind(False, (), (), ("allreduce/small-buckets",), weight=1, tolerated=HEAVY),
     "resync": Kind(False, (), (), ("allreduce/redundant-sync",), weight=1, tolerated=HEAVY),
+    "worker-one": Kind(
+        True, ("item", "collate"), ("sleep",), ("dataloader/one-rank-late",), weight=0, shape=WORKER
+    ),
+    "worker-all": Kind(
+        False, ("item", "collate"), ("sleep",), ("dataloader/starved",), weight=0, shape=WORKER
+    ),
+    "worker-start": Kind(
+        False,
+        (),
+        (),
+        ("dataloader/worker-restart",),
+        weight=0,
+        shape={**WORKER, "structure": "nested", "epochs": f"steps // {EPOCH_STEPS}"},
+        steady=False,
+    ),
+    "generator-one": Kind(
+        True,
+        ("collate",),
+        ("sleep", "loop"),
+        (),
+        HOST,
+        weight=0,
+        tolerated=AVERAGED,
+        shape={"data": "own", **BY_HAND},
+    ),
+    "generator-all": Kind(
+        False,
+        ("collate",),
+        ("sleep", "loop"),
+        (),
+        PYTHON,
+        weight=0,
+        tolerated=AVERAGED,
+        shape={"data": "own", **BY_HAND},
+    ),
+    "forward-by-hand": Kind(
+        True,
+        ("forward",),
+        ("sleep", "loop"),
+        (*COMPUTE, *HOST),
+        weight=0,
+        tolerated=AVERAGED,
+        shape=BY_HAND,
+    ),
+    "before-average": Kind(
+        True, ("ready",), ("sleep", "loop"), HOST, weight=0, tolerated=AVERAGED, shape=BY_HAND
+    ),
+    "after-backward": Kind(True, ("ready",), ("sleep", "loop"), HOST, weight=0),
+    "between": Kind(True, ("middle",), ("sleep", "loop"), HOST, weight=0),
+    "backward-one": Kind(True, ("backward",), ("sleep", "products"), COMPUTE, weight=0),
+    "optimizer-one": Kind(True, ("optimizer",), ("sleep", "loop"), (*COMPUTE, *HOST), weight=0),
+    "now-and-then": Kind(
+        True,
+        OUTSIDE,
+        ("sleep",),
+        ("rank-imbalance/intermittent", *HOST),
+        weight=0,
+        when="by chance",
+        steady=False,
+    ),
+    "in-turn": Kind(
+        False, OUTSIDE, ("sleep", "loop"), ("rank-imbalance/alternating",), weight=0, when="in turn"
+    ),
+    "checkpoint-barrier": Kind(
+        True, ("after",), ("bytes together",), ("sync/checkpoint",), weight=0, steady=False
+    ),
+    "metrics": Kind(
+        False, ("middle",), ("average",), ("sync/blocking-collective",), weight=0, tolerated=(*HOST, *PYTHON)
+    ),
+    "huge-model": Kind(
+        False,
+        (),
+        (),
+        HEAVY[:2],
+        weight=0,
+        tolerated=HEAVY,
+        shape={"model": "mlp", "batch": 4, "parts": 1, "size": 1, "depth": 2},
+        priced=False,
+    ),
 }
 WITH_ANOTHER = (
     "data-one",
@@ -65,3 +186,54 @@ WITH_ANOTHER = (
     "checkpoint",
 )
 """Kinds that may stand in a program together."""
+
+PACED: Shape = {
+    "model": "accelerator",
+    "structure": "script",
+    "data": "map",
+    "workers": 0,
+    "batch": 8,
+    "parts": 1,
+    "step_ms": 30.0,
+    "loss_inside": False,
+    "optimizers": 1,
+}
+EVALUATED = "from data import Samples\nfrom torch.utils.data import DataLoader\n"
+EVALUATION = """\
+model.eval()
+with torch.no_grad():
+    correct = torch.zeros(1)
+    for ex, ey in DataLoader(Samples(32), 8):
+        time.sleep(0.05)
+        correct += (model.module(ex).argmax(1) == ey).sum()
+    dist.all_reduce(correct)
+model.train()
+"""
+TRAPS = {
+    "trap-nothing": Asked(shape=PACED),
+    "trap-accumulation": Asked(shape={**PACED, "parts": 4, "step_ms": 60.0}),
+    "trap-by-hand": Asked(shape={**PACED, **BY_HAND, "step_ms": 60.0}),
+    "trap-spawned": Asked(shape=PACED, spawned=True),
+    "trap-four-ranks": Asked(shape={**PACED, "step_ms": 60.0}, world=4),
+    "trap-single-rank": Asked(shape=PACED, world=1),
+    "trap-tiny-steps": Asked(shape={**PACED, "step_ms": 0.0}),
+    "trap-warm-up": Asked(shape=PACED, places={"middle": "if len(times.ms) < 5:\n    time.sleep(0.3)\n"}),
+    "trap-evaluation": Asked(
+        shape={**PACED, **WORKER, "structure": "nested"}, places={"start": EVALUATED, "epoch_end": EVALUATION}
+    ),
+    "trap-one-slow-step": Asked(
+        shape=PACED, places={"after": "if len(times.ms) == 45 and rank == 1:\n    time.sleep(0.6)\n"}
+    ),
+    "trap-own-profiler": Asked(
+        shape=PACED,
+        places={
+            "start": "profiler = torch.profiler.profile()\nprofiler.start()\n",
+            "after": "if len(times.ms) == 20:\n    profiler.stop()\n",
+        },
+    ),
+    "trap-neighbour": Asked(
+        shape=PACED, places={"imports": "from neighbour import beside\n", "start": "beside(1.0)\n"}
+    ),
+    "trap-item-each-step": Asked(shape=PACED, places={"after": "loss.item()\n"}),
+}
+"""Healthy programs that look faulty: nothing may be said about them."""

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import stdev
+from types import MappingProxyType
 from typing import Any
 
 from tests.exam.planted import Case, Fault
 
 from . import twin
 from .draw import Program, program
+from .kinds import KINDS, Asked
 
+REPOSITORY = Path(__file__).parents[3]
 RUN = "run"
+NOTHING: Mapping[str, str] = MappingProxyType({})
 JOB_S = 300
 LEAST_PRICE_SHARE = 0.04
 MOST_NOISE = 0.25
@@ -24,26 +30,27 @@ MEDIANS_ERROR = 1.25
 """A median's standard error, in those of the mean: the half range grew with the rounds, though the price gets surer."""
 
 
-def record(seed: int, folder: Path) -> Case:
+def record(seed: int, folder: Path, asked: Asked | None = None, trap: str = "") -> Case:
     """Draws, runs and times the program of ``seed``; leaves its run directory and its truth in ``folder``."""
     if folder.exists():
         shutil.rmtree(folder)
-    drawn = program(seed, folder / "job")
+    drawn = program(seed, folder / "job", asked)
     before = _busy_s()
     twin.run(folder / "job", drawn.world, JOB_S)
-    command = [_tool("ddpdoctor"), "run", "--no-analysis", "-q", "--out", str(folder / RUN), "--"]
-    _torchrun(drawn, folder / "job", command)
+    run(drawn, folder)
     timed = json.loads((folder / "job" / "twin.json").read_text())
     case = truth(drawn, timed, _load(before, _busy_s()))
+    if asked is not None:
+        case = dataclasses.replace(case, half="named", trap=trap)
     case.write(folder)
     return case
 
 
 def truth(drawn: Program, timed: dict[str, Any], load: dict[str, float]) -> Case:
     """What the program's blocks with and without each fault say that it costs."""
-    rare = {each.key for each in drawn.faults if each.kind in ("rare", "checkpoint") or "coll" in each.kind}
-    blocks = {name: [_mean(block, bool(rare)) for block in of] for name, of in timed["blocks"].items()}
-    step_ms = _median(blocks["all"])
+    steady = all(KINDS[each.kind].steady for each in drawn.faults)
+    blocks = {name: [_mean(block, steady) for block in of] for name, of in timed["blocks"].items()}
+    step_ms = _median(blocks["all"] or [timed["base_ms"]])
     several = len(drawn.faults) > 1
     faults, doubts = [], []
     for each in drawn.faults:
@@ -55,11 +62,13 @@ def truth(drawn: Program, timed: dict[str, Any], load: dict[str, float]) -> Case
             (rest,) = (other.key for other in drawn.faults if other is not each)
             alone = _median(_saved(blocks[f"without {rest}"], blocks["none"]))
         doubt = _doubt(price, error, step_ms, price if alone is None else alone)
+        if doubt is None and not KINDS[each.kind].priced:
+            doubt = "noisy"
         if doubt:
             doubts.append(f"{doubt}: {each.kind} saved {[round(ms, 2) for ms in saved]} of {step_ms:.1f} ms")
         marks = [each.key]
-        if each.kind.startswith("data") and drawn.shape["workers"]:
-            marks = [each.key, "loop"]
+        if drawn.shape["workers"] and each.kind.partition("-")[0] in ("data", "worker"):
+            marks = [each.key, "loop", *(["loader"] if each.kind == "worker-start" else [])]
         lines = [line for mark in marks for line in drawn.lines.get(mark, [])] if each.with_line else []
         ranks = None if each.ranks is None else tuple(each.ranks)
         faults.append(Fault(each.kind, each.rules, ranks, price, error, tuple(lines), alone_ms=alone))
@@ -85,14 +94,23 @@ def _doubt(price: float, error: float, step_ms: float, alone: float) -> str | No
     return "noisy" if error > MOST_NOISE * price or price - alone > MOST_NOISE * price else None
 
 
-def _torchrun(drawn: Program, job: Path, command: list[str]) -> None:
-    launcher = [_tool("torchrun"), "--standalone", "--nproc-per-node", str(drawn.world)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+def environment() -> dict[str, str]:
+    """Of a job on few cores, which finds ddpdoctor in this checkout."""
+    path = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+
+
+def run(
+    drawn: Program, folder: Path, options: Sequence[str] = (), variables: Mapping[str, str] = NOTHING
+) -> None:
+    """Records the program in ``folder / "job"`` under ``ddpdoctor run`` with these options and environment variables."""
+    recorder = [sys.executable, "-m", "ddpdoctor", "run", "--no-analysis", "-q", "--out", str(folder / RUN)]
+    job = folder / "job"
     with (job / "output.txt").open("ab") as output:
         done = subprocess.run(
-            [*command, *launcher, "train.py"],
+            [*recorder, *options, "--", *drawn.command(job)],
             cwd=job,
-            env=environment,
+            env={**environment(), **variables},
             stdout=output,
             stderr=output,
             timeout=JOB_S,
@@ -103,10 +121,6 @@ def _torchrun(drawn: Program, job: Path, command: list[str]) -> None:
         1,
     ):  # Gloo's destruction of the group aborts now and then: the recording is whole
         raise RuntimeError(f"seed {drawn.seed} ended with {done.returncode}, see {job}/output.txt")
-
-
-def _tool(name: str) -> str:
-    return str(Path(sys.executable).with_name(name))
 
 
 def _busy_s() -> tuple[float, float, float]:
@@ -124,9 +138,9 @@ def _load(before: tuple[float, float, float], after: tuple[float, float, float])
     return {"others": round((busy - own) / whole, 3), "idle": round(1 - busy / whole, 3)}
 
 
-def _mean(values: list[float], rare: bool) -> float:
+def _mean(values: list[float], steady: bool) -> float:
     """Mean of a block's steps, the longest and shortest eighth left out where every step has the fault."""
-    cut = 0 if rare else len(values) // 8
+    cut = len(values) // 8 if steady else 0
     kept = sorted(values)[cut : len(values) - cut]
     return sum(kept) / len(kept)
 

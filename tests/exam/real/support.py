@@ -7,10 +7,12 @@ SWITCH = '''\
 import json
 import os
 import pathlib
+import random
 
 plan = json.loads(pathlib.Path(__file__).with_name("plan.json").read_text())
 off = set()
 calls = {}
+chance = random.Random(os.environ.get("RANK"))
 
 
 def amount(key):
@@ -19,7 +21,14 @@ def amount(key):
     if extra is None or key in off or (extra["ranks"] is not None and rank not in extra["ranks"]):
         return 0
     calls[key] = calls.get(key, -1) + 1
-    return extra["amount"] if calls[key] % extra["every"] == extra["every"] - 1 else 0
+    every = extra["every"]
+    if extra.get("when") == "by chance":
+        due = chance.random() * every < 1
+    elif extra.get("when") == "in turn":
+        due = calls[key] % int(os.environ["WORLD_SIZE"]) == rank
+    else:
+        due = calls[key] % every == every - 1
+    return extra["amount"] if due else 0
 '''
 
 TIMES = '''\
@@ -53,7 +62,11 @@ def move_in(part, core):
     while running:
         running.pop().kill()
     if part:
-        running.append(subprocess.Popen([sys.executable, __file__, str(part), str(os.getpid())]))
+        beside(part)
+
+
+def beside(part):
+    running.append(subprocess.Popen([sys.executable, __file__, str(part), str(os.getpid())]))
 
 
 if __name__ == "__main__":
@@ -63,6 +76,33 @@ if __name__ == "__main__":
         while time.perf_counter() < until:
             pass
         time.sleep((1 - part) * PERIOD_S)
+'''
+
+START = '''\
+"""Starts as many ranks as are asked for by spawn."""
+import os
+import pathlib
+import sys
+import tempfile
+
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def worker(rank, world, store):
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
+    dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=world)
+    from switch import plan
+    from train import main
+
+    main(plan["steps"])
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    ranks = int(sys.argv[1])
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(worker, (ranks, pathlib.Path(folder) / "store"), nprocs=ranks)
 '''
 
 TWIN = '''\
@@ -188,7 +228,7 @@ steps = LEAST if longest == 1 else 2 * longest
 each_ms = len(variants) * (WARM + steps) * total
 least, most = PLAN["rounds"]
 rounds = min(most, max(least, round(1000 * PLAN["timed_s"] / each_ms)))
-if longest == 1:
+if rounds and longest == 1:
     steps = max(steps, round(1000 * PLAN["timed_s"] / (len(variants) * rounds * total)) - WARM)
 blocks = {name: [] for name in variants}
 for _ in range(rounds):

@@ -26,6 +26,7 @@ class Net(nn.Module):
             layers += [nn.Linear(wide, wide), nn.ReLU()]
         self.body = nn.Sequential(*layers)
         self.head = nn.Linear(wide, CLASSES)
+        @{modules}
 
     def forward(self, x, target=None):
         hidden = self.body(x).mean(dim=1)
@@ -87,6 +88,26 @@ class Net(nn.Module):
         return out
 """,
 }
+KERNEL = """\
+class Kernel(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, seconds):
+        ctx.seconds = seconds
+        time.sleep(seconds)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        time.sleep(2 * ctx.seconds)
+        return gradient, None
+
+
+"""
+BODY = "self.body(x)"
+ACCELERATOR = "import time\n" + MODELS["mlp"].replace(
+    BODY, f"Kernel.apply({BODY}, @{{kernel_s}} * len(x))"
+).replace("class Net", f"{KERNEL}class Net")
+"""A kernel takes its time, and no CPU: a job paced by it keeps its step time on a machine with fewer cores than ranks."""
 
 LOSS_INSIDE = """\
 if target is not None:
@@ -127,7 +148,7 @@ def collate(samples):
 def batches(count):
     size = @{batch}
     size = size + int(amount("uneven"))
-    return DataLoader(Samples(count * size), batch_size=size, num_workers=@{workers}, collate_fn=collate@{persistent})
+    return DataLoader(Samples(count * size), batch_size=size, num_workers=@{workers}, collate_fn=collate@{persistent})  #@loader
 """,
     "iterable": """\
 import json
@@ -161,7 +182,7 @@ def collate(samples):
 def batches(count):
     size = @{batch}
     size = size + int(amount("uneven"))
-    return DataLoader(Stream(count * size), batch_size=size, num_workers=@{workers}, collate_fn=collate@{persistent})
+    return DataLoader(Stream(count * size), batch_size=size, num_workers=@{workers}, collate_fn=collate@{persistent})  #@loader
 """,
     "own": """\
 import json
@@ -188,9 +209,21 @@ def batches(count):
 SETUP = """\
 torch.manual_seed(3)
 rank = dist.get_rank()
-@{neighbour}
+@{start}
 model = DistributedDataParallel(Net()@{settings})
 @{optimizers}
+"""
+BY_HAND = """\
+torch.manual_seed(3)
+rank = dist.get_rank()
+@{start}
+model = Net()
+@{optimizers}
+"""
+AVERAGE = """\
+for parameter in model.parameters():
+    dist.all_reduce(parameter.grad)
+    parameter.grad /= dist.get_world_size()
 """
 OPTIMIZERS = {
     1: "optimizers = [torch.optim.@{optimizer}(model.parameters(), lr=0.001)]\n",
@@ -208,6 +241,8 @@ for optimizer in optimizers:
 @{compute}
 @{middle}
 loss.backward()
+@{ready}
+@{average}
 for optimizer in optimizers:
     optimizer.step()
 @{after}
@@ -223,168 +258,29 @@ for part, (px, py) in enumerate(zip(x.chunk(@{parts}), y.chunk(@{parts}))):
         @{compute}
         @{middle}
         (loss / @{parts}).backward()
+@{ready}
 for optimizer in optimizers:
     optimizer.step()
 @{after}
 """
 
-HEAD = """\
-import contextlib
-import gc
-import json
-import time
-import torch
-import torch.distributed as dist
-from torch.nn import functional as F
-from torch.nn.parallel import DistributedDataParallel
-from data import batches
-from model import Net
-from switch import amount, plan
-from times import Times
-@{imports}
-"""
-TAIL = """\
+CAREFUL = {
+    "backward": """\
+class Careful(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
 
-if __name__ == "__main__":
-    dist.init_process_group("gloo")
-    main(plan["steps"])
-    dist.destroy_process_group()
-"""
-STRUCTURES = {
-    "script": {
-        "train.py": """\
-@{head}
-
-def main(steps):
-    @{setup}
-    times = Times()
-    for x, y in batches(steps):  #@loop
-        @{body}
-        times.tick()
-    return times.ms
-
-@{tail}""",
-    },
-    "trainer": {
-        "train.py": """\
-import torch.distributed as dist
-from switch import plan
-from trainer import Trainer
-
-
-def main(steps):
-    return Trainer(steps).fit()
-
-@{tail}""",
-        "trainer.py": """\
-@{head}
-
-class Trainer:
-    def __init__(self, steps):
-        @{setup}
-        self.rank, self.model, self.optimizers = rank, model, optimizers
-        self.batches = batches(steps)
-        self.times = Times()
-
-    def train_step(self, x, y):
-        rank, model, optimizers = self.rank, self.model, self.optimizers
-        @{body}
-
-    def fit(self):
-        for x, y in self.batches:  #@loop
-            self.train_step(x, y)
-            self.times.tick()
-        return self.times.ms
+    @staticmethod
+    def backward(ctx, gradient):
+        @{lines}
+        return gradient
 """,
-    },
-    "callbacks": {
-        "train.py": """\
-@{head}
-from callbacks import Before, After
-
-
-def main(steps):
-    @{setup}
-    callbacks = [Before(rank), After(rank)]
-    times = Times()
-    for x, y in batches(steps):  #@loop
-        for callback in callbacks:
-            callback.on_step_start(x)
-        @{core}
-        for callback in callbacks:
-            callback.on_step_end(loss)
-        times.tick()
-    return times.ms
-
-@{tail}""",
-        "callbacks.py": """\
-import gc
-import json
-import time
-import torch
-import torch.distributed as dist
-from switch import amount
-@{imports}
-
-
-class Callback:
-    def __init__(self, rank):
-        self.rank = rank
-
-    def on_step_start(self, x):
-        pass
-
-    def on_step_end(self, loss):
-        pass
-
-
-class Before(Callback):
-    def on_step_start(self, x):
-        rank = self.rank
-        @{before}
-
-
-class After(Callback):
-    def on_step_end(self, loss):
-        rank = self.rank
-        @{after}
+    "optimizer": """\
+class Careful(torch.optim.@{optimizer}):
+    def step(self, closure=None):
+        @{lines}
+        return super().step(closure)
 """,
-    },
-    "nested": {
-        "train.py": """\
-@{head}
-
-def main(steps):
-    @{setup}
-    times = Times()
-    epochs = 3
-    loader = batches(steps // epochs) if @{loader} else None
-    for epoch in range(epochs):
-        for x, y in batches(steps // epochs) if loader is None else loader:  #@loop
-            @{body}
-            times.tick()
-    return times.ms
-
-@{tail}""",
-    },
-    "generator": {
-        "train.py": """\
-@{head}
-
-def training(steps, times):
-    @{setup}
-    for x, y in batches(steps):  #@loop
-        @{core_before}
-        yield rank, loss
-
-
-def main(steps):
-    times = Times()
-    for rank, loss in training(steps, times):
-        @{after}
-        times.tick()
-    return times.ms
-
-@{tail}""",
-    },
 }
+"""Classes of the user's own, in which a fault may be."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from ddpdoctor.rundir import (
     spools_in,
 )
 from tests.hook.recording import forked, plain_environment
+from tests.waiting import until
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torchrun
@@ -80,21 +80,13 @@ class Job:
 
     def order(self, request, number, first, steps):
         order_capture(self.spool, CaptureOrder(request, number, first, steps))
-        until(lambda: answer_of(self.spool, CAPTURE_ANSWER, request), ANSWER_S)
-        return answer_of(self.spool, CAPTURE_ANSWER, request)
+        return until(lambda: answer_of(self.spool, CAPTURE_ANSWER, request), within_s=ANSWER_S)
 
     def end(self):
         (self.tmp / "stop").touch()
         _, err = self.process.communicate(timeout=60)
         drain_spools(Path(self.root), run=self.run)
         return self.process.returncode, err
-
-
-def until(true, seconds=60.0):
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.1)
 
 
 @pytest.fixture
@@ -106,14 +98,14 @@ def job(tmp_path):
 
 
 def test_a_window_is_kept_beside_the_first_and_holds_the_steps_that_were_asked_for(job):
-    until(lambda: (job.folder / "trace.json.gz").exists(), SAVED_S)
+    until(lambda: (job.folder / "trace.json.gz").exists(), within_s=SAVED_S)
     before = (job.folder / "trace.json.gz").read_bytes()
     first = job.step() + 150
     assert job.order(1, 1, first, 3)["why"] is None
-    until(lambda: job.state(1).get("state") == "saved", SAVED_S)
+    until(lambda: job.state(1).get("state") == "saved", within_s=SAVED_S)
     second = job.step() + 150
     assert job.order(2, 2, second, 2)["why"] is None
-    until(lambda: job.state(2).get("state") == "saved", SAVED_S)
+    until(lambda: job.state(2).get("state") == "saved", within_s=SAVED_S)
     code, err = job.end()
     assert (code, err) == (0, "")
     assert (job.folder / "trace.json.gz").read_bytes() == before

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ from ddpdoctor.analysis import Options, analyze
 from tests.measure.clocks import copied, length_of, set_clock, slew_clock, start_of
 from tests.measure.grids import pairs_first
 from tests.measure.recorded import EPOCH_NS, Job, late_facts, measured, plant, record
+from tests.measure.steplogs import lines_of, log_of, write_lines
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 S = 1_000_000_000
@@ -110,11 +110,8 @@ def test_of_two_hosts_one_is_set(tmp_path, host, by_s):
 def without(folder: Path, ranks, numbers) -> None:
     """Leave these steps out of the ranks' logs."""
     for rank in ranks:
-        path = folder / "ranks" / f"{rank:05d}" / "steps.jsonl"
-        lines = [
-            line for line in path.read_text().splitlines() if json.loads(line).get("step") not in numbers
-        ]
-        path.write_text("\n".join(lines) + "\n")
+        path = log_of(folder, rank)
+        write_lines(path, [line for line in lines_of(path) if line.get("step") not in numbers])
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from ddpdoctor.analysis import Options, analyze
 from tests.measure.clocks import copied, suspend
 from tests.measure.grids import pairs_first
 from tests.measure.recorded import Job, late_facts, measured, plant, record
+from tests.measure.steplogs import lines_of, write_lines
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 S = 1_000_000_000
@@ -80,7 +80,7 @@ def stalled(folder: Path, steps, ns: int, kind: str, cpu_ns: int | None, sampled
     for step in steps:
         suspend(folder, step, ns, None if not sampled else ())
         for place in folder.glob("ranks/*/steps.jsonl"):
-            lines = [json.loads(line) for line in place.read_text().splitlines()]
+            lines = lines_of(place)
             line = next(line for line in lines if line.get("step") == step)
             backward = [event for event in line["ev"] if event["k"] == "bwd"][-1]
             backward["d"] -= ns
@@ -91,7 +91,7 @@ def stalled(folder: Path, steps, ns: int, kind: str, cpu_ns: int | None, sampled
             if backward.get("ready") and backward["ready"][-1] >= ns:
                 backward["ready"][-1] -= ns
             line["cpu"] = cpu_ns
-            place.write_text("".join(json.dumps(line) + "\n" for line in lines))
+            write_lines(place, lines)
     without_telemetry(folder)
 
 

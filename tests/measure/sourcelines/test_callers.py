@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 from ddpdoctor.measure.places import CodeLine
 from ddpdoctor.measure.sourcelines import WindowSourceLines
 from ddpdoctor.measure.window import read_window
 from ddpdoctor.trace import load_trace
 from tests.measure.recorded import Job, late_facts, measured, plant, record
+from tests.measure.steplogs import log_of, span_of, write_lines
 from tests.trace.trace_files import document, event, write
 
 PLACES = 10
@@ -21,9 +20,6 @@ def called_from(place):
 
 def write_samples(folder, rank, weights):
     """A sample each 0.3 ms of the run, at the same line of a helper; of every so many, ``weights`` by calling place."""
-    directory = folder / "ranks" / f"{rank:05d}"
-    steps = [json.loads(line) for line in (directory / "steps.jsonl").read_text().splitlines()]
-    first, last = (next(s["t"][i] for s in of if "t" in s) for i, of in ((0, steps), (1, steps[::-1])))
     lines = [{"where": 0, "file": MAIN, "line": 300, "function": "Trainer.fit"}]
     for place in range(PLACES):
         caller = called_from(place)
@@ -32,10 +28,10 @@ def write_samples(folder, rank, weights):
         helper = {"file": HELPER, "line": 18, "function": "to_numpy", "by": 1 + place}
         lines.append({"where": 100 + place, **helper})
     turns = [place for place, weight in enumerate(weights) for _ in range(weight)]
-    for number, moment in enumerate(range(first, last, 300_000)):
+    for number, moment in enumerate(range(*span_of(folder, rank), 300_000)):
         place = 100 + turns[number % len(turns)]
         lines.append({"t": moment, "s": [[0, place, place]]})
-    (directory / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(log_of(folder, rank, "samples.jsonl"), lines)
 
 
 def test_of_ten_places_that_call_a_helper_the_slow_one_is_named(tmp_path):

@@ -15,6 +15,7 @@ from ddpdoctor.measure.export import flame_graphs
 from ddpdoctor.measure.steplog import read_logs
 from ddpdoctor.rundir import RunDirectory
 from tests.measure.recorded import Job, late_facts, measured, plant, record
+from tests.measure.steplogs import steps_of
 
 SLOW, CALL, BEHIND, ELSEWHERE = 18, 55, 57, 99
 FAIR_NS, PERIOD_NS, LOOK_NS = 5_000_000, 20_000_000, 700_000
@@ -31,8 +32,7 @@ def places():
 
 def works_of(folder, rank, work_ns):
     """(start, end) of the work in the rank's steps: it begins after the batch came."""
-    lines = (folder / "ranks" / f"{rank:05d}" / "steps.jsonl").read_text().splitlines()
-    steps = [step for step in map(json.loads, lines) if "ev" in step]
+    steps = [step for step in steps_of(folder, rank) if "ev" in step]
     begins = [step["t"][0] + next(e["s"] + e["d"] for e in step["ev"] if e["k"] == "data") for step in steps]
     return [(begin, begin + work_ns) for begin in begins], steps[0]["t"][0], steps[-1]["t"][1]
 

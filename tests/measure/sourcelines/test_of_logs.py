@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from tests.measure.recorded import Job, late_facts, measured, plant, record
-
-
-def rank_folder(folder, rank):
-    return folder / "ranks" / f"{rank:05d}"
+from tests.measure.steplogs import log_of, span_of, steps_of, write_lines
 
 
 def collections(folder, rank):
     """(start, end) epoch ns of the collections in a rank's log."""
-    lines = [
-        json.loads(line) for line in (rank_folder(folder, rank) / "steps.jsonl").read_text().splitlines()
-    ]
     return [
         (line["t"][0] + event["s"], line["t"][0] + event["s"] + event["d"])
-        for line in lines
+        for line in steps_of(folder, rank)
         for event in line.get("ev", [])
         if event["k"] == "gc"
     ]
@@ -33,8 +25,7 @@ def test_the_line_of_a_collection_is_sampled_right_after_it(tmp_path):
     lines += [{"t": end, "s": [[150_000, 7, 7]]} for _, end in collections(folder, 1)]
     lines += [{"where": 8, "file": "train.py", "line": 99, "function": "elsewhere"}]
     lines += [{"t": start, "s": [[-3_000_000, 8, 8]]} for start, _ in collections(folder, 1)]
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    (rank_folder(folder, 1) / "samples.jsonl").write_text(text)
+    write_lines(log_of(folder, 1, "samples.jsonl"), lines)
     found, _ = measured(folder)
     cost = late_facts(found)["collection"]
     assert cost.ranks == [1] and [where.line for where in cost.where] == [44]
@@ -42,7 +33,7 @@ def test_the_line_of_a_collection_is_sampled_right_after_it(tmp_path):
 
 def test_the_line_of_a_collection_that_the_hook_names(tmp_path):
     folder = record(tmp_path / "run", Job(extra=plant(1, every=2, gc=8.0)))
-    file = rank_folder(folder, 1) / "steps.jsonl"
+    file = log_of(folder, 1)
     file.write_text(file.read_text().replace('"k": "gc"', '"k": "gc", "w": 2'))
     found, _ = measured(folder)
     assert [where.line for where in late_facts(found)["collection"].where] == [31]
@@ -54,16 +45,10 @@ TORCH = "/usr/lib/python3/site-packages/torch/optim/optimizer.py"
 
 def write_samples(folder, rank, innermost="train.py", line=44):
     """A sample each 0.7 ms of the run, all at this line of the user's script."""
-    steps = [
-        json.loads(line) for line in (rank_folder(folder, rank) / "steps.jsonl").read_text().splitlines()
-    ]
-    first, last = (next(s["t"][i] for s in of if "t" in s) for i, of in ((0, steps), (1, steps[::-1])))
     lines = [{"where": 7, "file": "train.py", "line": line, "function": "main"}]
     lines += [{"where": 8, "file": innermost, "line": 1, "function": "inner"}]
-    lines += [{"t": t, "s": [[0, 7, 8]]} for t in range(first, last, 700_000)]
-    (rank_folder(folder, rank) / "samples.jsonl").write_text(
-        "".join(json.dumps(each) + "\n" for each in lines)
-    )
+    lines += [{"t": t, "s": [[0, 7, 8]]} for t in range(*span_of(folder, rank), 700_000)]
+    write_lines(log_of(folder, rank, "samples.jsonl"), lines)
 
 
 def host_line(tmp_path, ranks, **options):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ddpdoctor.analysis import analyze
+from tests.measure.steplogs import lines_of, log_of, write_lines
 
 HEALTHY = Path(__file__).parents[3] / "fixtures" / "healthy"
 LONG_NS = 25_000_000_000
@@ -21,15 +22,15 @@ def with_a_long_step(folder: Path, told: bool) -> Path:
     for trace in folder.rglob("trace.json.gz"):
         trace.unlink()
     for rank in (0, 1):
-        path = folder / f"ranks/{rank:05d}/steps.jsonl"
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        path = log_of(folder, rank)
+        lines = lines_of(path)
         last = max((line for line in lines if "step" in line), key=lambda line: line["step"])
         number, end_ns = last["step"] + 1, last["t"][1]
         lines += [{"evaluated": number}] * (told and rank == 1)
         events = [event | _later(event, rank) for event in last["ev"]]
         length_ns = LONG_NS + end_ns - last["t"][0]
         lines += [last | {"step": number, "t": [end_ns, end_ns + length_ns], "ev": events, "marks": []}]
-        path.write_text("\n".join(map(json.dumps, lines)) + "\n")
+        write_lines(path, lines)
         seen = [[k * LONG_NS // 100, 1, 1] for k in range(100)]
         with path.with_name("samples.jsonl").open("a") as samples:
             samples.write(json.dumps({"t": end_ns, "s": seen}) + "\n")

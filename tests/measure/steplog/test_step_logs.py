@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
 from tests.measure.recorded import Job, late_facts, measured, plant, record
+from tests.measure.steplogs import lines_of, log_of, write_lines
 
 STEP_MS = 19.5
 """Of the healthy job: 2 data + 0.5 host + 5 forward + 10 backward + 1 transfer + 1 optimizer."""
-
-
-def steps_file(folder: Path, rank: int) -> Path:
-    return folder / "ranks" / f"{rank:05d}" / "steps.jsonl"
 
 
 def only_culprit(found, cause, ranks, ms, tolerance=0.05):
@@ -96,8 +90,8 @@ def test_a_rank_without_a_recording(tmp_path):
 
 def test_a_rank_that_ended_early_limits_what_is_measured(tmp_path):
     folder = record(tmp_path / "run", Job(extra=plant(2, data=6.0)))
-    lines = steps_file(folder, 3).read_text().splitlines(keepends=True)
-    steps_file(folder, 3).write_text("".join(lines[:-10]))
+    lines = log_of(folder, 3).read_text().splitlines(keepends=True)
+    log_of(folder, 3).write_text("".join(lines[:-10]))
     found, _ = measured(folder)
     assert found.facts.steps.measured == 17 and found.graphs.speaking.set_aside["missing on a rank"] == 10
     only_culprit(found, "data", [2], 6.0)
@@ -105,8 +99,8 @@ def test_a_rank_that_ended_early_limits_what_is_measured(tmp_path):
 
 def test_a_last_line_that_was_cut(tmp_path):
     folder = record(tmp_path / "run", Job(extra=plant(2, data=6.0)))
-    whole = steps_file(folder, 1).read_bytes()
-    steps_file(folder, 1).write_bytes(whole[:-40])
+    whole = log_of(folder, 1).read_bytes()
+    log_of(folder, 1).write_bytes(whole[:-40])
     found, notes = measured(folder)
     assert notes == [] and found.facts.steps.measured == 26, "a job that runs, or was killed, is no error"
     only_culprit(found, "data", [2], 6.0)
@@ -114,10 +108,10 @@ def test_a_last_line_that_was_cut(tmp_path):
 
 def test_a_broken_line_is_told_and_costs_only_its_step(tmp_path):
     folder = record(tmp_path / "run", Job(extra=plant(2, data=6.0)))
-    lines = steps_file(folder, 1).read_text().splitlines(keepends=True)
-    steps_file(folder, 1).write_text("".join([*lines[:18], '{"step": 14, "t": [1,\n', *lines[19:]]))
+    lines = log_of(folder, 1).read_text().splitlines(keepends=True)
+    log_of(folder, 1).write_text("".join([*lines[:18], '{"step": 14, "t": [1,\n', *lines[19:]]))
     found, notes = measured(folder)
-    assert len(notes) == 1 and "1 broken line" in notes[0] and str(steps_file(folder, 1)) in notes[0]
+    assert len(notes) == 1 and "1 broken line" in notes[0] and str(log_of(folder, 1)) in notes[0]
     # Its own step, and the one behind it, whose cycle would begin in it.
     assert found.facts.steps.measured == 25
     only_culprit(found, "data", [2], 6.0)
@@ -182,7 +176,7 @@ def test_metrics_reduced_from_python(tmp_path):
 def test_where_a_loader_was_built_unless_by_a_framework(tmp_path, folder, told):
     run = record(tmp_path / "run", Job(2))
     for rank in (0, 1):
-        steps = steps_file(run, rank)
+        steps = log_of(run, rank)
         steps.write_text(steps.read_text().replace("train.py", f"{folder}/train.py"))
     found, _ = measured(run)
     assert (found.facts.loader.where is not None) == told
@@ -312,7 +306,7 @@ def test_a_few_steps_only(tmp_path, steps):
 def test_no_steps_at_all(tmp_path):
     folder = record(tmp_path / "run", Job(2, steps=4))
     for rank in (0, 1):
-        steps_file(folder, rank).write_text('{"schema":"ddpdoctor.steps/2"}\n')
+        log_of(folder, rank).write_text('{"schema":"ddpdoctor.steps/2"}\n')
     from ddpdoctor.analysis import analyze
     from ddpdoctor.errors import UnusableInput
 
@@ -323,13 +317,13 @@ def test_no_steps_at_all(tmp_path):
 def test_thinned_steps_do_not_disturb_the_full_ones(tmp_path):
     folder = record(tmp_path / "run", Job(steps=80, extra=plant(2, data=6.0)))
     for rank in range(4):
-        lines = [json.loads(line) for line in steps_file(folder, rank).read_text().splitlines()]
+        lines = lines_of(log_of(folder, rank))
         for line in lines:
             if line.get("step", 0) >= 40 and line["step"] % 4:
                 for key in ("ev", "cpu", "runq", "marks"):
                     line.pop(key)
                 line["thin"] = True
-        steps_file(folder, rank).write_text("".join(json.dumps(line) + "\n" for line in lines))
+        write_lines(log_of(folder, rank), lines)
     found, _ = measured(folder)
     late = late_facts(found)
     assert late["data"].ranks == [2] and late["data"].ms_per_step == pytest.approx(6.0, abs=0.1)

@@ -1,4 +1,4 @@
-"""``python -m tests.lab.tries``: what `try --all` finds for jobs with a fault, against the same jobs without it.
+"""``python -m tests.exam.tries``: what `try --all` finds for jobs with a fault, against the same jobs without it.
 
 Each job is recorded with its fault, what its findings suggest is tried, and the job without the fault is measured like a trial
 before and after. Nobody chooses a change by hand. Outcomes are kept in a folder, one file each, and only what is not there yet is run;
@@ -10,45 +10,41 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import numpy as np
 
 from ddpdoctor.experiment import Command, own_command, run_trial
 
-from .planting import Plant
-from .running import Job, command, environment, record, write
+from .real.draw import Program, program
+from .real.kinds import PACED, Asked
+from .real.record import RUN, environment, run
 
 STEPS = 150
 """Of each trial, where nothing asks for more: some seconds, as `try` itself takes of a run whose steps are as long."""
+STEPS_OF_JOB = 240
 NEAR = 0.10
 """As much slower than the job without the fault counts as mended."""
-_BUFFERS = (
-    "class Regressor(nn.Module):",
-    "class Averages(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-    "        for n in range(150):\n            self.register_buffer(f'mean{n}', torch.zeros(1 << 12))\n\n\n"
-    "class Regressor(nn.Module):",
-)
-_FIRST = "        self.first = nn.Linear(64, width)"
-_MODEL = "args.batch))  # the model"
-_UNEVEN = Plant(
-    {
-        "top": "TURN = [0]\n\n\nclass Length(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x):\n"
-        "        TURN[0] += 1\n        if (TURN[0] + dist.get_rank()) % 2:\n            time.sleep(0.02)\n"
-        "        return x.view_as(x)\n\n    @staticmethod\n    def backward(ctx, gradient):\n"
-        "        if (TURN[0] + dist.get_rank()) % 2 == 0:\n            time.sleep(0.02)\n        return gradient\n\n",
-        "forward": "{var} = Length.apply({var})",
-    }
-)
-"""A step is long either in its forward or in its backward, and never the same on both ranks."""
+FAULT = "fault"
+_AMOUNT = f'amount("{FAULT}")'
+_SLEEP = {"item": f"time.sleep({_AMOUNT})\n"}
+_BUFFERS = f"""\
+for n in range(150 if {_AMOUNT} else 0):
+    self.register_buffer(f"mean{{n}}", torch.zeros(1 << 12))
+"""
+_BETWEEN = f"""\
+if {_AMOUNT}:
+    dist.barrier()
+time.sleep(0.02 if rank == 1 else 0.0)
+"""
 
 
 @dataclass(frozen=True)
@@ -57,80 +53,74 @@ class Repair:
 
     name: str
     says: str
-    script: str
-    fault: Plant
-    both: Plant = field(default_factory=Plant)
-    """What the job has with and without it."""
-    step_ms: float = 15.0
+    job: Asked
+    amount: float = 1.0
+    """Of the fault; 0 in the job without it."""
+    rank: int | None = None
+    """Which has it; None: all."""
     variables: dict[str, str] = field(default_factory=dict)
     """Of the job with the fault."""
     bounds: bool = False
     """Nothing that a job can train with mends it: the imitation is what counts."""
 
 
-def _sleep(ms: float) -> str:
-    return f"time.sleep({ms / 1e3})"
+def _job(places: Mapping[str, str], kind: str = "", **shape: object) -> Asked:
+    of_all = {**PACED, "step_ms": 15.0, "settings": ""}
+    return Asked(kind, {**of_all, **shape}, places)
 
 
 REPAIRS = (
-    Repair("data-all", "all ranks' samples wait 4 ms each for storage, no workers", "mlp", Plant({"dataset": _sleep(4)})),
+    Repair("data-all", "all ranks' samples wait 4 ms each for storage, no workers", _job(_SLEEP), 0.004),
+    Repair("data-one", "one rank's samples wait 4 ms each, no workers", _job(_SLEEP), 0.004, rank=1),
+    Repair("data-worker", "samples wait 5 ms each, one worker", _job(_SLEEP, workers=1, step_ms=20.0), 0.005),
     Repair(
-        "data-one", "one rank's samples wait 4 ms each, no workers", "mlp",
-        Plant({"dataset": "if {rank} == 1:\n    " + _sleep(4)}),
+        "worker-start", "workers start anew in each short epoch, which takes 150 ms",
+        _job({}, "worker-start", structure="nested", workers=1, epochs=8, step_ms=20.0), 0.15,
     ),
-    Repair("data-worker", "samples wait 5 ms each, one worker", "cnn", Plant({"dataset": _sleep(5)}), step_ms=20.0),
+    Repair("tiny-buckets", "buckets of 10 kB", _job({}, "buckets", width=64, depth=60)),
+    Repair("no-no-sync", "four micro-batches, gradients reduced in each", _job({}, "resync", parts=4, width=900, depth=2)),
     Repair(
-        "worker-start", "workers start anew in each short epoch, which takes 150 ms", "cnn",
-        Plant({"top": "def begin(_):\n    time.sleep(0.15)\n\n"}, swaps=(("persistent_workers=True", "worker_init_fn=begin"),)),
-        Plant(arguments=("--epochs", "8")), step_ms=20.0,
-    ),
-    Repair(
-        "tiny-buckets", "buckets of 2 kB", "mlp", Plant(swaps=((_MODEL, "args.batch), bucket_cap_mb=0.002)  # the model"),)),
-        Plant(arguments=("--depth", "60")),
+        "unused", "find_unused_parameters=True, and none is unused",
+        _job({"settings": f", find_unused_parameters=bool({_AMOUNT})"}, width=16, depth=300, step_ms=5.0),
     ),
     Repair(
-        "no-no-sync", "four micro-batches, gradients reduced in each", "accumulate",
-        Plant(swaps=((" if last else model.no_sync()", ""),)), Plant(arguments=("--width", "900")),
+        "buffers", "150 buffers broadcast before each forward",
+        _job({"modules": _BUFFERS, "imports": "from switch import amount\n"}, step_ms=5.0),
     ),
     Repair(
-        "unused", "find_unused_parameters=True, and none is unused", "mlp",
-        Plant(swaps=((_MODEL, "args.batch), find_unused_parameters=True)  # the model"),)),
-        Plant(arguments=("--depth", "300", "--width", "16")), step_ms=5.0,
-    ),
-    Repair(
-        "buffers", "150 buffers broadcast before each forward", "mlp",
-        Plant(swaps=(_BUFFERS, (_FIRST, f"{_FIRST}\n        self.averages = Averages()"))),
-        step_ms=5.0,
-    ),
-    Repair(
-        "threads", "as many threads in each rank as would fill the machine thrice", "mlp", Plant(),
-        Plant(arguments=("--width", "1200", "--depth", "4", "--batch", "64")), step_ms=5.0,
+        "threads", "as many threads in each rank as would fill the machine thrice",
+        _job({}, width=1200, depth=4, batch=64, step_ms=5.0),
         variables={"OMP_NUM_THREADS": str(3 * (os.cpu_count() or 1))},
     ),
     Repair(
-        "barrier", "a barrier between forward and backward keeps uneven ranks from evening out", "mlp",
-        Plant({"between": "dist.barrier()"}), _UNEVEN,
+        "barrier", "a barrier between forward and backward keeps uneven ranks from evening out",
+        _job({"before": "time.sleep(0.02 if rank == 0 else 0.0)\n", "middle": _BETWEEN}),
         bounds=True,
     ),
 )  # fmt: skip
 
 
+def written(repair: Repair, folder: Path) -> Program:
+    """The job in ``folder / "job"``, and in ``folder / "twin"`` the same without the fault."""
+    drawn = program(1, folder / "job", repair.job)
+    shutil.copytree(folder / "job", folder / "twin")
+    ranks = None if repair.rank is None else [repair.rank]
+    fault = {repair.job.kind or FAULT: {"ranks": ranks, "amount": repair.amount, "every": 1}}
+    for name, extras in (("job", fault), ("twin", {})):
+        plan = {"extras": extras, "steps": STEPS_OF_JOB}
+        (folder / name / "plan.json").write_text(json.dumps(plan))
+    return drawn
+
+
 def measured(repair: Repair, folder: Path, rounds: int) -> dict[str, Any]:
     """One repair, from its record to what was found."""
-    random = Random(repair.name)
-    job = Job(repair.script, 2, repair.step_ms)
-    faulty, twin = folder / "faulty", folder / "twin"
-    record(faulty, job, [repair.both, repair.fault], random, variables=repair.variables)
-    write(twin, job, [repair.both])
-
-    def words(where: Path) -> list[str]:
-        return command(job, where / "train.py", repair.both.arguments, random)
-
-    before = _twin_ms(words(twin))
-    tried = [*own_command(), "try", str(faulty / "run-0"), "--all", "--rounds", str(rounds)]
+    drawn = written(repair, folder)
+    run(drawn, folder, variables=repair.variables)
+    before = _twin_ms(drawn.command(folder / "twin"))
+    tried = [*own_command(), "try", str(folder / RUN), "--all", "--rounds", str(rounds)]
     tried += [*(["--bounds"] if repair.bounds else []), "--steps", str(STEPS), "--json", str(folder / "trials.json")]  # fmt: skip
     done = subprocess.run(
-        [*tried, "--", *words(faulty)],
+        [*tried, "--", *drawn.command(folder / "job")],
         env={**environment(), **repair.variables},
         cwd=folder,
         capture_output=True,
@@ -138,7 +128,7 @@ def measured(repair: Repair, folder: Path, rounds: int) -> dict[str, Any]:
         check=False,
     )
     (folder / "output.txt").write_text(done.stdout + done.stderr)
-    after = _twin_ms(words(twin))
+    after = _twin_ms(drawn.command(folder / "twin"))
     answer = json.loads((folder / "trials.json").read_text()) if done.returncode == 0 else None
     return {"name": repair.name, "says": repair.says, "twin_ms": [before, after], "answer": answer,
             "error": done.stderr.strip().splitlines()[-1:] if answer is None else []}  # fmt: skip
@@ -232,7 +222,7 @@ def page(outcomes: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.lab.tries", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.exam.tries", description=__doc__)
     parser.add_argument("--only", default="", metavar="NAME", help="faults whose name contains this")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--keep", type=Path, required=True, metavar="DIR", help="folder of outcomes")

@@ -1,0 +1,20 @@
+"""Waiting for what another process does."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def until(found: Callable[[], T], process: subprocess.Popen[str] | None = None, within_s: float = 90.0) -> T:
+    """What ``found`` returns once that is true. Fails if it does not come, and with all that ``process`` wrote if that ends before."""
+    deadline_s = time.monotonic() + within_s
+    while not (value := found()):
+        assert process is None or process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline_s, f"it did not come within {within_s:g} s"
+        time.sleep(0.05)
+    return value
