@@ -270,6 +270,15 @@ def test_a_package_of_many_modules_names_each_in_its_door():
     assert missing == []
 
 
+def test_what_is_sorted_is_in_one_order_on_every_processor():
+    calls = [
+        f"{file.name}: {call}"
+        for file in PACKAGE.rglob("*.py")
+        for call in re.findall(r"\.argsort\([^\n]*", file.read_text(encoding="utf-8"))
+    ]
+    assert calls and [call for call in calls if 'kind="stable"' not in call] == []
+
+
 def test_no_file_is_a_drawer():
     drawers = {"utils.py", "util.py", "helpers.py", "misc.py"}
     assert [file for file in python_files(*FOLDERS) if file.name in drawers] == []

@@ -139,7 +139,7 @@ def _drift(local: NDArray[np.float64], difference: NDArray[np.float64], before: 
 
 def _theil_sen(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
     """Median of the slopes between events half the window apart: outliers on either side do not move it."""
-    order = np.argsort(x)
+    order = np.argsort(x, kind="stable")
     at, value = x[order], y[order]
     half = len(at) // 2
     run, rise = at[half:] - at[: len(at) - half], value[half:] - value[: len(at) - half]

@@ -76,7 +76,7 @@ def _caused_ns(group: CycleGroup) -> Array:
             continue
         members = np.array(sync.members)
         arrival = group.arrival[:, k, members]
-        order = np.argsort(arrival, axis=1)
+        order = np.argsort(arrival, axis=1, kind="stable")
         last, second = members[order[:, -1]], members[order[:, -2]]
         waited = group.arrival[cycles, k, last] - group.arrival[cycles, k, second]
         computed = 0.0 if group.beside_wait is None else group.beside_wait[cycles, k, second]

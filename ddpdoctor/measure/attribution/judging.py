@@ -161,6 +161,6 @@ def _but_starving(seen: LateCycles, comparison: Comparison, evidence: Evidence) 
 
 def _most_of(carried_ns: Array) -> tuple[int, ...]:
     """Positions of the ranks that carry most of an excess, [R] ns, the first one first."""
-    order = np.argsort(-carried_ns)
+    order = np.argsort(-carried_ns, kind="stable")
     least_ns = _STRAGGLES * carried_ns[order[0]]
     return tuple(int(rank) for rank in order if carried_ns[rank] >= least_ns and carried_ns[rank] > 0)

@@ -92,7 +92,7 @@ def outstanding(graph: Graph) -> list[str]:
     if not apart and mean_ns <= max(float(np.quantile(lengths_ns, 0.95)), SLOW_STEP * median_ns):
         return []
     numbers = np.concatenate([group.steps for group in graph.groups])
-    order = np.argsort(-lengths_ns)[: _TUNING.always_few]
+    order = np.argsort(-lengths_ns, kind="stable")[: _TUNING.always_few]
     longest = ", ".join(f"{numbers[i]} ({lasting(float(lengths_ns[i]))})" for i in order)
     most = "most" if lengths_ns.sum() < 2 * of_few_ns else "much"
     return [f"A few steps take {most} of the time. The longest are {longest}."]

@@ -67,7 +67,7 @@ def lines_in(samples: Ints) -> tuple[list[tuple[int, int]], Ints]:
     # The numbers themselves, which anybody may have written, may be too large to make one of two.
     both = of_user * len(innermost) + of_innermost
     _, first, which = np.unique(both, return_index=True, return_inverse=True)
-    order = np.argsort(first)
+    order = np.argsort(first, kind="stable")
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
     return [(user, inner) for user, inner in samples[first[order], 1:3].tolist()], place[which]

@@ -149,7 +149,7 @@ def _frames_at(window: Window, times: NDArray[Any], weights: NDArray[Any]) -> Co
         return ways
     rows = np.flatnonzero(trace.category_mask("python_function") & (trace.lane == main_lane(trace)))
     start, end = trace.start_ns[rows], trace.end_ns[rows]
-    heaviest = np.argsort(-weights)[:LOOKED_UP]
+    heaviest = np.argsort(-weights, kind="stable")[:LOOKED_UP]
     moments = times.astype(np.int64)[heaviest]
     order = np.argsort(moments, kind="stable")
     first, until = (np.searchsorted(moments[order], edge) for edge in (start, end))
@@ -354,7 +354,7 @@ def _waiting_call(windows: Sequence[Window], kinds: Sequence[str]) -> str | None
         rows, cost_ns = waits_of(window, kinds)
         if not len(rows):
             continue
-        heaviest = np.argsort(-cost_ns)[:LOOKED_UP]
+        heaviest = np.argsort(-cost_ns, kind="stable")[:LOOKED_UP]
         for row, cost in zip(_outermost(trace, rows[heaviest]), cost_ns[heaviest], strict=True):
             calls[trace.name_of(int(row))] += int(cost)
     return calls.most_common(1)[0][0] if calls else None

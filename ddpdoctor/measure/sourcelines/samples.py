@@ -110,7 +110,7 @@ class _Counted(msgspec.Struct, frozen=True):
 def _by_place(samples: Taken, chosen: Mask) -> Counter[Shown]:
     """How many of the ``chosen`` show each place, in the order in which they first do."""
     places, first, counts = np.unique(samples.place[chosen], return_index=True, return_counts=True)
-    order = np.argsort(first)
+    order = np.argsort(first, kind="stable")
     found: Counter[Shown] = Counter()
     for place, count in zip(places[order].tolist(), counts[order].tolist(), strict=True):
         found[samples.places[place]] += count  # two pairs of lines may show the same

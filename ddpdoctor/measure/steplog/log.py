@@ -285,4 +285,4 @@ def samples_by_step(samples: Ints, steps: Sequence[Step]) -> list[tuple[Step, li
     edges = np.flatnonzero(np.diff(places[order])) + 1
     seen, first = np.unique(places, return_index=True)
     groups = [group.tolist() for group in np.split(taken[order], edges)]
-    return [(steps[int(seen[i])], groups[int(i)]) for i in np.argsort(first)]
+    return [(steps[int(seen[i])], groups[int(i)]) for i in np.argsort(first, kind="stable")]

@@ -106,7 +106,7 @@ def _host_waits(trace: RankTrace, at: NDArray[np.int64]) -> NDArray[np.bool_]:
 def _waiting_calls(trace: RankTrace) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Starts in order, and the latest end of any such call up to each."""
     calls = trace.name_mask(classify.is_sync_call) & trace.category_mask(*CUDA_CALLS)
-    order = np.argsort(trace.start_ns[calls])
+    order = np.argsort(trace.start_ns[calls], kind="stable")
     return trace.start_ns[calls][order], np.maximum.accumulate(trace.end_ns[calls][order])
 
 
