@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,8 @@ TABLES = ("steps", "collectives", "events")
 _FLAMES = "rank-{rank:05d}.speedscope.json"
 BY_NAME = ("details", "counters")
 """On the timeline alone."""
+Told = Callable[[float], None]
+"""Takes which part of an output is written."""
 
 
 @click.command("export")
@@ -72,52 +75,78 @@ def command(
       ddpdoctor export ddpdoctor-runs/20260101T120000Z-train --figures figures
       ddpdoctor export ddpdoctor-runs/20260101T120000Z-train --tensorboard tb --mlflow mlruns --wandb offline
     """
+    wanted = _Wanted(timeline, parquet, csv, speedscope, figures)
     trackers = Trackers(**tracking)
     trackers.check()
-    recordings = any(given is not None for given in (timeline, parquet, csv, speedscope))
-    if not (recordings or trackers.any) and figures is None:
+    chosen = _range(steps)
+    _check(paths, wanted, trackers, chosen is not None)
+    import_numpy()
+    if wanted.recordings:
+        _export_recording(paths, wanted, trackers, chosen, job)
+        return
+    made = diagnosis_at(*paths, job=job)
+    if figures is not None:
+        from ddpdoctor.report import redact
+
+        for sentence in _figures_written(redact(made) if trackers.redacted else made, figures):
+            say(sentence)
+    trackers.write(made)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """Where to write each kind of output; None where it is not wanted."""
+
+    timeline: Path | None
+    parquet: Path | None
+    csv: Path | None
+    speedscope: Path | None
+    figures: Path | None
+
+    @property
+    def recordings(self) -> list[Path]:
+        """Outputs that show what was recorded, and not a diagnosis."""
+        listed = (self.timeline, self.parquet, self.csv, self.speedscope)
+        return [path for path in listed if path is not None]
+
+
+def _check(paths: Sequence[str], wanted: _Wanted, trackers: Trackers, steps_chosen: bool) -> None:
+    """Raises UsageError or DdpDoctorError where the options do not go together, or what they name cannot be written."""
+    from ddpdoctor.written import TIMELINE
+
+    if not (wanted.recordings or trackers.any) and wanted.figures is None:
         raise click.UsageError(
             "nothing to write: give --timeline F, --parquet DIR, --csv DIR, --speedscope DIR, --figures DIR, --tensorboard DIR, "
             "--mlflow DIR or --wandb DIR."
         )
-    if trackers.redacted and recordings:
+    if trackers.redacted and wanted.recordings:
         raise click.UsageError(
             "--redact is for figures and trackers: timelines, tables and flame graphs keep their names."
         )
-    chosen = _range(steps)
-    from ddpdoctor.written import TIMELINE
+    check_outputs(paths, {"--timeline": (wanted.timeline, TIMELINE)})
+    _check_folders(wanted)
+    if steps_chosen and not wanted.recordings:
+        raise click.UsageError("--steps does not choose what figures and trackers show: the whole run.")
 
-    import_numpy()
-    check_outputs(paths, {"--timeline": (timeline, TIMELINE)})
-    _check_folders(timeline, parquet, csv, speedscope, figures)
-    if not recordings:
-        if chosen is not None:
-            raise click.UsageError("--steps does not choose what figures and trackers show: the whole run.")
-        made = diagnosis_at(*paths, job=job)
-        if figures is not None:
-            from ddpdoctor.report import redact
 
-            for sentence in _figures_written(redact(made) if trackers.redacted else made, figures):
-                say(sentence)
-        trackers.write(made)
-        return
+def _export_recording(
+    paths: Sequence[str],
+    wanted: _Wanted,
+    trackers: Trackers,
+    chosen: tuple[int, int] | None,
+    job: int | None,
+) -> None:
+    """Write what was recorded in the steps ``chosen`` (first and last; None: all), and the diagnosis where that is wanted, too."""
     from ddpdoctor.analysis import conclude, prepare
-    from ddpdoctor.measure.export import late_steps, recorded_tables
-    from ddpdoctor.report import words
-    from ddpdoctor.report.timeline_export import (
-        cut_steps,
-        steps_that_fit,
-        write_csv,
-        write_parquet,
-        write_timeline,
-    )
+    from ddpdoctor.measure.export import recorded_tables
+    from ddpdoctor.report.timeline_export import cut_steps
 
-    aside = to_stdout([timeline])
+    aside = to_stdout([wanted.timeline])
     with shown_progress() as progress:
         options = configured(progress, job=job)
         prepared = prepare(list(paths), options)
         # Tables and flame graphs show what was recorded, and nothing of a diagnosis.
-        diagnosed = timeline is not None or figures is not None or trackers.any
+        diagnosed = wanted.timeline is not None or wanted.figures is not None or trackers.any
         diagnosis = conclude(prepared, options) if diagnosed else None
         found = recorded_tables(prepared.logs, prepared.windows, prepared.inputs.telemetry)
     recorded = {name: getattr(found, name) for name in (*TABLES, *BY_NAME)}
@@ -125,45 +154,64 @@ def command(
         recorded = cut_steps(recorded, *chosen)
         if recorded["steps"].is_empty():
             raise UnusableInput(f"{', '.join(paths)}: no step from {chosen[0]} to {chosen[1]} was recorded.")
-    tables = {name: recorded[name] for name in TABLES}
-    said, noted = [], [*map(str, prepared.inputs.notes), *found.notes]
-    wanted = [output for output in (parquet, csv, speedscope, timeline) if output is not None]
+    notes = [*map(str, prepared.inputs.notes), *found.notes]
+    said: list[str] = []
     try:
         # Nothing else may stand in a timeline on standard output, which may be the same terminal.
         with nullcontext(untold) if aside else shown_progress() as progress:
-            turns = in_turn(progress, Stage.REPORT, len(wanted))
-            if parquet is not None:
-                said += _named(write_parquet(tables, parquet, next(turns)))
-            if csv is not None:
-                said += _named(write_csv(tables, csv, next(turns)))
-            if speedscope is not None:
-                late = late_steps(recorded["collectives"], recorded["steps"])
-                numbers = set(recorded["steps"]["step"].to_list())
-                flames = _write_flames(prepared.logs, late, numbers, speedscope, next(turns))
+            turns = in_turn(progress, Stage.REPORT, len(wanted.recordings))
+            said += _tables_written(wanted, recorded, turns)
+            if wanted.speedscope is not None:
+                flames = _write_flames(prepared.logs, recorded, wanted.speedscope, next(turns))
                 if not flames:
-                    noted.insert(0, "no stack samples were recorded, so there is no flame graph.")
+                    notes.insert(0, "no stack samples were recorded, so there is no flame graph.")
                 said += _named(flames)
-            if timeline is not None and diagnosis is not None:
-                fitting = steps_that_fit(recorded) if chosen is None else None
-                if fitting is not None:
-                    recorded = cut_steps(recorded, *fitting)
-                    said.append(
-                        f"steps {fitting[0]} to {fitting[1]} only, for a browser to open; --steps A:B chooses others."
-                    )
-                everybody = words.everybody(diagnosis.job)
-                write_timeline(
-                    recorded, diagnosis.findings, found.hosts, timeline, next(turns), everybody=everybody
+            if wanted.timeline is not None and diagnosis is not None:
+                said += _timeline_written(
+                    wanted.timeline, recorded, diagnosis, found.hosts, next(turns), cut=chosen is not None
                 )
-                said.append(f"written: {timeline}; open it in https://ui.perfetto.dev")
-            if figures is not None and diagnosis is not None:
-                said += _figures_written(diagnosis, figures)
+            if wanted.figures is not None and diagnosis is not None:
+                said += _figures_written(diagnosis, wanted.figures)
     finally:
         for sentence in said:
             say(sentence, err=aside)
     if diagnosis is not None:
         trackers.write(diagnosis, err=aside)
-    for note in noted:
+    for note in notes:
         say(f"Note: {note}", err=True)
+
+
+def _tables_written(wanted: _Wanted, recorded: Mapping[str, Any], turns: Iterator[Told]) -> list[str]:
+    from ddpdoctor.report.timeline_export import write_csv, write_parquet
+
+    tables = {name: recorded[name] for name in TABLES}
+    said = _named(write_parquet(tables, wanted.parquet, next(turns))) if wanted.parquet is not None else []
+    return said + (_named(write_csv(tables, wanted.csv, next(turns))) if wanted.csv is not None else [])
+
+
+def _timeline_written(
+    timeline: Path,
+    recorded: dict[str, Any],
+    diagnosis: Diagnosis,
+    hosts: Any,
+    told: Told,
+    *,
+    cut: bool,
+) -> list[str]:
+    """Write the steps that a browser can open, unless they were ``cut`` to those that the user chose; sentences on what was written."""
+    from ddpdoctor.report import words
+    from ddpdoctor.report.timeline_export import cut_steps, steps_that_fit, write_timeline
+
+    fitting = None if cut else steps_that_fit(recorded)
+    if fitting is not None:
+        recorded = cut_steps(recorded, *fitting)
+    everybody = words.everybody(diagnosis.job)
+    write_timeline(recorded, diagnosis.findings, hosts, timeline, told, everybody=everybody)
+    only = "steps {} to {} only, for a browser to open; --steps A:B chooses others."
+    return [
+        *([only.format(*fitting)] if fitting is not None else []),
+        f"written: {timeline}; open it in https://ui.perfetto.dev",
+    ]
 
 
 def _named(files: Sequence[Path]) -> list[str]:
@@ -179,19 +227,18 @@ def _figures_written(diagnosis: Diagnosis, folder: Path) -> list[str]:
 
 
 def _write_flames(
-    logs: Sequence[RankLog],
-    late: Mapping[int, set[int]],
-    wanted: set[int],
-    folder: Path,
-    told: Callable[[float], None],
+    logs: Sequence[RankLog], recorded: Mapping[str, Any], folder: Path, told: Told
 ) -> list[Path]:
     """A file for each rank whose samples are known; the files. ``told`` which part of them is written."""
-    from ddpdoctor.measure.export import flame_graphs
+    from ddpdoctor.measure.export import flame_graphs, late_steps
     from ddpdoctor.report.json_output import encoded
     from ddpdoctor.written import WrittenFolder
 
+    late = late_steps(recorded["collectives"], recorded["steps"])
+    numbers = set(recorded["steps"]["step"].to_list())
+
     def drawn() -> Iterator[tuple[str, bytes]]:
-        for done, (rank, document) in enumerate(flame_graphs(logs, late, wanted)):
+        for done, (rank, document) in enumerate(flame_graphs(logs, late, numbers)):
             told(done / len(logs))
             if document is not None:
                 yield _FLAMES.format(rank=rank), encoded(document)
@@ -201,34 +248,27 @@ def _write_flames(
     return target.write(drawn())
 
 
-def _check_folders(
-    timeline: Path | None,
-    parquet: Path | None,
-    csv: Path | None,
-    speedscope: Path | None,
-    figures: Path | None,
-) -> None:
+def _check_folders(to: _Wanted) -> None:
     """Raises DdpDoctorError if one of them holds something that is not ddpdoctor's where it would write, or the timeline lies
     where it would write."""
     from ddpdoctor.written import WrittenFolder
 
     wanted: list[tuple[Path, str, list[str]]] = []
-    for suffix, folder in (("parquet", parquet), ("csv", csv)):
+    for suffix, folder in (("parquet", to.parquet), ("csv", to.csv)):
         if folder is not None:
             wanted.append((folder, "exported tables", [f"{name}.{suffix}" for name in TABLES]))
-    if speedscope is not None:
-        wanted.append((speedscope, "flame graphs", []))
-    if figures is not None:
+    if to.speedscope is not None:
+        wanted.append((to.speedscope, "flame graphs", []))
+    if to.figures is not None:
         from ddpdoctor.report.figures_output import PAGE
 
-        wanted.append((figures, "figures", [PAGE]))
+        wanted.append((to.figures, "figures", [PAGE]))
     for folder, words, names in wanted:
         WrittenFolder(folder, words).check(names)
-        if timeline is not None and os.path.realpath(timeline) in [
-            os.path.realpath(folder / name) for name in names
-        ]:
+        places = [os.path.realpath(folder / name) for name in names]
+        if to.timeline is not None and os.path.realpath(to.timeline) in places:
             raise DdpDoctorError(
-                f"the timeline {timeline} would be one of the {words} in {folder}: name two files."
+                f"the timeline {to.timeline} would be one of the {words} in {folder}: name two files."
             )
 
 

@@ -45,7 +45,7 @@ def _nothing(token: Any, result: Any) -> None:
     pass
 
 
-def around(
+def around(  # noqa: C901
     original: Callable[..., Any],
     part: Part,
     before: Before,
@@ -61,7 +61,7 @@ def around(
     """
 
     @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:  # noqa: C901
         token = None
         if seen.full and not part.off:
             try:

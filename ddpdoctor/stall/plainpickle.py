@@ -68,7 +68,7 @@ def read_plain(data: bytes) -> Any:
         raise NotPlainError("it is damaged") from None
 
 
-def _value(data: bytes) -> tuple[Any, bool]:
+def _value(data: bytes) -> tuple[Any, bool]:  # noqa: C901
     """The value, and whether it refers to containers more than once. One pass over the opcodes, the most frequent ones first: a dump
     has hundreds of thousands."""
     stack: list[Any] = []

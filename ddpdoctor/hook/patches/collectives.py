@@ -92,7 +92,7 @@ def _reset() -> None:
     _depth.value = 0
 
 
-def _start_of(name: str) -> Before:
+def _start_of(name: str) -> Before:  # noqa: C901
     is_barrier = name in _BARRIERS
     kind = EventKind.BARRIER if is_barrier else EventKind.COLLECTIVE
     opening = f'{kind.opening}{_OPERATION}"{name}"{_GROUP}"'

@@ -170,7 +170,7 @@ class Recorder:
         """Count time that was spent on recording elsewhere than in ``end_step``."""
         self._block_cost_ns += ns
 
-    def end_step(self, end: Cut) -> None:
+    def end_step(self, end: Cut) -> None:  # noqa: C901
         """Write the step that ended at ``end``; what came after that belongs to the next one."""
         # Called in every step, with the caches full of the model: each function that is called here costs some us.
         start, full = self._start, active.full

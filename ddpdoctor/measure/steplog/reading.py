@@ -151,16 +151,8 @@ def _read_steps(rank: RankRecord, bound: Bound) -> _StepsFile:
                 read.steps.append(_step(record.step, record))
             else:
                 odd += 1
-        elif record.device is not None and record.device_times_ns:
-            if bound.keeps(record.device) and len(read.device_times) <= MOST_STEPS:
-                read.device_times[record.device] = DeviceTimes(record.device_start_ns, record.device_times_ns)
-        elif record.evaluated is not None:
-            if bound.keeps(record.evaluated):
-                read.evaluated.add(record.evaluated)
-        elif record.where is not None:
-            _place(read.where, record)
-        elif record.note and len(read.notes) < _MOST_NOTES:
-            read.notes.append(f"Rank {rank.rank}: {record.note}")
+        else:
+            _take(read, record, bound, rank.rank)
     read.steps = [step.marked(EVALUATED) if step.number in read.evaluated else step for step in read.steps]
     path = f"{rank.path}/{STEPS_FILE}"
     if odd:
@@ -173,6 +165,20 @@ def _read_steps(rank: RankRecord, bound: Bound) -> _StepsFile:
             f"{path}: {beyond} lines of steps left out: they are larger, or more, than a rank writes."
         )
     return read
+
+
+def _take(read: _StepsFile, record: LogRecord, bound: Bound, rank: int) -> None:
+    """What a line says that is no step."""
+    if record.device is not None and record.device_times_ns:
+        if bound.keeps(record.device) and len(read.device_times) <= MOST_STEPS:
+            read.device_times[record.device] = DeviceTimes(record.device_start_ns, record.device_times_ns)
+    elif record.evaluated is not None:
+        if bound.keeps(record.evaluated):
+            read.evaluated.add(record.evaluated)
+    elif record.where is not None:
+        _place(read.where, record)
+    elif record.note and len(read.notes) < _MOST_NOTES:
+        read.notes.append(f"Rank {rank}: {record.note}")
 
 
 class _SamplesFile(msgspec.Struct):
@@ -211,12 +217,8 @@ def _read_samples(rank: RankRecord, bound: Bound, steps: Sequence[Step]) -> _Sam
             undated += len(record.samples)
         elif record.time_ns // _SECOND_NS % every == 0:
             read.looked_ns += record.looked_ns if spans.hold(record.time_ns) else 0
-            for rows, kept in ((record.samples, read.samples), (record.closer, read.closer)):
-                for place, (offset_ns, *lines) in enumerate(rows):
-                    moment = record.time_ns + offset_ns
-                    held_ns = record.held[place] if place < len(record.held) else 0
-                    if spans.hold(moment):
-                        kept.extend((moment, lines[0], lines[-1], held_ns))
+            _keep_samples(record, record.time_ns, record.samples, read.samples, spans)
+            _keep_samples(record, record.time_ns, record.closer, read.closer, spans)
             while len(read.samples) > most and every < _MOST_APART_S:
                 every *= 2
                 read.samples = _of_every(every, read.samples)
@@ -230,6 +232,16 @@ def _read_samples(rank: RankRecord, bound: Bound, steps: Sequence[Step]) -> _Sam
             f"{path}: {undated} of {count} samples are dated more than a year away from this rank's steps and left out{lost}."
         )
     return read
+
+
+def _keep_samples(
+    record: LogRecord, start_ns: int, rows: Sequence[Sequence[int]], kept: array[int], spans: _Spans
+) -> None:
+    """Append the samples of a line that lie in the steps that were read."""
+    for place, (offset_ns, *lines) in enumerate(rows):
+        held_ns = record.held[place] if place < len(record.held) else 0
+        if spans.hold(start_ns + offset_ns):
+            kept.extend((start_ns + offset_ns, lines[0], lines[-1], held_ns))
 
 
 def span_around(steps: Iterable[Sequence[Step]]) -> tuple[int, int] | None:
