@@ -47,7 +47,7 @@ from .stepevents import CallField
 from .typed import ASKED, CALL, ENDING, ENDS, MANIFEST, PROGRESS, STALL, STANDING, Check, fitting, misfits
 
 PROGRESS_SCHEMA = "ddpdoctor.progress/1"
-STANDING_SCHEMA = "ddpdoctor.standing/1"
+STANDING_SCHEMA = "ddpdoctor.standing/2"
 ENDING_SCHEMA = "ddpdoctor.ending/1"
 STALL_SCHEMA = "ddpdoctor.stall/1"
 ENDS_SCHEMA = "ddpdoctor.ends/1"

@@ -204,16 +204,7 @@ PROGRESS: Mapping[str, Check] = _WHERE_IT_IS
 STANDING: Mapping[str, Check] = {
     **_WHERE_IT_IS,
     "request": _count,
-    "threads": _list_of(
-        _with(
-            **dict.fromkeys(("name",), _text),
-            **dict.fromkeys(("native_id",), _count),
-            **dict.fromkeys(("daemon", "training"), _flag),
-            frames=_FRAMES,
-        )
-    ),
-    "last": _list_of(_with(kind=_text, operation=_text, group=_text, bytes=_count, end_ns=_moment)),
-    "loaders": _list_of(_with(loader=_whole, workers=_list_of(_process), outstanding=_count)),
+    "threads": _list_of(_with(name=_text, training=_flag, frames=_FRAMES)),
     "raised": _list_of(_RAISED),
     "errors": _list_of(_text),
 }

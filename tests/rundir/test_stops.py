@@ -15,6 +15,7 @@ from ddpdoctor.rundir import (
     PROGRESS_FILE,
     STALL_FILE,
     STANDING_FILE,
+    STANDING_SCHEMA,
     STEPS_FILE,
     Spool,
     ask,
@@ -67,7 +68,7 @@ def test_last_words_are_carried_once_somebody_asks(tmp_path, spool) -> None:
     assert spool.asked() == 3
     drain(spool.directory)
     assert (rank_folder(tmp_path) / PROGRESS_FILE).exists()
-    spool.keep_document(STANDING_FILE, {**PROGRESS, "schema": "ddpdoctor.standing/1", "request": 3})
+    spool.keep_document(STANDING_FILE, {**PROGRESS, "schema": STANDING_SCHEMA, "request": 3})
     drain(spool.directory)
     found = read_stops(str(tmp_path / "run"), []).ranks[0]
     assert found.progress is not None and found.standing is not None and found.standing["request"] == 3

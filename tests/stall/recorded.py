@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
-from ddpdoctor.rundir import boot_id
+from ddpdoctor.rundir import STANDING_SCHEMA, boot_id
 from ddpdoctor.rundir.liveness import pid_namespace
 
 HEALTHY = Path(__file__).parents[2] / "fixtures" / "healthy"
@@ -67,7 +67,7 @@ class Stopped:
     ) -> Stopped:
         user = [frame for frame in frames if frame[0] == TRAIN]
         document = {
-            "schema": f"ddpdoctor.{name}/1",
+            "schema": STANDING_SCHEMA if name == "standing" else f"ddpdoctor.{name}/1",
             "rank": rank,
             "pid": FIRST_PID + rank,
             "at_ns": NOW_NS,

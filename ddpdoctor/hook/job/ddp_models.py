@@ -180,10 +180,6 @@ class Loaders:
         """This iterator belongs to that loader."""
         self._iterators[iterator] = number
 
-    def iterators(self) -> list[tuple[Any, int]]:
-        """Those alive, each with its loader's number; for threads other than the training thread, too."""
-        return list(self._iterators.items())
-
     def of_iterator(self, iterator: Any) -> int:
         """The number of an iterator's loader, -1 where unknown."""
         if self._last[0]() is not iterator:

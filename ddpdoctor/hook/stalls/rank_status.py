@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-from ...rundir import EventField, EventKind, Phase
+from ...rundir import EventField, Phase
 from ..guard import text_of
 from ..job import Kinds
 from ..patching import UNCOUNTED_FILE
@@ -172,9 +172,6 @@ MOST_TOLD = 64
 """Frames of a stack that are written down: a trainer's own loop, with torch below it, has 30 to 50."""
 MOST_THREADS = 256
 """Threads whose stacks are written down: 64 frames of each are 2 MB."""
-_MOST_LAST = 16
-"""Collectives of the step that are named: those before it are in the flight recorder, or in the log."""
-_CALLS = tuple(kind.opening for kind in (EventKind.COLLECTIVE, EventKind.BARRIER, EventKind.WAIT))
 _EXHAUSTED = f"{EventField.EXHAUSTED.next_key}true"
 
 
@@ -228,8 +225,6 @@ class Whereabouts:
         self.errors = []
         document = self.document(schema)
         document["threads"] = self._try(self._threads, [])
-        document["last"] = self._try(self._last_calls, [])
-        document["loaders"] = self._try(self._loaders, [])
         document["errors"] = self.errors
         return document
 
@@ -253,40 +248,11 @@ class Whereabouts:
         return [
             {
                 "name": thread.name[:80],
-                "native_id": thread.native_id,
-                "daemon": thread.daemon,
                 "training": thread.ident == self._session.recorder.thread,
                 "frames": frames_of(stack_of(thread.ident)),
             }
             for thread in threading.enumerate()[:MOST_THREADS]
             if thread.ident is not None and thread.ident != own
-        ]
-
-    def _last_calls(self) -> list[dict[str, Any]]:
-        recorder = self._session.recorder
-        calls = [event for event in list(recorder.events) if event[2].startswith(_CALLS)]
-        found = []
-        for start, duration, fields in calls[-_MOST_LAST:]:
-            event = json.loads(f"{{{fields}}}")
-            found.append(
-                {
-                    "kind": event.get(EventField.KIND.value),
-                    "operation": event.get(EventField.OPERATION.value),
-                    "group": event.get(EventField.GROUP.value),
-                    "bytes": event.get(EventField.MESSAGE_BYTES.value),
-                    "end_ns": start + duration + recorder.epoch_of_zero,
-                }
-            )
-        return found
-
-    def _loaders(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "loader": number,
-                "workers": [worker.pid for worker in getattr(iterator, "_workers", ()) if worker.pid],
-                "outstanding": getattr(iterator, "_tasks_outstanding", None),
-            }
-            for iterator, number in self._session.loaders.iterators()
         ]
 
 
