@@ -99,8 +99,12 @@ def each_kind(seed: int) -> Jobs:
     jobs: Jobs = []
     for kind in KINDS:
         world, spawned = chance.choice((2, 4)), chance.random() < 0.25
-        shape: dict[str, object] = {"model": "accelerator"} if world > (os.cpu_count() or 2) else {}
-        shape |= KINDS[kind].shape
+        # Paced, so that neither more ranks than cores nor a busy machine are faults of their own.
+        shape: dict[str, object] = {"model": "accelerator", **KINDS[kind].shape}
+        if kind == "contended":
+            shape["model"] = "mlp"
+        if not KINDS[kind].sites:
+            world = 2
         if spawned:  # workers would be spawned, too, and are forked in the twin
             shape.setdefault("workers", 0)
             spawned = not shape["workers"]
