@@ -29,7 +29,7 @@ _ENOUGH_SAMPLES = 8
 
 
 class LogSourceLines:
-    """Implements :class:`.protocol.SourceLines` for step logs.
+    """Implements :class:`.ranking.SourceLines` for step logs.
 
     ``python_parts``, by position and line, says which part of the samples of host work is Python and not an operator,
     see :func:`ddpdoctor.measure.graph.python_parts`.
