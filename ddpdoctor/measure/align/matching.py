@@ -61,7 +61,7 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 def spread_of(windows: Sequence[Window], table: Ints) -> Spread:
-    """Of the collectives in these rows [L, R], see :func:`.merging.merged`."""
+    """Of the collectives in these rows [L, R], see :func:`.sequence_alignment.merged`."""
     first, last = _first_and_last_end(windows, table)
     reached = np.zeros(len(table), np.int64)
     for position in np.flatnonzero((table >= 0).any(axis=0)).tolist():

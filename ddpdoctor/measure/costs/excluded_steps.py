@@ -77,9 +77,9 @@ def _together(context: Context, measured: Cost | None, stalls: _Stalls) -> Cost:
 def _beside_evaluations(context: Context) -> _Stalls | None:
     """None where there is no such stall."""
     logs = context.logs
-    if not logs:
-        return None
     evaluating = evaluated(logs)
+    if not evaluating:
+        return None
     restarting = [log.main_loaders & log.loaders_with_workers for log in logs]
     numbers, stalls = [], []
     for number, steps in context.undisturbed:
@@ -145,6 +145,8 @@ def lone_evaluations(context: Context) -> Costs:
 
 def _find(context: Context) -> _LoneEvaluations | None:
     logs = context.logs
+    if not evaluated(logs):
+        return None
     together = context.undisturbed
     evaluating = [tuple(p for p, log in enumerate(logs) if number in log.evaluated) for number, _ in together]
     if not any(evaluating):

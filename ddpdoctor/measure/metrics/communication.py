@@ -46,7 +46,7 @@ def communication_facts(
     """Waiting and transfer in ``graph``, which speaks for the job, and what only a window can show.
 
     Single collectives, their bytes and their bandwidth are in the window; where the step logs speak, they say how long the
-    ranks wait and transfer over the whole run. ``latency_us`` is what :func:`.messages.message_cost` found.
+    ranks wait and transfer over the whole run. ``latency_us`` is what :func:`message_cost` found.
     """
     shown = graph if window_graph is None else window_graph
     logs_speak = graph is not window_graph and graph.matched > 0

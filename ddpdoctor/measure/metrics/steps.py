@@ -101,17 +101,13 @@ def outstanding(graph: Graph) -> list[str]:
 def _means(graph: Graph, amounts: Sequence[Array | None]) -> Array | None:
     """[R] mean amount per measured step; ``amounts`` is, by rank, [N] one for each of its steps. None where a rank's is
     not known."""
-    measured = measured_steps(graph.groups)
+    measured = list(measured_steps(graph.groups))
     means = []
     for steps, values in zip(graph.steps, amounts, strict=True):
         if values is None:
             return None
-        known = [
-            value
-            for number, value in zip(steps.steps, values, strict=True)
-            if int(number) in measured and not np.isnan(value)
-        ]
-        if not known:
+        known = values[np.isin(steps.steps, measured) & ~np.isnan(values)]
+        if not len(known):
             return None
         means.append(float(np.mean(known)))
     return np.array(means) if means else None

@@ -29,7 +29,7 @@ _ENOUGH_SAMPLES = 8
 
 
 class LogSourceLines:
-    """Implements :class:`.protocol.SourceLines` for step logs.
+    """Implements :class:`.ranking.SourceLines` for step logs.
 
     ``python_parts``, by position and line, says which part of the samples of host work is Python and not an operator,
     see :func:`ddpdoctor.measure.graph.python_parts`.
@@ -159,7 +159,7 @@ def _called(logs: Sequence[RankLog], components: Sequence[Component], wanted: se
     """Lines of the recorded calls that are this kind of work, by time."""
     kinds = kinds_of(components)
     calls: Counter[Frame] = Counter()
-    for log in logs:
+    for log in logs if kinds else ():
         by_line: Counter[int] = Counter()
         for step in log.steps:
             if step.number in wanted:

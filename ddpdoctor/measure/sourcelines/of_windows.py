@@ -197,7 +197,7 @@ _LAUNCH_NS = 1_000
 
 
 class WindowSourceLines:
-    """Implements :class:`.protocol.SourceLines` for windows."""
+    """Implements :class:`.ranking.SourceLines` for windows."""
 
     def __init__(self, windows: Sequence[Window]) -> None:
         self.windows = windows

@@ -33,7 +33,8 @@ def prepared_for(saves: Intervals, gaps: Gaps, recorded: Intervals, meetings: In
     nor one of the ``meetings`` covers, beyond the median of the same kind of gap without a save. None of it where nearly each gap of the
     kind has one."""
     at = gaps.at(saves[0])
-    saving = np.unique(at[at >= 0])
+    begun, at = saves[0][at >= 0], at[at >= 0]
+    saving, first = np.unique(at, return_index=True)
     free = subtract(gaps.times, union_of(recorded, meetings))
     whose = gaps.at(free[0])
     length = np.bincount(whose, free[1] - free[0], minlength=len(gaps.kind))
@@ -44,10 +45,10 @@ def prepared_for(saves: Intervals, gaps: Gaps, recorded: Intervals, meetings: In
         others = length[without & (gaps.kind == kind)]
         usual_ns[kind] = float(np.median(others)) if len(others) >= _FEWEST_USUAL else np.inf
     pieces = [EMPTY]
-    for gap in saving.tolist():
+    for gap, own_saves in zip(saving.tolist(), np.split(begun, first[1:]), strict=False):
         own = slice(*np.searchsorted(whose, (gap, gap + 1)))
-        times, begun = (free[0][own], free[1][own]), saves[0][at == gap]
-        pieces.append(_beyond_usual(times, begun, meetings, usual_ns[int(gaps.kind[gap])]))
+        times = free[0][own], free[1][own]
+        pieces.append(_beyond_usual(times, own_saves, meetings, usual_ns[int(gaps.kind[gap])]))
     return union_of(*pieces)
 
 

@@ -102,3 +102,24 @@ def test_a_checkpoint_costs_what_its_step_takes_longer(tmp_path, seed):
     assert cost.low_ms_per_step - 0.06 <= true_ms <= cost.high_ms_per_step + 0.06, told
     python = facts.shared.host.ms_per_step if facts.shared.host else 0.0
     assert python == pytest.approx(told["front"] + told["back"], rel=0.02, abs=0.1), told
+
+
+def test_where_every_step_saves_only_the_saving_is_known_to_belong_to_it(tmp_path):
+    def extra(rank, step):
+        return {"behind": 10.0, "then_meet": 1} | ({"host": 10.0, "save": 20.0} if rank == 0 else {})
+
+    found, _ = measured(record(tmp_path, Job(world=2, steps=40, extra=extra)))
+    assert found.facts.late.checkpoint.ms_per_step == pytest.approx(20.0, rel=0.02)
+    assert found.facts.late.host.ms_per_step == pytest.approx(10.0, rel=0.05)
+
+
+def test_work_before_a_barrier_of_every_step_is_told_by_its_own_side(tmp_path):
+    """The usual work in front of a barrier is no checkpoint, whatever comes behind it in the steps that save."""
+
+    def extra(rank, step):
+        does = {"before": 10.0, "meet": 1, "behind": 5.0}
+        return does | ({"host": 10.0, "save": 20.0} if rank == 0 and step % 5 == 0 else {})
+
+    found, _ = measured(record(tmp_path, Job(world=2, steps=63, extra=extra)))
+    assert found.facts.late.checkpoint.ms_per_step == pytest.approx(30.0 / 5, rel=0.02)
+    assert found.facts.shared.host.ms_per_step == pytest.approx(15.5, rel=0.02)
