@@ -44,12 +44,13 @@ class FitTuning(msgspec.Struct, frozen=True):
     """Offsets that a synchronised clock can have; others are tried later."""
     nearly: float = 0.5
     """Of the most votes: fewer are an accident. Spread ends take many from the right one."""
-    drift_span_ns: int = 20_000_000
-    """A drift is fitted only to events spread over more than this."""
     drift_events: int = 8
-    """And to no fewer: the slope of fewer follows their scatter."""
+    """A drift is fitted to no fewer: the scatter of fewer tells nothing of the error of their slope."""
+    usual_drift: float = 1e-4
+    """Of the time, standard deviation: crystals drift by 1e-4 at most. A fitted drift counts by how well it is known beside this: in
+    a window of 50 ms, in which a clock drifts by 5 us at most, the ends of collectives, which scatter by 15, tell nothing of it."""
     most_drift: float = 1e-3
-    """Of the time: crystals drift by 1e-4 at most, NTP slews by 5e-4."""
+    """NTP slews by 5e-4."""
     trims: int = 4
     """Rounds of trimming; it has settled by then."""
     outlier: float = 4.0
@@ -130,11 +131,16 @@ def fit_clock(reference: NDArray[np.int64], other: NDArray[np.int64]) -> ClockFi
 
 
 def _drift(local: NDArray[np.float64], difference: NDArray[np.float64], before: float) -> float:
-    """Growth of the difference with time; as ``before`` where the events do not tell, 0 where no clock drifts so."""
-    if len(local) < FIT.drift_events or np.ptp(local) <= FIT.drift_span_ns:
+    """Growth of the difference with time, the nearer to 0 the less sure it is; as ``before`` where the events do not tell, 0 where no
+    clock drifts so."""
+    if len(local) < FIT.drift_events or not (span := np.ptp(local)):
         return before
     drift = _theil_sen(local, difference)
-    return drift if abs(drift) <= FIT.most_drift else 0.0
+    left = difference - drift * local
+    # Of the slope through events spread evenly over the span: https://en.wikipedia.org/wiki/Simple_linear_regression
+    error = float(scatter_of(np.abs(left - np.median(left)))) * np.sqrt(12 / len(local)) / span
+    known = FIT.usual_drift**2 / (FIT.usual_drift**2 + error**2)
+    return drift * known if abs(drift) <= FIT.most_drift else 0.0
 
 
 def _theil_sen(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:

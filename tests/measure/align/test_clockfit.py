@@ -77,3 +77,12 @@ def test_votes_need_something_alike():
     true = ends(10)
     assert vote_offsets(true, ["a"] * 10, true, ["b"] * 10) == []
     assert vote_offsets(true[:0], [], true, ["a"] * 10) == []
+
+
+def test_in_a_short_window_the_scatter_of_the_ends_is_not_taken_for_a_drift():
+    errors = []
+    for seed in range(40):
+        true = ends(count=15, seed=seed)
+        fit = fit_clock(seen(true, seed=seed + 50), seen(true, 500_000, 20.0, seed=seed + 90))
+        errors.append(error_ns(fit, true, 500_000, 20.0))
+    assert np.median(errors) < 5_000, "6,600 where the slope is believed"
