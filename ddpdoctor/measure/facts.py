@@ -7,7 +7,7 @@ name says otherwise. Shares are fractions of the step time on the critical path 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -18,6 +18,10 @@ from .taxonomy import LateCause, SharedCause
 
 RANGE_LEVEL = 0.9
 """How often the saving lies in the range of its price, once the cause is fixed."""
+
+
+_LEAST_STEP_MS = 1e-6
+"""No step is shorter, whatever is saved of it."""
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +88,12 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """The only phase in which its ranks compute longer: ``the forward pass``, ``backward()`` or ``optimizer.step()``; else null."""
     operation: str | None = None
     """What is executed there, if it has a name: a collective, a kernel, an operator."""
+
+
+def saving(ms_per_step: float, step_ms: float) -> dict[str, Any]:
+    """The fields of a :class:`Cost` that say how much of the mean step a cause costs."""
+    rest_ms = max(step_ms - ms_per_step, _LEAST_STEP_MS)
+    return {"ms_per_step": ms_per_step, "share": ms_per_step / step_ms, "speedup": step_ms / rest_ms}
 
 
 class JobFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from ddpdoctor.measure.attribution import component
-from ddpdoctor.measure.facts import Cost
+from ddpdoctor.measure.facts import Cost, saving
 from ddpdoctor.measure.graph import Graph
 from ddpdoctor.measure.metrics import Reductions
 from ddpdoctor.measure.numerics import Array
@@ -293,11 +293,9 @@ def _saving(ms: float, mean_ms: float, like: Cost, *, bounded: bool = False) -> 
         return None
     ends = part_of(like, ms, _TUNING.model_share)
     return Cost(
-        ms_per_step=ms,
+        **saving(ms, mean_ms),
         low_ms_per_step=0.0 if ends and bounded else ends.get("low_ms_per_step"),
         high_ms_per_step=ends.get("high_ms_per_step"),
-        share=ms / mean_ms,
-        speedup=mean_ms / max(mean_ms - ms, 1e-6),
         steps_hit=like.steps_seen,
         steps_seen=like.steps_seen,
         first_step=like.first_step,

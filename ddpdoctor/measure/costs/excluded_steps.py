@@ -20,7 +20,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 import numpy as np
 
-from ddpdoctor.measure.facts import Cost
+from ddpdoctor.measure.facts import Cost, saving
 from ddpdoctor.measure.numerics import Array, Ints, Mask, persistence
 from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.sourcelines import Frame, ranked
@@ -64,9 +64,7 @@ def _together(context: Context, measured: Cost | None, stalls: _Stalls) -> Cost:
         when["steps_hit"] += measured.steps_hit
     where = context.lines.work(_COMPONENTS, None, stalls.steps[stalled])
     return Cost(
-        ms_per_step=whole_ms,
-        share=whole_ms / step_ms,
-        speedup=step_ms / max(step_ms - whole_ms, 1e-3),
+        **saving(whole_ms, step_ms),
         own_ms=whole_ms,
         occurrence_ms=float(np.median(stalls.ns[stalled])) / 1e6,
         **when,
@@ -131,9 +129,7 @@ def lone_evaluations(context: Context) -> Costs:
     saved_ms = extra_ms * (len(logs) - len(alone.positions)) / len(logs)
     step_ms = (context.mean_step_ms or 0.0) + extra_ms
     cost = Cost(
-        ms_per_step=saved_ms,
-        share=saved_ms / step_ms,
-        speedup=step_ms / (step_ms - saved_ms),
+        **saving(saved_ms, step_ms),
         ranks=[logs[position].rank for position in alone.positions],
         own_ms=extra_ms,
         occurrence_ms=float(np.median(alone.longer_ns[alone.hit])) / 1e6,

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from ddpdoctor.measure.attribution import LATENESS
-from ddpdoctor.measure.facts import Cost
+from ddpdoctor.measure.facts import Cost, saving
 from ddpdoctor.measure.graph import Graph, Sync
 from ddpdoctor.measure.metrics import typical_arrival
 from ddpdoctor.measure.numerics import Array, Ints, Mask, carried_by_few, persistence, scatter_of
@@ -180,7 +180,6 @@ class _Pauses(msgspec.Struct, frozen=True, dict=True):
 
     def _cost(self, amount: Array, positions: list[int] | None) -> Cost:
         """``amount`` [N] ns that was lost in each cycle, 0 where nothing happened."""
-        mean_ns = self.graph.mean_cycle_ns
         lost = amount * lost_share(self.duration, amount)
         gain_ns = float(lost.mean())
         hit = amount > 0
@@ -188,10 +187,8 @@ class _Pauses(msgspec.Struct, frozen=True, dict=True):
         concerned = list(everyone) if positions is None else positions
         others = [] if positions is None else [rank for rank in everyone if rank not in positions]
         return Cost(
-            ms_per_step=gain_ns / 1e6,
+            **saving(gain_ns / 1e6, self.graph.mean_cycle_ns / 1e6),
             **range_fields(gain_ns, Sureness(lost, self.duration - lost).range_ns()),
-            share=gain_ns / mean_ns,
-            speedup=mean_ns / max(mean_ns - gain_ns, 1.0),
             ranks=None if positions is None else [self.graph.ranks[p] for p in positions],
             own_ms=float(self.own[:, concerned].mean()) / 1e6,
             typical_ms=float(np.median(self.own[:, others].mean(axis=0))) / 1e6 if others else None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ddpdoctor.measure.facts import Cost, Facts, JobFacts, LateFacts, PipelineFacts, StepFacts
+from ddpdoctor.measure.facts import Cost, Facts, JobFacts, LateFacts, PipelineFacts, StepFacts, saving
 from ddpdoctor.measure.metrics import SLOW_STEP
 from ddpdoctor.measure.numerics import persistence
 
@@ -98,9 +98,7 @@ def _cost(stragglers: Stragglers, removed: Removed, slow_workers: list[Worker] |
     named = slow_workers or []
     others = [worker.compute_ms for worker in stragglers.workers if worker not in named]
     return Cost(
-        ms_per_step=gain_ms,
-        share=gain_ms / mean_ms,
-        speedup=mean_ms / (mean_ms - gain_ms),
+        **saving(gain_ms, mean_ms),
         ranks=None if slow_workers is None else sorted(worker.rank for worker in slow_workers),
         own_ms=float(np.mean([worker.compute_ms for worker in named])) if named else None,
         typical_ms=float(np.median(others)) if named and others else None,
