@@ -1,6 +1,6 @@
 """A small DDP job of which one rank stops in one of several ways, or merely seems to.
 
-``--how`` names it, ``--at`` the step, ``--for-s`` for how long, ``--rank`` the rank, -1 all of them; the job ends by itself where that is over.
+``--how`` names it, ``--at`` the step, ``--for-s`` for how long, ``--rank`` the rank, -1 all of them; it ends by itself where that is over.
 """
 
 from __future__ import annotations
