@@ -1,6 +1,6 @@
 """A small DDP job of which one rank stops in one of several ways, or merely seems to.
 
-``--how`` names it, ``--at`` the step, ``--for-s`` for how long; the job ends by itself where that is over.
+``--how`` names it, ``--at`` the step, ``--for-s`` for how long, ``--rank`` the rank, -1 all of them; it ends by itself where that is over.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def main() -> None:
     model = DistributedDataParallel(nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 8)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(options.steps):
-        if step == options.at and rank == options.rank and options.how not in ("no", "before_joining"):
+        if step == options.at and options.rank in (rank, -1) and options.how not in ("no", "before_joining"):
             globals()[options.how](options.for_s)
         time.sleep(options.step_s)
         loss = model(torch.ones(8, 256)).sum()

@@ -101,7 +101,7 @@ def test_a_digest_of_it_says_the_same(tmp_path) -> None:
 @pytest.mark.slow
 def test_a_time_limit_and_then_no_mercy(tmp_path) -> None:
     """As Slurm does at the end of its time: SIGTERM to all, and after a grace SIGKILL to all, ours too. The ranks ignore the first."""
-    with training(tmp_path, "--how", "deaf", "--at", "10") as process:
+    with training(tmp_path, "--how", "deaf", "--rank", "-1", "--at", "10") as process:
         everybody = [process.pid, *descendants(process.pid)]
         for pid in everybody:
             os.kill(pid, signal.SIGTERM)

@@ -13,6 +13,7 @@ import select
 import signal
 import socket
 import sys
+import tempfile
 
 GRACE_S = 30.0
 """From SIGTERM to SIGKILL, as torchrun has it."""
@@ -138,6 +139,7 @@ def _rank(order, rank, port):
     if order["ranks"]:
         _set_variables(order, rank, size, port)
     os.chdir(order["folder"])
+    tempfile.tempdir = None  # found by the server's TMPDIR, once torch has asked
     script, *_ = order["argv"]
     sys.argv[:] = order["argv"]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
