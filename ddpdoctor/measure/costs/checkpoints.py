@@ -1,7 +1,8 @@
 """How often checkpoints come: as often as they were recorded, in whichever steps.
 
 Few steps have one, and some of those are set aside, as the profiler or an evaluation disturbed them. What is measured says what a
-checkpoint costs; how many there were, the step logs say of all steps.
+checkpoint costs; how many there were, the step logs say of all steps
+that were recorded in full.
 """
 
 from __future__ import annotations
@@ -29,10 +30,16 @@ _MEANS = (
 
 
 def as_often_as_saved(context: Context, cost: Cost) -> Cost:
-    """What checkpoints cost, spread over all steps but those of the warm-up. ``share`` then refers to the mean step with as many."""
+    """What checkpoints cost, spread over all steps recorded in full but those of the warm-up. ``share`` then
+    refers to the mean step with as many."""
     if context.graph.source != "step-log" or not context.logs:
         return cost
-    settled = settled_steps(context.logs)
+    # Of most steps of a long job only the times are kept: whether one of them has a checkpoint is not known.
+    settled = {
+        number: steps
+        for number, steps in settled_steps(context.logs).items()
+        if all(step.events for step in steps)
+    }
     numbers = np.array(list(settled), np.int64)
     saved: Mask = np.array(
         [
