@@ -12,6 +12,7 @@ import msgspec
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Job, Speaker, WindowCost
 from ddpdoctor.report import words
+from ddpdoctor.rundir import listed
 
 ROWS = 200
 """Most rows shown of one nested group; the rest is in the report's data."""
@@ -193,9 +194,7 @@ def command_line(command: Sequence[str]) -> str:
 def _names(names: Sequence[str]) -> str:
     """Names with their number of occurrences, at most a dozen."""
     counted = Counter(names)
-    shown = [f"{count} × {name}" if count > 1 else name for name, count in list(counted.items())[:12]]
-    more = len(counted) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+    return listed([f"{count} × {name}" if count > 1 else name for name, count in counted.items()], 12)
 
 
 def _moment(nanoseconds: int | None) -> str:

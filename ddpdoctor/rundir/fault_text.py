@@ -46,13 +46,14 @@ def first_thread(text: str) -> list[TextFrame]:
 def faulting_thread(text: str) -> list[TextFrame]:
     """The stack of the training thread, innermost frame first: of the thread with the fault, or where it was written because Python's
     lock was kept, of the first one."""
-    if max(text.rfind(_FATAL), text.rfind(_TIMEOUT)) < 0:
+    begin = max(text.rfind(_FATAL), text.rfind(_TIMEOUT))
+    if begin < 0:
         return []
-    last = text[max(text.rfind(_FATAL), text.rfind(_TIMEOUT)) :]
+    last = text[begin:]
     current = last.rfind(_CURRENT)
-    stack = []
-    if current >= 0 and not says_gil_is_held(text):
-        stack = _frames_in(_THREAD.split(last[current:])[1])
+    # None where the text ends in the middle of this thread's first line.
+    threads = _THREAD.split(last[current:])[1:] if current >= 0 and not says_gil_is_held(text) else []
+    stack = _frames_in(threads[0]) if threads else []
     # A thread that is none of Python's has none.
     return stack or first_thread(last)
 

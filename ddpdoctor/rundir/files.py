@@ -156,16 +156,15 @@ def short(value: Any) -> str:
 
 def ignored(path: str, fields: list[str]) -> Note:
     """The note on ``fields`` of ``path``, ``name (value)`` each, that are left out."""
-    more = f" and {len(fields) - _MOST_NAMED} more" if len(fields) > _MOST_NAMED else ""
     return Note(
-        f"{path}: fields with values that they cannot have are ignored: {', '.join(fields[:_MOST_NAMED])}{more}."
+        f"{path}: fields with values that they cannot have are ignored: {listed(fields, _MOST_NAMED)}."
     )
 
 
-def listed(names: Sequence[str]) -> str:
-    """The first of ``names``, and how many more there are."""
-    more = len(names) - _MOST_LISTED
-    return ", ".join(names[:_MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
+def listed(names: Sequence[object], most: int = _MOST_LISTED) -> str:
+    """The first ``most`` of ``names``, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(map(str, names[:most])) + (f" and {more} more" if more > 0 else "")
 
 
 def unreadable(path: str, error: Exception, lost: str = "") -> Note:

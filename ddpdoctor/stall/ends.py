@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 
+from ddpdoctor.rundir import listed
 from ddpdoctor.rundir.ends import POLITE, Conclusion, Exit, RankEnd, conclude, exit_of
 from ddpdoctor.rundir.stops import signal_name
 
@@ -53,11 +54,8 @@ def doubts(run: RunEvidence) -> list[str]:
     ]
     before = sorted({(int(row["rank"]), _way(row.get("code"), row.get("signal"))) for row in run.earlier})
     if before and run.job.succeeded:
-        ends = ", ".join(f"rank {rank} by {way}" for rank, way in before[:_MOST_EARLIER])
-        more = f" and {len(before) - _MOST_EARLIER} more" if len(before) > _MOST_EARLIER else ""
-        found.append(
-            f"An earlier attempt ended ({ends}{more}); a later one ended in order, with exit code 0."
-        )
+        ends = listed([f"rank {rank} by {way}" for rank, way in before], _MOST_EARLIER)
+        found.append(f"An earlier attempt ended ({ends}); a later one ended in order, with exit code 0.")
     return found
 
 

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from ddpdoctor.measure.hangfacts import HangFacts, StopFacts
 from ddpdoctor.measure.places import Where
+from ddpdoctor.rundir import listed
 from ddpdoctor.rundir.ends import POLITE, JobEnd
 from ddpdoctor.rundir.phases import Phase
 from ddpdoctor.rundir.stops import signal_name
@@ -52,6 +53,8 @@ def of_devices(causes: dict[str, StopFacts], run: RunEvidence) -> dict[str, Stop
 
 
 _MOST_EVIDENCE = 12
+_MOST_RANKS = 8
+"""As many are told of one by one."""
 """Sentences of a finding."""
 
 
@@ -405,14 +408,12 @@ def _words(operation: Operation) -> str:
 
 
 def _tensors(operation: Operation) -> str | None:
-    sizes = ", ".join("x".join(map(str, size)) or "a number" for size in operation.inputs[:3])
+    sizes = listed(["x".join(map(str, size)) or "a number" for size in operation.inputs])
     if not sizes:
         return None
-    more = f" and {len(operation.inputs) - 3} more" if len(operation.inputs) > 3 else ""
     dtypes = " ".join(dict.fromkeys(operation.input_dtypes))
-    return f"{sizes}{more}{' ' if dtypes else ''}{dtypes}"
+    return f"{sizes}{' ' if dtypes else ''}{dtypes}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-    return f"Rank {shown}" if len(ranks) == 1 else f"Ranks {shown}"
+    return f"Rank {ranks[0]}" if len(ranks) == 1 else f"Ranks {listed(ranks, _MOST_RANKS)}"

@@ -25,10 +25,13 @@ from msgspec.structs import replace
 from ddpdoctor.measure.numerics import Ints, lasting
 from ddpdoctor.measure.steplog import SUSPENDED, WARM_UP_STEPS, RankLog, Step
 from ddpdoctor.measure.telemetry import HostTelemetry
-from ddpdoctor.rundir import EventKind
+from ddpdoctor.rundir import EventKind, listed
 
 _WAITS = (EventKind.DATA, EventKind.ITERATION, EventKind.SAVE, EventKind.LOAD)
 """Kinds of calls in which a job's own stall keeps all threads from running: native code that holds the interpreter's lock."""
+
+_MOST_NAMED = 8
+"""Ranks that a sentence names one by one, as elsewhere."""
 
 
 class Tuning(msgspec.Struct, frozen=True):
@@ -94,7 +97,11 @@ def _marked(log: RankLog, stops: Sequence[_Stop]) -> RankLog:
 
 def _told(number: int, stops: Sequence[tuple[int, _Stop]], world: int) -> str:
     ranks = [rank for rank, _ in stops]
-    who = "The job was" if len(ranks) == world else f"Rank{'s' if len(ranks) > 1 else ''} {_listed(ranks)}"
+    who = (
+        "The job was"
+        if len(ranks) == world
+        else f"Rank{'s' if len(ranks) > 1 else ''} {listed(ranks, _MOST_NAMED)}"
+    )
     was = "" if len(ranks) == world else " were" if len(ranks) > 1 else " was"
     length = lasting(max(stop.ns for _, stop in stops))
     if any(stop.seen for _, stop in stops):
@@ -103,11 +110,6 @@ def _told(number: int, stops: Sequence[tuple[int, _Stop]], world: int) -> str:
         f"{who}{was} suspended, or stuck, for {length} in step {number}, many times as long as any other step, and "
         "no sample shows why: this step and the next are set aside."
     )
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8]))
-    return f"{shown} and {len(ranks) - 8} more" if len(ranks) > 8 else shown
 
 
 def _stops(log: RankLog, host: HostTelemetry | None) -> list[_Stop]:
