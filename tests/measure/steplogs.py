@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,3 +32,15 @@ def span_of(run: Path, rank: int) -> tuple[int, int]:
 
 def write_lines(file: Path, lines: Iterable[dict[str, Any]]) -> None:
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def thin(run: Path, ranks: Iterable[int], thinned: Callable[[int], bool]) -> None:
+    """Leave the times alone of the steps whose numbers are ``thinned``, as a rank does in a long job."""
+    for rank in ranks:
+        lines = lines_of(log_of(run, rank))
+        for line in lines:
+            if "step" in line and thinned(line["step"]):
+                for key in ("ev", "cpu", "runq", "marks"):
+                    line.pop(key)
+                line["thin"] = True
+        write_lines(log_of(run, rank), lines)

@@ -34,12 +34,7 @@ def as_often_as_saved(context: Context, cost: Cost) -> Cost:
     refers to the mean step with as many."""
     if context.graph.source != "step-log" or not context.logs:
         return cost
-    # Of most steps of a long job only the times are kept: whether one of them has a checkpoint is not known.
-    settled = {
-        number: steps
-        for number, steps in settled_steps(context.logs).items()
-        if all(step.events for step in steps)
-    }
+    settled = settled_steps(context.logs)
     numbers = np.array(list(settled), np.int64)
     saved: Mask = np.array(
         [

@@ -38,7 +38,7 @@ class _Stalls(msgspec.Struct, frozen=True):
     """Epoch starts in steps with an evaluation."""
 
     steps: Ints
-    """[N] all steps but those of the warm-up and those that the profiler disturbed."""
+    """[N] all steps recorded in full but those of the warm-up and those that the profiler disturbed."""
     ns: Array
     """[N] the longest stall over the ranks, as all meet after it; 0 in steps without."""
 
@@ -81,8 +81,9 @@ def _beside_evaluations(context: Context) -> _Stalls | None:
     restarting = [log.main_loaders & log.loaders_with_workers for log in logs]
     numbers, stalls = [], []
     for number, steps in context.undisturbed:
-        numbers.append(number)
-        stalls.append(max(map(_stall_ns, steps, restarting)) if number in evaluating else 0.0)
+        if all(step.in_full for step in steps):
+            numbers.append(number)
+            stalls.append(max(map(_stall_ns, steps, restarting)) if number in evaluating else 0.0)
     return _Stalls(np.array(numbers), np.array(stalls)) if any(stalls) else None
 
 

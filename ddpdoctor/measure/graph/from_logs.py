@@ -56,7 +56,7 @@ def graph_of_logs(logs: Sequence[RankLog], operators: Mapping[int, OperatorShare
     batches = [batches_per_step(log) for log in logs]
     groups = [group.with_latent(LateCause.DATA, latent_data(group, batch_times, batches)) for group in groups]
     steps = [_rank_steps(log, origin_ns) for log in logs]
-    full = {step.number for log in logs for step in log.steps if step.events}
+    full = {step.number for log in logs for step in log.steps if step.in_full}
 
     def reason(number: int) -> str:
         return reasons.get(number) or (_NO_SYNC if number in full else _ONLY_TIMES)

@@ -97,7 +97,7 @@ def latent_data(
 
 def batches_per_step(log: RankLog) -> float:
     """Mean number of batches that the training loop takes in a step."""
-    counts = [sum(event.gives_batch for event in step.events) for step in log.steps if step.events]
+    counts = [sum(event.gives_batch for event in step.events) for step in log.steps if step.in_full]
     return float(np.mean(counts)) if counts else 0.0
 
 
@@ -121,7 +121,7 @@ def _neighbours(log: RankLog, loader: int) -> Iterator[tuple[_Request, _Request]
     before: _Request | None = None
     last_step = None
     for step in log.steps:
-        if not step.events or (last_step is not None and step.number != last_step + 1):
+        if not step.in_full or (last_step is not None and step.number != last_step + 1):
             before = None
         last_step = step.number
         for event in step.events:

@@ -38,11 +38,12 @@ def usual_loader(steps: Sequence[Step]) -> int | None:
 
 
 def training_loaders(steps: Sequence[Step]) -> frozenset[int]:
-    """Ids of the loaders that give batches in at least a third of the steps."""
+    """Ids of the loaders that give batches in at least a third of the steps that were recorded in full."""
     used: Counter[int] = Counter()
     for step in steps:
         used.update({event.loader for event in step.events if event.gives_batch})
-    return frozenset(loader for loader, times in used.items() if times * _ONE_IN >= len(steps))
+    most = sum(step.in_full for step in steps)
+    return frozenset(loader for loader, times in used.items() if times * _ONE_IN >= most)
 
 
 def evaluates(step: Step, main: Collection[int]) -> bool:

@@ -161,6 +161,12 @@ class Step(msgspec.Struct, frozen=True, gc=False):
         return self.end_ns - self.start_ns
 
     @property
+    def in_full(self) -> bool:
+        """Whether what happened in it was recorded. Of most steps of a long job only the times are kept: they say nothing of whether, or
+        how often, something happens."""
+        return bool(self.events)
+
+    @property
     def recorded_ns(self) -> tuple[int, int]:
         """Start and end by the wall clock of its host, which telemetry and traces read, epoch ns."""
         return self.start_ns - self.moved_ns, self.end_ns - self.moved_ns

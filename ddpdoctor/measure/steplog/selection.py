@@ -119,10 +119,14 @@ def disturbed(step: Step) -> bool:
 
 
 def settled_steps(logs: Sequence[RankLog]) -> Everywhere:
-    """Steps that all ranks recorded, but for the warm-up and those in which a rank was stopped."""
+    """Steps that all ranks recorded in full, but for the warm-up and those in which a rank was stopped."""
     everywhere = recorded_everywhere(logs)
     aside = _suspended(everywhere).union(_warm_up(everywhere))
-    return {number: steps for number, steps in everywhere.items() if number not in aside}
+    return {
+        number: steps
+        for number, steps in everywhere.items()
+        if number not in aside and all(step.in_full for step in steps)
+    }
 
 
 def undisturbed(logs: Sequence[RankLog]) -> list[tuple[int, list[Step]]]:

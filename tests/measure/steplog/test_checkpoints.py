@@ -5,7 +5,7 @@ import random
 import pytest
 
 from tests.measure.recorded import Job, measured, plant, record, run_ranks
-from tests.measure.steplogs import lines_of, log_of, write_lines
+from tests.measure.steplogs import thin
 
 
 def disturbing(rank, step):
@@ -58,14 +58,7 @@ def test_steps_of_which_only_the_times_are_kept_say_nothing_of_how_often(tmp_pat
         return {"host": 40.0, "save": 60.0} if rank in ranks and step % 10 == 0 else {}
 
     folder = record(tmp_path, Job(world=2, steps=243, extra=extra))
-    for rank in (0, 1):
-        lines = lines_of(log_of(folder, rank))
-        for line in lines:
-            if line.get("step", 0) >= 40 and line["step"] // 8 % 4:
-                for key in ("ev", "cpu", "runq", "marks"):
-                    line.pop(key)
-                line["thin"] = True
-        write_lines(log_of(folder, rank), lines)
+    thin(folder, (0, 1), lambda step: step >= 40 and step // 8 % 4 > 0)
     found, _ = measured(folder)
     cost = found.facts.late.checkpoint if ranks == (0,) else found.facts.shared.checkpoint
     assert cost.ms_per_step == pytest.approx(10.0, rel=0.15)

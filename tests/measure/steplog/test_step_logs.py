@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.measure.recorded import Job, late_facts, measured, plant, record
-from tests.measure.steplogs import lines_of, log_of, write_lines
+from tests.measure.steplogs import log_of, thin
 
 STEP_MS = 19.5
 """Of the healthy job: 2 data + 0.5 host + 5 forward + 10 backward + 1 transfer + 1 optimizer."""
@@ -273,6 +273,15 @@ def test_new_workers_beside_each_evaluation(tmp_path):
     assert quiet.facts.shared.data_epoch_start.ms_per_step < 0.2
 
 
+def test_new_workers_beside_evaluations_of_which_only_the_times_are_kept(tmp_path):
+    job = Job(world=2, steps=403, epoch=10, restart=300.0)
+    folder = record(tmp_path / "run", job)
+    thin(folder, range(2), lambda step: step >= 40 and step // 8 % 4 > 0)
+    found, _ = measured(folder)
+    each = job.data + job.restart + 1.0
+    assert found.facts.shared.data_epoch_start.ms_per_step == pytest.approx(each / 10, rel=0.15)
+
+
 def test_larger_batches_of_one_rank(tmp_path):
     job = Job(batch=lambda rank: 48 if rank == 1 else 32, extra=plant(1, forward=2.5, backward=5.0))
     found, _ = measured(record(tmp_path / "run", job))
@@ -316,14 +325,7 @@ def test_no_steps_at_all(tmp_path):
 
 def test_thinned_steps_do_not_disturb_the_full_ones(tmp_path):
     folder = record(tmp_path / "run", Job(steps=80, extra=plant(2, data=6.0)))
-    for rank in range(4):
-        lines = lines_of(log_of(folder, rank))
-        for line in lines:
-            if line.get("step", 0) >= 40 and line["step"] % 4:
-                for key in ("ev", "cpu", "runq", "marks"):
-                    line.pop(key)
-                line["thin"] = True
-        write_lines(log_of(folder, rank), lines)
+    thin(folder, range(4), lambda step: step >= 40 and step % 4 > 0)
     found, _ = measured(folder)
     late = late_facts(found)
     assert late["data"].ranks == [2] and late["data"].ms_per_step == pytest.approx(6.0, abs=0.1)
