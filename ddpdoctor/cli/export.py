@@ -112,8 +112,6 @@ class _Wanted:
 
 def _check(paths: Sequence[str], wanted: _Wanted, trackers: Trackers, steps_chosen: bool) -> None:
     """Raises UsageError or DdpDoctorError where the options do not go together, or what they name cannot be written."""
-    from ddpdoctor.written import TIMELINE
-
     if not (wanted.recordings or trackers.any) and wanted.figures is None:
         raise click.UsageError(
             "nothing to write: give --timeline F, --parquet DIR, --csv DIR, --speedscope DIR, --figures DIR, --tensorboard DIR, "
@@ -123,10 +121,13 @@ def _check(paths: Sequence[str], wanted: _Wanted, trackers: Trackers, steps_chos
         raise click.UsageError(
             "--redact is for figures and trackers: timelines, tables and flame graphs keep their names."
         )
-    check_outputs(paths, {"--timeline": (wanted.timeline, TIMELINE)})
-    _check_folders(wanted)
     if steps_chosen and not wanted.recordings:
         raise click.UsageError("--steps does not choose what figures and trackers show: the whole run.")
+    # What a wrong command line need not wait for.
+    from ddpdoctor.written import TIMELINE
+
+    check_outputs(paths, {"--timeline": (wanted.timeline, TIMELINE)})
+    _check_folders(wanted)
 
 
 def _export_recording(

@@ -86,8 +86,8 @@ time.sleep(4)
 @pytest.mark.parametrize(
     ("script", "told"),
     [
-        ("time.sleep(1); print(faulthandler.is_enabled()); faulthandler.enable()", "False\n"),
-        ("time.sleep(1); print(faulthandler.disable())", "False\n"),
+        ("time.sleep(1); print(faulthandler.is_enabled(), flush=True); faulthandler.enable()", "False\n"),
+        ("time.sleep(1); print(faulthandler.disable(), flush=True)", "False\n"),
     ],
 )
 def test_the_jobs_own_handler(tmp_path, script: str, told: str) -> None:
