@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from ddpdoctor.hook.recording.recorder import (
@@ -95,3 +97,13 @@ def test_a_thinned_job_is_counted_right(tmp_path, change):
         assert all(event["s"] >= 0 for event in step["ev"])
         (backward,) = [event for event in step["ev"] if event["k"] == "bwd"]
         assert backward["sync"] is True and backward["base"] >= 0
+
+
+@pytest.mark.extended
+def test_calls_of_a_group_are_not_told_as_those_of_a_group_destroyed_before(tmp_path):
+    recorded = run_recorded(
+        tmp_path, forked("groups_anew.py", ranks=0), HookOptions(profile_steps=None), plain_environment()
+    )
+    lines = (recorded.run / "ranks/00000/calls.jsonl").read_text().replace("\0", "").splitlines()
+    calls = sorted((json.loads(line) for line in lines), key=lambda call: call["call"])
+    assert [call["pg"] for call in calls][-10:] == recorded.process.stdout.split()

@@ -10,6 +10,7 @@ from typing import Any
 from .. import lifetime
 from ..guard import part
 from ..patching import Patches, around, cell_of
+from ..recording import active
 from ..stalls import joining
 
 _PART = part("arming")
@@ -29,6 +30,9 @@ def _after_init(token: bool, result: Any) -> None:
 
 
 def _before_destroy(args: Any, kwargs: Any) -> bool | None:
+    recorder = active.recorder
+    if recorder is not None:
+        recorder.calls.known.clear()  # by the id of their process group, which the next one may get
     group = args[0] if args else kwargs.get("group")
     import torch.distributed as dist
 

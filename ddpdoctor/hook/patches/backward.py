@@ -100,13 +100,14 @@ def _line_of(current: Session, frame: FrameType, above: FrameType) -> str:
     """The field with the source line; calls from one place are looked up once."""
     recorder, known = current.recorder, current.backward.lines
     key = id(frame.f_code), frame.f_lasti, id(above.f_code), above.f_lasti
-    where = known.get(key)
-    if where is None:
-        where = recorder.lines.caller()
+    before = known.get(key)
+    if before is None:
+        # With the code, so that no other gets its id.
+        before = recorder.lines.caller(), frame.f_code, above.f_code
         recorder.flush_definitions()
         if len(known) < MOST_PLACES:
-            known[key] = where
-    return where
+            known[key] = before
+    return before[0]
 
 
 def _look(current: Session, here: bool, loss: Any) -> None:

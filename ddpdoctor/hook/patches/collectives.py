@@ -136,10 +136,10 @@ def _start_of(name: str) -> Before:  # noqa: C901
             key = name, id(frame.f_code), frame.f_lasti, id(group), kwargs.get("async_op"), size, dtype
             before = known.get(key)
             if before is None:
-                before = recurring(recorder, args, kwargs, group, size, dtype)
+                before = *recurring(recorder, args, kwargs, group, size, dtype), frame.f_code
                 if len(known) < MOST_PLACES:
                     known[key] = before
-            call, fields = before
+            call, fields, _ = before
         recorder.flush_definitions()
         place = recorder.calls.begin(call, recorder.step)
         token = perf_counter_ns() if active.full else 0, fields, place

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from threading import get_ident
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Callable
 
 from ...rundir import (
@@ -72,8 +72,9 @@ class Calls:
         """By process group, how many were called."""
         self._recurring: dict[str, Call] = {}
         """By the fields."""
-        self.known: dict[tuple[Any, ...], tuple[Call, str]] = {}
-        """For whoever calls ``begin``: calls that were made before, by what tells them apart, with the fields of their event."""
+        self.known: dict[tuple[Any, ...], tuple[Call, str, CodeType]] = {}
+        """For whoever calls ``begin``: calls that were made before, by what tells them apart, with the fields of their event. The code
+        is kept so that no other gets its id."""
 
     def recurring(self, fields: str, group: str | None) -> Call:
         """A call with these fields of an event, of this process group; None for a message."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from threading import get_ident
+from types import CodeType
 from typing import Any
 
 from ...rundir import Spool, id_of_root
@@ -32,8 +33,8 @@ class Backward:
         """Whether an optimizer stepped inside it."""
         self.usual: Any = None
         """What the last one was, as its wrapper wants to know it; None before the first one."""
-        self.lines: dict[tuple[int, ...], str] = {}
-        """By place, the field with the source line."""
+        self.lines: dict[tuple[int, ...], tuple[str, CodeType, CodeType]] = {}
+        """By place, the field with the source line; with the code, so that no other gets its id."""
 
 
 class Session:
