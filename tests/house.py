@@ -207,7 +207,6 @@ INSIDES: dict[tuple[str, str], str] = {
     ("tests/measure/sourcelines/test_taken.py", "ddpdoctor.measure.sourcelines.holding"): "what it takes",
     ("tests/measure/sourcelines/test_taken.py", "ddpdoctor.measure.sourcelines.samples"): "what it gives to",
     ("tests/measure/costs/test_sureness.py", "ddpdoctor.measure.costs.sureness"): "ranges of made series",
-    ("tests/measure/costs/test_whatif.py", "ddpdoctor.measure.costs.whatif"): "single scenarios",
     ("tests/hook/test_device_memory.py", "ddpdoctor.hook.stalls.devicememory"): "hours of looks in a moment",
     ("tests/hook/test_phases.py", "ddpdoctor.hook.stalls.rank_status"): "stacks as torch makes them",
     ("tests/hook/profiling", "ddpdoctor.hook.profiling.stacks"): "stacks as the sampler reads them",

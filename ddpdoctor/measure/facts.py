@@ -139,8 +139,6 @@ class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Backward passes per optimizer step."""
     input_explains: float | None = None
     """How much of the variation in computation between ranks and steps is explained by input sizes (0 to 1)."""
-    slow_steps_share: float | None = None
-    """Share of measured steps slower than 1.5 x the median."""
     operators_seen: bool | None = None
     """Whether operators outside forward, backward and optimizer were recorded (profiler window): host time is then Python work."""
 
@@ -217,16 +215,6 @@ class CommunicationFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Fixed cost of one message: intercept of transfer time over bytes."""
     matched: int | None = None
     unmatched: int | None = None
-    refused: str | None = None
-    """Why the matching was not credible and was refused."""
-    whole: int | None = None
-    """Collectives of the window that were found on all recorded ranks of their group."""
-    lacking_left: int | None = None
-    """Collectives missing on a rank that has no later ones of its group, though its window goes on."""
-    lacking_lost: int | None = None
-    """Collectives missing on a rank that has those before and after them: their events were not recorded."""
-    lacking_cut: int | None = None
-    """Collectives missing on a rank because its window does not reach them."""
     clock_error_us: float | None = None
     """Error bound of the common clock."""
     slow_link_ranks: list[int] | None = None
@@ -265,14 +253,10 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
     pin_memory: bool | None = None
     persistent_workers: bool | None = None
     batch_size: int | None = None
-    drop_last: bool | None = None
     sampler: str | None = None
-    dataset: str | None = None
     where: Where | None = None
     wait_ms: float | None = None
     """Time in the loader's ``next`` per step, median rank."""
-    longest_wait_ms: float | None = None
-    """Time in the loader's ``next`` per step, on the rank that waits longest."""
     ready_batches: float | None = None
     """Mean number of batches ready in the queue, on the rank with the fewest."""
     computing_share: float | None = None
@@ -282,7 +266,6 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
 class DdpFacts(msgspec.Struct, frozen=True, kw_only=True):
     """DDP's settings."""
 
-    module: str | None = None
     parameters_bytes: float | None = None
     """Size of all parameters of the model."""
     find_unused_parameters: bool | None = None
@@ -346,8 +329,6 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Mean CPU utilisation of the busiest host."""
     idle_cores: float | None = None
     """Idle cores on the busiest host."""
-    job_cores: float | None = None
-    """Cores that ranks and loader workers use, on the busiest host."""
     run_delay_share: float | None = None
     """Share of the step in which the training thread was ready but had no CPU, on the worst rank."""
     threads_per_rank: float | None = None
@@ -369,25 +350,6 @@ class PipelineFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Computation of the slow stages beyond that of typical ones."""
 
 
-class WhatIfFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean step time, by replay, of the same job with one thing changed. Null if there is no such thing, or too little was seen."""
-
-    nobody_late_ms: float | None = None
-    """The late ranks do no more than the others."""
-    instant_data_ms: float | None = None
-    """Each batch is ready when the loop asks for it."""
-    no_barriers_ms: float | None = None
-    """Explicit barriers are gone."""
-    no_sync_ms: float | None = None
-    """Gradients are reduced in the last micro-batch of a step only (DDP's no_sync)."""
-    perfect_overlap_ms: float | None = None
-    """All gradient transfer runs beside computation, as far as the link and the hosts' cores allow."""
-    link_twice_as_fast_ms: float | None = None
-    """All collectives move their bytes in half the time; latencies stay."""
-    favoured_buckets_ms: float | None = None
-    """Gradients are reduced in buckets of ``buckets.favoured_cap_bytes``."""
-
-
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """All facts of a run. Rules address them by path, such as ``late.data.share`` or ``loader.num_workers``."""
 
@@ -404,7 +366,6 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     host: HostFacts = HostFacts()
     memory: MemoryFacts = MemoryFacts()
     pipeline: PipelineFacts = PipelineFacts()
-    what_if: WhatIfFacts = WhatIfFacts()
     hang: HangFacts = HangFacts()
     breakdown: dict[str, float] = {}
     """Share of the critical step time per part; sums to 1."""

@@ -24,7 +24,6 @@ from ddpdoctor.measure.costs import (
     late_facts,
     price_all,
     shared_facts,
-    what_if_facts,
 )
 from ddpdoctor.measure.facts import Facts, GpuFacts
 from ddpdoctor.measure.flames import flames
@@ -219,7 +218,6 @@ def _facts(
         ddp=ddp_facts(logs, windows, context.message.latency_us, context.reductions.syncs_per_step or 1.0),
         gpu=gpu,
         host=host_facts(telemetry, logs, graphs.log or graph, context.cores),
-        what_if=what_if_facts(context, graphs.window, cap_bytes),
         memory=memory.facts,
         hang=hang,
         breakdown=critical_breakdown(graph),

@@ -76,11 +76,5 @@ class MemoryFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Most that tensors took on the device, on the rank with most."""
     reserved_peak_bytes: float | None = None
     """Most that PyTorch's caching allocator reserved on the device, on the rank with most."""
-    phase_peak_bytes: dict[str, float] = {}
-    """By phase of a step: most that tensors took in it, on any rank, as far as looks at random moments saw it."""
     allocation_retries: float | None = None
     """How often the allocator found no memory, freed its cache and waited for the device, on the rank with most."""
-    process_bytes: float | None = None
-    """Most that a rank's own process held in the host's memory."""
-    workers_bytes: float | None = None
-    """Most that a rank's child processes held together; what forked ones share counts for each."""

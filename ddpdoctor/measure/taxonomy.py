@@ -134,7 +134,6 @@ class SharedCause(StrEnum):
     DATA_EPOCH_START = "data_epoch_start"
     """The first batches of each pass over the loader (worker start), without the ordinary wait."""
     COPY = "copy"
-    COMPUTE = "compute"
     OPTIMIZER = "optimizer"
     HOST = "host"
     IDLE = "idle"
@@ -212,7 +211,6 @@ SHARED_COMPONENTS: dict[str, Components] = {
     SharedCause.DATA: (Component.DATA,),
     SharedCause.DATA_EPOCH_START: (Component.EPOCH_START,),
     SharedCause.COPY: (Component.COPY,),
-    SharedCause.COMPUTE: (*COMPUTATION, Component.LOSS),
     SharedCause.OPTIMIZER: (Component.OPTIMIZER,),
     SharedCause.HOST: (Component.HOST,),
     SharedCause.IDLE: (Component.IDLE,),

@@ -59,8 +59,8 @@ def test_numbers_that_contradict_each_other(of: Facts, says: str) -> None:
 
 def test_a_share_beyond_the_step() -> None:
     of = facts()
-    steps = msgspec.structs.replace(of.steps, slow_steps_share=1.4)
-    assert "steps.slow_steps_share is 1.4" in found(msgspec.structs.replace(of, steps=steps))[0]
+    gpu = msgspec.structs.replace(of.gpu, busy_share=1.4)
+    assert "gpu.busy_share is 1.4" in found(msgspec.structs.replace(of, gpu=gpu))[0]
 
 
 def test_a_finding_explains_a_mean_beyond_the_median() -> None:

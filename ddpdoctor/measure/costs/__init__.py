@@ -30,8 +30,8 @@ from .shared import (
     shared_work,
     starved_of_cpu,
     usual_transfer,
+    without_reductions,
 )
-from .whatif import no_sync, what_if_facts
 
 Pricer = Callable[[Context], Costs]
 

@@ -12,8 +12,10 @@ from ddpdoctor.measure.facts import Cost
 from ddpdoctor.measure.graph import CycleGroup, Graph, LikeSegments
 from ddpdoctor.measure.numerics import Array
 from ddpdoctor.measure.replay import (
+    Change,
     common_part,
     idle_after,
+    without_sync,
     without_transfer,
     without_waiting,
     without_work,
@@ -23,6 +25,7 @@ from ddpdoctor.measure.taxonomy import (
     SHARED_COMPONENTS,
     SHARED_SYNCS,
     SHARED_TRANSFERS,
+    Component,
     Components,
     LateCause,
     SharedCause,
@@ -32,7 +35,6 @@ from ddpdoctor.measure.taxonomy import (
 from .checkpoints import as_often_as_saved
 from .context import Context, Costs
 from .price import set_by_hosts
-from .whatif import reduced_again, without_reductions
 from .why import awake_of_all_ms
 
 _OWN_CODE = (SharedCause.HOST, SharedCause.OUTSIDE)
@@ -78,7 +80,7 @@ def exposed_transfers(context: Context) -> dict[SharedCause, Cost | None]:
 def redundant_reductions(context: Context) -> Costs:
     """``shared.redundant_sync``: reductions after which the same gradients are reduced again before the optimizer steps."""
     groups = context.graph.groups
-    chosen = [np.array([reduced_again(group, k) for k in range(len(group.syncs))]) for group in groups]
+    chosen = [np.array([_reduced_again(group, k) for k in range(len(group.syncs))]) for group in groups]
     if not any(again.any() for again in chosen):
         return {}
     taken = [
@@ -87,6 +89,31 @@ def redundant_reductions(context: Context) -> Costs:
     changes = without_reductions(context.graph, context.reducer.synced_ns)
     where = context.lines.syncs([SyncKind.GRADIENTS])
     return _known({SharedCause.REDUNDANT_SYNC: context.pricing.cost(changes, taken, where=where)})
+
+
+def _reduced_again(group: CycleGroup, k: int) -> bool:
+    """Whether the same gradients are reduced once more before the optimizer steps."""
+    sync = group.syncs[k]
+    return sync.kind == SyncKind.GRADIENTS and any(
+        later.kind == SyncKind.GRADIENTS
+        and (later.group, later.update) == (sync.group, sync.update)
+        and later.micro > sync.micro
+        for later in group.syncs[k + 1 :]
+    )
+
+
+def without_reductions(graph: Graph, synced_ns: Sequence[float] = ()) -> list[Change]:
+    """Takes out the reductions that are done again later in the step, with what they cost the training thread of each rank
+    before its arrival: ``synced_ns`` by position, 0 where unknown, see :class:`~.context.ReducerCosts`."""
+    if not any(synced_ns):
+        return [without_sync(_reduced_again)]
+    own = np.array(synced_ns)
+    removed = []
+    for group in graph.groups:
+        chosen = np.array([_reduced_again(group, k) for k in range(len(group.syncs))])
+        backward = np.clip(component([group.work], [Component.BACKWARD])[0], 0, None)
+        removed.append(np.minimum(backward, own) * chosen[None, :, None])
+    return [without_sync(_reduced_again), without_work(removed)]
 
 
 def starved_of_cpu(context: Context) -> Costs:

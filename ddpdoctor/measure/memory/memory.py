@@ -88,10 +88,7 @@ def memory_of(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> Me
         **_room(ranks, here, free),
         allocated_peak_bytes=_most(rank.device.allocated_peak for rank in ranks if rank.device),
         reserved_peak_bytes=_most(rank.device.reserved_peak for rank in ranks if rank.device),
-        phase_peak_bytes=_phases(ranks),
         allocation_retries=_most(rank.device.retries for rank in ranks if rank.device),
-        process_bytes=_most(rank.most(Place.PROCESS) for rank in ranks),
-        workers_bytes=_most(rank.most(Place.WORKERS) for rank in ranks),
     )
     return Memory(facts, {rank.number: told for rank in ranks if (told := rank.told) is not None}, notes)
 
@@ -206,14 +203,6 @@ def _room(
     if device is not None and device.comes_and_goes >= _LEAST_ACTIVATIONS * device.allocated_peak > 0:
         room["batch_times"] = 1.0 + (1 - _KEPT_FREE) * left / device.comes_and_goes
     return room
-
-
-def _phases(ranks: Sequence[Rank]) -> dict[str, float]:
-    names = {name for rank in ranks if rank.device for name in rank.device.phases}
-    return {
-        name: float(max(rank.device.phases.get(name, 0) for rank in ranks if rank.device))
-        for name in sorted(names)
-    }
 
 
 def _most(values: Iterable[float | None]) -> float | None:

@@ -31,4 +31,4 @@ from .gpus import device_errors, gpu_facts, rank_gpus
 from .hosts import Cores, host_cores, host_facts
 from .job import asleep_shares, ddp_facts, job_facts, loader_facts, users_line
 from .links import slow_link_ranks
-from .steps import SLOW_STEP, outstanding, step_facts, window_cost
+from .steps import outstanding, step_facts, window_cost

@@ -72,11 +72,6 @@ def communication_facts(
         latency_us=latency_us,
         matched=matched.matched,
         unmatched=matched.unmatched,
-        refused=shown.refused,
-        whole=shown.wholeness.whole if shown.wholeness else None,
-        lacking_left=shown.wholeness.left if shown.wholeness else None,
-        lacking_lost=shown.wholeness.lost if shown.wholeness else None,
-        lacking_cut=shown.wholeness.cut if shown.wholeness else None,
         clock_error_us=shown.clock_error_ns / 1e3 if shown.clock_error_ns is not None else None,
         slow_link_ranks=_slow_link_ranks(graph, window_graph, logs, windows),
     )

@@ -116,7 +116,6 @@ def host_facts(
         ranks_per_host=float(sum(log.host == busiest.name for log in logs)) or None if read else None,
         cpu_percent=busiest.cpu_percent,
         idle_cores=busiest.idle_cores,
-        job_cores=cores_used.job if cores_used else None,
         run_delay_share=_run_delay_share(graph),
         threads_per_rank=_threads_per_rank(logs),
         memory_used_share=fullest.memory_used_share,

@@ -42,7 +42,6 @@ def ddp_facts(
     ddp = max(log.record.info["ddp"], key=lambda module: module.get("parameters_bytes") or 0)
     stated = ddp.get("find_unused_parameters")
     return DdpFacts(
-        module=ddp.get("module"),
         parameters_bytes=ddp.get("parameters_bytes"),
         find_unused_parameters=searches_unused(windows) if stated is None else stated,
         unused_parameter_bytes=ddp.get("unused_parameter_bytes"),
@@ -67,11 +66,11 @@ def _loaders_of_logs(logs: Sequence[RankLog], asleep: Mapping[int, float]) -> Lo
     """Settings as the first rank with a loader states them, waits as all ranks recorded them."""
     by_rank = {log.rank: wait_ms for log in logs if (wait_ms := _wait_ms(log)) is not None}
     waits_ms = list(by_rank.values())
-    median_ms, longest_ms = float(np.median(waits_ms)) if waits_ms else None, max(waits_ms, default=None)
+    median_ms = float(np.median(waits_ms)) if waits_ms else None
     stated = ((log, log.main_loader_settings) for log in logs)
     rank = next(((log, settings) for log, settings in stated if settings is not None), None)
     if rank is None:
-        return LoaderFacts(wait_ms=median_ms, longest_wait_ms=longest_ms)
+        return LoaderFacts(wait_ms=median_ms)
     log, settings = rank
     slowest = max(logs, key=lambda log: by_rank.get(log.rank, 0.0))
     return LoaderFacts(
@@ -80,12 +79,9 @@ def _loaders_of_logs(logs: Sequence[RankLog], asleep: Mapping[int, float]) -> Lo
         pin_memory=settings.get("pin_memory"),
         persistent_workers=settings.get("persistent_workers"),
         batch_size=settings.get("batch_size"),
-        drop_last=settings.get("drop_last"),
         sampler=settings.get("sampler"),
-        dataset=settings.get("dataset"),
         where=users_line(log, settings.get("where")),
         wait_ms=median_ms,
-        longest_wait_ms=longest_ms,
         ready_batches=_ready_batches(logs),
         computing_share=1 - asleep[slowest.rank] if slowest.rank in asleep else None,
     )
@@ -143,7 +139,6 @@ def _loader_of_windows(windows: Sequence[Window]) -> LoaderFacts:
     return LoaderFacts(
         num_workers=0 if in_process else None,
         wait_ms=float(np.median(waits_ms)) if waits_ms else None,
-        longest_wait_ms=max(waits_ms, default=None),
     )
 
 

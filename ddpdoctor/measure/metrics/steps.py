@@ -21,15 +21,14 @@ from ddpdoctor.measure.steplog import (
 )
 from ddpdoctor.measure.summary import WindowCost
 
-SLOW_STEP = 1.5
-"""A step is slow beyond this multiple of the median: docs/facts.md says so of ``steps.slow_steps_share``."""
-
 
 class Tuning(msgspec.Struct, frozen=True):
     """When single steps are worth a sentence."""
 
     apart: float = 1.1
     """Times the median that the mean may be without a word, where a few steps make the difference."""
+    slow: float = 1.5
+    """Times the median that the mean may be without a word in any case."""
     few: int = 100
     """One step in so many is few."""
     always_few: int = 3
@@ -69,7 +68,6 @@ def step_facts(graph: Graph, seen: int, operators_seen: bool, input_explains: fl
         input_most=_most(_means(graph, [steps.elements for steps in graph.steps])),
         micro_batches=micro_batches,
         input_explains=input_explains,
-        slow_steps_share=float((lengths_ns > SLOW_STEP * median_ns).mean()),
         operators_seen=operators_seen,
     )
 
@@ -89,7 +87,7 @@ def outstanding(graph: Graph) -> list[str]:
     few = max(_TUNING.always_few, len(beyond_ns) // _TUNING.few)
     of_few_ns = float(beyond_ns[-few:].sum())
     apart = mean_ns > _TUNING.apart * median_ns and of_few_ns > beyond_ns.sum() / 2
-    if not apart and mean_ns <= max(float(np.quantile(lengths_ns, 0.95)), SLOW_STEP * median_ns):
+    if not apart and mean_ns <= max(float(np.quantile(lengths_ns, 0.95)), _TUNING.slow * median_ns):
         return []
     numbers = np.concatenate([group.steps for group in graph.groups])
     order = np.argsort(-lengths_ns, kind="stable")[: _TUNING.always_few]

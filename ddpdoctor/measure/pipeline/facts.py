@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 from ddpdoctor.measure.facts import Cost, Facts, JobFacts, LateFacts, PipelineFacts, StepFacts, saving
-from ddpdoctor.measure.metrics import SLOW_STEP
 from ddpdoctor.measure.numerics import persistence
 
 from .stragglers import Removed, Stragglers, Worker
@@ -39,7 +38,6 @@ def straggler_facts(stragglers: Stragglers) -> Facts:
             mean_ms=float(lengths.mean()),
             median_ms=float(np.median(lengths)),
             p95_ms=float(np.quantile(lengths, 0.95)),
-            slow_steps_share=float((lengths > SLOW_STEP * np.median(lengths)).mean()),
         ),
         late=LateFacts(
             compute=None if stages else cost,

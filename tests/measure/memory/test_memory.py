@@ -277,7 +277,7 @@ def test_a_device_tells_its_phases_and_what_a_batch_can_grow_to(tmp_path):
     jobs = [device_log(tmp_path, rank, 120, np.full(120, 10 * GB), retries=rank) for rank in (0, 1)]
     found = memory_of(jobs, {})
     facts = found.facts
-    assert facts.phase_peak_bytes == {"backward": 30 * GB, "forward": 20 * GB, "optimizer": 10 * GB}
+    assert found.ranks[0].phase_peak_bytes == {"backward": 30 * GB, "forward": 20 * GB, "optimizer": 10 * GB}
     assert (facts.allocated_peak_bytes, facts.reserved_peak_bytes) == (30 * GB, 40 * GB)
     assert (facts.headroom_bytes, facts.headroom_share, facts.limit_bytes) == (40 * GB, 0.5, 80 * GB)
     assert facts.batch_times == pytest.approx(1 + 0.9 * 40 / 20)

@@ -35,7 +35,6 @@ def test_where_nothing_was_matched_neither_is_known(windows):
     graph = replace(shown(0), refused="the ends lie too far apart")
     facts = communication_facts(graph, graph, [], windows, None)
     assert (facts.wait_ms, facts.transfer_ms, facts.total_transfer_ms) == (None, None, None)
-    assert facts.refused == "the ends lie too far apart"
 
 
 def computing_beside():

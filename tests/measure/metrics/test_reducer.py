@@ -9,7 +9,7 @@ import pytest
 
 from ddpdoctor.analysis import Options, load
 from ddpdoctor.measure.attribution import attribute
-from ddpdoctor.measure.costs import Context, ReducerCosts, no_sync, price_all, shared_facts
+from ddpdoctor.measure.costs import Context, ReducerCosts, price_all, shared_facts
 from ddpdoctor.measure.graph import Sync
 from ddpdoctor.measure.metrics import ddp_facts, reducer_work
 from ddpdoctor.measure.metrics.job import SEARCH
@@ -96,7 +96,6 @@ def test_a_reduction_too_many_is_priced_with_its_copies(synced_ms):
     assert saved_ms == pytest.approx(2 * (3.0 + synced_ms))
     cost = redundant_cost(job, own)
     assert cost.ms_per_step == pytest.approx(saved_ms)
-    assert no_sync(job, own) == pytest.approx(fixed.mean_cycle_ns)
 
 
 def test_reductions_before_steps_of_two_optimizers_are_all_needed():
@@ -110,13 +109,12 @@ def test_reductions_before_steps_of_two_optimizers_are_all_needed():
         ]
         job = graph_of(cycles_of(syncs, work, 3.0))
         assert (redundant_cost(job) is not None) == redundant
-        assert (no_sync(job) is not None) == redundant
 
 
 def test_no_more_is_saved_than_the_backward_pass_takes():
     syncs = [Sync(SyncKind.GRADIENTS, "DDP gradients", (0, 1), micro=n, group="ddp0") for n in range(2)]
     job = graph_of(cycles_of(syncs, work_array(20, 2, 2, forward=4.0, backward=1.0), 3.0))
-    assert no_sync(job, [5.0 * MS] * 2) == pytest.approx(job.mean_cycle_ns - (3.0 + 1.0) * MS)
+    assert redundant_cost(job, [5.0 * MS] * 2).ms_per_step == pytest.approx(3.0 + 1.0)
 
 
 def test_what_looking_for_unused_parameters_costs(tmp_path):

@@ -140,11 +140,3 @@ def test_one_rank_that_works_longer_is_late_and_no_fault_of_the_waiting(tmp_path
 def test_a_host_without_a_device_runs_ahead_of_nothing(tmp_path):
     _, prices, _ = waiting(cpu_job(plants=(HOST_WORK,)), tmp_path)
     assert prices["device_sync"] == 0.0
-
-
-def test_what_if_without_barriers_counts_the_idle_device(tmp_path):
-    config = Config(**SMALL, item_every=0, plants=(HOST_WORK, BARRIER))
-    generate(config, tmp_path / "traces")
-    facts = measured(tmp_path / "traces").facts
-    predicted_ms = facts.steps.mean_ms - facts.shared.barrier.ms_per_step
-    assert facts.what_if.no_barriers_ms == pytest.approx(predicted_ms, rel=0.001)

@@ -1,17 +1,17 @@
-"""Scenarios: the same job simulated with the change made, against the step time predicted without it."""
+"""Replays of simulated jobs with something taken out, against the same job simulated without it."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-import msgspec
 import numpy as np
 import pytest
 
-from ddpdoctor.measure.costs import whatif as whatif
+from ddpdoctor.measure.attribution import component
+from ddpdoctor.measure.costs import without_reductions
 from ddpdoctor.measure.graph import graph_of_windows
-from ddpdoctor.measure.metrics import message_cost
-from ddpdoctor.measure.replay import length_ns, transmissions_of
+from ddpdoctor.measure.replay import length_ns, replay_all, transmissions_of, without_waiting, without_work
+from ddpdoctor.measure.taxonomy import WAITING_FOR_DATA, SyncKind
 from ddpdoctor.measure.window import with_bucket_sizes
 from tests.generator import Config, Plant, cpu_job, generate
 from tests.generator.cases import UNEQUAL_BUCKETS
@@ -19,7 +19,6 @@ from tests.generator.simulate import simulate
 from tests.measure.traced import windows_of
 
 TOLERANCE = 0.05
-HOSTS = ["host"] * 16
 PLACES = tuple((np.cumsum(UNEQUAL_BUCKETS) / sum(UNEQUAL_BUCKETS)).tolist())
 BALANCED = Config(bucket_bytes=UNEQUAL_BUCKETS, bucket_position=PLACES, link_bandwidth_gbps=12.0, steps=5)
 """Half of the transfer hides behind the backward pass, in which gradients become ready evenly."""
@@ -64,8 +63,8 @@ def graphs(tmp_path_factory):
     return graph
 
 
-def close(predicted_ns, config):
-    return predicted_ns == pytest.approx(mean_ns(config), rel=TOLERANCE)
+def close(lengths_ns, config):
+    return float(lengths_ns.mean()) == pytest.approx(mean_ns(config), rel=TOLERANCE)
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -73,52 +72,11 @@ def test_with_nothing_changed_it_is_the_measured_job(name, graphs):
     graph = graphs(name)
     for group in graph.groups:
         np.testing.assert_allclose(length_ns(group, transmissions_of(group)), group.duration, rtol=0.02)
-    assert whatif.faster_link(graph, 1.0, 0.0) == pytest.approx(graph.mean_cycle_ns, rel=0.02)
-
-
-# Not slower on CPUs: the generator gives Gloo's two threads a link each.
-@pytest.mark.parametrize(
-    ("times", "name"),
-    [
-        pytest.param(times, name, marks=pytest.mark.slow if times == 2.0 else ())
-        for times in (0.5, 2.0, 8.0)
-        for name in JOBS
-        if (times, name) != (0.5, "on CPUs")
-    ],
-)
-def test_a_faster_link(name, times, graphs):
-    graph, job = graphs(name), JOBS[name]
-    latency_us, _ = message_cost(graph, HOSTS)
-    predicted = whatif.faster_link(graph, times, latency_us * 1e3)
-    assert close(predicted, replace(job, link_bandwidth_gbps=times * job.link_bandwidth_gbps))
-
-
-@pytest.mark.parametrize("name", ["balanced", "hidden", "one rank late", "all at the end", "on CPUs"])
-def test_perfect_overlap_is_a_link_that_takes_no_time(name, graphs):
-    job = replace(JOBS[name], link_bandwidth_gbps=1e9, link_latency_us=0.0)
-    assert close(whatif.perfect_overlap(graphs(name)), job)
-
-
-def test_perfect_overlap_cannot_beat_a_link_that_is_busy_all_the_time(graphs):
-    transfer_ns = sum(1.5 * size / 12.0 for size in BOUND.bucket_bytes)
-    assert whatif.perfect_overlap(graphs("bound")) == pytest.approx(transfer_ns, rel=TOLERANCE)
-
-
-@pytest.mark.parametrize("name", ["balanced", "bound", "hidden", "one rank late", "two backward passes"])
-@pytest.mark.parametrize(
-    "count", [1, pytest.param(2, marks=pytest.mark.slow), 10, pytest.param(60, marks=pytest.mark.slow)]
-)
-def test_other_buckets(name, count, graphs):
-    graph, job = graphs(name), JOBS[name]
-    total = sum(job.bucket_bytes)
-    latency_us, rate = message_cost(graph, HOSTS)
-    predicted = whatif.with_buckets(graph, total / count, latency_us * 1e3, rate, job.backward_us * 1e3)
-    assert close(predicted, replace(job, bucket_bytes=(total // count // 4 * 4,) * count, bucket_position=()))
 
 
 def test_only_the_last_micro_batch_is_reduced(graphs):
-    assert close(whatif.no_sync(graphs("two backward passes")), replace(TWO_BACKWARDS, no_sync=True))
-    assert whatif.no_sync(graphs("balanced")) is None
+    graph = graphs("two backward passes")
+    assert close(replay_all(graph, without_reductions(graph)), replace(TWO_BACKWARDS, no_sync=True))
 
 
 @pytest.mark.parametrize("backend", ["nccl", "gloo"])
@@ -126,16 +84,12 @@ def test_data_that_is_always_there(backend, tmp_path):
     job = replace(Config() if backend == "nccl" else cpu_job(), data_us=6000.0, steps=5)
     generate(job, tmp_path / "traces")
     graph, _ = graph_of_windows(windows_of(tmp_path / "traces"))
-    assert close(whatif.instant_data(graph), replace(job, data_us=1.0))
+    waits = [part.clip(0) for part in component([group.work for group in graph.groups], WAITING_FOR_DATA)]
+    assert close(replay_all(graph, [without_work(waits)]), replace(job, data_us=1.0))
 
 
 def test_barriers_gone(tmp_path):
     job = Config(steps=5, plants=(Plant("explicit_barrier", count=3),))
     generate(job, tmp_path / "traces")
     graph, _ = graph_of_windows(windows_of(tmp_path / "traces"))
-    assert close(whatif.no_barriers(graph), replace(job, plants=()))
-
-
-def test_what_is_not_there_cannot_be_taken_out(graphs):
-    assert whatif.no_barriers(graphs("balanced")) is None
-    assert whatif.perfect_overlap(msgspec.structs.replace(graphs("balanced"), groups=[])) is None
+    assert close(replay_all(graph, without_waiting(graph, [SyncKind.BARRIER])), replace(job, plants=()))
