@@ -147,6 +147,23 @@ def at(where: Any, operation: str | None = None) -> str:
     return f" in {operation}" if _NAME.fullmatch(operation) else f' in "{operation}"'
 
 
+def waiting(stop: Mapping[str, Any], job: Mapping[str, Any] | None = None) -> str:
+    """Which ranks wait for those that stopped, in which collective and since when, as a sentence before another one; "" where none do."""
+    waiting_ranks = stop["waiting_ranks"]
+    if not waiting_ranks:
+        return ""
+    text = f"{sentence(ranks(waiting_ranks, job))} {verb(waiting_ranks, 'waits', 'wait', job)} "
+    if stop["collective"]:
+        text += f"in {stop['collective']}"
+        text += f" number {stop['sequence']}" if stop["sequence"] is not None else ""
+        text += f" of group {stop['group']}" if stop["group"] else ""
+        text += f" ({stop['tensors']})" if stop["tensors"] else ""
+    else:
+        text += "for other ranks"
+    since = f" since {stop['since']}" if stop["since"] else ""
+    return f"{text}{at(stop['waits_at'])}{since}. "
+
+
 def often(cost: Mapping[str, Any]) -> str:
     """How often a cost occurs: "in every step", "every 50 steps", "in steps 100 to 180", "in 2 of 7 recorded steps (...)", ..."""
     first, last, period = cost.get("first_step"), cost.get("last_step"), cost.get("period_steps")
@@ -270,6 +287,10 @@ def _environment() -> jinja2.Environment:
     def verb_of_job(context: Any, culprits: Sequence[int] | None, one: str, many: str) -> str:
         return verb(culprits, one, many, context.get("job"))
 
+    @jinja2.pass_context
+    def waiting_in_job(context: Any, stop: Mapping[str, Any]) -> str:
+        return waiting(stop, context.get("job"))
+
     environment.filters.update(
         ms=ms,
         percent=percent,
@@ -279,6 +300,7 @@ def _environment() -> jinja2.Environment:
         count=count,
         ranks=ranks_of_job,
         verb=verb_of_job,
+        waiting=waiting_in_job,
         condition=condition,
         everybody=everybody,
         others=others,
