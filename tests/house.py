@@ -73,6 +73,7 @@ DOORS = {
         "experiment",
         "ddpdoctor.hook.environment",
     ): "the names of the variables that ask for a trial and a recording",
+    ("diagnose", "ddpdoctor.report"): "how a notebook shows a diagnosis, and its figures",
     ("report", "ddpdoctor.measure.facts"): "the types of the facts that a Diagnosis is made of",
     ("report", "ddpdoctor.measure.places"): "the lines of code that findings name",
     ("report", "ddpdoctor.measure.taxonomy"): "the parts of a step, which reports name and colour",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -58,8 +57,6 @@ __all__ = [
     "WaterfallBar",
     "Where",
     "WindowCost",
-    "drawn_by",
-    "shown_in_notebooks_by",
 ]
 
 
@@ -246,9 +243,11 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
         found = f"{len(self.findings)} finding{'' if len(self.findings) == 1 else 's'}"
         return f"<Diagnosis: {self.verdict.headline} ({found}, {self.steps.measured} of {self.steps.count} steps measured)>"
 
-    def _repr_html_(self) -> str | None:
-        """What a notebook shows of it; None, and it shows the plain text, before :func:`shown_in_notebooks_by`."""
-        return _notebook_views[-1](self) if _notebook_views else None
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it."""
+        from ddpdoctor.report import notebook_html
+
+        return notebook_html(self)
 
     def figures(self) -> dict[str, go.Figure]:
         """The report's charts as figures of plotly, by name: ``waterfall``, ``breakdown``, ``step_times``, ``lateness``,
@@ -256,25 +255,6 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises DdpDoctorError where plotly is not installed (the extra ``ddpdoctor[plot]``).
         """
-        if not _figure_makers:
-            raise RuntimeError("import ddpdoctor.report first: it knows how to draw a diagnosis")
-        return _figure_makers[-1](self)
+        from ddpdoctor.report.figures.layer import figures
 
-
-NotebookView = Callable[[Diagnosis], str]
-_notebook_views: list[NotebookView] = []
-
-
-def shown_in_notebooks_by(view: NotebookView) -> None:
-    """Have notebooks show each diagnosis as the HTML that ``view`` makes of it: reports know diagnoses, and no diagnosis
-    knows reports."""
-    _notebook_views.append(view)
-
-
-FigureMaker = Callable[[Diagnosis], "dict[str, go.Figure]"]
-_figure_makers: list[FigureMaker] = []
-
-
-def drawn_by(maker: FigureMaker) -> None:
-    """Have :meth:`Diagnosis.figures` give what ``maker`` makes of it, as with notebooks."""
-    _figure_makers.append(maker)
+        return figures(self)

@@ -1,15 +1,13 @@
 """Reports: one file per output, all reading the same :class:`~ddpdoctor.diagnose.diagnosis.Diagnosis`.
 
-Once this package is imported, a diagnosis shows itself in notebooks, and draws figures.
-
 ::
 
-    outputs            terminal, html, json_output, markdown, junit, sarif, notebook, figures_output
+    outputs            terminal, html, json_output, markdown, junit, sarif, figures_output
                        timeline_export  all ranks on one clock            timeline_tracks  its tracks
     what they say      view, opening, finding_view, job_view, memory_view, standing_view, tried
                        words  numbers, ranks and parts of a step          unbroken  lines that break no word
                        project  which code is the user's
-    the HTML page      charts, figures (packages)                         embed, carried  the diagnosis inside it
+    the HTML page      charts, figures (packages)                         embed  the diagnosis inside it
     several runs       compare, compare_settings, compare_output          history, history_output
     read back          read  a diagnosis from a file                      sound  whether it can be one
     ``--redact``       redaction  what is replaced                        redact_names  names and forms that identify
@@ -20,17 +18,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.deferred import deferred
-from ddpdoctor.diagnose.diagnosis import Diagnosis, drawn_by, shown_in_notebooks_by
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
     from .figures_output import write_figures
-    from .html import render_html, write_html
-    from .json_output import json_schema, to_json, write_json
+    from .html import notebook_html, render_html, write_html
+    from .json_output import to_json, write_json
     from .junit import render_junit, write_junit
     from .markdown import render_markdown, write_markdown
-    from .notebook import notebook_html
     from .read import holds_diagnosis, read_diagnosis
     from .redaction import redact, without_source_text
     from .sarif import to_sarif, write_sarif
@@ -39,8 +33,7 @@ if TYPE_CHECKING:
 
 _PLACES = {
     "holds_diagnosis": "read",
-    "json_schema": "json_output",
-    "notebook_html": "notebook",
+    "notebook_html": "html",
     "print_terminal": "terminal",
     "read_diagnosis": "read",
     "redact": "redaction",
@@ -58,20 +51,3 @@ _PLACES = {
     "write_sarif": "sarif",
 }
 __getattr__ = deferred(__name__, _PLACES)
-
-
-def _notebook_view(diagnosis: Diagnosis) -> str:
-    html: str = __getattr__("notebook_html")(diagnosis)
-    return html
-
-
-shown_in_notebooks_by(_notebook_view)
-
-
-def _figures(diagnosis: Diagnosis) -> dict[str, go.Figure]:
-    from .figures.layer import figures
-
-    return figures(diagnosis)
-
-
-drawn_by(_figures)

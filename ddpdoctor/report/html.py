@@ -121,3 +121,9 @@ def write_html(diagnosis: Diagnosis, path: str | os.PathLike[str], *, static: bo
     Raises DdpDoctorError where it cannot, or another file is there.
     """
     write_file(path, render_html(diagnosis, static=static), REPORT)
+
+
+def notebook_html(diagnosis: Diagnosis) -> str:
+    """The diagnosis as a notebook's output cell: verdict, findings, and what to change first. A fragment without scripts or
+    addresses, styled in place; everything from the job is escaped."""
+    return page_environment().get_template("notebook.html.j2").render(page=page(diagnosis))

@@ -1,4 +1,4 @@
-"""``diagnosis.json`` and its published JSON Schema."""
+"""``diagnosis.json``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ddpdoctor.diagnose.diagnosis import DIAGNOSIS_SCHEMA, Diagnosis
+from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.written import DIAGNOSIS, write_file
 
 _OBEYED = re.compile(rb"\x7f|\xc2[\x80-\x9f]|\xd8\x9c|\xe2\x80[\x8e\x8f\xaa-\xae]|\xe2\x81[\xa6-\xa9]")
@@ -46,16 +46,6 @@ def formatted(value: Any) -> bytes:
 def write_json(diagnosis: Diagnosis, path: str | os.PathLike[str]) -> None:
     """Write ``diagnosis.json`` to ``path``. Raises DdpDoctorError where it cannot, or another file is there."""
     write_file(path, formatted(diagnosis), DIAGNOSIS)
-
-
-def json_schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of ``diagnosis.json``."""
-    schema: dict[str, Any] = msgspec.json.schema(Diagnosis)
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"ddpdoctor diagnosis ({DIAGNOSIS_SCHEMA})",
-        **schema,
-    }
 
 
 def plain_value(value: Any) -> Any:

@@ -17,6 +17,10 @@ SCRIPT_ID = "ddpdoctor-diagnosis"
 GENERATOR = "ddpdoctor"
 _REPORT = re.compile(rb'<meta\s[^<>]{0,200}?\bname="generator"\s{1,9}content="%b \S' % GENERATOR.encode())
 """In the head of a report; other pages of ddpdoctor carry no diagnosis, and name no version there."""
+# Of a page of ours only these two places matter, and neither can stand in a text: there, "<" is escaped. A parser of HTML takes
+# time that grows with the square of a page that somebody made for it.
+_BEGIN = re.compile(rb'<script\s[^<>]{0,200}?\bid="%b"[^<>]{0,200}>' % SCRIPT_ID.encode())
+_END = b"</script"
 _DIAGNOSIS = DIAGNOSIS_SCHEMA.rpartition("/")[0].encode()
 _HEAD_BYTES = 4096
 MOST_BYTES = 256 << 20
@@ -54,9 +58,18 @@ def read_diagnosis(path: str | os.PathLike[str]) -> Diagnosis:
         raise UnusableInput(f"{name}: the file is empty; write the report again")
     if not start.startswith(b"<"):
         return _decode(data, name)
-    from ddpdoctor.report.carried import carried_in
+    return _decode(_carried_in(data, name), name)
 
-    return _decode(carried_in(data, name), name)
+
+def _carried_in(data: bytes, name: str) -> bytes:
+    """The JSON in the page ``data``, the content of ``name``. Raises UnusableInput where there is none."""
+    begin = _BEGIN.search(data)
+    end = -1 if begin is None else data.find(_END, begin.end())
+    if begin is not None and end >= 0:
+        return data[begin.end() : end].strip()
+    if begin is not None or _REPORT.search(data):
+        raise UnusableInput(f"{name}: the report is cut off half way; write or copy it again")
+    raise UnusableInput(f"{name}: an HTML page, but not a ddpdoctor report (it carries no diagnosis)")
 
 
 def _decode(data: bytes, name: str) -> Diagnosis:

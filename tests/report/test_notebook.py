@@ -1,7 +1,5 @@
 """What a notebook shows: ``Diagnosis._repr_html_``, as IPython finds it."""
 
-import subprocess
-import sys
 from html.parser import HTMLParser
 
 import pytest
@@ -44,14 +42,3 @@ def test_names_from_the_job_stay_text(name):
 def test_the_public_api_gives_it(request):
     diagnosis = ddpdoctor.analyze(request.config.rootpath / "fixtures" / "slow-data-one-rank")
     assert "Rank 1 waits" in diagnosis._repr_html_()
-
-
-def test_a_diagnosis_alone_knows_no_report():
-    code = (
-        "import sys; from ddpdoctor.diagnose.diagnosis import Diagnosis, Job, Steps, Verdict; "
-        "bare = Diagnosis(healthy=True, verdict=Verdict(None, 'Fine.'), job=Job(), steps=Steps()); "
-        "before = bare._repr_html_(), 'ddpdoctor.report' in sys.modules; "
-        "import ddpdoctor.report; print(before, 'Fine.' in bare._repr_html_())"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "(None, False) True\n"

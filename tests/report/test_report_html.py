@@ -16,8 +16,9 @@ import samples
 from packed import unpacked
 
 from ddpdoctor.diagnose.diagnosis import CheckedRule, Diagnosis, SkippedRule, Verdict
+from ddpdoctor.diagnose.schema import json_schema
 from ddpdoctor.errors import DdpDoctorError, UnusableInput
-from ddpdoctor.report import json_schema, read_diagnosis, render_html, to_json, write_html, write_json
+from ddpdoctor.report import read_diagnosis, render_html, to_json, write_html, write_json
 from ddpdoctor.report.compare import compare
 from ddpdoctor.report.compare_output import render_comparison
 from ddpdoctor.report.embed import NOTE
@@ -168,7 +169,7 @@ def test_a_report_carries_its_diagnosis(name, tmp_path):
     write_json(diagnosis, tmp_path / "diagnosis.json")
     assert read_diagnosis(tmp_path / "report.html") == diagnosis
     assert read_diagnosis(tmp_path / "diagnosis.json") == diagnosis
-    jsonschema.validate(json.loads((tmp_path / "diagnosis.json").read_text()), json_schema())
+    jsonschema.validate(json.loads((tmp_path / "diagnosis.json").read_text()), json_schema("diagnosis.json"))
 
 
 @pytest.mark.extended

@@ -119,7 +119,7 @@ def _number(value: Any) -> int:
     return as_int(value)
 
 
-Rows = Sequence[Event | ExactEvent]
+Rows = Sequence[Event]
 _TS, _DUR = attrgetter("ts"), attrgetter("dur")
 _AT_ONCE = 2048
 """Events that are made columns at a time: as many as a processor's own cache holds, a fifth of a batch."""

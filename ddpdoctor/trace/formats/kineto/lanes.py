@@ -10,7 +10,7 @@ import numpy as np
 
 from ddpdoctor.trace.columns import IdColumn
 
-from .stream import Event, ExactEvent
+from .stream import Event
 
 
 class Interner(defaultdict[Any, int]):
@@ -50,7 +50,7 @@ class LaneTable:
     def __len__(self) -> int:
         return len(self._seen)
 
-    def look(self, metadata: Iterable[Event | ExactEvent]) -> None:
+    def look(self, metadata: Iterable[Event]) -> None:
         """Sees what processes are called in the metadata events ("ph": "M")."""
         self.of_ascend = self.of_ascend or any(
             event.name == "process_name" and event.args is not None and event.args.name == _ASCEND

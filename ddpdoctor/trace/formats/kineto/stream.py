@@ -50,17 +50,10 @@ class Event(msgspec.Struct, gc=False):
     args: Arguments | None = None
 
 
-class ExactEvent(msgspec.Struct, gc=False):
+class ExactEvent(Event, gc=False):
     """The same with ``ts`` as text, for files whose µs since 1970 do not fit a double to the nanosecond."""
 
-    ph: Any = None
-    cat: Any = None
-    name: Any = None
-    pid: Any = None
-    tid: Any = None
     ts: msgspec.Raw = msgspec.Raw(b"null")
-    dur: Any = 0
-    args: Arguments | None = None
 
 
 NO_ARGUMENTS = Arguments()
