@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -54,6 +55,15 @@ def test_host_sample_has_all_fields(tree):
     assert 0 < second["memory_used_bytes"] < sampler.facts["memory_total_bytes"]
     assert 1 <= sampler.facts["cpu_count_usable"] <= sampler.facts["cpu_count_logical"]
     assert sampler.notes == []
+
+
+def test_each_direction_of_swapping_is_a_rate_of_its_own(monkeypatch):
+    counts = iter([SimpleNamespace(sin=1000, sout=50_000), SimpleNamespace(sin=1000, sout=90_000)])
+    monkeypatch.setattr("psutil.swap_memory", lambda: next(counts))
+    sampler = HostSampler()
+    sampler.sample()
+    second = sampler.sample()
+    assert second["swap_in_bytes_per_s"] == 0.0 < second["swap_out_bytes_per_s"]
 
 
 @linux
