@@ -138,7 +138,7 @@ def why_nothing(paths: Sequence[str], inputs: Inputs) -> str:
     if reasons and not inputs.logs:
         return f"{where}: {reasons[0]}"
     going = [run for run in inputs.runs if run.manifest.get("ended_ns") is None]
-    if any(map(_runs_here, going)):
+    if any(map(runs_here, going)):
         return f"{where}: {_RUNNING[bool(inputs.logs)].format(run=inputs.runs[0].path)}."
     reason = "no rank recorded a step" if inputs.logs else "no rank was recorded"
     more = f" ({inputs.notes[0]})" if inputs.notes else ""
@@ -159,7 +159,7 @@ _RUNNING = {
 """By whether a rank was recorded."""
 
 
-def _runs_here(run: RunDirectory) -> bool:
+def runs_here(run: RunDirectory) -> bool:
     """Whether a launcher or a rank of a job that has noted no end is known to run."""
     documents = [*launches_of(run.path, []), *(record.info for record in run.recordings)]
     return any(map(is_running, documents)) or launcher_runs(run.path, run.manifest) is True

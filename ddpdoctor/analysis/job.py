@@ -11,15 +11,15 @@ import msgspec
 
 from ddpdoctor import __version__
 from ddpdoctor.diagnose import words
-from ddpdoctor.diagnose.diagnosis import Job
+from ddpdoctor.diagnose.diagnosis import RUNNING, Job
 from ddpdoctor.measure.facts import JobFacts
 from ddpdoctor.measure.hangfacts import Standing
 from ddpdoctor.measure.metrics import users_line
 from ddpdoctor.measure.steplog import RankLog
-from ddpdoctor.rundir.ends import JobEnd
+from ddpdoctor.rundir import RunDirectory
 from ddpdoctor.stall import Verdict
 
-from .inputs import Inputs
+from .inputs import Inputs, runs_here
 
 _MOST_MISSING = 1000
 """Missing ranks that are listed; whoever misses more misses the job."""
@@ -61,9 +61,13 @@ def _last_lines(standing: Sequence[Standing]) -> str:
 
 
 def job_of(
-    inputs: Inputs, facts: JobFacts, measured_ranks: Sequence[int], manifest: Mapping[str, Any], end: JobEnd
+    inputs: Inputs,
+    facts: JobFacts,
+    measured_ranks: Sequence[int],
+    manifest: Mapping[str, Any],
+    stopped: Verdict,
 ) -> Job:
-    """What ran, as far as ``inputs`` tell; ``manifest`` is that of the first launcher, ``end`` is over all of them."""
+    """What ran, as far as ``inputs`` tell; ``manifest`` is that of the first launcher."""
     infos = [log.record.info for log in inputs.logs]
     first = next((info for info in infos if "rank" in info), {})
     seen = {log.rank for log in inputs.logs} | set(measured_ranks)
@@ -88,8 +92,22 @@ def job_of(
         duration_s=(ended_ns - started_ns) / 1e9
         if ended_ns and started_ns and ended_ns >= started_ns
         else None,
-        exit_code=end.code,
+        exit_code=stopped.job.code,
+        end=_end(inputs.runs, stopped),
     )
+
+
+def _end(runs: Sequence[RunDirectory], stopped: Verdict) -> str | None:
+    """See :class:`~ddpdoctor.diagnose.diagnosis.Job`."""
+    if not runs:
+        return None
+    if stopped.job.complete or any(run.manifest.get("ended_ns") for run in runs):
+        return "ended"
+    if any(map(runs_here, runs)):
+        return RUNNING
+    if stopped.ended_by:
+        return "ended"
+    return "cut off" if stopped.job.killed else "unknown"
 
 
 def _settings(logs: Sequence[RankLog], first: Mapping[str, Any]) -> dict[str, Any]:

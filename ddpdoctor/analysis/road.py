@@ -154,7 +154,7 @@ def _measured(prepared: Prepared, options: Options) -> Measured:
         coverage=Coverage(facts.steps.measured, len(seen)),
         set_aside=measurement.set_aside,
         notes=[*inputs.notes, *map(Note, (*stopped.notes, *measurement.notes))],
-        job=job_of(inputs, facts.job, seen, manifest, stopped.job),
+        job=job_of(inputs, facts.job, seen, manifest, stopped),
         ended=how_it_ended(stopped),
         window=window_cost(measurement.logs, facts.steps.median_ms),
         speaker=Speaker(measurement.graphs.speaker, measurement.graphs.why),
@@ -190,7 +190,7 @@ def _measured_end(prepared: Prepared) -> Measured:
         coverage=Coverage(0, len(ranks)),
         set_aside={},
         notes=[*inputs.notes, *map(Note, stopped.notes)],
-        job=job_of(inputs, facts.job, ranks, manifest, stopped.job),
+        job=job_of(inputs, facts.job, ranks, manifest, stopped),
         ended=how_it_ended(stopped),
         standing=stopped.standing,
     )

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
+from ddpdoctor.diagnose.diagnosis import RUNNING, Diagnosis, Finding
 from ddpdoctor.measure.taxonomy import PARTS
 from ddpdoctor.report import words
 from ddpdoctor.report.compare_settings import Change, other_changes, sizes
@@ -40,7 +40,10 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     everybody: str
     """What all recorded ranks are called."""
     stopped: str | None
-    """hung or failed; null of a job that ended otherwise, or whose end is not known."""
+    """What became of a job that did not end well, in words: hung, failed, was cut off, is still running, has no recorded end; null of
+    one that ended, or was asked to, and of traces."""
+    running: bool
+    """Whether it ran when it was analysed."""
     steps_measured: int
     step_source: str
     points: int
@@ -183,6 +186,7 @@ def _side(diagnosis: Diagnosis, times_ms: NDArray[np.float64]) -> Side:
         healthy=diagnosis.healthy,
         everybody=words.everybody(diagnosis.job),
         stopped=words.stopped(diagnosis),
+        running=diagnosis.job.end == RUNNING,
         steps_measured=steps.measured,
         step_source=steps.source,
         points=len(times_ms),

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpdoctor.diagnose.diagnosis import Diagnosis
+from ddpdoctor.diagnose.diagnosis import RUNNING, Diagnosis
 from ddpdoctor.report import words
 from ddpdoctor.report.compare import median_step
 from ddpdoctor.report.compare_settings import batch_size
@@ -56,7 +56,10 @@ class HistoryRun(msgspec.Struct, frozen=True, kw_only=True):
     rule: str | None
     costs_ms_per_step: float | None
     stopped: str | None
-    """hung or failed; null of a job that ended otherwise, or whose end is not known."""
+    """What became of a job that did not end well, in words: hung, failed, was cut off, is still running, has no recorded end; null of
+    one that ended, or was asked to, and of traces."""
+    running: bool
+    """Whether it ran when it was analysed."""
 
 
 class Changed(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,6 +169,7 @@ def _run(source: str, diagnosis: Diagnosis) -> HistoryRun:
         rule=diagnosis.verdict.rule,
         costs_ms_per_step=None if costliest is None else costliest.costs_ms_per_step,
         stopped=words.stopped(diagnosis),
+        running=diagnosis.job.end == RUNNING,
     )
 
 
