@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from posixpath import basename
 from typing import Any
 
@@ -19,7 +20,7 @@ from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.rundir import RunDirectory
 from ddpdoctor.stall import Verdict
 
-from .inputs import Inputs, runs_here
+from .inputs import Inputs, launch_of, runs_here
 
 _MOST_MISSING = 1000
 """Missing ranks that are listed; whoever misses more misses the job."""
@@ -60,6 +61,16 @@ def _last_lines(standing: Sequence[Standing]) -> str:
     return f"last seen: {'; '.join(found)}"
 
 
+def command_and_start(path: str) -> tuple[list[str], int]:
+    """(Command, start in epoch ns) of the run directory ``path``, of which nothing else can be told: where nobody noted the start, that of
+    its first rank, or when its folder was last changed. Raises OSError."""
+    run = RunDirectory.open(path)
+    launch = launch_of(run)
+    starts = [record.info["started_ns"] for record in run.ranks if record.info.get("started_ns")]
+    started_ns = launch.get("started_ns") or min(starts, default=None) or Path(path).stat().st_mtime_ns
+    return [str(part) for part in launch.get("command") or []], started_ns
+
+
 def job_of(
     inputs: Inputs,
     facts: JobFacts,
@@ -67,7 +78,7 @@ def job_of(
     manifest: Mapping[str, Any],
     stopped: Verdict,
 ) -> Job:
-    """What ran, as far as ``inputs`` tell; ``manifest`` is that of the first launcher."""
+    """What ran, as far as ``inputs`` tell; ``manifest`` is that of the first launcher, or its record."""
     infos = [log.record.info for log in inputs.logs]
     first = next((info for info in infos if "rank" in info), {})
     seen = {log.rank for log in inputs.logs} | set(measured_ranks)
@@ -75,7 +86,8 @@ def job_of(
     hosts = {log.host for log in inputs.logs} | {trace.meta.host for trace in inputs.traces}
     devices = [facts.device_name, *(info.get("device_name") for info in infos)]
     environment = manifest.get("environment") or first.get("environment") or {}
-    ended_ns, started_ns = manifest.get("ended_ns"), manifest.get("started_ns")
+    ended_ns = manifest.get("ended_ns")
+    started_ns = manifest.get("started_ns") if manifest else _first_seen_ns(inputs.logs)
     return Job(
         world_size=facts.world_size,
         ranks_seen=sorted(seen),
@@ -108,6 +120,12 @@ def _end(runs: Sequence[RunDirectory], stopped: Verdict) -> str | None:
     if stopped.ended_by:
         return "ended"
     return "cut off" if stopped.job.killed else "unknown"
+
+
+def _first_seen_ns(logs: Sequence[RankLog]) -> int | None:
+    """When the first rank was recorded, by its own account or that of its first step; None where neither is known."""
+    told = [info["started_ns"] for log in logs if (info := log.record.info).get("started_ns")]
+    return min(told or [log.steps[0].recorded_ns[0] for log in logs if log.steps], default=None)
 
 
 def _settings(logs: Sequence[RankLog], first: Mapping[str, Any]) -> dict[str, Any]:
