@@ -25,6 +25,8 @@ RESAMPLES = 2000
 FEWEST_POINTS = 12
 """Below this many steps on either side a bootstrap of a median says little, and no interval is given."""
 SEED = 20_240_229
+_MOST_NOTES = 3
+"""Of each side, as many as the analysis shows."""
 _Looked = Callable[[str], bool]
 """Whether a rule could look."""
 _MOVED_SHARE = 0.01
@@ -145,6 +147,7 @@ def compare(before: Diagnosis, after: Diagnosis) -> Comparison:
         for which, side in zip(("before", "after"), sides, strict=True)
         if side.stopped
     ]
+    notes += _notes_of(before, after)
     judgement = _judgement(ratio, differences)
     return Comparison(
         verdict=_verdict(judgement, ratio, sides, differences),
@@ -158,6 +161,22 @@ def compare(before: Diagnosis, after: Diagnosis) -> Comparison:
         changes=other_changes(before, after),
         notes=notes,
     )
+
+
+def _notes_of(before: Diagnosis, after: Diagnosis) -> list[str]:
+    """The notes of both diagnoses, marked by where they are from: what could not be read of a job is missing in its comparison, too."""
+    both = set(before.notes) & set(after.notes)
+    sides = {
+        "Before and after": [note for note in before.notes if note in both],
+        "Before": [note for note in before.notes if note not in both],
+        "After": [note for note in after.notes if note not in both],
+    }
+    told = []
+    for side, notes in sides.items():
+        told += [f"{side}: {note}" for note in notes[:_MOST_NOTES]]
+        if more := len(notes[_MOST_NOTES:]):
+            told.append(f"{side}: {words.count(more, 'more note')}, which `ddpdoctor analyze -v` shows.")
+    return told
 
 
 def _stride(diagnosis: Diagnosis) -> int:
