@@ -220,16 +220,17 @@ def _read_runs(folders: Sequence[str], options: Options) -> list[_Run]:
 
 def launch_of(run: RunDirectory) -> Mapping[str, Any]:
     """How the job was started: the manifest, or where that is missing or broken the record of the first launcher; {} without both."""
-    if run.manifest:
+    if run.manifest.get("command"):
         return run.manifest
-    return min(launches_of(run.path, []), key=lambda each: each.get("started_ns") or 0, default={})
+    launches = launches_of(run.path, [])
+    return min(launches, key=lambda each: each.get("started_ns") or 0, default=run.manifest)
 
 
 def _of_launchers(run: RunDirectory, telemetry: dict[str, Telemetry]) -> list[Note]:
     """The notes of the manifest, but for those that a host's telemetry tells as well; and whether another record stands for it."""
     told = {note.text for each in telemetry.values() for note in each.notes}
     notes = recorded_notes(run.manifest.get("notes") or [], run.manifest.get("note_codes") or [])
-    if not run.manifest and launch_of(run):
+    if launch_of(run) is not run.manifest:
         notes.append(Note(f"{run.path}: command, start and end are taken from its launcher's own record."))
     return [note for note in notes if note.text not in told]
 
