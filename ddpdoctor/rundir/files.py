@@ -129,9 +129,25 @@ def parsed(data: bytes) -> tuple[Any, list[str]]:
         value = json.loads(data)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
+    except ValueError as error:
+        raise ValueError(_why_no_json(error)) from None
     if isinstance(value, (dict, list)):
         _bound(value, "", 1, odd)
     return value, odd
+
+
+def _why_no_json(error: ValueError) -> str:
+    """What ``json`` raised, in plain words."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is no JSON: it holds bytes that are no text"
+    if not isinstance(error, json.JSONDecodeError):
+        return "a number in it has too many digits"
+    text = error.doc.rstrip()
+    if not text:
+        return "it is empty"
+    if error.pos >= len(text) or error.msg.startswith("Unterminated string"):
+        return "it is cut off"
+    return f"it is no JSON: line {error.lineno}, character {error.colno}"
 
 
 def _bound(value: Any, name: str, depth: int, odd: list[str]) -> None:
