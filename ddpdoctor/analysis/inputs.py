@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from ddpdoctor.diagnose import words
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.measure.align import put_in_order
 from ddpdoctor.measure.steplog import RankLog, notes_on_records, read_logs, span_around
@@ -37,6 +39,8 @@ from ddpdoctor.trace.digest import trace_digest
 from ddpdoctor.trace.sources import is_url
 
 from .options import Options
+
+_NUMBER = re.compile(r"[0-9]+")
 
 
 class Inputs(msgspec.Struct, frozen=True):
@@ -118,12 +122,14 @@ def load(paths: Sequence[str], options: Options, left_out: Sequence[str] = ()) -
         logs=logs,
         traces=traces.traces,
         telemetry={host: telemetry for run in runs for host, telemetry in run.telemetry.items()},
-        notes=[
-            *map(Note, left_out),
-            *(note for run in runs for note in run.notes),
-            *traces.notes,
-            *map(Note, set_clocks),
-        ],
+        notes=_said_once(
+            [
+                *map(Note, left_out),
+                *(note for run in runs for note in run.notes),
+                *traces.notes,
+                *map(Note, set_clocks),
+            ]
+        ),
         dumps=dumps,
     )
 
@@ -277,5 +283,39 @@ def _read_traces(
         if not dumps.recordings and not any(run.logs for run in runs):
             raise UnusableInput(" ".join([str(error), *map(str, passed_over)])) from error
         return _Traces([], [*passed_over, Note(str(error))])
-    noticed = [*loaded.notes, *(reason for _, reason in loaded.failed)]
-    return _Traces(loaded.traces, [*passed_over, *map(Note, noticed)])
+    own = [_of_rank(note, trace.meta.rank) for trace in loaded.traces for note in trace.meta.notes]
+    unread = [_of_rank(reason, ranks.get(file)) for file, reason in loaded.failed]
+    return _Traces(loaded.traces, [*passed_over, *own, *map(Note, loaded.notes), *unread])
+
+
+def _of_rank(text: str, rank: int | None) -> Note:
+    return Note(text, ranks=() if rank is None else (rank,))
+
+
+def _said_once(notes: Sequence[Note]) -> list[Note]:
+    """``notes``, of which one stands for all that tell the same of other ranks, but for numbers."""
+    alike: dict[tuple[str, Any], list[Note]] = {}
+    for place, note in enumerate(notes):
+        text = _NUMBER.sub("0", note.text)
+        others = alike.setdefault((text, note.code if len(note.ranks) == 1 else place), [])
+        if any(note.ranks == other.ranks for other in others):
+            alike[note.text, place] = [note]  # a second file of one rank
+        else:
+            others.append(note)
+    return [_standing_for(*group) for group in alike.values()]
+
+
+def _standing_for(first: Note, *others: Note) -> Note:
+    if not others:
+        return first
+    ranks = tuple(note.ranks[0] for note in others)
+    same = all(_tells_the_same(note, first) for note in others)
+    said = f"{'The same' if same else 'Much the same'} holds for {words.ranks(ranks)}."
+    return Note(f"{first.text.rstrip('.')}. {said}", first.code, (*first.ranks, *ranks))
+
+
+def _tells_the_same(note: Note, first: Note) -> bool:
+    """Of two sentences that are the same but for numbers: whether these are those of the ranks."""
+    ranks = note.ranks[0], first.ranks[0]
+    pairs = zip(_NUMBER.findall(note.text), _NUMBER.findall(first.text), strict=True)
+    return all(one == other or (int(one), int(other)) == ranks for one, other in pairs)
