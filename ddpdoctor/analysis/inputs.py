@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.diagnose import words
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.measure.align import put_in_order
 from ddpdoctor.measure.steplog import RankLog, notes_on_records, read_logs, span_around
@@ -25,6 +24,7 @@ from ddpdoctor.rundir import (
     files_below,
     is_run_directory,
     launcher_runs,
+    ranks_in_words,
     recorded_notes,
     recover,
     run_directories,
@@ -310,7 +310,7 @@ def _standing_for(first: Note, *others: Note) -> Note:
         return first
     ranks = tuple(note.ranks[0] for note in others)
     same = all(_tells_the_same(note, first) for note in others)
-    said = f"{'The same' if same else 'Much the same'} holds for {words.ranks(ranks)}."
+    said = f"{'The same' if same else 'Much the same'} holds for {ranks_in_words(ranks)}."
     return Note(f"{first.text.rstrip('.')}. {said}", first.code, (*first.ranks, *ranks))
 
 

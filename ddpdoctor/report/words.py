@@ -9,8 +9,8 @@ from typing import Any
 
 from ddpdoctor.diagnose.diagnosis import RUNNING, Diagnosis, Finding, Job
 from ddpdoctor.diagnose.facts_view import lookup
-from ddpdoctor.diagnose.words import runs_of
 from ddpdoctor.measure.taxonomy import Component, Part
+from ddpdoctor.rundir import runs_of
 
 ABSENT = "not recorded"
 _UNIT = re.compile(r"_(ms|us|ns|s|bytes|percent|share)$")
