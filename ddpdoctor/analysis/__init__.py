@@ -18,6 +18,7 @@ from ddpdoctor.deferred import deferred
 from ddpdoctor.stages import Progress
 
 from .inputs import Inputs, load
+from .job import command_and_start
 from .options import Options
 from .road import Prepared, analyze, analyze_or_read, conclude, prepare
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -22,6 +24,7 @@ from ddpdoctor.rundir import (
     files_below,
     is_run_directory,
     launcher_runs,
+    ranks_in_words,
     recorded_notes,
     recover,
     run_directories,
@@ -36,6 +39,8 @@ from ddpdoctor.trace.digest import trace_digest
 from ddpdoctor.trace.sources import is_url
 
 from .options import Options
+
+_NUMBER = re.compile(r"[0-9]+")
 
 
 class Inputs(msgspec.Struct, frozen=True):
@@ -117,12 +122,14 @@ def load(paths: Sequence[str], options: Options, left_out: Sequence[str] = ()) -
         logs=logs,
         traces=traces.traces,
         telemetry={host: telemetry for run in runs for host, telemetry in run.telemetry.items()},
-        notes=[
-            *map(Note, left_out),
-            *(note for run in runs for note in run.notes),
-            *traces.notes,
-            *map(Note, set_clocks),
-        ],
+        notes=_said_once(
+            [
+                *map(Note, left_out),
+                *(note for run in runs for note in run.notes),
+                *traces.notes,
+                *map(Note, set_clocks),
+            ]
+        ),
         dumps=dumps,
     )
 
@@ -138,7 +145,7 @@ def why_nothing(paths: Sequence[str], inputs: Inputs) -> str:
     if reasons and not inputs.logs:
         return f"{where}: {reasons[0]}"
     going = [run for run in inputs.runs if run.manifest.get("ended_ns") is None]
-    if any(map(_runs_here, going)):
+    if any(map(runs_here, going)):
         return f"{where}: {_RUNNING[bool(inputs.logs)].format(run=inputs.runs[0].path)}."
     reason = "no rank recorded a step" if inputs.logs else "no rank was recorded"
     more = f" ({inputs.notes[0]})" if inputs.notes else ""
@@ -159,7 +166,7 @@ _RUNNING = {
 """By whether a rank was recorded."""
 
 
-def _runs_here(run: RunDirectory) -> bool:
+def runs_here(run: RunDirectory) -> bool:
     """Whether a launcher or a rank of a job that has noted no end is known to run."""
     documents = [*launches_of(run.path, []), *(record.info for record in run.recordings)]
     return any(map(is_running, documents)) or launcher_runs(run.path, run.manifest) is True
@@ -217,10 +224,20 @@ def _read_runs(folders: Sequence[str], options: Options) -> list[_Run]:
     return runs
 
 
+def launch_of(run: RunDirectory) -> Mapping[str, Any]:
+    """How the job was started: the manifest, or where that is missing or broken the record of the first launcher; {} without both."""
+    if run.manifest.get("command"):
+        return run.manifest
+    launches = launches_of(run.path, [])
+    return min(launches, key=lambda each: each.get("started_ns") or 0, default=run.manifest)
+
+
 def _of_launchers(run: RunDirectory, telemetry: dict[str, Telemetry]) -> list[Note]:
-    """The notes of the manifest, but for those that a host's telemetry tells as well."""
+    """The notes of the manifest, but for those that a host's telemetry tells as well; and whether another record stands for it."""
     told = {note.text for each in telemetry.values() for note in each.notes}
     notes = recorded_notes(run.manifest.get("notes") or [], run.manifest.get("note_codes") or [])
+    if launch_of(run) is not run.manifest:
+        notes.append(Note(f"{run.path}: command, start and end are taken from its launcher's own record."))
     return [note for note in notes if note.text not in told]
 
 
@@ -266,5 +283,39 @@ def _read_traces(
         if not dumps.recordings and not any(run.logs for run in runs):
             raise UnusableInput(" ".join([str(error), *map(str, passed_over)])) from error
         return _Traces([], [*passed_over, Note(str(error))])
-    noticed = [*loaded.notes, *(reason for _, reason in loaded.failed)]
-    return _Traces(loaded.traces, [*passed_over, *map(Note, noticed)])
+    own = [_of_rank(note, trace.meta.rank) for trace in loaded.traces for note in trace.meta.notes]
+    unread = [_of_rank(reason, ranks.get(file)) for file, reason in loaded.failed]
+    return _Traces(loaded.traces, [*passed_over, *own, *map(Note, loaded.notes), *unread])
+
+
+def _of_rank(text: str, rank: int | None) -> Note:
+    return Note(text, ranks=() if rank is None else (rank,))
+
+
+def _said_once(notes: Sequence[Note]) -> list[Note]:
+    """``notes``, of which one stands for all that tell the same of other ranks, but for numbers."""
+    alike: dict[tuple[str, Any], list[Note]] = {}
+    for place, note in enumerate(notes):
+        text = _NUMBER.sub("0", note.text)
+        others = alike.setdefault((text, note.code if len(note.ranks) == 1 else place), [])
+        if any(note.ranks == other.ranks for other in others):
+            alike[note.text, place] = [note]  # a second file of one rank
+        else:
+            others.append(note)
+    return [_standing_for(*group) for group in alike.values()]
+
+
+def _standing_for(first: Note, *others: Note) -> Note:
+    if not others:
+        return first
+    ranks = tuple(note.ranks[0] for note in others)
+    same = all(_tells_the_same(note, first) for note in others)
+    said = f"{'The same' if same else 'Much the same'} holds for {ranks_in_words(ranks)}."
+    return Note(f"{first.text.rstrip('.')}. {said}", first.code, (*first.ranks, *ranks))
+
+
+def _tells_the_same(note: Note, first: Note) -> bool:
+    """Of two sentences that are the same but for numbers: whether these are those of the ranks."""
+    ranks = note.ranks[0], first.ranks[0]
+    pairs = zip(_NUMBER.findall(note.text), _NUMBER.findall(first.text), strict=True)
+    return all(one == other or (int(one), int(other)) == ranks for one, other in pairs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from posixpath import basename
 from typing import Any
 
@@ -11,15 +12,15 @@ import msgspec
 
 from ddpdoctor import __version__
 from ddpdoctor.diagnose import words
-from ddpdoctor.diagnose.diagnosis import Job
+from ddpdoctor.diagnose.diagnosis import RUNNING, Job
 from ddpdoctor.measure.facts import JobFacts
 from ddpdoctor.measure.hangfacts import Standing
 from ddpdoctor.measure.metrics import users_line
 from ddpdoctor.measure.steplog import RankLog
-from ddpdoctor.rundir.ends import JobEnd
+from ddpdoctor.rundir import RunDirectory
 from ddpdoctor.stall import Verdict
 
-from .inputs import Inputs
+from .inputs import Inputs, launch_of, runs_here
 
 _MOST_MISSING = 1000
 """Missing ranks that are listed; whoever misses more misses the job."""
@@ -60,10 +61,24 @@ def _last_lines(standing: Sequence[Standing]) -> str:
     return f"last seen: {'; '.join(found)}"
 
 
+def command_and_start(path: str) -> tuple[list[str], int]:
+    """(Command, start in epoch ns) of the run directory ``path``, of which nothing else can be told: where nobody noted the start, that of
+    its first rank, or when its folder was last changed. Raises OSError."""
+    run = RunDirectory.open(path)
+    launch = launch_of(run)
+    starts = [record.info["started_ns"] for record in run.ranks if record.info.get("started_ns")]
+    started_ns = launch.get("started_ns") or min(starts, default=None) or Path(path).stat().st_mtime_ns
+    return [str(part) for part in launch.get("command") or []], started_ns
+
+
 def job_of(
-    inputs: Inputs, facts: JobFacts, measured_ranks: Sequence[int], manifest: Mapping[str, Any], end: JobEnd
+    inputs: Inputs,
+    facts: JobFacts,
+    measured_ranks: Sequence[int],
+    manifest: Mapping[str, Any],
+    stopped: Verdict,
 ) -> Job:
-    """What ran, as far as ``inputs`` tell; ``manifest`` is that of the first launcher, ``end`` is over all of them."""
+    """What ran, as far as ``inputs`` tell; ``manifest`` is that of the first launcher, or its record."""
     infos = [log.record.info for log in inputs.logs]
     first = next((info for info in infos if "rank" in info), {})
     seen = {log.rank for log in inputs.logs} | set(measured_ranks)
@@ -71,7 +86,8 @@ def job_of(
     hosts = {log.host for log in inputs.logs} | {trace.meta.host for trace in inputs.traces}
     devices = [facts.device_name, *(info.get("device_name") for info in infos)]
     environment = manifest.get("environment") or first.get("environment") or {}
-    ended_ns, started_ns = manifest.get("ended_ns"), manifest.get("started_ns")
+    ended_ns = manifest.get("ended_ns")
+    started_ns = manifest.get("started_ns") if manifest else _first_seen_ns(inputs.logs)
     return Job(
         world_size=facts.world_size,
         ranks_seen=sorted(seen),
@@ -88,8 +104,28 @@ def job_of(
         duration_s=(ended_ns - started_ns) / 1e9
         if ended_ns and started_ns and ended_ns >= started_ns
         else None,
-        exit_code=end.code,
+        exit_code=stopped.job.code,
+        end=_end(inputs.runs, stopped),
     )
+
+
+def _end(runs: Sequence[RunDirectory], stopped: Verdict) -> str | None:
+    """See :class:`~ddpdoctor.diagnose.diagnosis.Job`."""
+    if not runs:
+        return None
+    if stopped.job.complete or any(run.manifest.get("ended_ns") for run in runs):
+        return "ended"
+    if any(map(runs_here, runs)):
+        return RUNNING
+    if stopped.ended_by:
+        return "ended"
+    return "cut off" if stopped.job.killed else "unknown"
+
+
+def _first_seen_ns(logs: Sequence[RankLog]) -> int | None:
+    """When the first rank was recorded, by its own account or that of its first step; None where neither is known."""
+    told = [info["started_ns"] for log in logs if (info := log.record.info).get("started_ns")]
+    return min(told or [log.steps[0].recorded_ns[0] for log in logs if log.steps], default=None)
 
 
 def _settings(logs: Sequence[RankLog], first: Mapping[str, Any]) -> dict[str, Any]:

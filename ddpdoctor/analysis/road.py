@@ -26,7 +26,7 @@ from ddpdoctor.stall import Verdict
 from ddpdoctor.trace import RankTrace
 from ddpdoctor.trace.operations import find_operations
 
-from .inputs import Inputs, load, why_nothing, with_runs_below
+from .inputs import Inputs, launch_of, load, why_nothing, with_runs_below
 from .job import how_it_ended, job_of
 from .judge import Measured, judged
 from .options import Options
@@ -147,14 +147,14 @@ def _measured(prepared: Prepared, options: Options) -> Measured:
     hta = _hta(inputs, options)
     measurement = measure(prepared.logs, prepared.windows, inputs.telemetry, stopped.facts, options.progress)
     facts, seen = measurement.facts, measurement.graphs.speaking.ranks
-    manifest = inputs.runs[0].manifest if inputs.runs else {}
+    manifest = launch_of(inputs.runs[0]) if inputs.runs else {}
     return Measured(
         source=prepared.paths,
         facts=facts,
         coverage=Coverage(facts.steps.measured, len(seen)),
         set_aside=measurement.set_aside,
         notes=[*inputs.notes, *map(Note, (*stopped.notes, *measurement.notes))],
-        job=job_of(inputs, facts.job, seen, manifest, stopped.job),
+        job=job_of(inputs, facts.job, seen, manifest, stopped),
         ended=how_it_ended(stopped),
         window=window_cost(measurement.logs, facts.steps.median_ms),
         speaker=Speaker(measurement.graphs.speaker, measurement.graphs.why),
@@ -172,7 +172,7 @@ def _measured(prepared: Prepared, options: Options) -> Measured:
 def _measured_end(prepared: Prepared) -> Measured:
     """A job of which nothing is known but how it stopped."""
     inputs, stopped = prepared.inputs, prepared.stopped
-    manifest = inputs.runs[0].manifest if inputs.runs else {}
+    manifest = launch_of(inputs.runs[0]) if inputs.runs else {}
     ranks = [each.rank for each in inputs.dumps.recordings] or [log.rank for log in inputs.logs]
     infos = [log.record.info for log in inputs.logs]
     worlds = [info["world_size"] for info in infos if info.get("world_size")]
@@ -190,7 +190,7 @@ def _measured_end(prepared: Prepared) -> Measured:
         coverage=Coverage(0, len(ranks)),
         set_aside={},
         notes=[*inputs.notes, *map(Note, stopped.notes)],
-        job=job_of(inputs, facts.job, ranks, manifest, stopped.job),
+        job=job_of(inputs, facts.job, ranks, manifest, stopped),
         ended=how_it_ended(stopped),
         standing=stopped.standing,
     )

@@ -17,7 +17,7 @@ from ddpdoctor.cli.diagnosed import diagnosis_at
 from ddpdoctor.cli.onethread import import_numpy
 from ddpdoctor.cli.outputs import check_outputs, output_file, say_written, to_stdout
 from ddpdoctor.cli.progress import in_turn, shown_progress
-from ddpdoctor.errors import DdpDoctorError
+from ddpdoctor.errors import DdpDoctorError, UnusableInput
 from ddpdoctor.severities import SEVERITIES, is_as_severe
 from ddpdoctor.stages import Stage, untold
 
@@ -40,7 +40,7 @@ EXIT_FAIL_ON = 1
     "--fail-on",
     type=click.Choice(SEVERITIES),
     metavar="SEVERITY",
-    help="Exit with 1 if a finding is at least this severe: critical, warning or info.",
+    help="Exit with 1 if a finding is at least this severe: critical, warning or info; with 2 if that cannot be decided.",
 )
 @click.option(
     "--rules",
@@ -150,8 +150,17 @@ def command(
     report.print_terminal(diagnosis, console, quiet=quiet, verbose=verbose)
     if not quiet:
         say_written(named.values())
-    if fail_on is not None and any(is_as_severe(each.severity, fail_on) for each in diagnosis.findings):
+    if fail_on is not None:
+        _gate(diagnosis, fail_on)
+
+
+def _gate(diagnosis: Diagnosis, fail_on: str) -> None:
+    from ddpdoctor.report.words import undecided
+
+    if any(is_as_severe(each.severity, fail_on) for each in diagnosis.findings):
         sys.exit(EXIT_FAIL_ON)
+    if (why := undecided(diagnosis)) is not None:
+        raise UnusableInput(f"--fail-on cannot be decided: {why}.")
 
 
 def _write_all(outputs: Sequence[tuple[Callable[[], Writer], Path]], diagnosis: Diagnosis) -> None:

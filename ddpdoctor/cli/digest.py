@@ -20,6 +20,9 @@ from ddpdoctor.stages import Stage
 if TYPE_CHECKING:
     from ddpdoctor.trace.digest import Copies
 
+_MOST_TOLD = 3
+"""Sentences on what of a run cannot be read."""
+
 
 @click.command("digest")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...", shell_complete=runs)
@@ -81,16 +84,21 @@ def command(paths: tuple[str, ...], out: Path | None, jobs: int | None) -> None:
 
 
 def _recorded(run: str, target: Path, copies: Copies) -> tuple[dict[str, Path], dict[str, int]]:
-    """Copies the records of a run directory; where the digest of each trace goes, and its rank."""
-    from ddpdoctor.rundir import TRACE_FILE, RunDirectory, recover
+    """Copies the records of a run directory; where the digest of each trace goes, and its rank. Raises UnusableInput where what its ranks
+    recorded is there and cannot be read."""
+    from ddpdoctor.rundir import TRACE_FILE, NoteCode, RunDirectory, recover
     from ddpdoctor.trace.digest import TRACE_DIGEST, copy_records, lies_within
 
     for sentence in recover(run):
         say(f"Note: {sentence}", err=True)
+    recorded = RunDirectory.open(run)
+    closed = [note for note in recorded.notes if note.code is NoteCode.UNREADABLE and not recorded.ranks]
+    if closed:
+        raise UnusableInput(f"{run}: {' '.join(map(str, closed[:_MOST_TOLD]))}")
     for sentence in copy_records(run, target, copies):
         say(f"Note: {sentence}", err=True)
     targets, ranks = {}, {}
-    for record in RunDirectory.open(run).ranks:
+    for record in recorded.ranks:
         trace = Path(record.path, TRACE_FILE)
         if trace.is_symlink() and not lies_within(trace, run):
             say(f"Note: {trace} is a link out of the run directory and was skipped.", err=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -18,6 +18,7 @@ from ddpdoctor.errors import DdpDoctorError, UnusableInput
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.diagnosis import Diagnosis
+    from ddpdoctor.report.history import Unread
 
 EXIT_REGRESSION = 1
 _MOST_FILES = 10_000
@@ -63,16 +64,16 @@ def command(
     from ddpdoctor.report.history_output import print_history, write_history_html, write_history_json
     from ddpdoctor.written import HISTORY, HISTORY_PAGE
 
-    unread: list[str] = []
-    sources = _without_own(_sources(paths, unread), [html, json_file])
+    left_out = LeftOut([], [])
+    sources = _without_own(_sources(paths, left_out), [html, json_file])
     check_outputs(
         [file for _, file in sources], {"--html": (html, HISTORY_PAGE), "--json": (json_file, HISTORY)}
     )
-    recorded, notes = _recorded(sources)
-    notes[:0] = unread
+    recorded = _recorded(sources, left_out)
     if not recorded:
-        raise UnusableInput("; ".join([f"{', '.join(paths)}: no run and no report could be read", *notes]))
-    told = history(recorded, last, notes)
+        said = f"{', '.join(paths)}: no run and no report could be read"
+        raise UnusableInput("; ".join([said, *left_out.notes]))
+    told = history(recorded, last, left_out.notes, left_out.unread)
     if json_file is not None:
         write_history_json(told, json_file)
     if html is not None:
@@ -87,24 +88,67 @@ def command(
         say(f"Slower by {slower:.1f} %, more than the {percent:g} % allowed.", err=True)
         raise click.exceptions.Exit(EXIT_REGRESSION)
     if undecided:
-        raise UnusableInput(
-            f"{undecided[0].job}: the newest run {undecided[0].undecided}: a regression cannot be detected."
-        )
+        raise UnusableInput(f"{undecided[0].job}: a regression cannot be detected: {undecided[0].undecided}.")
     if slower is None:
         raise UnusableInput("no job has a run before its newest: a regression cannot be detected.")
 
 
-def _recorded(sources: Sequence[tuple[str, str]]) -> tuple[list[tuple[str, Diagnosis]], list[str]]:
-    """(Where each run lies, with its diagnosis), and a sentence for each that cannot be read."""
+class LeftOut(NamedTuple):
+    """What is not in the history, for its reader in ``notes``, for the gate in ``unread``."""
+
+    notes: list[str]
+    unread: list[Unread]
+
+    def add(self, path: str, why: str, started_ns: int | None, command: Sequence[str] = ()) -> None:
+        """What is at ``path`` may be a run. ``why`` is a sentence; for the rest see :class:`ddpdoctor.report.history.Unread`."""
+        from ddpdoctor.report.history import Unread
+
+        self.unread.append(Unread(path, command, started_ns, why.removesuffix(".")))
+
+
+def _recorded(sources: Sequence[tuple[str, str]], left_out: LeftOut) -> list[tuple[str, Diagnosis]]:
+    """(Where each run lies, with its diagnosis). A diagnosis that was made while the run was recorded, or that cannot be read, is made
+    anew from the recording."""
     found: list[tuple[str, Diagnosis]] = []
-    notes: list[str] = []
     with diagnosing() as at:
         for source, file in sources:
             try:
-                found.append((source, at(file)))
+                found.append((source, _newest_of(at, source, file)))
             except DdpDoctorError as error:
-                notes.append(f"skipped: {error}")
-    return found, notes
+                left_out.notes.append(f"skipped: {error}")
+                command, started_ns = _said_by(source)
+                left_out.add(source, str(error), started_ns, command)
+    return found
+
+
+def _newest_of(at: Callable[..., Diagnosis], source: str, file: str) -> Diagnosis:
+    from ddpdoctor.diagnose.diagnosis import RUNNING
+
+    if file == source:
+        return at(source)
+    try:
+        made = at(file)
+    except DdpDoctorError:
+        return at(source)
+    return at(source) if made.job.end == RUNNING else made
+
+
+def _said_by(source: str) -> tuple[Sequence[str], int | None]:
+    """(Command, start in epoch ns) of a run that cannot be judged; a report tells neither."""
+    from ddpdoctor.analysis import command_and_start
+    from ddpdoctor.rundir import is_run_directory
+
+    try:
+        return command_and_start(source) if is_run_directory(source) else ([], _changed_ns(source))
+    except OSError:
+        return [], None
+
+
+def _changed_ns(path: str) -> int | None:
+    try:
+        return Path(path).stat().st_mtime_ns
+    except OSError:
+        return None
 
 
 def _without_own(sources: Iterable[tuple[str, str]], outputs: Sequence[Path | None]) -> list[tuple[str, str]]:
@@ -122,9 +166,9 @@ def _without_own(sources: Iterable[tuple[str, str]], outputs: Sequence[Path | No
     return left
 
 
-def _sources(paths: Sequence[str], notes: list[str]) -> Iterator[tuple[str, str]]:
+def _sources(paths: Sequence[str], left_out: LeftOut) -> Iterator[tuple[str, str]]:
     """(Name, what to read) of each run: its own diagnosis where it was made, else the recording; then of reports elsewhere. What
-    is left out is told in ``notes``."""
+    is left out is put there."""
     from ddpdoctor.report.read import holds_diagnosis
     from ddpdoctor.rundir import DIAGNOSIS_FILE, closed_folders, run_directories
 
@@ -132,15 +176,20 @@ def _sources(paths: Sequence[str], notes: list[str]) -> Iterator[tuple[str, str]
         if not Path(path).exists():
             raise UnusableInput(f"{path}: no such file or directory")
         runs, errors = run_directories(path) if Path(path).is_dir() else ([], [])
-        notes += [sentence.removesuffix(".") for sentence in closed_folders(errors)]
+        left_out.notes.extend(sentence.removesuffix(".") for sentence in closed_folders(errors))
+        for error in errors:
+            folder = str(error.filename)
+            left_out.add(folder, closed_folders([error])[0], _changed_ns(folder))
         for run in runs:
             made = Path(run) / DIAGNOSIS_FILE
             yield run, str(made) if holds_diagnosis(made) else run
-        for file in _reports(path, set(runs), notes):
+        for file in _reports(path, set(runs), left_out):
             if holds_diagnosis(file):
                 yield str(file), str(file)
             elif (why := _why_closed(file)) is not None:
-                notes.append(f"skipped: {file} cannot be read: {why}")
+                said = f"{file} cannot be read: {why}"
+                left_out.notes.append(f"skipped: {said}")
+                left_out.add(str(file), said, _changed_ns(str(file)))
 
 
 def _why_closed(file: Path) -> str | None:
@@ -153,7 +202,7 @@ def _why_closed(file: Path) -> str | None:
     return None
 
 
-def _reports(path: str, runs: set[str], notes: list[str]) -> Iterator[Path]:
+def _reports(path: str, runs: set[str], left_out: LeftOut) -> Iterator[Path]:
     if Path(path).is_file():
         yield Path(path)
         return
@@ -168,9 +217,9 @@ def _reports(path: str, runs: set[str], notes: list[str]) -> Iterator[Path]:
         for name in sorted(files):
             seen += 1
             if seen > _MOST_FILES:
-                notes.append(
-                    f"{path} holds more than {_MOST_FILES:,} files: reports among the others are left out."
-                )
+                said = f"{path} holds more than {_MOST_FILES:,} files: reports among the others are left out."
+                left_out.notes.append(said)
+                left_out.add(path, said, None)
                 return
             if name.endswith(_REPORTS):
                 yield Path(parent) / name

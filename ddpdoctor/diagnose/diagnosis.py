@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 DIAGNOSIS_SCHEMA = "ddpdoctor.diagnosis/1"
+RUNNING = "running"
+"""``end`` of a job that ran when it was analysed."""
 
 __all__ = [
     "DIAGNOSIS_SCHEMA",
@@ -87,6 +89,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     started_ns: int | None = None
     duration_s: float | None = None
     exit_code: int | None = None
+    end: str | None = None
+    """Of a recorded run, what was known of its end when it was analysed: ended (by itself, or because it was asked to), running, cut
+    off (its processes are gone, and nobody noted how), or unknown; null of traces."""
     folder_in_repository: str | None = None
     """Where the folder that holds the user's lines lies in its repository, such as "training"; "" for the repository itself, null
     where there was none at the analysis."""

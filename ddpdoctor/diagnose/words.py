@@ -6,11 +6,12 @@ import functools
 import math
 import posixpath
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.nearest import did_you_mean
 from ddpdoctor.plain import plain
+from ddpdoctor.rundir import ranks_in_words
 
 if TYPE_CHECKING:
     import jinja2
@@ -71,24 +72,7 @@ def ranks(culprits: Sequence[int] | None, job: Mapping[str, Any] | None = None) 
     of which not all were recorded "all 5 recorded ranks"; long lists are cut."""
     if not culprits:
         return _all_of(job or {})
-    if len(culprits) == 1:
-        return f"rank {culprits[0]}"
-    runs = runs_of(culprits)
-    names = [name for run in runs for name in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run))]
-    if len(names) > 8:
-        return f"ranks {', '.join(names[:6])} and {len(culprits) - sum(map(len, runs[:6]))} others"
-    return "ranks " + " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
-
-
-def runs_of(numbers: Iterable[int]) -> list[list[int]]:
-    """Neighbouring numbers together, in rising order; two alone stay apart, as they read better so."""
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return [part for run in runs for part in ([run] if len(run) > 2 else [[number] for number in run])]
+    return ranks_in_words(culprits)
 
 
 def verb(culprits: Sequence[int] | None, one: str, many: str, job: Mapping[str, Any] | None = None) -> str:

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
+from ddpdoctor.diagnose.diagnosis import RUNNING, Diagnosis, Finding
 from ddpdoctor.measure.taxonomy import PARTS
 from ddpdoctor.report import words
 from ddpdoctor.report.compare_settings import Change, other_changes, sizes
@@ -25,6 +25,8 @@ RESAMPLES = 2000
 FEWEST_POINTS = 12
 """Below this many steps on either side a bootstrap of a median says little, and no interval is given."""
 SEED = 20_240_229
+_MOST_NOTES = 3
+"""Of each side, as many as the analysis shows."""
 _Looked = Callable[[str], bool]
 """Whether a rule could look."""
 _MOVED_SHARE = 0.01
@@ -40,7 +42,10 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     everybody: str
     """What all recorded ranks are called."""
     stopped: str | None
-    """hung or failed; null of a job that ended otherwise, or whose end is not known."""
+    """What became of a job that did not end well, in words: hung, failed, was cut off, is still running, has no recorded end; null of
+    one that ended, or was asked to, and of traces."""
+    running: bool
+    """Whether it ran when it was analysed."""
     steps_measured: int
     step_source: str
     points: int
@@ -142,6 +147,7 @@ def compare(before: Diagnosis, after: Diagnosis) -> Comparison:
         for which, side in zip(("before", "after"), sides, strict=True)
         if side.stopped
     ]
+    notes += _notes_of(before, after)
     judgement = _judgement(ratio, differences)
     return Comparison(
         verdict=_verdict(judgement, ratio, sides, differences),
@@ -155,6 +161,22 @@ def compare(before: Diagnosis, after: Diagnosis) -> Comparison:
         changes=other_changes(before, after),
         notes=notes,
     )
+
+
+def _notes_of(before: Diagnosis, after: Diagnosis) -> list[str]:
+    """The notes of both diagnoses, marked by where they are from: what could not be read of a job is missing in its comparison, too."""
+    both = set(before.notes) & set(after.notes)
+    sides = {
+        "Before and after": [note for note in before.notes if note in both],
+        "Before": [note for note in before.notes if note not in both],
+        "After": [note for note in after.notes if note not in both],
+    }
+    told = []
+    for side, notes in sides.items():
+        told += [f"{side}: {note}" for note in notes[:_MOST_NOTES]]
+        if more := len(notes[_MOST_NOTES:]):
+            told.append(f"{side}: {words.count(more, 'more note')}, which `ddpdoctor analyze -v` shows.")
+    return told
 
 
 def _stride(diagnosis: Diagnosis) -> int:
@@ -183,6 +205,7 @@ def _side(diagnosis: Diagnosis, times_ms: NDArray[np.float64]) -> Side:
         healthy=diagnosis.healthy,
         everybody=words.everybody(diagnosis.job),
         stopped=words.stopped(diagnosis),
+        running=diagnosis.job.end == RUNNING,
         steps_measured=steps.measured,
         step_source=steps.source,
         points=len(times_ms),

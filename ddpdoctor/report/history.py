@@ -9,7 +9,9 @@ means of logarithms for its distance: of all places to cut, the one with the lar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import PurePath
@@ -18,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpdoctor.diagnose.diagnosis import Diagnosis
+from ddpdoctor.diagnose.diagnosis import RUNNING, Diagnosis
 from ddpdoctor.report import words
 from ddpdoctor.report.compare import median_step
 from ddpdoctor.report.compare_settings import batch_size
@@ -36,8 +38,35 @@ SHUFFLES = 2000
 SEED = 20_240_229
 _SCRIPTS = (".py", ".ipynb")
 
+_AHEAD_NS = 86_400 * 10**9
+"""A run that is dated further ahead of now was dated by a clock that was wrong: clocks of hosts that are right differ by less."""
+_MOST_NOTES = 3
+"""Of a run of which not everything could be read."""
+
 _Job = tuple[str, str, str, str]
 """Script, ranks, batch size and device; "" if unknown. Other values are another job."""
+_Order = tuple[bool, float]
+"""Of runs by time: those without a time that can be true come first."""
+
+
+class Unread(msgspec.Struct, frozen=True):
+    """What may be a run, or hold one, and cannot be read, or holds no step."""
+
+    source: str
+    command: Sequence[str]
+    """[] if unknown."""
+    started_ns: int | None
+    """Epoch ns; of what says nothing of its start, when it was last changed. None: it may be the newest."""
+    why: str
+    """It cannot be judged, with where it lies; a sentence without its point."""
+
+
+class _Unclear(msgspec.Struct, frozen=True):
+    """A run that may be of several jobs, or of any."""
+
+    name: _Job
+    order: _Order
+    why: str
 
 
 class HistoryRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +85,20 @@ class HistoryRun(msgspec.Struct, frozen=True, kw_only=True):
     rule: str | None
     costs_ms_per_step: float | None
     stopped: str | None
-    """hung or failed; null of a job that ended otherwise, or whose end is not known."""
+    """What became of a job that did not end well, in words: hung, failed, was cut off, is still running, has no recorded end; null of
+    one that ended, or was asked to, and of traces."""
+    running: bool
+    """Whether it ran when it was analysed."""
+
+
+class _Found(msgspec.Struct, frozen=True):
+    """A run that is listed."""
+
+    name: _Job
+    order: _Order
+    run: HistoryRun
+    described: bool
+    """Whether it says of which job it is as far as a run of it can: not one without a step, or whose documents were not read."""
 
 
 class Changed(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,17 +124,23 @@ class JobHistory(msgspec.Struct, frozen=True, kw_only=True):
     changes: list[Changed]
     newest_percent: float | None
     """By how many per cent the newest run's step is longer (below zero: shorter) than the median of those before it that were asked
-    for; null without any, or if the newest run has no step time."""
+    for; null without any, or if the newest run has no step time or is still running."""
     slower: bool
     """Whether it is longer than each of them, by more than the intervals of both leave open."""
 
+    newer: str | None
+    """Why a newer run that may be of this job cannot be judged, with where it lies; null without one."""
+
     @property
     def undecided(self) -> str | None:
-        """Why the newest run does not count as one that got no slower, in words, if one before it has a step time."""
+        """Why no newest run counts as one that got no slower, in words, if one before it has a step time."""
         newest = self.runs[-1]
+        if self.newer is not None and any(run.median_ms for run in self.runs):
+            return f"a newer run, which may be of this job, cannot be judged: {self.newer}"
         if not any(run.median_ms for run in self.runs[:-1]):
             return None
-        return newest.stopped or (None if newest.median_ms else "has no step time")
+        why = newest.stopped or (None if newest.median_ms else "has no step time")
+        return None if why is None else f"the newest run, {newest.source}, {why}"
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,39 +158,114 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
         return max((job.newest_percent or 0.0 for job in known if job.slower), default=0.0)
 
 
-def history(recorded: Sequence[tuple[str, Diagnosis]], last: int, notes: Sequence[str] = ()) -> History:
+def history(
+    recorded: Sequence[tuple[str, Diagnosis]],
+    last: int,
+    notes: Sequence[str] = (),
+    unread: Sequence[Unread] = (),
+    now_ns: int | None = None,
+) -> History:
     """The history of runs, given with where each was found. The newest is compared with ``last`` runs before it.
 
-    A run of which there is a recording and a report, or several reports, counts once, where it was found first.
+    A run of which there is a recording and a report, or several reports, counts once, where it was found first. ``unread``: what may
+    be runs as well. A run that is dated after ``now_ns`` (default: the clock's time) by more than a day is never the newest.
     """
-    found: dict[tuple[_Job, int | str], tuple[_Job, int, HistoryRun]] = {}
+    now_ns = time.time_ns() if now_ns is None else now_ns
+    told = list(notes)
+    found: dict[tuple[_Job, int | str], _Found] = {}
     for source, diagnosis in recorded:
-        name, started_ns = _job_of(diagnosis), diagnosis.job.started_ns
-        key = name, source if started_ns is None else started_ns
+        started_ns = diagnosis.job.started_ns
+        each = _found(source, diagnosis, _order(started_ns, now_ns))
+        key = each.name, source if started_ns is None else started_ns
         if key not in found:
-            found[key] = name, started_ns or 0, _run(source, diagnosis)
-    jobs: dict[_Job, list[tuple[int, HistoryRun]]] = {}
-    for name, started_ns, run in sorted(found.values(), key=lambda each: not each[2].median_ms):
+            found[key] = each
+            told += _notes_on(each, diagnosis)
+    jobs: dict[_Job, list[_Found]] = {}
+    unclear = [_unclear(each, now_ns) for each in unread]
+    for each in sorted(found.values(), key=lambda each: not each.described):
+        same = [] if each.described else [job for job in jobs if job != each.name and _may_be(each.name, job)]
         # A run that ended before its first step may not tell its batch size or device.
-        same = [] if run.median_ms else [job for job in jobs if _may_be(name, job)]
-        jobs.setdefault(same[0] if len(same) == 1 else name, []).append((started_ns, run))
-    told = [
-        _of_job(", ".join(filter(None, name)), [run for _, run in sorted(runs, key=lambda run: run[0])], last)
-        for name, runs in sorted(jobs.items())
+        of_one = len(same) == 1 and not each.run.median_ms
+        if same and not of_one:
+            why = f"{each.run.source} does not say of which job it is"
+            unclear.append(_Unclear(each.name, each.order, why))
+        jobs.setdefault(same[0] if of_one else each.name, []).append(each)
+    return History(
+        jobs=[
+            _of_job(
+                _words(name),
+                [each.run for each in sorted(runs, key=lambda each: each.order)],
+                last,
+                _newer(name, jobs, unclear),
+            )
+            for name, runs in sorted(jobs.items())
+        ],
+        notes=told,
+    )
+
+
+def _order(started_ns: int | None, now_ns: int) -> _Order:
+    return started_ns is not None and started_ns <= now_ns + _AHEAD_NS, started_ns or 0
+
+
+def _found(source: str, diagnosis: Diagnosis, order: _Order) -> _Found:
+    run, job = _run(source, diagnosis), diagnosis.job
+    documents_read = job.end is None or bool(job.command and job.settings)
+    return _Found(_job_of(diagnosis), order, run, described=bool(run.median_ms) and documents_read)
+
+
+def _notes_on(found: _Found, diagnosis: Diagnosis) -> list[str]:
+    """What somebody must know who compares this run with others."""
+    source, started, notes = found.run.source, found.run.started, list[str]()
+    if started is not None and not found.order[0]:
+        notes.append(
+            f"{source} is dated {started[:10]}, later than now: a clock was wrong. It is not taken for the newest run."
+        )
+    if diagnosis.job.missing_ranks or not found.described:
+        notes += [f"{source}: {note}" for note in diagnosis.notes[:_MOST_NOTES]]
+    return notes
+
+
+def _unclear(unread: Unread, now_ns: int) -> _Unclear:
+    order = (True, math.inf) if unread.started_ns is None else _order(unread.started_ns, now_ns)
+    return _Unclear((_script(unread.command), "", "", ""), order, unread.why)
+
+
+def _newer(name: _Job, jobs: Mapping[_Job, Sequence[_Found]], unclear: Sequence[_Unclear]) -> str | None:
+    """See :class:`JobHistory`. Of a run whose script is unknown only those are of interest that are newer than all others: after them no
+    run of any job has been judged."""
+    newest = max(each.order for each in jobs[name])
+    of_all = max(each.order for runs in jobs.values() for each in runs)
+    later = [
+        each
+        for each in unclear
+        if _may_be(each.name, name) and each.order > (newest if each.name[0] else of_all)
     ]
-    return History(jobs=told, notes=list(notes))
+    return max(later, key=lambda each: each.order).why if later else None
+
+
+def _script(command: Sequence[str]) -> str:
+    return next((PurePath(word).name for word in command if word.endswith(_SCRIPTS)), "")
+
+
+def _words(name: _Job) -> str:
+    script, *more = name
+    return ", ".join(filter(None, (script or "job", *more)))
 
 
 def _job_of(diagnosis: Diagnosis) -> _Job:
     job = diagnosis.job
-    script = next((PurePath(word).name for word in job.command if word.endswith(_SCRIPTS)), None)
     size = batch_size(diagnosis)
     return (
-        script or "job",
+        _script(job.command),
         words.count(job.world_size, "rank") if job.world_size else "",
         f"batch {size:.3g}" if size else "",
         ", ".join(sorted(set(job.device_names))) or job.device or "",
     )
+
+
+def _date(at_ns: int) -> str:
+    return datetime.fromtimestamp(at_ns / 1e9, UTC).isoformat(timespec="seconds")
 
 
 def _may_be(one: _Job, job: _Job) -> bool:
@@ -155,9 +278,7 @@ def _run(source: str, diagnosis: Diagnosis) -> HistoryRun:
     started_ns = diagnosis.job.started_ns
     return HistoryRun(
         source=source,
-        started=None
-        if started_ns is None
-        else datetime.fromtimestamp(started_ns / 1e9, UTC).isoformat(timespec="seconds"),
+        started=None if started_ns is None else _date(started_ns),
         commit=next((found for name in COMMITS if (found := diagnosis.job.environment.get(name))), None),
         median_ms=None if middle is None else middle[0],
         interval_ms=None if middle is None else middle[1],
@@ -166,10 +287,11 @@ def _run(source: str, diagnosis: Diagnosis) -> HistoryRun:
         rule=diagnosis.verdict.rule,
         costs_ms_per_step=None if costliest is None else costliest.costs_ms_per_step,
         stopped=words.stopped(diagnosis),
+        running=diagnosis.job.end == RUNNING,
     )
 
 
-def _of_job(name: str, runs: list[HistoryRun], last: int) -> JobHistory:
+def _of_job(name: str, runs: list[HistoryRun], last: int, newer: str | None) -> JobHistory:
     timed = [index for index, run in enumerate(runs) if run.median_ms]
     medians = np.array([runs[index].median_ms for index in timed], float)
     percent, slower = _newest(runs[-1], [runs[index] for index in timed if index < len(runs) - 1][-last:])
@@ -190,13 +312,15 @@ def _of_job(name: str, runs: list[HistoryRun], last: int) -> JobHistory:
         ],
         newest_percent=percent,
         slower=slower,
+        newer=newer,
     )
 
 
 def _newest(newest: HistoryRun, before: Sequence[HistoryRun]) -> tuple[float | None, bool]:
-    """(Per cent by which the newest is longer, whether it clearly is); (None, False) if it or all ``before`` have no step time."""
+    """(Per cent by which the newest is longer, whether it clearly is); (None, False) if it or all ``before`` have no step time, and
+    of one that is still running."""
     usual = [run.median_ms for run in before if run.median_ms is not None]
-    if not usual or not newest.median_ms:
+    if not usual or not newest.median_ms or newest.running:
         return None, False
     lowest = newest.interval_ms[0] if newest.interval_ms else newest.median_ms
     highest = max(run.interval_ms[1] if run.interval_ms else run.median_ms or 0.0 for run in before)

@@ -87,6 +87,6 @@ def _sentences(job: JobHistory) -> list[str]:
         )
     if job.undecided:
         told.append(
-            f"The newest run {job.undecided}: it does not count as a run that is no slower than those before it."
+            f"{job.undecided[0].upper()}{job.undecided[1:]}: it does not count as a run that is no slower than those before it."
         )
     return told

@@ -16,7 +16,8 @@ CONTROL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def render_junit(diagnosis: Diagnosis, *, fail_on: str = "warning") -> str:
-    """One test case per rule; findings of ``fail_on`` or worse are failures, others pass with output."""
+    """One test case per rule; findings of ``fail_on`` or worse are failures, others pass with output.
+    Where there are none, but the job cannot be said to pass, the case ``verdict`` is an error."""
     suite = ElementTree.Element("testsuite", name="ddpdoctor")
     failures = 0
     for finding in diagnosis.findings:
@@ -32,10 +33,14 @@ def render_junit(diagnosis: Diagnosis, *, fail_on: str = "warning") -> str:
         _case(suite, rule.rule)
     for skipped in diagnosis.skipped:
         ElementTree.SubElement(_case(suite, skipped.rule), "skipped", message=_legal(skipped.why))
+    undecided = None if failures else words.undecided(diagnosis)
+    if undecided is not None:
+        case = _case(suite, "verdict")
+        ElementTree.SubElement(case, "error", message=_legal(f"Cannot be decided: {undecided}."))
     suite.set("tests", str(len(suite)))
     suite.set("failures", str(failures))
     suite.set("skipped", str(len(diagnosis.skipped)))
-    suite.set("errors", "0")
+    suite.set("errors", str(int(undecided is not None)))
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
 
 

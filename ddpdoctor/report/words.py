@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding, Job
+from ddpdoctor.diagnose.diagnosis import RUNNING, Diagnosis, Finding, Job
 from ddpdoctor.diagnose.facts_view import lookup
-from ddpdoctor.diagnose.words import runs_of
 from ddpdoctor.measure.taxonomy import Component, Part
+from ddpdoctor.rundir import runs_of
 
 ABSENT = "not recorded"
 _UNIT = re.compile(r"_(ms|us|ns|s|bytes|percent|share)$")
@@ -24,6 +24,8 @@ _ACRONYM = re.compile(r"\b(gpu|cpu|ddp|sm|h2d|nccl)\b")
 
 _STOPPED = {"hangs": "hung", "failed": "failed"}
 """By state of the facts ``hang``."""
+_NOT_ENDED = {RUNNING: "is still running", "cut off": "was cut off", "unknown": "has no recorded end"}
+"""By ``end`` of the job."""
 PART_LABELS: dict[str, str] = {
     Part.DATA_WAIT: "waiting for data",
     Part.H2D: "copy to device",
@@ -223,8 +225,18 @@ def everybody(job: Job) -> str:
 
 
 def stopped(diagnosis: Diagnosis) -> str | None:
-    """What became of a job that did not end well, "hung" or "failed"; None of any other, as far as known."""
-    return _STOPPED.get(str(lookup(diagnosis.facts, "hang.state")))
+    """What became of a job that did not end well, after "the job": it hung, failed, was cut off, is still running, or has no recorded
+    end; None of one that ended, or was asked to, and of traces."""
+    return _STOPPED.get(str(lookup(diagnosis.facts, "hang.state"))) or _NOT_ENDED.get(diagnosis.job.end or "")
+
+
+def undecided(diagnosis: Diagnosis) -> str | None:
+    """Why a job whose findings are all lighter than a limit has not passed, without a point; None of one that has."""
+    if diagnosis.job.end in _NOT_ENDED:
+        return f"the job {_NOT_ENDED[diagnosis.job.end]}, and what it did until then is no pass"
+    if diagnosis.verdict.rule is None and not diagnosis.healthy:
+        return diagnosis.verdict.headline.rstrip(".")
+    return None
 
 
 def rank_names(ranks: Sequence[int] | None, everybody: str) -> str:

@@ -62,9 +62,11 @@ from .files import (
     listed,
     open_regular,
     parsed,
+    ranks_in_words,
     read_bounded,
     read_json,
     reading,
+    runs_of,
     write_json,
     write_whole,
 )

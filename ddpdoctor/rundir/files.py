@@ -10,7 +10,7 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 from .notes import Note, NoteCode
@@ -129,9 +129,25 @@ def parsed(data: bytes) -> tuple[Any, list[str]]:
         value = json.loads(data)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
+    except ValueError as error:
+        raise ValueError(_why_no_json(error)) from None
     if isinstance(value, (dict, list)):
         _bound(value, "", 1, odd)
     return value, odd
+
+
+def _why_no_json(error: ValueError) -> str:
+    """What ``json`` raised, in plain words."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is no JSON: it holds bytes that are no text"
+    if not isinstance(error, json.JSONDecodeError):
+        return "a number in it has too many digits"
+    text = error.doc.rstrip()
+    if not text:
+        return "it is empty"
+    if error.pos >= len(text) or error.msg.startswith("Unterminated string"):
+        return "it is cut off"
+    return f"it is no JSON: line {error.lineno}, character {error.colno}"
 
 
 def _bound(value: Any, name: str, depth: int, odd: list[str]) -> None:
@@ -165,6 +181,29 @@ def listed(names: Sequence[object], most: int = _MOST_LISTED) -> str:
     """The first ``most`` of ``names``, and how many more there are."""
     more = len(names) - most
     return ", ".join(map(str, names[:most])) + (f" and {more} more" if more > 0 else "")
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """[1] -> "rank 1", [1, 3, 5] -> "ranks 1, 3 and 5", [0, 8, 9, 10] -> "ranks 0 and 8 to 10"; long lists are cut."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    runs = runs_of(ranks)
+    names = [name for run in runs for name in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run))]
+    if len(names) > _MOST_NAMED:
+        shown = _MOST_NAMED - 2
+        return f"ranks {', '.join(names[:shown])} and {len(ranks) - sum(map(len, runs[:shown]))} others"
+    return "ranks " + " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def runs_of(numbers: Iterable[int]) -> list[list[int]]:
+    """Neighbouring numbers together, in rising order; two alone stay apart, as they read better so."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return [part for run in runs for part in ([run] if len(run) > 2 else [[number] for number in run])]
 
 
 def unreadable(path: str, error: Exception, lost: str = "") -> Note:

@@ -76,6 +76,26 @@ def test_a_job_that_failed_is_no_pass(files, tmp_path):
     assert run(before, tmp_path / "slower.json", "--fail-on-regression", "5")[0] == 1
 
 
+def ending(diagnosis, end):
+    return msgspec.structs.replace(diagnosis, job=msgspec.structs.replace(diagnosis.job, end=end))
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [("cut off", "was cut off"), ("running", "is still running"), ("unknown", "has no recorded end")],
+)
+def test_a_job_that_has_not_ended_is_no_pass(files, tmp_path, end, told):
+    before, _ = files
+    write_json(ending(samples.sick(), end), tmp_path / "after.json")
+    code, out, err = run(before, tmp_path / "after.json", "--fail-on-regression", "5")
+    assert code == 2 and f"cannot be decided: the job after {told}" in err
+    assert f"Note: The job after {told}: its steps until then are compared." in out
+    assert run(tmp_path / "after.json", before, "--fail-on-regression", "5")[0] == 0
+    write_json(ending(scaled(samples.sick(), 1.3), end), tmp_path / "slower.json")
+    code = run(before, tmp_path / "slower.json", "--fail-on-regression", "5")[0]
+    assert code == (2 if end == "running" else 1), "a job that runs is not judged yet"
+
+
 @pytest.mark.parametrize("content", [None, "", "{}"])
 def test_what_cannot_be_read_exits_with_2_and_one_line(files, tmp_path, content):
     bad = tmp_path / "bad.json"

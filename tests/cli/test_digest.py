@@ -10,10 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from ddpdoctor.analysis import Options, analyze
+from ddpdoctor.cli.main import cli
 from ddpdoctor.report import write_json
 from tests.commands import command
+from tests.privileges import as_anybody
 from tests.trace.trace_files import document, events, write
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -138,7 +141,46 @@ def test_a_file_of_holes_stays_behind(tmp_path) -> None:
     os.truncate(run / "manifest.json", 1 << 40)
     done = digest(str(run), "--out", str(tmp_path / "out"))
     assert "manifest.json consists of holes" in done.stderr
-    assert not (tmp_path / "out" / "manifest.json").exists()
+    left = json.loads((tmp_path / "out" / "manifest.json").read_bytes())
+    assert "command" not in left and any("consists of holes" in note for note in left["notes"])
+
+
+@pytest.mark.parametrize("part", ["ranks", "ranks/00001"])
+def test_what_could_not_be_read_is_told_by_the_digest_too(tmp_path, part) -> None:
+    run, out = Path(shutil.copytree(FIXTURE, tmp_path / "run")), tmp_path / "out"
+    (run / part).chmod(0)
+    arguments = ["digest", str(run), "--out", str(out)]
+    with as_anybody():
+        done = CliRunner().invoke(cli, arguments)
+    (run / part).chmod(0o700)
+    if part == "ranks":
+        assert f"{run}: {run}/ranks cannot be read (Permission denied)" in str(done.exception)
+        assert not out.exists()
+    else:
+        said = f"{run}/{part} cannot be read (permission denied) and was skipped."
+        assert done.exit_code == 0 and f"Note: {said}" in done.stderr
+        assert said in analyze(str(out), Options(cache=False, jobs=1)).notes
+
+
+def test_ranks_that_are_no_folder_are_no_digest(tmp_path) -> None:
+    run, out = Path(shutil.copytree(FIXTURE, tmp_path / "run")), tmp_path / "out"
+    shutil.rmtree(run / "ranks")
+    (run / "ranks").write_text("")
+    done = digest(run, "--out", out)
+    assert done.returncode == 2 and f"{run}/ranks cannot be read (Not a directory)" in done.stderr
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("manifest", ["", '{"schema": "ddpdoctor.run/1", "notes": ["before codes"]}'])
+def test_a_digest_carries_notes_whatever_the_manifest_is(tmp_path, manifest) -> None:
+    run, out = Path(shutil.copytree(FIXTURE, tmp_path / "run")), tmp_path / "out"
+    (run / "manifest.json").write_text(manifest)
+    os.mkfifo(run / "stuck.json")
+    assert digest(run, "--out", out).returncode == 0
+    notes = analyze(str(out), Options(cache=False, jobs=1)).notes
+    assert f"{run / 'stuck.json'} is not a file and was skipped." in notes
+    told = "before codes" if manifest else f"{run / 'manifest.json'} cannot be read"
+    assert any(told in note for note in notes), notes
 
 
 def test_a_digest_beside_its_traces_leaves_those_that_it_cannot_use(tmp_path):

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from ddpdoctor.cli.history import command
 from ddpdoctor.cli.main import cli
+from tests.privileges import as_anybody
+from tests.stall.recorded import Stopped
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 
@@ -45,6 +50,9 @@ def test_runs_and_reports_at_any_depth_are_found(tmp_path):
         str(tmp_path / "nightly" / "1"),
         str(report),
     ]
+    done = CliRunner().invoke(command, [str(tmp_path / "nightly"), "--fail-on-regression", "5"])
+    assert "a newer run, which may be of this job, cannot be judged" in str(done.exception)
+    (tmp_path / "nightly" / "reports" / "cut.html").unlink()
     assert ran(tmp_path / "nightly", "--fail-on-regression", 5).exit_code == 0
 
 
@@ -89,7 +97,7 @@ def test_a_gate_does_not_pass_where_the_newest_run_has_no_step_time(tmp_path):
             )
         (tmp_path / f"{number}.json").write_text(json.dumps(told))
     done = CliRunner().invoke(cli, ["history", str(tmp_path), "--fail-on-regression", "5"])
-    assert "the newest run has no step time" in str(done.exception)
+    assert f"the newest run, {tmp_path / '3.json'}, has no step time" in str(done.exception)
 
 
 def test_a_gate_does_not_pass_where_the_newest_run_hung(tmp_path):
@@ -101,7 +109,127 @@ def test_a_gate_does_not_pass_where_the_newest_run_hung(tmp_path):
     told["facts"]["hang"]["state"] = "hangs"
     (tmp_path / "2.json").write_text(json.dumps(told))
     done = CliRunner().invoke(cli, ["history", str(tmp_path), "--fail-on-regression", "5"])
-    assert "the newest run hung: a regression cannot be detected" in str(done.exception)
+    assert f"a regression cannot be detected: the newest run, {tmp_path / '2.json'}, hung" in str(
+        done.exception
+    )
+
+
+def recorded(folder, fixture="healthy", day=0):
+    """A copy of a recorded run, of ten days ago or ``day`` days later."""
+    shutil.copytree(FIXTURES / fixture, folder)
+    started_ns = json.loads((folder / "manifest.json").read_bytes())["started_ns"]
+    later_ns = time.time_ns() - started_ns + (day - 10) * 86_400 * 10**9
+    for file in (folder / "manifest.json", *folder.glob("hosts/*/launch-*.json")):
+        document = json.loads(file.read_bytes())
+        for name in ("started_ns", "ended_ns"):
+            document[name] += later_ns
+        file.write_text(json.dumps(document))
+    return folder
+
+
+def without_steps(run):
+    for file in run.glob("ranks/*/steps.jsonl"):
+        file.write_text("")
+    for file in run.glob("ranks/*/trace.json.gz"):
+        file.unlink()
+
+
+def without_manifest(run):
+    (run / "manifest.json").unlink()
+
+
+def without_ranks_documents(run):
+    for file in run.glob("ranks/*/rank.json"):
+        file.write_text('{"rank": 0, "wor')
+
+
+def cut_off(run):
+    for file in (run / "manifest.json", *run.glob("hosts/*/launch-*.json")):
+        file.write_text(json.dumps({**json.loads(file.read_bytes()), "ended_ns": None, "exit_code": None}))
+
+
+def with_a_diagnosis_that_is_cut(run):
+    without_steps(run)
+    (run / "diagnosis.json").write_text('{"schema":"ddpdoctor.diagnosis/1"')
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (without_steps, "2: no rank recorded a step"),
+        (with_a_diagnosis_that_is_cut, "2: no rank recorded a step"),
+        (without_ranks_documents, "2 does not say of which job it is"),
+        (cut_off, "2, has no recorded end"),
+        (without_manifest, None),
+        (lambda run: None, None),
+    ],
+)
+def test_a_gate_does_not_pass_where_the_newest_run_cannot_be_judged(tmp_path, damage, says):
+    recorded(tmp_path / "1")
+    newest = recorded(tmp_path / "2", day=1)
+    damage(newest)
+    done = CliRunner().invoke(cli, ["history", str(tmp_path), "--fail-on-regression", "50"])
+    if says is None:
+        assert done.exit_code == 0
+    else:
+        assert "a regression cannot be detected: " in str(done.exception) and says in str(done.exception)
+        recorded(tmp_path / "3", day=2)
+        assert (
+            CliRunner().invoke(cli, ["history", str(tmp_path), "--fail-on-regression", "50"]).exit_code == 0
+        )
+
+
+def test_a_slower_run_without_its_manifest_is_of_the_job_that_its_launcher_tells(tmp_path):
+    recorded(tmp_path / "1")
+    without_manifest(recorded(tmp_path / "2", "barrier", day=1))
+    done = ran(tmp_path, "--json", "-", "--fail-on-regression", 5)
+    (job,) = json.loads(done.stdout)["jobs"]
+    assert done.exit_code == 1 and [Path(run["source"]).name for run in job["runs"]] == ["1", "2"]
+
+
+def test_a_folder_that_may_hold_a_newer_run_is_no_pass(tmp_path):
+    recorded(tmp_path / "1")
+    bad = recorded(tmp_path / "2", day=1)
+    shutil.rmtree(bad / "ranks")
+    (bad / "ranks").write_text("")
+    done = CliRunner().invoke(cli, ["history", str(tmp_path), "--fail-on-regression", "50"])
+    assert f"cannot be judged: {bad}: " in str(done.exception)
+    shutil.rmtree(bad)
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0)
+    with as_anybody():
+        done = CliRunner().invoke(cli, ["history", str(tmp_path), "--fail-on-regression", "50"])
+    assert f"cannot be judged: The folder {closed} cannot be read" in str(done.exception)
+
+
+def test_a_run_of_the_future_is_told_and_not_judged(tmp_path):
+    for day, name in enumerate("123"):
+        recorded(tmp_path / name, day=day)
+    recorded(tmp_path / "wrong", "barrier", day=100)
+    done = ran(tmp_path, "--fail-on-regression", 50)
+    told = " ".join(done.output.split())
+    assert done.exit_code == 0 and f"Note: {tmp_path / 'wrong'} is dated" in told.replace("- ", "-")
+
+
+def test_a_run_that_is_still_running_is_not_judged(tmp_path):
+    recorded(tmp_path / "1")
+    newest = Stopped(tmp_path / "2", ended=False).launched_here(os.getpid()).path
+    done = CliRunner().invoke(cli, ["history", str(tmp_path), "--fail-on-regression", "50"])
+    assert f"a regression cannot be detected: the newest run, {newest}, is still running" in str(
+        done.exception
+    )
+
+
+def test_a_diagnosis_that_was_made_while_the_job_ran_is_made_anew(tmp_path):
+    run = recorded(tmp_path / "1")
+    assert (
+        CliRunner().invoke(cli, ["analyze", str(run), "--json", str(run / "diagnosis.json")]).exit_code == 0
+    )
+    made = json.loads((run / "diagnosis.json").read_bytes())
+    made["job"]["end"], made["verdict"]["headline"] = "running", "made while it ran"
+    (run / "diagnosis.json").write_text(json.dumps(made))
+    (job,) = json.loads(ran(tmp_path, "--json", "-").stdout)["jobs"]
+    assert job["runs"][0]["stopped"] is None and job["runs"][0]["headline"] != "made while it ran"
 
 
 def test_the_configuration_is_read_once_for_all_recordings(tmp_path, monkeypatch):

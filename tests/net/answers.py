@@ -24,8 +24,8 @@ INPUT = "{input}"
 def answer(group: str, name: str) -> dict[str, Any]:
     """``diagnosis.json`` of a case, or ``{"error": sentence}`` where the analysis refuses it.
 
-    Left out are the version of ddpdoctor, the time of the analysis, and where this machine has a repository; the path that was
-    analysed is replaced wherever it occurs.
+    Left out are the version of ddpdoctor, the time of the analysis, where this machine has a repository, and whether the job's
+    processes are known to be gone, which only the machine where it ran knows; the path that was analysed is replaced wherever it occurs.
     All else stays, among it hosts, times and paths that were recorded.
     """
     with tempfile.TemporaryDirectory(prefix="net") as folder:
@@ -38,6 +38,7 @@ def answer(group: str, name: str) -> dict[str, Any]:
     del document["tool_version"], document["created_ns"]
     document["job"]["versions"].pop("ddpdoctor", None)
     document["job"].pop("folder_in_repository")
+    document["job"].pop("end")
     return _plain(document, str(place))
 
 

@@ -301,3 +301,16 @@ def test_what_mending_was_to_save_stands_beside_what_it_did():
     )
     two = [priced, finding(RULES[1], 5.0)]
     assert not any("priced" in note for note in compare(diagnosis(50, fired=two), diagnosis(39)).notes)
+
+
+def test_what_could_not_be_read_of_either_job_is_told():
+    def noting(*notes):
+        return msgspec.structs.replace(diagnosis(), notes=list(notes))
+
+    told = compare(noting("Rank 0 is cut.", "No GPU."), noting("No GPU.", "Rank 1 is cut."))
+    assert told.notes == ["Before and after: No GPU.", "Before: Rank 0 is cut.", "After: Rank 1 is cut."]
+    shown = io.StringIO()
+    print_comparison(told, Console(file=shown, width=100))
+    assert "Note: After: Rank 1 is cut." in shown.getvalue()
+    many = compare(noting(), noting(*map(str, range(5)))).notes
+    assert many[2:] == ["After: 2", "After: 2 more notes, which `ddpdoctor analyze -v` shows."]

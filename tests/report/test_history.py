@@ -11,7 +11,7 @@ import samples
 from rich.console import Console
 from test_compare import diagnosis
 
-from ddpdoctor.report.history import history
+from ddpdoctor.report.history import Unread, history
 from ddpdoctor.report.history_output import print_history, write_history_html, write_history_json
 
 DAY_NS = 86_400 * 10**9
@@ -26,6 +26,11 @@ def run(day, step_ms, world=2, commit=None):
         environment={} if commit is None else {"GITHUB_SHA": commit},
     )
     return f"runs/{day}", msgspec.structs.replace(made, job=job)
+
+
+def dated(diagnosis, started_ns, **of_job):
+    job = msgspec.structs.replace(diagnosis.job, started_ns=started_ns, **of_job)
+    return msgspec.structs.replace(diagnosis, job=job)
 
 
 def nightly(levels, scatter=0.02, seed=0):
@@ -99,15 +104,17 @@ def test_a_newest_run_that_stopped_is_no_pass_however_fast_it_was_before(state, 
     stopped = msgspec.structs.replace(newest, facts={**newest.facts, "hang": {"state": state}})
     told = history([*before, (source, stopped)], last=5)
     (job,) = told.jobs
-    assert job.undecided == word and told.regression_percent() == 0.0
+    assert job.undecided == f"the newest run, {source}, {word}" and told.regression_percent() == 0.0
     shown = Console(file=io.StringIO(), width=80)
     print_history(told, shown)
-    assert f"The newest run {word}: it does not count as" in " ".join(shown.file.getvalue().split())
+    assert f"The newest run, {source}, {word}: it does not count as" in " ".join(
+        shown.file.getvalue().split()
+    )
     assert history([(source, stopped), *[(name, run) for name, run in before]], last=5).jobs[0].undecided
     assert history([(source, stopped)], last=5).jobs[0].undecided is None, (
         "there is nothing to compare it with"
     )
-    later = msgspec.structs.replace(newest, job=msgspec.structs.replace(newest.job, started_ns=10**18))
+    later = dated(newest, 10**18)
     assert history([*before, (source, stopped), ("later", later)], last=5).jobs[0].undecided is None
 
 
@@ -144,6 +151,72 @@ def test_a_newest_run_without_step_time_is_neither_passed_over_nor_another_job()
     assert (job.newest_percent, told.regression_percent()) == (None, None)
     shown = Console(file=io.StringIO(), width=80)
     print_history(told, shown)
-    assert "newest run has no step time" in " ".join(shown.file.getvalue().split())
+    assert "newest run, runs/7, has no step time" in " ".join(shown.file.getvalue().split())
     other = run(9, 40.0, world=4)
     assert [len(job.runs) for job in history([*before, other, (source, newest)], last=5).jobs] == [7, 1]
+
+
+def test_a_newest_run_that_is_still_running_is_not_judged():
+    *before, (source, newest) = nightly([50.0] * 6 + [80.0])
+    running = dated(newest, newest.job.started_ns, end="running")
+    told = history([*before, (source, running)], last=5)
+    (job,) = told.jobs
+    assert job.undecided == f"the newest run, {source}, is still running"
+    assert not job.slower and told.regression_percent() is None
+    over = dated(newest, newest.job.started_ns, end="cut off")
+    (job,) = history([*before, (source, over)], last=5).jobs
+    assert job.slower and job.undecided == f"the newest run, {source}, was cut off"
+
+
+@pytest.mark.parametrize("step_ms", [50.0, 80.0])
+def test_a_run_that_is_dated_later_than_now_is_told_and_never_the_newest(step_ms):
+    now_ns = 7 * DAY_NS
+    future = dated(run(9, step_ms)[1], now_ns + 3 * DAY_NS)
+    told = history([("later", future), *nightly([50.0] * 6 + [60.0])], last=5, now_ns=now_ns)
+    (job,) = told.jobs
+    assert job.runs[-1].source == "runs/7" and job.slower and job.undecided is None
+    assert told.notes == [
+        "later is dated 1970-01-11, later than now: a clock was wrong. It is not taken for the newest run."
+    ]
+    soon = dated(run(9, step_ms)[1], now_ns + DAY_NS // 2)
+    (job,) = history([("soon", soon), *nightly([50.0] * 7)], last=5, now_ns=now_ns).jobs
+    assert job.runs[-1].source == "soon"
+    (job,) = history([("later", future), ("latest", dated(future, 20 * DAY_NS))], last=5, now_ns=now_ns).jobs
+    assert job.runs[-1].source == "latest", "of runs that are all dated so the last one is the newest"
+
+
+def test_a_newer_run_that_cannot_be_read_is_no_pass_for_jobs_of_which_it_may_be():
+    runs = [*nightly([50.0] * 5), run(8, 50.0, world=4), run(9, 50.0, world=4)]
+
+    def undecided(command, started_ns):
+        unread = [Unread("bad", command, started_ns, "bad: no rank recorded a step")]
+        return [job.undecided for job in history(runs, 5, (), unread, now_ns=20 * DAY_NS).jobs]
+
+    train, other = ["torchrun", "/home/bob/train.py"], ["torchrun", "eval.py"]
+    why = "a newer run, which may be of this job, cannot be judged: bad: no rank recorded a step"
+    assert undecided(train, 10 * DAY_NS) == [why, why]
+    assert undecided(train, 7 * DAY_NS) == [why, None], "the other job has a newer run"
+    assert undecided(other, 10 * DAY_NS) == [None, None]
+    assert undecided([], 10 * DAY_NS) == [why, why], "it may be of any job"
+    assert undecided([], 7 * DAY_NS) == [None, None], (
+        "and would block a job that nobody runs any more for good"
+    )
+    assert undecided([], None) == [why, why]
+    assert undecided(train, 30 * DAY_NS) == [None, None], "its clock was wrong"
+
+
+def test_a_newer_run_that_does_not_say_of_which_job_it_is_is_no_pass():
+    *before, (source, newest) = nightly([50.0] * 7)
+    job = msgspec.structs.replace(
+        newest.job, end="ended", settings={}, world_size=None, device=None, device_names=[]
+    )
+    cut = msgspec.structs.replace(newest, job=job, facts={}, notes=["rank.json cannot be read"])
+    told = history([*before, (source, cut)], last=5)
+    undecided = {job.job: job.undecided for job in told.jobs}
+    assert undecided["train.py, 2 ranks, batch 32, H100"] == (
+        "a newer run, which may be of this job, cannot be judged: runs/7 does not say of which job it is"
+    )
+    assert told.notes == ["runs/7: rank.json cannot be read"]
+    whole = dated(newest, 8 * DAY_NS, end="ended")
+    told = history([*before, (source, cut), ("runs/8", whole)], last=5)
+    assert all(job.undecided is None for job in told.jobs), "a newer run was judged since"

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from ddpdoctor.cli.main import cli
+from ddpdoctor.diagnose.diagnosis import Verdict
 from ddpdoctor.report import (
     redact,
     render_junit,
@@ -163,6 +164,37 @@ def test_junit_fails_what_fail_on_fails(tmp_path):
             cli, ["analyze", str(tmp_path / "d.json"), "--fail-on", severity, "--junit", str(written)]
         )
         assert (done.exit_code, ElementTree.parse(written).getroot().get("failures")) == (code, failures)
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [("cut off", "was cut off"), ("running", "is still running"), ("unknown", "has no recorded end")],
+)
+def test_a_job_that_has_not_ended_is_no_pass(tmp_path, end, told):
+    healthy = samples.healthy()
+    for of_job, passes in ((None, True), ("ended", True), (end, False)):
+        job = msgspec.structs.replace(healthy.job, end=of_job)
+        (tmp_path / "d.json").write_bytes(to_json(msgspec.structs.replace(healthy, job=job)))
+        arguments = ["analyze", str(tmp_path / "d.json"), "--junit", str(tmp_path / "j.xml")]
+        assert CliRunner().invoke(cli, arguments).exit_code == 0
+        done = CliRunner().invoke(cli, [*arguments, "--fail-on", "warning"])
+        errors = [each.get("message") for each in ElementTree.parse(tmp_path / "j.xml").iter("error")]
+        assert (done.exit_code == 0) == passes and bool(errors) != passes
+    assert f"--fail-on cannot be decided: the job {told}, and" in str(done.exception)
+    assert told in errors[0]
+
+
+def test_a_diagnosis_that_can_tell_nothing_is_no_pass(tmp_path):
+    untold = msgspec.structs.replace(
+        samples.healthy(),
+        healthy=False,
+        verdict=Verdict(None, "Cannot tell: no training steps were measured."),
+    )
+    (tmp_path / "d.json").write_bytes(to_json(untold))
+    done = CliRunner().invoke(cli, ["analyze", str(tmp_path / "d.json"), "--fail-on", "warning"])
+    assert str(done.exception) == (
+        "--fail-on cannot be decided: Cannot tell: no training steps were measured."
+    )
 
 
 def test_ranks_are_called_alike_in_all_outputs():

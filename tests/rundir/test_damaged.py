@@ -12,6 +12,7 @@ import pytest
 from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.rundir import RunDirectory
+from ddpdoctor.rundir.files import parsed
 
 FIXTURE = Path(__file__).resolve().parents[2] / "fixtures" / "slow-data-one-rank"
 OPTIONS = Options(cache=False, jobs=1)
@@ -118,3 +119,24 @@ def test_a_run_without_any_description(run) -> None:
     for path in run.glob("ranks/*/rank.json"):
         path.unlink()
     assert analyze(str(run), OPTIONS).job.ranks_seen == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "it is empty"),
+        (b" \n", "it is empty"),
+        (b'{"rank": 0, "wor', "it is cut off"),
+        (b'{"rank": 0,', "it is cut off"),
+        (b'{"rank": 0', "it is cut off"),
+        (b"[1, 2", "it is cut off"),
+        (b'{"rank" 0}', "it is no JSON: line 1, character 9"),
+        (b'{\n"rank": nothing}', "it is no JSON: line 2, character 9"),
+        (b"{} {}", "it is no JSON: line 1, character 4"),
+        (b"9" * 5000, "a number in it has too many digits"),
+        (b'{"a": "\xff"}', "it is no JSON: it holds bytes that are no text"),
+    ],
+)
+def test_what_is_no_json_is_told_in_plain_words(data, says):
+    with pytest.raises(ValueError, match=f"^{says}$"):
+        parsed(data)

@@ -10,7 +10,21 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.rundir import DIAGNOSIS_FILE, REPORT_FILE, TRACE_FILE, is_hollow, is_run_directory, reason_of
+from ddpdoctor.rundir import (
+    DIAGNOSIS_FILE,
+    MANIFEST_FILE,
+    REPORT_FILE,
+    RUN_SCHEMA,
+    TRACE_FILE,
+    Note,
+    NoteCode,
+    is_hollow,
+    is_run_directory,
+    read_manifest,
+    reason_of,
+    recorded_notes,
+    write_json,
+)
 from ddpdoctor.trace.sources import open_binary
 
 _LEFT_BEHIND = (TRACE_FILE, DIAGNOSIS_FILE, REPORT_FILE)
@@ -53,7 +67,8 @@ class Copies:
 
 
 def copy_records(run: str, out: Path, copies: Copies) -> list[str]:
-    """Copies what the analysis of a run directory needs besides its traces, to ``out``; a sentence on what stays behind.
+    """Copies what the analysis of a run directory needs besides its traces, to ``out``; a sentence on what stays behind, which the
+    manifest there tells, too.
 
     A digest travels, so links out of the run directory are not followed. Raises DdpDoctorError where ``out`` holds
     something already, or cannot be written.
@@ -61,10 +76,25 @@ def copy_records(run: str, out: Path, copies: Copies) -> list[str]:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DdpDoctorError(f"{out} exists already: name another folder with --out.")
     try:
-        return list(_copied(_entries(Path(run)), Path(run), out, copies))
+        notes = list(_copied(_entries(Path(run)), Path(run), out, copies))
+        if notes:
+            _tell(notes, run, out / MANIFEST_FILE, copies)
+        return list(map(str, notes))
     except OSError as error:
         copies.discard()
         raise DdpDoctorError(f"{run} cannot be copied to {out}: {reason_of(error).lower()}.") from error
+
+
+def _tell(notes: list[Note], run: str, manifest: Path, copies: Copies) -> None:
+    """Puts ``notes`` into the ``manifest`` of a digest, behind those that are there. Raises OSError."""
+    faults: list[Note] = []
+    document = read_manifest(str(manifest.parent), []) or read_manifest(run, faults)
+    known = recorded_notes(document.get("notes") or [], document.get("note_codes") or [])
+    told = [*known, *faults, *notes]
+    said = {"notes": [note.text for note in told], "note_codes": [note.code.value for note in told]}
+    if not manifest.exists():
+        copies.made(manifest)
+    write_json(str(manifest), {"schema": RUN_SCHEMA, **document, **said})
 
 
 def refuse_inside_run(out: Path) -> None:
@@ -87,8 +117,8 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         return sorted(entries, key=lambda entry: entry.name)
 
 
-def _copied(entries: Sequence[os.DirEntry[str]], run: Path, out: Path, copies: Copies) -> Iterator[str]:
-    """Copies ``entries`` of a folder, which lies in ``run``, to ``out``; gives a sentence on what is left out. Raises OSError
+def _copied(entries: Sequence[os.DirEntry[str]], run: Path, out: Path, copies: Copies) -> Iterator[Note]:
+    """Copies ``entries`` of a folder, which lies in ``run``, to ``out``; gives a note on what is left out. Raises OSError
     where ``out`` cannot be written."""
     copies.folder(out)
     for entry in entries:
@@ -99,18 +129,19 @@ def _copied(entries: Sequence[os.DirEntry[str]], run: Path, out: Path, copies: C
             if entry.is_dir(follow_symlinks=False):
                 opened: BinaryIO | list[os.DirEntry[str]] = _entries(source)
             elif entry.is_symlink() and not lies_within(source, run):
-                yield f"{source} is a link out of the run directory and was skipped."
+                yield Note(f"{source} is a link out of the run directory and was skipped.")
                 continue
             elif not entry.is_file():
-                yield f"{source} is not a file and was skipped."
+                yield Note(f"{source} is not a file and was skipped.")
                 continue
             elif is_hollow(entry.stat()):
-                yield f"{source} consists of holes and was skipped."
+                yield Note(f"{source} consists of holes and was skipped.")
                 continue
             else:
                 opened = open_binary(str(source))
         except OSError as error:
-            yield f"{source} cannot be read ({reason_of(error).lower()}) and was skipped."
+            said = f"{source} cannot be read ({reason_of(error).lower()}) and was skipped."
+            yield Note(said, NoteCode.UNREADABLE)
             continue
         if isinstance(opened, list):
             yield from _copied(opened, run, target, copies)

@@ -10,12 +10,14 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.rundir import FilesBelow, closed_folders, files_below, listed, reason_of
+from ddpdoctor.rundir import FilesBelow, closed_folders, files_below, listed, ranks_in_words, reason_of
 from ddpdoctor.trace.formats import Candidate, file_of, is_trace, parts_of
-from ddpdoctor.trace.sources import expand_url, is_url
+from ddpdoctor.trace.sources import expand_url, is_url, rank_of_name
 
 _AT_ONCE = 16
 """Requests to a store whose answers are waited for together: each takes some ten milliseconds, whatever it brings."""
+_MOST_NAMED = 3
+"""Files that a sentence names."""
 
 
 class TraceSet(msgspec.Struct, frozen=True):
@@ -54,7 +56,7 @@ def find_traces(paths: Sequence[str], below: Mapping[str, FilesBelow] | None = N
         raise UnusableInput(" ".join([nothing, *notes]))
     if ignored:
         many = f"{len(ignored)} JSON file(s)"
-        notes.append(f"{many} hold no profiler events and were skipped: {listed(ignored)}.")
+        notes.append(f"{many} hold no profiler events and were skipped: {_named(ignored)}.")
     return TraceSet(tuple(files), tuple(notes))
 
 
@@ -74,7 +76,16 @@ def _read_of(file: str) -> Sequence[str]:
 
 
 def _such_as(ignored: Sequence[str]) -> str:
-    return f"; {len(ignored)} JSON file(s) hold no profiler events: {listed(ignored)}" if ignored else ""
+    return f"; {len(ignored)} JSON file(s) hold no profiler events: {_named(ignored)}" if ignored else ""
+
+
+def _named(files: Sequence[str]) -> str:
+    """The first of ``files``, and which others there are, by the ranks that they are named after if all are."""
+    shown, others = files[:_MOST_NAMED], [rank_of_name(file) for file in files[_MOST_NAMED:]]
+    ranks = [rank for rank in others if rank is not None]
+    if not others or len(ranks) < len(others):
+        return listed(files)
+    return f"{', '.join(shown)} and those of {ranks_in_words(ranks)}"
 
 
 def _expand(path: str, notes: list[str], below: Mapping[str, FilesBelow]) -> list[str]:

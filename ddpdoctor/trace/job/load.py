@@ -30,7 +30,8 @@ _PACKED = 12
 
 
 class LoadedTraces(msgspec.Struct):
-    """The traces of one job, sorted by rank; what was noticed; and the files that could not be used, with the reason."""
+    """The traces of one job, sorted by rank, which have notes of their own; what was noticed of all; and the files that could not be
+    used, with the reason."""
 
     traces: list[RankTrace] = msgspec.field(default_factory=list)
     notes: list[str] = msgspec.field(default_factory=list)
@@ -65,23 +66,7 @@ def load_traces(
     if not loaded:
         raise UnusableInput(_nothing(list(files), [failed[i] for i in sorted(failed)]))
     traces, notes = one_job([loaded[i] for i in sorted(loaded)], job)
-    notes[:0] = _said_once(traces)
     return LoadedTraces(traces, notes, [(files[i], failed[i]) for i in sorted(failed)])
-
-
-def _said_once(traces: Sequence[RankTrace]) -> list[str]:
-    """Their notes; what several say alike, once: ``rank0.sqlite and 7 more: no NVTX range ...``."""
-    sources: dict[str, list[str]] = {}
-    for trace in traces:
-        for note in trace.meta.notes:
-            same = note.removeprefix(trace.meta.source)
-            sources.setdefault(same if same.startswith(":") else note, []).append(trace.meta.source)
-    return [
-        (f"{said[0]} and {len(said) - 1} more" if len(said) > 1 else said[0]) + note
-        if note.startswith(":")
-        else note
-        for note, said in sources.items()
-    ]
 
 
 def _without_secrets(file: str, trace: RankTrace | None, reason: str) -> tuple[RankTrace | None, str]:

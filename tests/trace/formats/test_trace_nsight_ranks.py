@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.analysis import Options, load
 from ddpdoctor.cli.outputs import check_outputs
 from ddpdoctor.errors import DdpDoctorError, UnusableInput
 from ddpdoctor.trace import find_traces, load_trace, load_traces
@@ -27,11 +28,13 @@ def test_what_all_ranks_of_a_file_say_is_said_once_and_by_each_alone(tmp_path):
     files = find_traces([path]).files
     unmarked = ": no NVTX range marks the steps"
     for asked, said in (
-        (files, f"{files[0]} and 1 more{unmarked}"),
+        (files, f"{files[0]}{unmarked}"),
         (files[1:], f"{files[1]}{unmarked}"),
     ):
-        notes = [note for note in load_traces(asked, jobs=1).notes if unmarked in note]
+        inputs = load(asked, Options(cache=False, jobs=1))
+        notes = [note.text for note in inputs.notes if unmarked in note.text]
         assert len(notes) == 1 and notes[0].startswith(said)
+        assert notes[0].endswith("The same holds for rank 1.") == (len(asked) == 2)
 
 
 def test_a_rank_is_named_as_it_is_told_and_a_report_beside_the_export_is_no_input(path, tmp_path):

@@ -36,6 +36,16 @@ def test_folders_are_searched_by_content(tmp_path):
     assert found.notes == (f"1 JSON file(s) hold no profiler events and were skipped: {passed_over}.",)
 
 
+def test_files_that_are_passed_over_are_known_by_their_ranks(tmp_path):
+    write(tmp_path / "rank0.json", document(events(2), rank=0))
+    skipped = [write(tmp_path / f"rank{rank}.json", {}) for rank in (1, 2, 3, 5, 7, 8, 9)]
+    (note,) = find_traces([str(tmp_path)]).notes
+    assert note.endswith(f"skipped: {', '.join(skipped[:3])} and those of ranks 5 and 7 to 9.")
+    write(tmp_path / "z.json", {})
+    (note,) = find_traces([str(tmp_path)]).notes
+    assert note.endswith(f"skipped: {', '.join(skipped[:3])} and 5 more.")
+
+
 def test_patterns_and_single_files(tmp_path):
     files = [write(tmp_path / f"rank{i}.json", document(events(2), rank=i)) for i in range(3)]
     assert find_traces([str(tmp_path / "rank[01].json")]).files == tuple(files[:2])
