@@ -129,9 +129,21 @@ def parsed(data: bytes) -> tuple[Any, list[str]]:
         value = json.loads(data)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
+    except ValueError as error:
+        raise ValueError(_why_no_json(data, error)) from None
     if isinstance(value, (dict, list)):
         _bound(value, "", 1, odd)
     return value, odd
+
+
+def _why_no_json(data: bytes, error: ValueError) -> str:
+    """In words for the user: whoever finds a file that was cut off need not look for who wrote something else."""
+    if not data.strip():
+        return "it is empty"
+    if isinstance(error, json.JSONDecodeError) and data[:1] in b"{[":
+        cut = error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated")
+        return "it ends in the middle" if cut else "it is no JSON"
+    return "it is no JSON"
 
 
 def _bound(value: Any, name: str, depth: int, odd: list[str]) -> None:

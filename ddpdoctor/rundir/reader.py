@@ -4,7 +4,7 @@ analysis."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Callable
 
@@ -28,6 +28,8 @@ from .typed import MANIFEST, RANK, fitting
 from .waiting import reason_of, rest_of
 
 _LINK = "a link, and links in a run directory are not followed"
+_UNKNOWN_OF_JOB = "how the job was started, and how it ended, is not known"
+_UNKNOWN_OF_RANK = "how this rank is set up is not known"
 _UNKNOWN_OF_HOST = "telemetry, and how ranks' processes ended, is not known"
 _TRACES = f"{TRACE_FILE.partition('.')[0]}."
 """How files of profiler windows are named, those in a digest too."""
@@ -156,15 +158,19 @@ class RunDirectory:
 def read_manifest(run: str, notes: list[Note]) -> dict[str, Any]:
     """The manifest of ``run`` without what no manifest can say; {} where it is missing or broken. Each is noted."""
     file = os.path.join(run, MANIFEST_FILE)
-    found = read_json(file, notes, "how the job was started, and how it ended, is not known") or {}
+    found = read_json(file, notes, _UNKNOWN_OF_JOB)
+    if found is None or _is_foreign(found, MANIFEST, RUN_SCHEMA, file, _UNKNOWN_OF_JOB, notes):
+        return {}
     return _checked(found, file, MANIFEST, RUN_SCHEMA, notes)
 
 
 def read_rank(folder: str, notes: list[Note]) -> dict[str, Any] | None:
     """What a rank's folder says of it, without what no rank can say; None where that is missing or broken. Each is noted."""
     file = os.path.join(folder, RANK_FILE)
-    info = read_json(file, notes)
-    return None if info is None else _checked(info, file, RANK, RANK_SCHEMA, notes)
+    info = read_json(file, notes, _UNKNOWN_OF_RANK)
+    if info is None or _is_foreign(info, ("rank",), RANK_SCHEMA, file, _UNKNOWN_OF_RANK, notes):
+        return None
+    return _checked(info, file, RANK, RANK_SCHEMA, notes)
 
 
 def _unread(record: RankRecord) -> list[Note]:
@@ -218,13 +224,30 @@ def _read_info(path: str, rank: int, spool: str | None, notes: list[Note]) -> di
     if waiting is not None:
         return waiting
     faults: list[Note] = []
-    file = os.path.join(path, RANK_FILE)
-    info = read_json(file, faults, "how this rank is set up is not known")
-    if info is None:
-        notes += [fault.of_rank(rank) for fault in faults]
-        return {}
-    notes += faults
-    return _checked(info, file, RANK, RANK_SCHEMA, notes)
+    info = read_rank(path, faults)
+    notes += faults if info is not None else [fault.of_rank(rank) for fault in faults]
+    return info or {}
+
+
+def _is_foreign(
+    document: dict[str, Any],
+    fields: Collection[str],
+    schema: str,
+    path: str,
+    lost: str,
+    notes: list[Note],
+) -> bool:
+    """Whether the object from ``path`` is of another kind than ``schema``, whatever its version, or names none and has none of
+    ``fields``; one note then says so."""
+    found = document.get("schema")
+    if found is None:
+        foreign, why = not any(name in document for name in fields), "it names no schema"
+    else:
+        foreign = str(found).rpartition("/")[0] != schema.rpartition("/")[0]
+        why = f"its schema is {str(found)[:60]}"
+    if foreign:
+        notes.append(Note(f"{path} is not the document that ddpdoctor writes there ({why}): {lost}."))
+    return foreign
 
 
 def _checked(

@@ -186,7 +186,9 @@ def document_in(
     if found is None:
         return None
     if found.get("schema") != schema:
-        notes.append(Note(f"{path} is of another schema ({str(found.get('schema'))[:40]}) and is skipped."))
+        named = found.get("schema")
+        what = "names no schema" if named is None else f"is of another schema ({str(named)[:40]})"
+        notes.append(Note(f"{path} {what} and is skipped."))
         return None
     return fitting(found, fields, path, notes)
 

@@ -44,9 +44,20 @@ def empty(path: Path) -> None:
     path.write_text("")
 
 
+def foreign(path: Path) -> None:
+    path.write_text('{"name": "x"}\n')
+
+
 @pytest.mark.parametrize(
     ("damage", "words", "rank"),
-    [(remove, "is missing", 0), (truncate, "cannot be read", 1), (unreadable, "cannot be read", 1)],
+    [
+        (remove, "is missing: how this rank is set up is not known.", 0),
+        (empty, "cannot be read (it is empty): how", 0),
+        (truncate, "cannot be read (it ends in the middle): how", 1),
+        (unreadable, "cannot be read (Is a directory): how", 1),
+        (foreign, "is not the document that ddpdoctor writes there (it names no schema): how", 0),
+        (foreign, "is not the document that ddpdoctor writes there (it names no schema): how", 1),
+    ],
 )
 def test_a_rank_without_its_description(tmp_path, damage, words, rank) -> None:
     run = Path(shutil.copytree(FIXTURE, tmp_path / "run"))
@@ -114,7 +125,21 @@ def test_a_rank_that_was_killed_in_its_window(run, ended, words) -> None:
     assert len(notes) == 1 and words in notes[0]
 
 
-def test_a_run_without_any_description(run) -> None:
+@pytest.mark.parametrize("damage", [remove, foreign])
+def test_a_run_without_any_description(run, damage) -> None:
     for path in run.glob("ranks/*/rank.json"):
-        path.unlink()
-    assert analyze(str(run), OPTIONS).job.ranks_seen == [0, 1]
+        damage(path)
+    found = analyze(str(run), OPTIONS)
+    assert found.job.ranks_seen == [0, 1]
+    assert [f"Rank {rank}: {run}/ranks/0000{rank}/rank.json" in " ".join(found.notes) for rank in (0, 1)]
+
+
+def test_what_no_description_says_traces_may_say(tmp_path) -> None:
+    """A job of one rank whose host work takes half of the step was called healthy once rank.json was lost."""
+    run = Path(shutil.copytree(FIXTURE.with_name("rank0-host-work"), tmp_path / "run"))
+    shutil.rmtree(run / "ranks" / "00001")
+    before = analyze(str(run), OPTIONS)
+    remove(run / "ranks" / "00000" / "rank.json")
+    found = analyze(str(run), OPTIONS)
+    assert before.verdict.rule == "host/python-work" and found.verdict == before.verdict
+    assert (found.job.device, found.job.backend) == ("cpu", "gloo")
