@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
+from ddpdoctor.diagnose import words
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.measure.align import put_in_order
 from ddpdoctor.measure.steplog import RankLog, notes_on_records, read_logs, span_around
 from ddpdoctor.rundir import (
+    STEPS_FILE,
     FilesBelow,
     Note,
     NoteCode,
@@ -36,6 +40,10 @@ from ddpdoctor.trace.digest import trace_digest
 from ddpdoctor.trace.sources import is_url
 
 from .options import Options
+
+
+_WHOSE = re.compile(r"Rank (\d+): ")
+_FOLDER = re.compile(r"/ranks/(\d{5,})(?:\.\d+)?(?=[/ :])")
 
 
 class Inputs(msgspec.Struct, frozen=True):
@@ -117,14 +125,44 @@ def load(paths: Sequence[str], options: Options, left_out: Sequence[str] = ()) -
         logs=logs,
         traces=traces.traces,
         telemetry={host: telemetry for run in runs for host, telemetry in run.telemetry.items()},
-        notes=[
-            *map(Note, left_out),
-            *(note for run in runs for note in run.notes),
-            *traces.notes,
-            *map(Note, set_clocks),
-        ],
+        notes=said_once(
+            [
+                *map(Note, left_out),
+                *(note for run in runs for note in run.notes),
+                *traces.notes,
+                *map(Note, set_clocks),
+            ]
+        ),
         dumps=dumps,
     )
+
+
+def said_once(notes: Sequence[Note]) -> list[Note]:
+    """``notes``, but what is said alike of several ranks, or of their files, once, with the ranks."""
+    alike: dict[str, dict[int, Note]] = {}
+    for note in notes:
+        sentence, rank = _of_any_rank(note.text)
+        if rank is not None:
+            alike.setdefault(sentence, {}).setdefault(rank, note)
+    said: dict[str, Note] = {}
+    for note in notes:
+        sentence, _ = _of_any_rank(note.text)
+        ranks = tuple(sorted(alike.get(sentence, ())))
+        if len(ranks) > 1:
+            text = f"{words.ranks(ranks).capitalize()}: {sentence.replace('this rank', 'each rank')}"
+            said.setdefault(text, replace(note, text=text, ranks=ranks))
+        else:
+            said.setdefault(note.text, note)
+    return list(said.values())
+
+
+def _of_any_rank(text: str) -> tuple[str, int | None]:
+    """The sentence without the one rank that it is about, and that rank; None where it is about none."""
+    whose = _WHOSE.match(text)
+    sentence = text[whose.end() :] if whose else text
+    folder = _FOLDER.search(sentence)
+    found = whose or folder
+    return (text, None) if found is None else (_FOLDER.sub("/ranks/*", sentence), int(found[1]))
 
 
 def why_nothing(paths: Sequence[str], inputs: Inputs) -> str:
@@ -135,7 +173,9 @@ def why_nothing(paths: Sequence[str], inputs: Inputs) -> str:
     if not inputs.runs:
         return f"{where}: nothing to analyse: neither a run directory of ddpdoctor nor a profiler trace nor a flight recorder dump."
     reasons = [note for note in inputs.notes if note.code in (NoteCode.NO_RANK, NoteCode.UNREADABLE)]
-    if reasons and not inputs.logs:
+    if inputs.logs:
+        reasons = [note for note in reasons if STEPS_FILE in note.text]
+    if reasons:
         return f"{where}: {reasons[0]}"
     going = [run for run in inputs.runs if run.manifest.get("ended_ns") is None]
     if any(map(_runs_here, going)):

@@ -23,7 +23,7 @@ from .layout import (
     capture_file,
     parse_rank_directory,
 )
-from .notes import Note
+from .notes import Note, NoteCode
 from .typed import MANIFEST, RANK, fitting
 from .waiting import reason_of, rest_of
 
@@ -90,16 +90,16 @@ class RankRecord:
         rest = b"" if self.spool is None else rest_of(self.spool, name, done)
         yield from (line for line in (cut + rest).splitlines(keepends=True) if line.endswith(b"\n"))
 
-    def without_steps(self) -> str | None:
-        """The fault of the step log where it holds no step, in words; None where the file is in order."""
-        path = os.path.join(self.path, STEPS_FILE)
+    def without(self, name: str, what: str) -> Note:
+        """The fault of the line file ``name`` that holds nothing of ``what``, in words without a point."""
+        path = os.path.join(self.path, name)
         try:
-            empty = next(self.lines(STEPS_FILE), None) is None
+            empty = next(self.lines(name), None) is None and not os.path.getsize(path)
         except FileNotFoundError:
-            return f"{path} is missing"
+            return Note(f"{path} is missing")
         except OSError as error:
-            return f"{path} cannot be read ({reason_of(error)})"
-        return f"{path} is empty" if empty else f"{path} holds no step"
+            return Note(f"{path} cannot be read ({reason_of(error)})", NoteCode.UNREADABLE)
+        return Note(f"{path} is empty" if empty else f"{path} holds no {what}")
 
     def _file(self, name: str) -> str | None:
         path = os.path.join(self.path, name)

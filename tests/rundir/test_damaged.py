@@ -11,6 +11,7 @@ import pytest
 
 from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.diagnose.diagnosis import Diagnosis
+from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir import RunDirectory
 
 FIXTURE = Path(__file__).resolve().parents[2] / "fixtures" / "slow-data-one-rank"
@@ -42,6 +43,10 @@ def unreadable(path: Path) -> None:
 
 def empty(path: Path) -> None:
     path.write_text("")
+
+
+def garbage(path: Path) -> None:
+    path.write_bytes(bytes(i * i % 251 for i in range(3000)))
 
 
 def foreign(path: Path) -> None:
@@ -81,6 +86,38 @@ def test_a_rank_without_its_steps(run, damage, words) -> None:
     (note,) = [note for note in found.notes if note.startswith("Rank 1: ") and "steps.jsonl" in note]
     assert words in note and str(log) in note and "1 of 2 ranks could be looked at" in note
     assert found.job.world_size == 2
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (remove, "is missing"),
+        (garbage, "holds no step"),
+        (empty, "is empty"),
+        (unreadable, "cannot be read (Is a directory)"),
+        (foreign, "holds no step"),
+    ],
+)
+def test_steps_of_no_rank(tmp_path, damage, words) -> None:
+    """Not a word was said of it where traces were left to look at."""
+    run = Path(shutil.copytree(FIXTURE, tmp_path / "run"))
+    for log in run.glob("ranks/*/steps.jsonl"):
+        damage(log)
+    found = analyze(str(run), OPTIONS)
+    told = [
+        note
+        for note in found.notes
+        if "steps.jsonl" in note and f"{words}: the steps of none of 2 ranks" in note
+    ]
+    assert len(told) == 1 and told[0].startswith("Ranks 0 and 1: "), found.notes
+    assert found.steps.count > 0
+
+
+def test_steps_of_no_rank_and_no_traces(run) -> None:
+    for log in run.glob("ranks/*/steps.jsonl"):
+        unreadable(log)
+    with pytest.raises(UnusableInput, match="steps.jsonl cannot be read"):
+        analyze(str(run), OPTIONS)
 
 
 def test_a_file_in_place_of_a_ranks_folder(run) -> None:

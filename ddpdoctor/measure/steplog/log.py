@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from ddpdoctor.measure.numerics import Ints
 from ddpdoctor.measure.places import Where
-from ddpdoctor.rundir import EventKind, Note, RankRecord
+from ddpdoctor.rundir import STEPS_FILE, EventKind, Note, NoteCode, RankRecord
 
 from .activities import Activities, activities_of
 from .records import EVALUATED, DeviceTimes, Step
@@ -108,15 +108,23 @@ def _saved(log: RankLog) -> list[int]:
 
 
 def _without_steps(logs: Sequence[RankLog]) -> list[Note]:
+    """Of ranks whose step log has no step. Where no log has one, and no window was recorded either, the job may not have come so
+    far: only what cannot be read is told."""
     seen = sum(bool(log.steps) for log in logs)
-    if not seen:
-        return []
     known = [log.record.info.get("world_size") for log in logs]
     world = max((size for size in known if isinstance(size, int)), default=len(logs))
-    looked_at = f"the steps of {seen} of {max(world, len(logs))} ranks could be looked at"
+    looked_at = f"the steps of {seen or 'none'} of {max(world, len(logs))} ranks could be looked at"
+    recorded = seen or any(_has_window(log) for log in logs)
+    faults = [(log.rank, log.record.without(STEPS_FILE, "step")) for log in logs if not log.steps]
     return [
-        Note(f"{log.record.without_steps()}: {looked_at}.").of_rank(log.rank) for log in logs if not log.steps
+        Note(f"{fault}: {looked_at}.", fault.code).of_rank(rank)
+        for rank, fault in faults
+        if recorded or fault.code == NoteCode.UNREADABLE
     ]
+
+
+def _has_window(log: RankLog) -> bool:
+    return log.record.trace is not None or (log.record.info.get("window") or {}).get("state") == "saved"
 
 
 def _shorter(logs: Sequence[RankLog]) -> list[Note]:
