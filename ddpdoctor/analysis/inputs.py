@@ -26,6 +26,7 @@ from ddpdoctor.rundir import (
     files_below,
     is_run_directory,
     launcher_runs,
+    read_sources,
     recorded_notes,
     recover,
     run_directories,
@@ -40,7 +41,6 @@ from ddpdoctor.trace.digest import trace_digest
 from ddpdoctor.trace.sources import is_url
 
 from .options import Options
-
 
 _WHOSE = re.compile(r"Rank (\d+): ")
 _FOLDER = re.compile(r"/ranks/(\d{5,})(?:\.\d+)?(?=[/ :])")
@@ -249,7 +249,10 @@ def _read_runs(folders: Sequence[str], options: Options) -> list[_Run]:
             *(note.of(f"Host {host}") for host, each in telemetry.items() for note in each.notes),
             *_of_launchers(directory, telemetry),
             *notes_on_records(
-                read.logs, ended=bool(directory.manifest.get("ended_ns")), window=options.window
+                read.logs,
+                ended=bool(directory.manifest.get("ended_ns")),
+                window=options.window,
+                sampled=bool(read_sources(directory.path)),
             ),
         ]
         by_own_name = {each.host or host: each for host, each in telemetry.items()}

@@ -21,6 +21,7 @@ from .layout import (
     TELEMETRY_FILE,
     TRACE_FILE,
     capture_file,
+    host_directory,
     parse_rank_directory,
 )
 from .notes import Note, NoteCode
@@ -31,6 +32,7 @@ _LINK = "a link, and links in a run directory are not followed"
 _UNKNOWN_OF_JOB = "how the job was started, and how it ended, is not known"
 _UNKNOWN_OF_RANK = "how this rank is set up is not known"
 _UNKNOWN_OF_HOST = "telemetry, and how ranks' processes ended, is not known"
+_UNSEEN_ON_HOST = "what its processors, memory and GPUs did is not known"
 _TRACES = f"{TRACE_FILE.partition('.')[0]}."
 """How files of profiler windows are named, those in a digest too."""
 _LONGEST_HEAD = 1 << 16
@@ -101,6 +103,19 @@ class RankRecord:
             return Note(f"{path} cannot be read ({reason_of(error)})", NoteCode.UNREADABLE)
         return Note(f"{path} is empty" if empty else f"{path} holds no {what}")
 
+    def is_cut(self, name: str) -> bool:
+        """Whether the line file ``name`` ends within a line, and nothing waits that would end it."""
+        try:
+            with reading(os.path.join(self.path, name)) as source:
+                return source.seek(-1, os.SEEK_END) >= 0 and source.read() != b"\n" and self.spool is None
+        except OSError:
+            return False
+
+    @property
+    def has_window(self) -> bool:
+        """Whether there is anything by the name of a profiler window, or of its digest."""
+        return any(name.startswith(_TRACES) for name in _names_in(self.path))
+
     def _file(self, name: str) -> str | None:
         path = os.path.join(self.path, name)
         return path if is_regular(path) else None
@@ -110,6 +125,13 @@ class RankRecord:
         """Bytes of the step log as it was recorded, before any thinning, by which recordings of the same rank are weighed."""
         size = stream_end_of(os.path.join(self.path, STEPS_FILE))
         return size + (0 if self.spool is None else len(rest_of(self.spool, STEPS_FILE, size)))
+
+
+def _names_in(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
 
 
 def _too_long(source: BinaryIO) -> bytes:
@@ -152,7 +174,7 @@ class RunDirectory:
             if len(hosts) == 1 and not record.info:
                 record.info["host"] = next(iter(hosts))
             notes += _unread(record)
-        return cls(path, manifest, chosen, _telemetry(os.path.join(path, "hosts"), notes), notes, records)
+        return cls(path, manifest, chosen, _telemetry(path, manifest, notes), notes, records)
 
 
 def read_manifest(run: str, notes: list[Note]) -> dict[str, Any]:
@@ -344,12 +366,15 @@ def _refused(folder: str, name: str) -> OSError | None:
     return None
 
 
-def _telemetry(hosts: str, notes: list[Note]) -> dict[str, str]:
-    found = {}
+def _telemetry(run: str, manifest: Mapping[str, Any], notes: list[Note]) -> dict[str, str]:
+    """Path by the name of the host's folder. What is not there although the launcher was to sample its host is told."""
+    hosts, found = os.path.join(run, "hosts"), {}
+    own = os.path.basename(host_directory(run, str(manifest.get("host") or "")))
+    sampled = bool((manifest.get("options") or {}).get("telemetry") and manifest.get("ended_ns"))
     try:
         names = folders_in(hosts)
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
+    except FileNotFoundError:
+        names = []
     except OSError as error:
         notes.append(unreadable(hosts, error, _UNKNOWN_OF_HOST))
         return {}
@@ -360,4 +385,10 @@ def _telemetry(hosts: str, notes: list[Note]) -> dict[str, str]:
             notes.append(unreadable(folder, refused, _UNKNOWN_OF_HOST))
         elif os.path.lexists(path):
             found[host] = path
+        elif sampled and host == own:
+            notes.append(Note(f"{path} is missing: {_UNSEEN_ON_HOST}."))
+    if sampled and own not in names:
+        folder = os.path.join(hosts, own)
+        fault = _LINK if os.path.islink(folder) else "not a folder" if os.path.lexists(folder) else "missing"
+        notes.append(Note(f"{folder} is {fault}: {_UNKNOWN_OF_HOST}."))
     return found

@@ -116,7 +116,7 @@ def test_steps_of_no_rank(tmp_path, damage, words) -> None:
 def test_steps_of_no_rank_and_no_traces(run) -> None:
     for log in run.glob("ranks/*/steps.jsonl"):
         unreadable(log)
-    with pytest.raises(UnusableInput, match="steps.jsonl cannot be read"):
+    with pytest.raises(UnusableInput, match=r"steps\.jsonl cannot be read"):
         analyze(str(run), OPTIONS)
 
 

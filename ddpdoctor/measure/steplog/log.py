@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from ddpdoctor.measure.numerics import Ints
 from ddpdoctor.measure.places import Where
-from ddpdoctor.rundir import STEPS_FILE, EventKind, Note, NoteCode, RankRecord
+from ddpdoctor.rundir import SAMPLES_FILE, STEPS_FILE, TRACE_FILE, EventKind, Note, NoteCode, RankRecord
 
 from .activities import Activities, activities_of
 from .records import EVALUATED, DeviceTimes, Step
@@ -79,14 +79,20 @@ _FAR_FEWER = 0.9
 """Share of the others' steps: ranks that are killed one after the other differ by a few."""
 
 
-def notes_on_records(logs: Sequence[RankLog], ended: bool, window: int | None = None) -> list[Note]:
-    """Of all ranks of a run; ``ended``: its job is known to be over. ``window``: the captured one that is looked at."""
+def notes_on_records(
+    logs: Sequence[RankLog], ended: bool, window: int | None = None, sampled: bool = False
+) -> list[Note]:
+    """Of all ranks of a run; ``ended``: its job is known to be over. ``window``: the captured one that is looked at. ``sampled``:
+    the run has hashes of the files in which its ranks were sampled."""
     own = [Note(sentence).of_rank(log.rank) for log in logs for sentence in _own_sentences(log)]
     return [
         *_without_steps(logs),
+        *_without_samples(logs, sampled),
+        *(_cut_short(logs) if ended else []),
         *_shorter(logs),
         *own,
         *(_cut_off(log, ended) for log in logs if _lost_its_window(log)),
+        *(_missing(log) for log in logs if _misses_its_window(log)),
         *([] if window is not None else _captured(logs)),
     ]
 
@@ -120,6 +126,39 @@ def _without_steps(logs: Sequence[RankLog]) -> list[Note]:
         Note(f"{fault}: {looked_at}.", fault.code).of_rank(rank)
         for rank, fault in faults
         if recorded or fault.code == NoteCode.UNREADABLE
+    ]
+
+
+_FEWEST_SAMPLES = 20
+"""Of another rank, from which on this one should have some, too: a second's."""
+UNKNOWN_LINES = "at which source lines this rank spends its time is known from its recorded calls alone"
+
+
+def _without_samples(logs: Sequence[RankLog], sampled: bool) -> list[Note]:
+    """Of ranks of which no source line was sampled, while lines of others were, in as many steps; of all ranks where some are
+    known to have been ``sampled``."""
+    others = [len(log.steps) for log in logs if len(log.samples) >= _FEWEST_SAMPLES]
+    if not others and (not sampled or any(len(log.samples) for log in logs)):
+        return []
+    lacking = [log for log in logs if not len(log.samples) and len(log.steps) >= min(others, default=1)]
+    return [
+        Note(f"{log.record.without(SAMPLES_FILE, 'sample of these steps')}: {UNKNOWN_LINES}.").of_rank(
+            log.rank
+        )
+        for log in lacking
+        if not any(UNKNOWN_LINES in note for note in log.notes)
+    ]
+
+
+def _cut_short(logs: Sequence[RankLog]) -> list[Note]:
+    """Of files of a job that is over which end within a line: ranks write whole lines, and whoever copies them does."""
+    return [
+        Note(f"{log.record.path}/{name} ends in the middle of a line: what followed is lost.").of_rank(
+            log.rank
+        )
+        for log in logs
+        for name, kept in ((STEPS_FILE, log.steps), (SAMPLES_FILE, log.samples))
+        if len(kept) and log.record.is_cut(name)
     ]
 
 
@@ -157,6 +196,17 @@ def _own_sentences(log: RankLog) -> list[str]:
 def _lost_its_window(log: RankLog) -> bool:
     state = (log.record.info.get("window") or {}).get("state")
     return state in ("open", "saving") and log.record.trace is None
+
+
+def _misses_its_window(log: RankLog) -> bool:
+    return (log.record.info.get("window") or {}).get("state") == "saved" and not log.record.has_window
+
+
+def _missing(log: RankLog) -> Note:
+    path = f"{log.record.path}/{TRACE_FILE}"
+    return Note(f"{path} is missing: this rank's profiler window was saved, and is not read.").of_rank(
+        log.rank
+    )
 
 
 def _cut_off(log: RankLog, ended: bool) -> Note:

@@ -11,6 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ddpdoctor.errors import UnusableInput
+from ddpdoctor.rundir.files import listed
 from ddpdoctor.trace.columns import RankTrace, Shared, is_archive
 from ddpdoctor.trace.engines import Engine, Processes, Result, Task, Told, open_engine
 from ddpdoctor.trace.formats import file_of
@@ -25,6 +26,8 @@ _UNKNOWN_BYTES = 8 << 20
 """What a file is taken to have that comes by a network."""
 _WORTH_KEEPING_BYTES = 16 << 20
 """JSON of all files from which on their columns are kept: less is read anew in the time that opening kept columns takes."""
+_MOST_RANKS = 8
+"""Of those of which a note is true, that are listed."""
 _PACKED = 12
 """Times its compressed size that a profiler's JSON has, about."""
 
@@ -70,18 +73,22 @@ def load_traces(
 
 
 def _said_once(traces: Sequence[RankTrace]) -> list[str]:
-    """Their notes; what several say alike, once: ``rank0.sqlite and 7 more: no NVTX range ...``."""
-    sources: dict[str, list[str]] = {}
+    """Their notes; what several say alike, once: ``rank0.sqlite and 2 more (ranks 1, 2): no NVTX range ...``."""
+    sources: dict[str, list[RankTrace]] = {}
     for trace in traces:
         for note in trace.meta.notes:
             same = note.removeprefix(trace.meta.source)
-            sources.setdefault(same if same.startswith(":") else note, []).append(trace.meta.source)
-    return [
-        (f"{said[0]} and {len(said) - 1} more" if len(said) > 1 else said[0]) + note
-        if note.startswith(":")
-        else note
-        for note, said in sources.items()
-    ]
+            sources.setdefault(same if same.startswith(":") else note, []).append(trace)
+    return [_whose(said) + note if note.startswith(":") else note for note, said in sources.items()]
+
+
+def _whose(traces: Sequence[RankTrace]) -> str:
+    first, *others = traces
+    if not others:
+        return first.meta.source
+    known = all(trace.meta.rank_from for trace in traces)
+    ranks = f" ({'rank' if len(others) == 1 else 'ranks'} {listed([trace.meta.rank for trace in others], _MOST_RANKS)})"
+    return f"{first.meta.source} and {len(others)} more{ranks if known else ''}"
 
 
 def _without_secrets(file: str, trace: RankTrace | None, reason: str) -> tuple[RankTrace | None, str]:

@@ -27,7 +27,7 @@ def test_what_all_ranks_of_a_file_say_is_said_once_and_by_each_alone(tmp_path):
     files = find_traces([path]).files
     unmarked = ": no NVTX range marks the steps"
     for asked, said in (
-        (files, f"{files[0]} and 1 more{unmarked}"),
+        (files, f"{files[0]} and 1 more (rank 1){unmarked}"),
         (files[1:], f"{files[1]}{unmarked}"),
     ):
         notes = [note for note in load_traces(asked, jobs=1).notes if unmarked in note]
