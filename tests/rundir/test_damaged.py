@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import shutil
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir import RunDirectory
+from tests.privileges import as_anybody
 
 FIXTURE = Path(__file__).resolve().parents[2] / "fixtures" / "slow-data-one-rank"
 OPTIONS = Options(cache=False, jobs=1)
@@ -180,3 +183,86 @@ def test_what_no_description_says_traces_may_say(tmp_path) -> None:
     found = analyze(str(run), OPTIONS)
     assert before.verdict.rule == "host/python-work" and found.verdict == before.verdict
     assert (found.job.device, found.job.backend) == ("cpu", "gloo")
+
+
+RUNS = Path(__file__).resolve().parents[1] / "net" / "runs"
+
+
+@pytest.mark.parametrize("name", ["many-metrics", "data-all-worker"])
+def test_what_is_lost_with_all_descriptions_is_read_from_the_steps(tmp_path, name) -> None:
+    """Metrics were taken for gradients that the script averages itself, and a rank was accused whose worker works ahead while the
+    rank waits for others: that DDP reduces gradients, and that a loader has workers, the steps show."""
+    with tarfile.open(RUNS / f"{name}.tar.xz") as packed:
+        packed.extractall(tmp_path, filter="data")
+    before = analyze(str(tmp_path), OPTIONS)
+    for path in tmp_path.glob("**/rank.json"):
+        path.unlink()
+    after = analyze(str(tmp_path), OPTIONS)
+    assert (after.verdict.rule, after.healthy) == (before.verdict.rule, False)
+
+
+def fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def closed(path: Path) -> None:
+    path.chmod(0)
+
+
+def halved(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.fixture(scope="module")
+def all_kinds(tmp_path_factory) -> tuple[Path, Diagnosis]:
+    """A run with a file of each kind, and its diagnosis."""
+    run = Path(shutil.copytree(FIXTURE, tmp_path_factory.mktemp("whole") / "run"))
+    samples = (run / "ranks" / "00001" / "samples.jsonl").read_text().splitlines()
+    files = [file for file in (json.loads(line).get("file") for line in samples) if file]  # no file is here
+    (run / "hosts" / "host1" / "sources.json").write_text(
+        json.dumps({"schema": "ddpdoctor.sources/1", "files": dict.fromkeys(files)})
+    )
+    ends = [{"rank": rank, "pid": 1 + rank, "code": 0, "in_order": True, "step": 100} for rank in (0, 1)]
+    (run / "hosts" / "host1" / "ends.json").write_text(
+        json.dumps({"schema": "ddpdoctor.ends/1", "host": "host1", "ends": ends, "oom_kills": 0})
+    )
+    for rank in (0, 1):
+        ending = {"schema": "ddpdoctor.ending/1", "rank": rank, "how": "in_order", "step": 100}
+        (run / "ranks" / f"0000{rank}" / "ending.json").write_text(json.dumps(ending))
+        (run / "ranks" / f"0000{rank}" / "flight.json").write_text("{}")
+    return run, analyze(str(run), OPTIONS)
+
+
+OF_A_RANK = ("rank.json", "steps.jsonl", "samples.jsonl", "trace.json.gz", "ending.json", "flight.json")
+OF_A_HOST = ("telemetry.jsonl", "launch-*.json", "ends.json", "sources.json")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [remove, empty, halved, garbage, foreign, unreadable, fifo, closed],
+    ids=lambda each: each.__name__,
+)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(f"ranks/{rank}/{name}" for name in OF_A_RANK for rank in ("00001", "*")),
+        *(f"hosts/*/{name}" for name in OF_A_HOST),
+        "manifest.json",
+    ],
+)
+def test_what_is_lost_is_named_or_not_needed(all_kinds, tmp_path, name, damage) -> None:
+    """Whatever file of a run is damaged, and however: a note names it, or the answer is as before; and no job with a finding is
+    called healthy."""
+    whole, before = all_kinds
+    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    for path in sorted(run.glob(name)):
+        damage(path)
+    with as_anybody():
+        after = analyze(str(run), OPTIONS)
+    assert not after.healthy or before.healthy
+    told = [note for note in after.notes if Path(name).name.partition("*")[0] in note]
+    assert told or (after.facts, after.findings) == (before.facts, before.findings), after.notes
+    assert not any(
+        word in note for note in told for word in ("Expecting", "Unterminated", "column", "codec")
+    ), told

@@ -232,7 +232,11 @@ def _job_of_logs(logs: Sequence[RankLog]) -> JobFacts:
         device_name=first(infos, "device_name"),
         torch=first(infos, "torch"),
         nccl=first(infos, "nccl"),
-        is_ddp=any(info.get("ddp") for info in infos) if any("rank" in info for info in infos) else None,
+        is_ddp=True
+        if any(log.has_ddp for log in logs)
+        else False
+        if any("rank" in info for info in infos)
+        else None,
         data_parallel=first(infos, "data_parallel"),
         compiled=first(infos, "compiled"),
         autocast=first(infos, "autocast"),

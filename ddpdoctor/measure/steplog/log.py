@@ -19,7 +19,7 @@ from ddpdoctor.rundir import SAMPLES_FILE, STEPS_FILE, TRACE_FILE, EventKind, No
 
 from .activities import Activities, activities_of
 from .records import EVALUATED, DeviceTimes, Step
-from .syncpoints import SyncPoint, sync_points_of
+from .syncpoints import SyncPoint, has_ddp, sync_points_of
 
 _ONE_IN = 3
 """A loader that gives batches in one of so many steps trains: two that take turns do, and one that evaluates every few steps
@@ -277,6 +277,11 @@ class RankLog(msgspec.Struct, frozen=True, eq=False, dict=True):
         return sync_points_of(self.steps, self.record.info)
 
     @cached_property
+    def has_ddp(self) -> bool:
+        """Whether DDP reduces the rank's gradients."""
+        return has_ddp(self.steps, self.record.info)
+
+    @cached_property
     def activities(self) -> Activities:
         """What the training thread did at any time, from :attr:`start_ns` on."""
         return activities_of(self.steps, self.start_ns, self.loaders_with_workers, self.on_device_time)
@@ -299,8 +304,12 @@ class RankLog(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @property
     def loaders_with_workers(self) -> set[int]:
-        """Ids of the loaders that have worker processes."""
-        return loaders_with_workers(self.record.info)
+        """Ids of the loaders that have worker processes, as rank.json says, or where that is lost, as its steps show."""
+        info = self.record.info
+        if info.get("loaders") or "rank" in info:
+            return loaders_with_workers(info)
+        events = (event for step in self.steps for event in step.events)
+        return {event.loader for event in events if event.kind == EventKind.DATA and event.batches_ready >= 0}
 
     def shifted(self, steps_ns: Ints, samples_ns: Ints | int) -> RankLog:
         """The same log on another clock, ``steps_ns`` [N] and ``samples_ns`` [S] later; itself where nothing moves."""
