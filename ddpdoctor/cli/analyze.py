@@ -17,7 +17,7 @@ from ddpdoctor.cli.diagnosed import diagnosis_at
 from ddpdoctor.cli.onethread import import_numpy
 from ddpdoctor.cli.outputs import check_outputs, output_file, say_written, to_stdout
 from ddpdoctor.cli.progress import in_turn, shown_progress
-from ddpdoctor.errors import DdpDoctorError
+from ddpdoctor.errors import DdpDoctorError, UnusableInput
 from ddpdoctor.severities import SEVERITIES, is_as_severe
 from ddpdoctor.stages import Stage, untold
 
@@ -150,8 +150,15 @@ def command(
     report.print_terminal(diagnosis, console, quiet=quiet, verbose=verbose)
     if not quiet:
         say_written(named.values())
-    if fail_on is not None and any(is_as_severe(each.severity, fail_on) for each in diagnosis.findings):
+    if fail_on is not None:
+        _gate(diagnosis, fail_on)
+
+
+def _gate(diagnosis: Diagnosis, severity: str) -> None:
+    if any(is_as_severe(each.severity, severity) for each in diagnosis.findings):
         sys.exit(EXIT_FAIL_ON)
+    if not diagnosis.healthy and diagnosis.verdict.rule is None:
+        raise UnusableInput(f"--fail-on cannot be decided: {diagnosis.verdict.headline}")
 
 
 def _write_all(outputs: Sequence[tuple[Callable[[], Writer], Path]], diagnosis: Diagnosis) -> None:

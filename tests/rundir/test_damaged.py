@@ -10,8 +10,10 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from ddpdoctor.analysis import Options, analyze
+from ddpdoctor.cli.main import cli
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir import RunDirectory
@@ -199,6 +201,24 @@ def test_what_is_lost_with_all_descriptions_is_read_from_the_steps(tmp_path, nam
         path.unlink()
     after = analyze(str(tmp_path), OPTIONS)
     assert (after.verdict.rule, after.healthy) == (before.verdict.rule, False)
+
+
+def test_what_nobody_could_check_passes_no_gate(tmp_path) -> None:
+    """On a device the host work of this job on CPUs would be a fault: which it was, only rank.json says."""
+    with tarfile.open(RUNS / "healthy-byhand.tar.xz") as packed:
+        packed.extractall(tmp_path, filter="data")
+    gate = ["analyze", str(tmp_path), "--no-cache", "--fail-on", "warning"]
+    assert CliRunner().invoke(cli, gate).exit_code == 0
+    for path in tmp_path.glob("**/rank.json"):
+        path.unlink()
+    found = analyze(str(tmp_path), OPTIONS)
+    assert not found.healthy and found.verdict.rule is None
+    assert (
+        "step may be a problem, but host/python-work could not look (not measured: job.device)"
+        in found.verdict.headline
+    )
+    done = CliRunner().invoke(cli, gate)
+    assert isinstance(done.exception, UnusableInput) or done.exit_code == 2, done.output
 
 
 def fifo(path: Path) -> None:
