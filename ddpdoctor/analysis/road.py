@@ -26,7 +26,7 @@ from ddpdoctor.stall import Verdict
 from ddpdoctor.trace import RankTrace
 from ddpdoctor.trace.operations import find_operations
 
-from .inputs import Inputs, load, said_once, why_nothing, with_runs_below
+from .inputs import Inputs, load, why_nothing, with_runs_below
 from .job import how_it_ended, job_of
 from .judge import Measured, judged
 from .options import Options
@@ -102,7 +102,7 @@ def _verdict(inputs: Inputs) -> Verdict:
     notes: list[Note] = []
     devices = device_errors(inputs.logs, inputs.telemetry)
     own = stall.of_run(stall.evidence_of(inputs.runs, inputs.logs, notes, devices))
-    said = [*map(str, said_once(notes)), *own.notes]
+    said = [*(str(note) for note in notes), *own.notes]
     if inputs.dumps.recordings and (own.facts.state is None or own.facts.unexplained is not None):
         collected = stall.of_dumps(inputs.dumps)
         if collected.facts.state is not None:
