@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from ddpdoctor.errors import UnusableInput
 from ddpdoctor.measure.align import put_in_order
 from ddpdoctor.measure.steplog import RankLog, notes_on_records, read_logs, span_around
 from ddpdoctor.rundir import (
+    STEPS_FILE,
     FilesBelow,
     Note,
     NoteCode,
@@ -25,6 +27,7 @@ from ddpdoctor.rundir import (
     is_run_directory,
     launcher_runs,
     ranks_in_words,
+    read_sources,
     recorded_notes,
     recover,
     run_directories,
@@ -40,7 +43,8 @@ from ddpdoctor.trace.sources import is_url
 
 from .options import Options
 
-_NUMBER = re.compile(r"[0-9]+")
+_WHOSE = re.compile(r"Rank (\d+): ")
+_FOLDER = re.compile(r"/ranks/(\d{5,})(?:\.\d+)?(?=[/ :])")
 
 
 class Inputs(msgspec.Struct, frozen=True):
@@ -122,7 +126,7 @@ def load(paths: Sequence[str], options: Options, left_out: Sequence[str] = ()) -
         logs=logs,
         traces=traces.traces,
         telemetry={host: telemetry for run in runs for host, telemetry in run.telemetry.items()},
-        notes=_said_once(
+        notes=said_once(
             [
                 *map(Note, left_out),
                 *(note for run in runs for note in run.notes),
@@ -134,6 +138,34 @@ def load(paths: Sequence[str], options: Options, left_out: Sequence[str] = ()) -
     )
 
 
+def said_once(notes: Sequence[Note]) -> list[Note]:
+    """``notes``, but what is said alike of several ranks, or of their files, once, with the ranks."""
+    alike: dict[str, dict[int, Note]] = {}
+    for note in notes:
+        sentence, rank = _of_any_rank(note.text)
+        if rank is not None:
+            alike.setdefault(sentence, {}).setdefault(rank, note)
+    said: dict[str, Note] = {}
+    for note in notes:
+        sentence, _ = _of_any_rank(note.text)
+        ranks = tuple(sorted(alike.get(sentence, ())))
+        if len(ranks) > 1:
+            text = f"{ranks_in_words(ranks).capitalize()}: {sentence.replace('this rank', 'each rank')}"
+            said.setdefault(text, replace(note, text=text, ranks=ranks))
+        else:
+            said.setdefault(note.text, note)
+    return list(said.values())
+
+
+def _of_any_rank(text: str) -> tuple[str, int | None]:
+    """The sentence without the one rank that it is about, and that rank; None where it is about none."""
+    whose = _WHOSE.match(text)
+    sentence = text[whose.end() :] if whose else text
+    folder = _FOLDER.search(sentence)
+    found = whose or folder
+    return (text, None) if found is None else (_FOLDER.sub("/ranks/*", sentence), int(found[1]))
+
+
 def why_nothing(paths: Sequence[str], inputs: Inputs) -> str:
     """Why there is nothing to measure in ``inputs``, for whoever asked for a diagnosis."""
     where = ", ".join(paths)
@@ -142,7 +174,9 @@ def why_nothing(paths: Sequence[str], inputs: Inputs) -> str:
     if not inputs.runs:
         return f"{where}: nothing to analyse: neither a run directory of ddpdoctor nor a profiler trace nor a flight recorder dump."
     reasons = [note for note in inputs.notes if note.code in (NoteCode.NO_RANK, NoteCode.UNREADABLE)]
-    if reasons and not inputs.logs:
+    if inputs.logs:
+        reasons = [note for note in reasons if STEPS_FILE in note.text]
+    if reasons:
         return f"{where}: {reasons[0]}"
     going = [run for run in inputs.runs if run.manifest.get("ended_ns") is None]
     if any(map(runs_here, going)):
@@ -216,7 +250,10 @@ def _read_runs(folders: Sequence[str], options: Options) -> list[_Run]:
             *(note.of(f"Host {host}") for host, each in telemetry.items() for note in each.notes),
             *_of_launchers(directory, telemetry),
             *notes_on_records(
-                read.logs, ended=bool(directory.manifest.get("ended_ns")), window=options.window
+                read.logs,
+                ended=bool(directory.manifest.get("ended_ns")),
+                window=options.window,
+                sampled=bool(read_sources(directory.path)),
             ),
         ]
         by_own_name = {each.host or host: each for host, each in telemetry.items()}
@@ -283,39 +320,9 @@ def _read_traces(
         if not dumps.recordings and not any(run.logs for run in runs):
             raise UnusableInput(" ".join([str(error), *map(str, passed_over)])) from error
         return _Traces([], [*passed_over, Note(str(error))])
-    own = [_of_rank(note, trace.meta.rank) for trace in loaded.traces for note in trace.meta.notes]
     unread = [_of_rank(reason, ranks.get(file)) for file, reason in loaded.failed]
-    return _Traces(loaded.traces, [*passed_over, *own, *map(Note, loaded.notes), *unread])
+    return _Traces(loaded.traces, [*passed_over, *map(Note, loaded.notes), *unread])
 
 
 def _of_rank(text: str, rank: int | None) -> Note:
     return Note(text, ranks=() if rank is None else (rank,))
-
-
-def _said_once(notes: Sequence[Note]) -> list[Note]:
-    """``notes``, of which one stands for all that tell the same of other ranks, but for numbers."""
-    alike: dict[tuple[str, Any], list[Note]] = {}
-    for place, note in enumerate(notes):
-        text = _NUMBER.sub("0", note.text)
-        others = alike.setdefault((text, note.code if len(note.ranks) == 1 else place), [])
-        if any(note.ranks == other.ranks for other in others):
-            alike[note.text, place] = [note]  # a second file of one rank
-        else:
-            others.append(note)
-    return [_standing_for(*group) for group in alike.values()]
-
-
-def _standing_for(first: Note, *others: Note) -> Note:
-    if not others:
-        return first
-    ranks = tuple(note.ranks[0] for note in others)
-    same = all(_tells_the_same(note, first) for note in others)
-    said = f"{'The same' if same else 'Much the same'} holds for {ranks_in_words(ranks)}."
-    return Note(f"{first.text.rstrip('.')}. {said}", first.code, (*first.ranks, *ranks))
-
-
-def _tells_the_same(note: Note, first: Note) -> bool:
-    """Of two sentences that are the same but for numbers: whether these are those of the ranks."""
-    ranks = note.ranks[0], first.ranks[0]
-    pairs = zip(_NUMBER.findall(note.text), _NUMBER.findall(first.text), strict=True)
-    return all(one == other or (int(one), int(other)) == ranks for one, other in pairs)

@@ -34,6 +34,7 @@ from ddpdoctor.measure.facts import Facts, StepFacts
 from ddpdoctor.rundir import Note
 from ddpdoctor.stages import Stage
 
+from .inputs import said_once
 from .options import Options
 
 
@@ -94,7 +95,7 @@ def judged(measured: Measured, options: Options) -> Diagnosis:
             f"In the steps before that: {sentence.headline}" if facts.steps.seen else "No step was recorded."
         )
         sentence = Verdict(sentence.rule, f"{measured.ended}. {before}")
-    told = [note.text for note in measured.notes]
+    told = [note.text for note in said_once(measured.notes)]
     chosen = [*_suppressed(outcome.suppressed, options), *_replaced(rules.replaced)]
     diagnosis = Diagnosis(
         tool_version=__version__,

@@ -12,7 +12,7 @@ import msgspec
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.measure.places import SourceText, Where
 from ddpdoctor.report.project import project_root
-from ddpdoctor.rundir import hash_of, read_sources, source_bytes
+from ddpdoctor.rundir import Note, hash_of, read_sources, source_bytes
 
 AROUND = 2
 """Lines before and after."""
@@ -37,7 +37,10 @@ def with_repository(diagnosis: Diagnosis) -> Diagnosis:
 
 def with_source_text(diagnosis: Diagnosis, runs: Sequence[str]) -> Diagnosis:
     """The same diagnosis, the lines of its findings with their text; secrets in it are masked."""
-    hashes = [files for run in runs for files in read_sources(run)]
+    notes: list[Note] = []
+    hashes = [files for run in runs for files in read_sources(run, notes)]
+    if notes:
+        diagnosis = msgspec.structs.replace(diagnosis, notes=[*diagnosis.notes, *map(str, notes)])
     if not hashes:
         return diagnosis
 

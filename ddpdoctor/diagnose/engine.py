@@ -40,10 +40,16 @@ class Outcome(msgspec.Struct, frozen=True):
     """Ids of rules that were not run because the user does not want them."""
     contradictions: list[str] = msgspec.field(default_factory=list)
     """What cannot be in the measured numbers, in parts of sentences: nothing follows from them."""
+    unexplained: list[str] = msgspec.field(default_factory=list)
+    """Large parts of the step of which every rule that could tell them could not look, in parts of sentences, the costliest first."""
 
 
 class CannotLookError(Exception):
     """The rule cannot look; the text says why."""
+
+
+class NotMeasuredError(CannotLookError):
+    """The rule lacks facts: what it would have found is open."""
 
 
 class UnborneError(CannotLookError):
@@ -80,6 +86,7 @@ def diagnose(
     base = {**common, **overrides.get("all", {})}
     outcome, fired = Outcome(thresholds=base), list[Fired]()
     unheard: set[int] = set()
+    unlooked: list[tuple[_Run, str]] = []
     for rule in sorted(rules.rules.values(), key=lambda rule: rule.only_untold):
         if rule.id in suppressed or rule.id.partition("/")[0] + "/*" in suppressed:
             outcome.suppressed.append(rule.id)
@@ -94,13 +101,16 @@ def diagnose(
             finding = run.finding()
         except CannotLookError as reason:
             outcome.skipped.append(SkippedRule(rule.id, rule.question, str(reason)))
-            if isinstance(reason, UnborneError) and reason.share >= base["warning_share"]:
+            if isinstance(reason, NotMeasuredError):
+                unlooked.append((run, str(reason)))
+            elif isinstance(reason, UnborneError) and reason.share >= base["warning_share"]:
                 outcome.errors.append(f"{rule.id} was withheld: {reason.why}.")
                 outcome.contradictions.append(reason.why)
         except Exception as error:  # whatever a rule file makes CEL or Jinja2 raise, the other rules run on
             why = f"the rule failed: {' '.join(str(error).split())[:300]}"
             outcome.skipped.append(SkippedRule(rule.id, rule.question, why))
             outcome.errors.append(f"{rule.id}: {why}")
+            unlooked.append((run, why))
         else:
             outcome.errors.extend(run.errors)
             if finding is None:
@@ -114,7 +124,28 @@ def diagnose(
     noted = {entry.rule.id for entry in fired if entry.only_informs and entry.rule.severity is not None}
     outcome.stopping.extend(entry.rule.id for entry in fired if entry.rule.stops)
     outcome.informing.extend(finding.rule for finding in outcome.findings if finding.rule in noted)
+    outcome.unexplained.extend(_unexplained(unlooked, outcome, rules, base["warning_share"]))
     return outcome
+
+
+def _unexplained(
+    unlooked: list[tuple[_Run, str]], outcome: Outcome, rules: RuleSet, least_share: float
+) -> list[str]:
+    """Costs of at least this share of the step that only rules would tell which could not look, and why those could not."""
+    looked = [*(each.rule for each in outcome.checked), *(each.rule for each in outcome.findings)]
+    told = {path for rule_id in looked for path in rules.rules[rule_id].cost_paths}
+    found: dict[str, tuple[float, str]] = {}
+    for run, why in unlooked:
+        for cost, path in run.open_costs():
+            if path not in told and cost["share"] >= least_share:
+                part = (
+                    f"{words.ms(cost['ms_per_step'])} of every {words.ms(run.tree['steps']['mean_ms'])} step"
+                )
+                found.setdefault(
+                    path,
+                    (cost["share"], f"{part} may be a problem, but {run.rule.id} could not look ({why})"),
+                )
+    return [sentence for _, sentence in sorted(found.values(), reverse=True)]
 
 
 def _culprits(tree: dict[str, Any], rule: Rule) -> set[int]:
@@ -200,6 +231,17 @@ class _Run:
                 self._price(float(cost_ms))
         return [(self.cost, None)]
 
+    def open_costs(self) -> list[tuple[dict[str, Any], str]]:
+        """What a rule that could not look might have told: its measured costs that are worth telling, with their paths."""
+        if self.tree["steps"]["mean_ms"] is None:
+            return []
+        found = []
+        for cost, path in self._costs():
+            self.context["cost"] = facts_view.as_cel(cost)
+            if cost is not None and path is not None and self._holds(self.common.cost_when):
+                found.append((cost, path))
+        return found
+
     def _unborne(self) -> UnborneError | None:
         """Why the recorded steps, which reports draw, do not show what a finding with this cost would say; None where they do."""
         shown, cost = self.common.cost_shown, self.cost
@@ -210,7 +252,7 @@ class _Run:
     def _need(self, paths: list[str]) -> None:
         missing = [path for path in paths if facts_view.lookup(self.tree, path) is None]
         if missing:
-            raise CannotLookError("not measured: " + ", ".join(missing))
+            raise NotMeasuredError("not measured: " + ", ".join(missing))
 
     def _costs(self) -> list[_Candidate]:
         """What the rule may tell, the costliest first: the next one only where the recorded steps do not bear it."""

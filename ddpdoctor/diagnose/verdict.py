@@ -25,7 +25,8 @@ _LEAST_STEPS = 2
 def verdict(
     outcome: Outcome, *, coverage: Coverage, matched: bool = True, stopped: str | None = None
 ) -> tuple[bool, Verdict]:
-    """Return ``(healthy, verdict)``. Healthy means that measured steps were checked and no rule warns.
+    """Return ``(healthy, verdict)``. Healthy means that measured steps were checked, that no rule warns, and that no large part of
+    the step is left for which every rule lacked data.
 
     ``stopped``: what to say where only the job's end could be looked at, and nothing was found there.
 
@@ -44,6 +45,8 @@ def verdict(
     looked = len(outcome.checked) + len(outcome.findings)
     if coverage.steps == 0 and stopped is not None:
         return False, Verdict(None, stopped)
+    if outcome.unexplained:
+        return False, Verdict(None, f"Cannot tell: {outcome.unexplained[0]}.")
     if coverage.steps == 0 or looked == 0:
         return False, Verdict(
             None, "Cannot tell: no training steps were measured, so there was nothing to check."

@@ -7,8 +7,8 @@ from ddpdoctor.report import words
 
 
 def main_finding(diagnosis: Diagnosis) -> Finding | None:
-    """The finding that the verdict is about; None where the job is healthy."""
-    if diagnosis.healthy:
+    """The finding that the verdict is about; None where the job is healthy, or nobody can tell."""
+    if diagnosis.healthy or diagnosis.verdict.rule is None:
         return None
     named = [finding for finding in diagnosis.findings if finding.rule == diagnosis.verdict.rule]
     found = named or diagnosis.findings

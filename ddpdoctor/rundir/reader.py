@@ -4,7 +4,7 @@ analysis."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Callable
 
@@ -21,14 +21,18 @@ from .layout import (
     TELEMETRY_FILE,
     TRACE_FILE,
     capture_file,
+    host_directory,
     parse_rank_directory,
 )
-from .notes import Note
+from .notes import Note, NoteCode
 from .typed import MANIFEST, RANK, fitting
 from .waiting import reason_of, rest_of
 
 _LINK = "a link, and links in a run directory are not followed"
+_UNKNOWN_OF_JOB = "how the job was started, and how it ended, is not known"
+_UNKNOWN_OF_RANK = "how this rank is set up is not known"
 _UNKNOWN_OF_HOST = "telemetry, and how ranks' processes ended, is not known"
+_UNSEEN_ON_HOST = "what its processors, memory and GPUs did is not known"
 _TRACES = f"{TRACE_FILE.partition('.')[0]}."
 """How files of profiler windows are named, those in a digest too."""
 _LONGEST_HEAD = 1 << 16
@@ -88,16 +92,29 @@ class RankRecord:
         rest = b"" if self.spool is None else rest_of(self.spool, name, done)
         yield from (line for line in (cut + rest).splitlines(keepends=True) if line.endswith(b"\n"))
 
-    def without_steps(self) -> str | None:
-        """The fault of the step log where it holds no step, in words; None where the file is in order."""
-        path = os.path.join(self.path, STEPS_FILE)
+    def without(self, name: str, what: str) -> Note:
+        """The fault of the line file ``name`` that holds nothing of ``what``, in words without a point."""
+        path = os.path.join(self.path, name)
         try:
-            empty = next(self.lines(STEPS_FILE), None) is None
+            empty = next(self.lines(name), None) is None and not os.path.getsize(path)
         except FileNotFoundError:
-            return f"{path} is missing"
+            return Note(f"{path} is missing")
         except OSError as error:
-            return f"{path} cannot be read ({reason_of(error)})"
-        return f"{path} is empty" if empty else f"{path} holds no step"
+            return Note(f"{path} cannot be read ({reason_of(error)})", NoteCode.UNREADABLE)
+        return Note(f"{path} is empty" if empty else f"{path} holds no {what}")
+
+    def is_cut(self, name: str) -> bool:
+        """Whether the line file ``name`` ends within a line, and nothing waits that would end it."""
+        try:
+            with reading(os.path.join(self.path, name)) as source:
+                return source.seek(-1, os.SEEK_END) >= 0 and source.read() != b"\n" and self.spool is None
+        except OSError:
+            return False
+
+    @property
+    def has_window(self) -> bool:
+        """Whether there is anything by the name of a profiler window, or of its digest."""
+        return any(name.startswith(_TRACES) for name in _names_in(self.path))
 
     def _file(self, name: str) -> str | None:
         path = os.path.join(self.path, name)
@@ -108,6 +125,13 @@ class RankRecord:
         """Bytes of the step log as it was recorded, before any thinning, by which recordings of the same rank are weighed."""
         size = stream_end_of(os.path.join(self.path, STEPS_FILE))
         return size + (0 if self.spool is None else len(rest_of(self.spool, STEPS_FILE, size)))
+
+
+def _names_in(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
 
 
 def _too_long(source: BinaryIO) -> bytes:
@@ -150,21 +174,25 @@ class RunDirectory:
             if len(hosts) == 1 and not record.info:
                 record.info["host"] = next(iter(hosts))
             notes += _unread(record)
-        return cls(path, manifest, chosen, _telemetry(os.path.join(path, "hosts"), notes), notes, records)
+        return cls(path, manifest, chosen, _telemetry(path, manifest, notes), notes, records)
 
 
 def read_manifest(run: str, notes: list[Note]) -> dict[str, Any]:
     """The manifest of ``run`` without what no manifest can say; {} where it is missing or broken. Each is noted."""
     file = os.path.join(run, MANIFEST_FILE)
-    found = read_json(file, notes, "how the job was started, and how it ended, is not known") or {}
+    found = read_json(file, notes, _UNKNOWN_OF_JOB)
+    if found is None or _is_foreign(found, MANIFEST, RUN_SCHEMA, file, _UNKNOWN_OF_JOB, notes):
+        return {}
     return _checked(found, file, MANIFEST, RUN_SCHEMA, notes)
 
 
 def read_rank(folder: str, notes: list[Note]) -> dict[str, Any] | None:
     """What a rank's folder says of it, without what no rank can say; None where that is missing or broken. Each is noted."""
     file = os.path.join(folder, RANK_FILE)
-    info = read_json(file, notes)
-    return None if info is None else _checked(info, file, RANK, RANK_SCHEMA, notes)
+    info = read_json(file, notes, _UNKNOWN_OF_RANK)
+    if info is None or _is_foreign(info, ("rank",), RANK_SCHEMA, file, _UNKNOWN_OF_RANK, notes):
+        return None
+    return _checked(info, file, RANK, RANK_SCHEMA, notes)
 
 
 def _unread(record: RankRecord) -> list[Note]:
@@ -218,13 +246,30 @@ def _read_info(path: str, rank: int, spool: str | None, notes: list[Note]) -> di
     if waiting is not None:
         return waiting
     faults: list[Note] = []
-    file = os.path.join(path, RANK_FILE)
-    info = read_json(file, faults, "how this rank is set up is not known")
-    if info is None:
-        notes += [fault.of_rank(rank) for fault in faults]
-        return {}
-    notes += faults
-    return _checked(info, file, RANK, RANK_SCHEMA, notes)
+    info = read_rank(path, faults)
+    notes += faults if info is not None else [fault.of_rank(rank) for fault in faults]
+    return info or {}
+
+
+def _is_foreign(
+    document: dict[str, Any],
+    fields: Collection[str],
+    schema: str,
+    path: str,
+    lost: str,
+    notes: list[Note],
+) -> bool:
+    """Whether the object from ``path`` is of another kind than ``schema``, whatever its version, or names none and has none of
+    ``fields``; one note then says so."""
+    found = document.get("schema")
+    if found is None:
+        foreign, why = not any(name in document for name in fields), "it names no schema"
+    else:
+        foreign = str(found).rpartition("/")[0] != schema.rpartition("/")[0]
+        why = f"its schema is {str(found)[:60]}"
+    if foreign:
+        notes.append(Note(f"{path} is not the document that ddpdoctor writes there ({why}): {lost}."))
+    return foreign
 
 
 def _checked(
@@ -321,12 +366,15 @@ def _refused(folder: str, name: str) -> OSError | None:
     return None
 
 
-def _telemetry(hosts: str, notes: list[Note]) -> dict[str, str]:
-    found = {}
+def _telemetry(run: str, manifest: Mapping[str, Any], notes: list[Note]) -> dict[str, str]:
+    """Path by the name of the host's folder. What is not there although the launcher was to sample its host is told."""
+    hosts, found = os.path.join(run, "hosts"), {}
+    own = os.path.basename(host_directory(run, str(manifest.get("host") or "")))
+    sampled = bool((manifest.get("options") or {}).get("telemetry") and manifest.get("ended_ns"))
     try:
         names = folders_in(hosts)
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
+    except FileNotFoundError:
+        names = []
     except OSError as error:
         notes.append(unreadable(hosts, error, _UNKNOWN_OF_HOST))
         return {}
@@ -337,4 +385,10 @@ def _telemetry(hosts: str, notes: list[Note]) -> dict[str, str]:
             notes.append(unreadable(folder, refused, _UNKNOWN_OF_HOST))
         elif os.path.lexists(path):
             found[host] = path
+        elif sampled and host == own:
+            notes.append(Note(f"{path} is missing: {_UNSEEN_ON_HOST}."))
+    if sampled and own not in names:
+        folder = os.path.join(hosts, own)
+        fault = _LINK if os.path.islink(folder) else "not a folder" if os.path.lexists(folder) else "missing"
+        notes.append(Note(f"{folder} is {fault}: {_UNKNOWN_OF_HOST}."))
     return found

@@ -12,9 +12,12 @@ import json
 import os
 from collections.abc import Iterable
 
-from .files import bounded_lines, open_regular, read_json, reading, write_json
+from .files import bounded_lines, folders_in, open_regular, reading, write_json
 from .layout import SAMPLES_FILE, host_directory
+from .notes import Note
 from .stepevents import LineField
+from .stops import document_in
+from .typed import Check
 
 SOURCES_FILE = "sources.json"
 SOURCES_SCHEMA = "ddpdoctor.sources/1"
@@ -24,6 +27,8 @@ _MOST_FILES = 500
 """Of one host."""
 _MOST_READ_BYTES = 64 << 20
 """Of one rank's samples: the lines are defined before they are first seen, most of them in the first minute."""
+_FIELDS: dict[str, Check] = {"files": lambda value: isinstance(value, dict)}
+_LOST = "the source lines of this host's ranks are named without their text"
 _DEFINES = f"{{{LineField.WHERE.key}".encode()
 
 
@@ -92,19 +97,20 @@ def _take_file(line: bytes, found: dict[str, None]) -> None:
         found[path] = None
 
 
-def read_sources(run: str) -> list[dict[str, str | None]]:
-    """Hashes by path, of each host of a run. Never raises."""
+def read_sources(run: str, notes: list[Note] | None = None) -> list[dict[str, str | None]]:
+    """Hashes by path, of each host of a run; what is there and broken is told in ``notes``. Never raises."""
     hosts = os.path.join(run, "hosts")
     try:
-        names = sorted(os.listdir(hosts))
+        names = folders_in(hosts)
     except OSError:
         return []
-    found = []
-    for name in names:
-        document = read_json(os.path.join(hosts, name, SOURCES_FILE), [])
-        files = document.get("files") if isinstance(document, dict) else None
-        if isinstance(files, dict):
-            found.append(
-                {path: hashed if isinstance(hashed, str) else None for path, hashed in files.items()}
-            )
-    return found
+    told: list[Note] = [] if notes is None else notes
+    documents = [
+        document_in(os.path.join(hosts, name), SOURCES_FILE, SOURCES_SCHEMA, _FIELDS, told, _LOST)
+        for name in names
+    ]
+    return [
+        {path: hashed if isinstance(hashed, str) else None for path, hashed in document["files"].items()}
+        for document in documents
+        if document is not None and document.get("files") is not None
+    ]

@@ -176,17 +176,20 @@ def launches_of(run: str, notes: list[Note]) -> list[dict[str, Any]]:
 
 
 def document_in(
-    folder: str, name: str, schema: str, fields: Mapping[str, Check], notes: list[Note]
+    folder: str, name: str, schema: str, fields: Mapping[str, Check], notes: list[Note], lost: str = ""
 ) -> dict[str, Any] | None:
-    """The document of that name, with only fields of the types that they should have; None where there is none. Never raises."""
+    """The document of that name, with only fields of the types that they should have; None where there is none. ``lost``: what is
+    not known where it is broken. Never raises."""
     path = os.path.join(folder, name)
     if not os.path.lexists(path):
         return None
-    found = read_json(path, notes)
+    found = read_json(path, notes, lost)
     if found is None:
         return None
     if found.get("schema") != schema:
-        notes.append(Note(f"{path} is of another schema ({str(found.get('schema'))[:40]}) and is skipped."))
+        named = found.get("schema")
+        what = "names no schema" if named is None else f"is of another schema ({str(named)[:40]})"
+        notes.append(Note(f"{path} {what} and is skipped{lost and ': '}{lost}."))
         return None
     return fitting(found, fields, path, notes)
 

@@ -120,14 +120,8 @@ def read_telemetry(path: Path, around: tuple[int, int] | None = None) -> Telemet
             misfits |= document.keys() - samples[-1].keys()
         else:
             undated += 1
-    if undated:
-        lost = "" if samples else f": {_LOST}"
-        problems.append(
-            Note(
-                f"{path}: {undated} of {undated + len(samples)} samples have no time (t_ns), or one more than a year away from the "
-                f"job's steps, and are left out{lost}."
-            )
-        )
+    if undated or not (samples or problems):
+        problems.append(Note(_lack_of_samples(path, len(samples), undated, seen)))
     if misfits:
         problems.append(
             Note(f"{path}: {', '.join(sorted(misfits))} of some samples are implausible and ignored.")
@@ -142,6 +136,16 @@ def read_telemetry(path: Path, around: tuple[int, int] | None = None) -> Telemet
         samples = []
     _go_on(samples)
     return Telemetry(str(path), header, samples, list(dict.fromkeys(notes)) + problems)
+
+
+def _lack_of_samples(path: Path, kept: int, undated: int, seen: bool) -> str:
+    lost = "" if kept else f": {_LOST}"
+    if not undated:
+        return f"{path} {'holds no sample' if seen else 'is empty'}{lost}."
+    return (
+        f"{path}: {undated} of {undated + kept} samples have no time (t_ns), or one more than a year away from the "
+        f"job's steps, and are left out{lost}."
+    )
 
 
 def _is_dated(t_ns: Any, around: tuple[int, int] | None) -> bool:

@@ -29,7 +29,7 @@ def told(tmp_path, script, line=5, hashed=None):
     folder = tmp_path / "run" / "hosts" / "node1"
     folder.mkdir(parents=True)
     files = {str(script): hash_of(TEXT.encode()) if hashed is None else hashed}
-    (folder / "sources.json").write_text(json.dumps({"files": files}))
+    (folder / "sources.json").write_text(json.dumps({"schema": "ddpdoctor.sources/1", "files": files}))
     sick = samples.sick()
     finding = msgspec.structs.replace(sick.findings[0], where=[Where(str(script), line, "main")])
     return with_source_text(msgspec.structs.replace(sick, findings=[finding]), [str(tmp_path / "run")])

@@ -141,6 +141,8 @@ def without_manifest(run):
 def without_ranks_documents(run):
     for file in run.glob("ranks/*/rank.json"):
         file.write_text('{"rank": 0, "wor')
+    for file in run.glob("ranks/*/trace.json.gz"):
+        file.unlink()  # it would tell the device
 
 
 def cut_off(run):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ddpdoctor.diagnose.diagnosis import Coverage
+from ddpdoctor.diagnose.rule import Rule
 from ddpdoctor.diagnose.verdict import verdict
 from tests.diagnose.ruled import FACTS, rule, run
 
@@ -282,6 +283,42 @@ def test_nothing_measured_is_not_healthy() -> None:
     assert not healthy
     assert sentence.rule is None
     assert sentence.headline.startswith("Cannot tell")
+
+
+LACKS = {"costs": "shared.data", "needs": ["job.device"]}
+
+
+@pytest.mark.parametrize(
+    ("others", "share", "open_"),
+    [
+        ([], 0.30, True),
+        ([rule("a/elsewhere", when="false")], 0.04, False),  # too little to warn of
+        ([rule("a/checked", costs="shared.data", when="false")], 0.30, False),
+        ([rule("a/elsewhere", costs="late.data", when="false")], 0.30, True),
+        ([rule("a/note", severity="info", headline="no")], 0.30, True),
+    ],
+)
+def test_what_no_rule_could_look_at_is_not_healthy(others: list[Rule], share: float, open_: bool) -> None:
+    """A job was called healthy whose host work took most of the step, because the rule for it lacked the name of the device."""
+    facts = FACTS | {"shared": {"data": {"ms_per_step": 100 * share}}}
+    outcome = run(rule("a/lacks", **LACKS), *others, facts=facts)
+    healthy, sentence = verdict(outcome, coverage=Coverage(50, 2))
+    assert (healthy, sentence.rule) == (not open_, None)
+    told = (
+        "30 ms of every 100 ms step may be a problem, but a/lacks could not look (not measured: job.device)."
+    )
+    assert (sentence.headline == f"Cannot tell: {told}") == open_, sentence.headline
+
+
+def test_what_a_rule_that_failed_would_have_told_is_open() -> None:
+    outcome = run(rule("a/fails", costs="shared.data", when="1 / 0 == 1"), facts=FACTS)
+    assert verdict(outcome, coverage=Coverage(50, 2))[1].headline.startswith("Cannot tell: 30 ms of every")
+
+
+def test_what_does_not_apply_to_a_job_leaves_nothing_open() -> None:
+    applies = [{"when": "false", "otherwise": "the job runs on CPUs"}]
+    outcome = run(rule("a/b", costs="shared.data", applies=applies), rule("a/c", when="false"), facts=FACTS)
+    assert verdict(outcome, coverage=Coverage(50, 2))[0]
 
 
 def test_ranks_that_do_not_match_and_have_no_steps_in_common_are_not_healthy() -> None:

@@ -54,6 +54,12 @@ def test_what_some_steps_of_a_run_cost_is_not_told_as_the_price_of_each():
     )
 
 
+def test_where_nobody_can_tell_no_other_finding_is_priced_as_the_verdict():
+    sick = samples.sick()
+    unsure = replace(sick, verdict=replace(sick.verdict, rule=None, headline="Cannot tell: ..."))
+    assert page(unsure).price.startswith("A step takes 51.2 ms (median), ")
+
+
 def test_a_healthy_page_says_what_a_step_takes():
     assert page(samples.healthy()).price == "A step takes 98.8 ms (median), 93 % of it compute."
 

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import shutil
+import tarfile
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from ddpdoctor.analysis import Options, analyze
+from ddpdoctor.cli.main import cli
 from ddpdoctor.diagnose.diagnosis import Diagnosis
+from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir import RunDirectory
 from ddpdoctor.rundir.files import parsed
+from tests.privileges import as_anybody
 
 FIXTURE = Path(__file__).resolve().parents[2] / "fixtures" / "slow-data-one-rank"
 OPTIONS = Options(cache=False, jobs=1)
@@ -45,9 +51,24 @@ def empty(path: Path) -> None:
     path.write_text("")
 
 
+def garbage(path: Path) -> None:
+    path.write_bytes(bytes(i * i % 251 for i in range(3000)))
+
+
+def foreign(path: Path) -> None:
+    path.write_text('{"name": "x"}\n')
+
+
 @pytest.mark.parametrize(
     ("damage", "words", "rank"),
-    [(remove, "is missing", 0), (truncate, "cannot be read", 1), (unreadable, "cannot be read", 1)],
+    [
+        (remove, "is missing: how this rank is set up is not known.", 0),
+        (empty, "cannot be read (it is empty): how", 0),
+        (truncate, "cannot be read (it is cut off): how", 1),
+        (unreadable, "cannot be read (Is a directory): how", 1),
+        (foreign, "is not the document that ddpdoctor writes there (it names no schema): how", 0),
+        (foreign, "is not the document that ddpdoctor writes there (it names no schema): how", 1),
+    ],
 )
 def test_a_rank_without_its_description(tmp_path, damage, words, rank) -> None:
     run = Path(shutil.copytree(FIXTURE, tmp_path / "run"))
@@ -71,6 +92,38 @@ def test_a_rank_without_its_steps(run, damage, words) -> None:
     (note,) = [note for note in found.notes if note.startswith("Rank 1: ") and "steps.jsonl" in note]
     assert words in note and str(log) in note and "1 of 2 ranks could be looked at" in note
     assert found.job.world_size == 2
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (remove, "is missing"),
+        (garbage, "holds no step"),
+        (empty, "is empty"),
+        (unreadable, "cannot be read (Is a directory)"),
+        (foreign, "holds no step"),
+    ],
+)
+def test_steps_of_no_rank(tmp_path, damage, words) -> None:
+    """Not a word was said of it where traces were left to look at."""
+    run = Path(shutil.copytree(FIXTURE, tmp_path / "run"))
+    for log in run.glob("ranks/*/steps.jsonl"):
+        damage(log)
+    found = analyze(str(run), OPTIONS)
+    told = [
+        note
+        for note in found.notes
+        if "steps.jsonl" in note and f"{words}: the steps of none of 2 ranks" in note
+    ]
+    assert len(told) == 1 and told[0].startswith("Ranks 0 and 1: "), found.notes
+    assert found.steps.count > 0
+
+
+def test_steps_of_no_rank_and_no_traces(run) -> None:
+    for log in run.glob("ranks/*/steps.jsonl"):
+        unreadable(log)
+    with pytest.raises(UnusableInput, match=r"steps\.jsonl cannot be read"):
+        analyze(str(run), OPTIONS)
 
 
 def test_a_file_in_place_of_a_ranks_folder(run) -> None:
@@ -115,10 +168,125 @@ def test_a_rank_that_was_killed_in_its_window(run, ended, words) -> None:
     assert len(notes) == 1 and words in notes[0]
 
 
-def test_a_run_without_any_description(run) -> None:
+@pytest.mark.parametrize("damage", [remove, foreign])
+def test_a_run_without_any_description(run, damage) -> None:
     for path in run.glob("ranks/*/rank.json"):
+        damage(path)
+    found = analyze(str(run), OPTIONS)
+    assert found.job.ranks_seen == [0, 1]
+    assert [f"Rank {rank}: {run}/ranks/0000{rank}/rank.json" in " ".join(found.notes) for rank in (0, 1)]
+
+
+def test_what_no_description_says_traces_may_say(tmp_path) -> None:
+    """A job of one rank whose host work takes half of the step was called healthy once rank.json was lost."""
+    run = Path(shutil.copytree(FIXTURE.with_name("rank0-host-work"), tmp_path / "run"))
+    shutil.rmtree(run / "ranks" / "00001")
+    before = analyze(str(run), OPTIONS)
+    remove(run / "ranks" / "00000" / "rank.json")
+    found = analyze(str(run), OPTIONS)
+    assert before.verdict.rule == "host/python-work" and found.verdict == before.verdict
+    assert (found.job.device, found.job.backend) == ("cpu", "gloo")
+
+
+RUNS = Path(__file__).resolve().parents[1] / "net" / "runs"
+
+
+@pytest.mark.parametrize("name", ["many-metrics", "data-all-worker"])
+def test_what_is_lost_with_all_descriptions_is_read_from_the_steps(tmp_path, name) -> None:
+    """Metrics were taken for gradients that the script averages itself, and a rank was accused whose worker works ahead while the
+    rank waits for others: that DDP reduces gradients, and that a loader has workers, the steps show."""
+    with tarfile.open(RUNS / f"{name}.tar.xz") as packed:
+        packed.extractall(tmp_path, filter="data")
+    before = analyze(str(tmp_path), OPTIONS)
+    for path in tmp_path.glob("**/rank.json"):
         path.unlink()
-    assert analyze(str(run), OPTIONS).job.ranks_seen == [0, 1]
+    after = analyze(str(tmp_path), OPTIONS)
+    assert (after.verdict.rule, after.healthy) == (before.verdict.rule, False)
+
+
+def test_what_nobody_could_check_passes_no_gate(tmp_path) -> None:
+    """On a device the host work of this job on CPUs would be a fault: which it was, only rank.json says."""
+    with tarfile.open(RUNS / "healthy-byhand.tar.xz") as packed:
+        packed.extractall(tmp_path, filter="data")
+    gate = ["analyze", str(tmp_path), "--no-cache", "--fail-on", "warning"]
+    assert CliRunner().invoke(cli, gate).exit_code == 0
+    for path in tmp_path.glob("**/rank.json"):
+        path.unlink()
+    found = analyze(str(tmp_path), OPTIONS)
+    assert not found.healthy and found.verdict.rule is None
+    assert (
+        "step may be a problem, but host/python-work could not look (not measured: job.device)"
+        in found.verdict.headline
+    )
+    done = CliRunner().invoke(cli, gate)
+    assert isinstance(done.exception, UnusableInput) or done.exit_code == 2, done.output
+
+
+def fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def closed(path: Path) -> None:
+    path.chmod(0)
+
+
+def halved(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.fixture(scope="module")
+def all_kinds(tmp_path_factory) -> tuple[Path, Diagnosis]:
+    """A run with a file of each kind, and its diagnosis."""
+    run = Path(shutil.copytree(FIXTURE, tmp_path_factory.mktemp("whole") / "run"))
+    samples = (run / "ranks" / "00001" / "samples.jsonl").read_text().splitlines()
+    files = [file for file in (json.loads(line).get("file") for line in samples) if file]  # no file is here
+    (run / "hosts" / "host1" / "sources.json").write_text(
+        json.dumps({"schema": "ddpdoctor.sources/1", "files": dict.fromkeys(files)})
+    )
+    ends = [{"rank": rank, "pid": 1 + rank, "code": 0, "in_order": True, "step": 100} for rank in (0, 1)]
+    (run / "hosts" / "host1" / "ends.json").write_text(
+        json.dumps({"schema": "ddpdoctor.ends/1", "host": "host1", "ends": ends, "oom_kills": 0})
+    )
+    for rank in (0, 1):
+        ending = {"schema": "ddpdoctor.ending/1", "rank": rank, "how": "in_order", "step": 100}
+        (run / "ranks" / f"0000{rank}" / "ending.json").write_text(json.dumps(ending))
+        (run / "ranks" / f"0000{rank}" / "flight.json").write_text("{}")
+    return run, analyze(str(run), OPTIONS)
+
+
+OF_A_RANK = ("rank.json", "steps.jsonl", "samples.jsonl", "trace.json.gz", "ending.json", "flight.json")
+OF_A_HOST = ("telemetry.jsonl", "launch-*.json", "ends.json", "sources.json")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [remove, empty, halved, garbage, foreign, unreadable, fifo, closed],
+    ids=lambda each: each.__name__,
+)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(f"ranks/{rank}/{name}" for name in OF_A_RANK for rank in ("00001", "*")),
+        *(f"hosts/*/{name}" for name in OF_A_HOST),
+        "manifest.json",
+    ],
+)
+def test_what_is_lost_is_named_or_not_needed(all_kinds, tmp_path, name, damage) -> None:
+    """Whatever file of a run is damaged, and however: a note names it, or the answer is as before; and no job with a finding is
+    called healthy."""
+    whole, before = all_kinds
+    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    for path in sorted(run.glob(name)):
+        damage(path)
+    with as_anybody():
+        after = analyze(str(run), OPTIONS)
+    assert not after.healthy or before.healthy
+    told = [note for note in after.notes if Path(name).name.partition("*")[0] in note]
+    assert told or (after.facts, after.findings) == (before.facts, before.findings), after.notes
+    assert not any(
+        word in note for note in told for word in ("Expecting", "Unterminated", "column", "codec")
+    ), told
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_all_ranks_closed_is_the_reason_why_there_is_nothing(run):
     for folder in (run / "ranks").iterdir():
         folder.chmod(0)
     with pytest.raises(
-        UnusableInput, match=r"run: Rank 0: \S+/ranks/00000 cannot be read \(Permission denied\)"
+        UnusableInput, match=r"run: Ranks 0 and 1: \S+/ranks/\* cannot be read \(Permission denied\)"
     ):
         diagnosed(run)
 

@@ -31,7 +31,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from ddpdoctor.measure.numerics import Array, Intervals, Ints, covered, subtract, union_of
-from ddpdoctor.measure.steplog import RankLog
+from ddpdoctor.measure.steplog import RankLog, usual_loader
 from ddpdoctor.measure.taxonomy import HOST_IDLE, INDEX, Component, LateCause
 from ddpdoctor.measure.window import (
     DEVICE,
@@ -57,12 +57,12 @@ _DEFAULT_PREFETCH = 2
 def batch_time_ns(log: RankLog) -> float | None:
     """Time that the workers of this rank's training loader take per batch, ns; None where there are none, or
     where a worker was always idle."""
-    loader = log.main_loader_settings
-    if loader is None or not loader.get("num_workers"):
+    loader = usual_loader(log.steps)
+    if loader is None or loader not in log.loaders_with_workers:
         return None
-    room = _room(loader)
+    room = _room(log.main_loader_settings or {})
     took, made, pairs = 0.0, 0, 0
-    for one, two in _neighbours(log, loader["id"]):
+    for one, two in _neighbours(log, loader):
         if 0 <= one.ready < room and 0 <= two.ready < room:
             # With a reserve of q batches at each request, this many were made between the two.
             took += two.start_ns - one.start_ns
@@ -102,9 +102,10 @@ def batches_per_step(log: RankLog) -> float:
 
 
 def _room(loader: dict[str, Any]) -> int:
-    """Ready batches from which on some worker may have nothing to do: all its own are ready."""
+    """Ready batches from which on some worker may have nothing to do: all its own are ready. Where the settings are lost, as of one
+    worker."""
     deep = loader.get("prefetch_factor") or _DEFAULT_PREFETCH
-    return int((deep - 1) * loader["num_workers"] + 1)
+    return int((deep - 1) * (loader.get("num_workers") or 1) + 1)
 
 
 class _Request(msgspec.Struct, frozen=True):

@@ -189,8 +189,7 @@ def _looks(log: RankLog, notes: list[str]) -> tuple[list[_Line], int | None]:
         notes.append(f"{path} cannot be read: {error.strerror or error}.")
         return [], None
     if not lines or lines[0].schema != MEMORY_SCHEMA:
-        if lines or broken:
-            notes.append(f"{path} does not begin with a line of {MEMORY_SCHEMA} and is ignored.")
+        notes.append(f"{path} does not begin with a line of {MEMORY_SCHEMA} and is ignored.")
         return [], None
     looks = [line for line in lines if line.is_look]
     broken += sum(not line.is_look and line.schema is None for line in lines)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from ddpdoctor.measure.facts import DdpFacts, JobFacts, LoaderFacts
 from ddpdoctor.measure.graph import issue_time_ns
@@ -202,14 +203,21 @@ ends so: DistributedDataParallel, FullyShardedDataParallel."""
 
 
 def job_facts(logs: Sequence[RankLog], windows: Sequence[Window]) -> JobFacts:
-    """Who ran, from the first rank that says it."""
-    return _job_of_logs(logs) if logs else _job_of_windows(windows)
+    """Who ran, from the first rank that says it; what no rank's record says, from the traces."""
+    if not logs:
+        return _job_of_windows(windows)
+    told = _job_of_logs(logs)
+    if not windows:
+        return told
+    seen = _job_of_windows(windows)
+    unknown = [name for name in told.__struct_fields__ if getattr(told, name) is None]
+    return replace(told, **{name: getattr(seen, name) for name in unknown})
 
 
 def _job_of_logs(logs: Sequence[RankLog]) -> JobFacts:
     """From the ranks' own records."""
     infos = [log.record.info for log in logs]
-    device = first(infos, "device")
+    device = first(infos, "device") or ("cuda" if any(log.device_times for log in logs) else None)
     return JobFacts(
         world_size=first(infos, "world_size"),
         ranks_seen=len(logs),
@@ -219,7 +227,11 @@ def _job_of_logs(logs: Sequence[RankLog]) -> JobFacts:
         device_name=first(infos, "device_name"),
         torch=first(infos, "torch"),
         nccl=first(infos, "nccl"),
-        is_ddp=any(info.get("ddp") for info in infos),
+        is_ddp=True
+        if any(log.has_ddp for log in logs)
+        else False
+        if any("rank" in info for info in infos)
+        else None,
         data_parallel=first(infos, "data_parallel"),
         compiled=first(infos, "compiled"),
         autocast=first(infos, "autocast"),

@@ -15,11 +15,11 @@ from msgspec.structs import replace
 
 from ddpdoctor.measure.numerics import Ints
 from ddpdoctor.measure.places import Where
-from ddpdoctor.rundir import EventKind, Note, RankRecord
+from ddpdoctor.rundir import SAMPLES_FILE, STEPS_FILE, TRACE_FILE, EventKind, Note, NoteCode, RankRecord
 
 from .activities import Activities, activities_of
 from .records import EVALUATED, DeviceTimes, Step
-from .syncpoints import SyncPoint, sync_points_of
+from .syncpoints import SyncPoint, has_ddp, sync_points_of
 
 _ONE_IN = 3
 """A loader that gives batches in one of so many steps trains: two that take turns do, and one that evaluates every few steps
@@ -79,14 +79,20 @@ _FAR_FEWER = 0.9
 """Share of the others' steps: ranks that are killed one after the other differ by a few."""
 
 
-def notes_on_records(logs: Sequence[RankLog], ended: bool, window: int | None = None) -> list[Note]:
-    """Of all ranks of a run; ``ended``: its job is known to be over. ``window``: the captured one that is looked at."""
+def notes_on_records(
+    logs: Sequence[RankLog], ended: bool, window: int | None = None, sampled: bool = False
+) -> list[Note]:
+    """Of all ranks of a run; ``ended``: its job is known to be over. ``window``: the captured one that is looked at. ``sampled``:
+    the run has hashes of the files in which its ranks were sampled."""
     own = [Note(sentence).of_rank(log.rank) for log in logs for sentence in _own_sentences(log)]
     return [
         *_without_steps(logs),
+        *_without_samples(logs, sampled),
+        *(_cut_short(logs) if ended else []),
         *_shorter(logs),
         *own,
         *(_cut_off(log, ended) for log in logs if _lost_its_window(log)),
+        *(_missing(log) for log in logs if _misses_its_window(log)),
         *([] if window is not None else _captured(logs)),
     ]
 
@@ -108,15 +114,56 @@ def _saved(log: RankLog) -> list[int]:
 
 
 def _without_steps(logs: Sequence[RankLog]) -> list[Note]:
+    """Of ranks whose step log has no step. Where no log has one, and no window was recorded either, the job may not have come so
+    far: only what cannot be read is told."""
     seen = sum(bool(log.steps) for log in logs)
-    if not seen:
-        return []
     known = [log.record.info.get("world_size") for log in logs]
     world = max((size for size in known if isinstance(size, int)), default=len(logs))
-    looked_at = f"the steps of {seen} of {max(world, len(logs))} ranks could be looked at"
+    looked_at = f"the steps of {seen or 'none'} of {max(world, len(logs))} ranks could be looked at"
+    recorded = seen or any(_has_window(log) for log in logs)
+    faults = [(log.rank, log.record.without(STEPS_FILE, "step")) for log in logs if not log.steps]
     return [
-        Note(f"{log.record.without_steps()}: {looked_at}.").of_rank(log.rank) for log in logs if not log.steps
+        Note(f"{fault}: {looked_at}.", fault.code).of_rank(rank)
+        for rank, fault in faults
+        if recorded or fault.code == NoteCode.UNREADABLE
     ]
+
+
+_FEWEST_SAMPLES = 20
+"""Of another rank, from which on this one should have some, too: a second's."""
+UNKNOWN_LINES = "at which source lines this rank spends its time is known from its recorded calls alone"
+
+
+def _without_samples(logs: Sequence[RankLog], sampled: bool) -> list[Note]:
+    """Of ranks of which no source line was sampled, while lines of others were, in as many steps; of all ranks where some are
+    known to have been ``sampled``."""
+    others = [len(log.steps) for log in logs if len(log.samples) >= _FEWEST_SAMPLES]
+    if not others and (not sampled or any(len(log.samples) for log in logs)):
+        return []
+    lacking = [log for log in logs if not len(log.samples) and len(log.steps) >= min(others, default=1)]
+    return [
+        Note(f"{log.record.without(SAMPLES_FILE, 'sample of these steps')}: {UNKNOWN_LINES}.").of_rank(
+            log.rank
+        )
+        for log in lacking
+        if not any(UNKNOWN_LINES in note for note in log.notes)
+    ]
+
+
+def _cut_short(logs: Sequence[RankLog]) -> list[Note]:
+    """Of files of a job that is over which end within a line: ranks write whole lines, and whoever copies them does."""
+    return [
+        Note(f"{log.record.path}/{name} ends in the middle of a line: what followed is lost.").of_rank(
+            log.rank
+        )
+        for log in logs
+        for name, kept in ((STEPS_FILE, log.steps), (SAMPLES_FILE, log.samples))
+        if len(kept) and log.record.is_cut(name)
+    ]
+
+
+def _has_window(log: RankLog) -> bool:
+    return log.record.trace is not None or (log.record.info.get("window") or {}).get("state") == "saved"
 
 
 def _shorter(logs: Sequence[RankLog]) -> list[Note]:
@@ -149,6 +196,17 @@ def _own_sentences(log: RankLog) -> list[str]:
 def _lost_its_window(log: RankLog) -> bool:
     state = (log.record.info.get("window") or {}).get("state")
     return state in ("open", "saving") and log.record.trace is None
+
+
+def _misses_its_window(log: RankLog) -> bool:
+    return (log.record.info.get("window") or {}).get("state") == "saved" and not log.record.has_window
+
+
+def _missing(log: RankLog) -> Note:
+    path = f"{log.record.path}/{TRACE_FILE}"
+    return Note(f"{path} is missing: this rank's profiler window was saved, and is not read.").of_rank(
+        log.rank
+    )
 
 
 def _cut_off(log: RankLog, ended: bool) -> Note:
@@ -219,6 +277,11 @@ class RankLog(msgspec.Struct, frozen=True, eq=False, dict=True):
         return sync_points_of(self.steps, self.record.info)
 
     @cached_property
+    def has_ddp(self) -> bool:
+        """Whether DDP reduces the rank's gradients."""
+        return has_ddp(self.steps, self.record.info)
+
+    @cached_property
     def activities(self) -> Activities:
         """What the training thread did at any time, from :attr:`start_ns` on."""
         return activities_of(self.steps, self.start_ns, self.loaders_with_workers, self.on_device_time)
@@ -241,8 +304,12 @@ class RankLog(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @property
     def loaders_with_workers(self) -> set[int]:
-        """Ids of the loaders that have worker processes."""
-        return loaders_with_workers(self.record.info)
+        """Ids of the loaders that have worker processes, as rank.json says, or where that is lost, as its steps show."""
+        info = self.record.info
+        if info.get("loaders") or "rank" in info:
+            return loaders_with_workers(info)
+        events = (event for step in self.steps for event in step.events)
+        return {event.loader for event in events if event.kind == EventKind.DATA and event.batches_ready >= 0}
 
     def shifted(self, steps_ns: Ints, samples_ns: Ints | int) -> RankLog:
         """The same log on another clock, ``steps_ns`` [N] and ``samples_ns`` [S] later; itself where nothing moves."""

@@ -17,7 +17,7 @@ from ddpdoctor.rundir.compaction import STEP_LINE
 from ddpdoctor.rundir.files import broken_lines, unreadable
 
 from .bound import MOST_STEPS, Bound, bound_of
-from .log import RankLog
+from .log import UNKNOWN_LINES, RankLog
 from .records import EVALUATED, DeviceTimes, LogRecord, Step
 
 _MOST_PLACES = 100_000
@@ -28,7 +28,7 @@ _MOST_NOTES = 200
 """Of one log: what a file repeats more often than that nobody reads."""
 _LOST = {
     STEPS_FILE: "what this rank did in the steps behind the fault is not known",
-    SAMPLES_FILE: "at which source lines this rank spends its time is known from its recorded calls alone",
+    SAMPLES_FILE: UNKNOWN_LINES,
 }
 _COLUMNS = 4
 """Numbers of a sample."""

@@ -52,6 +52,13 @@ class SyncPoint(msgspec.Struct, frozen=True, gc=False):
     where: int = -1
 
 
+def has_ddp(steps: Sequence[Step], info: Mapping[str, Any]) -> bool:
+    """Whether DDP reduces the gradients, as rank.json says (``info``), or where that is lost, as backward passes show."""
+    if info.get("ddp") or "rank" in info:
+        return bool(info.get("ddp"))
+    return any(event.reductions for step in steps for event in step.events)
+
+
 class _Job(msgspec.Struct, frozen=True):
     """What decides how the synchronisations of a rank are to be read."""
 
@@ -61,11 +68,13 @@ class _Job(msgspec.Struct, frozen=True):
     sharded: bool
 
     @classmethod
-    def of(cls, info: Mapping[str, Any]) -> _Job:
+    def of(cls, steps: Sequence[Step], info: Mapping[str, Any]) -> _Job:
         modules = info.get("ddp") or []
         sizes = [float(module.get("parameters_bytes") or 0) for module in modules]
         # deepspeed is also imported by libraries that only could use it.
-        return cls(sizes, bool(modules), bool(info.get("fsdp") or (info.get("deepspeed") and not modules)))
+        return cls(
+            sizes, has_ddp(steps, info), bool(info.get("fsdp") or (info.get("deepspeed") and not modules))
+        )
 
     def gradient_bytes(self, reductions: Sequence[Reduction]) -> float | None:
         """Of all modules that are reduced in a backward pass; None where they are not known."""
@@ -92,7 +101,7 @@ class _Numbers:
 
 def sync_points_of(steps: Sequence[Step], info: Mapping[str, Any]) -> list[SyncPoint]:
     """All synchronisation points of one rank, in order of arrival; ``info`` is what rank.json says."""
-    job = _Job.of(info)
+    job = _Job.of(steps, info)
     points: list[SyncPoint] = []
     for step in steps:
         numbers = _Numbers(step)

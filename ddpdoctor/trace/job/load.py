@@ -11,6 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ddpdoctor.errors import UnusableInput
+from ddpdoctor.rundir import ranks_in_words
 from ddpdoctor.trace.columns import RankTrace, Shared, is_archive
 from ddpdoctor.trace.engines import Engine, Processes, Result, Task, Told, open_engine
 from ddpdoctor.trace.formats import file_of
@@ -30,8 +31,7 @@ _PACKED = 12
 
 
 class LoadedTraces(msgspec.Struct):
-    """The traces of one job, sorted by rank, which have notes of their own; what was noticed of all; and the files that could not be
-    used, with the reason."""
+    """The traces of one job, sorted by rank; what was noticed; and the files that could not be used, with the reason."""
 
     traces: list[RankTrace] = msgspec.field(default_factory=list)
     notes: list[str] = msgspec.field(default_factory=list)
@@ -66,7 +66,27 @@ def load_traces(
     if not loaded:
         raise UnusableInput(_nothing(list(files), [failed[i] for i in sorted(failed)]))
     traces, notes = one_job([loaded[i] for i in sorted(loaded)], job)
+    notes[:0] = _said_once(traces)
     return LoadedTraces(traces, notes, [(files[i], failed[i]) for i in sorted(failed)])
+
+
+def _said_once(traces: Sequence[RankTrace]) -> list[str]:
+    """Their notes; what several say alike, once: ``rank0.sqlite and 2 more (ranks 1 and 2): no NVTX range ...``."""
+    sources: dict[str, list[RankTrace]] = {}
+    for trace in traces:
+        for note in trace.meta.notes:
+            same = note.removeprefix(trace.meta.source)
+            sources.setdefault(same if same.startswith(":") else note, []).append(trace)
+    return [_whose(said) + note if note.startswith(":") else note for note, said in sources.items()]
+
+
+def _whose(traces: Sequence[RankTrace]) -> str:
+    first, *others = traces
+    if not others:
+        return first.meta.source
+    known = [trace.meta.rank for trace in others if trace.meta.rank is not None and trace.meta.rank_from]
+    ranks = f" ({ranks_in_words(known)})" if len(known) == len(others) else ""
+    return f"{first.meta.source} and {len(others)} more{ranks}"
 
 
 def _without_secrets(file: str, trace: RankTrace | None, reason: str) -> tuple[RankTrace | None, str]:
