@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.rundir import Present, answer_of, is_over, is_run_directory, present_ranks, read_manifest
+from ddpdoctor.rundir import (
+    Present,
+    answer_of,
+    is_over,
+    is_run_directory,
+    launcher_runs,
+    present_ranks,
+    read_manifest,
+)
 
 LOOK_S = 0.1
 
@@ -25,6 +33,11 @@ def running_ranks(run: Path) -> list[Present]:
     manifest = read_manifest(str(run), []) or {}
     if manifest.get("ended_ns") is not None:
         raise UnusableInput(f"the job of {run} has ended: `ddpdoctor analyze {run}` says what was recorded.")
+    if launcher_runs(str(run), manifest) is False:
+        raise UnusableInput(
+            f"the job of {run} is no longer running: its launcher was killed, and none of its ranks is left on this host. `ddpdoctor "
+            f"analyze {run}` says what was recorded."
+        )
     where = manifest.get("host")
     raise UnusableInput(
         f"no rank of {run} records on this host as this user{f'; it was started on {where}' if where else ''}. "

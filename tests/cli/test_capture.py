@@ -1,6 +1,7 @@
 """``ddpdoctor capture`` and ``ddpdoctor stacks`` on real ranks that train meanwhile."""
 
 import json
+import os
 import re
 import shutil
 
@@ -10,6 +11,7 @@ from ddpdoctor.cli.capturing import _number
 from ddpdoctor.telemetry import LiveRun
 from tests.cli.live import live_run, steps_of
 from tests.commands import ROOT, command
+from tests.stall.recorded import Stopped
 
 
 @pytest.fixture
@@ -63,6 +65,18 @@ def test_who_does_not_run_is_not_asked(tmp_path):
         done = command(verb, tmp_path)
         assert (done.returncode, done.stdout) == (2, "")
         assert re.search("no run directory|not a ddpdoctor run directory", done.stderr)
+
+
+def test_a_job_that_was_killed_is_not_to_be_asked_again(tmp_path):
+    run = Stopped(tmp_path / "run", ended=False).launched_here()
+    for verb in ("stacks", "capture"):
+        done = command(verb, run.path)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "is no longer running: its launcher was killed" in done.stderr
+        assert "`ddpdoctor analyze" in done.stderr and "try again" not in done.stderr
+    run.launched_here(os.getpid())
+    for verb in ("stacks", "capture"):
+        assert "ranks have not joined yet: try again" in command(verb, run.path).stderr
 
 
 def test_the_same_window_ordered_on_each_host_has_one_number(tmp_path):
