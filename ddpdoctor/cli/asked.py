@@ -11,10 +11,9 @@ from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir import (
     Present,
     answer_of,
-    is_over,
     is_run_directory,
     launcher_runs,
-    present_ranks,
+    living_ranks,
     read_manifest,
 )
 
@@ -27,8 +26,7 @@ def running_ranks(run: Path) -> list[Present]:
         raise UnusableInput(
             f"{run} is no run directory of ddpdoctor: `ddpdoctor run --out {run} -- COMMAND` makes one."
         )
-    found = [rank for rank in present_ranks(str(run)) if not is_over(rank.spool)]
-    if found:
+    if found := living_ranks(str(run)):
         return found
     manifest = read_manifest(str(run), []) or {}
     if manifest.get("ended_ns") is not None:

@@ -155,14 +155,14 @@ def _value(run: LiveRun, live: LiveRank, sort: Sort) -> float | None:
 
 def _used(run: LiveRun, live: LiveRank) -> Mapping[str, Any]:
     """What its process uses. What a rank used while it was dying is of no use."""
-    sample = {} if run.ended else run.samples.get(live.host, {})
+    sample = {} if run.over else run.samples.get(live.host, {})
     return (sample.get("ranks") or {}).get(str(live.rank)) or {}
 
 
 def _now(run: LiveRun, live: LiveRank, progress: Mapping[str, Any] | None) -> str:
     """Where it is: its phase and line where its step lasts long, else that it gets on."""
     since_s = live.since_last_step_s()
-    if run.ended or live.ended:
+    if run.over or live.ended:
         return "ended"
     lasts = f" for {whole_seconds(since_s)}" if since_s is not None and since_s >= _LONG_S else ""
     if progress is None:

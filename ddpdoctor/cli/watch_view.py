@@ -58,19 +58,16 @@ def frame(
     run: LiveRun,
     opinion: Opinion,
     *,
-    gone: bool = False,
     now: Mapping[int, Mapping[str, Any]] | None = None,
     view: View | None = None,
     keys: bool = False,
 ) -> RenderableType:
-    """Everything to show, top to bottom; ``gone``: the launcher was killed, so nothing more will come. ``now`` is where ranks of
-    this host say that they are, ``keys`` whether they have an effect."""
+    """Everything to show, top to bottom. ``now`` is where ranks of this host say that they are, ``keys`` whether they have an effect."""
     view = view or View()
     # What does not fit the terminal is cut off at the bottom.
     told = f"q quit · s sort (by {view.sort.value}) · r reverse · p phases"
     hint = [Text(told, style="dim")] if keys else []
-    over = run.ended or gone
-    parts: list[RenderableType] = [_state(run, gone), *hint, *_silence(run), _verdict(opinion, over)]
+    parts: list[RenderableType] = [_state(run), *hint, *_silence(run), _verdict(opinion, run.over)]
     if run.ranks:
         parts += [Text(""), _pace(run), *_sparkline(run), *phase_bar(run), Text("")]
         parts.append(rank_table(run, view, now or {}))
@@ -86,14 +83,14 @@ def frame(
     return Group(*parts)
 
 
-def _state(run: LiveRun, gone: bool) -> Text:
+def _state(run: LiveRun) -> Text:
     manifest = run.manifest
     started = manifest.get("started_ns")
     ended = manifest.get("ended_ns")
     # A clock that was set back in between may show an end before the beginning.
     lasted = whole_seconds(max(0, (ended or time.time_ns()) - started) / 1e9) if started else ""
-    if gone:
-        state = "its launcher was killed"
+    if run.gone:
+        state = "its launcher was killed, its ranks are gone"
     elif ended:
         job = job_end([manifest], launches_of(str(run.path), []))
         outcome = f"signal {job.signal}" if job.signal else f"exit code {job.code}"

@@ -22,6 +22,7 @@ from ddpdoctor.rundir import boot_id, pid_namespace
 from tests.cli.live import DOCTOR, ENVIRONMENT, TRAINED, free_port, live_run, metrics
 from tests.commands import command
 from tests.hook.recording import forked
+from tests.stall.recorded import LOCKED, REDUCING, WAITING, Stopped
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -83,6 +84,17 @@ def test_a_run_without_steps_yet_and_one_whose_launcher_was_killed(tmp_path):
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     code, out, _ = doctor("watch", tmp_path)
     assert code == 0 and "its launcher was killed" in out
+
+
+def test_a_job_that_was_killed_while_it_hung_does_not_hang_on(tmp_path):
+    run = Stopped(tmp_path / "run", ended=False).launched_here()
+    run.rank(0, "backward", REDUCING).rank(1, "other", LOCKED)
+    run.seen(0, WAITING, waits=True).seen(1, WAITING, waits=False).stall("lasts")
+    code, out, _ = doctor("watch", run.path)
+    assert code == 0 and "its launcher was killed, its ranks are gone" in " ".join(out.split())
+    assert "The job hung for 310 s until it was killed" in " ".join(out.split())
+    assert "no rank has finished a step" not in out and "verdict so far" not in out
+    assert [line.split()[-1] for line in out.splitlines() if re.match(r" +[01]  ", line)] == ["ended"] * 2
 
 
 @pytest.mark.extended
