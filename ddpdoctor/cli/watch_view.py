@@ -14,8 +14,10 @@ from rich.text import Text
 
 from ddpdoctor.cli.watch_ranks import (
     MOST_ROWS,
+    Placed,
     Sort,
     View,
+    innermost,
     percent,
     phase_bar,
     plain_table,
@@ -100,13 +102,15 @@ def _state(run: LiveRun) -> Text:
     return Text.assemble((plain(str(run.path)), "bold"), f"  {state}")
 
 
-def _silence(run: LiveRun) -> list[Text]:
+def _silence(run: LiveRun) -> list[RenderableType]:
     """How long no rank has finished a step, where that is long for this job; and who does not wait, once they were asked."""
     silent_s = run.silent_s()
     times = [ms for live in run.ranks.values() if (ms := step_ms(live, RECENT_STEPS)) is not None]
     if silent_s is None or silent_s < max(SILENT_S, SILENT_STEPS * max(times, default=0.0) / 1e3):
         return []
-    found = [Text(f"no rank has finished a step for {whole_seconds(silent_s)}", style="bold red")]
+    found: list[RenderableType] = [
+        Text(f"no rank has finished a step for {whole_seconds(silent_s)}", style="bold red")
+    ]
     stops = read_stops(str(run.path), [])
     lasting = [
         host.stall for host in stops.hosts if host.stall and host.stall.get("state") == Standstill.LASTS
@@ -114,12 +118,11 @@ def _silence(run: LiveRun) -> list[Text]:
     for each in [rank for stall in lasting for rank in stall.get("ranks") or []][:MOST_ROWS]:
         stop = next((stop for stop in stops.ranks if stop.rank == each.get("rank")), None)
         document = (stop.standing or stop.progress or {}) if stop else {}
-        place = next(iter(document.get("user") or document.get("frames") or []), None)
-        where = f" at {place[0]}:{place[1]} ({place[2]})" if place and len(place) == 3 else ""
+        place = innermost(document)
         does = "waits" if each.get("waits") else "is stuck" if each.get("answered") else "does not answer"
-        found.append(
-            Text(plain(f"rank {each.get('rank')} {does}{where}"), style="dim" if each.get("waits") else "red")
-        )
+        style = "dim" if each.get("waits") else "red"
+        at, function = (" at ", f" ({place[2]})") if place else ("", "")
+        found.append(Placed(f"rank {each.get('rank')} {does}{at}", place, function, style))
     return found
 
 
