@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from ddpdoctor.diagnose import words
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.measure.align import put_in_order
 from ddpdoctor.measure.steplog import RankLog, notes_on_records, read_logs, span_around
@@ -148,6 +149,23 @@ def why_nothing(paths: Sequence[str], inputs: Inputs) -> str:
     elif going:
         why = f"The job may run and {'be in its first step' if inputs.logs else 'not have come so far'}, or was killed there"
     return f"{where}: {reason}. {why}{more}."
+
+
+def why_provisional(inputs: Inputs) -> list[Note]:
+    """That the job may take further steps, in a sentence; nothing where its end is known."""
+    going = [run for run in inputs.runs if run.manifest.get("ended_ns") is None]
+    taken = max((log.steps[-1].number + 1 for log in inputs.logs if log.steps), default=0)
+    if any(map(_runs_here, going)):
+        return [
+            Note(
+                f"The job still runs ({words.count(taken, 'step')} so far): what is said here may change until it ends."
+            )
+        ]
+    if any(launcher_runs(run.path, run.manifest) is None for run in going):
+        return [
+            Note(f"The job's end was not recorded ({words.count(taken, 'step')} so far): it may still run.")
+        ]
+    return []
 
 
 _RUNNING = {

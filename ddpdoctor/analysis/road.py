@@ -26,7 +26,7 @@ from ddpdoctor.stall import Verdict
 from ddpdoctor.trace import RankTrace
 from ddpdoctor.trace.operations import find_operations
 
-from .inputs import Inputs, load, why_nothing, with_runs_below
+from .inputs import Inputs, load, why_nothing, why_provisional, with_runs_below
 from .job import how_it_ended, job_of
 from .judge import Measured, judged
 from .options import Options
@@ -148,12 +148,17 @@ def _measured(prepared: Prepared, options: Options) -> Measured:
     measurement = measure(prepared.logs, prepared.windows, inputs.telemetry, stopped.facts, options.progress)
     facts, seen = measurement.facts, measurement.graphs.speaking.ranks
     manifest = inputs.runs[0].manifest if inputs.runs else {}
+    goes_on = stopped.facts.state is None and stopped.ended_by is None
     return Measured(
         source=prepared.paths,
         facts=facts,
         coverage=Coverage(facts.steps.measured, len(seen)),
         set_aside=measurement.set_aside,
-        notes=[*inputs.notes, *map(Note, (*stopped.notes, *measurement.notes))],
+        notes=[
+            *(why_provisional(inputs) if goes_on else []),
+            *inputs.notes,
+            *map(Note, (*stopped.notes, *measurement.notes)),
+        ],
         job=job_of(inputs, facts.job, seen, manifest, stopped.job),
         ended=how_it_ended(stopped),
         window=window_cost(measurement.logs, facts.steps.median_ms),
