@@ -161,7 +161,7 @@ def why_provisional(inputs: Inputs) -> list[Note]:
                 f"The job still runs ({words.count(taken, 'step')} so far): what is said here may change until it ends."
             )
         ]
-    if any(launcher_runs(run.path, run.manifest) is None for run in going):
+    if any(run.manifest.get("started_ns") and launcher_runs(run.path, run.manifest) is None for run in going):
         return [
             Note(f"The job's end was not recorded ({words.count(taken, 'step')} so far): it may still run.")
         ]

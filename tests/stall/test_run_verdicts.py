@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -24,6 +25,7 @@ from .recorded import (
     Stopped,
     main_finding,
 )
+from .simulated import pipelined, write
 
 FUTEX = {"state": "S", "wchan": "futex_wait_queue", "tracer": 0}
 
@@ -438,6 +440,15 @@ def test_all_stand_for_as_long_as_the_headline_says(tmp_path):
     run.seen(0, WAITING, waits=True).seen(1, FUTEX, waits=False).stall("killed", looked_ns=NOW_NS)
     diagnosis = diagnosed(run)
     assert {each.since_s for each in diagnosis.standing} == {310.0}
+
+
+def test_dumps_beside_a_job_that_is_over_tell_why_it_hung(tmp_path):
+    run = Stopped(tmp_path / "run")
+    beside = write(tmp_path / "dumps", replace(pipelined(), host_stops={8: 9}))
+    assert analyze([beside]).verdict.headline.startswith("The job hangs: rank 8 ")
+    over = analyze([str(run.path), beside])
+    assert over.verdict.headline.startswith("The job hung; last seen: rank 8 ")
+    assert over.facts["hang"]["lasts"] is False
 
 
 def test_bad_dumps_beside_a_run_do_not_replace_its_verdict(tmp_path):
