@@ -263,12 +263,18 @@ class _Watch:
             self._diagnosing.start()
         if self._options.on_hang != "kill":
             return
-        if suspicion.guilty or not self._here(current):
-            self._kill = proof.Kill(suspicion.after_s)
-            self._kill.look(proof.doubts(current, self._has_answered), current)
-        else:
-            why = "all ranks of this host wait for ranks of other hosts, where the one has to be ended that they wait for"
+        if why := self._why_spared(suspicion, current):
             say(self._writer, warn=f"the job is not ended: {why}.")
+            return
+        self._kill = proof.Kill(suspicion.after_s)
+        self._kill.look(proof.doubts(current, self._has_answered), current)
+
+    def _why_spared(self, suspicion: Suspicion, current: list[WatchedRank]) -> str | None:
+        if not suspicion.guilty and self._here(current):
+            return "all ranks of this host wait for ranks of other hosts, where the one has to be ended that they wait for"
+        if not suspicion.waiting and not all(rank.alive for rank in suspicion.guilty):
+            return "a rank has died, and no other is known to wait for it"
+        return None
 
     def _here(self, current: list[WatchedRank]) -> str:
         """Words for a job that has ranks on other hosts."""

@@ -184,6 +184,19 @@ def test_each_launcher_of_a_host_ends_its_own_ranks_once_one_has_found_that_they
     assert [said.get("end_job", False) for said in watching.said()] == [True] * ends
 
 
+def test_who_is_left_of_dead_ranks_and_not_known_to_wait_for_them_is_not_ended(tmp_path) -> None:
+    dead = a_rank(1)
+    dead.end = {"signal": 9, "code": None, "in_order": False}
+    watching = Watching(tmp_path, [a_rank(0), dead])
+    watching.hangs(seconds=301.0)
+    watching.watch._turn()
+    watching.watch._turn()
+    told = watching.warnings()
+    assert "the job seems to hang" in told and "was ended by signal 9" in told
+    assert "the job is not ended: a rank has died, and no other is known to wait for it" in told
+    assert watching.watch._kill is None and watching.watch._stall is not None
+
+
 def test_who_began_while_a_killed_job_was_ending_is_not_ended_with_it(tmp_path) -> None:
     """A retry of one rank's launcher may start while another's ranks take their time to end."""
     watching = Watching(tmp_path, [])

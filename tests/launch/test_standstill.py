@@ -219,6 +219,19 @@ def test_a_watch_that_was_suspended_itself_counts_little_of_that() -> None:
     assert progress.suspicion(ranks) is None
 
 
+def test_ranks_that_do_nothing_once_another_has_died_hang() -> None:
+    """What they wait for may be of no kind that is known, as a key in a store; with one that ended in order, it may be the job's end."""
+    dead, through = a_rank(1), a_rank(1)
+    dead.end = {"signal": 9, "code": None, "in_order": False}
+    through.end = {"signal": None, "code": 0, "in_order": True}
+    left = [a_rank(0), a_rank(2)]
+    found = after([*left, dead], 301, None)
+    assert found is not None and found.guilty == (dead, *left) and not found.waiting
+    assert after([*left, through], 1000, None) is None
+    left[0].meter.cores = 1.0
+    assert after([*left, dead], 1000, None) is None
+
+
 def test_a_dead_rank_is_not_waited_for_long() -> None:
     dead = a_rank(1)
     dead.end = {"signal": 9, "code": None, "in_order": False}
