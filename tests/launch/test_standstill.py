@@ -128,6 +128,22 @@ def test_as_long_as_nobody_waits_those_that_have_not_joined_are_building() -> No
     assert ([rank.rank for rank in found.guilty], [rank.rank for rank in found.waiting]) == ([1], [0])
 
 
+def test_who_comes_to_join_makes_progress() -> None:
+    """What it built before has taken longer than ranks may wait for each other."""
+    ranks = [UnjoinedRank("", number, 1_000_000_000 + number, state="S") for number in (0, 1)]
+    for rank in ranks:
+        rank.meter.cores = 1.0
+    ranks[1].said = AtDoor({"joining_ns": 1})
+    progress = Progress(3.0, Tuning())
+    now_s = silent(progress, list(ranks), 0.0, 30)
+    assert progress.suspicion(list(ranks)) is None
+    ranks[0].said, ranks[0].meter.cores = AtDoor({"joining_ns": 2}), 0.0
+    now_s = silent(progress, list(ranks), now_s, 3)
+    assert progress.suspicion(list(ranks)) is None
+    silent(progress, list(ranks), now_s, 2)
+    assert progress.suspicion(list(ranks)) is not None
+
+
 def test_who_is_suspended_is_waited_for() -> None:
     stopped = a_rank(1)
     stopped.state = "T"
