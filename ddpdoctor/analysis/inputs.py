@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from ddpdoctor.diagnose import words
+from ddpdoctor.diagnose.diagnosis import RUNNING, UNKNOWN
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.measure.align import put_in_order
 from ddpdoctor.measure.steplog import RankLog, notes_on_records, read_logs, span_around
@@ -189,6 +191,18 @@ def why_nothing(paths: Sequence[str], inputs: Inputs) -> str:
     elif going:
         why = f"The job may run and {'be in its first step' if inputs.logs else 'not have come so far'}, or was killed there"
     return f"{where}: {reason}. {why}{more}."
+
+
+def why_provisional(inputs: Inputs, end: str | None) -> list[Note]:
+    """That the job may take further steps, in a sentence; nothing where its ``end`` is known, see
+    :class:`~ddpdoctor.diagnose.diagnosis.Job`."""
+    taken = max((log.steps[-1].number + 1 for log in inputs.logs if log.steps), default=0)
+    steps = words.count(taken, "step")
+    if end == RUNNING:
+        return [Note(f"The job still runs ({steps} so far): what is said here may change until it ends.")]
+    if end == UNKNOWN and any(run.manifest.get("started_ns") for run in inputs.runs):
+        return [Note(f"The job's end was not recorded ({steps} so far): it may still run.")]
+    return []
 
 
 _RUNNING = {

@@ -12,7 +12,7 @@ import msgspec
 
 from ddpdoctor import __version__
 from ddpdoctor.diagnose import words
-from ddpdoctor.diagnose.diagnosis import RUNNING, Job
+from ddpdoctor.diagnose.diagnosis import RUNNING, UNKNOWN, Job
 from ddpdoctor.measure.facts import JobFacts
 from ddpdoctor.measure.hangfacts import Standing
 from ddpdoctor.measure.metrics import users_line
@@ -119,7 +119,7 @@ def _end(runs: Sequence[RunDirectory], stopped: Verdict) -> str | None:
         return RUNNING
     if stopped.ended_by:
         return "ended"
-    return "cut off" if stopped.job.killed else "unknown"
+    return "cut off" if stopped.job.killed else UNKNOWN
 
 
 def _first_seen_ns(logs: Sequence[RankLog]) -> int | None:

@@ -26,7 +26,7 @@ from ddpdoctor.stall import Verdict
 from ddpdoctor.trace import RankTrace
 from ddpdoctor.trace.operations import find_operations
 
-from .inputs import Inputs, launch_of, load, why_nothing, with_runs_below
+from .inputs import Inputs, launch_of, load, why_nothing, why_provisional, with_runs_below
 from .job import how_it_ended, job_of
 from .judge import Measured, judged
 from .options import Options
@@ -106,7 +106,8 @@ def _verdict(inputs: Inputs) -> Verdict:
     if inputs.dumps.recordings and (own.facts.state is None or own.facts.unexplained is not None):
         collected = stall.of_dumps(inputs.dumps)
         if collected.facts.state is not None:
-            return replace(collected, notes=[*said, *collected.notes], job=own.job)
+            facts = replace(collected.facts, lasts=False if own.job.over else None)
+            return replace(collected, facts=facts, notes=[*said, *collected.notes], job=own.job)
     return replace(own, notes=[*said, *inputs.dumps.notes])
 
 
@@ -148,13 +149,18 @@ def _measured(prepared: Prepared, options: Options) -> Measured:
     measurement = measure(prepared.logs, prepared.windows, inputs.telemetry, stopped.facts, options.progress)
     facts, seen = measurement.facts, measurement.graphs.speaking.ranks
     manifest = launch_of(inputs.runs[0]) if inputs.runs else {}
+    job = job_of(inputs, facts.job, seen, manifest, stopped)
     return Measured(
         source=prepared.paths,
         facts=facts,
         coverage=Coverage(facts.steps.measured, len(seen)),
         set_aside=measurement.set_aside,
-        notes=[*inputs.notes, *map(Note, (*stopped.notes, *measurement.notes))],
-        job=job_of(inputs, facts.job, seen, manifest, stopped),
+        notes=[
+            *([] if stopped.facts.state else why_provisional(inputs, job.end)),
+            *inputs.notes,
+            *map(Note, (*stopped.notes, *measurement.notes)),
+        ],
+        job=job,
         ended=how_it_ended(stopped),
         window=window_cost(measurement.logs, facts.steps.median_ms),
         speaker=Speaker(measurement.graphs.speaker, measurement.graphs.why),

@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.rundir import Present, answer_of, is_over, is_run_directory, present_ranks, read_manifest
+from ddpdoctor.rundir import (
+    Present,
+    answer_of,
+    is_run_directory,
+    launcher_runs,
+    living_ranks,
+    read_manifest,
+)
 
 LOOK_S = 0.1
 
@@ -19,12 +26,16 @@ def running_ranks(run: Path) -> list[Present]:
         raise UnusableInput(
             f"{run} is no run directory of ddpdoctor: `ddpdoctor run --out {run} -- COMMAND` makes one."
         )
-    found = [rank for rank in present_ranks(str(run)) if not is_over(rank.spool)]
-    if found:
+    if found := living_ranks(str(run)):
         return found
     manifest = read_manifest(str(run), []) or {}
     if manifest.get("ended_ns") is not None:
         raise UnusableInput(f"the job of {run} has ended: `ddpdoctor analyze {run}` says what was recorded.")
+    if launcher_runs(str(run), manifest) is False:
+        raise UnusableInput(
+            f"the job of {run} is no longer running: its launcher was killed, and none of its ranks is left on this host. `ddpdoctor "
+            f"analyze {run}` says what was recorded."
+        )
     where = manifest.get("host")
     raise UnusableInput(
         f"no rank of {run} records on this host as this user{f'; it was started on {where}' if where else ''}. "

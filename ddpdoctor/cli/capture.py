@@ -30,7 +30,7 @@ def command(run: Path, steps: int, first: int | None) -> None:
     """Open a profiler window in a job that runs under `ddpdoctor run`, on all ranks in the same steps.
 
     Catches a slow phase that `ddpdoctor watch` shows while it lasts. The traces are stored beside the first ones in the run
-    directory; nothing is overwritten. `ddpdoctor analyze RUN --window N` diagnoses them.
+    directory; nothing is overwritten. `ddpdoctor analyze RUN --window N` diagnoses them. Gives up if the job ends, is killed or hangs.
 
     \b
     Examples:

@@ -3,44 +3,59 @@
 from __future__ import annotations
 
 import math
+import os
 import statistics
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ddpdoctor.cli.asked import answers, running_ranks
 from ddpdoctor.cli.say import say
 from ddpdoctor.errors import UnusableInput
+from ddpdoctor.launch.standstill import Tuning
 from ddpdoctor.rundir import (
     CAPTURE_ANSWER,
     CAPTURE_ORDER,
     MOST_CAPTURES,
+    STALL_FILE,
     CaptureOrder,
     Present,
+    Standstill,
+    fitting,
     forget_questions,
+    host_document,
+    living_ranks,
     new_request,
     order_capture,
     read_rank,
     recover,
 )
+from ddpdoctor.rundir.phases import LONG_PHASES, Phase
+from ddpdoctor.rundir.typed import STALL
 from ddpdoctor.telemetry import RECENT_STEPS, LiveRank, LiveRun, step_ms
+from ddpdoctor.telemetry.live import KEPT_STEPS
 
 LEAD_S = 6.0
 """From the order to the first step: ranks look for orders once a second, more rarely where processors are short, and an order
 that one of them refuses is taken back before it begins."""
 _ANSWER_S = 4.0
 _LOOK_S = 0.5
+_LEAST_S, _TIMES_LONGEST, _TIMES_IN_LONG_PHASE = 60.0, Tuning.times_longest, Tuning.times_in_long_phase
+"""After how long without the end of a step nobody waits for a window any more, see :func:`why_it_stands`."""
 _SAVED, _OVER = "saved", ("saved", "skipped", "failed")
 """States of a window in rank.json."""
 
 
 def capture(run: Path, steps: int, first: int | None) -> None:
-    """Order a window, wait until its traces are in the run directory, and say where. Raises UnusableInput."""
+    """Order a window, wait until its traces are in the run directory, and say where. Raises UnusableInput, also if the job has ended,
+    was killed, or stands still as :func:`why_it_stands` says, before or while the window is waited for."""
     ranks = running_ranks(run)
     recover(str(run))
     live = LiveRun(run)
     live.look()
+    if why := why_it_stands(live, ranks, live.silent_s() or 0.0):
+        raise UnusableInput(f"no window, because {why}")
     here = {live.ranks[rank.rank].host for rank in ranks if rank.rank in live.ranks}
     others = [each.rank for each in live.ranks.values() if each.host not in here and not each.ended]
     ahead = _first_step(list(live.ranks.values()))
@@ -65,6 +80,35 @@ def capture(run: Path, steps: int, first: int | None) -> None:
     finally:
         for rank in ranks:
             forget_questions(rank.spool, order.request, CAPTURE_ANSWER)
+
+
+def why_it_stands(live: LiveRun, ranks: Sequence[Present], silent_s: float) -> str | None:
+    """Why no window can be waited for, as the end of a sentence that says what to do; None while there is hope. Windows open and close
+    at the ends of steps, of which there was none for ``silent_s``.
+
+    Either the job's monitor says that it hangs, or the deadline is over: ten times the longest of the newest 200 recorded steps (the
+    monitor's own factor), five times as long while a rank evaluates, saves, loads, compiles or is in a debugger (the same), and a minute at
+    least. So there is no limit for a job that trains, however slowly, nor for a window that is far ahead.
+    """
+    roots = {os.path.dirname(rank.spool) for rank in ranks}  # noqa: PTH120
+    stalls = [fitting(host_document(root, STALL_FILE), STALL, "", []) for root in roots]
+    hangs = [stall for stall in stalls if stall.get("state") == Standstill.LASTS]
+    if not hangs and (silent_s < _LEAST_S or silent_s < _patience_s(live, ranks)):
+        return None
+    silent_s = max([silent_s, *(float(stall.get("silent_s") or 0.0) for stall in hangs)])
+    step = max((each.steps_total for each in live.ranks.values()), default=0)
+    return (
+        f"the job {'hangs' if hangs else 'stands'} in step {step}: no rank has finished a step for {silent_s:.0f} s. `ddpdoctor stacks "
+        f"{live.path}` says where its ranks are."
+    )
+
+
+def _patience_s(live: LiveRun, ranks: Sequence[Present]) -> float:
+    steps = [step for each in live.ranks.values() for step in each.recent(KEPT_STEPS)]
+    longest_s = max((step.duration_ms for step in steps), default=0.0) / 1e3
+    phases = {(rank.progress or {}).get("phase") for rank in ranks}
+    in_long_phase = bool(phases & {*LONG_PHASES, Phase.DEBUGGER})
+    return max(_LEAST_S, _TIMES_LONGEST * longest_s) * (_TIMES_IN_LONG_PHASE if in_long_phase else 1.0)
 
 
 def _first_step(ranks: Sequence[LiveRank]) -> int:
@@ -123,7 +167,10 @@ def _ordered(ranks: Sequence[Present], order: CaptureOrder) -> None:
 
 
 def _wait(run: Path, live: LiveRun, ranks: Sequence[Present], order: CaptureOrder) -> None:
+    """Until the window is over on all ranks, or cannot come any more. Raises UnusableInput where no rank saved a trace."""
     folders = {rank.rank: live.ranks[rank.rank].log.path.parent for rank in ranks if rank.rank in live.ranks}
+    silent_since_s, signs = time.monotonic() - (live.silent_s() or 0.0), ""
+    why = None
     while True:
         live.look()
         recover(str(run))
@@ -131,16 +178,34 @@ def _wait(run: Path, live: LiveRun, ranks: Sequence[Present], order: CaptureOrde
             rank: next((c for c in _captures(folder) if c.get("number") == order.number), {})
             for rank, folder in folders.items()
         }
-        if live.ended or all(state.get("state") in _OVER for state in states.values()):
+        if _is_over(live, ranks, states.values()):
+            break
+        before, signs = signs, f"{states} {[each.steps_total for each in live.ranks.values()]}"
+        if before and signs != before:
+            silent_since_s = time.monotonic()
+        why = why_it_stands(live, ranks, time.monotonic() - silent_since_s)
+        if why is not None:
             break
         time.sleep(_LOOK_S)
     for rank in ranks:
         forget_questions(rank.spool, order.request, CAPTURE_ORDER)
+    if why is not None:
+        raise UnusableInput(f"the window is taken back, because {why}")
+    ended = f"the job {'was killed' if live.gone else 'ended'} before it was saved"
     for number, state in states.items():
         if state.get("state") != _SAVED:
-            why = state.get("why") or "the job ended before it was saved"
-            say(f"Note: rank {number} has no trace of it: {why}.", err=True)
+            say(f"Note: rank {number} has no trace of it: {state.get('why') or ended}.", err=True)
     saved = sum(state.get("state") == _SAVED for state in states.values())
     if not saved:
         raise UnusableInput("no rank saved a trace.")
     say(f"{saved} traces saved; `ddpdoctor analyze {run} --window {order.number}` diagnoses them")
+
+
+def _is_over(live: LiveRun, ranks: Sequence[Present], states: Collection[Mapping[str, Any]]) -> bool:
+    """Whether nothing of the window, whose ``states`` these are, will change any more. What ranks have handed over to be saved outlives
+    them, while their launcher's side is there."""
+    now = [state.get("state") for state in states]
+    if live.over or all(state in _OVER for state in now):
+        return True
+    left = {rank.spool for rank in living_ranks(str(live.path))}
+    return "saving" not in now and left.isdisjoint(rank.spool for rank in ranks)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import PurePath
 from typing import Any
 
+from rich.console import Console, ConsoleOptions
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -77,38 +79,48 @@ class View:
 def rank_table(run: LiveRun, view: View, now: Mapping[int, Mapping[str, Any]]) -> Table:
     """The ranks in the order of the view; ``now`` is where those of this host say that they are."""
     ranks = _ordered(run, view)
-    return _phase_table(ranks) if view.phases else _time_table(run, ranks, now)
+    return _phase_table(run, ranks) if view.phases else _time_table(run, ranks, now)
 
 
 def _time_table(run: LiveRun, ranks: Sequence[LiveRank], now: Mapping[int, Mapping[str, Any]]) -> Table:
-    table = plain_table(
-        "rank", "host", "step", "step time", "late by", "waits for data", "CPU", "memory", "now"
-    )
+    several = _several_hosts(run)
+    host = ["host"] if several else []
+    table = plain_table("rank", *host, "step", "step time", "late by", "data wait", "CPU", "memory", "now")
     for live in ranks:
         whole, behind = step_ms(live, RECENT_STEPS), run.lateness.of_ranks_ms.get(live.rank)
         sticks_out = behind is not None and whole is not None and behind > LATE_SHARE * whole
         used = _used(run, live)
         table.add_row(
             str(live.rank),
-            Text(plain(live.host) or "?"),
+            *_host(live, several),
             f"{live.steps_total - 1:,}" if live.steps else "none yet",
             _ms(whole),
             Text(_ms(behind if behind is None else max(behind, 0.0)), style="bold red" if sticks_out else ""),
             _ms(data_wait_ms(live, RECENT_STEPS)),
             percent(used.get("cpu_percent")),
             size(used.get("rss_bytes")),
-            Text(plain(_now(run, live, now.get(live.rank)))),
+            _now(run, live, now.get(live.rank)),
         )
     return table
 
 
-def _phase_table(ranks: Sequence[LiveRank]) -> Table:
+def _several_hosts(run: LiveRun) -> bool:
+    return len({live.host for live in run.ranks.values()}) > 1
+
+
+def _host(live: LiveRank, several: bool) -> list[Text]:
+    """Its cell, where there are several: of one, each column that is not there leaves room for a line of code."""
+    return [Text(plain(live.host) or "?")] if several else []
+
+
+def _phase_table(run: LiveRun, ranks: Sequence[LiveRank]) -> Table:
+    several = _several_hosts(run)
     shares = {live.rank: phase_shares(live, RECENT_STEPS) for live in ranks}
     shown = [phase for phase in LivePhase if any(phase in each for each in shares.values())]
-    table = plain_table("rank", "host", *(phase.value for phase in shown))
+    table = plain_table("rank", *(["host"] if several else []), *(phase.value for phase in shown))
     for live in ranks:
         cells = [percent(_times(shares[live.rank].get(phase), 100)) for phase in shown]
-        table.add_row(str(live.rank), Text(plain(live.host) or "?"), *cells)
+        table.add_row(str(live.rank), *_host(live, several), *cells)
     return table
 
 
@@ -155,21 +167,56 @@ def _value(run: LiveRun, live: LiveRank, sort: Sort) -> float | None:
 
 def _used(run: LiveRun, live: LiveRank) -> Mapping[str, Any]:
     """What its process uses. What a rank used while it was dying is of no use."""
-    sample = {} if run.ended else run.samples.get(live.host, {})
+    sample = {} if run.over else run.samples.get(live.host, {})
     return (sample.get("ranks") or {}).get(str(live.rank)) or {}
 
 
-def _now(run: LiveRun, live: LiveRank, progress: Mapping[str, Any] | None) -> str:
+class Placed:
+    """Words around a line of code. Where there is little room its path loses its beginning, and the number stays."""
+
+    def __init__(self, before: str, frame: Sequence[Any] = (), after: str = "", style: str = "") -> None:
+        """``frame``: file, line and function; where it is none, the words are all."""
+        self._before, self._after, self._style = plain(before), plain(after), style
+        self._path = plain(f"{frame[0]}:{frame[1]}") if len(frame) == 3 else ""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        room = options.max_width - len(self._before) - len(self._after)
+        if room < len(PurePath(self._path).name):
+            room = options.max_width  # a line of its own
+        yield Text(f"{self._before}{_from_left(self._path, room)}{self._after}", self._style)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        whole = len(self._before) + len(self._path) + len(self._after)
+        return Measurement(1, whole).with_maximum(options.max_width)
+
+
+def _from_left(path: str, room: int) -> str:
+    """``path`` in at most ``room`` letters: without its first folders, or the beginning of its name."""
+    if len(path) <= room:
+        return path
+    name, end = PurePath(path).name, path[-max(1, room - 1) :]
+    if len(name) < len(end):
+        return f"…{end[end.find('/') :]}"
+    return name if len(name) <= room else f"…{end}"
+
+
+def _now(run: LiveRun, live: LiveRank, progress: Mapping[str, Any] | None) -> Placed:
     """Where it is: its phase and line where its step lasts long, else that it gets on."""
     since_s = live.since_last_step_s()
-    if run.ended or live.ended:
-        return "ended"
+    if run.over or live.ended:
+        return Placed("ended")
     lasts = f" for {whole_seconds(since_s)}" if since_s is not None and since_s >= _LONG_S else ""
     if progress is None:
-        return f"in a step{lasts}" if lasts else ""
-    place = next(iter(progress.get("user") or progress.get("frames") or []), None)
-    line = f" {PurePath(str(place[0])).name}:{place[1]}" if place and len(place) == 3 else ""
-    return f"{progress.get('phase') or 'in a step'}{line}{lasts}"
+        return Placed(f"in a step{lasts}" if lasts else "")
+    file, *line = innermost(progress) or [""]
+    phase = progress.get("phase") or "in a step"
+    return Placed(f"{phase} " if line else phase, [PurePath(str(file)).name, *line], lasts)
+
+
+def innermost(document: Mapping[str, Any]) -> Sequence[Any]:
+    """The frame of the user's program in which a rank says to be: file, line and function; empty where it says none."""
+    found = next(iter(document.get("user") or document.get("frames") or []), ())
+    return found if len(found) == 3 else ()
 
 
 def plain_table(*names: str) -> Table:

@@ -14,8 +14,10 @@ from rich.text import Text
 
 from ddpdoctor.cli.watch_ranks import (
     MOST_ROWS,
+    Placed,
     Sort,
     View,
+    innermost,
     percent,
     phase_bar,
     plain_table,
@@ -58,19 +60,16 @@ def frame(
     run: LiveRun,
     opinion: Opinion,
     *,
-    gone: bool = False,
     now: Mapping[int, Mapping[str, Any]] | None = None,
     view: View | None = None,
     keys: bool = False,
 ) -> RenderableType:
-    """Everything to show, top to bottom; ``gone``: the launcher was killed, so nothing more will come. ``now`` is where ranks of
-    this host say that they are, ``keys`` whether they have an effect."""
+    """Everything to show, top to bottom. ``now`` is where ranks of this host say that they are, ``keys`` whether they have an effect."""
     view = view or View()
     # What does not fit the terminal is cut off at the bottom.
     told = f"q quit · s sort (by {view.sort.value}) · r reverse · p phases"
     hint = [Text(told, style="dim")] if keys else []
-    over = run.ended or gone
-    parts: list[RenderableType] = [_state(run, gone), *hint, *_silence(run), _verdict(opinion, over)]
+    parts: list[RenderableType] = [_state(run), *hint, *_silence(run), _verdict(opinion, run.over)]
     if run.ranks:
         parts += [Text(""), _pace(run), *_sparkline(run), *phase_bar(run), Text("")]
         parts.append(rank_table(run, view, now or {}))
@@ -86,14 +85,14 @@ def frame(
     return Group(*parts)
 
 
-def _state(run: LiveRun, gone: bool) -> Text:
+def _state(run: LiveRun) -> Text:
     manifest = run.manifest
     started = manifest.get("started_ns")
     ended = manifest.get("ended_ns")
     # A clock that was set back in between may show an end before the beginning.
     lasted = whole_seconds(max(0, (ended or time.time_ns()) - started) / 1e9) if started else ""
-    if gone:
-        state = "its launcher was killed"
+    if run.gone:
+        state = "its launcher was killed, its ranks are gone"
     elif ended:
         job = job_end([manifest], launches_of(str(run.path), []))
         outcome = f"signal {job.signal}" if job.signal else f"exit code {job.code}"
@@ -103,13 +102,15 @@ def _state(run: LiveRun, gone: bool) -> Text:
     return Text.assemble((plain(str(run.path)), "bold"), f"  {state}")
 
 
-def _silence(run: LiveRun) -> list[Text]:
+def _silence(run: LiveRun) -> list[RenderableType]:
     """How long no rank has finished a step, where that is long for this job; and who does not wait, once they were asked."""
     silent_s = run.silent_s()
     times = [ms for live in run.ranks.values() if (ms := step_ms(live, RECENT_STEPS)) is not None]
     if silent_s is None or silent_s < max(SILENT_S, SILENT_STEPS * max(times, default=0.0) / 1e3):
         return []
-    found = [Text(f"no rank has finished a step for {whole_seconds(silent_s)}", style="bold red")]
+    found: list[RenderableType] = [
+        Text(f"no rank has finished a step for {whole_seconds(silent_s)}", style="bold red")
+    ]
     stops = read_stops(str(run.path), [])
     lasting = [
         host.stall for host in stops.hosts if host.stall and host.stall.get("state") == Standstill.LASTS
@@ -117,12 +118,11 @@ def _silence(run: LiveRun) -> list[Text]:
     for each in [rank for stall in lasting for rank in stall.get("ranks") or []][:MOST_ROWS]:
         stop = next((stop for stop in stops.ranks if stop.rank == each.get("rank")), None)
         document = (stop.standing or stop.progress or {}) if stop else {}
-        place = next(iter(document.get("user") or document.get("frames") or []), None)
-        where = f" at {place[0]}:{place[1]} ({place[2]})" if place and len(place) == 3 else ""
+        place = innermost(document)
         does = "waits" if each.get("waits") else "is stuck" if each.get("answered") else "does not answer"
-        found.append(
-            Text(plain(f"rank {each.get('rank')} {does}{where}"), style="dim" if each.get("waits") else "red")
-        )
+        style = "dim" if each.get("waits") else "red"
+        at, function = (" at ", f" ({place[2]})") if place else ("", "")
+        found.append(Placed(f"rank {each.get('rank')} {does}{at}", place, function, style))
     return found
 
 

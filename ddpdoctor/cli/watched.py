@@ -17,7 +17,7 @@ from ddpdoctor.cli.keys import Keys, keys
 from ddpdoctor.cli.watch_ranks import View
 from ddpdoctor.cli.watch_view import Opinion, frame
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.rundir import launcher_runs, present_ranks, recover
+from ddpdoctor.rundir import present_ranks, recover
 from ddpdoctor.telemetry import LiveRun
 
 LEAST_PAUSE_S = 5.0
@@ -92,11 +92,8 @@ class Watched:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will be recorded: the job ended, or its launcher was killed."""
-        return self._live.ended or self._launcher_is_gone()
-
-    def _launcher_is_gone(self) -> bool:
-        return launcher_runs(str(self._path), self._live.manifest) is False
+        """Whether nothing more will be recorded: the job ended, or was killed with its launcher."""
+        return self._live.over
 
     def think(self) -> None:
         """Analyse what there is; nothing is raised, because the job's next steps may mend it."""
@@ -119,5 +116,4 @@ class Watched:
 
     def frame(self) -> RenderableType:
         """The view as of the last look."""
-        gone = not self._live.ended and self._launcher_is_gone()
-        return frame(self._live, self._opinion, gone=gone, now=self._now, view=self.view, keys=self.keys)
+        return frame(self._live, self._opinion, now=self._now, view=self.view, keys=self.keys)

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 DIAGNOSIS_SCHEMA = "ddpdoctor.diagnosis/1"
-RUNNING = "running"
-"""``end`` of a job that ran when it was analysed."""
+RUNNING, UNKNOWN = "running", "unknown"
+"""``end`` of a job that ran when it was analysed, and of one of which nobody can say whether it did."""
 
 __all__ = [
     "DIAGNOSIS_SCHEMA",

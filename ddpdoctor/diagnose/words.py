@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def ms(value: float) -> str:
-    """0.42 -> "0.42 ms", 46.3 -> "46 ms", 12000 -> "12 s"."""
+    """0.42 -> "0.42 ms", 46.3 -> "46 ms", 12000 -> "12 s", 18000000 -> "5 hours"."""
+    if value >= 1e6:
+        return hours(value / 3.6e6)
     if value >= 10_000:
         return f"{value / 1000:.3g} s"
     return f"{value:.0f} ms" if value >= 10 else f"{value:.2g} ms"
@@ -98,6 +100,18 @@ def _all_of(job: Mapping[str, Any]) -> str:
 
 def _is_one(job: Mapping[str, Any]) -> bool:
     return job.get("world_size") == 1 or job.get("ranks_seen") == 1
+
+
+def stopped(hang: Mapping[str, Any], colon: str = "") -> str:
+    """How a job stopped, as what follows "The job": "hangs", "failed", "hung for 310 s until it was killed". With a ``colon`` what
+    its ranks do may follow: "hung for 310 s; last seen:"."""
+    if hang["state"] == "failed":
+        return f"failed{colon}"
+    if hang["lasts"] is not False:
+        return f"hangs{colon}"
+    lasted = f" for {ms(hang['since_s'] * 1000)}" if hang["since_s"] else ""
+    ended = f" until {hang['until']}" if hang["until"] else ""
+    return f"hung{lasted}{ended}{colon and '; last seen'}{colon}"
 
 
 def condition(culprits: Sequence[int] | None) -> str:
@@ -285,6 +299,7 @@ def _environment() -> jinja2.Environment:
         ranks=ranks_of_job,
         verb=verb_of_job,
         waiting=waiting_in_job,
+        stopped=stopped,
         condition=condition,
         everybody=everybody,
         others=others,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,8 @@ class _Watch:
             self._ranks.wait(PERIOD_S, [self._orders, *self._diagnosing_handles(), *self._door.handles])
             self._turn()
         if os.read(self._orders, 1) != IN_ORDER:
+            # There is nobody left who could end the job, so no document may say that it was.
+            self._options, self._kill = replace(self._options, on_hang="report"), None
             deadline_s = time.monotonic() + _AFTER_LAUNCHER_S
             while time.monotonic() < deadline_s and any(rank.alive for rank in self._ranks.known.values()):
                 self._ranks.wait(PERIOD_S, [])
@@ -260,12 +263,18 @@ class _Watch:
             self._diagnosing.start()
         if self._options.on_hang != "kill":
             return
-        if suspicion.guilty or not self._here(current):
-            self._kill = proof.Kill(suspicion.after_s)
-            self._kill.look(proof.doubts(current, self._has_answered), current)
-        else:
-            why = "all ranks of this host wait for ranks of other hosts, where the one has to be ended that they wait for"
+        if why := self._why_spared(suspicion, current):
             say(self._writer, warn=f"the job is not ended: {why}.")
+            return
+        self._kill = proof.Kill(suspicion.after_s)
+        self._kill.look(proof.doubts(current, self._has_answered), current)
+
+    def _why_spared(self, suspicion: Suspicion, current: list[WatchedRank]) -> str | None:
+        if not suspicion.guilty and self._here(current):
+            return "all ranks of this host wait for ranks of other hosts, where the one has to be ended that they wait for"
+        if not suspicion.waiting and not all(rank.alive for rank in suspicion.guilty):
+            return "a rank has died, and no other is known to wait for it"
+        return None
 
     def _here(self, current: list[WatchedRank]) -> str:
         """Words for a job that has ranks on other hosts."""
@@ -364,9 +373,9 @@ class _Watch:
             self._ranks.look(self._door.seen)
             self._door.look([rank.pid for rank in self._ranks.known.values()])
             self._write_ends()
-            if self._stall is not None:
-                if self._stall["state"] == Standstill.LASTS.value:
-                    self._stall["state"] = Standstill.ENDED.value
+            # When it was killed stays as it is: launchers that have begun since must not take it for theirs.
+            if self._stall is not None and self._stall["state"] == Standstill.LASTS.value:
+                self._stall["state"] = Standstill.ENDED.value
                 self._write_stall(self._stall)
         if self._diagnosing is not None:
             self._diagnosing.leave()

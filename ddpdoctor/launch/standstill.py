@@ -122,8 +122,9 @@ class Progress:
         after_s = self._after_s(left, waiting, dead)
         if not left or self.silent_s < after_s:
             return None
-        if not waiting and (any(rank.busy for rank in left) or len(left) < len(ranks) or _is_through(left)):
-            # Nobody is kept waiting, and somebody works, or is alone with the end of the job.
+        alone = len(left) + len(dead) < len(ranks)
+        if not waiting and (any(rank.busy for rank in left) or alone or _is_through(left)):
+            # Nobody is kept waiting, and somebody works, or is alone with the end of the job, which others have ended in order.
             return None
         unknown = tuple(rank for rank in guilty if rank.activity is Activity.UNKNOWN)
         return Suspicion(self.silent_s, after_s, self.longest_gap_s, (*dead, *guilty), waiting, unknown)

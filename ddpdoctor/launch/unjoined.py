@@ -46,6 +46,11 @@ class UnjoinedRank(WatchedRank):
         return isinstance(self.said.about.get("joining_ns"), int)
 
     @property
+    def signs(self) -> tuple[Any, ...]:
+        """Whoever has built what it needs, and now asks to join, has made progress."""
+        return (self.waits,)
+
+    @property
     def faults(self) -> str:
         """What faulthandler wrote when it was asked; of one that has asked to join, where it did."""
         return self.said.faults or _as_fault(self.said.about.get("frames"))

@@ -55,6 +55,8 @@ class HangFacts(msgspec.Struct, frozen=True, kw_only=True):
     """"hangs" (when last checked) or "failed" (it ended, not in order); null if neither."""
     lasts: bool | None = None
     """Whether it still hung when last checked, so that its processes can be asked; null if unknown."""
+    until: str | None = None
+    """What ended a job that hung, as words that follow "until": "SIGTERM ended it". Null if it still hangs, or if that is unknown."""
     since_s: float | None = None
     """Time without progress, when last checked."""
     step: int | None = None

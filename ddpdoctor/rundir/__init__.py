@@ -154,7 +154,7 @@ from .target import TARGET_FILE, run_of, target_of
 from .waiting import Waiting, newer_in, reason_of, unsaved_sentence, waiting_in
 
 if TYPE_CHECKING:
-    from .presence import Present, launcher_runs, present_ranks
+    from .presence import Present, launcher_runs, living_ranks, present_ranks
     from .reader import RankRecord, RunDirectory, read_manifest, read_rank
     from .sources import hash_of, note_sources, read_sources, source_bytes
     from .typed import fitting
@@ -169,6 +169,7 @@ __getattr__ = deferred(
         "fitting": "typed",
         "hash_of": "sources",
         "launcher_runs": "presence",
+        "living_ranks": "presence",
         "note_sources": "sources",
         "present_ranks": "presence",
         "read_manifest": "reader",

@@ -12,6 +12,7 @@ from typing import Any
 from .carrier import has_carrier
 from .draining import spools_of
 from .layout import PROGRESS_FILE, parse_spool_name
+from .liveness import is_over
 from .processes import is_running
 from .spool import roots_of
 from .stops import PROGRESS_SCHEMA, document_in
@@ -41,6 +42,11 @@ def present_ranks(run: str) -> list[Present]:
         if named is not None:
             found[named[0]] = Present(*named, spool)
     return [found[rank] for rank in sorted(found)]
+
+
+def living_ranks(run: str) -> list[Present]:
+    """Those of them that still record. Never raises."""
+    return [rank for rank in present_ranks(run) if not is_over(rank.spool)]
 
 
 def launcher_runs(run: str, manifest: Mapping[str, Any]) -> bool | None:

@@ -78,6 +78,19 @@ def controllers_end(run: RunEvidence) -> list[str]:
     return [said, f"Before that, only {_words(closed)} had ended the process group."] if some else [said]
 
 
+def until(run: RunEvidence) -> str | None:
+    """What ended a job that hung, as what follows "until"; None where it still hangs, or that is not known."""
+    if run.lasts:
+        return None
+    if run.by_option:
+        return "--on-hang kill ended it"
+    if run.asked is not None and run.asked.signal is not None:
+        return f"{signal_name(run.asked.signal)} ended it"
+    if run.killed:
+        return "it was killed"
+    return f"it ended with {_way(run.job.code, run.job.signal)}" if run.job.over else None
+
+
 def _words(ranks: Sequence[int]) -> str:
     """Ranks in a sentence."""
     many = f"ranks {', '.join(map(str, ranks[:8]))}{' and more' if len(ranks) > 8 else ''}"

@@ -192,6 +192,10 @@ class RunEvidence(msgspec.Struct, frozen=True):
     """When it was last looked at."""
     asked: Asked | None = None
     """How somebody ended it."""
+    killed: bool = False
+    """Whether it was killed as a whole, its launcher too, which had not noted an end."""
+    by_option: bool = False
+    """Whether its launcher ended it, because it hung."""
     earlier: Sequence[Mapping[str, Any]] = ()
     """How ranks ended of attempts before the one that is judged, and not in order: rows of ``ends.json``."""
 
@@ -249,13 +253,14 @@ def evidence_of(
     stalls = [host.stall for host in stops.hosts if host.stall]
     killed = job.killed and not any(is_running(record.info) for record in records)
     since_s = _stood_s(stalls, ranks, logs, killed=killed)
+    states = [stall.get("state") for stall in stalls]
     known = [each.step for each in ranks.values() if each.step is not None]
     all_well = not any(each.raised or (each.is_gone and not each.in_order) for each in ranks.values())
     asked = asked_to_end(job, records, stops.hosts, all_well=all_well)
     return RunEvidence(
         ranks,
         hangs=since_s is not None,
-        lasts=any(stall.get("state") == Standstill.LASTS for stall in stalls) and not job.over,
+        lasts=Standstill.LASTS in states and not job.over and not killed,
         detected_ns=min((s["detected_ns"] for s in stalls if s.get("detected_ns")), default=None),
         since_s=since_s,
         step=max(known, default=None),
@@ -268,6 +273,8 @@ def evidence_of(
         looked_ns=max((s["looked_ns"] for s in stalls if s.get("looked_ns")), default=None),
         asked=asked,
         earlier=[row for row in others if not row.get("in_order")],
+        killed=killed,
+        by_option=Standstill.KILLED in states,
     )
 
 
@@ -429,17 +436,17 @@ def _stood_s(
     killed: bool,
 ) -> float | None:
     """For how long nothing went on; None where something did, or did what takes long. Of a job that is not known to have been killed only
-    its launcher's side says so, which looks at what the ranks use."""
+    its launcher's side says so, which looks at what the ranks use; of one that was, the ranks' last words may be newer."""
+    seen = [(each.seen_ns, each.step_since_ns) for each in ranks.values() if killed]
+    stood_s = [(at - since) / 1e9 for at, since in seen if at is not None and since is not None]
     if stalls:
         stood = [s for s in stalls if s.get("state") != Standstill.RESUMED and not s.get("paused_in")]
         if len(stood) < len(stalls):
             return None
-        told = [float(stall.get("silent_s") or 0.0) for stall in stood]
+        told = [*(float(stall.get("silent_s") or 0.0) for stall in stood), *stood_s]
         return max((silent_s for silent_s in told if 0 <= silent_s < _TUNING.most_s), default=0.0)
     if not killed or not ranks:
         return None
-    seen = [(each.seen_ns, each.step_since_ns) for each in ranks.values()]
-    stood_s = [(at - since) / 1e9 for at, since in seen if at is not None and since is not None]
     longest = max((step.length_ns / 1e9 for log in logs for step in log.steps), default=0.0)
     going_on = any(each.phase in _GOES_ON for each in ranks.values())
     if going_on or not stood_s or max(stood_s) < max(_TUNING.least_s, _TUNING.usual_gaps * longest):

@@ -21,7 +21,7 @@ from .answer import Verdict
 from .causes import ends_of
 from .disagreement import disagreement, in_hang, ran_out, with_positions
 from .dumps import Dumps
-from .ends import conclusions, controllers_end, doubts
+from .ends import conclusions, controllers_end, doubts, until
 from .evidence import Asked, RankEvidence, RunEvidence
 from .frames import distinct_places, place_of
 from .groups import Table, expected_ranks, tables_of
@@ -134,6 +134,7 @@ def _stopped(run: RunEvidence, notes: list[str], only_dumps: bool = False) -> Ve
         looked=True,
         state=("hangs" if run.hangs else "failed") if causes else None,
         lasts=None if only_dumps else run.lasts,
+        until=until(run) if causes and run.hangs else None,
         since_s=run.since_s,
         step=run.step,
         exit_code=run.exit_code or None,

@@ -21,6 +21,8 @@ from ddpdoctor.rundir import (
     STEPS_FILE,
     TELEMETRY_FILE,
     folders_in,
+    launcher_runs,
+    living_ranks,
     parsed,
     read_manifest,
     read_rank,
@@ -147,6 +149,8 @@ class LiveRun:
         self.path = path
         self.manifest: dict[str, Any] = {}
         self.ranks: dict[int, LiveRank] = {}
+        self.gone = False
+        """Whether its launcher was killed, so that nobody will write that its command ended, and no rank is left on this host."""
         self.samples: dict[str, dict[str, Any]] = {}
         """Newest telemetry sample by host."""
         self.lateness = Lateness()
@@ -157,6 +161,8 @@ class LiveRun:
     def look(self) -> None:
         """Read what is new."""
         self.manifest = read_manifest(str(self.path), []) or self.manifest
+        killed = not self.ended and launcher_runs(str(self.path), self.manifest) is False
+        self.gone = killed and not living_ranks(str(self.path))
         for folder in _folders(self.path / "ranks"):
             if folder.name not in self._folders:
                 self._add(folder)
@@ -190,9 +196,14 @@ class LiveRun:
         """Whether the launcher has written that its command ended."""
         return self.manifest.get("ended_ns") is not None
 
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will be recorded."""
+        return self.ended or self.gone
+
     def silent_s(self) -> float | None:
-        """How long ago any rank that has not ended finished a step; None where none has, or the job has ended."""
-        since = [] if self.ended else [live.since_last_step_s() for live in self.ranks.values()]
+        """How long ago any rank that has not ended finished a step; None where none has, or the job is over."""
+        since = [] if self.over else [live.since_last_step_s() for live in self.ranks.values()]
         return min((seconds for seconds in since if seconds is not None), default=None)
 
     @property

@@ -8,7 +8,8 @@ import os
 import pytest
 
 from ddpdoctor.analysis import Options, analyze
-from tests.stall.recorded import HEALTHY, NOW_NS, Stopped
+from tests.commands import command
+from tests.stall.recorded import HEALTHY, LOCKED, NOW_NS, REDUCING, WAITING, Stopped
 
 
 @pytest.mark.parametrize(
@@ -53,3 +54,43 @@ def test_what_is_known_of_the_end_is_told_apart(tmp_path):
     unnamed = Stopped(tmp_path / "unnamed", exit_code=0).path
     (unnamed / "manifest.json").unlink()
     assert end_of(unnamed) == "ended", "its launcher's own record says so"
+
+
+STILL_RUNS = "The job still runs (100 steps so far): what is said here may change until it ends."
+
+
+@pytest.mark.parametrize(
+    ("run", "note"),
+    [
+        (lambda run: run.launched_here(os.getpid()), STILL_RUNS),
+        (lambda run: run.launched_here().ran_here(1, os.getpid()), STILL_RUNS),
+        (lambda run: run, "The job's end was not recorded (100 steps so far): it may still run."),
+        (lambda run: run.launched_here(), None),
+        (lambda run: run.launched_here().ran_here(0, 2**22 + 1).ran_here(1, 2**22 + 1), None),
+    ],
+    ids=["its launcher runs", "a rank runs", "not known", "its launcher was killed", "all of it was killed"],
+)
+def test_the_verdict_on_a_job_that_runs_is_provisional(tmp_path, run, note):
+    found = analyze(str(run(Stopped(tmp_path / "run", ended=False)).path), Options(cache=False, jobs=1))
+    provisional = [each for each in found.notes if "steps so far)" in each]
+    assert provisional == ([] if note is None else [note])
+    assert note is None or found.notes[0] == note
+
+
+def test_all_outputs_say_that_it_is_provisional(tmp_path):
+    run = Stopped(tmp_path / "run", ended=False).launched_here(os.getpid())
+    outputs = ["--html", tmp_path / "report.html", "--json", tmp_path / "report.json"]
+    done = command("analyze", run.path, *outputs)
+    assert done.returncode == 0, done.stderr
+    assert STILL_RUNS in " ".join(done.stdout.split())
+    assert STILL_RUNS in " ".join((tmp_path / "report.html").read_text().split())
+    assert STILL_RUNS in json.loads((tmp_path / "report.json").read_text())["notes"]
+
+
+def test_of_a_job_that_hangs_the_verdict_itself_says_that_it_lasts(tmp_path):
+    run = Stopped(tmp_path / "run", ended=False).launched_here(os.getpid())
+    run.rank(0, "backward", REDUCING).rank(1, "other", LOCKED)
+    run.seen(0, WAITING, waits=True).seen(1, WAITING, waits=False).stall("lasts")
+    found = analyze(str(run.path), Options(cache=False, jobs=1))
+    assert found.verdict.headline.startswith("The job hangs: ")
+    assert not [note for note in found.notes if "so far" in note]

@@ -1,15 +1,30 @@
 """``ddpdoctor capture`` and ``ddpdoctor stacks`` on real ranks that train meanwhile."""
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import time
+from collections import deque
 
 import pytest
 
-from ddpdoctor.cli.capturing import _number
-from ddpdoctor.telemetry import LiveRun
-from tests.cli.live import live_run, steps_of
+from ddpdoctor.cli.capturing import _number, why_it_stands
+from ddpdoctor.rundir import STALL_FILE, Present, keep_host_document
+from ddpdoctor.rundir.owned import make_private_folder
+from ddpdoctor.rundir.stops import PROGRESS_SCHEMA
+from ddpdoctor.telemetry import LiveRank, LiveRun
+from ddpdoctor.telemetry.live import Tail
+from ddpdoctor.telemetry.livestep import LiveStep
+from tests.cli.live import DOCTOR, ENVIRONMENT, live_run, steps_of
 from tests.commands import ROOT, command
+from tests.hook.recording import JOBS, forked
+from tests.launch.launched import descendants, kill, running, steps_taken
+from tests.stall.recorded import Stopped
+from tests.waiting import until
+
+PIPES = {"env": ENVIRONMENT, "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 
 
 @pytest.fixture
@@ -63,6 +78,106 @@ def test_who_does_not_run_is_not_asked(tmp_path):
         done = command(verb, tmp_path)
         assert (done.returncode, done.stdout) == (2, "")
         assert re.search("no run directory|not a ddpdoctor run directory", done.stderr)
+
+
+def test_a_job_that_was_killed_is_not_to_be_asked_again(tmp_path):
+    run = Stopped(tmp_path / "run", ended=False).launched_here()
+    for verb in ("stacks", "capture"):
+        done = command(verb, run.path)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "is no longer running: its launcher was killed" in done.stderr
+        assert "`ddpdoctor analyze" in done.stderr and "try again" not in done.stderr
+    run.launched_here(os.getpid())
+    for verb in ("stacks", "capture"):
+        assert "ranks have not joined yet: try again" in command(verb, run.path).stderr
+
+
+def standing(folder, step_s, phase=None, stall=None):
+    """A rank of 30 steps of ``step_s`` each, and what is said of it."""
+    live = LiveRun(folder / "run")
+    steps = deque(LiveStep(number, 0, int(step_s * 1e9)) for number in range(30))
+    live.ranks[0] = LiveRank(0, "here", 1, Tail(folder / "steps.jsonl"), steps)
+    make_private_folder(str(folder / "root"))
+    spool = folder / "root" / "00000-1"
+    spool.mkdir()
+    if phase:
+        said = {"schema": PROGRESS_SCHEMA, "rank": 0, "phase": phase, "step": 30}
+        (spool / "progress.json").write_text(json.dumps(said))
+    if stall:
+        keep_host_document(
+            str(folder / "root"), STALL_FILE, {"host": "here", "state": stall, "silent_s": 301.0}
+        )
+    return live, [Present(0, 1, str(spool))]
+
+
+@pytest.mark.parametrize(
+    ("step_s", "phase", "longest_s"),
+    [
+        (0.02, None, 60),
+        (0.02, "evaluation", 300),
+        (0.02, "save", 300),
+        (90.0, None, 900),
+        (90.0, "backward", 900),
+    ],
+)
+def test_a_job_without_the_end_of_a_step_is_waited_for_as_long_as_its_own_steps_allow(
+    tmp_path, step_s, phase, longest_s
+):
+    live, ranks = standing(tmp_path, step_s, phase)
+    assert why_it_stands(live, ranks, 0.99 * longest_s) is None
+    why = why_it_stands(live, ranks, 1.01 * longest_s)
+    assert f"the job stands in step 30: no rank has finished a step for {1.01 * longest_s:.0f} s" in why
+    assert f"`ddpdoctor stacks {tmp_path}/run`" in why
+
+
+@pytest.mark.parametrize(("state", "hangs"), [("lasts", True), ("resumed", False), ("killed", False)])
+def test_a_job_that_hangs_by_its_monitor_is_not_waited_for(tmp_path, state, hangs):
+    live, ranks = standing(tmp_path, 90.0, stall=state)
+    why = why_it_stands(live, ranks, 4.0)
+    assert (why is not None) == hangs
+    assert not hangs or "the job hangs in step 30: no rank has finished a step for 301 s" in why
+
+
+STANDS_AT = 400
+"""A step that the job reaches while a window behind it is waited for."""
+
+
+@pytest.mark.torchrun
+@pytest.mark.extended
+@pytest.mark.parametrize("end", ["hangs", "is killed"])
+def test_a_window_that_cannot_come_any_more_is_not_waited_for(tmp_path, end):
+    """And where the job hangs already, none is ordered."""
+    pytest.importorskip("torch")
+    at = STANDS_AT if end == "hangs" else -1
+    job = forked(
+        JOBS / "stopping_ddp.py",
+        "--how",
+        "asleep_in_a_lock",
+        "--at",
+        str(at),
+        "--steps",
+        "100000",
+        "--for-s",
+        "120",
+    )
+    with running(tmp_path, job, "--no-profile", "--hang-after", "5") as launcher:
+        until(lambda: steps_taken(tmp_path / "run") > 20, launcher)
+        far = ["--first", str(50 * STANDS_AT)]
+        capture = subprocess.Popen([*DOCTOR, "capture", str(tmp_path / "run"), *far], **PIPES)
+        assert "window 1: steps 20000" in capture.stdout.readline()
+        if end == "is killed":
+            time.sleep(2)  # it waits
+            kill([launcher.pid, *descendants(launcher.pid)])
+        out, err = capture.communicate(timeout=60)
+        assert (capture.returncode, out) == (2, ""), err
+        if end == "hangs":
+            assert f"the window is taken back, because the job hangs in step {STANDS_AT}: no rank has" in err
+            again = command("capture", tmp_path / "run")
+            assert (again.returncode, again.stdout) == (2, "")
+            assert "no window, because the job hangs" in again.stderr and "ddpdoctor stacks" in again.stderr
+            assert "asleep_in_a_lock" in command("stacks", tmp_path / "run").stdout
+        else:
+            assert "the job was killed before it was saved" in err
 
 
 def test_the_same_window_ordered_on_each_host_has_one_number(tmp_path):

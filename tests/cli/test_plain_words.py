@@ -53,7 +53,7 @@ def test_no_command_passes_on_what_a_terminal_obeys(run, tmp_path, monkeypatch, 
     }[verb]
     code, shown = output(monkeypatch, capfd, *arguments)
     assert code == 0 and not OBEYED.search(shown)
-    assert "[red]x[/red]" in shown or verb in ("export", "compare")
+    assert "[red]x[/red]" in shown or verb in ("export", "compare", "watch")
     assert not any(line.startswith("totally: healthy") for line in shown.splitlines())
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ddpdoctor.cli.watch_ranks import Sort, View, phase_bar, rank_table
+from ddpdoctor.cli.watch_ranks import Placed, Sort, View, phase_bar, rank_table
 from ddpdoctor.telemetry import LiveRun
 
 RUN = Path(__file__).parents[2] / "fixtures" / "slow-data-one-rank"
@@ -23,8 +23,8 @@ def run():
     return live
 
 
-def lines(drawn):
-    console = Console(file=io.StringIO(), width=200)
+def lines(drawn, width=200):
+    console = Console(file=io.StringIO(), width=width)
     console.print(drawn)
     return [line.split() for line in console.file.getvalue().splitlines()]
 
@@ -55,8 +55,8 @@ def test_keys_change_the_view_and_one_ends(run):
 
 def test_the_phases_of_each_rank_and_of_all(run):
     heading, *rows = lines(rank_table(run, View(phases=True), {}))
-    assert heading == ["rank", "host", "data", "forward", "backward", "optimizer", "other"]
-    shares = {row[0]: [int(cell) for cell in row[2:] if cell != "%"] for row in rows}
+    assert heading == ["rank", "data", "forward", "backward", "optimizer", "other"]
+    shares = {row[0]: [int(cell) for cell in row[1:] if cell != "%"] for row in rows}
     assert shares["1"][0] > 50 > 5 > shares["0"][0] and shares["0"][2] > 50
     assert all(97 <= sum(each) <= 103 for each in shares.values())
     bar, legend = phase_bar(run)
@@ -71,3 +71,33 @@ def test_where_a_rank_is_now_is_told_where_it_says_so(run):
     run.ranks[0].ended = True
     rows = {row[0]: row for row in lines(rank_table(run, View(), said))[1:]}
     assert rows["0"][-1] == "ended"
+
+
+def test_a_narrow_terminal_keeps_the_number_of_the_line(run):
+    run.ranks[1].host = "gpu-node-0123.cluster.internal"  # of several hosts the column is shown
+    long = "a_training_script_of_mine.py"
+    for hosts, name, shown in (
+        (1, "train.py", "train.py:57"),
+        (1, "pretrain_gpt.py", "pretrain_gpt.py:57"),
+        (2, long, "mine.py:57"),
+    ):
+        run.ranks[0].host = run.ranks[1].host if hosts == 1 else "other-node"
+        said = {1: {"phase": "data", "user": [[f"/home/me/{name}", 57, "main"]], "frames": []}}
+        drawn = lines(rank_table(run, View(), said), 80)
+        assert any(word.endswith(shown) for line in drawn for word in line), drawn
+        assert ("host" in drawn[0]) == (hosts > 1)
+
+
+@pytest.mark.parametrize(
+    ("width", "drawn"),
+    [
+        (80, "rank 1 is stuck at /home/me/a/b/train.py:57 (load)"),
+        (46, "rank 1 is stuck at …/me/a/b/train.py:57 (load)"),
+        (40, "rank 1 is stuck at …/train.py:57 (load)"),
+        (12, "rank 1 is stuck at train.py:57 (load)"),
+        (8, "rank 1 is stuck at …n.py:57 (load)"),
+    ],
+)
+def test_a_path_loses_its_first_folders_first(width, drawn):
+    placed = Placed("rank 1 is stuck at ", ["/home/me/a/b/train.py", 57, "load"], " (load)")
+    assert " ".join(word for line in lines(placed, width) for word in line) == drawn

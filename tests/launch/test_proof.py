@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.launch import proof
+from ddpdoctor.launch import proof, sentinel
 from ddpdoctor.launch.helper import Diagnosing
 from ddpdoctor.launch.hostwatch import HostWatchedRanks
 from ddpdoctor.launch.options import RunOptions
@@ -182,6 +182,47 @@ def test_each_launcher_of_a_host_ends_its_own_ranks_once_one_has_found_that_they
     watching.watch._turn()
     watching.watch._turn()
     assert [said.get("end_job", False) for said in watching.said()] == [True] * ends
+
+
+def test_who_is_left_of_dead_ranks_and_not_known_to_wait_for_them_is_not_ended(tmp_path) -> None:
+    dead = a_rank(1)
+    dead.end = {"signal": 9, "code": None, "in_order": False}
+    watching = Watching(tmp_path, [a_rank(0), dead])
+    watching.hangs(seconds=301.0)
+    watching.watch._turn()
+    watching.watch._turn()
+    told = watching.warnings()
+    assert "the job seems to hang" in told and "was ended by signal 9" in told
+    assert "the job is not ended: a rank has died, and no other is known to wait for it" in told
+    assert watching.watch._kill is None and watching.watch._stall is not None
+
+
+def test_who_began_while_a_killed_job_was_ending_is_not_ended_with_it(tmp_path) -> None:
+    """A retry of one rank's launcher may start while another's ranks take their time to end."""
+    watching = Watching(tmp_path, [])
+    killed = {"state": "killed", "looked_ns": time.time_ns(), "silent_since_ns": 0}
+    watching.watch._stall = {"schema": STALL_SCHEMA, "host": "host", **killed}
+    keep_host_document(str(watching.root), STALL_FILE, watching.watch._stall)
+    retry = Watching(tmp_path, [])
+    watching.watch._finish()
+    retry.watch._turn()
+    assert retry.said() == []
+    assert host_document(str(watching.root), STALL_FILE)["looked_ns"] == killed["looked_ns"]
+
+
+def test_nobody_ends_a_job_whose_launcher_was_killed_and_none_says_so(tmp_path, monkeypatch) -> None:
+    """There is nobody to do it, and other launchers of the host would take it for an order."""
+    monkeypatch.setattr(sentinel, "_AFTER_LAUNCHER_S", 0.1)
+    watch = Watching(tmp_path, []).watch
+    watch._orders, launcher = os.pipe()
+    watch._kill, watch._ranks.known = proof.Kill(0.0), {"spool": a_rank(1)}
+    seen = []
+    monkeypatch.setattr(watch, "_turn", lambda: seen.append((watch._options.on_hang, watch._kill)))
+    monkeypatch.setattr(watch._ranks, "wait", lambda *_: time.sleep(0.02))
+    monkeypatch.setattr(watch, "_finish", lambda: None)
+    os.close(launcher)
+    watch.watch()
+    assert seen and set(seen) == {("report", None)}
 
 
 def elsewhere(rank: WatchedRank) -> WatchedRank:

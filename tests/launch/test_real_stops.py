@@ -19,10 +19,11 @@ from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
 from tests.hook.recording import JOBS, TORCHRUN, forked
 from tests.waiting import until
 
-from .launched import DDPDOCTOR_RUN, clean_environment, run_under
+from .launched import DDPDOCTOR_RUN, clean_environment, run_under, running
 from .test_hangs import AFTER
 from .test_hosts import started
 from .two_hosts import two_hosts, why_not
+from .watched import stalls
 
 DISAGREEING, STOPPING = str(JOBS / "disagreeing_ddp.py"), str(JOBS / "stopping_ddp.py")
 SLOW = pytest.mark.slow
@@ -109,7 +110,6 @@ def test_of_two_ranks_both_are_named_where_no_evaluation_before_shows_who_left(t
     ("how", "rule"),
     [
         ("asleep_in_a_lock", "hang/not-reached"),
-        ("in_a_loop", "hang/not-reached"),
         ("in_c_with_the_lock", "hang/not-reached"),
         ("extra_barrier", "hang/different-collectives"),
         ("killed", "hang/rank-died"),
@@ -123,6 +123,27 @@ def test_the_rank_and_the_line(tmp_path, how: str, rule: str, ranks: int) -> Non
     assert (finding.rule, finding.ranks) == (rule, [1]), diagnosis.facts["hang"]
     if how != "killed":  # of which only the last look knows where it was
         assert how in at(finding), finding.where
+
+
+@pytest.mark.torchrun
+@SLOW
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_loop_is_told_while_it_lasts_and_spared(tmp_path, ranks: int) -> None:
+    """It looks like a long computation, so that --on-hang kill does not end it, and the user does."""
+    job = forked(STOPPING, "--how", "in_a_loop", ranks=ranks)
+    with running(tmp_path, job, *AFTER, "--on-hang", "kill") as launcher:
+        until(lambda: stalls(tmp_path / "run"), launcher)
+        diagnosis, finding = verdict_on(tmp_path / "run")
+        assert (finding.rule, finding.ranks) == ("hang/not-reached", [1]), diagnosis.facts["hang"]
+        assert "in_a_loop" in at(finding) and diagnosis.verdict.headline.startswith("The job hangs: rank 1 ")
+        time.sleep(10)  # in which another would be ended
+        os.killpg(launcher.pid, signal.SIGTERM)
+        _, err = launcher.communicate(timeout=60)
+    assert "the job is not ended: rank 1 uses a processor" in err and "is ended, as" not in err
+    headline = verdict_on(tmp_path / "run")[0].verdict.headline
+    assert (
+        headline.startswith("The job hung for ") and " until SIGTERM ended it; last seen: rank 1 " in headline
+    )
 
 
 @pytest.mark.torchrun

@@ -128,6 +128,22 @@ def test_as_long_as_nobody_waits_those_that_have_not_joined_are_building() -> No
     assert ([rank.rank for rank in found.guilty], [rank.rank for rank in found.waiting]) == ([1], [0])
 
 
+def test_who_comes_to_join_makes_progress() -> None:
+    """What it built before has taken longer than ranks may wait for each other."""
+    ranks = [UnjoinedRank("", number, 1_000_000_000 + number, state="S") for number in (0, 1)]
+    for rank in ranks:
+        rank.meter.cores = 1.0
+    ranks[1].said = AtDoor({"joining_ns": 1})
+    progress = Progress(3.0, Tuning())
+    now_s = silent(progress, list(ranks), 0.0, 30)
+    assert progress.suspicion(list(ranks)) is None
+    ranks[0].said, ranks[0].meter.cores = AtDoor({"joining_ns": 2}), 0.0
+    now_s = silent(progress, list(ranks), now_s, 3)
+    assert progress.suspicion(list(ranks)) is None
+    silent(progress, list(ranks), now_s, 2)
+    assert progress.suspicion(list(ranks)) is not None
+
+
 def test_who_is_suspended_is_waited_for() -> None:
     stopped = a_rank(1)
     stopped.state = "T"
@@ -217,6 +233,19 @@ def test_a_watch_that_was_suspended_itself_counts_little_of_that() -> None:
     for now_s, stepped in ((0.0, True), (1.0, True), (500.0, False), (501.0, False)):
         progress.look(now_s, stepped, ranks)
     assert progress.suspicion(ranks) is None
+
+
+def test_ranks_that_do_nothing_once_another_has_died_hang() -> None:
+    """What they wait for may be of no kind that is known, as a key in a store; with one that ended in order, it may be the job's end."""
+    dead, through = a_rank(1), a_rank(1)
+    dead.end = {"signal": 9, "code": None, "in_order": False}
+    through.end = {"signal": None, "code": 0, "in_order": True}
+    left = [a_rank(0), a_rank(2)]
+    found = after([*left, dead], 301, None)
+    assert found is not None and found.guilty == (dead, *left) and not found.waiting
+    assert after([*left, through], 1000, None) is None
+    left[0].meter.cores = 1.0
+    assert after([*left, dead], 1000, None) is None
 
 
 def test_a_dead_rank_is_not_waited_for_long() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -24,6 +25,7 @@ from .recorded import (
     Stopped,
     main_finding,
 )
+from .simulated import pipelined, write
 
 FUTEX = {"state": "S", "wchan": "futex_wait_queue", "tracer": 0}
 
@@ -70,8 +72,42 @@ def test_a_rank_that_does_not_come_and_what_it_does(tmp_path, frames, process, p
     assert (finding.where[0].file, finding.where[0].line) == (TRAIN, 57)
     assert diagnosis.facts["hang"]["not_reached"]["doing"] == doing
     assert diagnosis.facts["hang"]["not_reached"]["since_s"] == 310.0
-    assert diagnosis.verdict.headline.startswith("The job hangs: rank 1 ")
+    assert diagnosis.verdict.headline.startswith(
+        "The job hung for 310 s until it ended with exit code 1; last seen: rank 1 "
+    )
     assert [each.rank for each in diagnosis.standing if each.guilty] == [1]
+
+
+@pytest.mark.parametrize(
+    ("state", "until"),
+    [
+        ("lasts", None),
+        ("killed", "--on-hang kill ended it"),
+        ("ended", "SIGTERM ended it"),
+        ("ended", "it ended with exit code 1"),
+        ("lasts", "it was killed"),
+        ("ended", "it was killed"),
+    ],
+)
+def test_a_job_that_hangs_no_more_hung_and_what_ended_it_is_told(tmp_path, state, until):
+    run = Stopped(tmp_path / "run", ended=until not in (None, "it was killed"))
+    if until == "it was killed":
+        run.launched_here()
+    if until == "SIGTERM ended it":
+        run.asked(15, NOW_NS)
+    run.rank(0, "backward", REDUCING).rank(1, "other", LOCKED, at_ns=NOW_NS + 20 * 10**9)
+    run.seen(0, WAITING, waits=True).seen(1, FUTEX, waits=False).stall(state)
+    diagnosis = diagnosed(run)
+    assert main_finding(diagnosis).rule == "hang/not-reached"
+    stands = "rank 1 waits for a lock or for another thread at train.py:57 in load"
+    if until is None:
+        assert diagnosis.verdict.headline == f"The job hangs: {stands} (for 310 s); rank 0 waits"
+        assert diagnosis.facts["hang"]["lasts"] is True
+    else:
+        lasted = "330 s" if until == "it was killed" else "310 s"  # the ranks' last words are newer
+        ended = f"The job hung for {lasted} until {until}; last seen: {stands}; rank 0 waits"
+        assert diagnosis.verdict.headline == ended
+        assert (diagnosis.facts["hang"]["lasts"], diagnosis.facts["hang"]["until"]) == (False, until)
 
 
 def test_a_rank_that_keeps_the_lock_of_python_has_its_stack_from_faulthandler(tmp_path):
@@ -404,6 +440,15 @@ def test_all_stand_for_as_long_as_the_headline_says(tmp_path):
     run.seen(0, WAITING, waits=True).seen(1, FUTEX, waits=False).stall("killed", looked_ns=NOW_NS)
     diagnosis = diagnosed(run)
     assert {each.since_s for each in diagnosis.standing} == {310.0}
+
+
+def test_dumps_beside_a_job_that_is_over_tell_why_it_hung(tmp_path):
+    run = Stopped(tmp_path / "run")
+    beside = write(tmp_path / "dumps", replace(pipelined(), host_stops={8: 9}))
+    assert analyze([beside]).verdict.headline.startswith("The job hangs: rank 8 ")
+    over = analyze([str(run.path), beside])
+    assert over.verdict.headline.startswith("The job hung; last seen: rank 8 ")
+    assert over.facts["hang"]["lasts"] is False
 
 
 def test_bad_dumps_beside_a_run_do_not_replace_its_verdict(tmp_path):
