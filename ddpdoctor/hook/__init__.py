@@ -8,7 +8,7 @@ The rooms and the modules beside them, each of which imports only what stands be
 
     patches      what of torch is wrapped
     lifetime     where a recording begins and ends; services: what goes with it; settings: rank.json
-    stalls       where a rank stands while it hangs, and how it ended; faulttimer: whose faulthandler it is
+    stalls       where a rank stands while it hangs, and how it ended; fatalsignals: whose handler of those it is
     profiling    the profiler window, and samples of source lines
     recording    from events to lines of the step log
     job          what the job is made of, by number

@@ -37,6 +37,9 @@ _POLLING = (
     "inet_wait_for_connect",
 )
 """Functions of the kernel that a signal cuts short whatever its handler asked for, see signal(7)."""
+_SLEEPS = {"x86_64": (35, 230), "aarch64": (101, 115)}.get(platform.machine(), ())
+_SLEEPING = ("hrtimer_nanosleep", "do_nanosleep")
+"""The same of sleeps, nanosleep and clock_nanosleep. Python's own goes on after it."""
 
 _NETWORK = (*_POLLING, "sk_wait_data", "wait_woken", "tcp_recvmsg", "unix_stream", "skb_wait")
 
@@ -109,13 +112,16 @@ def is_in_network(pid: int) -> bool:
     return any(name in wchan for name in _NETWORK)
 
 
-def is_interruptible(pid: int) -> bool:
-    """Whether a signal with a handler may cut short what the process's first thread waits for."""
+def is_interruptible(pid: int, *, sleeps: bool = False) -> bool:
+    """Whether a signal with a handler may cut short what the process's first thread waits for, with ``sleeps`` a sleep, too; also where the
+    kernel does not tell what that is."""
     wchan = _text(Path(f"/proc/{pid}/wchan")).strip()
     syscall = _text(Path(f"/proc/{pid}/syscall")).split()
-    if syscall and syscall[0].isdecimal() and int(syscall[0]) in _POLLS:
+    if not syscall and wchan in ("", "0"):
+        return state_of(pid) != "R"
+    if syscall and syscall[0].isdecimal() and int(syscall[0]) in (*_POLLS, *(_SLEEPS if sleeps else ())):
         return True
-    return any(name in wchan for name in _POLLING)
+    return any(name in wchan for name in (*_POLLING, *(_SLEEPING if sleeps else ())))
 
 
 def task_document(place: Path) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 Each rank has to be accounted for by two witnesses that cannot fail together: the kernel (its process has ended; it and what it has
 started use nothing) and the rank itself (it answered a request made during the standstill, and waits for other ranks or is still on the
-same line). faulthandler, whose timer is a thread of C, stands in for a rank that cannot answer because a thread holds Python's lock.
+same line). faulthandler, which answers a signal without Python's lock, stands in for a rank that cannot answer because a thread holds it.
 """
 
 from __future__ import annotations

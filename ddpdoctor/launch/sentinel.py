@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ddpdoctor.hook.environment import DEFAULT_HANG_AFTER_S
 from ddpdoctor.launch import proof
 from ddpdoctor.launch.hangwords import elsewhere_sentence, hang_sentences, unknown_sentence
 from ddpdoctor.launch.helper import IN_ORDER, Beside, Diagnosing, NoAnswerError, is_told_to_end, say
@@ -153,6 +154,8 @@ class _Watch:
             say(self._writer, warn=sentence)
         if self._options.hang_after_s == 0:
             return
+        for rank in current:
+            rank.ask_stack((self._options.hang_after_s or DEFAULT_HANG_AFTER_S) / 2)
         if self._stall is not None:
             self._go_on(self._stall, current)
         else:

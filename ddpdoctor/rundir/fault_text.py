@@ -10,8 +10,10 @@ from .packages import is_library
 TextFrame = tuple[str, int, str]
 """File, line and function."""
 
-_FATAL, _TIMEOUT, _CURRENT = "Fatal Python error", "Timeout (", "Current thread 0x"
-_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+[^\n]*\n", re.MULTILINE)
+_FATAL, _ASKED, _CURRENT = "Fatal Python error", "Stack (most recent call first):", "Current thread 0x"
+_TIMEOUT = "Timeout ("
+"""Of a timer, with all stacks: as recordings before it was asked have it."""
+_THREAD = re.compile(r"^(?:(?:Current thread|Thread) 0x[0-9a-f]+|Stack \()[^\n]*\n", re.MULTILINE)
 _FRAME = re.compile(r'^\s+File "([^"\n]+)", line (\d{1,9}) in (.+)$', re.MULTILINE)
 _MOST_FUNCTION = 60
 """Letters of a function's name in a sentence."""
@@ -33,8 +35,8 @@ def fatal_signal(text: str) -> int | None:
 
 
 def says_gil_is_held(text: str) -> bool:
-    """Whether it was written last because a timer of C's ran out, which Python's threads would have set back."""
-    return text.rfind(_TIMEOUT) > text.rfind(_FATAL)
+    """Whether it was written last because it was asked: Python's threads would have answered, or removed it."""
+    return max(text.rfind(_ASKED), text.rfind(_TIMEOUT)) > text.rfind(_FATAL)
 
 
 def first_thread(text: str) -> list[TextFrame]:
@@ -46,7 +48,7 @@ def first_thread(text: str) -> list[TextFrame]:
 def faulting_thread(text: str) -> list[TextFrame]:
     """The stack of the training thread, innermost frame first: of the thread with the fault, or where it was written because Python's
     lock was kept, of the first one."""
-    begin = max(text.rfind(_FATAL), text.rfind(_TIMEOUT))
+    begin = max(map(text.rfind, (_FATAL, _ASKED, _TIMEOUT)))
     if begin < 0:
         return []
     last = text[begin:]

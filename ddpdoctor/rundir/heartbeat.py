@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 HEARTBEAT_FILE = "heartbeat"
 _BYTES = 4096
 _VERSION = 1
-_ALL = struct.Struct("<8q")
+_ALL = struct.Struct("<9q")
 _STEP, _ANSWER, _ONE = struct.Struct("<2q"), struct.Struct("<3q"), struct.Struct("<q")
-_STEP_AT, _ANSWER_AT, _ENDED_AT = 16, 32, 56
+_STEP_AT, _ANSWER_AT, _ENDED_AT, _SIGNAL_AT = 16, 32, 56, 64
 
 
 class Beat(NamedTuple):
@@ -47,6 +47,8 @@ class Beat(NamedTuple):
     """Pages of memory that it was the first to touch."""
     ended: int
     """One more than the steps after which the recording, or the process group, ended in order; 0 before."""
+    signal: int = 0
+    """At which faulthandler writes the stack of its first thread, 0 for none."""
 
     @property
     def in_order(self) -> bool:
@@ -83,6 +85,10 @@ class Heartbeat:
         self._answers += 1
         self._bytes += size
         self._write(_ANSWER_AT, _ANSWER.pack(self._answers, self._bytes, faults))
+
+    def listens(self, signal: int) -> None:
+        """faulthandler writes a stack at this signal, 0 for none."""
+        self._write(_SIGNAL_AT, _ONE.pack(signal))
 
     def end(self, steps: int) -> None:
         """The recording ends in order, after so many steps."""

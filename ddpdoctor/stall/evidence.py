@@ -13,7 +13,7 @@ from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.rundir import STEPS_FILE, LineField, Note, RankRecord, RunDirectory
 from ddpdoctor.rundir.ends import POLITE, JobEnd, job_end
-from ddpdoctor.rundir.fault_text import fatal_signal, faulting_thread, first_thread
+from ddpdoctor.rundir.fault_text import fatal_signal, faulting_thread, first_thread, says_gil_is_held
 from ddpdoctor.rundir.phases import LONG_PHASES, WAITING_PHASES, Phase
 from ddpdoctor.rundir.processes import is_running
 from ddpdoctor.rundir.stops import (
@@ -166,7 +166,7 @@ class RankEvidence(msgspec.Struct, frozen=True):
     @property
     def keeps_lock(self) -> bool:
         """Whether faulthandler found that a thread of it kept Python's lock."""
-        return self.faults.rfind("Timeout (") > self.faults.rfind("Fatal Python error")
+        return says_gil_is_held(self.faults)
 
 
 class RunEvidence(msgspec.Struct, frozen=True):

@@ -113,7 +113,7 @@ def test_a_python_without_torch_is_left_alone(tmp_path) -> None:
     recorded = run_recorded(tmp_path, [sys.executable, "-c", code])
     assert (
         recorded.process.stdout
-        == "['_ddpdoctor', '_ddpdoctor.hook', '_ddpdoctor.hook.faulttimer', '_ddpdoctor.hook.finder']\n"
+        == "['_ddpdoctor', '_ddpdoctor.hook', '_ddpdoctor.hook.fatalsignals', '_ddpdoctor.hook.finder']\n"
     )
     assert recorded.folders() == []
 

@@ -70,16 +70,55 @@ os.kill(pid, signal.SIGKILL) if not found[0] else None
     assert document(folder, "ending.json")["how"] == "in_order"
 
 
-@pytest.mark.extended
-def test_the_jobs_own_timer_goes_off(tmp_path) -> None:
+def test_the_signal_is_given_back_harmless(tmp_path) -> None:
+    """While the rank is recorded faulthandler answers it, with the stack of the main thread alone; afterwards, in forked children, and in
+    the last moments of the process it is ignored: its default would end the process."""
     script = """
-mine = open("mine.txt", "w")
-faulthandler.dump_traceback_later(2.5, file=mine)
-time.sleep(4)
+import threading
+number = signal.SIGRTMAX - 9
+threading.Thread(target=time.sleep, args=(3,), daemon=True).start()
+def asked():
+    os.kill(os.getpid(), number)
+    time.sleep(0.05)
+ends, written = time.monotonic() + 20, ""
+while "in asked" not in written and time.monotonic() < ends:
+    asked()
+    files = [f"/proc/self/fd/{handle}" for handle in os.listdir("/proc/self/fd")]
+    written = "".join(open(file).read() for file in files if os.path.realpath(file).endswith("/faults.txt"))
+print(written.count("Stack ("), written.count("Thread 0x"))
+if os.fork() == 0:
+    asked()
+    os._exit(0)
+print(os.wait()[1])
+import atexit
+class Last:
+    def __del__(self):
+        import os
+        os.kill(os.getpid(), 64 - 9)
+signal.last = Last()
 """
     process, folder = run_script(tmp_path, script)
+    assert process.returncode == 0, (process.returncode, process.stderr)
+    stacks, rest = process.stdout.split("\n", 1)
+    assert int(stacks.split()[0]) >= 1 and stacks.split()[1] == "0" and rest == "0\n"
+    assert not (folder / "faults.txt").exists()
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "signal.signal(number, lambda *_: print('mine', flush=True))",
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [number])",
+    ],
+)
+def test_a_signal_that_the_job_uses_is_not_taken(tmp_path, before) -> None:
+    setting = f"import signal\nnumber = signal.SIGRTMAX - 9\n{before}\n"
+    script = (
+        "time.sleep(1.2); os.kill(os.getpid(), number); time.sleep(0.1); print(number in signal.sigpending())"
+    )
+    process, folder = run_script(tmp_path, script, setting)
     assert process.returncode == 0, process.stderr
-    assert "Timeout" in (tmp_path / "mine.txt").read_text()
+    assert process.stdout == ("mine\nFalse\n" if "lambda" in before else "True\n")
     assert not (folder / "faults.txt").exists()
 
 

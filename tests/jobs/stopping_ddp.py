@@ -34,8 +34,10 @@ def in_a_loop(seconds: float) -> None:
 
 
 def in_c_with_the_lock(seconds: float) -> None:
-    # The first call is cut short by any signal of the process's own.
-    ctypes.PyDLL(None).sleep(int(seconds))
+    libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+    ends = (ctypes.c_long * 2)(int(time.time() + seconds), 0)
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_timedlock(mutex, ends)
 
 
 def in_a_pattern(seconds: float) -> None:

@@ -73,7 +73,7 @@ def test_a_rank_that_stops_in_python(tmp_path, how: str, ranks: int) -> None:
 
 
 @pytest.mark.torchrun
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_rank_that_keeps_pythons_lock_in_c(tmp_path) -> None:
     """The report is there while it hangs, and the job ended as asked."""
     recorded, stops = stopping(tmp_path, "in_a_pattern", "--on-hang", "kill")

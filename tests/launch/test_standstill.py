@@ -71,7 +71,7 @@ def test_of_one_that_does_not_answer_nothing_is_known() -> None:
 
 def test_one_whose_lock_is_kept_is_named_by_what_faulthandler_wrote() -> None:
     silent_one = a_rank(1)
-    silent_one.heard_s, silent_one._faults = 0.0, "Timeout (0:00:05)!\nThread 0x1 (most recent call first):\n"
+    silent_one.heard_s, silent_one._faults = 0.0, "Stack (most recent call first):\n"
     found = after([waiting(0), silent_one], 11)
     assert found is not None and not found.unknown
     assert [rank.rank for rank in found.guilty] == [1] and silent_one.holds_gil

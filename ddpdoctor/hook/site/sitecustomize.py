@@ -12,9 +12,9 @@ def _use_hook():
     here = os.path.dirname(os.path.abspath(__file__))
     package.__path__ = [os.path.dirname(os.path.dirname(here))]
     sys.modules["_ddpdoctor"] = package
-    from _ddpdoctor.hook import faulttimer, finder
+    from _ddpdoctor.hook import fatalsignals, finder
 
-    faulttimer.watch()
+    fatalsignals.watch()
     finder.after_import("torch", "_ddpdoctor.hook.install", "install")
 
 

@@ -2,8 +2,8 @@
 
 A thread beside the training thread, the *attendant*, writes down once a second where that one is while a step lasts longer than
 a second, and more where the launcher asks because no rank gets on. It needs Python's lock for that; where a thread keeps
-the lock, faulthandler's timer writes the stacks. Before a rank has joined its process group it only says that it is there
-(``door``). What comes out stands in :mod:`ddpdoctor.rundir.stops`.
+the lock, faulthandler writes the stack of its first thread when a signal asks for it. Before a rank has joined its process group
+it only says that it is there (``door``). What comes out stands in :mod:`ddpdoctor.rundir.stops`.
 """
 
 from .attendant import Attendant

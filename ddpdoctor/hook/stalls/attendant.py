@@ -29,13 +29,11 @@ from ..patching import guarded
 from ..profiling import Captures
 from ..recording import Session
 from .devicememory import DeviceMemory
-from .faults import Faults
+from .faults import Faults, reserve_signal
 from .rank_status import Whereabouts, described, flight, phase_of, uncaught
 
 PERIOD_S = 1.0
 """Between two looks: what 30 to 100 us cost so often is a hundredth of a percent."""
-_LEAST_FAULT_S = 1.5
-"""More than a period: the timer must not go off between two looks."""
 _END_S = 0.2
 """More than a look takes."""
 _THIS_THREAD = getattr(resource, "RUSAGE_THREAD", None)
@@ -68,17 +66,24 @@ class Attendant:
     def start(self) -> None:
         """Start the thread, unless nobody watches for hangs."""
         if self._after_s:
+            reserve_signal()
             self._thread.start()
 
     def _run(self) -> None:
         handle = self._session.spool.open_text(FAULTS_FILE)
-        self._faults = Faults(handle, max(_LEAST_FAULT_S, self._after_s / 2))
-        while not (self._stop.is_set() or _PART.off):
-            self._faults.rearm()
-            if self._is_stopped_within_period():
-                break
-            self._attend()
-        self._faults.stop()
+        self._faults = Faults(handle)
+        heartbeat = self._session.recorder.heartbeat
+        heartbeat.listens(self._faults.signal)
+        try:
+            while not (self._stop.is_set() or _PART.off):
+                self._faults.look()
+                if self._is_stopped_within_period():
+                    break
+                self._attend()
+        finally:
+            # A rank that does not answer any more must not be taken for one that cannot.
+            heartbeat.listens(0)
+            self._faults.stop()
 
     def _is_stopped_within_period(self) -> bool:
         """Wait for a period, at a random moment of which the device's memory is looked at."""

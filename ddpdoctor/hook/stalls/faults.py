@@ -1,124 +1,127 @@
-"""faulthandler writing to a file of ours: at a fatal signal, and where Python's lock is kept for long.
+"""faulthandler writing to a file of ours: at a fatal signal, and where the launcher's side asks a rank that says nothing itself.
 
-Neither takes anything from the job: see :mod:`..faulttimer`. The timer's thread does not exist in a forked child, which would
-wait for it at its end for ever, so there is no timer while the process forks.
+It is asked by one real-time signal, and writes the stack of the thread that takes the signal, the process's first one, and of no other:
+to walk the stack of a thread that runs meanwhile crashes the process once in some hundred times, where that stack is deep. So nothing
+here goes off by itself: a timer of faulthandler's (``dump_traceback_later``) walks all stacks, also of a healthy process that was
+suspended for a while. A signal for which the job has a handler, or which it blocks, is not taken.
 """
 
 from __future__ import annotations
 
-import math
+import faulthandler
 import os
-import time
+import signal
+import threading
 
 from ...rundir import file_identity
-from .. import faulttimer
-from ..guard import part
-from ..patching import guarded
+from .. import fatalsignals
 
-_PART = part("faulthandler")
 _FATAL = ("SIGSEGV", "SIGFPE", "SIGABRT", "SIGBUS", "SIGILL")
 """Those that faulthandler takes."""
-_EARLY_SHARE = 1 / 8
-"""Of the timer's time: by so much it may go off early."""
+_BELOW_LAST = 9
+"""Of real-time signals the first ones are the C library's, and programs that use any count from either end."""
+_FREE = (signal.SIG_DFL, signal.SIG_IGN)
 
 
 class _State:
     """Of this process."""
 
-    __slots__ = ("armed", "forking", "watched")
+    __slots__ = ("number",)
 
     def __init__(self) -> None:
-        self.forking = False
-        self.armed = False
-        """Whether the timer, once set, has not been cancelled since."""
-        self.watched = False
-        """Whether forks are."""
+        self.number = 0
+        """The signal that is ours, 0 for none."""
 
 
 _state = _State()
 _open: list[Faults] = []
 
 
+def reserve_signal() -> None:
+    """Have the signal ignored unless :func:`listen` was called: it must end no process that takes it just when faulthandler has given it
+    back. In the main thread; elsewhere nobody may set it, and it is not taken."""
+    number = int(getattr(signal, "SIGRTMAX", 0)) - _BELOW_LAST
+    if _state.number or number <= 0 or threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(number) in _FREE and number not in signal.pthread_sigmask(signal.SIG_BLOCK, []):
+        signal.signal(number, signal.SIG_IGN)
+        _state.number = number
+
+
+def listen(handle: int) -> int:
+    """Have faulthandler write to the open file ``handle`` when it is asked from now on. Returns the signal, 0 where none was free."""
+    number = _state.number
+    if number and signal.getsignal(number) is signal.SIG_IGN:
+        faulthandler.register(number, file=handle, all_threads=False, chain=False)
+        return number
+    return 0
+
+
+def stop_listening() -> None:
+    """Ignore it again."""
+    # To unregister puts back what was before, also where the job has set a handler of its own since.
+    if _state.number and signal.getsignal(_state.number) is signal.SIG_IGN:
+        faulthandler.unregister(_state.number)
+
+
 class Faults:
     """The file, and what is set to write there. Only the attendant's thread calls it, but for ``stop``."""
 
-    def __init__(self, handle: int, timeout_s: float | None) -> None:
-        """``handle`` is the open file, ``timeout_s`` after how long without ``rearm`` the stacks are written; None for never."""
-        self._handle, self._timeout_s = handle, timeout_s
+    def __init__(self, handle: int) -> None:
+        """``handle`` is the open file."""
+        self._handle = handle
         self._file = file_identity(handle)
-        self._armed_s = -math.inf
         _open.append(self)
-        _watch_forks()
-        if not faulttimer.is_enabled() and _nobody_takes_fatal_signals():
-            faulttimer.enable(file=handle, all_threads=True)
-            faulttimer.owner.fatal_is_ours = True
+        if not fatalsignals.is_enabled() and _nobody_takes_fatal_signals():
+            fatalsignals.enable(file=handle, all_threads=True)
+            fatalsignals.owner.ours = True
+        self.signal = listen(handle)
+        """Of the operating system, at which the stack is written; 0 for none."""
 
-    def rearm(self) -> None:
-        """Put the timer off, at each call or a little more rarely: each time starts a thread."""
-        if self._file is None or self._timeout_s is None:
+    def look(self) -> None:
+        """Called by a thread that runs Python: nobody hangs in what was written when it was asked."""
+        if self._file is None:
             return
         if file_identity(self._handle) != self._file:
             # The job has closed all files that it did not know; the number may be one of its own by now.
             self._file = None
             self.stop()
-            return
-        now_s = time.monotonic()
+        else:
+            self._empty()
+
+    def _empty(self) -> None:
         if os.fstat(self._handle).st_size:
-            # It went off, but whoever calls this has Python's lock again: nobody hangs in what was written.
             os.ftruncate(self._handle, 0)
-        elif _state.armed and now_s - self._armed_s < _EARLY_SHARE * self._timeout_s:
-            return
-        if not faulttimer.owner.timer_is_the_jobs and not _state.forking:
-            faulttimer.later(self._timeout_s, repeat=False, file=self._handle, exit=False)
-            self._armed_s, _state.armed = now_s, True
 
     def stop(self) -> None:
         """Set nothing any more."""
         if self in _open:
             _open.remove(self)
-        self._timeout_s = None
-        if not faulttimer.owner.timer_is_the_jobs:
-            faulttimer.cancel()
+            stop_listening()
         _give_back_fatal()
         known, self._file = self._file, None
         if known is not None:
+            self._empty()
             os.close(self._handle)
 
 
 def _give_back_fatal() -> None:
-    if faulttimer.owner.fatal_is_ours:
-        faulttimer.owner.fatal_is_ours = False
-        faulttimer.disable()
+    if fatalsignals.owner.ours:
+        fatalsignals.owner.ours = False
+        fatalsignals.disable()
 
 
 def forget_faults() -> None:
     """In a forked child: what its parent set is not its own."""
-    _state.forking = _state.armed = False
     _give_back_fatal()
+    if _open:
+        stop_listening()
     for faults in _open:
-        faults._file = faults._timeout_s = None
+        faults._file = None
     _open.clear()
-
-
-def _watch_forks() -> None:
-    if not _state.watched:
-        _state.watched = True
-        os.register_at_fork(before=guarded(_PART, _before_fork), after_in_parent=guarded(_PART, _after_fork))
-
-
-def _before_fork() -> None:
-    _state.forking, _state.armed = True, False
-    if _open and not faulttimer.owner.timer_is_the_jobs:
-        faulttimer.cancel()
-
-
-def _after_fork() -> None:
-    _state.forking = False
 
 
 def _nobody_takes_fatal_signals() -> bool:
     """Whether each would end the process: a handler that Python did not set shows as None."""
-    import signal
-
     numbers = [getattr(signal, name) for name in _FATAL if hasattr(signal, name)]
     return all(signal.getsignal(number) is signal.SIG_DFL for number in numbers)

@@ -1,0 +1,46 @@
+"""Whose handler of fatal signals faulthandler's is: a process has one, and the job's own use comes first.
+
+Imported at the start of every Python below the command, before any code of the job's.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+from typing import Any, Callable
+
+enable, disable, is_enabled = faulthandler.enable, faulthandler.disable, faulthandler.is_enabled
+
+
+class _Owner:
+    """Whose it is by now."""
+
+    __slots__ = ("ours",)
+
+    def __init__(self) -> None:
+        self.ours = False
+
+
+owner = _Owner()
+
+
+def watch() -> None:
+    """Notice the job's own calls."""
+    for name, original in (("enable", enable), ("disable", disable)):
+        setattr(faulthandler, name, _noticed(name, original))
+    setattr(faulthandler, "is_enabled", _named("is_enabled", lambda: is_enabled() and not owner.ours))
+
+
+def _noticed(name: str, original: Callable[..., Any]) -> Any:
+    def called(*args: Any, **kwargs: Any) -> Any:
+        ours, owner.ours = owner.ours, False
+        result = original(*args, **kwargs)
+        return result and not ours if name == "disable" else result
+
+    return _named(name, called)
+
+
+def _named(name: str, function: Any) -> Any:
+    function.__name__ = function.__qualname__ = name
+    function.__module__ = "faulthandler"
+    function.__doc__ = getattr(faulthandler, name).__doc__
+    return function
