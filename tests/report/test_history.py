@@ -131,6 +131,13 @@ def test_all_forms_carry_it(tmp_path):
     assert "Content-Security-Policy" in page and "from here" in page and "<script" not in page
 
 
+@pytest.mark.parametrize(("newest_ms", "word"), [(60.0, "slower"), (50.0, "not clearly slower")])
+def test_whether_the_newest_run_is_slower_is_said(newest_ms, word):
+    text = io.StringIO()
+    print_history(history(nightly([50.0] * 6 + [newest_ms]), last=5), Console(file=text, width=200))
+    assert f"The newest run is {word} than those before it" in text.getvalue()
+
+
 def test_what_a_report_says_stays_text(tmp_path):
     write_history_html(history([("<img src=x>", samples.hostile())], last=5), tmp_path / "h.html")
     assert "<img src=x" not in (tmp_path / "h.html").read_text()

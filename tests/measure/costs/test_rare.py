@@ -57,6 +57,8 @@ def test_a_stop_outside_the_window_is_found_and_priced(kind, cause, ms, line, tm
     assert (cost.ranks, cost.persistence, cost.period_steps, cost.steps_hit) == ([1], "periodic", 20, 3)
     true_ms = mean_ms(config) - mean_ms(without(config, 0))
     assert cost.ms_per_step == pytest.approx(true_ms, rel=0.1)
+    assert cost.occurrence_ms == pytest.approx(ms, rel=0.25)
+    assert cost.own_ms - cost.typical_ms == pytest.approx(ms * 3 / cost.steps_seen, rel=0.25)
     assert [where.line for where in cost.where] == ([line] if line else [])
 
 
