@@ -122,6 +122,23 @@ def test_a_signal_that_the_job_uses_is_not_taken(tmp_path, before) -> None:
     assert not (folder / "faults.txt").exists()
 
 
+def test_a_signal_that_the_job_takes_later_is_no_longer_told(tmp_path) -> None:
+    script = """
+import glob, struct
+(page,) = glob.glob(os.environ["DDPDOCTOR_SPOOL"] + "/*/heartbeat")
+def told(wanted):
+    ends = time.monotonic() + 20
+    while (number := struct.unpack("<9q", open(page, "rb").read(72))[8]) != wanted and time.monotonic() < ends:
+        time.sleep(0.05)
+    return number == wanted
+print(told(signal.SIGRTMAX - 9))
+signal.signal(signal.SIGRTMAX - 9, lambda *_: None)
+print(told(0))
+"""
+    process, _ = run_script(tmp_path, script)
+    assert (process.returncode, process.stdout) == (0, "True\nTrue\n"), process.stderr
+
+
 @pytest.mark.parametrize(
     ("script", "told"),
     [

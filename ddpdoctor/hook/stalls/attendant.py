@@ -73,10 +73,10 @@ class Attendant:
         handle = self._session.spool.open_text(FAULTS_FILE)
         self._faults = Faults(handle)
         heartbeat = self._session.recorder.heartbeat
-        heartbeat.listens(self._faults.signal)
         try:
             while not (self._stop.is_set() or _PART.off):
                 self._faults.look()
+                heartbeat.listens(self._faults.signal)
                 if self._is_stopped_within_period():
                     break
                 self._attend()

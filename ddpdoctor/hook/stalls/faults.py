@@ -80,6 +80,8 @@ class Faults:
 
     def look(self) -> None:
         """Called by a thread that runs Python: nobody hangs in what was written when it was asked."""
+        if self.signal and signal.getsignal(self.signal) is not signal.SIG_IGN:
+            self.signal = 0  # the job has a handler of its own by now
         if self._file is None:
             return
         if file_identity(self._handle) != self._file:
