@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from msgspec.structs import replace
 
-from ddpdoctor.measure.flames import LATE_SHARE, Stacks, stacks_of
+from ddpdoctor.measure.flames import LATE_SHARE, samples_in
 from ddpdoctor.measure.metrics import typical_arrival
-from ddpdoctor.measure.sourcelines import at_holders
+from ddpdoctor.measure.places import CodeLine
+from ddpdoctor.measure.sourcelines import Samples, samples_of
 from ddpdoctor.measure.steplog import RankLog
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
@@ -51,27 +51,23 @@ def flame_graphs(
 ) -> Iterator[tuple[int, dict[str, Any] | None]]:
     """Each rank with its speedscope document of the ``wanted`` steps, of which it was ``late`` in some; None where no samples were taken
     of them."""
-    for log in at_holders(logs):
-        steps = [step for step in log.steps if step.number in wanted]
-        yield log.rank, _flame_graph(replace(log, steps=steps), late.get(log.rank, set()))
+    samples = samples_of(logs)
+    for position, log in enumerate(logs):
+        numbers = {step.number for step in log.steps}.intersection(wanted)
+        yield log.rank, _flame_graph(samples, position, numbers, late.get(log.rank, set()))
 
 
-def _flame_graph(log: RankLog, late: set[int]) -> dict[str, Any] | None:
-    stacks = stacks_of(log)
-    numbers = set(stacks.length_ms)
+def _flame_graph(samples: Samples, position: int, numbers: set[int], late: set[int]) -> dict[str, Any] | None:
     groups = [("all steps", numbers)]
     if late and not late >= numbers:
         groups += [("late steps", late & numbers), ("usual steps", numbers - late)]
-    profiles = [
-        profile
-        for name, chosen in groups
-        if (profile := _profile(f"rank {log.rank}: {name}", stacks, chosen)) is not None
-    ]
-    if not profiles:
+    frames: dict[CodeLine, int] = {}
+    profiles = [_profile(samples, position, name, chosen, frames) for name, chosen in groups]
+    if not frames:
         return None
     return {
         "$schema": SCHEMA,
-        "name": f"rank {log.rank}",
+        "name": f"rank {samples.ranks[position].log.rank}",
         "exporter": "ddpdoctor",
         "activeProfileIndex": 0,
         "shared": {
@@ -81,25 +77,34 @@ def _flame_graph(log: RankLog, late: set[int]) -> dict[str, Any] | None:
                     "file": line.file,
                     "line": line.line,
                 }
-                for line in stacks.frames
+                for line in frames
             ]
         },
-        "profiles": profiles,
+        "profiles": [profile for profile in profiles if profile is not None],
     }
 
 
-def _profile(name: str, stacks: Stacks, numbers: set[int]) -> dict[str, Any] | None:
-    """The samples of some steps, weighed so that they add up to those steps' mean length, whatever their number."""
-    samples = sorted(stack for number, found in stacks.by_step if number in numbers for stack in found)
-    if not samples:
+def _profile(
+    samples: Samples, position: int, which: str, numbers: set[int], frames: dict[CodeLine, int]
+) -> dict[str, Any] | None:
+    """The samples of some steps, weighed so that they add up to those steps' mean length, whatever their number; ``frames``, each with its
+    place, gets those that are new."""
+    taken = samples_in(samples, position, numbers)
+    count = sum(taken.stacks.values())
+    if not count:
         return None
-    mean_ms = sum(stacks.length_ms[number] for number in numbers) / len(numbers)
+    each_ms = taken.mean_ms / count
+    weights = {
+        tuple(frames.setdefault(line, len(frames)) for line in reversed(stack)): each_ms * weight
+        for stack, weight in taken.stacks.items()
+    }
+    rank = samples.ranks[position].log.rank
     return {
         "type": "sampled",
-        "name": f"{name} ({len(numbers):,}, {len(samples):,} samples; ms per step)",
+        "name": f"rank {rank}: {which} ({taken.steps:,}, {round(count):,} samples; ms per step)",
         "unit": "milliseconds",
         "startValue": 0,
-        "endValue": mean_ms,
-        "samples": samples,
-        "weights": [mean_ms / len(samples)] * len(samples),
+        "endValue": taken.mean_ms,
+        "samples": sorted(weights),
+        "weights": [weights[stack] for stack in sorted(weights)],
     }
