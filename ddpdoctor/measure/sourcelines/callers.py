@@ -66,11 +66,6 @@ def by_line(stacks: Mapping[Stack, float]) -> dict[CodeLine, float]:
     return lines
 
 
-def with_usual(places: Sequence[Where], stacks: Mapping[Stack, float]) -> list[Where]:
-    """The same lines, each with its usual callers."""
-    return [where.called_from(*usual(where.stack[0], stacks)) for where in places]
-
-
 def with_heaviest(
     places: Sequence[Where],
     stacks: Mapping[Stack, float],

@@ -66,10 +66,9 @@ def counted(
         taken += int(np.count_nonzero(within & (of_rank.kind != Kind.LOOK)))
         seconds += int(of_rank.lengths_ns[steps_wanted].sum()) / 1e9
         steps += int(steps_wanted.sum())
-    outside = [stack.innermost is not None and not stack.in_torch for stack in samples.stacks]
     return SampleCounts(
         at=by_line(samples.by_stack(at)),
-        outside=by_line(samples.by_stack(at * outside)),
+        outside=by_line(samples.by_stack(at * samples.outside)),
         behind=by_line(samples.by_stack(behind)),
         stacks=samples.by_stack(at + behind),
         samples=count,

@@ -4,8 +4,8 @@ stack samples."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, cached_property
 
 import msgspec
 import numpy as np
@@ -16,7 +16,7 @@ from ddpdoctor.measure.places import CodeLine, Stack, Where
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.taxonomy import IN_GAPS, Component, SyncKind
 
-from .callers import with_heaviest, with_usual
+from .callers import usual, with_heaviest
 from .counts import SampleCounts, beyond, common_of, counted, same_lines, scale_of
 from .gaps import MainGap, RankGaps, free_gaps, gaps_of_log, lies_in_gaps, main_gap
 from .ranking import joined, ranked
@@ -57,10 +57,15 @@ class LogSourceLines:
         ]
 
     @cached_property
-    def _stacks(self) -> Mapping[Stack, float]:
-        """Samples of all ranks, by their stacks."""
+    def _usual(self) -> Callable[[CodeLine], tuple[Stack, int]]:
+        """The usual callers of a line, by the samples of all ranks."""
         each = [self.samples.weights(position).at_random for position in range(len(self.logs))]
-        return self.samples.by_stack(np.sum(each, axis=0))
+        stacks = self.samples.by_stack(np.sum(each, axis=0))
+        return cache(lambda line: usual(line, stacks))
+
+    def _called(self, calls: Mapping[CodeLine, float]) -> list[Where]:
+        """The lines of most recorded calls, or time in them, each with its usual callers."""
+        return [where.called_from(*self._usual(where.stack[0])) for where in ranked(calls)]
 
     def syncs(self, kinds: Sequence[SyncKind]) -> list[Where]:
         """Lines that call synchronisations of these kinds."""
@@ -70,7 +75,7 @@ class LogSourceLines:
                 where = log.where.get(point.where)
                 if point.kind in kinds and where is not None:
                     calls[where.stack[0]] += 1
-        return with_usual(ranked(calls), self._stacks)
+        return self._called(calls)
 
     def operation(
         self, components: Sequence[Component | SyncKind], positions: Sequence[int] | None
@@ -88,11 +93,11 @@ class LogSourceLines:
         """Lines of this kind of work: sampled ones where there are enough samples, else the recorded call's."""
         wanted = {int(step) for step in steps}
         chosen, others = self._chosen_and_others(positions)
-        called = _called([self.logs[position] for position in chosen], components, wanted)
+        calls = _calls([self.logs[position] for position in chosen], components, wanted)
         sampled = self._sampled(chosen, others, components, wanted)
         if not sampled and or_else is not None:
             sampled = self._sampled(chosen, others, components, {int(step) for step in or_else})
-        return joined(sampled, with_usual(called, self._stacks))
+        return joined(sampled, self._called(calls))
 
     def gap(
         self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
@@ -160,8 +165,10 @@ class LogSourceLines:
         return counted(self.samples, positions, components, wanted, parts, gap)
 
 
-def _called(logs: Sequence[RankLog], components: Sequence[Component], wanted: set[int]) -> list[Where]:
-    """Lines of the recorded calls that are this kind of work, by time."""
+def _calls(
+    logs: Sequence[RankLog], components: Sequence[Component], wanted: set[int]
+) -> Mapping[CodeLine, float]:
+    """ns that recorded calls of this kind of work take, by their lines."""
     kinds = kinds_of(components)
     calls: Counter[CodeLine] = Counter()
     for log in logs if kinds else ():
@@ -174,7 +181,7 @@ def _called(logs: Sequence[RankLog], components: Sequence[Component], wanted: se
         for line, spent_ns in by_line.items():
             if (where := log.where.get(line)) is not None:
                 calls[where.stack[0]] += spent_ns
-    return ranked(calls)
+    return calls
 
 
 def _python_ms(mine: SampleCounts, theirs: SampleCounts, line: CodeLine) -> float | None:

@@ -147,7 +147,7 @@ class Weights(msgspec.Struct, frozen=True):
         return self.seen + self.before + self.following
 
 
-class Samples(msgspec.Struct, frozen=True, eq=False):
+class Samples(msgspec.Struct, frozen=True, eq=False, dict=True):
     """Those of all ranks of a run."""
 
     stacks: list[CallStack]
@@ -155,6 +155,11 @@ class Samples(msgspec.Struct, frozen=True, eq=False):
     ranks: list[RankSamples]
     """By position of the log."""
     keepers: Keepers
+
+    @cached_property
+    def outside(self) -> Mask:
+        """[K] whether the innermost line is known, and not torch's."""
+        return np.array([each.innermost is not None and not each.in_torch for each in self.stacks], bool)
 
     def weights(self, position: int, chosen: Mask | slice = slice(None)) -> Weights:
         """Of the ``chosen`` rows of a rank."""
