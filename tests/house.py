@@ -149,6 +149,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "export": (
             "flames",
             "sourcelines",
+            "graph",
             "metrics",
             "align",
             "window",

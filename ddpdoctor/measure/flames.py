@@ -62,14 +62,13 @@ def flames(graph: Graph, samples: Samples, ranks: Sequence[RankSummary]) -> list
     Fewer where samples, or ranks, are missing. ``samples`` are those of the logs of ``graph``."""
     if not samples.stacks:
         return []
-    late, late_ms = _late_steps(graph), {each.rank: each.late_ms or 0.0 for each in ranks}
+    (measured, late), late_ms = late_steps(graph), {each.rank: each.late_ms or 0.0 for each in ranks}
     order = sorted(
         range(len(samples.ranks)), key=lambda place: -late_ms.get(samples.ranks[place].log.rank, 0.0)
     )
     slowest, usual = order[0], order[(len(order) + 1) // 2] if len(order) > 1 else None
     recorded = set(samples.ranks[slowest].numbers.tolist())
     # Steps that are set aside (warm-up, profiled, evaluations) are neither late nor usual.
-    measured = {int(number) for group in graph.groups for number in group.steps}
     numbers = recorded & measured or recorded
     others = numbers - late[slowest]
     drawn: list[_Tree | None] = []
@@ -89,17 +88,17 @@ def flames(graph: Graph, samples: Samples, ranks: Sequence[RankSummary]) -> list
     ]
 
 
-def _late_steps(graph: Graph) -> list[set[int]]:
-    """By position, the steps in which a rank comes later than the median by ``LATE_SHARE`` of the median step."""
+def late_steps(graph: Graph) -> tuple[set[int], list[set[int]]]:
+    """(All measured steps; by position those in which a rank comes later than the median by ``LATE_SHARE`` of the median step.)"""
     late: list[set[int]] = [set() for _ in graph.ranks]
-    if not graph.groups or len(graph.ranks) < 2:
-        return late
+    if not graph.groups:
+        return set(), late
     least_ns = LATE_SHARE * float(np.median(np.concatenate([group.duration for group in graph.groups])))
-    for group in graph.groups:
+    for group in graph.groups if len(late) > 1 else ():
         by_rank = np.nanmax(np.nan_to_num(behind(group)), axis=1) >= least_ns
         for position, steps in enumerate(late):
             steps.update(group.steps[by_rank[:, position]].tolist())
-    return late
+    return {number for group in graph.groups for number in group.steps.tolist()}, late
 
 
 class _Node(msgspec.Struct):
