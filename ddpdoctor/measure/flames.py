@@ -37,7 +37,7 @@ class Tuning(msgspec.Struct, frozen=True):
 _TUNING = Tuning()
 
 
-class Taken(msgspec.Struct, frozen=True):
+class StepSamples(msgspec.Struct, frozen=True):
     """The stack samples of some steps of a rank."""
 
     stacks: dict[Stack, float]
@@ -47,14 +47,14 @@ class Taken(msgspec.Struct, frozen=True):
     """Of the steps; 0 where there is none."""
 
 
-def samples_in(samples: Samples, position: int, numbers: Collection[int]) -> Taken:
+def samples_in(samples: Samples, position: int, numbers: Collection[int]) -> StepSamples:
     """Those of a rank in the steps of these numbers."""
     of_rank = samples.ranks[position]
     steps = of_rank.steps_of(numbers)
     weights = samples.weights(position, of_rank.in_steps(steps)).at_random
     lengths_ns = of_rank.lengths_ns[steps]
     mean_ms = float(lengths_ns.mean()) / 1e6 if len(lengths_ns) else 0.0
-    return Taken(samples.by_stack(weights, whole=True), len(lengths_ns), mean_ms)
+    return StepSamples(samples.by_stack(weights, whole=True), len(lengths_ns), mean_ms)
 
 
 def flames(graph: Graph, samples: Samples, ranks: Sequence[RankSummary]) -> list[Flame]:
@@ -166,13 +166,13 @@ class _Tree(msgspec.Struct, frozen=True):
 
 def _tree(samples: Samples, position: int, which: str, numbers: Collection[int]) -> _Tree | None:
     """None of too few samples."""
-    taken = samples_in(samples, position, numbers)
-    root = _Node(sum(taken.stacks.values()))
+    found = samples_in(samples, position, numbers)
+    root = _Node(sum(found.stacks.values()))
     if round(root.count) < _TUNING.fewest:
         return None
-    for stack, count in taken.stacks.items():
+    for stack, count in found.stacks.items():
         node = root
         for line in reversed(stack):
             node = node.below.setdefault(line, _Node())
             node.count += count
-    return _Tree(samples.ranks[position].log.rank, which, taken.steps, taken.mean_ms, root)
+    return _Tree(samples.ranks[position].log.rank, which, found.steps, found.mean_ms, root)

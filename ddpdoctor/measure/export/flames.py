@@ -69,22 +69,22 @@ def _profile(
 ) -> dict[str, Any] | None:
     """The samples of some steps, weighed so that they add up to those steps' mean length, whatever their number; ``frames``, each with its
     place, gets those that are new."""
-    taken = samples_in(samples, position, numbers)
-    count = sum(taken.stacks.values())
+    found = samples_in(samples, position, numbers)
+    count = sum(found.stacks.values())
     if not count:
         return None
-    each_ms = taken.mean_ms / count
+    each_ms = found.mean_ms / count
     weights = {
         tuple(frames.setdefault(line, len(frames)) for line in reversed(stack)): each_ms * weight
-        for stack, weight in taken.stacks.items()
+        for stack, weight in found.stacks.items()
     }
     rank = samples.ranks[position].log.rank
     return {
         "type": "sampled",
-        "name": f"rank {rank}: {which} ({taken.steps:,}, {round(count):,} samples; ms per step)",
+        "name": f"rank {rank}: {which} ({found.steps:,}, {round(count):,} samples; ms per step)",
         "unit": "milliseconds",
         "startValue": 0,
-        "endValue": taken.mean_ms,
+        "endValue": found.mean_ms,
         "samples": sorted(weights),
         "weights": [weights[stack] for stack in sorted(weights)],
     }

@@ -10,7 +10,7 @@ from functools import cache, cached_property
 import msgspec
 import numpy as np
 
-from ddpdoctor.measure.numerics import Array, Intervals, Ints
+from ddpdoctor.measure.numerics import Array, Ints
 from ddpdoctor.measure.phases import Gap
 from ddpdoctor.measure.places import CodeLine, Stack, Where
 from ddpdoctor.measure.steplog import RankLog
@@ -18,8 +18,8 @@ from ddpdoctor.measure.taxonomy import IN_GAPS, Component, SyncKind
 
 from .callers import usual, with_heaviest
 from .counts import SampleCounts, beyond, common_of, counted, same_lines, scale_of
-from .gaps import MainGap, RankGaps, free_gaps, gaps_of_log, lies_in_gaps, main_gap
-from .ranking import joined, ranked
+from .gaps import MainGap, free_gaps, gaps_of_log, lies_in_gaps, main_gap
+from .ranking import chosen_and_others, joined, ranked
 from .table import Samples, kinds_of, samples_of
 
 _FEWEST_SAMPLES = 3
@@ -39,7 +39,7 @@ class LogSourceLines:
         self, logs: Sequence[RankLog], python_parts: Sequence[Mapping[tuple[str, int], float]] | None = None
     ) -> None:
         self.logs = logs
-        self._free_gaps: dict[int, Mapping[Gap, Intervals]] = {}
+        self._free_gaps = cache(lambda position: free_gaps(logs[position]))
         self._python_parts = python_parts or [{}] * len(logs)
 
     @cached_property
@@ -92,7 +92,7 @@ class LogSourceLines:
     ) -> list[Where]:
         """Lines of this kind of work: sampled ones where there are enough samples, else the recorded call's."""
         wanted = {int(step) for step in steps}
-        chosen, others = self._chosen_and_others(positions)
+        chosen, others = chosen_and_others(positions, len(self.logs))
         calls = _calls([self.logs[position] for position in chosen], components, wanted)
         sampled = self._sampled(chosen, others, components, wanted)
         if not sampled and or_else is not None:
@@ -103,7 +103,7 @@ class LogSourceLines:
         self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
     ) -> str | None:
         """Of what no event of the log covers."""
-        chosen, others = self._chosen_and_others(positions)
+        chosen, others = chosen_and_others(positions, len(self.logs))
         found = self._main_gap(chosen, others, components, {int(step) for step in steps})
         return None if found is None else found.words
 
@@ -115,10 +115,6 @@ class LogSourceLines:
             return None
         return same_lines(each)
 
-    def _chosen_and_others(self, positions: Sequence[int] | None) -> tuple[Sequence[int], list[int]]:
-        every = range(len(self.logs))
-        return (every, []) if positions is None else (positions, sorted(set(every).difference(positions)))
-
     def _main_gap(
         self,
         chosen: Sequence[int],
@@ -128,13 +124,11 @@ class LogSourceLines:
     ) -> MainGap | None:
         if not lies_in_gaps(components):
             return None
-        own, theirs = ([self._gaps_of(position, wanted) for position in some] for some in (chosen, others))
+        own, theirs = (
+            [gaps_of_log(self.logs[position], self._free_gaps(position), wanted) for position in some]
+            for some in (chosen, others)
+        )
         return main_gap(own, theirs, components)
-
-    def _gaps_of(self, position: int, wanted: set[int]) -> RankGaps:
-        if position not in self._free_gaps:
-            self._free_gaps[position] = free_gaps(self.logs[position])
-        return gaps_of_log(self.logs[position], self._free_gaps[position], wanted)
 
     def _sampled(
         self,

@@ -8,6 +8,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -34,7 +35,7 @@ from ddpdoctor.trace import RankTrace, classify
 
 from .callers import by_line, with_heaviest
 from .gaps import MainGap, gaps_of_window, lies_in_gaps, main_gap
-from .ranking import joined, ranked
+from .ranking import chosen_and_others, joined, ranked
 
 _EXPLAINS = 0.5
 """An annotation explains a component when it covers this share of the component's time: more than all others together."""
@@ -199,7 +200,7 @@ class WindowSourceLines:
 
     def __init__(self, windows: Sequence[Window]) -> None:
         self.windows = windows
-        self._annotations: dict[int, Annotations] = {}
+        self._annotations = cache(lambda position: annotations_of(windows[position]))
 
     def syncs(self, kinds: Sequence[SyncKind]) -> list[Where]:
         """User frames in which collectives of these kinds were launched, then those in which the host waited for its
@@ -222,10 +223,7 @@ class WindowSourceLines:
     ) -> list[Where]:
         """User frames open during this kind of work; of what late ranks' devices do, those that take longer there than the
         rest does. None where all do alike: then it is no line, but what runs it."""
-        late = self._all_or(positions)
-        on_time = sorted(set(self._all_or(None)).difference(late))
-        chosen = [self.windows[position] for position in _spread(late)]
-        others = [self.windows[position] for position in _spread(on_time)]
+        chosen, others = self._chosen_and_others(positions)
         found = self._main_gap(components, positions)
         gap = None if found is None else found.gap
         stacks = _stacks_of(chosen, components, gap)
@@ -249,16 +247,11 @@ class WindowSourceLines:
     def _main_gap(self, components: Sequence[Component], positions: Sequence[int] | None) -> MainGap | None:
         if not lies_in_gaps(components):
             return None
-        late = self._all_or(positions)
-        on_time = sorted(set(self._all_or(None)).difference(late))
-        own, others = (
-            [
-                gaps_of_window(window, _time_of(window, components))
-                for window in map(self.windows.__getitem__, some)
-            ]
-            for some in (_spread(late), _spread(on_time))
+        own, theirs = (
+            [gaps_of_window(window, _time_of(window, components)) for window in some]
+            for some in self._chosen_and_others(positions)
         )
-        return main_gap(own, others, components)
+        return main_gap(own, theirs, components)
 
     def operation(
         self, components: Sequence[Component | SyncKind], positions: Sequence[int] | None
@@ -269,20 +262,18 @@ class WindowSourceLines:
         if set(components) <= WAITED_FOR:
             return _waiting_call(self.windows, components)
         names: Counter[str] = Counter()
-        for position in _spread(self._all_or(positions)):
+        for position in _spread(chosen_and_others(positions, len(self.windows))[0]):
             time = _time_of(self.windows[position], components)
-            name = self._annotations_of(position).explaining(time)
+            name = self._annotations(position).explaining(time)
             if name is not None:
                 names[name] += 1
         return names.most_common(1)[0][0] if names else None
 
-    def _annotations_of(self, position: int) -> Annotations:
-        if position not in self._annotations:
-            self._annotations[position] = annotations_of(self.windows[position])
-        return self._annotations[position]
-
-    def _all_or(self, positions: Sequence[int] | None) -> Sequence[int]:
-        return range(len(self.windows)) if positions is None else positions
+    def _chosen_and_others(self, positions: Sequence[int] | None) -> tuple[list[Window], list[Window]]:
+        chosen, others = map(_spread, chosen_and_others(positions, len(self.windows)))
+        return [self.windows[position] for position in chosen], [
+            self.windows[position] for position in others
+        ]
 
 
 def _spread(items: Sequence[_T]) -> Sequence[_T]:

@@ -29,6 +29,13 @@ def joined(first: list[Where], others: list[Where]) -> list[Where]:
     return [*first, *(where for where in others if (where.file, where.line) not in known)][:MOST_LINES]
 
 
+def chosen_and_others(positions: Sequence[int] | None, count: int) -> tuple[Sequence[int], Sequence[int]]:
+    """The positions (None: all of so many), and the rest."""
+    if positions is None:
+        return range(count), ()
+    return positions, sorted(set(range(count)).difference(positions))
+
+
 class SourceLines(Protocol):
     """Knows the user's source lines behind the measurements."""
 

@@ -100,7 +100,7 @@ class RankSamples(msgspec.Struct, frozen=True, eq=False, dict=True):
         """[S] which of the log's kinds of gaps between phases each lies in; -1: in none."""
         return self.log.activities.gaps.kind_at(self.time_ns - self.log.activities.origin_ns)
 
-    @property
+    @cached_property
     def per_look(self) -> float:
         """Samples of random moments that a first look stands for: those of as much time as Python lets it wait."""
         in_steps = np.count_nonzero((self.step >= 0) & (self.kind != Kind.LOOK))
