@@ -12,7 +12,7 @@ Looks in close succession begin to wait when such work begins, and the first of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 import msgspec
@@ -80,35 +80,46 @@ class Keepers(msgspec.Struct, frozen=True):
 def keepers_of(stacks: dict[CallStack, int], stack: Ints, waited_ns: Ints) -> tuple[Mask, Keepers]:
     """By samples [S] of all ranks, which show these stacks (-1: not known) after so long a wait: which of them are of what ran before,
     and what that was, where any stack was seen to keep the lock. ``stacks``, each with its number, gets keepers that no sample shows."""
+    keep, lets_go = _seen(list(stacks), stack, waited_ns)
+    follows = (waited_ns >= HELD_NS) & ((waited_ns < ASKED_NS) | np.append(lets_go, False)[stack])
+    shown, followers = list(stacks), np.unique(stack[follows & (stack >= 0)])
+    numbers = {each: stacks.setdefault(each, len(stacks)) for each in keep}
+
+    @cache
+    def before(lines: Stack) -> tuple[Ints, Array]:
+        nearest = _before(lines, keep)
+        asked = np.array([keep[each] for each in nearest], float)
+        return np.array([numbers[each] for each in nearest], np.int64), asked / max(asked.sum(), 1.0)
+
+    found = [before(shown[follower].lines) for follower in followers.tolist()]
+    found.append((np.empty(0, np.int64), np.empty(0)))
+    keeper, share = (np.concatenate(column) for column in zip(*found, strict=True))
+    return follows, Keepers(np.repeat(followers, [len(each) for each, _ in found[:-1]]), keeper, share)
+
+
+def _seen(stacks: Sequence[CallStack], stack: Ints, waited_ns: Ints) -> tuple[dict[CallStack, int], Mask]:
+    """(The stacks that keep the lock, each with the samples in which they were asked for it; [K] which of the ``stacks`` let go of it by
+    themselves.) All of torch's innermost lines are one."""
     places: dict[CallStack, int] = {}
     merged = (CallStack(each.lines, _TORCH) if each.in_torch else each for each in stacks)
-    place = np.array([*(places.setdefault(each, len(places)) for each in merged), -1], np.int64)
+    place = np.array([places.setdefault(each, len(places)) for each in merged], np.int64)
     asked, following = (
         np.bincount(place[stack[waited & (stack >= 0)]], minlength=len(places))
         for waited in (waited_ns >= ASKED_NS, (waited_ns >= HELD_NS) & (waited_ns < ASKED_NS))
     )
     lines: dict[Stack, int] = {}
     line = np.array([lines.setdefault(each.lines, len(lines)) for each in places], np.int64)
-    lets_go = (following >= asked) | (asked < _LEAST_SEEN * np.bincount(line, following)[line])
+    at_line = np.bincount(line, following)[line]
+    lets_go = (following >= asked) | (asked < _LEAST_SEEN * at_line)
     keep = {each: int(asked[number]) for each, number in places.items() if not lets_go[number]}
-    follows = (waited_ns >= HELD_NS) & ((waited_ns < ASKED_NS) | np.append(lets_go, False)[place[stack]])
-    shown, before = list(stacks), cache(lambda each: _before(each, keep))
-    pairs = [
-        (follower, stacks.setdefault(keeper, len(stacks)), share)
-        for follower in np.unique(stack[follows & (stack >= 0)]).tolist()
-        for keeper, share in before(shown[follower].lines)
-    ]
-    table = np.array(pairs, float).reshape(-1, 3)
-    return follows, Keepers(table[:, 0].astype(np.int64), table[:, 1].astype(np.int64), table[:, 2])
+    return keep, lets_go[place]
 
 
-def _before(stack: Stack, keep: Mapping[CallStack, int]) -> list[tuple[CallStack, float]]:
-    """What keeps the lock just before the program comes here, each with its share; [] where it was never seen."""
+def _before(stack: Stack, keep: Mapping[CallStack, int]) -> list[CallStack]:
+    """What keeps the lock just before the program comes here, the likeliest last; [] where it was never seen."""
     apart = {each: distance for each in keep if (distance := _apart(stack, each.lines)) is not None}
     least = min(apart.values(), default=None)
-    nearest = sorted((each for each, distance in apart.items() if distance == least), key=keep.__getitem__)
-    whole = sum(keep[each] for each in nearest)
-    return [(each, keep[each] / whole) for each in nearest]
+    return sorted((each for each, distance in apart.items() if distance == least), key=keep.__getitem__)
 
 
 def _apart(follower: Stack, keeper: Stack) -> tuple[int, bool, int] | None:
