@@ -125,7 +125,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
             "taxonomy",
         ),
         "caveats": ("graph", "window"),
-        "flames": ("metrics", "graph", "steplog", "places", "summary"),
+        "flames": ("metrics", "graph", "sourcelines", "places", "summary"),
         "hta": ("export",),
         "flow": (
             "caveats",
@@ -149,6 +149,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "export": (
             "flames",
             "sourcelines",
+            "graph",
             "metrics",
             "align",
             "window",
@@ -204,9 +205,8 @@ INSIDES: dict[tuple[str, str], str] = {
     ("tests/measure/metrics/test_reducer.py", "ddpdoctor.measure.metrics.job"): "the names it looks for",
     ("tests/measure/pipeline/test_stragglers.py", "ddpdoctor.measure.pipeline.stragglers"): "one scenario",
     ("tests/measure/sourcelines/test_of_windows.py", "ddpdoctor.measure.sourcelines.of_windows"): "its bound",
-    ("tests/measure/sourcelines/test_taken.py", "ddpdoctor.measure.sourcelines.taken"): "against one by one",
-    ("tests/measure/sourcelines/test_taken.py", "ddpdoctor.measure.sourcelines.holding"): "what it takes",
-    ("tests/measure/sourcelines/test_taken.py", "ddpdoctor.measure.sourcelines.samples"): "what it gives to",
+    ("tests/measure/sourcelines/test_table.py", "ddpdoctor.measure.sourcelines.table"): "against one by one",
+    ("tests/measure/sourcelines/test_table.py", "ddpdoctor.measure.sourcelines.counts"): "what it gives to",
     ("tests/measure/costs/test_sureness.py", "ddpdoctor.measure.costs.sureness"): "ranges of made series",
     ("tests/hook/test_device_memory.py", "ddpdoctor.hook.stalls.devicememory"): "hours of looks in a moment",
     ("tests/hook/test_phases.py", "ddpdoctor.hook.stalls.rank_status"): "stacks as torch makes them",

@@ -25,8 +25,8 @@ from ddpdoctor.errors import DdpDoctorError, UnusableInput
 from ddpdoctor.stages import Stage, untold
 
 if TYPE_CHECKING:
+    from ddpdoctor.analysis import Prepared
     from ddpdoctor.diagnose.diagnosis import Diagnosis
-    from ddpdoctor.measure.steplog import RankLog
 
 TABLES = ("steps", "collectives", "events")
 _FLAMES = "rank-{rank:05d}.speedscope.json"
@@ -163,7 +163,7 @@ def _export_recording(
             turns = in_turn(progress, Stage.REPORT, len(wanted.recordings))
             said += _tables_written(wanted, recorded, turns)
             if wanted.speedscope is not None:
-                flames = _write_flames(prepared.logs, recorded, wanted.speedscope, next(turns))
+                flames = _write_flames(prepared, recorded, wanted.speedscope, next(turns))
                 if not flames:
                     notes.insert(0, "no stack samples were recorded, so there is no flame graph.")
                 said += _named(flames)
@@ -227,25 +227,23 @@ def _figures_written(diagnosis: Diagnosis, folder: Path) -> list[str]:
     ]
 
 
-def _write_flames(
-    logs: Sequence[RankLog], recorded: Mapping[str, Any], folder: Path, told: Told
-) -> list[Path]:
+def _write_flames(prepared: Prepared, recorded: Mapping[str, Any], folder: Path, told: Told) -> list[Path]:
     """A file for each rank whose samples are known; the files. ``told`` which part of them is written."""
-    from ddpdoctor.measure.export import flame_graphs, late_steps
+    from ddpdoctor.measure.export import flame_graphs
     from ddpdoctor.report.json_output import encoded
     from ddpdoctor.written import WrittenFolder
 
-    late = late_steps(recorded["collectives"], recorded["steps"])
     numbers = set(recorded["steps"]["step"].to_list())
 
     def drawn() -> Iterator[tuple[str, bytes]]:
-        for done, (rank, document) in enumerate(flame_graphs(logs, late, numbers)):
-            told(done / len(logs))
+        graphs = flame_graphs(prepared.logs, prepared.inputs.telemetry, numbers)
+        for done, (rank, document) in enumerate(graphs):
+            told(done / len(prepared.logs))
             if document is not None:
                 yield _FLAMES.format(rank=rank), encoded(document)
 
     target = WrittenFolder(folder, "flame graphs")
-    target.check(_FLAMES.format(rank=log.rank) for log in logs)
+    target.check(_FLAMES.format(rank=log.rank) for log in prepared.logs)
     return target.write(drawn())
 
 

@@ -6,16 +6,15 @@ Of a sample the user's lines are known, from the outermost that was kept to the 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 import numpy as np
 
 from ddpdoctor.measure.graph import Graph
 from ddpdoctor.measure.metrics import behind
-from ddpdoctor.measure.places import CodeLine
-from ddpdoctor.measure.steplog import RankLog, samples_by_step
+from ddpdoctor.measure.places import CodeLine, Stack
+from ddpdoctor.measure.sourcelines import Samples
 from ddpdoctor.measure.summary import Flame, FlameFrame, RankSummary
 
 LATE_SHARE = 0.05
@@ -36,73 +35,52 @@ class Tuning(msgspec.Struct, frozen=True):
 
 
 _TUNING = Tuning()
-_Stack = tuple[int, ...]
 
 
-class Stacks(msgspec.Struct, frozen=True):
-    """The samples of a rank that lie in its steps."""
+class StepSamples(msgspec.Struct, frozen=True):
+    """The stack samples of some steps of a rank."""
 
-    frames: list[CodeLine]
-    """Each once."""
-    by_step: list[tuple[int, list[_Stack]]]
-    """Step number and its samples: places in ``frames``, the outermost first."""
-    length_ms: dict[int, float]
-    """Of every step, be it without samples."""
-
-
-def stacks_of(log: RankLog) -> Stacks:
-    """The samples of a rank by its steps."""
-    frames: dict[CodeLine, int] = {}
-    known: dict[tuple[int, int], _Stack] = {}
-
-    def stack_of(user: int, innermost: int) -> _Stack:
-        if (user, innermost) not in known:
-            known[user, innermost] = _stack(log, user, innermost, frames)
-        return known[user, innermost]
-
-    by_step = [
-        (step.number, [stack for sample in samples if (stack := stack_of(sample[1], sample[2]))])
-        for step, samples in samples_by_step(log.samples, log.steps)
-    ]
-    return Stacks(list(frames), by_step, {step.number: step.length_ns / 1e6 for step in log.steps})
+    stacks: dict[Stack, float]
+    """How many were taken at each, a library's line included."""
+    steps: int
+    mean_ms: float
+    """Of the steps; 0 where there is none."""
 
 
-def _stack(log: RankLog, user_line: int, innermost_line: int, frames: dict[CodeLine, int]) -> _Stack:
-    """A sample's frames; ``frames`` gets those that are new."""
-    user, innermost = log.sample_where.get(user_line), log.sample_where.get(innermost_line)
-    if user is None:
-        return ()
-    places = [*reversed(user.callers), user]
-    if innermost is not None and (innermost.file, innermost.line) != (user.file, user.line):
-        places.append(innermost)
-    lines_of = (CodeLine(place.file, place.line, place.function) for place in places)
-    return tuple(frames.setdefault(line, len(frames)) for line in lines_of)
+def samples_in(samples: Samples, position: int, numbers: Collection[int]) -> StepSamples:
+    """Those of a rank in the steps of these numbers."""
+    of_rank = samples.ranks[position]
+    steps = of_rank.steps_of(numbers)
+    weights = samples.weights(position, of_rank.in_steps(steps)).at_random
+    lengths_ns = of_rank.lengths_ns[steps]
+    mean_ms = float(lengths_ns.mean()) / 1e6 if len(lengths_ns) else 0.0
+    return StepSamples(samples.by_stack(weights, whole=True), len(lengths_ns), mean_ms)
 
 
-def flames(graph: Graph, logs: Sequence[RankLog], ranks: Sequence[RankSummary]) -> list[Flame]:
+def flames(graph: Graph, samples: Samples, ranks: Sequence[RankSummary]) -> list[Flame]:
     """The slowest rank in its late steps, or in all where that is how it always is; the same rank in its other steps; and a usual rank.
-    Fewer where samples, or ranks, are missing. ``logs`` are those of ``graph``."""
-    if not any(len(log.samples) for log in logs):
+    Fewer where samples, or ranks, are missing. ``samples`` are those of the logs of ``graph``."""
+    if not samples.stacks:
         return []
-    late, late_ms = _late_steps(graph), {each.rank: each.late_ms or 0.0 for each in ranks}
-    order = sorted(range(len(logs)), key=lambda position: -late_ms.get(logs[position].rank, 0.0))
+    (measured, late), late_ms = late_steps(graph), {each.rank: each.late_ms or 0.0 for each in ranks}
+    order = sorted(
+        range(len(samples.ranks)), key=lambda place: -late_ms.get(samples.ranks[place].log.rank, 0.0)
+    )
     slowest, usual = order[0], order[(len(order) + 1) // 2] if len(order) > 1 else None
-    stacks = stacks_of(logs[slowest])
+    recorded = set(samples.ranks[slowest].numbers.tolist())
     # Steps that are set aside (warm-up, profiled, evaluations) are neither late nor usual.
-    measured = {int(number) for group in graph.groups for number in group.steps}
-    numbers = set(stacks.length_ms) & measured or set(stacks.length_ms)
+    numbers = recorded & measured or recorded
     others = numbers - late[slowest]
     drawn: list[_Tree | None] = []
     if late[slowest] and others:
         drawn = [
-            _tree(logs[slowest].rank, "late steps", stacks, late[slowest] & numbers),
-            _tree(logs[slowest].rank, "other steps", stacks, others),
+            _tree(samples, slowest, "late steps", late[slowest] & numbers),
+            _tree(samples, slowest, "other steps", others),
         ]
     if not all(drawn) or not drawn:
-        drawn = [_tree(logs[slowest].rank, "all steps", stacks, numbers)]
+        drawn = [_tree(samples, slowest, "all steps", numbers)]
     if usual is not None:
-        of_usual = stacks_of(logs[usual])
-        drawn.append(_tree(logs[usual].rank, "all steps", of_usual, set(of_usual.length_ms) & numbers))
+        drawn.append(_tree(samples, usual, "all steps", numbers))
     found = [tree for tree in drawn if tree is not None]
     return [
         tree.flame(against=found[1] if place == 0 and len(found) > 1 else None)
@@ -110,23 +88,24 @@ def flames(graph: Graph, logs: Sequence[RankLog], ranks: Sequence[RankSummary]) 
     ]
 
 
-def _late_steps(graph: Graph) -> list[set[int]]:
-    """By position, the steps in which a rank comes later than the median by ``LATE_SHARE`` of the median step."""
+def late_steps(graph: Graph) -> tuple[set[int], list[set[int]]]:
+    """(All measured steps; by position those in which a rank comes later than the median by ``LATE_SHARE`` of the median step.)"""
     late: list[set[int]] = [set() for _ in graph.ranks]
-    if not graph.groups or len(graph.ranks) < 2:
-        return late
+    if not graph.groups:
+        return set(), late
     least_ns = LATE_SHARE * float(np.median(np.concatenate([group.duration for group in graph.groups])))
-    for group in graph.groups:
+    for group in graph.groups if len(late) > 1 else ():
         by_rank = np.nanmax(np.nan_to_num(behind(group)), axis=1) >= least_ns
         for position, steps in enumerate(late):
             steps.update(group.steps[by_rank[:, position]].tolist())
-    return late
+    return {number for group in graph.groups for number in group.steps.tolist()}, late
 
 
 class _Node(msgspec.Struct):
     """A frame below the same callers."""
 
-    count: int = 0
+    count: float = 0.0
+    """Samples."""
     below: dict[CodeLine, _Node] = msgspec.field(default_factory=dict)
 
 
@@ -155,7 +134,7 @@ class _Tree(msgspec.Struct, frozen=True):
             rank=self.rank,
             which=self.which,
             steps=self.steps,
-            samples=self.root.count,
+            samples=round(self.root.count),
             mean_ms=round(self.mean_ms, 4),
             against=None if against is None else f"rank {against.rank}, {against.which}",
             places=list(places),
@@ -185,16 +164,15 @@ class _Tree(msgspec.Struct, frozen=True):
             start_ms += ms
 
 
-def _tree(rank: int, which: str, stacks: Stacks, numbers: set[int]) -> _Tree | None:
+def _tree(samples: Samples, position: int, which: str, numbers: Collection[int]) -> _Tree | None:
     """None of too few samples."""
-    counts = Counter(stack for number, samples in stacks.by_step if number in numbers for stack in samples)
-    root = _Node(counts.total())
-    if root.count < _TUNING.fewest:
+    found = samples_in(samples, position, numbers)
+    root = _Node(sum(found.stacks.values()))
+    if round(root.count) < _TUNING.fewest:
         return None
-    for stack, count in counts.items():
+    for stack, count in found.stacks.items():
         node = root
-        for place in stack:
-            node = node.below.setdefault(stacks.frames[place], _Node())
+        for line in reversed(stack):
+            node = node.below.setdefault(line, _Node())
             node.count += count
-    mean_ms = sum(stacks.length_ms[number] for number in numbers) / len(numbers)
-    return _Tree(rank, which, len(numbers), mean_ms, root)
+    return _Tree(samples.ranks[position].log.rank, which, found.steps, found.mean_ms, root)

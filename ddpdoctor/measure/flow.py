@@ -51,7 +51,7 @@ from ddpdoctor.measure.metrics import (
     step_facts,
     timeline,
 )
-from ddpdoctor.measure.sourcelines import LogSourceLines, SourceLines, WindowSourceLines, at_holders
+from ddpdoctor.measure.sourcelines import LogSourceLines, WindowSourceLines
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.summary import BandwidthPoint, Flame, RankSummary, Series, Timeline
 from ddpdoctor.measure.taxonomy import RARE_ON_DEVICE, RARE_ON_HOST
@@ -92,7 +92,9 @@ def measure(
     told(0, 5)
     gpu = gpu_facts(graphs.windows, graphs.logs, telemetry)
     told(1, 5)
-    context = _context(graphs, gpu, telemetry)
+    parts = python_parts(graphs.logs, graphs.windows, graphs.operator_shares)
+    log_lines = LogSourceLines(graphs.logs, parts)
+    context = _context(graphs, log_lines, gpu, telemetry)
     memory = memory_of(logs, telemetry)
     told(2, 5)
     ranks = _summaries(graphs, memory)
@@ -108,7 +110,7 @@ def measure(
         ranks=ranks,
         series=over_time,
         timeline=drawn,
-        flames=flames(graphs.log, at_holders(graphs.logs), ranks) if graphs.log is not None else [],
+        flames=flames(graphs.log, log_lines.samples, ranks) if graphs.log is not None else [],
         bandwidth=bandwidth_points(graphs.window, _hosts(graphs.windows))
         if graphs.window is not None
         else [],
@@ -144,7 +146,9 @@ def _aligned(
     return graphs, recorded, [*set_clocks, *suspended]
 
 
-def _context(graphs: Graphs, gpu: GpuFacts, telemetry: Mapping[str, HostTelemetry]) -> Context:
+def _context(
+    graphs: Graphs, log_lines: LogSourceLines, gpu: GpuFacts, telemetry: Mapping[str, HostTelemetry]
+) -> Context:
     """What is known before anything is priced."""
     graph, logs, windows = graphs.speaking, graphs.logs, graphs.windows
     reducers = reducer_work(logs, windows) if graphs.log_speaks else []
@@ -154,11 +158,11 @@ def _context(graphs: Graphs, gpu: GpuFacts, telemetry: Mapping[str, HostTelemetr
     return Context(
         graph=graph,
         attribution=attribute(graph, short=not logs and all(window.on_device for window in windows)),
-        lines=_lines(graphs),
+        lines=WindowSourceLines(windows) if graphs.window_speaks else log_lines,
         mean_step_ms=graphs.told.mean_cycle_ns / 1e6 if graphs.told.groups else None,
         logs=logs,
         windows=windows,
-        rare_sources=_rare_sources(graphs),
+        rare_sources=_rare_sources(graphs, log_lines),
         throttled_ranks=gpu.throttled_ranks or (),
         reducer=ReducerCosts(
             synced_ns=tuple(work.whole_ns if work else 0.0 for work in reducers),
@@ -172,17 +176,11 @@ def _context(graphs: Graphs, gpu: GpuFacts, telemetry: Mapping[str, HostTelemetr
     )
 
 
-def _lines(graphs: Graphs) -> SourceLines:
-    if graphs.window_speaks:
-        return WindowSourceLines(graphs.windows)
-    return LogSourceLines(graphs.logs, python_parts(graphs.logs, graphs.windows, graphs.operator_shares))
-
-
-def _rare_sources(graphs: Graphs) -> list[RareSource]:
+def _rare_sources(graphs: Graphs, log_lines: LogSourceLines) -> list[RareSource]:
     """The window shows a few steps; what stops a host, or slows a device, now and then is in the logs of the whole run."""
     sources = []
     if graphs.window_speaks and graphs.log is not None and graphs.log.groups:
-        sources.append(RareSource(graphs.log, LogSourceLines(graphs.logs), RARE_ON_HOST))
+        sources.append(RareSource(graphs.log, log_lines, RARE_ON_HOST))
     if graphs.device is not None:
         sources.append(RareSource(graphs.device, LogSourceLines(graphs.device_logs), RARE_ON_DEVICE))
     return sources

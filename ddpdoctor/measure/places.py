@@ -13,6 +13,10 @@ class CodeLine(msgspec.Struct, frozen=True):
     function: str
 
 
+Stack = tuple[CodeLine, ...]
+"""Lines of the user's program, each called by the next: the innermost first."""
+
+
 class SourceText(msgspec.Struct, frozen=True):
     """A line's text as the run had it, with some lines around it."""
 
@@ -28,7 +32,7 @@ class Where(CodeLine, frozen=True):
     python_ms: float | None = None
     """Time per step that stack samples find at this line outside torch: neither in its operators nor in its own
     Python. Mean over the ranks and steps concerned; null where the line was not sampled often enough to tell."""
-    callers: tuple[CodeLine, ...] = ()
+    callers: Stack = ()
     """The user's lines from which it was called, the nearest first; libraries' between them are left out. As many as tell this
     way to the line from others that were seen; none where nobody saw who called it."""
     text: SourceText | None = None
@@ -39,10 +43,15 @@ class Where(CodeLine, frozen=True):
     """Other ways by which the line was called, each of which takes a notable part of the time; 0 where none was seen."""
 
     @property
-    def way(self) -> tuple[CodeLine, ...]:
+    def way(self) -> Stack:
         """The line, and those above it."""
         return (self, *self.callers)
 
-    def called_from(self, callers: tuple[CodeLine, ...], more: int = 0) -> Where:
+    @property
+    def stack(self) -> Stack:
+        """The same without what was measured at the line: two that are alike are equal."""
+        return (CodeLine(self.file, self.line, self.function), *self.callers)
+
+    def called_from(self, callers: Stack, more: int = 0) -> Where:
         """The same line, with its callers, and how many other ways lead to it."""
         return msgspec.structs.replace(self, callers=callers, more_callers=more)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from ddpdoctor.analysis import Options, analyze
-from ddpdoctor.measure.flames import flames, stacks_of
+from ddpdoctor.measure.flames import flames
 from ddpdoctor.measure.places import CodeLine, Where
+from ddpdoctor.measure.sourcelines import samples_of
 from ddpdoctor.measure.steplog import RankLog, Step
 from ddpdoctor.measure.summary import RankSummary
 from ddpdoctor.report.charts.flames import flames as charts
@@ -26,7 +27,7 @@ def log_of(rank, slow=(), every_ms=1):
     steps = tuple(
         Step(number, number * length_ns, (number + 1) * length_ns, (), (), 0, 0) for number in range(CYCLES)
     )
-    where = {0: MAIN, 1: LOAD.called_from((MAIN,)), 2: LOG.called_from((MAIN,))}
+    where = {0: MAIN, 1: LOAD.called_from(MAIN.stack), 2: LOG.called_from(MAIN.stack)}
     rows = [
         (
             int((number * STEP_MS + ms + 0.5) * MS),
@@ -47,7 +48,7 @@ def summaries(*late_ms):
 
 def found(graph, slow, world=2, late=5.0):
     logs = [log_of(rank, slow if rank == 0 else ()) for rank in range(world)]
-    return flames(graph, logs, summaries(late, *[0.0] * (world - 1)))
+    return flames(graph, samples_of(logs), summaries(late, *[0.0] * (world - 1)))
 
 
 def test_the_late_steps_of_the_slowest_rank_beside_its_other_ones_and_a_usual_rank():
@@ -88,10 +89,10 @@ def test_frames_lie_within_their_callers_and_beside_each_other():
 def test_few_samples_and_one_rank_draw_no_more_than_there_is():
     few = [log_of(rank, every_ms=STEP_MS * 100) for rank in range(2)]
     graph = simple(2, CYCLES)
-    assert flames(graph, [log_of(0, every_ms=5), few[1]], summaries(1.0, 0.0))
+    assert flames(graph, samples_of([log_of(0, every_ms=5), few[1]]), summaries(1.0, 0.0))
     silent = [RankLog(rank, RankRecord("", rank, {}), few[0].steps) for rank in range(2)]
-    assert flames(graph, silent, summaries(1.0, 0.0)) == []
-    assert len(flames(simple(1, CYCLES), [log_of(0)], summaries(0.0))) == 1
+    assert flames(graph, samples_of(silent), summaries(1.0, 0.0)) == []
+    assert len(flames(simple(1, CYCLES), samples_of([log_of(0)]), summaries(0.0))) == 1
 
 
 def test_the_innermost_line_stands_below_the_users():
@@ -99,10 +100,10 @@ def test_the_innermost_line_stands_below_the_users():
     samples = log.samples.copy()
     samples[:, 2] = 3
     where = {**log.sample_where, 3: Where("/venv/site-packages/torch/x.py", 8, "_run")}
-    stacks = stacks_of(RankLog(0, log.record, log.steps, samples=samples, sample_where=where))
-    deepest = max((stack for _, found in stacks.by_step for stack in found), key=len)
-    assert [stacks.frames[place].function for place in deepest] == ["main", "load", "_run"]
-    assert all(type(frame) is CodeLine for frame in stacks.frames)
+    found = samples_of([RankLog(0, log.record, log.steps, samples=samples, sample_where=where)])
+    deepest = max((stack.whole for stack in found.stacks), key=len)
+    assert [line.function for line in deepest] == ["_run", "load", "main"]
+    assert all(type(line) is CodeLine for line in deepest)
 
 
 def test_of_a_recorded_run_they_reach_the_report():

@@ -22,8 +22,8 @@ import numpy as np
 
 from ddpdoctor.measure.facts import Cost, saving
 from ddpdoctor.measure.numerics import Array, Ints, Mask, persistence
-from ddpdoctor.measure.places import Where
-from ddpdoctor.measure.sourcelines import Frame, ranked
+from ddpdoctor.measure.places import CodeLine, Where
+from ddpdoctor.measure.sourcelines import ranked
 from ddpdoctor.measure.steplog import RankLog, Step, evaluated
 from ddpdoctor.measure.taxonomy import SHARED_COMPONENTS, LateCause, SharedCause
 from ddpdoctor.rundir import EventKind
@@ -177,7 +177,7 @@ def _lengths_ns(together: Sequence[Sequence[Step]], evaluating: Sequence[tuple[i
 def _where(logs: Sequence[RankLog], alone: _LoneEvaluations) -> list[Where]:
     """Lines that take the batches of these evaluations, or call the module, most frequent first."""
     training = [log.main_loaders for log in logs]
-    lines: Counter[Frame] = Counter()
+    lines: Counter[CodeLine] = Counter()
     for position in alone.positions:
         log = logs[position]
         for steps in (alone.steps[n] for n in np.flatnonzero(alone.hit)):
@@ -187,5 +187,5 @@ def _where(logs: Sequence[RankLog], alone: _LoneEvaluations) -> list[Where]:
                     event.kind == EventKind.EVALUATION
                     or (event.kind == EventKind.DATA and event.loader not in training[position])
                 ):
-                    lines[Frame(where.file, where.line, where.function)] += 1
+                    lines[where.stack[0]] += 1
     return ranked(lines)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.deferred import deferred
 
 if TYPE_CHECKING:
-    from .flames import flame_graphs, late_steps
+    from .flames import flame_graphs
     from .hta import hta_results, hta_trace
     from .tables import COLLECTIVES, EVENTS, STEPS, recorded_tables
 
@@ -23,7 +23,6 @@ _PLACES = {
     "flame_graphs": "flames",
     "hta_results": "hta",
     "hta_trace": "hta",
-    "late_steps": "flames",
     "recorded_tables": "tables",
 }
 __getattr__ = deferred(__name__, _PLACES)

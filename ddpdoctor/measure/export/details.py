@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ddpdoctor.measure.metrics import readings
 from ddpdoctor.measure.numerics import Ints
-from ddpdoctor.measure.sourcelines import at_holders
+from ddpdoctor.measure.sourcelines import Kind, Samples, samples_of
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.telemetry import HostTelemetry
 from ddpdoctor.measure.window import Window, main_lane
@@ -66,7 +66,7 @@ def details(logs: Sequence[RankLog], windows: Sequence[Window]) -> pl.DataFrame:
     ranks = len({log.rank for log in logs} | {window.rank for window in windows})
     most = max(TUNING.most_rows // max(ranks, 1), TUNING.fewest_rows)
     tables = [_longest(pl.concat([*_of_window(window)]), most) for window in windows]
-    tables += [_longest(_sampled(log), most) for log in at_holders(logs)]
+    tables += [_longest(table, most) for table in _sampled(samples_of(logs))]
     whole = pl.concat([_empty(), *tables])
     return whole.sort("rank", "track", "start_ns")
 
@@ -141,27 +141,31 @@ def _outer(trace: RankTrace, rows: Ints) -> Ints:
     return np.array(kept, np.int64)
 
 
-def _sampled(log: RankLog) -> pl.DataFrame:
-    """Neighbouring samples of one line of the script as one row, up to the sample that saw another."""
-    samples = log.samples[log.samples[:, 1] >= 0] if len(log.samples) else log.samples
-    if len(samples) < 2:
-        return _empty()
-    times, lines = samples[:, 0], samples[:, 1]
-    apart = np.diff(times)
-    known = apart <= TUNING.usual_gap * float(np.median(apart))
-    begins = np.flatnonzero(np.append(True, (np.diff(lines) != 0) | ~known))
-    last = np.append(begins[1:], len(samples)) - 1
-    # Until the next sample, where the sampler did not look away.
-    until = np.where(
-        np.append(known, False)[last], times[np.minimum(last + 1, len(samples) - 1)], times[last]
+def _sampled(samples: Samples) -> Iterator[pl.DataFrame]:
+    """Of each rank, neighbouring samples of one line of the script as one row, up to the sample that saw another."""
+    shown = [stack.lines[0] for stack in samples.stacks]
+    names, name = np.unique(
+        [f"{basename(line.file)}:{line.line} {line.function}" for line in shown], return_inverse=True
     )
-    where = [log.sample_where.get(line) for line in lines[begins].tolist()]
-    names = ["" if line is None else f"{basename(line.file)}:{line.line} {line.function}" for line in where]
-    columns = {
-        "rank": np.full(len(begins), log.rank, np.int32),
-        "track": ["sampled lines"] * len(begins),
-        "name": names,
-        "start_ns": times[begins],
-        "duration_ns": until - times[begins],
-    }
-    return pl.DataFrame(columns, schema=DETAILS).filter((pl.col("duration_ns") > 0) & (pl.col("name") != ""))
+    before = name.copy()
+    before[samples.keepers.follower] = name[samples.keepers.keeper]  # the likeliest is the last
+    for of_rank in samples.ranks:
+        at = np.flatnonzero((of_rank.stack >= 0) & (of_rank.kind != Kind.LOOK))
+        if len(at) < 2:
+            continue
+        stack, follows = of_rank.stack[at], of_rank.kind[at] == Kind.FOLLOWING
+        times, lines = of_rank.time_ns[at], np.where(follows, before[stack], name[stack])
+        apart = np.diff(times)
+        known = apart <= TUNING.usual_gap * float(np.median(apart))
+        begins = np.flatnonzero(np.append(True, (np.diff(lines) != 0) | ~known))
+        last = np.append(begins[1:], len(at)) - 1
+        # Until the next sample, where the sampler did not look away.
+        until = np.where(np.append(known, False)[last], times[np.minimum(last + 1, len(at) - 1)], times[last])
+        columns = {
+            "rank": np.full(len(begins), of_rank.log.rank, np.int32),
+            "track": ["sampled lines"] * len(begins),
+            "name": names[lines[begins]].tolist(),
+            "start_ns": times[begins],
+            "duration_ns": until - times[begins],
+        }
+        yield pl.DataFrame(columns, schema=DETAILS).filter(pl.col("duration_ns") > 0)

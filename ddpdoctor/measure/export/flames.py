@@ -9,69 +9,45 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-import numpy as np
-import polars as pl
-from msgspec.structs import replace
-
-from ddpdoctor.measure.flames import LATE_SHARE, Stacks, stacks_of
-from ddpdoctor.measure.metrics import typical_arrival
-from ddpdoctor.measure.sourcelines import at_holders
+from ddpdoctor.measure.align import align_logs, set_suspended_aside
+from ddpdoctor.measure.flames import late_steps, samples_in
+from ddpdoctor.measure.graph import build_graphs
+from ddpdoctor.measure.places import CodeLine
+from ddpdoctor.measure.sourcelines import Samples, samples_of
 from ddpdoctor.measure.steplog import RankLog
+from ddpdoctor.measure.telemetry import HostTelemetry
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 
-def late_steps(collectives: pl.DataFrame, steps: pl.DataFrame) -> dict[int, set[int]]:
-    """By rank the steps in which it arrived late at a collective of all ranks, against the median rank, by
-    ``LATE_SHARE`` of the median step. Both frames are those of :func:`recorded_tables`; empty for one rank alone.
-    """
-    ranks = sorted(collectives["rank"].unique().to_list())
-    if len(ranks) < 2 or steps.is_empty():
-        return {rank: set() for rank in ranks}
-    least_ns = LATE_SHARE * float(np.median((steps["end_ns"] - steps["start_ns"]).to_numpy()))
-    matched = collectives.filter(pl.col("last_arrival_ns").is_not_null() & pl.col("step").is_not_null())
-    # A collective's parts on all ranks have its last arrival in common.
-    wide = matched.pivot(
-        on="rank", index=["step", "last_arrival_ns"], values="arrival_ns", aggregate_function="first"
-    )
-    columns = [str(rank) for rank in ranks if str(rank) in wide.columns]
-    whole = wide.drop_nulls(columns)
-    if len(columns) < 2 or whole.is_empty():
-        return {rank: set() for rank in ranks}
-    arrivals = whole.select(columns).to_numpy().astype(np.float64)
-    arrivals -= arrivals.min(axis=1, keepdims=True)
-    late = arrivals - typical_arrival(arrivals) >= least_ns
-    numbers = whole["step"].to_numpy()
-    found = {int(name): set(numbers[late[:, i]].tolist()) for i, name in enumerate(columns)}
-    return {rank: found.get(rank, set()) for rank in ranks}
-
-
 def flame_graphs(
-    logs: Sequence[RankLog], late: Mapping[int, set[int]], wanted: Collection[int]
+    logs: Sequence[RankLog], telemetry: Mapping[str, HostTelemetry], wanted: Collection[int]
 ) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Each rank with its speedscope document of the ``wanted`` steps, of which it was ``late`` in some; None where no samples were taken
-    of them."""
-    for log in at_holders(logs):
-        steps = [step for step in log.steps if step.number in wanted]
-        yield log.rank, _flame_graph(replace(log, steps=steps), late.get(log.rank, set()))
+    """Each rank with its speedscope document of the ``wanted`` steps; None where no samples were taken of them. ``logs`` have steps."""
+    recorded, _ = set_suspended_aside(align_logs(logs)[0], telemetry)
+    graph = build_graphs(recorded, []).log if recorded else None
+    if graph is None:
+        return
+    samples, (measured, late) = samples_of(recorded), late_steps(graph)
+    for position, log in enumerate(recorded):
+        numbers = {step.number for step in log.steps}.intersection(wanted)
+        groups = [("all steps", numbers)]
+        own = late[position] & numbers
+        if own and (usual := measured & numbers - own):
+            groups += [("late steps", own), ("usual steps", usual)]
+        yield log.rank, _flame_graph(samples, position, groups)
 
 
-def _flame_graph(log: RankLog, late: set[int]) -> dict[str, Any] | None:
-    stacks = stacks_of(log)
-    numbers = set(stacks.length_ms)
-    groups = [("all steps", numbers)]
-    if late and not late >= numbers:
-        groups += [("late steps", late & numbers), ("usual steps", numbers - late)]
-    profiles = [
-        profile
-        for name, chosen in groups
-        if (profile := _profile(f"rank {log.rank}: {name}", stacks, chosen)) is not None
-    ]
-    if not profiles:
+def _flame_graph(
+    samples: Samples, position: int, groups: Sequence[tuple[str, set[int]]]
+) -> dict[str, Any] | None:
+    frames: dict[CodeLine, int] = {}
+    profiles = [_profile(samples, position, name, chosen, frames) for name, chosen in groups]
+    if not frames:
         return None
     return {
         "$schema": SCHEMA,
-        "name": f"rank {log.rank}",
+        "name": f"rank {samples.ranks[position].log.rank}",
         "exporter": "ddpdoctor",
         "activeProfileIndex": 0,
         "shared": {
@@ -81,25 +57,34 @@ def _flame_graph(log: RankLog, late: set[int]) -> dict[str, Any] | None:
                     "file": line.file,
                     "line": line.line,
                 }
-                for line in stacks.frames
+                for line in frames
             ]
         },
-        "profiles": profiles,
+        "profiles": [profile for profile in profiles if profile is not None],
     }
 
 
-def _profile(name: str, stacks: Stacks, numbers: set[int]) -> dict[str, Any] | None:
-    """The samples of some steps, weighed so that they add up to those steps' mean length, whatever their number."""
-    samples = sorted(stack for number, found in stacks.by_step if number in numbers for stack in found)
-    if not samples:
+def _profile(
+    samples: Samples, position: int, which: str, numbers: set[int], frames: dict[CodeLine, int]
+) -> dict[str, Any] | None:
+    """The samples of some steps, weighed so that they add up to those steps' mean length, whatever their number; ``frames``, each with its
+    place, gets those that are new."""
+    found = samples_in(samples, position, numbers)
+    count = sum(found.stacks.values())
+    if not count:
         return None
-    mean_ms = sum(stacks.length_ms[number] for number in numbers) / len(numbers)
+    each_ms = found.mean_ms / count
+    weights = {
+        tuple(frames.setdefault(line, len(frames)) for line in reversed(stack)): each_ms * weight
+        for stack, weight in found.stacks.items()
+    }
+    rank = samples.ranks[position].log.rank
     return {
         "type": "sampled",
-        "name": f"{name} ({len(numbers):,}, {len(samples):,} samples; ms per step)",
+        "name": f"rank {rank}: {which} ({found.steps:,}, {round(count):,} samples; ms per step)",
         "unit": "milliseconds",
         "startValue": 0,
-        "endValue": mean_ms,
-        "samples": samples,
-        "weights": [mean_ms / len(samples)] * len(samples),
+        "endValue": found.mean_ms,
+        "samples": sorted(weights),
+        "weights": [weights[stack] for stack in sorted(weights)],
     }

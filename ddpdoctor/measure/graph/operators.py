@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpdoctor.measure.numerics import Intervals, complement, covered, intersect, subtract, total, union
-from ddpdoctor.measure.steplog import RankLog, Step, samples_by_step
+from ddpdoctor.measure.numerics import Intervals, Ints, complement, covered, intersect, subtract, total, union
+from ddpdoctor.measure.steplog import RankLog, Step
 from ddpdoctor.measure.taxonomy import IN_GAPS, Component
 from ddpdoctor.measure.window import Window, main_lane, rows_of
 from ddpdoctor.rundir import EventKind
@@ -152,7 +152,7 @@ class _Pattern:
         starts, ends = np.array([left, right], float) - self.origin_ns
         return tuple(kinds), starts, np.maximum(ends, starts + 1.0)
 
-    def operators_at(self, step: Step, times: Sequence[int]) -> NDArray[np.float64] | None:
+    def operators_at(self, step: Step, times: Ints) -> NDArray[np.float64] | None:
         """Probability that an operator runs at each of these times of a step, epoch ns; NaN inside of what is marked. None
         where no step of the window is like it.
         """
@@ -160,7 +160,7 @@ class _Pattern:
         filled = self._filled.get(signature)
         if filled is None:
             return None
-        at = np.array(times, float) - self.origin_ns
+        at = times.astype(float) - self.origin_ns
         gap = np.maximum(np.searchsorted(left, at, side="right") - 1, 0)
         place = np.floor((at - left[gap]) / (right[gap] - left[gap]) * TUNING.places)
         inside = (place >= 0) & (place < TUNING.places)
@@ -170,8 +170,8 @@ class _Pattern:
 
 def python_parts(
     logs: Sequence[RankLog], windows: Sequence[Window], shares: Mapping[int, OperatorShares]
-) -> list[dict[int, float]]:
-    """By position: user line (id into ``sample_where``) -> part (0 to 1) of its samples that is Python, not an operator.
+) -> list[dict[tuple[str, int], float]]:
+    """By position: file and number of a user line -> part (0 to 1) of its samples that is Python, not an operator.
 
     A sample tells by its place between what the step log marks: whether operators run there in the steps of the window
     that are marked alike. With the weight of half a sample, the operators' share of all host time (``shares``, see
@@ -187,21 +187,25 @@ def python_parts(
     ]
 
 
-def _python_parts(log: RankLog, window: Window, usual: float) -> dict[int, float]:
+def _python_parts(log: RankLog, window: Window, usual: float) -> dict[tuple[str, int], float]:
     """Of one rank, whose host time operators fill by the share ``usual``."""
     pattern = _Pattern(log, window)
     lines = {number: (place.file, place.line) for number, place in log.sample_where.items()}
     seen: Counter[tuple[str, int] | None] = Counter()
     computing: defaultdict[tuple[str, int] | None, float] = defaultdict(float)
-    for step, samples in samples_by_step(log.samples, log.steps):
-        operators = pattern.operators_at(step, [sample[0] for sample in samples])
+    places = log.steps_at(log.samples[:, 0])
+    order = np.argsort(places, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(places[order])) + 1):
+        if not len(rows) or places[rows[0]] < 0:
+            continue
+        operators = pattern.operators_at(log.steps[places[rows[0]]], log.samples[rows, 0])
         if operators is None:
             continue
-        for (_, number, *_), probability in zip(samples, operators.tolist(), strict=True):
+        for number, probability in zip(log.samples[rows, 1].tolist(), operators.tolist(), strict=True):
             if probability == probability:  # not NaN
                 seen[lines.get(number)] += 1
                 computing[lines.get(number)] += probability
     return {
-        number: 1.0 - (computing[line] + TUNING.prior * usual) / (seen[line] + TUNING.prior)
-        for number, line in lines.items()
+        line: 1.0 - (computing[line] + TUNING.prior * usual) / (seen[line] + TUNING.prior)
+        for line in lines.values()
     }

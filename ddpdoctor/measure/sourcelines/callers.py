@@ -1,22 +1,13 @@
-"""Who called the user's lines: by stack samples, each of which knows the user's frames above its own."""
+"""Who called the user's lines: by stacks, each with its weight."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
-import numpy as np
 
-from ddpdoctor.measure.places import CodeLine, Where
-from ddpdoctor.measure.steplog import RankLog
-
-from .ranking import Frame, frame_of
-
-Path = tuple[CodeLine, ...]
-"""The user's lines above one of them, the nearest first."""
-Way = tuple[Frame, Path]
-"""A line, and the lines above it."""
+from ddpdoctor.measure.places import CodeLine, Stack, Where
 
 
 class _Tuning(msgspec.Struct, frozen=True):
@@ -24,71 +15,71 @@ class _Tuning(msgspec.Struct, frozen=True):
     """A recorded call names its line and not its callers: they are told where more than this part of the samples that know
     that line came the same way."""
     notable: float = 0.25
-    """A helper that is called from several places spends time for each of them; another way to a line counts beside the one that
-    weighs most if it weighs this part of that: fewer are stray samples, and what counting errors leave of other ranks' ways."""
+    """A helper that is called from several places spends time for each of them; other callers of a line count beside those that
+    weigh most if they weigh this part of that: fewer are stray samples, and what counting errors leave of other ranks' callers."""
 
 
 _TUNING = _Tuning()
+_NONE: Mapping[Stack, float] = {}
 
 
-def distinct(path: Path, others: Iterable[Path]) -> Path:
-    """As many of the callers as tell this path from the ``others``; one at least, where there is any."""
-    rest = [other for other in others if other != path]
-    for length in range(1, len(path)):
-        rest = [other for other in rest if other[:length] == path[:length]]
+def distinct(callers: Stack, others: Iterable[Stack]) -> Stack:
+    """As many of the callers as tell them from the ``others``; one at least, where there is any."""
+    rest = [other for other in others if other != callers]
+    for length in range(1, len(callers)):
+        rest = [other for other in rest if other[:length] == callers[:length]]
         if not rest:
-            return path[:length]
-    return path
+            return callers[:length]
+    return callers
 
 
-def heaviest_of(weights: Mapping[Path, float], others: Iterable[Path] = ()) -> tuple[Path, int]:
-    """The way of most weight, so far as it tells it from the rest and from ``others``; how many of the rest are notable, too."""
+def heaviest_of(weights: Mapping[Stack, float], others: Iterable[Stack] = ()) -> tuple[Stack, int]:
+    """The callers of most weight, so far as it tells them from the rest and from ``others``; how many of the rest are notable, too."""
     if not weights:
         return (), 0
-    path = distinct(max(weights, key=lambda way: weights[way]), [*weights, *others])
-    by_way: defaultdict[Path, float] = defaultdict(float)
-    for way, weight in weights.items():
-        by_way[way[: len(path)]] += weight
-    least = _TUNING.notable * by_way.pop(path)
-    return path, sum(weight >= least for weight in by_way.values())
+    heaviest = distinct(max(weights, key=lambda callers: weights[callers]), [*weights, *others])
+    alike: defaultdict[Stack, float] = defaultdict(float)
+    for callers, weight in weights.items():
+        alike[callers[: len(heaviest)]] += weight
+    least = _TUNING.notable * alike.pop(heaviest)
+    return heaviest, sum(weight >= least for weight in alike.values())
 
 
-def paths_in(logs: Sequence[RankLog]) -> dict[Frame, Counter[Path]]:
-    """The ways on which samples of these logs came to each line, whether they ended there or deeper."""
-    found: dict[Frame, Counter[Path]] = {}
-    for log in logs:
-        numbers, counts = np.unique(log.samples[:, 1], return_counts=True)
-        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
-            where = log.sample_where.get(number)
-            if where is None:
-                continue
-            found.setdefault(frame_of(where), Counter())[where.callers] += count
-            for above, caller in enumerate(where.callers, start=1):
-                found.setdefault(frame_of(caller), Counter())[where.callers[above:]] += count
-    return found
-
-
-def usual(frame: Frame, paths: Mapping[Frame, Counter[Path]]) -> tuple[Path, int]:
-    """The callers by which most samples came to a line, and how many other ways there are; none where they came by many."""
-    ways = paths.get(frame)
-    if not ways or max(ways.values()) <= _TUNING.mostly * ways.total():
+def usual(line: CodeLine, stacks: Mapping[Stack, float]) -> tuple[Stack, int]:
+    """The callers by which most samples came to a line, whether they ended there or deeper, and how many others there are; none where
+    they came by many."""
+    weights: defaultdict[Stack, float] = defaultdict(float)
+    for stack, count in stacks.items():
+        for place, each in enumerate(stack):
+            if each == line:
+                weights[stack[place + 1 :]] += count
+    if not weights or max(weights.values()) <= _TUNING.mostly * sum(weights.values()):
         return (), 0
-    return heaviest_of(ways)
+    return heaviest_of(weights)
 
 
-def by_line(ways: Mapping[Way, int]) -> Counter[Frame]:
-    """What weighs on each line, by whatever way it was come to."""
-    lines: Counter[Frame] = Counter()
-    for (frame, _), weight in ways.items():
-        lines[frame] += weight
+def by_line(stacks: Mapping[Stack, float]) -> dict[CodeLine, float]:
+    """What weighs on each line, whatever called it."""
+    lines: defaultdict[CodeLine, float] = defaultdict(float)
+    for stack, weight in stacks.items():
+        lines[stack[0]] += weight
     return lines
 
 
-def heaviest(frame: Frame, ways: Mapping[Way, int]) -> tuple[Path, int]:
-    """The way to a line that weighs most, and how many others there are."""
-    return heaviest_of({path: weight for (line, path), weight in ways.items() if line == frame})
+def with_heaviest(
+    places: Sequence[Where],
+    stacks: Mapping[Stack, float],
+    others: Mapping[Stack, float] = _NONE,
+    scale: float = 0.0,
+) -> list[Where]:
+    """The same lines, each with the callers that weigh most in ``stacks``, beyond ``others`` multiplied by ``scale``."""
 
+    def callers_of(line: CodeLine) -> tuple[Stack, int]:
+        weights = {
+            stack[1:]: weight - scale * others.get(stack, 0.0)
+            for stack, weight in stacks.items()
+            if stack[0] == line
+        }
+        return heaviest_of(weights, (stack[1:] for stack in others if stack[0] == line))
 
-def with_callers(places: Sequence[Where], paths: Mapping[Frame, Counter[Path]]) -> list[Where]:
-    """The same lines, each with its usual callers."""
-    return [where.called_from(*usual(frame_of(where), paths)) for where in places]
+    return [where.called_from(*callers_of(where.stack[0])) for where in places]

@@ -16,8 +16,7 @@ import msgspec
 import numpy as np
 
 from ddpdoctor.measure.numerics import Array
-
-from .ranking import Frame
+from ddpdoctor.measure.places import CodeLine
 
 
 class _Tuning(msgspec.Struct, frozen=True):
@@ -33,18 +32,18 @@ _TUNING = _Tuning()
 
 
 def most_likely(
-    mine: Mapping[Frame, float], theirs: Mapping[Frame, float], scale: float
-) -> dict[Frame, float]:
+    mine: Mapping[CodeLine, float], theirs: Mapping[CodeLine, float], scale: float
+) -> dict[CodeLine, float]:
     """The line with its samples beyond ``theirs``, which are multiplied by ``scale`` to be those of as much time; {} where there
     are no other ranks, or no line is likely enough."""
     if scale <= 0:
         return {}
-    net = {frame: count - scale * theirs.get(frame, 0.0) for frame, count in mine.items()}
+    net = {line: count - scale * theirs.get(line, 0.0) for line, count in mine.items()}
     excess = max(sum(mine.values()) - scale * sum(theirs.values()), *net.values(), 0.0) if net else 0.0
-    best = max(net, key=lambda frame: net[frame], default=None)
+    best = max(net, key=lambda line: net[line], default=None)
     if best is None or net[best] < _TUNING.fewest:
         return {}
-    odds = {frame: _odds(round(mine[frame]), round(theirs.get(frame, 0.0)), scale, excess) for frame in net}
+    odds = {line: _odds(round(mine[line]), round(theirs.get(line, 0.0)), scale, excess) for line in net}
     likely = odds[best] / (sum(odds.values()) + exp(-excess))
     return {best: net[best]} if likely >= _TUNING.likely else {}
 

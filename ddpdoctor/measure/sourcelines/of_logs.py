@@ -4,23 +4,23 @@ stack samples."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, cached_property
 
 import msgspec
+import numpy as np
 
-from ddpdoctor.measure.numerics import Intervals, Ints
+from ddpdoctor.measure.numerics import Array, Ints
 from ddpdoctor.measure.phases import Gap
-from ddpdoctor.measure.places import Where
+from ddpdoctor.measure.places import CodeLine, Stack, Where
 from ddpdoctor.measure.steplog import RankLog
-from ddpdoctor.measure.taxonomy import Component, SyncKind
+from ddpdoctor.measure.taxonomy import IN_GAPS, Component, SyncKind
 
-from .callers import Path, paths_in, with_callers
-from .gaps import MainGap, RankGaps, free_gaps, gaps_of_log, lies_in_gaps, main_gap
-from .holding import Holders
-from .ranking import MOST_LINES, Frame, frame_of, joined, ranked
-from .samples import SampleCounts, Samples, beyond, callers_of, common_of, counted, same_lines, scale_of
-from .taken import kinds_of
+from .callers import usual, with_heaviest
+from .counts import SampleCounts, beyond, common_of, counted, same_lines, scale_of
+from .gaps import MainGap, free_gaps, gaps_of_log, lies_in_gaps, main_gap
+from .ranking import chosen_and_others, joined, ranked
+from .table import Samples, kinds_of, samples_of
 
 _FEWEST_SAMPLES = 3
 """Samples below which a line may be there by chance."""
@@ -36,34 +36,46 @@ class LogSourceLines:
     """
 
     def __init__(
-        self, logs: Sequence[RankLog], python_parts: Sequence[Mapping[int, float]] | None = None
+        self, logs: Sequence[RankLog], python_parts: Sequence[Mapping[tuple[str, int], float]] | None = None
     ) -> None:
         self.logs = logs
-        parts = python_parts or [{}] * len(logs)
-        self._free_gaps: dict[int, Mapping[Gap, Intervals]] = {}
-        self._python_parts = {log.rank: of_rank for log, of_rank in zip(logs, parts, strict=True)}
+        self._free_gaps = cache(lambda position: free_gaps(logs[position]))
+        self._python_parts = python_parts or [{}] * len(logs)
 
     @cached_property
-    def _paths(self) -> dict[Frame, Counter[Path]]:
-        return paths_in(self.logs)
+    def samples(self) -> Samples:
+        """Of the logs."""
+        return samples_of(self.logs)
 
     @cached_property
-    def _holders(self) -> Holders:
-        return Holders(self.logs)
+    def _python(self) -> list[Array | float]:
+        """By position and stack, the part of the samples that is Python."""
+        lines = [(stack.lines[0].file, stack.lines[0].line) for stack in self.samples.stacks]
+        return [
+            np.array([parts.get(line, 1.0) for line in lines]) if parts else 1.0
+            for parts in self._python_parts
+        ]
 
     @cached_property
-    def _samples(self) -> dict[int, Samples]:
-        return {log.rank: Samples(log, self._holders) for log in self.logs}
+    def _usual(self) -> Callable[[CodeLine], tuple[Stack, int]]:
+        """The usual callers of a line, by the samples of all ranks."""
+        each = [self.samples.weights(position).at_random for position in range(len(self.logs))]
+        stacks = self.samples.by_stack(np.sum(each, axis=0))
+        return cache(lambda line: usual(line, stacks))
+
+    def _called(self, calls: Mapping[CodeLine, float]) -> list[Where]:
+        """The lines of most recorded calls, or time in them, each with its usual callers."""
+        return [where.called_from(*self._usual(where.stack[0])) for where in ranked(calls)]
 
     def syncs(self, kinds: Sequence[SyncKind]) -> list[Where]:
         """Lines that call synchronisations of these kinds."""
-        calls: Counter[Frame] = Counter()
+        calls: Counter[CodeLine] = Counter()
         for log in self.logs:
             for point in log.sync_points:
                 where = log.where.get(point.where)
                 if point.kind in kinds and where is not None:
-                    calls[frame_of(where)] += 1
-        return with_callers(ranked(calls), self._paths)
+                    calls[where.stack[0]] += 1
+        return self._called(calls)
 
     def operation(
         self, components: Sequence[Component | SyncKind], positions: Sequence[int] | None
@@ -80,85 +92,79 @@ class LogSourceLines:
     ) -> list[Where]:
         """Lines of this kind of work: sampled ones where there are enough samples, else the recorded call's."""
         wanted = {int(step) for step in steps}
-        chosen, others = self._chosen_and_others(positions)
-        called = with_callers(_called(chosen, components, wanted), self._paths)
+        chosen, others = chosen_and_others(positions, len(self.logs))
+        calls = _calls([self.logs[position] for position in chosen], components, wanted)
         sampled = self._sampled(chosen, others, components, wanted)
         if not sampled and or_else is not None:
             sampled = self._sampled(chosen, others, components, {int(step) for step in or_else})
-        return joined(sampled, called) if sampled else called[:MOST_LINES]
+        return joined(sampled, self._called(calls))
 
     def gap(
         self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
     ) -> str | None:
         """Of what no event of the log covers."""
-        chosen, others = self._chosen_and_others(positions)
+        chosen, others = chosen_and_others(positions, len(self.logs))
         found = self._main_gap(chosen, others, components, {int(step) for step in steps})
         return None if found is None else found.words
 
     def in_common(self, components: Sequence[Component], steps: Ints) -> float | None:
         """By the samples of each rank; None where one has too few."""
         wanted = {int(step) for step in steps}
-        each = [self._counted([log], components, wanted, None) for log in self.logs]
+        each = [self._counted([position], components, wanted, None) for position in range(len(self.logs))]
         if min((counts.samples for counts in each), default=0) < _ENOUGH_SAMPLES:
             return None
         return same_lines(each)
 
-    def _chosen_and_others(self, positions: Sequence[int] | None) -> tuple[list[RankLog], list[RankLog]]:
-        if positions is None:
-            return list(self.logs), []
-        others = [log for position, log in enumerate(self.logs) if position not in positions]
-        return [self.logs[position] for position in positions], others
-
     def _main_gap(
         self,
-        logs: Sequence[RankLog],
-        others: Sequence[RankLog],
+        chosen: Sequence[int],
+        others: Sequence[int],
         components: Sequence[Component],
         wanted: set[int],
     ) -> MainGap | None:
         if not lies_in_gaps(components):
             return None
-        own, theirs = ([self._gaps_of(log, wanted) for log in of_these] for of_these in (logs, others))
+        own, theirs = (
+            [gaps_of_log(self.logs[position], self._free_gaps(position), wanted) for position in some]
+            for some in (chosen, others)
+        )
         return main_gap(own, theirs, components)
-
-    def _gaps_of(self, log: RankLog, wanted: set[int]) -> RankGaps:
-        if log.rank not in self._free_gaps:
-            self._free_gaps[log.rank] = free_gaps(log)
-        return gaps_of_log(log, self._free_gaps[log.rank], wanted)
 
     def _sampled(
         self,
-        logs: Sequence[RankLog],
-        others: Sequence[RankLog],
+        chosen: Sequence[int],
+        others: Sequence[int],
         components: Sequence[Component],
         wanted: set[int],
     ) -> list[Where]:
         """Most sampled lines, in samples per second of steps, less what the other ranks show at the same line."""
-        found = self._main_gap(logs, others, components, wanted)
+        found = self._main_gap(chosen, others, components, wanted)
         gap = None if found is None else found.gap
-        mine = self._counted(logs, components, wanted, gap)
+        mine = self._counted(chosen, components, wanted, gap)
         if Component.HOST in components and not others:
-            mine = common_of(mine, [self._counted([log], components, wanted, gap) for log in logs])
+            mine = common_of(mine, [self._counted([each], components, wanted, gap) for each in chosen])
         theirs = self._counted(others, components, wanted, gap)
+        places = ranked(beyond(mine, theirs, _FEWEST_SAMPLES))
         return [
-            msgspec.structs.replace(
-                where.called_from(*callers_of(frame_of(where), mine, theirs)),
-                python_ms=_python_ms(mine, theirs, frame_of(where)),
-            )
-            for where in ranked(beyond(mine, theirs, _FEWEST_SAMPLES))
+            msgspec.structs.replace(where, python_ms=_python_ms(mine, theirs, where.stack[0]))
+            for where in with_heaviest(places, mine.stacks, theirs.stacks, scale_of(mine, theirs))
         ]
 
     def _counted(
-        self, logs: Sequence[RankLog], components: Sequence[Component], wanted: set[int], gap: Gap | None
+        self, positions: Sequence[int], components: Sequence[Component], wanted: set[int], gap: Gap | None
     ) -> SampleCounts:
-        ranks = [(log, self._samples[log.rank]) for log in logs]
-        return counted(ranks, components, wanted, self._python_parts, self._holders, gap)
+        # The part of a line's samples that is Python tells of its host work alone, not of what lies in the gaps.
+        only_python = Component.HOST in components and set(components).isdisjoint(IN_GAPS)
+        parts = self._python if only_python else [1.0] * len(self.logs)
+        return counted(self.samples, positions, components, wanted, parts, gap)
 
 
-def _called(logs: Sequence[RankLog], components: Sequence[Component], wanted: set[int]) -> list[Where]:
-    """Lines of the recorded calls that are this kind of work, by time."""
+def _calls(
+    logs: Sequence[RankLog], components: Sequence[Component], wanted: set[int]
+) -> Mapping[CodeLine, float]:
+    """ns that recorded calls of this kind of work take, by their lines."""
     kinds = kinds_of(components)
-    calls: Counter[Frame] = Counter()
+    calls: Counter[CodeLine] = Counter()
     for log in logs if kinds else ():
         by_line: Counter[int] = Counter()
         for step in log.steps:
@@ -168,13 +174,13 @@ def _called(logs: Sequence[RankLog], components: Sequence[Component], wanted: se
                         by_line[event.where] += max(event.duration_ns, 1)
         for line, spent_ns in by_line.items():
             if (where := log.where.get(line)) is not None:
-                calls[frame_of(where)] += spent_ns
-    return ranked(calls)
+                calls[where.stack[0]] += spent_ns
+    return calls
 
 
-def _python_ms(mine: SampleCounts, theirs: SampleCounts, frame: Frame) -> float | None:
+def _python_ms(mine: SampleCounts, theirs: SampleCounts, line: CodeLine) -> float | None:
     """Milliseconds per step at a line outside torch, beyond those of the other ranks; None with too few samples."""
-    count = mine.outside.get(frame, 0.0) - scale_of(mine, theirs) * theirs.outside.get(frame, 0.0)
+    count = mine.outside.get(line, 0.0) - scale_of(mine, theirs) * theirs.outside.get(line, 0.0)
     if count < _ENOUGH_SAMPLES or not mine.steps:
         return None
     return 1e3 * mine.seconds / mine.steps * count / mine.taken

@@ -8,6 +8,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -26,15 +27,15 @@ from ddpdoctor.measure.numerics import (
     union_of,
 )
 from ddpdoctor.measure.phases import Gap
-from ddpdoctor.measure.places import CodeLine, Where
+from ddpdoctor.measure.places import CodeLine, Stack, Where
 from ddpdoctor.measure.taxonomy import DEVICE_WORK, Component, SyncKind
 from ddpdoctor.measure.window import WAITED_FOR, Window, launches, main_lane
 from ddpdoctor.rundir.packages import WELL_KNOWN
 from ddpdoctor.trace import RankTrace, classify
 
-from .callers import Way, by_line, heaviest
+from .callers import by_line, with_heaviest
 from .gaps import MainGap, gaps_of_window, lies_in_gaps, main_gap
-from .ranking import Frame, frame_of, joined, ranked
+from .ranking import chosen_and_others, joined, ranked
 
 _EXPLAINS = 0.5
 """An annotation explains a component when it covers this share of the component's time: more than all others together."""
@@ -102,13 +103,13 @@ def has_frames(window: Window) -> bool:
     return "python_function" in window.trace.categories
 
 
-def frames_during(window: Window, time: Intervals) -> Counter[Way]:
-    """Ways to user frames, and how many ns each, as the innermost one, covers the time."""
+def frames_during(window: Window, time: Intervals) -> Counter[Stack]:
+    """Stacks of user frames, and how many ns each covers the time."""
     start, end = np.asarray(time[0]), np.asarray(time[1])
     return _frames_at(window, (start + end) / 2 - window.shifted_ns, end - start)
 
 
-def frames_launching(window: Window, time: Intervals) -> Counter[Way]:
+def frames_launching(window: Window, time: Intervals) -> Counter[Stack]:
     """User frames that launched what the device computes and copies in this time, and how long it takes: the host is
     elsewhere by then."""
     trace = window.trace
@@ -129,7 +130,7 @@ def frames_launching(window: Window, time: Intervals) -> Counter[Way]:
     return _frames_at(window, trace.start_ns[calls[launched]], trace.duration_ns[rows[launched]])
 
 
-def frames_waiting(window: Window, kinds: Sequence[SyncKind]) -> Counter[Way]:
+def frames_waiting(window: Window, kinds: Sequence[SyncKind]) -> Counter[Stack]:
     """User frames in which the host waited for its device, and the idle time that follows from each."""
     rows, cost_ns = waits_of(window, kinds)
     return _frames_at(window, (window.trace.start_ns[rows] + window.trace.end_ns[rows]) / 2, cost_ns)
@@ -141,12 +142,12 @@ def waits_of(window: Window, kinds: Sequence[str]) -> tuple[Ints, Array]:
     return window.waits.row[chosen], window.waits.cost_ns[chosen]
 
 
-def _frames_at(window: Window, times: NDArray[Any], weights: NDArray[Any]) -> Counter[Way]:
-    """The innermost user frames open at these times of the trace's own clock, and the weight of each."""
-    ways: Counter[Way] = Counter()
+def _frames_at(window: Window, times: NDArray[Any], weights: NDArray[Any]) -> Counter[Stack]:
+    """The user frames open at these times of the trace's own clock, and the weight of each stack."""
+    stacks: Counter[Stack] = Counter()
     trace = window.trace
     if not has_frames(window) or not len(times):
-        return ways
+        return stacks
     rows = np.flatnonzero(trace.category_mask("python_function") & (trace.lane == main_lane(trace)))
     start, end = trace.start_ns[rows], trace.end_ns[rows]
     heaviest = np.argsort(-weights, kind="stable")[:LOOKED_UP]
@@ -158,25 +159,23 @@ def _frames_at(window: Window, times: NDArray[Any], weights: NDArray[Any]) -> Co
         for place in range(first[frame], until[frame]):
             open_frames[order[place]].append(rows[frame])
     for frames, weight in zip(open_frames, weights[heaviest], strict=True):
-        way = _way_of_user([trace.name_of(row) for row in reversed(frames)])
-        if way is not None:
-            ways[way] += int(weight)
-    return ways
+        if stack := _of_user([trace.name_of(row) for row in reversed(frames)]):
+            stacks[stack] += int(weight)
+    return stacks
 
 
-def _way_of_user(names: Sequence[str]) -> Way | None:
-    """The first of these frames, the innermost first, that is the user's, and the user's above it.
+def _of_user(names: Sequence[str]) -> Stack:
+    """Those of these frames, the innermost first, that are the user's.
 
     A script may be named like a module of Python's own: such a one is taken where there is nothing else.
     """
     matches = (_FRAME.match(name) for name in names)
     foreign = [
-        Frame(match["file"], int(match["line"]), match["function"])
+        CodeLine(match["file"], int(match["line"]), match["function"])
         for match in matches
         if match and not any(part in match["file"] for part in _LIBRARY)
     ]
-    users = [frame for frame in foreign if not _is_known(frame.file)] or foreign
-    return (users[0], tuple(CodeLine(*frame) for frame in users[1:])) if users else None
+    return tuple([line for line in foreign if not _is_known(line.file)] or foreign)
 
 
 def _is_known(file: str) -> bool:
@@ -201,13 +200,13 @@ class WindowSourceLines:
 
     def __init__(self, windows: Sequence[Window]) -> None:
         self.windows = windows
-        self._annotations: dict[int, Annotations] = {}
+        self._annotations = cache(lambda position: annotations_of(windows[position]))
 
     def syncs(self, kinds: Sequence[SyncKind]) -> list[Where]:
         """User frames in which collectives of these kinds were launched, then those in which the host waited for its
         device, by the idle time that followed."""
-        launched: Counter[Way] = Counter()
-        waited: Counter[Way] = Counter()
+        launched: Counter[Stack] = Counter()
+        waited: Counter[Stack] = Counter()
         for window in _spread(self.windows):
             rows = [row for row, kind in enumerate(window.collectives.kind) if kind in kinds]
             issued = window.collectives.issued[rows]
@@ -224,18 +223,15 @@ class WindowSourceLines:
     ) -> list[Where]:
         """User frames open during this kind of work; of what late ranks' devices do, those that take longer there than the
         rest does. None where all do alike: then it is no line, but what runs it."""
-        late = self._all_or(positions)
-        on_time = sorted(set(self._all_or(None)).difference(late))
-        chosen = [self.windows[position] for position in _spread(late)]
-        others = [self.windows[position] for position in _spread(on_time)]
+        chosen, others = self._chosen_and_others(positions)
         found = self._main_gap(components, positions)
         gap = None if found is None else found.gap
-        ways = _ways_of(chosen, components, gap)
+        stacks = _stacks_of(chosen, components, gap)
         if not others or not (_is_launched(chosen[0], components) or (chosen[0].on_device and gap)):
-            return _told(ways)
-        usual = by_line(_ways_of(others, components, gap))
-        slower = _slower(by_line(ways), usual, len(chosen) / len(others))
-        return [where.called_from(*heaviest(frame_of(where), ways)) for where in ranked(slower)]
+            return _told(stacks)
+        usual = by_line(_stacks_of(others, components, gap))
+        slower = _slower(by_line(stacks), usual, len(chosen) / len(others))
+        return with_heaviest(ranked(slower), stacks)
 
     def gap(
         self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
@@ -251,16 +247,11 @@ class WindowSourceLines:
     def _main_gap(self, components: Sequence[Component], positions: Sequence[int] | None) -> MainGap | None:
         if not lies_in_gaps(components):
             return None
-        late = self._all_or(positions)
-        on_time = sorted(set(self._all_or(None)).difference(late))
-        own, others = (
-            [
-                gaps_of_window(window, _time_of(window, components))
-                for window in map(self.windows.__getitem__, some)
-            ]
-            for some in (_spread(late), _spread(on_time))
+        own, theirs = (
+            [gaps_of_window(window, _time_of(window, components)) for window in some]
+            for some in self._chosen_and_others(positions)
         )
-        return main_gap(own, others, components)
+        return main_gap(own, theirs, components)
 
     def operation(
         self, components: Sequence[Component | SyncKind], positions: Sequence[int] | None
@@ -271,20 +262,18 @@ class WindowSourceLines:
         if set(components) <= WAITED_FOR:
             return _waiting_call(self.windows, components)
         names: Counter[str] = Counter()
-        for position in _spread(self._all_or(positions)):
+        for position in _spread(chosen_and_others(positions, len(self.windows))[0]):
             time = _time_of(self.windows[position], components)
-            name = self._annotations_of(position).explaining(time)
+            name = self._annotations(position).explaining(time)
             if name is not None:
                 names[name] += 1
         return names.most_common(1)[0][0] if names else None
 
-    def _annotations_of(self, position: int) -> Annotations:
-        if position not in self._annotations:
-            self._annotations[position] = annotations_of(self.windows[position])
-        return self._annotations[position]
-
-    def _all_or(self, positions: Sequence[int] | None) -> Sequence[int]:
-        return range(len(self.windows)) if positions is None else positions
+    def _chosen_and_others(self, positions: Sequence[int] | None) -> tuple[list[Window], list[Window]]:
+        chosen, others = map(_spread, chosen_and_others(positions, len(self.windows)))
+        return [self.windows[position] for position in chosen], [
+            self.windows[position] for position in others
+        ]
 
 
 def _spread(items: Sequence[_T]) -> Sequence[_T]:
@@ -310,39 +299,41 @@ def _is_launched(window: Window, components: Sequence[Component]) -> bool:
     return window.on_device and set(DEVICE_WORK).issuperset(components)
 
 
-def _told(ways: Mapping[Way, int]) -> list[Where]:
-    return [where.called_from(*heaviest(frame_of(where), ways)) for where in ranked(by_line(ways))]
+def _told(stacks: Mapping[Stack, float]) -> list[Where]:
+    return with_heaviest(ranked(by_line(stacks)), stacks)
 
 
-def _ways_of(
+def _stacks_of(
     windows: Sequence[Window], components: Sequence[Component], gap: Gap | None = None
-) -> Counter[Way]:
-    """Ways to user frames, and ns of this kind of work in each; of one ``gap`` between phases where it is given."""
-    ways: Counter[Way] = Counter()
+) -> Counter[Stack]:
+    """Stacks of user frames, and ns of this kind of work in each; of one ``gap`` between phases where it is given."""
+    stacks: Counter[Stack] = Counter()
     for window in windows:
         if not has_frames(window):
             continue
         on_device = [component for component in components if _is_launched(window, [component])]
         on_host = [component for component in components if component not in on_device]
-        for kinds, ways_in in ((on_device, frames_launching), (on_host, frames_during)):
+        for kinds, stacks_in in ((on_device, frames_launching), (on_host, frames_during)):
             if kinds:
                 time = _time_of(window, kinds)
                 within = time if gap is None else intersect(time, window.in_gaps.get(gap, EMPTY))
-                ways.update(ways_in(window, within))
-    return ways
+                stacks.update(stacks_in(window, within))
+    return stacks
 
 
-def _slower(late: Counter[Frame], others: Counter[Frame], scale: float) -> dict[Frame, float]:
-    """Frames that take longer on late devices, by more than all work does there, and ns by which they do.
+def _slower(
+    late: Mapping[CodeLine, float], others: Mapping[CodeLine, float], scale: float
+) -> dict[CodeLine, float]:
+    """Lines that take longer on late devices, by more than all work does there, and ns by which they do.
 
     ``scale``: late windows per other window.
     """
-    usual = {frame: scale * time for frame, time in others.items()}
+    usual = {line: scale * time for line, time in others.items()}
     all_slower = sum(late.values()) / max(sum(usual.values()), 1.0)
     return {
-        frame: time - usual.get(frame, 0.0)
-        for frame, time in late.items()
-        if time - usual.get(frame, 0.0) > 0 and time > _STANDS_OUT * all_slower * usual.get(frame, 0.0)
+        line: time - usual.get(line, 0.0)
+        for line, time in late.items()
+        if time - usual.get(line, 0.0) > 0 and time > _STANDS_OUT * all_slower * usual.get(line, 0.0)
     }
 
 

@@ -8,7 +8,7 @@ synchronisations that all ranks have in common (:func:`match_syncs`); and which 
 
 from .activities import Activities
 from .devicetime import in_device_time
-from .log import RankLog, Sample, first, notes_on_records, samples_by_step, usual_loader
+from .log import RankLog, first, no_samples, notes_on_records, usual_loader
 from .matchedsyncs import MatchedSync, match_syncs
 from .reading import read_logs, read_rank_log, span_around
 from .records import DeviceTimes, Event, Step

@@ -226,10 +226,6 @@ def _why_no_window(window: dict[str, Any]) -> str | None:
     return window.get("why") if window.get("state") in ("skipped", "failed") else None
 
 
-Sample = list[int]
-"""[epoch ns, user line, innermost line, ns waited for Python's lock], as in a row of :attr:`RankLog.samples`."""
-
-
 def no_samples() -> Ints:
     """[0, 4]"""
     return np.empty((0, 4), np.int64)
@@ -311,6 +307,14 @@ class RankLog(msgspec.Struct, frozen=True, eq=False, dict=True):
         events = (event for step in self.steps for event in step.events)
         return {event.loader for event in events if event.kind == EventKind.DATA and event.batches_ready >= 0}
 
+    def steps_at(self, moments: Ints) -> Ints:
+        """[M] position of the step in which each of the ``moments`` [M], epoch ns, lies; -1 outside of all."""
+        starts = np.array([step.start_ns for step in self.steps], np.int64)
+        ends = np.array([*(step.end_ns for step in self.steps), 0], np.int64)
+        places = np.searchsorted(starts, moments, side="right") - 1
+        found: Ints = np.where(moments < ends[places], places, -1)
+        return found
+
     def shifted(self, steps_ns: Ints, samples_ns: Ints | int) -> RankLog:
         """The same log on another clock, ``steps_ns`` [N] and ``samples_ns`` [S] later; itself where nothing moves."""
         samples, closer = self.samples, self.closer
@@ -335,22 +339,3 @@ def _shift_of(times: Ints, known: Ints, shifts: Ints | int) -> Ints | int:
         return 0 if not isinstance(shifts, int) else shifts
     moved: Ints = shifts[np.maximum(np.searchsorted(known, times, side="right") - 1, 0)]
     return moved
-
-
-def samples_by_step(samples: Ints, steps: Sequence[Step]) -> list[tuple[Step, list[Sample]]]:
-    """Which of the ``samples`` [S, 4] were taken in each of some steps of the same log; steps without one are left out."""
-    if not len(samples) or not steps:
-        return []
-    starts = np.array([step.start_ns for step in steps], np.int64)
-    ends = np.array([step.end_ns for step in steps], np.int64)
-    times = samples[:, 0]
-    places = np.searchsorted(starts, times, side="right") - 1
-    inside = (places >= 0) & (times < ends[places])
-    taken, places = samples[inside], places[inside]
-    if not len(places):
-        return []
-    order = np.argsort(places, kind="stable")
-    edges = np.flatnonzero(np.diff(places[order])) + 1
-    seen, first = np.unique(places, return_index=True)
-    groups = [group.tolist() for group in np.split(taken[order], edges)]
-    return [(steps[int(seen[i])], groups[int(i)]) for i in np.argsort(first, kind="stable")]

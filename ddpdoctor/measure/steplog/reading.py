@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from ddpdoctor.measure.numerics import Ints, union
-from ddpdoctor.measure.places import CodeLine, Where
+from ddpdoctor.measure.places import Where
 from ddpdoctor.rundir import SAMPLES_FILE, STEPS_FILE, RankRecord, RunDirectory
 from ddpdoctor.rundir.compaction import STEP_LINE
 from ddpdoctor.rundir.files import broken_lines, unreadable
@@ -262,9 +262,8 @@ def _of_every(seconds: int, numbers: array[int]) -> array[int]:
 def _place(places: dict[int, Where], record: LogRecord) -> None:
     if record.where is None or len(places) >= _MOST_PLACES:
         return
-    callers: tuple[CodeLine, ...] = ()
-    if record.caller is not None and (caller := places.get(record.caller)) is not None:
-        callers = (CodeLine(caller.file, caller.line, caller.function), *caller.callers)[:_MOST_CALLERS]
+    caller = None if record.caller is None else places.get(record.caller)
+    callers = () if caller is None else caller.stack[:_MOST_CALLERS]
     places[record.where] = Where(record.file, record.line or 0, record.function, callers=callers)
 
 

@@ -6,50 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-import polars as pl
 import pytest
 
-from ddpdoctor.measure.export import COLLECTIVES, STEPS, late_steps
+from ddpdoctor.measure.export import flame_graphs
+from ddpdoctor.measure.steplog import read_logs
+from ddpdoctor.rundir import RunDirectory
+from tests.measure.recorded import Job, measured, plant, record
+from tests.measure.steplogs import log_of, span_of, write_lines
 
 ROOT = Path(__file__).resolve().parents[3]
-MS = 1_000_000
-
-
-def tables(late_ms, ranks=3, steps=10, step_ms=100):
-    """A job of which ``late_ms[rank][step]`` says how late a rank arrives at the one collective of a step."""
-    rows, collectives = [], []
-    for step in range(steps):
-        start = step * step_ms * MS
-        arrivals = {rank: start + (50 + late_ms.get(rank, {}).get(step, 0)) * MS for rank in range(ranks)}
-        last = max(arrivals.values())
-        for rank, arrival in arrivals.items():
-            rows.append((rank, "step-log", step, start, start + step_ms * MS, ""))
-            times = (arrival, last, last + MS, last - arrival, MS)
-            collectives.append((rank, "step-log", step, "gradients", "allreduce", "0", *times, 8.0))
-    return (
-        pl.DataFrame(collectives, schema=COLLECTIVES, orient="row"),
-        pl.DataFrame(rows, schema=STEPS, orient="row"),
-    )
-
-
-def test_a_rank_is_late_in_the_steps_in_which_it_comes_after_the_median_rank():
-    assert late_steps(*tables({1: {3: 20, 7: 5, 8: 4}})) == {0: set(), 1: {3, 7}, 2: set()}
-
-
-def test_of_two_ranks_one_is_late_and_of_one_none():
-    assert late_steps(*tables({0: {2: 30}}, ranks=2)) == {0: {2}, 1: set()}
-    assert late_steps(*tables({}, ranks=1)) == {0: set()}
-
-
-def test_whom_all_but_one_wait_for_is_late_and_whoever_is_early_is_not():
-    early = {rank: dict.fromkeys(range(10), 40) for rank in (0, 2)}
-    assert late_steps(*tables(early)) == {0: set(), 1: set(), 2: set()}
-
-
-def test_what_was_not_matched_makes_nobody_late():
-    collectives, steps = tables({1: {3: 20}})
-    unmatched = collectives.with_columns(pl.lit(None, pl.Int64).alias("last_arrival_ns"))
-    assert late_steps(unmatched, steps) == {0: set(), 1: set(), 2: set()}
 
 
 @pytest.fixture(scope="module")
@@ -88,10 +53,10 @@ def test_the_files_are_what_speedscope_reads(flames):
             assert all(0 <= number < len(frames) for stack in profile["samples"] for number in stack)
 
 
-def test_late_steps_show_what_made_them_late(flames):
-    def ms_at(document, words, profile):
+def test_a_rank_that_is_late_in_every_step_shows_what_makes_it_late(flames):
+    def ms_at(document, words):
         """Ms per step in which such a frame is on the stack."""
-        (chosen,) = (each for each in document["profiles"] if f": {profile}" in each["name"])
+        (chosen,) = document["profiles"]
         names = [frame["name"] for frame in document["shared"]["frames"]]
         return sum(
             weight
@@ -99,5 +64,22 @@ def test_late_steps_show_what_made_them_late(flames):
             if any(words in names[number] for number in stack)
         )
 
-    assert ms_at(flames[1], "read_from_slow_storage", "late steps") > 20
-    assert ms_at(flames[0], "read_from_slow_storage", "all steps") < 5
+    assert ms_at(flames[1], "read_from_slow_storage") > 20
+    assert ms_at(flames[0], "read_from_slow_storage") < 5
+
+
+def test_the_late_steps_are_those_of_the_report(tmp_path):
+    folder = record(tmp_path / "run", Job(steps=60, extra=plant(1, every=3, host=30.0)))
+    for rank in range(4):
+        lines = [{"where": 7, "file": "train.py", "line": 44, "function": "main"}]
+        lines += [{"t": t, "s": [[0, 7, 7]]} for t in range(*span_of(folder, rank), 700_000)]
+        write_lines(log_of(folder, rank, "samples.jsonl"), lines)
+    late, other, _ = measured(folder)[0].flames
+    assert (late.rank, late.which, other.rank, other.which) == (1, "late steps", 1, "other steps")
+    (logs,) = read_logs([RunDirectory.open(str(folder))])
+    documents = dict(flame_graphs(logs.logs, {}, range(60)))
+    assert [profile["name"] for profile in documents[1]["profiles"][1:]] == [
+        f"rank 1: late steps ({late.steps}, {late.samples:,} samples; ms per step)",
+        f"rank 1: usual steps ({other.steps}, {other.samples:,} samples; ms per step)",
+    ]
+    assert len(documents[0]["profiles"]) == 1

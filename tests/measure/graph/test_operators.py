@@ -74,8 +74,9 @@ def test_samples_inside_operators_are_not_python(tmp_path):
     windows = windows_of(traces)
     shares = operator_shares(logs, windows)
     parts = python_parts(logs, windows, shares)
-    assert parts[0][1] == pytest.approx(1.0, abs=0.15) and parts[0][2] == pytest.approx(0.0, abs=0.15)
-    assert parts[0][3] == pytest.approx(1.0 - shares[0].whole)
+    of_first = [parts[0]["train.py", line] for line in (1, 2, 3)]
+    assert of_first[0] == pytest.approx(1.0, abs=0.15) and of_first[1] == pytest.approx(0.0, abs=0.15)
+    assert of_first[2] == pytest.approx(1.0 - shares[0].whole)
     assert parts[1] == {}
     assert python_parts(logs, [], shares) == [{}, {}]
 

@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from ddpdoctor.measure.places import Where
-from ddpdoctor.measure.sourcelines import Frame
-from ddpdoctor.measure.sourcelines.holding import Holders
-from ddpdoctor.measure.sourcelines.samples import Samples, counted
-from ddpdoctor.measure.sourcelines.taken import EVENTS, Taken
+from ddpdoctor.measure.places import CodeLine, Where
+from ddpdoctor.measure.sourcelines.counts import counted
+from ddpdoctor.measure.sourcelines.table import EVENTS, samples_of
 from ddpdoctor.measure.steplog import Event, RankLog, Step
 from ddpdoctor.measure.taxonomy import Component
 from ddpdoctor.rundir import EventKind, RankRecord
 
-STEP_NS, AFTER_COLLECTION_NS = 100_000_000, 2_000_000
+MS = 1_000_000
+STEP_NS, AFTER_COLLECTION_NS = 100 * MS, 2 * MS
 KINDS = [*EventKind]
 INSIDE = {
     *(kind for kinds in EVENTS.values() for kind in kinds),
@@ -59,13 +58,14 @@ def log_of(seed: int, samples: int = 400) -> RankLog:
 
 
 def one_by_one(log: RankLog, components: list[Component]) -> list[int]:
-    """When those were taken that are of this kind of work."""
+    """Of which moments those are that are of this kind of work."""
     found = []
     for taken_ns, _, _, held_ns in log.samples.tolist():
-        step = next((step for step in log.steps if step.start_ns <= taken_ns < step.end_ns), None)
+        due_ns = taken_ns - (held_ns if 1_000_000 <= held_ns < 5_000_000 else 0)
+        step = next((step for step in log.steps if step.start_ns <= due_ns < step.end_ns), None)
         if step is None:
             continue
-        moment = taken_ns - (held_ns if 1_000_000 <= held_ns < 5_000_000 else 0) - step.start_ns
+        moment = due_ns - step.start_ns
         covering = {
             event.kind
             for event in step.events
@@ -81,28 +81,27 @@ def one_by_one(log: RankLog, components: list[Component]) -> list[int]:
         )
         else_wanted = Component.FORWARD in components if in_forward else Component.HOST in components
         if inside & wanted if inside else else_wanted:
-            found.append(taken_ns)
+            found.append(due_ns)
     return found
 
 
 @pytest.mark.parametrize("components", ASKED, ids=lambda asked: "+".join(asked))
-@pytest.mark.parametrize("at_once", [1 << 20, 7])
-def test_each_sample_is_of_the_work_in_which_it_was_taken(monkeypatch, components, at_once):
-    monkeypatch.setattr("ddpdoctor.measure.sourcelines.taken._PAIRS_AT_ONCE", at_once)
+def test_each_sample_is_of_the_work_at_its_moment(components):
     counts = 0
     for seed in range(5):
         log = log_of(seed)
-        taken = Taken(log, log.samples, Holders([log]))
+        (rows,) = samples_of([log]).ranks
         expected = one_by_one(log, components)
-        assert taken.taken_ns[taken.while_doing(components)].tolist() == expected
+        assert rows.time_ns[(rows.step >= 0) & rows.while_doing(components)].tolist() == expected
         counts += len(expected)
     assert counts > 10
 
 
 def test_a_log_without_steps_or_samples():
     for log in (log_of(1, samples=0), RankLog(0, RankRecord("", 0, {}), samples=log_of(1).samples)):
-        taken = Taken(log, log.samples, Holders([log]))
-        assert len(taken) == 0 and not taken.while_doing([Component.HOST]).any() and taken.places == []
+        (rows,) = (samples := samples_of([log])).ranks
+        assert not rows.in_steps(rows.steps_of(range(20))).any() and samples.stacks == []
+    assert samples_of([]).ranks == []
 
 
 def test_lines_of_two_numbers_that_show_the_same_are_counted_together():
@@ -113,6 +112,58 @@ def test_lines_of_two_numbers_that_show_the_same_are_counted_together():
     samples = log.samples.copy()
     samples[:, 1:3] = np.array([[1, 2], [1, 3], [4, 2], [4, 3]])[np.arange(len(samples)) % 4]
     log = replace(log, samples=samples, sample_where=where)
-    ranks = [(log, Samples(log, holders := Holders([log])))]
-    found = counted(ranks, [Component.HOST], set(range(20)), {0: {}}, holders)
-    assert found.at == {Frame("train.py", 8, "main"): found.samples} and found.samples > 20
+    found = counted(samples_of([log]), [0], [Component.HOST], range(20), [1.0])
+    assert found.at == {CodeLine("train.py", 8, "main"): found.samples} and found.samples > 20
+
+
+def held_log(samples, closer=(), looked_ns=0):
+    """Ten steps without events; two lines of ``slow`` are called where ``main`` stands before line 57."""
+    slow = [Where("train.py", line, "slow", callers=(CodeLine("train.py", 55, "main"),)) for line in (18, 19)]
+    where = {0: slow[0], 1: slow[1], 2: Where("train.py", 57, "main")}
+    steps = tuple(
+        Step(n, 10**12 + n * STEP_NS, 10**12 + (n + 1) * STEP_NS, (), (), None, None) for n in range(10)
+    )
+    rows, looks = (
+        np.array([(10**12 + at, line, line, waited) for at, line, waited in some], np.int64).reshape(-1, 4)
+        for some in (samples, closer)
+    )
+    return RankLog(
+        0,
+        RankRecord("", 0, {}),
+        steps,
+        samples=rows,
+        sample_where=where,
+        closer=looks,
+        looked_ns=looked_ns,
+    )
+
+
+def by_line(samples, weights):
+    return {stack[0].line: weight for stack, weight in samples.by_stack(weights).items()}
+
+
+def test_a_sample_that_shows_what_followed_is_shared_by_the_lines_that_may_have_kept_the_lock():
+    asked = [(n * MS, line, 6 * MS) for n, line in enumerate((0, 0, 0, 1), start=20)]
+    samples = samples_of([held_log([*asked, *((n * MS, 2, 2 * MS) for n in range(30, 38))])])
+    weights = samples.weights(0)
+    assert by_line(samples, weights.seen) == {18: 3, 19: 1}
+    assert by_line(samples, weights.before) == {18: 6, 19: 2}
+    assert not weights.following.any() and weights.at_random.sum() == 12
+
+
+def test_where_no_line_was_seen_to_keep_the_lock_a_sample_stays_at_the_line_that_followed():
+    samples = samples_of([held_log([(n * MS, 2, 2 * MS) for n in range(30, 38)])])
+    assert by_line(samples, samples.weights(0).following) == {57: 8}
+    assert by_line(samples, samples.weights(0).at_random) == {57: 8}
+
+
+def test_of_looks_that_go_on_waiting_the_first_stands_for_what_python_lets_it_wait():
+    looks = [(20 * MS, 0, 6 * MS), (26 * MS, 0, 5 * MS), (50 * MS, 0, 6 * MS)]
+    samples = samples_of([held_log([(n * MS, 2, 0) for n in range(100)], looks, looked_ns=50 * MS)])
+    assert by_line(samples, samples.weights(0).looked) == {18: pytest.approx(2 * 5 * 100 / 50)}
+    assert samples.weights(0).at_random.sum() == 100
+
+
+def test_who_waited_beyond_the_end_of_a_step_is_of_that_step():
+    (rows,) = samples_of([held_log([(STEP_NS + MS, 2, 2 * MS)])]).ranks
+    assert rows.step.tolist() == [0]

@@ -1,0 +1,144 @@
+"""Counting stack samples: at which of the user's lines the training thread was while it did some kind of work."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from math import sqrt
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from ddpdoctor.measure.numerics import Array
+from ddpdoctor.measure.phases import Gap
+from ddpdoctor.measure.places import CodeLine, Stack
+from ddpdoctor.measure.taxonomy import Component
+
+from .callers import by_line
+from .fewsamples import most_likely
+from .table import Kind, Samples
+
+_COUNTING_SIGMAS = 2.0
+"""Counts scatter by their square root: a line stands out by twice that."""
+
+
+class SampleCounts(msgspec.Struct, frozen=True):
+    """Samples of some ranks in some steps; a sample that may be of an operator counts for less than one."""
+
+    at: Mapping[CodeLine, float]
+    """In the components' time, by line."""
+    outside: Mapping[CodeLine, float]
+    """Those of them whose innermost frame is not torch's."""
+    behind: Mapping[CodeLine, float]
+    """Those of which only the line is known that follows, see :mod:`.gil`."""
+    stacks: Mapping[Stack, float]
+    """Both ``at`` and ``behind``, by the line and those that called it."""
+    samples: int
+    """In the components' time, on all lines."""
+    taken: int
+    """Whatever the thread did."""
+    seconds: float
+    steps: int
+    """Steps times ranks looked at."""
+
+
+def counted(
+    samples: Samples,
+    positions: Sequence[int],
+    components: Sequence[Component],
+    wanted: Collection[int],
+    parts: Sequence[Array | float],
+    gap: Gap | None = None,
+) -> SampleCounts:
+    """Count the samples of these ranks in the ``wanted`` steps, those of one ``gap`` between phases where it is given. ``parts``: by
+    position, how much a sample counts for, or that by stack."""
+    at, behind = np.zeros((2, len(samples.stacks)))
+    count = taken = steps = 0
+    seconds = 0.0
+    for position in positions:
+        of_rank = samples.ranks[position]
+        steps_wanted = of_rank.steps_of(wanted)
+        within = of_rank.in_steps(steps_wanted)
+        weights = samples.weights(position, within & of_rank.while_doing(components, gap))
+        at += parts[position] * (weights.seen + np.maximum(weights.before, weights.looked))
+        behind += parts[position] * weights.following
+        count += round(float(weights.at_random.sum()))
+        taken += int(np.count_nonzero(within & (of_rank.kind != Kind.LOOK)))
+        seconds += int(of_rank.lengths_ns[steps_wanted].sum()) / 1e9
+        steps += int(steps_wanted.sum())
+    return SampleCounts(
+        at=by_line(samples.by_stack(at)),
+        outside=by_line(samples.by_stack(at * samples.outside)),
+        behind=by_line(samples.by_stack(behind)),
+        stacks=samples.by_stack(at + behind),
+        samples=count,
+        taken=taken,
+        seconds=seconds,
+        steps=steps,
+    )
+
+
+def common_of(together: SampleCounts, each: Sequence[SampleCounts]) -> SampleCounts:
+    """Counts of all ranks ``together``, of each rank no more at a line than the (lower) median rank has there, but for the
+    counting error: what one rank does more is not common."""
+    at: dict[CodeLine, float] = {}
+    outside: dict[CodeLine, float] = {}
+    for line, kept in _kept(each).items():
+        at[line] = sum(part * counts.at.get(line, 0.0) for part, counts in zip(kept, each, strict=True))
+        outside[line] = sum(
+            part * counts.outside.get(line, 0.0) for part, counts in zip(kept, each, strict=True)
+        )
+    return replace(together, at=at, outside=outside)
+
+
+def same_lines(each: Sequence[SampleCounts]) -> float:
+    """Part of what the ranks have alike that lies at lines which all have: of each rank no more counts than the (lower) median
+    rank has."""
+    wholes = [sum(counts.at.values()) for counts in each]
+    middle = sorted(wholes)[(len(each) - 1) // 2]
+    kept = _kept(each)
+    same = [
+        sum(parts[rank] * counts.at.get(line, 0.0) for line, parts in kept.items())
+        for rank, counts in enumerate(each)
+    ]
+    alike = [min(whole, middle) for whole in wholes]
+    return min(1.0, sum(map(min, same, alike)) / max(sum(alike), 1e-9))
+
+
+def _kept(each: Sequence[SampleCounts]) -> dict[CodeLine, list[float]]:
+    """Part of each rank's samples at a line that is common to the ranks."""
+    kept: dict[CodeLine, list[float]] = {}
+    for line in dict.fromkeys(line for counts in each for line in counts.at):
+        own = [counts.at.get(line, 0.0) for counts in each]
+        middle = sorted(own)[(len(each) - 1) // 2]
+        most = middle + _COUNTING_SIGMAS * sqrt(middle) + 1.0
+        kept[line] = [min(1.0, most / count) if count else 0.0 for count in own]
+    return kept
+
+
+def beyond(mine: SampleCounts, theirs: SampleCounts, fewest: int) -> dict[CodeLine, float]:
+    """Samples at each line beyond those of other ranks in as much time, where they stand out of the counting error, and are
+    ``fewest`` at least; where there is none, at the line that is most likely what these ranks do more; else at the lines that
+    follow."""
+    scale = scale_of(mine, theirs)
+    return (
+        _net(mine.at, theirs.at, scale, fewest)
+        or most_likely(mine.at, theirs.at, scale)
+        or _net(mine.behind, theirs.behind, scale, fewest)
+    )
+
+
+def _net(
+    mine: Mapping[CodeLine, float], theirs: Mapping[CodeLine, float], scale: float, fewest: int
+) -> dict[CodeLine, float]:
+    net: dict[CodeLine, float] = {}
+    for line, count in mine.items():
+        other = theirs.get(line, 0.0)
+        if count - scale * other >= max(fewest, _COUNTING_SIGMAS * sqrt(count + scale**2 * other)):
+            net[line] = count - scale * other
+    return net
+
+
+def scale_of(mine: SampleCounts, theirs: SampleCounts) -> float:
+    """By which other ranks' samples are multiplied to be those of as much time; 0 without any."""
+    return mine.seconds / theirs.seconds if theirs.seconds else 0.0

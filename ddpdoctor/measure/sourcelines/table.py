@@ -1,0 +1,237 @@
+"""All stack samples of a run as one table: of which moment each is, in which step, what its training thread did, and where it was.
+
+Who asks for samples chooses rows, and gets what they weigh by their stacks (:meth:`Samples.weights`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from enum import IntEnum
+from functools import cached_property
+
+import msgspec
+import numpy as np
+
+from ddpdoctor.measure.numerics import Array, Ints, Mask, holds, union
+from ddpdoctor.measure.phases import Gap
+from ddpdoctor.measure.places import Stack
+from ddpdoctor.measure.steplog import RankLog, Step, no_samples
+from ddpdoctor.measure.taxonomy import Component
+from ddpdoctor.rundir import EventKind
+
+from .gil import ASKED_NS, CallStack, Keepers, are_first, keepers_of, moments_of
+
+EVENTS: dict[Component, tuple[EventKind, ...]] = {
+    Component.DATA: (EventKind.DATA,),
+    Component.EPOCH_START: (EventKind.ITERATION, EventKind.DATA),
+    Component.BACKWARD: (EventKind.BACKWARD,),
+    Component.OPTIMIZER: (EventKind.OPTIMIZER,),
+    Component.COLLECTION: (EventKind.COLLECTION,),
+    Component.CHECKPOINT: (EventKind.SAVE,),
+}
+"""Component → kinds of events whose call line is its line where no sample says more."""
+_INSIDE_EVENTS = (
+    EventKind.DATA,
+    EventKind.ITERATION,
+    EventKind.BACKWARD,
+    EventKind.OPTIMIZER,
+    EventKind.COLLECTION,
+    EventKind.SAVE,
+    EventKind.COLLECTIVE,
+    EventKind.BARRIER,
+    EventKind.WAIT,
+    EventKind.LOAD,
+)
+"""Events that are no work of the rank's own Python code; a forward pass is told apart by itself."""
+_BITS = {kind.value: 1 << place for place, kind in enumerate((*_INSIDE_EVENTS, EventKind.FORWARD))}
+_FORWARD = _BITS[EventKind.FORWARD.value]
+_AFTER_COLLECTION_NS = 2_000_000
+"""The thread that takes samples cannot run during a collection. It does as soon as that is over, and still finds the
+line that collected."""
+
+
+def kinds_of(components: Iterable[Component]) -> set[EventKind]:
+    """Kinds of events that are these kinds of work."""
+    return {kind for component in components for kind in EVENTS.get(component, ())}
+
+
+class Kind(IntEnum):
+    """What a row is, see :mod:`.gil`."""
+
+    SEEN = 0
+    """A sample of a random moment, which shows where the thread was."""
+    FOLLOWING = 1
+    """One that shows what followed."""
+    LOOK = 2
+    """The first of some looks in close succession that had to ask for Python's lock."""
+
+
+class RankSamples(msgspec.Struct, frozen=True, eq=False, dict=True):
+    """Those of one rank, in the order in which they were taken, looks last."""
+
+    log: RankLog
+    time_ns: Ints
+    """[S] the moment that each is of, epoch ns."""
+    step: Ints
+    """[S] position of the step in the log; -1 outside of all."""
+    stack: Ints
+    """[S] place in :attr:`Samples.stacks`; -1 where the line is not known."""
+    kind: Ints
+    """[S] a :class:`Kind`."""
+
+    @cached_property
+    def numbers(self) -> Ints:
+        """[N] of the log's steps."""
+        return np.array([step.number for step in self.log.steps], np.int64)
+
+    @cached_property
+    def lengths_ns(self) -> Ints:
+        """[N] of the log's steps."""
+        return np.array([step.length_ns for step in self.log.steps], np.int64)
+
+    @cached_property
+    def _doing(self) -> Ints:
+        """[S] bits of the kinds of events in which each lies."""
+        return _doing(self.log.steps, self.time_ns)
+
+    @cached_property
+    def _gap(self) -> Ints:
+        """[S] which of the log's kinds of gaps between phases each lies in; -1: in none."""
+        return self.log.activities.gaps.kind_at(self.time_ns - self.log.activities.origin_ns)
+
+    @cached_property
+    def per_look(self) -> float:
+        """Samples of random moments that a first look stands for: those of as much time as Python lets it wait."""
+        in_steps = np.count_nonzero((self.step >= 0) & (self.kind != Kind.LOOK))
+        return ASKED_NS * in_steps / max(self.log.looked_ns, 1)
+
+    def steps_of(self, numbers: Collection[int]) -> Mask:
+        """[N] which of the log's steps have these numbers."""
+        return np.isin(self.numbers, np.fromiter(numbers, np.int64, len(numbers)))
+
+    def in_steps(self, wanted: Mask) -> Mask:
+        """[S] those in the ``wanted`` [N] of the log's steps."""
+        inside: Mask = np.append(wanted, False)[self.step]
+        return inside
+
+    def while_doing(self, components: Sequence[Component], gap: Gap | None = None) -> Mask:
+        """[S] those taken while the thread did this kind of work; in gaps of this kind where it is given."""
+        wanted = sum(_BITS[kind.value] for kind in kinds_of(components))
+        inside = self._doing & ~_FORWARD
+        outside = np.where(
+            (self._doing & _FORWARD) != 0, Component.FORWARD in components, Component.HOST in components
+        )
+        chosen: Mask = np.where(inside != 0, (inside & wanted) != 0, outside)
+        if gap is not None:
+            kinds = self.log.activities.gaps.kinds
+            chosen &= self._gap == kinds.index(gap) if gap in kinds else False
+        return chosen
+
+
+class Weights(msgspec.Struct, frozen=True):
+    """What some samples weigh by stack, [K] each, in samples of random moments."""
+
+    seen: Array
+    """Those that show where the thread was."""
+    before: Array
+    """Those that show what followed, at the stacks that probably kept Python's lock."""
+    following: Array
+    """The rest of them, at the stacks that they show."""
+    looked: Array
+    """What looks in close succession stand for: another measure of ``before``."""
+
+    @property
+    def at_random(self) -> Array:
+        """All but looks."""
+        return self.seen + self.before + self.following
+
+
+class Samples(msgspec.Struct, frozen=True, eq=False, dict=True):
+    """Those of all ranks of a run."""
+
+    stacks: list[CallStack]
+    """Each once."""
+    ranks: list[RankSamples]
+    """By position of the log."""
+    keepers: Keepers
+
+    @cached_property
+    def outside(self) -> Mask:
+        """[K] whether the innermost line is known, and not torch's."""
+        return np.array([each.innermost is not None and not each.in_torch for each in self.stacks], bool)
+
+    def weights(self, position: int, chosen: Mask | slice = slice(None)) -> Weights:
+        """Of the ``chosen`` rows of a rank."""
+        rows, keepers, count = self.ranks[position], self.keepers, len(self.stacks)
+        kind, stack = rows.kind[chosen], rows.stack[chosen]
+        seen, following, looks = (
+            np.bincount(stack[(stack >= 0) & (kind == each)], minlength=count).astype(float) for each in Kind
+        )
+        shares = keepers.share * following[keepers.follower]
+        before = np.bincount(keepers.keeper, shares, count).astype(float)
+        following[keepers.follower] = 0.0
+        return Weights(seen, before, following, looks * rows.per_look)
+
+    def by_stack(self, weights: Array, whole: bool = False) -> dict[Stack, float]:
+        """The stacks that weigh something; ``weights``: [K]. The user's lines alone, or the ``whole`` of them with a library's."""
+        found: defaultdict[Stack, float] = defaultdict(float)
+        for number in np.flatnonzero(weights).tolist():
+            stack = self.stacks[number]
+            found[stack.whole if whole else stack.lines] += float(weights[number])
+        return found
+
+
+def samples_of(logs: Sequence[RankLog]) -> Samples:
+    """The samples of logs on one clock."""
+    stacks: dict[CallStack, int] = {}
+    rows = [np.concatenate([log.samples, log.closer]) for log in logs]
+    shown = [_shown(log, of_rank, stacks) for log, of_rank in zip(logs, rows, strict=True)]
+    waited_ns = np.concatenate([no_samples()[:, 3], *(of_rank[:, 3] for of_rank in rows)])
+    follows, keepers = keepers_of(stacks, np.concatenate([no_samples()[:, 1], *shown]), waited_ns)
+    of_ranks = np.split(follows, np.cumsum([len(of_rank) for of_rank in rows]))
+    ranks = [_of_rank(*of_rank) for of_rank in zip(logs, rows, shown, of_ranks[: len(logs)], strict=True)]
+    return Samples(list(stacks), ranks, keepers)
+
+
+def _shown(log: RankLog, rows: Ints, stacks: dict[CallStack, int]) -> Ints:
+    """[S] the number of the stack that each row shows, -1: of none; ``stacks`` gets those that are new."""
+    of_user = np.unique(rows[:, 1], return_inverse=True)[1]
+    innermost, of_innermost = np.unique(rows[:, 2], return_inverse=True)
+    # The numbers themselves, which anybody may have written, may be too large to make one of two.
+    both = of_user * len(innermost) + of_innermost
+    _, first, which = np.unique(both, return_index=True, return_inverse=True)
+    numbers = np.full(len(first), -1)
+    for place in np.argsort(first, kind="stable").tolist():
+        user, inner = map(log.sample_where.get, rows[first[place], 1:3].tolist())
+        if user is not None:
+            stack = CallStack(user.stack, None if inner is None else inner.stack[0])
+            numbers[place] = stacks.setdefault(stack, len(stacks))
+    return numbers[which]
+
+
+def _of_rank(log: RankLog, rows: Ints, stack: Ints, follows: Mask) -> RankSamples:
+    """The samples and looks of one rank, which show these stacks, or follow what kept the lock."""
+    time_ns, looks = moments_of(rows), np.arange(len(rows)) >= len(log.samples)
+    step = log.steps_at(time_ns)
+    asked = np.flatnonzero(looks & ~follows & (step >= 0))
+    doing = _doing(log.steps, time_ns[asked])
+    kept = ~looks
+    kept[asked] = are_first(rows[asked, 0], rows[asked, 3], step[asked], doing)
+    kind = np.where(looks, Kind.LOOK, np.where(follows, Kind.FOLLOWING, Kind.SEEN))
+    return RankSamples(log, *(column[kept] for column in (time_ns, step, stack, kind)))
+
+
+def _doing(steps: Sequence[Step], moments: Ints) -> Ints:
+    """[S] bits of the kinds of events in which each of the ``moments`` lies; of an event what is within its step."""
+    doing = np.zeros(len(moments), np.int64)
+    spans: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+    for step in steps if len(moments) else ():
+        for event in step.events:
+            later_ns = _AFTER_COLLECTION_NS if event.kind == EventKind.COLLECTION else 0
+            begin, end = step.start_of(event), step.end_of(event) + later_ns
+            spans[event.kind].append((max(begin, step.start_ns), min(end, step.end_ns)))
+    for kind in spans.keys() & _BITS.keys():
+        begins, ends = np.array(spans[kind], np.int64).T
+        doing[holds(union(begins, ends), moments)] |= _BITS[kind]
+    return doing
