@@ -12,7 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from ddpdoctor.measure.graph import Graph, RankSteps
-from ddpdoctor.measure.numerics import Array, Mask, chance_of_places
+from ddpdoctor.measure.numerics import Array, Mask, chance_of_places, shares_of_step
 from ddpdoctor.measure.taxonomy import LATE_COMPONENTS, RECORDED, LateCause
 
 from .attribution import component
@@ -29,6 +29,8 @@ the first were mended, and small beside it."""
 class Evidence(msgspec.Struct, frozen=True):
     """What is known of all kinds of work together, before each is judged."""
 
+    step_share: dict[LateCause, float]
+    """Part of a usual step that this kind of work takes."""
     place_chance: dict[LateCause, float]
     """Probability that a machine's disturbances fall into this kind of work as the job's do."""
     standing_out: StandingOut
@@ -44,8 +46,10 @@ def evidence_of(graph: Graph, comparison: Comparison, *, short: bool) -> Evidenc
     waits = component([group.work for group in graph.groups], LATE_COMPONENTS[LateCause.DATA])
     waits_ns = np.concatenate([of_group.sum(axis=1) for of_group in waits])
     least_ns = LATENESS.spike_share * comparison.step_ns
+    shares = shares_of_step(COLUMNS, comparison.work)
     return Evidence(
-        place_chance=chance_of_places(COLUMNS, comparison.work, comparison.more, least_ns),
+        step_share=shares,
+        place_chance=chance_of_places(COLUMNS, shares, comparison.more, least_ns),
         standing_out=standing_out(comparison) if short else StandingOut({}, {}),
         starving=all_starve(waits_ns, comparison.step_ns) & short,
         waits_ns=waits_ns,
@@ -117,7 +121,7 @@ def _seen_late(cause: LateCause, comparison: Comparison, evidence: Evidence) -> 
         comparison.steps,
         comparison.step_ns,
         place_chance,
-        comparison.unsteady_ns,
+        evidence.step_share[cause],
     )
     if cause == LateCause.CHECKPOINT:
         seen = _or_of_few(seen, comparison)

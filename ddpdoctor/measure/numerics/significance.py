@@ -61,6 +61,8 @@ class ChanceTuning(msgspec.Struct, frozen=True):
     """Share of the step that every place counts for: work that is never there in a usual step can still be met."""
     most_place: float = 0.25
     """Of kinds of work that take more of the step, where disturbances fall says little: they are not spread that evenly."""
+    blocks: int = 8
+    """Of neighbouring cycles, in which what drifts evens out: as many as a test needs to miss little that more would show."""
 
 
 CHANCE = ChanceTuning()
@@ -139,26 +141,33 @@ def chance_of_rhythm(times: Ints) -> float:
     return chance if chance <= CHANCE.rather_unlikely else 1.0
 
 
-def chance_of_places(
-    columns_of: Mapping[_Kind, Sequence[int]], work: Array, beyond: Array, least_ns: float
-) -> dict[_Kind, float]:
-    """Kind of work → probability that a machine's disturbances fall into it as often as those of the job do.
+def shares_of_step(columns_of: Mapping[_Kind, Sequence[int]], work: Array) -> dict[_Kind, float]:
+    """Kind of work → the part of a usual step that it takes, one per cent at least.
 
-    ``columns_of`` gives each kind's columns in ``work`` and ``beyond`` [cycles, R, C] ns: the work, and what is beyond the
-    other ranks'. A disturbance is what lies ``least_ns`` beyond the rank's usual excess, whatever the scatter: the bound errs
-    to the side of the machine.
+    ``columns_of`` gives each kind's columns in ``work`` [cycles, R, C] ns.
     """
     usual_ns = {
         kind: float(undisturbed(work[:, :, columns].sum(axis=2)).mean())
         for kind, columns in columns_of.items()
     }
     step_ns = max(sum(usual_ns.values()), 1.0)
+    return {kind: max(CHANCE.least_place, ns / step_ns) for kind, ns in usual_ns.items()}
+
+
+def chance_of_places(
+    columns_of: Mapping[_Kind, Sequence[int]], shares: Mapping[_Kind, float], beyond: Array, least_ns: float
+) -> dict[_Kind, float]:
+    """Kind of work → probability that a machine's disturbances fall into it as often as those of the job do.
+
+    ``columns_of`` gives each kind's columns in ``beyond`` [cycles, R, C] ns, which is what lies beyond the other ranks' work,
+    and ``shares`` its part of the step. A disturbance is what lies ``least_ns`` beyond the rank's usual excess, whatever the
+    scatter: the bound errs to the side of the machine.
+    """
     struck = {kind: _disturbances(beyond[:, :, columns], least_ns) for kind, columns in columns_of.items()}
     total = sum(struck.values())
-    share = {kind: max(CHANCE.least_place, ns / step_ns) for kind, ns in usual_ns.items()}
     return {
-        kind: 1.0 if share[kind] > CHANCE.most_place else binomial_tail(struck[kind], total, share[kind])
-        for kind in columns_of
+        kind: 1.0 if share > CHANCE.most_place else binomial_tail(struck[kind], total, share)
+        for kind, share in shares.items()
     }
 
 
@@ -168,23 +177,65 @@ def _disturbances(beyond: Array, least_ns: float) -> int:
     return int((together - np.median(together, axis=0) > least_ns).sum())
 
 
-def binomial_tail(hits: int, total: int, probability: float) -> float:
-    """P(Binomial(total, probability) >= hits). By logarithms: of a thousand trials the coefficients are beyond any float."""
+def chance_of_means(values: Array) -> Array:
+    """[R] the probability that a column of ``values`` [cycles, R] has a mean as far above zero by chance, by Student's test.
+
+    The columns scatter alike: each one's scatter is that of all, or its own where that is larger. Neighbouring cycles resemble each
+    other, so many of them are looked at in blocks. 1.0 where there is one cycle.
+    """
+    blocks = [block.mean(axis=0) for block in np.array_split(values, min(len(values), CHANCE.blocks))]
+    means, world = np.stack(blocks), values.shape[1]
+    if len(means) < 2:
+        return np.ones(world)
+    scatter = means.std(axis=0, ddof=1)
+    # Of few cycles, some column's own scatter is small by chance.
+    error = np.maximum(scatter, np.sqrt((scatter**2).mean())) / np.sqrt(len(means))
+    freedom = (len(means) - 1) * max(world - 1, 1)
+    beyond = zip(means.mean(axis=0).tolist(), error.tolist(), strict=True)
+    return np.array([student_tail(mean, of_mean, freedom) for mean, of_mean in beyond])
+
+
+def student_tail(mean: float, error: float, freedom: float) -> float:
+    """Probability that Student's distribution gives a mean as high by chance, if its standard ``error`` is known with so many
+    degrees of ``freedom``."""
+    if mean <= 0.0:
+        return 1.0
+    return (
+        0.5 * _incomplete_beta(freedom / 2, 0.5, freedom / (freedom + (mean / error) ** 2)) if error else 0.0
+    )
+
+
+def binomial_tail(hits: float, total: float, probability: float) -> float:
+    """P(Binomial(total, probability) >= hits), and between whole numbers what goes on smoothly from one to the next."""
     if hits <= 0 or probability >= 1.0:
         return 1.0
-    if probability <= 0.0:
-        return 0.0
-    summed = 0.0
-    for n in range(hits, total + 1):
-        term = exp(_log_choose(total, n) + n * log(probability) + (total - n) * log1p(-probability))
-        summed += term
-        if n > total * probability and term <= _NO_MORE * summed:
+    return _incomplete_beta(hits, total - hits + 1, probability) if hits <= total else 0.0
+
+
+def _incomplete_beta(a: float, b: float, x: float) -> float:
+    """The regularised incomplete beta function, by its continued fraction (Abramowitz and Stegun 26.5.8, evaluated as Lentz does)."""
+    if not 0.0 < x < 1.0:
+        return float(x >= 1.0)
+    if x > (a + 1) / (a + b + 2):
+        return 1.0 - _incomplete_beta(b, a, 1.0 - x)
+    fraction, c, d = 1.0, 1.0, 0.0
+    for n in range(_TERMS):
+        m = n // 2
+        if n % 2:
+            part = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        else:
+            part = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)) if m else 1.0
+        d = 1.0 / (1.0 + part * d)
+        c = 1.0 + part / c
+        fraction *= c * d
+        if abs(c * d - 1.0) < _EXACT:
             break
-    return min(1.0, summed)
+    scale = lgamma(a + b) - lgamma(a) - lgamma(b) + a * log(x) + b * log1p(-x)
+    return exp(scale) * (fraction - 1.0) / a
 
 
-_NO_MORE = 1e-17
-"""Of a sum: behind the most likely number, smaller terms than this change no digit of it."""
+_TERMS, _EXACT = 10_000, 1e-14
+"""Of the fraction: some root of ``a + b`` are enough; and the last digit that one changes."""
 
 
 def _log_choose(total: int, few: int) -> float:
