@@ -1,16 +1,15 @@
 """Whose outliers they are: one rank's, or those of a machine that disturbs whom it happens to meet; and when something happens:
 always, in a stretch of steps, every k steps, or now and then.
 
-*Which.* Those in which the time is lost: a rank that pauses for 57 ms in every tenth step is not excused by a hundred pauses of
-3 ms that strike everybody. Half of all that is lost (then a quarter) is lost in outliers of a certain size or larger; outliers of
-half that size count, or all, where the few carry these as well. That looks at sizes only, so chance has the same odds among them.
-
-*Who.* If disturbances strike the R ranks at random, some F ranks get at least n of N of them with a probability of at
-most C(R, F) * P(Binomial(N, F / R) >= n).
+*Who.* If disturbances strike the R ranks at random, some F ranks get at least k of n of them with a probability of at
+most C(R, F) * P(Binomial(n, F / R) >= k). They are not alike: a rank that pauses for 57 ms in every tenth step is not excused by a hundred
+pauses of 3 ms that strike everybody. So each counts by its weight w, the square of its size, and n is their effective number,
+(sum of w)^2 / sum of w^2 (Kish, "Survey Sampling", 1965), of which k is the part of the few. That looks at sizes only, so chance has the
+same odds among them.
 
 *When.* A rhythm (every 10 steps) is no chance either: of distances without one, 1 in p is a multiple of p. Both
 probabilities count together, as their product, which is smaller than the probability of both by chance: simulated with 2 to 16
-ranks, the limit of 2 % below lets 0.5 to 4 % through.
+ranks, the limit of 2 % below lets 0 to 4 % through.
 
 *Where.* A disturbance by the machine (another process takes the CPU, a page is swapped in, a link stalls) meets a rank
 where it happens to be, in proportion to the time that it spends there. If a kind of work takes the share q of a usual
@@ -48,15 +47,11 @@ class ChanceTuning(msgspec.Struct, frozen=True):
     """Probability that will do where the machine is ruled out and all outliers are of one rank; see the module's text."""
     mostly: float = 0.5
     """Part of the whole that the few must carry at least: more than all others together."""
-    looks: tuple[tuple[float, float], ...] = ((0.5, 1.0), (0.25, 0.25))
-    """Parts of the time that is lost in the largest outliers, which are looked at one after the other, and what is left of the
-    limits above at each: pauses that lose less than those of a busy machine do stand out by their size alone, and more clearly."""
-    weighty: float = 0.5
-    """Part of the size of those from which on an outlier counts: pauses of one kind differ by as much."""
     fair_shares: float = 1.5
     """Times their fair share of all outliers that the few must carry: scatter that strikes everybody is nobody's."""
-    leads: float = 0.5
-    """Part of what the first rank carries that makes another one of the few."""
+    comparable: float = 0.25
+    """Part of the first rank's weight that makes another one of the few, and of the effective weight that makes an outlier a large one:
+    pauses of one kind differ by half in size."""
     least_place: float = 0.01
     """Share of the step that every place counts for: work that is never there in a usual step can still be met."""
     most_place: float = 0.25
@@ -75,51 +70,38 @@ def carried_by_few(outliers: Mask, difference: Array, steps: Ints, place_chance:
     into this kind of work as these do.
     """
     lost_ns = np.where(outliers, difference, 0.0)
-    nobody = np.zeros_like(outliers)
-    if not lost_ns.sum():
-        return nobody
-    for part, odds in CHANCE.looks:
-        weighty = _weighty(lost_ns, part)
-        leaders, needed = _leaders(np.where(weighty, lost_ns, 0.0).sum(axis=0))
-        if leaders is not None and _is_no_chance(weighty, leaders, lost_ns, steps, place_chance, odds):
-            whole = lost_ns[:, leaders].sum() >= needed * lost_ns.sum()
-            carried: Mask = (outliers if whole else weighty) & leaders
-            return carried
-    return nobody
+    weight = (lost_ns / max(lost_ns.max(), 1.0)) ** 2
+    if not weight.any():
+        return np.zeros_like(outliers)
+    effective = float((weight**2).sum() / weight.sum())
+    large: Mask = weight >= CHANCE.comparable * effective
+    leaders, chance = _leaders(weight.sum(axis=0), float(weight.sum()) / effective)
+    chance *= chance_of_rhythm(np.sort(steps[large[:, weight.sum(axis=0).argmax()]]))
+    all_of_one = leaders.sum() == 1 and place_chance <= CHANCE.ruled_out and not large[:, ~leaders].any()
+    if chance > (CHANCE.rather_unlikely if all_of_one else CHANCE.unlikely):
+        return np.zeros_like(outliers)
+    whole = lost_ns[:, leaders].sum() >= CHANCE.mostly * lost_ns.sum()
+    carried: Mask = (outliers if whole else large) & leaders
+    return carried
 
 
-def _weighty(lost_ns: Array, part: float) -> Mask:
-    """[cycles, R] the outliers as large as those in which this part of all is lost, or half as large."""
-    sizes = np.sort(lost_ns[lost_ns > 0])[::-1]
-    usual = sizes[np.searchsorted(np.cumsum(sizes), part * sizes.sum())]
-    weighty: Mask = lost_ns >= CHANCE.weighty * usual
-    return weighty
+def _leaders(weight: Array, total: float) -> tuple[Mask, float]:
+    """The few ranks [R], half of all at most, that chance would least make carry as much of the ``weight`` [R] of ``total`` disturbances
+    as they do; and the probability that it does. None and 1.0 where no few carry most of it."""
+    world = len(weight)
+    order = np.argsort(-weight, kind="stable")
+    comparable = int((weight >= CHANCE.comparable * weight.max()).sum())
+    share = np.cumsum(weight[order]) / weight.sum()
+    chances = {
+        few: chance_of_ranks(total * float(share[few - 1]), total, few, world)
+        for few in range(1, min(comparable, world // 2) + 1)
+        if share[few - 1] >= max(CHANCE.mostly, CHANCE.fair_shares * few / world)
+    }
+    few = min(chances, key=chances.__getitem__, default=0)
+    return np.isin(np.arange(world), order[:few]), chances.get(few, 1.0)
 
 
-def _leaders(carried_ns: Array) -> tuple[Mask | None, float]:
-    """The few ranks that carry most, [R], None where there are none; and the part of the whole that they must carry."""
-    world = len(carried_ns)
-    leaders: Mask = carried_ns >= CHANCE.leads * carried_ns.max()
-    few = int(leaders.sum())
-    needed = max(CHANCE.mostly, CHANCE.fair_shares * few / world)
-    carry_it = 2 * few <= world and carried_ns[leaders].sum() >= needed * carried_ns.sum()
-    return (leaders if carry_it else None), needed
-
-
-def _is_no_chance(
-    weighty: Mask, leaders: Mask, lost_ns: Array, steps: Ints, place_chance: float, odds: float
-) -> bool:
-    """Whether chance would hardly give so many of the ``weighty`` outliers [cycles, R] to these ranks, at these times: not with
-    more than this part, ``odds``, of the limits."""
-    few, theirs, total = int(leaders.sum()), int(weighty[:, leaders].sum()), int(weighty.sum())
-    all_of_one = few == 1 and theirs == total and place_chance <= CHANCE.ruled_out
-    enough = CHANCE.rather_unlikely if all_of_one else CHANCE.unlikely
-    most = int(np.where(weighty, lost_ns, 0.0).sum(axis=0).argmax())
-    times = np.sort(steps[weighty[:, most]])
-    return chance_of_ranks(theirs, total, few, len(leaders)) * chance_of_rhythm(times) <= odds * enough
-
-
-def chance_of_ranks(theirs: int, total: int, few: int, world: int) -> float:
+def chance_of_ranks(theirs: float, total: float, few: int, world: int) -> float:
     """Bound on the probability that some ``few`` ranks get at least ``theirs`` of ``total`` disturbances that strike at
     random."""
     tail = binomial_tail(theirs, total, few / world)
@@ -209,7 +191,7 @@ def binomial_tail(hits: float, total: float, probability: float) -> float:
     """P(Binomial(total, probability) >= hits), and between whole numbers what goes on smoothly from one to the next."""
     if hits <= 0 or probability >= 1.0:
         return 1.0
-    return _incomplete_beta(hits, total - hits + 1, probability) if hits <= total else 0.0
+    return _incomplete_beta(hits, max(total - hits, 0.0) + 1.0, probability) if hits < total + 0.5 else 0.0
 
 
 def _incomplete_beta(a: float, b: float, x: float) -> float:
