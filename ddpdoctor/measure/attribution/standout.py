@@ -31,7 +31,7 @@ import numpy as np
 from ddpdoctor.measure.numerics import Array, Mask, scatter_of, undisturbed
 from ddpdoctor.measure.taxonomy import INDEX, LATE_COMPONENTS, RECORDED, Component, LateCause
 
-from .comparison import Comparison
+from .comparison import Comparison, others_median
 
 
 class StandoutTuning(msgspec.Struct, frozen=True):
@@ -106,7 +106,7 @@ def _late_ns(comparison: Comparison) -> dict[LateCause, Array]:
     """Kind of work → [cycles, R] ns by which it makes ranks late where it stands out, else 0; without kinds in which it never
     does."""
     whole = _beyond_usual(comparison.more.sum(axis=2))
-    common = _common(_beyond_usual(comparison.work.sum(axis=2)))
+    common = others_median(_beyond_usual(comparison.work.sum(axis=2)))
     late_ns: dict[LateCause, Array] = {}
     for cause in LATE_COMPONENTS:
         work, beyond = _own(comparison, cause)
@@ -138,15 +138,6 @@ def _is_told(late_ns: Array, duration_ns: Array) -> bool:
 def _beyond_usual(values: Array) -> Array:
     """[cycles, R] beyond the rank's own undisturbed cycle."""
     return values - undisturbed(values, its_own=True)
-
-
-def _common(beyond: Array) -> Array:
-    """[cycles, R] by which the (upper) median of the other ranks is disturbed in the same cycle."""
-    middle = (beyond.shape[1] - 1) // 2
-    order = np.argsort(beyond, axis=1, kind="stable")
-    place = np.argsort(order, axis=1, kind="stable")
-    # Without its own, what stands behind it moves up by one place.
-    return np.take_along_axis(np.take_along_axis(beyond, order, axis=1), middle + (place <= middle), axis=1)
 
 
 def _outliers(late: Array, more: Array, step_ns: float) -> Mask:
