@@ -38,6 +38,9 @@ class LatenessTuning(msgspec.Struct, frozen=True):
     """Share of the step that is enough in the only cycle of a window whose ranks show how they scatter."""
     fewest_spikes: int = 2
     """Outliers of a rank below which it is not late with them: one is some rank's in any case."""
+    straggles: float = 0.25
+    """Part of the first rank's excess from which on another rank is late, too: less is what would remain of the wait if only the first
+    were mended, and small beside it."""
     most_stalls: int = 2
     """Outliers of a rank that is late in every cycle, which are no part of what lasts; three are a pattern, as rules have it."""
     stalls_share: float = 0.1
@@ -85,6 +88,18 @@ def late_cycles(
     by_chance = bool((spike & ~always).sum() >= LATENESS.fewest_spikes) and not carried.any()
     sporadic = carried & (carried.sum(axis=0) >= LATENESS.fewest_spikes)
     return LateCycles((always & ~_stalls(more, spike, always)) | sporadic, by_chance)
+
+
+def most_of(lost_ns: Array) -> tuple[int, ...]:
+    """Positions of the ranks that make the others lose most, of [R] ns, the first one first."""
+    order = np.argsort(-lost_ns, kind="stable")
+    least_ns = LATENESS.straggles * lost_ns[order[0]]
+    return tuple(int(rank) for rank in order if lost_ns[rank] >= least_ns and lost_ns[rank] > 0)
+
+
+def is_of_one(lost_ns: Array) -> bool:
+    """Whether that is one rank, or none."""
+    return len(most_of(lost_ns)) < 2
 
 
 def _stalls(more: Array, spike: Mask, always: Mask) -> Mask:

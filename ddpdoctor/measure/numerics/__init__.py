@@ -21,6 +21,7 @@ from .intervals import (
 )
 from .significance import (
     CHANCE,
+    PERSISTENCE,
     Persistence,
     binomial_tail,
     carried_by_few,
