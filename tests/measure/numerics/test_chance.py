@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from ddpdoctor.measure.attribution import attribute
-from ddpdoctor.measure.numerics import binomial_tail, carried_by_few, chance_of_ranks, chance_of_rhythm
+from ddpdoctor.measure.numerics import (
+    binomial_tail,
+    carried_by_few,
+    chance_of_means,
+    chance_of_ranks,
+    chance_of_rhythm,
+)
+from ddpdoctor.measure.numerics.significance import student_tail
 from tests.measure.made import late_of, simple
 
 USUAL = {"forward": 5.0, "backward": 10.0, "host": 0.5}
@@ -170,3 +177,25 @@ def test_one_rank_s_long_pauses_among_those_of_all(world, pauses, times, least):
         lost[random.choice(60, pauses, replace=False), 1] += times
         named.append(carried_by_few(lost > 0, lost, np.arange(60)).any(axis=0).tolist())
     assert np.mean([each == [rank == 1 for rank in range(world)] for each in named]) >= least
+
+
+@pytest.mark.parametrize(
+    ("quantile", "freedom", "tail"),
+    [(1.0, 1, 0.25), (636.62, 1, 0.0005), (5.8409, 3, 0.005), (2.7764, 4, 0.025), (3.460, 60, 0.0005)],
+)
+def test_student_s_tail(quantile, freedom, tail):
+    assert student_tail(quantile, 1.0, freedom) == pytest.approx(tail, rel=2e-3)
+    assert student_tail(-quantile, 1.0, freedom) == 1.0 and student_tail(quantile, 0.0, freedom) == 0.0
+
+
+def test_a_mean_is_no_chance_where_the_columns_scatter_by_less():
+    noise = np.random.default_rng(0).standard_normal((20, 4))
+    chances = chance_of_means(noise + np.array([0.0, 0.0, 0.0, 3.0]))
+    assert chances[3] < 1e-4 and chances[:3].min() > 0.005
+    assert chance_of_means(noise[:1]).tolist() == [1.0] * 4, "of one cycle nothing is known"
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.4])
+def test_the_tail_goes_on_smoothly_between_whole_numbers(probability):
+    tails = [binomial_tail(hits, 12.5, probability) for hits in np.arange(0.5, 12.6, 0.25)]
+    assert np.all(np.diff(tails) < 0) and 0.0 < tails[-1] < tails[0] < 1.0
