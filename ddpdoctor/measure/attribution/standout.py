@@ -20,6 +20,9 @@ It is told where they cost a tenth of the window together. Where all such cycles
 where they are now one rank's, now another's, in three cycles at least, all wait in turn and nobody is. In two cycles that is
 what a machine does that disturbs whom it meets.
 
+That is no test. Of simulated windows of 2 to 16 ranks alike, whose work scatters by 2 to 10 %, at most 3 % tell of some rank, and with a
+heavy tail (Student's with three degrees of freedom) up to 10 % of those of two cycles, 6 % of four and 3 % of eight.
+
 Waiting for data that strikes all ranks in the same cycles is no one's: see :func:`all_starve`.
 """
 

@@ -58,17 +58,19 @@ def window(noise, cycles, world, scatter, seed, late=None):
     return simple(world, cycles, **work)
 
 
-def named(noise, cycles, world, scatter, seed, late=None, *, short=False):
-    """Positions of the ranks that are called stragglers with any kind of work."""
-    found = attribute(window(noise, cycles, world, scatter, seed, late), short=short).stragglers
-    return {rank for ranks in found.values() for rank in ranks}
+def named(noise, cycles, world, scatter, seed, late=None, *, short=False, seen=False):
+    """Positions of the ranks that are called stragglers with any kind of work; with ``seen`` also of those that are only told to
+    stand out of a short window."""
+    found = attribute(window(noise, cycles, world, scatter, seed, late), short=short)
+    told = [ranks for kind, ranks in found.stragglers.items() if seen or kind not in found.stands_out_in]
+    return {rank for ranks in told for rank in ranks}
 
 
-def by_chance(noise, cycles, world, windows, *, short=False):
+def by_chance(noise, cycles, world, windows, **how):
     """Share of windows of ranks alike in which one is named; all scatters alike often."""
     return np.mean(
         [
-            bool(named(noise, cycles, world, SCATTERS[seed % len(SCATTERS)], seed, short=short))
+            bool(named(noise, cycles, world, SCATTERS[seed % len(SCATTERS)], seed, **how))
             for seed in range(windows)
         ]
     )

@@ -32,11 +32,20 @@ def test_few_windows_of_ranks_alike_name_one(noise):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("short", [False, True])
+@pytest.mark.parametrize(("short", "numbers"), [(False, CYCLES), (True, (2, 4, 8))])
 @pytest.mark.parametrize("noise", [normal, heavy])
-def test_no_number_of_cycles_or_ranks_names_more(noise, short):
-    found = rates(noise, CYCLES, LONG, short=short)
+def test_no_number_of_cycles_or_ranks_names_more(noise, short, numbers):
+    found = rates(noise, numbers, LONG, short=short)
     assert found.mean() <= STATED and np.sort(found)[:-2].max() <= most(LONG)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("noise", "cycles", "most_told"), [(normal, 2, 0.03), (heavy, 2, 0.1), (heavy, 4, 0.06), (heavy, 8, 0.03)]
+)
+def test_what_a_short_window_shows_is_told_more_often(noise, cycles, most_told):
+    """As what was seen in these steps: how often it comes is left open."""
+    assert rates(noise, (cycles,), LONG // 2, short=True, seen=True).max() <= most_told
 
 
 @pytest.mark.slow
