@@ -15,7 +15,6 @@ from ddpdoctor.measure.numerics import (
     chance_of_ranks,
     chance_of_rhythm,
 )
-from ddpdoctor.measure.numerics.significance import student_tail
 from tests.measure.made import late_of, simple
 
 USUAL = {"forward": 5.0, "backward": 10.0, "host": 0.5}
@@ -180,12 +179,14 @@ def test_one_rank_s_long_pauses_among_those_of_all(world, pauses, times, least):
 
 
 @pytest.mark.parametrize(
-    ("quantile", "freedom", "tail"),
-    [(1.0, 1, 0.25), (636.62, 1, 0.0005), (5.8409, 3, 0.005), (2.7764, 4, 0.025), (3.460, 60, 0.0005)],
+    ("quantile", "cycles", "tail"),
+    [(318.31, 2, 0.001), (5.8409, 4, 0.005), (2.7764, 5, 0.025), (4.7853, 8, 0.001)],
 )
-def test_student_s_tail(quantile, freedom, tail):
-    assert student_tail(quantile, 1.0, freedom) == pytest.approx(tail, rel=2e-3)
-    assert student_tail(-quantile, 1.0, freedom) == 1.0 and student_tail(quantile, 0.0, freedom) == 0.0
+def test_the_chance_of_one_column_s_mean_is_student_s(quantile, cycles, tail):
+    noise = np.random.default_rng(0).standard_normal((cycles, 1))
+    scaled = (noise - noise.mean()) / noise.std(ddof=1)
+    assert chance_of_means(scaled + quantile / np.sqrt(cycles))[0] == pytest.approx(tail, rel=1e-3)
+    assert chance_of_means(scaled - 1.0)[0] == 1.0
 
 
 def test_a_mean_is_no_chance_where_the_columns_scatter_by_less():
