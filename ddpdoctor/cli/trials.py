@@ -21,6 +21,7 @@ from ddpdoctor.cli.outputs import check_outputs, output_file, say_written, to_st
 from ddpdoctor.cli.patched import write_patch
 from ddpdoctor.cli.say import say
 from ddpdoctor.errors import DdpDoctorError, UnusableInput
+from ddpdoctor.plain import plain
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.diagnosis import Diagnosis
@@ -202,11 +203,32 @@ def _list_settings() -> None:
 def _list_proposals(
     suggested: Sequence[Proposal], chosen: Sequence[Proposal], run: str | None, asked: Sequence[str]
 ) -> None:
-    from ddpdoctor.report import tried
-
     every = ["--all"] if suggested else []
     words = ["ddpdoctor", "try", *([] if run is None else [run]), *asked, *every]
-    tried.print_proposals([*chosen, *suggested], say, f"{shlex.join(words)} -- COMMAND")
+    print_proposals([*chosen, *suggested], f"{shlex.join(words)} -- COMMAND")
+
+
+def print_proposals(proposals: Sequence[Proposal], measured_by: str) -> None:
+    """What could be tried, and what each is expected to bring; ``measured_by`` is the command that tells."""
+    if not proposals:
+        say("Nothing that the findings suggest can be tried without editing the script.")
+        return
+    for proposal in proposals:
+        say(f"{plain(proposal.words)}{_expectation(proposal)}")
+        if proposal.finding:
+            say(f"    {plain(proposal.finding)}: {plain(proposal.title)}")
+    say(f"To measure them: {measured_by}")
+
+
+def _expectation(proposal: Proposal) -> str:
+    from ddpdoctor.report.words import percent
+
+    left, ends = proposal.expected_share, proposal.expected_share_range
+    if left is None:
+        return ""
+    bounded = ends is not None and ends[1] >= 1
+    saved = percent(1 - (ends[0] if bounded and ends else left))
+    return f"  (expected to save {'at most ' if bounded else ''}{saved} of the step time)"
 
 
 def _measure(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 import msgspec
 import rich.table
@@ -84,51 +83,6 @@ def _losses(answer: Answer) -> Table | None:
 
 def _loss(value: Sequence[float | None]) -> str:
     return "" if not value or value[0] is None else f"{value[0]:.6g}"
-
-
-class Proposed(Protocol):
-    """A change that could be tried."""
-
-    @property
-    def words(self) -> str:
-        """Its settings."""
-
-    @property
-    def title(self) -> str:
-        """What it does, in words."""
-
-    @property
-    def finding(self) -> str | None:
-        """Rule that suggests it."""
-
-    @property
-    def expected_share(self) -> float | None:
-        """What of the step is left, as far as anybody said."""
-
-    @property
-    def expected_share_range(self) -> tuple[float, float] | None:
-        """Its range; up to 1 where it may bring nothing."""
-
-
-def print_proposals(proposals: Sequence[Proposed], echo: Callable[[str], None], measured_by: str) -> None:
-    """What could be tried, and what each is expected to bring; ``measured_by`` is the command that tells."""
-    if not proposals:
-        echo("Nothing that the findings suggest can be tried without editing the script.")
-        return
-    for proposal in proposals:
-        echo(f"{plain(proposal.words)}{_expectation(proposal)}")
-        if proposal.finding:
-            echo(f"    {plain(proposal.finding)}: {plain(proposal.title)}")
-    echo(f"To measure them: {measured_by}")
-
-
-def _expectation(proposal: Proposed) -> str:
-    left, ends = proposal.expected_share, proposal.expected_share_range
-    if left is None:
-        return ""
-    bounded = ends is not None and ends[1] >= 1
-    saved = words.percent(1 - (ends[0] if bounded and ends else left))
-    return f"  (expected to save {'at most ' if bounded else ''}{saved} of the step time)"
 
 
 def shown_settings(variant: Variant) -> str:

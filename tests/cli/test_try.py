@@ -18,7 +18,7 @@ from ddpdoctor.cli.patched import write_patch
 from ddpdoctor.diagnose import facts_view
 from ddpdoctor.diagnose.diagnosis import Steps
 from ddpdoctor.diagnose.tried import Answer, Baseline, Variant
-from ddpdoctor.experiment import TRIALS_FILE
+from ddpdoctor.experiment import TRIALS_FILE, Proposal
 from ddpdoctor.measure.facts import DdpFacts, Facts, LoaderFacts
 from ddpdoctor.measure.places import Where
 from tests.cli.trying import JOB, ROOT, nothing_left, tried, trying
@@ -276,3 +276,18 @@ def test_a_run_directory_that_takes_no_answer_keeps_the_earlier_one(tmp_path, mo
 )
 def test_ranks_of_a_command_are_its_launcher_s(job, ranks):
     assert trials._ranks_here(job.split()) == ranks
+
+
+def test_what_is_expected_is_what_a_change_saves_and_a_bound_is_told_as_one(capsys):
+    proposals = [
+        Proposal({"loader.num_workers": 4}, expected_share=0.7, expected_share_range=(0.6, 0.8)),
+        Proposal({"loader.num_workers": 2}, expected_share=0.7, expected_share_range=(0.6, 1.0)),
+        Proposal({"torch.threads": 1}),
+    ]
+    trials.print_proposals(proposals, "a command")
+    assert capsys.readouterr().out.splitlines() == [
+        "loader.num_workers=4  (expected to save 30 % of the step time)",
+        "loader.num_workers=2  (expected to save at most 40 % of the step time)",
+        "torch.threads=1",
+        "To measure them: a command",
+    ]

@@ -11,11 +11,10 @@ from rich.console import Console
 
 from ddpdoctor.diagnose.tried import Answer, Baseline, Parity, Variant, fault_of, read_answer, write_answer
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.experiment import Proposal
 from ddpdoctor.report import render_html, sound
 from ddpdoctor.report.markdown import render_markdown
 from ddpdoctor.report.terminal import print_terminal
-from ddpdoctor.report.tried import print_answer, print_proposals, remark, shown_verdict, tried_view
+from ddpdoctor.report.tried import print_answer, remark, shown_verdict, tried_view
 from tests.report import samples
 
 GOOD = Variant(settings={"loader.num_workers": 4}, verdict="faster", change=-0.5, median_ms=10.0, trials=3)
@@ -114,20 +113,7 @@ def test_what_was_never_measured_is_not_said_to_be_refused():
     assert shown_verdict(changed(verdict="not applied", trials=1)) == "not applied"
 
 
-def test_what_is_expected_is_what_a_change_saves_and_a_bound_is_told_as_one():
-    said: list[str] = []
-    proposals = [
-        Proposal({"loader.num_workers": 4}, expected_share=0.7, expected_share_range=(0.6, 0.8)),
-        Proposal({"loader.num_workers": 2}, expected_share=0.7, expected_share_range=(0.6, 1.0)),
-        Proposal({"torch.threads": 1}),
-    ]
-    print_proposals(proposals, said.append, "a command")
-    assert said == [
-        "loader.num_workers=4  (expected to save 30 % of the step time)",
-        "loader.num_workers=2  (expected to save at most 40 % of the step time)",
-        "torch.threads=1",
-        "To measure them: a command",
-    ]
+def test_a_bound_of_what_is_expected_is_told_as_one():
     told = [
         changed(expected_ms=14.0, expected_range_ms=[12.0, 16.0]),
         changed(expected_ms=14.0, expected_range_ms=[12.0, 20.0]),
