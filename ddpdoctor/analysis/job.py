@@ -79,7 +79,8 @@ def job_of(
     """What ran, as far as ``inputs`` tell; ``manifest`` is that of the first launcher, or its record."""
     infos = [log.record.info for log in inputs.logs]
     first = next((info for info in infos if "rank" in info), {})
-    seen = {log.rank for log in inputs.logs if log.steps} | set(measured_ranks)
+    # A rank that takes no step in a job that stops is where it stands; else its steps are lost.
+    seen = {log.rank for log in inputs.logs if log.steps or stopped.facts.state} | set(measured_ranks)
     missing = (rank for rank in range(facts.world_size or 0) if rank not in seen)
     hosts = {log.host for log in inputs.logs} | {trace.meta.host for trace in inputs.traces}
     devices = [facts.device_name, *(info.get("device_name") for info in infos)]
