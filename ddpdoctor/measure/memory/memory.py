@@ -184,7 +184,7 @@ def _room(
     those without a step log among them."""
     if ranks and _on_cpus(ranks):
         known = [
-            (left / limit, left / max(len(here[name]), len(hosts[name].ranks)), limit)
+            (left / limit, left / _ranks_on(hosts[name], here[name]), limit)
             for name, (limit, left) in free.items()
             if limit and left is not None
         ]
@@ -205,6 +205,14 @@ def _room(
     if device is not None and device.comes_and_goes >= _LEAST_ACTIVATIONS * device.allocated_peak > 0:
         room["batch_times"] = 1.0 + (1 - _KEPT_FREE) * left / device.comes_and_goes
     return room
+
+
+def _ranks_on(host: HostTelemetry, recorded: Sequence[Rank]) -> int:
+    """How many of the job are on a host: those with a step log, and others that were seen there. An earlier attempt may have had more
+    ranks than the job has."""
+    world = int(recorded[0].log.record.info.get("world_size") or 0)
+    known = {rank.number for rank in recorded}
+    return len(known.union(rank for rank in host.ranks if rank < world))
 
 
 def _most(values: Iterable[float | None]) -> float | None:
