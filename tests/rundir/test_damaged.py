@@ -307,6 +307,14 @@ def test_traces_of_all_ranks_speak_where_a_step_log_is_lost(all_kinds, one_log_s
     assert "allreduce/exposed" not in {finding.rule for finding in found.findings}
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_healthy_job_that_lacks_a_step_log_is_healthy(tmp_path, rank) -> None:
+    run = Path(shutil.copytree(FIXTURE.with_name("healthy"), tmp_path / "run"))
+    remove(run / "ranks" / f"0000{rank}" / "steps.jsonl")
+    found = analyze(str(run), OPTIONS)
+    assert found.healthy and found.speaker.recording == "window", found.verdict
+
+
 def test_amounts_of_a_job_that_lacks_a_step_log(all_kinds, one_log_short) -> None:
     """The samples of one rank were called those of the job, and the memory that all ranks share was divided by one."""
     assert all_kinds[1].steps.samples_per_s and one_log_short.steps.samples_per_s is None
