@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ from ddpdoctor.trace.sources import is_url
 
 from .options import Options
 
+MOST_MISSING = 1000
+"""Missing ranks that are listed; whoever misses more misses the job."""
 _WHOSE = re.compile(r"Rank (\d+): ")
 _FOLDER = re.compile(r"/ranks/(\d{5,})(?:\.\d+)?(?=[/ :])")
 
@@ -132,12 +135,25 @@ def load(paths: Sequence[str], options: Options, left_out: Sequence[str] = ()) -
             [
                 *map(Note, left_out),
                 *(note for run in runs for note in run.notes),
+                *_without_folder(runs, logs),
                 *traces.notes,
                 *map(Note, set_clocks),
             ]
         ),
         dumps=dumps,
     )
+
+
+def _without_folder(runs: Sequence[_Run], logs: Sequence[RankLog]) -> list[Note]:
+    """Of ranks of the job that have no folder in any of ``runs``."""
+    worlds = [size for log in logs if isinstance(size := log.record.info.get("world_size"), int)]
+    known = {log.rank for log in logs} | {rank for run in runs for note in run.notes for rank in note.ranks}
+    missing = islice((rank for rank in range(max(worlds, default=0)) if rank not in known), MOST_MISSING)
+    where = runs[0].directory.path if len(runs) == 1 else "*"
+    return [
+        Note(f"{where}/ranks/{rank:05d} is missing: what this rank recorded is not here.").of_rank(rank)
+        for rank in missing
+    ]
 
 
 def said_once(notes: Sequence[Note]) -> list[Note]:

@@ -20,10 +20,8 @@ from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.rundir import RunDirectory
 from ddpdoctor.stall import Verdict
 
-from .inputs import Inputs, launch_of, runs_here
+from .inputs import MOST_MISSING, Inputs, launch_of, runs_here
 
-_MOST_MISSING = 1000
-"""Missing ranks that are listed; whoever misses more misses the job."""
 _MOST_LINES = 4
 """Ranks whose last line one sentence names; the table has all."""
 _SETTINGS = ("ddp", "loaders", "optimizers", "threads", "process_groups")
@@ -81,7 +79,8 @@ def job_of(
     """What ran, as far as ``inputs`` tell; ``manifest`` is that of the first launcher, or its record."""
     infos = [log.record.info for log in inputs.logs]
     first = next((info for info in infos if "rank" in info), {})
-    seen = {log.rank for log in inputs.logs} | set(measured_ranks)
+    # A rank that takes no step in a job that stops is where it stands; else its steps are lost.
+    seen = {log.rank for log in inputs.logs if log.steps or stopped.facts.state} | set(measured_ranks)
     missing = (rank for rank in range(facts.world_size or 0) if rank not in seen)
     hosts = {log.host for log in inputs.logs} | {trace.meta.host for trace in inputs.traces}
     devices = [facts.device_name, *(info.get("device_name") for info in infos)]
@@ -91,7 +90,7 @@ def job_of(
     return Job(
         world_size=facts.world_size,
         ranks_seen=sorted(seen),
-        missing_ranks=list(islice(missing, _MOST_MISSING)),
+        missing_ranks=list(islice(missing, MOST_MISSING)),
         hosts=sorted(host for host in hosts if host),
         backend=facts.backend,
         device=facts.device,

@@ -121,20 +121,22 @@ def conclude(prepared: Prepared, options: Options) -> Diagnosis:
 
 
 def windows_of(inputs: Inputs, progress: Progress = untold) -> list[Window]:
-    """Each trace reduced; for recorded ranks with the steps of their own log, which know better than marks in
-    the trace."""
+    """Each trace reduced, with the steps of its rank's own log, which know better than marks in the trace. Where one has none, all
+    go by their marks: of windows that begin differently, collectives match badly."""
     logs: dict[int | None, RankLog] = {log.rank: log for log in inputs.logs}
+    logged = {rank for rank, log in logs.items() if log.steps}
+    by_logs = all(trace.meta.rank in logged for trace in inputs.traces)
     told = counted(progress, Stage.ALIGN, end=WINDOWS_READ)
     windows: list[Window] = []
     for done, trace in enumerate(inputs.traces):
         told(done, len(inputs.traces))
-        windows.append(_window(trace, logs.get(trace.meta.rank)))
+        windows.append(_window(trace, logs.get(trace.meta.rank), by_logs))
     return windows
 
 
-def _window(trace: RankTrace, log: RankLog | None) -> Window:
-    if log is None:
-        return read_window(trace)
+def _window(trace: RankTrace, log: RankLog | None, by_log: bool) -> Window:
+    if log is None or not by_log:
+        return read_window(trace, host=log.host if log is not None else "")
     profiled = profiled_in(trace, log.steps)
     bounds = [(step.number, step.start_ns, step.end_ns) for step in profiled]
     return read_window(moved_trace(trace, profiled), bounds or None, log.host)

@@ -206,7 +206,7 @@ def _timeline_written(
     fitting = None if cut else steps_that_fit(recorded)
     if fitting is not None:
         recorded = cut_steps(recorded, *fitting)
-    everybody = words.everybody(diagnosis.job)
+    everybody = words.everybody(diagnosis)
     write_timeline(recorded, diagnosis.findings, hosts, timeline, told, everybody=everybody)
     only = "steps {} to {} only, for a browser to open; --steps A:B chooses others."
     return [

@@ -101,6 +101,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     world_size: int | None = None
     ranks_seen: int = 0
+    """Ranks in the recording that speaks of causes: the step logs, or the profiler windows."""
     hosts: int | None = None
     backend: str | None = None
     device: str | None = None
@@ -128,7 +129,7 @@ class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
     median_ms: float | None = None
     p95_ms: float | None = None
     samples_per_s: float | None = None
-    """Samples per second, all ranks together."""
+    """Samples per second, all ranks together; not known where not all were recorded."""
     batch_size: float | None = None
     """Median samples per rank and micro-batch."""
     batch_size_most: float | None = None

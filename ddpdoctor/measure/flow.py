@@ -27,7 +27,7 @@ from ddpdoctor.measure.costs import (
 )
 from ddpdoctor.measure.facts import Facts, GpuFacts
 from ddpdoctor.measure.flames import flames
-from ddpdoctor.measure.graph import Graph, Graphs, all_set_aside, build_graphs, python_parts
+from ddpdoctor.measure.graph import Graphs, all_set_aside, build_graphs, python_parts
 from ddpdoctor.measure.hangfacts import HangFacts
 from ddpdoctor.measure.memory import Memory, memory_of
 from ddpdoctor.measure.metrics import (
@@ -199,17 +199,19 @@ def _facts(
     """Every group of facts, each built by one call."""
     logs, windows, graph = graphs.logs, graphs.windows, graphs.speaking
     cap_bytes = favoured_cap_bytes(context, costs)
+    job = job_facts(logs, windows, len(graph.ranks))
     return Facts(
-        job=job_facts(logs, windows),
+        job=job,
         steps=step_facts(
             graphs.told,
             graphs.told.cycles + sum(set_aside.values()),
             graphs.operators_seen,
             context.attribution.inputs_explain,
+            job.world_size,
         ),
         late=late_facts(costs),
         shared=shared_facts(costs),
-        arrivals=arrival_facts(_compared(graphs), costs),
+        arrivals=arrival_facts(graph, costs),
         communication=communication_facts(graph, graphs.window, logs, windows, context.message.latency_us),
         buckets=bucket_facts(context.reductions, cap_bytes),
         loader=loader_facts(logs, windows, context.asleep),
@@ -222,15 +224,9 @@ def _facts(
     )
 
 
-def _compared(graphs: Graphs) -> Graph:
-    """That of the table of the ranks: of the whole run where hosts tell when work was done, else the one that speaks."""
-    in_host_time = graphs.log_speaks or not graphs.on_device
-    return graphs.log if graphs.log is not None and in_host_time else graphs.speaking
-
-
 def _summaries(graphs: Graphs, memory: Memory) -> list[RankSummary]:
-    graph = _compared(graphs)
-    if graph is graphs.log:
+    graph = graphs.speaking
+    if graphs.log_speaks:
         hosts = _hosts(graphs.logs)
         devices = [log.record.info.get("device") for log in graphs.logs]
         return rank_summaries(graph, hosts, devices, memory.ranks)

@@ -203,7 +203,7 @@ def _side(diagnosis: Diagnosis, times_ms: NDArray[np.float64]) -> Side:
         source=diagnosis.source,
         headline=diagnosis.verdict.headline,
         healthy=diagnosis.healthy,
-        everybody=words.everybody(diagnosis.job),
+        everybody=words.everybody(diagnosis),
         stopped=words.stopped(diagnosis),
         running=diagnosis.job.end == RUNNING,
         steps_measured=steps.measured,

@@ -28,7 +28,7 @@ def render_junit(diagnosis: Diagnosis, *, fail_on: str = "warning") -> str:
         if failed:
             element.set("message", _legal(finding.title))
             element.set("type", finding.severity)
-        element.text = _legal(_text(finding, words.everybody(diagnosis.job)))
+        element.text = _legal(_text(finding, words.everybody(diagnosis)))
     for rule in diagnosis.checked:
         _case(suite, rule.rule)
     for skipped in diagnosis.skipped:

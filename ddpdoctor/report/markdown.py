@@ -32,7 +32,7 @@ def render_markdown(diagnosis: Diagnosis) -> str:
     if standing is not None:
         blocks.append(_rows(standing))
     if diagnosis.findings:
-        blocks.append(_table(diagnosis.findings, words.everybody(diagnosis.job)))
+        blocks.append(_table(diagnosis.findings, words.everybody(diagnosis)))
     blocks += [
         finding_markdown(finding) for finding in diagnosis.findings[:TOP] if finding.severity != "info"
     ]

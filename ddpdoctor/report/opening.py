@@ -65,7 +65,7 @@ def _main_part(diagnosis: Diagnosis) -> str:
     if not diagnosis.breakdown:
         return ""
     name, share = max(diagnosis.breakdown.items(), key=lambda item: item[1])
-    return f", {words.percent(share)} of it {words.part(name, diagnosis.job)}"
+    return f", {words.percent(share)} of it {words.part(name, diagnosis)}"
 
 
 def subtitle(diagnosis: Diagnosis) -> str:

@@ -99,7 +99,7 @@ def _findings(diagnosis: Diagnosis, console: Console, most: int) -> None:
     """The costliest ``most`` of them as a table, and how many there are besides."""
     console.print()
     shown = diagnosis.findings[:most]
-    put(console, _table(shown, console.width, words.everybody(diagnosis.job)))
+    put(console, _table(shown, console.width, words.everybody(diagnosis)))
     if len(shown) < len(diagnosis.findings):
         _line(console, f"and {words.count(len(diagnosis.findings) - len(shown), 'cheaper finding')}", "dim")
 
@@ -151,7 +151,7 @@ def _breakdown(diagnosis: Diagnosis, console: Console) -> None:
         if cells or share >= 0.005:
             mark = "■ " if coloured else f"{PART_LETTERS[name]} "
             entries.append(
-                Text.assemble((mark, style), f"{words.part(name, diagnosis.job)} {words.percent(share)}")
+                Text.assemble((mark, style), f"{words.part(name, diagnosis)} {words.percent(share)}")
             )
     console.print()
     put(console, bar)

@@ -76,7 +76,7 @@ def page(diagnosis: Diagnosis, data: CloserData | None = None) -> Page:
     """Everything that the HTML report shows. ``data``: that of its larger charts, if it was gathered before."""
     data = data or closer_data(diagnosis)
     notes, more_notes = few(diagnosis.notes, "note")
-    findings = finding_views(diagnosis.findings, diagnosis.verdict.rule, words.everybody(diagnosis.job))
+    findings = finding_views(diagnosis.findings, diagnosis.verdict.rule, words.everybody(diagnosis))
     return Page(
         healthy=diagnosis.healthy,
         title=f"ddpdoctor: {diagnosis.verdict.headline}",

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ddpdoctor.diagnose.diagnosis import RUNNING, Diagnosis, Finding, Job
+from ddpdoctor.diagnose.diagnosis import RUNNING, Diagnosis, Finding
 from ddpdoctor.diagnose.facts_view import lookup
 from ddpdoctor.measure.taxonomy import Component, Part
 from ddpdoctor.rundir import runs_of
@@ -214,14 +214,14 @@ def rank_numbers(ranks: Iterable[int]) -> str:
     return f"{told} and {more:,} more" if more else told
 
 
-def everybody(job: Job) -> str:
+def everybody(diagnosis: Diagnosis) -> str:
     """What all ranks are called of which something is known: "all ranks", "all 2 recorded", "the one recorded"."""
-    seen, world = len(job.ranks_seen), job.world_size
+    seen, world = _ranks_speaking(diagnosis), diagnosis.job.world_size
     if world == 1:
         return "the one rank"
     if seen == 1:
         return "the one recorded"
-    return f"all {seen:,} recorded" if world is not None and 0 < seen < world else "all ranks"
+    return f"all {seen:,.0f} recorded" if world is not None and 0 < seen < world else "all ranks"
 
 
 def stopped(diagnosis: Diagnosis) -> str | None:
@@ -260,15 +260,22 @@ def looked(diagnosis: Diagnosis, more: str = "") -> str:
     return f"{found}; {len(diagnosis.skipped)} lacked data{more}." if diagnosis.skipped else f"{found}."
 
 
-def is_whole(job: Job) -> bool:
+def is_whole(diagnosis: Diagnosis) -> bool:
     """Whether all ranks of the job were recorded, as far as known: else nobody knows for whom collectives waited."""
-    return job.world_size is None or len(job.ranks_seen) >= job.world_size
+    world = diagnosis.job.world_size
+    return world is None or _ranks_speaking(diagnosis) >= world
 
 
-def part(name: str, job: Job | None = None) -> str:
-    """A part of the breakdown by its reader's name; what is transfer in a ``job`` whose ranks were all recorded may be waiting in
+def _ranks_speaking(diagnosis: Diagnosis) -> float:
+    """Ranks in the recording that speaks of causes: of a rank whose trace is lost the step log may be there."""
+    seen = lookup(diagnosis.facts, "job.ranks_seen")
+    return seen if isinstance(seen, (int, float)) and seen else len(diagnosis.job.ranks_seen)
+
+
+def part(name: str, diagnosis: Diagnosis | None = None) -> str:
+    """A part of the breakdown by its reader's name; what is transfer in a ``diagnosis`` of all ranks of the job may be waiting in
     others."""
-    if name == Part.COMM_TRANSFER and job is not None and not is_whole(job):
+    if name == Part.COMM_TRANSFER and diagnosis is not None and not is_whole(diagnosis):
         return "transfer or waiting"
     return PART_LABELS.get(name, name.replace("_", " "))
 

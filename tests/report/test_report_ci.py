@@ -206,7 +206,7 @@ def test_ranks_are_called_alike_in_all_outputs():
         findings=[msgspec.structs.replace(each, ranks=None) for each in sick.findings],
     )
     steps = pl.DataFrame({"step": [60], "start_ns": [0], "end_ns": [9]})
-    ((_, slices), *_) = finding_tracks(steps, sick.findings, words.everybody(sick.job))
+    ((_, slices), *_) = finding_tracks(steps, sick.findings, words.everybody(sick))
     shown = io.StringIO()
     print_comparison(compare(sick, sick), Console(file=shown, width=120))
     for told in (render_junit(sick), render_markdown(sick), str(slices[0].args), shown.getvalue()):

@@ -289,6 +289,59 @@ def test_what_is_lost_is_named_or_not_needed(all_kinds, tmp_path, name, damage) 
     ), told
 
 
+@pytest.fixture(scope="module")
+def one_log_short(all_kinds, tmp_path_factory) -> Diagnosis:
+    """Of the run without the steps of the rank that is late."""
+    run = Path(shutil.copytree(all_kinds[0], tmp_path_factory.mktemp("short") / "run"))
+    remove(run / "ranks" / "00001" / "steps.jsonl")
+    return analyze(str(run), OPTIONS)
+
+
+def test_traces_of_all_ranks_speak_where_a_step_log_is_lost(all_kinds, one_log_short) -> None:
+    """All that the others waited for this rank was taken for communication."""
+    whole, found = all_kinds[1], one_log_short
+    first = (found.findings[0].rule, found.findings[0].ranks)
+    assert first == (whole.findings[0].rule, whole.findings[0].ranks) == ("dataloader/one-rank-late", [1])
+    assert found.speaker.recording == "window" and "more ranks than have a step log" in found.speaker.why
+    assert found.job.ranks_seen == [0, 1] and found.facts["job"]["ranks_seen"] == 2
+    assert "allreduce/exposed" not in {finding.rule for finding in found.findings}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_healthy_job_that_lacks_a_step_log_is_healthy(tmp_path, rank) -> None:
+    run = Path(shutil.copytree(FIXTURE.with_name("healthy"), tmp_path / "run"))
+    remove(run / "ranks" / f"0000{rank}" / "steps.jsonl")
+    found = analyze(str(run), OPTIONS)
+    assert found.healthy and found.speaker.recording == "window", found.verdict
+
+
+def test_amounts_of_a_job_that_lacks_a_step_log(all_kinds, one_log_short) -> None:
+    """The samples of one rank were called those of the job, and the memory that all ranks share was divided by one."""
+    assert all_kinds[1].steps.samples_per_s and one_log_short.steps.samples_per_s is None
+    before, after = (each.facts["memory"]["headroom_bytes"] for each in (all_kinds[1], one_log_short))
+    assert after == pytest.approx(before, rel=0.1)
+
+
+@pytest.mark.parametrize("damage", [remove, empty, closed, fifo])
+def test_without_traces_only_the_recorded_rank_is_spoken_of(run, damage) -> None:
+    damage(run / "ranks" / "00001" / "steps.jsonl")
+    with as_anybody():
+        found = analyze(str(run), OPTIONS)
+    assert (found.job.ranks_seen, found.job.missing_ranks) == ([0], [1])
+    assert found.facts["job"]["ranks_seen"] == 1 and found.steps.samples_per_s is None
+    compared = {"allreduce/communication-bound", "rank-imbalance/host-work", "allreduce/late-rank"}
+    assert compared <= {skipped.rule for skipped in found.skipped}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_without_a_folder(run, rank) -> None:
+    folder = run / "ranks" / f"0000{rank}"
+    shutil.rmtree(folder)
+    found = analyze(str(run), OPTIONS)
+    assert f"Rank {rank}: {folder} is missing: what this rank recorded is not here." in found.notes
+    assert found.job.missing_ranks == [rank]
+
+
 @pytest.mark.parametrize(
     ("data", "says"),
     [

@@ -69,7 +69,8 @@ def test_a_ranks_closed_folder_is_as_a_missing_rank(run, spoil):
     (run / RANK).chmod(0o700)
     shutil.rmtree(run / RANK)
     missing = analyze(str(run), OPTIONS)
-    assert (found.job.ranks_seen, found.job.missing_ranks) == ([0], [1]) and missing.notes == []
+    assert (found.job.ranks_seen, found.job.missing_ranks) == ([0], [1])
+    assert missing.notes == [f"Rank 1: {run}/{RANK} is missing: what this rank recorded is not here."]
     assert (found.facts, found.findings, found.verdict) == (missing.facts, missing.findings, missing.verdict)
 
 

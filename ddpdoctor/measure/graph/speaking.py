@@ -27,10 +27,11 @@ class Recording(StrEnum):
 
 _WHY = {
     Recording.HOST_LOG: "On CPUs, the hosts' clocks show when work was done, in every step of the run.",
-    Recording.DEVICE_LOG: "CUDA events show when devices did the work of every step, and no profiler window shows more.",
+    Recording.DEVICE_LOG: "CUDA events show when devices did the work of every step, and no profiler window shows as many ranks.",
     Recording.WINDOW: "Hosts only issue work: the profiler window shows when their devices did it.",
 }
 _NO_LOGS = "There are no step logs, only traces."
+_MORE_WINDOWS = "The profiler window shows more ranks than have a step log: waiting for a rank that is not seen looks like transfer."
 _NO_WINDOW = (
     "No profiler window could be used: the step logs show when hosts issued work, not when devices did it."
 )
@@ -86,15 +87,18 @@ def build_graphs(logs: Sequence[RankLog], windows: Sequence[Window]) -> Graphs:
 
     The whole run speaks where the hosts' clocks tell when work was done: jobs on CPUs. With a device the host
     only issues work, so the profiled window speaks, and the step logs give the step times, settings and
-    source lines. Where the run was timed by CUDA events, it speaks in device time where there is no window, and of
-    what slowed a device outside it.
+    source lines. It speaks as well where it shows more ranks than there are step logs: what looks like transfer in those may be
+    waiting for the others. Where the run was timed by CUDA events, it speaks in device time where there are windows of fewer
+    ranks, or none, and of what slowed a device outside them.
     """
     timed = in_device_time(logs)
     on_device = timed is not None or any(window.on_device for window in windows) or _on_cuda(logs)
     window_graph, aligned = graph_of_windows(windows) if windows else (None, [])
     shares = {} if on_device else operator_shares(logs, aligned)
-    window_seen = on_device and window_graph is not None and window_graph.cycles > 0
-    if timed is not None and not window_seen and not _synchronise_on_hosts(logs):
+    more_windows = len(windows) > len(logs)
+    window_seen = (on_device or more_windows) and window_graph is not None and window_graph.cycles > 0
+    windows_of_all = window_seen and len(windows) >= len(logs)
+    if timed is not None and not windows_of_all and not _synchronise_on_hosts(logs):
         speaker, own_logs = Recording.DEVICE_LOG, timed
         log_graph: Graph | None = graph_of_logs(timed)
     else:
@@ -104,7 +108,7 @@ def build_graphs(logs: Sequence[RankLog], windows: Sequence[Window]) -> Graphs:
     assert speaking is not None, "neither step logs nor windows"
     return Graphs(
         speaker=speaker,
-        why=_why(speaker, bool(logs), on_device),
+        why=_why(speaker, len(logs), len(windows), on_device),
         speaking=speaking,
         log=log_graph,
         window=window_graph,
@@ -117,9 +121,11 @@ def build_graphs(logs: Sequence[RankLog], windows: Sequence[Window]) -> Graphs:
     )
 
 
-def _why(speaker: Recording, has_logs: bool, on_device: bool) -> str:
-    if speaker is Recording.WINDOW and not has_logs:
+def _why(speaker: Recording, logs: int, windows: int, on_device: bool) -> str:
+    if speaker is Recording.WINDOW and not logs:
         return _NO_LOGS
+    if speaker is Recording.WINDOW and windows > logs:
+        return _MORE_WINDOWS
     if speaker is Recording.HOST_LOG and on_device:
         return _NO_WINDOW
     return _WHY[speaker]

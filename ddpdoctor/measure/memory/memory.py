@@ -85,7 +85,7 @@ def memory_of(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> Me
             lambda rank: (rank.device_free, rank.hourly(Place.DEVICE)),
         ),
         **_amounts(ranks),
-        **_room(ranks, here, free),
+        **_room(ranks, here, free, hosts),
         allocated_peak_bytes=_most(rank.device.allocated_peak for rank in ranks if rank.device),
         reserved_peak_bytes=_most(rank.device.reserved_peak for rank in ranks if rank.device),
         allocation_retries=_most(rank.device.retries for rank in ranks if rank.device),
@@ -178,11 +178,13 @@ def _room(
     ranks: Sequence[Rank],
     here: Mapping[str, Sequence[Rank]],
     free: Mapping[str, tuple[float | None, float | None]],
+    hosts: Mapping[str, HostTelemetry],
 ) -> _Room:
-    """What was never used, of what a larger batch would take."""
+    """What was never used, of what a larger batch would take; on CPUs it is divided among all ranks that were seen on the host,
+    those without a step log among them."""
     if ranks and _on_cpus(ranks):
         known = [
-            (left / limit, left / len(here[name]), limit)
+            (left / limit, left / _ranks_on(hosts[name], here[name]), limit)
             for name, (limit, left) in free.items()
             if limit and left is not None
         ]
@@ -203,6 +205,14 @@ def _room(
     if device is not None and device.comes_and_goes >= _LEAST_ACTIVATIONS * device.allocated_peak > 0:
         room["batch_times"] = 1.0 + (1 - _KEPT_FREE) * left / device.comes_and_goes
     return room
+
+
+def _ranks_on(host: HostTelemetry, recorded: Sequence[Rank]) -> int:
+    """How many of the job are on a host: those with a step log, and others that were seen there. An earlier attempt may have had more
+    ranks than the job has."""
+    world = int(recorded[0].log.record.info.get("world_size") or 0)
+    known = {rank.number for rank in recorded}
+    return len(known.union(rank for rank in host.ranks if rank < world))
 
 
 def _most(values: Iterable[float | None]) -> float | None:

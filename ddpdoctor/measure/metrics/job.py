@@ -202,11 +202,12 @@ _DATA_PARALLEL = re.compile(r"(?<![A-Za-z])DataParallel\.forward|nn\.Module: Dat
 ends so: DistributedDataParallel, FullyShardedDataParallel."""
 
 
-def job_facts(logs: Sequence[RankLog], windows: Sequence[Window]) -> JobFacts:
-    """Who ran, from the first rank that says it; what no rank's record says, from the traces."""
+def job_facts(logs: Sequence[RankLog], windows: Sequence[Window], ranks_seen: int) -> JobFacts:
+    """Who ran, from the first rank that says it; what no rank's record says, from the traces. ``ranks_seen``: those in the recording
+    that speaks of causes."""
     if not logs:
         return _job_of_windows(windows)
-    told = _job_of_logs(logs)
+    told = replace(_job_of_logs(logs), ranks_seen=ranks_seen)
     if not windows:
         return told
     seen = _job_of_windows(windows)

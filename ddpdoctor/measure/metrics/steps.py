@@ -38,11 +38,13 @@ class Tuning(msgspec.Struct, frozen=True):
 _TUNING = Tuning()
 
 
-def step_facts(graph: Graph, seen: int, operators_seen: bool, input_explains: float | None) -> StepFacts:
+def step_facts(
+    graph: Graph, seen: int, operators_seen: bool, input_explains: float | None, world_size: int | None
+) -> StepFacts:
     """Times of the measured cycles; sizes of the batches that the loaders gave.
 
     ``graph`` is the one whose times are told, ``seen`` counts the steps that were recorded; ``operators_seen`` and
-    ``input_explains`` are the facts of these names.
+    ``input_explains`` are the facts of these names. What all ranks do together is not known where one of ``world_size`` is missing.
     """
     if not graph.groups:
         return StepFacts(
@@ -51,7 +53,8 @@ def step_facts(graph: Graph, seen: int, operators_seen: bool, input_explains: fl
     lengths_ns = _lengths_ns(graph)
     mean_ns, median_ns = float(lengths_ns.mean()), float(np.median(lengths_ns))
     samples = _means(graph, [steps.samples for steps in graph.steps])
-    per_step = float(samples.sum()) if samples is not None else None
+    whole = world_size is None or len(graph.ranks) >= world_size
+    per_step = float(samples.sum()) if samples is not None and whole else None
     micro_batches = _micro_batches(graph)
     return StepFacts(
         source=graph.source,

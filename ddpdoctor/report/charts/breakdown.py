@@ -72,7 +72,7 @@ def breakdown_data(diagnosis: Diagnosis) -> BreakdownData | None:
         return None
     names = list(PARTS) + sorted({name for _, _, parts in bars for name in parts} - set(PARTS))
     parts = [name for name in names if any(values.get(name, 0) >= LEAST for _, _, values in bars)]
-    if Part.COMM_TRANSFER in parts and not words.is_whole(diagnosis.job):
+    if Part.COMM_TRANSFER in parts and not words.is_whole(diagnosis):
         notes.append(
             "Not all ranks were recorded: what is shown as transfer may be waiting for one of the others."
         )

@@ -31,6 +31,10 @@ class Host:
     def host_column(self, field):
         return self._column(self._host.get(field))
 
+    @property
+    def ranks(self):
+        return sorted(self._ranks)
+
     def rank_column(self, rank, field):
         return self._column(self._ranks.get(rank, {}).get(field))
 

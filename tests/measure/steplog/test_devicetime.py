@@ -11,7 +11,7 @@ from ddpdoctor.hook.environment import HookOptions
 from ddpdoctor.measure.costs import RareSource, rare_costs
 from ddpdoctor.measure.facts import Cost, Facts
 from ddpdoctor.measure.flow import measure
-from ddpdoctor.measure.graph import graph_of_logs
+from ddpdoctor.measure.graph import Recording, build_graphs, graph_of_logs
 from ddpdoctor.measure.sourcelines import LogSourceLines
 from ddpdoctor.measure.steplog import (
     DeviceTimes,
@@ -24,7 +24,9 @@ from ddpdoctor.measure.steplog import (
 from ddpdoctor.measure.steplog.devicetime import timed_step
 from ddpdoctor.measure.taxonomy import RARE_ON_DEVICE
 from ddpdoctor.rundir import EventKind, RunDirectory
+from tests.generator import SMALL, Config, generate
 from tests.hook.recording import forked, run_recorded
+from tests.measure.traced import windows_of
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +70,16 @@ def test_a_device_that_is_slower_now_and_then(logs_of) -> None:
         assert compute is not None and compute.ranks == [1]
         assert compute.occurrence_ms == pytest.approx(18.0, abs=3.0)
         assert compute.ms_per_step == pytest.approx(18.0 / 8, abs=0.6)
+
+
+@pytest.mark.torchrun
+def test_device_times_of_all_ranks_speak_beside_a_window_of_one(logs_of, tmp_path) -> None:
+    """Of the other rank the trace is lost: what waits for it in the window looks like transfer."""
+    generate(Config(**SMALL, world_size=2, steps=4), tmp_path)
+    windows = windows_of(tmp_path)
+    logs = logs_of("seldom")
+    speakers = [build_graphs(logs, seen).speaker for seen in (windows, windows[:1], [])]
+    assert speakers == [Recording.WINDOW, Recording.DEVICE_LOG, Recording.DEVICE_LOG]
 
 
 @pytest.mark.torchrun
