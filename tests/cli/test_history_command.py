@@ -51,7 +51,7 @@ def test_runs_and_reports_at_any_depth_are_found(tmp_path):
         str(report),
     ]
     done = CliRunner().invoke(command, [str(tmp_path / "nightly"), "--fail-on-regression", "5"])
-    assert "a newer run, which may be of this job, cannot be judged" in str(done.exception)
+    assert "a run that may be newer, and of this job, cannot be judged" in str(done.exception)
     (tmp_path / "nightly" / "reports" / "cut.html").unlink()
     assert ran(tmp_path / "nightly", "--fail-on-regression", 5).exit_code == 0
 
@@ -208,9 +208,13 @@ def test_a_run_of_the_future_is_told_and_not_judged(tmp_path):
     for day, name in enumerate("123"):
         recorded(tmp_path / name, day=day)
     recorded(tmp_path / "wrong", "barrier", day=100)
-    done = ran(tmp_path, "--fail-on-regression", 50)
-    told = " ".join(done.output.split())
-    assert done.exit_code == 0 and f"Note: {tmp_path / 'wrong'} is dated" in told.replace("- ", "-")
+    told = " ".join(ran(tmp_path).output.split())
+    assert f"Note: {tmp_path / 'wrong'} is dated" in told.replace("- ", "-")
+    done = CliRunner().invoke(cli, ["history", str(tmp_path), "--fail-on-regression", "50"])
+    assert f"{tmp_path / 'wrong'} is dated" in str(done.exception)
+    shutil.rmtree(tmp_path / "2")
+    recorded(tmp_path / "4", "barrier", day=5)
+    assert ran(tmp_path, "--fail-on-regression", 5).exit_code == 1, "it does not hide a regression"
 
 
 def test_a_run_that_is_still_running_is_not_judged(tmp_path):
