@@ -241,7 +241,9 @@ def _undated(runs: Sequence[_Found]) -> str | None:
     if not undated or len(runs) == 1:
         return None
     source, started = undated[-1].source, undated[-1].started
-    return f"{source} " + (f"is dated {started[:10]}, later than now" if started else "does not say when it ran")
+    return f"{source} " + (
+        f"is dated {started[:10]}, later than now" if started else "does not say when it ran"
+    )
 
 
 def _newer(name: _Job, jobs: Mapping[_Job, Sequence[_Found]], unclear: Sequence[_Unclear]) -> str | None:
