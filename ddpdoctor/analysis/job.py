@@ -26,8 +26,6 @@ _MOST_MISSING = 1000
 """Missing ranks that are listed; whoever misses more misses the job."""
 _MOST_LINES = 4
 """Ranks whose last line one sentence names; the table has all."""
-_KILL = "SIGKILL"
-"""Nobody asks a job to end by it: it cannot be caught, so no launcher notes it as a request."""
 _SETTINGS = ("ddp", "loaders", "optimizers", "threads", "process_groups")
 
 
@@ -115,13 +113,12 @@ def _end(runs: Sequence[RunDirectory], stopped: Verdict) -> str | None:
     """See :class:`~ddpdoctor.diagnose.diagnosis.Job`."""
     if not runs:
         return None
-    if stopped.ended_by == _KILL:
-        return "killed"
-    if stopped.job.complete or any(run.manifest.get("ended_ns") for run in runs):
-        return "ended"
-    if any(map(runs_here, runs)):
+    over = stopped.job.complete or any(run.manifest.get("ended_ns") for run in runs)
+    if not over and any(map(runs_here, runs)):
         return RUNNING
-    if stopped.ended_by:
+    if stopped.ended_by and not stopped.requested:
+        return "killed"
+    if over or stopped.ended_by:
         return "ended"
     return "cut off" if stopped.job.killed else UNKNOWN
 
