@@ -101,7 +101,7 @@ class _Found(msgspec.Struct, frozen=True):
     run: HistoryRun
     described: bool
     """Whether it says of which job it is as far as a run of it can: not one without a step, or whose documents or step logs were not
-    read."""
+    read, nor traces without a time."""
 
 
 class Changed(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,8 +214,11 @@ def _order(started_ns: int | None, now_ns: int) -> _Order:
 
 def _found(source: str, diagnosis: Diagnosis, order: _Order) -> _Found:
     run, job = _run(source, diagnosis), diagnosis.job
-    read = bool(job.command and job.settings) and diagnosis.steps.source == "step-log"
-    return _Found(_job_of(diagnosis), order, run, described=bool(run.median_ms) and (read or job.end is None))
+    if job.end is None:
+        says = order[0]
+    else:
+        says = bool(job.command and job.settings) and diagnosis.steps.source == "step-log"
+    return _Found(_job_of(diagnosis), order, run, described=bool(run.median_ms) and says)
 
 
 def _notes_on(found: _Found, diagnosis: Diagnosis) -> list[str]:
@@ -225,7 +228,7 @@ def _notes_on(found: _Found, diagnosis: Diagnosis) -> list[str]:
         notes.append(
             f"{source} is dated {started[:10]}, later than now: a clock was wrong. It is compared with no other run."
         )
-    if diagnosis.job.missing_ranks or not found.described:
+    if diagnosis.job.missing_ranks or not (found.described or diagnosis.job.end is None):
         notes += [f"{source}: {note}" for note in diagnosis.notes[:_MOST_NOTES]]
     return notes
 

@@ -247,6 +247,9 @@ def test_the_newest_of_runs_without_a_time_cannot_be_told():
     assert job.undecided == NO_TIME.format("two") and job.newest_percent is None
     (job,) = history([*nightly([50.0] * 3), ("one", one)], last=5).jobs
     assert job.undecided == NO_TIME.format("one")
+    unnamed = dated(run(1, 50.0)[1], None, command=[])
+    told = history([*nightly([50.0] * 3), ("one", unnamed)], last=5)
+    assert "one does not say of which job it is" in str(told.jobs[-1].undecided), "it may be of any script"
     other = dated(run(1, 50.0, world=4)[1], None)
     told = history([*nightly([50.0] * 3), ("one", other)], last=5)
     assert all(job.undecided is None for job in told.jobs), "it is of another job"
