@@ -112,11 +112,12 @@ def _end(runs: Sequence[RunDirectory], stopped: Verdict) -> str | None:
     """See :class:`~ddpdoctor.diagnose.diagnosis.Job`."""
     if not runs:
         return None
-    if stopped.job.complete or any(run.manifest.get("ended_ns") for run in runs):
-        return "ended"
-    if any(map(runs_here, runs)):
+    over = stopped.job.complete or any(run.manifest.get("ended_ns") for run in runs)
+    if not over and any(map(runs_here, runs)):
         return RUNNING
-    if stopped.ended_by:
+    if stopped.ended_by and not stopped.requested:
+        return "killed"
+    if over or stopped.ended_by:
         return "ended"
     return "cut off" if stopped.job.killed else UNKNOWN
 

@@ -123,9 +123,10 @@ def _recorded(sources: Sequence[tuple[str, str]], left_out: LeftOut) -> list[tup
 
 def _newest_of(at: Callable[..., Diagnosis], source: str, file: str) -> Diagnosis:
     from ddpdoctor.diagnose.diagnosis import RUNNING
+    from ddpdoctor.report.read import read_diagnosis
 
     if file == source:
-        return at(source)
+        return at(source) if Path(source).is_dir() else read_diagnosis(source)
     try:
         made = at(file)
     except DdpDoctorError:
@@ -136,10 +137,9 @@ def _newest_of(at: Callable[..., Diagnosis], source: str, file: str) -> Diagnosi
 def _said_by(source: str) -> tuple[Sequence[str], int | None]:
     """(Command, start in epoch ns) of a run that cannot be judged; a report tells neither."""
     from ddpdoctor.analysis import command_and_start
-    from ddpdoctor.rundir import is_run_directory
 
     try:
-        return command_and_start(source) if is_run_directory(source) else ([], _changed_ns(source))
+        return command_and_start(source) if Path(source).is_dir() else ([], _changed_ns(source))
     except OSError:
         return [], None
 
@@ -168,9 +168,9 @@ def _without_own(sources: Iterable[tuple[str, str]], outputs: Sequence[Path | No
 
 def _sources(paths: Sequence[str], left_out: LeftOut) -> Iterator[tuple[str, str]]:
     """(Name, what to read) of each run: its own diagnosis where it was made, else the recording; then of reports elsewhere. What
-    is left out is put there."""
+    is left out is put there. A file that has the name of a report, or was given as one, is a report, whatever it holds."""
     from ddpdoctor.report.read import holds_diagnosis
-    from ddpdoctor.rundir import DIAGNOSIS_FILE, closed_folders, run_directories
+    from ddpdoctor.rundir import DIAGNOSIS_FILE, REPORT_FILE, closed_folders, run_directories
 
     for path in paths:
         if not Path(path).exists():
@@ -184,12 +184,27 @@ def _sources(paths: Sequence[str], left_out: LeftOut) -> Iterator[tuple[str, str
             made = Path(run) / DIAGNOSIS_FILE
             yield run, str(made) if holds_diagnosis(made) else run
         for file in _reports(path, set(runs), left_out):
-            if holds_diagnosis(file):
+            named = file.name in (DIAGNOSIS_FILE, REPORT_FILE) or (
+                file == Path(path) and file.suffix in _REPORTS
+            )
+            if named or holds_diagnosis(file):
                 yield str(file), str(file)
             elif (why := _why_closed(file)) is not None:
                 said = f"{file} cannot be read: {why}"
                 left_out.notes.append(f"skipped: {said}")
                 left_out.add(str(file), said, _changed_ns(str(file)))
+
+
+def _was_run(folder: str, folders: Sequence[str], files: Sequence[str]) -> bool:
+    """Whether ``folder``, which holds ``folders`` and ``files`` and is no run directory, is what is left of one, without a report."""
+    from ddpdoctor.rundir import DIAGNOSIS_FILE, MANIFEST_FILE, REPORT_FILE, read_json
+    from ddpdoctor.rundir.stops import launches_of
+
+    if {DIAGNOSIS_FILE, REPORT_FILE} & {*files}:
+        return False
+    # Others have a manifest.json, too.
+    broken = MANIFEST_FILE in files and read_json(str(Path(folder) / MANIFEST_FILE), []) is None
+    return "ranks" in folders or broken or bool(launches_of(folder, []))
 
 
 def _why_closed(file: Path) -> str | None:
@@ -214,6 +229,13 @@ def _reports(path: str, runs: set[str], left_out: LeftOut) -> Iterator[Path]:
         if parent in runs:
             folders.clear()
             continue
+        if _was_run(parent, folders, files):
+            said = (
+                f"{parent} is a run, but neither its manifest nor a rank's document or step log can be read"
+            )
+            left_out.notes.append(f"skipped: {said}")
+            command, started_ns = _said_by(parent)
+            left_out.add(parent, said, started_ns, command)
         for name in sorted(files):
             seen += 1
             if seen > _MOST_FILES:

@@ -90,8 +90,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: float | None = None
     exit_code: int | None = None
     end: str | None = None
-    """Of a recorded run, what was known of its end when it was analysed: ended (by itself, or because it was asked to), running, cut
-    off (its processes are gone, and nobody noted how), or unknown; null of traces."""
+    """Of a recorded run, what was known of its end when it was analysed: ended (by itself, or because it was asked to), killed (by
+    a signal that no launcher noted as a request), running, cut off (its processes are gone, and nobody noted how), or unknown; null of
+    traces."""
     folder_in_repository: str | None = None
     """Where the folder that holds the user's lines lies in its repository, such as "training"; "" for the repository itself, null
     where there was none at the analysis."""

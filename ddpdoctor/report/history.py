@@ -38,7 +38,7 @@ SHUFFLES = 2000
 SEED = 20_240_229
 _SCRIPTS = (".py", ".ipynb")
 
-_AHEAD_NS = 86_400 * 10**9
+_AHEAD_NS = 3600 * 10**9
 """A run that is dated further ahead of now was dated by a clock that was wrong: clocks of hosts that are right differ by less."""
 _MOST_NOTES = 3
 """Of a run of which not everything could be read."""
@@ -46,7 +46,9 @@ _MOST_NOTES = 3
 _Job = tuple[str, str, str, str]
 """Script, ranks, batch size and device; "" if unknown. Other values are another job."""
 _Order = tuple[bool, float]
-"""Of runs by time: those without a time that can be true come first."""
+"""Of runs by time: (has one that can be true, its start in epoch ns). Those without come first, and may be of any time."""
+_NEWEST: _Order = True, math.inf
+"""Of what may be newer than any run."""
 
 
 class Unread(msgspec.Struct, frozen=True):
@@ -98,7 +100,8 @@ class _Found(msgspec.Struct, frozen=True):
     order: _Order
     run: HistoryRun
     described: bool
-    """Whether it says of which job it is as far as a run of it can: not one without a step, or whose documents were not read."""
+    """Whether it says of which job it is as far as a run of it can: not one without a step, or whose documents or step logs were not
+    read, nor traces without a time."""
 
 
 class Changed(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,14 +132,14 @@ class JobHistory(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it is longer than each of them, by more than the intervals of both leave open."""
 
     newer: str | None
-    """Why a newer run that may be of this job cannot be judged, with where it lies; null without one."""
+    """Why a run that may be newer, and of this job, cannot be judged, with where it lies; null without one."""
 
     @property
     def undecided(self) -> str | None:
         """Why no newest run counts as one that got no slower, in words, if one before it has a step time."""
         newest = self.runs[-1]
         if self.newer is not None and any(run.median_ms for run in self.runs):
-            return f"a newer run, which may be of this job, cannot be judged: {self.newer}"
+            return f"a run that may be newer, and of this job, cannot be judged: {self.newer}"
         if not any(run.median_ms for run in self.runs[:-1]):
             return None
         why = newest.stopped or (None if newest.median_ms else "has no step time")
@@ -168,7 +171,8 @@ def history(
     """The history of runs, given with where each was found. The newest is compared with ``last`` runs before it.
 
     A run of which there is a recording and a report, or several reports, counts once, where it was found first. ``unread``: what may
-    be runs as well. A run that is dated after ``now_ns`` (default: the clock's time) by more than a day is never the newest.
+    be runs as well. A run that is dated after ``now_ns`` (default: the clock's time) by more than an hour, or not at all, is compared with
+    no other: it may be the newest.
     """
     now_ns = time.time_ns() if now_ns is None else now_ns
     told = list(notes)
@@ -188,15 +192,15 @@ def history(
         of_one = len(same) == 1 and not each.run.median_ms
         if same and not of_one:
             why = f"{each.run.source} does not say of which job it is"
-            unclear.append(_Unclear(each.name, each.order, why))
+            unclear.append(_Unclear(each.name, each.order if each.order[0] else _NEWEST, why))
         jobs.setdefault(same[0] if of_one else each.name, []).append(each)
     return History(
         jobs=[
             _of_job(
                 _words(name),
-                [each.run for each in sorted(runs, key=lambda each: each.order)],
+                sorted(runs, key=lambda each: each.order),
                 last,
-                _newer(name, jobs, unclear),
+                _undated(runs) or _newer(name, jobs, unclear),
             )
             for name, runs in sorted(jobs.items())
         ],
@@ -210,8 +214,11 @@ def _order(started_ns: int | None, now_ns: int) -> _Order:
 
 def _found(source: str, diagnosis: Diagnosis, order: _Order) -> _Found:
     run, job = _run(source, diagnosis), diagnosis.job
-    documents_read = job.end is None or bool(job.command and job.settings)
-    return _Found(_job_of(diagnosis), order, run, described=bool(run.median_ms) and documents_read)
+    if job.end is None:
+        says = order[0]
+    else:
+        says = bool(job.command and job.settings) and diagnosis.steps.source == "step-log"
+    return _Found(_job_of(diagnosis), order, run, described=bool(run.median_ms) and says)
 
 
 def _notes_on(found: _Found, diagnosis: Diagnosis) -> list[str]:
@@ -219,23 +226,34 @@ def _notes_on(found: _Found, diagnosis: Diagnosis) -> list[str]:
     source, started, notes = found.run.source, found.run.started, list[str]()
     if started is not None and not found.order[0]:
         notes.append(
-            f"{source} is dated {started[:10]}, later than now: a clock was wrong. It is not taken for the newest run."
+            f"{source} is dated {started[:10]}, later than now: a clock was wrong. It is compared with no other run."
         )
-    if diagnosis.job.missing_ranks or not found.described:
+    if diagnosis.job.missing_ranks or not (found.described or diagnosis.job.end is None):
         notes += [f"{source}: {note}" for note in diagnosis.notes[:_MOST_NOTES]]
     return notes
 
 
 def _unclear(unread: Unread, now_ns: int) -> _Unclear:
-    order = (True, math.inf) if unread.started_ns is None else _order(unread.started_ns, now_ns)
-    return _Unclear((_script(unread.command), "", "", ""), order, unread.why)
+    order = _order(unread.started_ns, now_ns)
+    return _Unclear((_script(unread.command), "", "", ""), order if order[0] else _NEWEST, unread.why)
+
+
+def _undated(runs: Sequence[_Found]) -> str | None:
+    """Why nobody can tell which of a job's ``runs`` is the newest; None where their times do."""
+    undated = [each.run for each in runs if not each.order[0]]
+    if not undated or len(runs) == 1:
+        return None
+    source, started = undated[-1].source, undated[-1].started
+    return f"{source} " + (
+        f"is dated {started[:10]}, later than now" if started else "does not say when it ran"
+    )
 
 
 def _newer(name: _Job, jobs: Mapping[_Job, Sequence[_Found]], unclear: Sequence[_Unclear]) -> str | None:
-    """See :class:`JobHistory`. Of a run whose script is unknown only those are of interest that are newer than all others: after them no
-    run of any job has been judged."""
+    """See :class:`JobHistory`. Of a run whose script is unknown only those are of interest that are newer than all that say of which job
+    they are: after them no run of any job has been judged."""
     newest = max(each.order for each in jobs[name])
-    of_all = max(each.order for runs in jobs.values() for each in runs)
+    of_all = max([newest, *(each.order for runs in jobs.values() for each in runs if each.described)])
     later = [
         each
         for each in unclear
@@ -291,8 +309,9 @@ def _run(source: str, diagnosis: Diagnosis) -> HistoryRun:
     )
 
 
-def _of_job(name: str, runs: list[HistoryRun], last: int, newer: str | None) -> JobHistory:
-    timed = [index for index, run in enumerate(runs) if run.median_ms]
+def _of_job(name: str, found: Sequence[_Found], last: int, newer: str | None) -> JobHistory:
+    runs = [each.run for each in found]
+    timed = [index for index, each in enumerate(found) if each.run.median_ms and each.order[0]]
     medians = np.array([runs[index].median_ms for index in timed], float)
     percent, slower = _newest(runs[-1], [runs[index] for index in timed if index < len(runs) - 1][-last:])
     return JobHistory(

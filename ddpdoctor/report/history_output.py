@@ -81,7 +81,7 @@ def _sentences(job: JobHistory) -> list[str]:
         )
     if job.newest_percent is not None and job.slower:
         told.append(f"The newest run is slower than those before it: {job.newest_percent:+.1f} %.")
-    elif job.newest_percent is not None:
+    elif job.newest_percent is not None and not job.undecided:
         told.append(
             f"The newest run is not clearly slower than those before it ({job.newest_percent:+.1f} %)."
         )

@@ -24,7 +24,12 @@ _ACRONYM = re.compile(r"\b(gpu|cpu|ddp|sm|h2d|nccl)\b")
 
 _STOPPED = {"hangs": "hung", "failed": "failed"}
 """By state of the facts ``hang``."""
-_NOT_ENDED = {RUNNING: "is still running", "cut off": "was cut off", "unknown": "has no recorded end"}
+_NOT_ENDED = {
+    RUNNING: "is still running",
+    "killed": "was killed",
+    "cut off": "was cut off",
+    "unknown": "has no recorded end",
+}
 """By ``end`` of the job."""
 PART_LABELS: dict[str, str] = {
     Part.DATA_WAIT: "waiting for data",
@@ -225,15 +230,15 @@ def everybody(diagnosis: Diagnosis) -> str:
 
 
 def stopped(diagnosis: Diagnosis) -> str | None:
-    """What became of a job that did not end well, after "the job": it hung, failed, was cut off, is still running, or has no recorded
-    end; None of one that ended, or was asked to, and of traces."""
+    """What became of a job that did not end well, after "the job": it hung, failed, was killed, was cut off, is still running, or has
+    no recorded end; None of one that ended, or was asked to, and of traces."""
     return _STOPPED.get(str(lookup(diagnosis.facts, "hang.state"))) or _NOT_ENDED.get(diagnosis.job.end or "")
 
 
 def undecided(diagnosis: Diagnosis) -> str | None:
     """Why a job whose findings are all lighter than a limit has not passed, without a point; None of one that has."""
-    if diagnosis.job.end in _NOT_ENDED:
-        return f"the job {_NOT_ENDED[diagnosis.job.end]}, and what it did until then is no pass"
+    if (what := stopped(diagnosis)) is not None:
+        return f"the job {what}, and what it did until then is no pass"
     if diagnosis.verdict.rule is None and not diagnosis.healthy:
         return diagnosis.verdict.headline.rstrip(".")
     return None

@@ -17,5 +17,7 @@ class Verdict(msgspec.Struct, frozen=True):
     ended_by: str | None = None
     """The signal by which somebody ended the job, if nothing worse stopped it; "" if nobody knows which. ``standing`` is then
     where ranks were last seen."""
+    requested: bool = False
+    """Whether a launcher noted that signal: it was asked to end the job."""
     job: JobEnd = JobEnd()
     """The job's end, by its launchers."""

@@ -97,7 +97,8 @@ def _of_run(run: RunEvidence) -> Verdict:
     if found.facts.state is not None or run.asked is None:
         return found
     standing = [standing_of(each, (), run) for _, each in sorted(run.ranks.items())]
-    return replace(found, standing=standing, ended_by=_signal(run.asked))
+    noted = run.asked.at_ns is not None
+    return replace(found, standing=standing, ended_by=_signal(run.asked), requested=noted)
 
 
 def _asked_below_the_launcher(run: RunEvidence) -> Asked | None:

@@ -56,6 +56,28 @@ def test_what_is_known_of_the_end_is_told_apart(tmp_path):
     assert end_of(unnamed) == "ended", "its launcher's own record says so"
 
 
+@pytest.mark.parametrize(
+    ("manifest", "asked", "end"),
+    [
+        ({"exit_code": None, "signal": 9}, None, "killed"),
+        ({"exit_code": 137}, None, "killed"),
+        ({"exit_code": -9}, None, "killed"),
+        ({"exit_code": None, "signal": 15}, None, "killed"),
+        ({"exit_code": 143}, None, "killed"),
+        ({"exit_code": None, "signal": 15}, 15, "ended"),
+        ({"exit_code": None, "signal": 9}, 15, "ended"),
+        ({"exit_code": 1}, 15, "ended"),
+    ],
+)
+def test_a_job_that_was_killed_was_not_asked_to_end(tmp_path, manifest, asked, end):
+    run = Stopped(tmp_path / "run", exit_code=0)
+    file = run.path / "manifest.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | manifest))
+    if asked is not None:
+        run.asked(asked, NOW_NS)
+    assert analyze(str(run.path), Options(cache=False, jobs=1)).job.end == end
+
+
 STILL_RUNS = "The job still runs (100 steps so far): what is said here may change until it ends."
 
 

@@ -82,7 +82,12 @@ def ending(diagnosis, end):
 
 @pytest.mark.parametrize(
     ("end", "told"),
-    [("cut off", "was cut off"), ("running", "is still running"), ("unknown", "has no recorded end")],
+    [
+        ("cut off", "was cut off"),
+        ("killed", "was killed"),
+        ("running", "is still running"),
+        ("unknown", "has no recorded end"),
+    ],
 )
 def test_a_job_that_has_not_ended_is_no_pass(files, tmp_path, end, told):
     before, _ = files

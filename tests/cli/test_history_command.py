@@ -51,7 +51,7 @@ def test_runs_and_reports_at_any_depth_are_found(tmp_path):
         str(report),
     ]
     done = CliRunner().invoke(command, [str(tmp_path / "nightly"), "--fail-on-regression", "5"])
-    assert "a newer run, which may be of this job, cannot be judged" in str(done.exception)
+    assert "a run that may be newer, and of this job, cannot be judged" in str(done.exception)
     (tmp_path / "nightly" / "reports" / "cut.html").unlink()
     assert ran(tmp_path / "nightly", "--fail-on-regression", 5).exit_code == 0
 
@@ -208,9 +208,13 @@ def test_a_run_of_the_future_is_told_and_not_judged(tmp_path):
     for day, name in enumerate("123"):
         recorded(tmp_path / name, day=day)
     recorded(tmp_path / "wrong", "barrier", day=100)
-    done = ran(tmp_path, "--fail-on-regression", 50)
-    told = " ".join(done.output.split())
-    assert done.exit_code == 0 and f"Note: {tmp_path / 'wrong'} is dated" in told.replace("- ", "-")
+    told = " ".join(ran(tmp_path).output.split())
+    assert f"Note: {tmp_path / 'wrong'} is dated" in told.replace("- ", "-")
+    done = CliRunner().invoke(cli, ["history", str(tmp_path), "--fail-on-regression", "50"])
+    assert f"{tmp_path / 'wrong'} is dated" in str(done.exception)
+    shutil.rmtree(tmp_path / "2")
+    recorded(tmp_path / "4", "barrier", day=5)
+    assert ran(tmp_path, "--fail-on-regression", 5).exit_code == 1, "it does not hide a regression"
 
 
 def test_a_run_that_is_still_running_is_not_judged(tmp_path):
@@ -242,3 +246,115 @@ def test_the_configuration_is_read_once_for_all_recordings(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(cli, ["history", "runs"])
     assert done.exit_code == 0 and done.output.count("ddpdoctor.toml is not used") == 1
+
+
+def healthy_report(file, day=0):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    run = recorded(file.parent / f".{file.name}", day=day)
+    option = "--html" if file.suffix == ".html" else "--json"
+    assert CliRunner().invoke(cli, ["analyze", str(run), option, str(file), "-q"]).exit_code == 0
+    return file
+
+
+@pytest.mark.parametrize("name", ["report.html", "diagnosis.json"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        bytes(2000),
+        b"\x8f\x13 no text \xff" * 50,
+        b'<!doctype html><html lang="en"',
+        b'{"name": 1}',
+        b"[1]",
+    ],
+    ids=["empty", "zeros", "garbage", "cut", "foreign", "list"],
+)
+def test_a_report_that_holds_no_diagnosis_is_no_pass(tmp_path, name, content):
+    for day in (0, 1):
+        healthy_report(tmp_path / str(day) / "diagnosis.json", day)
+    gate = ["history", str(tmp_path), "--fail-on-regression", "50"]
+    for other in ("settings.json", "page.html", "manifest.json"):
+        (tmp_path / other).write_bytes(b'{"name": 1}')
+    done = CliRunner().invoke(cli, gate)
+    assert done.exit_code == 0 and "skipped" not in done.output, "what others wrote is nobody's run"
+    newest = tmp_path / "2" / name
+    newest.parent.mkdir()
+    newest.write_bytes(content)
+    done = CliRunner().invoke(cli, gate)
+    assert f"cannot be judged: {newest}: " in str(done.exception)
+    assert "Note: skipped: " in " ".join(done.output.split())
+
+
+def test_a_file_that_is_given_as_a_report_and_is_none_is_no_pass(tmp_path):
+    good = [str(healthy_report(tmp_path / f"{day}.json", day)) for day in (0, 1)]
+    bad = tmp_path / "2.html"
+    bad.write_text("")
+    done = CliRunner().invoke(cli, ["history", *good, str(bad), "--fail-on-regression", "50"])
+    assert f"cannot be judged: {bad}: the file is empty" in str(done.exception)
+    (tmp_path / "log.txt").write_text("")
+    done = CliRunner().invoke(
+        cli, ["history", *good, str(tmp_path / "log.txt"), "--fail-on-regression", "50"]
+    )
+    assert done.exit_code == 0
+
+
+def without_steps_but_traces(run):
+    for file in run.glob("ranks/*/steps.jsonl"):
+        file.unlink()
+
+
+def without_launch(run):
+    for file in run.glob("hosts/*/launch-*.json"):
+        file.unlink()
+
+
+def without_documents(run):
+    for file in (*run.glob("ranks/*/rank.json"), *run.glob("ranks/*/steps.jsonl")):
+        file.unlink()
+    without_manifest(run)
+
+
+def with_nothing_but_an_empty_manifest(run):
+    for folder in ("ranks", "hosts"):
+        shutil.rmtree(run / folder)
+    (run / "manifest.json").write_text("")
+
+
+def without_ranks(run):
+    without_manifest(run)
+    shutil.rmtree(run / "ranks")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        without_documents,
+        lambda run: [without_documents(run), without_launch(run)],
+        with_nothing_but_an_empty_manifest,
+        without_ranks,
+    ],
+)
+def test_what_is_left_of_a_run_is_no_pass(tmp_path, damage):
+    for day, name in enumerate("12"):
+        recorded(tmp_path / name, day=day)
+    newest = recorded(tmp_path / "3", day=2)
+    damage(newest)
+    done = CliRunner().invoke(cli, ["history", str(tmp_path), "--fail-on-regression", "50"])
+    assert f"cannot be judged: {newest} is a run, but" in str(done.exception)
+    done = CliRunner().invoke(
+        cli, ["history", *sorted(map(str, tmp_path.iterdir())), "--fail-on-regression", "50"]
+    )
+    assert f"cannot be judged: {newest} is a run, but" in str(done.exception)
+    healthy_report(newest / "diagnosis.json", day=3)
+    assert ran(tmp_path, "--fail-on-regression", 50).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "damage", [without_steps_but_traces, lambda run: [without_manifest(run), without_launch(run)]]
+)
+def test_a_newest_run_that_does_not_say_of_which_job_it_is_is_no_pass(tmp_path, damage):
+    recorded(tmp_path / "1")
+    newest = recorded(tmp_path / "2", day=1)
+    damage(newest)
+    done = CliRunner().invoke(cli, ["history", str(tmp_path), "--fail-on-regression", "50"])
+    assert "2 does not say of which job it is" in str(done.exception)

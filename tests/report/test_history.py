@@ -107,9 +107,9 @@ def test_a_newest_run_that_stopped_is_no_pass_however_fast_it_was_before(state, 
     assert job.undecided == f"the newest run, {source}, {word}" and told.regression_percent() == 0.0
     shown = Console(file=io.StringIO(), width=80)
     print_history(told, shown)
-    assert f"The newest run, {source}, {word}: it does not count as" in " ".join(
-        shown.file.getvalue().split()
-    )
+    said = " ".join(shown.file.getvalue().split())
+    assert f"The newest run, {source}, {word}: it does not count as" in said
+    assert "not clearly slower" not in said
     assert history([(source, stopped), *[(name, run) for name, run in before]], last=5).jobs[0].undecided
     assert history([(source, stopped)], last=5).jobs[0].undecided is None, (
         "there is nothing to compare it with"
@@ -176,18 +176,24 @@ def test_a_newest_run_that_is_still_running_is_not_judged():
 
 
 @pytest.mark.parametrize("step_ms", [50.0, 80.0])
-def test_a_run_that_is_dated_later_than_now_is_told_and_never_the_newest(step_ms):
+def test_a_run_that_is_dated_later_than_now_is_told_and_compared_with_no_other(step_ms):
     now_ns = 7 * DAY_NS
     future = dated(run(9, step_ms)[1], now_ns + 3 * DAY_NS)
     told = history([("later", future), *nightly([50.0] * 6 + [60.0])], last=5, now_ns=now_ns)
     (job,) = told.jobs
-    assert job.runs[-1].source == "runs/7" and job.slower and job.undecided is None
+    assert job.runs[-1].source == "runs/7" and job.slower, "it does not hide a regression"
+    assert job.undecided == (
+        "a run that may be newer, and of this job, cannot be judged: later is dated 1970-01-11, later than now"
+    )
     assert told.notes == [
-        "later is dated 1970-01-11, later than now: a clock was wrong. It is not taken for the newest run."
+        "later is dated 1970-01-11, later than now: a clock was wrong. It is compared with no other run."
     ]
-    soon = dated(run(9, step_ms)[1], now_ns + DAY_NS // 2)
+    soon = dated(run(9, step_ms)[1], now_ns + DAY_NS // 48)
     (job,) = history([("soon", soon), *nightly([50.0] * 7)], last=5, now_ns=now_ns).jobs
-    assert job.runs[-1].source == "soon"
+    assert job.runs[-1].source == "soon" and job.undecided is None
+    other = dated(run(9, step_ms, world=4)[1], now_ns + 3 * DAY_NS)
+    told = history([("later", other), *nightly([50.0] * 7)], last=5, now_ns=now_ns)
+    assert all(job.undecided is None for job in told.jobs), "it is of another job"
     (job,) = history([("later", future), ("latest", dated(future, 20 * DAY_NS))], last=5, now_ns=now_ns).jobs
     assert job.runs[-1].source == "latest", "of runs that are all dated so the last one is the newest"
 
@@ -200,7 +206,7 @@ def test_a_newer_run_that_cannot_be_read_is_no_pass_for_jobs_of_which_it_may_be(
         return [job.undecided for job in history(runs, 5, (), unread, now_ns=20 * DAY_NS).jobs]
 
     train, other = ["torchrun", "/home/bob/train.py"], ["torchrun", "eval.py"]
-    why = "a newer run, which may be of this job, cannot be judged: bad: no rank recorded a step"
+    why = "a run that may be newer, and of this job, cannot be judged: bad: no rank recorded a step"
     assert undecided(train, 10 * DAY_NS) == [why, why]
     assert undecided(train, 7 * DAY_NS) == [why, None], "the other job has a newer run"
     assert undecided(other, 10 * DAY_NS) == [None, None]
@@ -209,7 +215,7 @@ def test_a_newer_run_that_cannot_be_read_is_no_pass_for_jobs_of_which_it_may_be(
         "and would block a job that nobody runs any more for good"
     )
     assert undecided([], None) == [why, why]
-    assert undecided(train, 30 * DAY_NS) == [None, None], "its clock was wrong"
+    assert undecided(train, 30 * DAY_NS) == [why, why], "its clock was wrong"
 
 
 def test_a_newer_run_that_does_not_say_of_which_job_it_is_is_no_pass():
@@ -221,9 +227,57 @@ def test_a_newer_run_that_does_not_say_of_which_job_it_is_is_no_pass():
     told = history([*before, (source, cut)], last=5)
     undecided = {job.job: job.undecided for job in told.jobs}
     assert undecided["train.py, 2 ranks, batch 32, H100"] == (
-        "a newer run, which may be of this job, cannot be judged: runs/7 does not say of which job it is"
+        "a run that may be newer, and of this job, cannot be judged: runs/7 does not say of which job it is"
     )
     assert told.notes == ["runs/7: rank.json cannot be read"]
     whole = dated(newest, 8 * DAY_NS, end="ended")
     told = history([*before, (source, cut), ("runs/8", whole)], last=5)
+    assert all(job.undecided is None for job in told.jobs), "a newer run was judged since"
+
+
+NO_TIME = "a run that may be newer, and of this job, cannot be judged: {} does not say when it ran"
+
+
+def test_the_newest_of_runs_without_a_time_cannot_be_told():
+    """Reports of profiler traces say nothing of when they were recorded."""
+    one, two = (dated(run(day, 50.0)[1], None) for day in (1, 2))
+    (job,) = history([("one", one)], last=5).jobs
+    assert job.undecided is None, "it is the only one"
+    (job,) = history([("one", one), ("two", two)], last=5).jobs
+    assert job.undecided == NO_TIME.format("two") and job.newest_percent is None
+    (job,) = history([*nightly([50.0] * 3), ("one", one)], last=5).jobs
+    assert job.undecided == NO_TIME.format("one")
+    unnamed = dated(run(1, 50.0)[1], None, command=[])
+    told = history([*nightly([50.0] * 3), ("one", unnamed)], last=5)
+    assert "one does not say of which job it is" in str(told.jobs[-1].undecided), "it may be of any script"
+    other = dated(run(1, 50.0, world=4)[1], None)
+    told = history([*nightly([50.0] * 3), ("one", other)], last=5)
+    assert all(job.undecided is None for job in told.jobs), "it is of another job"
+
+
+def test_a_newer_run_whose_step_logs_are_lost_is_no_pass_for_the_job_of_its_script():
+    """Its traces give step times, but no batch size."""
+    *before, (source, newest) = nightly([50.0] * 7)
+    steps = msgspec.structs.replace(newest.steps, source="trace")
+    job = msgspec.structs.replace(newest.job, end="ended", settings={"ddp": {"bucket_cap_mb": 25}})
+    lost = msgspec.structs.replace(newest, job=job, steps=steps, facts={})
+    undecided = {job.job: job.undecided for job in history([*before, (source, lost)], last=5).jobs}
+    assert undecided["train.py, 2 ranks, batch 32, H100"] == (
+        "a run that may be newer, and of this job, cannot be judged: runs/7 does not say of which job it is"
+    )
+    without = msgspec.structs.replace(lost, steps=newest.steps)
+    told = history([*before, (source, without)], last=5)
+    assert all(job.undecided is None for job in told.jobs), "it has no batch size: it is another job"
+
+
+def test_a_newer_run_of_an_unknown_script_is_no_pass_for_any_job():
+    *before, (source, newest) = nightly([50.0] * 7)
+    job = msgspec.structs.replace(newest.job, end="ended", command=[])
+    unknown = msgspec.structs.replace(newest, job=job)
+    undecided = {job.job: job.undecided for job in history([*before, (source, unknown)], last=5).jobs}
+    assert undecided["train.py, 2 ranks, batch 32, H100"] == (
+        "a run that may be newer, and of this job, cannot be judged: runs/7 does not say of which job it is"
+    )
+    later = ("runs/8", dated(newest, 8 * DAY_NS, end="ended", settings={"ddp": {"bucket_cap_mb": 25}}))
+    told = history([*before, (source, unknown), later], last=5)
     assert all(job.undecided is None for job in told.jobs), "a newer run was judged since"

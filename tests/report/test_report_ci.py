@@ -168,7 +168,12 @@ def test_junit_fails_what_fail_on_fails(tmp_path):
 
 @pytest.mark.parametrize(
     ("end", "told"),
-    [("cut off", "was cut off"), ("running", "is still running"), ("unknown", "has no recorded end")],
+    [
+        ("cut off", "was cut off"),
+        ("killed", "was killed"),
+        ("running", "is still running"),
+        ("unknown", "has no recorded end"),
+    ],
 )
 def test_a_job_that_has_not_ended_is_no_pass(tmp_path, end, told):
     healthy = samples.healthy()
@@ -182,6 +187,16 @@ def test_a_job_that_has_not_ended_is_no_pass(tmp_path, end, told):
         assert (done.exit_code == 0) == passes and bool(errors) != passes
     assert f"--fail-on cannot be decided: the job {told}, and" in str(done.exception)
     assert told in errors[0]
+
+
+@pytest.mark.parametrize(("state", "told"), [("failed", "failed"), ("hangs", "hung")])
+def test_a_job_that_stopped_is_no_pass_without_a_finding_on_it(tmp_path, state, told):
+    """Such as where hang/* is suppressed."""
+    healthy = samples.healthy()
+    stopped = msgspec.structs.replace(healthy, facts={**healthy.facts, "hang": {"state": state}})
+    (tmp_path / "d.json").write_bytes(to_json(stopped))
+    done = CliRunner().invoke(cli, ["analyze", str(tmp_path / "d.json"), "--fail-on", "warning"])
+    assert f"--fail-on cannot be decided: the job {told}, and" in str(done.exception)
 
 
 def test_a_diagnosis_that_can_tell_nothing_is_no_pass(tmp_path):
