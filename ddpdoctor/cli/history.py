@@ -169,7 +169,7 @@ def _without_own(sources: Iterable[tuple[str, str]], outputs: Sequence[Path | No
 def _sources(paths: Sequence[str], left_out: LeftOut) -> Iterator[tuple[str, str]]:
     """(Name, what to read) of each run: its own diagnosis where it was made, else the recording; then of reports elsewhere. What
     is left out is put there. A file that has the name of a report, or was given as one, is a report, whatever it holds."""
-    from ddpdoctor.report.read import holds_diagnosis
+    from ddpdoctor.report.read import holds_diagnosis, is_page_of_others
     from ddpdoctor.rundir import DIAGNOSIS_FILE, REPORT_FILE, closed_folders, run_directories
 
     for path in paths:
@@ -184,9 +184,8 @@ def _sources(paths: Sequence[str], left_out: LeftOut) -> Iterator[tuple[str, str
             made = Path(run) / DIAGNOSIS_FILE
             yield run, str(made) if holds_diagnosis(made) else run
         for file in _reports(path, set(runs), left_out):
-            named = file.name in (DIAGNOSIS_FILE, REPORT_FILE) or (
-                file == Path(path) and file.suffix in _REPORTS
-            )
+            named = file.name in (DIAGNOSIS_FILE, REPORT_FILE) and not is_page_of_others(file)
+            named = named or (file == Path(path) and file.suffix in _REPORTS)
             if named or holds_diagnosis(file):
                 yield str(file), str(file)
             elif (why := _why_closed(file)) is not None:

@@ -43,6 +43,21 @@ def holds_diagnosis(path: Path) -> bool:
         return False
 
 
+def is_page_of_others(path: Path) -> bool:
+    """Whether ``path`` is a whole web page, or the beginning of one, that another program wrote: ours say who wrote them in their first
+    kilobyte."""
+    try:
+        with os.fdopen(open_regular(os.fspath(path), follow=True), "rb") as source:
+            head = source.read(_HEAD_BYTES)
+    except (OSError, ValueError):
+        return False
+    return (
+        len(head) == _HEAD_BYTES
+        and head.lstrip().startswith(b"<")
+        and b'content="%b' % GENERATOR.encode() not in head
+    )
+
+
 def read_diagnosis(path: str | os.PathLike[str]) -> Diagnosis:
     """The diagnosis in ``path``.
 
