@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +31,9 @@ from ddpdoctor.report import words
 from ddpdoctor.report.opening import price
 from ddpdoctor.rundir import Standstill, read_stops
 from ddpdoctor.rundir.ends import job_end
-from ddpdoctor.rundir.stops import launches_of
+from ddpdoctor.rundir.fault_text import faulting_thread, says_gil_is_held
+from ddpdoctor.rundir.packages import is_library
+from ddpdoctor.rundir.stops import RankStop, launches_of
 from ddpdoctor.telemetry import RECENT_STEPS, LiveRun, step_ms
 
 SPARK_STEPS = 50
@@ -117,13 +119,22 @@ def _silence(run: LiveRun) -> list[RenderableType]:
     ]
     for each in [rank for stall in lasting for rank in stall.get("ranks") or []][:MOST_ROWS]:
         stop = next((stop for stop in stops.ranks if stop.rank == each.get("rank")), None)
-        document = (stop.standing or stop.progress or {}) if stop else {}
-        place = innermost(document)
+        place = _place(run, stop) if stop else ()
         does = "waits" if each.get("waits") else "is stuck" if each.get("answered") else "does not answer"
         style = "dim" if each.get("waits") else "red"
         at, function = (" at ", f" ({place[2]})") if place else ("", "")
         found.append(Placed(f"rank {each.get('rank')} {does}{at}", place, function, style))
     return found
+
+
+def _place(run: LiveRun, stop: RankStop) -> Sequence[Any]:
+    """The frame of the user's program in which a rank is, in the step that it is in; empty where nothing says that."""
+    if says_gil_is_held(stop.faults):
+        stack = faulting_thread(stop.faults)
+        return next((frame for frame in stack if not is_library(frame[0])), ())
+    live = run.ranks.get(stop.rank)
+    said = [told for told in (stop.standing, stop.progress) if told and (not live or live.is_there(told))]
+    return innermost(said[0]) if said else ()
 
 
 def _verdict(opinion: Opinion, over: bool) -> Text:

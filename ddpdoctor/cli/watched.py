@@ -87,8 +87,15 @@ class Watched:
         """Read what the ranks have recorded since the last look."""
         recover(str(self._path))
         self._live.look()
-        present = present_ranks(str(self._path))
-        self._now = {each.rank: progress for each in present if (progress := each.progress) is not None}
+        self._now = {
+            each.rank: progress
+            for each in present_ranks(str(self._path))
+            if (progress := each.progress) is not None and self._is_there(each.rank, progress)
+        }
+
+    def _is_there(self, rank: int, progress: dict[str, Any]) -> bool:
+        live = self._live.ranks.get(rank)
+        return live is None or live.is_there(progress)
 
     @property
     def over(self) -> bool:

@@ -10,7 +10,7 @@ import bisect
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -115,6 +115,11 @@ class LiveRank:
                     self.in_full.append(step)
             elif line.end:
                 self.ended = True
+
+    def is_there(self, told: Mapping[str, Any]) -> bool:
+        """Whether what a rank told of where it is, is of the step that it is in: who keeps Python's lock cannot take back older words."""
+        step = told.get("step")
+        return step is None or step >= self.steps_total
 
     def since_last_step_s(self) -> float | None:
         """How long ago the newest step ended, by this machine's clock; None before the first one, and once the rank has ended."""
