@@ -106,7 +106,8 @@ def why_it_stands(live: LiveRun, ranks: Sequence[Present], silent_s: float) -> s
 def _patience_s(live: LiveRun, ranks: Sequence[Present]) -> float:
     steps = [step for each in live.ranks.values() for step in each.recent(KEPT_STEPS)]
     longest_s = max((step.duration_ms for step in steps), default=0.0) / 1e3
-    phases = {(rank.progress or {}).get("phase") for rank in ranks}
+    told = {rank.rank: rank.progress or {} for rank in ranks}
+    phases = {said.get("phase") for rank, said in told.items() if live.is_there(rank, said)}
     in_long_phase = bool(phases & {*LONG_PHASES, Phase.DEBUGGER})
     return max(_LEAST_S, _TIMES_LONGEST * longest_s) * (_TIMES_IN_LONG_PHASE if in_long_phase else 1.0)
 

@@ -132,8 +132,7 @@ def _place(run: LiveRun, stop: RankStop) -> Sequence[Any]:
     if says_gil_is_held(stop.faults):
         stack = faulting_thread(stop.faults)
         return next((frame for frame in stack if not is_library(frame[0])), ())
-    live = run.ranks.get(stop.rank)
-    said = [told for told in (stop.standing, stop.progress) if told and (not live or live.is_there(told))]
+    said = [told for told in (stop.standing, stop.progress) if told and run.is_there(stop.rank, told)]
     return innermost(said[0]) if said else ()
 
 

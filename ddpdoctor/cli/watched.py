@@ -90,12 +90,8 @@ class Watched:
         self._now = {
             each.rank: progress
             for each in present_ranks(str(self._path))
-            if (progress := each.progress) is not None and self._is_there(each.rank, progress)
+            if (progress := each.progress) is not None and self._live.is_there(each.rank, progress)
         }
-
-    def _is_there(self, rank: int, progress: dict[str, Any]) -> bool:
-        live = self._live.ranks.get(rank)
-        return live is None or live.is_there(progress)
 
     @property
     def over(self) -> bool:

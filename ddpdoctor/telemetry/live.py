@@ -116,11 +116,6 @@ class LiveRank:
             elif line.end:
                 self.ended = True
 
-    def is_there(self, told: Mapping[str, Any]) -> bool:
-        """Whether what a rank told of where it is, is of the step that it is in: who keeps Python's lock cannot take back older words."""
-        step = told.get("step")
-        return step is None or step >= self.steps_total
-
     def since_last_step_s(self) -> float | None:
         """How long ago the newest step ended, by this machine's clock; None before the first one, and once the rank has ended."""
         if self.ended or not self.steps:
@@ -210,6 +205,11 @@ class LiveRun:
         """How long ago any rank that has not ended finished a step; None where none has, or the job is over."""
         since = [] if self.over else [live.since_last_step_s() for live in self.ranks.values()]
         return min((seconds for seconds in since if seconds is not None), default=None)
+
+    def is_there(self, rank: int, told: Mapping[str, Any]) -> bool:
+        """Whether what ``rank`` told of where it is, is of the step that it is in: who keeps Python's lock cannot take back older words."""
+        live, step = self.ranks.get(rank), told.get("step")
+        return live is None or step is None or step >= live.steps_total
 
     @property
     def world_size(self) -> int:
