@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddpdoctor.cli.asked import answers, running_ranks
+from ddpdoctor.cli.asked import STOPPED, answers, is_stopped, running_ranks
 from ddpdoctor.cli.say import say
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.launch.standstill import Tuning
@@ -161,9 +161,11 @@ def _ordered(ranks: Sequence[Present], order: CaptureOrder) -> None:
     if refused:
         rank_number, why = next(iter(refused.items()))
         raise UnusableInput(f"no window, because rank {rank_number} cannot open one: {why}.")
+    if stopped := [rank.rank for rank in ranks if is_stopped(rank)]:
+        raise UnusableInput(f"no window, because rank {stopped[0]} is {STOPPED}.")
     raise UnusableInput(
-        f"no window, because rank {silent[0]} does not answer: a thread may hold Python's lock (the GIL), the process may be suspended, "
-        "or the job was started with --hang-after 0, which leaves out who would answer."
+        f"no window, because rank {silent[0]} does not answer: a thread may hold Python's lock (the GIL), or the job "
+        "was started with --hang-after 0, which leaves out who would answer."
     )
 
 

@@ -12,6 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ddpdoctor.cli.asked import STOPPED
 from ddpdoctor.cli.watch_ranks import (
     MOST_ROWS,
     Placed,
@@ -71,7 +72,7 @@ def frame(
     # What does not fit the terminal is cut off at the bottom.
     told = f"q quit · s sort (by {view.sort.value}) · r reverse · p phases"
     hint = [Text(told, style="dim")] if keys else []
-    parts: list[RenderableType] = [_state(run), *hint, *_silence(run), _verdict(opinion, run.over)]
+    parts: list[RenderableType] = [_state(run), *hint, *_silence(run, now or {}), _verdict(opinion, run.over)]
     if run.ranks:
         parts += [Text(""), _pace(run), *_sparkline(run), *phase_bar(run), Text("")]
         parts.append(rank_table(run, view, now or {}))
@@ -104,7 +105,7 @@ def _state(run: LiveRun) -> Text:
     return Text.assemble((plain(str(run.path)), "bold"), f"  {state}")
 
 
-def _silence(run: LiveRun) -> list[RenderableType]:
+def _silence(run: LiveRun, now: Mapping[int, Mapping[str, Any]]) -> list[RenderableType]:
     """How long no rank has finished a step, where that is long for this job; and who does not wait, once they were asked."""
     silent_s = run.silent_s()
     times = [ms for live in run.ranks.values() if (ms := step_ms(live, RECENT_STEPS)) is not None]
@@ -113,11 +114,14 @@ def _silence(run: LiveRun) -> list[RenderableType]:
     found: list[RenderableType] = [
         Text(f"no rank has finished a step for {whole_seconds(silent_s)}", style="bold red")
     ]
+    stopped = sorted(rank for rank, told in now.items() if told.get("phase") == STOPPED)
+    found += [Text(f"rank {rank} is {STOPPED}", style="red") for rank in stopped[:MOST_ROWS]]
     stops = read_stops(str(run.path), [])
     lasting = [
         host.stall for host in stops.hosts if host.stall and host.stall.get("state") == Standstill.LASTS
     ]
-    for each in [rank for stall in lasting for rank in stall.get("ranks") or []][:MOST_ROWS]:
+    told = [rank for stall in lasting for rank in stall.get("ranks") or [] if rank.get("rank") not in stopped]
+    for each in told[:MOST_ROWS]:
         stop = next((stop for stop in stops.ranks if stop.rank == each.get("rank")), None)
         place = _place(run, stop) if stop else ()
         does = "waits" if each.get("waits") else "is stuck" if each.get("answered") else "does not answer"

@@ -105,7 +105,7 @@ def test_where_a_rank_was_in_a_step_that_is_over_is_not_where_it_is(tmp_path, mo
     run.rank(0, "backward", REDUCING).rank(1, "collective", [[TRAIN, 24, "main"]], "progress", step=0)
     run.seen(0, WAITING, waits=True).seen(1, WAITING, answered=False).stall("lasts")
     said = json.loads((run.path / "ranks/00001/progress.json").read_text())
-    present = [SimpleNamespace(rank=1, progress=said)]
+    present = [SimpleNamespace(rank=1, progress=said, spool="/nowhere")]
     monkeypatch.setattr("ddpdoctor.cli.watched.present_ranks", lambda path: present)
     monkeypatch.setattr(Watched, "think", lambda watched: None)
     watch(run.path, 1.0, once=True)
@@ -115,6 +115,10 @@ def test_where_a_rank_was_in_a_step_that_is_over_is_not_where_it_is(tmp_path, mo
     (run.path / "ranks/00001/faults.txt").write_text(faults)
     watch(run.path, 1.0, once=True)
     assert "rank 1 does not answer at /job/train.py:58 (crunch)\n" in capsys.readouterr().out
+    monkeypatch.setattr("ddpdoctor.cli.watched.is_stopped", lambda rank: rank.rank == 1)
+    watch(run.path, 1.0, once=True)
+    out = capsys.readouterr().out
+    assert out.count("rank 1") == 1 and "rank 1 is stopped (SIGSTOP)\n" in out
 
 
 @pytest.mark.extended
