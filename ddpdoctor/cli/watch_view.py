@@ -39,8 +39,6 @@ from ddpdoctor.telemetry import RECENT_STEPS, LiveRun, step_ms
 
 SPARK_STEPS = 50
 SPARKS = "▁▂▃▄▅▆▇█"
-SILENT_S, SILENT_STEPS = 10.0, 10
-"""Without a step for so long, and so many steps' time, a job deserves a look, whatever it does."""
 
 
 @dataclass(frozen=True)
@@ -107,9 +105,8 @@ def _state(run: LiveRun) -> Text:
 
 def _silence(run: LiveRun, now: Mapping[int, Mapping[str, Any]]) -> list[RenderableType]:
     """How long no rank has finished a step, where that is long for this job; and who does not wait, once they were asked."""
-    silent_s = run.silent_s()
-    times = [ms for live in run.ranks.values() if (ms := step_ms(live, RECENT_STEPS)) is not None]
-    if silent_s is None or silent_s < max(SILENT_S, SILENT_STEPS * max(times, default=0.0) / 1e3):
+    silent_s = run.stands_s()
+    if silent_s is None:
         return []
     found: list[RenderableType] = [
         Text(f"no rank has finished a step for {whole_seconds(silent_s)}", style="bold red")

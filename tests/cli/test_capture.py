@@ -18,6 +18,7 @@ from ddpdoctor.cli.capturing import _number, _ordered, why_it_stands
 from ddpdoctor.cli.stacks import command as stacks
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir import (
+    CAPTURE_ANSWER,
     STALL_FILE,
     CaptureOrder,
     Present,
@@ -25,6 +26,7 @@ from ddpdoctor.rundir import (
     keep_host_document,
     pid_namespace,
 )
+from ddpdoctor.rundir.asking import CAPTURE_SCHEMA
 from ddpdoctor.rundir.liveness import started
 from ddpdoctor.rundir.owned import make_private_folder
 from ddpdoctor.rundir.stops import PROGRESS_SCHEMA
@@ -113,7 +115,7 @@ def standing(folder, step_s, phase=None, stall=None):
     live.ranks[0] = LiveRank(0, "here", 1, Tail(folder / "steps.jsonl"), steps)
     make_private_folder(str(folder / "root"))
     spool = folder / "root" / "00000-1"
-    spool.mkdir()
+    spool.mkdir(0o700)
     if phase:
         said = {"schema": PROGRESS_SCHEMA, "rank": 0, "phase": phase, "step": 30}
         (spool / "progress.json").write_text(json.dumps(said))
@@ -144,11 +146,25 @@ def test_a_job_without_the_end_of_a_step_is_waited_for_as_long_as_its_own_steps_
     assert f"`ddpdoctor stacks {tmp_path}/run`" in why
 
 
+@pytest.mark.parametrize("ago_s", [1, 20])
+def test_of_a_job_that_stands_a_window_under_way_is_not_the_reason_for_none(tmp_path, ago_s):
+    live, (rank,) = standing(tmp_path, 0.02)
+    live.ranks[0].steps.append(LiveStep(30, 0, time.time_ns() - ago_s * 10**9))
+    said = {"schema": CAPTURE_SCHEMA, "request": 1, "step": 30, "why": "another window is under way"}
+    Path(rank.spool, CAPTURE_ANSWER).write_text(json.dumps(said))
+    with pytest.raises(UnusableInput) as refused:
+        _ordered(live, [rank], CaptureOrder(1, 1, 40, 8))
+    if ago_s == 1:
+        assert str(refused.value) == "no window, because rank 0 cannot open one: another window is under way."
+    else:
+        stands = "windows open and close at the ends of steps, and no rank has finished a step for 20 s. `ddpdoctor stacks "
+        assert stands in str(refused.value)
+
+
 def test_a_rank_that_a_signal_has_stopped_is_said_to_be_stopped(tmp_path, monkeypatch, capsys):
-    _, (rank,) = standing(tmp_path, 0.02)
+    live, (rank,) = standing(tmp_path, 0.02)
     process = subprocess.Popen(["sleep", "60"])
     try:
-        os.chmod(rank.spool, 0o700)  # as spools are
         here = {"namespace": pid_namespace(), "boot": boot_id(), "host": socket.gethostname()}
         writer = {"pid": process.pid, "started": started(process.pid), **here}
         Path(rank.spool, "writer.json").write_text(json.dumps(writer))
@@ -161,7 +177,7 @@ def test_a_rank_that_a_signal_has_stopped_is_said_to_be_stopped(tmp_path, monkey
         stacks.callback(tmp_path / "run", False)
         assert capsys.readouterr().out == "rank 0 (process 1) is stopped (SIGSTOP).\n"
         with pytest.raises(UnusableInput, match=r"^no window, because rank 0 is stopped \(SIGSTOP\)\.$"):
-            _ordered([rank], CaptureOrder(1, 1, 40, 8))
+            _ordered(live, [rank], CaptureOrder(1, 1, 40, 8))
     finally:
         process.kill()
         process.wait()
