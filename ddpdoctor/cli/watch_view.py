@@ -121,7 +121,8 @@ def _silence(run: LiveRun, now: Mapping[int, Mapping[str, Any]]) -> list[Rendera
     for each in told[:MOST_ROWS]:
         stop = next((stop for stop in stops.ranks if stop.rank == each.get("rank")), None)
         place = _place(run, stop) if stop else ()
-        does = "waits" if each.get("waits") else "is stuck" if each.get("answered") else "does not answer"
+        does = "is stuck" if each.get("answered") else "does not answer"
+        does = next((verb for verb in ("waits", "computes") if each.get(verb)), does)
         style = "dim" if each.get("waits") else "red"
         at, function = (" at ", f" ({place[2]})") if place else ("", "")
         found.append(Placed(f"rank {each.get('rank')} {does}{at}", place, function, style))

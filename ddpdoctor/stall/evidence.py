@@ -131,6 +131,8 @@ class RankEvidence(msgspec.Struct, frozen=True):
     """Whether it had joined its process group, or nothing says that it had not."""
     answered: bool | None = None
     waits: bool | None = None
+    computes: bool = False
+    """Whether its launcher's side saw it compute, so that it may be in a long computation."""
     in_order: bool = False
     """Whether it ended its recording in order: its process group, or its Python. Also where its exit code is 0."""
     left: bool = False
@@ -334,6 +336,7 @@ def _of(
         joined=joined,
         answered=seen.get("answered") if joined else None,
         waits=waits,
+        computes=bool(seen.get("computes")),
         in_order=not raised
         and bool(seen.get("in_order") or ended.get("in_order") or ending.get("how") == End.IN_ORDER),
         left=ending.get("how") == End.IN_ORDER,

@@ -121,6 +121,18 @@ def test_where_a_rank_was_in_a_step_that_is_over_is_not_where_it_is(tmp_path, mo
     assert out.count("rank 1") == 1 and "rank 1 is stopped (SIGSTOP)\n" in out
 
 
+@pytest.mark.parametrize(("computes", "words"), [(True, "computes"), (False, "is stuck"), (None, "is stuck")])
+def test_a_rank_that_computes_is_not_said_to_be_stuck(tmp_path, monkeypatch, capsys, computes, words):
+    run = Stopped(tmp_path / "run", ended=False)  # on another host
+    for log in run.path.glob("ranks/*/steps.jsonl"):
+        log.write_text("".join(line for line in log.open() if not line.startswith('{"end"')))
+    run.rank(0, "backward", REDUCING).rank(1, "other", [[TRAIN, 57, "load"]])
+    run.seen(0, WAITING, waits=True).seen(1, WAITING, waits=False, computes=computes).stall("lasts")
+    monkeypatch.setattr(Watched, "think", lambda watched: None)
+    watch(run.path, 1.0, once=True)
+    assert f"rank 1 {words} at /job/train.py:57 (load)\n" in capsys.readouterr().out
+
+
 @pytest.mark.extended
 def test_many_ranks_and_gpus_fit_the_screen(tmp_path):
     run = tmp_path / "run"
