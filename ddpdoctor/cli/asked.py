@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpdoctor.errors import UnusableInput
+from ddpdoctor.launch.procfs import state_of
 from ddpdoctor.rundir import (
     Present,
     answer_of,
@@ -15,9 +16,12 @@ from ddpdoctor.rundir import (
     launcher_runs,
     living_ranks,
     read_manifest,
+    writer_of,
 )
 
 LOOK_S = 0.1
+STOPPED = "stopped (SIGSTOP)"
+"""What a rank is that a signal has stopped, until another one lets it go on."""
 
 
 def running_ranks(run: Path) -> list[Present]:
@@ -41,6 +45,12 @@ def running_ranks(run: Path) -> list[Present]:
         f"no rank of {run} records on this host as this user{f'; it was started on {where}' if where else ''}. "
         "If the job has just begun, its ranks have not joined yet: try again. Else run the command where the ranks are."
     )
+
+
+def is_stopped(rank: Present) -> bool:
+    """Whether somebody has stopped its process by a signal, as far as that can be seen from here."""
+    pid = writer_of(rank.spool).pid
+    return bool(pid) and state_of(pid) == "T"
 
 
 def answers(

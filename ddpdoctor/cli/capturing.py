@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddpdoctor.cli.asked import answers, running_ranks
+from ddpdoctor.cli.asked import STOPPED, answers, is_stopped, running_ranks
 from ddpdoctor.cli.say import say
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.launch.standstill import Tuning
@@ -66,7 +66,7 @@ def capture(run: Path, steps: int, first: int | None) -> None:
         )
     begin = first or ahead
     order = CaptureOrder(new_request(), _number(run, live, here, begin), begin, steps)
-    _ordered(ranks, order)
+    _ordered(live, ranks, order)
     until = f" to {order.first + steps - 1}" if steps > 1 else ""
     say(f"window {order.number}: steps {order.first}{until}, on {len(ranks)} ranks of this host")
     try:
@@ -97,16 +97,18 @@ def why_it_stands(live: LiveRun, ranks: Sequence[Present], silent_s: float) -> s
         return None
     silent_s = max([silent_s, *(float(stall.get("silent_s") or 0.0) for stall in hangs)])
     step = max((each.steps_total for each in live.ranks.values()), default=0)
-    return (
-        f"the job {'hangs' if hangs else 'stands'} in step {step}: no rank has finished a step for {silent_s:.0f} s. `ddpdoctor stacks "
-        f"{live.path}` says where its ranks are."
-    )
+    return f"the job {'hangs' if hangs else 'stands'} in step {step}: {_silence(live, silent_s)}"
+
+
+def _silence(live: LiveRun, silent_s: float) -> str:
+    return f"no rank has finished a step for {silent_s:.0f} s. `ddpdoctor stacks {live.path}` says where its ranks are."
 
 
 def _patience_s(live: LiveRun, ranks: Sequence[Present]) -> float:
     steps = [step for each in live.ranks.values() for step in each.recent(KEPT_STEPS)]
     longest_s = max((step.duration_ms for step in steps), default=0.0) / 1e3
-    phases = {(rank.progress or {}).get("phase") for rank in ranks}
+    told = {rank.rank: rank.progress or {} for rank in ranks}
+    phases = {said.get("phase") for rank, said in told.items() if live.is_there(rank, said)}
     in_long_phase = bool(phases & {*LONG_PHASES, Phase.DEBUGGER})
     return max(_LEAST_S, _TIMES_LONGEST * longest_s) * (_TIMES_IN_LONG_PHASE if in_long_phase else 1.0)
 
@@ -146,7 +148,7 @@ def _captures(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _ordered(ranks: Sequence[Present], order: CaptureOrder) -> None:
+def _ordered(live: LiveRun, ranks: Sequence[Present], order: CaptureOrder) -> None:
     """Tell the ranks, and take it back where one cannot. Raises UnusableInput."""
     for rank in ranks:
         order_capture(rank.spool, order)
@@ -157,12 +159,18 @@ def _ordered(ranks: Sequence[Present], order: CaptureOrder) -> None:
         return
     for rank in ranks:
         forget_questions(rank.spool, order.request, CAPTURE_ORDER, CAPTURE_ANSWER)
+    if stopped := [rank.rank for rank in ranks if is_stopped(rank)]:
+        raise UnusableInput(f"no window, because rank {stopped[0]} is {STOPPED}.")
+    if refused and (stands_s := live.stands_s()) is not None:
+        raise UnusableInput(
+            f"no window, because windows open and close at the ends of steps, and {_silence(live, stands_s)}"
+        )
     if refused:
         rank_number, why = next(iter(refused.items()))
         raise UnusableInput(f"no window, because rank {rank_number} cannot open one: {why}.")
     raise UnusableInput(
-        f"no window, because rank {silent[0]} does not answer: a thread may hold Python's lock (the GIL), the process may be suspended, "
-        "or the job was started with --hang-after 0, which leaves out who would answer."
+        f"no window, because rank {silent[0]} does not answer: a thread may hold Python's lock (the GIL), or the job "
+        "was started with --hang-after 0, which leaves out who would answer."
     )
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from ddpdoctor.rundir import Present
 
 ANSWER_S = 5.0
 """Ranks look for questions once a second, and more rarely where processors are short."""
@@ -19,7 +22,7 @@ ANSWER_S = 5.0
 def command(run: Path, verbose: bool) -> None:
     """Print where each rank of a job that runs under `ddpdoctor run` is now. The job goes on.
 
-    Asks the ranks on this host. A rank that holds Python's lock (the GIL) in C code, or is suspended, cannot answer.
+    Asks the ranks on this host. A rank that holds Python's lock (the GIL) in C code, or is stopped (SIGSTOP), cannot answer.
 
     \b
     Examples:
@@ -32,14 +35,12 @@ def command(run: Path, verbose: bool) -> None:
     from ddpdoctor.cli.asked import answers, running_ranks
     from ddpdoctor.plain import plain
     from ddpdoctor.rundir import (
-        FAULTS_FILE,
         STACKS_FILE,
         STACKS_QUESTION,
         ask,
         fitting,
         forget_questions,
         new_request,
-        read_bounded,
     )
     from ddpdoctor.rundir.typed import STANDING
 
@@ -59,12 +60,9 @@ def command(run: Path, verbose: bool) -> None:
     for rank in ranks:
         answer = found.get(rank.rank)
         if answer is None:
-            line(f"rank {rank.rank} (process {rank.pid}) does not answer.", "bold red")
-            try:
-                faults = read_bounded(str(Path(rank.spool) / FAULTS_FILE), 1 << 20).decode(errors="replace")
-            except OSError:
-                faults = ""
-            for text in faults.splitlines() or _WHY_NOT:
+            what, *more = _silent(rank)
+            line(f"rank {rank.rank} (process {rank.pid}) {what}.", "bold red")
+            for text in more:
                 line(f"  {text}")
             continue
         told = fitting(dict(answer), STANDING, "", [])
@@ -84,8 +82,22 @@ def _apart(answers: Sequence[Mapping[str, Any]]) -> str:
     return f"Each rank answered when it next could: the first and the last stack are {apart_s:.1f} s apart, not of one moment."
 
 
+def _silent(rank: Present) -> Sequence[str]:
+    """What a rank is that does not answer, and more lines on that."""
+    from ddpdoctor.cli.asked import STOPPED, is_stopped
+    from ddpdoctor.rundir import FAULTS_FILE, read_bounded
+
+    if is_stopped(rank):
+        return [f"is {STOPPED}"]
+    try:
+        faults = read_bounded(str(Path(rank.spool) / FAULTS_FILE), 1 << 20).decode(errors="replace")
+    except OSError:
+        faults = ""
+    return ["does not answer", *(faults.splitlines() or _WHY_NOT)]
+
+
 _WHY_NOT = (
-    "Possible reasons: a thread holds Python's lock (the GIL); the process is suspended or gets no processor; /dev/shm is full; or the "
+    "Possible reasons: a thread holds Python's lock (the GIL); the process gets no processor; /dev/shm is full; or the "
     "job was started with --hang-after 0, which switches off the thread that answers.",
 )
 

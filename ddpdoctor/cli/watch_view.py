@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ddpdoctor.cli.asked import STOPPED
 from ddpdoctor.cli.watch_ranks import (
     MOST_ROWS,
     Placed,
@@ -31,13 +32,13 @@ from ddpdoctor.report import words
 from ddpdoctor.report.opening import price
 from ddpdoctor.rundir import Standstill, read_stops
 from ddpdoctor.rundir.ends import job_end
-from ddpdoctor.rundir.stops import launches_of
+from ddpdoctor.rundir.fault_text import faulting_thread, says_gil_is_held
+from ddpdoctor.rundir.packages import is_library
+from ddpdoctor.rundir.stops import RankStop, launches_of
 from ddpdoctor.telemetry import RECENT_STEPS, LiveRun, step_ms
 
 SPARK_STEPS = 50
 SPARKS = "▁▂▃▄▅▆▇█"
-SILENT_S, SILENT_STEPS = 10.0, 10
-"""Without a step for so long, and so many steps' time, a job deserves a look, whatever it does."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def frame(
     # What does not fit the terminal is cut off at the bottom.
     told = f"q quit · s sort (by {view.sort.value}) · r reverse · p phases"
     hint = [Text(told, style="dim")] if keys else []
-    parts: list[RenderableType] = [_state(run), *hint, *_silence(run), _verdict(opinion, run.over)]
+    parts: list[RenderableType] = [_state(run), *hint, *_silence(run, now or {}), _verdict(opinion, run.over)]
     if run.ranks:
         parts += [Text(""), _pace(run), *_sparkline(run), *phase_bar(run), Text("")]
         parts.append(rank_table(run, view, now or {}))
@@ -102,28 +103,39 @@ def _state(run: LiveRun) -> Text:
     return Text.assemble((plain(str(run.path)), "bold"), f"  {state}")
 
 
-def _silence(run: LiveRun) -> list[RenderableType]:
+def _silence(run: LiveRun, now: Mapping[int, Mapping[str, Any]]) -> list[RenderableType]:
     """How long no rank has finished a step, where that is long for this job; and who does not wait, once they were asked."""
-    silent_s = run.silent_s()
-    times = [ms for live in run.ranks.values() if (ms := step_ms(live, RECENT_STEPS)) is not None]
-    if silent_s is None or silent_s < max(SILENT_S, SILENT_STEPS * max(times, default=0.0) / 1e3):
+    silent_s = run.stands_s()
+    if silent_s is None:
         return []
     found: list[RenderableType] = [
         Text(f"no rank has finished a step for {whole_seconds(silent_s)}", style="bold red")
     ]
+    stopped = sorted(rank for rank, told in now.items() if told.get("phase") == STOPPED)
+    found += [Text(f"rank {rank} is {STOPPED}", style="red") for rank in stopped[:MOST_ROWS]]
     stops = read_stops(str(run.path), [])
     lasting = [
         host.stall for host in stops.hosts if host.stall and host.stall.get("state") == Standstill.LASTS
     ]
-    for each in [rank for stall in lasting for rank in stall.get("ranks") or []][:MOST_ROWS]:
+    told = [rank for stall in lasting for rank in stall.get("ranks") or [] if rank.get("rank") not in stopped]
+    for each in told[:MOST_ROWS]:
         stop = next((stop for stop in stops.ranks if stop.rank == each.get("rank")), None)
-        document = (stop.standing or stop.progress or {}) if stop else {}
-        place = innermost(document)
-        does = "waits" if each.get("waits") else "is stuck" if each.get("answered") else "does not answer"
+        place = _place(run, stop) if stop else ()
+        does = "is stuck" if each.get("answered") else "does not answer"
+        does = next((verb for verb in ("waits", "computes") if each.get(verb)), does)
         style = "dim" if each.get("waits") else "red"
         at, function = (" at ", f" ({place[2]})") if place else ("", "")
         found.append(Placed(f"rank {each.get('rank')} {does}{at}", place, function, style))
     return found
+
+
+def _place(run: LiveRun, stop: RankStop) -> Sequence[Any]:
+    """The frame of the user's program in which a rank is, in the step that it is in; empty where nothing says that."""
+    if says_gil_is_held(stop.faults):
+        stack = faulting_thread(stop.faults)
+        return next((frame for frame in stack if not is_library(frame[0])), ())
+    said = [told for told in (stop.standing, stop.progress) if told and run.is_there(stop.rank, told)]
+    return innermost(said[0]) if said else ()
 
 
 def _verdict(opinion: Opinion, over: bool) -> Text:

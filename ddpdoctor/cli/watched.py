@@ -12,6 +12,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from ddpdoctor.analysis import analyze
+from ddpdoctor.cli.asked import STOPPED, is_stopped
 from ddpdoctor.cli.configured import configured
 from ddpdoctor.cli.keys import Keys, keys
 from ddpdoctor.cli.watch_ranks import View
@@ -87,8 +88,13 @@ class Watched:
         """Read what the ranks have recorded since the last look."""
         recover(str(self._path))
         self._live.look()
-        present = present_ranks(str(self._path))
-        self._now = {each.rank: progress for each in present if (progress := each.progress) is not None}
+        self._now = {}
+        for each in present_ranks(str(self._path)):
+            progress = each.progress
+            if progress is not None and self._live.is_there(each.rank, progress):
+                self._now[each.rank] = progress
+            if is_stopped(each):
+                self._now[each.rank] = {**self._now.get(each.rank, {}), "phase": STOPPED}
 
     @property
     def over(self) -> bool:

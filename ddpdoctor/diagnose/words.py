@@ -103,12 +103,14 @@ def _is_one(job: Mapping[str, Any]) -> bool:
 
 
 def stopped(hang: Mapping[str, Any], colon: str = "") -> str:
-    """How a job stopped, as what follows "The job": "hangs", "failed", "hung for 310 s until it was killed". With a ``colon`` what
-    its ranks do may follow: "hung for 310 s; last seen:"."""
+    """How a job stopped, as what follows "The job": "hangs", "seems to hang" where a rank computes, "failed", "hung for 310 s until it
+    was killed". With a ``colon`` what its ranks do may follow: "hung for 310 s; last seen:"."""
     if hang["state"] == "failed":
         return f"failed{colon}"
     if hang["lasts"] is not False:
-        return f"hangs{colon}"
+        # A long computation looks the same.
+        computes = (hang["not_reached"] or {}).get("doing") == "loop"
+        return f"{'seems to hang' if computes else 'hangs'}{colon}"
     lasted = f" for {ms(hang['since_s'] * 1000)}" if hang["since_s"] else ""
     ended = f" until {hang['until']}" if hang["until"] else ""
     return f"hung{lasted}{ended}{colon and '; last seen'}{colon}"

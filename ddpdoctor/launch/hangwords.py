@@ -20,9 +20,7 @@ def hang_sentences(suspicion: Suspicion, here: str) -> list[str]:
     nobody = not any(rank.joined for rank in (*suspicion.guilty, *suspicion.waiting))
     what = "joined its process group" if nobody else "finished a step"
     since = f"no rank{here} has {what} for {_seconds(suspicion.silent_s)}{before}"
-    computing = [
-        rank for rank in suspicion.guilty if rank.activity is Activity.COMPUTES and not rank.holds_gil
-    ]
+    computing = [rank for rank in suspicion.guilty if rank.computes]
     or_not = f", or rank {computing[0].rank} computes for long" if computing else ""
     return [f"{since}: the job seems to hang{or_not}.", _who(suspicion)]
 

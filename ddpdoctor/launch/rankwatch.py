@@ -299,6 +299,11 @@ class WatchedRank:
         return Activity.COMPUTES if self.busy else Activity.IDLE
 
     @property
+    def computes(self) -> bool:
+        """Whether it may be in a long computation, for all that is known of it: who holds Python's lock lets nobody else run."""
+        return self.activity is Activity.COMPUTES and not self.holds_gil
+
+    @property
     def is_known(self) -> bool:
         """Whether enough of it is seen to tell that it does nothing."""
         return bool(self.here_pid) and self.counts and self.answers

@@ -292,6 +292,7 @@ class _Watch:
             "answered": rank.alive and not rank.holds_gil and self._has_answered(rank),
             "in_order": rank.ended or bool(rank.end and rank.end["in_order"]),
             "waits": rank.waits,
+            "computes": rank.computes,
             "phase": rank.phase or None,
             "step": rank.steps if rank.joined else None,
             "last_step_ns": rank.last_step_ns,

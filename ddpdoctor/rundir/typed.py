@@ -237,7 +237,7 @@ STALL: Mapping[str, Check] = {
         _with(
             rank=_ranks,
             pid=_process,
-            **dict.fromkeys(("alive", "answered", "in_order", "waits", "joined"), _flag),
+            **dict.fromkeys(("alive", "answered", "in_order", "waits", "computes", "joined"), _flag),
             **dict.fromkeys(("phase", "faults"), _text),
             **dict.fromkeys(("step",), _count),
             **dict.fromkeys(("last_step_ns",), _moment),

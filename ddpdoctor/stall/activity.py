@@ -39,7 +39,7 @@ _SLEEP = Activity("sleep", "sleeps")
 _STORAGE = Activity("storage", "waits for storage")
 _NETWORK = Activity("network", "waits for the network")
 _PIPE = Activity("process", "waits for another process")
-_LOOP = Activity("loop", "keeps computing in Python")
+_LOOP = Activity("loop", "keeps computing")
 _NATIVE = Activity("native", "is in native code that holds Python's lock (the GIL)")
 _STOPPED = Activity("stopped", "is stopped by a signal (SIGSTOP)")
 _TRACED = Activity("debugger", "is stopped by a debugger")
@@ -78,11 +78,12 @@ def activity_of(
     process: Mapping[str, Any],
     *,
     keeps_lock: bool,
+    computes: bool = False,
 ) -> Activity | None:
     """What the rank does; None where nothing shows it.
 
     ``process`` is the kernel's view of its training thread, ``keeps_lock`` whether faulthandler found that no other thread of
-    the rank could run.
+    the rank could run, ``computes`` whether it was seen to compute for long.
     """
     state, waits_in = str(process.get("state") or ""), str(process.get("wchan") or "")
     if state.startswith(("T", "t")):
@@ -99,7 +100,7 @@ def activity_of(
         return waiting
     if known is Phase.EVALUATION:
         return _BY_PHASE[known]
-    return _LOOP if state.startswith("R") and known in (None, Phase.OTHER) else None
+    return _LOOP if computes or (state.startswith("R") and known in (None, Phase.OTHER)) else None
 
 
 def _waiting(stack: Sequence[CodeLine], waits_in: str, syscall: str) -> Activity | None:
@@ -118,11 +119,15 @@ def _waiting(stack: Sequence[CodeLine], waits_in: str, syscall: str) -> Activity
 
 def activity(each: RankEvidence) -> Activity | None:
     """What a rank does, by all that is known of it."""
-    found = activity_of(each.phase, each.stack, each.process, keeps_lock=each.keeps_lock)
+    found = activity_of(
+        each.phase, each.stack, each.process, keeps_lock=each.keeps_lock, computes=each.computes
+    )
     if each.joined or each.waits:
         return found
     says = "has not called init_process_group"
-    return Activity("unjoined", f"{says}: it {found.says}" if found else says)
+    return Activity(
+        "unjoined" if found is not _LOOP else found.name, f"{says}: it {found.says}" if found else says
+    )
 
 
 def last_at(each: RankEvidence) -> Where | None:

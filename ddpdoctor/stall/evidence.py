@@ -125,12 +125,14 @@ class RankEvidence(msgspec.Struct, frozen=True):
     stack: Sequence[CodeLine] = ()
     where: Where | None = None
     sampled: Where | None = None
-    """The user's line of its last stack sample, be it of a step that is over."""
+    """The user's line of its last stack sample, be it of a step that is over, but not of the start of the job before its first one."""
     process: Mapping[str, Any] = msgspec.field(default_factory=dict)
     joined: bool = True
     """Whether it had joined its process group, or nothing says that it had not."""
     answered: bool | None = None
     waits: bool | None = None
+    computes: bool = False
+    """Whether its launcher's side saw it compute, so that it may be in a long computation."""
     in_order: bool = False
     """Whether it ended its recording in order: its process group, or its Python. Also where its exit code is 0."""
     left: bool = False
@@ -294,8 +296,13 @@ def _of(
     notes: list[Note],
 ) -> RankEvidence:
     ending = _ending(stop, ended, log)
-    documents = [each for each in (ending, stop.standing, stop.progress) if each] if stop else []
-    newest = max(documents, key=lambda each: each.get("at_ns") or 0, default={})
+    documents = [each for each in (stop.standing, stop.progress) if each] if stop else []
+    # Each of them looked at another moment, and was cut off at another one; steps only grow.
+    steps = [*(each.get("step") for each in (ending, *documents, seen, ended)), _next_step(log)]
+    step = max((each for each in steps if each is not None), default=None)
+    # A rank that was well in a step that is over by now, as at its beginning, need not be there any more.
+    said = [ending, *(each for each in documents if each.get("step") in (None, step))]
+    newest = max(said, key=lambda each: each.get("at_ns") or 0)
     faults = stop.faults if stop else ""
     joined = seen.get("joined", ended.get("joined")) is not False
     waits = seen.get("waits", ended.get("waits"))
@@ -311,9 +318,6 @@ def _of(
         number = fatal_signal(faults)  # its parent was faster than the kernel could be asked
     if raised and raised[0].get("type") == KeyboardInterrupt.__name__:
         raised = ()
-    # Each of them looked at another moment, and was cut off at another one; steps only grow.
-    steps = [newest.get("step"), seen.get("step"), ended.get("step"), _next_step(log)]
-    step = max((each for each in steps if each is not None), default=None)
     if waits is None and phase is not None:
         waits = phase in WAITING_PHASES or (
             phase == Phase.BACKWARD and bool(stack) and "torch" in stack[0].file
@@ -332,6 +336,7 @@ def _of(
         joined=joined,
         answered=seen.get("answered") if joined else None,
         waits=waits,
+        computes=bool(seen.get("computes")),
         in_order=not raised
         and bool(seen.get("in_order") or ended.get("in_order") or ending.get("how") == End.IN_ORDER),
         left=ending.get("how") == End.IN_ORDER,
@@ -376,7 +381,9 @@ def _stack(
 
 
 def _last_sampled(log: RankLog | None) -> Where | None:
-    seen = log.sample_where.get(int(log.samples[-1, 1])) if log is not None and len(log.samples) else None
+    if log is None or not len(log.samples) or (log.steps and log.samples[-1, 0] < log.steps[0].end_ns):
+        return None
+    seen = log.sample_where.get(int(log.samples[-1, 1]))
     return seen if seen is not None and is_users(seen) else None
 
 

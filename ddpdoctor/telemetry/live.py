@@ -10,7 +10,7 @@ import bisect
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,8 @@ KEPT_FULL = 128
 """Newest steps kept that were recorded in full: ranks that thin by different powers of two have some of them in common."""
 RECENT_STEPS = 20
 """Newest steps over which medians are taken."""
+_SILENT_S, _SILENT_STEPS = 10.0, 10
+"""Without a step for so long, and so many steps' time, a job deserves a look, whatever it does."""
 
 LOOK_BYTES = 8 << 20
 """Most read of one file at a look. A longer backlog (the first look at a long run) is passed over but for
@@ -205,6 +207,18 @@ class LiveRun:
         """How long ago any rank that has not ended finished a step; None where none has, or the job is over."""
         since = [] if self.over else [live.since_last_step_s() for live in self.ranks.values()]
         return min((seconds for seconds in since if seconds is not None), default=None)
+
+    def stands_s(self) -> float | None:
+        """The same where that is long for this job; None where it is not."""
+        silent_s = self.silent_s()
+        times = [ms for live in self.ranks.values() if (ms := step_ms(live, RECENT_STEPS)) is not None]
+        usual_s = max(times, default=0.0) / 1e3
+        return None if silent_s is None or silent_s < max(_SILENT_S, _SILENT_STEPS * usual_s) else silent_s
+
+    def is_there(self, rank: int, told: Mapping[str, Any]) -> bool:
+        """Whether what ``rank`` told of where it is, is of the step that it is in: who keeps Python's lock cannot take back older words."""
+        live, step = self.ranks.get(rank), told.get("step")
+        return live is None or step is None or step >= live.steps_total
 
     @property
     def world_size(self) -> int:

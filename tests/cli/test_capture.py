@@ -4,14 +4,30 @@ import json
 import os
 import re
 import shutil
+import signal
+import socket
 import subprocess
 import time
 from collections import deque
+from pathlib import Path
 
 import pytest
 
-from ddpdoctor.cli.capturing import _number, why_it_stands
-from ddpdoctor.rundir import STALL_FILE, Present, keep_host_document
+from ddpdoctor.cli.asked import is_stopped
+from ddpdoctor.cli.capturing import _number, _ordered, why_it_stands
+from ddpdoctor.cli.stacks import command as stacks
+from ddpdoctor.errors import UnusableInput
+from ddpdoctor.rundir import (
+    CAPTURE_ANSWER,
+    STALL_FILE,
+    CaptureOrder,
+    Present,
+    boot_id,
+    keep_host_document,
+    pid_namespace,
+)
+from ddpdoctor.rundir.asking import CAPTURE_SCHEMA
+from ddpdoctor.rundir.liveness import started
 from ddpdoctor.rundir.owned import make_private_folder
 from ddpdoctor.rundir.stops import PROGRESS_SCHEMA
 from ddpdoctor.telemetry import LiveRank, LiveRun
@@ -99,7 +115,7 @@ def standing(folder, step_s, phase=None, stall=None):
     live.ranks[0] = LiveRank(0, "here", 1, Tail(folder / "steps.jsonl"), steps)
     make_private_folder(str(folder / "root"))
     spool = folder / "root" / "00000-1"
-    spool.mkdir()
+    spool.mkdir(0o700)
     if phase:
         said = {"schema": PROGRESS_SCHEMA, "rank": 0, "phase": phase, "step": 30}
         (spool / "progress.json").write_text(json.dumps(said))
@@ -128,6 +144,43 @@ def test_a_job_without_the_end_of_a_step_is_waited_for_as_long_as_its_own_steps_
     why = why_it_stands(live, ranks, 1.01 * longest_s)
     assert f"the job stands in step 30: no rank has finished a step for {1.01 * longest_s:.0f} s" in why
     assert f"`ddpdoctor stacks {tmp_path}/run`" in why
+
+
+@pytest.mark.parametrize("ago_s", [1, 20])
+def test_of_a_job_that_stands_a_window_under_way_is_not_the_reason_for_none(tmp_path, ago_s):
+    live, (rank,) = standing(tmp_path, 0.02)
+    live.ranks[0].steps.append(LiveStep(30, 0, time.time_ns() - ago_s * 10**9))
+    said = {"schema": CAPTURE_SCHEMA, "request": 1, "step": 30, "why": "another window is under way"}
+    Path(rank.spool, CAPTURE_ANSWER).write_text(json.dumps(said))
+    with pytest.raises(UnusableInput) as refused:
+        _ordered(live, [rank], CaptureOrder(1, 1, 40, 8))
+    if ago_s == 1:
+        assert str(refused.value) == "no window, because rank 0 cannot open one: another window is under way."
+    else:
+        stands = "windows open and close at the ends of steps, and no rank has finished a step for 20 s. `ddpdoctor stacks "
+        assert stands in str(refused.value)
+
+
+def test_a_rank_that_a_signal_has_stopped_is_said_to_be_stopped(tmp_path, monkeypatch, capsys):
+    live, (rank,) = standing(tmp_path, 0.02)
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        here = {"namespace": pid_namespace(), "boot": boot_id(), "host": socket.gethostname()}
+        writer = {"pid": process.pid, "started": started(process.pid), **here}
+        Path(rank.spool, "writer.json").write_text(json.dumps(writer))
+        assert not is_stopped(rank)
+        process.send_signal(signal.SIGSTOP)
+        until(lambda: is_stopped(rank), within_s=10)
+        monkeypatch.setattr("ddpdoctor.cli.asked.running_ranks", lambda run: [rank])
+        monkeypatch.setattr("ddpdoctor.cli.stacks.ANSWER_S", 0.1)
+        monkeypatch.setattr("ddpdoctor.cli.capturing._ANSWER_S", 0.1)
+        stacks.callback(tmp_path / "run", False)
+        assert capsys.readouterr().out == "rank 0 (process 1) is stopped (SIGSTOP).\n"
+        with pytest.raises(UnusableInput, match=r"^no window, because rank 0 is stopped \(SIGSTOP\)\.$"):
+            _ordered(live, [rank], CaptureOrder(1, 1, 40, 8))
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.parametrize(("state", "hangs"), [("lasts", True), ("resumed", False), ("killed", False)])

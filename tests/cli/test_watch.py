@@ -13,6 +13,7 @@ import termios
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -22,7 +23,7 @@ from ddpdoctor.rundir import boot_id, pid_namespace
 from tests.cli.live import DOCTOR, ENVIRONMENT, TRAINED, free_port, live_run, metrics
 from tests.commands import command
 from tests.hook.recording import forked
-from tests.stall.recorded import LOCKED, REDUCING, WAITING, Stopped
+from tests.stall.recorded import LOCKED, REDUCING, TRAIN, WAITING, Stopped
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -95,6 +96,41 @@ def test_a_job_that_was_killed_while_it_hung_does_not_hang_on(tmp_path):
     assert "The job hung for 310 s until it was killed" in " ".join(out.split())
     assert "no rank has finished a step" not in out and "verdict so far" not in out
     assert [line.split()[-1] for line in out.splitlines() if re.match(r" +[01]  ", line)] == ["ended"] * 2
+
+
+def test_where_a_rank_was_in_a_step_that_is_over_is_not_where_it_is(tmp_path, monkeypatch, capsys):
+    run = Stopped(tmp_path / "run", ended=False)  # on another host
+    for log in run.path.glob("ranks/*/steps.jsonl"):
+        log.write_text("".join(line for line in log.open() if not line.startswith('{"end"')))
+    run.rank(0, "backward", REDUCING).rank(1, "collective", [[TRAIN, 24, "main"]], "progress", step=0)
+    run.seen(0, WAITING, waits=True).seen(1, WAITING, answered=False).stall("lasts")
+    said = json.loads((run.path / "ranks/00001/progress.json").read_text())
+    present = [SimpleNamespace(rank=1, progress=said, spool="/nowhere")]
+    monkeypatch.setattr("ddpdoctor.cli.watched.present_ranks", lambda path: present)
+    monkeypatch.setattr(Watched, "think", lambda watched: None)
+    watch(run.path, 1.0, once=True)
+    out = capsys.readouterr().out
+    assert "rank 1 does not answer\n" in out and "train.py:24" not in out and "in a step for" in out
+    faults = f'Stack (most recent call first):\n  File "{TRAIN}", line 58 in crunch\n'
+    (run.path / "ranks/00001/faults.txt").write_text(faults)
+    watch(run.path, 1.0, once=True)
+    assert "rank 1 does not answer at /job/train.py:58 (crunch)\n" in capsys.readouterr().out
+    monkeypatch.setattr("ddpdoctor.cli.watched.is_stopped", lambda rank: rank.rank == 1)
+    watch(run.path, 1.0, once=True)
+    out = capsys.readouterr().out
+    assert out.count("rank 1") == 1 and "rank 1 is stopped (SIGSTOP)\n" in out
+
+
+@pytest.mark.parametrize(("computes", "words"), [(True, "computes"), (False, "is stuck"), (None, "is stuck")])
+def test_a_rank_that_computes_is_not_said_to_be_stuck(tmp_path, monkeypatch, capsys, computes, words):
+    run = Stopped(tmp_path / "run", ended=False)  # on another host
+    for log in run.path.glob("ranks/*/steps.jsonl"):
+        log.write_text("".join(line for line in log.open() if not line.startswith('{"end"')))
+    run.rank(0, "backward", REDUCING).rank(1, "other", [[TRAIN, 57, "load"]])
+    run.seen(0, WAITING, waits=True).seen(1, WAITING, waits=False, computes=computes).stall("lasts")
+    monkeypatch.setattr(Watched, "think", lambda watched: None)
+    watch(run.path, 1.0, once=True)
+    assert f"rank 1 {words} at /job/train.py:57 (load)\n" in capsys.readouterr().out
 
 
 @pytest.mark.extended

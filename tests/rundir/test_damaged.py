@@ -6,7 +6,9 @@ import functools
 import json
 import os
 import shutil
+import socket
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
@@ -16,8 +18,9 @@ from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.cli.main import cli
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.rundir import RunDirectory
+from ddpdoctor.rundir import RunDirectory, boot_id
 from ddpdoctor.rundir.files import parsed
+from ddpdoctor.rundir.liveness import pid_namespace
 from tests.privileges import as_anybody
 
 FIXTURE = Path(__file__).resolve().parents[2] / "fixtures" / "slow-data-one-rank"
@@ -151,21 +154,27 @@ def test_restarts_of_which_one_description_is_lost(run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ended", "words"),
+    ("ended", "pid", "words"),
     [
-        (1, "Rank 1 was killed while its profiler window was open: what the window"),
-        (None, "when this was read"),
+        (1, None, "killed while the profiler window was open: what the window had seen is lost."),
+        (None, 2**22 + 1, "killed while the profiler window was open: what the window had seen is lost."),
+        (None, os.getpid(), "the profiler window was open when this was read: what it"),
+        (None, None, "the profiler window was open when this was read: what it"),
     ],
 )
-def test_a_rank_that_was_killed_in_its_window(run, ended, words) -> None:
-    path = run / "ranks" / "00001" / "rank.json"
-    info = json.loads(path.read_text())
-    path.write_text(json.dumps({**info, "window": {**info["window"], "state": "open"}}))
-    (path.parent / "trace.json.gz").unlink(missing_ok=True)
+def test_ranks_that_were_killed_in_their_window(run, ended, pid, words) -> None:
+    """No process has the number 2**22 + 1; of a process of another machine nothing is known."""
+    here = {"host": socket.gethostname(), "boot": boot_id(), "pid_namespace": pid_namespace()}
+    for path in run.glob("ranks/*/rank.json"):
+        info = json.loads(path.read_text())
+        info |= {"window": {**info["window"], "state": "open"}}
+        info |= {"pid": pid, "started_ns": time.time_ns(), **here} if pid else {}
+        path.write_text(json.dumps(info))
+        (path.parent / "trace.json.gz").unlink(missing_ok=True)
     manifest = json.loads((run / "manifest.json").read_text())
     (run / "manifest.json").write_text(json.dumps({**manifest, "ended_ns": ended}))
     notes = [note for note in analyze(str(run), OPTIONS).notes if "window was open" in note]
-    assert len(notes) == 1 and words in notes[0]
+    assert len(notes) == 1 and notes[0].startswith(f"Ranks 0 and 1: {words}")
 
 
 @pytest.mark.parametrize("damage", [remove, foreign])

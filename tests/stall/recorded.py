@@ -17,6 +17,8 @@ HEALTHY = Path(__file__).parents[2] / "fixtures" / "healthy"
 FIRST_PID = 16_509
 """That of rank 0 in the recorded run."""
 NOW_NS = 1_795_228_900_000_000_000
+STEP = 100
+"""In progress when the recorded run stopped: the one after its last."""
 TRAIN = "/job/train.py"
 TORCH = "/venv/lib/python3.11/site-packages/torch"
 REDUCING = [
@@ -71,7 +73,7 @@ class Stopped:
             "rank": rank,
             "pid": FIRST_PID + rank,
             "at_ns": NOW_NS,
-            "step": 40,
+            "step": STEP,
         }
         document |= {
             "step_since_ns": NOW_NS - 310_000_000_000,
@@ -101,7 +103,7 @@ class Stopped:
 
     def ended(self, rank: int, **how: Any) -> Stopped:
         self.gone.append(
-            {"rank": rank, "pid": FIRST_PID + rank, "seen_ns": NOW_NS - 300_000_000_000, "step": 40} | how
+            {"rank": rank, "pid": FIRST_PID + rank, "seen_ns": NOW_NS - 300_000_000_000, "step": STEP} | how
         )
         self._write("hosts/host1/ends.json", {"schema": "ddpdoctor.ends/1", "ends": self.gone})
         return self

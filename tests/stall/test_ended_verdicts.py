@@ -8,6 +8,7 @@ import pytest
 
 from .recorded import (
     REDUCING,
+    STEP,
     TRAIN,
     WAITING,
     Stopped,
@@ -56,6 +57,17 @@ def test_a_killed_rank_and_the_others_in_its_wake(tmp_path):
     finding = main_finding(diagnosed(run))
     assert (finding.rule, finding.ranks, finding.where[0].line) == ("hang/rank-died", [1], 33)
     assert "SIGKILL" in finding.title
+
+
+@pytest.mark.parametrize("name", ["progress", "standing"])
+def test_a_killed_rank_is_not_where_it_was_in_a_step_that_is_over(tmp_path, name):
+    """It went on, and whoever keeps Python's lock, or is killed, takes nothing back."""
+    run = Stopped(tmp_path / "run").rank(0, "backward", REDUCING)
+    run.rank(1, "collective", [[TRAIN, 24, "main"]], name, step=0, groups={"0": [1, -1, -1]})
+    diagnosis = diagnosed(run.ended(1, code=None, signal=9).seen(0, WAITING, waits=True).stall())
+    finding, row = main_finding(diagnosis), diagnosis.standing[1]
+    assert (finding.rule, finding.ranks, finding.where) == ("hang/rank-died", [1], [])
+    assert (row.phase, row.where, row.step, row.stack) == (None, None, STEP, [])
 
 
 def test_a_rank_that_the_kernel_killed_for_memory(tmp_path):

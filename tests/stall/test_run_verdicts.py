@@ -110,6 +110,18 @@ def test_a_job_that_hangs_no_more_hung_and_what_ended_it_is_told(tmp_path, state
         assert (diagnosis.facts["hang"]["lasts"], diagnosis.facts["hang"]["until"]) == (False, until)
 
 
+@pytest.mark.parametrize("phase", ["other", "forward"])
+def test_a_rank_that_computes_may_be_in_a_long_computation(tmp_path, phase):
+    """As its launcher says, whatever its training thread did in the moment of the look."""
+    run = Stopped(tmp_path / "run", ended=False).rank(0, "backward", REDUCING)
+    run.rank(1, phase, [[TRAIN, 57, "load"]]).seen(0, WAITING, waits=True, computes=False)
+    run.seen(1, {"state": "S", "wchan": "0", "tracer": 0}, waits=False, computes=True).stall("lasts")
+    headline = diagnosed(run).verdict.headline
+    assert headline == (
+        "The job seems to hang: rank 1 keeps computing at train.py:57 in load (for 310 s); rank 0 waits"
+    )
+
+
 def test_a_rank_that_keeps_the_lock_of_python_has_its_stack_from_faulthandler(tmp_path):
     run = Stopped(tmp_path / "run").rank(0, "backward", REDUCING).flight(0, [("all_reduce", 9)] * 3, True)
     run.rank(1, "other", [[TRAIN, 12, "earlier"]], "progress", groups={"0": [2, -1, 2]})
@@ -355,7 +367,10 @@ def test_a_rank_that_has_not_joined_is_named_with_its_line(tmp_path):
     diagnosis = diagnosed(run.stall("lasts"))
     finding = main_finding(diagnosis)
     assert (finding.rule, finding.ranks, finding.where[0].line) == ("hang/not-reached", [1], 33)
-    assert "has not called init_process_group: it keeps computing in Python" in diagnosis.verdict.headline
+    assert (
+        "seems to hang: rank 1 has not called init_process_group: it keeps computing"
+        in diagnosis.verdict.headline
+    )
     assert diagnosis.facts["hang"]["not_reached"]["waiting_ranks"] == [0]
 
 

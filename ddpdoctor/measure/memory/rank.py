@@ -188,6 +188,8 @@ def _looks(log: RankLog, notes: list[str]) -> tuple[list[_Line], int | None]:
     except OSError as error:
         notes.append(f"{path} cannot be read: {error.strerror or error}.")
         return [], None
+    if not lines and not broken and not _should_have(log):
+        return [], None
     if not lines or lines[0].schema != MEMORY_SCHEMA:
         notes.append(f"{path} does not begin with a line of {MEMORY_SCHEMA} and is ignored.")
         return [], None
@@ -207,6 +209,12 @@ def _looks(log: RankLog, notes: list[str]) -> tuple[list[_Line], int | None]:
     if broken:
         notes.append(f"{path}: {broken} broken line{'s' if broken > 1 else ''} left out.")
     return sorted(looks, key=lambda line: line.t_ns or 0), total
+
+
+def _should_have(log: RankLog) -> bool:
+    """Whether a rank that recorded no look has lost them: it trained on a GPU, and ended its recording in order."""
+    info = log.record.info
+    return info.get("ended_ns") is not None and str(info.get("device") or "").startswith("cuda")
 
 
 def _lines(log: RankLog) -> tuple[list[_Line], int]:

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from ddpdoctor.measure.numerics import Ints
 from ddpdoctor.measure.places import Where
 from ddpdoctor.rundir import SAMPLES_FILE, STEPS_FILE, TRACE_FILE, EventKind, Note, NoteCode, RankRecord
+from ddpdoctor.rundir.processes import is_running
 
 from .activities import Activities, activities_of
 from .records import EVALUATED, DeviceTimes, Step
@@ -212,12 +213,10 @@ def _missing(log: RankLog) -> Note:
 def _cut_off(log: RankLog, ended: bool) -> Note:
     window = log.record.info["window"]
     doing = "was open" if window["state"] == "open" else "was being saved"
-    if ended:
-        return Note(
-            f"Rank {log.rank} was killed while its profiler window {doing}: what the window had seen is lost.",
-            ranks=(log.rank,),
-        )
-    sentence = f"its profiler window {doing} when this was read: what it sees is not in this diagnosis."
+    if ended or is_running(log.record.info) is False:
+        sentence = f"killed while the profiler window {doing}: what the window had seen is lost."
+    else:
+        sentence = f"the profiler window {doing} when this was read: what it sees is not in this diagnosis."
     return Note(sentence).of_rank(log.rank)
 
 

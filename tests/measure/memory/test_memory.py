@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -332,6 +334,22 @@ def test_a_file_without_its_schema_is_ignored_and_named(tmp_path, schema):
 def test_looks_without_a_first_line_are_ignored(tmp_path):
     told, notes, file = with_lines(tmp_path, lambda lines: lines[1:])
     assert told is None and notes[0].startswith(f"{file} does not begin")
+
+
+@pytest.mark.parametrize("info", [{"device": "cpu", "ended_ns": 1}, {"device": "cuda:0", "ended_ns": None}])
+@pytest.mark.parametrize("there", [True, False])
+def test_a_rank_that_recorded_no_look_yet_or_has_no_device_lost_nothing(tmp_path, info, there):
+    if there:
+        (tmp_path / "memory.jsonl").write_bytes(b"")
+    recorded = log(0, 120, tmp=tmp_path, **info)
+    waits = msgspec.structs.replace(recorded, record=replace(recorded.record, spool=str(tmp_path)))
+    assert memory_of([waits], {}).notes == []
+
+
+def test_looks_that_a_rank_on_a_device_lost_are_told(tmp_path):
+    (tmp_path / "memory.jsonl").write_bytes(b"")
+    (note,) = memory_of([log(0, 120, tmp=tmp_path, device="cuda:0", ended_ns=1)], {}).notes
+    assert "does not begin with a line of ddpdoctor.memory/1" in note
 
 
 @pytest.mark.parametrize("size", [0, 1, 9 * GB])
