@@ -199,6 +199,7 @@ def _wait(run: Path, live: LiveRun, ranks: Sequence[Present], order: CaptureOrde
         forget_questions(rank.spool, order.request, CAPTURE_ORDER)
     if why is not None:
         raise UnusableInput(f"the window is taken back, because {why}")
+    live.look()  # its ranks may have gone since
     ended = f"the job {'was killed' if live.gone else 'ended'} before it was saved"
     for number, state in states.items():
         if state.get("state") != _SAVED:
