@@ -60,6 +60,10 @@ def work(rank: int, world_size: int, how: str, store: str) -> None:
         optimizer.zero_grad()
     print(f"took {steps} steps", flush=True)
     dist.barrier()
+    # Gloo's thread lets go of the barrier, for which it needs Python's lock. Without this pause one job in fifteen deadlocks in torch 2.13,
+    # with and without a recording: the destructor of the process group waits for that thread with the lock held
+    # (https://github.com/pytorch/pytorch/issues/56297).
+    time.sleep(0.3)
     if how == "killed_all":
         # As a controller ends its workers, which it no longer needs: the process group is not destroyed.
         os.kill(os.getpid(), signal.SIGKILL)
