@@ -105,6 +105,12 @@ class LeftOut(NamedTuple):
 
         self.unread.append(Unread(path, command, started_ns, why.removesuffix(".")))
 
+    def skip(self, path: str, why: str) -> None:
+        """The same, with a note, of what is dated by what it says itself."""
+        self.notes.append(f"skipped: {why}")
+        command, started_ns = _said_by(path)
+        self.add(path, why, started_ns, command)
+
 
 def _recorded(sources: Sequence[tuple[str, str]], left_out: LeftOut) -> list[tuple[str, Diagnosis]]:
     """(Where each run lies, with its diagnosis). A diagnosis that was made while the run was recorded, or that cannot be read, is made
@@ -115,9 +121,7 @@ def _recorded(sources: Sequence[tuple[str, str]], left_out: LeftOut) -> list[tup
             try:
                 found.append((source, _newest_of(at, source, file)))
             except DdpDoctorError as error:
-                left_out.notes.append(f"skipped: {error}")
-                command, started_ns = _said_by(source)
-                left_out.add(source, str(error), started_ns, command)
+                left_out.skip(source, str(error))
     return found
 
 
@@ -189,9 +193,7 @@ def _sources(paths: Sequence[str], left_out: LeftOut) -> Iterator[tuple[str, str
             if named or holds_diagnosis(file):
                 yield str(file), str(file)
             elif (why := _why_closed(file)) is not None:
-                said = f"{file} cannot be read: {why}"
-                left_out.notes.append(f"skipped: {said}")
-                left_out.add(str(file), said, _changed_ns(str(file)))
+                left_out.skip(str(file), f"{file} cannot be read: {why}")
 
 
 def _was_run(folder: str, folders: Sequence[str], files: Sequence[str]) -> bool:
@@ -229,12 +231,10 @@ def _reports(path: str, runs: set[str], left_out: LeftOut) -> Iterator[Path]:
             folders.clear()
             continue
         if _was_run(parent, folders, files):
-            said = (
-                f"{parent} is a run, but neither its manifest nor a rank's document or step log can be read"
+            left_out.skip(
+                parent,
+                f"{parent} is a run, but neither its manifest nor a rank's document or step log can be read",
             )
-            left_out.notes.append(f"skipped: {said}")
-            command, started_ns = _said_by(parent)
-            left_out.add(parent, said, started_ns, command)
         for name in sorted(files):
             seen += 1
             if seen > _MOST_FILES:

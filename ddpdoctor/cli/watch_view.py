@@ -32,8 +32,7 @@ from ddpdoctor.report import words
 from ddpdoctor.report.opening import price
 from ddpdoctor.rundir import Standstill, read_stops
 from ddpdoctor.rundir.ends import job_end
-from ddpdoctor.rundir.fault_text import faulting_thread, says_gil_is_held
-from ddpdoctor.rundir.packages import is_library
+from ddpdoctor.rundir.fault_text import innermost_frame, says_gil_is_held
 from ddpdoctor.rundir.stops import RankStop, launches_of
 from ddpdoctor.telemetry import RECENT_STEPS, LiveRun, step_ms
 
@@ -132,8 +131,7 @@ def _silence(run: LiveRun, now: Mapping[int, Mapping[str, Any]]) -> list[Rendera
 def _place(run: LiveRun, stop: RankStop) -> Sequence[Any]:
     """The frame of the user's program in which a rank is, in the step that it is in; empty where nothing says that."""
     if says_gil_is_held(stop.faults):
-        stack = faulting_thread(stop.faults)
-        return next((frame for frame in stack if not is_library(frame[0])), ())
+        return innermost_frame(stop.faults) or ()
     said = [told for told in (stop.standing, stop.progress) if told and run.is_there(stop.rank, told)]
     return innermost(said[0]) if said else ()
 

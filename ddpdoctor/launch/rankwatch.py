@@ -84,9 +84,9 @@ class WatchedRank:
     _evaluated_s: float | None = None
     _handle: int = -1
     _looked_s: float = 0.0
-    _lively_s: float = 0.0
+    _ran_python_s: float = 0.0
     """When it last showed that Python runs in it, or could not show it; monotonic."""
-    _is_asked: bool = False
+    _is_asked_for_stack: bool = False
     """Whether faulthandler was asked for its stack since then."""
 
     def __post_init__(self) -> None:
@@ -142,7 +142,7 @@ class WatchedRank:
         now_s, looked_s = time.monotonic(), self._looked_s
         self._looked_s = now_s
         if stepped or now_s - looked_s > _FRESH_S:
-            self._is_lively(now_s)
+            self._python_has_run(now_s)
         if beat is not None:
             self.began_ns, self.steps, self.ended = beat.began_ns, beat.steps, beat.in_order
             self.last_step_ns = beat.step_end_ns or None
@@ -158,23 +158,23 @@ class WatchedRank:
             self._look_at_process()
             self._look_at_answer(before, beat)
             if self.suspended or self.state == "t":
-                self._is_lively(now_s)
+                self._python_has_run(now_s)
         return stepped
 
-    def _is_lively(self, now_s: float) -> None:
-        self._lively_s, self._is_asked = now_s, False
+    def _python_has_run(self, now_s: float) -> None:
+        self._ran_python_s, self._is_asked_for_stack = now_s, False
 
     def ask_stack(self, after_s: float) -> None:
         """Have faulthandler write the stack of its first thread where it has not shown for so long that Python runs in it: once. Not while
         it is stopped, nor in a system call that a signal cuts short, nor if the job has taken the signal."""
-        if self._is_asked or self._looked_s - self._lively_s < max(after_s, _FRESH_S):
+        if self._is_asked_for_stack or self._looked_s - self._ran_python_s < max(after_s, _FRESH_S):
             return
         number = 0 if self.beat is None or self.beat.in_order else self.beat.signal
         if number <= 0 or not self.alive or not self.here_pid or self.suspended or self.attended:
             return
         if not procfs.catches(self.here_pid, number) or procfs.is_interruptible(self.here_pid, sleeps=True):
             return
-        self._is_asked = True
+        self._is_asked_for_stack = True
         try:
             if self._handle >= 0:
                 signal.pidfd_send_signal(self._handle, number)
@@ -195,7 +195,7 @@ class WatchedRank:
     def _look_at_answer(self, before: Beat | None, beat: Beat | None) -> None:
         if before is not None and beat is not None and beat.answers > before.answers:
             self.heard_s = time.monotonic()
-            self._is_lively(self.heard_s)
+            self._python_has_run(self.heard_s)
             self.progress = read_json(str(Path(self.spool) / PROGRESS_FILE), []) or {}
         self._faults = "" if self.answers else self._read_faults()
 

@@ -35,27 +35,28 @@ class _Head(msgspec.Struct):
 
 def holds_diagnosis(path: Path) -> bool:
     """Whether ``path`` looks like a file for :func:`read_diagnosis`; no, where it cannot be read."""
-    try:
-        with os.fdopen(open_regular(os.fspath(path), follow=True), "rb") as source:
-            head = source.read(_HEAD_BYTES)
-            return bool(_REPORT.search(head)) if path.suffix == ".html" else _DIAGNOSIS in head
-    except (OSError, ValueError):
-        return False
+    head = _head_of(path)
+    return bool(_REPORT.search(head)) if path.suffix == ".html" else _DIAGNOSIS in head
 
 
 def is_page_of_others(path: Path) -> bool:
     """Whether ``path`` is a whole web page, or the beginning of one, that another program wrote: ours say who wrote them in their first
     kilobyte."""
-    try:
-        with os.fdopen(open_regular(os.fspath(path), follow=True), "rb") as source:
-            head = source.read(_HEAD_BYTES)
-    except (OSError, ValueError):
-        return False
+    head = _head_of(path)
     return (
         len(head) == _HEAD_BYTES
         and head.lstrip().startswith(b"<")
         and b'content="%b' % GENERATOR.encode() not in head
     )
+
+
+def _head_of(path: Path) -> bytes:
+    """Its first bytes; none where it cannot be read."""
+    try:
+        with os.fdopen(open_regular(os.fspath(path), follow=True), "rb") as source:
+            return source.read(_HEAD_BYTES)
+    except (OSError, ValueError):
+        return b""
 
 
 def read_diagnosis(path: str | os.PathLike[str]) -> Diagnosis:

@@ -60,14 +60,20 @@ def faulting_thread(text: str) -> list[TextFrame]:
     return stack or first_thread(last)
 
 
-def innermost_line(text: str, *, or_library: bool = False) -> str:
-    """``train.py:12 (main)``: the innermost line of the job's own code in Python's first thread; "" where there is none, or with
-    ``or_library`` the innermost one at all."""
+def innermost_frame(text: str, *, or_library: bool = False) -> TextFrame | None:
+    """Of the job's own code in Python's first thread; None where there is none, or with ``or_library`` the innermost one at all."""
     stack = first_thread(text)
     own = [frame for frame in stack if not is_library(frame[0])]
-    for file, line, function in own or (stack if or_library else []):
-        return f"{file.rpartition('/')[2]}:{line} ({function[:_MOST_FUNCTION]})"
-    return ""
+    return next(iter(own or (stack if or_library else [])), None)
+
+
+def innermost_line(text: str, *, or_library: bool = False) -> str:
+    """The same as ``train.py:12 (main)``; "" for none."""
+    found = innermost_frame(text, or_library=or_library)
+    if found is None:
+        return ""
+    file, line, function = found
+    return f"{file.rpartition('/')[2]}:{line} ({function[:_MOST_FUNCTION]})"
 
 
 def _frames_in(thread: str) -> list[TextFrame]:

@@ -80,15 +80,7 @@ def ending(diagnosis, end):
     return msgspec.structs.replace(diagnosis, job=msgspec.structs.replace(diagnosis.job, end=end))
 
 
-@pytest.mark.parametrize(
-    ("end", "told"),
-    [
-        ("cut off", "was cut off"),
-        ("killed", "was killed"),
-        ("running", "is still running"),
-        ("unknown", "has no recorded end"),
-    ],
-)
+@pytest.mark.parametrize(("end", "told"), samples.NOT_ENDED.items())
 def test_a_job_that_has_not_ended_is_no_pass(files, tmp_path, end, told):
     before, _ = files
     write_json(ending(samples.sick(), end), tmp_path / "after.json")

@@ -51,13 +51,13 @@ def started(tmp_path) -> Iterator[object]:
 def is_asked(rank: WatchedRank, after_s: float = 99.0) -> bool:
     file = Path(rank.spool) / "faults.txt"
     rank.ask_stack(after_s)
-    if rank._is_asked:
+    if rank._is_asked_for_stack:
         until(lambda: "Stack (most recent call first):" in file.read_text(), within_s=10)
     assert procfs.state_of(rank.here_pid) not in ("", "Z")
-    return rank._is_asked
+    return rank._is_asked_for_stack
 
 
-def test_one_that_runs_no_python_is_asked_once(started) -> None:
+def test_one_that_runs_no_python_is_asked_for_stack_once(started) -> None:
     rank = started(SPINS)
     assert not is_asked(rank, 101.0) and is_asked(rank)
     size = (Path(rank.spool) / "faults.txt").stat().st_size

@@ -32,6 +32,13 @@ from ddpdoctor.diagnose.diagnosis import (
 from ddpdoctor.measure.places import CodeLine, SourceText, Where
 from ddpdoctor.measure.taxonomy import PARTS
 
+NOT_ENDED = {
+    "cut off": "was cut off",
+    "killed": "was killed",
+    "running": "is still running",
+    "unknown": "has no recorded end",
+}
+"""``end`` of a job that is no pass, and what is said of it."""
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&<!--"
 
 

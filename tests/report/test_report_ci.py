@@ -166,15 +166,7 @@ def test_junit_fails_what_fail_on_fails(tmp_path):
         assert (done.exit_code, ElementTree.parse(written).getroot().get("failures")) == (code, failures)
 
 
-@pytest.mark.parametrize(
-    ("end", "told"),
-    [
-        ("cut off", "was cut off"),
-        ("killed", "was killed"),
-        ("running", "is still running"),
-        ("unknown", "has no recorded end"),
-    ],
-)
+@pytest.mark.parametrize(("end", "told"), samples.NOT_ENDED.items())
 def test_a_job_that_has_not_ended_is_no_pass(tmp_path, end, told):
     healthy = samples.healthy()
     for of_job, passes in ((None, True), ("ended", True), (end, False)):
