@@ -143,10 +143,10 @@ class _Watch:
 
     def _turn(self) -> None:
         self._end_with_others()
+        # How a process ended can be told only by who had opened it before: also by the one that takes the office later.
+        stepped = self._look()
         if not self._office.take():
             return  # another launcher of this host has one that does
-        stepped = self._ranks.look(self._door.seen)
-        self._door.look([rank.pid for rank in self._ranks.known.values()])
         current = self._current()
         self._progress.look(time.monotonic(), stepped, current)
         self._write_ends()
@@ -160,6 +160,12 @@ class _Watch:
             self._go_on(self._stall, current)
         else:
             self._suspect(current)
+
+    def _look(self) -> bool:
+        """Bring all ranks of this host up to date; whether one of them has finished a step."""
+        stepped = self._ranks.look(self._door.seen)
+        self._door.look([rank.pid for rank in self._ranks.known.values()])
+        return stepped
 
     def _end_with_others(self) -> None:
         """One launcher of a host finds that all of its ranks hang, and ends its own: so does each of the others that was asked to."""
@@ -373,9 +379,8 @@ class _Watch:
             pass  # its memory is full, or gone
 
     def _finish(self) -> None:
+        self._look()
         if self._office.take():
-            self._ranks.look(self._door.seen)
-            self._door.look([rank.pid for rank in self._ranks.known.values()])
             self._write_ends()
             # When it was killed stays as it is: launchers that have begun since must not take it for theirs.
             if self._stall is not None and self._stall["state"] == Standstill.LASTS.value:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.cli.live import free_port
@@ -113,6 +114,29 @@ def test_one_launcher_per_rank_ends_the_rank_that_others_wait_for(tmp_path) -> N
     assert told.count("another launcher of this host has found that all of its ranks hang") == 1
     ends = json.loads((tmp_path / "run" / "hosts" / socket.gethostname() / "ends.json").read_text())["ends"]
     assert {end["rank"]: end["signal"] for end in ends}[1] == 15
+
+
+def test_who_takes_over_the_watch_knows_how_ranks_ended_before_it(tmp_path) -> None:
+    """The launcher that watches is stopped before a rank of another one dies, and killed after that."""
+    of_job = dict.fromkeys(("RANK", "LOCAL_RANK"), "0") | {"WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    rank = [sys.executable, str(JOBS / "stopping_ddp.py"), "--how", "killed", "--rank", "0"]
+    job = ["sh", "-c", '"$@"; touch gone; sleep 3', "sh", *rank]
+    launcher = [*DDPDOCTOR_RUN, "--out", "run", "--no-profile", "--"]
+    environment = clean_environment(**of_job, MASTER_PORT=str(free_port()))
+    ends = tmp_path / "run" / "hosts" / socket.gethostname() / "ends.json"
+    with started([[*launcher, "sh", "-c", "touch began; sleep 300"]], [environment], tmp_path) as (first,):
+        until(lambda: (tmp_path / "began").exists())
+        watching = [psutil.Process(first.pid), *psutil.Process(first.pid).children(recursive=True)]
+        with started([[*launcher, *job]], [environment], tmp_path) as second:
+            for process in watching:
+                process.suspend()
+            until(lambda: (tmp_path / "gone").exists(), within_s=60)
+            assert not ends.exists()
+            for process in watching:
+                process.kill()
+            finish(second)
+    (end,) = json.loads(ends.read_text())["ends"]
+    assert (end["rank"], end["code"], end["signal"]) == (0, None, 9)
 
 
 def ranks_of_mpi(mpiexec: str, folder: Path) -> None:
