@@ -331,4 +331,4 @@ def _why(arm: _Arm, trials: Sequence[Trial], ends: Sequence[float] | None) -> st
 def _told(trial: Trial) -> str:
     if trial.why:
         return f"failed, {trial.why}"
-    return f"{np.median(trial.step_ms):.1f} ms a step ({len(trial.step_ms)} steps)"
+    return f"{np.median(trial.step_ms):.1f} ms per step ({len(trial.step_ms)} steps)"
