@@ -25,7 +25,7 @@ Progress = Callable[[Stage, float | None], None]
 """Called with the stage and the part of it that is done, 0 to 1; None where nobody can tell."""
 
 
-def untold(stage: Stage, part: float | None) -> None:
+def no_progress(stage: Stage, part: float | None) -> None:
     """The :data:`Progress` that nobody sees."""
 
 

@@ -37,7 +37,7 @@ def how_it_ended(stopped: Verdict) -> str | None:
         unseen = "" if stopped.job.over else " (its own end was not recorded)"
         told = f"The job was ended by {stopped.ended_by}{f' (exit code {code})' if code else unseen}"
     else:
-        told = "The job was killed, with whoever would have recorded its end"
+        told = "The job was killed together with its launcher"
     told += f", in step {step}" if step else " before its first step ended"
     lines = _last_lines(stopped.standing)
     return f"{told}; {lines}" if lines else told

@@ -62,9 +62,7 @@ class Measured(msgspec.Struct, frozen=True):
     hta: dict[str, Any] | None = None
 
 
-_NOBODY_WAITS = (
-    "Cannot tell: nothing that was recorded shows a rank for which others wait, or any training steps."
-)
+_NOBODY_WAITS = "Cannot tell: no training steps were recorded, and nothing shows a rank that others wait for."
 
 
 def judged(measured: Measured, options: Options) -> Diagnosis:

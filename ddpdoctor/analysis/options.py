@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.diagnose.load import RuleSet
-from ddpdoctor.stages import Progress, untold
+from ddpdoctor.stages import Progress, no_progress
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -32,5 +32,5 @@ class Options(msgspec.Struct, frozen=True):
     hta: bool = False
     source_text: bool = True
     """Whether findings show the text of their lines, where the files are here and as the run had them."""
-    progress: Progress = untold
+    progress: Progress = no_progress
     """Is told of each stage as it begins, and of what is done of it."""

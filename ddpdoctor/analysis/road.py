@@ -21,7 +21,7 @@ from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.window import Window, read_window
 from ddpdoctor.report.read import holds_diagnosis, read_diagnosis
 from ddpdoctor.rundir import Note, is_run_directory
-from ddpdoctor.stages import WINDOWS_READ, Progress, Stage, counted, untold
+from ddpdoctor.stages import WINDOWS_READ, Progress, Stage, counted, no_progress
 from ddpdoctor.stall import Verdict
 from ddpdoctor.trace import RankTrace
 from ddpdoctor.trace.operations import find_operations
@@ -120,7 +120,7 @@ def conclude(prepared: Prepared, options: Options) -> Diagnosis:
     return with_source_text(diagnosis, [run.path for run in prepared.inputs.runs])
 
 
-def windows_of(inputs: Inputs, progress: Progress = untold) -> list[Window]:
+def windows_of(inputs: Inputs, progress: Progress = no_progress) -> list[Window]:
     """Each trace reduced, with the steps of its rank's own log, which know better than marks in the trace. Where one has none, all
     go by their marks: of windows that begin differently, collectives match badly."""
     logs: dict[int | None, RankLog] = {log.rank: log for log in inputs.logs}

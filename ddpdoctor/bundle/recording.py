@@ -65,7 +65,7 @@ def _done(arguments: Sequence[str]) -> int:
 def _run(values: dict[str, Any], command: list[str]) -> NoReturn:
     if values["prometheus"] is not None:
         raise DdpDoctorError(
-            "--prometheus needs ddpdoctor installed where the job runs; without this option the job is recorded alike."
+            "--prometheus needs ddpdoctor installed where the job runs; without this option the job is recorded in the same way."
         )
     outcome = run_job(command, asked_options(values), warn=_say)
     for sentence in (*outcome.unsaved, *outcome.notes, *_where(outcome)):

@@ -2,10 +2,10 @@
 
 ::
 
-    verbs        run, demo (recorded: what both do), analyze, compare, history, digest, export (tracking), bundle, doctor,
-                 watch (watched, watch_view, watch_ranks, keys), stacks, capture (capturing; asked: questions to ranks),
-                 trials and patched (``try``), rules, rule_authors (``rules facts`` and ``new``), completion (completing)
-    all verbs    main, groups, finite, configured, diagnosed, outputs, progress, say, onethread, apart (work in a process of its own)
+    verbs        run, demo (run_and_present: what both do), analyze, compare, history, digest, export (tracker_options), bundle, doctor,
+                 watch (watch_loop, watch_view, watch_ranks, keys), stacks, capture (capture_request; rank_answers),
+                 trials and patch (``try``), rules, rule_authors (``rules facts`` and ``new``), completion (shell_completion)
+    all verbs    main, groups, finite, project_config, diagnosis_of, outputs, progress, say, numpy_threads, child (work in a child process)
 """
 
 from __future__ import annotations

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddpdoctor.cli.completing import runs
-from ddpdoctor.cli.configured import chosen_job
-from ddpdoctor.cli.diagnosed import diagnosis_at
-from ddpdoctor.cli.onethread import import_numpy
+from ddpdoctor.cli.diagnosis_of import diagnosis_at
+from ddpdoctor.cli.numpy_threads import import_numpy_single_threaded
 from ddpdoctor.cli.outputs import check_outputs, output_file, say_written, to_stdout
-from ddpdoctor.cli.progress import in_turn, shown_progress
+from ddpdoctor.cli.progress import per_item_progress, shown_progress
+from ddpdoctor.cli.project_config import chosen_job
+from ddpdoctor.cli.shell_completion import runs
 from ddpdoctor.errors import DdpDoctorError, UnusableInput
 from ddpdoctor.severities import SEVERITIES, is_as_severe
-from ddpdoctor.stages import Stage, untold
+from ddpdoctor.stages import Stage, no_progress
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.diagnosis import Diagnosis
@@ -116,7 +116,7 @@ def command(
 
     named = {"--html": html, "--json": json_file, "--markdown": markdown, "--sarif": sarif, "--junit": junit}
     forms = (written.REPORT, written.DIAGNOSIS, written.MARKDOWN, written.SARIF, written.JUNIT)
-    import_numpy()
+    import_numpy_single_threaded()
     check_outputs(
         paths, {option: (path, form) for (option, path), form in zip(named.items(), forms, strict=True)}
     )
@@ -168,8 +168,10 @@ def _write_all(outputs: Sequence[tuple[Callable[[], Writer], Path]], diagnosis: 
         return
     # Nothing else may stand in a report on standard output, which may be the same terminal.
     alone = to_stdout(path for _, path in outputs)
-    with nullcontext(untold) if alone else shown_progress() as progress:
-        for (writer, path), _ in zip(outputs, in_turn(progress, Stage.REPORT, len(outputs)), strict=True):
+    with nullcontext(no_progress) if alone else shown_progress() as progress:
+        for (writer, path), _ in zip(
+            outputs, per_item_progress(progress, Stage.REPORT, len(outputs)), strict=True
+        ):
             _write(writer(), diagnosis, path)
 
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddpdoctor.cli.completing import runs
-from ddpdoctor.cli.configured import chosen_job
-from ddpdoctor.cli.diagnosed import diagnosing
+from ddpdoctor.cli.diagnosis_of import diagnosing
 from ddpdoctor.cli.finite import FiniteRange
-from ddpdoctor.cli.onethread import import_numpy
+from ddpdoctor.cli.numpy_threads import import_numpy_single_threaded
 from ddpdoctor.cli.outputs import check_outputs, output_file, say_written, to_stdout
+from ddpdoctor.cli.project_config import chosen_job
 from ddpdoctor.cli.say import say
+from ddpdoctor.cli.shell_completion import runs
 from ddpdoctor.errors import UnusableInput
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def command(
       ddpdoctor compare ddpdoctor-runs/before ddpdoctor-runs/after
       ddpdoctor compare baseline.json ddpdoctor-runs/after --fail-on-regression 5
     """
-    import_numpy()
+    import_numpy_single_threaded()
     from rich.console import Console
 
     from ddpdoctor.report.compare import compare

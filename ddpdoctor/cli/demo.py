@@ -71,7 +71,7 @@ def command(fault: str, out: Path | None, steps: int, tries: bool, list_faults: 
             "the demo trains a real model and needs PyTorch in this environment: pip install torch, "
             "or in a checkout of ddpdoctor: pip install '.[torch]'."
         )
-    from ddpdoctor.cli.recorded import Presentation, run_and_present
+    from ddpdoctor.cli.run_and_present import ReportOptions, run_and_present
 
     if tries:
         _run_and_try(chosen, out, steps)
@@ -81,7 +81,7 @@ def command(fault: str, out: Path | None, steps: int, tries: bool, list_faults: 
     if chosen.hangs:
         options = RunOptions(out=out, hang_after_s=_HANG_AFTER_S, on_hang="kill")
         click.echo(f"It will hang; {_HANG_AFTER_S:.0f} s later it is diagnosed and ended.", err=True)
-    run_and_present(job, options, Presentation(), {"OMP_NUM_THREADS": "1", **os.environ})
+    run_and_present(job, options, ReportOptions(), {"OMP_NUM_THREADS": "1", **os.environ})
 
 
 def _job(fault: str, steps: int) -> list[str]:
@@ -94,7 +94,7 @@ def _run_and_try(fault: Fault, out: Path | None, steps: int) -> NoReturn:
     """The demo, and then what its findings suggest, as a user would have both."""
     if fault.hangs:
         raise DdpDoctorError("no setting fixes a job that hangs: there is nothing to try.")
-    from ddpdoctor.cli.diagnosed import diagnosis_at
+    from ddpdoctor.cli.diagnosis_of import diagnosis_at
     from ddpdoctor.experiment import own_command, proposals
     from ddpdoctor.rundir import DIAGNOSIS_FILE
 

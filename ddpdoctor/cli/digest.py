@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddpdoctor.cli.completing import runs
-from ddpdoctor.cli.onethread import import_numpy
+from ddpdoctor.cli.numpy_threads import import_numpy_single_threaded
 from ddpdoctor.cli.outputs import output_folder
 from ddpdoctor.cli.progress import shown_progress
 from ddpdoctor.cli.say import say
+from ddpdoctor.cli.shell_completion import runs
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.stages import Stage
 
@@ -49,7 +49,7 @@ def command(paths: tuple[str, ...], out: Path | None, jobs: int | None) -> None:
       ddpdoctor digest /local/traces --out /shared/digest
       ddpdoctor analyze /shared/digest
     """
-    import_numpy()
+    import_numpy_single_threaded()
     from ddpdoctor.rundir import is_run_directory
     from ddpdoctor.trace import find_traces
     from ddpdoctor.trace.digest import Copies, loose_targets, refuse_inside_run, write_digests

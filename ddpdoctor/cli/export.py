@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddpdoctor.cli.completing import runs
-from ddpdoctor.cli.configured import chosen_job, configured
-from ddpdoctor.cli.diagnosed import diagnosis_at
-from ddpdoctor.cli.onethread import import_numpy
+from ddpdoctor.cli.diagnosis_of import diagnosis_at
+from ddpdoctor.cli.numpy_threads import import_numpy_single_threaded
 from ddpdoctor.cli.outputs import check_outputs, output_file, output_folder, to_stdout
-from ddpdoctor.cli.progress import in_turn, shown_progress
+from ddpdoctor.cli.progress import per_item_progress, shown_progress
+from ddpdoctor.cli.project_config import chosen_job, configured
 from ddpdoctor.cli.say import say
-from ddpdoctor.cli.tracking import Trackers, tracker_options
+from ddpdoctor.cli.shell_completion import runs
+from ddpdoctor.cli.tracker_options import Trackers, tracker_options
 from ddpdoctor.errors import DdpDoctorError, UnusableInput
-from ddpdoctor.stages import Stage, untold
+from ddpdoctor.stages import Stage, no_progress
 
 if TYPE_CHECKING:
     from ddpdoctor.analysis import Prepared
@@ -80,7 +80,7 @@ def command(
     trackers.check()
     chosen = _range(steps)
     _check(paths, wanted, trackers, chosen is not None)
-    import_numpy()
+    import_numpy_single_threaded()
     if wanted.recordings:
         _export_recording(paths, wanted, trackers, chosen, job)
         return
@@ -112,7 +112,7 @@ class _Wanted:
 
 def _check(paths: Sequence[str], wanted: _Wanted, trackers: Trackers, steps_chosen: bool) -> None:
     """Raises UsageError or DdpDoctorError where the options do not go together, or what they name cannot be written."""
-    if not (wanted.recordings or trackers.any) and wanted.figures is None:
+    if not (wanted.recordings or trackers.requested) and wanted.figures is None:
         raise click.UsageError(
             "nothing to write: give --timeline F, --parquet DIR, --csv DIR, --speedscope DIR, --figures DIR, --tensorboard DIR, "
             "--mlflow DIR or --wandb DIR."
@@ -147,7 +147,7 @@ def _export_recording(
         options = configured(progress, job=job)
         prepared = prepare(list(paths), options)
         # Tables and flame graphs show what was recorded, and nothing of a diagnosis.
-        diagnosed = wanted.timeline is not None or wanted.figures is not None or trackers.any
+        diagnosed = wanted.timeline is not None or wanted.figures is not None or trackers.requested
         diagnosis = conclude(prepared, options) if diagnosed else None
         found = recorded_tables(prepared.logs, prepared.windows, prepared.inputs.telemetry)
     recorded = {name: getattr(found, name) for name in (*TABLES, *BY_NAME)}
@@ -159,8 +159,8 @@ def _export_recording(
     said: list[str] = []
     try:
         # Nothing else may stand in a timeline on standard output, which may be the same terminal.
-        with nullcontext(untold) if aside else shown_progress() as progress:
-            turns = in_turn(progress, Stage.REPORT, len(wanted.recordings))
+        with nullcontext(no_progress) if aside else shown_progress() as progress:
+            turns = per_item_progress(progress, Stage.REPORT, len(wanted.recordings))
             said += _tables_written(wanted, recorded, turns)
             if wanted.speedscope is not None:
                 flames = _write_flames(prepared, recorded, wanted.speedscope, next(turns))
@@ -206,7 +206,7 @@ def _timeline_written(
     fitting = None if cut else steps_that_fit(recorded)
     if fitting is not None:
         recorded = cut_steps(recorded, *fitting)
-    everybody = words.everybody(diagnosis)
+    everybody = words.all_ranks_label(diagnosis)
     write_timeline(recorded, diagnosis.findings, hosts, timeline, told, everybody=everybody)
     only = "steps {} to {} only, for a browser to open; --steps A:B chooses others."
     return [

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from ddpdoctor.cli.diagnosed import diagnosing
+from ddpdoctor.cli.diagnosis_of import diagnosing
 from ddpdoctor.cli.finite import FiniteRange
-from ddpdoctor.cli.onethread import import_numpy
+from ddpdoctor.cli.numpy_threads import import_numpy_single_threaded
 from ddpdoctor.cli.outputs import check_outputs, output_file, say_written, to_stdout
 from ddpdoctor.cli.say import say
 from ddpdoctor.errors import DdpDoctorError, UnusableInput
@@ -57,14 +57,14 @@ def command(
       ddpdoctor history ddpdoctor-runs
       ddpdoctor history nightly/ --html history.html --last 10 --fail-on-regression 5
     """
-    import_numpy()
+    import_numpy_single_threaded()
     from rich.console import Console
 
     from ddpdoctor.report.history import history
     from ddpdoctor.report.history_output import print_history, write_history_html, write_history_json
     from ddpdoctor.written import HISTORY, HISTORY_PAGE
 
-    left_out = LeftOut([], [])
+    left_out = SkippedSources([], [])
     sources = _without_own(_sources(paths, left_out), [html, json_file])
     check_outputs(
         [file for _, file in sources], {"--html": (html, HISTORY_PAGE), "--json": (json_file, HISTORY)}
@@ -93,7 +93,7 @@ def command(
         raise UnusableInput("no job has a run before its newest: a regression cannot be detected.")
 
 
-class LeftOut(NamedTuple):
+class SkippedSources(NamedTuple):
     """What is not in the history, for its reader in ``notes``, for the gate in ``unread``."""
 
     notes: list[str]
@@ -112,7 +112,7 @@ class LeftOut(NamedTuple):
         self.add(path, why, started_ns, command)
 
 
-def _recorded(sources: Sequence[tuple[str, str]], left_out: LeftOut) -> list[tuple[str, Diagnosis]]:
+def _recorded(sources: Sequence[tuple[str, str]], left_out: SkippedSources) -> list[tuple[str, Diagnosis]]:
     """(Where each run lies, with its diagnosis). A diagnosis that was made while the run was recorded, or that cannot be read, is made
     anew from the recording."""
     found: list[tuple[str, Diagnosis]] = []
@@ -170,7 +170,7 @@ def _without_own(sources: Iterable[tuple[str, str]], outputs: Sequence[Path | No
     return left
 
 
-def _sources(paths: Sequence[str], left_out: LeftOut) -> Iterator[tuple[str, str]]:
+def _sources(paths: Sequence[str], left_out: SkippedSources) -> Iterator[tuple[str, str]]:
     """(Name, what to read) of each run: its own diagnosis where it was made, else the recording; then of reports elsewhere. What
     is left out is put there. A file that has the name of a report, or was given as one, is a report, whatever it holds."""
     from ddpdoctor.report.read import holds_diagnosis, is_page_of_others
@@ -218,7 +218,7 @@ def _why_closed(file: Path) -> str | None:
     return None
 
 
-def _reports(path: str, runs: set[str], left_out: LeftOut) -> Iterator[Path]:
+def _reports(path: str, runs: set[str], left_out: SkippedSources) -> Iterator[Path]:
     if Path(path).is_file():
         yield Path(path)
         return

@@ -20,7 +20,7 @@ class Keys:
         self._handle = handle
 
     @property
-    def heard(self) -> bool:
+    def enabled(self) -> bool:
         """Whether keys have any effect."""
         return self._handle is not None
 

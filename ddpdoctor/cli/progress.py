@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from ddpdoctor.stages import Progress, Stage, untold
+from ddpdoctor.stages import Progress, Stage, no_progress
 
 
 @contextmanager
@@ -15,7 +15,7 @@ def shown_progress() -> Iterator[Progress]:
     """A line on stderr with the stage of the analysis, what is done of it and the time since the start; nothing where stderr
     is no terminal."""
     if not sys.stderr.isatty():
-        yield untold
+        yield no_progress
         return
     from rich import progress as rich_progress
     from rich.console import Console
@@ -41,15 +41,15 @@ def shown_progress() -> Iterator[Progress]:
         yield show
 
 
-def in_turn(progress: Progress, stage: Stage, count: int) -> Iterator[Callable[[float], None]]:
+def per_item_progress(progress: Progress, stage: Stage, count: int) -> Iterator[Callable[[float], None]]:
     """For each of ``count`` things that a stage does one after the other, as it begins, what tells which part of it is done."""
     for place in range(count):
-        told = partial(_tell_in_turn, progress, stage, place, count)
+        told = partial(_print_per_item, progress, stage, place, count)
         told(0.0)
         yield told
 
 
-def _tell_in_turn(progress: Progress, stage: Stage, place: int, count: int, part: float) -> None:
+def _print_per_item(progress: Progress, stage: Stage, place: int, count: int, part: float) -> None:
     progress(stage, (place + part) / count)
 
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddpdoctor.cli.completing import rule_ids
-from ddpdoctor.cli.configured import own_config
 from ddpdoctor.cli.groups import Group
+from ddpdoctor.cli.project_config import own_config
 from ddpdoctor.cli.rule_authors import facts_command, new_command
+from ddpdoctor.cli.shell_completion import rule_ids
 from ddpdoctor.errors import RuleError
 from ddpdoctor.nearest import did_you_mean
 from ddpdoctor.plain import plain

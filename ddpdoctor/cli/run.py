@@ -88,11 +88,11 @@ def command(
     """
     options = asked_options(recording)
     try:
-        from ddpdoctor.cli.recorded import Presentation, run_and_present
+        from ddpdoctor.cli.run_and_present import ReportOptions, run_and_present
     except Exception as error:  # something that we need is missing or broken
         run_alone(job, error)
     run_and_present(
         job,
         options,
-        Presentation(analysis=not no_analysis, quiet=quiet, source_text=not no_source_text, static=static),
+        ReportOptions(analysis=not no_analysis, quiet=quiet, source_text=not no_source_text, static=static),
     )

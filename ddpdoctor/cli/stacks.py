@@ -32,7 +32,7 @@ def command(run: Path, verbose: bool) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from ddpdoctor.cli.asked import answers, running_ranks
+    from ddpdoctor.cli.rank_answers import answers, running_ranks
     from ddpdoctor.plain import plain
     from ddpdoctor.rundir import (
         STACKS_FILE,
@@ -66,14 +66,14 @@ def command(run: Path, verbose: bool) -> None:
                 line(f"  {text}")
             continue
         told = fitting(dict(answer), STANDING, "", [])
-        line(f"rank {rank.rank} (process {rank.pid}) {_doing(told)}", "bold")
+        line(f"rank {rank.rank} (process {rank.pid}) {_state_text(told)}", "bold")
         for text in _lines(told, verbose):
             line(f"  {text}")
-    if apart := _apart(list(found.values())):
+    if apart := _answer_spread(list(found.values())):
         line(apart, "dim")
 
 
-def _apart(answers: Sequence[Mapping[str, Any]]) -> str:
+def _answer_spread(answers: Sequence[Mapping[str, Any]]) -> str:
     """That each rank answered for itself, where there are several."""
     moments = [at_ns for answer in answers if isinstance(at_ns := answer.get("at_ns"), int)]
     if len(moments) < 2:
@@ -84,7 +84,7 @@ def _apart(answers: Sequence[Mapping[str, Any]]) -> str:
 
 def _silent(rank: Present) -> Sequence[str]:
     """What a rank is that does not answer, and more lines on that."""
-    from ddpdoctor.cli.asked import STOPPED, is_stopped
+    from ddpdoctor.cli.rank_answers import STOPPED, is_stopped
     from ddpdoctor.rundir import FAULTS_FILE, read_bounded
 
     if is_stopped(rank):
@@ -102,7 +102,7 @@ _WHY_NOT = (
 )
 
 
-def _doing(told: Mapping[str, Any]) -> str:
+def _state_text(told: Mapping[str, Any]) -> str:
     step, since_ns, at_ns = (told.get(name) for name in ("step", "step_since_ns", "at_ns"))
     lasts = f" for {(at_ns - since_ns) / 1e9:.1f} s" if since_ns and at_ns and at_ns >= since_ns else ""
     behind = time.time_ns() - at_ns if at_ns else 0

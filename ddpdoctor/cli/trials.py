@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddpdoctor.cli.completing import runs, setting_names
-from ddpdoctor.cli.diagnosed import diagnosis_at
+from ddpdoctor.cli.diagnosis_of import diagnosis_at
 from ddpdoctor.cli.finite import FiniteRange
-from ddpdoctor.cli.onethread import import_numpy
+from ddpdoctor.cli.numpy_threads import import_numpy_single_threaded
 from ddpdoctor.cli.outputs import check_outputs, output_file, say_written, to_stdout
-from ddpdoctor.cli.patched import write_patch
+from ddpdoctor.cli.patch import write_patch
 from ddpdoctor.cli.say import say
+from ddpdoctor.cli.shell_completion import runs, setting_names
 from ddpdoctor.errors import DdpDoctorError, UnusableInput
 from ddpdoctor.plain import plain
 
@@ -120,7 +120,7 @@ def command(
       ddpdoctor try ddpdoctor-runs/20260101T120000Z-train --all -- torchrun --nproc-per-node 8 train.py
       ddpdoctor try --set loader.num_workers=4 --set ddp.bucket_cap_mb=50 -- torchrun --nproc-per-node 8 train.py
     """
-    import_numpy()
+    import_numpy_single_threaded()
     from ddpdoctor.diagnose.tried import MOST_SETTINGS, MOST_VARIANTS
     from ddpdoctor.experiment import informed, of_settings, parse_setting, proposals, tuning
     from ddpdoctor.written import PATCH, TRIALS
@@ -166,12 +166,12 @@ def command(
         tried,
         diagnosis,
         run,
-        _Wishes(steps, rounds, budget, where == "copy", json_file, patch, tune is not None),
+        _TrialOptions(steps, rounds, budget, where == "copy", json_file, patch, tune is not None),
     )
 
 
 @dataclass(frozen=True)
-class _Wishes:
+class _TrialOptions:
     """How to measure, and what to write."""
 
     steps: int | None
@@ -236,15 +236,15 @@ def _measure(
     proposals: Sequence[Proposal],
     diagnosis: Diagnosis | None,
     run: str | None,
-    wishes: _Wishes,
+    wishes: _TrialOptions,
 ) -> None:
     from rich.console import Console
 
-    from ddpdoctor.cli.apart import take_interrupts_as_exceptions
+    from ddpdoctor.cli.child import take_interrupts_as_exceptions
     from ddpdoctor.experiment import Budget, Command, Experiment, Plan, as_json
     from ddpdoctor.launch.alone import inherited_environment
     from ddpdoctor.launch.privacy import mask_command
-    from ddpdoctor.report import tried
+    from ddpdoctor.report import experiment_view
     from ddpdoctor.written import TRIALS, write_file
 
     step_ms = diagnosis.steps.mean_ms if diagnosis is not None else None
@@ -277,7 +277,7 @@ def _measure(
     except KeyboardInterrupt:
         interrupted = True
     answer = experiment.answer(mask_command(job))
-    tried.print_answer(answer, Console(stderr=to_stdout([wishes.json_file, wishes.patch])))
+    experiment_view.print_experiment(answer, Console(stderr=to_stdout([wishes.json_file, wishes.patch])))
     if run is not None and any(variant.trials for variant in answer.variants):
         _keep(answer, Path(run))
     if wishes.json_file is not None:

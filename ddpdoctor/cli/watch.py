@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from ddpdoctor.cli.completing import runs
 from ddpdoctor.cli.finite import FiniteRange
+from ddpdoctor.cli.shell_completion import runs
 from ddpdoctor.errors import UnusableInput
 
 
@@ -33,7 +33,7 @@ def command(run: Path, interval: float, once: bool) -> None:
       ddpdoctor watch ddpdoctor-runs/20260101T120000Z-train
       ddpdoctor watch ddpdoctor-runs/20260101T120000Z-train --once
     """
-    from ddpdoctor.cli.watched import watch
+    from ddpdoctor.cli.watch_loop import watch
     from ddpdoctor.rundir import is_run_directory
 
     if not is_run_directory(str(run)):

@@ -64,7 +64,7 @@ class View:
     phases: bool = False
     """The phases of each rank instead of times and resources."""
 
-    def press(self, key: str) -> bool:
+    def handle_key(self, key: str) -> bool:
         """Do what ``key`` asks for; whether that is to end."""
         if key == "s":
             order = list(Sort)

@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ddpdoctor.cli.asked import STOPPED
+from ddpdoctor.cli.rank_answers import STOPPED
 from ddpdoctor.cli.watch_ranks import (
     MOST_ROWS,
     Placed,
@@ -29,7 +29,7 @@ from ddpdoctor.cli.watch_ranks import (
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.plain import plain
 from ddpdoctor.report import words
-from ddpdoctor.report.opening import price
+from ddpdoctor.report.summary import cost_sentence
 from ddpdoctor.rundir import Standstill, read_stops
 from ddpdoctor.rundir.ends import job_end
 from ddpdoctor.rundir.fault_text import innermost_frame, says_gil_is_held
@@ -41,7 +41,7 @@ SPARKS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True)
-class Opinion:
+class LiveVerdict:
     """What the analysis says so far."""
 
     headline: str
@@ -51,14 +51,16 @@ class Opinion:
     moment_s: float = field(default_factory=time.monotonic)
 
     @classmethod
-    def of(cls, diagnosis: Diagnosis) -> Opinion:
+    def of(cls, diagnosis: Diagnosis) -> LiveVerdict:
         """The verdict of a diagnosis and its price."""
-        return cls(diagnosis.verdict.headline, price(diagnosis), diagnosis.healthy, diagnosis.steps.measured)
+        return cls(
+            diagnosis.verdict.headline, cost_sentence(diagnosis), diagnosis.healthy, diagnosis.steps.measured
+        )
 
 
 def frame(
     run: LiveRun,
-    opinion: Opinion,
+    opinion: LiveVerdict,
     *,
     now: Mapping[int, Mapping[str, Any]] | None = None,
     view: View | None = None,
@@ -136,7 +138,7 @@ def _place(run: LiveRun, stop: RankStop) -> Sequence[Any]:
     return innermost(said[0]) if said else ()
 
 
-def _verdict(opinion: Opinion, over: bool) -> Text:
+def _verdict(opinion: LiveVerdict, over: bool) -> Text:
     style = {True: "bold green", False: "bold red", None: "dim"}[opinion.healthy]
     text = Text(plain(opinion.headline), style=style)
     if opinion.price:
@@ -156,7 +158,7 @@ def _pace(run: LiveRun) -> Text:
         f"{words.count(min(live.steps_total for live in run.ranks.values()), 'step')} done",
     ]
     if times:
-        pieces.append(f"{words.milliseconds(statistics.median(times))} a step")
+        pieces.append(f"{words.milliseconds(statistics.median(times))} per step")
     rate = run.samples_per_s(RECENT_STEPS)
     if rate is not None:
         pieces.append(f"{words.significant(rate)} samples/s")
@@ -174,7 +176,7 @@ def _sparkline(run: LiveRun) -> list[Text]:
         return []
     top = max(values)
     bars = "".join(SPARKS[min(int(value / top * len(SPARKS)), len(SPARKS) - 1)] for value in values)
-    return [Text.assemble((bars, "blue"), (f"  up to {words.milliseconds(top)} a step", "dim"))]
+    return [Text.assemble((bars, "blue"), (f"  up to {words.milliseconds(top)} per step", "dim"))]
 
 
 def _gpu_table(run: LiveRun) -> Table | None:

@@ -41,7 +41,7 @@ FAULTS = (
         (0,),
     ),
     Fault("barrier", "A barrier in every step keeps uneven work from evening out.", "sync/explicit-barrier"),
-    Fault("tiny-buckets", "DDP is told to reduce gradients in tiny buckets.", "allreduce/small-buckets"),
+    Fault("tiny-buckets", "DDP reduces gradients in tiny buckets.", "allreduce/small-buckets"),
     Fault(
         "no-no-sync",
         "Gradients are accumulated over 8 batches without no_sync().",
@@ -55,7 +55,11 @@ FAULTS = (
     Fault("uneven-batch", "Rank 1 gets twice the batch.", "rank-imbalance/uneven-work", (1,)),
     Fault("gc", "Rank 1 collects garbage every other step.", "rank-imbalance/garbage-collection", (1,)),
     Fault(
-        "hang", "Rank 1 takes a lock in step 60 that it holds already.", "hang/not-reached", (1,), hangs=True
+        "hang",
+        "Rank 1 acquires a lock in step 60 that it holds already (a deadlock).",
+        "hang/not-reached",
+        (1,),
+        hangs=True,
     ),
     Fault("intermittent", "Rank 1 is slow in every tenth step.", "rank-imbalance/intermittent", (1,)),
 )

@@ -178,7 +178,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """When this finding is wrong."""
 
     def __repr__(self) -> str:
-        price = "" if self.costs_ms_per_step is None else f", {self.costs_ms_per_step:.3g} ms a step"
+        price = "" if self.costs_ms_per_step is None else f", {self.costs_ms_per_step:.3g} ms per step"
         ranks = "" if self.ranks is None else f", of {len(self.ranks)} of the ranks"
         return f"<Finding {self.rule}: {self.severity}{price}{ranks}>"
 
@@ -261,6 +261,6 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises DdpDoctorError where plotly is not installed (the extra ``ddpdoctor[plot]``).
         """
-        from ddpdoctor.report.figures.layer import figures
+        from ddpdoctor.report.figures.plotly_bundle import figures
 
         return figures(self)

@@ -143,7 +143,7 @@ def _unexplained(
                 )
                 found.setdefault(
                     path,
-                    (cost["share"], f"{part} may be a problem, but {run.rule.id} could not look ({why})"),
+                    (cost["share"], f"{part} may be a problem, but {run.rule.id} lacked data ({why})"),
                 )
     return [sentence for _, sentence in sorted(found.values(), reverse=True)]
 

@@ -63,7 +63,8 @@ def verdict(
         seen += f"; {len(outcome.skipped)} checks lacked data"
     if outcome.too_few:
         return True, Verdict(
-            None, f"Nothing lasting was found ({seen}), but once: {outcome.headlines[outcome.too_few[0]]}"
+            None,
+            f"No lasting problem was found ({seen}), but this happened once: {outcome.headlines[outcome.too_few[0]]}",
         )
     told = next(
         (f for f in outcome.findings if (f.share or 0.0) >= share or f.rule in outcome.informing), None
@@ -146,7 +147,7 @@ def _of_step_times(steps: Mapping[str, Any]) -> Iterator[str]:
         return
     mean, median = steps["mean_ms"], steps["median_ms"]
     if mean <= 0 or median <= 0:
-        yield f"a step takes {mean:.3g} ms on average, and {median:.3g} ms at the median"
+        yield f"a step takes {mean:.3g} ms on average and {median:.3g} ms (median)"
     elif mean * _FAR < median:
         yield f"a step takes {words.ms(mean)} on average, which is impossible with a median of {words.ms(median)}"
 
@@ -162,7 +163,7 @@ def _few_long_steps(
         explained = sum(finding.costs_ms_per_step or 0.0 for finding in findings)
         if explained < _EXPLAINED * beyond and beyond >= thresholds["tiny_cost_ms"]:
             yield (
-                f"a step takes {words.ms(mean)} on average and {words.ms(median)} at the median, so a few steps take most of the "
+                f"a step takes {words.ms(mean)} on average and {words.ms(median)} (median), so a few steps take most of the "
                 "time, and no rule explains why"
             )
 
@@ -177,13 +178,13 @@ def _of_shares(facts: Mapping[str, Any]) -> Iterator[str]:
         if not isfinite(value):
             yield f"{path} is not a number"
         elif path.rpartition(".")[2].endswith("share") and not -_SLACK <= value <= 1 + _SLACK:
-            yield f"{path} is {value:.3g}, but a share lies between 0 and 1"
+            yield f"{path} is {value:.3g}, but a share must be between 0 and 1"
     parts = facts["breakdown"]
     if parts and (
         any(not -_SUM_SLACK <= part <= 1 + _SUM_SLACK for part in parts.values())
         or abs(sum(parts.values()) - 1.0) > _SUM_SLACK
     ):
-        yield "the parts of a step do not add up to it"
+        yield "the parts of a step do not add up to the step"
 
 
 def _numbers(value: Any, path: str) -> Iterator[tuple[str, float]]:

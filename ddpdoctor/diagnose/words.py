@@ -201,8 +201,8 @@ def beside_others(cost: Mapping[str, Any]) -> str:
     if not whole or alone is None or remaining is None or remaining - alone < _DIFFERS * whole:
         return ""
     return (
-        f" Other ranks are late, too, for other causes: fixed alone, this saves {ms(alone)} a step, "
-        f"and {ms(remaining)} once those are fixed."
+        f" Other ranks are late for other reasons, too: fixing only this saves {ms(alone)} per step, "
+        f"{ms(remaining)} once they are fixed."
     )
 
 

@@ -129,10 +129,10 @@ class Experiment:
             limit_s = min(self._plan.budget.left_s, len(blocks) * self._limit_s())
             trials = run_blocks(self._plan.command, [*blocks, {}], self._steps, limit_s)
         except BlocksError as error:
-            self._note(f"Each trial is a job of its own: within one, loaders cannot be changed ({error}).")
+            self._note(f"Each trial is a separate job: within one, loaders cannot be changed ({error}).")
             return False
         if len(trials) != len(blocks) + 1:
-            self._note(f"Each trial is a job of its own: {trials[0].why}.")
+            self._note(f"Each trial is a separate job: {trials[0].why}.")
             return False
         for number, arm in enumerate(arms):
             before, trial, after = trials[2 * number : 2 * number + 3]
@@ -184,7 +184,7 @@ class Experiment:
             self._note(f"{ended}: once. All other trials took {self._steps}, and did not reach it.")
         else:
             self._note(
-                f"{ended}, as each trial did: what it writes there was written anew, and parameters were not compared."
+                f"{ended}, as each trial did: what it writes there was written again, and parameters were not compared."
             )
 
     def _note(self, words: str) -> None:
@@ -331,4 +331,4 @@ def _why(arm: _Arm, trials: Sequence[Trial], ends: Sequence[float] | None) -> st
 def _told(trial: Trial) -> str:
     if trial.why:
         return f"failed, {trial.why}"
-    return f"{np.median(trial.step_ms):.1f} ms a step ({len(trial.step_ms)} steps)"
+    return f"{np.median(trial.step_ms):.1f} ms per step ({len(trial.step_ms)} steps)"

@@ -113,14 +113,16 @@ SETTINGS = {
             "loader.prefetch_factor", "batches that each worker prepares ahead", f"1 to {MOST}", _count(1)
         ),
         _switch("loader.persistent_workers", "workers stay between epochs"),
-        _switch("loader.pin_memory", "batches in page-locked memory, so that copies run beside computation"),
+        _switch(
+            "loader.pin_memory", "batches in page-locked memory, so that copies overlap with computation"
+        ),
         Setting("ddp.bucket_cap_mb", "MB of gradients that DDP reduces together", "above 0", _size, _LAST),
         _switch("ddp.gradient_as_bucket_view", "gradients are views of the buckets: one copy less"),
         _switch("ddp.static_graph", "DDP may assume the same graph in each step"),
         _switch("ddp.find_unused_parameters", "DDP looks for parameters without gradient in each step"),
         _switch("ddp.broadcast_buffers", "rank 0's buffers are broadcast before each forward pass", _OTHER),
         Setting(
-            "ddp.comm_hook", "gradients travel in 16 bits", "fp16 or bf16", _one_of("fp16", "bf16"), _OTHER
+            "ddp.comm_hook", "gradients are sent in 16 bits", "fp16 or bf16", _one_of("fp16", "bf16"), _OTHER
         ),
         _switch("ddp.accumulate", "gradients are reduced in the last micro-batch only (no_sync)", _LAST),
         Setting(

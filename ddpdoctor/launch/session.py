@@ -320,9 +320,7 @@ class _Recording:
         if child.is_to_end or status.signal is not None:
             end_orphans = partial(self._end_orphans, child.was_told_by_group, self._recorded_ranks())
             if not self._stage(end_orphans):
-                self.notes.append(
-                    "Processes of the job may go on: what is left of it could not be looked for."
-                )
+                self.notes.append("Processes of the job may still run: they could not be looked for.")
         for stage in (self._collect, self._wait_for_others):
             if not self._stage(stage):
                 raise NoAnswerError

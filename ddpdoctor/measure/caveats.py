@@ -37,7 +37,7 @@ def _refused(graphs: Graphs) -> Iterator[str]:
     if window is not None and graphs.speaking is window and window.refused:
         yield (
             f"Collectives could not be matched across ranks: {window.refused}. "
-            "Waiting and transfer cannot be separated, and no rank is blamed."
+            "Waiting and transfer cannot be separated, and no rank is reported as late."
         )
 
 

@@ -57,7 +57,7 @@ from ddpdoctor.measure.summary import BandwidthPoint, Flame, RankSummary, Series
 from ddpdoctor.measure.taxonomy import RARE_ON_DEVICE, RARE_ON_HOST
 from ddpdoctor.measure.telemetry import HostTelemetry
 from ddpdoctor.measure.window import Window, with_bucket_sizes
-from ddpdoctor.stages import WINDOWS_READ, Progress, Stage, counted, untold
+from ddpdoctor.stages import WINDOWS_READ, Progress, Stage, counted, no_progress
 
 
 class Measurement(msgspec.Struct, frozen=True):
@@ -82,7 +82,7 @@ def measure(
     windows: Sequence[Window],
     telemetry: Mapping[str, HostTelemetry],
     hang: HangFacts | None = None,
-    progress: Progress = untold,
+    progress: Progress = no_progress,
 ) -> Measurement:
     """Measure a run. ``logs`` and ``windows`` are ordered by rank; either may be empty, not both. ``hang``: whether and how it
     stopped, which is found elsewhere."""
@@ -123,7 +123,7 @@ def summaries(
     logs: Sequence[RankLog],
     windows: Sequence[Window],
     telemetry: Mapping[str, HostTelemetry],
-    progress: Progress = untold,
+    progress: Progress = no_progress,
 ) -> list[RankSummary]:
     """The ``ranks`` of :func:`measure`, for which nothing is attributed or priced."""
     graphs, _, _ = _aligned(logs, windows, telemetry, progress)

@@ -4,12 +4,12 @@
 
     outputs            terminal, html, json_output, markdown, junit, sarif, figures_output
                        timeline_export  all ranks on one clock            timeline_tracks  its tracks
-    what they say      view, opening, finding_view, job_view, memory_view, standing_view, tried
-                       words  numbers, ranks and parts of a step          unbroken  lines that break no word
+    content            view, summary, finding_view, job_view, memory_view, hang_view, experiment_view
+                       words  numbers, ranks and parts of a step          console_output  wraps at spaces only
                        project  which code is the user's
     the HTML page      charts, figures (packages)                         embed  the diagnosis inside it
     several runs       compare, compare_settings, compare_output          history, history_output
-    read back          read  a diagnosis from a file                      sound  whether it can be one
+    read back          read  a diagnosis from a file                      validation  whether its values are possible
     ``--redact``       redaction  what is replaced                        redact_names  names and forms that identify
 """
 

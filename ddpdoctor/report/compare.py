@@ -140,7 +140,7 @@ def compare(before: Diagnosis, after: Diagnosis) -> Comparison:
             "the two do not cut steps at exactly the same points."
         )
     findings = _findings(before, after, comparable=not differences)
-    notes += _kept_promise(before, after, findings)
+    notes += _predicted_and_actual(before, after, findings)
     sides = _side(before, old), _side(after, new)
     notes += [
         f"The job {which} {side.stopped}: its steps until then are compared."
@@ -203,7 +203,7 @@ def _side(diagnosis: Diagnosis, times_ms: NDArray[np.float64]) -> Side:
         source=diagnosis.source,
         headline=diagnosis.verdict.headline,
         healthy=diagnosis.healthy,
-        everybody=words.everybody(diagnosis),
+        everybody=words.all_ranks_label(diagnosis),
         stopped=words.stopped(diagnosis),
         running=diagnosis.job.end == RUNNING,
         steps_measured=steps.measured,
@@ -270,7 +270,7 @@ def _verdict(judgement: str, ratio: Ratio | None, sides: tuple[Side, Side], diff
     before, after = (words.milliseconds(side.median_ms) for side in sides)
     if judgement == "not comparable":
         what = "; ".join(f"{d.what}: {d.before} before, {d.after} after" for d in differences)
-        return f"Not comparable ({what}). Both are shown, and neither is judged better."
+        return f"Not comparable ({what}). Both are shown without a verdict."
     if ratio is None or ratio.low is None or ratio.high is None:
         return f"Too few steps to decide: median step {before} before, {after} after."
     interval = f"{100 * CONFIDENCE:.0f} % interval {ratio.low:.3f} to {ratio.high:.3f}"
@@ -308,26 +308,26 @@ def _findings(before: Diagnosis, after: Diagnosis, *, comparable: bool) -> list[
     pairs: list[tuple[Finding | None, Finding | None]] = []
     waiting: dict[object, deque[int]] = {}
     for place, new in enumerate(after.findings):
-        for key in (new.rule, _who(new)):
+        for key in (new.rule, _finding_key(new)):
             waiting.setdefault(key, deque()).append(place)
     taken: set[int] = set()
     for old in before.findings:
-        same = _next(waiting, _who(old), taken)
-        same = _next(waiting, old.rule, taken) if same is None else same
+        same = _pop_match(waiting, _finding_key(old), taken)
+        same = _pop_match(waiting, old.rule, taken) if same is None else same
         pairs.append((old, None if same is None else after.findings[same]))
     pairs += [(None, new) for place, new in enumerate(after.findings) if place not in taken]
-    looked = _looked(before), _looked(after)
+    looked = _was_checked(before), _was_checked(after)
     rows = [_finding(old, new, before, looked) for old, new in pairs]
     if not comparable:
         rows = [msgspec.structs.replace(row, status=_ONE_SIDED.get(row.status, row.status)) for row in rows]
     return sorted(rows, key=lambda r: -max(r.before_ms_per_step or 0.0, r.after_ms_per_step or 0.0))
 
 
-def _who(finding: Finding) -> tuple[str, tuple[int, ...] | None]:
+def _finding_key(finding: Finding) -> tuple[str, tuple[int, ...] | None]:
     return finding.rule, None if finding.ranks is None else tuple(finding.ranks)
 
 
-def _next(waiting: Mapping[object, deque[int]], key: object, taken: set[int]) -> int | None:
+def _pop_match(waiting: Mapping[object, deque[int]], key: object, taken: set[int]) -> int | None:
     """The first place that waits under ``key`` and is not ``taken``, and then is; None where none does."""
     places = waiting.get(key, deque())
     while places:
@@ -348,7 +348,7 @@ def _finding(
     elif old is None:
         status = "new" if looked[0](shown.rule) else "not checked before"
     else:
-        status = "changed" if _moved(old, new, before.steps.mean_ms or 0.0) else "unchanged"
+        status = "changed" if _cost_changed(old, new, before.steps.mean_ms or 0.0) else "unchanged"
     return FindingChange(
         rule=shown.rule,
         title=shown.title,
@@ -362,26 +362,26 @@ def _finding(
     )
 
 
-def _looked(diagnosis: Diagnosis) -> _Looked:
+def _was_checked(diagnosis: Diagnosis) -> _Looked:
     """Which rules could look. A report that does not list its rules is taken to have looked."""
     listed = bool(diagnosis.checked or diagnosis.skipped)
     known = {finding.rule for finding in diagnosis.findings} | {rule.rule for rule in diagnosis.checked}
     return lambda rule: not listed or rule in known
 
 
-def _moved(old: Finding, new: Finding, step_ms: float) -> bool:
+def _cost_changed(old: Finding, new: Finding, step_ms: float) -> bool:
     moved_ms = abs((new.costs_ms_per_step or 0.0) - (old.costs_ms_per_step or 0.0))
-    dearer = moved_ms > _MOVED_SHARE * step_ms and not (_within(old, new) and _within(new, old))
+    dearer = moved_ms > _MOVED_SHARE * step_ms and not (_in_range(old, new) and _in_range(new, old))
     return old.severity != new.severity or old.ranks != new.ranks or dearer
 
 
-def _within(one: Finding, other: Finding) -> bool:
+def _in_range(one: Finding, other: Finding) -> bool:
     """Whether the price of one lies in the range of the other's."""
     ends_ms, cost_ms = other.costs_ms_per_step_range, one.costs_ms_per_step
     return ends_ms is not None and cost_ms is not None and ends_ms[0] <= cost_ms <= ends_ms[1]
 
 
-def _kept_promise(before: Diagnosis, after: Diagnosis, rows: list[FindingChange]) -> list[str]:
+def _predicted_and_actual(before: Diagnosis, after: Diagnosis, rows: list[FindingChange]) -> list[str]:
     """What mending the one priced finding that is gone was to save, and what it did; [] where several are gone."""
     gone = {row.rule for row in rows if row.status == "resolved" and row.before_ms_per_step is not None}
     mended = [f for f in before.findings if f.rule in gone and f.caused_by is None]
@@ -389,8 +389,8 @@ def _kept_promise(before: Diagnosis, after: Diagnosis, rows: list[FindingChange]
     if len(mended) != 1 or old_ms is None or new_ms is None:
         return []
     finding, saved = mended[0], words.milliseconds(abs(old_ms - new_ms))
-    cost = words.milliseconds(finding.costs_ms_per_step) + words.aside(words.cost_range(finding))
+    cost = words.milliseconds(finding.costs_ms_per_step) + words.in_parentheses(words.cost_range(finding))
     told = f"{'at most ' if finding.at_most else ''}{cost}"
     return [
-        f"{finding.rule} was priced at {told} a step; the mean step is {saved} {'shorter' if new_ms <= old_ms else 'longer'}."
+        f"{finding.rule} was estimated at {told} per step; the mean step is now {saved} {'shorter' if new_ms <= old_ms else 'longer'}."
     ]

@@ -13,9 +13,9 @@ from rich.text import Text
 from ddpdoctor.plain import plain
 from ddpdoctor.report import words
 from ddpdoctor.report.compare import Comparison, FindingChange, Side
+from ddpdoctor.report.console_output import MOST_OF_A_CELL, print_wrapped, truncated
 from ddpdoctor.report.html import render_plain
 from ddpdoctor.report.json_output import formatted
-from ddpdoctor.report.unbroken import MOST_OF_A_CELL, put, shortened
 from ddpdoctor.written import COMPARISON, COMPARISON_PAGE, write_file
 
 _STYLES = {"faster": "bold green", "slower": "bold red"}
@@ -47,7 +47,7 @@ def write_comparison_json(comparison: Comparison, path: str | os.PathLike[str]) 
 def render_comparison(comparison: Comparison) -> str:
     """The comparison as one HTML document without scripts."""
     sides = [
-        (name, f"{', '.join(side.source)}: {words.uncoded(side.headline)}")
+        (name, f"{', '.join(side.source)}: {words.strip_backticks(side.headline)}")
         for name, side in (("before", comparison.before), ("after", comparison.after))
     ]
     return render_plain("compare.html.j2", comparison=comparison, sides=sides, grids=grids(comparison))
@@ -60,15 +60,17 @@ def write_comparison_html(comparison: Comparison, path: str | os.PathLike[str]) 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """Print the verdict and the tables. Fits 80 columns, but breaks no id and no path."""
-    put(console, Text(plain(shortened(comparison.verdict)), style=_STYLES.get(comparison.judgement, "bold")))
+    print_wrapped(
+        console, Text(plain(truncated(comparison.verdict)), style=_STYLES.get(comparison.judgement, "bold"))
+    )
     for side, name in ((comparison.before, "before"), (comparison.after, "after")):
         line = f"{name}: {', '.join(side.source)}: {side.headline}"
-        put(console, Text(plain(shortened(line)), style="dim"))
+        print_wrapped(console, Text(plain(truncated(line)), style="dim"))
     for grid in grids(comparison):
         console.print()
-        put(console, table_of(grid))
+        print_wrapped(console, table_of(grid))
     for note in comparison.notes:
-        put(console, Text(plain(shortened(f"Note: {note}")), style="dim"))
+        print_wrapped(console, Text(plain(truncated(f"Note: {note}")), style="dim"))
 
 
 def grids(comparison: Comparison) -> list[Grid]:
@@ -172,7 +174,7 @@ def table_of(grid: Grid) -> Table:
     rows: Sequence[list[str]] = grid.rows[: _ROWS if numbers or grid.styles else _CHANGES]
     for index, row in enumerate(rows):
         style = grid.styles[index] if grid.styles else ""
-        table.add_row(*[Text(plain(shortened(cell, MOST_OF_A_CELL)), style=style) for cell in row])
+        table.add_row(*[Text(plain(truncated(cell, MOST_OF_A_CELL)), style=style) for cell in row])
     if len(rows) < len(grid.rows):
         table.caption = f"and {len(grid.rows) - len(rows)} more (--json shows them)"
     return table

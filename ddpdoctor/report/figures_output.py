@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis
-from ddpdoctor.report.figures.every import figure_specs
-from ddpdoctor.report.figures.layer import layer_of
-from ddpdoctor.report.figures.spec import light_colours, painted
+from ddpdoctor.report.figures.plotly_bundle import bundle_of
+from ddpdoctor.report.figures.spec import light_colours, with_colours
+from ddpdoctor.report.figures.specs import figure_specs
 from ddpdoctor.report.html import render_page
 from ddpdoctor.report.json_output import encoded
 from ddpdoctor.written import WrittenFolder
@@ -32,11 +32,11 @@ def write_figures(diagnosis: Diagnosis, folder: str | os.PathLike[str]) -> list[
         "figures.html.j2",
         ["report.css"],
         [],
-        layer_of(specs),
+        bundle_of(specs),
         titles=titles,
         headline=diagnosis.verdict.headline,
         healthy=diagnosis.healthy,
         tool_version=diagnosis.tool_version,
     )
-    drawn = ((f"{name}.json", encoded(painted(spec, light_colours()))) for name, spec in specs.items())
+    drawn = ((f"{name}.json", encoded(with_colours(spec, light_colours()))) for name, spec in specs.items())
     return target.write([(PAGE, page.encode("utf-8", "backslashreplace")), *drawn])

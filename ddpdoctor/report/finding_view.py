@@ -54,7 +54,7 @@ class Place(msgspec.Struct, frozen=True):
     """Why there is no text; empty where there is, or nobody looked."""
 
     @property
-    def way(self) -> str:
+    def call_path(self) -> str:
         """``metrics.py:18 to_numpy ← trainer.py:133 Trainer.log and 2 more places``."""
         path = " ← ".join(f"{each.short} {each.function}".rstrip() for each in (self, *self.callers))
         return f"{path} {self.more}".rstrip()
@@ -166,7 +166,7 @@ def _view(
         rule=finding.rule,
         severity=finding.severity if finding.severity in SEVERITY_WORDS else "info",
         severity_word=SEVERITY_WORDS.get(finding.severity, finding.severity),
-        title=words.pieces(finding.title),
+        title=words.split_code(finding.title),
         ranks=words.rank_names(finding.ranks, everybody),
         cost=most + words.milliseconds(cost)
         if cost is not None
@@ -176,7 +176,7 @@ def _view(
         cost_range=words.cost_range(finding),
         share="" if finding.share is None else words.percent(finding.share),
         share_percent=round(100 * min(max(finding.share or 0.0, 0.0), 1.0), 1),
-        speedup=words.gain(finding, most),
+        speedup=words.speedup_text(finding, most),
         speedup_range=words.speedup_range(finding),
         facts=_facts(finding),
         steps=_steps(finding, number, everybody),
@@ -193,7 +193,7 @@ def _view(
     )
 
 
-def few(rows: Sequence[_Row], noun: str) -> tuple[Sequence[_Row], str]:
+def first_rows(rows: Sequence[_Row], noun: str) -> tuple[Sequence[_Row], str]:
     """At most :data:`MOST` of ``rows``, and a sentence on the others where there are more."""
     more = len(rows) - MOST
     return rows[:MOST], f"{words.count(more, f'more {noun}')} in the report's data." if more > 0 else ""
@@ -204,7 +204,7 @@ def evidence_words(evidence: Evidence) -> str:
     return (evidence.means or words.fact(evidence.fact)).rstrip(".")
 
 
-def at_short(finding: Finding) -> str:
+def location(finding: Finding) -> str:
     """The line that a finding names, for a table: ``train.py:57``. Where it names none, the annotation or operator that it does."""
     if finding.where:
         return place(finding.where[0]).short
@@ -268,7 +268,7 @@ def place(where: CodeLine) -> Place:
 
 def _fix(fix: Fix) -> FixView:
     return FixView(
-        title=words.pieces(fix.title),
+        title=words.split_code(fix.title),
         why=words.paragraphs(fix.why),
         snippet=(fix.snippet or "").strip("\n"),
         trade_off=words.paragraphs(fix.trade_off or ""),

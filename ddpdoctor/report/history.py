@@ -104,7 +104,7 @@ class _Found(msgspec.Struct, frozen=True):
     read, nor traces without a time."""
 
 
-class Changed(msgspec.Struct, frozen=True, kw_only=True):
+class LevelShift(msgspec.Struct, frozen=True, kw_only=True):
     """Runs from one on take another time than those before."""
 
     first: int
@@ -124,7 +124,7 @@ class JobHistory(msgspec.Struct, frozen=True, kw_only=True):
 
     job: str
     runs: list[HistoryRun]
-    changes: list[Changed]
+    changes: list[LevelShift]
     newest_percent: float | None
     """By how many per cent the newest run's step is longer (below zero: shorter) than the median of those before it that were asked
     for; null without any, or if the newest run has no step time or is still running."""
@@ -318,7 +318,7 @@ def _of_job(name: str, found: Sequence[_Found], last: int, newer: str | None) ->
         job=name,
         runs=runs,
         changes=[
-            Changed(
+            LevelShift(
                 first=timed[cut],
                 source=runs[timed[cut]].source,
                 commit=runs[timed[cut]].commit,
@@ -327,7 +327,7 @@ def _of_job(name: str, found: Sequence[_Found], last: int, newer: str | None) ->
                 ratio=after_ms / before_ms,
                 chance=chance,
             )
-            for cut, chance, before_ms, after_ms in _levels(medians)
+            for cut, chance, before_ms, after_ms in _segment_medians(medians)
         ],
         newest_percent=percent,
         slower=slower,
@@ -346,10 +346,10 @@ def _newest(newest: HistoryRun, before: Sequence[HistoryRun]) -> tuple[float | N
     return 100.0 * (newest.median_ms / float(np.median(usual)) - 1.0), lowest > highest
 
 
-def _levels(medians_ms: NDArray[np.float64]) -> list[tuple[int, float, float, float]]:
+def _segment_medians(medians_ms: NDArray[np.float64]) -> list[tuple[int, float, float, float]]:
     """(First run after the change, chance, median before and after, ms) of each change, in their order."""
     logs = np.log(medians_ms)
-    found = sorted(_changes(logs, 0))
+    found = sorted(_change_points(logs, 0))
     edges = [0, *(cut for cut, _ in found), len(logs)]
     levels = [float(np.median(medians_ms[a:b])) for a, b in pairwise(edges) if b > a]
     return [
@@ -359,24 +359,24 @@ def _levels(medians_ms: NDArray[np.float64]) -> list[tuple[int, float, float, fl
     ]
 
 
-def _changes(logs: NDArray[np.float64], offset: int) -> list[tuple[int, float]]:
+def _change_points(logs: NDArray[np.float64], offset: int) -> list[tuple[int, float]]:
     """(Place, chance) of the changes in a stretch of runs, and in the parts that they leave."""
     if len(logs) < 2 * FEWEST:
         return []
-    cut, largest = _cut(logs)
+    cut, largest = _best_split(logs)
     random = np.random.default_rng(SEED)
-    chances = sum(_cut(random.permutation(logs))[1] >= largest for _ in range(SHUFFLES))
+    chances = sum(_best_split(random.permutation(logs))[1] >= largest for _ in range(SHUFFLES))
     chance = (chances + 1) / (SHUFFLES + 1)
     if largest <= 0.0 or chance > UNLIKELY:
         return []
     return [
-        *_changes(logs[:cut], offset),
+        *_change_points(logs[:cut], offset),
         (offset + cut, chance),
-        *_changes(logs[cut:], offset + cut),
+        *_change_points(logs[cut:], offset + cut),
     ]
 
 
-def _cut(logs: NDArray[np.float64]) -> tuple[int, float]:
+def _best_split(logs: NDArray[np.float64]) -> tuple[int, float]:
     """(Where a cut leaves parts that differ most, how much they do): the squared difference of their means, weighed with n m / (n + m)."""
     count = len(logs)
     before = np.arange(FEWEST, count - FEWEST + 1)

@@ -10,10 +10,10 @@ from rich.text import Text
 from ddpdoctor.plain import plain
 from ddpdoctor.report import words
 from ddpdoctor.report.compare_output import Grid, table_of
+from ddpdoctor.report.console_output import print_wrapped, truncated
 from ddpdoctor.report.history import History, HistoryRun, JobHistory
 from ddpdoctor.report.html import render_plain
 from ddpdoctor.report.json_output import formatted
-from ddpdoctor.report.unbroken import put, shortened
 from ddpdoctor.written import HISTORY, HISTORY_PAGE, write_file
 
 _COMMIT = 10
@@ -36,12 +36,12 @@ def print_history(history: History, console: Console) -> None:
     for number, job in enumerate(history.jobs):
         if number:
             console.print()
-        put(console, Text(plain(shortened(job.job)), style="bold"))
+        print_wrapped(console, Text(plain(truncated(job.job)), style="bold"))
         for sentence in _sentences(job):
-            put(console, Text(plain(shortened(sentence))))
-        put(console, table_of(grid_of(job)))
+            print_wrapped(console, Text(plain(truncated(sentence))))
+        print_wrapped(console, table_of(grid_of(job)))
     for note in history.notes:
-        put(console, Text(plain(shortened(f"Note: {note}")), style="dim"))
+        print_wrapped(console, Text(plain(truncated(f"Note: {note}")), style="dim"))
 
 
 def grid_of(job: JobHistory) -> Grid:
@@ -56,7 +56,7 @@ def grid_of(job: JobHistory) -> Grid:
                 (run.started or "time unknown").replace("T", " ")[:16],
                 (run.commit or "")[:_COMMIT],
                 words.milliseconds(run.median_ms) + _interval(run),
-                "healthy" if run.healthy else run.rule or "nothing can be told",
+                "healthy" if run.healthy else run.rule or "no verdict",
                 mark,
             ]
         )
@@ -76,8 +76,8 @@ def _sentences(job: JobHistory) -> list[str]:
         where = f"{change.source}{f' ({change.commit[:_COMMIT]})' if change.commit else ''}"
         told.append(
             f"{'Slower' if change.ratio > 1 else 'Faster'} from {where} on: {words.milliseconds(change.before_ms)} → "
-            f"{words.milliseconds(change.after_ms)} a step ({100 * (change.ratio - 1):+.1f} %; by chance in "
-            f"{words.percent(change.chance)} of such series)."
+            f"{words.milliseconds(change.after_ms)} per step ({100 * (change.ratio - 1):+.1f} %; p = "
+            f"{change.chance:.2g})."
         )
     if job.newest_percent is not None and job.slower:
         told.append(f"The newest run is slower than those before it: {job.newest_percent:+.1f} %.")

@@ -17,8 +17,8 @@ from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.plain import plain_lines
 from ddpdoctor.report import words
 from ddpdoctor.report.embed import embedded_json
-from ddpdoctor.report.figures.every import closer_data
-from ddpdoctor.report.figures.layer import SHA256, Layer, closer_layer
+from ddpdoctor.report.figures.plotly_bundle import SHA256, PlotlyBundle, interactive_bundle
+from ddpdoctor.report.figures.specs import interactive_data
 from ddpdoctor.report.read import SCRIPT_ID
 from ddpdoctor.report.view import page
 from ddpdoctor.written import REPORT, write_file
@@ -38,9 +38,9 @@ def page_environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters["part"] = words.part
-    environment.filters["glued"] = words.glued
-    environment.filters["pieces"] = words.pieces
-    environment.filters["uncoded"] = words.uncoded
+    environment.filters["nonbreaking_units"] = words.nonbreaking_units
+    environment.filters["split_code"] = words.split_code
+    environment.filters["strip_backticks"] = words.strip_backticks
     environment.filters["breakable"] = _breakable
     return environment
 
@@ -72,12 +72,12 @@ def render_html(diagnosis: Diagnosis, *, static: bool = False) -> str:
 
     ``static`` leaves out what draws charts to look closer at, which is most of its size.
     """
-    data = closer_data(diagnosis)
+    data = interactive_data(diagnosis)
     return render_page(
         "report.html.j2",
         ["report.css"],
         ["report.js"],
-        None if static else closer_layer(data),
+        None if static else interactive_bundle(data),
         page=page(diagnosis, data),
         data=Markup(embedded_json(diagnosis)),
         script_id=SCRIPT_ID,
@@ -85,11 +85,11 @@ def render_html(diagnosis: Diagnosis, *, static: bool = False) -> str:
 
 
 def render_page(
-    template: str, styles: Sequence[str], scripts: Sequence[str], layer: Layer | None, **content: Any
+    template: str, styles: Sequence[str], scripts: Sequence[str], layer: PlotlyBundle | None, **content: Any
 ) -> str:
     """A page whose policy allows these inline styles and scripts, what ``layer`` needs to draw by itself, and nothing else."""
     if layer is not None:
-        styles, scripts = [*styles, "closer.css"], [*scripts, "closer.js"]
+        styles, scripts = [*styles, "interactive.css"], [*scripts, "interactive.js"]
     allowed = [" ".join(inlined(name)[1] for name in names) for names in (styles, scripts)]
     library = f" 'sha256-{SHA256}'" if layer is not None else ""
     policy = (

@@ -57,7 +57,7 @@ def job_groups(diagnosis: Diagnosis) -> list[Group]:
 def _job_rows(job: Job) -> list[tuple[str, str]]:
     rows = [
         ("World size", "" if job.world_size is None else words.count(job.world_size, "rank")),
-        ("Ranks seen", words.rank_numbers(job.ranks_seen)),
+        ("Ranks recorded", words.rank_numbers(job.ranks_seen)),
         ("Ranks missing", words.rank_numbers(job.missing_ranks)),
         ("Hosts", _names(job.hosts)),
         ("Backend", job.backend or ""),
@@ -79,17 +79,17 @@ def _versions(diagnosis: Diagnosis) -> list[tuple[str, str]]:
 
 def _analysis_rows(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     steps = diagnosis.steps
-    aside = ", ".join(f"{reason}: {count:,}" for reason, count in steps.set_aside.items() if count)
+    excluded = ", ".join(f"{reason}: {count:,}" for reason, count in steps.set_aside.items() if count)
     rows = [
         ("ddpdoctor", diagnosis.tool_version),
-        ("Made", _moment(diagnosis.created_ns)),
+        ("Created", _moment(diagnosis.created_ns)),
         ("Analysed", ", ".join(diagnosis.source)),
         (
             "Steps",
             f"{steps.measured:,} measured of {steps.count:,} (from {steps.source})" if steps.count else "",
         ),
-        ("Steps set aside", aside),
-        ("Causes from", _speaker(diagnosis.speaker)),
+        ("Steps excluded", excluded),
+        ("Causes measured by", _speaker(diagnosis.speaker)),
         ("Profiler window", _window(steps.window)),
         ("Schema", diagnosis.schema),
     ]
@@ -109,7 +109,7 @@ def _window(window: WindowCost | None) -> str:
         return ""
     return (
         f"steps {window.first:,} to {window.last:,}, {words.milliseconds(window.step_ms)} each; opening, recording and "
-        f"closing it took {words.milliseconds(window.extra_ms)} more than usual, once"
+        f"closing it took {words.milliseconds(window.extra_ms)} longer than unprofiled steps, once"
     )
 
 

@@ -28,7 +28,7 @@ def render_junit(diagnosis: Diagnosis, *, fail_on: str = "warning") -> str:
         if failed:
             element.set("message", _legal(finding.title))
             element.set("type", finding.severity)
-        element.text = _legal(_text(finding, words.everybody(diagnosis)))
+        element.text = _legal(_text(finding, words.all_ranks_label(diagnosis)))
     for rule in diagnosis.checked:
         _case(suite, rule.rule)
     for skipped in diagnosis.skipped:

@@ -8,11 +8,11 @@ import re
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
 from ddpdoctor.plain import plain, plain_lines
 from ddpdoctor.report import words
-from ddpdoctor.report.finding_view import at_short, place
+from ddpdoctor.report.experiment_view import TITLE, ExperimentView, experiment_view
+from ddpdoctor.report.finding_view import location, place
+from ddpdoctor.report.hang_view import SHORT, hang_table
 from ddpdoctor.report.job_view import Table
-from ddpdoctor.report.opening import price, subtitle
-from ddpdoctor.report.standing_view import SHORT, standing_table
-from ddpdoctor.report.tried import TITLE, TriedView, tried_view
+from ddpdoctor.report.summary import cost_sentence, subtitle
 from ddpdoctor.written import MARKDOWN, write_file
 
 TOP = 3
@@ -27,20 +27,20 @@ _APART = "<!-- -->"
 def render_markdown(diagnosis: Diagnosis) -> str:
     """The diagnosis as GitHub-flavoured Markdown."""
     blocks = [f"## {escape(diagnosis.verdict.headline)}"]
-    blocks += [escape(line) for line in (price(diagnosis), subtitle(diagnosis)) if line]
-    standing = standing_table(diagnosis, SHORT)
+    blocks += [escape(line) for line in (cost_sentence(diagnosis), subtitle(diagnosis)) if line]
+    standing = hang_table(diagnosis, SHORT)
     if standing is not None:
         blocks.append(_rows(standing))
     if diagnosis.findings:
-        blocks.append(_table(diagnosis.findings, words.everybody(diagnosis)))
+        blocks.append(_table(diagnosis.findings, words.all_ranks_label(diagnosis)))
     blocks += [
         finding_markdown(finding) for finding in diagnosis.findings[:TOP] if finding.severity != "info"
     ]
     if diagnosis.tried is not None:
-        blocks += _tried(tried_view(diagnosis.tried))
+        blocks += _tried(experiment_view(diagnosis.tried))
     blocks += ["\n".join(f"- {escape(note)}" for note in diagnosis.notes)] if diagnosis.notes else []
 
-    blocks.append(f"<sub>ddpdoctor {escape(diagnosis.tool_version)}. {words.looked(diagnosis)}</sub>")
+    blocks.append(f"<sub>ddpdoctor {escape(diagnosis.tool_version)}. {words.checks_summary(diagnosis)}</sub>")
     return "\n\n".join(blocks) + "\n"
 
 
@@ -54,7 +54,7 @@ def escape(text: str) -> str:
     hosts would make a link or a mention of; `code` stays code.
     """
     pieces = []
-    for piece, is_code in words.pieces(plain(" ".join(text.split()))):
+    for piece, is_code in words.split_code(plain(" ".join(text.split()))):
         escaped = piece.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
         escaped = re.sub(r"([\\*_\[\]#|~@`])", r"\\\1", escaped)
         pieces.append(code(piece) if is_code else _LINKED.sub(_APART, escaped))
@@ -74,7 +74,7 @@ def _rows(table: Table) -> str:
     return "\n".join([f"**{escape(table.title)}**", "", *(f"| {' | '.join(line)} |" for line in lines)])
 
 
-def _tried(view: TriedView) -> list[str]:
+def _tried(view: ExperimentView) -> list[str]:
     as_it_is = ["unchanged", "", view.baseline, ""]
     rows = _rows(Table(TITLE, view.table.head, [as_it_is, *view.table.rows]))
     losses = [] if view.losses is None else [_rows(view.losses)]
@@ -89,12 +89,12 @@ def _table(findings: list[Finding], everybody: str) -> str:
         if finding.share is not None:
             ends = (words.cost_range(finding), words.percent(finding.share))
             cost = f"{most}{cost} ({', '.join(filter(None, ends))})"
-        where = code(at_short(finding)) if at_short(finding) else ""
+        where = code(location(finding)) if location(finding) else ""
         cells = [
             f"{escape(finding.title)} ({escape(finding.severity)})",
             words.rank_names(finding.ranks, everybody),
             cost,
-            words.gain(finding, most),
+            words.speedup_text(finding, most),
             where,
         ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -119,7 +119,7 @@ def finding_markdown(finding: Finding) -> str:
                 f"{code(p.full)} in {code(p.function)}" if p.function else code(p.full) for p in places
             )
         )
-        blocks += [f"Called by: {code(p.way)}" for p in places if p.callers]
+        blocks += [f"Called by: {code(p.call_path)}" for p in places if p.callers]
         if places[0].text:
             blocks.append(
                 fenced(

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding, RankMemory
 from ddpdoctor.report import words
 from ddpdoctor.report.job_view import Table
-from ddpdoctor.report.opening import main_finding
+from ddpdoctor.report.summary import main_finding
 
 ROWS = 32
 """Most rows of the table; all ranks are in the report's data."""

@@ -10,7 +10,7 @@ import msgspec
 
 from ddpdoctor.diagnose.diagnosis import DIAGNOSIS_SCHEMA, Diagnosis
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.report.sound import sound
+from ddpdoctor.report.validation import validated
 from ddpdoctor.rundir import open_regular, read_bounded
 
 SCRIPT_ID = "ddpdoctor-diagnosis"
@@ -108,7 +108,7 @@ def _decode(data: bytes, name: str) -> Diagnosis:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UnusableInput(f"{name}: the diagnosis does not follow {DIAGNOSIS_SCHEMA}: {error}") from error
     try:
-        return sound(diagnosis)
+        return validated(diagnosis)
     except ValueError as error:
         raise UnusableInput(f"{name}: the diagnosis does not follow {DIAGNOSIS_SCHEMA}: {error}") from error
 

@@ -199,7 +199,7 @@ _TECHNICAL_WORD = re.compile(
 )
 
 
-class StandIns:
+class Pseudonyms:
     """One stand-in per name and kind, in the order of first sight."""
 
     def __init__(self) -> None:
@@ -232,7 +232,7 @@ def _tunes(name: str, value: str) -> bool:
     return all(not word or _TECHNICAL_WORD.fullmatch(word) for word in re.split(r"[\s,;:=+^%|{}-]", value))
 
 
-def host_names(diagnosis: Diagnosis, stand_ins: StandIns) -> dict[str, str]:
+def host_names(diagnosis: Diagnosis, stand_ins: Pseudonyms) -> dict[str, str]:
     """Every host under its full and its short name, in small letters."""
     hosts = [*diagnosis.job.hosts, *(rank.host for rank in diagnosis.ranks if rank.host)]
     hosts += [source_host(series.source) for series in diagnosis.telemetry]
@@ -245,7 +245,7 @@ def host_names(diagnosis: Diagnosis, stand_ins: StandIns) -> dict[str, str]:
         found[host] = found[short] = stand_ins.host(host)
         if domain:
             found[domain] = "domain"
-    return {name: stand_in for name, stand_in in found.items() if name not in own_words()}
+    return {name: stand_in for name, stand_in in found.items() if name not in reserved_words()}
 
 
 def source_host(source: str) -> str:
@@ -274,7 +274,7 @@ def user_names(diagnosis: Diagnosis, texts: Iterable[str], stand_in: StandIn) ->
         users.append(getpass.getuser())
     except (OSError, KeyError):
         pass  # an account without a name
-    nobody = _NOBODY | own_words()
+    nobody = _NOBODY | reserved_words()
     known = dict.fromkeys(user.lower() for user in users if len(user) > 1)
     return {user: stand_in("user", user) for user in known if user not in nobody}
 
@@ -334,11 +334,15 @@ def _words(names: Iterable[str], letters: str, flags: int) -> re.Pattern[str] | 
     return re.compile(rf"(?<![{letters}]){any_of(wanted)}(?![{letters}])", flags)
 
 
-def unseen_hosts(texts: Iterable[str], names: Mapping[str, str], stand_ins: StandIns) -> dict[str, str]:
+def hosts_named_alike(
+    texts: Iterable[str], names: Mapping[str, str], stand_ins: Pseudonyms
+) -> dict[str, str]:
     """Hosts in ``texts`` that are numbered like one of ``names``, but took no part: node18 beside node17."""
     forms = {(found[1], len(found[2])) for name in names if (found := _NUMBERED.fullmatch(name))}
     forms = {
-        (letters, digits) for letters, digits in forms if letters.strip("_-") not in own_words() or digits > 1
+        (letters, digits)
+        for letters, digits in forms
+        if letters.strip("_-") not in reserved_words() or digits > 1
     }
     if not forms:
         return {}
@@ -352,7 +356,7 @@ def unseen_hosts(texts: Iterable[str], names: Mapping[str, str], stand_ins: Stan
 
 
 @cache
-def own_words() -> frozenset[str]:
+def reserved_words() -> frozenset[str]:
     """Words of ours that are also keys and terms: a host called "data" or a user called "train" cannot be taken out of them."""
     names = [*_keys(msgspec.json.schema(Diagnosis)), *_keys(msgspec.json.schema(Facts)), *PARTS]
     words = {word for name in names for word in re.split(r"[\W_]+", name.lower())}

@@ -19,17 +19,17 @@ from ddpdoctor.diagnose.diagnosis import Diagnosis, Series, Where
 from ddpdoctor.report.json_output import plain_value
 from ddpdoctor.report.project import project_root
 from ddpdoctor.report.redact_names import (
-    StandIns,
+    Pseudonyms,
     any_of,
     hidden_values,
     host_names,
+    hosts_named_alike,
     is_public,
     redacted_command,
     redacted_environment,
     relative_path,
     replacer,
     source_host,
-    unseen_hosts,
     user_names,
     without_identifiers,
     without_paths,
@@ -42,12 +42,12 @@ def redact(diagnosis: Diagnosis) -> Diagnosis:
     Paths inside the project and inside libraries become relative, all others a stand-in.
     Numbers, rules, kernel names and the user's own file and function names inside the project stay.
     """
-    worded = _without_words_of_trials(_without_series(without_source_text(diagnosis)))
+    worded = _without_trial_messages(_without_series(without_source_text(diagnosis)))
     texts = list(_strings(msgspec.to_builtins(worded, enc_hook=plain_value)))
-    stand_ins = StandIns()
+    stand_ins = Pseudonyms()
     root = project_root(worded)
     hosts = host_names(worded, stand_ins)
-    hosts |= unseen_hosts(texts, hosts, stand_ins)
+    hosts |= hosts_named_alike(texts, hosts, stand_ins)
     users = user_names(worded, texts, stand_ins)
     command, arguments = redacted_command(worded.job.command, root, stand_ins)
     environment = redacted_environment(worded.job.environment, stand_ins)
@@ -81,7 +81,7 @@ def without_source_text(diagnosis: Diagnosis) -> Diagnosis:
     return replace(diagnosis, findings=findings)
 
 
-def _without_words_of_trials(diagnosis: Diagnosis) -> Diagnosis:
+def _without_trial_messages(diagnosis: Diagnosis) -> Diagnosis:
     """Without the command that was tried, and the job's own error messages."""
     tried, replace = diagnosis.tried, msgspec.structs.replace
     if tried is None:
@@ -96,7 +96,7 @@ def _placed(
     command: list[str],
     environment: dict[str, str],
     root: str | None,
-    stand_ins: StandIns,
+    stand_ins: Pseudonyms,
 ) -> Diagnosis:
     """With a stand-in in every place whose whole value is a name, whatever it looks like."""
     replace = msgspec.structs.replace
@@ -195,7 +195,7 @@ def _strings(value: Any) -> Iterable[str]:
             yield from _strings(item)
 
 
-def _sources(sources: Iterable[str], root: str | None, stand_ins: StandIns) -> Callable[[str], str]:
+def _sources(sources: Iterable[str], root: str | None, stand_ins: Pseudonyms) -> Callable[[str], str]:
     """Replaces the paths that were given, of which notes name the files: whole, or before a separator.
 
     Of a pattern, it is the folder before its first wildcard.

@@ -94,7 +94,7 @@ def _rule(finding: Finding) -> dict[str, Any]:
 def _result(finding: Finding, place: _Place) -> dict[str, Any]:
     lines = [finding.title, finding.explanation]
     if finding.costs_ms_per_step is not None:
-        cost = words.milliseconds(finding.costs_ms_per_step) + words.aside(words.cost_range(finding))
+        cost = words.milliseconds(finding.costs_ms_per_step) + words.in_parentheses(words.cost_range(finding))
         lines.append(f"It costs {'at most ' if finding.at_most else ''}{cost} per step.")
     lines += [f"Fix: {fix.title}. {fix.why}" for fix in finding.fixes[:1]]
     properties = {

@@ -14,12 +14,12 @@ from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
 from ddpdoctor.measure.taxonomy import PARTS, Part
 from ddpdoctor.plain import plain, plain_lines
 from ddpdoctor.report import words
-from ddpdoctor.report.finding_view import MOST, at_short, evidence_words, place
+from ddpdoctor.report.console_output import MOST_OF_A_CELL, print_wrapped, truncated
+from ddpdoctor.report.experiment_view import TITLE, print_experiment
+from ddpdoctor.report.finding_view import MOST, evidence_words, location, place
+from ddpdoctor.report.hang_view import SHORT, hang_table, stacks
 from ddpdoctor.report.memory_view import growing_memory, memory_line
-from ddpdoctor.report.opening import main_finding, price, steps_measured, subtitle
-from ddpdoctor.report.standing_view import SHORT, stacks, standing_table
-from ddpdoctor.report.tried import TITLE, print_answer
-from ddpdoctor.report.unbroken import MOST_OF_A_CELL, put, shortened
+from ddpdoctor.report.summary import cost_sentence, main_finding, steps_measured, subtitle
 
 FINDINGS, NOTES = 8, 3
 """Rows shown without ``verbose``; with it, at most as many as a report shows."""
@@ -72,7 +72,7 @@ def print_terminal(
         return
     _line(console, diagnosis.verdict.headline, style)
     quietly = (subtitle(diagnosis), _steps(diagnosis), memory_line(diagnosis))
-    for line, style in ((price(diagnosis), ""), *((line, "dim") for line in quietly)):
+    for line, style in ((cost_sentence(diagnosis), ""), *((line, "dim") for line in quietly)):
         if line:
             _line(console, line, style)
     for finding in growing_memory(diagnosis):
@@ -88,7 +88,7 @@ def print_terminal(
     if diagnosis.tried is not None:
         console.print()
         _line(console, TITLE, "bold")
-        print_answer(diagnosis.tried, console)
+        print_experiment(diagnosis.tried, console)
     if diagnosis.hta is not None:
         console.print()
         _line(console, _hta(diagnosis.hta), "dim")
@@ -99,7 +99,7 @@ def _findings(diagnosis: Diagnosis, console: Console, most: int) -> None:
     """The costliest ``most`` of them as a table, and how many there are besides."""
     console.print()
     shown = diagnosis.findings[:most]
-    put(console, _table(shown, console.width, words.everybody(diagnosis)))
+    print_wrapped(console, _table(shown, console.width, words.all_ranks_label(diagnosis)))
     if len(shown) < len(diagnosis.findings):
         _line(console, f"and {words.count(len(diagnosis.findings) - len(shown), 'cheaper finding')}", "dim")
 
@@ -119,7 +119,7 @@ def _hta(results: Mapping[str, Any]) -> str:
 
 def _line(console: Console, text: str, style: str = "") -> None:
     """Text that is never read as markup: names come from the user's program."""
-    put(console, Text(plain(shortened(text)), style=style))
+    print_wrapped(console, Text(plain(truncated(text)), style=style))
 
 
 def _steps(diagnosis: Diagnosis) -> str:
@@ -154,9 +154,9 @@ def _breakdown(diagnosis: Diagnosis, console: Console) -> None:
                 Text.assemble((mark, style), f"{words.part(name, diagnosis)} {words.percent(share)}")
             )
     console.print()
-    put(console, bar)
+    print_wrapped(console, bar)
     for line in _filled(entries, width):
-        put(console, line)
+        print_wrapped(console, line)
 
 
 def _filled(entries: Iterable[Text], width: int) -> list[Text]:
@@ -196,10 +196,10 @@ def _row(finding: Finding, everybody: str, *, wide: bool) -> list[str]:
         words.rank_names(finding.ranks, everybody),
         "?" if cost is None else most + words.significant(cost),
         *([_range(finding)] if wide else []),
-        words.gain(finding, most),
-        at_short(finding),
+        words.speedup_text(finding, most),
+        location(finding),
     ]
-    return [plain(shortened(cell, MOST_OF_A_CELL)) for cell in cells]
+    return [plain(truncated(cell, MOST_OF_A_CELL)) for cell in cells]
 
 
 def _width(rows: list[list[str]]) -> int:
@@ -214,7 +214,7 @@ def _width(rows: list[list[str]]) -> int:
 
 def _standing(diagnosis: Diagnosis, console: Console, verbose: bool) -> None:
     """Where each rank of a job that stopped is."""
-    found = standing_table(diagnosis) if verbose else standing_table(diagnosis, SHORT)
+    found = hang_table(diagnosis) if verbose else hang_table(diagnosis, SHORT)
     if found is None:
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
@@ -222,15 +222,15 @@ def _standing(diagnosis: Diagnosis, console: Console, verbose: bool) -> None:
         table.add_column(name, no_wrap=name in ("rank", "step", "for", "line"))
     for row in found.rows:
         style = "bold" if row[0].startswith("→") else ""
-        table.add_row(*(Text(plain(shortened(cell, MOST_OF_A_CELL)), style=style) for cell in row))
+        table.add_row(*(Text(plain(truncated(cell, MOST_OF_A_CELL)), style=style) for cell in row))
     console.print()
     _line(console, found.title, "bold")
-    put(console, table)
+    print_wrapped(console, table)
     for stack in stacks(diagnosis) if verbose else []:
         console.print()
         _line(console, f"{stack.title}:", "bold")
         for line in stack.lines:
-            console.print(Text(plain(shortened(f"  {line}"))), soft_wrap=True)
+            console.print(Text(plain(truncated(f"  {line}"))), soft_wrap=True)
 
 
 def _range(finding: Finding) -> str:
@@ -244,8 +244,8 @@ def _finding(finding: Finding, console: Console, verbose: bool) -> None:
     console.print()
     _line(console, finding.title, SEVERITY_STYLES.get(finding.severity, "bold"))
     if finding.explanation:
-        blocks = [plain(" ".join(block.split())) for block in shortened(finding.explanation).split("\n\n")]
-        put(console, Text("\n\n".join(blocks)))
+        blocks = [plain(" ".join(block.split())) for block in truncated(finding.explanation).split("\n\n")]
+        print_wrapped(console, Text("\n\n".join(blocks)))
     if verbose:
         for row in finding.evidence[:MOST]:
             _line(console, f"  {evidence_words(row)}: {words.quantity(row.value, row.unit)}")
@@ -265,12 +265,12 @@ def _places(finding: Finding, console: Console, verbose: bool) -> None:
         if verbose:
             _line(console, f"  {shown.full} in {shown.function}")
         if shown.callers or (shown.text and not verbose):
-            _line(console, f"  {shown.way}")
+            _line(console, f"  {shown.call_path}")
         for line in shown.text:
             style = "" if line.is_it else "dim"
             console.print(
                 Text(
-                    plain(shortened(f"  {'>' if line.is_it else ' '} {line.number:5} {line.text}")),
+                    plain(truncated(f"  {'>' if line.is_it else ' '} {line.number:5} {line.text}")),
                     style=style,
                 ),
                 soft_wrap=True,
@@ -281,7 +281,7 @@ def _places(finding: Finding, console: Console, verbose: bool) -> None:
 
 def _snippet(snippet: str, console: Console) -> Text:
     """The snippet indented; long lines are left to the terminal, so that they can be copied in one piece."""
-    code = plain_lines(shortened(snippet.strip("\n")).replace("\t", "    "))
+    code = plain_lines(truncated(snippet.strip("\n")).replace("\t", "    "))
     lines = "\n".join(f"  {line}".rstrip() for line in code.split("\n"))
     if console.color_system is None:
         return Text(lines)
@@ -304,6 +304,6 @@ def _closing(diagnosis: Diagnosis, console: Console, verbose: bool) -> None:
         )
     if diagnosis.checked or diagnosis.skipped:
         console.print()
-        _line(console, words.looked(diagnosis, more="" if verbose else " (`-v` says why)"), "dim")
+        _line(console, words.checks_summary(diagnosis, more="" if verbose else " (`-v` says why)"), "dim")
     for rule in diagnosis.skipped[:MOST] if verbose else []:
         _line(console, f"  {rule.rule}: {rule.why}", "dim")

@@ -37,7 +37,7 @@ Told = Callable[[float], None]
 """Is told which part of an output is done, 0 to 1."""
 
 
-def _untold(_: float) -> None:
+def _no_progress(_: float) -> None:
     pass
 
 
@@ -46,7 +46,7 @@ def write_timeline(
     findings: Sequence[Finding],
     hosts: Mapping[int, str],
     path: str | os.PathLike[str],
-    told: Told = _untold,
+    told: Told = _no_progress,
     *,
     everybody: str = "all ranks",
 ) -> None:
@@ -75,7 +75,7 @@ def _compressed(data: bytes, told: Told) -> bytes:
 
 
 def write_parquet(
-    tables: Mapping[str, pl.DataFrame], folder: str | os.PathLike[str], told: Told = _untold
+    tables: Mapping[str, pl.DataFrame], folder: str | os.PathLike[str], told: Told = _no_progress
 ) -> list[Path]:
     """Write each table as ``<folder>/<name>.parquet``; the files. Raises DdpDoctorError where it cannot."""
 
@@ -88,7 +88,7 @@ def write_parquet(
 
 
 def write_csv(
-    tables: Mapping[str, pl.DataFrame], folder: str | os.PathLike[str], told: Told = _untold
+    tables: Mapping[str, pl.DataFrame], folder: str | os.PathLike[str], told: Told = _no_progress
 ) -> list[Path]:
     """Write each table as ``<folder>/<name>.csv``; the files. Raises DdpDoctorError where it cannot."""
     return _write_tables(tables, folder, "csv", lambda table: table.write_csv().encode(), told)
@@ -160,7 +160,7 @@ def chrome_trace(
     tables: Mapping[str, pl.DataFrame],
     findings: Sequence[Finding],
     hosts: Mapping[int, str],
-    told: Told = _untold,
+    told: Told = _no_progress,
     *,
     everybody: str = "all ranks",
 ) -> dict[str, Any]:

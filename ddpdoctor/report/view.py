@@ -16,13 +16,13 @@ from ddpdoctor.report.charts.lines import LineChart, line_chart
 from ddpdoctor.report.charts.telemetry import telemetry
 from ddpdoctor.report.charts.timeline import TimelineChart, timeline
 from ddpdoctor.report.charts.waterfall import WaterfallRow, waterfall
-from ddpdoctor.report.figures.every import CloserData, closer_data
-from ddpdoctor.report.finding_view import FindingView, Prose, few, finding_views
+from ddpdoctor.report.experiment_view import ExperimentView, experiment_view
+from ddpdoctor.report.figures.specs import InteractiveData, interactive_data
+from ddpdoctor.report.finding_view import FindingView, Prose, finding_views, first_rows
+from ddpdoctor.report.hang_view import Stack, hang_table, stacks
 from ddpdoctor.report.job_view import Group, Table, command_line, flat, hta_tables, job_groups
 from ddpdoctor.report.memory_view import memory_table
-from ddpdoctor.report.opening import price, subtitle
-from ddpdoctor.report.standing_view import Stack, stacks, standing_table
-from ddpdoctor.report.tried import TriedView, tried_view
+from ddpdoctor.report.summary import cost_sentence, subtitle
 
 LEAST_FOR_QUANTILES = 5
 """Fewest steps of which a median and a 95th percentile are told."""
@@ -38,7 +38,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     headline: Prose
     price: str
-    """The verdict's price, or what the calm page says instead, in one sentence."""
+    """The verdict's price, or what the healthy page says instead, in one sentence."""
     subtitle: str
     numbers: list[tuple[str, str]]
     waterfall: list[WaterfallRow]
@@ -68,25 +68,25 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     reproduce: list[str]
     facts: list[tuple[str, str]]
     hta: list[Table]
-    tried: TriedView | None
+    tried: ExperimentView | None
     tool_version: str
 
 
-def page(diagnosis: Diagnosis, data: CloserData | None = None) -> Page:
+def page(diagnosis: Diagnosis, data: InteractiveData | None = None) -> Page:
     """Everything that the HTML report shows. ``data``: that of its larger charts, if it was gathered before."""
-    data = data or closer_data(diagnosis)
-    notes, more_notes = few(diagnosis.notes, "note")
-    findings = finding_views(diagnosis.findings, diagnosis.verdict.rule, words.everybody(diagnosis))
+    data = data or interactive_data(diagnosis)
+    notes, more_notes = first_rows(diagnosis.notes, "note")
+    findings = finding_views(diagnosis.findings, diagnosis.verdict.rule, words.all_ranks_label(diagnosis))
     return Page(
         healthy=diagnosis.healthy,
         title=f"ddpdoctor: {diagnosis.verdict.headline}",
-        headline=words.pieces(diagnosis.verdict.headline),
-        price=price(diagnosis),
+        headline=words.split_code(diagnosis.verdict.headline),
+        price=cost_sentence(diagnosis),
         subtitle=subtitle(diagnosis),
         numbers=numbers(diagnosis),
         waterfall=waterfall(diagnosis),
         findings=findings,
-        more_findings=few(diagnosis.findings, "finding")[1],
+        more_findings=first_rows(diagnosis.findings, "finding")[1],
         breakdown=breakdown(diagnosis),
         step_times=line_chart(data.times),
         lateness=lateness(data.late),
@@ -96,18 +96,18 @@ def page(diagnosis: Diagnosis, data: CloserData | None = None) -> Page:
         telemetry=telemetry(diagnosis),
         rank_table=_rank_table(diagnosis),
         memory_table=memory_table(diagnosis),
-        standing=standing_table(diagnosis),
+        standing=hang_table(diagnosis),
         stacks=stacks(diagnosis),
-        checked=few(diagnosis.checked, "rule")[0],
-        skipped=few(diagnosis.skipped, "rule")[0],
-        notes=[words.pieces(note) for note in (*notes, *filter(None, [more_notes]))],
+        checked=first_rows(diagnosis.checked, "rule")[0],
+        skipped=first_rows(diagnosis.skipped, "rule")[0],
+        notes=[words.split_code(note) for note in (*notes, *filter(None, [more_notes]))],
         found_nothing=len(diagnosis.checked),
         lacked_data=len(diagnosis.skipped),
         job=job_groups(diagnosis),
         reproduce=reproduce(diagnosis),
         facts=flat(diagnosis.facts),
         hta=hta_tables(diagnosis.hta),
-        tried=None if diagnosis.tried is None else tried_view(diagnosis.tried),
+        tried=None if diagnosis.tried is None else experiment_view(diagnosis.tried),
         tool_version=diagnosis.tool_version,
     )
 

@@ -119,7 +119,7 @@ def speedup(value: float | None) -> str:
     return ABSENT if value is None else f"{value:.2f}×" if value < 3 else f"{significant(value, 2)}×"
 
 
-def gain(finding: Finding, most: str = "") -> str:
+def speedup_text(finding: Finding, most: str = "") -> str:
     """How many times as fast the job would be: "7.1×", with ``most`` before it where that is a ceiling. Of what takes nearly all of
     a step, an error of one per cent would double the number: beyond ten it is "over 10×", or as a ceiling nothing."""
     value = finding.speedup_if_fixed
@@ -127,10 +127,10 @@ def gain(finding: Finding, most: str = "") -> str:
         return ""
     if finding.at_most:
         return "" if value > _MOST_SPEEDUP else most + speedup(value)
-    return _bounded(value)
+    return _capped_speedup(value)
 
 
-def _bounded(value: float) -> str:
+def _capped_speedup(value: float) -> str:
     return f"over {_MOST_SPEEDUP}×" if value > _MOST_SPEEDUP else speedup(value)
 
 
@@ -138,7 +138,7 @@ def cost_range(finding: Finding) -> str:
     """Where the saving lies, nine times in ten: "27 to 36 ms"; "" where that is not known, or a ceiling is all that is."""
     if finding.costs_ms_per_step_range is None or finding.at_most:
         return ""
-    low, high = (trimmed(milliseconds(end_ms)) for end_ms in finding.costs_ms_per_step_range)
+    low, high = (strip_zeros(milliseconds(end_ms)) for end_ms in finding.costs_ms_per_step_range)
     amount, _, unit = low.partition(" ")
     return f"{amount if high.endswith(f' {unit}') else low} to {high}"
 
@@ -147,11 +147,11 @@ def speedup_range(finding: Finding) -> str:
     """The same of the speed-up: "1.41 to 1.66×"."""
     if finding.speedup_if_fixed_range is None or finding.at_most:
         return ""
-    low, high = (_bounded(end) for end in finding.speedup_if_fixed_range)
+    low, high = (_capped_speedup(end) for end in finding.speedup_if_fixed_range)
     return "" if low == high else f"{low.removesuffix('×')} to {high}"
 
 
-def aside(text: str) -> str:
+def in_parentheses(text: str) -> str:
     """``text`` in parentheses, to follow a word; "" where there is none."""
     return f" ({text})" if text else ""
 
@@ -162,12 +162,12 @@ def size(value: float | None) -> str:
         return ABSENT
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(value) < 1024:
-            return f"{value:.0f} B" if unit == "B" else trimmed(f"{significant(value)} {unit}")
+            return f"{value:.0f} B" if unit == "B" else strip_zeros(f"{significant(value)} {unit}")
         value /= 1024
-    return trimmed(f"{significant(value)} TiB")
+    return strip_zeros(f"{significant(value)} TiB")
 
 
-def trimmed(text: str) -> str:
+def strip_zeros(text: str) -> str:
     """``text`` without the zeros that end a decimal fraction: "60.0 ms" reads "60 ms" on an axis."""
     return re.sub(r"\.\d+", lambda match: match[0].rstrip("0").rstrip("."), text)
 
@@ -219,9 +219,9 @@ def rank_numbers(ranks: Iterable[int]) -> str:
     return f"{told} and {more:,} more" if more else told
 
 
-def everybody(diagnosis: Diagnosis) -> str:
+def all_ranks_label(diagnosis: Diagnosis) -> str:
     """What all ranks are called of which something is known: "all ranks", "all 2 recorded", "the one recorded"."""
-    seen, world = _ranks_speaking(diagnosis), diagnosis.job.world_size
+    seen, world = _ranks_recorded(diagnosis), diagnosis.job.world_size
     if world == 1:
         return "the one rank"
     if seen == 1:
@@ -258,7 +258,7 @@ def count(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
-def looked(diagnosis: Diagnosis, more: str = "") -> str:
+def checks_summary(diagnosis: Diagnosis, more: str = "") -> str:
     """How many rules found nothing, and how many could not look: "26 checks found nothing; 14 lacked data."; ``more`` where some
     could not."""
     found = f"{count(len(diagnosis.checked), 'check')} found nothing"
@@ -268,10 +268,10 @@ def looked(diagnosis: Diagnosis, more: str = "") -> str:
 def is_whole(diagnosis: Diagnosis) -> bool:
     """Whether all ranks of the job were recorded, as far as known: else nobody knows for whom collectives waited."""
     world = diagnosis.job.world_size
-    return world is None or _ranks_speaking(diagnosis) >= world
+    return world is None or _ranks_recorded(diagnosis) >= world
 
 
-def _ranks_speaking(diagnosis: Diagnosis) -> float:
+def _ranks_recorded(diagnosis: Diagnosis) -> float:
     """Ranks in the recording that speaks of causes: of a rank whose trace is lost the step log may be there."""
     seen = lookup(diagnosis.facts, "job.ranks_seen")
     return seen if isinstance(seen, (int, float)) and seen else len(diagnosis.job.ranks_seen)
@@ -293,12 +293,12 @@ def fact(path: str) -> str:
     return told[:1].upper() + told[1:]
 
 
-def glued(text: str) -> str:
+def nonbreaking_units(text: str) -> str:
     """``text`` with no line break between a number and its unit."""
     return re.sub(r"(?<=\d) (?=(?:%|µs|ms|s|min|h|B|KiB|MiB|GiB|TiB|GB/s)(?!\w))", "\u00a0", text)
 
 
-def pieces(text: str) -> list[tuple[str, bool]]:
+def split_code(text: str) -> list[tuple[str, bool]]:
     """``text`` cut at its back quotes: (piece, is code). An odd back quote stays as it is."""
     parts = text.split("`")
     if len(parts) % 2 == 0:
@@ -306,12 +306,12 @@ def pieces(text: str) -> list[tuple[str, bool]]:
     return [(piece, bool(index % 2)) for index, piece in enumerate(parts) if piece]
 
 
-def uncoded(text: str) -> str:
+def strip_backticks(text: str) -> str:
     """``text`` without the back quotes around code, where nothing can be set as code, as in the title of a window."""
-    return "".join(piece for piece, _ in pieces(text))
+    return "".join(piece for piece, _ in split_code(text))
 
 
 def paragraphs(text: str) -> list[list[tuple[str, bool]]]:
     """Paragraphs, parted by empty lines, each cut at its back quotes."""
     blocks = [" ".join(block.split()) for block in text.split("\n\n")]
-    return [pieces(block) for block in blocks if block]
+    return [split_code(block) for block in blocks if block]

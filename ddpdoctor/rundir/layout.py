@@ -113,11 +113,9 @@ def closed_folders(errors: Sequence[OSError]) -> list[str]:
         return []
     reasons = [(error.strerror or str(error)).lower() for error in errors]
     if len(errors) == 1:
-        return [
-            f"The folder {errors[0].filename} cannot be read ({reasons[0]}): what lies in it is left out."
-        ]
+        return [f"The folder {errors[0].filename} cannot be read ({reasons[0]}): its contents are skipped."]
     named = listed([f"{error.filename} ({reason})" for error, reason in zip(errors, reasons)])
-    return [f"{len(errors)} folders cannot be read, and what lies in them is left out: {named}."]
+    return [f"{len(errors)} folders cannot be read, and their contents are skipped: {named}."]
 
 
 def is_recorded_file(path: str) -> bool:

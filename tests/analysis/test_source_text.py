@@ -30,9 +30,9 @@ def told(tmp_path, script, line=5, hashed=None):
     folder.mkdir(parents=True)
     files = {str(script): hash_of(TEXT.encode()) if hashed is None else hashed}
     (folder / "sources.json").write_text(json.dumps({"schema": "ddpdoctor.sources/1", "files": files}))
-    sick = samples.sick()
-    finding = msgspec.structs.replace(sick.findings[0], where=[Where(str(script), line, "main")])
-    return with_source_text(msgspec.structs.replace(sick, findings=[finding]), [str(tmp_path / "run")])
+    unhealthy = samples.unhealthy()
+    finding = msgspec.structs.replace(unhealthy.findings[0], where=[Where(str(script), line, "main")])
+    return with_source_text(msgspec.structs.replace(unhealthy, findings=[finding]), [str(tmp_path / "run")])
 
 
 def where_of(diagnosis):
@@ -63,7 +63,7 @@ def test_a_line_that_is_not_there_has_no_text(tmp_path, script, line):
 
 
 def test_a_file_of_which_the_run_says_nothing_is_not_read(tmp_path, script):
-    diagnosis = samples.sick()
+    diagnosis = samples.unhealthy()
     assert with_source_text(diagnosis, [str(tmp_path)]) is diagnosis
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.cli.asked import is_stopped
-from ddpdoctor.cli.capturing import _number, _ordered, why_it_stands
+from ddpdoctor.cli.capture_request import _number, _ordered, why_no_step
+from ddpdoctor.cli.rank_answers import is_stopped
 from ddpdoctor.cli.stacks import command as stacks
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir import (
@@ -140,8 +140,8 @@ def test_a_job_without_the_end_of_a_step_is_waited_for_as_long_as_its_own_steps_
     tmp_path, step_s, phase, longest_s
 ):
     live, ranks = standing(tmp_path, step_s, phase)
-    assert why_it_stands(live, ranks, 0.99 * longest_s) is None
-    why = why_it_stands(live, ranks, 1.01 * longest_s)
+    assert why_no_step(live, ranks, 0.99 * longest_s) is None
+    why = why_no_step(live, ranks, 1.01 * longest_s)
     assert f"the job stands in step 30: no rank has finished a step for {1.01 * longest_s:.0f} s" in why
     assert f"`ddpdoctor stacks {tmp_path}/run`" in why
 
@@ -171,9 +171,9 @@ def test_a_rank_that_a_signal_has_stopped_is_said_to_be_stopped(tmp_path, monkey
         assert not is_stopped(rank)
         process.send_signal(signal.SIGSTOP)
         until(lambda: is_stopped(rank), within_s=10)
-        monkeypatch.setattr("ddpdoctor.cli.asked.running_ranks", lambda run: [rank])
+        monkeypatch.setattr("ddpdoctor.cli.rank_answers.running_ranks", lambda run: [rank])
         monkeypatch.setattr("ddpdoctor.cli.stacks.ANSWER_S", 0.1)
-        monkeypatch.setattr("ddpdoctor.cli.capturing._ANSWER_S", 0.1)
+        monkeypatch.setattr("ddpdoctor.cli.capture_request._ANSWER_S", 0.1)
         stacks.callback(tmp_path / "run", False)
         assert capsys.readouterr().out == "rank 0 (process 1) is stopped (SIGSTOP).\n"
         with pytest.raises(UnusableInput, match=r"^no window, because rank 0 is stopped \(SIGSTOP\)\.$"):
@@ -186,7 +186,7 @@ def test_a_rank_that_a_signal_has_stopped_is_said_to_be_stopped(tmp_path, monkey
 @pytest.mark.parametrize(("state", "hangs"), [("lasts", True), ("resumed", False), ("killed", False)])
 def test_a_job_that_hangs_by_its_monitor_is_not_waited_for(tmp_path, state, hangs):
     live, ranks = standing(tmp_path, 90.0, stall=state)
-    why = why_it_stands(live, ranks, 4.0)
+    why = why_no_step(live, ranks, 4.0)
     assert (why is not None) == hangs
     assert not hangs or "the job hangs in step 30: no rank has finished a step for 301 s" in why
 

@@ -30,8 +30,8 @@ def scaled(diagnosis, factor):
 
 @pytest.fixture
 def files(tmp_path):
-    write_json(samples.sick(), tmp_path / "before.json")
-    write_html(scaled(samples.sick(), 1.3), tmp_path / "after.html")
+    write_json(samples.unhealthy(), tmp_path / "before.json")
+    write_html(scaled(samples.unhealthy(), 1.3), tmp_path / "after.html")
     return tmp_path / "before.json", tmp_path / "after.html"
 
 
@@ -55,7 +55,7 @@ def test_a_regression_beyond_the_limit_exits_with_1(files):
 
 def test_a_limit_that_cannot_be_judged_exits_with_2(files, tmp_path):
     before, _ = files
-    other = samples.sick()
+    other = samples.unhealthy()
     other = msgspec.structs.replace(other, job=msgspec.structs.replace(other.job, world_size=8))
     write_json(other, tmp_path / "other.json")
     assert run(before, tmp_path / "other.json")[0] == 0
@@ -66,7 +66,7 @@ def test_a_limit_that_cannot_be_judged_exits_with_2(files, tmp_path):
 
 def test_a_job_that_failed_is_no_pass(files, tmp_path):
     before, _ = files
-    stopped = msgspec.structs.replace(samples.sick(), facts={"hang": {"state": "failed"}})
+    stopped = msgspec.structs.replace(samples.unhealthy(), facts={"hang": {"state": "failed"}})
     write_json(stopped, tmp_path / "stopped.json")
     code, out, err = run(before, tmp_path / "stopped.json", "--fail-on-regression", "5")
     assert code == 2 and "cannot be decided: the job after failed" in err
@@ -83,12 +83,12 @@ def ending(diagnosis, end):
 @pytest.mark.parametrize(("end", "told"), samples.NOT_ENDED.items())
 def test_a_job_that_has_not_ended_is_no_pass(files, tmp_path, end, told):
     before, _ = files
-    write_json(ending(samples.sick(), end), tmp_path / "after.json")
+    write_json(ending(samples.unhealthy(), end), tmp_path / "after.json")
     code, out, err = run(before, tmp_path / "after.json", "--fail-on-regression", "5")
     assert code == 2 and f"cannot be decided: the job after {told}" in err
     assert f"Note: The job after {told}: its steps until then are compared." in out
     assert run(tmp_path / "after.json", before, "--fail-on-regression", "5")[0] == 0
-    write_json(ending(scaled(samples.sick(), 1.3), end), tmp_path / "slower.json")
+    write_json(ending(scaled(samples.unhealthy(), 1.3), end), tmp_path / "slower.json")
     code = run(before, tmp_path / "slower.json", "--fail-on-regression", "5")[0]
     assert code == (2 if end == "running" else 1), "a job that runs is not judged yet"
 

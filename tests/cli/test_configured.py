@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.analysis import analyze
-from ddpdoctor.cli.configured import configured
-from ddpdoctor.cli.diagnosed import diagnosis_at
+from ddpdoctor.cli.diagnosis_of import diagnosis_at
+from ddpdoctor.cli.project_config import configured
 from ddpdoctor.diagnose.load import packaged_folder
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.report import write_json

@@ -14,7 +14,18 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from ddpdoctor.cli import analyze, bundle, compare, doctor, export, history, outputs, recorded, rules, trials
+from ddpdoctor.cli import (
+    analyze,
+    bundle,
+    compare,
+    doctor,
+    export,
+    history,
+    outputs,
+    rules,
+    run_and_present,
+    trials,
+)
 from ddpdoctor.cli.main import cli
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.report import read_diagnosis
@@ -184,7 +195,12 @@ def test_a_static_report_carries_no_library(run, tmp_path):
     assert "ddpdoctor-plotly" in whole.read_text() and "ddpdoctor-plotly" not in still.read_text()
     # What `run` writes at its end follows its own option.
     for static in (False, True):
-        assert recorded._written(read_diagnosis(whole), tmp_path, recorded.Presentation(static=static)) == []
+        assert (
+            run_and_present._written(
+                read_diagnosis(whole), tmp_path, run_and_present.ReportOptions(static=static)
+            )
+            == []
+        )
         assert ("ddpdoctor-plotly" in (tmp_path / "report.html").read_text()) != static
 
 

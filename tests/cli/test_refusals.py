@@ -107,7 +107,7 @@ def test_an_unreadable_folder_inside_is_noted(tmp_path, monkeypatch):
     found = find_traces([str(tmp_path)])
     assert len(found.files) == 1
     assert found.notes == (
-        f"The folder {tmp_path}/lost+found cannot be read (permission denied): what lies in it is left out.",
+        f"The folder {tmp_path}/lost+found cannot be read (permission denied): its contents are skipped.",
     )
 
 

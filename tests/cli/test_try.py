@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from ddpdoctor.cli import trials
-from ddpdoctor.cli.patched import write_patch
+from ddpdoctor.cli.patch import write_patch
 from ddpdoctor.diagnose import facts_view
 from ddpdoctor.diagnose.diagnosis import Steps
 from ddpdoctor.diagnose.tried import Answer, Baseline, Variant
@@ -119,7 +119,7 @@ def test_a_patch_is_made_where_the_facts_say_that_the_thing_was_built(tmp_path, 
 
 def test_without_facts_a_finding_may_name_the_line_and_without_a_run_the_script_its_only_call(tmp_path):
     finding = msgspec.structs.replace(
-        samples.sick().findings[0], where=[Where(str(tmp_path / "train.py"), 1, "main")]
+        samples.unhealthy().findings[0], where=[Where(str(tmp_path / "train.py"), 1, "main")]
     )
     named = msgspec.structs.replace(samples.minimal(), findings=[finding])
     assert "num_workers=4" in (patched(tmp_path, WORKERS, named) or "")
@@ -236,7 +236,7 @@ def test_an_answer_without_any_trial_leaves_the_earlier_one_in_its_place(tmp_pat
 
     monkeypatch.setattr(Experiment, "run", run)
     monkeypatch.setattr(signal, "signal", lambda *given: None)
-    wishes = trials._Wishes(None, None, 60.0, False, None, None, False)
+    wishes = trials._TrialOptions(None, None, 60.0, False, None, None, False)
     with pytest.raises(SystemExit):
         trials._measure(["true"], [Proposal(WORKERS)], None, str(tmp_path), wishes)
     assert (tmp_path / "trials.json").read_text() == "finished"

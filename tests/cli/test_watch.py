@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from ddpdoctor.cli.watched import Watched, watch
+from ddpdoctor.cli.watch_loop import WatchedRun, watch
 from ddpdoctor.rundir import boot_id, pid_namespace
 from tests.cli.live import DOCTOR, ENVIRONMENT, TRAINED, free_port, live_run, metrics
 from tests.commands import command
@@ -40,7 +40,7 @@ def test_a_finished_run_is_shown_once():
     assert (code, err) == (0, "")
     assert "ended after" in out and "exit code 0" in out
     assert out.count("Rank 1 waits") == 1 and "verdict so far" not in out
-    assert re.search(r"2 ranks · 100 steps done · [\d.]+ ms a step · \d+ samples/s", out)
+    assert re.search(r"2 ranks · 100 steps done · [\d.]+ ms per step · \d+ samples/s", out)
     assert re.search(r"^ +1 +99 +[\d.]+ ms +[\d.]+ ms +[\d.]+ ms", out, re.MULTILINE)
 
 
@@ -56,7 +56,7 @@ def test_what_the_ranks_did_during_the_only_analysis_is_shown(tmp_path, monkeypa
         for file, text in recorded.items():
             file.write_text(text)
 
-    monkeypatch.setattr(Watched, "think", think)
+    monkeypatch.setattr(WatchedRun, "analyze", think)
     watch(run, 1.0, once=True)
     assert "2 ranks · 100 steps done" in capsys.readouterr().out
 
@@ -106,8 +106,8 @@ def test_where_a_rank_was_in_a_step_that_is_over_is_not_where_it_is(tmp_path, mo
     run.seen(0, WAITING, waits=True).seen(1, WAITING, answered=False).stall("lasts")
     said = json.loads((run.path / "ranks/00001/progress.json").read_text())
     present = [SimpleNamespace(rank=1, progress=said, spool="/nowhere")]
-    monkeypatch.setattr("ddpdoctor.cli.watched.present_ranks", lambda path: present)
-    monkeypatch.setattr(Watched, "think", lambda watched: None)
+    monkeypatch.setattr("ddpdoctor.cli.watch_loop.present_ranks", lambda path: present)
+    monkeypatch.setattr(WatchedRun, "analyze", lambda watched: None)
     watch(run.path, 1.0, once=True)
     out = capsys.readouterr().out
     assert "rank 1 does not answer\n" in out and "train.py:24" not in out and "in a step for" in out
@@ -115,7 +115,7 @@ def test_where_a_rank_was_in_a_step_that_is_over_is_not_where_it_is(tmp_path, mo
     (run.path / "ranks/00001/faults.txt").write_text(faults)
     watch(run.path, 1.0, once=True)
     assert "rank 1 does not answer at /job/train.py:58 (crunch)\n" in capsys.readouterr().out
-    monkeypatch.setattr("ddpdoctor.cli.watched.is_stopped", lambda rank: rank.rank == 1)
+    monkeypatch.setattr("ddpdoctor.cli.watch_loop.is_stopped", lambda rank: rank.rank == 1)
     watch(run.path, 1.0, once=True)
     out = capsys.readouterr().out
     assert out.count("rank 1") == 1 and "rank 1 is stopped (SIGSTOP)\n" in out
@@ -128,7 +128,7 @@ def test_a_rank_that_computes_is_not_said_to_be_stuck(tmp_path, monkeypatch, cap
         log.write_text("".join(line for line in log.open() if not line.startswith('{"end"')))
     run.rank(0, "backward", REDUCING).rank(1, "other", [[TRAIN, 57, "load"]])
     run.seen(0, WAITING, waits=True).seen(1, WAITING, waits=False, computes=computes).stall("lasts")
-    monkeypatch.setattr(Watched, "think", lambda watched: None)
+    monkeypatch.setattr(WatchedRun, "analyze", lambda watched: None)
     watch(run.path, 1.0, once=True)
     assert f"rank 1 {words} at /job/train.py:57 (load)\n" in capsys.readouterr().out
 

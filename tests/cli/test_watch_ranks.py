@@ -48,9 +48,9 @@ def test_of_whom_nothing_is_known_comes_last(run):
 
 def test_keys_change_the_view_and_one_ends(run):
     view = View()
-    assert [view.press("s") or view.sort for _ in Sort] == [*list(Sort)[1:], Sort.RANK]
-    assert not view.press("r") and view.reverse and not view.press("p") and view.phases
-    assert not view.press("x") and not view.press("") and view.press("q")
+    assert [view.handle_key("s") or view.sort for _ in Sort] == [*list(Sort)[1:], Sort.RANK]
+    assert not view.handle_key("r") and view.reverse and not view.handle_key("p") and view.phases
+    assert not view.handle_key("x") and not view.handle_key("") and view.handle_key("q")
 
 
 def test_the_phases_of_each_rank_and_of_all(run):

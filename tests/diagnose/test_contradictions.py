@@ -44,7 +44,7 @@ def test_numbers_that_agree() -> None:
     [
         (facts(mean=-50.0), "-50 ms on average"),
         (facts(mean=0.0), "0 ms on average"),
-        (facts(median=-1.0), "-1 ms at the median"),
+        (facts(median=-1.0), "-1 ms (median)"),
         (facts(mean=9.0), "is impossible"),
         (facts(mean=1400.0), "a few steps take most of the time"),
         (facts(mean=float("nan")), "steps.mean_ms is not a number"),

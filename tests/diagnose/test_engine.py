@@ -304,9 +304,7 @@ def test_what_no_rule_could_look_at_is_not_healthy(others: list[Rule], share: fl
     outcome = run(rule("a/lacks", **LACKS), *others, facts=facts)
     healthy, sentence = verdict(outcome, coverage=Coverage(50, 2))
     assert (healthy, sentence.rule) == (not open_, None)
-    told = (
-        "30 ms of every 100 ms step may be a problem, but a/lacks could not look (not measured: job.device)."
-    )
+    told = "30 ms of every 100 ms step may be a problem, but a/lacks lacked data (not measured: job.device)."
     assert (sentence.headline == f"Cannot tell: {told}") == open_, sentence.headline
 
 
@@ -370,7 +368,7 @@ def test_one_late_step_is_in_the_verdict_of_a_job_that_is_healthy_otherwise() ->
     healthy, said = verdict(
         run(rule("a/late", costs="late.data"), facts=outstanding(3)), coverage=Coverage(7, 2)
     )
-    assert healthy and said.rule is None and said.headline.endswith("but once: a headline")
+    assert healthy and said.rule is None and said.headline.endswith("but this happened once: a headline")
 
 
 def test_what_only_informs_here_is_noted_beside_that_nothing_warns() -> None:

@@ -5,7 +5,7 @@ carries it, and the price within a third; where a range is told, whether it hold
 no warning or critical finding besides. Information accuses nobody, nor does a finding told as the effect of another.
 
 **Two faults hide each other.** Ranks wait for whoever is latest, so of two that are late at the same place each costs
-next to nothing when it alone is mended, and both together cost much. Four truths are taken: with all, without each,
+next to nothing when it alone is fixed, and both together cost much. Four truths are taken: with all, without each,
 without both. A finding that names a planted rank by a rule that fits is never an accusation, whatever its fault costs.
 Its price is right from the fault's marginal cost (the other left in) to its cost alone (the other taken out), or if the
 prices told of both add up to what both cost together. A fault of no marginal cost need not be told; but of faults that

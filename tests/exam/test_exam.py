@@ -183,7 +183,7 @@ OTHER = Fault("forward-one", ("rank-imbalance/slow-compute",), (0,), 0.2, alone_
 HIDDEN = Case(
     1, "real", 40.0, (ONE, OTHER), doubts=("cheap: host-one x", "cheap: forward-one x"), joint_ms=10.2
 )
-"""Whoever is late hides the other: mended alone, neither saves anything."""
+"""Whoever is late hides the other: fixed alone, neither saves anything."""
 
 
 @pytest.mark.parametrize(

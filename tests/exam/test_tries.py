@@ -50,13 +50,13 @@ def test_every_repair_can_be_written_and_differs_from_its_twin(repair, tmp_path)
 
 def test_a_row_tells_what_is_mended_and_what_was_promised():
     near = row(outcome())
-    assert near is not None and near.mended and near.kept
+    assert near is not None and near.fixed and near.kept
     far = row(outcome(twin_ms=11.0, interval_ms=[13.5, 14.0]))
-    assert far is not None and not far.mended and far.kept is False
+    assert far is not None and not far.fixed and far.kept is False
     as_measured = row(outcome(median_ms=14.0))
-    assert as_measured is not None and as_measured.mended
+    assert as_measured is not None and as_measured.fixed
     small = row(outcome(twin_ms=24.0))
-    assert small is not None and small.mended is None
+    assert small is not None and small.fixed is None
     by_mean = row(outcome(baseline_mean_ms=30.0))
     assert by_mean is not None and (by_mean.as_it_is_ms, by_mean.twin_ms) == (30.0, 17.0)
     assert row({**outcome(), "answer": None}) is None
@@ -64,8 +64,8 @@ def test_a_row_tells_what_is_mended_and_what_was_promised():
 
 def test_the_page_counts_misses():
     text = page([outcome(), outcome(twin_ms=5.0), {**outcome(), "answer": None, "error": ["no"]}])
-    assert "1 of 3 faults are mended" in text
+    assert "1 of 3 faults are fixed" in text
     assert "2 of 2 promises are kept" in text
-    assert "0 of 0 faults are mended" in page([outcome(twin_ms=24.0)])
+    assert "0 of 0 faults are fixed" in page([outcome(twin_ms=24.0)])
     assert "1 cost less than 10%" in page([outcome(twin_ms=24.0)])
     assert "| a: b | | no | | | | no | |" in text

@@ -32,7 +32,7 @@ STEPS = 150
 """Of each trial, where nothing asks for more: some seconds, as `try` itself takes of a run whose steps are as long."""
 STEPS_OF_JOB = 240
 NEAR = 0.10
-"""As much slower than the job without the fault counts as mended."""
+"""As much slower than the job without the fault counts as fixed."""
 FAULT = "fault"
 _AMOUNT = f'amount("{FAULT}")'
 _SLEEP = {"item": f"time.sleep({_AMOUNT})\n"}
@@ -155,8 +155,8 @@ class Row:
     measured_ms: float
     interval_ms: Sequence[float] | None
     kept: bool | None
-    mended: bool | None
-    """None where the fault costs too little to tell: with it the job is as near as a mended one."""
+    fixed: bool | None
+    """None where the fault costs too little to tell: with it the job is as near as a fixed one."""
 
 
 def row(outcome: dict[str, Any]) -> Row | None:
@@ -176,8 +176,8 @@ def row(outcome: dict[str, Any]) -> Row | None:
     as_it_is_ms = mean if mean is not None else answer["baseline"]["median_ms"]
     # As it was measured: related to the job as it is, it would take over what that one's trials differ by, which the twin's do not.
     near_ms = (1 + NEAR) * twin_ms
-    mended = statistics.mean(best["trials_ms"]) <= near_ms if as_it_is_ms > near_ms else None
-    return Row(outcome["name"], outcome["says"], as_it_is_ms, twin_ms, change, expected, best["median_ms"], ends, kept, mended)  # fmt: skip
+    fixed = statistics.mean(best["trials_ms"]) <= near_ms if as_it_is_ms > near_ms else None
+    return Row(outcome["name"], outcome["says"], as_it_is_ms, twin_ms, change, expected, best["median_ms"], ends, kept, fixed)  # fmt: skip
 
 
 def _shown(value: Any) -> str:
@@ -190,7 +190,7 @@ _ANSWERS = {None: "", True: "yes", False: "**no**"}
 def page(outcomes: Sequence[dict[str, Any]]) -> str:
     """All of them as Markdown, misses included."""
     lines = [
-        "| fault | as it is, ms | best change found | expected, ms | measured, ms (95 %) | without the fault, ms | mended | promise kept |",
+        "| fault | as it is, ms | best change found | expected, ms | measured, ms (95 %) | without the fault, ms | fixed | promise kept |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     rows = []
@@ -205,16 +205,16 @@ def page(outcomes: Sequence[dict[str, Any]]) -> str:
             "" if found.interval_ms is None else f" ({found.interval_ms[0]:.1f}–{found.interval_ms[1]:.1f})"
         )
         expected = "" if found.expected_ms is None else f"{found.expected_ms:.1f}"
-        kept, mended = _ANSWERS[found.kept], _ANSWERS[found.mended]
+        kept, fixed = _ANSWERS[found.kept], _ANSWERS[found.fixed]
         lines.append(
             f"| {found.name}: {found.says} | {found.as_it_is_ms:.1f} | `{found.change}` | {expected} "
-            f"| {found.measured_ms:.1f}{ends} | {found.twin_ms:.1f} | {mended} | {kept} |"
+            f"| {found.measured_ms:.1f}{ends} | {found.twin_ms:.1f} | {fixed} | {kept} |"
         )
     told = [found for found in rows if found.kept is not None]
-    small = sum(found.mended is None for found in rows)
+    small = sum(found.fixed is None for found in rows)
     lines += [
         "",
-        f"{sum(bool(found.mended) for found in rows)} of {len(outcomes) - small} faults are mended by what was found (within "
+        f"{sum(bool(found.fixed) for found in rows)} of {len(outcomes) - small} faults are fixed by what was found (within "
         f"{NEAR:.0%} of the job without the fault); {sum(bool(found.kept) for found in told)} of {len(told)} promises are kept."
         + (f" {small} cost less than {NEAR:.0%} with nothing changed." if small else ""),
     ]

@@ -121,6 +121,4 @@ def test_killed_as_a_whole(tmp_path) -> None:
         kill([process.pid, *descendants(process.pid)])
         time.sleep(1)
     diagnosis = ended(tmp_path / "run")
-    assert diagnosis.verdict.headline.startswith(
-        "The job was killed, with whoever would have recorded its end, in step "
-    )
+    assert diagnosis.verdict.headline.startswith("The job was killed together with its launcher, in step ")

@@ -1,4 +1,4 @@
-"""Diagnoses as the analysis would give them: sick, healthy, empty, huge, hostile.
+"""Diagnoses as the analysis would give them: unhealthy, healthy, empty, huge, hostile.
 
 Long because it is data: one diagnosis per kind, with every field that a report shows.
 """
@@ -42,7 +42,7 @@ NOT_ENDED = {
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&<!--"
 
 
-def sick() -> Diagnosis:
+def unhealthy() -> Diagnosis:
     """Two ranks; rank 1 waits for data, a barrier comes on top."""
     rng = random.Random(7)
     steps = list(range(10, 128))
@@ -89,7 +89,7 @@ def sick() -> Diagnosis:
             set_aside={"warm-up": 8, "profiler": 2},
         ),
         breakdown={"data_wait": 0.87, "compute": 0.08, "comm_transfer": 0.03, "barrier": 0.02},
-        findings=_sick_findings(),
+        findings=_unhealthy_findings(),
         notes=[
             "No GPU was found: NVML telemetry is missing, so throttling cannot be told from slow compute."
         ],
@@ -157,7 +157,7 @@ def sick() -> Diagnosis:
     )
 
 
-def _sick_findings() -> list[Finding]:
+def _unhealthy_findings() -> list[Finding]:
     return [
         Finding(
             rule="dataloader/one-rank-late",
@@ -505,5 +505,5 @@ def hostile() -> Diagnosis:
     )
 
 
-ALL = {"sick": sick, "healthy": healthy, "minimal": minimal, "large": large, "hostile": hostile}
-assert set(sick().breakdown) <= set(PARTS)
+ALL = {"unhealthy": unhealthy, "healthy": healthy, "minimal": minimal, "large": large, "hostile": hostile}
+assert set(unhealthy().breakdown) <= set(PARTS)

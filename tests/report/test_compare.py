@@ -226,7 +226,7 @@ def test_the_breakdown_is_in_milliseconds_of_each_step():
 
 
 def test_settings_that_differ_are_listed_and_runs_own_names_are_not():
-    old, new = samples.sick(), samples.sick()
+    old, new = samples.unhealthy(), samples.unhealthy()
     names = [
         "MASTER_PORT",
         "TORCHELASTIC_ERROR_FILE",
@@ -297,7 +297,7 @@ def test_what_mending_was_to_save_stands_beside_what_it_did():
     priced = msgspec.structs.replace(finding(RULES[0], 10.0), costs_ms_per_step_range=[8.0, 12.0])
     notes = compare(diagnosis(50, fired=[priced]), diagnosis(39)).notes
     assert any(
-        "10.0 ms (8 to 12 ms) a step; the mean step is" in note and "shorter" in note for note in notes
+        "10.0 ms (8 to 12 ms) per step; the mean step is now" in note and "shorter" in note for note in notes
     )
     two = [priced, finding(RULES[1], 5.0)]
     assert not any("priced" in note for note in compare(diagnosis(50, fired=two), diagnosis(39)).notes)

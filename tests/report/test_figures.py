@@ -21,12 +21,12 @@ from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.report import render_html, write_figures
 from ddpdoctor.report.charts import step_times
 from ddpdoctor.report.charts.lines import line_data
-from ddpdoctor.report.figures.every import closer_data, figure_specs
-from ddpdoctor.report.figures.layer import BUDGET_BYTES, LIBRARY, SHA256, closer_layer
-from ddpdoctor.report.figures.spec import light_colours, painted, text
+from ddpdoctor.report.figures.plotly_bundle import BUDGET_BYTES, LIBRARY, SHA256, interactive_bundle
+from ddpdoctor.report.figures.spec import light_colours, text, with_colours
+from ddpdoctor.report.figures.specs import figure_specs, interactive_data
 from ddpdoctor.report.view import page
 
-SICK = ["waterfall", "breakdown", "step_times", "lateness", "timeline", "bandwidth"]
+UNHEALTHY = ["waterfall", "breakdown", "step_times", "lateness", "timeline", "bandwidth"]
 
 
 def strings(value):
@@ -41,20 +41,20 @@ def strings(value):
 def test_no_file_of_the_users_own_is_written_over(tmp_path, name):
     (tmp_path / name).write_text('{"traceEvents": []}')
     with pytest.raises(DdpDoctorError, match=f"{name} is there and was not written by ddpdoctor"):
-        write_figures(samples.sick(), tmp_path)
+        write_figures(samples.unhealthy(), tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == [name]
     (tmp_path / name).unlink()
-    assert write_figures(samples.sick(), tmp_path) == write_figures(samples.sick(), tmp_path)
+    assert write_figures(samples.unhealthy(), tmp_path) == write_figures(samples.unhealthy(), tmp_path)
 
 
 def test_there_is_a_figure_for_each_chart_that_has_numbers():
-    assert list(figure_specs(samples.sick())) == [*SICK, "telemetry_cpu", "telemetry_memory_used"]
+    assert list(figure_specs(samples.unhealthy())) == [*UNHEALTHY, "telemetry_cpu", "telemetry_memory_used"]
     assert figure_specs(samples.minimal()) == {}
     assert "lateness" not in figure_specs(samples.healthy()), "nobody is late: the report draws no map either"
 
 
 def test_they_draw_what_the_report_draws():
-    diagnosis = samples.sick()
+    diagnosis = samples.unhealthy()
     specs, shown = figure_specs(diagnosis), page(diagnosis)
     lines = {trace["name"]: trace["y"] for trace in specs["step_times"]["data"]}
     assert list(lines) == [line.name for line in shown.step_times.lines] == ["rank 0", "rank 1"]
@@ -96,11 +96,11 @@ def test_many_ranks_are_a_median_a_band_and_those_that_findings_name():
 def test_every_number_is_json_and_every_colour_has_a_value(name):
     for spec in figure_specs(samples.ALL[name]()).values():
         json.dumps(spec, allow_nan=False)
-        assert not [found for found in strings(painted(spec, light_colours())) if "var(" in found]
+        assert not [found for found in strings(with_colours(spec, light_colours())) if "var(" in found]
 
 
 def test_one_huge_step_does_not_flatten_the_others():
-    diagnosis = samples.sick()
+    diagnosis = samples.unhealthy()
     rows = [list(row) for row in diagnosis.series.step_ms]
     rows[0][0] = 5000.0
     series = msgspec.structs.replace(diagnosis.series, step_ms=rows)
@@ -113,7 +113,7 @@ def test_one_huge_step_does_not_flatten_the_others():
 
 
 def test_gaps_and_numbers_that_are_none_stay_gaps():
-    diagnosis = samples.sick()
+    diagnosis = samples.unhealthy()
     rows = [list(row) for row in diagnosis.series.step_ms]
     rows[0][3], rows[0][4] = None, float("inf")
     series = msgspec.structs.replace(diagnosis.series, step_ms=rows)
@@ -141,15 +141,19 @@ def test_the_library_is_the_published_file():
 
 
 def test_a_report_carries_coarser_figures_where_the_fine_ones_are_too_large():
-    small, large = (closer_layer(closer_data(each)) for each in (samples.sick(), samples.large()))
+    small, large = (
+        interactive_bundle(interactive_data(each)) for each in (samples.unhealthy(), samples.large())
+    )
     assert small.names == large.names == ["step_times", "lateness", "timeline"]
-    assert json.loads(unpacked(small.figures))["step_times"]["data"][0]["x"] == samples.sick().series.steps
+    assert (
+        json.loads(unpacked(small.figures))["step_times"]["data"][0]["x"] == samples.unhealthy().series.steps
+    )
     assert len(large.figures) <= BUDGET_BYTES
     drawn = json.loads(unpacked(large.figures))
     assert 16 <= len(drawn["lateness"]["data"][0]["z"]) <= 64
     shared = drawn["lateness"]["layout"]["meta"]["rows"]
     assert shared[0][0] == 0 and shared[-1][1] == 511, "which ranks share a row is known"
-    assert closer_layer(closer_data(samples.minimal())) is None
+    assert interactive_bundle(interactive_data(samples.minimal())) is None
 
 
 def test_a_shared_cell_shows_the_latest_and_says_where_it_begins():
@@ -158,7 +162,9 @@ def test_a_shared_cell_shows_the_latest_and_says_where_it_begins():
     late[40][1500] = 500.0
     series = msgspec.structs.replace(diagnosis.series, late_ms=late)
     heat = json.loads(
-        unpacked(closer_layer(closer_data(msgspec.structs.replace(diagnosis, series=series))).figures)
+        unpacked(
+            interactive_bundle(interactive_data(msgspec.structs.replace(diagnosis, series=series))).figures
+        )
     )["lateness"]["data"][0]
     assert max(value for row in heat["z"] for value in row) == 500.0
     row = next(row for row in heat["z"] if 500.0 in row)
@@ -167,14 +173,14 @@ def test_a_shared_cell_shows_the_latest_and_says_where_it_begins():
 
 
 def test_files(tmp_path):
-    files = write_figures(samples.sick(), tmp_path / "new" / "folder")
+    files = write_figures(samples.unhealthy(), tmp_path / "new" / "folder")
     assert [file.name for file in files][:3] == ["figures.html", "waterfall.json", "breakdown.json"]
     for file in files[1:]:
         assert set(json.loads(file.read_text())) == {"data", "layout"}
     assert write_figures(samples.minimal(), tmp_path / "none") == [] and not (tmp_path / "none").exists()
     (tmp_path / "file").touch()
     with pytest.raises(DdpDoctorError, match="is a file: name another folder"):
-        write_figures(samples.sick(), tmp_path / "file")
+        write_figures(samples.unhealthy(), tmp_path / "file")
 
 
 def test_a_quantity_of_any_name_is_a_file_in_the_folder(tmp_path):
@@ -199,7 +205,7 @@ def test_without_plotly_the_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly", None)
     monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
     with pytest.raises(DdpDoctorError, match=r"pip install 'ddpdoctor\[plot\]'"):
-        samples.sick().figures()
+        samples.unhealthy().figures()
 
 
 def test_importing_ddpdoctor_imports_no_plotly():
@@ -220,5 +226,5 @@ def test_a_report_gathers_the_numbers_of_its_charts_once(monkeypatch):
         return line_data(*arguments)
 
     monkeypatch.setattr(step_times, "line_data", counted)
-    render_html(samples.sick())
+    render_html(samples.unhealthy())
     assert len(asked) == 1

@@ -73,21 +73,21 @@ def planted():
         evidence=[Evidence("late.compute.own_ms", "zebra-7", "", "Where it is: /mnt/aardvark data/x")],
         fixes=[Fix(title="t", why="w", docs=["https://wiki.kakapo.example/x", "https://docs.pytorch.org/docs/stable/data.html"])],
     )  # fmt: skip
-    sick = samples.sick()
+    unhealthy = samples.unhealthy()
     job = msgspec.structs.replace(
-        sick.job, hosts=["ZEBRA-7.corp.example", "zebra-9"], command=COMMAND, environment=ENVIRONMENT
+        unhealthy.job, hosts=["ZEBRA-7.corp.example", "zebra-9"], command=COMMAND, environment=ENVIRONMENT
     )
     return msgspec.structs.replace(
-        sick,
+        unhealthy,
         source=["/mnt/aardvark data/runs/1"],
         job=job,
         findings=[finding],
         notes=[*NOTES, "/mnt/aardvark data/runs/1/ranks/00000 is missing."],
-        ranks=[msgspec.structs.replace(sick.ranks[0], host="zebra-7.corp.example")],
+        ranks=[msgspec.structs.replace(unhealthy.ranks[0], host="zebra-7.corp.example")],
         flames=[
             msgspec.structs.replace(
-                sick.flames[0],
-                places=[CodeLine("/mnt/aardvark data/secret set/train.py", 5, "main"), *sick.flames[0].places[1:]],
+                unhealthy.flames[0],
+                places=[CodeLine("/mnt/aardvark data/secret set/train.py", 5, "main"), *unhealthy.flames[0].places[1:]],
             )
         ],
         telemetry=[TelemetrySeries(source="ZEBRA-7 GPU 0", field="utilization", unit="percent", t_s=[0, 1], values=[1, 2])],
@@ -168,8 +168,10 @@ def test_a_run_directory_with_names_in_every_file(tmp_path):
 
 
 def test_words_of_ours_survive_a_host_and_a_user_who_are_called_so():
-    sick = samples.sick()
-    job = msgspec.structs.replace(sick.job, hosts=["data"], environment={"USER": "train"}, command=["python"])
-    clean = redact(msgspec.structs.replace(sick, job=job))
-    assert clean.job.hosts == ["host-1"] and clean.breakdown == sick.breakdown
-    assert clean.verdict == sick.verdict
+    unhealthy = samples.unhealthy()
+    job = msgspec.structs.replace(
+        unhealthy.job, hosts=["data"], environment={"USER": "train"}, command=["python"]
+    )
+    clean = redact(msgspec.structs.replace(unhealthy, job=job))
+    assert clean.job.hosts == ["host-1"] and clean.breakdown == unhealthy.breakdown
+    assert clean.verdict == unhealthy.verdict

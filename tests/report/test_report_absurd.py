@@ -15,15 +15,15 @@ from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.report import read_diagnosis, render_html, to_json
 from ddpdoctor.report.charts.scale import index_ticks
-from ddpdoctor.report.figures.every import figure_specs
-from ddpdoctor.report.figures.spec import light_colours, painted
+from ddpdoctor.report.figures.spec import light_colours, with_colours
+from ddpdoctor.report.figures.specs import figure_specs
 from tests.fuzz.pages import fault_of_page, faults_of_figure
 from tests.report import samples
 
 
 def changed(**fields):
     """The sample as a document with fields replaced: ``a__b`` is field ``b`` of ``a``, a number an item of a list."""
-    document = msgspec.json.decode(to_json(samples.sick()))
+    document = msgspec.json.decode(to_json(samples.unhealthy()))
     for path, value in fields.items():
         *places, last = (int(name) if name.isdecimal() else name for name in path.split("__"))
         inside = document
@@ -70,20 +70,20 @@ def test_numbers_as_good_as_zero_are_zero(tmp_path):
     )
     read = read_diagnosis(tmp_path / "d.json")
     assert repr([read.steps.median_ms, read.series.step_ms[0][3], read.facts["a"][0]]) == "[0.0, 0.0, 0.0]"
-    unchanged = samples.sick()
+    unchanged = samples.unhealthy()
     assert read.series.late_ms == unchanged.series.late_ms and read.tried == unchanged.tried
 
 
 @pytest.mark.parametrize("factor", [5e-324, 1e-310, 1e-200, 1e-90, 0.0, -1.0, 1e15])
 def test_charts_of_numbers_of_any_size_open(factor):
     """Also of those that were not read from a file."""
-    document = msgspec.to_builtins(samples.sick())
+    document = msgspec.to_builtins(samples.unhealthy())
     for name in ("series", "timeline", "flames", "waterfall", "bandwidth", "telemetry", "ranks", "steps"):
         document[name] = scaled(document[name], factor)
     diagnosis = msgspec.convert(document, Diagnosis)
     assert fault_of_page(render_html(diagnosis)) is None
     for spec in figure_specs(diagnosis).values():
-        assert next(faults_of_figure(painted(spec, light_colours())), None) is None
+        assert next(faults_of_figure(with_colours(spec, light_colours())), None) is None
 
 
 def scaled(value, factor):
@@ -98,7 +98,7 @@ def scaled(value, factor):
 def test_long_texts_of_anything_take_no_longer_than_their_length(tmp_path):
     """250,000 letters in each text; looking back or ahead for each of them took minutes."""
     pieces = itertools.cycle(["/a b", "'/", "`", "a@", "1.2.3.4 ", "é_", "\x1b", "x\n\n"])
-    document = msgspec.json.decode(to_json(samples.sick()))
+    document = msgspec.json.decode(to_json(samples.unhealthy()))
     for holder, key in texts(document):
         holder[key] = next(pieces) * 2_000
     finding = document["findings"][0]
@@ -152,7 +152,7 @@ def texts(value):
     ],
 )
 def test_of_very_many_a_report_shows_some_and_says_so(name, many):
-    document = msgspec.to_builtins(samples.sick())
+    document = msgspec.to_builtins(samples.unhealthy())
     document[name] = [many(document[name][0], n) for n in range(2_000)]
     page = render_html(msgspec.convert(document, Diagnosis))
     said = {"findings": "1,500 more findings in the report", "notes": "1,500 more notes in the report"}
@@ -162,15 +162,15 @@ def test_of_very_many_a_report_shows_some_and_says_so(name, many):
 
 @pytest.mark.extended
 def test_as_many_ranks_as_one_likes():
-    sick = samples.sick()
-    one = sick.ranks[1]
+    unhealthy = samples.unhealthy()
+    one = unhealthy.ranks[1]
     count = 50_000
     ranks = [msgspec.structs.replace(one, rank=n, host=f"node{n}") for n in range(count)]
     job = msgspec.structs.replace(
-        sick.job, ranks_seen=list(range(0, 2 * count, 2)), hosts=[f"node{n}" for n in range(count)]
+        unhealthy.job, ranks_seen=list(range(0, 2 * count, 2)), hosts=[f"node{n}" for n in range(count)]
     )
-    found = msgspec.structs.replace(sick.findings[0], ranks=job.ranks_seen)
-    page = render_html(msgspec.structs.replace(sick, ranks=ranks, job=job, findings=[found]))
+    found = msgspec.structs.replace(unhealthy.findings[0], ranks=job.ranks_seen)
+    page = render_html(msgspec.structs.replace(unhealthy, ranks=ranks, job=job, findings=[found]))
     assert "126 and 49,936 more" in page and len(page) < 20_000_000
 
 
@@ -198,7 +198,7 @@ def test_an_axis_that_begins_anywhere_has_a_few_ticks(numbers):
 
 
 def test_a_report_of_late_steps_ends():
-    sick = samples.sick()
-    late = [number + 10**15 for number in sick.series.steps]
-    moved = msgspec.structs.replace(sick, series=msgspec.structs.replace(sick.series, steps=late))
+    unhealthy = samples.unhealthy()
+    late = [number + 10**15 for number in unhealthy.series.steps]
+    moved = msgspec.structs.replace(unhealthy, series=msgspec.structs.replace(unhealthy.series, steps=late))
     assert "1,000,000,000,0" in render_html(moved)

@@ -21,9 +21,9 @@ HEADLINE = "Rank 1 waits 46 ms a step for data; all others wait for it"
 @pytest.mark.parametrize(
     ("name", "shot", "width"),
     [
-        ("sick", "light", 1100),
-        ("sick", "dark", 1100),
-        ("sick", "narrow", 420),
+        ("unhealthy", "light", 1100),
+        ("unhealthy", "dark", 1100),
+        ("unhealthy", "narrow", 420),
         ("large", "without-javascript", 1100),
     ],
 )
@@ -41,7 +41,7 @@ def test_it_is_drawn(tab, pages, name, shot, width):
 
 def test_everything_is_there_without_javascript(tab, pages):
     tab.without_javascript()
-    tab.open(pages / "sick.html")
+    tab.open(pages / "unhealthy.html")
     document = tab.value("document.documentElement.outerHTML")
     assert re.search(rf"<h1[^>]*>{HEADLINE}</h1>", document)
     assert "num_workers=4" in document and "all ranks on one clock" in document
@@ -77,7 +77,7 @@ def test_hostile_names_run_nothing(tab, pages):
     assert found["title"].endswith(samples.HOSTILE)
 
 
-@pytest.mark.parametrize(("name", "width"), [("sick", 420), ("large", 420), ("sick", 1000)])
+@pytest.mark.parametrize(("name", "width"), [("unhealthy", 420), ("large", 420), ("unhealthy", 1000)])
 def test_nothing_sticks_out_sideways(tab, pages, name, width):
     probe = "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
     tab.resize(width)
@@ -96,7 +96,7 @@ def test_pointing_at_a_bar_reads_it_out_and_copying_says_so(tab, pages):
       const readout = figure.querySelector(".readout").textContent;
       return {readout, hidden: button.hidden, words: button.textContent};
     """
-    tab.open(pages / "sick.html")
+    tab.open(pages / "unhealthy.html")
     found = tab.function(probe)
     assert found["readout"].startswith("rank 0: waiting for other ranks 44.1 ms")
     assert found["hidden"] is False and found["words"].startswith(("Copied", "Selected"))
@@ -112,7 +112,7 @@ def test_axe_finds_nothing_serious(tab, pages, scheme):
       return result.violations.map(v => [v.id, v.impact, v.nodes.map(n => n.html + n.failureSummary)]);
     """
     tab.dark(scheme == "dark")
-    for name in ("sick", "healthy", "minimal"):
+    for name in ("unhealthy", "healthy", "minimal"):
         tab.open(pages / f"{name}.html")
         tab.value(f"{axe}; 0")
         assert not chromium.severe(tab.function(probe))
@@ -120,12 +120,13 @@ def test_axe_finds_nothing_serious(tab, pages, scheme):
 
 def test_the_flame_graph_is_folded_reachable_by_keys_and_read_without_javascript(tab, pages):
     tab.without_javascript()
-    tab.open(pages / "sick.html")
+    tab.open(pages / "unhealthy.html")
     document = tab.value("document.documentElement.outerHTML")
     graph = document[document.index('class="fold flames"') :]
     assert "open" not in graph[: graph.index(">")]
     assert (
-        "<title>main train.py:57: 45.6 ms a step (89 %), 45.3 ms more than rank 0, all steps</title>" in graph
+        "<title>main train.py:57: 45.6 ms per step (89 %), 45.3 ms more than rank 0, all steps</title>"
+        in graph
     )
     probe = """
       const fold = document.querySelector("details.flames");
@@ -141,7 +142,7 @@ def test_the_flame_graph_is_folded_reachable_by_keys_and_read_without_javascript
       return {before, focused, boxes, hot, scrolls, readout: fold.querySelector(".readout").textContent};
     """
     tab.ask("Emulation.setScriptExecutionDisabled", value=False)
-    tab.open(pages / "sick.html")
+    tab.open(pages / "unhealthy.html")
     found = tab.function(probe)
     assert found["before"] is False and found["focused"] and found["scrolls"]
     assert found["hot"] == ["f4", "f4", "f0", "f4", "f0"]
@@ -153,9 +154,9 @@ def test_the_flame_graph_is_folded_reachable_by_keys_and_read_without_javascript
 def test_it_is_printed_unfolded(tab, pages, tmp_path):
     """On paper nobody can unfold it: without JavaScript the style does."""
     folded = tmp_path / "folded.html"
-    folded.write_text((pages / "sick.html").read_text().replace('class="fold flames"', 'class="fold"'))
+    folded.write_text((pages / "unhealthy.html").read_text().replace('class="fold flames"', 'class="fold"'))
     tab.without_javascript()
-    tab.open(pages / "sick.html")
+    tab.open(pages / "unhealthy.html")
     whole = tab.printed()
     tab.open(folded)
     assert len(whole) > len(tab.printed()) + 500

@@ -32,7 +32,7 @@ from ddpdoctor.report.timeline_tracks import finding_tracks
 
 
 def test_sarif_shows_findings_at_their_lines(tmp_path):
-    write_sarif(samples.sick(), tmp_path / "ddpdoctor.sarif")
+    write_sarif(samples.unhealthy(), tmp_path / "ddpdoctor.sarif")
     log = json.loads((tmp_path / "ddpdoctor.sarif").read_text())
     (run,) = log["runs"]
     first, second = run["results"]
@@ -88,14 +88,14 @@ def test_sarif_is_what_viewers_expect(name):
 
 
 def test_the_texts_of_a_rule_are_the_same_in_every_run():
-    first = samples.sick().findings[0]
+    first = samples.unhealthy().findings[0]
     asked = msgspec.structs.replace(
         first, question="Is one rank late?", read_more="https://docs.example.org/x"
     )
     other = msgspec.structs.replace(asked, title="Rank 7 waits 3 ms", explanation="", costs_ms_per_step=3.0)
 
     def rules(finding):
-        log = to_sarif(msgspec.structs.replace(samples.sick(), findings=[finding]))
+        log = to_sarif(msgspec.structs.replace(samples.unhealthy(), findings=[finding]))
         return log["runs"][0]["tool"]["driver"]["rules"]
 
     assert rules(asked) == rules(other)
@@ -106,19 +106,21 @@ def test_the_texts_of_a_rule_are_the_same_in_every_run():
 
 
 def test_a_job_in_a_subfolder_of_its_repository_annotates_the_right_file():
-    sick = samples.sick()
-    inside = msgspec.structs.replace(sick.job, folder_in_repository="alice/work")
-    diagnosis = msgspec.structs.replace(sick, job=inside)
+    unhealthy = samples.unhealthy()
+    inside = msgspec.structs.replace(unhealthy.job, folder_in_repository="alice/work")
+    diagnosis = msgspec.structs.replace(unhealthy, job=inside)
 
     def first(log):
         (run,) = log["runs"]
         location = run["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]
         return location["uri"], run["originalUriBaseIds"]["PROJECT"].get("uri")
 
-    assert first(to_sarif(sick)) == ("train.py", "file:///home/alice/work/")
+    assert first(to_sarif(unhealthy)) == ("train.py", "file:///home/alice/work/")
     assert first(to_sarif(diagnosis)) == ("alice/work/train.py", "file:///home/")
     redacted = redact(
-        msgspec.structs.replace(sick, job=msgspec.structs.replace(inside, folder_in_repository="training"))
+        msgspec.structs.replace(
+            unhealthy, job=msgspec.structs.replace(inside, folder_in_repository="training")
+        )
     )
     assert first(to_sarif(redacted)) == ("training/train.py", None)
 
@@ -128,7 +130,7 @@ def test_sarif_without_findings_has_no_results():
 
 
 def test_junit_lists_every_rule(tmp_path):
-    write_junit(samples.sick(), tmp_path / "junit.xml")
+    write_junit(samples.unhealthy(), tmp_path / "junit.xml")
     suite = ElementTree.parse(tmp_path / "junit.xml").getroot()
     assert {name: suite.get(name) for name in ("tests", "failures", "skipped")} == {
         "tests": "5",
@@ -144,7 +146,7 @@ def test_junit_lists_every_rule(tmp_path):
 
 def test_junit_fails_from_the_severity_asked_for():
     def failures(severity):
-        return ElementTree.fromstring(render_junit(samples.sick(), fail_on=severity)).get("failures")
+        return ElementTree.fromstring(render_junit(samples.unhealthy(), fail_on=severity)).get("failures")
 
     assert [failures(severity) for severity in ("critical", "warning", "info")] == ["1", "1", "2"]
 
@@ -152,12 +154,12 @@ def test_junit_fails_from_the_severity_asked_for():
 def test_junit_holds_hostile_text():
     suite = ElementTree.fromstring(render_junit(samples.hostile(), fail_on="info"))
     assert samples.HOSTILE in suite.find("testcase/system-out").text
-    evil = msgspec.structs.replace(samples.sick().findings[0], title="a\x00b\x1b")
-    assert "a�b�" in render_junit(msgspec.structs.replace(samples.sick(), findings=[evil]))
+    evil = msgspec.structs.replace(samples.unhealthy().findings[0], title="a\x00b\x1b")
+    assert "a�b�" in render_junit(msgspec.structs.replace(samples.unhealthy(), findings=[evil]))
 
 
 def test_junit_fails_what_fail_on_fails(tmp_path):
-    (tmp_path / "d.json").write_bytes(to_json(samples.sick()))
+    (tmp_path / "d.json").write_bytes(to_json(samples.unhealthy()))
     for severity, code, failures in (("critical", 1, "1"), ("info", 1, "2")):
         written = tmp_path / f"{severity}.xml"
         done = CliRunner().invoke(
@@ -206,15 +208,15 @@ def test_a_diagnosis_that_can_tell_nothing_is_no_pass(tmp_path):
 
 def test_ranks_are_called_alike_in_all_outputs():
     """Of four ranks two were recorded: "all ranks" would be said of ranks that nobody has seen."""
-    sick = samples.sick()
-    sick = msgspec.structs.replace(
-        sick,
-        job=msgspec.structs.replace(sick.job, world_size=4),
-        findings=[msgspec.structs.replace(each, ranks=None) for each in sick.findings],
+    unhealthy = samples.unhealthy()
+    unhealthy = msgspec.structs.replace(
+        unhealthy,
+        job=msgspec.structs.replace(unhealthy.job, world_size=4),
+        findings=[msgspec.structs.replace(each, ranks=None) for each in unhealthy.findings],
     )
     steps = pl.DataFrame({"step": [60], "start_ns": [0], "end_ns": [9]})
-    ((_, slices), *_) = finding_tracks(steps, sick.findings, words.everybody(sick))
+    ((_, slices), *_) = finding_tracks(steps, unhealthy.findings, words.all_ranks_label(unhealthy))
     shown = io.StringIO()
-    print_comparison(compare(sick, sick), Console(file=shown, width=120))
-    for told in (render_junit(sick), render_markdown(sick), str(slices[0].args), shown.getvalue()):
+    print_comparison(compare(unhealthy, unhealthy), Console(file=shown, width=120))
+    for told in (render_junit(unhealthy), render_markdown(unhealthy), str(slices[0].args), shown.getvalue()):
         assert "all 2 recorded" in told and "all ranks" not in told

@@ -74,7 +74,7 @@ def lab(colour, matrix):
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_text_is_readable(scheme):
     colours = SCHEMES[scheme]
-    for name in ("ink", "soft", "link", "critical", "warning", "info", "calm"):
+    for name in ("ink", "soft", "link", "critical", "warning", "info", "healthy"):
         assert contrast(colours[name], colours["paper"]) >= CONTRAST_LEAST, name
     for name in ("ink", "soft"):
         assert contrast(colours[name], colours["wash"]) >= CONTRAST_LEAST, name

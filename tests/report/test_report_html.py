@@ -65,8 +65,8 @@ def test_it_is_small(name):
 
 
 def test_a_static_report_is_without_what_draws():
-    still, whole = (render_html(samples.sick(), static=static) for static in (True, False))
-    for mark in ("ddpdoctor-plotly", "ddpdoctor-figures", "closer", "to-steps"):
+    still, whole = (render_html(samples.unhealthy(), static=static) for static in (True, False))
+    for mark in ("ddpdoctor-plotly", "ddpdoctor-figures", "interactive", "to-steps"):
         assert mark in whole and mark not in still
     # Where there is nothing to look closer at, nothing to draw it is carried either.
     assert render_html(samples.minimal()) == render_html(samples.minimal(), static=True)
@@ -123,16 +123,16 @@ def test_hostile_names_stay_text():
 
 def test_code_in_a_heading_or_a_sentence_is_set_as_code():
     text = "No step calls `no_sync()`"
-    sick = samples.sick()
-    told = [msgspec.structs.replace(finding, title=text) for finding in sick.findings]
+    unhealthy = samples.unhealthy()
+    told = [msgspec.structs.replace(finding, title=text) for finding in unhealthy.findings]
     diagnosis = msgspec.structs.replace(
-        sick,
-        verdict=Verdict(sick.verdict.rule, text),
+        unhealthy,
+        verdict=Verdict(unhealthy.verdict.rule, text),
         findings=told,
         notes=[text],
         checked=[CheckedRule("a/b", text)],
         skipped=[SkippedRule("a/c", text, text)],
-        waterfall=[msgspec.structs.replace(bar, label=text) for bar in sick.waterfall],
+        waterfall=[msgspec.structs.replace(bar, label=text) for bar in unhealthy.waterfall],
     )
     pages = [render_html(diagnosis, static=True), render_comparison(compare(diagnosis, diagnosis))]
     for page in pages:
@@ -162,7 +162,7 @@ def test_headings_do_not_skip_a_level_and_images_have_names(report):
             assert attributes.get("aria-label") or attributes.get("aria-labelledby")
 
 
-@pytest.mark.parametrize("name", ["sick", "healthy", "minimal", "hostile"])
+@pytest.mark.parametrize("name", ["unhealthy", "healthy", "minimal", "hostile"])
 def test_a_report_carries_its_diagnosis(name, tmp_path):
     diagnosis = samples.ALL[name]()
     write_html(diagnosis, tmp_path / "report.html")
@@ -199,7 +199,7 @@ def test_file_names_that_are_no_utf8_can_be_written(tmp_path):
 
 def test_an_existing_file_is_replaced_as_a_whole(tmp_path):
     target = tmp_path / "report.html"
-    write_html(samples.sick(), target)
+    write_html(samples.unhealthy(), target)
     write_html(samples.minimal(), target)
     assert read_diagnosis(target) == samples.minimal()
     assert target.read_text().startswith("<!DOCTYPE html>")
@@ -221,7 +221,7 @@ def _bad(tmp_path, name, content):
 
 
 def test_unusable_input_is_one_clear_sentence_each(tmp_path):
-    whole = render_html(samples.sick(), static=True)
+    whole = render_html(samples.unhealthy(), static=True)
     data = json.dumps({"schema": "ddpdoctor.diagnosis/2", "brand": "new"})
     assert "newer ddpdoctor" in _bad(tmp_path, "newer.json", data)
     assert "newer ddpdoctor" in _bad(
@@ -230,7 +230,7 @@ def test_unusable_input_is_one_clear_sentence_each(tmp_path):
     assert "is not ddpdoctor.diagnosis/1" in _bad(tmp_path, "other.json", '{"schema": "ddpdoctor.run/1"}')
     for share in (0.3, 0.6, 0.9):
         assert "cut off" in _bad(tmp_path, f"cut-{share}.html", whole[: int(len(whole) * share)])
-    assert "cut off" in _bad(tmp_path, "cut.json", msgspec.json.encode(samples.sick())[:900])
+    assert "cut off" in _bad(tmp_path, "cut.json", msgspec.json.encode(samples.unhealthy())[:900])
     assert "not a ddpdoctor report" in _bad(tmp_path, "page.html", "<!doctype html><title>x</title>")
     assert "not a ddpdoctor diagnosis" in _bad(tmp_path, "list.json", "[1, 2]")
     assert "neither" in _bad(tmp_path, "noise.bin", bytes(range(1, 200)))
@@ -243,14 +243,14 @@ def test_unusable_input_is_one_clear_sentence_each(tmp_path):
 
 
 def test_fields_of_later_versions_are_ignored(tmp_path):
-    data = msgspec.to_builtins(samples.sick()) | {"added_later": 1}
+    data = msgspec.to_builtins(samples.unhealthy()) | {"added_later": 1}
     (tmp_path / "diagnosis.json").write_bytes(msgspec.json.encode(data))
     assert isinstance(read_diagnosis(tmp_path / "diagnosis.json"), Diagnosis)
 
 
 def test_long_names_in_the_headline_may_be_broken_between_words():
     long = msgspec.structs.replace(
-        samples.sick(), verdict=Verdict(None, "job.py:5 in `Images.read_slow` <b_c.d>")
+        samples.unhealthy(), verdict=Verdict(None, "job.py:5 in `Images.read_slow` <b_c.d>")
     )
     heading = re.search(r"<h1[^>]*>(.*?)</h1>", render_html(long))[1]
     assert heading == ("job.py:5 in <code>Images.<wbr>read_<wbr>slow</code> &lt;b_<wbr>c.<wbr>d&gt;")

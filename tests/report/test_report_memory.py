@@ -26,11 +26,11 @@ ON_DEVICE = RankMemory(
 
 
 def with_memory(*memory: RankMemory | None, **facts: object) -> Diagnosis:
-    sick = samples.sick()
+    unhealthy = samples.unhealthy()
     ranks = [
-        msgspec.structs.replace(rank, memory=each) for rank, each in zip(sick.ranks, memory, strict=True)
+        msgspec.structs.replace(rank, memory=each) for rank, each in zip(unhealthy.ranks, memory, strict=True)
     ]
-    return msgspec.structs.replace(sick, ranks=ranks, facts={**sick.facts, "memory": facts})
+    return msgspec.structs.replace(unhealthy, ranks=ranks, facts={**unhealthy.facts, "memory": facts})
 
 
 def test_the_line_names_the_fullest_rank_and_what_is_left():
@@ -58,17 +58,21 @@ def test_a_table_has_the_columns_of_which_something_is_known():
 
 
 def test_nothing_is_said_where_nothing_is_known():
-    assert memory_line(samples.sick()) == "" and memory_table(samples.sick()) is None
-    assert 'id="memory"' not in render_html(samples.sick())
+    assert memory_line(samples.unhealthy()) == "" and memory_table(samples.unhealthy()) is None
+    assert 'id="memory"' not in render_html(samples.unhealthy())
     assert 'id="memory"' in render_html(with_memory(ON_HOST, None))
 
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_growth_is_told_on_the_first_screen_as_the_table_has_no_price_of_it(width):
-    sick = samples.sick()
+    unhealthy = samples.unhealthy()
     title = "The loader workers of rank 0 grow by 3 MiB per step"
     growth = msgspec.structs.replace(
-        sick.findings[0], rule="memory/workers-growing", title=title, costs_ms_per_step=None, severity="info"
+        unhealthy.findings[0],
+        rule="memory/workers-growing",
+        title=title,
+        costs_ms_per_step=None,
+        severity="info",
     )
 
     def screen(found: Diagnosis) -> str:
@@ -76,10 +80,10 @@ def test_growth_is_told_on_the_first_screen_as_the_table_has_no_price_of_it(widt
         print_terminal(found, Console(file=out, width=width))
         return out.getvalue()
 
-    beside = msgspec.structs.replace(sick, findings=[*sick.findings, growth])
-    assert screen(beside).count(title) == 1 and screen(sick).count(title) == 0
+    beside = msgspec.structs.replace(unhealthy, findings=[*unhealthy.findings, growth])
+    assert screen(beside).count(title) == 1 and screen(unhealthy).count(title) == 0
     alone = msgspec.structs.replace(
-        sick,
+        unhealthy,
         findings=[growth],
         healthy=True,
         verdict=Verdict(None, f"No warnings (9 steps of 2 ranks), but note: {title}"),

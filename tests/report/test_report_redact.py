@@ -13,15 +13,15 @@ from ddpdoctor.report import redact, to_json
 
 
 def test_the_same_name_gets_the_same_stand_in():
-    sick = samples.sick()
+    unhealthy = samples.unhealthy()
     notes = [
         "node17 is slow",
         "node17.cluster.example.com is slow",
         "see /mnt/acme/secret-set",
         "alice@10.1.2.3",
     ]
-    job = msgspec.structs.replace(sick.job, hosts=[*sick.job.hosts, "node1"])
-    clean = redact(msgspec.structs.replace(sick, notes=notes, job=job))
+    job = msgspec.structs.replace(unhealthy.job, hosts=[*unhealthy.job.hosts, "node1"])
+    clean = redact(msgspec.structs.replace(unhealthy, notes=notes, job=job))
     assert clean.job.hosts == ["host-1", "host-2"]
     assert clean.ranks[0].host == clean.telemetry[0].source == "host-1"
     assert clean.notes[:2] == ["host-1 is slow", "host-1 is slow"]
@@ -30,7 +30,7 @@ def test_the_same_name_gets_the_same_stand_in():
 
 
 def test_what_helps_stays():
-    clean = redact(samples.sick())
+    clean = redact(samples.unhealthy())
     assert clean.job.command[0] == "torchrun" and "train.py" in clean.job.command
     assert clean.findings[0].where[0] == Where(
         "train.py", 57, "main", 0.98, callers=(CodeLine("start.py", 9, "<module>"),)
@@ -38,7 +38,7 @@ def test_what_helps_stays():
     assert clean.findings[0].where[1].file == "data/set.py"
     assert clean.findings[0].fixes[0].docs[0] == "https://docs.pytorch.org/docs/stable/data.html"
     assert clean.job.environment["OMP_NUM_THREADS"] == "1"
-    assert clean.series == samples.sick().series
+    assert clean.series == samples.unhealthy().series
 
 
 def test_paths_are_relative_to_the_project_or_the_library():
@@ -69,14 +69,14 @@ def test_paths_are_relative_to_the_project_or_the_library():
 
 def test_addresses_and_fractions_are_no_paths():
     note = "See https://pytorch.org/docs/stable: 3/4 of it, tokens/s, and/or 1.2 ms"
-    assert redact(msgspec.structs.replace(samples.sick(), notes=[note])).notes == [note]
+    assert redact(msgspec.structs.replace(samples.unhealthy(), notes=[note])).notes == [note]
 
 
 @pytest.mark.parametrize("part", ["GPU 3", "rank 12"])
 def test_what_of_a_host_a_series_is_of_stays(part):
-    host = samples.sick().job.hosts[0]
+    host = samples.unhealthy().job.hosts[0]
     series = [TelemetrySeries(source=f"{host} {part}", field="f", unit="bytes", t_s=[0, 1], values=[1, 2])]
-    clean = redact(msgspec.structs.replace(samples.sick(), telemetry=series))
+    clean = redact(msgspec.structs.replace(samples.unhealthy(), telemetry=series))
     assert clean.telemetry[0].source == f"host-1 {part}"
 
 
@@ -86,9 +86,11 @@ def test_a_diagnosis_without_names_is_unchanged():
 
 def test_an_argument_said_again_is_replaced_there_too():
     job = msgspec.structs.replace(
-        samples.sick().job, command=["torchrun", "train.py", "--name=project-falcon", "--lr", "0.1"]
+        samples.unhealthy().job, command=["torchrun", "train.py", "--name=project-falcon", "--lr", "0.1"]
     )
-    clean = redact(msgspec.structs.replace(samples.sick(), job=job, notes=["project-falcon wrote 0.1 GB"]))
+    clean = redact(
+        msgspec.structs.replace(samples.unhealthy(), job=job, notes=["project-falcon wrote 0.1 GB"])
+    )
     assert clean.job.command == ["torchrun", "train.py", "argument-1", "argument-2", "argument-3"]
     assert clean.notes == ["argument-1 wrote 0.1 GB"]
 

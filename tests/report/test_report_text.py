@@ -35,7 +35,7 @@ def test_it_fits_eighty_columns(name, colour):
 
 
 def test_it_says_what_where_why_and_how():
-    text = shown(samples.sick())
+    text = shown(samples.unhealthy())
     assert text.startswith("Rank 1 waits 46 ms a step for data; all others wait for it\n")
     row = next(line for line in text.splitlines() if line.startswith("dataloader/one-rank-late"))
     assert row.split() == ["dataloader/one-rank-late", "rank", "1", "44.8", "7.1×", "train.py:57"]
@@ -47,7 +47,7 @@ def test_it_says_what_where_why_and_how():
     assert "2 checks found nothing; 1 lacked data (`-v` says why)." in text
 
 
-def test_a_healthy_job_is_told_calmly():
+def test_a_healthy_job_is_told_with_its_step_time():
     text = shown(samples.healthy())
     assert text.startswith("Healthy:") and "Fix" not in text and "finding  " not in text
 
@@ -57,36 +57,36 @@ def test_nothing_known_is_a_single_line():
 
 
 def test_quiet_is_the_verdict_alone():
-    assert shown(samples.sick(), quiet=True).splitlines() == [
+    assert shown(samples.unhealthy(), quiet=True).splitlines() == [
         "Rank 1 waits 46 ms a step for data; all others wait for it"
     ]
 
 
 def test_verbose_shows_evidence_and_why_rules_were_skipped():
-    text = shown(samples.sick(), verbose=True)
+    text = shown(samples.unhealthy(), verbose=True)
     assert "Batches that stood ready: not recorded" in text
     assert "compute/throttled: no GPU telemetry was recorded" in text
 
 
 def test_colours_only_where_there_are_some(monkeypatch):
-    assert ESCAPE not in shown(samples.sick())
-    assert ESCAPE in shown(samples.sick(), colour=True)
+    assert ESCAPE not in shown(samples.unhealthy())
+    assert ESCAPE in shown(samples.unhealthy(), colour=True)
     monkeypatch.setenv("NO_COLOR", "1")
     stream = io.StringIO()
-    print_terminal(samples.sick(), Console(file=stream, force_terminal=True, width=80))
+    print_terminal(samples.unhealthy(), Console(file=stream, force_terminal=True, width=80))
     assert not re.search(r"\x1b\[[\d;]*3\dm", stream.getvalue())
 
 
 def test_names_cannot_drive_the_terminal_or_its_markup():
     evil = "\x1b[2J\x07[red]x[/red][/nonsense]"
-    sick = samples.sick()
-    finding = msgspec.structs.replace(sick.findings[0], title=evil, rule=evil, explanation=evil)
-    text = shown(msgspec.structs.replace(sick, findings=[finding], notes=[evil]))
+    unhealthy = samples.unhealthy()
+    finding = msgspec.structs.replace(unhealthy.findings[0], title=evil, rule=evil, explanation=evil)
+    text = shown(msgspec.structs.replace(unhealthy, findings=[finding], notes=[evil]))
     assert ESCAPE not in text and "\x07" not in text and "[red]x[/red][/nonsense]" in text
 
 
 def test_markdown_is_short_and_complete():
-    text = render_markdown(samples.sick())
+    text = render_markdown(samples.unhealthy())
     assert text.startswith("## Rank 1 waits 46 ms a step for data")
     assert "all others wait for it (critical) | rank 1 | 44.8 ms (87 %) | 7.1× | `train.py:57` |" in text
     assert "```python\nloader = DataLoader(" in text
@@ -109,16 +109,16 @@ def test_no_id_path_or_line_is_ever_broken():
     long = "a_module_with_a_rather_long_name_for_the_table.py"
     where = Where(file=f"/srv/projects/training/{long}", line=1234, function="main")
     first = msgspec.structs.replace(
-        samples.sick().findings[0],
+        samples.unhealthy().findings[0],
         rule="rank-imbalance/garbage-collection",
         ranks=[0, 2, 4, 6, 8],
         where=[where],
     )
-    sick = msgspec.structs.replace(
-        samples.sick(), findings=[first], notes=["/data/" + "x" * 90 + "/rank0.json is cut."]
+    unhealthy = msgspec.structs.replace(
+        samples.unhealthy(), findings=[first], notes=["/data/" + "x" * 90 + "/rank0.json is cut."]
     )
     for width in (40, 80):
-        text = shown(sick, width=width, verbose=True)
+        text = shown(unhealthy, width=width, verbose=True)
         for whole in (
             first.rule,
             f"{long}:1234",
@@ -129,16 +129,16 @@ def test_no_id_path_or_line_is_ever_broken():
 
 
 def test_who_else_calls_a_line_is_counted_beside_the_caller_that_is_named():
-    sick = samples.sick()
-    first = sick.findings[0]
+    unhealthy = samples.unhealthy()
+    first = unhealthy.findings[0]
     where = msgspec.structs.replace(first.where[0], more_callers=2)
     finding = msgspec.structs.replace(first, where=[where])
-    diagnosis = msgspec.structs.replace(sick, findings=[finding])
+    diagnosis = msgspec.structs.replace(unhealthy, findings=[finding])
     way = "start.py:9 <module> and 2 more places"
     assert f"train.py:57 main ← {way}" in shown(diagnosis)
     assert f"← {way}" in render_markdown(diagnosis)
     assert "and 2 more places" in re.sub(r"\s+", " ", render_html(diagnosis))
-    assert "more place" not in shown(sick)
+    assert "more place" not in shown(unhealthy)
 
 
 def test_each_letter_of_the_bar_has_its_entry_and_no_letter_stands_for_two():
@@ -155,37 +155,37 @@ def test_each_letter_of_the_bar_has_its_entry_and_no_letter_stands_for_two():
 
 def test_the_annotation_stands_in_the_table_where_no_line_is_known():
     named = Evidence("late.host.operation", "# running sparse arch", "", "What is executed there")
-    found = msgspec.structs.replace(samples.sick().findings[0], where=[], evidence=[named])
+    found = msgspec.structs.replace(samples.unhealthy().findings[0], where=[], evidence=[named])
     row = next(
         line
-        for line in shown(msgspec.structs.replace(samples.sick(), findings=[found])).splitlines()
+        for line in shown(msgspec.structs.replace(samples.unhealthy(), findings=[found])).splitlines()
         if line.startswith(found.rule)
     )
     assert row.rstrip().endswith("# running sparse arch")
 
 
 def test_who_is_meant_by_all_ranks_is_said_where_not_all_were_recorded():
-    found = msgspec.structs.replace(samples.sick().findings[0], ranks=None)
+    found = msgspec.structs.replace(samples.unhealthy().findings[0], ranks=None)
     for seen, world, who in (
         (2, 2, "all ranks"),
         (2, 128, "all 2 recorded"),
         (1, 300, "the one recorded"),
         (1, 1, "the one rank"),
     ):
-        job = msgspec.structs.replace(samples.sick().job, world_size=world, ranks_seen=list(range(seen)))
-        assert who in shown(msgspec.structs.replace(samples.sick(), findings=[found], job=job))
+        job = msgspec.structs.replace(samples.unhealthy().job, world_size=world, ranks_seen=list(range(seen)))
+        assert who in shown(msgspec.structs.replace(samples.unhealthy(), findings=[found], job=job))
 
 
 def test_transfer_may_be_waiting_where_not_all_ranks_were_recorded():
     for world, told in ((2, "t transfer 3.0 %"), (8, "t transfer or waiting 3.0 %")):
-        job = msgspec.structs.replace(samples.sick().job, world_size=world)
-        assert told in shown(msgspec.structs.replace(samples.sick(), job=job))
+        job = msgspec.structs.replace(samples.unhealthy().job, world_size=world)
+        assert told in shown(msgspec.structs.replace(samples.unhealthy(), job=job))
 
 
 def test_results_of_other_libraries_are_announced():
     with_hta = msgspec.structs.replace(
-        samples.sick(), hta={"overlap": [{"rank": 0}], "idle_time": [], "notes": ["No data."]}
+        samples.unhealthy(), hta={"overlap": [{"rank": 0}], "idle_time": [], "notes": ["No data."]}
     )
     text = " ".join(shown(with_hta).split())
     assert "HolisticTraceAnalysis: overlap: in the report (`--html F`)" in text and "No data." in text
-    assert "HolisticTraceAnalysis" not in shown(samples.sick())
+    assert "HolisticTraceAnalysis" not in shown(samples.unhealthy())

@@ -22,16 +22,16 @@ from ddpdoctor.report.charts.step_times import notable_ranks
 from ddpdoctor.report.charts.telemetry import telemetry
 from ddpdoctor.report.charts.timeline import SPANS
 from ddpdoctor.report.charts.waterfall import waterfall
-from ddpdoctor.report.opening import steps_measured
+from ddpdoctor.report.summary import steps_measured
 from ddpdoctor.report.view import page
 
 replace = msgspec.structs.replace
 
 
 def test_verdict_and_price_come_from_the_finding_it_names():
-    view = page(samples.sick())
+    view = page(samples.unhealthy())
     assert view.price == (
-        "It costs 44.8 ms of every step, 87 % of the time (52 min of each hour); "
+        "It costs 44.8 ms per step, 87 % of the step time (52 min per hour); "
         "the job would run 7.1× as fast without it."
     )
     assert view.subtitle == "2 ranks · 1 host · cpu · gloo · torch 2.13.0"
@@ -39,24 +39,24 @@ def test_verdict_and_price_come_from_the_finding_it_names():
 
 
 def test_what_some_steps_of_a_trace_show_is_not_promised_for_hours():
-    sick = samples.sick()
-    steps = replace(sick.steps, source="trace")
-    findings = [replace(finding, persistence="random") for finding in sick.findings]
-    assert page(replace(sick, steps=steps, findings=findings)).price.startswith(
-        "Over the recorded steps it costs 44.8 ms a step, 87 % of the time; the job"
+    unhealthy = samples.unhealthy()
+    steps = replace(unhealthy.steps, source="trace")
+    findings = [replace(finding, persistence="random") for finding in unhealthy.findings]
+    assert page(replace(unhealthy, steps=steps, findings=findings)).price.startswith(
+        "It costs 44.8 ms per step over the recorded steps, 87 % of the step time; the job"
     )
 
 
 def test_what_some_steps_of_a_run_cost_is_not_told_as_the_price_of_each():
-    findings = [replace(finding, persistence="periodic") for finding in samples.sick().findings]
-    assert page(replace(samples.sick(), findings=findings)).price.startswith(
-        "On average it costs 44.8 ms a step, 87 % of the time (52 min of each hour); the job"
+    findings = [replace(finding, persistence="periodic") for finding in samples.unhealthy().findings]
+    assert page(replace(samples.unhealthy(), findings=findings)).price.startswith(
+        "It costs 44.8 ms per step on average, 87 % of the step time (52 min per hour); the job"
     )
 
 
 def test_where_nobody_can_tell_no_other_finding_is_priced_as_the_verdict():
-    sick = samples.sick()
-    unsure = replace(sick, verdict=replace(sick.verdict, rule=None, headline="Cannot tell: ..."))
+    unhealthy = samples.unhealthy()
+    unsure = replace(unhealthy, verdict=replace(unhealthy.verdict, rule=None, headline="Cannot tell: ..."))
     assert page(unsure).price.startswith("A step takes 51.2 ms (median), ")
 
 
@@ -65,7 +65,7 @@ def test_a_healthy_page_says_what_a_step_takes():
 
 
 def test_findings_keep_order_and_effects_point_to_their_cause():
-    first, second = page(samples.sick()).findings
+    first, second = page(samples.unhealthy()).findings
     assert (first.severity, first.ranks, first.cost, first.speedup) == (
         "critical",
         "rank 1",
@@ -79,7 +79,7 @@ def test_findings_keep_order_and_effects_point_to_their_cause():
 
 
 def test_only_https_addresses_are_links():
-    fix = page(samples.sick()).findings[0].fixes[0]
+    fix = page(samples.unhealthy()).findings[0].fixes[0]
     assert fix.links == [
         (
             "https://docs.pytorch.org/docs/stable/data.html",
@@ -105,15 +105,15 @@ def test_nothing_known_is_left_out_never_zero():
 
 
 def test_a_finding_without_cost_has_no_price():
-    sick = samples.sick()
-    bare = replace(sick.findings[0], costs_ms_per_step=None, share=None, speedup_if_fixed=None)
-    view = page(replace(sick, findings=[bare]))
+    unhealthy = samples.unhealthy()
+    bare = replace(unhealthy.findings[0], costs_ms_per_step=None, share=None, speedup_if_fixed=None)
+    view = page(replace(unhealthy, findings=[bare]))
     assert view.price == ""
     assert (view.findings[0].cost, view.findings[0].share, view.findings[0].speedup) == ("not priced", "", "")
 
 
 def test_waterfall_goes_down_from_the_measured_time():
-    rows = waterfall(samples.sick())
+    rows = waterfall(samples.unhealthy())
     assert [row.kind for row in rows] == ["measured", "saving", "saving", "goal"]
     assert rows[1].x + rows[1].width == pytest.approx(100)
     assert rows[2].x + rows[2].width == pytest.approx(rows[1].x, abs=0.02)
@@ -126,39 +126,45 @@ def test_a_bar_has_a_whisker_where_it_is_known_how_sure_its_price_is():
         WaterfallBar("x", -30.0, "a/b", [20.0, 45.0]),
         WaterfallBar("y", -10.0, "a/c"),
     ]
-    rows = waterfall(replace(samples.sick(), waterfall=bars))
+    rows = waterfall(replace(samples.unhealthy(), waterfall=bars))
     assert [row.whisker for row in rows] == [None, (55.0, 80.0), None, None]
 
 
-def test_a_price_is_told_with_its_range_and_a_ceiling_without_one():
-    sick = samples.sick()
-    sure = replace(sick.findings[0], costs_ms_per_step_range=[38.2, 51.4], speedup_if_fixed_range=[3.1, 9.0])
-    told = page(replace(sick, findings=[sure])).price
-    assert "44.8 ms (38.2 to 51.4 ms)" in told and "7.1× (3.1 to 9.0×) as fast" in told
-    most = page(replace(sick, findings=[replace(sure, at_most=True)])).price
+def test_a_price_is_told_with_its_range_and_an_upper_bound_without_one():
+    unhealthy = samples.unhealthy()
+    sure = replace(
+        unhealthy.findings[0], costs_ms_per_step_range=[38.2, 51.4], speedup_if_fixed_range=[3.1, 9.0]
+    )
+    told = page(replace(unhealthy, findings=[sure])).price
+    assert "44.8 ms per step (38.2 to 51.4 ms)" in told and "7.1× (3.1 to 9.0×) as fast" in told
+    most = page(replace(unhealthy, findings=[replace(sure, at_most=True)])).price
     assert "at most 44.8 ms" in most and "at most 7.1× as fast" in most
-    assert " to " not in most and "min of each hour" not in most
+    assert " to " not in most and "min per hour" not in most
 
 
 def test_a_gain_beyond_ten_is_no_number():
-    sick = samples.sick()
-    huge = replace(sick.findings[0], speedup_if_fixed=120.0, share=0.99)
-    told = page(replace(sick, findings=[huge]))
-    assert "over 10× as fast" in told.price and "(59 min of each hour)" in told.price
-    most = page(replace(sick, findings=[replace(huge, at_most=True)]))
+    unhealthy = samples.unhealthy()
+    huge = replace(unhealthy.findings[0], speedup_if_fixed=120.0, share=0.99)
+    told = page(replace(unhealthy, findings=[huge]))
+    assert "over 10× as fast" in told.price and "(59 min per hour)" in told.price
+    most = page(replace(unhealthy, findings=[replace(huge, at_most=True)]))
     assert "×" not in most.price and most.findings[0].speedup == ""
 
 
 def test_one_step_of_a_trace_is_not_every_step():
-    sick = samples.sick()
-    once = replace(sick, steps=replace(sick.steps, source="trace", measured=1, count=1, set_aside={}))
-    assert page(once).price.startswith("It costs 44.8 ms of the one recorded step, 87 % of the time; the job")
+    unhealthy = samples.unhealthy()
+    once = replace(
+        unhealthy, steps=replace(unhealthy.steps, source="trace", measured=1, count=1, set_aside={})
+    )
+    assert page(once).price.startswith(
+        "It costs 44.8 ms in the one recorded step, 87 % of the step time; the job"
+    )
 
 
 def test_each_step_that_is_not_measured_has_its_reason_beside_the_count():
     aside = {"thinned": 870, "warm-up": 3, "evaluation": 0}
-    steps = replace(samples.sick().steps, count=1200, measured=327, set_aside=aside)
-    assert steps_measured(steps) == "327 of 1,200 steps measured (thinned: 870, warm-up: 3)"
+    steps = replace(samples.unhealthy().steps, count=1200, measured=327, set_aside=aside)
+    assert steps_measured(steps) == "327 of 1,200 steps measured (excluded: thinned 870, warm-up 3)"
 
 
 def test_what_the_job_built_is_told_with_its_line_and_without_numbers_of_ours():
@@ -166,8 +172,8 @@ def test_what_the_job_built_is_told_with_its_line_and_without_numbers_of_ours():
         "ddp": [{"id": 0, "where": "train.py:31", "bucket_cap_mb": 25.0}],
         "loaders": [{"id": 0, "where": 4}],
     }
-    sick = samples.sick()
-    groups = page(replace(sick, job=replace(sick.job, settings=built))).job
+    unhealthy = samples.unhealthy()
+    groups = page(replace(unhealthy, job=replace(unhealthy.job, settings=built))).job
     rows = {group.title: dict(group.rows) for group in groups}
     assert rows["ddp"] == {"built at": "train.py:31", "bucket_cap_mb": "25"}
     assert "id" not in rows.get("loaders", {}) and "where" not in rows.get("loaders", {})
@@ -175,13 +181,13 @@ def test_what_the_job_built_is_told_with_its_line_and_without_numbers_of_ours():
 
 def test_a_waterfall_without_a_last_total_gets_what_is_left():
     diagnosis = replace(
-        samples.sick(), waterfall=[WaterfallBar("measured", 10.0), WaterfallBar("x", 4.0, "a/b")]
+        samples.unhealthy(), waterfall=[WaterfallBar("measured", 10.0), WaterfallBar("x", 4.0, "a/b")]
     )
     assert [(row.kind, row.value) for row in waterfall(diagnosis)][-1] == ("goal", "6.00 ms")
 
 
 def test_breakdown_segments_add_up_to_the_bar():
-    chart = breakdown(samples.sick())
+    chart = breakdown(samples.unhealthy())
     for row in chart.rows:
         assert sum(segment.width for segment in row.segments) == pytest.approx(100, abs=0.1)
     assert "checkpoint" not in chart.parts
@@ -190,7 +196,7 @@ def test_breakdown_segments_add_up_to_the_bar():
 
 
 def test_breakdown_falls_back_to_the_critical_path():
-    chart = breakdown(replace(samples.sick(), ranks=[RankSummary(rank=0)]))
+    chart = breakdown(replace(samples.unhealthy(), ranks=[RankSummary(rank=0)]))
     assert [(row.label, row.total) for row in chart.rows] == [("critical path", "100 %")]
 
 
@@ -202,7 +208,7 @@ def test_many_ranks_are_averaged_but_culprits_keep_their_bar():
 
 
 def test_notable_ranks_start_with_the_culprits():
-    assert notable_ranks(samples.sick()) == [1]
+    assert notable_ranks(samples.unhealthy()) == [1]
     assert notable_ranks(samples.large())[:2] == [137, 300]
 
 
@@ -244,7 +250,7 @@ def test_one_huge_step_does_not_flatten_the_others():
 
 
 def test_lateness_shows_the_late_rank_and_leaves_the_others_empty():
-    chart = page(samples.sick()).lateness
+    chart = page(samples.unhealthy()).lateness
     assert [row.label for row in chart.rows] == ["0", "1"]
     assert any(chart.paths) and all("M0 0H" not in path for path in chart.paths)
     assert "rank 1 is latest, by 43.9 ms" in chart.description
@@ -264,7 +270,7 @@ def test_lateness_of_many_ranks_is_aggregated_by_host_sized_groups():
 
 
 def test_timeline_places_lanes_and_keeps_few_enough_bars():
-    chart = page(samples.sick()).timeline
+    chart = page(samples.unhealthy()).timeline
     assert [rank.label for rank in chart.ranks] == ["rank 0", "rank 1"]
     assert [lane.label for lane in chart.ranks[0].lanes] == ["host", "compute", "communication"]
     wait = next(bar for bar in chart.bars if bar.kind == "comm_wait")
@@ -287,7 +293,7 @@ def test_timeline_without_length_is_not_drawn():
 
 def test_telemetry_leaves_out_quantities_that_no_device_reports():
     empty = TelemetrySeries(source="h", field="power", unit="W", t_s=[0, 1], values=[None, None])
-    charts = telemetry(replace(samples.sick(), telemetry=[*samples.sick().telemetry, empty]))
+    charts = telemetry(replace(samples.unhealthy(), telemetry=[*samples.unhealthy().telemetry, empty]))
     assert [chart.title for chart in charts] == ["CPU", "Memory used"]
 
 
@@ -318,7 +324,7 @@ def test_hta_results_become_tables():
         "overlap": {"0": 0.5},
         "version": "0.5",
     }
-    tables = page(replace(samples.sick(), hta=hta)).hta
+    tables = page(replace(samples.unhealthy(), hta=hta)).hta
     assert tables[0].head == ["rank", "idle time", "extra"]
     assert tables[0].rows == [["0", "3.50", ""], ["1", "", "x"]]
     assert tables[1].rows == [["0", "0.500"]] and tables[2].rows == [["", "0.5"]]
@@ -326,30 +332,30 @@ def test_hta_results_become_tables():
 
 def test_reproduce_quotes_the_command():
     lines = page(
-        replace(samples.sick(), job=replace(samples.sick().job, command=["python", "a b.py"]))
+        replace(samples.unhealthy(), job=replace(samples.unhealthy().job, command=["python", "a b.py"]))
     ).reproduce
     assert lines[0] == "ddpdoctor run -- python 'a b.py'"
 
 
 def test_reproduce_names_every_source():
     files = [f"rank{rank}.json" for rank in range(8)]
-    assert page(replace(samples.sick(), source=files)).reproduce[-1] == (
+    assert page(replace(samples.unhealthy(), source=files)).reproduce[-1] == (
         f"ddpdoctor analyze {' '.join(files)} --html report.html"
     )
 
 
 def test_an_effect_is_counted_in_its_cause_and_one_step_has_no_rhythm():
-    sick = samples.sick()
-    effect = replace(sick.findings[1], costs_ms_per_step=None, caused_by=sick.findings[0].rule)
-    once = replace(sick.findings[0], coverage=replace(sick.findings[0].coverage, steps=1))
-    first, second = page(replace(sick, findings=[once, effect])).findings
+    unhealthy = samples.unhealthy()
+    effect = replace(unhealthy.findings[1], costs_ms_per_step=None, caused_by=unhealthy.findings[0].rule)
+    once = replace(unhealthy.findings[0], coverage=replace(unhealthy.findings[0].coverage, steps=1))
+    first, second = page(replace(unhealthy, findings=[once, effect])).findings
     assert second.cost == "part of its cause"
     assert "When" not in dict(first.facts)
 
 
 def test_one_step_has_neither_median_nor_percentile():
-    sick = samples.sick()
-    view = page(replace(sick, steps=replace(sick.steps, measured=1)))
+    unhealthy = samples.unhealthy()
+    view = page(replace(unhealthy, steps=replace(unhealthy.steps, measured=1)))
     assert [name for name, _ in view.numbers] == ["step time", "samples per second", "steps measured"]
 
 
@@ -363,15 +369,15 @@ def test_only_ranks_that_keep_others_waiting_have_bars_among_many():
 
 
 def test_the_verdicts_own_finding_is_never_folded():
-    sick = samples.sick()
-    causes = [replace(finding, caused_by="host/cpu-starved") for finding in sick.findings[:2]]
-    first, second = page(replace(sick, findings=causes)).findings
-    assert first.rule == sick.verdict.rule
+    unhealthy = samples.unhealthy()
+    causes = [replace(finding, caused_by="host/cpu-starved") for finding in unhealthy.findings[:2]]
+    first, second = page(replace(unhealthy, findings=causes)).findings
+    assert first.rule == unhealthy.verdict.rule
     assert (first.folded, second.folded) == (False, True)
 
 
 def test_a_single_message_size_is_told_not_drawn():
     point = BandwidthPoint(operation="allreduce", bytes=2.0**20, count=4, transfer_ms=1.0, bus_gb_per_s=1.0)
-    view = page(replace(samples.sick(), bandwidth=[point]))
+    view = page(replace(samples.unhealthy(), bandwidth=[point]))
     assert view.bandwidth.sentences == ["allreduce, 1 MiB: 1.00 GB/s, 1.00 ms (median of 4)"]
-    assert page(samples.sick()).bandwidth.sentences == []
+    assert page(samples.unhealthy()).bandwidth.sentences == []

@@ -70,17 +70,17 @@ def test_quantity(value, unit, text):
 
 
 def test_back_quotes_become_code_and_an_odd_one_stays():
-    assert words.pieces("set `n=0` now") == [("set ", False), ("n=0", True), (" now", False)]
-    assert words.pieces("an ` alone") == [("an ` alone", False)]
+    assert words.split_code("set `n=0` now") == [("set ", False), ("n=0", True), (" now", False)]
+    assert words.split_code("an ` alone") == [("an ` alone", False)]
 
 
 def test_units_stay_with_their_numbers_and_facts_have_words():
-    assert words.glued("12 ms of 3 steps, 5 % of it") == "12\u00a0ms of 3 steps, 5\u00a0% of it"
+    assert words.nonbreaking_units("12 ms of 3 steps, 5 % of it") == "12\u00a0ms of 3 steps, 5\u00a0% of it"
     assert words.fact("gpu.kernels_per_step") == "GPU: kernels per step"
 
 
 def test_trimmed_takes_only_zeros_behind_the_point():
-    assert [words.trimmed(text) for text in ("60.0 ms", "0.50 s", "100 %", "1.05 GiB")] == [
+    assert [words.strip_zeros(text) for text in ("60.0 ms", "0.50 s", "100 %", "1.05 GiB")] == [
         "60 ms",
         "0.5 s",
         "100 %",

@@ -93,7 +93,7 @@ def test_a_rank_without_its_steps(run, damage, words) -> None:
     damage(log)
     found = analyze(str(run), OPTIONS)
     (note,) = [note for note in found.notes if note.startswith("Rank 1: ") and "steps.jsonl" in note]
-    assert words in note and str(log) in note and "1 of 2 ranks could be looked at" in note
+    assert words in note and str(log) in note and "1 of 2 ranks could be analysed" in note
     assert found.job.world_size == 2
 
 
@@ -156,8 +156,8 @@ def test_restarts_of_which_one_description_is_lost(run) -> None:
 @pytest.mark.parametrize(
     ("ended", "pid", "words"),
     [
-        (1, None, "killed while the profiler window was open: what the window had seen is lost."),
-        (None, 2**22 + 1, "killed while the profiler window was open: what the window had seen is lost."),
+        (1, None, "killed while the profiler window was open: what the window had recorded is lost."),
+        (None, 2**22 + 1, "killed while the profiler window was open: what the window had recorded is lost."),
         (None, 0, "the profiler window was open when this was read: what it"),
         (None, None, "the profiler window was open when this was read: what it"),
     ],
@@ -225,7 +225,7 @@ def test_what_nobody_could_check_passes_no_gate(tmp_path) -> None:
     found = analyze(str(tmp_path), OPTIONS)
     assert not found.healthy and found.verdict.rule is None
     assert (
-        "step may be a problem, but host/python-work could not look (not measured: job.device)"
+        "step may be a problem, but host/python-work lacked data (not measured: job.device)"
         in found.verdict.headline
     )
     done = CliRunner().invoke(cli, gate)

@@ -125,7 +125,7 @@ def test_runs_around_one_that_is_closed(run, tmp_path):
     (nightly / "2").mkdir(mode=0)
     (nightly / "report.json").write_text("{}")
     (nightly / "report.json").chmod(0)
-    told = f"The folder {nightly}/2 cannot be read (permission denied): what lies in it is left out."
+    told = f"The folder {nightly}/2 cannot be read (permission denied): its contents are skipped."
     assert told in diagnosed(nightly).notes
     with as_anybody():
         done = CliRunner().invoke(history.command, [str(nightly), "--json", "-"], catch_exceptions=False)

@@ -49,6 +49,6 @@ NAMES = ("node17", "alice")
 
 def names_left(folder: Path, *options: str, **more: str) -> list[Path]:
     """Where ``NAMES`` stand in what ``options`` write into ``folder``/out."""
-    write_json(samples.sick(), folder / "diagnosis.json")
+    write_json(samples.unhealthy(), folder / "diagnosis.json")
     export(folder, *options, what=folder / "diagnosis.json", **more)
     return [file for name in NAMES for file in mentions(folder / "out", name)]

@@ -56,7 +56,7 @@ def test_a_folder_whose_name_means_another_in_a_uri_is_refused(tmp_path, name):
     from ddpdoctor.trackers import log_to_mlflow
 
     with pytest.raises(DdpDoctorError, match=r"without \? and %"):
-        log_to_mlflow(tracked(samples.sick()), str(tmp_path / name))
+        log_to_mlflow(tracked(samples.unhealthy()), str(tmp_path / name))
     assert not list(tmp_path.iterdir())
 
 
@@ -65,7 +65,7 @@ def test_what_is_no_database_is_no_defect_of_ours(tmp_path):
 
     (tmp_path / "mlflow.db").write_text("notes of mine")
     with pytest.raises(DdpDoctorError, match=r"mlflow\.db there is not MLflow's"):
-        log_to_mlflow(tracked(samples.sick()), str(tmp_path))
+        log_to_mlflow(tracked(samples.unhealthy()), str(tmp_path))
     assert (tmp_path / "mlflow.db").read_text() == "notes of mine"
 
 
@@ -75,7 +75,7 @@ def test_an_export_that_ends_half_way_is_a_failed_run(tmp_path):
 
     from ddpdoctor.trackers import log_to_mlflow
 
-    run = dataclasses.replace(tracked(samples.sick()), started_s=-1e9)
+    run = dataclasses.replace(tracked(samples.unhealthy()), started_s=-1e9)
     with pytest.raises(DdpDoctorError, match="imestamp"):
         log_to_mlflow(run, str(tmp_path))
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")

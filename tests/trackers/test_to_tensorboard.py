@@ -28,7 +28,7 @@ def read(folder):
 
 
 def test_each_rank_is_a_run_with_its_steps(tmp_path):
-    run = tracked(samples.sick())
+    run = tracked(samples.unhealthy())
     files = write_tensorboard(run, tmp_path)
     for curve in run.curves:
         scalars = read(tmp_path / run.name / curve.of).Scalars(curve.name)
@@ -44,7 +44,7 @@ def test_each_rank_is_a_run_with_its_steps(tmp_path):
 @pytest.mark.parametrize("started", [True, False])
 def test_another_recording_of_the_same_name_takes_no_files_away(tmp_path, started):
     """Neither those of a job that started at another time, nor of traces, which do not say when theirs did."""
-    first = samples.sick()
+    first = samples.unhealthy()
     job = msgspec.structs.replace(first.job, started_ns=1 if started else None)
     first = msgspec.structs.replace(first, job=job, source=["/jobs/a/traces"])
     job = msgspec.structs.replace(first.job, started_ns=2 if started else None)
@@ -59,7 +59,7 @@ def test_another_recording_of_the_same_name_takes_no_files_away(tmp_path, starte
 def test_the_verdict_and_the_findings_are_text(tmp_path):
     from tensorboard.util import tensor_util
 
-    diagnosis = samples.sick()
+    diagnosis = samples.unhealthy()
     run = tracked(diagnosis)
     write_tensorboard(run, tmp_path)
     found = read(tmp_path / run.name)

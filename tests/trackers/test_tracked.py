@@ -26,7 +26,7 @@ def curve(run, name, of):
 
 
 def test_each_rank_has_its_numbers_by_step():
-    diagnosis = samples.sick()
+    diagnosis = samples.unhealthy()
     run = tracked(diagnosis)
     series = diagnosis.series
     for r, rank in enumerate(series.ranks):
@@ -86,13 +86,15 @@ def test_what_was_not_measured_is_not_there():
 def test_anybodys_names_are_letters_for_a_tracker():
     run = tracked(samples.hostile())
     assert re.fullmatch(r"[A-Za-z0-9._-]+", run.name)
-    sick = samples.sick()
+    unhealthy = samples.unhealthy()
     found = [
-        msgspec.structs.replace(sick.findings[0], rule=rule)
+        msgspec.structs.replace(unhealthy.findings[0], rule=rule)
         for rule in ("../../a", "/", "x\u202e\x1b[31m", "y" * 5000)
     ]
     source = [f"/tmp/{'r' * 5000}.json"]
-    odd = tracked(msgspec.structs.replace(sick, findings=found, source=source, breakdown={"<b>//..": 0.5}))
+    odd = tracked(
+        msgspec.structs.replace(unhealthy, findings=found, source=source, breakdown={"<b>//..": 0.5})
+    )
     assert len(odd.name) == 100
     for each in (run, odd):
         names = [
@@ -106,7 +108,7 @@ def test_anybodys_names_are_letters_for_a_tracker():
 
 
 def test_redaction_reaches_all_of_it():
-    diagnosis = samples.sick()
+    diagnosis = samples.unhealthy()
     host = diagnosis.job.hosts[0]
     assert host in repr(tracked(diagnosis))
     assert host not in repr(tracked(redact(diagnosis)))
@@ -116,7 +118,7 @@ def test_redaction_reaches_all_of_it():
 def test_a_missing_package_is_named_with_its_extra(option, tmp_path, monkeypatch):
     for name in [option, *[name for name in sys.modules if name.startswith(f"{option}.")]]:
         monkeypatch.setitem(sys.modules, name, None)
-    write_json(samples.sick(), tmp_path / "diagnosis.json")
+    write_json(samples.unhealthy(), tmp_path / "diagnosis.json")
     with pytest.raises(DdpDoctorError, match=rf"pip install 'ddpdoctor\[{option}\]'"):
         CliRunner().invoke(
             command,

@@ -105,10 +105,10 @@ def _told(number: int, stops: Sequence[tuple[int, _Stop]], world: int) -> str:
     was = "" if len(ranks) == world else " were" if len(ranks) > 1 else " was"
     length = lasting(max(stop.ns for _, stop in stops))
     if any(stop.seen for _, stop in stops):
-        return f"{who}{was} suspended for {length} in step {number}: this step and the next are set aside."
+        return f"{who}{was} suspended for {length} in step {number}: this step and the next are excluded."
     return (
         f"{who}{was} suspended, or stuck, for {length} in step {number}, many times as long as any other step, and "
-        "no sample shows why: this step and the next are set aside."
+        "no sample shows why: this step and the next are excluded."
     )
 
 

@@ -31,7 +31,7 @@ _WHY = {
     Recording.WINDOW: "Hosts only issue work: the profiler window shows when their devices did it.",
 }
 _NO_LOGS = "There are no step logs, only traces."
-_MORE_WINDOWS = "The profiler window shows more ranks than have a step log: waiting for a rank that is not seen looks like transfer."
+_MORE_WINDOWS = "The profiler window shows more ranks than have a step log: waiting for a rank that was not recorded looks like transfer."
 _NO_WINDOW = (
     "No profiler window could be used: the step logs show when hosts issued work, not when devices did it."
 )

@@ -229,7 +229,7 @@ def _usable(ops: Operations) -> tuple[Operations, int, list[str]]:
         )
     steps = len(np.unique(places.step)) - len(np.unique(chosen.step[whole]))
     if steps:
-        notes.append(f"{ops.source}: {steps} step(s) in which operations are missing were set aside.")
+        notes.append(f"{ops.source}: {steps} step(s) in which operations are missing were excluded.")
     return chosen.only(whole), steps, notes
 
 

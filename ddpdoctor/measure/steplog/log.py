@@ -106,7 +106,11 @@ def _captured(logs: Sequence[RankLog]) -> list[Note]:
     if not saved:
         return []
     which = f"Window {saved[0]} was" if len(saved) == 1 else f"Windows {', '.join(map(str, saved))} were"
-    return [Note(f"{which} captured while the job ran, and not looked at here: `--window {saved[-1]}` does.")]
+    return [
+        Note(
+            f"{which} captured while the job ran and is not analysed here; `--window {saved[-1]}` selects it."
+        )
+    ]
 
 
 def _saved(log: RankLog) -> list[int]:
@@ -120,7 +124,7 @@ def _without_steps(logs: Sequence[RankLog]) -> list[Note]:
     seen = sum(bool(log.steps) for log in logs)
     known = [log.record.info.get("world_size") for log in logs]
     world = max((size for size in known if isinstance(size, int)), default=len(logs))
-    looked_at = f"the steps of {seen or 'none'} of {max(world, len(logs))} ranks could be looked at"
+    looked_at = f"the steps of {seen or 'none'} of {max(world, len(logs))} ranks could be analysed"
     recorded = seen or any(_has_window(log) for log in logs)
     faults = [(log.rank, log.record.without(STEPS_FILE, "step")) for log in logs if not log.steps]
     return [
@@ -214,7 +218,7 @@ def _cut_off(log: RankLog, ended: bool) -> Note:
     window = log.record.info["window"]
     doing = "was open" if window["state"] == "open" else "was being saved"
     if ended or is_running(log.record.info) is False:
-        sentence = f"killed while the profiler window {doing}: what the window had seen is lost."
+        sentence = f"killed while the profiler window {doing}: what the window had recorded is lost."
     else:
         sentence = f"the profiler window {doing} when this was read: what it sees is not in this diagnosis."
     return Note(sentence).of_rank(log.rank)

@@ -9,7 +9,7 @@ import msgspec
 
 from ddpdoctor.diagnose.diagnosis import BandwidthPoint, Diagnosis
 from ddpdoctor.report import words
-from ddpdoctor.report.charts.scale import LEAST, Tick, drawn, nice_ticks
+from ddpdoctor.report.charts.scale import LEAST, Tick, finite_or_none, nice_ticks
 
 OPERATIONS = 6
 HEIGHT = 180
@@ -90,7 +90,7 @@ def bandwidth(diagnosis: Diagnosis) -> Bandwidth | None:
         return None
     low = math.floor(math.log2(min(point.bytes for point in points)))
     high = max(math.ceil(math.log2(max(point.bytes for point in points))), low + 2)
-    top = (drawn(max(point.bus_gb_per_s for point in points)) or 1.0) * 1.1
+    top = (finite_or_none(max(point.bus_gb_per_s for point in points)) or 1.0) * 1.1
     by_name = bandwidth_data(diagnosis)
 
     def dot(name: str, point: BandwidthPoint) -> Dot:
@@ -105,7 +105,7 @@ def bandwidth(diagnosis: Diagnosis) -> Bandwidth | None:
         sentences=[dot.title for line in lines for dot in line.dots] if len(points) < FEWEST else [],
         height=HEIGHT,
         y_ticks=[
-            Tick(round(HEIGHT * (1 - value / top), 1), words.trimmed(f"{words.significant(value)} GB/s"))
+            Tick(round(HEIGHT * (1 - value / top), 1), words.strip_zeros(f"{words.significant(value)} GB/s"))
             for value in nice_ticks(top)
             if value > 0
         ],

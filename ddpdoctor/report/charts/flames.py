@@ -80,7 +80,7 @@ def _chart(flame: Flame) -> FlameChart | None:
         row=ROW - 1,
         bars=[_bar(frame, flame) for frame in frames],
         x_ticks=[
-            Tick(percent_of(value, flame.mean_ms), words.trimmed(words.milliseconds(value)))
+            Tick(percent_of(value, flame.mean_ms), words.strip_zeros(words.milliseconds(value)))
             for value in nice_ticks(flame.mean_ms, 5)
         ],
         rows=_rows(frames, flame),
@@ -97,7 +97,7 @@ def _fits(frame: FlameFrame, flame: Flame) -> bool:
 def _bar(frame: FlameFrame, flame: Flame) -> FlameBar:
     width = percent_of(min(frame.ms, flame.mean_ms - frame.start_ms), flame.mean_ms)
     name = _name(frame, flame)
-    title = f"{name}: {words.milliseconds(frame.ms)} a step ({words.percent(frame.ms / flame.mean_ms)})"
+    title = f"{name}: {words.milliseconds(frame.ms)} per step ({words.percent(frame.ms / flame.mean_ms)})"
     if frame.beyond_ms is not None:
         title += f", {_beyond(frame.beyond_ms)} than {plain(flame.against or '')}"
     return FlameBar(

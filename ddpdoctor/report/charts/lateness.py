@@ -12,12 +12,12 @@ from ddpdoctor.report import words
 from ddpdoctor.report.charts.scale import (
     Numbers,
     Tick,
-    drawn,
+    finite_or_none,
+    finite_values,
     index_ticks,
     mean,
     padded,
     quantile,
-    recorded,
     thin,
 )
 
@@ -80,7 +80,7 @@ class LateData(msgspec.Struct, frozen=True, kw_only=True):
     steps: list[int]
     bounds: list[float]
     """Above each begins a shade."""
-    calm: bool
+    all_on_time: bool
     """Nobody is later than the first of ``bounds``."""
     shared: LateCells
     """``rows`` in at most 48 rows and 120 columns."""
@@ -91,16 +91,18 @@ def late_data(diagnosis: Diagnosis) -> LateData | None:
     series = diagnosis.series
     length = min(len(series.steps), max((len(row) for row in series.late_ms), default=0))
     rows = [(rank, padded(row, length)) for rank, row in zip(series.ranks, series.late_ms, strict=False)]
-    if len(rows) < 2 or not any(recorded(row) for _, row in rows):
+    if len(rows) < 2 or not any(finite_values(row) for _, row in rows):
         return None
     shared = late_cells(rows)
-    late = [value for row in shared.cells for value in recorded(row) if value > 0]
+    late = [value for row in shared.cells for value in finite_values(row) if value > 0]
     top = quantile(late, 0.99) if late else 1.0
-    floor = max(ON_TIME_SHARE * (drawn(diagnosis.steps.median_ms) or top), top / 50)
+    floor = max(ON_TIME_SHARE * (finite_or_none(diagnosis.steps.median_ms) or top), top / 50)
     bounds = [floor + (top - floor) * index / LEVELS for index in range(LEVELS)] if top > floor else [floor]
     bounds = [float(f"{bound:.2g}") for bound in bounds]
-    calm = all(value <= bounds[0] for value in late)
-    return LateData(rows=rows, steps=series.steps[:length], bounds=bounds, calm=calm, shared=shared)
+    all_on_time = all(value <= bounds[0] for value in late)
+    return LateData(
+        rows=rows, steps=series.steps[:length], bounds=bounds, all_on_time=all_on_time, shared=shared
+    )
 
 
 def lateness(data: LateData | None) -> HeatMap | None:
@@ -108,22 +110,22 @@ def lateness(data: LateData | None) -> HeatMap | None:
     if data is None:
         return None
     rows, steps, bounds, length = data.rows, data.steps, data.bounds, len(data.steps)
-    if data.calm:
-        return _calm(len(rows), length, bounds[0])
+    if data.all_on_time:
+        return _all_on_time(len(rows), length, bounds[0])
     cells = data.shared.cells
     height_px = max(6.0, min(18.0, 420 / len(cells)))
     notes = []
     if len(cells) < len(rows) or length > COLUMNS:
         notes.append("Neighbouring ranks and steps share a cell, which shows the latest.")
-    worst = max(rows, key=lambda pair: sum(max(v, 0.0) for v in recorded(pair[1])))
-    worst_ms = mean(recorded(worst[1]) or [0.0])
+    worst = max(rows, key=lambda pair: sum(max(v, 0.0) for v in finite_values(pair[1])))
+    worst_ms = mean(finite_values(worst[1]) or [0.0])
     return HeatMap(
         rows=_rows(cells, data.shared.labels, steps, height_px),
         row_height=height_px,
         height=round(height_px * len(cells), 1),
         paths=[_path(cells, bounds, level) for level in range(len(bounds))],
         missing=_path(cells, [], None),
-        legend=[f"over {words.trimmed(words.milliseconds(bound))}" for bound in bounds],
+        legend=[f"over {words.strip_zeros(words.milliseconds(bound))}" for bound in bounds],
         x_ticks=index_ticks(steps),
         description=f"Lateness of {words.count(len(rows), 'rank')} against {'the other one' if len(rows) == 2 else 'the median rank'} over "
         f"{words.count(length, 'point')} in time; on average rank {worst[0]} is latest, "
@@ -132,11 +134,11 @@ def lateness(data: LateData | None) -> HeatMap | None:
     )
 
 
-def _calm(ranks: int, points: int, floor_ms: float) -> HeatMap:
+def _all_on_time(ranks: int, points: int, floor_ms: float) -> HeatMap:
     """No map, but the sentence that an empty one would need."""
     over = f"over {words.count(points, 'point')} in time"
     sentence = (
-        f"None of {ranks} ranks is ever later than {words.trimmed(words.milliseconds(floor_ms))}, {over}."
+        f"None of {ranks} ranks is ever later than {words.strip_zeros(words.milliseconds(floor_ms))}, {over}."
     )
     return HeatMap(
         rows=[],
@@ -162,7 +164,7 @@ def late_cells(
     for start in range(0, len(rows), size):
         members = rows[start : start + size]
         columns = zip(*(row for _, row in members), strict=True)
-        latest: Numbers = [max(numbers) if (numbers := recorded(column)) else None for column in columns]
+        latest: Numbers = [max(numbers) if (numbers := finite_values(column)) else None for column in columns]
         cells.append(thin(latest, most_columns, max))
         ranks.append((members[0][0], members[-1][0]))
     return LateCells(cells=cells, ranks=ranks)
@@ -173,7 +175,7 @@ def _rows(
 ) -> list[HeatRow]:
     rows = []
     for index, (row, label) in enumerate(zip(cells, labels, strict=True)):
-        numbers = recorded(row)
+        numbers = finite_values(row)
         text = f"rank {label}: nothing recorded"
         if numbers:
             worst = max(range(len(row)), key=lambda column: row[column] or float("-inf"))

@@ -12,12 +12,12 @@ from ddpdoctor.report import words
 from ddpdoctor.report.charts.scale import (
     Numbers,
     Tick,
+    finite_values,
     index_ticks,
     mean,
     nice_ticks,
     padded,
     quantile,
-    recorded,
     thin,
 )
 
@@ -65,7 +65,7 @@ class LineChart(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str] = []
 
 
-class Frame(msgspec.Struct, frozen=True, kw_only=True):
+class ChartAxes(msgspec.Struct, frozen=True, kw_only=True):
     """What a chart is about, apart from its lines."""
 
     title: str
@@ -89,7 +89,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
 class LineData(msgspec.Struct, frozen=True, kw_only=True):
     """The numbers of a line chart, all of them, whoever draws them."""
 
-    frame: Frame
+    frame: ChartAxes
     lines: list[tuple[str, list[float | None]]]
     """Name and one value per ``frame.x``: each line, or of many the median and those worth naming."""
     low: list[float | None] = []
@@ -104,7 +104,7 @@ class LineData(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def line_data(
-    frame: Frame, lines: Sequence[tuple[str, Numbers]], outliers: Sequence[str] = ()
+    frame: ChartAxes, lines: Sequence[tuple[str, Numbers]], outliers: Sequence[str] = ()
 ) -> LineData | None:
     """``lines`` (name, one value per ``frame.x``) as they are drawn; None where nothing was recorded.
 
@@ -113,7 +113,7 @@ def line_data(
     """
     length = len(frame.x)
     full = [(name, padded(values, length)) for name, values in lines]
-    full = [(name, values) for name, values in full if recorded(values)]
+    full = [(name, values) for name, values in full if finite_values(values)]
     if not full:
         return None
     if len(full) <= LINES:
@@ -164,15 +164,17 @@ def top_of(data: LineData) -> float:
 
 
 def _drawn(lines: Sequence[tuple[str, Numbers]], high: Numbers) -> list[float]:
-    return [value for _, values in lines for value in recorded(values)] + recorded(high)
+    return [value for _, values in lines for value in finite_values(values)] + finite_values(high)
 
 
-def _y_ticks(frame: Frame, top: float) -> list[Tick]:
+def _y_ticks(frame: ChartAxes, top: float) -> list[Tick]:
     """Fewer ticks on a low chart; 0 is the axis itself."""
     unit = 1024.0 ** max(0, int(math.log(top, 1024))) if frame.binary and top >= 1 else 1.0
     values = nice_ticks(top, 4 if frame.height > 120 else 3, unit)
     return [
-        Tick(round(frame.height * (1 - v / top), 1), words.trimmed(frame.show(v))) for v in values if v > 0
+        Tick(round(frame.height * (1 - v / top), 1), words.strip_zeros(frame.show(v)))
+        for v in values
+        if v > 0
     ]
 
 
@@ -181,7 +183,7 @@ def _median_and_outliers(
 ) -> list[tuple[str, list[float | None]]]:
     rows = [values for _, values in lines]
     middle: list[float | None] = [
-        quantile(numbers, 0.5) if (numbers := recorded(column)) else None
+        quantile(numbers, 0.5) if (numbers := finite_values(column)) else None
         for column in zip(*rows, strict=True)
     ]
     named = dict(lines)
@@ -189,7 +191,7 @@ def _median_and_outliers(
 
 
 def _band(rows: Sequence[Numbers], length: int) -> tuple[list[float | None], list[float | None]]:
-    columns = [recorded([row[index] for row in rows]) for index in range(length)]
+    columns = [finite_values([row[index] for row in rows]) for index in range(length)]
     return (
         [min(column) if column else None for column in columns],
         [max(column) if column else None for column in columns],
@@ -234,7 +236,7 @@ def _area(low: Numbers, high: Numbers, top: float) -> str:
     return f"M{'L'.join(upper + lower)}Z" if known else ""
 
 
-def _columns(frame: Frame, drawn: Sequence[tuple[str, Numbers]]) -> list[Column]:
+def _columns(frame: ChartAxes, drawn: Sequence[tuple[str, Numbers]]) -> list[Column]:
     length = len(frame.x)
     size = max(1, -(-length // COLUMNS))
     columns = []
@@ -243,7 +245,7 @@ def _columns(frame: Frame, drawn: Sequence[tuple[str, Numbers]]) -> list[Column]
         texts = [
             f"{name} {frame.show(mean(numbers))}"
             for name, values in drawn
-            if (numbers := recorded(values[start:end]))
+            if (numbers := finite_values(values[start:end]))
         ]
         span = f"{frame.x[start]:,.0f}" + (f"–{frame.x[end - 1]:,.0f}" if end - start > 1 else "")
         if texts:

@@ -70,16 +70,16 @@ def index_ticks(numbers: Sequence[float], wanted: int = 5) -> list[Tick]:
     return ticks
 
 
-def drawn(value: float | None) -> float | None:
+def finite_or_none(value: float | None) -> float | None:
     """``value`` as a chart draws it: None where it is no number, 0 where it is as good as that."""
     if value is None or not math.isfinite(value):
         return None
     return value if abs(value) >= LEAST else 0.0
 
 
-def recorded(values: Numbers) -> list[float]:
+def finite_values(values: Numbers) -> list[float]:
     """The finite numbers among ``values``."""
-    return [number for value in values if (number := drawn(value)) is not None]
+    return [number for value in values if (number := finite_or_none(value)) is not None]
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -97,7 +97,7 @@ def groups(length: int, most: int) -> Iterator[slice]:
 
 def thin(values: Numbers, most: int, by: Callable[[list[float]], float]) -> list[float | None]:
     """At most ``most`` points, each ``by`` of its group; a group without a number stays without one."""
-    found = (recorded(values[group]) for group in groups(len(values), most))
+    found = (finite_values(values[group]) for group in groups(len(values), most))
     return [by(numbers) if numbers else None for numbers in found]
 
 
@@ -110,5 +110,5 @@ def padded(values: Numbers, length: int) -> list[float | None]:
     """``values`` cut or filled with "not recorded" to ``length``, with everything that is no number taken
     out.
     """
-    clean = [drawn(value) for value in values[:length]]
+    clean = [finite_or_none(value) for value in values[:length]]
     return clean + [None] * (length - len(clean))

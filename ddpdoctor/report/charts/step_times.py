@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.report import words
-from ddpdoctor.report.charts.lines import Frame, LineData, line_data
-from ddpdoctor.report.charts.scale import recorded
+from ddpdoctor.report.charts.lines import ChartAxes, LineData, line_data
+from ddpdoctor.report.charts.scale import finite_values
 
 
 def step_time_data(diagnosis: Diagnosis) -> LineData | None:
@@ -15,7 +15,7 @@ def step_time_data(diagnosis: Diagnosis) -> LineData | None:
     if length < 2:
         return None
     named = [rank_line(rank) for rank in notable_ranks(diagnosis)]
-    frame = Frame(
+    frame = ChartAxes(
         title="Step times",
         description=f"Step time over {words.count(length, 'point')}, per rank.",
         x=series.steps[:length],
@@ -53,7 +53,7 @@ def notable_ranks(diagnosis: Diagnosis) -> list[int]:
     if not diagnosis.ranks:
         latest = sorted(
             zip(diagnosis.series.ranks, diagnosis.series.late_ms, strict=False),
-            key=lambda pair: -sum(recorded(pair[1])),
+            key=lambda pair: -sum(finite_values(pair[1])),
         )
-        order |= dict.fromkeys(rank for rank, row in latest if sum(recorded(row)) > 0)
+        order |= dict.fromkeys(rank for rank, row in latest if sum(finite_values(row)) > 0)
     return list(order)

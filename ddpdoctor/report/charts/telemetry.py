@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, TelemetrySeries
 from ddpdoctor.report import words
-from ddpdoctor.report.charts.lines import LINES, Frame, LineChart, LineData, line_chart, line_data
-from ddpdoctor.report.charts.scale import Numbers, drawn, mean, quantile, recorded
+from ddpdoctor.report.charts.lines import LINES, ChartAxes, LineChart, LineData, line_chart, line_data
+from ddpdoctor.report.charts.scale import Numbers, finite_or_none, finite_values, mean, quantile
 
 CHARTS = 16
 """Most quantities drawn."""
@@ -35,7 +35,7 @@ def telemetry_data(diagnosis: Diagnosis) -> dict[str, LineData]:
     """By field what was measured, in the order of the diagnosis; quantities without a single number are left out."""
     by_field: dict[tuple[str, str], list[TelemetrySeries]] = {}
     for series in diagnosis.telemetry:
-        if len(series.t_s) >= 2 and recorded(series.values):
+        if len(series.t_s) >= 2 and finite_values(series.values):
             by_field.setdefault((series.field, series.unit), []).append(series)
     found: dict[str, LineData] = {}
     for (field, unit), measured in list(by_field.items())[:CHARTS]:
@@ -48,11 +48,11 @@ def telemetry_data(diagnosis: Diagnosis) -> dict[str, LineData]:
 def _data(field: str, unit: str, series: Sequence[TelemetrySeries]) -> LineData | None:
     longest = max(series, key=lambda one: len(one.t_s)).t_s
     times = longest[:: max(1, len(longest) * len(series) // _MOST_VALUES)]
-    clock = [drawn(moment - times[0]) or 0.0 for moment in times]
+    clock = [finite_or_none(moment - times[0]) or 0.0 for moment in times]
     name = _name(field, unit)
     is_percent = unit in ("%", "percent")
-    highest = max(max(recorded(one.values)) for one in series)
-    frame = Frame(
+    highest = max(max(finite_values(one.values)) for one in series)
+    frame = ChartAxes(
         title=name[:1].upper() + name[1:],
         description=f"{name} over {words.seconds(clock[-1])}, {words.count(len(series), 'source')}.",
         x=clock,
@@ -89,6 +89,6 @@ def _on_clock(series: TelemetrySeries, clock: Sequence[float]) -> Numbers:
 
 def _farthest(lines: Sequence[tuple[str, Numbers]]) -> list[str]:
     """Names by the distance of their mean from the median of all means: the first are worth naming."""
-    means = {name: mean(numbers) for name, values in lines if (numbers := recorded(values))}
+    means = {name: mean(numbers) for name, values in lines if (numbers := finite_values(values))}
     middle = quantile(list(means.values()), 0.5)
     return sorted(means, key=lambda name: -abs(means[name] - middle))

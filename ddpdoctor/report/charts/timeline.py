@@ -134,7 +134,7 @@ def timeline(data: StepData | None) -> TimelineChart | None:
         height=height,
         lane_height=LANE_HEIGHT,
         x_ticks=[
-            Tick(percent_of(value, length), words.trimmed(words.milliseconds(value)))
+            Tick(percent_of(value, length), words.strip_zeros(words.milliseconds(value)))
             for value in nice_ticks(length, 5)
         ],
         description=data.description,

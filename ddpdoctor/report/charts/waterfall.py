@@ -28,7 +28,7 @@ class WaterfallRow(msgspec.Struct, frozen=True, kw_only=True):
     """From where to where the saving's end may lie, nine times in ten."""
 
 
-class Fall(msgspec.Struct, frozen=True, kw_only=True):
+class WaterfallData(msgspec.Struct, frozen=True, kw_only=True):
     """A bar in milliseconds, whoever draws it."""
 
     label: str
@@ -45,7 +45,7 @@ class Fall(msgspec.Struct, frozen=True, kw_only=True):
         return f"{'−' if self.kind == 'saving' else ''}{words.milliseconds(self.ms)}"
 
 
-def waterfall_data(diagnosis: Diagnosis) -> list[Fall]:
+def waterfall_data(diagnosis: Diagnosis) -> list[WaterfallData]:
     """Bars from the measured time downwards; empty where no saving is known.
 
     The first bar is the measured step time, bars with a rule (and those between two totals) are
@@ -55,19 +55,24 @@ def waterfall_data(diagnosis: Diagnosis) -> list[Fall]:
     if len(bars) < 2 or bars[0].ms < LEAST:
         return []
     whole = left = bars[0].ms
-    falls = [Fall(label=bars[0].label, kind="measured", from_ms=0.0, ms=whole)]
+    falls = [WaterfallData(label=bars[0].label, kind="measured", from_ms=0.0, ms=whole)]
     last = bars[-1] if bars[-1].rule is None else None
     for bar in _few(bars[1 : len(bars) - (last is not None)]):
         saved = min(abs(bar.ms), left)
         ends_ms = bar.range_ms and [max(0.0, left - end_ms) for end_ms in reversed(bar.range_ms)]
         left -= saved
         falls.append(
-            Fall(label=bar.label, kind="saving", from_ms=left, ms=saved, rule=bar.rule, ends_ms=ends_ms)
+            WaterfallData(
+                label=bar.label, kind="saving", from_ms=left, ms=saved, rule=bar.rule, ends_ms=ends_ms
+            )
         )
     if len(falls) < 2:
         return []
     goal_ms = min(last.ms, whole) if last else left
-    return [*falls, Fall(label=last.label if last else "could be", kind="goal", from_ms=0.0, ms=goal_ms)]
+    return [
+        *falls,
+        WaterfallData(label=last.label if last else "could be", kind="goal", from_ms=0.0, ms=goal_ms),
+    ]
 
 
 def _few(savings: Sequence[WaterfallBar]) -> list[WaterfallBar]:

@@ -13,7 +13,7 @@ import msgspec
 
 from ddpdoctor.plain import plain
 from ddpdoctor.report import words
-from ddpdoctor.report.charts.scale import drawn
+from ddpdoctor.report.charts.scale import finite_or_none
 
 Spec = dict[str, Any]
 """``{"data": [...], "layout": {...}}``: what ``Plotly.newPlot`` and ``plotly.graph_objects.Figure`` take."""
@@ -70,31 +70,31 @@ def texts(names: Iterable[str]) -> list[str]:
     return [text(name) for name in names]
 
 
-def colour(name: str) -> str:
+def colour_variable(name: str) -> str:
     """The colour of this name, painted in later: a page has one for light and one for dark."""
     return f"var(--{name})"
 
 
 def kind_colour(kind: str) -> str:
     """The colour of a part of a step."""
-    return colour(kind if kind in words.PART_LABELS else "other")
+    return colour_variable(kind if kind in words.PART_LABELS else "other")
 
 
 def short(values: Sequence[float | None], digits: int = _SHORT_DIGITS) -> list[float | None]:
     """Numbers as a figure holds them, those that are none as gaps."""
-    numbers = map(drawn, values)
+    numbers = map(finite_or_none, values)
     return [None if number is None else float(f"{number:.{digits}g}") for number in numbers]
 
 
-def painted(value: Any, colours: Mapping[str, str]) -> Any:
+def with_colours(value: Any, colours: Mapping[str, str]) -> Any:
     """``value``, a figure or a part of one, with each colour's name replaced by the colour."""
     if isinstance(value, str):
         return _VARIABLE.sub(lambda found: colours[found[1]], value) if "var(" in value else value
     if isinstance(value, dict):
-        return {key: painted(item, colours) for key, item in value.items()}
+        return {key: with_colours(item, colours) for key, item in value.items()}
     if isinstance(value, list):
         # Long lists are of numbers or of names, and hold no colour.
-        return value if len(value) > 50 else [painted(item, colours) for item in value]
+        return value if len(value) > 50 else [with_colours(item, colours) for item in value]
     return value
 
 

@@ -43,7 +43,7 @@ def test_a_lost_step_log_changes_no_cause(whole, tmp_path, lost) -> None:
         (finding.rule, finding.ranks, pytest.approx(finding.costs_ms_per_step, rel=0.01))
         for finding in before.findings
     ]
-    assert words.everybody(after) == "all ranks" and words.is_whole(after)
+    assert words.all_ranks_label(after) == "all ranks" and words.is_whole(after)
 
 
 def test_a_lost_trace_leaves_open_what_is_waiting(whole, tmp_path) -> None:
@@ -55,6 +55,6 @@ def test_a_lost_trace_leaves_open_what_is_waiting(whole, tmp_path) -> None:
         exposed.severity == "warning"
         and "The collectives of 1 of 2 ranks were recorded" in exposed.explanation
     )
-    assert found.job.ranks_seen == [0, 1] and words.everybody(found) == "the one recorded"
+    assert found.job.ranks_seen == [0, 1] and words.all_ranks_label(found) == "the one recorded"
     assert words.part("comm_transfer", found) == "transfer or waiting"
     assert found.steps.samples_per_s is not None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddpdoctor.cli.say import say
-from ddpdoctor.stages import Progress, untold
+from ddpdoctor.stages import Progress, no_progress
 
 if TYPE_CHECKING:
     from ddpdoctor.analysis import Options
@@ -26,7 +26,7 @@ def own_config() -> Config:
     return config
 
 
-def configured(progress: Progress = untold, rules: Sequence[Path] = (), **reading: Any) -> Options:
+def configured(progress: Progress = no_progress, rules: Sequence[Path] = (), **reading: Any) -> Options:
     """The options that ``ddpdoctor.toml`` or ``pyproject.toml``, here or above, asks for.
 
     ``rules``: further folders of rules. ``reading``: other fields of :class:`Options`, as a command line gives them.

@@ -15,12 +15,12 @@ MOST_OF_A_TEXT, MOST_OF_A_CELL = 20_000, 1000
 _WORD = re.compile(r"[^ \n]+")
 
 
-def shortened(text: str, most: int = MOST_OF_A_TEXT) -> str:
+def truncated(text: str, most: int = MOST_OF_A_TEXT) -> str:
     """``text``, of very long ones the beginning: a terminal is no place to read them."""
     return text if len(text) <= most else f"{text[:most]} … ({len(text):,} letters)"
 
 
-def put(console: Console, what: Text | Table) -> None:
+def print_wrapped(console: Console, what: Text | Table) -> None:
     """Print within the console's width, and let a word that does not fit stand out: it is neither broken nor cut."""
     if isinstance(what, Table):
         _widen(what)

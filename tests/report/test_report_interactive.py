@@ -20,9 +20,9 @@ pytestmark = [
     pytest.mark.skipif(chromium.PROGRAM is None, reason="no Chromium on this machine"),
 ]
 ARTIFACTS = Path(__file__).resolve().parents[2] / "artifacts"
-STEP_TIMES = "document.getElementById('closer-step_times')"
-LATENESS = "document.getElementById('closer-lateness')"
-DRAWN = "?._fullLayout && [...document.querySelectorAll('.closer-words')].every(w => !w.textContent.startsWith('Opening'))"
+STEP_TIMES = "document.getElementById('interactive-step_times')"
+LATENESS = "document.getElementById('interactive-lateness')"
+DRAWN = "?._fullLayout && [...document.querySelectorAll('.interactive-words')].every(w => !w.textContent.startsWith('Opening'))"
 
 AREA = (
     "(() => { const area = PLOT.querySelector('.nsewdrag').getBoundingClientRect();"
@@ -31,7 +31,7 @@ AREA = (
 
 
 def of_button(name: str) -> str:
-    return f"document.querySelector('[data-figure={name}] .closer-open')"
+    return f"document.querySelector('[data-figure={name}] .interactive-open')"
 
 
 def span(tab: devtools.Tab, plot: str) -> float:
@@ -45,9 +45,11 @@ def nothing_wrong(tab: devtools.Tab) -> None:
 
 
 def test_nothing_is_unpacked_before_the_first_click(tab, pages):
-    tab.open(pages / "sick.html")
+    tab.open(pages / "unhealthy.html")
     assert tab.value("typeof Plotly") == "undefined"
-    assert tab.value("[...document.querySelectorAll('.closer')].map(b => [b.dataset.figure, b.hidden])") == [
+    assert tab.value(
+        "[...document.querySelectorAll('.interactive')].map(b => [b.dataset.figure, b.hidden])"
+    ) == [
         ["step_times", False],
         ["lateness", False],
         ["timeline", False],
@@ -56,7 +58,7 @@ def test_nothing_is_unpacked_before_the_first_click(tab, pages):
 
 
 def test_keys_open_zoom_move_and_close(tab, pages):
-    tab.open(pages / "sick.html")
+    tab.open(pages / "unhealthy.html")
     tab.value(f"{of_button('step_times')}.focus()")
     tab.press("Enter")
     tab.until(f"{STEP_TIMES}{DRAWN}")
@@ -81,7 +83,7 @@ def test_keys_open_zoom_move_and_close(tab, pages):
 
 
 def test_pointing_at_a_step_reads_out_every_rank(tab, pages):
-    tab.open(pages / "sick.html")
+    tab.open(pages / "unhealthy.html")
     tab.value(f"{of_button('step_times')}.click()")
     tab.until(f"{STEP_TIMES}{DRAWN}")
     tab.value(f"{STEP_TIMES}.scrollIntoView()")
@@ -101,21 +103,21 @@ def test_pointing_at_a_step_reads_out_every_rank(tab, pages):
 @pytest.mark.parametrize("name", sorted(samples.ALL))
 def test_every_chart_opens_under_the_policy(tab, pages, name):
     tab.open(pages / f"{name}.html")
-    buttons = tab.value("[...document.querySelectorAll('.closer-open')].length")
+    buttons = tab.value("[...document.querySelectorAll('.interactive-open')].length")
     assert (buttons > 0) == (name != "minimal")
     for number in range(buttons):
-        tab.value(f"document.querySelectorAll('.closer-open')[{number}].click()")
-        tab.until(f"document.querySelectorAll('.closer-plot')[{number}]{DRAWN}")
+        tab.value(f"document.querySelectorAll('.interactive-open')[{number}].click()")
+        tab.until(f"document.querySelectorAll('.interactive-plot')[{number}]{DRAWN}")
     if buttons:
-        tab.value("document.querySelector('.closer').scrollIntoView()")
-        tab.picture(ARTIFACTS / f"closer-{name}.png")
+        tab.value("document.querySelector('.interactive').scrollIntoView()")
+        tab.picture(ARTIFACTS / f"interactive-{name}.png")
     assert tab.value("document.images.length") == 0
-    assert tab.value("document.querySelectorAll('.closer-plot a').length") == 0
+    assert tab.value("document.querySelectorAll('.interactive-plot a').length") == 0
     nothing_wrong(tab)
 
 
 def test_pointing_at_a_cell_says_who_when_and_how_late(tab, pages):
-    tab.open(pages / "sick.html")
+    tab.open(pages / "unhealthy.html")
     tab.value(f"{of_button('lateness')}.click()")
     tab.until(f"{LATENESS}{DRAWN}")
     tab.value(f"{LATENESS}.scrollIntoView()")
@@ -128,7 +130,7 @@ def test_pointing_at_a_cell_says_who_when_and_how_late(tab, pages):
 
 
 def test_a_finding_leads_to_its_steps(tab, tmp_path):
-    diagnosis = samples.sick()
+    diagnosis = samples.unhealthy()
     late, barrier = diagnosis.findings
     some = msgspec.structs.replace(late, steps=[40, 60], persistence="range")
     write_html(msgspec.structs.replace(diagnosis, findings=[some, barrier]), tmp_path / "r.html")
@@ -141,7 +143,7 @@ def test_a_finding_leads_to_its_steps(tab, tmp_path):
         assert 30 < low <= 40 and 60 <= high < 70
         assert tab.value(f"{plot}.layout.shapes.map(s => [s.x0, s.x1])") == [[39.5, 60.5]]
     assert tab.value(f"{STEP_TIMES}.data.map(t => t.opacity)") == [0.35, 1]
-    words = tab.value(f"{STEP_TIMES}.closest('.closer').querySelector('.closer-words').textContent")
+    words = tab.value(f"{STEP_TIMES}.closest('.interactive').querySelector('.interactive-words').textContent")
     assert words.startswith("Finding 1, rank 1: steps 40 to 60.")
     top = tab.value(f"{STEP_TIMES}.getBoundingClientRect().top")
     assert 0 <= top < 600, "scrolled there"
@@ -151,22 +153,22 @@ def test_a_finding_leads_to_its_steps(tab, tmp_path):
 
 
 def test_it_follows_the_browser_into_the_dark_and_onto_paper(tab, pages):
-    tab.open(pages / "sick.html")
+    tab.open(pages / "unhealthy.html")
     tab.value(f"{of_button('timeline')}.click()")
-    plot = "document.getElementById('closer-timeline')"
+    plot = "document.getElementById('interactive-timeline')"
     tab.until(f"{plot}{DRAWN}")
     light = tab.value(f"{plot}.layout.font.color")
     tab.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
     try:
         tab.until(f"{plot}.layout.font.color !== '{light}'")
         assert tab.value(f"{plot}.layout.font.color") == "#e4e2dd"
-        tab.value(f"{plot}.closest('.closer').scrollIntoView()")
-        tab.picture(ARTIFACTS / "closer-dark.png")
+        tab.value(f"{plot}.closest('.interactive').scrollIntoView()")
+        tab.picture(ARTIFACTS / "interactive-dark.png")
     finally:
         tab.ask("Emulation.setEmulatedMedia", features=[])
     tab.ask("Emulation.setEmulatedMedia", media="print")
     try:
-        assert tab.value(f"getComputedStyle({plot}.closest('.closer')).display") == "none"
+        assert tab.value(f"getComputedStyle({plot}.closest('.interactive')).display") == "none"
         still = f"getComputedStyle({plot}.closest('figure').querySelector(':scope > svg.chart')).display"
         assert tab.value(still) == "block"
     finally:
@@ -180,10 +182,10 @@ def test_axe_finds_nothing_serious_in_open_charts(tab, pages, scheme):
     axe = chromium.axe().read_text()
     tab.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
     try:
-        tab.open(pages / "sick.html")
+        tab.open(pages / "unhealthy.html")
         tab.value("document.querySelector('.to-steps').click()")
         tab.value(f"{of_button('timeline')}.click()")
-        tab.until(f"{LATENESS}{DRAWN} && document.getElementById('closer-timeline'){DRAWN}")
+        tab.until(f"{LATENESS}{DRAWN} && document.getElementById('interactive-timeline'){DRAWN}")
         tab.value(f"{axe}; 0")
         found = tab.value(
             "axe.run(document, {resultTypes: ['violations']}).then(r => "
@@ -196,24 +198,24 @@ def test_axe_finds_nothing_serious_in_open_charts(tab, pages, scheme):
 
 def test_a_library_that_was_changed_does_not_run(tab, pages, tmp_path):
     """The policy allows one text alone."""
-    source = (pages / "sick.html").read_text()
+    source = (pages / "unhealthy.html").read_text()
     end = source.index("</script>", source.index('id="ddpdoctor-plotly"'))
     other = base64.b64encode(gzip.compress(b"window.Plotly = {newPlot() { window.ran = true; }};")).decode()
     begin = source.index(">", source.index('id="ddpdoctor-plotly"')) + 1
     (tmp_path / "r.html").write_text(source[:begin] + other + source[end:])
     tab.open(tmp_path / "r.html")
     tab.value(f"{of_button('step_times')}.click()")
-    words = "document.querySelector('[data-figure=step_times] .closer-words').textContent"
+    words = "document.querySelector('[data-figure=step_times] .interactive-words').textContent"
     assert "cannot show it" in tab.until(f"!{words}.startsWith('Opening') && {words}")
     assert tab.value("window.ran === undefined && typeof Plotly === 'undefined'")
     assert any("Content Security Policy" in each for each in tab.complaints())
 
 
 def test_the_page_of_all_figures_draws_them_at_once(tab, tmp_path):
-    files = write_figures(samples.sick(), tmp_path)
+    files = write_figures(samples.unhealthy(), tmp_path)
     tab.open(files[0])
-    tab.until("[...document.querySelectorAll('.closer-plot')].every(p => p._fullLayout && !p.hidden)")
-    assert tab.value("document.querySelectorAll('.closer-plot').length") == len(files) - 1
+    tab.until("[...document.querySelectorAll('.interactive-plot')].every(p => p._fullLayout && !p.hidden)")
+    assert tab.value("document.querySelectorAll('.interactive-plot').length") == len(files) - 1
     for number in range(len(files) - 1):
         tab.value(f"document.querySelectorAll('figure')[{number}].scrollIntoView()")
         tab.picture(ARTIFACTS / f"figures-{number}.png")
@@ -221,7 +223,7 @@ def test_the_page_of_all_figures_draws_them_at_once(tab, tmp_path):
 
 
 def test_what_is_redacted_is_redacted_here_too(tab, tmp_path):
-    diagnosis = samples.sick()
+    diagnosis = samples.unhealthy()
     hosts = [f"{name}.acme.example.com" for name in ("tulip", "daisy")]
     ranks = [msgspec.structs.replace(r, host=h) for r, h in zip(diagnosis.ranks, hosts, strict=True)]
     diagnosis = msgspec.structs.replace(
@@ -229,5 +231,7 @@ def test_what_is_redacted_is_redacted_here_too(tab, tmp_path):
     )
     files = write_figures(redact(diagnosis), tmp_path)
     tab.open(files[0])
-    drawn = tab.until("document.querySelectorAll('.closer-plot text').length > 5 && document.body.innerText")
+    drawn = tab.until(
+        "document.querySelectorAll('.interactive-plot text').length > 5 && document.body.innerText"
+    )
     assert "host-1" in drawn and not re.search("tulip|daisy|node17|acme", drawn)

@@ -11,10 +11,10 @@ from rich.console import Console
 
 from ddpdoctor.diagnose.tried import Answer, Baseline, Parity, Variant, fault_of, read_answer, write_answer
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.report import render_html, sound
+from ddpdoctor.report import render_html, validation
+from ddpdoctor.report.experiment_view import experiment_view, note_text, print_experiment, verdict_text
 from ddpdoctor.report.markdown import render_markdown
 from ddpdoctor.report.terminal import print_terminal
-from ddpdoctor.report.tried import print_answer, remark, shown_verdict, tried_view
 from tests.report import samples
 
 GOOD = Variant(settings={"loader.num_workers": 4}, verdict="faster", change=-0.5, median_ms=10.0, trials=3)
@@ -32,7 +32,7 @@ def changed(**fields: object) -> Variant:
 
 def printed(found: Answer, width: int = 160) -> str:
     out = io.StringIO()
-    print_answer(found, Console(file=out, width=width))
+    print_experiment(found, Console(file=out, width=width))
     return out.getvalue()
 
 
@@ -98,19 +98,19 @@ def test_what_becomes_of_results_is_told_of_what_is_faster_and_of_what_changes_m
     same = Parity(same_bits=True, says="The parameters are the same to the last bit.")
     differs = Parity(same_bits=False, says="The parameters differ.")
     odd = msgspec.structs.replace(differs, unexpected=True)
-    assert remark(changed(parity=same)) == "the parameters are the same to the last bit"
-    assert remark(changed(parity=differs)) == "the parameters differ"
-    assert remark(changed(parity=differs, verdict="slower")) == ""
-    assert remark(changed(parity=odd, verdict="slower")) == "the parameters differ"
-    assert "differ" not in remark(changed(parity=odd, bound=True))
+    assert note_text(changed(parity=same)) == "the parameters are the same to the last bit"
+    assert note_text(changed(parity=differs)) == "the parameters differ"
+    assert note_text(changed(parity=differs, verdict="slower")) == ""
+    assert note_text(changed(parity=odd, verdict="slower")) == "the parameters differ"
+    assert "differ" not in note_text(changed(parity=odd, bound=True))
     unknown = Parity(says="Two runs of the unchanged job already differ.")
-    assert "already differ" in remark(changed(parity=unknown, verdict="faster"))
-    assert "already differ" not in remark(changed(parity=unknown, verdict="slower"))
+    assert "already differ" in note_text(changed(parity=unknown, verdict="faster"))
+    assert "already differ" not in note_text(changed(parity=unknown, verdict="slower"))
 
 
 def test_what_was_never_measured_is_not_said_to_be_refused():
-    assert shown_verdict(changed(verdict="not applied", trials=0)) == "not measured"
-    assert shown_verdict(changed(verdict="not applied", trials=1)) == "not applied"
+    assert verdict_text(changed(verdict="not applied", trials=0)) == "not measured"
+    assert verdict_text(changed(verdict="not applied", trials=1)) == "not applied"
 
 
 def test_a_bound_of_what_is_expected_is_told_as_one():
@@ -118,7 +118,7 @@ def test_a_bound_of_what_is_expected_is_told_as_one():
         changed(expected_ms=14.0, expected_range_ms=[12.0, 16.0]),
         changed(expected_ms=14.0, expected_range_ms=[12.0, 20.0]),
     ]
-    assert [row[1] for row in tried_view(answer(*told)).table.rows] == ["14.0", "≥ 12.0"]
+    assert [row[1] for row in experiment_view(answer(*told)).table.rows] == ["14.0", "≥ 12.0"]
 
 
 def test_losses_stand_side_by_side_where_a_change_trains():
@@ -127,30 +127,30 @@ def test_losses_stand_side_by_side_where_a_change_trains():
 
     pairs = [[1.0 - 0.01 * number, 1.0 - 0.02 * number] for number in range(40)]
     bound = with_losses(*pairs, bound=True, settings={"ddp.no_sync": True})
-    table = tried_view(answer(with_losses(*pairs), with_losses(*pairs[:20], [None, 0.5]), bound)).losses
+    table = experiment_view(answer(with_losses(*pairs), with_losses(*pairs[:20], [None, 0.5]), bound)).losses
     assert table is not None
     assert table.head == ["backward", "unchanged", "loader.num_workers=4", "loader.num_workers=4"]
     assert [row[0] for row in table.rows] == ["1", "4", "7", "10", "12", "15", "18", "21"]
     assert table.rows[0] == ["1", "1", "1", "1"]
     assert table.rows[-1] == ["21", "0.8", "0.6", "0.5"]
-    assert tried_view(answer(GOOD, with_losses())).losses is None
-    single = tried_view(answer(with_losses([1.0, None]))).losses
+    assert experiment_view(answer(GOOD, with_losses())).losses is None
+    single = experiment_view(answer(with_losses([1.0, None]))).losses
     assert single is not None and single.rows == [["1", "1", ""]]
-    diagnosis = msgspec.structs.replace(samples.sick(), tried=answer(with_losses(*pairs)))
+    diagnosis = msgspec.structs.replace(samples.unhealthy(), tried=answer(with_losses(*pairs)))
     assert "**Losses of rank 0**" in render_markdown(diagnosis)
     assert "Losses of rank 0, backward by backward" in render_html(diagnosis)
 
 
 def test_a_diagnosis_with_trials_that_cannot_be_is_refused():
-    sick = msgspec.structs.replace(samples.minimal(), tried=answer(changed(verdict="?")))
+    unhealthy = msgspec.structs.replace(samples.minimal(), tried=answer(changed(verdict="?")))
     with pytest.raises(ValueError, match="tried: a verdict"):
-        sound.sound(sick)
+        validation.validated(unhealthy)
 
 
 def test_markdown_and_the_terminal_show_the_table_below_its_heading():
     refused = changed(verdict="not applied", why="the loader has | no workers", median_ms=12.0)
     diagnosis = msgspec.structs.replace(
-        samples.sick(), tried=answer(GOOD, refused, notes=["The time was up."])
+        samples.unhealthy(), tried=answer(GOOD, refused, notes=["The time was up."])
     )
     text = render_markdown(diagnosis)
     assert "**Tried on the job itself**" in text

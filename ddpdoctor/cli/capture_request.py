@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddpdoctor.cli.asked import STOPPED, answers, is_stopped, running_ranks
+from ddpdoctor.cli.rank_answers import STOPPED, answers, is_stopped, running_ranks
 from ddpdoctor.cli.say import say
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.launch.standstill import Tuning
@@ -54,7 +54,7 @@ def capture(run: Path, steps: int, first: int | None) -> None:
     recover(str(run))
     live = LiveRun(run)
     live.look()
-    if why := why_it_stands(live, ranks, live.silent_s() or 0.0):
+    if why := why_no_step(live, ranks, live.silent_s() or 0.0):
         raise UnusableInput(f"no window, because {why}")
     here = {live.ranks[rank.rank].host for rank in ranks if rank.rank in live.ranks}
     others = [each.rank for each in live.ranks.values() if each.host not in here and not each.ended]
@@ -82,7 +82,7 @@ def capture(run: Path, steps: int, first: int | None) -> None:
             forget_questions(rank.spool, order.request, CAPTURE_ANSWER)
 
 
-def why_it_stands(live: LiveRun, ranks: Sequence[Present], silent_s: float) -> str | None:
+def why_no_step(live: LiveRun, ranks: Sequence[Present], silent_s: float) -> str | None:
     """Why no window can be waited for, as the end of a sentence that says what to do; None while there is hope. Windows open and close
     at the ends of steps, of which there was none for ``silent_s``.
 
@@ -93,7 +93,7 @@ def why_it_stands(live: LiveRun, ranks: Sequence[Present], silent_s: float) -> s
     roots = {os.path.dirname(rank.spool) for rank in ranks}  # noqa: PTH120
     stalls = [fitting(host_document(root, STALL_FILE), STALL, "", []) for root in roots]
     hangs = [stall for stall in stalls if stall.get("state") == Standstill.LASTS]
-    if not hangs and (silent_s < _LEAST_S or silent_s < _patience_s(live, ranks)):
+    if not hangs and (silent_s < _LEAST_S or silent_s < _longest_wait_s(live, ranks)):
         return None
     silent_s = max([silent_s, *(float(stall.get("silent_s") or 0.0) for stall in hangs)])
     step = max((each.steps_total for each in live.ranks.values()), default=0)
@@ -104,7 +104,7 @@ def _silence(live: LiveRun, silent_s: float) -> str:
     return f"no rank has finished a step for {silent_s:.0f} s. `ddpdoctor stacks {live.path}` says where its ranks are."
 
 
-def _patience_s(live: LiveRun, ranks: Sequence[Present]) -> float:
+def _longest_wait_s(live: LiveRun, ranks: Sequence[Present]) -> float:
     steps = [step for each in live.ranks.values() for step in each.recent(KEPT_STEPS)]
     longest_s = max((step.duration_ms for step in steps), default=0.0) / 1e3
     told = {rank.rank: rank.progress or {} for rank in ranks}
@@ -191,7 +191,7 @@ def _wait(run: Path, live: LiveRun, ranks: Sequence[Present], order: CaptureOrde
         before, signs = signs, f"{states} {[each.steps_total for each in live.ranks.values()]}"
         if before and signs != before:
             silent_since_s = time.monotonic()
-        why = why_it_stands(live, ranks, time.monotonic() - silent_since_s)
+        why = why_no_step(live, ranks, time.monotonic() - silent_since_s)
         if why is not None:
             break
         time.sleep(_LOOK_S)

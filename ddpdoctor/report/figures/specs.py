@@ -18,12 +18,12 @@ from ddpdoctor.report.charts.scale import Numbers, groups, mean, thin
 from ddpdoctor.report.charts.step_times import step_time_data
 from ddpdoctor.report.charts.telemetry import telemetry_data
 from ddpdoctor.report.charts.timeline import StepData, kinds, lanes_of, merge, span_words, step_data
-from ddpdoctor.report.charts.waterfall import Fall, waterfall_data
+from ddpdoctor.report.charts.waterfall import WaterfallData, waterfall_data
 from ddpdoctor.report.figures.spec import (
     WHOLE,
     Detail,
     Spec,
-    colour,
+    colour_variable,
     counted,
     figure,
     kind_colour,
@@ -43,7 +43,7 @@ def figure_specs(diagnosis: Diagnosis) -> dict[str, Spec]:
         found["waterfall"] = waterfall_figure(falls)
     if parts is not None:
         found["breakdown"] = breakdown_figure(parts)
-    found |= closer_specs(closer_data(diagnosis), WHOLE)
+    found |= interactive_specs(interactive_data(diagnosis), WHOLE)
     transfers = bandwidth_data(diagnosis)
     if transfers:
         found["bandwidth"] = _bandwidth_figure(transfers)
@@ -53,7 +53,7 @@ def figure_specs(diagnosis: Diagnosis) -> dict[str, Spec]:
     return found
 
 
-class CloserData(msgspec.Struct, frozen=True):
+class InteractiveData(msgspec.Struct, frozen=True):
     """The numbers of the figures at which one wants to look closer."""
 
     times: LineData | None
@@ -61,17 +61,17 @@ class CloserData(msgspec.Struct, frozen=True):
     step: StepData | None
 
 
-def closer_data(diagnosis: Diagnosis) -> CloserData:
+def interactive_data(diagnosis: Diagnosis) -> InteractiveData:
     """They are gathered once, however often they are then drawn."""
-    return CloserData(step_time_data(diagnosis), late_data(diagnosis), step_data(diagnosis))
+    return InteractiveData(step_time_data(diagnosis), late_data(diagnosis), step_data(diagnosis))
 
 
-def closer_specs(data: CloserData, detail: Detail) -> dict[str, Spec]:
+def interactive_specs(data: InteractiveData, detail: Detail) -> dict[str, Spec]:
     """Their figures, with so much of the numbers."""
     found: dict[str, Spec] = {}
     if data.times is not None:
         found["step_times"] = line_figure(data.times, detail)
-    if data.late is not None and not data.late.calm:
+    if data.late is not None and not data.late.all_on_time:
         found["lateness"] = late_figure(data.late, detail)
     if data.step is not None:
         found["timeline"] = step_figure(data.step, detail)
@@ -89,7 +89,7 @@ def _bandwidth_figure(transfers: dict[str, list[BandwidthPoint]]) -> Spec:
             "name": text(operation),
             "x": [point.bytes for point in points],
             "y": short([point.bus_gb_per_s for point in points]),
-            "line": {"color": colour(f"l{number % 6}")},
+            "line": {"color": colour_variable(f"l{number % 6}")},
             "hovertext": texts(point_words(operation, point) for point in points),
             "hovertemplate": "%{hovertext}<extra></extra>",
         }
@@ -121,11 +121,13 @@ def line_figure(data: LineData, detail: Detail) -> Spec:
         return {"type": "scatter", "mode": "lines", "x": x, "y": short(values), "hoverinfo": "skip", **more}
 
     if data.low:
-        edge = {"width": 0, "color": colour("band")}
+        edge = {"width": 0, "color": colour_variable("band")}
         low, high = thin(data.low, detail.points, min), thin(data.high, detail.points, max)
         traces.append(band(low, line=edge, showlegend=False, name="lowest"))
         traces.append(
-            band(high, line=edge, fill="tonexty", fillcolor=colour("band"), name=text(data.band_label))
+            band(
+                high, line=edge, fill="tonexty", fillcolor=colour_variable("band"), name=text(data.band_label)
+            )
         )
     for number, (name, values) in enumerate(data.lines):
         traces.append(
@@ -136,7 +138,7 @@ def line_figure(data: LineData, detail: Detail) -> Spec:
                 "x": x,
                 "y": short(thin(values, detail.points, mean)),
                 "line": {
-                    "color": colour(f"l{number % 6}"),
+                    "color": colour_variable(f"l{number % 6}"),
                     "width": 1.6,
                     "dash": _DASHES[number % len(_DASHES)],
                 },
@@ -158,7 +160,10 @@ def late_figure(data: LateData, detail: Detail) -> Spec:
     shared = late_cells(data.rows, detail.rows, detail.points)
     bounds = data.bounds
     top = 2 * bounds[-1] - (bounds[-2] if len(bounds) > 1 else 0.0)
-    shades = [colour("hground"), *(colour(f"h{number}") for number in range(1, len(bounds) + 1))]
+    shades = [
+        colour_variable("hground"),
+        *(colour_variable(f"h{number}") for number in range(1, len(bounds) + 1)),
+    ]
     edges = [0.0, *(bound / top for bound in bounds), 1.0]
     scale = [
         [edge, shade] for number, shade in enumerate(shades) for edge in (edges[number], edges[number + 1])
@@ -189,7 +194,7 @@ def late_figure(data: LateData, detail: Detail) -> Spec:
 _SEEN_APART = 1e-6
 """Spans of one kind closer together than this share of the step are drawn as one, however far one zooms."""
 _ROW_HEIGHT, _MARGINS = 22, 140
-_FALL_COLOURS = {"measured": "l5", "saving": "critical", "goal": "calm"}
+_FALL_COLOURS = {"measured": "l5", "saving": "critical", "goal": "healthy"}
 
 
 def step_figure(data: StepData, detail: Detail) -> Spec:
@@ -247,7 +252,7 @@ def breakdown_figure(data: BreakdownData) -> Spec:
     ]
     return figure(
         traces,
-        "Where a step's time goes",
+        "Where the step time goes",
         barmode="stack",
         height=_MARGINS + 26 * len(labels),
         xaxis=measured(unit),
@@ -255,7 +260,7 @@ def breakdown_figure(data: BreakdownData) -> Spec:
     )
 
 
-def waterfall_figure(falls: list[Fall]) -> Spec:
+def waterfall_figure(falls: list[WaterfallData]) -> Spec:
     """From the measured step time to what it could be."""
     # Labels need not differ, places on an axis must.
     places = list(range(len(falls)))
@@ -265,7 +270,7 @@ def waterfall_figure(falls: list[Fall]) -> Spec:
         "y": places,
         "base": short([fall.from_ms for fall in falls]),
         "x": short([fall.ms for fall in falls]),
-        "marker": {"color": [colour(_FALL_COLOURS[fall.kind]) for fall in falls]},
+        "marker": {"color": [colour_variable(_FALL_COLOURS[fall.kind]) for fall in falls]},
         "text": [text(fall.value) for fall in falls],
         "hovertext": texts(f"{fall.label}: {fall.value}" for fall in falls),
         "hovertemplate": "%{hovertext}<extra></extra>",
@@ -277,7 +282,7 @@ def waterfall_figure(falls: list[Fall]) -> Spec:
             "mode": "lines+markers",
             "x": short(fall.ends_ms),
             "y": [place, place],
-            "line": {"color": colour("ink"), "width": 1.5},
+            "line": {"color": colour_variable("ink"), "width": 1.5},
             "marker": {"symbol": "line-ns-open", "size": 8},
             "hovertemplate": "nine times in ten from here to there: %{x:.4~g} ms<extra></extra>",
             "showlegend": False,
@@ -302,7 +307,7 @@ def waterfall_figure(falls: list[Fall]) -> Spec:
 def _marker(kind: str) -> dict[str, Any]:
     if kind != "comm_wait":
         return {"color": kind_colour(kind), "line": {"width": 0}}
-    ground, lines = colour("comm_wait2"), colour("comm_wait")
+    ground, lines = colour_variable("comm_wait2"), colour_variable("comm_wait")
     # Hatched, as in the report: the worst kind is told without its colour, too.
     return {
         "color": ground,

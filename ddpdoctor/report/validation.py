@@ -36,22 +36,22 @@ _MOST_NESTED = 40
 _MOMENTS = ("started_ns", "created_ns")
 
 
-def sound(diagnosis: Diagnosis) -> Diagnosis:
+def validated(diagnosis: Diagnosis) -> Diagnosis:
     """The same diagnosis, what is as good as zero as 0. Raises ValueError, in words with the place, where it holds what no analysis
     can have found."""
     values = _Values()
     values.check(diagnosis, "", 0)
-    fault = next(_faults(diagnosis), None)
+    fault = next(_problems(diagnosis), None)
     if fault is not None:
         raise ValueError(fault)
     if not values.has_traces:
         return diagnosis
-    return msgspec.convert(_without_traces(msgspec.to_builtins(diagnosis)), Diagnosis)
+    return msgspec.convert(_with_negligible_as_zero(msgspec.to_builtins(diagnosis)), Diagnosis)
 
 
-def _faults(diagnosis: Diagnosis) -> Iterator[str]:
-    yield from _faults_of_ranks(diagnosis)
-    yield from _faults_of_series(diagnosis)
+def _problems(diagnosis: Diagnosis) -> Iterator[str]:
+    yield from _problems_of_ranks(diagnosis)
+    yield from _problems_of_series(diagnosis)
     if min(diagnosis.steps.count, diagnosis.steps.measured, *diagnosis.steps.set_aside.values(), 0) < 0:
         yield "steps: a count below 0"
     if any(min(finding.coverage.steps, finding.coverage.ranks) < 0 for finding in diagnosis.findings):
@@ -64,7 +64,7 @@ def _faults(diagnosis: Diagnosis) -> Iterator[str]:
         yield f"tried: {fault}"
 
 
-def _faults_of_ranks(diagnosis: Diagnosis) -> Iterator[str]:
+def _problems_of_ranks(diagnosis: Diagnosis) -> Iterator[str]:
     job = diagnosis.job
     ranks = [
         *job.ranks_seen,
@@ -80,7 +80,7 @@ def _faults_of_ranks(diagnosis: Diagnosis) -> Iterator[str]:
         yield "job.world_size below 0 or beyond ten million"
 
 
-def _faults_of_series(diagnosis: Diagnosis) -> Iterator[str]:
+def _problems_of_series(diagnosis: Diagnosis) -> Iterator[str]:
     series = diagnosis.series
     for name, rows in (("step_ms", series.step_ms), ("late_ms", series.late_ms)):
         if any(len(row) != len(series.steps) for row in rows) or len(rows) > len(series.ranks):
@@ -149,19 +149,19 @@ class _Values:
         if not (min(numbers) >= -most and max(numbers) <= most):
             raise ValueError(f"{place}: a number out of range")
         small = [value for value in numbers if -_LEAST_NUMBER < value < _LEAST_NUMBER]
-        self.has_traces = self.has_traces or any(map(_is_trace, small))
+        self.has_traces = self.has_traces or any(map(_is_negligible, small))
 
 
-def _is_trace(value: float) -> bool:
+def _is_negligible(value: float) -> bool:
     """Whether ``value`` is as good as zero and not 0, or the zero below zero, which reads "-0"."""
     return -_LEAST_NUMBER < value < _LEAST_NUMBER and repr(value) not in ("0", "0.0")
 
 
-def _without_traces(value: Any) -> Any:
+def _with_negligible_as_zero(value: Any) -> Any:
     if isinstance(value, float):
-        return 0.0 if _is_trace(value) else value
+        return 0.0 if _is_negligible(value) else value
     if isinstance(value, dict):
-        return {key: _without_traces(item) for key, item in value.items()}
+        return {key: _with_negligible_as_zero(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_traces(item) for item in value]
+        return [_with_negligible_as_zero(item) for item in value]
     return value

@@ -1,4 +1,4 @@
-"""What every report begins with: the price of its verdict, what ran, how many steps were measured."""
+"""The lines at the top of every report: cost of the main finding, what ran, how many steps were measured."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ddpdoctor.report import words
 
 
 def main_finding(diagnosis: Diagnosis) -> Finding | None:
-    """The finding that the verdict is about; None where the job is healthy, or nobody can tell."""
+    """The finding behind the verdict; None if the job is healthy or no verdict is possible."""
     if diagnosis.healthy or diagnosis.verdict.rule is None:
         return None
     named = [finding for finding in diagnosis.findings if finding.rule == diagnosis.verdict.rule]
@@ -15,53 +15,51 @@ def main_finding(diagnosis: Diagnosis) -> Finding | None:
     return found[0] if found else None
 
 
-def price(diagnosis: Diagnosis) -> str:
-    """What the verdict costs, in one sentence; for a healthy job, what a step takes.
-
-    Empty where nothing is known.
-    """
+def cost_sentence(diagnosis: Diagnosis) -> str:
+    """The cost of the main finding in one sentence; for a healthy job, the median step time. Empty if neither is known."""
     finding, median = main_finding(diagnosis), diagnosis.steps.median_ms
     if finding is None:
         return (
             ""
             if median is None
-            else f"A step takes {words.milliseconds(median)} (median){_main_part(diagnosis)}."
+            else f"A step takes {words.milliseconds(median)} (median){_largest_part(diagnosis)}."
         )
     cost_ms, share = finding.costs_ms_per_step, finding.share
-    gain = words.gain(finding)
+    gain = words.speedup_text(finding)
     if finding.at_most:
-        return _ceiling(cost_ms, share, gain)
+        return _upper_bound_sentence(cost_ms, share, gain)
     pieces = []
     recorded = diagnosis.steps.source == "trace"
     in_some = finding.persistence not in (None, "always")
-    over = "Over the recorded steps" if recorded else "On average"
+    over = " over the recorded steps" if recorded else " on average"
     if cost_ms is not None:
-        cost = words.milliseconds(cost_ms) + words.aside(words.cost_range(finding))
-        each = "the one recorded step" if diagnosis.steps.measured == 1 else "every step"
-        pieces.append(f"{over} it costs {cost} a step" if in_some else f"It costs {cost} of {each}")
+        one_step = diagnosis.steps.measured == 1
+        each = "in the one recorded step" if one_step else f"per step{over if in_some else ''}"
+        range_text = words.in_parentheses(words.cost_range(finding))
+        pieces.append(f"It costs {words.milliseconds(cost_ms)} {each}{range_text}")
         if share is not None:
-            pieces[-1] += f", {words.percent(share)} of the time"
+            pieces[-1] += f", {words.percent(share)} of the step time"
             if 1 / 60 <= share < 1 and not recorded:
-                # Of a whole run: a trace of a few steps does not tell what an hour holds.
-                pieces[-1] += f" ({min(round(60 * share), 59)} min of each hour)"
+                # A trace of a few steps says nothing about an hour.
+                pieces[-1] += f" ({min(round(60 * share), 59)} min per hour)"
     if gain:
         pieces.append(
-            f"the job would run {gain}{words.aside(words.speedup_range(finding))} as fast without it"
+            f"the job would run {gain}{words.in_parentheses(words.speedup_range(finding))} as fast without it"
         )
     return f"{'; '.join(pieces)}." if pieces else ""
 
 
-def _ceiling(cost_ms: float | None, share: float | None, gain: str) -> str:
-    """A price of which nobody can say how much will be saved: told as a bound, and not as a promise."""
+def _upper_bound_sentence(cost_ms: float | None, share: float | None, gain: str) -> str:
+    """The cost where only an upper bound of the saving is known."""
     if cost_ms is None:
         return ""
-    told = f"Fixing it saves at most {words.milliseconds(cost_ms)} a step"
+    text = f"Upper bound: fixing it saves at most {words.milliseconds(cost_ms)} per step"
     if share is not None:
-        told += f", {words.percent(share)} of the time"
-    return f"{told}, and makes the job at most {gain} as fast." if gain else f"{told}."
+        text += f", {words.percent(share)} of the step time"
+    return f"{text}, and makes the job at most {gain} as fast." if gain else f"{text}."
 
 
-def _main_part(diagnosis: Diagnosis) -> str:
+def _largest_part(diagnosis: Diagnosis) -> str:
     if not diagnosis.breakdown:
         return ""
     name, share = max(diagnosis.breakdown.items(), key=lambda item: item[1])
@@ -91,8 +89,9 @@ def subtitle(diagnosis: Diagnosis) -> str:
 
 
 def steps_measured(steps: Steps) -> str:
-    """How many of the recorded steps are measured, and what became of the others: "47 of 60 steps measured (disturbed by the
-    profiler: 10, warm-up: 3)". The reasons add up."""
-    aside = sorted(steps.set_aside.items(), key=lambda entry: -entry[1])
-    told = ", ".join(f"{reason}: {count:,}" for reason, count in aside if count)
-    return f"{steps.measured:,} of {words.count(steps.count, 'step')} measured{words.aside(told)}"
+    """How many of the recorded steps are measured, and why the others are excluded: "47 of 60 steps measured (excluded: disturbed
+    by the profiler 10, warm-up 3)". The reasons add up."""
+    reasons = sorted(steps.set_aside.items(), key=lambda entry: -entry[1])
+    excluded = ", ".join(f"{reason} {count:,}" for reason, count in reasons if count)
+    text = words.in_parentheses(f"excluded: {excluded}" if excluded else "")
+    return f"{steps.measured:,} of {words.count(steps.count, 'step')} measured{text}"

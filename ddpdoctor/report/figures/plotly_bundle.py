@@ -19,8 +19,8 @@ import msgspec
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.report.figures.every import CloserData, closer_specs, figure_specs
-from ddpdoctor.report.figures.spec import Detail, Spec, light_colours, painted
+from ddpdoctor.report.figures.spec import Detail, Spec, light_colours, with_colours
+from ddpdoctor.report.figures.specs import InteractiveData, figure_specs, interactive_specs
 from ddpdoctor.report.json_output import plain_value
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _DETAILS = (
 """From fine to coarse. The finest row of a map is still some pixels high."""
 
 
-class Layer(msgspec.Struct, frozen=True):
+class PlotlyBundle(msgspec.Struct, frozen=True):
     """The texts that a page holds in ``script`` elements that are no scripts: base64 of gzip."""
 
     library: str
@@ -50,20 +50,20 @@ class Layer(msgspec.Struct, frozen=True):
     names: list[str]
 
 
-def closer_layer(data: CloserData) -> Layer | None:
+def interactive_bundle(data: InteractiveData) -> PlotlyBundle | None:
     """What a report carries to look closer; None where it has no such figure."""
     packed_figures, names = "", []
     for detail in _DETAILS:
-        specs = closer_specs(data, detail)
+        specs = interactive_specs(data, detail)
         packed_figures, names = _packed(specs), list(specs)
         if len(packed_figures) <= BUDGET_BYTES:
             break
-    return Layer(_library(), packed_figures, names) if names else None
+    return PlotlyBundle(_library(), packed_figures, names) if names else None
 
 
-def layer_of(specs: Mapping[str, Spec]) -> Layer:
+def bundle_of(specs: Mapping[str, Spec]) -> PlotlyBundle:
     """What a page of these figures carries, whole."""
-    return Layer(_library(), _packed(specs), list(specs))
+    return PlotlyBundle(_library(), _packed(specs), list(specs))
 
 
 @functools.cache
@@ -85,4 +85,6 @@ def figures(diagnosis: Diagnosis) -> dict[str, go.Figure]:
         raise DdpDoctorError(
             f"Figures need the package plotly ({error}): pip install 'ddpdoctor[plot]'."
         ) from error
-    return {name: go.Figure(painted(spec, light_colours())) for name, spec in figure_specs(diagnosis).items()}
+    return {
+        name: go.Figure(with_colours(spec, light_colours())) for name, spec in figure_specs(diagnosis).items()
+    }

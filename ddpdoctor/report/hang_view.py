@@ -26,7 +26,7 @@ class Stack(msgspec.Struct, frozen=True):
     lines: list[str]
 
 
-def standing_table(diagnosis: Diagnosis, most: int = ROWS) -> Table | None:
+def hang_table(diagnosis: Diagnosis, most: int = ROWS) -> Table | None:
     """A row a rank, those at fault first; None where the job did not stop. Columns that nothing is known of are left out."""
     if not diagnosis.standing:
         return None

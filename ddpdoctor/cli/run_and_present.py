@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from ddpdoctor.cli.apart import DiedError, bound_memory, run_apart, take_interrupts_as_exceptions
-from ddpdoctor.cli.onethread import import_numpy
+from ddpdoctor.cli.child import ChildFailedError, bound_memory, run_in_child, take_interrupts_as_exceptions
+from ddpdoctor.cli.numpy_threads import import_numpy_single_threaded
 from ddpdoctor.cli.say import say
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.launch import Outcome, RunOptions, run_job
@@ -24,7 +24,7 @@ _LEAST_LIMIT_S, _LIMIT_SHARE = 600.0, 0.1
 
 
 @dataclass(frozen=True)
-class Presentation:
+class ReportOptions:
     """What to say at the end of a run."""
 
     analysis: bool = True
@@ -36,7 +36,7 @@ class Presentation:
 def run_and_present(
     command: Sequence[str],
     options: RunOptions,
-    presentation: Presentation,
+    presentation: ReportOptions,
     environment: Mapping[str, str] | None = None,
 ) -> NoReturn:
     """Run ``command``, present its diagnosis on stderr, and end this process with the job's own exit code or
@@ -53,7 +53,7 @@ def run_and_present(
         _present(outcome, presentation, limit_s)
     except KeyboardInterrupt:
         _say(f"stopped before the analysis ended; `ddpdoctor analyze {outcome.run}` repeats it.")
-    except DiedError as error:
+    except ChildFailedError as error:
         _say(
             f"the analysis {error}. The recording is complete in {outcome.run}, and `ddpdoctor analyze {outcome.run}`, there or "
             "on a larger machine, takes what it needs."
@@ -63,7 +63,7 @@ def run_and_present(
     outcome.status.take()
 
 
-def _present(outcome: Outcome, presentation: Presentation, limit_s: float) -> None:
+def _present(outcome: Outcome, presentation: ReportOptions, limit_s: float) -> None:
     _say_all(outcome.unsaved)
     run = outcome.to_analyze
     if run is None:
@@ -74,10 +74,10 @@ def _present(outcome: Outcome, presentation: Presentation, limit_s: float) -> No
         _say_all([*outcome.notes, f"recorded in {run}, not analysed because ddpdoctor was asked to stop."])
     else:
         # The job's exit code and its manifest are settled: nothing that happens from here on may change them.
-        run_apart(lambda: _try_to_diagnose(run, presentation), limit_s)
+        run_in_child(lambda: _try_to_diagnose(run, presentation), limit_s)
 
 
-def _try_to_diagnose(run: Path, presentation: Presentation) -> None:
+def _try_to_diagnose(run: Path, presentation: ReportOptions) -> None:
     try:
         _diagnose(run, presentation)
     except MemoryError:
@@ -86,7 +86,7 @@ def _try_to_diagnose(run: Path, presentation: Presentation) -> None:
         _say(f"the run could not be analysed, the recording is in {run}: {_words(error)}")
 
 
-def _diagnose(run: Path, presentation: Presentation) -> None:
+def _diagnose(run: Path, presentation: ReportOptions) -> None:
     """Analyse ``run``, print its diagnosis unless it is to be quiet, write it and the report into the run directory.
 
     The imports stand here because the job must not pay for them.
@@ -103,7 +103,7 @@ def _diagnose(run: Path, presentation: Presentation) -> None:
         _say(f"report: {run / REPORT_FILE}")
 
 
-def _diagnose_hanging(presentation: Presentation, run: Path) -> str:
+def _diagnose_hanging(presentation: ReportOptions, run: Path) -> str:
     """Analyse ``run`` while its job hangs: the report is written; returns a sentence for the user."""
     try:
         failed = _written(_diagnosis_of(run, presentation), run, presentation)
@@ -112,18 +112,18 @@ def _diagnose_hanging(presentation: Presentation, run: Path) -> str:
         return f"what the ranks did last is in {run}; it could not be analysed yet: {type(error).__name__}: {error}"
 
 
-def _diagnosis_of(run: Path, presentation: Presentation) -> Diagnosis:
-    import_numpy()
+def _diagnosis_of(run: Path, presentation: ReportOptions) -> Diagnosis:
+    import_numpy_single_threaded()
     from ddpdoctor.analysis import analyze
-    from ddpdoctor.cli.configured import configured
     from ddpdoctor.cli.progress import shown_progress
+    from ddpdoctor.cli.project_config import configured
 
     bound_memory()
     with shown_progress() as progress:
         return analyze([str(run)], configured(progress, source_text=presentation.source_text))
 
 
-def _written(diagnosis: Diagnosis, run: Path, presentation: Presentation) -> list[str]:
+def _written(diagnosis: Diagnosis, run: Path, presentation: ReportOptions) -> list[str]:
     """Write the diagnosis and its report into the run directory; what could not be written, in sentences."""
     from ddpdoctor.report import write_html, write_json
 

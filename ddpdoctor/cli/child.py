@@ -35,16 +35,16 @@ _FROM_MEMORY = (signal.SIGKILL, signal.SIGABRT)
 """How a process ends that the kernel takes memory from, and one whose allocator finds none and has no other way."""
 
 
-class DiedError(Exception):
+class ChildFailedError(Exception):
     """The work was not done; the text says why."""
 
 
-def run_apart(work: Callable[[], None], limit_s: float) -> None:
+def run_in_child(work: Callable[[], None], limit_s: float) -> None:
     """Do ``work`` in a child process, which says itself what goes wrong as an exception.
 
     To be told to end, it needs :func:`take_interrupts_as_exceptions`.
 
-    Raises DiedError where the child was killed, had too little memory, or took longer than ``limit_s``, KeyboardInterrupt
+    Raises ChildFailedError where the child was killed, had too little memory, or took longer than ``limit_s``, KeyboardInterrupt
     where somebody asked this process to end: the child has then ended. For the main thread.
     """
     for stream in (sys.stdout, sys.stderr):
@@ -57,9 +57,9 @@ def run_apart(work: Callable[[], None], limit_s: float) -> None:
         pid = os.fork()
     except OSError as error:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        raise DiedError(f"could not be started ({error.strerror})") from error
+        raise ChildFailedError(f"could not be started ({error.strerror})") from error
     if pid == 0:
-        _live(work, parent, mask)
+        _run(work, parent, mask)
     try:
         signal.pthread_sigmask(
             signal.SIG_SETMASK, [number for number in mask if number not in _ENDING_SIGNALS]
@@ -68,7 +68,7 @@ def run_apart(work: Callable[[], None], limit_s: float) -> None:
     except BaseException:
         _end(pid)
         raise
-    _judge(status)
+    _raise_for_status(status)
 
 
 def take_interrupts_as_exceptions() -> None:
@@ -86,7 +86,7 @@ def take_interrupts_as_exceptions() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING_SIGNALS)
 
 
-def _live(work: Callable[[], None], parent: int, mask: set[signal.Signals | int]) -> NoReturn:
+def _run(work: Callable[[], None], parent: int, mask: set[signal.Signals | int]) -> NoReturn:
     code = 1
     try:
         die_with_parent(signal.SIGKILL)
@@ -141,7 +141,7 @@ def _data_bytes() -> int:
 
 
 def _wait(pid: int, limit_s: float) -> int:
-    """The child's wait status. Raises DiedError once ``limit_s`` are over."""
+    """The child's wait status. Raises ChildFailedError once ``limit_s`` are over."""
     pause_s, seen_s = 0.002, time.monotonic()
     while True:
         try:
@@ -151,7 +151,7 @@ def _wait(pid: int, limit_s: float) -> int:
         if found:
             return status
         if limit_s <= 0:
-            raise DiedError("took too long and was ended")
+            raise ChildFailedError("took too long and was ended")
         time.sleep(pause_s)
         pause_s = min(pause_s * 1.5, 0.05)
         now_s = time.monotonic()
@@ -159,16 +159,16 @@ def _wait(pid: int, limit_s: float) -> int:
         seen_s = now_s
 
 
-def _judge(status: int) -> None:
+def _raise_for_status(status: int) -> None:
     code = os.waitstatus_to_exitcode(status)
     if code == _INTERRUPTED:
         raise KeyboardInterrupt
     if code == _NO_MEMORY:
-        raise DiedError("needs more memory than is free here")
+        raise ChildFailedError("needs more memory than is free here")
     if -code in _FROM_MEMORY:
-        raise DiedError(f"was ended by {signal.Signals(-code).name}, as happens when memory runs out")
+        raise ChildFailedError(f"was ended by {signal.Signals(-code).name}, as happens when memory runs out")
     if code < 0:
-        raise DiedError(f"crashed ({signal.Signals(-code).name})")
+        raise ChildFailedError(f"crashed ({signal.Signals(-code).name})")
 
 
 def _end(pid: int) -> None:
@@ -179,7 +179,7 @@ def _end(pid: int) -> None:
         _wait(pid, _GRACE_S)
     except (psutil.Error, ProcessLookupError):
         return
-    except DiedError:
+    except ChildFailedError:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     for process in started:

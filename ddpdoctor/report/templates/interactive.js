@@ -2,7 +2,7 @@
 // Charts to look closer at: the first click unpacks plotly from this file. The page's policy allows that text by its hash, and
 // nothing here asks a server for anything.
 (() => {
-  const boxes = new Map([...document.querySelectorAll(".closer")].map((box) => [box.dataset.figure, box]));
+  const boxes = new Map([...document.querySelectorAll(".interactive")].map((box) => [box.dataset.figure, box]));
   if (!boxes.size || typeof DecompressionStream === "undefined") return;
   const OVER_STEPS = ["step_times", "lateness"];
   const STEP = { ArrowLeft: -0.25, ArrowRight: 0.25 };
@@ -61,8 +61,8 @@
     };
     return { data: paint(data.map((trace) => (trace.z ? { ...trace, showscale: alone } : trace))), layout: paint(bare) };
   };
-  const plotOf = (name) => boxes.get(name).querySelector(".closer-plot");
-  const say = (name, words) => (boxes.get(name).querySelector(".closer-words").textContent = words);
+  const plotOf = (name) => boxes.get(name).querySelector(".interactive-plot");
+  const say = (name, words) => (boxes.get(name).querySelector(".interactive-words").textContent = words);
 
   const zoomed = (name, range) => {
     const { whole } = open.get(name);
@@ -97,9 +97,9 @@
       return false;
     }
     const plot = plotOf(name);
-    plot.hidden = box.querySelector(".closer-tools").hidden = false;
-    box.parentElement.classList.add("closer-on");
-    box.querySelector(".closer-open").setAttribute("aria-expanded", "true");
+    plot.hidden = box.querySelector(".interactive-tools").hidden = false;
+    box.parentElement.classList.add("interactive-on");
+    box.querySelector(".interactive-open").setAttribute("aria-expanded", "true");
     const { data, layout } = figureOf(name);
     await Plotly.newPlot(plot, data, layout, { displayModeBar: false, responsive: true, showTips: false, doubleClick: false });
     Object.assign(entry, { whole: [...plot.layout.xaxis.range], y: layout.yaxis.autorange ?? true });
@@ -125,9 +125,9 @@
     const { asker } = open.get(name);
     open.delete(name);
     Plotly.purge(plotOf(name));
-    plotOf(name).hidden = box.querySelector(".closer-tools").hidden = true;
-    box.parentElement.classList.remove("closer-on");
-    box.querySelector(".closer-open").setAttribute("aria-expanded", "false");
+    plotOf(name).hidden = box.querySelector(".interactive-tools").hidden = true;
+    box.parentElement.classList.remove("interactive-on");
+    box.querySelector(".interactive-open").setAttribute("aria-expanded", "false");
     say(name, "");
     asker.focus();
   };
@@ -167,7 +167,7 @@
 
   for (const [name, box] of boxes) {
     box.hidden = false;
-    const opener = box.querySelector(".closer-open");
+    const opener = box.querySelector(".interactive-open");
     opener.addEventListener("click", async () => {
       if (open.get(name)?.whole) return close(name);
       if (await show(name, opener)) plotOf(name).focus({ preventScroll: true });

@@ -12,8 +12,8 @@ from rich.text import Text
 from ddpdoctor.diagnose.tried import Answer, Variant
 from ddpdoctor.plain import plain
 from ddpdoctor.report import words
+from ddpdoctor.report.console_output import print_wrapped
 from ddpdoctor.report.job_view import Table
-from ddpdoctor.report.unbroken import put
 
 STYLES = {"faster": "green", "slower": "red", "failed": "bold red", "not applied": "yellow"}
 TITLE = "Tried on the job itself"
@@ -22,7 +22,7 @@ _LOSSES_SHOWN, _LOSSES_OF = 8, 6
 """Rows, and changes beside the job as it is."""
 
 
-class TriedView(msgspec.Struct, frozen=True, kw_only=True):
+class ExperimentView(msgspec.Struct, frozen=True, kw_only=True):
     """The table of what was tried."""
 
     baseline: str
@@ -34,19 +34,19 @@ class TriedView(msgspec.Struct, frozen=True, kw_only=True):
     """Of some backward passes from the first to the last, of the job as it is and of each change; None where none were seen."""
 
 
-def tried_view(answer: Answer) -> TriedView:
+def experiment_view(answer: Answer) -> ExperimentView:
     """What the reports show of it."""
     baseline = answer.baseline
     rows = [
         [
-            shown_settings(variant),
+            settings_text(variant),
             _expected(variant, variant.baseline_mean_ms or baseline.median_ms),
             "" if variant.verdict == "not applied" else milliseconds(variant.median_ms, variant.interval_ms),
-            ": ".join(part for part in (shown_verdict(variant), remark(variant)) if part),
+            ": ".join(part for part in (verdict_text(variant), note_text(variant)) if part),
         ]
         for variant in answer.variants
     ]
-    return TriedView(
+    return ExperimentView(
         baseline=milliseconds(baseline.median_ms, baseline.interval_ms),
         table=Table("What was tried", ["change", "expected ms", "measured ms (95 %)", "verdict"], rows),
         best=_best(answer),
@@ -77,7 +77,7 @@ def _losses(answer: Answer) -> Table | None:
         [str(number + 1), _loss(seen[0][1][number][:1]), *(_loss(pairs[number][1:]) for _, pairs in seen)]
         for number in chosen
     ]
-    head = ["backward", "unchanged", *(shown_settings(variant) for variant, _ in seen)]
+    head = ["backward", "unchanged", *(settings_text(variant) for variant, _ in seen)]
     return Table("Losses of rank 0", head, rows)
 
 
@@ -85,7 +85,7 @@ def _loss(value: Sequence[float | None]) -> str:
     return "" if not value or value[0] is None else f"{value[0]:.6g}"
 
 
-def shown_settings(variant: Variant) -> str:
+def settings_text(variant: Variant) -> str:
     """As the command line takes them."""
     values = {
         name: str(value).lower() if isinstance(value, bool) else value
@@ -94,7 +94,7 @@ def shown_settings(variant: Variant) -> str:
     return plain(" ".join(f"{name}={value}" for name, value in values.items()))
 
 
-def shown_verdict(variant: Variant) -> str:
+def verdict_text(variant: Variant) -> str:
     """The verdict, with its size where there is one."""
     if variant.verdict in ("faster", "slower") and variant.change is not None:
         return f"{variant.verdict}, {variant.change:+.0%}"
@@ -103,7 +103,7 @@ def shown_verdict(variant: Variant) -> str:
     return _UNDECIDED if variant.verdict == "same" and variant.why else plain(variant.verdict)
 
 
-def remark(variant: Variant) -> str:
+def note_text(variant: Variant) -> str:
     """What else there is to say of a variant."""
     said = [variant.why]
     if variant.baseline_mean_ms is not None and variant.median_ms is not None:
@@ -134,9 +134,9 @@ def milliseconds(middle: float | None, ends: Sequence[float] | None) -> str:
     return shown if ends is None else f"{shown} ({words.significant(ends[0])}–{words.significant(ends[1])})"
 
 
-def print_answer(answer: Answer, console: Console) -> None:
+def print_experiment(answer: Answer, console: Console) -> None:
     """The table, what else there is to say of each change in lines of its own, which a column would squeeze, and the best change."""
-    view = tried_view(answer)
+    view = experiment_view(answer)
     table = rich.table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for number, name in enumerate(view.table.head):
         right = number in (1, 2)
@@ -144,18 +144,18 @@ def print_answer(answer: Answer, console: Console) -> None:
     table.add_row("unchanged", "", view.baseline, "")
     for row, variant in zip(view.table.rows, answer.variants, strict=True):
         table.add_row(
-            *map(Text, row[:-1]), Text(shown_verdict(variant), style=STYLES.get(variant.verdict, ""))
+            *map(Text, row[:-1]), Text(verdict_text(variant), style=STYLES.get(variant.verdict, ""))
         )
-    put(console, table)
-    remarks = [f"{shown_settings(each)}: {said}" for each in answer.variants if (said := remark(each))]
+    print_wrapped(console, table)
+    remarks = [f"{settings_text(each)}: {said}" for each in answer.variants if (said := note_text(each))]
     for line in (*remarks, *view.notes):
-        put(console, Text(line, style="dim"))
+        print_wrapped(console, Text(line, style="dim"))
     if view.best:
-        put(console, Text(view.best, style="bold"))
+        print_wrapped(console, Text(view.best, style="bold"))
 
 
 def _best(answer: Answer) -> str:
     best = answer.best()
     if best is None or best.change is None:
         return ""
-    return f"Best: {shown_settings(best)}, {1 / (1 + best.change):.2f} times as fast."
+    return f"Best: {settings_text(best)}, {1 / (1 + best.change):.2f} times as fast."

@@ -12,11 +12,11 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from ddpdoctor.analysis import analyze
-from ddpdoctor.cli.asked import STOPPED, is_stopped
-from ddpdoctor.cli.configured import configured
 from ddpdoctor.cli.keys import Keys, keys
+from ddpdoctor.cli.project_config import configured
+from ddpdoctor.cli.rank_answers import STOPPED, is_stopped
 from ddpdoctor.cli.watch_ranks import View
-from ddpdoctor.cli.watch_view import Opinion, frame
+from ddpdoctor.cli.watch_view import LiveVerdict, frame
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.rundir import present_ranks, recover
 from ddpdoctor.telemetry import LiveRun
@@ -29,12 +29,12 @@ most, however long the run."""
 
 def watch(run: Path, interval_s: float, *, once: bool) -> None:
     """Shows ``run`` until its job has ended, or ``once``."""
-    watched = Watched(run)
-    watched.look()
+    watched = WatchedRun(run)
+    watched.refresh()
     console = Console()
     if once or watched.over:
-        watched.think()
-        watched.look()  # an analysis takes seconds, in which the ranks went on
+        watched.analyze()
+        watched.refresh()  # an analysis takes seconds, in which the ranks went on
         console.print(watched.frame())
         return
     os.nice(19)
@@ -45,46 +45,46 @@ def watch(run: Path, interval_s: float, *, once: bool) -> None:
         return
 
 
-def _follow(watched: Watched, console: Console, interval_s: float, pressed: Keys) -> None:
-    threading.Thread(target=watched.keep_thinking, daemon=True).start()
+def _follow(watched: WatchedRun, console: Console, interval_s: float, pressed: Keys) -> None:
+    threading.Thread(target=watched.keep_analyzing, daemon=True).start()
     if not console.is_terminal:
         while not watched.over:
             console.print(watched.frame())
             time.sleep(interval_s)
-            watched.look()
-        watched.think()
+            watched.refresh()
+        watched.analyze()
         console.print(watched.frame())
         return
-    watched.keys = pressed.heard
+    watched.keys = pressed.enabled
     with Live(watched.frame(), console=console, auto_refresh=False) as live:
         next_s = time.monotonic() + interval_s
         while not watched.over:
-            if watched.view.press(pressed.wait(max(0.0, next_s - time.monotonic()))):
+            if watched.view.handle_key(pressed.wait(max(0.0, next_s - time.monotonic()))):
                 return
             if time.monotonic() >= next_s:
-                watched.look()
+                watched.refresh()
                 next_s = time.monotonic() + interval_s
             live.update(watched.frame(), refresh=True)
         watched.keys = False
-        watched.think()
+        watched.analyze()
         live.update(watched.frame(), refresh=True)
 
 
-class Watched:
+class WatchedRun:
     """A run under observation, with the newest opinion about it."""
 
     def __init__(self, path: Path) -> None:
         """Raises DdpDoctorError where the configuration or its rules cannot be read."""
         self._options = configured(jobs=1)
         self._path, self._live = path, LiveRun(path)
-        self._opinion = Opinion("no verdict yet: the first analysis is under way")
+        self._opinion = LiveVerdict("no verdict yet: the first analysis is under way")
         self._now: dict[int, dict[str, Any]] = {}
         self.view = View()
         """How the user wants to see the ranks."""
         self.keys = False
         """Whether keys have an effect, and are told."""
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Read what the ranks have recorded since the last look."""
         recover(str(self._path))
         self._live.look()
@@ -101,23 +101,23 @@ class Watched:
         """Whether nothing more will be recorded: the job ended, or was killed with its launcher."""
         return self._live.over
 
-    def think(self) -> None:
+    def analyze(self) -> None:
         """Analyse what there is; nothing is raised, because the job's next steps may mend it."""
         try:
             diagnosis = analyze([str(self._path)], self._options)
         except DdpDoctorError as error:
             none_yet = "no verdict yet: no rank has recorded a step so far"
-            self._opinion = Opinion(f"no verdict: {error}" if self.over else none_yet)
+            self._opinion = LiveVerdict(f"no verdict: {error}" if self.over else none_yet)
         except Exception as error:
-            self._opinion = Opinion(f"no verdict yet ({type(error).__name__}: {error})")
+            self._opinion = LiveVerdict(f"no verdict yet ({type(error).__name__}: {error})")
         else:
-            self._opinion = Opinion.of(diagnosis)
+            self._opinion = LiveVerdict.of(diagnosis)
 
-    def keep_thinking(self) -> None:
+    def keep_analyzing(self) -> None:
         """Analyse again and again, with pauses; for a thread of its own."""
         while True:
             began_s = time.monotonic()
-            self.think()
+            self.analyze()
             time.sleep(max(LEAST_PAUSE_S, PAUSE_FACTOR * (time.monotonic() - began_s)))
 
     def frame(self) -> RenderableType:

@@ -19,7 +19,7 @@ import os, signal, sys, time
 from pathlib import Path
 import numpy, polars
 from ddpdoctor import analysis
-from ddpdoctor.cli import apart, main, recorded
+from ddpdoctor.cli import child, main, run_and_present
 
 def analyze(paths, options=None):
     Path("child").write_text(str(os.getpid()))
@@ -31,7 +31,7 @@ main()
 """
 JOB = ["sh", "-c", "mkdir -p run/ranks/00000; exit 7"]
 HANG = "time.sleep(60)"
-SMALL = "apart._free_bytes = lambda: 100 << 20"
+SMALL = "child._free_bytes = lambda: 100 << 20"
 EXTENDED = pytest.mark.extended
 AGAIN = "`ddpdoctor analyze "
 
@@ -107,7 +107,7 @@ def test_an_analysis_does_not_take_more_memory_than_there_is(tmp_path, taking, w
 
 @pytest.mark.extended
 def test_an_analysis_that_does_not_end_is_ended(tmp_path):
-    said = ended(start(tmp_path, HANG, "recorded._LEAST_LIMIT_S = 4.0"), tmp_path)
+    said = ended(start(tmp_path, HANG, "run_and_present._LEAST_LIMIT_S = 4.0"), tmp_path)
     assert "the analysis took too long and was ended" in said and AGAIN in said
 
 
@@ -147,7 +147,7 @@ def test_an_analysis_that_will_not_stop_is_killed_and_a_second_signal_changes_no
 def test_what_the_analysis_started_ends_with_it(tmp_path):
     helper = "import subprocess; p = subprocess.Popen(['sleep', '60'], start_new_session=True)"
     fault = f"{helper}; Path('helper').write_text(str(p.pid)); time.sleep(60)"
-    launcher = start(tmp_path, fault, "recorded._LEAST_LIMIT_S = 4.0")
+    launcher = start(tmp_path, fault, "run_and_present._LEAST_LIMIT_S = 4.0")
     ended(launcher, tmp_path)
     deadline_s = time.monotonic() + 10
     while psutil.pid_exists(int((tmp_path / "helper").read_text())):
@@ -170,10 +170,10 @@ def test_a_caller_that_ignores_its_childrens_ends_learns_of_this_one(tmp_path):
     code = """
 import os, signal
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-from ddpdoctor.cli.apart import DiedError, run_apart
+from ddpdoctor.cli.child import ChildFailedError, run_in_child
 try:
-    run_apart(lambda: os.kill(os.getpid(), signal.SIGKILL), 10)
-except DiedError as error:
+    run_in_child(lambda: os.kill(os.getpid(), signal.SIGKILL), 10)
+except ChildFailedError as error:
     print(error)
 """
     done = subprocess.run(

@@ -7,7 +7,7 @@ import os
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 
 
-def import_numpy() -> None:
+def import_numpy_single_threaded() -> None:
     """Import NumPy before anything else does.
 
     Its linear algebra starts a thread for each processor when it is loaded, and each spins for a while before it sleeps: with two

@@ -8,8 +8,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.cli.configured import configured
 from ddpdoctor.cli.progress import shown_progress
+from ddpdoctor.cli.project_config import configured
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.diagnosis import Diagnosis

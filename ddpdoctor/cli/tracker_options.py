@@ -30,13 +30,13 @@ class Trackers:
     redacted: bool = False
 
     @property
-    def any(self) -> bool:
+    def requested(self) -> bool:
         """Whether there is one."""
         return not (self.tensorboard is None and self.mlflow is None and self.wandb is None)
 
     def check(self) -> None:
         """Raises DdpDoctorError where one would write among what was recorded, or into a database of something else."""
-        if not self.any:
+        if not self.requested:
             return
         from ddpdoctor.rundir import is_recorded_file, is_run_directory
         from ddpdoctor.trackers import check_mlflow
@@ -55,7 +55,7 @@ class Trackers:
 
     def write(self, diagnosis: Diagnosis, *, err: bool = False) -> None:
         """Put ``diagnosis`` into each, and say where it is, with ``err`` on standard error. Raises DdpDoctorError."""
-        if not self.any:
+        if not self.requested:
             return
         from ddpdoctor import trackers
         from ddpdoctor.report import redact
