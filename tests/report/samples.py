@@ -54,7 +54,7 @@ def sick() -> Diagnosis:
         source=["/home/alice/work/runs/20261120-101500"],
         healthy=False,
         verdict=Verdict(
-            "dataloader/one-rank-late", "Rank 1 waits 46 ms a step for data; all others wait for it"
+            "dataloader/one-rank-late", "Rank 1 waits 46 ms per step for data; all others wait for it"
         ),
         job=Job(
             world_size=2,
@@ -162,7 +162,7 @@ def _sick_findings() -> list[Finding]:
         Finding(
             rule="dataloader/one-rank-late",
             severity="critical",
-            title="Rank 1 waits 46 ms a step for data; all others wait for it",
+            title="Rank 1 waits 46 ms per step for data; all others wait for it",
             explanation="Rank 1 spends 45.8 ms per step in `next(loader)`, the other rank 0.3 ms.\n\n"
             "DDP's all-reduce cannot end before the last rank arrives, so every rank pays.",
             ranks=[1],
