@@ -196,7 +196,7 @@ def _sick_findings() -> list[Finding]:
                     why="With `num_workers=0` the training thread itself reads each batch.",
                     snippet="loader = DataLoader(\n    dataset,\n    batch_size=64,\n    num_workers=4,\n"
                     "    persistent_workers=True,\n    pin_memory=True,\n)",
-                    trade_off="Each worker holds a copy of the data set object in memory.",
+                    trade_off="Each worker keeps a copy of the dataset object in memory.",
                     docs=["https://docs.pytorch.org/docs/stable/data.html", "javascript:alert(1)"],
                 ),
             ],
