@@ -56,7 +56,12 @@ def written(folder: Path, text: str) -> Path:
             "`fixes[0].when`",
             "no fact 'cost.nothing'",
         ),
-        ("title: Less fragmentation", "title: '{% if %}'", "`fixes[3].title`", "not a Jinja2 template"),
+        (
+            "title: Reduce fragmentation with expandable segments",
+            "title: '{% if %}'",
+            "`fixes[3].title`",
+            "not a Jinja2 template",
+        ),
         ("needs: [gpu.memory_used_share]", "needs: [gpu.memory]", "`needs`", "no fact 'gpu.memory'"),
         ("  - {fact: steps.batch_size}", "  - {fact: cost.nothing}", "`evidence[6].fact`", "no fact"),
         (

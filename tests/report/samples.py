@@ -54,7 +54,7 @@ def unhealthy() -> Diagnosis:
         source=["/home/alice/work/runs/20261120-101500"],
         healthy=False,
         verdict=Verdict(
-            "dataloader/one-rank-late", "Rank 1 waits 46 ms a step for data; all others wait for it"
+            "dataloader/one-rank-late", "Rank 1 waits 46 ms per step for data; all others wait for it"
         ),
         job=Job(
             world_size=2,
@@ -162,7 +162,7 @@ def _unhealthy_findings() -> list[Finding]:
         Finding(
             rule="dataloader/one-rank-late",
             severity="critical",
-            title="Rank 1 waits 46 ms a step for data; all others wait for it",
+            title="Rank 1 waits 46 ms per step for data; all others wait for it",
             explanation="Rank 1 spends 45.8 ms per step in `next(loader)`, the other rank 0.3 ms.\n\n"
             "DDP's all-reduce cannot end before the last rank arrives, so every rank pays.",
             ranks=[1],
@@ -196,7 +196,7 @@ def _unhealthy_findings() -> list[Finding]:
                     why="With `num_workers=0` the training thread itself reads each batch.",
                     snippet="loader = DataLoader(\n    dataset,\n    batch_size=64,\n    num_workers=4,\n"
                     "    persistent_workers=True,\n    pin_memory=True,\n)",
-                    trade_off="Each worker holds a copy of the data set object in memory.",
+                    trade_off="Each worker keeps a copy of the dataset object in memory.",
                     docs=["https://docs.pytorch.org/docs/stable/data.html", "javascript:alert(1)"],
                 ),
             ],

@@ -25,7 +25,7 @@ class Parts(HTMLParser):
 
 def test_it_says_what_costs_and_what_to_change():
     found = Parts(samples.unhealthy()._repr_html_())
-    assert "Rank 1 waits 46 ms a step for data" in found.words
+    assert "Rank 1 waits 46 ms per step for data" in found.words
     assert "44.8 ms (87 %)" in found.words and "train.py:57" in found.words and "num_workers=4" in found.words
 
 

@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.skipif(chromium.PROGRAM is None, reason="no Chromium on this machine"),
 ]
 ARTIFACTS = Path(__file__).resolve().parents[2] / "artifacts"
-HEADLINE = "Rank 1 waits 46 ms a step for data; all others wait for it"
+HEADLINE = "Rank 1 waits 46 ms per step for data; all others wait for it"
 
 
 @pytest.mark.parametrize(

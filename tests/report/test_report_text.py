@@ -36,7 +36,7 @@ def test_it_fits_eighty_columns(name, colour):
 
 def test_it_says_what_where_why_and_how():
     text = shown(samples.unhealthy())
-    assert text.startswith("Rank 1 waits 46 ms a step for data; all others wait for it\n")
+    assert text.startswith("Rank 1 waits 46 ms per step for data; all others wait for it\n")
     row = next(line for line in text.splitlines() if line.startswith("dataloader/one-rank-late"))
     assert row.split() == ["dataloader/one-rank-late", "rank", "1", "44.8", "7.1×", "train.py:57"]
     assert (
@@ -58,7 +58,7 @@ def test_nothing_known_is_a_single_line():
 
 def test_quiet_is_the_verdict_alone():
     assert shown(samples.unhealthy(), quiet=True).splitlines() == [
-        "Rank 1 waits 46 ms a step for data; all others wait for it"
+        "Rank 1 waits 46 ms per step for data; all others wait for it"
     ]
 
 
@@ -87,7 +87,7 @@ def test_names_cannot_drive_the_terminal_or_its_markup():
 
 def test_markdown_is_short_and_complete():
     text = render_markdown(samples.unhealthy())
-    assert text.startswith("## Rank 1 waits 46 ms a step for data")
+    assert text.startswith("## Rank 1 waits 46 ms per step for data")
     assert "all others wait for it (critical) | rank 1 | 44.8 ms (87 %) | 7.1× | `train.py:57` |" in text
     assert "```python\nloader = DataLoader(" in text
     assert len(text.splitlines()) < 60
