@@ -90,4 +90,4 @@ def test_what_all_ranks_do_is_told_as_waiting_or_as_work(kind, waits, tmp_path):
     rules = ("host/python-work", "host/outside-work")
     found = diagnosed(tmp_path, kind, 30.0, everywhere=True).findings
     (shared,) = [f for f in found if f.rule in rules]
-    assert ("hardly run" in shared.explanation) == waits
+    assert ("off-CPU" in shared.explanation) == waits
