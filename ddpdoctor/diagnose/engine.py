@@ -87,14 +87,14 @@ def diagnose(
     outcome, fired = Outcome(thresholds=base), list[Fired]()
     unheard: set[int] = set()
     unlooked: list[tuple[_Run, str]] = []
-    for rule in sorted(rules.rules.values(), key=lambda rule: rule.only_untold):
+    for rule in sorted(rules.rules.values(), key=lambda rule: rule.only_unexplained):
         if rule.id in suppressed or rule.id.partition("/")[0] + "/*" in suppressed:
             outcome.suppressed.append(rule.id)
             unheard.update(_culprits(tree, rule))
             continue
         named = base | {name: entry.value for name, entry in rule.thresholds.items()}
         named.update({**overrides.get("all", {}), **overrides.get(rule.id, {})})
-        seen = _without_told(tree, rule, fired, unheard) if rule.only_untold else tree
+        seen = _without_told(tree, rule, fired, unheard) if rule.only_unexplained else tree
         in_cel = context if seen is tree else facts_view.as_cel(seen)
         run = _Run(rule, rules.common, seen, in_cel, named, coverage)
         try:

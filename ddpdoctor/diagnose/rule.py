@@ -142,8 +142,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     evidence: list[EvidenceLine] = []
     ranks: str | None = None
     """Path of the culprit ranks, for rules without a Cost."""
-    only_untold: bool = False
-    """Told of those of its ``ranks`` only that no other finding names."""
+    only_unexplained: bool = False
+    """Reported only for those of its ``ranks`` that no other finding names."""
     where: str | None = None
     """Path of the user's line where the cost itself names none."""
     where_leads: bool = False

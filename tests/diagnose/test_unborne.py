@@ -33,12 +33,14 @@ def test_what_they_do_not_bear_is_withheld(drawn: float) -> None:
     told = outcome("compute", drawn_ms=drawn, drawn_as="host")
     assert told.findings == [] and told.checked == []
     (skipped,) = told.skipped
-    assert "contradict" in skipped.why and "rank 0 would lose 12 ms" in skipped.why
-    assert "most of it outside the phases of training" in skipped.why
+    assert "contradict" in skipped.why and "rank 0 a delay of 12 ms" in skipped.why
+    assert "most of it outside forward, backward and optimizer" in skipped.why
     assert told.errors == [f"{COMPUTE} was withheld: {told.contradictions[0]}."]
     healthy, sentence = verdict(told, coverage=Coverage(100, 2))
     assert not healthy and sentence.rule is None
-    assert sentence.headline.startswith("Cannot tell: the measured numbers contradict each other: rank 0")
+    assert sentence.headline.startswith(
+        "Cannot tell: the measured numbers contradict each other: attribution"
+    )
 
 
 def test_a_small_one_leaves_the_verdict() -> None:

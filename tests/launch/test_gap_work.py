@@ -76,7 +76,7 @@ def blank_ms(diagnosis, rank):
 def test_sleeping_is_told_as_waiting_and_no_python_work(tmp_path):
     found = diagnosed(tmp_path, "sleeping", 30.0, "--no-profile").findings
     (late,) = [f for f in found if f.rule == "rank-imbalance/host-work"]
-    assert late.ranks == [0] and "sleeps (`time.sleep`)" in late.explanation
+    assert late.ranks == [0] and "off-CPU" in late.explanation and "(`time.sleep`)" in late.explanation
 
 
 def test_python_is_no_waiting(tmp_path):
@@ -90,4 +90,4 @@ def test_what_all_ranks_do_is_told_as_waiting_or_as_work(kind, waits, tmp_path):
     rules = ("host/python-work", "host/outside-work")
     found = diagnosed(tmp_path, kind, 30.0, everywhere=True).findings
     (shared,) = [f for f in found if f.rule in rules]
-    assert ("hardly run" in shared.explanation) == waits
+    assert ("off-CPU" in shared.explanation) == waits

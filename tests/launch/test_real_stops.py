@@ -242,7 +242,7 @@ def test_memory_that_is_used_up(tmp_path, ranks: int) -> None:
     assert (finding.rule, finding.ranks) == ("hang/rank-died", [1]), diagnosis.facts["hang"]
     assert diagnosis.facts["hang"]["died"]["kind"] == "memory"
     headline = diagnosis.verdict.headline
-    assert headline.startswith("The job failed: rank 1 died for lack of memory (SIGKILL, by the kernel)")
+    assert headline.startswith("The job failed: rank 1 was OOM-killed by the kernel (SIGKILL)")
     assert headline.endswith("(exit code 1)") and "is the last it recorded" in headline
 
 

@@ -66,7 +66,7 @@ def test_nothing_is_said_where_nothing_is_known():
 @pytest.mark.parametrize("width", [80, 120])
 def test_growth_is_told_on_the_first_screen_as_the_table_has_no_price_of_it(width):
     unhealthy = samples.unhealthy()
-    title = "The loader workers of rank 0 grow by 3 MiB per step"
+    title = "The dataloader workers of rank 0 grow by 3 MiB per step"
     growth = msgspec.structs.replace(
         unhealthy.findings[0],
         rule="memory/workers-growing",

@@ -154,7 +154,7 @@ def test_each_letter_of_the_bar_has_its_entry_and_no_letter_stands_for_two():
 
 
 def test_the_annotation_stands_in_the_table_where_no_line_is_known():
-    named = Evidence("late.host.operation", "# running sparse arch", "", "What is executed there")
+    named = Evidence("late.host.operation", "# running sparse arch", "", "What runs there")
     found = msgspec.structs.replace(samples.unhealthy().findings[0], where=[], evidence=[named])
     row = next(
         line

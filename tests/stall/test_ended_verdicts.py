@@ -74,7 +74,7 @@ def test_a_rank_that_the_kernel_killed_for_memory(tmp_path):
     run = Stopped(tmp_path / "run").rank(1, "data", [[TRAIN, 33, "f"]], "progress")
     diagnosis = diagnosed(run.ended(1, signal=9, oom_kills=1))
     assert diagnosis.facts["hang"]["died"]["kind"] == "memory"
-    assert "lack of memory" in diagnosis.verdict.headline
+    assert "OOM-killed" in diagnosis.verdict.headline
 
 
 def test_an_exit_code_without_a_reason_is_told_first(tmp_path):

@@ -24,7 +24,10 @@ def test_a_rank_whose_end_nobody_saw(tmp_path) -> None:
 def test_all_ranks_that_only_lost_each_other(tmp_path) -> None:
     run = Stopped(tmp_path / "run").raised(0, "RuntimeError", LOST).raised(1, "RuntimeError", LOST)
     finding = main_finding(analyze([str(run.path)]))
-    assert (finding.rule, finding.title) == ("hang/rank-raised", "Ranks 0 and 1 lost each other")
+    assert (finding.rule, finding.title) == (
+        "hang/rank-raised",
+        "Ranks 0 and 1 lost the connection to each other",
+    )
 
 
 @pytest.mark.parametrize("known", [{"code": None, "signal": None}, {"code": None, "signal": 11}])

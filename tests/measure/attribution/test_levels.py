@@ -129,5 +129,5 @@ def test_the_diagnosis_names_the_inputs(tmp_path):
     said = analyze(str(tmp_path), Options(cache=False, jobs=1))
     first = said.findings[0]
     assert (said.verdict.rule, first.ranks) == ("rank-imbalance/alternating", None)
-    assert "batches of uneven size" in said.verdict.headline
+    assert "Batches are of uneven size" in said.verdict.headline
     assert "of the differences" in first.explanation and "token" in first.fixes[0].why

@@ -115,7 +115,7 @@ def test_a_finding_that_the_chart_contradicts_is_withheld(tmp_path, monkeypatch)
     assert diagnosis.facts["late"]["compute"]["drawn_as"] == "host"
     assert "rank-imbalance/slow-compute" not in {finding.rule for finding in diagnosis.findings}
     why = {entry.rule: entry.why for entry in diagnosis.skipped}["rank-imbalance/slow-compute"]
-    assert "they show most of it outside the phases of training" in why and "rank 0" in why
+    assert "they show most of it outside forward, backward and optimizer" in why and "rank 0" in why
     assert any("slow-compute was withheld" in note for note in diagnosis.notes)
     assert not diagnosis.healthy and diagnosis.verdict.headline.startswith("Cannot tell"), diagnosis.verdict
     rank_0 = [span.kind for span in diagnosis.timeline.spans if span.rank == 0]

@@ -19,12 +19,12 @@ from tests.net.cases import GROUPS
 
 pytestmark = pytest.mark.extended
 
-RULE = "rank-imbalance/untold-lateness"
+RULE = "rank-imbalance/unexplained-lateness"
 SUBSTANTIAL = 0.1
 """Of the step; and twice what the others are late."""
 
 
-def untold(diagnosis):
+def unexplained(diagnosis):
     """Ranks that the table says are late by far, and no finding names."""
     named = {rank for finding in diagnosis.findings for rank in finding.ranks or ()}
     late = {rank.rank: rank.late_ms for rank in diagnosis.ranks if rank.late_ms is not None}
@@ -53,7 +53,7 @@ def test_generated_traces(kind, world, tmp_path):
         config["plants"] = (Plant(kind, ranks=(1,), ms=4.0, factor=1.4, when=When(probability=0.5)),)
         place = tmp_path / f"job{number}"
         generate(cpu_job(**config) if on_cpu else Config(**config), place)
-        assert untold(analyze(str(place), Options(cache=False))) == []
+        assert unexplained(analyze(str(place), Options(cache=False))) == []
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_generated_traces(kind, world, tmp_path):
     ],
 )
 def test_a_cause_that_is_suppressed_is_not_told_as_none(name, rule):
-    """It has a price that is neither small nor rare; only another rank's lateness would be untold."""
+    """It has a price that is neither small nor rare; only another rank's lateness would be unexplained."""
     fixture = Path(__file__).parents[2] / "fixtures" / name
     assert rule in {"dataloader/*", analyze(str(fixture), Options(cache=False)).findings[0].rule}
     found = analyze(str(fixture), Options(cache=False, suppressed=[rule]))
@@ -86,7 +86,7 @@ def test_recorded_ones(group, tmp_path):
             said = analyze(str(cases.lay_out(name, tmp_path / str(number))), Options(cache=False))
         except Exception:  # broken and odd files are others' tests
             continue
-        found[name] = untold(said)
+        found[name] = unexplained(said)
     assert found and {name: ranks for name, ranks in found.items() if ranks} == {}
 
 
