@@ -1,4 +1,4 @@
-"""Retired words: none of them in names, messages, docstrings, rules or documents. ``tests/words.toml`` lists them with what to write instead.
+"""Retired words: none of them in names, messages, docstrings, rules or documents. ``tests/words.toml`` lists them, and what to write.
 
 Part of ``make check``. A word that is right in one place is allowed there by the list ``allowed``, with the reason.
 """
@@ -9,11 +9,11 @@ import ast
 import io
 import re
 import tokenize
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import tomllib
 import yaml
 
 ROOT = Path(__file__).parent.parent
@@ -21,6 +21,8 @@ LISTS = tomllib.loads((ROOT / "tests" / "words.toml").read_text())
 PROSE = {re.compile(rf"\b(?:{word})\b", re.IGNORECASE): instead for word, instead in LISTS["prose"].items()}
 NAMES = LISTS["names"]
 ALLOWED = LISTS["allowed"]
+pytestmark = pytest.mark.extended
+
 CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 
 
