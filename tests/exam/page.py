@@ -17,16 +17,17 @@ HEAD = """\
 
 # How often it is right
 
-`python -m tests.exam` generates jobs with random faults that no test of the analysis contains, and compares the diagnosis with
-what was planted. It was written from the rules' pages alone, by an engineer who had not read how the diagnosis is made.
+`python -m tests.exam` generates jobs with random faults that no test of the analysis contains, and compares the diagnosis with what
+was planted. It was written from the rules' pages alone, by an engineer who had not read how the diagnosis is made.
 
-**Real jobs** are programs with different structures (a script, a trainer class, callbacks, nested epochs, a generator), models, loaders and
-optimizers. They run on two CPU ranks, or four if there are enough cores. **Simulated jobs** come from a simulator of hosts, devices and links
-that shares no code with the analysis. Topology, clocks, noise, windows, lost events, and what the profiler recorded are random. A fault
-takes 8 to 45 % of the step on a random rank at a known line. A fifth of the jobs are healthy, a fifth have two faults.
+**Real jobs** are programs with different structures (a script, a trainer class, callbacks, nested epochs, a generator), models,
+loaders and optimizers. They run on two CPU ranks, or four if there are enough cores. **Simulated jobs** come from a simulator of
+hosts, devices and links that shares no code with the analysis. Topology, clocks, noise, windows, lost events, and what the profiler
+recorded are random. A fault takes 8 to 45 % of the step on a random rank at a known line. A fifth of the jobs are healthy, a fifth
+have two faults.
 
-**Ground truth.** The cost of a fault is what its removal saves: the same program or simulation runs with all faults,
-without each, and without any. Variants of real programs alternate, and the median difference counts.
+**Ground truth.** The cost of a fault is what its removal saves: the same program or simulation runs with all faults, without each,
+and without any. Variants of real programs alternate, and the median difference counts.
 
 **Seeds.** Each seed is used once. The results below come from seeds that were not used before the analysis reached its present
 state. Real jobs are recorded first, and diagnosed later.
@@ -42,11 +43,12 @@ state. Real jobs are recorded first, and diagnosed later.
 | range | the finding has one | the saving lies in it |
 | silence | always | there is no other warning or critical finding, except effects and statements that are true anyway |
 
-Two faults can hide each other: ranks wait for the latest, so removing either saves nothing and removing both saves a lot. One of them must be
-named; naming either is no false positive. A price is right if it lies between what a fault costs beside the other
-and what it costs alone, or if both prices add up to what both cost. In a simulated job without a fault,
-[allreduce/communication-bound](rules/allreduce/communication-bound.md) is no false positive if 5 % of the step or more is transfer that already starts as early as
-it can. The same applies to [sync/device-sync](rules/sync/device-sync.md) in a job that reads its loss in every step.
+Two faults can hide each other: ranks wait for the latest, so removing either saves nothing and removing both saves a lot. One of
+them must be named; naming either is no false positive. A price is right if it lies between what a fault costs beside the other and
+what it costs alone, or if both prices add up to what both cost. In a simulated job without a fault,
+[allreduce/communication-bound](rules/allreduce/communication-bound.md) is no false positive if 5 % of the step or more is transfer
+that already starts as early as it can. The same applies to [sync/device-sync](rules/sync/device-sync.md) in a job that reads its
+loss in every step.
 """
 
 

@@ -190,7 +190,7 @@ _ANSWERS = {None: "", True: "yes", False: "**no**"}
 def page(outcomes: Sequence[dict[str, Any]]) -> str:
     """All of them as Markdown, misses included."""
     lines = [
-        "| fault | unchanged, ms | best change found | expected, ms | measured, ms (95 %) | without the fault, ms | fixed | prediction right |",
+        "| fault | unchanged, ms | best change found | expected, ms | measured, ms (95 %) | without fault, ms | fixed | prediction right |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     rows = []
