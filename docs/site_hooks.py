@@ -14,5 +14,5 @@ def on_config(config: Any) -> Any:
     for family in sorted(folder for folder in RULES.iterdir() if folder.is_dir()):
         pages = sorted(family.glob("*.md"))
         families.append({family.name: [{page.stem: f"rules/{family.name}/{page.name}"} for page in pages]})
-    config["nav"].insert(-1, {"Rules": families})
+    config["nav"].insert(-2, {"Rules": families})
     return config

@@ -1,7 +1,7 @@
 """How a job and its ranks ended: the one place where that is concluded.
 
 The end of a process is one witness among several. Others are what the rank itself recorded, what other ranks say of it, the exit code of
-its launcher, and a request to end. ``docs/hangs.md`` has the table, and a job for each of its rows.
+its launcher, and a request to end. ``docs/job-ends.md`` has the table, and a job for each of its rows.
 """
 
 from __future__ import annotations

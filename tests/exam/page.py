@@ -1,4 +1,4 @@
-"""The exam's results as a page: what was examined, a table for each half, and every miss by its seed."""
+"""The exam's results as a page: what was examined, a table for each half, and the seeds of the misses."""
 
 from __future__ import annotations
 
@@ -15,28 +15,22 @@ HALVES = {
 HEAD = """\
 <!-- Written by `python -m tests.exam --write`; edit tests/exam/page.py instead. -->
 
-# The blind exam
+# How often it is right
 
-`python -m tests.exam` generates jobs with random faults that no test of the analysis contains, and compares the diagnosis with
-what was planted. It was written from the rules' pages alone, by somebody who had not read how the diagnosis is made.
+`python -m tests.exam` generates jobs with random faults that no test of the analysis contains, and compares the diagnosis with what
+was planted. It was written from the rules' pages alone, by an engineer who had not read how the diagnosis is made.
 
-**What is generated.** A real job is a program: a script, a trainer class, callbacks, nested epochs or a generator; an MLP, a
-convolutional net or a transformer; map-style, iterable or hand-made batches, loader workers or none; one or two
-optimizers, accumulation, a loss inside DDP's forward pass. It runs on two CPU ranks, or four if there are enough cores. A simulated
-job comes from a simulator of hosts, devices and links that shares no code with the analysis: topology, clocks, noise,
-windows, lost events, and what the profiler recorded (stacks, operators, runtime calls or kernels alone) are random. A fault
-takes 8 to 45 % of the step on a random rank at a known line; a fifth of the jobs are healthy, a fifth have two faults.
+**Real jobs** are programs with different structures (a script, a trainer class, callbacks, nested epochs, a generator), models,
+loaders and optimizers. They run on two CPU ranks, or four if there are enough cores. **Simulated jobs** come from a simulator of
+hosts, devices and links that shares no code with the analysis. Topology, clocks, noise, windows, lost events, and what the profiler
+recorded are random. A fault takes 8 to 45 % of the step on a random rank at a known line. A fifth of the jobs are healthy, a fifth
+have two faults.
 
-`--each` asks by name: one real job of each kind of fault, also of those that no seed draws, because whoever wrote them knew the
-analysis (a custom class, averaging by hand, ranks that are late in turn, ...), healthy jobs that look faulty, and a link between two
-hosts, slow and fast.
+**Ground truth.** The cost of a fault is what its removal saves: the same program or simulation runs with all faults, without each,
+and without any. Variants of real programs alternate, and the median difference counts.
 
-**Ground truth.** The price of a fault is what its removal saves: the same program or simulation runs with all faults,
-without each, and without any. Variants of real programs run in turn, and the median difference counts.
-
-**Seeds.** Each seed is looked at once. The results below come from seeds that nobody had seen before the analysis reached its present
-state; after a change, only new seeds count. Real jobs are recorded and kept without a look at any diagnosis, and judged
-later.
+**Seeds.** Each seed is used once. The results below come from seeds that were not used before the analysis reached its present
+state. Real jobs are recorded first, and diagnosed later.
 
 **Marks.** Each cell says how often the diagnosis was right, out of how often that was asked.
 
@@ -49,12 +43,12 @@ later.
 | range | the finding has one | the saving lies in it |
 | silence | always | there is no other warning or critical finding, except effects and statements that are true anyway |
 
-Two faults can hide each other: ranks wait for the latest, so removing either saves nothing and removing both saves a lot. Naming
-either is then true and no false accusation; one must be named. A price is right if it lies between what a fault costs beside the other
-and what it costs alone, or if both prices add up to what both cost. A simulated job without a fault may still be bound by
-its network: if 5 % of the step or more is transfer that already starts as early as it can,
-[allreduce/communication-bound](rules/allreduce/communication-bound.md) is a true statement and no false accusation; so is
-[sync/device-sync](rules/sync/device-sync.md) for a job that reads its loss in every step.
+Two faults can hide each other: ranks wait for the latest, so removing either saves nothing and removing both saves a lot. One of
+them must be named; naming either is no false positive. A price is right if it lies between what a fault costs beside the other and
+what it costs alone, or if both prices add up to what both cost. In a simulated job without a fault,
+[allreduce/communication-bound](rules/allreduce/communication-bound.md) is no false positive if 5 % of the step or more is transfer
+that already starts as early as it can. The same applies to [sync/device-sync](rules/sync/device-sync.md) in a job that reads its
+loss in every step.
 """
 
 
@@ -74,7 +68,7 @@ def _examined(marks: Sequence[Mark]) -> str:
     accused = sum(each.right["silence"] < each.asked["silence"] for each in healthy)
     return (
         f"{len(marks)} cases from seeds {min(seeds)} to {max(seeds)}, {len(healthy)} of them healthy; "
-        f"{accused or 'none'} of the healthy ones got a false accusation.\n"
+        f"{accused or 'none'} of the healthy ones got a false positive.\n"
     )
 
 
@@ -102,9 +96,10 @@ def _percent(right: int, asked: int) -> str:
 
 
 def _misses(marks: Sequence[Mark]) -> str:
-    lines = [
-        f"- {each.seed} ({' + '.join(each.kinds) or 'healthy'}): {'; '.join(each.misses)}"
-        for each in marks
-        if each.misses
-    ]
-    return "\n".join(lines or ["None."]) + "\n"
+    """The seeds of the misses, a row for each mark."""
+    rows = {
+        what: sorted({each.seed for each in marks for miss in each.misses if miss.startswith(f"{what}:")})
+        for what in ASKED
+    }
+    lines = [f"| {what} | {', '.join(map(str, seeds))} |" for what, seeds in rows.items() if seeds]
+    return "\n".join(["| missed | seeds |", "| --- | --- |", *lines] if lines else ["None."]) + "\n"

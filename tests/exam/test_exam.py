@@ -235,7 +235,7 @@ def test_a_finding_in_a_healthy_run_is_an_accusation() -> None:
     assert mark(Case(1, "real", 40.0, ()), diagnosis).misses
     trapped = mark(Case(1, "named", 40.0, (), trap="trap-warm-up"), diagnosis)
     assert trapped.misses and trapped.kinds == ("trap-warm-up",)
-    assert "1 of them healthy; 1 of the healthy ones got a false accusation" in page([trapped])
+    assert "1 of them healthy; 1 of the healthy ones got a false positive" in page([trapped])
 
 
 @pytest.mark.parametrize("faulty", [False, True])

@@ -65,7 +65,7 @@ def test_a_row_tells_what_is_mended_and_what_was_promised():
 def test_the_page_counts_misses():
     text = page([outcome(), outcome(twin_ms=5.0), {**outcome(), "answer": None, "error": ["no"]}])
     assert "1 of 3 faults are fixed" in text
-    assert "2 of 2 promises are kept" in text
+    assert "2 of 2 predictions are right" in text
     assert "0 of 0 faults are fixed" in page([outcome(twin_ms=24.0)])
     assert "1 cost less than 10%" in page([outcome(twin_ms=24.0)])
     assert "| a: b | | no | | | | no | |" in text

@@ -190,7 +190,7 @@ _ANSWERS = {None: "", True: "yes", False: "**no**"}
 def page(outcomes: Sequence[dict[str, Any]]) -> str:
     """All of them as Markdown, misses included."""
     lines = [
-        "| fault | as it is, ms | best change found | expected, ms | measured, ms (95 %) | without the fault, ms | fixed | promise kept |",
+        "| fault | unchanged, ms | best change found | expected, ms | measured, ms (95 %) | without fault, ms | fixed | prediction right |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     rows = []
@@ -215,7 +215,7 @@ def page(outcomes: Sequence[dict[str, Any]]) -> str:
     lines += [
         "",
         f"{sum(bool(found.fixed) for found in rows)} of {len(outcomes) - small} faults are fixed by what was found (within "
-        f"{NEAR:.0%} of the job without the fault); {sum(bool(found.kept) for found in told)} of {len(told)} promises are kept."
+        f"{NEAR:.0%} of the job without the fault); {sum(bool(found.kept) for found in told)} of {len(told)} predictions are right."
         + (f" {small} cost less than {NEAR:.0%} with nothing changed." if small else ""),
     ]
     return "\n".join(lines) + "\n"

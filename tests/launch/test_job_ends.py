@@ -1,5 +1,5 @@
-"""How real jobs end, and what is concluded of it: each is a row of the table in docs/hangs.md. The rows of Ray, Lightning, accelerate and
-MPI whose ranks end well are in ``two_ranks_took``, by which their own tests end."""
+"""How real jobs end, and what is concluded of it: each is a row of the table in docs/job-ends.md. The rows of Ray, Lightning,
+accelerate and MPI whose ranks end well are in ``two_ranks_took``, by which their own tests end."""
 
 from __future__ import annotations
 
