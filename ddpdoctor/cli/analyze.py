@@ -169,7 +169,7 @@ def _gate(diagnosis: Diagnosis, fail_on: str) -> None:
     if any(is_as_severe(each.severity, fail_on) for each in diagnosis.findings):
         sys.exit(EXIT_FAIL_ON)
     if (why := undecided(diagnosis)) is not None:
-        raise UnusableInput(f"--fail-on cannot be determined: {why}.")
+        raise UnusableInput(f"no result for --fail-on: {why}.")
 
 
 def _write_all(outputs: Sequence[tuple[Callable[[], Writer], Path]], diagnosis: Diagnosis) -> None:

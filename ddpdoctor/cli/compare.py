@@ -79,13 +79,13 @@ def command(
 def _gate(comparison: Comparison, percent: float) -> None:
     slower = comparison.regression_percent()
     if slower is None:
-        raise UnusableInput(f"--fail-on-regression cannot be determined: {comparison.verdict}")
+        raise UnusableInput(f"no result for --fail-on-regression: {comparison.verdict}")
     after = comparison.after
     if slower > percent and not after.running:
         say(f"ddpdoctor: the median step is {slower:.1f} % longer, more than {percent:g} %.", err=True)
         sys.exit(EXIT_REGRESSION)
     if after.stopped:
         raise UnusableInput(
-            f"--fail-on-regression cannot be determined: the job after {after.stopped}; a job that did not complete does not "
+            f"no result for --fail-on-regression: the job after {after.stopped}; a job that did not complete does not "
             "count as passed."
         )

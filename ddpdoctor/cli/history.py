@@ -242,7 +242,7 @@ def _reports(path: str, runs: set[str], skipped: SkippedSources) -> Iterator[Pat
             files_seen += 1
             if files_seen > _MOST_FILES:
                 reason = (
-                    f"{path} holds more than {_MOST_FILES:,} files: reports among the others are left out."
+                    f"{path} contains more than {_MOST_FILES:,} files: reports among the others are skipped."
                 )
                 skipped.notes.append(reason)
                 skipped.add(path, reason, None)

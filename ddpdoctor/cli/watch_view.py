@@ -45,7 +45,7 @@ class LiveVerdict:
     """The verdict of the newest analysis, or why there is none."""
 
     headline: str
-    price: str = ""
+    cost: str = ""
     healthy: bool | None = None
     steps: int = 0
     created_s: float = field(default_factory=time.monotonic)
@@ -152,8 +152,8 @@ def _place(run: LiveRun, stop: RankStop) -> Sequence[Any]:
 def _verdict(verdict: LiveVerdict, over: bool) -> Text:
     style = {True: "bold green", False: "bold red", None: "dim"}[verdict.healthy]
     text = Text(plain(verdict.headline), style=style)
-    if verdict.price:
-        text.append(f"\n{verdict.price}", style="default not bold")
+    if verdict.cost:
+        text.append(f"\n{verdict.cost}", style="default not bold")
     if verdict.healthy is not None and not over:
         age = whole_seconds(time.monotonic() - verdict.created_s)
         text.append(

@@ -7,7 +7,7 @@ steps within each recording, not the variation between runs of the same job.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -302,22 +302,29 @@ _ONE_SIDED = {"resolved": "before only", "new": "after only"}
 
 def _findings(before: Diagnosis, after: Diagnosis, *, comparable: bool) -> list[FindingChange]:
     """One row for each finding of either side, costliest first."""
-    pairs: list[tuple[Finding | None, Finding | None]] = []
-    unmatched: dict[object, deque[int]] = {}
-    for place, new in enumerate(after.findings):
-        for key in (new.rule, _finding_key(new)):
-            unmatched.setdefault(key, deque()).append(place)
-    matched: set[int] = set()
-    for old in before.findings:
-        same = _pop_match(unmatched, _finding_key(old), matched)
-        same = _pop_match(unmatched, old.rule, matched) if same is None else same
-        pairs.append((old, None if same is None else after.findings[same]))
-    pairs += [(None, new) for place, new in enumerate(after.findings) if place not in matched]
     was_checked = _was_checked(before), _was_checked(after)
+    pairs = _matched_findings(before.findings, after.findings)
     rows = [_finding(old, new, before, was_checked) for old, new in pairs]
     if not comparable:
         rows = [msgspec.structs.replace(row, status=_ONE_SIDED.get(row.status, row.status)) for row in rows]
     return sorted(rows, key=lambda r: -max(r.before_ms_per_step or 0.0, r.after_ms_per_step or 0.0))
+
+
+def _matched_findings(
+    before: Sequence[Finding], after: Sequence[Finding]
+) -> list[tuple[Finding | None, Finding | None]]:
+    """Pairs of findings with the same rule and ranks, else with the same rule; None for a finding without a match."""
+    unmatched: dict[object, deque[int]] = {}
+    for place, new in enumerate(after):
+        for key in (new.rule, _finding_key(new)):
+            unmatched.setdefault(key, deque()).append(place)
+    matched: set[int] = set()
+    pairs: list[tuple[Finding | None, Finding | None]] = []
+    for old in before:
+        same = _pop_match(unmatched, _finding_key(old), matched)
+        same = _pop_match(unmatched, old.rule, matched) if same is None else same
+        pairs.append((old, None if same is None else after[same]))
+    return [*pairs, *((None, new) for place, new in enumerate(after) if place not in matched)]
 
 
 def _finding_key(finding: Finding) -> tuple[str, tuple[int, ...] | None]:

@@ -22,7 +22,7 @@ _MOST_PER_FINDING = 100
 """Most lines, numbers or fixes of one finding."""
 MOST_MARKED_RANKS = 64
 """Most ranks of a finding that charts mark; more could not be distinguished."""
-UNPRICED = "not priced"
+NOT_QUANTIFIED = "not quantified"
 SEVERITY_WORDS = {"critical": "Critical", "warning": "Warning", "info": "Info"}
 
 
@@ -159,7 +159,7 @@ def _view(
     cause = None
     if finding.caused_by:
         cause = (titles.get(finding.caused_by, finding.caused_by), anchors.get(finding.caused_by, ""))
-    cost, most = finding.costs_ms_per_step, "at most " if finding.at_most else ""
+    most = "at most " if finding.at_most else ""
     return FindingView(
         anchor=f"finding-{number}",
         number=number,
@@ -168,11 +168,7 @@ def _view(
         severity_word=SEVERITY_WORDS.get(finding.severity, finding.severity),
         title=words.split_code(finding.title),
         ranks=words.rank_names(finding.ranks, all_ranks),
-        cost=most + words.milliseconds(cost)
-        if cost is not None
-        else "part of its cause"
-        if cause
-        else UNPRICED,
+        cost=_cost_text(finding, most),
         cost_range=words.cost_range(finding),
         share="" if finding.share is None else words.percent(finding.share),
         share_percent=round(100 * min(max(finding.share or 0.0, 0.0), 1.0), 1),
@@ -191,6 +187,12 @@ def _view(
         limits=words.paragraphs(finding.limits),
         folded=folded,
     )
+
+
+def _cost_text(finding: Finding, most: str) -> str:
+    if finding.costs_ms_per_step is not None:
+        return most + words.milliseconds(finding.costs_ms_per_step)
+    return "included in its cause" if finding.caused_by else NOT_QUANTIFIED
 
 
 def first_rows(rows: Sequence[_Row], noun: str) -> tuple[Sequence[_Row], str]:

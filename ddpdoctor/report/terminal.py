@@ -65,16 +65,16 @@ def print_terminal(
     Lines fit 80 columns where possible, but no word is broken, so that ids, paths and ``file:line`` can be copied and searched
     for. ``console`` decides about colours (NO_COLOR, pipes).
     """
-    style = "bold green" if diagnosis.healthy else "bold red"
+    headline_style = "bold green" if diagnosis.healthy else "bold red"
     if quiet:
         # On one line at any width, because scripts read it.
-        console.print(Text(plain(diagnosis.verdict.headline), style=style), soft_wrap=True)
+        console.print(Text(plain(diagnosis.verdict.headline), style=headline_style), soft_wrap=True)
         return
-    _line(console, diagnosis.verdict.headline, style)
-    details = (subtitle(diagnosis), _steps(diagnosis), memory_line(diagnosis))
-    for line, style in ((cost_sentence(diagnosis), ""), *((line, "dim") for line in details)):
-        if line:
-            _line(console, line, style)
+    _line(console, diagnosis.verdict.headline, headline_style)
+    if cost := cost_sentence(diagnosis):
+        _line(console, cost)
+    for details in filter(None, (subtitle(diagnosis), _steps(diagnosis), memory_line(diagnosis))):
+        _line(console, details, "dim")
     for finding in growing_memory(diagnosis):
         _line(console, finding.title, SEVERITY_STYLES.get(finding.severity, ""))
     if diagnosis.breakdown:
@@ -83,7 +83,8 @@ def print_terminal(
         _findings(diagnosis, console, MOST if verbose else FINDINGS)
     _standing(diagnosis, console, verbose)
     main = main_finding(diagnosis)
-    for finding in diagnosis.findings[:MOST] if verbose else [main] if main is not None else []:
+    shown = diagnosis.findings[:MOST] if verbose else filter(None, [main])
+    for finding in shown:
         _finding(finding, console, verbose)
     if diagnosis.tried is not None:
         console.print()

@@ -37,7 +37,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     healthy: bool
     title: str
     headline: Prose
-    price: str
+    cost_sentence: str
     """The cost of the main finding, or for a healthy job the step time, in one sentence."""
     subtitle: str
     numbers: list[tuple[str, str]]
@@ -54,7 +54,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     telemetry: list[LineChart]
     rank_table: Table | None
     memory_table: Table | None
-    standing: Table | None
+    hang_table: Table | None
     """Where each rank of a hung job is."""
     stacks: list[Stack]
     checked: Sequence[CheckedRule]
@@ -68,7 +68,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     reproduce: list[str]
     facts: list[tuple[str, str]]
     hta: list[Table]
-    tried: ExperimentView | None
+    experiment: ExperimentView | None
     tool_version: str
 
 
@@ -81,7 +81,7 @@ def page(diagnosis: Diagnosis, data: InteractiveData | None = None) -> Page:
         healthy=diagnosis.healthy,
         title=f"ddpdoctor: {diagnosis.verdict.headline}",
         headline=words.split_code(diagnosis.verdict.headline),
-        price=cost_sentence(diagnosis),
+        cost_sentence=cost_sentence(diagnosis),
         subtitle=subtitle(diagnosis),
         numbers=numbers(diagnosis),
         waterfall=waterfall(diagnosis),
@@ -96,7 +96,7 @@ def page(diagnosis: Diagnosis, data: InteractiveData | None = None) -> Page:
         telemetry=telemetry(diagnosis),
         rank_table=_rank_table(diagnosis),
         memory_table=memory_table(diagnosis),
-        standing=hang_table(diagnosis),
+        hang_table=hang_table(diagnosis),
         stacks=stacks(diagnosis),
         checked=first_rows(diagnosis.checked, "rule")[0],
         skipped=first_rows(diagnosis.skipped, "rule")[0],
@@ -107,7 +107,7 @@ def page(diagnosis: Diagnosis, data: InteractiveData | None = None) -> Page:
         reproduce=reproduce(diagnosis),
         facts=flat(diagnosis.facts),
         hta=hta_tables(diagnosis.hta),
-        tried=None if diagnosis.tried is None else experiment_view(diagnosis.tried),
+        experiment=None if diagnosis.tried is None else experiment_view(diagnosis.tried),
         tool_version=diagnosis.tool_version,
     )
 
@@ -145,7 +145,7 @@ def reproduce(diagnosis: Diagnosis) -> list[str]:
 def _rank_table(diagnosis: Diagnosis) -> Table | None:
     if not diagnosis.ranks:
         return None
-    head = ["rank", "host", "device", "step", "late by", "keeps others waiting"]
+    head = ["rank", "host", "device", "step", "late by", "delays others by"]
     order = sorted(diagnosis.ranks, key=lambda rank: -(rank.caused_wait_ms or 0.0))[:RANK_ROWS]
     rows = [
         [
@@ -159,9 +159,5 @@ def _rank_table(diagnosis: Diagnosis) -> Table | None:
         for rank in sorted(order, key=lambda rank: rank.rank)
     ]
     left = len(diagnosis.ranks) - len(rows)
-    title = (
-        "Ranks"
-        if not left
-        else f"The {len(rows)} ranks that keep others waiting most, of {len(diagnosis.ranks)}"
-    )
+    title = "Ranks" if not left else f"The {len(rows)} of {len(diagnosis.ranks)} ranks that delay others most"
     return Table(title, head, rows)

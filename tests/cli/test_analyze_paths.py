@@ -1,4 +1,4 @@
-"""What `analyze` makes of folders that are not themselves a run."""
+"""`analyze` on folders that are not run directories."""
 
 import json
 import os

@@ -109,7 +109,7 @@ def test_a_killed_job_is_refused(tmp_path):
 
 
 def standing(folder, step_s, phase=None, stall=None):
-    """A rank of 30 steps of ``step_s`` each, and what is said of it."""
+    """A rank of 30 steps of ``step_s`` each, with its phase and the monitor's state."""
     live = LiveRun(folder / "run")
     steps = deque(LiveStep(number, 0, int(step_s * 1e9)) for number in range(30))
     live.ranks[0] = LiveRank(0, "here", 1, Tail(folder / "steps.jsonl"), steps)
@@ -193,14 +193,14 @@ def test_a_job_that_its_monitor_reports_as_hung_is_not_waited_for(tmp_path, stat
 
 
 STANDS_AT = 400
-"""A step that the job reaches while a window behind it is waited for."""
+"""The step in which the job stops while a later window is awaited."""
 
 
 @pytest.mark.torchrun
 @pytest.mark.extended
 @pytest.mark.parametrize("end", ["hangs", "is killed"])
 def test_a_window_that_cannot_open_is_not_waited_for(tmp_path, end):
-    """And where the job hangs already, none is ordered."""
+    """In a job that already hangs, no window is requested."""
     pytest.importorskip("torch")
     at = STANDS_AT if end == "hangs" else -1
     job = forked(

@@ -1,4 +1,4 @@
-"""Whatever becomes of the analysis at the end of a run, the job's exit code and its records stay what they are."""
+"""The analysis at the end of a run never changes the job's exit code and records."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def start(folder: Path, fault: str, more: str = "", *options: str, **popen) -> s
 
 
 def ended(launcher: subprocess.Popen[str], folder: Path) -> str:
-    """What it said; the job's exit code is its own and in the manifest, and nobody is left behind."""
+    """The launcher's stderr, after checking the exit code, the manifest, and that no process is left."""
     _, said = launcher.communicate(timeout=60)
     assert launcher.returncode == 7, said
     assert json.loads((folder / "run" / "manifest.json").read_text())["exit_code"] == 7

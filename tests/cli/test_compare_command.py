@@ -61,7 +61,7 @@ def test_a_limit_without_a_verdict_exits_with_2(files, tmp_path):
     assert run(before, tmp_path / "other.json")[0] == 0
     code, out, err = run(before, tmp_path / "other.json", "--fail-on-regression", "5")
     assert code == 2 and "world size: 2 ranks" not in out
-    assert "cannot be determined: Not comparable (world size: 2 before, 8 after)" in err
+    assert "no result for --fail-on-regression: Not comparable (world size: 2 before, 8 after)" in err
 
 
 def test_a_failed_job_does_not_pass(files, tmp_path):
@@ -69,7 +69,7 @@ def test_a_failed_job_does_not_pass(files, tmp_path):
     stopped = msgspec.structs.replace(samples.unhealthy(), facts={"hang": {"state": "failed"}})
     write_json(stopped, tmp_path / "stopped.json")
     code, out, err = run(before, tmp_path / "stopped.json", "--fail-on-regression", "5")
-    assert code == 2 and "cannot be determined: the job after failed" in err
+    assert code == 2 and "no result for --fail-on-regression: the job after failed" in err
     assert "Note: The job after failed: only its steps until then are compared." in out
     assert run(tmp_path / "stopped.json", before, "--fail-on-regression", "5")[0] == 0
     write_json(scaled(stopped, 1.3), tmp_path / "slower.json")
@@ -85,7 +85,7 @@ def test_a_job_that_has_not_ended_does_not_pass(files, tmp_path, end, told):
     before, _ = files
     write_json(ending(samples.unhealthy(), end), tmp_path / "after.json")
     code, out, err = run(before, tmp_path / "after.json", "--fail-on-regression", "5")
-    assert code == 2 and f"cannot be determined: the job after {told}" in err
+    assert code == 2 and f"no result for --fail-on-regression: the job after {told}" in err
     assert f"Note: The job after {told}: only its steps until then are compared." in out
     assert run(tmp_path / "after.json", before, "--fail-on-regression", "5")[0] == 0
     write_json(ending(scaled(samples.unhealthy(), 1.3), end), tmp_path / "slower.json")

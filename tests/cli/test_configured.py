@@ -1,4 +1,4 @@
-"""What a project sets for itself holds for every command that diagnoses, and progress is shown to terminals."""
+"""The project's configuration in all commands that diagnose, and the progress line."""
 
 import contextlib
 import json
@@ -51,7 +51,7 @@ def test_every_command_uses_the_configuration(tmp_path, verb):
 
 
 def test_an_existing_diagnosis_is_shown_with_any_configuration(tmp_path, monkeypatch):
-    """Nothing is analysed, so no rule and no threshold is asked for."""
+    """Nothing is analysed, so no rule and no threshold is needed."""
     made = tmp_path / "diagnosis.json"
     write_json(analyze(str(RUN), configured(jobs=1, cache=False)), made)
     (tmp_path / "ddpdoctor.toml").write_text("suppress = 3\n")
@@ -83,7 +83,7 @@ def test_a_rule_that_replaces_one_of_the_pack_is_named(tmp_path):
 
 
 def read_all(terminal: int, shown: list[bytes]) -> None:
-    """Until the other side is closed."""
+    """Read until the other side is closed."""
     with contextlib.suppress(OSError):
         while data := os.read(terminal, 65536):
             shown.append(data)

@@ -1,4 +1,4 @@
-"""``ddpdoctor doctor``: what it says of this machine, of other Pythons, and of a command that is not there."""
+"""``ddpdoctor doctor`` on this machine, on other Pythons, and on a missing command."""
 
 from __future__ import annotations
 

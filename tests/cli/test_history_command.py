@@ -72,7 +72,7 @@ def test_inputs_are_not_overwritten_but_an_earlier_history_is(tmp_path):
     for _ in range(2):
         done = ran(nightly, "--html", page)
         assert done.exit_code == 0 and "left out" not in done.output
-    assert "Run after run" in page.read_text(encoding="utf-8")
+    assert "History of runs" in page.read_text(encoding="utf-8")
 
 
 def test_nothing_to_read_is_one_sentence(tmp_path):

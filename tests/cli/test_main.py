@@ -1,4 +1,4 @@
-"""The group: what it lists, and how errors leave it."""
+"""The command group: list of commands, and exit codes of errors."""
 
 import subprocess
 import sys

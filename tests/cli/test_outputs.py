@@ -1,4 +1,4 @@
-"""Where commands write: never over a recording or an input, never in a device's place."""
+"""Outputs of commands: recordings, inputs and devices are never overwritten."""
 
 import json
 import os
@@ -266,9 +266,7 @@ def done_by(name: str):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_what_a_command_wrote_it_writes_again_and_an_edit_stays(
-    run, analysed_once, tmp_path, monkeypatch, name
-):
+def test_own_outputs_are_replaced_and_edited_ones_are_kept(run, analysed_once, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         assert done_by(name).exit_code in (0, 1)
@@ -329,7 +327,7 @@ def test_every_option_that_writes_is_on_the_page_for_users():
         assert f"`{' '.join(name.split()[:2])}`" in page
 
 
-def test_a_trial_replaces_neither_the_users_answer_nor_a_patch_of_another(tmp_path, monkeypatch):
+def test_trials_replace_neither_foreign_results_nor_foreign_patches(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for option in ("--json", "--patch"):
         Path("mine").write_text(MINE)

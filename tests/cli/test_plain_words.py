@@ -1,4 +1,4 @@
-"""What was written into a recording by anybody cannot command a terminal, fake a sentence, or become markup."""
+"""Text in a recording cannot send escape sequences, fake a sentence, or become markup."""
 
 from __future__ import annotations
 

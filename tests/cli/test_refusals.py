@@ -1,4 +1,4 @@
-"""What cannot be read or written is one sentence that names it, and leaves nothing half done."""
+"""Unreadable inputs and unwritable outputs are one sentence and leave no partial files."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""For whoever writes a rule: the facts, a rule to begin with, and what is said of names that do not exist."""
+"""Commands for authors of rules: the facts, a template of a rule, and messages on unknown names."""
 
 import pytest
 
@@ -115,7 +115,7 @@ def test_built_in_ids_and_links_are_refused(tmp_path):
     (tmp_path / "link").symlink_to("there")
     for arguments, words in (
         (["dataloader/starved", "--in", str(tmp_path / "mine")], "is a built-in rule"),
-        (["ours/slow", "--in", str(tmp_path / "link")], "is a link"),
+        (["ours/slow", "--in", str(tmp_path / "link")], "is a symbolic link"),
     ):
         code, _, err = doctor("rules", "new", *arguments, cwd=tmp_path)
         assert code == 2 and words in err

@@ -1,4 +1,4 @@
-"""``ddpdoctor run`` adds nothing to a job and takes nothing away: streams, exit codes, signals, files."""
+"""``ddpdoctor run`` does not change a job's streams, exit codes, signals and files."""
 
 import json
 import os

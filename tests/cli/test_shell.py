@@ -1,4 +1,4 @@
-"""What a shell and a terminal see: completion, ``python -m``, colours, quiet and verbose."""
+"""Shell completion, ``python -m``, colours, quiet and verbose."""
 
 import os
 import re

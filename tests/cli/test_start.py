@@ -1,4 +1,4 @@
-"""What a command imports before it does anything: nobody sees that time, and everybody waits for it."""
+"""Modules that a command imports before it starts, which every user waits for."""
 
 import ast
 import subprocess
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WORDS_ALONE = {"click"}
 """Packages of others that help, the version and usage errors need."""
 OF_RUNS = {"rundir", "diagnose", "measure", "report", "stall", "trace", "analysis", "experiment"}
-"""Packages of ours without which help is given."""
+"""Packages of ddpdoctor that help does not import."""
 TRACES = WORDS_ALONE | {"numpy", "msgspec", "typing_extensions", "rich", "cel", "jinja2", "markupsafe"}
 """Packages of others that an analysis of traces needs; Jinja2 where there is a finding."""
 OTHERS_NEED = {

@@ -1,4 +1,4 @@
-"""Streams that are closed, or cannot show every letter; inputs that may not be read."""
+"""Closed streams, streams with a limited encoding, and unreadable inputs."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""``ddpdoctor try`` as a user has it: real jobs, real trials, and what is left behind."""
+"""``ddpdoctor try`` with real jobs and trials, and the files that remain."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.report import samples
 
 
 def offered(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """What no job is started for."""
+    """``ddpdoctor try`` without a job."""
     return command("try", *arguments, cwd=folder)
 
 
@@ -130,7 +130,7 @@ def test_a_patch_is_made_at_the_findings_line_or_the_scripts_only_call(tmp_path)
 
 
 def test_the_scripts_call_is_not_edited_if_the_object_is_built_elsewhere(tmp_path):
-    """A library's loader trains, and the script's only DataLoader evaluates."""
+    """A library's loader trains; the script's only DataLoader evaluates."""
     script = "train = FancyLoader(data)\nchecked = DataLoader(held_back)\n"
     facts = Facts(loader=LoaderFacts(where=Where(str(tmp_path / "train.py"), 1, "main")))
     diagnosis = msgspec.structs.replace(samples.minimal(), facts=facts_view.tree(facts))

@@ -1,4 +1,4 @@
-"""Jobs of all kinds under ``ddpdoctor try``: what becomes of them is an answer, and nothing of a trial is left."""
+"""Jobs of all kinds under ``ddpdoctor try``: each gives a result, and nothing of a trial remains."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_job_that_fails_with_a_change_says_why_and_standard_output_is_the_answ
     ids=["alone", "join"],
 )
 def test_a_rank_that_ends_early_is_reported(tmp_path, arguments, says):
-    """Without Join the others fail where they wait for it; with it they reach the trial's end, and it does not."""
+    """Without Join the others fail while they wait for it; with Join they reach the trial's end."""
     settings = ["--set", "torch.threads=1", "--rounds", "1", "--steps", "20", "--json", "answer.json"]
     found = tried(tmp_path, *settings, "--", *JOB, "--batches", "20", *arguments)
     assert found.returncode == 2, found.stderr

@@ -1,4 +1,4 @@
-"""``ddpdoctor watch``, and the metrics of ``ddpdoctor run --prometheus``, on a job that runs meanwhile."""
+"""``ddpdoctor watch``, and the metrics of ``ddpdoctor run --prometheus``, on a running job."""
 
 import fcntl
 import json
@@ -153,7 +153,7 @@ def test_many_ranks_and_gpus_fit_the_screen(tmp_path):
 
 
 def test_keys_sort_show_phases_and_quit(tmp_path):
-    """On a terminal; it is as it was afterwards."""
+    """On a terminal, whose settings are restored afterwards."""
     run = tmp_path / "run"
     shutil.copytree(RUN, run)
     manifest = json.loads((run / "manifest.json").read_text())

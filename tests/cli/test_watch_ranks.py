@@ -1,4 +1,4 @@
-"""The ranks as ``ddpdoctor watch`` lists them: their order, their phases, and where they are now."""
+"""The table of ranks of ``ddpdoctor watch``: order, phases and current line."""
 
 import io
 from pathlib import Path
@@ -14,7 +14,7 @@ RUN = Path(__file__).parents[2] / "fixtures" / "slow-data-one-rank"
 
 @pytest.fixture
 def run():
-    """Rank 1 waits for data, and its job goes on."""
+    """A running job in which rank 1 waits for data."""
     live = LiveRun(RUN)
     live.look()
     live.manifest["ended_ns"] = None

@@ -1,4 +1,4 @@
-"""Comparisons of diagnoses whose truth is known."""
+"""Comparisons of diagnoses with known step times."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def finding(rule, cost, *, severity="warning", ranks=None):
 
 
 def test_ten_thousand_findings_are_matched():
-    """Each its own again, whatever their order; the rest by their rule."""
+    """By rule and ranks in any order, the others by rule."""
     old = [finding("a/b", 1.0, ranks=[n]) for n in range(10_000)]
     rows = compare(diagnosis(fired=old), diagnosis(fired=[*reversed(old[:-1]), finding("a/b", 1.0)])).findings
     assert len(rows) == 10_000

@@ -1,4 +1,4 @@
-"""Many runs of a job whose truth is known: where its step time changed, and whether the newest run is slower."""
+"""Runs with known step times: level shifts, and whether the newest run is slower."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def dated(diagnosis, started_ns, **of_job):
 
 
 def nightly(levels, scatter=0.02, seed=0):
-    """Runs whose level differs from start to start, as machines make it."""
+    """Runs with scatter between runs, as on real machines."""
     drawn = np.random.default_rng(seed)
     return [
         run(day, level * (1 + scatter * drawn.standard_normal()), commit=f"{day:040x}")
@@ -90,7 +90,7 @@ def test_the_newest_run_is_slower_only_if_slower_than_each_compared_run():
 
 
 def test_a_run_with_several_reports_counts_once():
-    """Else the newest run would be compared with itself, and no regression ever told."""
+    """Otherwise the newest run would be compared with itself."""
     runs = nightly([50.0] * 6 + [60.0])
     again = [(f"{source}/report.html", found) for source, found in runs]
     told = history([each for pair in zip(runs, again, strict=True) for each in pair], last=5)
@@ -239,7 +239,7 @@ NO_TIME = "a run that may be newer and of this job cannot be compared: {} has no
 
 
 def test_the_newest_of_runs_without_a_time_is_unknown():
-    """Reports of profiler traces say nothing of when they were recorded."""
+    """Reports of profiler traces have no start time."""
     one, two = (dated(run(day, 50.0)[1], None) for day in (1, 2))
     (job,) = history([("one", one)], last=5).jobs
     assert job.undecided is None, "it is the only one"

@@ -1,4 +1,4 @@
-"""A diagnosis that no analysis can have found is refused in one sentence; numbers far from zero do not keep a chart."""
+"""Impossible diagnoses are refused in one sentence; charts accept numbers of any size."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_negligible_numbers_become_zero(tmp_path):
 
 @pytest.mark.parametrize("factor", [5e-324, 1e-310, 1e-200, 1e-90, 0.0, -1.0, 1e15])
 def test_charts_accept_numbers_of_any_size(factor):
-    """Also of those that were not read from a file."""
+    """Also without validation, which only diagnoses from files have."""
     document = msgspec.to_builtins(samples.unhealthy())
     for name in ("series", "timeline", "flames", "waterfall", "bandwidth", "telemetry", "ranks", "steps"):
         document[name] = scaled(document[name], factor)
@@ -96,7 +96,7 @@ def scaled(value, factor):
 
 @pytest.mark.extended
 def test_long_texts_take_linear_time(tmp_path):
-    """250,000 letters in each text; looking back or ahead for each of them took minutes."""
+    """250,000 characters in each text; quadratic patterns took minutes."""
     pieces = itertools.cycle(["/a b", "'/", "`", "a@", "1.2.3.4 ", "é_", "\x1b", "x\n\n"])
     document = msgspec.json.decode(to_json(samples.unhealthy()))
     for holder, key in texts(document):
@@ -134,7 +134,7 @@ def test_long_texts_take_linear_time(tmp_path):
 
 
 def texts(value):
-    """(Holder, key) of each text that anybody may have chosen."""
+    """(Container, key) of each free text."""
     for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
         if isinstance(item, dict | list):
             yield from texts(item)

@@ -152,7 +152,7 @@ def test_the_flame_graph_is_folded_and_accessible(tab, pages):
 
 
 def test_printing_unfolds_everything(tab, pages, tmp_path):
-    """On paper nobody can unfold it: without JavaScript the style does."""
+    """Also without JavaScript, by the style sheet."""
     folded = tmp_path / "folded.html"
     folded.write_text((pages / "unhealthy.html").read_text().replace('class="fold flames"', 'class="fold"'))
     tab.without_javascript()

@@ -1,4 +1,4 @@
-"""What was tried, as reports show it: files that anybody can have written included."""
+"""Results of ``ddpdoctor try`` in reports, also from hostile files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Escaping, self-containment and size of the HTML report, and the data that it carries."""
+"""Escaping, self-containment, size and embedded data of the HTML report."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ddpdoctor.report.embed import NOTE
 
 BYTES_MOST = 1_500_000
 MORE_MOST = 700_000
-"""What charts to look closer at may add."""
+"""Most bytes that interactive charts add."""
 
 
 class Document(HTMLParser):

@@ -1,4 +1,4 @@
-"""Looking closer at a report's charts, in a real Chromium with the report's own policy in force."""
+"""Interactive charts of a report in Chromium, with the report's policy in force."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_axe_finds_nothing_serious_in_open_charts(tab, pages, scheme):
 
 
 def test_a_changed_library_does_not_run(tab, pages, tmp_path):
-    """The policy allows one text alone."""
+    """The policy allows only one script."""
     source = (pages / "unhealthy.html").read_text()
     end = source.index("</script>", source.index('id="ddpdoctor-plotly"'))
     other = base64.b64encode(gzip.compress(b"window.Plotly = {newPlot() { window.ran = true; }};")).decode()

@@ -1,4 +1,4 @@
-"""What must not leave the house does not stand anywhere in any output."""
+"""Redaction of names, paths and arguments."""
 
 from __future__ import annotations
 

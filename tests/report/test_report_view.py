@@ -30,7 +30,7 @@ replace = msgspec.structs.replace
 
 def test_the_cost_is_that_of_the_verdicts_finding():
     view = page(samples.unhealthy())
-    assert view.price == (
+    assert view.cost_sentence == (
         "It costs 44.8 ms per step, 87 % of the step time (52 min per hour); "
         "the job would run 7.1× as fast without it."
     )
@@ -42,14 +42,14 @@ def test_a_trace_gives_no_cost_per_hour():
     unhealthy = samples.unhealthy()
     steps = replace(unhealthy.steps, source="trace")
     findings = [replace(finding, persistence="random") for finding in unhealthy.findings]
-    assert page(replace(unhealthy, steps=steps, findings=findings)).price.startswith(
+    assert page(replace(unhealthy, steps=steps, findings=findings)).cost_sentence.startswith(
         "It costs 44.8 ms per step over the recorded steps, 87 % of the step time; the job"
     )
 
 
 def test_a_cost_in_some_steps_is_an_average():
     findings = [replace(finding, persistence="periodic") for finding in samples.unhealthy().findings]
-    assert page(replace(samples.unhealthy(), findings=findings)).price.startswith(
+    assert page(replace(samples.unhealthy(), findings=findings)).cost_sentence.startswith(
         "It costs 44.8 ms per step on average, 87 % of the step time (52 min per hour); the job"
     )
 
@@ -57,11 +57,11 @@ def test_a_cost_in_some_steps_is_an_average():
 def test_without_a_verdict_no_finding_gives_the_cost():
     unhealthy = samples.unhealthy()
     unsure = replace(unhealthy, verdict=replace(unhealthy.verdict, rule=None, headline="Cannot tell: ..."))
-    assert page(unsure).price.startswith("A step takes 51.2 ms (median), ")
+    assert page(unsure).cost_sentence.startswith("A step takes 51.2 ms (median), ")
 
 
 def test_a_healthy_page_has_the_step_time():
-    assert page(samples.healthy()).price == "A step takes 98.8 ms (median), 93 % of it compute."
+    assert page(samples.healthy()).cost_sentence == "A step takes 98.8 ms (median), 93 % of it compute."
 
 
 def test_findings_keep_order_and_effects_point_to_their_cause():
@@ -92,7 +92,7 @@ def test_only_https_addresses_are_links():
 def test_unknown_values_are_omitted_not_zero():
     view = page(samples.minimal())
     assert view.numbers == view.findings == view.waterfall == view.telemetry == view.facts == []
-    assert view.price == ""
+    assert view.cost_sentence == ""
     for chart in (
         view.breakdown,
         view.step_times,
@@ -108,8 +108,12 @@ def test_a_finding_without_a_cost_is_not_priced():
     unhealthy = samples.unhealthy()
     bare = replace(unhealthy.findings[0], costs_ms_per_step=None, share=None, speedup_if_fixed=None)
     view = page(replace(unhealthy, findings=[bare]))
-    assert view.price == ""
-    assert (view.findings[0].cost, view.findings[0].share, view.findings[0].speedup) == ("not priced", "", "")
+    assert view.cost_sentence == ""
+    assert (view.findings[0].cost, view.findings[0].share, view.findings[0].speedup) == (
+        "not quantified",
+        "",
+        "",
+    )
 
 
 def test_waterfall_goes_down_from_the_measured_time():
@@ -135,9 +139,9 @@ def test_a_cost_has_an_interval_and_an_upper_bound_has_none():
     sure = replace(
         unhealthy.findings[0], costs_ms_per_step_range=[38.2, 51.4], speedup_if_fixed_range=[3.1, 9.0]
     )
-    told = page(replace(unhealthy, findings=[sure])).price
+    told = page(replace(unhealthy, findings=[sure])).cost_sentence
     assert "44.8 ms per step (38.2 to 51.4 ms)" in told and "7.1× (3.1 to 9.0×) as fast" in told
-    most = page(replace(unhealthy, findings=[replace(sure, at_most=True)])).price
+    most = page(replace(unhealthy, findings=[replace(sure, at_most=True)])).cost_sentence
     assert "at most 44.8 ms" in most and "at most 7.1× as fast" in most
     assert " to " not in most and "min per hour" not in most
 
@@ -146,9 +150,9 @@ def test_a_speedup_above_ten_is_capped():
     unhealthy = samples.unhealthy()
     huge = replace(unhealthy.findings[0], speedup_if_fixed=120.0, share=0.99)
     told = page(replace(unhealthy, findings=[huge]))
-    assert "over 10× as fast" in told.price and "(59 min per hour)" in told.price
+    assert "over 10× as fast" in told.cost_sentence and "(59 min per hour)" in told.cost_sentence
     most = page(replace(unhealthy, findings=[replace(huge, at_most=True)]))
-    assert "×" not in most.price and most.findings[0].speedup == ""
+    assert "×" not in most.cost_sentence and most.findings[0].speedup == ""
 
 
 def test_a_trace_of_one_step_says_so():
@@ -156,7 +160,7 @@ def test_a_trace_of_one_step_says_so():
     once = replace(
         unhealthy, steps=replace(unhealthy.steps, source="trace", measured=1, count=1, set_aside={})
     )
-    assert page(once).price.startswith(
+    assert page(once).cost_sentence.startswith(
         "It costs 44.8 ms in the one recorded step, 87 % of the step time; the job"
     )
 
@@ -349,7 +353,7 @@ def test_an_effect_has_no_own_cost_and_one_step_no_persistence():
     effect = replace(unhealthy.findings[1], costs_ms_per_step=None, caused_by=unhealthy.findings[0].rule)
     once = replace(unhealthy.findings[0], coverage=replace(unhealthy.findings[0].coverage, steps=1))
     first, second = page(replace(unhealthy, findings=[once, effect])).findings
-    assert second.cost == "part of its cause"
+    assert second.cost == "included in its cause"
     assert "When" not in dict(first.facts)
 
 

@@ -1,4 +1,4 @@
-"""The Chrome trace against the rules of its format, on tables whose truth is known."""
+"""The Chrome trace of known tables, and the rules of its format."""
 
 from __future__ import annotations
 
