@@ -71,7 +71,7 @@ def test_inputs_are_not_overwritten_but_an_earlier_history_is(tmp_path):
     page = nightly / "history.html"
     for _ in range(2):
         done = ran(nightly, "--html", page)
-        assert done.exit_code == 0 and "left out" not in done.output
+        assert done.exit_code == 0 and "skipped" not in done.output
     assert "History of runs" in page.read_text(encoding="utf-8")
 
 

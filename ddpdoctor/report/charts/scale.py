@@ -23,7 +23,8 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 def nice_ticks(top: float, wanted: int = 4, unit: float = 1.0) -> list[float]:
-    """Round values from 0 to at most ``top`` in about ``wanted`` steps, which are 1, 2 or 5 times a power of ten, times ``unit``."""
+    """Round values from 0 to at most ``top`` in about ``wanted`` steps, which are 1, 2 or 5 times a power of ten, times ``unit``:
+    0, 20, 40 for 51.2."""
     if not math.isfinite(top) or top < LEAST:
         return [0.0]
     step = unit * _nice(top / unit / wanted)
@@ -45,16 +46,8 @@ def index_ticks(numbers: Sequence[float], wanted: int = 5) -> list[Tick]:
     """Ticks at round values for evenly spaced points with the increasing numbers ``numbers``; positions in per cent."""
     if not numbers:
         return []
-    first, last = numbers[0], numbers[-1]
+    marks = _tick_values(numbers[0], numbers[-1], wanted)
     width = max(len(numbers) - 1, 1)
-    steps = nice_ticks(last - first, wanted)
-    marks = [first + value for value in steps]
-    if first != 0 and len(steps) > 1:
-        step = _nice(last / max(1, round(last / steps[1]))) if last > 0 else steps[1]
-        # Ticks start at the first number, which may be large, such as 10^12.
-        before = math.floor((first + steps[1] / 2) / step)
-        multiples = (step * (before + index) for index in range(1, len(steps) + 2))
-        marks = [first, *(value for value in multiples if first + steps[1] / 2 < value <= last)]
     if all(isinstance(number, int) for number in numbers):
         marks = [mark for mark in marks if mark == round(mark)]
     ticks = []
@@ -66,6 +59,19 @@ def index_ticks(numbers: Sequence[float], wanted: int = 5) -> list[Tick]:
         label = f"{mark:,.0f}" if mark == round(mark) else f"{mark:,.10g}"
         ticks.append(Tick(percent_of(index, width), label))
     return ticks
+
+
+def _tick_values(first: float, last: float, wanted: int) -> list[float]:
+    """``first`` and round values up to ``last``: 0, 20, ..., 100 for 0 to 100; 10, 50, 100 for 10 to 127."""
+    from_zero = nice_ticks(last - first, wanted)
+    if first == 0 or len(from_zero) == 1:
+        return [first + value for value in from_zero]
+    gap = from_zero[1]
+    step = _nice(last / max(1, round(last / gap))) if last > 0 else gap
+    # Only multiples after the first number are computed: it may be large, such as 10^12.
+    before = math.floor((first + gap / 2) / step)
+    multiples = (step * (before + index) for index in range(1, len(from_zero) + 2))
+    return [first, *(value for value in multiples if first + gap / 2 < value <= last)]
 
 
 def finite_or_none(value: float | None) -> float | None:
