@@ -121,8 +121,7 @@ def command(
       ddpdoctor try --set loader.num_workers=4 --set ddp.bucket_cap_mb=50 -- torchrun --nproc-per-node 8 train.py
     """
     import_numpy_single_threaded()
-    from ddpdoctor.diagnose.tried import MOST_SETTINGS, MOST_VARIANTS
-    from ddpdoctor.experiment import informed, of_settings, parse_setting, proposals, tuning
+    from ddpdoctor.experiment import of_settings, parse_setting, tuning
     from ddpdoctor.written import PATCH, TRIALS
 
     job: list[str] = ctx.meta["ddpdoctor.job"]
@@ -139,12 +138,9 @@ def command(
             "nothing to try: give a run directory, or --set NAME=VALUE (`ddpdoctor try --list` lists the settings)."
         )
     diagnosis = None if run is None else _diagnosis(run)
-    suggested = [] if diagnosis is None else proposals(diagnosis, bounds=bounds)
+    suggested: list[Proposal] = []
     if diagnosis is not None:
-        all_proposals = proposals(diagnosis, bounds=True)
-        chosen = [informed(each, all_proposals) for each in chosen]
-    chosen_settings = [each.settings for each in chosen]
-    suggested = [each for each in suggested if each.settings not in chosen_settings]
+        chosen, suggested = _with_suggestions(chosen, diagnosis, bounds)
     if not job:
         arguments = [
             *(word for text in settings for word in ("--set", text)),
@@ -153,6 +149,32 @@ def command(
         _list_proposals(suggested, chosen, run, [*arguments, *(["--bounds"] if bounds else [])])
         return
     tried = [*chosen, *(suggested if try_all or not chosen else [])]
+    _check_number(tried)
+    _measure(
+        job,
+        tried,
+        diagnosis,
+        run,
+        _TrialOptions(steps, rounds, budget, where == "copy", json_file, patch, tune is not None),
+    )
+
+
+def _with_suggestions(
+    chosen: Sequence[Proposal], diagnosis: Diagnosis, bounds: bool
+) -> tuple[list[Proposal], list[Proposal]]:
+    """(``chosen`` with what the findings expect of them, the other changes that the findings suggest)."""
+    from ddpdoctor.experiment import informed, proposals
+
+    every = proposals(diagnosis, bounds=True)
+    chosen_settings = [each.settings for each in chosen]
+    suggested = [each for each in proposals(diagnosis, bounds=bounds) if each.settings not in chosen_settings]
+    return [informed(each, every) for each in chosen], suggested
+
+
+def _check_number(tried: Sequence[Proposal]) -> None:
+    """Raise DdpDoctorError if there is no change to try, or too many."""
+    from ddpdoctor.diagnose.tried import MOST_SETTINGS, MOST_VARIANTS
+
     if not tried:
         raise DdpDoctorError(
             "the findings of RUN suggest no change that can be tried without editing the script: give a setting with --set."
@@ -161,13 +183,6 @@ def command(
         raise DdpDoctorError(
             f"too many changes: at most {MOST_VARIANTS} at once, with at most {MOST_SETTINGS} settings each."
         )
-    _measure(
-        job,
-        tried,
-        diagnosis,
-        run,
-        _TrialOptions(steps, rounds, budget, where == "copy", json_file, patch, tune is not None),
-    )
 
 
 @dataclass(frozen=True)

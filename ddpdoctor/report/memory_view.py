@@ -28,9 +28,10 @@ _PHASES = ("forward", "backward", "optimizer", "evaluation")
 def memory_line(diagnosis: Diagnosis) -> str:
     """Largest amounts over the ranks and the memory never used, in one line; "" if nothing is known."""
     known = [rank.memory for rank in diagnosis.ranks if rank.memory is not None]
-    process, workers, tensors, reserved, total = (
-        _largest(getattr(memory, name) for memory in known) for name in _AMOUNTS.values()
-    )
+    process, workers = _largest(m.process_bytes for m in known), _largest(m.workers_bytes for m in known)
+    tensors = _largest(m.allocated_peak_bytes for m in known)
+    reserved = _largest(m.reserved_peak_bytes for m in known)
+    total = _largest(m.device_total_bytes for m in known)
     pieces = []
     if reserved is not None:
         whole = "" if total is None else f" of {words.size(total)}"
