@@ -1,4 +1,4 @@
-"""Flame graphs of stack samples: callers at the top, width is time per step; frames that take longer than on the usual rank are
+"""Flame graphs of stack samples: callers at the top, width is time per step; frames that take longer than on the typical rank are
 coloured."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHARACTERS_PER_PERCENT = 1.05
 TABLE_ROWS = 12
 """Rows of the table below a graph."""
 HEAT_SHARES = (0.02, 0.05, 0.10, 0.20)
-"""Excess over the same frame of the usual rank, as a share of the step, at which the next colour begins."""
+"""Excess over the same frame of the typical rank, as a share of the step, at which the next colour begins."""
 
 
 class FlameBar(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ class FlameBar(msgspec.Struct, frozen=True):
     width: float
     y: int
     heat: int
-    """Index of the colour, 0 (no longer than on the usual rank) to ``len(HEAT_SHARES)``."""
+    """Index of the colour, 0 (no longer than on the typical rank) to ``len(HEAT_SHARES)``."""
     label: str
     """"" if the frame is too narrow."""
     title: str
@@ -52,7 +52,7 @@ class FlameChart(msgspec.Struct, frozen=True, kw_only=True):
     bars: list[FlameBar]
     x_ticks: list[Tick]
     rows: list[tuple[str, str, str]]
-    """The frames with the largest excess or time: (frame, time per step, difference to the usual rank)."""
+    """The frames with the largest excess or time: (frame, time per step, difference to the typical rank)."""
     compared: bool
 
 
