@@ -17,36 +17,42 @@ def main_finding(diagnosis: Diagnosis) -> Finding | None:
 
 def cost_sentence(diagnosis: Diagnosis) -> str:
     """The cost of the main finding in one sentence; for a healthy job, the median step time. Empty if neither is known."""
-    finding, median = main_finding(diagnosis), diagnosis.steps.median_ms
+    finding, median_ms = main_finding(diagnosis), diagnosis.steps.median_ms
+    if finding is None and median_ms is None:
+        return ""
     if finding is None:
-        return (
-            ""
-            if median is None
-            else f"A step takes {words.milliseconds(median)} (median){_largest_part(diagnosis)}."
-        )
-    cost_ms, share = finding.costs_ms_per_step, finding.share
+        return f"A step takes {words.milliseconds(median_ms)} (median){_largest_part(diagnosis)}."
     gain = words.speedup_text(finding)
     if finding.at_most:
-        return _upper_bound_sentence(cost_ms, share, gain)
-    pieces = []
-    recorded = diagnosis.steps.source == "trace"
-    in_some = finding.persistence not in (None, "always")
-    over = " over the recorded steps" if recorded else " on average"
-    if cost_ms is not None:
-        one_step = diagnosis.steps.measured == 1
-        each = "in the one recorded step" if one_step else f"per step{over if in_some else ''}"
-        range_text = words.in_parentheses(words.cost_range(finding))
-        pieces.append(f"It costs {words.milliseconds(cost_ms)} {each}{range_text}")
-        if share is not None:
-            pieces[-1] += f", {words.percent(share)} of the step time"
-            if 1 / 60 <= share < 1 and not recorded:
-                # A trace of a few steps says nothing about an hour.
-                pieces[-1] += f" ({min(round(60 * share), 59)} min per hour)"
-    if gain:
-        pieces.append(
-            f"the job would run {gain}{words.in_parentheses(words.speedup_range(finding))} as fast without it"
-        )
-    return f"{'; '.join(pieces)}." if pieces else ""
+        return _upper_bound_sentence(finding.costs_ms_per_step, finding.share, gain)
+    speedup = f"{gain}{words.in_parentheses(words.speedup_range(finding))}"
+    clauses = [
+        _cost_clause(finding, diagnosis.steps),
+        f"the job would run {speedup} as fast without it" if gain else "",
+    ]
+    text = "; ".join(filter(None, clauses))
+    return f"{text}." if text else ""
+
+
+def _cost_clause(finding: Finding, steps: Steps) -> str:
+    """ "It costs 18 ms per step (15 to 20 ms), 26 % of the step time (16 min per hour)"; "" without a cost."""
+    cost_ms, share, is_trace = finding.costs_ms_per_step, finding.share, steps.source == "trace"
+    if cost_ms is None:
+        return ""
+    if steps.measured == 1:
+        when = "in the one recorded step"
+    elif finding.persistence in (None, "always"):
+        when = "per step"
+    else:
+        when = f"per step {'over the recorded steps' if is_trace else 'on average'}"
+    text = f"It costs {words.milliseconds(cost_ms)} {when}{words.in_parentheses(words.cost_range(finding))}"
+    if share is None:
+        return text
+    text += f", {words.percent(share)} of the step time"
+    # A trace of a few steps says nothing about an hour.
+    if is_trace or not 1 / 60 <= share < 1:
+        return text
+    return f"{text} ({min(round(60 * share), 59)} min per hour)"
 
 
 def _upper_bound_sentence(cost_ms: float | None, share: float | None, gain: str) -> str:
