@@ -38,8 +38,8 @@ step behind it has it, too."""
 _DISTURBED_BY = (*AROUND_WINDOW, Mark.USER_PROFILER)
 
 _MISSING = "missing on a rank"
-_DISTURBED = "disturbed by the profiler"
-_EVALUATION = "evaluation"
+DISTURBED = "disturbed by the profiler"
+EVALUATION = "evaluation"
 WARM_UP = "warm-up"
 _IN_WINDOW = "inside the profiled window"
 
@@ -84,10 +84,10 @@ def _no_training(logs: Sequence[RankLog], everywhere: Everywhere) -> dict[int, s
     evaluating = evaluated(logs)
     for number, steps in everywhere.items():
         if any(disturbed(step) for step in steps):
-            reasons[number] = _DISTURBED
-            reasons.setdefault(number + 1, _DISTURBED)
+            reasons[number] = DISTURBED
+            reasons.setdefault(number + 1, DISTURBED)
         elif number in evaluating:
-            reasons[number] = _EVALUATION
+            reasons[number] = EVALUATION
     return reasons
 
 
