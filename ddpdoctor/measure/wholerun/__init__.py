@@ -7,5 +7,4 @@ were recorded with their times only, and those that are excluded from the measur
 """
 
 from .account import Launch, RankAccount, RunAccount, RunPart, run_account
-from .patterns import PatternKind, StepPattern, step_patterns
-
+from .facts import run_facts

@@ -14,12 +14,21 @@ import msgspec
 import numpy as np
 
 from ddpdoctor.measure.numerics import Array, Ints
-from ddpdoctor.measure.steplog import RankLog, Step, chosen_and_why
-from ddpdoctor.measure.steplog.selection import DISTURBED, EVALUATION, SUSPENDED, WARM_UP
+from ddpdoctor.measure.steplog import (
+    DISTURBED,
+    EVALUATION,
+    SUSPENDED,
+    WARM_UP,
+    PatternKind,
+    RankLog,
+    Step,
+    StepPattern,
+    chosen_and_why,
+    lengths_of_run,
+    patterns_of_run,
+    usual_lengths,
+)
 from ddpdoctor.rundir import EventKind
-
-from .patterns import PatternKind, StepPattern, step_patterns, usual_lengths
-
 
 _AS_USUAL = 1.5
 """Times the usual length that steps without a record may have taken on average: these were ordinary ones, left out of a long log."""
@@ -107,16 +116,18 @@ def run_account(logs: Sequence[RankLog], launches: Mapping[str, Launch]) -> RunA
     logs = [log for log in logs if log.steps]
     if not logs:
         return None
-    chosen, why = chosen_and_why(logs)
-    numbers, lengths_s = _longest(logs)
-    counted = np.array([number in chosen or why.get(number) not in _NOT_THE_JOBS for number in numbers.tolist()])
-    patterns = step_patterns(numbers, lengths_s, counted)
+    why = chosen_and_why(logs)[1]
+    numbers, lengths_s = lengths_of_run(logs)
+    counted = np.array([why.get(number) not in _NOT_THE_JOBS for number in numbers.tolist()], bool)
+    patterns = patterns_of_run(logs, why)
     reasons = _reasons(logs, why, patterns)
     usual = _usual(numbers, lengths_s, counted)
     ranks = [_of_rank(log, launches.get(log.host), reasons, usual) for log in logs]
     parts = {part: sum(rank.parts_s.get(part, 0.0) for rank in ranks) / len(ranks) for part in RunPart}
     steps = int(max(log.steps[-1].number for log in logs)) + 1
-    ordinary = [length for number, length in zip(numbers.tolist(), lengths_s, strict=True) if number not in reasons]
+    ordinary = [
+        length for number, length in zip(numbers.tolist(), lengths_s, strict=True) if number not in reasons
+    ]
     usual_s = float(np.median(ordinary)) if ordinary else float(np.median(lengths_s))
     wall_s = sum(parts.values())
     return RunAccount(
@@ -139,16 +150,6 @@ _PART_OF_REASON = {
 }
 
 
-def _longest(logs: Sequence[RankLog]) -> tuple[Ints, Array]:
-    """Numbers [N] of all recorded steps, and the seconds [N] of the rank that took longest."""
-    longest: dict[int, int] = {}
-    for log in logs:
-        for step in log.steps:
-            longest[step.number] = max(longest.get(step.number, 0), step.length_ns)
-    numbers = np.array(sorted(longest), dtype=np.int64)
-    return numbers, np.array([longest[number] for number in numbers.tolist()], float) / 1e9
-
-
 def _usual(numbers: Ints, lengths_s: Array, counted: Array) -> dict[int, float]:
     """By number, the usual length of the steps around it, seconds."""
     known = usual_lengths(lengths_s[counted]) if counted.any() else np.array([float(np.median(lengths_s))])
@@ -157,7 +158,9 @@ def _usual(numbers: Ints, lengths_s: Array, counted: Array) -> dict[int, float]:
     return dict(zip(numbers.tolist(), known[places].tolist(), strict=True))
 
 
-def _reasons(logs: Sequence[RankLog], why: Mapping[int, str], patterns: Sequence[StepPattern]) -> dict[int, RunPart]:
+def _reasons(
+    logs: Sequence[RankLog], why: Mapping[int, str], patterns: Sequence[StepPattern]
+) -> dict[int, RunPart]:
     """By number, to which part a step's time beyond the usual length belongs; the first reason here counts most."""
     reasons: dict[int, RunPart] = {}
     for number, reason in why.items():
@@ -169,7 +172,9 @@ def _reasons(logs: Sequence[RankLog], why: Mapping[int, str], patterns: Sequence
             kinds = {event.kind for event in step.events}
             if kinds & {EventKind.SAVE, EventKind.LOAD}:
                 reasons.setdefault(step.number, RunPart.CHECKPOINTS)
-            elif step.number > first and (EventKind.ITERATION in kinds or any(event.exhausted for event in step.events)):
+            elif step.number > first and (
+                EventKind.ITERATION in kinds or any(event.exhausted for event in step.events)
+            ):
                 reasons.setdefault(step.number, RunPart.EPOCHS)
     for pattern in patterns:
         part = {PatternKind.EVERY_NTH: RunPart.SOME_STEPS, PatternKind.ONCE: RunPart.PAUSES}.get(pattern.kind)
@@ -200,12 +205,16 @@ def _of_rank(
             as_usual_s = (step.number - before.number - 1) * usual_s.get(step.number, 0.0)
             known = between_s <= _AS_USUAL * as_usual_s
             parts[RunPart.STEPS if known else RunPart.UNKNOWN] += between_s
-        _add_step(parts, step, reasons.get(step.number), usual_s.get(step.number, 0.0), is_first=step.number == 0)
+        _add_step(
+            parts, step, reasons.get(step.number), usual_s.get(step.number, 0.0), is_first=step.number == 0
+        )
         before = step
     return RankAccount(log.rank, {part: seconds for part, seconds in parts.items() if seconds > 0.0})
 
 
-def _add_step(parts: dict[RunPart, float], step: Step, reason: RunPart | None, usual_s: float, *, is_first: bool) -> None:
+def _add_step(
+    parts: dict[RunPart, float], step: Step, reason: RunPart | None, usual_s: float, *, is_first: bool
+) -> None:
     """Divide the time of a step among the parts."""
     length_s = step.length_ns / 1e9
     if is_first:
@@ -221,12 +230,18 @@ def _add_step(parts: dict[RunPart, float], step: Step, reason: RunPart | None, u
 
 def _prepared(step: Step) -> tuple[float, float]:
     """Seconds of the first step until the first batch is asked for, or else until the first forward pass; and of the wait for it."""
-    asked = [event for event in step.events if event.kind in (EventKind.ITERATION, EventKind.DATA, EventKind.FORWARD)]
+    asked = [
+        event
+        for event in step.events
+        if event.kind in (EventKind.ITERATION, EventKind.DATA, EventKind.FORWARD)
+    ]
     if not asked:
         return 0.0, 0.0
     first = min(asked, key=lambda event: event.start_ns)
     if first.kind == EventKind.FORWARD:
         return first.start_ns / 1e9, 0.0
-    batches = [event for event in step.events if event.kind == EventKind.DATA and event.start_ns >= first.start_ns]
+    batches = [
+        event for event in step.events if event.kind == EventKind.DATA and event.start_ns >= first.start_ns
+    ]
     end_ns = min((event.end_ns for event in batches), default=first.end_ns)
     return first.start_ns / 1e9, (end_ns - first.start_ns) / 1e9

@@ -21,7 +21,7 @@ class PatternKind(StrEnum):
     """When the longer steps come."""
 
     ONCE = "once"
-    """In a few single steps, at no regular distance."""
+    """In one or two single steps."""
     EVERY_NTH = "every_nth"
     FROM_STEP = "from_step"
     """From one step on, to the end or to the next change: longer or shorter."""
@@ -75,8 +75,8 @@ class Tuning(msgspec.Struct, frozen=True):
     """Seconds beyond the usual length, from which a single step is a pause."""
     pause_lengths: float = 10.0
     """Usual lengths beyond the usual length, from which it is one in any case."""
-    most_pauses: int = 8
-    """More single long steps are scatter, and priced as such elsewhere."""
+    most_pauses: int = 2
+    """More of them are a pattern: steps that are long now and then are priced per step, like all that recurs."""
     level: float = 0.05
     """Part of the length by which a level must change."""
     blocks: int = 160
@@ -166,7 +166,9 @@ def _pauses(numbers: Ints, is_long: Mask, extra: Array, usual: Array) -> StepPat
     pause = is_long & ((extra >= _TUNING.pause_s) | (extra >= _TUNING.pause_lengths * usual))
     if not 0 < pause.sum() <= _TUNING.most_pauses:
         return None
-    return StepPattern(PatternKind.ONCE, [int(number) for number in numbers[pause]], float(extra[pause].sum()))
+    return StepPattern(
+        PatternKind.ONCE, [int(number) for number in numbers[pause]], float(extra[pause].sum())
+    )
 
 
 def _levels(numbers: Ints, lengths: Array) -> list[StepPattern]:
@@ -222,7 +224,10 @@ def _is_change(blocks: Array, cuts: Sequence[int], place: int) -> bool:
 
 def _stairs(blocks: Array, cuts: Sequence[int]) -> Array:
     """[N] the median of each block's part."""
-    levels = [np.full(stop - start, np.median(blocks[start:stop])) for start, stop in pairwise([0, *cuts, len(blocks)])]
+    levels = [
+        np.full(stop - start, np.median(blocks[start:stop]))
+        for start, stop in pairwise([0, *cuts, len(blocks)])
+    ]
     return np.concatenate(levels)
 
 
