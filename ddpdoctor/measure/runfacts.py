@@ -7,19 +7,29 @@ import msgspec
 from .places import Where
 
 
-class PauseFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """One or two single steps that took far longer than the others: they are excluded from the measured steps, and no cost per step."""
+class RunEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps that are unlike the others in one way: single pauses, a rhythm, a change, growth."""
 
     steps: list[int] = []
-    """Their numbers."""
+    """Numbers of these steps; of a change and of growth the first and the last one."""
     total_s: float
-    """Seconds by which they took longer than usual, together."""
-    longest_s: float
+    """Seconds by which they took longer than usual (or than before), together; below 0 if they took less."""
+    longest_s: float = 0.0
     """Seconds of the longest one."""
     share: float | None = None
     """Share of the run's wall time; null where that is unknown."""
+    every: int | None = None
+    """Distance in steps between two of a rhythm."""
+    hits: int | None = None
+    """How many of the steps at that distance are long."""
+    chances: int | None = None
+    """How many steps there are at that distance."""
+    before_ms: float | None = None
+    """Median step time before a change, or at the beginning of the growth."""
+    after_ms: float | None = None
+    """Median step time behind a change, or at the end of the growth."""
     ranks: list[int] | None = None
-    """The ranks that paused while the others waited; null where all did, or it is unknown which."""
+    """The ranks that took longer while the others waited; null where all did, or it is unknown which."""
     kind: str | None = None
     """What took the time there: "data" (the wait for a batch), "checkpoint", "host" (code outside forward, backward and optimizer),
     "compute" (forward, backward or optimizer), "communication" (all ranks in a collective); null where nothing shows it."""
@@ -64,5 +74,11 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Between steps of which some were not recorded."""
     end_s: float | None = None
     """From the last step's end to the launcher's end."""
-    pause: PauseFacts | None = None
-    """Null where there was none."""
+    pause: RunEvent | None = None
+    """One or two single steps that took far longer than the others. They are excluded from the measured steps."""
+    rhythm: RunEvent | None = None
+    """Every n-th step is longer; null where there is no such rhythm."""
+    change: RunEvent | None = None
+    """The step time changed at one step, for good or until the next change: the largest such change; null without one."""
+    growth: RunEvent | None = None
+    """Steps get longer all along; null where they do not."""

@@ -111,7 +111,7 @@ def step_patterns(numbers: Ints, lengths_s: Array, counted: Mask) -> list[StepPa
     if pauses is not None:
         found.append(pauses)
     others = ~np.isin(numbers, [step for pattern in found for step in pattern.steps])
-    if rhythm is not None:
+    if rhythm is not None and rhythm.every is not None:
         others &= numbers % rhythm.every != rhythm.steps[0] % rhythm.every
     return [*found, *_levels(numbers[others], lengths[others])]
 
