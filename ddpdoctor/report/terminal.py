@@ -73,7 +73,9 @@ def print_terminal(
     _line(console, diagnosis.verdict.headline, headline_style)
     if cost := cost_sentence(diagnosis):
         _line(console, cost)
-    for details in filter(None, (subtitle(diagnosis), run_line(diagnosis), _steps(diagnosis), memory_line(diagnosis))):
+    for details in filter(
+        None, (subtitle(diagnosis), run_line(diagnosis), _steps(diagnosis), memory_line(diagnosis))
+    ):
         _line(console, details, "dim")
     for finding in growing_memory(diagnosis):
         _line(console, finding.title, SEVERITY_STYLES.get(finding.severity, ""))
