@@ -12,7 +12,7 @@ from ddpdoctor.report.experiment_view import TITLE, ExperimentView, experiment_v
 from ddpdoctor.report.finding_view import location, place
 from ddpdoctor.report.hang_view import SHORT_ROWS, hang_table
 from ddpdoctor.report.job_view import Table
-from ddpdoctor.report.summary import cost_sentence, subtitle
+from ddpdoctor.report.summary import cost_sentence, run_line, subtitle
 from ddpdoctor.written import MARKDOWN, write_file
 
 DETAILED_FINDINGS = 3
@@ -25,7 +25,9 @@ _SEPARATOR = "<!-- -->"
 def render_markdown(diagnosis: Diagnosis) -> str:
     """The diagnosis as GitHub-flavoured Markdown."""
     blocks = [f"## {escape(diagnosis.verdict.headline)}"]
-    blocks += [escape(line) for line in (cost_sentence(diagnosis), subtitle(diagnosis)) if line]
+    blocks += [
+        escape(line) for line in (cost_sentence(diagnosis), subtitle(diagnosis), run_line(diagnosis)) if line
+    ]
     standing = hang_table(diagnosis, SHORT_ROWS)
     if standing is not None:
         blocks.append(_rows(standing))

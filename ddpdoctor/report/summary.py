@@ -101,3 +101,44 @@ def steps_measured(steps: Steps) -> str:
     excluded = ", ".join(f"{reason} {count:,}" for reason, count in reasons if count)
     text = words.in_parentheses(f"excluded: {excluded}" if excluded else "")
     return f"{steps.measured:,} of {words.count(steps.count, 'step')} measured{text}"
+
+
+_RUN_PARTS = {
+    "start_s": "start",
+    "preparation_s": "preparation",
+    "first_batch_s": "first batch",
+    "warm_up_s": "warm-up",
+    "steps_s": "steps",
+    "some_steps_s": "every n-th step",
+    "epochs_s": "epoch boundaries",
+    "evaluation_s": "evaluation",
+    "checkpoint_s": "checkpoints",
+    "pauses_s": "pauses",
+    "suspended_s": "suspended",
+    "profiler_s": "profiler",
+    "unrecorded_s": "not recorded",
+    "end_s": "end",
+}
+"""Facts of ``run``, in order, as the line on the run names them; together they are the whole wall time."""
+_LEAST_PART = 0.01
+"""Share of the wall time from which a part is named; the rest is "other"."""
+
+
+def run_line(diagnosis: Diagnosis) -> str:
+    """Where the wall time of the run went: "Run: 41 s = start 12 s + steps 8 s + pauses 20 s + end 1 s; goodput 19 %". Empty where the
+    launcher's start and end are not known."""
+    run = diagnosis.facts.get("run")
+    wall_s = run.get("wall_s") if isinstance(run, dict) else None
+    if not isinstance(run, dict) or not isinstance(wall_s, int | float) or wall_s <= 0:
+        return ""
+    known = {
+        label: value for name, label in _RUN_PARTS.items() if isinstance(value := run.get(name), int | float)
+    }
+    named = {label: value for label, value in known.items() if value >= _LEAST_PART * wall_s}
+    other_s = wall_s - sum(named.values())
+    if other_s >= _LEAST_PART * wall_s:
+        named["other"] = other_s
+    goodput = run.get("goodput")
+    shown = " + ".join(f"{label} {words.seconds(value)}" for label, value in named.items())
+    share = f"; goodput {words.percent(goodput)}" if isinstance(goodput, int | float) else ""
+    return f"Run: {words.seconds(wall_s)} = {shown}{share}"

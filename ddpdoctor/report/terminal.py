@@ -19,7 +19,7 @@ from ddpdoctor.report.experiment_view import TITLE, print_experiment
 from ddpdoctor.report.finding_view import MOST, evidence_words, location, place
 from ddpdoctor.report.hang_view import SHORT_ROWS, hang_table, stacks
 from ddpdoctor.report.memory_view import growing_memory, memory_line
-from ddpdoctor.report.summary import cost_sentence, main_finding, steps_measured, subtitle
+from ddpdoctor.report.summary import cost_sentence, main_finding, run_line, steps_measured, subtitle
 
 FINDINGS, NOTES = 8, 3
 """Most findings and notes shown without ``verbose``; with it, as many as in a report."""
@@ -73,7 +73,9 @@ def print_terminal(
     _line(console, diagnosis.verdict.headline, headline_style)
     if cost := cost_sentence(diagnosis):
         _line(console, cost)
-    for details in filter(None, (subtitle(diagnosis), _steps(diagnosis), memory_line(diagnosis))):
+    for details in filter(
+        None, (subtitle(diagnosis), run_line(diagnosis), _steps(diagnosis), memory_line(diagnosis))
+    ):
         _line(console, details, "dim")
     for finding in growing_memory(diagnosis):
         _line(console, finding.title, SEVERITY_STYLES.get(finding.severity, ""))

@@ -22,7 +22,7 @@ from ddpdoctor.report.finding_view import FindingView, Prose, finding_views, fir
 from ddpdoctor.report.hang_view import Stack, hang_table, stacks
 from ddpdoctor.report.job_view import Group, Table, command_line, flat, hta_tables, job_groups
 from ddpdoctor.report.memory_view import memory_table
-from ddpdoctor.report.summary import cost_sentence, subtitle
+from ddpdoctor.report.summary import cost_sentence, run_line, subtitle
 
 LEAST_FOR_QUANTILES = 5
 """Fewest steps for which a median and a 95th percentile are shown."""
@@ -40,6 +40,8 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     cost_sentence: str
     """The cost of the main finding, or for a healthy job the step time, in one sentence."""
     subtitle: str
+    run: str
+    """Where the wall time of the run went, in one line; empty where that is not known."""
     numbers: list[tuple[str, str]]
     waterfall: list[WaterfallRow]
     findings: list[FindingView]
@@ -83,6 +85,7 @@ def page(diagnosis: Diagnosis, data: InteractiveData | None = None) -> Page:
         headline=words.split_code(diagnosis.verdict.headline),
         cost_sentence=cost_sentence(diagnosis),
         subtitle=subtitle(diagnosis),
+        run=run_line(diagnosis),
         numbers=numbers(diagnosis),
         waterfall=waterfall(diagnosis),
         findings=findings,
