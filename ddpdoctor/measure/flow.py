@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from ddpdoctor.measure.align import align_logs, set_suspended_aside
 from ddpdoctor.measure.attribution import attribute
@@ -33,7 +34,6 @@ from ddpdoctor.measure.memory import Memory, memory_of
 from ddpdoctor.measure.metrics import (
     asleep_shares,
     bandwidth_points,
-    bucket_facts,
     communication_facts,
     critical_breakdown,
     ddp_facts,
@@ -213,7 +213,7 @@ def _facts(
         shared=shared_facts(costs),
         arrivals=arrival_facts(graph, costs),
         communication=communication_facts(graph, graphs.window, logs, windows, context.message.latency_us),
-        buckets=bucket_facts(context.reductions, cap_bytes),
+        buckets=replace(context.reductions, favoured_cap_bytes=cap_bytes),
         loader=loader_facts(logs, windows, context.asleep),
         ddp=ddp_facts(logs, windows, context.message.latency_us, context.reductions.syncs_per_step or 1.0),
         gpu=gpu,

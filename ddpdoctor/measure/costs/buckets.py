@@ -14,9 +14,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from ddpdoctor.measure.attribution import component
-from ddpdoctor.measure.facts import Cost, saving
+from ddpdoctor.measure.facts import BucketFacts, Cost, saving
 from ddpdoctor.measure.graph import Graph
-from ddpdoctor.measure.metrics import Reductions
 from ddpdoctor.measure.numerics import Array
 from ddpdoctor.measure.taxonomy import COMPUTATION, SharedCause, SyncKind
 
@@ -140,7 +139,7 @@ def _likely_backward_ms(context: Context) -> float:
     return _TUNING.backward_share * whole_ns / 1e6 / (context.reductions.syncs_per_step or 1.0)
 
 
-def _beside_backward(context: Context, facts: Reductions, communication: Cost | None) -> Cost | None:
+def _beside_backward(context: Context, facts: BucketFacts, communication: Cost | None) -> Cost | None:
     """What reducing beside the backward pass would save of messages whose sizes are not known: sent as they are, but each when
     its part of that pass is done."""
     if communication is None or not facts.per_sync or not _starts_late(facts):
@@ -156,12 +155,12 @@ def _beside_backward(context: Context, facts: Reductions, communication: Cost | 
     return _saving(saved_ms, context.pricing.mean_ns / 1e6, communication, bounded=saved_ms < hidden_ms)
 
 
-def _starts_late(facts: Reductions) -> bool:
+def _starts_late(facts: BucketFacts) -> bool:
     return (facts.first_ready_share or 0.0) > _TUNING.late_start
 
 
 def bucket_savings(
-    facts: Reductions,
+    facts: BucketFacts,
     message: MessageCost,
     communication: Cost | None,
     mean_ms: float,
@@ -201,7 +200,7 @@ def bucket_savings(
     )
 
 
-def _reduction(facts: Reductions, message: MessageCost) -> _Reduction | None:
+def _reduction(facts: BucketFacts, message: MessageCost) -> _Reduction | None:
     """None where the window did not show what a message costs, or how many bytes there are."""
     if message.latency_us is None or not facts.per_sync or not facts.total_bytes:
         return None

@@ -8,9 +8,9 @@ from functools import cached_property
 import msgspec
 
 from ddpdoctor.measure.attribution import Attribution
-from ddpdoctor.measure.facts import Cost
+from ddpdoctor.measure.facts import BucketFacts, Cost
 from ddpdoctor.measure.graph import Graph
-from ddpdoctor.measure.metrics import Cores, Reductions
+from ddpdoctor.measure.metrics import Cores
 from ddpdoctor.measure.numerics import Array
 from ddpdoctor.measure.sourcelines import SourceLines
 from ddpdoctor.measure.steplog import RankLog, Step, undisturbed
@@ -66,7 +66,7 @@ class Context(msgspec.Struct, frozen=True, dict=True):
     throttled_ranks: Sequence[int] = ()
     """Rank numbers whose devices' clocks were lowered."""
     reducer: ReducerCosts = msgspec.field(default_factory=ReducerCosts)
-    reductions: Reductions = msgspec.field(default_factory=Reductions)
+    reductions: BucketFacts = BucketFacts()
     message: MessageCost = msgspec.field(default_factory=MessageCost)
     speaks_of_hosts: bool = True
     """Whether ``graph`` is that of the step logs, in which a busy machine's disturbances of transfers show."""

@@ -6,7 +6,7 @@ such as a favoured bucket size, is an argument.
 """
 
 from .breakdown import critical_breakdown, cycle_breakdown, rank_breakdown
-from .buckets import Reductions, bucket_facts, reducer_work, reductions_of
+from .buckets import reducer_work, reductions_of
 from .charts import (
     behind,
     lateness,

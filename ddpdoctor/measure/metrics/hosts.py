@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from ddpdoctor.measure.facts import HostFacts
 from ddpdoctor.measure.graph import Graph, measured_steps
@@ -83,73 +84,50 @@ def _of_host(host: HostTelemetry, logs: Sequence[RankLog]) -> Cores | None:
     )
 
 
-class _Host(msgspec.Struct, frozen=True):
-    """What was read of one host, means while its steps ran; None where it was not."""
-
-    name: str = ""
-    cores: float | None = None
-    """Those that the job may use."""
-    cpu_percent: float | None = None
-    memory_used_share: float | None = None
-    swap_bytes_per_s: float | None = None
-    io_wait_percent: float | None = None
-
-    @property
-    def idle_cores(self) -> float | None:
-        known = self.cores is not None and self.cpu_percent is not None
-        return (self.cores or 0.0) * (1 - (self.cpu_percent or 0.0) / 100) if known else None
-
-
 def host_facts(
     hosts: Mapping[str, HostTelemetry], logs: Sequence[RankLog], graph: Graph, cores_used: Cores | None
 ) -> HostFacts:
     """Cores of the busiest host, memory of the one that swaps most, I/O of the one that waits most for it, from telemetry; run
     delay and threads of all ranks, from the step logs."""
-    read = [_read(name, host, [log for log in logs if log.host == name]) for name, host in hosts.items()]
+    read = {name: _read(host, [log for log in logs if log.host == name]) for name, host in hosts.items()}
+    nothing = HostFacts()
     fullest = max(
-        read, key=lambda host: (host.swap_bytes_per_s or 0, host.memory_used_share or 0), default=_Host()
+        read.values(), key=lambda of: (of.swap_bytes_per_s or 0, of.memory_used_share or 0), default=nothing
     )
     chosen = cores_used.host if cores_used else None
-    busiest = max(read, key=lambda host: (host.name == chosen, host.cpu_percent or 0), default=_Host())
-    return HostFacts(
-        cores=busiest.cores,
-        ranks_per_host=float(sum(log.host == busiest.name for log in logs)) or None if read else None,
-        cpu_percent=busiest.cpu_percent,
-        idle_cores=busiest.idle_cores,
+    busiest = max(read, key=lambda name: (name == chosen, read[name].cpu_percent or 0), default="")
+    waits = [of.io_wait_percent for of in read.values() if of.io_wait_percent is not None]
+    return replace(
+        read.get(busiest, nothing),
         run_delay_share=_run_delay_share(graph),
         threads_per_rank=_threads_per_rank(logs),
         memory_used_share=fullest.memory_used_share,
         swap_bytes_per_s=fullest.swap_bytes_per_s,
-        io_wait_percent=max(
-            (of.io_wait_percent for of in read if of.io_wait_percent is not None), default=None
-        ),
+        io_wait_percent=max(waits, default=None),
     )
 
 
-def _read(name: str, host: HostTelemetry, logs: Sequence[RankLog]) -> _Host:
+def _read(host: HostTelemetry, logs: Sequence[RankLog]) -> HostFacts:
+    """What was read of one host, on which ranks with these logs ran: means while their steps did."""
     stated, span = host.header.get("host_facts") or {}, steps_span(logs)
 
     def mean_of(field: str) -> float | None:
         return mean(during(host.host_column(field), span))
 
     cores = stated.get("cpu_count_usable") or stated.get("cpu_count_logical")
-    used = mean_of("memory_used_bytes")
+    cpu_percent, used = mean_of("cpu_percent"), mean_of("memory_used_bytes")
     whole = stated.get("memory_total_bytes") or mean_of("memory_total_bytes")
     swapped = [mean_of(f"swap_{way}_bytes_per_s") for way in ("in", "out")]
-    return _Host(
-        name,
+    known = [each for each in swapped if each is not None]
+    return HostFacts(
         cores=float(cores) if cores else None,
-        cpu_percent=mean_of("cpu_percent"),
+        ranks_per_host=float(len(logs)) or None,
+        cpu_percent=cpu_percent,
+        idle_cores=float(cores) * (1 - cpu_percent / 100) if cores and cpu_percent is not None else None,
         memory_used_share=used / whole if used and whole else None,
-        swap_bytes_per_s=_sum(swapped),
+        swap_bytes_per_s=sum(known) if known else None,
         io_wait_percent=mean_of("iowait_percent"),
     )
-
-
-def _sum(values: Sequence[float | None]) -> float | None:
-    """Of those that are known."""
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
 
 
 def _threads_per_rank(logs: Sequence[RankLog]) -> float | None:

@@ -14,6 +14,7 @@ from .intervals import (
     covered,
     holds,
     intersect,
+    place_in,
     subtract,
     total,
     union,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .stats import Array, Mask
+from .stats import Array, Ints, Mask
 
 Times = NDArray[Any]
 Intervals = tuple[Times, Times]
@@ -73,13 +73,19 @@ def _before(intervals: Intervals, lengths: Times, times: Times) -> Array:
     return length
 
 
-def holds(intervals: Intervals, times: Times) -> Mask:
-    """Which of the times lie in the union."""
+def place_in(intervals: Intervals, times: Times) -> Ints:
+    """Which interval each of the times lies in, -1 in none; of intervals in order of their starts that overlap, only the last counts that
+    has begun."""
     starts, ends = intervals
     if not len(starts):
-        return np.zeros(len(times), bool)
+        return np.full(len(times), -1, np.int64)
     before = np.searchsorted(starts, times, side="right") - 1
-    inside: Mask = (before >= 0) & (times < ends[np.maximum(before, 0)])
+    return np.where((before >= 0) & (times < ends[before]), before, -1)
+
+
+def holds(intervals: Intervals, times: Times) -> Mask:
+    """Which of the times lie in the union."""
+    inside: Mask = place_in(intervals, times) >= 0
     return inside
 
 

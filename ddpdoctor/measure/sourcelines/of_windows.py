@@ -21,6 +21,7 @@ from ddpdoctor.measure.numerics import (
     Intervals,
     Ints,
     covered,
+    holds,
     intersect,
     total,
     union,
@@ -29,7 +30,7 @@ from ddpdoctor.measure.numerics import (
 from ddpdoctor.measure.phases import Gap
 from ddpdoctor.measure.places import CodeLine, Stack, Where
 from ddpdoctor.measure.taxonomy import DEVICE_WORK, Component, SyncKind
-from ddpdoctor.measure.window import WAITED_FOR, Window, launches, main_lane
+from ddpdoctor.measure.window import DEVICE, WAITED_FOR, Window, launches, main_lane
 from ddpdoctor.rundir.packages import WELL_KNOWN
 from ddpdoctor.trace import RankTrace, classify
 
@@ -113,18 +114,8 @@ def frames_launching(window: Window, time: Intervals) -> Counter[Stack]:
     """User frames that launched what the device computes and copies in this time, and how long it takes: the host is
     elsewhere by then."""
     trace = window.trace
-    device = trace.category_mask("kernel", "gpu_memcpy", "gpu_memset") & ~classify.communication_kernels(
-        trace
-    )
-    every = np.flatnonzero(device)
-    middle = trace.start_ns[every] + trace.duration_ns[every] / 2 + window.shifted_ns
-    place = np.searchsorted(time[0], middle, side="right") - 1
-    within = (
-        (place >= 0) & (middle < time[1][np.maximum(place, 0)])
-        if len(time[0])
-        else np.zeros(len(every), bool)
-    )
-    rows = every[within]
+    every = np.flatnonzero(trace.category_mask(*DEVICE) & ~classify.communication_kernels(trace))
+    rows = every[holds(time, trace.start_ns[every] + trace.duration_ns[every] / 2 + window.shifted_ns)]
     calls = launches(trace, rows)
     launched = calls >= 0
     return _frames_at(window, trace.start_ns[calls[launched]], trace.duration_ns[rows[launched]])

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from ddpdoctor.measure.numerics import Ints
+from ddpdoctor.measure.numerics import Ints, place_in
 from ddpdoctor.measure.places import Where
 from ddpdoctor.rundir import SAMPLES_FILE, STEPS_FILE, TRACE_FILE, EventKind, Note, NoteCode, RankRecord
 from ddpdoctor.rundir.processes import is_running
@@ -308,11 +308,8 @@ class RankLog(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     def steps_at(self, moments: Ints) -> Ints:
         """[M] position of the step in which each of the ``moments`` [M], epoch ns, lies; -1 outside of all."""
-        starts = np.array([step.start_ns for step in self.steps], np.int64)
-        ends = np.array([*(step.end_ns for step in self.steps), 0], np.int64)
-        places = np.searchsorted(starts, moments, side="right") - 1
-        found: Ints = np.where(moments < ends[places], places, -1)
-        return found
+        bounds = np.array([(step.start_ns, step.end_ns) for step in self.steps], np.int64).reshape(-1, 2)
+        return place_in((bounds[:, 0], bounds[:, 1]), moments)
 
     def shifted(self, steps_ns: Ints, samples_ns: Ints | int) -> RankLog:
         """The same log on another clock, ``steps_ns`` [N] and ``samples_ns`` [S] later; itself where nothing moves."""

@@ -11,7 +11,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from ddpdoctor.measure.numerics import Ints, Mask, covered, holds, union
+from ddpdoctor.measure.numerics import Ints, Mask, covered, holds, place_in, union
 from ddpdoctor.measure.taxonomy import SyncKind
 from ddpdoctor.trace import RankTrace, classify
 
@@ -212,10 +212,8 @@ def _inside_layers(trace: RankTrace, issue: _Issue) -> Mask:
         functions = rows[trace.lane[rows] == lane]
         issued_here = np.flatnonzero((issue.call >= 0) & (trace.lane[issue.call] == lane))
         at = issue.at[issued_here]
-        place = np.searchsorted(trace.start_ns[functions], at, side="right") - 1
-        function = functions[np.maximum(place, 0)]
-        within = (place >= 0) & (at < trace.end_ns[function])
-        inside[issued_here] = within & ~np.isin(trace.name[function], accumulating)
+        place = place_in((trace.start_ns[functions], trace.end_ns[functions]), at)
+        inside[issued_here] = (place >= 0) & ~np.isin(trace.name[functions[place]], accumulating)
     return inside
 
 

@@ -79,7 +79,7 @@ def device_gaps(trace: RankTrace, own: NDArray[np.bool_], comm_end: NDArray[np.i
     not_before, launched = (times[following] for times in _launched(trace, rows))
     ends = np.concatenate(([-_NEVER], np.sort(comm_end)))
     ended = ends[np.searchsorted(ends, stops, side="right") - 1]
-    awaited = (launched <= ended + LAUNCH_SLACK_NS) | _host_waits(trace, ended)
+    awaited = (launched <= ended + LAUNCH_SLACK_NS) | _host_waits(trace, ended)[0]
     since = np.where((ended > starts) & awaited, ended, starts)
     reached = np.where(launched <= since, since, np.clip(launched + LAUNCH_SLACK_NS, since, stops))
     short = stops - since <= _SHORT_NS
@@ -93,21 +93,15 @@ def device_gaps(trace: RankTrace, own: NDArray[np.bool_], comm_end: NDArray[np.i
     )
 
 
-def _host_waits(trace: RankTrace, at: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether the host is in a call that waits for the device at (or is released just before) each time."""
-    start, end = _waiting_calls(trace)
-    if not len(start):
-        return np.zeros(len(at), bool)
-    index = np.searchsorted(start, at, side="right") - 1
-    waits: NDArray[np.bool_] = (index >= 0) & (end[np.clip(index, 0, None)] + LAUNCH_SLACK_NS >= at)
-    return waits
-
-
-def _waiting_calls(trace: RankTrace) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Starts in order, and the latest end of any such call up to each."""
+def _host_waits(trace: RankTrace, at: NDArray[Any]) -> tuple[Mask, Ints]:
+    """(Whether the host is in a call that waits for the device at, or is released just before, each time; when the last such call that
+    had begun was over.)"""
     calls = trace.name_mask(classify.is_sync_call) & trace.category_mask(*CUDA_CALLS)
     order = np.argsort(trace.start_ns[calls], kind="stable")
-    return trace.start_ns[calls][order], np.maximum.accumulate(trace.end_ns[calls][order])
+    index = np.searchsorted(trace.start_ns[calls][order], at, side="right")
+    # Of calls of several threads, the one that ends last.
+    release = np.maximum.accumulate(np.append(-_NEVER, trace.end_ns[calls][order]))[index]
+    return (index > 0) & (release + LAUNCH_SLACK_NS >= at), release
 
 
 def _launched(trace: RankTrace, rows: Ints) -> tuple[Ints, Ints]:
@@ -128,29 +122,16 @@ def after_sync(trace: RankTrace, idle: Intervals) -> Intervals:
     Of such a gap, the part up to the first call after the host was released; what comes later is the host's own work, or
     launching.
     """
-    start, end = _waiting_calls(trace)
-    if not len(start) or not len(idle[0]):
+    held, release = _host_waits(trace, idle[0])
+    if not held.any():
         return EMPTY
-    gaps, stops = idle
-    index = np.searchsorted(start, gaps, side="right") - 1
-    release = end[np.clip(index, 0, None)]
-    held = (index >= 0) & (release + LAUNCH_SLACK_NS >= gaps)
-    until = np.maximum(_first_launch(trace, release, gaps, held), gaps)
-    released = np.minimum(np.maximum(release, gaps) + LAUNCH_SLACK_NS, stops)
-    return union(gaps[held], np.minimum(stops, np.minimum(until, released))[held])
-
-
-def _first_launch(
-    trace: RankTrace, release: NDArray[np.int64], otherwise: NDArray[Any], asked: NDArray[np.bool_]
-) -> NDArray[Any]:
-    """When the host launches first after each ``release``; ``otherwise`` where it does not, or is not ``asked`` for."""
+    gaps, stops, release = idle[0][held], idle[1][held], release[held]
     calls = trace.category_mask(*CUDA_CALLS) & (trace.correlation >= 0)
     launches = np.sort(trace.start_ns[calls & ~trace.name_mask(classify.is_sync_call)])
-    if not len(launches):
-        return otherwise
-    first = np.searchsorted(launches, release)
-    known = asked & (first < len(launches))
-    return np.where(known, launches[np.clip(first, 0, len(launches) - 1)], otherwise)
+    # Where the host launches nothing more, none of the gap.
+    following = np.append(launches, -_NEVER)[np.searchsorted(launches, release)]
+    until = np.minimum(np.maximum(following, gaps), np.maximum(release, gaps) + LAUNCH_SLACK_NS)
+    return union(gaps, np.minimum(stops, until))
 
 
 Times = NDArray[np.float64]

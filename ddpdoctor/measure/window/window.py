@@ -13,7 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from ddpdoctor.measure.numerics import EMPTY, Intervals, Ints
+from ddpdoctor.measure.numerics import EMPTY, Intervals, Ints, place_in
 from ddpdoctor.measure.phases import Gap
 from ddpdoctor.measure.taxonomy import SyncKind
 from ddpdoctor.trace import RankTrace
@@ -117,9 +117,8 @@ def step_of(window: Window, at: Ints) -> Ints:
         return np.zeros(len(at), np.int64)
     numbers, starts, ends = (np.array(of_steps) for of_steps in zip(*window.steps, strict=True))
     until = np.where(np.diff(numbers, append=UNKNOWN_STEP) == 1, np.append(starts[1:], ends[-1]), ends)
-    index = np.searchsorted(starts, at, side="right") - 1
-    own = np.clip(index, 0, None)
-    return np.where((index >= 0) & (at < until[own]), numbers[own], UNKNOWN_STEP)
+    own = place_in((starts, until), at)
+    return np.where(own >= 0, numbers[own], UNKNOWN_STEP)
 
 
 def step_of_collectives(window: Window) -> Ints:
