@@ -21,12 +21,11 @@ from ddpdoctor.measure.costs import (
     RareSource,
     ReducerCosts,
     arrival_facts,
+    costs_under,
     favoured_cap_bytes,
-    late_facts,
     price_all,
-    shared_facts,
 )
-from ddpdoctor.measure.facts import Facts, GpuFacts
+from ddpdoctor.measure.facts import Facts, GpuFacts, LateFacts, SharedFacts
 from ddpdoctor.measure.flames import flames
 from ddpdoctor.measure.graph import Graphs, all_set_aside, build_graphs, python_parts
 from ddpdoctor.measure.hangfacts import HangFacts
@@ -209,8 +208,8 @@ def _facts(
             context.attribution.inputs_explain,
             job.world_size,
         ),
-        late=late_facts(costs),
-        shared=shared_facts(costs),
+        late=LateFacts(**costs_under("late", costs)),
+        shared=SharedFacts(**costs_under("shared", costs)),
         arrivals=arrival_facts(graph, costs),
         communication=communication_facts(graph, graphs.window, logs, windows, context.message.latency_us),
         buckets=replace(context.reductions, favoured_cap_bytes=cap_bytes),

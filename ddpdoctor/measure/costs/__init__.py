@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 from .borne import borne_by_marks
 from .buckets import (
-    BucketSavings,
     bucket_savings,
     disturbed_ns,
     exposed_ns,
@@ -22,7 +21,7 @@ from .buckets import (
 from .context import Context, Costs, MessageCost, RareSource, ReducerCosts
 from .excluded_steps import epoch_starts, lone_evaluations
 from .late import arrival_facts, late_work
-from .merge import late_facts, merge, shared_facts
+from .merge import costs_under, merge
 from .rare import lost_share, rare_costs, rare_pauses
 from .shared import (
     redundant_reductions,

@@ -10,23 +10,12 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from ddpdoctor.measure.facts import Cost
+from ddpdoctor.measure.facts import Cost, scaled
 from ddpdoctor.measure.numerics import Mask, persistence
 from ddpdoctor.measure.steplog import settled_steps
 from ddpdoctor.rundir import EventKind
 
 from .context import Context
-
-_MEANS = (
-    "ms_per_step",
-    "low_ms_per_step",
-    "high_ms_per_step",
-    "alone_ms_per_step",
-    "remaining_ms_per_step",
-    "own_ms",
-    "typical_ms",
-)
-"""Fields of a cost that are means over the steps."""
 
 
 def as_often_as_saved(context: Context, cost: Cost) -> Cost:
@@ -50,11 +39,8 @@ def as_often_as_saved(context: Context, cost: Cost) -> Cost:
     mean_ms = context.pricing.mean_ns / 1e6
     step_ms = mean_ms + (factor - 1.0) * cost.ms_per_step
     saved_ms = factor * mean_ms * (1.0 - 1.0 / cost.speedup)
-    known = {name: getattr(cost, name) for name in _MEANS}
     return msgspec.structs.replace(
-        cost,
-        **{name: factor * value for name, value in known.items() if value is not None},
-        share=factor * cost.ms_per_step / step_ms,
+        scaled(cost, factor, step_ms, also=("own_ms", "typical_ms")),
         speedup=step_ms / max(step_ms - saved_ms, 1e-3),
         **persistence(numbers, saved).as_facts(),
     )

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from ddpdoctor.measure.attribution import Attribution, component, unseen
-from ddpdoctor.measure.facts import ArrivalFacts, Cost
+from ddpdoctor.measure.facts import ArrivalFacts, Cost, scaled
 from ddpdoctor.measure.graph import CycleGroup, Graph
 from ddpdoctor.measure.metrics import behind, lateness
 from ddpdoctor.measure.numerics import Array, Ints, Value, fair_shares
@@ -130,17 +130,6 @@ class _Tuning(msgspec.Struct, frozen=True):
 
 
 _TUNING = _Tuning()
-_IN_MS = (
-    "ms_per_step",
-    "low_ms_per_step",
-    "high_ms_per_step",
-    "alone_ms_per_step",
-    "remaining_ms_per_step",
-    "waiting_ms_per_step",
-    "going_on_ms_per_step",
-    "beside_ms_per_step",
-)
-"""Fields of a cost that are means over steps."""
 
 
 class _Removal(msgspec.Struct, frozen=True):
@@ -174,7 +163,7 @@ def late_work(context: Context) -> Costs:
     }
     everything = [sum(works) for works in zip(*(removal.work for removal in removals.values()), strict=True)]
     part = sum(cost.ms_per_step for cost in costs.values()) / sum(c.ms_per_step for c in in_cycles.values())
-    total = _shrunk(pricing.cost([without_work(everything)], everything), part, pricing.mean_ns / 1e6)
+    total = scaled(pricing.cost([without_work(everything)], everything), part, pricing.mean_ns / 1e6)
     computing = costs.pop(LateCause.COMPUTE, None)
     if computing is not None:
         when = _when_late(context, LateCause.COMPUTE, removals[LateCause.COMPUTE])
@@ -203,16 +192,12 @@ def _removals(context: Context) -> dict[LateCause, _Removal]:
     removals = {
         cause: removal for cause, removal in removals.items() if any(work.any() for work in removal.work)
     }
-    before_window = unseen(context.graph, attribution)
-    if before_window is not None:
-        seen = removals.get(LateCause.UNKNOWN)
-        whole = [a + b for a, b in zip(seen.work, before_window, strict=True)] if seen else before_window
-        removals[LateCause.UNKNOWN] = _Removal(whole, LATE_COMPONENTS[LateCause.UNKNOWN])
-    apart = different_work(context)
-    if apart is not None:
-        host = removals.get(LateCause.HOST)
-        whole = [a + b for a, b in zip(host.work, apart, strict=True)] if host else apart
-        removals[LateCause.HOST] = _Removal(whole, LATE_COMPONENTS[LateCause.HOST], of_each=True)
+    beside = {LateCause.UNKNOWN: unseen(context.graph, attribution), LateCause.HOST: different_work(context)}
+    for cause, more in beside.items():
+        if more is not None:
+            seen = removals.get(cause)
+            whole = [a + b for a, b in zip(seen.work, more, strict=True)] if seen else more
+            removals[cause] = _Removal(whole, LATE_COMPONENTS[cause], of_each=cause == LateCause.HOST)
     if attribution.in_turn:
         together = [amount.sum(axis=-1) for amount in attribution.in_turn]
         components = tuple(c for kind in attribution.causes_in_turn for c in LATE_COMPONENTS[kind])
@@ -262,17 +247,8 @@ def _over_all_steps(cost: Cost, context: Context) -> Cost:
         return cost
     most_ns = float(np.median(usual)) + _TUNING.shows * lost_ns
     quiet = sum(ns <= most_ns for step, ns in longest.items() if step not in known)
-    spread = _shrunk(cost, graph.cycles / (graph.cycles + quiet), measured_ms)
+    spread = scaled(cost, graph.cycles / (graph.cycles + quiet), measured_ms)
     return msgspec.structs.replace(spread, steps_seen=cost.steps_seen + quiet)
-
-
-def _shrunk(cost: Cost, part: float, measured_ms: float) -> Cost:
-    """What costs only this part of it, in a step of this length."""
-    shrunk = {name: ms * part for name in _IN_MS if (ms := getattr(cost, name)) is not None}
-    saved_ms = shrunk["ms_per_step"]
-    return msgspec.structs.replace(
-        cost, **shrunk, share=saved_ms / measured_ms, speedup=measured_ms / max(measured_ms - saved_ms, 1e-3)
-    )
 
 
 def _lines_of_each(context: Context, removal: _Removal, positions: Sequence[int]) -> list[Where]:

@@ -9,6 +9,7 @@ slower in one phase only look like more of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -171,7 +172,7 @@ def _explained_by(cost: Cost, more: float) -> bool:
 def _more(graph: Graph, ranks: Sequence[int], amount: Amount) -> float | None:
     """The amount of work of the late ranks relative to the median of the others."""
     means = {
-        rank: _mean_known(values)
+        rank: _known(values, np.mean)
         for rank, steps in zip(graph.ranks, graph.steps, strict=True)
         if (values := amount(steps)) is not None
     }
@@ -182,14 +183,10 @@ def _more(graph: Graph, ranks: Sequence[int], amount: Amount) -> float | None:
     return None
 
 
-def _mean_known(values: Array) -> float | None:
+def _known(values: Array, summary: Callable[[Array], Any]) -> float | None:
+    """The mean, or the median, of those that are known; None of too few."""
     known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) >= _TUNING.fewest_known else None
-
-
-def _median_known(values: Array) -> float | None:
-    known = values[~np.isnan(values)]
-    return float(np.median(known)) if len(known) >= _TUNING.fewest_known else None
+    return float(summary(known)) if len(known) >= _TUNING.fewest_known else None
 
 
 class _Starved(msgspec.Struct, frozen=True):
@@ -237,8 +234,8 @@ def _scheduled(graph: Graph, steps: Ints) -> dict[int, _Scheduled]:
     found: dict[int, _Scheduled] = {}
     for rank, of_rank in zip(graph.ranks, graph.steps, strict=True):
         chosen = np.isin(of_rank.steps, steps)
-        delay = _median_known(of_rank.run_delay[chosen])
-        ran = None if of_rank.cpu is None else _median_known(of_rank.cpu[chosen])
+        delay = _known(of_rank.run_delay[chosen], np.median)
+        ran = None if of_rank.cpu is None else _known(of_rank.cpu[chosen], np.median)
         if delay is not None and ran:
             found[rank] = _Scheduled(delay, ran)
     return found
