@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import msgspec
+import numpy as np
 
 from ddpdoctor.measure.attribution import Attribution
 from ddpdoctor.measure.facts import BucketFacts, Cost
@@ -17,7 +18,6 @@ from ddpdoctor.measure.steplog import RankLog, Step, undisturbed
 from ddpdoctor.measure.taxonomy import Components
 from ddpdoctor.measure.window import Window
 
-from .borne import drawn_work
 from .price import Pricing
 
 Costs = dict[str, Cost]
@@ -90,8 +90,13 @@ class Context(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def drawn(self) -> Array:
-        """[cycles, R, C] ns: see :func:`drawn_work`."""
-        return drawn_work(self.graph, self.logs)
+        """[cycles, R, C] ns of each kind of work as it was recorded, group after group."""
+        return np.concatenate(
+            [
+                group.continued(group.work).sum(axis=1) if group.recorded is None else group.recorded
+                for group in self.graph.groups
+            ]
+        )
 
     def transfer_beside_ns(self, graph: Graph, gain_ns: float) -> float:
         """What of ``gain_ns`` is left where transfers of ``graph`` run beside the computation: on hosts, whose cores do both, as

@@ -81,6 +81,8 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
     to its length."""
     message_bytes: Array
     """[N, K] bytes that a rank contributes; NaN where unknown."""
+    recorded: Array | None = None
+    """[N, R, C] ns of each component in the cycle by the marks of step logs alone, whatever ``work`` makes of them; None: of a window."""
     hidden: Array | None = None
     """[N, K, R, C] ns of each component beside the synchronisation, between own arrival and own end; None where none
     can run beside one. A rank that waits in a reduction while its backward pass goes on computes no less than the

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 import msgspec
@@ -129,10 +129,15 @@ def _within(of_rank: Sequence[Intervals], left: Array, right: Array) -> Array:
 
 def work_of(window: Window, left: Array, right: Array) -> Array:
     """[..., C] ns per component between two times [...]; the rest is the host's, if it was recorded at all."""
+    return work_between(window.sets, left, right, Component.HOST if window.host_seen else Component.IDLE)
+
+
+def work_between(sets: Mapping[str, Intervals], left: Array, right: Array, rest: Component) -> Array:
+    """[..., C] ns per component between two times [...], of which what no set covers is the ``rest``. Where a rank was woken after it had
+    arrived at the next point by another's clock, that is negative by a hair."""
     work = np.zeros((*left.shape, len(COMPONENTS)))
-    for name, intervals in window.sets.items():
+    for name, intervals in sets.items():
         work[..., INDEX[name]] = covered(intervals, left, right)
-    rest = Component.HOST if window.host_seen else Component.IDLE
     work[..., INDEX[rest]] = (right - left) - work.sum(axis=-1)
     return work
 

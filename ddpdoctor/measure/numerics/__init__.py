@@ -39,6 +39,7 @@ from .stats import (
     median_error,
     nan_median,
     normal,
+    running,
     running_median,
     scatter_of,
     trend,

@@ -26,8 +26,7 @@ had not made.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -215,7 +214,9 @@ def waits_and_idle(
     if not len(waits.row) or not len(device.late[0]):
         return waits, {}
     starts, ends = device.late
-    saved, last = _saved(waits, device, _batches(trace), _most_lead_ns(trace, device.busy))
+    # What of the device's work a full launch queue holds.
+    most_ns = QUEUED_LAUNCHES * total(device.busy) / max(int(trace.category_mask(*DEVICE).sum()), 1)
+    saved, last = _saved(waits, device, _batches(trace), most_ns)
     cost = np.bincount(waits.drain[last], saved, minlength=int(waits.drain.max()) + 1)
     waited = np.bincount(waits.drain, waits.waited_ns)
     waits = replace(waits, cost_ns=(cost / waited)[waits.drain] * waits.waited_ns)
@@ -253,12 +254,6 @@ def _saved(waits: Waits, device: DeviceTimeline, batches: Batches, most_ns: floa
     return gain, last
 
 
-def _most_lead_ns(trace: RankTrace, busy: Intervals) -> float:
-    """ns of the device's work that a full launch queue holds."""
-    launched = int(trace.category_mask(*DEVICE).sum())
-    return QUEUED_LAUNCHES * total(busy) / max(launched, 1)
-
-
 def _batches(trace: RankTrace) -> Batches:
     with_workers = trace.name_mask(lambda n: classify.IN_PROCESS not in n)
     rows = np.flatnonzero(classify.next_batches(trace) & with_workers)
@@ -277,7 +272,9 @@ def _find_waits(trace: RankTrace, comms: Collectives, device: DeviceTimeline) ->
     before = work[np.searchsorted(at, trace.start_ns[rows])]
     drain = np.concatenate(([0], np.cumsum(np.diff(before) > TUNING.same_result_ns)))
     issued = work[np.searchsorted(at, comms.issued)]
-    kinds = list(_foremost(_kinds(comms, issued, trace.start_ns[rows], before), drain))
+    # Of each group, the foremost kind.
+    places = np.full(int(drain[-1]) + 1, len(_RESULTS))
+    np.minimum.at(places, drain, _results(comms, issued, trace.start_ns[rows], before))
     # A group that hardly waited has not drained the queue: that was empty.
     kept = np.flatnonzero(np.bincount(drain, waited)[drain] >= LAUNCH_SLACK_NS)
     if not len(kept):
@@ -287,7 +284,7 @@ def _find_waits(trace: RankTrace, comms: Collectives, device: DeviceTimeline) ->
         row=rows[kept],
         end=trace.end_ns[rows[kept]],
         waited_ns=waited[kept],
-        kind=[kinds[i] for i in kept],
+        kind=[(*_RESULTS, SyncKind.DEVICE_SYNC)[place] for place in places[drain[kept]].tolist()],
         drain=numbered.astype(np.int64),
         cost_ns=np.zeros(len(kept)),
     )
@@ -298,7 +295,9 @@ def _waits_of_hosts(trace: RankTrace, launch: Ints, busy: Intervals) -> tuple[In
     work. A copy that returns when it is done counts only where it waited for more than itself."""
     launching = np.isin(trace.lane, np.unique(trace.lane[launch]))
     calls = trace.category_mask(*CUDA_CALLS) & trace.name_mask(classify.is_sync_call) & launching
-    copies = _blocking_copies(trace)
+    # Calls of the runtime that return only when their own copy is done.
+    copies, copied = launch_pairs(trace, trace.category_mask("gpu_memcpy"))
+    copies = copies[trace.end_ns[copies] >= trace.end_ns[copied]]
     rows = np.unique(np.concatenate((np.flatnonzero(calls), copies[launching[copies]])))
     rows = rows[np.argsort(trace.end_ns[rows], kind="stable")]
     waited = covered(busy, trace.start_ns[rows], trace.end_ns[rows])
@@ -306,29 +305,16 @@ def _waits_of_hosts(trace: RankTrace, launch: Ints, busy: Intervals) -> tuple[In
     return rows[keep], waited[keep]
 
 
-def _blocking_copies(trace: RankTrace) -> Ints:
-    """Calls of the runtime that return only when their own copy is done."""
-    calls, copies = launch_pairs(trace, trace.category_mask("gpu_memcpy"))
-    return calls[trace.end_ns[calls] >= trace.end_ns[copies]]
-
-
-def _kinds(comms: Collectives, issued: Ints, at: Ints, computed: Ints) -> list[SyncKind]:
-    """[W] what calls at these times wait for: the result of a collective, where since its issue next to nothing was
-    computed. ``issued`` and ``computed`` are ns of computation launched before each collective and each call."""
-    kinds = np.full(len(at), SyncKind.DEVICE_SYNC, dtype=object)
-    for kind in reversed(_RESULTS):
-        rows = np.flatnonzero(np.array(comms.kind) == kind)
+def _results(comms: Collectives, issued: Ints, at: Ints, computed: Ints) -> Ints:
+    """[W] place in ``_RESULTS`` of what calls at these times wait for: the result of a collective, where since its issue next
+    to nothing was computed; behind them for any other. ``issued`` and ``computed`` are ns of computation launched before each
+    collective and each call."""
+    places = np.full(len(at), len(_RESULTS))
+    for place in reversed(range(len(_RESULTS))):
+        rows = np.flatnonzero(np.array(comms.kind) == _RESULTS[place])
         rows = rows[np.argsort(comms.issued[rows], kind="stable")]
         if len(rows):
             latest = np.searchsorted(comms.issued[rows], at, side="right") - 1
             since = computed - issued[rows[np.clip(latest, 0, None)]]
-            kinds[(latest >= 0) & (since <= TUNING.same_result_ns)] = kind
-    return list(kinds)
-
-
-def _foremost(kinds: list[SyncKind], drain: Ints) -> Iterator[SyncKind]:
-    """[W] the foremost kind of each call's group."""
-    for _, members in groupby(zip(kinds, drain.tolist(), strict=True), key=lambda member: member[1]):
-        group = [kind for kind, _ in members]
-        foremost = next((kind for kind in _RESULTS if kind in group), SyncKind.DEVICE_SYNC)
-        yield from [foremost] * len(group)
+            places[(latest >= 0) & (since <= TUNING.same_result_ns)] = place
+    return places
