@@ -58,8 +58,7 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def steps(self) -> Ints:
         """[cycles] step numbers, group by group."""
-        groups = self.graph.groups
-        return np.concatenate([group.steps for group in groups]) if groups else np.empty(0, np.int64)
+        return self.graph.numbers
 
     @cached_property
     def _order(self) -> Ints:

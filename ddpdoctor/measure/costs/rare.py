@@ -87,19 +87,17 @@ class _Pauses(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def order(self) -> Ints:
         """Places of the cycles, group by group, in order of steps."""
-        order: Ints = np.argsort(np.concatenate([group.steps for group in self.graph.groups]), kind="stable")
-        return order
+        return np.argsort(self.graph.numbers, kind="stable")
 
     @cached_property
     def steps(self) -> Ints:
         """[N]"""
-        steps: Ints = np.concatenate([group.steps for group in self.graph.groups])[self.order]
-        return steps
+        return self.graph.numbers[self.order]
 
     @cached_property
     def duration(self) -> Array:
         """[N]"""
-        return self._ordered([group.duration for group in self.graph.groups])
+        return self.graph.lengths_ns[self.order]
 
     @cached_property
     def _work(self) -> list[Array]:

@@ -29,7 +29,7 @@ def awake_longer_ms(graph: Graph, removed: Sequence[Array], positions: Sequence[
     sleeps while it waits for it."""
     if any(group.on_device for group in graph.groups):
         return None
-    numbers = np.concatenate([group.steps for group in graph.groups])
+    numbers = graph.numbers
     late = np.concatenate([of_group.sum(axis=1) for of_group in removed])
     others = [position for position in range(len(graph.ranks)) if position not in positions]
     longer_ns = []
@@ -48,7 +48,7 @@ def awake_of_all_ms(graph: Graph, own_ms: float | None) -> float | None:
     which none of them was on a CPU is taken off that is no recorded waiting. None as for late ranks."""
     if own_ms is None or not graph.groups or any(group.on_device for group in graph.groups):
         return None
-    numbers = np.concatenate([group.steps for group in graph.groups])
+    numbers = graph.numbers
     asleep_ns = []
     for position, steps in enumerate(graph.steps):
         awake_ns = _awake_ns(steps, numbers)
@@ -59,12 +59,11 @@ def awake_of_all_ms(graph: Graph, own_ms: float | None) -> float | None:
             + group.work[:, :, position, _RECORDED].sum(axis=(1, 2))
             for group in graph.groups
         ]
-        length = np.concatenate([group.duration for group in graph.groups])
-        asleep_ns.append(float(np.median(length - np.concatenate(waited))) - awake_ns)
+        asleep_ns.append(float(np.median(graph.lengths_ns - np.concatenate(waited))) - awake_ns)
     return max(own_ms - max(min(asleep_ns), 0.0) / 1e6, 0.0)
 
 
-def _awake_ns(steps: RankSteps, numbers: Array) -> float | None:
+def _awake_ns(steps: RankSteps, numbers: Ints) -> float | None:
     """In the median of these steps; None where it is known of none."""
     if steps.cpu is None:
         return None
@@ -201,7 +200,7 @@ class _Starved(msgspec.Struct, frozen=True):
 
 def _starved(graph: Graph, ranks: Sequence[int], hit_steps: Ints) -> _Starved | None:
     """None where it is not known of the late ranks and of others."""
-    measured = np.unique(np.concatenate([group.steps for group in graph.groups]))
+    measured = np.unique(graph.numbers)
     seldom = len(hit_steps) < _TUNING.seldom * len(measured)
     in_hit = _scheduled(graph, hit_steps)
     at_rest = _scheduled(graph, np.setdiff1d(measured, hit_steps)) if seldom else {}

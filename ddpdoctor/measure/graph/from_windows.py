@@ -136,7 +136,10 @@ def graph_of_windows(windows: Sequence[Window]) -> tuple[Graph, list[Window]]:
     own = list(with_steps_of_updates(own, matched.rows)) if usable else own
     table = matched_collectives(own, matched.rows)
     cut = cut_into_cycles(table) if usable else Cut({})
-    seen = [_with_unseen(window) for window in own] if cut.whole_window else own
+    seen = own
+    if cut.whole_window:
+        # Before its first event nothing is known of a rank.
+        seen = [window.with_set(Component.UNSEEN, union([0], [window.span[0]])) for window in own]
     groups = _groups(cut, table, seen) or _alone(seen)
     steps = [_rank_steps(window) for window in seen]
     numbers = recorded_steps(steps)
@@ -164,12 +167,13 @@ def _alike(windows: Sequence[Window]) -> Sequence[Window]:
     told = [bool(window.collectives.launch_seen.any()) for window in windows if len(window.collectives)]
     if all(told) or not any(told):
         return windows
-    return [_without_optimizer(window) for window in windows]
-
-
-def _without_optimizer(window: Window) -> Window:
-    rest, own = (window.sets.get(name, EMPTY) for name in (Component.FORWARD, Component.OPTIMIZER))
-    return window.with_set(Component.FORWARD, union_of(rest, own)).with_set(Component.OPTIMIZER, EMPTY)
+    both = (Component.FORWARD, Component.OPTIMIZER)
+    return [
+        window.with_set(
+            Component.FORWARD, union_of(*(window.sets.get(name, EMPTY) for name in both))
+        ).with_set(Component.OPTIMIZER, EMPTY)
+        for window in windows
+    ]
 
 
 def _with_unmatched(window: Window) -> Window:
@@ -179,11 +183,6 @@ def _with_unmatched(window: Window) -> Window:
         return window
     exposed = subtract(union(window.collectives.start, window.collectives.end), window.compute)
     return window.with_set(Component.UNMATCHED, subtract(exposed, union_of(*window.sets.values())))
-
-
-def _with_unseen(window: Window) -> Window:
-    """The window with the time before its first event as a component: nothing is known of the rank there."""
-    return window.with_set(Component.UNSEEN, union([0], [window.span[0]]))
 
 
 def _groups(cut: Cut, table: MatchedCollectives, windows: Sequence[Window]) -> list[CycleGroup]:

@@ -307,8 +307,17 @@ class Graph(msgspec.Struct, frozen=True):
     @property
     def mean_cycle_ns(self) -> float:
         """Mean cycle length, ns: the mean step time on the critical path. NaN without cycles."""
-        lengths = [group.duration for group in self.groups]
-        return float(np.concatenate(lengths).mean()) if lengths else float("nan")
+        return float(self.lengths_ns.mean()) if self.groups else float("nan")
+
+    @property
+    def lengths_ns(self) -> Array:
+        """[cycles] ns of each cycle, group after group."""
+        return np.concatenate([np.empty(0), *(group.duration for group in self.groups)])
+
+    @property
+    def numbers(self) -> Ints:
+        """[cycles] step numbers, likewise."""
+        return np.concatenate([np.empty(0, np.int64), *(group.steps for group in self.groups)])
 
 
 class LikeSegments(msgspec.Struct, frozen=True):

@@ -27,7 +27,7 @@ from .communication import (
     transfers,
     wait_and_transfer_ms,
 )
-from .gpus import device_errors, gpu_facts, rank_gpus
+from .gpus import device_errors, gpu_facts, memory_of_gpu, rank_gpus
 from .hosts import Cores, host_cores, host_facts
 from .job import asleep_shares, ddp_facts, job_facts, loader_facts, users_line
 from .links import slow_link_ranks

@@ -198,11 +198,10 @@ def timeline(graph: Graph, logs: Sequence[RankLog], windows: Sequence[Window]) -
 def _typical(graph: Graph) -> _Cycle:
     """Of the largest group, the cycle that is nearest to the median of all: in its length, and in what each rank does in it. One that
     only takes as long as usual may do so for another reason than usual."""
-    lengths = np.concatenate([group.duration for group in graph.groups])
     group = max(graph.groups, key=lambda group: len(group.steps))
     work = group.work.sum(axis=1)
     unlike = np.abs(work - np.median(work, axis=0)).sum(axis=2).max(axis=1)
-    n = int((np.abs(group.duration - np.median(lengths)) + unlike).argmin())
+    n = int((np.abs(group.duration - np.median(graph.lengths_ns)) + unlike).argmin())
     return _Cycle(group, n, float(np.nanmin(group.begin[n])), float(np.nanmax(group.end[n])))
 
 

@@ -140,10 +140,9 @@ def _same_gpu(gpu: dict[str, Any], info: dict[str, Any]) -> bool:
 
 def _read(rank: int, host: HostTelemetry, index: int, span: Span | None) -> _Gpu:
     """Everything of one GPU; means and shares while the steps ran."""
-    static = next((gpu for gpu in host.gpus if gpu.get("index") == index), {})
-    used, whole = most(host.gpu_column(index, "memory_used_bytes")), static.get("memory_total_bytes")
+    used, whole = memory_of_gpu(host, index)
     slowed_share, slowed_by = _slowdowns(*host.gpu_values(index, "throttle_reasons"), span)
-    widest = static.get("pcie_width_max")
+    widest = _static(host, index).get("pcie_width_max")
     return _Gpu(
         rank,
         utilization_percent=mean(during(host.gpu_column(index, "gpu_utilization_percent"), span)),
@@ -156,6 +155,16 @@ def _read(rank: int, host: HostTelemetry, index: int, span: Span | None) -> _Gpu
         pcie_width_max=float(widest) if widest else None,
         problems=_problems(host, index),
     )
+
+
+def _static(host: HostTelemetry, index: int) -> dict[str, Any]:
+    return next((gpu for gpu in host.gpus if gpu.get("index") == index), {})
+
+
+def memory_of_gpu(host: HostTelemetry, index: int) -> tuple[float | None, float | None]:
+    """(most in use, whole) of the GPU with this NVML index, bytes; None where that was not read."""
+    whole = _static(host, index).get("memory_total_bytes")
+    return most(host.gpu_column(index, "memory_used_bytes")), float(whole) if whole else None
 
 
 def _slowdowns(times: Ints, samples: list[Any], span: Span | None) -> tuple[float, frozenset[str]]:
