@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -94,16 +94,14 @@ class Device(msgspec.Struct, frozen=True):
 
     def _add(self, table: Table, batch: Batch, category: str, names: list[str]) -> None:
         table.add(
-            Rows(
-                category=category,
-                name=names,
-                start=batch["start"],
-                duration=lengths(batch),
-                device=batch["deviceId"],
-                stream=batch["streamId"],
-                correlation=np.where(batch["correlationId"] > 0, batch["correlationId"], -1),
-                bytes=batch.get("bytes"),
-            )
+            category,
+            names,
+            batch["start"],
+            lengths(batch),
+            device=batch["deviceId"],
+            stream=batch["streamId"],
+            correlation=np.where(batch["correlationId"] > 0, batch["correlationId"], -1),
+            moved=batch.get("bytes"),
         )
 
 
@@ -173,17 +171,14 @@ def add_calls(database: Database, where: str, values: tuple[int, ...], table: Ta
                 known.get(number, ("", _CATEGORIES[0] if name == RUNTIME else _CATEGORIES[2]))
                 for number in numbers
             ]
+            correlation = np.where(batch["correlationId"] > 0, batch["correlationId"], -1)
             table.add(
-                Rows(
-                    category=[category for _, category in told],
-                    name=[text for text, _ in told],
-                    start=batch["start"],
-                    duration=lengths(batch),
-                    thread=batch["globalTid"],
-                    correlation=np.where(batch["correlationId"] > 0, batch["correlationId"], -1)
-                    if name == RUNTIME
-                    else None,
-                )
+                [category for _, category in told],
+                [text for text, _ in told],
+                batch["start"],
+                lengths(batch),
+                thread=batch["globalTid"],
+                correlation=correlation if name == RUNTIME else None,
             )
 
 
@@ -199,36 +194,23 @@ _REMEMBERED = 1 << 16
 """Texts whose meaning is kept; those of operators have a number each."""
 
 
-class Marks(msgspec.Struct):
-    """Ranges that tell more than their time; times as in the file."""
+class Mark(NamedTuple):
+    """A range that tells more than its time; times as in the file."""
 
-    names: list[str] = msgspec.field(default_factory=list)
-    start: list[int] = msgspec.field(default_factory=list)
-    end: list[int] = msgspec.field(default_factory=list)
-    thread: list[int] = msgspec.field(default_factory=list)
-    payload: list[Fields] = msgspec.field(default_factory=list)
-    """What the range carries, by its name; {} without."""
-
-    def add(self, name: str, start: int, end: int, thread: int, payload: Fields) -> None:
-        """Appends one."""
-        self.names.append(name)
-        self.start.append(start)
-        self.end.append(end)
-        self.thread.append(thread)
-        self.payload.append(payload)
+    name: str
+    start: int
+    end: int
+    thread: int
+    payload: Fields
+    """What it carries, by its name; {} without."""
 
 
 class Ranges(msgspec.Struct, frozen=True):
     """What the ranges of a process told besides their rows."""
 
-    annotations: Marks
-    calls: Marks
+    annotations: list[Mark] = msgspec.field(default_factory=list)
+    calls: list[Mark] = msgspec.field(default_factory=list)
     """Of NCCL."""
-
-    @classmethod
-    def none(cls) -> Ranges:
-        """To be filled."""
-        return cls(Marks(), Marks())
 
 
 def read_ranges(database: Database, where: str, values: tuple[int, ...], table: Table, found: Ranges) -> None:
@@ -243,13 +225,21 @@ def read_ranges(database: Database, where: str, values: tuple[int, ...], table: 
     ):
         texts = list(_texts(database, batch, registered))
         told = [_range(text, known) for text in texts]
-        table.add(_rows(batch, told))
-        threads, starts, ends = (batch[name].tolist() for name in ("globalTid", "start", "end"))
-        for i, one in enumerate(told):
+        start, end = batch["start"], batch["end"]
+        table.add(
+            [one.category for one in told],
+            [one.name for one in told],
+            start,
+            np.where((start != MISSING) & (end != MISSING), end - start, 0),
+            thread=batch["globalTid"],
+            shapes=[one.shapes for one in told],
+        )
+        times = zip(*(batch[name].tolist() for name in ("start", "end", "globalTid")), strict=True)
+        for one, (begin, over, thread), data in zip(told, times, batch["binaryData"], strict=True):
             if one.category == ANNOTATION:
-                found.annotations.add(one.name, starts[i], ends[i], threads[i], {})
+                found.annotations.append(Mark(one.name, begin, over, thread, {}))
             elif one.category == LIBRARY and one.name.startswith("nccl"):
-                found.calls.add(one.name, starts[i], ends[i], threads[i], payloads.of(batch["binaryData"][i]))
+                found.calls.append(Mark(one.name, begin, over, thread, payloads.of(data)))
 
 
 def _range(text: str, known: dict[str, Range]) -> Range:
@@ -274,37 +264,9 @@ def _texts(database: Database, batch: Batch, registered: dict[int, str]) -> Iter
         yield text if text is not None else registered.get(number, "")
 
 
-def _rows(batch: Batch, told: list[Range]) -> Rows:
-    start: IntColumn = batch["start"]
-    return Rows(
-        category=[one.category for one in told],
-        name=[one.name for one in told],
-        start=start,
-        duration=np.where((start != MISSING) & (batch["end"] != MISSING), batch["end"] - start, 0),
-        thread=batch["globalTid"],
-        shapes=[one.shapes for one in told],
-    )
-
-
 _INT32 = np.iinfo(np.int32)
 _NARROW = ("name", "category", "lane", "stream", "device", "shapes")
 _WIDE = ("start_ns", "duration_ns", "correlation", "bytes")
-
-
-class Rows(msgspec.Struct, frozen=True):
-    """Events of the same kind, N of them; times as in the file, :data:`MISSING` where a number is absent."""
-
-    category: str | Sequence[str]
-    name: Sequence[str]
-    start: IntColumn
-    duration: IntColumn
-    thread: IntColumn | None = None
-    """Global numbers of the threads; None for what a device does."""
-    device: IntColumn | None = None
-    stream: IntColumn | None = None
-    correlation: IntColumn | None = None
-    bytes: IntColumn | None = None
-    shapes: Sequence[str] | None = None
 
 
 class Table:
@@ -320,37 +282,45 @@ class Table:
         """Rows whose times cannot be."""
         self.rows = 0
 
-    def add(self, rows: Rows) -> None:
-        """Appends those of ``rows`` that have a time."""
-        good = _can_be(rows.start) & (rows.duration >= 0) & (rows.duration <= LONGEST_NS)
+    def add(
+        self,
+        category: str | Sequence[str],
+        name: Sequence[str],
+        start: IntColumn,
+        duration: IntColumn,
+        *,
+        thread: IntColumn | None = None,
+        device: IntColumn | None = None,
+        stream: IntColumn | None = None,
+        correlation: IntColumn | None = None,
+        moved: IntColumn | None = None,
+        shapes: Sequence[str] | None = None,
+    ) -> None:
+        """Appends those of some events that have a time; times as in the file, :data:`MISSING` where a number is absent. ``thread``: the
+        global numbers of the threads; None for what a device does. ``moved``: bytes."""
+        good = _can_be(start) & (duration >= 0) & (duration <= LONGEST_NS)
         self.left_out += int((~good).sum())
-        count = len(rows.name)
+        count = len(name)
+        categories = [category] * count if isinstance(category, str) else list(category)
+        on_device, streams = _narrow(device, count), _narrow(stream, count)
+        lanes: Iterable[tuple[int | None, int]] = zip(on_device.tolist(), streams.tolist(), strict=True)
+        if thread is not None:
+            lanes = ((None, number) for number in thread.tolist())
         columns: dict[str, NDArray[Any]] = {
-            "start_ns": rows.start,
-            "duration_ns": rows.duration,
-            "name": self._names.ids(list(rows.name)),
-            "category": self._category(rows.category, count),
-            "lane": self._lane(rows, count),
-            "stream": _narrow(rows.stream, count),
-            "device": _narrow(rows.device, count),
-            "correlation": _known(rows.correlation, count),
-            "bytes": _known(rows.bytes, count),
-            "shapes": self._shape(rows.shapes, count),
+            "start_ns": start,
+            "duration_ns": duration,
+            "name": self._names.ids(list(name)),
+            "category": self._categories.ids(categories),
+            "lane": self._lanes.ids(list(lanes)),
+            "stream": streams,
+            "device": on_device,
+            "correlation": _known(correlation, count),
+            "bytes": _known(moved, count),
+            "shapes": self._shape(shapes, count),
         }
         for column, values in columns.items():
             self._parts[column].append(values[good])
         self.rows += int(good.sum())
-
-    def _category(self, category: str | Sequence[str], count: int) -> IdColumn:
-        if isinstance(category, str):
-            return np.full(count, self._categories[category], np.int32)
-        return self._categories.ids(list(category))
-
-    def _lane(self, rows: Rows, count: int) -> IdColumn:
-        if rows.thread is not None:
-            return self._lanes.ids([(None, number) for number in rows.thread.tolist()])
-        device, stream = (_narrow(of, count).tolist() for of in (rows.device, rows.stream))
-        return self._lanes.ids(list(zip(device, stream, strict=True)))
 
     def _shape(self, shapes: Sequence[str] | None, count: int) -> IdColumn:
         if shapes is None or not any(shapes):
@@ -388,7 +358,7 @@ class Table:
             names=list(self._names),
             categories=list(self._categories),
             external_id=np.full(len(order), -1, np.int64),
-            collectives=Collectives.none(),
+            collectives=Collectives.of({}),
             **columns,
         )
 

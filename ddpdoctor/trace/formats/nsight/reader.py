@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
+
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace.columns import RankTrace, TraceMeta
 from ddpdoctor.trace.sources import is_url, shown
 
-from .build import Device, Ranges, Rows, Table, add_calls, read_ranges
+from .build import Device, Ranges, Table, add_calls, read_ranges
 from .database import ANNOTATION, GRAPHS, OF_EXPORTS, RANKS, DamagedError, Database
 from .identity import Capture, Process, ranks_in
 from .nccl import with_collectives
@@ -66,7 +68,7 @@ class _Reading:
             why = self._broken[0] if self._broken else "holds no event with a begin and an end"
             raise UnusableInput(f"{self._path} {why}.")
         marked = self._mark_steps(ranges)
-        made = [one for one in ranges.calls.payload if RANKS in one]
+        made = [call.payload for call in ranges.calls if RANKS in call.payload]
         capture = Capture(self._database)
         base_ns, clock = capture.clock(self._table.earliest_ns() or 0)
         trace = self._table.finish(self._meta(capture, clock, rank, made, marked), base_ns)
@@ -79,7 +81,7 @@ class _Reading:
             ("", "") if key is None else ('(e."globalTid" >> 24) = ?', '(e."globalPid" >> 24) = ?')
         )
         values = () if key is None else (key,)
-        ranges = Ranges.none()
+        ranges = Ranges()
         self._database.expect(sorted(OF_EXPORTS))
         readings: tuple[Callable[[], None], ...] = (
             lambda: Device(self._database, by_process, values).add_to(self._table),
@@ -98,18 +100,11 @@ class _Reading:
         if are_marked(ranges.annotations):
             return True
         steps = steps_of(ranges.annotations)
-        if steps is None:
-            return False
-        self._table.add(
-            Rows(
-                category=ANNOTATION,
-                name=[f"ProfilerStep#{number}" for number in steps.number],
-                start=steps.start,
-                duration=steps.end - steps.start,
-                thread=steps.thread,
-            )
-        )
-        return True
+        if steps:
+            start, end, thread = np.array([mark[1:4] for _, mark in steps], np.int64).T
+            names = [f"ProfilerStep#{number}" for number, _ in steps]
+            self._table.add(ANNOTATION, names, start, end - start, thread=thread)
+        return bool(steps)
 
     def _meta(
         self, capture: Capture, clock: str, rank: int | None, made: list[dict[str, int]], marked: bool
