@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ddpdoctor import stall
-from ddpdoctor.diagnose.diagnosis import Coverage, Diagnosis, Job, Speaker
+from ddpdoctor.diagnose.diagnosis import Coverage, Diagnosis, Job
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.measure.align import moved_trace
 from ddpdoctor.measure.facts import Facts, JobFacts
@@ -164,15 +164,12 @@ def _measured(prepared: Prepared, options: Options) -> Measured:
         ],
         job=job,
         ended=how_it_ended(stopped),
-        window=window_cost(measurement.logs, facts.steps.median_ms),
-        speaker=Speaker(measurement.graphs.speaker, measurement.graphs.why),
-        ranks=measurement.ranks,
         standing=stopped.standing,
-        series=measurement.series,
-        timeline=measurement.timeline,
-        flames=measurement.flames,
-        bandwidth=measurement.bandwidth,
-        telemetry=telemetry_series(inputs.telemetry, manifest.get("started_ns")),
+        drawn=replace(
+            measurement.drawn,
+            window=window_cost(measurement.logs, facts.steps.median_ms),
+            telemetry=telemetry_series(inputs.telemetry, manifest.get("started_ns")),
+        ),
         hta=hta,
     )
 

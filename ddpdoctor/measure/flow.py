@@ -52,7 +52,7 @@ from ddpdoctor.measure.metrics import (
 )
 from ddpdoctor.measure.sourcelines import LogSourceLines, WindowSourceLines
 from ddpdoctor.measure.steplog import RankLog
-from ddpdoctor.measure.summary import BandwidthPoint, Flame, RankSummary, Series, Timeline
+from ddpdoctor.measure.summary import Drawn, RankSummary, Speaker
 from ddpdoctor.measure.taxonomy import RARE_ON_DEVICE, RARE_ON_HOST
 from ddpdoctor.measure.telemetry import HostTelemetry
 from ddpdoctor.measure.window import Window, with_bucket_sizes
@@ -66,11 +66,7 @@ class Measurement(msgspec.Struct, frozen=True):
     graphs: Graphs
     logs: Sequence[RankLog]
     """All that were recorded, on one clock."""
-    ranks: list[RankSummary]
-    series: Series
-    timeline: Timeline | None
-    flames: list[Flame]
-    bandwidth: list[BandwidthPoint]
+    drawn: Drawn
     notes: list[str] = msgspec.field(default_factory=list)
     set_aside: dict[str, int] = msgspec.field(default_factory=dict)
     """Recorded steps that are not among ``facts.steps.measured``, by reason; with those they are all that were seen."""
@@ -98,21 +94,21 @@ def measure(
     told(2, 5)
     ranks = _summaries(graphs, memory)
     told(3, 5)
-    over_time = series(graphs.log if graphs.log is not None else graphs.speaking)
+    drawn = Drawn(
+        speaker=Speaker(graphs.speaker, graphs.why),
+        ranks=ranks,
+        series=series(graphs.log if graphs.log is not None else graphs.speaking),
+        timeline=timeline(graphs.speaking, graphs.logs, graphs.windows),
+        flames=flames(graphs.log, log_lines.samples, ranks) if graphs.log is not None else [],
+        bandwidth=[] if graphs.window is None else bandwidth_points(graphs.window, _hosts(graphs.windows)),
+    )
     told(4, 5)
-    drawn = timeline(graphs.speaking, graphs.logs, graphs.windows)
     costs = price_all(context, counted(progress, Stage.PRICE))
     return Measurement(
         facts=_facts(graphs, context, costs, gpu, telemetry, aside, hang or HangFacts(), memory),
         graphs=graphs,
         logs=recorded,
-        ranks=ranks,
-        series=over_time,
-        timeline=drawn,
-        flames=flames(graphs.log, log_lines.samples, ranks) if graphs.log is not None else [],
-        bandwidth=bandwidth_points(graphs.window, _hosts(graphs.windows))
-        if graphs.window is not None
-        else [],
+        drawn=drawn,
         notes=[*notes, *outstanding(graphs.told), *caveats(graphs), *memory.notes],
         set_aside=aside,
     )
