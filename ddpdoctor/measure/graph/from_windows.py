@@ -31,7 +31,7 @@ from .cutting import Cut, MatchedCollectives, cut_into_cycles, matched_collectiv
 from .dependencies import lane_of
 from .graph import CycleGroup, Graph, RankSteps, Sync, recorded_steps, set_aside
 from .segments import Segments, cycle_group, idle_after, work_of
-from .standalone_times import issue_times_ns, latent_in_windows, with_issue_times
+from .standalone_times import issue_time_ns, latent_in_windows, with_issue_times
 
 Marks = Sequence[tuple[int, int, int]]
 
@@ -192,7 +192,7 @@ def _groups(cut: Cut, table: MatchedCollectives, windows: Sequence[Window]) -> l
     groups = [group.with_latent(LateCause.DATA, latent_in_windows(group, windows)) for group in groups]
     if not groups or not all(window.on_device for window in windows):
         return groups
-    times_ns = issue_times_ns(windows)
+    times_ns = np.array([issue_time_ns(window) for window in windows])
     return [with_issue_times(group, times_ns) for group in groups]
 
 

@@ -61,23 +61,17 @@ def host_cores(hosts: Mapping[str, HostTelemetry], logs: Sequence[RankLog]) -> C
 
 
 def _of_host(host: HostTelemetry, logs: Sequence[RankLog]) -> Cores | None:
-    stated = host.header.get("host_facts") or {}
-    usable = stated.get("cpu_count_usable") or stated.get("cpu_count_logical")
-    span = steps_span(logs)
-    if not usable or span is None:
-        return None
-    percent = mean(during(host.host_column("cpu_percent"), span))
-    if percent is None:
+    read, span = _read(host, logs), steps_span(logs)
+    if span is None or not read.cores or read.cpu_percent is None:
         return None
     of_ranks = [mean(during(host.rank_column(log.rank, "cpu_percent"), span)) for log in logs]
     known = [each / 100 for each in of_ranks if each is not None]
-    busy = float(usable) * percent / 100
+    busy = read.cores * read.cpu_percent / 100
     job = sum(known) if len(known) == len(logs) else busy
-    stated_threads = [(log.record.info.get("threads") or {}).get("torch") for log in logs]
-    threads = [float(count) for count in stated_threads if count]
+    threads = _threads(logs)
     return Cores(
         job=max(job, 1e-3),
-        idle=max(0.0, float(usable) - busy),
+        idle=max(0.0, read.cores - busy),
         ranks=len(logs),
         computing=sum(threads) if len(threads) == len(logs) else None,
         host=logs[0].host,
@@ -96,11 +90,12 @@ def host_facts(
     )
     chosen = cores_used.host if cores_used else None
     busiest = max(read, key=lambda name: (name == chosen, read[name].cpu_percent or 0), default="")
+    threads = _threads(logs)
     waits = [of.io_wait_percent for of in read.values() if of.io_wait_percent is not None]
     return replace(
         read.get(busiest, nothing),
         run_delay_share=_run_delay_share(graph),
-        threads_per_rank=_threads_per_rank(logs),
+        threads_per_rank=float(np.median(threads)) if threads else None,
         memory_used_share=fullest.memory_used_share,
         swap_bytes_per_s=fullest.swap_bytes_per_s,
         io_wait_percent=max(waits, default=None),
@@ -130,11 +125,10 @@ def _read(host: HostTelemetry, logs: Sequence[RankLog]) -> HostFacts:
     )
 
 
-def _threads_per_rank(logs: Sequence[RankLog]) -> float | None:
-    """Threads with which torch computes, median rank."""
+def _threads(logs: Sequence[RankLog]) -> list[float]:
+    """With how many threads torch computes on each rank that says it."""
     counts = [(log.record.info.get("threads") or {}).get("torch") for log in logs]
-    known = [count for count in counts if count]
-    return float(np.median(known)) if known else None
+    return [float(count) for count in counts if count]
 
 
 def _run_delay_share(graph: Graph) -> float | None:

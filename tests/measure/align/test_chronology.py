@@ -41,12 +41,12 @@ def same_diagnosis(found, expected):
         [finding.costs_ms_per_step for finding in expected.findings], abs=1e-3
     )
     for drawn, wanted in (
-        (found.drawn.series.step_ms, expected.drawn.series.step_ms),
-        (found.drawn.series.late_ms, expected.drawn.series.late_ms),
+        (found.series.step_ms, expected.series.step_ms),
+        (found.series.late_ms, expected.series.late_ms),
     ):
         assert np.allclose(np.array(drawn, float), np.array(wanted, float), atol=2e-4, equal_nan=True)
-    assert [span.name for span in found.drawn.timeline.spans] == [
-        span.name for span in expected.drawn.timeline.spans
+    assert [span.name for span in found.timeline.spans] == [
+        span.name for span in expected.timeline.spans
     ]
 
 
