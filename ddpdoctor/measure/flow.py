@@ -17,7 +17,6 @@ from ddpdoctor.measure.caveats import caveats
 from ddpdoctor.measure.costs import (
     Context,
     Costs,
-    MessageCost,
     RareSource,
     ReducerCosts,
     arrival_facts,
@@ -31,6 +30,7 @@ from ddpdoctor.measure.graph import Graphs, all_set_aside, build_graphs, python_
 from ddpdoctor.measure.hangfacts import HangFacts
 from ddpdoctor.measure.memory import Memory, memory_of
 from ddpdoctor.measure.metrics import (
+    MessageCost,
     asleep_shares,
     bandwidth_points,
     communication_facts,
@@ -147,9 +147,6 @@ def _context(
     """What is known before anything is priced."""
     graph, logs, windows = graphs.speaking, graphs.logs, graphs.windows
     reducers = reducer_work(logs, windows) if graphs.log_speaks else []
-    latency_us = bytes_per_ns = None
-    if graphs.window is not None:
-        latency_us, bytes_per_ns = message_cost(graphs.window, _hosts(windows))
     return Context(
         graph=graph,
         attribution=attribute(graph, short=not logs and all(window.on_device for window in windows)),
@@ -164,7 +161,7 @@ def _context(
             issue_ns=tuple(work.issue_ns for work in reducers if work),
         ),
         reductions=reductions_of(graph, graphs.log, graphs.window, logs, windows),
-        message=MessageCost(latency_us, bytes_per_ns),
+        message=MessageCost() if graphs.window is None else message_cost(graphs.window, _hosts(windows)),
         speaks_of_hosts=graphs.log_speaks,
         cores=host_cores(telemetry, logs),
         asleep=asleep_shares(logs),

@@ -18,7 +18,7 @@ from .buckets import (
     favoured_cap_bytes,
     transfer_costs,
 )
-from .context import Context, Costs, MessageCost, RareSource, ReducerCosts
+from .context import Context, Costs, RareSource, ReducerCosts
 from .excluded_steps import epoch_starts, lone_evaluations
 from .late import arrival_facts, late_work
 from .merge import costs_under, merge

@@ -16,10 +16,11 @@ from msgspec.structs import replace
 from ddpdoctor.measure.attribution import component
 from ddpdoctor.measure.facts import BucketFacts, Cost, saving
 from ddpdoctor.measure.graph import Graph
+from ddpdoctor.measure.metrics import MessageCost
 from ddpdoctor.measure.numerics import Array
 from ddpdoctor.measure.taxonomy import COMPUTATION, SharedCause, SyncKind
 
-from .context import Context, Costs, MessageCost
+from .context import Context, Costs
 from .shared import exposed_transfers, usual_transfer
 from .sureness import part_of
 

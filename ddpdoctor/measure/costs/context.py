@@ -11,7 +11,7 @@ import numpy as np
 from ddpdoctor.measure.attribution import Attribution
 from ddpdoctor.measure.facts import BucketFacts, Cost
 from ddpdoctor.measure.graph import Graph
-from ddpdoctor.measure.metrics import Cores
+from ddpdoctor.measure.metrics import Cores, MessageCost
 from ddpdoctor.measure.numerics import Array
 from ddpdoctor.measure.sourcelines import SourceLines
 from ddpdoctor.measure.steplog import RankLog, Step, undisturbed
@@ -41,13 +41,6 @@ class ReducerCosts(msgspec.Struct, frozen=True):
     """Of one backward pass. Empty: of no rank known."""
     issue_ns: tuple[float, ...] = ()
     """Of one bucket, of the ranks of which it is known."""
-
-
-class MessageCost(msgspec.Struct, frozen=True):
-    """A message takes ``latency_us`` and its bytes / ``bytes_per_ns``; None where the window did not show it."""
-
-    latency_us: float | None = None
-    bytes_per_ns: float | None = None
 
 
 class Context(msgspec.Struct, frozen=True, dict=True):

@@ -148,17 +148,10 @@ def cause_of_computing_longer(
         return LateCause.UNEVEN
     if set(cost.ranks) & set(throttled):
         return LateCause.THROTTLED
-    starved = _starved(graph, cost.ranks, hit_steps)
-    if starved is not None and starved.waited_ms >= max(
-        _TUNING.explains * _each_time_ms(cost), starved.ran_longer_ms
-    ):
-        return LateCause.CPU_STARVED
-    return LateCause.COMPUTE
-
-
-def _each_time_ms(cost: Cost) -> float:
-    """What is lost in a step in which it happens."""
-    return cost.ms_per_step * (cost.steps_seen / cost.steps_hit if cost.steps_hit else 1.0)
+    # What is lost in a step in which it happens.
+    each_time_ms = cost.ms_per_step * (cost.steps_seen / cost.steps_hit if cost.steps_hit else 1.0)
+    starved = _is_starved(graph, cost.ranks, hit_steps, each_time_ms)
+    return LateCause.CPU_STARVED if starved else LateCause.COMPUTE
 
 
 def _explained_by(cost: Cost, more: float) -> bool:
@@ -188,18 +181,9 @@ def _known(values: Array, summary: Callable[[Array], Any]) -> float | None:
     return float(summary(known)) if len(known) >= _TUNING.fewest_known else None
 
 
-class _Starved(msgspec.Struct, frozen=True):
-    """What the scheduler says of the late ranks' training threads in a step in which they compute longer."""
-
-    waited_ms: float
-    """For a CPU, beyond their due: on a busy machine whoever computes longer also waits longer, and the others' wait for each
-    ms that they ran is due. Beyond what they wait in other steps, too, where those are most."""
-    ran_longer_ms: float
-    """On a CPU, beyond the median of the others: a thread that only waits for a CPU runs as long as theirs."""
-
-
-def _starved(graph: Graph, ranks: Sequence[int], hit_steps: Ints) -> _Starved | None:
-    """None where it is not known of the late ranks and of others."""
+def _is_starved(graph: Graph, ranks: Sequence[int], hit_steps: Ints, each_time_ms: float) -> bool:
+    """Whether the scheduler says of the late ranks' training threads, in a step in which they compute longer, that they waited for a CPU
+    for most of what is lost each time, and for longer than they ran longer. False where it is not known of them and of others."""
     measured = np.unique(graph.numbers)
     seldom = len(hit_steps) < _TUNING.seldom * len(measured)
     in_hit = _scheduled(graph, hit_steps)
@@ -207,17 +191,18 @@ def _starved(graph: Graph, ranks: Sequence[int], hit_steps: Ints) -> _Starved | 
     others = [of_rank for rank, of_rank in in_hit.items() if rank not in ranks]
     own = {rank: of_rank for rank, of_rank in in_hit.items() if rank in ranks}
     if not own or not others:
-        return None
+        return False
+    # On a busy machine whoever computes longer also waits longer: the others' wait for each ms that they ran is due. Beyond what they
+    # wait in other steps, too, where those are most.
     due = float(np.median([of_rank.delay / of_rank.ran for of_rank in others]))
-    usual_ran = float(np.median([of_rank.ran for of_rank in others]))
     waited = [
         of_rank.delay - max(due * of_rank.ran, at_rest[rank].delay if rank in at_rest else 0.0)
         for rank, of_rank in own.items()
     ]
-    return _Starved(
-        float(np.mean(waited)) / 1e6,
-        float(np.mean([of_rank.ran - usual_ran for of_rank in own.values()])) / 1e6,
-    )
+    # A thread that only waits for a CPU runs as long as theirs.
+    usual_ran = float(np.median([of_rank.ran for of_rank in others]))
+    ran_longer_ns = float(np.mean([of_rank.ran - usual_ran for of_rank in own.values()]))
+    return float(np.mean(waited)) >= max(_TUNING.explains * each_time_ms * 1e6, ran_longer_ns)
 
 
 class _Scheduled(msgspec.Struct, frozen=True):

@@ -24,7 +24,7 @@ from ddpdoctor.rundir import EventKind
 
 from .graph import CycleGroup, Graph, RankSteps, Sync, set_aside
 from .operators import OperatorShares
-from .segments import Segments, work_between
+from .segments import Segments, work_in
 from .standalone_times import batch_time_ns, batches_per_step, latent_data
 
 _MOST_CELLS = 20_000_000
@@ -199,10 +199,7 @@ class _Builder(msgspec.Struct, frozen=True):
     ) -> CycleGroup:
         """The cycles of these times, with what each rank did in each segment."""
         segments = Segments(begin, arrival, end)
-        work = np.zeros((*arrival.shape, len(INDEX)))
-        for r, own in enumerate(self.activities):
-            left, right = segments.left[:, :, r], segments.right[:, :, r]
-            work[:, :, r] = np.nan_to_num(work_between(own.sets, left, right, Component.HOST))
+        work = work_in(segments, [(own.sets, Component.HOST) for own in self.activities])
         recorded = work.sum(axis=1)
         for r, shares in self.operators.items():
             unmarked = (self.activities[r].unmarked(component) for component in IN_GAPS)

@@ -30,7 +30,7 @@ from ddpdoctor.trace import classify
 from .cutting import Cut, MatchedCollectives, cut_into_cycles, matched_collectives
 from .dependencies import lane_of
 from .graph import CycleGroup, Graph, RankSteps, Sync, recorded_steps, set_aside
-from .segments import Segments, cycle_group, idle_after, work_of
+from .segments import Segments, cycle_group, idle_after, rest_of, work_in
 from .standalone_times import issue_time_ns, latent_in_windows, with_issue_times
 
 Marks = Sequence[tuple[int, int, int]]
@@ -204,8 +204,9 @@ def _alone(windows: Sequence[Window]) -> list[CycleGroup]:
         return []
     begin = np.array([[of_rank[n][1] for of_rank in bounds] for n in range(fewest)], float)
     end = np.array([[of_rank[n][2] for of_rank in bounds] for n in range(fewest)], float)[:, None]
-    work = np.stack([work_of(w, begin[:, None, r], end[:, :, r]) for r, w in enumerate(windows)], axis=2)
-    idle = idle_after(windows, Segments(begin, end, end))
+    segments = Segments(begin, end, end)
+    work = work_in(segments, [(window.sets, rest_of(window)) for window in windows])
+    idle = idle_after(windows, segments)
     device_idle = work[0][..., _IDLE].sum(axis=-1)
     return [
         CycleGroup(

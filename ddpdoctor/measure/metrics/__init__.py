@@ -18,6 +18,7 @@ from .charts import (
     typical_arrival,
 )
 from .communication import (
+    MessageCost,
     bandwidth_points,
     bus_factor,
     communication_facts,

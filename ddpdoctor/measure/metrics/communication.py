@@ -176,19 +176,25 @@ _FEWEST_MESSAGES = 3
 """A line through two points fits any two; the third is the first that could contradict it."""
 
 
-def message_cost(graph: Graph, hosts: Sequence[str]) -> tuple[float | None, float | None]:
-    """(latency us per message, bytes per ns) of all reductions in the window by such process groups as reduce the gradients; ``hosts``
-    by position."""
+class MessageCost(msgspec.Struct, frozen=True):
+    """A message takes ``latency_us`` and its bytes / ``bytes_per_ns``; None where the window did not show it."""
+
+    latency_us: float | None = None
+    bytes_per_ns: float | None = None
+
+
+def message_cost(graph: Graph, hosts: Sequence[str]) -> MessageCost:
+    """Of all reductions in the window by such process groups as reduce the gradients; ``hosts`` by position."""
     reductions = [of for of in transfers(graph, hosts) if of.operation == "allreduce"]
     gradients_ns = [of.ns if of.kind == SyncKind.GRADIENTS else 0.0 for of in reductions]
     reductions = of_longest(reductions, gradients_ns)
     if len(reductions) < _FEWEST_MESSAGES:
-        return None, None
+        return MessageCost()
     latency_ns, rate = latency_and_rate(
         np.array([transfer.bytes for transfer in reductions]),
         np.array([transfer.ns for transfer in reductions]),
     )
-    return latency_ns / 1e3, rate
+    return MessageCost(latency_ns / 1e3, rate)
 
 
 class Tuning(msgspec.Struct, frozen=True):

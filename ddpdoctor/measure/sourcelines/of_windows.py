@@ -36,7 +36,7 @@ from ddpdoctor.trace import RankTrace, classify
 
 from .callers import by_line, with_heaviest
 from .gaps import MainGap, gaps_of_window, lies_in_gaps, main_gap
-from .ranking import chosen_and_others, joined, ranked
+from .ranking import SourceLines, chosen_and_others, joined, ranked
 
 _EXPLAINS = 0.5
 """An annotation explains a component when it covers this share of the component's time: more than all others together."""
@@ -186,8 +186,8 @@ _LAUNCH_NS = 1_000
 """Time after a launch in which the frame that made it is still open."""
 
 
-class WindowSourceLines:
-    """Implements :class:`.ranking.SourceLines` for windows."""
+class WindowSourceLines(SourceLines):
+    """For windows."""
 
     def __init__(self, windows: Sequence[Window]) -> None:
         self.windows = windows
@@ -215,7 +215,7 @@ class WindowSourceLines:
         """User frames open during this kind of work; of what late ranks' devices do, those that take longer there than the
         rest does. None where all do alike: then it is no line, but what runs it."""
         chosen, others = self._chosen_and_others(positions)
-        found = self._main_gap(components, positions)
+        found = self.main_gap(components, positions, steps)
         gap = None if found is None else found.gap
         stacks = _stacks_of(chosen, components, gap)
         if not others or not (_is_launched(chosen[0], components) or (chosen[0].on_device and gap)):
@@ -224,18 +224,10 @@ class WindowSourceLines:
         slower = _slower(by_line(stacks), usual, len(chosen) / len(others))
         return with_heaviest(ranked(slower), stacks)
 
-    def gap(
+    def main_gap(
         self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
-    ) -> str | None:
-        """Of what the host does between its phases, and its device for that."""
-        found = self._main_gap(components, positions)
-        return None if found is None else found.words
-
-    def in_common(self, components: Sequence[Component], steps: Ints) -> float | None:
-        """A few steps do not tell."""
-        return None
-
-    def _main_gap(self, components: Sequence[Component], positions: Sequence[int] | None) -> MainGap | None:
+    ) -> MainGap | None:
+        """In any of the window's steps."""
         if not lies_in_gaps(components):
             return None
         own, theirs = (

@@ -160,29 +160,19 @@ WAITED_FOR = frozenset((SyncKind.DEVICE_SYNC, *_RESULTS))
 class Waits(msgspec.Struct, frozen=True):
     """The calls in which a host waited for its busy device, in order of their ends; times on the trace's own clock."""
 
-    row: Ints
+    row: Ints = np.empty(0, np.int64)
     """[W] event in the trace."""
-    end: Ints
+    end: Ints = np.empty(0, np.int64)
     """[W] ns"""
-    waited_ns: Times
+    waited_ns: Times = np.empty(0)
     """[W] ns of the call in which the device was busy."""
-    kind: Sequence[SyncKind]
+    kind: Sequence[SyncKind] = ()
     """[W] ``barrier``, ``collective`` (a result of one is waited for) or ``device_sync``; calls between which next to
     nothing is computed drain one queue together, and have the kind of the foremost."""
-    drain: Ints
+    drain: Ints = np.empty(0, np.int64)
     """[W] number of that group of calls."""
-    cost_ns: Times
+    cost_ns: Times = np.empty(0)
     """[W] ns of idle time that follows from the call; of a group, each has its part by the time it waited."""
-
-
-NO_WAITS = Waits(
-    row=np.empty(0, np.int64),
-    end=np.empty(0, np.int64),
-    waited_ns=np.empty(0),
-    kind=[],
-    drain=np.empty(0, np.int64),
-    cost_ns=np.empty(0),
-)
 
 
 class DeviceTimeline(msgspec.Struct, frozen=True):
@@ -265,7 +255,7 @@ def _find_waits(trace: RankTrace, comms: Collectives, device: DeviceTimeline) ->
     launch, launched = launch_pairs(trace, device.computes)
     rows, waited = _waits_of_hosts(trace, launch, device.busy)
     if not len(rows):
-        return NO_WAITS
+        return Waits()
     order = np.argsort(trace.end_ns[launch], kind="stable")
     at = trace.end_ns[launch][order]
     work = np.concatenate(([0], np.cumsum(trace.duration_ns[launched][order])))
@@ -278,7 +268,7 @@ def _find_waits(trace: RankTrace, comms: Collectives, device: DeviceTimeline) ->
     # A group that hardly waited has not drained the queue: that was empty.
     kept = np.flatnonzero(np.bincount(drain, waited)[drain] >= LAUNCH_SLACK_NS)
     if not len(kept):
-        return NO_WAITS
+        return Waits()
     _, numbered = np.unique(drain[kept], return_inverse=True)
     return Waits(
         row=rows[kept],

@@ -19,7 +19,7 @@ from ddpdoctor.measure.taxonomy import SyncKind
 from ddpdoctor.trace import RankTrace
 
 from .collectives import ROUNDING_NS, Collectives
-from .idle import NO_WAITS, Waits
+from .idle import Waits
 
 UNKNOWN_STEP = -1
 """Number of the step of what lies outside the marked ones."""
@@ -49,7 +49,7 @@ class Window(msgspec.Struct, frozen=True):
     loses there what others lose before it."""
     host_seen: bool = True
     """Whether the trace records anything of what the host did. Else it is unknown why the device idles."""
-    waits: Waits = NO_WAITS
+    waits: Waits = Waits()
     """Where the host waited for its device; on the trace's own clock."""
     idle_after: Mapping[str, Intervals] = msgspec.field(default_factory=dict)
     """The device's idle time that follows from them, by their kind."""

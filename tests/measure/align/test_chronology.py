@@ -45,9 +45,7 @@ def same_diagnosis(found, expected):
         (found.series.late_ms, expected.series.late_ms),
     ):
         assert np.allclose(np.array(drawn, float), np.array(wanted, float), atol=2e-4, equal_nan=True)
-    assert [span.name for span in found.timeline.spans] == [
-        span.name for span in expected.timeline.spans
-    ]
+    assert [span.name for span in found.timeline.spans] == [span.name for span in expected.timeline.spans]
 
 
 @pytest.fixture(scope="module")

@@ -8,14 +8,13 @@ import pytest
 from ddpdoctor.measure.attribution import attribute
 from ddpdoctor.measure.costs import (
     Context,
-    MessageCost,
     bucket_savings,
     disturbed_ns,
     exposed_ns,
     favoured_cap,
 )
 from ddpdoctor.measure.facts import BucketFacts, Cost
-from ddpdoctor.measure.metrics import Cores
+from ddpdoctor.measure.metrics import Cores, MessageCost
 from tests.measure.made import NoLines, simple
 
 MIB = 1024 * 1024
