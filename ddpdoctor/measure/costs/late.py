@@ -28,7 +28,6 @@ from ddpdoctor.measure.sourcelines import joined
 from ddpdoctor.measure.taxonomy import LATE_COMPONENTS, Components, LateCause
 
 from .borne import borne_by_marks
-from .checkpoints import as_often_as_saved
 from .context import Context, Costs
 from .merge import grown
 from .shared import different_work
@@ -173,7 +172,7 @@ def late_work(context: Context) -> Costs:
         costs[cause] = computing
     saving = costs.get(LateCause.CHECKPOINT)
     if saving is not None:
-        often = costs[LateCause.CHECKPOINT] = as_often_as_saved(context, saving)
+        often = costs[LateCause.CHECKPOINT] = context.as_often_as_saved(saving)
         more_ms = often.ms_per_step - saving.ms_per_step
         if more_ms:
             total = grown(total, often, total.ms_per_step + more_ms, pricing.mean_ns / 1e6 + more_ms)

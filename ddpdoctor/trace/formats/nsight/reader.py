@@ -109,12 +109,12 @@ class _Reading:
     def _meta(
         self, capture: Capture, clock: str, rank: int | None, made: list[dict[str, int]], marked: bool
     ) -> TraceMeta:
-        place = capture.place(self._file, self._number, self._count, made)
+        named, said_by, world_size = capture.place(self._file, self._number, self._count, made)
         return TraceMeta(
             source=self._path,
-            rank=place.rank if rank is None else rank,
-            rank_from=place.said_by if rank is None else "run directory",
-            world_size=place.world_size,
+            rank=named if rank is None else rank,
+            rank_from=said_by if rank is None else "run directory",
+            world_size=world_size,
             backend="nccl" if self._process.communicates and self._process.devices else None,
             host=capture.host,
             devices=capture.devices,
