@@ -11,10 +11,9 @@ from collections.abc import Callable
 
 from .borne import borne_by_marks
 from .buckets import (
+    Reduction,
     bucket_savings,
     disturbed_ns,
-    exposed_ns,
-    favoured_cap,
     favoured_cap_bytes,
     transfer_costs,
 )

@@ -8,10 +8,9 @@ import pytest
 from ddpdoctor.measure.attribution import attribute
 from ddpdoctor.measure.costs import (
     Context,
+    Reduction,
     bucket_savings,
     disturbed_ns,
-    exposed_ns,
-    favoured_cap,
 )
 from ddpdoctor.measure.facts import BucketFacts, Cost
 from ddpdoctor.measure.metrics import Cores, MessageCost
@@ -37,7 +36,15 @@ def cost(ms):
 def savings(facts, latency_us, rate, communication, mean_ms, **more):
     """(small buckets, no overlap, favoured cap in bytes)"""
     saved = bucket_savings(facts, MessageCost(latency_us, rate), communication, mean_ms, **more)
-    return saved.small_buckets, saved.no_overlap, saved.favoured_cap_bytes
+    return saved.small_buckets, saved.no_overlap
+
+
+def exposed_ns(count, *reduction):
+    return Reduction(count, *reduction).exposed_ns(count)
+
+
+def favoured_cap(*reduction):
+    return Reduction(1, *reduction).favoured_cap()
 
 
 def test_literal_answers():
@@ -78,8 +85,10 @@ def test_many_small_buckets_cost_their_latency():
     facts = BucketFacts(
         per_sync=200.0, total_bytes=100e6, backward_ms=10.0, first_ready_share=0.02, syncs_per_step=1.0
     )
-    small, unhidden, cap = savings(facts, 150.0, 20.0, cost(25.0), 60.0)
-    assert small is not None and unhidden is None and cap is not None and cap > 100e6 / 200
+    small, unhidden = savings(facts, 150.0, 20.0, cost(25.0), 60.0)
+    assert (
+        small is not None and unhidden is None and favoured_cap(100e6, 10 * MS, 0.15 * MS, 20.0) > 100e6 / 200
+    )
     assert small.ms_per_step <= 25.0 and small.ms_per_step == pytest.approx(23.5, abs=2.0)
     assert small.share == pytest.approx(small.ms_per_step / 60.0)
 
@@ -88,7 +97,7 @@ def test_buckets_that_start_after_the_backward_could_have_been_hidden():
     facts = BucketFacts(
         per_sync=1.0, total_bytes=100e6, backward_ms=30.0, first_ready_share=1.0, syncs_per_step=1.0
     )
-    small, unhidden, _ = savings(facts, 20.0, 10.0, cost(10.0), 60.0)
+    small, unhidden = savings(facts, 20.0, 10.0, cost(10.0), 60.0)
     assert small is None and unhidden is not None and 8.0 < unhidden.ms_per_step < 10.0
 
 
@@ -98,30 +107,30 @@ def test_one_parameter_is_one_message(largest, saves):
     facts = BucketFacts(
         per_sync=1.0, total_bytes=100e6, backward_ms=30.0, first_ready_share=1.0, syncs_per_step=1.0, largest_parameter_bytes=largest
     )  # fmt: skip
-    _, unhidden, _ = savings(facts, 20.0, 10.0, cost(10.0), 60.0)
+    _, unhidden = savings(facts, 20.0, 10.0, cost(10.0), 60.0)
     assert (unhidden is not None) is saves
 
 
 def test_without_a_measured_message_there_is_no_price():
     facts = BucketFacts(per_sync=200.0, total_bytes=100e6, backward_ms=10.0)
-    assert savings(facts, None, 20.0, cost(9.0), 60.0) == (None, None, None)
-    assert savings(facts, 150.0, 20.0, None, 60.0) == (None, None, None)
-    assert savings(BucketFacts(), 150.0, 20.0, cost(9.0), 60.0) == (None, None, None)
+    assert savings(facts, None, 20.0, cost(9.0), 60.0) == (None, None)
+    assert savings(facts, 150.0, 20.0, None, 60.0) == (None, None)
+    assert savings(BucketFacts(), 150.0, 20.0, cost(9.0), 60.0) == (None, None)
 
 
 def test_ordinary_buckets_are_left_alone():
     facts = BucketFacts(
         per_sync=4.0, total_bytes=100e6, backward_ms=30.0, first_ready_share=0.2, syncs_per_step=1.0
     )
-    small, unhidden, _ = savings(facts, 20.0, 50.0, cost(0.6), 60.0)
+    small, unhidden = savings(facts, 20.0, 50.0, cost(0.6), 60.0)
     assert small is None and unhidden is None
 
 
 def test_issuing_many_buckets_costs_the_computing_thread_too():
     """Hidden or not: 100 issues of 0.1 ms become one, but for the part that goes with the bytes."""
     facts = BucketFacts(per_sync=100.0, total_bytes=1e6, backward_ms=40.0, syncs_per_step=1.0)
-    without, _, _ = savings(facts, 200.0, 1.0, cost(20.0), 60.0)
-    with_issues, _, _ = savings(facts, 200.0, 1.0, cost(20.0), 60.0, issue_ns=0.1 * MS)
+    without, _ = savings(facts, 200.0, 1.0, cost(20.0), 60.0)
+    with_issues, _ = savings(facts, 200.0, 1.0, cost(20.0), 60.0, issue_ns=0.1 * MS)
     fixed_share = 0.2 / (0.2 + 0.01)
     assert with_issues.ms_per_step - without.ms_per_step == pytest.approx(99 * 0.1 * fixed_share)
 
@@ -129,8 +138,8 @@ def test_issuing_many_buckets_costs_the_computing_thread_too():
 def test_disturbances_go_with_the_messages_that_they_meet():
     """A third of the messages' time is beyond the usual; fewer messages save that part of it, too."""
     facts = BucketFacts(per_sync=100.0, total_bytes=1e6, backward_ms=40.0, syncs_per_step=1.0)
-    calm, _, _ = savings(facts, 200.0, 1.0, cost(20.0), 60.0)
-    busy, _, _ = savings(facts, 200.0, 1.0, cost(20.0), 60.0, disturbed_ms=10.0)
+    calm, _ = savings(facts, 200.0, 1.0, cost(20.0), 60.0)
+    busy, _ = savings(facts, 200.0, 1.0, cost(20.0), 60.0, disturbed_ms=10.0)
     assert busy.ms_per_step == pytest.approx(1.5 * calm.ms_per_step)
 
 

@@ -56,53 +56,38 @@ _MEMORY = {
 _SIDES = {"HTOD", "DTOH", "HTOA", "ATOH", "ATOA", "ATOD", "DTOA", "DTOD", "HTOH", "PTOP"}
 
 
-class Device(msgspec.Struct, frozen=True):
-    """Reads what devices did for one process."""
+def add_device_work(database: Database, table: Table) -> None:
+    """Appends what devices did for the process to ``table``. Raises :class:`DamagedError`."""
+    known: dict[int, str] = {}
+    for batch in database.batches(KERNELS, (*_COMMON, *NAMES)):
+        number = named(batch)
+        new = [one for one in np.unique(number).tolist() if one not in known and one != MISSING]
+        known.update(database.strings(new))
+        _add(table, batch, "kernel", [known.get(one, "") for one in number.tolist()])
+    ways = _WAYS | _named_ways(database)
+    memory = _MEMORY | dict(_labels(database, "ENUM_CUDA_MEM_KIND"))
+    for batch in database.batches(COPIES, (*_COMMON, "bytes", "copyKind", "srcKind", "dstKind")):
+        kinds = zip(*(batch[name].tolist() for name in ("copyKind", "srcKind", "dstKind")), strict=True)
+        _add(table, batch, "gpu_memcpy", [_copy(kind, ways, memory) for kind in kinds])
+    for batch in database.batches(FILLS, (*_COMMON, "bytes")):
+        _add(table, batch, "gpu_memset", ["Memset (Device)"] * len(batch["start"]))
+    for batch in database.batches(GRAPHS, (*_COMMON, "graphId")):
+        # Which kernels it is made of was not recorded: the device computes meanwhile, that is all.
+        numbers = [f" {number}" if number != MISSING else "" for number in batch["graphId"].tolist()]
+        _add(table, batch, "kernel", [f"CUDA graph{number}" for number in numbers])
 
-    database: Database
-    where: str
-    values: tuple[int, ...]
 
-    def add_to(self, table: Table) -> None:
-        """Appends all of it. Raises :class:`DamagedError`."""
-        self._kernels(table)
-        self._copies(table)
-        for batch in self._batches(FILLS, "bytes"):
-            self._add(table, batch, "gpu_memset", ["Memset (Device)"] * len(batch["start"]))
-        for batch in self._batches(GRAPHS, "graphId"):
-            # Which kernels it is made of was not recorded: the device computes meanwhile, that is all.
-            self._add(table, batch, "kernel", [_graph(number) for number in batch["graphId"].tolist()])
-
-    def _batches(self, name: str, *more: str) -> Iterable[Batch]:
-        own = self.where if not self.where or self.database.has(name, "globalPid") else ""
-        return self.database.batches(name, (*_COMMON, *more), where=own, values=self.values if own else ())
-
-    def _kernels(self, table: Table) -> None:
-        known: dict[int, str] = {}
-        for batch in self._batches(KERNELS, *NAMES):
-            number = named(batch)
-            new = [one for one in np.unique(number).tolist() if one not in known and one != MISSING]
-            known.update(self.database.strings(new))
-            self._add(table, batch, "kernel", [known.get(one, "") for one in number.tolist()])
-
-    def _copies(self, table: Table) -> None:
-        ways = _WAYS | _named_ways(self.database)
-        memory = _MEMORY | dict(_labels(self.database, "ENUM_CUDA_MEM_KIND"))
-        for batch in self._batches(COPIES, "bytes", "copyKind", "srcKind", "dstKind"):
-            kinds = zip(*(batch[name].tolist() for name in ("copyKind", "srcKind", "dstKind")), strict=True)
-            self._add(table, batch, "gpu_memcpy", [_copy(kind, ways, memory) for kind in kinds])
-
-    def _add(self, table: Table, batch: Batch, category: str, names: list[str]) -> None:
-        table.add(
-            category,
-            names,
-            batch["start"],
-            lengths(batch),
-            device=batch["deviceId"],
-            stream=batch["streamId"],
-            correlation=np.where(batch["correlationId"] > 0, batch["correlationId"], -1),
-            moved=batch.get("bytes"),
-        )
+def _add(table: Table, batch: Batch, category: str, names: list[str]) -> None:
+    table.add(
+        category,
+        names,
+        batch["start"],
+        lengths(batch),
+        device=batch["deviceId"],
+        stream=batch["streamId"],
+        correlation=np.where(batch["correlationId"] > 0, batch["correlationId"], -1),
+        moved=batch.get("bytes"),
+    )
 
 
 def named(batch: Batch) -> IntColumn:
@@ -117,10 +102,6 @@ def lengths(batch: Batch) -> IntColumn:
     """How long each event took, -1 where it has no begin or no end."""
     known = (batch["start"] != MISSING) & (batch["end"] != MISSING)
     return np.where(known, batch["end"] - np.where(known, batch["start"], 0), -1)
-
-
-def _graph(number: int) -> str:
-    return "CUDA graph" if number == MISSING else f"CUDA graph {number}"
 
 
 def _copy(kinds: tuple[int, int, int], ways: Mapping[int, str], memory: Mapping[int, str]) -> str:
@@ -155,14 +136,11 @@ _DRIVER = re.compile(r"cu[A-Z]")
 _CATEGORIES = ("cuda_runtime", "cuda_driver", "os_runtime")
 
 
-def add_calls(database: Database, where: str, values: tuple[int, ...], table: Table) -> None:
+def add_calls(database: Database, table: Table) -> None:
     """Appends the calls of the process to ``table``. Raises :class:`DamagedError`."""
     known: dict[int, tuple[str, str]] = {}
     for name in (RUNTIME, OS_CALLS):
-        own = where if not where or database.has(name, "globalTid") else ""
-        for batch in database.batches(
-            name, ("start", "end", "globalTid", "correlationId", "nameId"), (), (), own, values if own else ()
-        ):
+        for batch in database.batches(name, ("start", "end", "globalTid", "correlationId", "nameId")):
             numbers = batch["nameId"].tolist()
             new = [number for number in set(numbers) if number not in known and number != MISSING]
             for number, text in database.strings(new).items():
@@ -213,16 +191,14 @@ class Ranges(msgspec.Struct, frozen=True):
     """Of NCCL."""
 
 
-def read_ranges(database: Database, where: str, values: tuple[int, ...], table: Table, found: Ranges) -> None:
+def read_ranges(database: Database, table: Table, found: Ranges) -> None:
     """Appends the process's ranges to ``table`` and, of some, what they tell besides to ``found``. Ranges that were still open when the
     recording ended have no length and are left out. Raises :class:`DamagedError`."""
     payloads = Payloads(database)
     known: dict[str, Range] = {}
     registered: dict[int, str] = {}
-    own = f'({where}) AND e."end" >= e.start' if where else 'e."end" >= e.start'
-    for batch in database.batches(
-        NVTX, ("start", "end", "globalTid", "textId"), ("text",), ("binaryData",), own, values
-    ):
+    columns = ("start", "end", "globalTid", "textId")
+    for batch in database.batches(NVTX, columns, ("text",), ("binaryData",), 'e."end" >= e.start'):
         texts = list(_texts(database, batch, registered))
         told = [_range(text, known) for text in texts]
         start, end = batch["start"], batch["end"]

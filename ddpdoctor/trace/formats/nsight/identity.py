@@ -28,6 +28,7 @@ from .database import (
     MISSING,
     NAMES,
     NVTX,
+    PROCESS_BITS,
     RANK,
     RANKS,
     RUNTIME,
@@ -37,9 +38,7 @@ from .database import (
     marks_a_rank,
 )
 
-_PROCESS_BITS = 24
-"""A thread's global number is its process's, shifted by so many bits, and its own."""
-_PID_MASK = (1 << _PROCESS_BITS) - 1
+_PID_MASK = (1 << PROCESS_BITS) - 1
 _MOST_PROCESSES = 1024
 """Ranks on one host; it has at most some dozens of devices."""
 
@@ -76,7 +75,7 @@ def _ranks_in(path: str, _version: tuple[int, int, int]) -> tuple[Process, ...]:
 
 def process_of(numbers: IntColumn) -> IntColumn:
     """What the global numbers of threads or processes say of the process; :data:`MISSING` stays."""
-    return np.where(numbers == MISSING, MISSING, numbers >> _PROCESS_BITS)
+    return np.where(numbers == MISSING, MISSING, numbers >> PROCESS_BITS)
 
 
 def _with_kernels(database: Database) -> Iterator[Process]:

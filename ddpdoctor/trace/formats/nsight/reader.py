@@ -10,7 +10,7 @@ from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace.columns import RankTrace, TraceMeta
 from ddpdoctor.trace.sources import is_url, shown
 
-from .build import Device, Ranges, Table, add_calls, read_ranges
+from .build import Ranges, Table, add_calls, add_device_work, read_ranges
 from .database import ANNOTATION, GRAPHS, OF_EXPORTS, RANKS, DamagedError, Database
 from .identity import Capture, Process, ranks_in
 from .nccl import with_collectives
@@ -76,17 +76,13 @@ class _Reading:
 
     def _fill(self) -> Ranges:
         """Reads the tables one by one; one that is damaged costs what came after in it."""
-        key = self._process.key
-        by_thread, by_process = (
-            ("", "") if key is None else ('(e."globalTid" >> 24) = ?', '(e."globalPid" >> 24) = ?')
-        )
-        values = () if key is None else (key,)
+        self._database.process = self._process.key
         ranges = Ranges()
         self._database.expect(sorted(OF_EXPORTS))
         readings: tuple[Callable[[], None], ...] = (
-            lambda: Device(self._database, by_process, values).add_to(self._table),
-            lambda: add_calls(self._database, by_thread, values, self._table),
-            lambda: read_ranges(self._database, by_thread, values, self._table, ranges),
+            lambda: add_device_work(self._database, self._table),
+            lambda: add_calls(self._database, self._table),
+            lambda: read_ranges(self._database, self._table, ranges),
         )
         for reading in readings:
             try:
@@ -132,7 +128,7 @@ class _Reading:
                 f"{self._path}: no NVTX range marks the steps: they are derived from the optimizer's kernels, if these stand out. "
                 'Push a range such as "step 12" around each, or train under torch.autograd.profiler.emit_nvtx().'
             )
-        if next(iter(self._database.batches(GRAPHS, ("start",))), None) is not None:
+        if self._database.small(GRAPHS, "start", most=1):
             yield (
                 f"{self._path}: CUDA graphs were recorded as wholes, and what runs in them, including collectives, is "
                 "not shown separately: record with --cuda-graph-trace=node."
