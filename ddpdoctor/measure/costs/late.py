@@ -55,8 +55,9 @@ def arrival_facts(graph: Graph, costs: Costs) -> ArrivalFacts:
         return ArrivalFacts()
     late_ns = lateness(graph)[0]
     late = _late(late_ns, graph.mean_cycle_ns)
-    priced_ms = {graph.ranks[place]: _priced_ms(graph.ranks[place], costs) for place in late}
-    unpriced = [p for p in late if priced_ms[graph.ranks[p]] < _ARRIVALS.priced * float(late_ns[p]) / 1e6]
+    causes = [cost for path, cost in costs.items() if path.startswith("late.")]
+    priced_ms = {p: sum(c.ms_per_step for c in causes if graph.ranks[p] in (c.ranks or ())) for p in late}
+    unpriced = [p for p in late if priced_ms[p] < _ARRIVALS.priced * float(late_ns[p]) / 1e6]
     per_cycle = np.concatenate(
         [np.nan_to_num(behind(group)).max(axis=1, initial=0.0) for group in graph.groups]
     )
@@ -85,12 +86,6 @@ def _late(late_ns: Array, step_ns: float) -> list[int]:
         if late_ns[place] >= max(_ARRIVALS.step_share * step_ns, _ARRIVALS.beyond_others * float(others)):
             found.append(place)
     return found
-
-
-def _priced_ms(rank: int, costs: Costs) -> float:
-    """What the causes of this rank's lateness cost together."""
-    late = [cost for path, cost in costs.items() if path.startswith("late.")]
-    return sum(cost.ms_per_step for cost in late if rank in (cost.ranks or ()))
 
 
 def _saved_ms(graph: Graph, places: Ints) -> float:

@@ -162,16 +162,12 @@ def _of_one_search_ns(window: Window, latency_us: float | None) -> float | None:
     spent = float((end - start).sum())
     if not window.on_device:
         return (spent + walks * (latency_us or 0.0) * 1e3) / walks
-    if _host_bound(window):
+    lengths = [end - start for _, start, end in window.steps]
+    if lengths and issue_time_ns(window) >= _HOST_BOUND * float(np.median(lengths)):
+        # The host needs nearly all of the step to issue it: whatever it does takes longer for it.
         return spent / walks
     hidden = covered(window.compute, start + window.shifted_ns, end + window.shifted_ns)
     return (spent - float(hidden.sum())) / walks
-
-
-def _host_bound(window: Window) -> bool:
-    """Whether the host needs nearly all of the step to issue it, so that whatever it does takes longer for it."""
-    lengths = [end - start for _, start, end in window.steps]
-    return bool(lengths) and issue_time_ns(window) >= _HOST_BOUND * float(np.median(lengths))
 
 
 def searches_unused(windows: Sequence[Window]) -> bool | None:

@@ -48,18 +48,13 @@ def total(intervals: Intervals) -> float:
 def covered(intervals: Intervals, start: ArrayLike, end: ArrayLike) -> Array:
     """Length of the union inside each window ``[start, end)``; 0 for reversed windows, NaN stays NaN."""
     left, right = np.asarray(start, np.float64), np.asarray(end, np.float64)
-    lengths = _lengths(intervals)
-    inside = _before(intervals, lengths, right) - _before(intervals, lengths, left)
-    unknown = np.isnan(left) | np.isnan(right)
-    return np.where(unknown, np.nan, np.maximum(inside, 0))
-
-
-def _lengths(intervals: Intervals) -> Times:
-    """[N + 1] length of the union before each of its intervals, and of the whole."""
+    # [N + 1] length of the union before each of its intervals, and of the whole.
     starts, ends = intervals
     lengths = np.zeros(len(starts) + 1, np.result_type(starts, ends))
     np.cumsum(ends - starts, out=lengths[1:])
-    return lengths
+    inside = _before(intervals, lengths, right) - _before(intervals, lengths, left)
+    unknown = np.isnan(left) | np.isnan(right)
+    return np.where(unknown, np.nan, np.maximum(inside, 0))
 
 
 def _before(intervals: Intervals, lengths: Times, times: Times) -> Array:

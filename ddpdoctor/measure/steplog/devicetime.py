@@ -52,7 +52,14 @@ def in_device_time(logs: Sequence[RankLog]) -> list[RankLog] | None:
     few of them."""
     if not logs or not all(log.device_times for log in logs):
         return None
-    timed = [_timed_steps(log) for log in logs]
+    timed = [
+        {
+            step.number: one
+            for step in log.steps
+            if (one := timed_step(step, log.device_times.get(step.number))) is not None
+        }
+        for log in logs
+    ]
     common = sorted(set.intersection(*(set(steps) for steps in timed)))
     if len(common) < TUNING.fewest_steps:
         return None
@@ -97,12 +104,6 @@ class _TimedStep(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(
             self.step, start_ns=start_ns, end_ns=start_ns + self.length_ns, events=events
         )
-
-
-def _timed_steps(log: RankLog) -> dict[int, _TimedStep]:
-    """By number."""
-    steps = ((step.number, timed_step(step, log.device_times.get(step.number))) for step in log.steps)
-    return {number: timed for number, timed in steps if timed is not None}
 
 
 def timed_step(step: Step, times: DeviceTimes | None) -> _TimedStep | None:

@@ -82,8 +82,9 @@ def test_the_published_attribution(published):
         "stage": {str(stage): ops.stage == stage for stage in np.unique(ops.stage)},
         "optype": {family: ops.of_kind(*names) for family, names in families.items()},
     }
+    job = job_of(ops)
     for kind, each in chosen.items():
-        ours = {name: job_of(ops).slowdown_by(rows) for name, rows in each.items()}
+        ours = {name: job.slowdown_by(rows) for name, rows in each.items()}
         assert ours == pytest.approx(results["result"][f"blocking_decompose_by_{kind}"], abs=1e-6)
 
 
