@@ -167,13 +167,12 @@ def _alike(windows: Sequence[Window]) -> Sequence[Window]:
     told = [bool(window.collectives.launch_seen.any()) for window in windows if len(window.collectives)]
     if all(told) or not any(told):
         return windows
-    both = (Component.FORWARD, Component.OPTIMIZER)
-    return [
-        window.with_set(
-            Component.FORWARD, union_of(*(window.sets.get(name, EMPTY) for name in both))
-        ).with_set(Component.OPTIMIZER, EMPTY)
-        for window in windows
-    ]
+    return [_without_optimizer(window) for window in windows]
+
+
+def _without_optimizer(window: Window) -> Window:
+    rest, own = (window.sets.get(name, EMPTY) for name in (Component.FORWARD, Component.OPTIMIZER))
+    return window.with_set(Component.FORWARD, union_of(rest, own)).with_set(Component.OPTIMIZER, EMPTY)
 
 
 def _with_unmatched(window: Window) -> Window:

@@ -152,7 +152,7 @@ def _of_rank(log: RankLog, window: Window) -> ReducerWork | None:
     )
 
 
-_MORE_THAN_NONE = ("median_bytes", "backward_ms", "syncs_per_step")
+_UNKNOWN_IF_0 = ("median_bytes", "backward_ms", "syncs_per_step")
 """Facts of which a log's 0 says that it does not know."""
 
 
@@ -172,7 +172,7 @@ def reductions_of(
     known = {
         name: value
         for name, value in asdict(told).items()
-        if value or (value is not None and name not in _MORE_THAN_NONE)
+        if value or (value is not None and name not in _UNKNOWN_IF_0)
     }
     return replace(shown, **known)
 
