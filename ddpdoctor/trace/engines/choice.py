@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -16,7 +17,7 @@ from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.trace.columns import RankTrace, placed
 from ddpdoctor.trace.sources import is_url
 
-from .worker import Result, Task
+from .worker import Result, Task, Told
 
 KINDS = ("dask", "ray")
 LOOPBACK = "127.0.0.1"
@@ -26,6 +27,13 @@ LOOPBACK = "127.0.0.1"
 Engine = Callable[[Sequence[Task]], Iterator[Result]]
 """Reads traces somewhere: gives (number, trace or None, reason why there is none) of each task as it is done. A worker that dies costs
 the file it was reading. Ending the iteration early cancels the rest. Raises DdpDoctorError where it cannot be reached."""
+
+
+def in_processes(workers: int, told: Told) -> Engine:
+    """Processes of this machine; ``told`` how far each file is while it is read."""
+    from .processes import load_in_processes
+
+    return partial(load_in_processes, workers=workers, told=told)
 
 
 def open_engine(spec: str, jobs: int | None = None) -> Engine:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir import ranks_in_words
 from ddpdoctor.trace.columns import RankTrace, Shared, is_archive
-from ddpdoctor.trace.engines import Engine, Result, Task, Told, load_here, open_engine
+from ddpdoctor.trace.engines import Engine, Result, Task, Told, in_processes, load_here, open_engine
 from ddpdoctor.trace.formats import file_of
 from ddpdoctor.trace.sources import is_url, shown
 
@@ -152,9 +152,7 @@ def _engine(files: Sequence[str], jobs: int | None, engine: str | None, told: To
     # What reads Parquet ends its process on some files that were made to harm.
     if not any(map(is_archive, files)) and not _worth_it(files, workers):
         return partial(load_here, told=told)
-    from ddpdoctor.trace.engines.processes import load_in_processes
-
-    return partial(load_in_processes, workers=workers, told=told)
+    return in_processes(workers, told)
 
 
 def _processors() -> int:
