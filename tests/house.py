@@ -207,6 +207,7 @@ INSIDES: dict[tuple[str, str], str] = {
     ("tests/measure/metrics/test_backward.py", "ddpdoctor.measure.metrics.buckets"): "how its work grows",
     ("tests/measure/metrics/test_reducer.py", "ddpdoctor.measure.metrics.job"): "the names it looks for",
     ("tests/measure/pipeline/test_stragglers.py", "ddpdoctor.measure.pipeline.stragglers"): "one scenario",
+    ("tests/measure/pipeline/test_stragglers.py", "ddpdoctor.measure.pipeline.graph"): "kinds of operations",
     ("tests/measure/sourcelines/test_of_windows.py", "ddpdoctor.measure.sourcelines.of_windows"): "its bound",
     ("tests/measure/sourcelines/test_table.py", "ddpdoctor.measure.sourcelines.table"): "against one by one",
     ("tests/measure/sourcelines/test_table.py", "ddpdoctor.measure.sourcelines.counts"): "what it gives to",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from posixpath import basename
 from typing import Any
@@ -22,7 +21,7 @@ from ddpdoctor.rundir import RunDirectory
 from ddpdoctor.rundir.stops import launches_of
 from ddpdoctor.stall import Verdict
 
-from .inputs import MOST_MISSING, Inputs, launch_of, runs_here
+from .inputs import Inputs, launch_of, missing_ranks, runs_here
 
 _MOST_LINES = 4
 """Ranks whose last line one sentence names; the table has all."""
@@ -83,7 +82,6 @@ def job_of(
     first = next((info for info in infos if "rank" in info), {})
     # A rank that takes no step in a job that stops is where it stands; else its steps are lost.
     seen = {log.rank for log in inputs.logs if log.steps or stopped.facts.state} | set(measured_ranks)
-    missing = (rank for rank in range(facts.world_size or 0) if rank not in seen)
     hosts = {log.host for log in inputs.logs} | {trace.meta.host for trace in inputs.traces}
     devices = [facts.device_name, *(info.get("device_name") for info in infos)]
     environment = manifest.get("environment") or first.get("environment") or {}
@@ -92,7 +90,7 @@ def job_of(
     return Job(
         world_size=facts.world_size,
         ranks_seen=sorted(seen),
-        missing_ranks=list(islice(missing, MOST_MISSING)),
+        missing_ranks=missing_ranks(facts.world_size or 0, seen),
         hosts=sorted(host for host in hosts if host),
         backend=facts.backend,
         device=facts.device,

@@ -266,19 +266,9 @@ class _Run:
         saved_ms = min(max(cost_ms, 0.0), mean_ms)
         rest_ms = max(mean_ms - saved_ms, 0.01 * mean_ms)
         culprits = facts_view.lookup(self.tree, self.rule.ranks) if self.rule.ranks else None
-        self.cost = {
-            **dict.fromkeys(facts_view.fields_of(Cost)),
-            "ms_per_step": saved_ms,
-            "share": saved_ms / mean_ms,
-            "speedup": mean_ms / rest_ms,
-            "ranks": culprits,
-            "steps_hit": 0,
-            "steps_seen": 0,
-            "persistence": "always",
-            "stands_out_in": [],
-            "kinds": [],
-            "where": [],
-        }
+        self.cost = msgspec.to_builtins(
+            Cost(ms_per_step=saved_ms, share=saved_ms / mean_ms, speedup=mean_ms / rest_ms, ranks=culprits)
+        )
 
     def _value(self, expression: str) -> Any:
         return evaluate(expression, self.context)

@@ -91,6 +91,26 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """What is executed there, if it has a name: a collective, a kernel, an operator."""
 
 
+IN_MS = (
+    "ms_per_step",
+    "low_ms_per_step",
+    "high_ms_per_step",
+    "alone_ms_per_step",
+    "remaining_ms_per_step",
+    "waiting_ms_per_step",
+    "going_on_ms_per_step",
+    "beside_ms_per_step",
+)
+"""Fields of a cost that say what is saved, means over the steps."""
+
+
+def scaled(cost: Cost, factor: float, step_ms: float, also: tuple[str, ...] = ()) -> Cost:
+    """``cost`` of which this part counts, in a mean step of this length; of the fields ``also`` named, too."""
+    known = {name: ms for name in (*IN_MS, *also) if (ms := getattr(cost, name)) is not None}
+    of_all = {name: factor * ms for name, ms in known.items()}
+    return msgspec.structs.replace(cost, **{**of_all, **saving(of_all["ms_per_step"], step_ms)})
+
+
 def saving(ms_per_step: float, step_ms: float) -> dict[str, Any]:
     """The fields of a :class:`Cost` that say how much of the mean step a cause costs."""
     rest_ms = max(step_ms - ms_per_step, _LEAST_STEP_MS)

@@ -17,24 +17,22 @@ from ddpdoctor.measure.caveats import caveats
 from ddpdoctor.measure.costs import (
     Context,
     Costs,
-    MessageCost,
     RareSource,
     ReducerCosts,
     arrival_facts,
+    costs_under,
     favoured_cap_bytes,
-    late_facts,
     price_all,
-    shared_facts,
 )
-from ddpdoctor.measure.facts import Facts, GpuFacts
+from ddpdoctor.measure.facts import Facts, GpuFacts, LateFacts, SharedFacts
 from ddpdoctor.measure.flames import flames
 from ddpdoctor.measure.graph import Graphs, all_set_aside, build_graphs, python_parts
 from ddpdoctor.measure.hangfacts import HangFacts
 from ddpdoctor.measure.memory import Memory, memory_of
 from ddpdoctor.measure.metrics import (
+    MessageCost,
     asleep_shares,
     bandwidth_points,
-    bucket_facts,
     communication_facts,
     critical_breakdown,
     ddp_facts,
@@ -54,7 +52,7 @@ from ddpdoctor.measure.metrics import (
 )
 from ddpdoctor.measure.sourcelines import LogSourceLines, WindowSourceLines
 from ddpdoctor.measure.steplog import RankLog
-from ddpdoctor.measure.summary import BandwidthPoint, Flame, RankSummary, Series, Timeline
+from ddpdoctor.measure.summary import Drawn, RankSummary, Speaker
 from ddpdoctor.measure.taxonomy import RARE_ON_DEVICE, RARE_ON_HOST
 from ddpdoctor.measure.telemetry import HostTelemetry
 from ddpdoctor.measure.wholerun import Launch, run_facts
@@ -69,11 +67,7 @@ class Measurement(msgspec.Struct, frozen=True):
     graphs: Graphs
     logs: Sequence[RankLog]
     """All that were recorded, on one clock."""
-    ranks: list[RankSummary]
-    series: Series
-    timeline: Timeline | None
-    flames: list[Flame]
-    bandwidth: list[BandwidthPoint]
+    drawn: Drawn
     notes: list[str] = msgspec.field(default_factory=list)
     set_aside: dict[str, int] = msgspec.field(default_factory=dict)
     """Recorded steps that are not among ``facts.steps.measured``, by reason; with those they are all that were seen."""
@@ -102,9 +96,15 @@ def measure(
     told(2, 5)
     ranks = _summaries(graphs, memory)
     told(3, 5)
-    over_time = series(graphs.log if graphs.log is not None else graphs.speaking)
+    drawn = Drawn(
+        speaker=Speaker(graphs.speaker, graphs.why),
+        ranks=ranks,
+        series=series(graphs.log if graphs.log is not None else graphs.speaking),
+        timeline=timeline(graphs.speaking, graphs.logs, graphs.windows),
+        flames=flames(graphs.log, log_lines.samples, ranks) if graphs.log is not None else [],
+        bandwidth=[] if graphs.window is None else bandwidth_points(graphs.window, _hosts(graphs.windows)),
+    )
     told(4, 5)
-    drawn = timeline(graphs.speaking, graphs.logs, graphs.windows)
     costs = price_all(context, counted(progress, Stage.PRICE))
     return Measurement(
         facts=replace(
@@ -113,13 +113,7 @@ def measure(
         ),
         graphs=graphs,
         logs=recorded,
-        ranks=ranks,
-        series=over_time,
-        timeline=drawn,
-        flames=flames(graphs.log, log_lines.samples, ranks) if graphs.log is not None else [],
-        bandwidth=bandwidth_points(graphs.window, _hosts(graphs.windows))
-        if graphs.window is not None
-        else [],
+        drawn=drawn,
         notes=[*notes, *outstanding(graphs.told), *caveats(graphs), *memory.notes],
         set_aside=aside,
     )
@@ -158,9 +152,6 @@ def _context(
     """What is known before anything is priced."""
     graph, logs, windows = graphs.speaking, graphs.logs, graphs.windows
     reducers = reducer_work(logs, windows) if graphs.log_speaks else []
-    latency_us = bytes_per_ns = None
-    if graphs.window is not None:
-        latency_us, bytes_per_ns = message_cost(graphs.window, _hosts(windows))
     return Context(
         graph=graph,
         attribution=attribute(graph, short=not logs and all(window.on_device for window in windows)),
@@ -175,7 +166,7 @@ def _context(
             issue_ns=tuple(work.issue_ns for work in reducers if work),
         ),
         reductions=reductions_of(graph, graphs.log, graphs.window, logs, windows),
-        message=MessageCost(latency_us, bytes_per_ns),
+        message=MessageCost() if graphs.window is None else message_cost(graphs.window, _hosts(windows)),
         speaks_of_hosts=graphs.log_speaks,
         cores=host_cores(telemetry, logs),
         asleep=asleep_shares(logs),
@@ -215,11 +206,11 @@ def _facts(
             context.attribution.inputs_explain,
             job.world_size,
         ),
-        late=late_facts(costs),
-        shared=shared_facts(costs),
+        late=LateFacts(**costs_under("late", costs)),
+        shared=SharedFacts(**costs_under("shared", costs)),
         arrivals=arrival_facts(graph, costs),
         communication=communication_facts(graph, graphs.window, logs, windows, context.message.latency_us),
-        buckets=bucket_facts(context.reductions, cap_bytes),
+        buckets=replace(context.reductions, favoured_cap_bytes=cap_bytes),
         loader=loader_facts(logs, windows, context.asleep),
         ddp=ddp_facts(logs, windows, context.message.latency_us, context.reductions.syncs_per_step or 1.0),
         gpu=gpu,

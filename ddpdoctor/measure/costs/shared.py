@@ -32,7 +32,6 @@ from ddpdoctor.measure.taxonomy import (
     SyncKind,
 )
 
-from .checkpoints import as_often_as_saved
 from .context import Context, Costs
 from .price import set_by_hosts
 from .why import awake_of_all_ms
@@ -59,7 +58,7 @@ def shared_work(context: Context) -> Costs:
     }
     saving = costs[SharedCause.CHECKPOINT]
     if saving is not None:
-        costs[SharedCause.CHECKPOINT] = as_often_as_saved(context, saving)
+        costs[SharedCause.CHECKPOINT] = context.as_often_as_saved(saving)
     for cause in _OWN_CODE:
         if (own := costs[cause]) is not None:
             awake_ms = awake_of_all_ms(context.graph, own.own_ms)

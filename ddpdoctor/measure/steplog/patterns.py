@@ -82,11 +82,13 @@ class Tuning(msgspec.Struct, frozen=True):
     blocks: int = 160
     """Into which the series is cut at most to look for changes: medians of neighbouring steps."""
     fewest_in_block: int = 5
+    """Steps of a block: the median of fewer still scatters much."""
     level_scatters: float = 3.0
     """Times the scatter of the blocks around their levels by which a level must change."""
     fewest_blocks: int = 4
     """Of one level."""
     most_changes: int = 4
+    """Levels that alternate more often are scatter."""
     sure: float = 4.0
     """Standard deviations of Kendall's statistic beyond which a series rises."""
 

@@ -9,7 +9,7 @@ import pytest
 
 from ddpdoctor.analysis import Options, load
 from ddpdoctor.measure.attribution import attribute
-from ddpdoctor.measure.costs import Context, ReducerCosts, price_all, shared_facts
+from ddpdoctor.measure.costs import Context, ReducerCosts, price_all
 from ddpdoctor.measure.graph import Sync
 from ddpdoctor.measure.metrics import ddp_facts, reducer_work
 from ddpdoctor.measure.metrics.job import SEARCH
@@ -74,7 +74,7 @@ def test_micro_batches_without_a_reduction_are_not_asked(tmp_path):
 
 def redundant_cost(job, synced_ns=()):
     context = Context(job, attribute(job), NoLines(), reducer=ReducerCosts(synced_ns=tuple(synced_ns)))
-    return shared_facts(price_all(context)).redundant_sync
+    return price_all(context).get("shared.redundant_sync")
 
 
 @pytest.mark.parametrize("synced_ms", [0.0, 1.5])
