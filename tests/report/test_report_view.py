@@ -298,7 +298,7 @@ def test_bandwidth_of_one_size_is_one_point():
 
 
 def test_round_ticks():
-    assert nice_ticks(55) == [0, 20, 40]
+    assert nice_ticks(55) == [0, 20, 40] and nice_ticks(10) == [0, 5, 10]
     assert nice_ticks(0) == [0.0] and nice_ticks(float("nan")) == [0.0]
     assert nice_ticks(3 * 1024, 3, 1024) == [0, 1024, 2048, 3072]
     assert [tick.label for tick in index_ticks(list(range(10, 128)))] == ["10", "50", "100"]
