@@ -179,6 +179,7 @@ def run_tests(
     try:
         return process.wait(LIMIT_S if more is None else None)
     except subprocess.TimeoutExpired:
+        print(f"ended after {LIMIT_S} s: {' '.join(arguments)[:100]}", flush=True)
         os.killpg(process.pid, 9)
         process.wait()
         return None
