@@ -248,7 +248,7 @@ def test_lateness_shows_the_late_rank_and_leaves_the_others_empty():
     assert [row.label for row in chart.rows] == ["0", "1"]
     assert any(chart.paths) and all("M0 0H" not in path for path in chart.paths)
     assert "rank 1 is latest, by 43.9 ms" in chart.description
-    assert chart.missing == ""
+    assert chart.missing == "" and chart.notes == [], "nothing is aggregated"
 
 
 def test_nobody_late_is_a_sentence_instead_of_an_empty_map():
