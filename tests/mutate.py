@@ -1,7 +1,10 @@
 """``python -m tests.mutate``: plants errors in the package, one at a time, and says which of them ``make test`` catches.
 
 An error is a comparison turned, a number changed, a branch dropped or a value replaced by None, drawn by seed from all of ``ddpdoctor/``
-outside of texts. It is planted in a copy of the X
+outside of texts. It is planted in a copy of the checkout. First run the tests that execute its line, as one run under coverage.py has
+shown. That run does not see what other processes execute (ranks, launchers, commands): all tests of the room follow where its code runs
+there, those of the commands where it does not; of a line that no test executes, all tests of the room at once.
+
 mutmut and cosmic-ray were weighed and do not serve: both run the whole suite for each error, or see only what pytest's own process
 executes, while the hook runs in ranks under another package name. Takes about 15 s for each error: some are found by their own test at
 once, and a survivor costs a whole room's tests. With ``--further`` the survivors also meet the room's tests that only ``make test-all``
@@ -238,7 +241,8 @@ def caught(mutant: Mutant, root: Path, by_line: dict[tuple[str, int], list[str]]
     path.write_text(mutant.planted(source))
     try:
         chosen, room = chosen_tests(mutant, by_line), tests_of_room(mutant)
-        goes = [chosen, room] if chosen != room and mutant.room in IN_OTHER_PROCESSES else [chosen]
+        beyond = room if mutant.room in IN_OTHER_PROCESSES else ["tests/cli"]
+        goes = [chosen] if chosen == room else [chosen, beyond]
         if any(fail(root, tests) for tests in goes):
             return "make test"
         more = sorted({*room, "tests/analysis"}) if further else []
