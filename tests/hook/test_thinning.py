@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from ddpdoctor.hook.job import Kinds
-from ddpdoctor.hook.recording.active import active
+from ddpdoctor.hook.recording import Recorder, active
 from ddpdoctor.hook.recording.recorder import (
     BLOCK_STEPS,
     EARLY_STEPS,
@@ -16,7 +16,6 @@ from ddpdoctor.hook.recording.recorder import (
     MANY_STEPS,
     MOST_SHARE,
     MOST_THINNED,
-    Recorder,
     Thinning,
 )
 from ddpdoctor.rundir import STEPS_FILE, Spool, drain, make_spool_root
