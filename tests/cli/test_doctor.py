@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ddpdoctor.launch.jobpython import Interpreter, interpreter_of
 from tests.commands import command
 
 CHECKS = (
@@ -49,6 +50,13 @@ def test_the_python_is_from_the_launchers_shebang(tmp_path):
     assert told["schema"] == "ddpdoctor.doctor/1" and told["ready"] == (done.returncode == 0)
     python = told["checks"][0]
     assert python["state"] == "ok" and sys.executable in python["words"]
+
+
+def test_without_a_command_the_python_is_torchrun_s_else_ours(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert interpreter_of([]) == Interpreter(sys.executable, False)
+    script(tmp_path / "torchrun", "#!/opt/job/bin/python3")
+    assert interpreter_of([]) == Interpreter("/opt/job/bin/python3", True)
 
 
 @pytest.mark.parametrize(

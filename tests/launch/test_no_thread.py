@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from contextlib import suppress
 
 import pytest
@@ -26,6 +27,16 @@ def test_a_process_that_cannot_be_listened_to_works_on_and_is_ended(no_thread):
     beside.end()
     with suppress(ChildProcessError):
         assert os.waitpid(beside._pid, 0)[0] == beside._pid, "it has ended, or is about to"
+
+
+def test_a_look_at_the_orders_does_not_wait_for_one():
+    orders, launcher = os.pipe()
+    began_s = time.monotonic()
+    assert not is_told_to_end(orders, 0)
+    assert time.monotonic() - began_s < 1.0
+    os.close(launcher)
+    assert is_told_to_end(orders, 0), "the launcher has gone"
+    os.close(orders)
 
 
 def test_the_keeper_carries_on_without_telemetry(no_thread, tmp_path):

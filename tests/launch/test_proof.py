@@ -184,6 +184,21 @@ def test_each_launcher_of_a_host_ends_its_own_ranks_once_one_has_found_that_they
     assert [said.get("end_job", False) for said in watching.said()] == [True] * ends
 
 
+def test_what_is_written_of_a_hang_is_brought_up_to_date_now_and_then(tmp_path, monkeypatch) -> None:
+    rank = a_rank(1)
+    watching = Watching(tmp_path, [waiting(0), rank], "report")
+    watching.hangs()
+    alive = []
+    for again_s in (60.0, 60.0, 60.0, 0.0):
+        monkeypatch.setattr(sentinel, "_AGAIN_S", again_s)
+        watching.watch._turn()
+        alive.append(
+            [each["alive"] for each in host_document(str(watching.root), STALL_FILE).get("ranks", [])]
+        )
+        rank.end = {"signal": 9, "code": None, "in_order": False} if alive[-1] else None
+    assert alive == [[], [True, True], [True, True], [True, False]]
+
+
 def test_who_is_left_of_dead_ranks_and_not_known_to_wait_for_them_is_not_ended(tmp_path) -> None:
     dead = a_rank(1)
     dead.end = {"signal": 9, "code": None, "in_order": False}

@@ -41,6 +41,7 @@ def changed(**fields):
         ({"job__world_size": 10**12}, "job.world_size below 0 or above 10 million"),
         ({"steps__median_ms": 1e300}, "median_ms: a number out of range"),
         ({"steps__count": -5}, "steps: a count below 0"),
+        ({"findings__0__coverage__ranks": -1}, "findings: a coverage below 0"),
         ({"created_ns": 2**63}, "created_ns: a number out of range"),
         ({"series__steps": [5, 3]}, "series.step_ms does not have one number for each rank and step"),
         ({"series__step_ms__0": [1.0]}, "series.step_ms does not have one number for each rank and step"),
@@ -66,7 +67,12 @@ def test_impossible_values_are_refused_in_one_sentence(tmp_path, fields, words):
 
 def test_negligible_numbers_become_zero(tmp_path):
     (tmp_path / "d.json").write_bytes(
-        changed(steps__median_ms=5e-324, series__step_ms__0__3=-0.0, facts={"a": [1e-300]})
+        changed(
+            steps__median_ms=5e-324,
+            series__step_ms__0__3=-0.0,
+            facts={"a": [1e-300]},
+            findings__0__coverage__steps=0,
+        )
     )
     read = read_diagnosis(tmp_path / "d.json")
     assert repr([read.steps.median_ms, read.series.step_ms[0][3], read.facts["a"][0]]) == "[0.0, 0.0, 0.0]"

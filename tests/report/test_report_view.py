@@ -258,7 +258,7 @@ def test_lateness_shows_the_late_rank_and_leaves_the_others_empty():
     assert [row.label for row in chart.rows] == ["0", "1"]
     assert any(chart.paths) and all("M0 0H" not in path for path in chart.paths)
     assert "rank 1 is the latest, by 43.9 ms" in chart.description
-    assert chart.missing == ""
+    assert chart.missing == "" and chart.notes == [], "nothing is aggregated"
 
 
 def test_without_late_ranks_there_is_a_sentence_and_no_map():
@@ -308,7 +308,7 @@ def test_bandwidth_of_one_size_is_one_point():
 
 
 def test_round_ticks():
-    assert nice_ticks(55) == [0, 20, 40]
+    assert nice_ticks(55) == [0, 20, 40] and nice_ticks(10) == [0, 5, 10]
     assert nice_ticks(0) == [0.0] and nice_ticks(float("nan")) == [0.0]
     assert nice_ticks(3 * 1024, 3, 1024) == [0, 1024, 2048, 3072]
     assert [tick.label for tick in index_ticks(list(range(10, 128)))] == ["10", "50", "100"]

@@ -212,8 +212,8 @@ def _positions(group: CycleGroup) -> list[int]:
         return list(range(world))
     late = np.nanmean(np.nanmax(group.wait, axis=2, keepdims=True) - group.wait, axis=(0, 1))
     fixed = {*range(_TUNING.first_ranks), *range(world - _TUNING.last_ranks, world)}
-    stragglers = np.argsort(-late, kind="stable")[: _TUNING.most_ranks - len(fixed)]
-    return sorted(fixed.union(stragglers.tolist()))
+    others = [rank for rank in np.argsort(-late, kind="stable").tolist() if rank not in fixed]
+    return sorted(fixed.union(others[: _TUNING.most_ranks - len(fixed)]))
 
 
 def _sets(

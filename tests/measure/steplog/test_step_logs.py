@@ -296,10 +296,14 @@ def test_a_single_rank(tmp_path):
     assert found.facts.shared.data.ms_per_step == pytest.approx(2.0)
 
 
-def test_steps_of_one_rank_that_never_meets_another(tmp_path):
-    job = Job(1, ddp=False, transfer=0.0)
-    found, _ = measured(record(tmp_path / "run", job))
+@pytest.mark.parametrize("world", [1, 3])
+def test_steps_of_ranks_that_never_meet(tmp_path, world):
+    run = record(tmp_path / "run", Job(world, ddp=False, transfer=0.0))
+    for rank in range(world):
+        log_of(run, rank).write_text(log_of(run, rank).read_text().replace('"k": "coll"', '"k": "gc"'))
+    found, _ = measured(run)
     assert found.facts.steps.mean_ms == pytest.approx(18.5) and late_facts(found) == {}
+    assert found.facts.steps.measured == 27 and found.facts.communication.matched == 0
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 5])
