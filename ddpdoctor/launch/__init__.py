@@ -6,7 +6,7 @@ goes on without it.
 ::
 
     the run       session       one recorded run from start to end
-                  options       what the user asked for            environment   what the job finds in its environment
+                  options       what the user asked for
                   directory     the run directory and its manifest privacy       its command line without secrets
     the job       child         the process, its streams and signals
                   witness       a signal to the group, or to the launcher alone

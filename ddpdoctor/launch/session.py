@@ -10,9 +10,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ddpdoctor.errors import DdpDoctorError
+from ddpdoctor.hook.environment import (
+    DEFAULT_HANG_AFTER_S,
+    DEFAULT_PROFILE_STEPS,
+    HookOptions,
+    job_environment,
+)
 from ddpdoctor.launch.alone import (
     CommandNotStartedError,
     inherited_environment,
@@ -23,9 +29,8 @@ from ddpdoctor.launch.alone import (
 )
 from ddpdoctor.launch.child import Child, ExitStatus
 from ddpdoctor.launch.directory import Launch, default_run_name, job_identity, new_manifest, open_run
-from ddpdoctor.launch.environment import LAUNCHER_VARIABLE, child_environment
-from ddpdoctor.launch.helper import Beat, NoAnswerError, bounded
-from ddpdoctor.launch.keeper import HostWatch, Keeper
+from ddpdoctor.launch.helper import Beat, Beside, NoAnswerError, bounded
+from ddpdoctor.launch.keeper import Keeper
 from ddpdoctor.launch.leftovers import (
     HostRanks,
     clear_spools_of_earlier_runs,
@@ -33,7 +38,7 @@ from ddpdoctor.launch.leftovers import (
 )
 from ddpdoctor.launch.options import RunOptions
 from ddpdoctor.launch.orphans import Orphans
-from ddpdoctor.launch.sentinel import Sentinel
+from ddpdoctor.launch.sentinel import END_S, Sentinel
 from ddpdoctor.rundir import (
     ASKED_FILE,
     ASKED_SCHEMA,
@@ -86,6 +91,8 @@ def no_rank(program: str, ended_by: int | None, unjoined: str) -> Note:
     )
 
 
+_LAUNCHER_VARIABLE = "DDPDOCTOR_LAUNCHER"
+"""A mark by which a launcher knows its own ranks: several may record into one run on one host."""
 _OTHERS_S = 5.0
 _START_S = 10.0
 """Until a run directory is made: a file system that is mounted when it is first asked for takes seconds."""
@@ -240,16 +247,19 @@ class _Recording:
         self.launch, self.spool = place
         launch = self.launch
         self.ranks = HostRanks(launch.run, launch.host)
-        watch = HostWatch(launch.run, self.spool, launch.host, self.ranks, options)
-        self.keeper = Keeper(launch.run, self.spool, watch)
-        self.sentinel = Sentinel(
-            self.spool,
-            launch.host,
-            options,
-            None if diagnose is None or not launch.owner else partial(diagnose, launch.run),
-        )
+        kept = launch.run, place.spool, launch.host, options
+        self.keeper = Beside("keeper", lambda orders, writer: Keeper(*kept, orders, writer).keep())
+        own = None if diagnose is None or not launch.owner else partial(diagnose, launch.run)
+        watched = place.spool, launch.host, options, own
+        self.sentinel = Beside("sentinel", lambda orders, writer: Sentinel(*watched, orders, writer).watch())
         self.marker = f"{launch.host}:{launch.record.stem}:{launch.document['started_ns']}"
-        self.environment = child_environment(base, launch.run, self.spool, self.marker, options)
+        asked = HookOptions(
+            profile_steps=(options.profile_steps or DEFAULT_PROFILE_STEPS) if options.profile else None,
+            max_trace_mb=options.max_trace_mb,
+            hang_after_s=DEFAULT_HANG_AFTER_S if options.hang_after_s is None else options.hang_after_s,
+        )
+        self.environment = job_environment(str(launch.run), str(self.spool), asked, base)
+        self.environment[_LAUNCHER_VARIABLE] = self.marker
         self.notes: list[str] = []
         self.unsaved: list[str] = []
         self._asked_by: int | None = None
@@ -259,6 +269,15 @@ class _Recording:
 
     def follow(self, command: Sequence[str], child: Child, warn: Callable[[str], None]) -> Outcome:
         """Watch over the running ``command``, gather what it left."""
+
+        def heard(said: dict[str, Any]) -> None:
+            """What a process beside us says; the sentinel also that the job hangs, and is to be ended as the user wants it."""
+            if "warn" in said:
+                warn(said["warn"])
+            if said.get("end_job"):
+                child.end()
+            self.manifest_notes += [Note(text, NoteCode(code)) for text, code in said.get("notes", [])]
+
         try:
             self.keeper.start()
         except Exception as error:
@@ -268,8 +287,8 @@ class _Recording:
         except Exception as error:
             self.notes.append(f"The job is not watched for hangs: {error}.")
         try:
-            self.keeper.listen(warn, _ANSWER_S)
-            self.sentinel.listen(warn, child.end)
+            self.keeper.listen(heard, _ANSWER_S)
+            self.sentinel.listen(heard, END_S)
         except Exception as error:  # no further thread is allowed
             self.notes.append(f"The recording may be incomplete: {error}.")
         status = child.wait()
@@ -314,8 +333,9 @@ class _Recording:
         """
         ended_ns = time.time_ns()
         unjoined = standing_at_door(str(self.spool))
-        self.sentinel.end()
-        self.manifest_notes = self.keeper.end()
+        with suppress(NoAnswerError):  # how the ranks ended is then not written down
+            self.sentinel.end()
+        self.keeper.end()
         self._stage(self._wait_for_traces)
         if child.is_to_end or status.signal is not None:
             end_orphans = partial(self._end_orphans, child.was_told_by_group, self._recorded_ranks())
@@ -383,7 +403,7 @@ class _Recording:
 
     def _end_orphans(self, told_by_group: bool, recorded: Mapping[int, int] | None, beat: Beat) -> _Gathered:
         """Until nobody of this launcher's job writes any more."""
-        orphans = Orphans(LAUNCHER_VARIABLE, self.marker, self.spool, recorded)
+        orphans = Orphans(_LAUNCHER_VARIABLE, self.marker, self.spool, recorded)
         return _Gathered(orphans.end(beat, os.getpgrp() if told_by_group else 0).sentences())
 
     def _collect(self, beat: Beat) -> _Gathered:
