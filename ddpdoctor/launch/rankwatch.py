@@ -107,7 +107,7 @@ class WatchedRank:
         except OSError:
             self._handle = -1
             if not procfs.state_of(self.here_pid):
-                self._note_end()
+                self.note_end()
 
     def _found_pid(self) -> int:
         return writer_of(self.spool).pid
@@ -188,7 +188,7 @@ class WatchedRank:
             return
         self.state = procfs.state_of(self.here_pid)
         if self.state in ("", "Z", "X"):
-            self._note_end()
+            self.note_end()
         else:
             self.meter.look(self.beat)
 
@@ -208,11 +208,9 @@ class WatchedRank:
             return ""
 
     def note_end(self) -> None:
-        """Its process has ended, as its handle says."""
-        if self.alive:
-            self._note_end()
-
-    def _note_end(self) -> None:
+        """Its process has ended, as its handle says, or is gone."""
+        if not self.alive:
+            return
         status = procfs.exit_status(self.here_pid, self._handle)
         code = None if status is None else os.waitstatus_to_exitcode(status)
         self.end = {
@@ -310,11 +308,6 @@ class WatchedRank:
 
     def _is_in_long_phase(self) -> bool:
         return self._evaluates() or self.phase in (Phase.SAVE, Phase.LOAD, Phase.COMPILE)
-
-    @property
-    def in_long_phase(self) -> bool:
-        """Whether it is in one that takes long in a healthy job too, whether or not anything shows that it makes progress."""
-        return self.phase in LONG_PHASES
 
     @property
     def alone(self) -> bool:

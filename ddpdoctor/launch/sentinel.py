@@ -51,8 +51,6 @@ END_S = 0.3
 """Times five, where it is not the kernel that keeps it: so long the end of a job waits for this process."""
 _AFTER_LAUNCHER_S = 60.0
 """How long the ranks may take to end whose launcher was killed."""
-_MOST_EARLIER = 20
-"""Standstills from which the job went on that are remembered."""
 
 
 class Sentinel:
@@ -85,7 +83,6 @@ class Sentinel:
         """What is written of the standstill that lasts."""
         self._written_s = 0.0
         self._kill: proof.Kill | None = None
-        self._earlier: list[dict[str, Any]] = []
         self._began_ns = time.time_ns()
         self._ended_by_another = False
         self._ends: dict[str, Any] = {}
@@ -222,14 +219,8 @@ class Sentinel:
             "state": Standstill.LASTS.value,
             "silent_since_ns": now_ns - int(suspicion.silent_s * 1e9) if last_ns is None else last_ns,
             "detected_ns": now_ns,
-            "resumed_ns": None,
-            "after_s": suspicion.after_s,
-            "longest_gap_s": suspicion.longest_gap_s,
             "paused_in": None,
-            "on_hang": self._options.on_hang,
-            "request": self._request,
             "ranks": [self._rank_document(rank) for rank in current],
-            "earlier": self._earlier,
         }
         self._write_stall(self._stall)
         for sentence in hang_sentences(suspicion, self._here(current)):
@@ -259,7 +250,6 @@ class Sentinel:
         return {
             "rank": rank.rank,
             "pid": rank.pid,
-            "alive": rank.alive,
             "answered": rank.alive and not rank.holds_gil and self._has_answered(rank),
             "in_order": rank.ended or bool(rank.end and rank.end["in_order"]),
             "waits": rank.waits,
@@ -286,14 +276,8 @@ class Sentinel:
             self._write_stall(stall)
 
     def _resume(self, stall: dict[str, Any]) -> None:
-        stall.update(
-            state=Standstill.RESUMED.value,
-            resumed_ns=time.time_ns(),
-            paused_in=self._progress.paused_in,
-        )
+        stall.update(state=Standstill.RESUMED.value, paused_in=self._progress.paused_in)
         self._write_stall(stall)
-        summary = {key: stall[key] for key in ("silent_since_ns", "detected_ns", "silent_s", "resumed_ns")}
-        self._earlier = [*self._earlier, summary][-_MOST_EARLIER:]
         self._stall = self._kill = self._asked_s = None
         say(self._writer, warn=f"the job goes on, after {stall['silent_s']:.0f} s.")
 

@@ -161,7 +161,11 @@ def drain(
                         folder("ranks", run_folder) as ranks,
                         folder(os.path.basename(target), ranks) as place,
                     ):
-                        _copy_all(here, place, beat)
+                        for stream, parts in segments_in(here).items():
+                            if stream in _STREAMS:
+                                _copy(parts, here, stream, place, beat)
+                        copy_documents(here, place)
+                        take_traces(here, place, beat)
                         copy_last_words(here, place, remove or last_words)
                         if remove:
                             clear_thinned(place)
@@ -209,7 +213,9 @@ def discard(directory: str) -> None:
 def _locked(spool: int, deadline_s: float) -> Iterator[None]:
     """Hold the spool's lock, against other processes and other threads of this one. Raises BusyError."""
     key = file_identity(spool)
-    while not _begin(key):
+    mine = object()
+    # In one operation: there is no lock that a fork could inherit.
+    while _copied_here.setdefault(key, mine) is not mine:
         _wait(deadline_s, "another thread is copying it")
     try:
         # Not before: a record lock is a process's, and lost with the first file of its name that one of its threads closes.
@@ -227,13 +233,6 @@ def _locked(spool: int, deadline_s: float) -> Iterator[None]:
         _copied_here.pop(key, None)
 
 
-def _begin(key: tuple[int, int] | None) -> bool:
-    """Whether no other thread of this process copies the spool; then this one does."""
-    mine = object()
-    # In one operation: there is no lock that a fork could inherit.
-    return _copied_here.setdefault(key, mine) is mine
-
-
 def _wait(deadline_s: float, why: str) -> None:
     if time.monotonic() >= deadline_s:
         raise BusyError(errno.EBUSY, why)
@@ -248,14 +247,6 @@ def _refuse_foreign(run: str, root: str) -> None:
             raise OtherRunError(errno.EINVAL, "it is not the run that these records are of", run)
         return
     refuse_other_run(run, known)
-
-
-def _copy_all(spool: int, place: int, beat: Callable[[], None]) -> None:
-    for stream, parts in segments_in(spool).items():
-        if stream in _STREAMS:
-            _copy(parts, spool, stream, place, beat)
-    copy_documents(spool, place)
-    take_traces(spool, place, beat)
 
 
 def _copy(

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 from .notes import Note, NoteCode
-from .owned import replace_file
+from .owned import encoded, replace_file
 
 MOST_DOCUMENT_BYTES = 16 << 20
 """A rank.json of a job with a thousand modules is below one MiB."""
@@ -36,7 +36,7 @@ _LINK = "it is a link, and links in a run directory are not followed"
 
 def write_json(path: str, document: Any) -> None:
     """Replace ``path`` as a whole, see :func:`write_whole`. Raises OSError or TypeError; ``path`` then is as before."""
-    write_whole(path, json.dumps(document, separators=(",", ":"), default=str).encode())
+    write_whole(path, encoded(document))
 
 
 def write_whole(path: str, data: bytes) -> None:

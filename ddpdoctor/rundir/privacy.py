@@ -56,7 +56,8 @@ def mask_text(text: str) -> str:
     kept, cut = _cut(text)
     kept = mask_urls(PRIVATE_KEY.sub(MASK, kept), MASK)
     kept = NETRC.sub(rf"\g<1>{MASK}", kept)
-    kept = _replaced(kept, [(begin, end, True) for begin, end in program_secrets(kept)])
+    for begin, end in reversed(list(program_secrets(kept))):
+        kept = kept[:begin] + MASK + kept[end:]
     done, position = [], 0
     for begin, end, secret in secret_values(kept):
         done += [_without_tokens(kept[position:begin]), MASK if secret else kept[begin:end]]
@@ -71,12 +72,6 @@ def _cut(text: str) -> tuple[str, str]:
     words = re.split(r"[\s\"'&,;]", text[LONGEST_TEXT - _LAST_WORD : LONGEST_TEXT])
     kept = text[: LONGEST_TEXT - (len(words[-1]) if len(words) > 1 else _LAST_WORD)]
     return kept, f"... ({len(text) - len(kept)} more letters)"
-
-
-def _replaced(text: str, places: list[tuple[int, int, bool]]) -> str:
-    for begin, end, _ in reversed(places):
-        text = text[:begin] + MASK + text[end:]
-    return text
 
 
 def _without_tokens(text: str) -> str:

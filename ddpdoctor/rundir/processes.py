@@ -7,8 +7,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from .boot import boot_id
-from .liveness import pid_namespace, started
+from .liveness import boot_id, pid_namespace, started
 
 _CLOCK_S = 60.0
 """How far the clock may have been set since a process wrote when it began, before its process id counts as reused."""

@@ -67,23 +67,6 @@ def rest_of(spool: str, stream: str, done: int) -> bytes:
     return rest
 
 
-def newer_in(spool: str, stream: str, done: int) -> tuple[bytes, int]:
-    """What a spool still holds of a stream beyond its first ``done`` bytes, and where that ends. What was copied and removed
-    meanwhile is passed over. Never raises."""
-    newer = b""
-    try:
-        with opened_spool(spool) as here:
-            for position, name in segments_in(here).get(stream, []):
-                if position > done:
-                    newer, done = b"", position
-                piece = written_part(read_file(name, here, done - position))
-                newer += piece
-                done += len(piece)
-    except OSError:
-        pass
-    return newer, done
-
-
 def waiting_in(spool: str, target: str) -> Waiting:
     """What ``spool`` holds that is not in the rank's folder ``target``; never raises."""
     steps = size = 0

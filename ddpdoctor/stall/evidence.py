@@ -129,7 +129,6 @@ class RankEvidence(msgspec.Struct, frozen=True):
     process: Mapping[str, Any] = msgspec.field(default_factory=dict)
     joined: bool = True
     """Whether it had joined its process group, or nothing says that it had not."""
-    answered: bool | None = None
     waits: bool | None = None
     computes: bool = False
     """Whether its launcher's side saw it compute, so that it may be in a long computation."""
@@ -334,7 +333,6 @@ def _of(
         sampled=_last_sampled(log),
         process=seen.get("process") or {},
         joined=joined,
-        answered=seen.get("answered") if joined else None,
         waits=waits,
         computes=bool(seen.get("computes")),
         in_order=not raised

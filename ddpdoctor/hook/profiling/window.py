@@ -16,7 +16,7 @@ import threading
 import time
 from typing import Any
 
-from ...rundir import CAPTURE_ANSWER, CAPTURE_SCHEMA, CaptureOrder, Mark
+from ...rundir import CAPTURE_ANSWER, CAPTURE_SCHEMA, CaptureOrder, Mark, capture_ordered
 from .. import environment
 from ..guard import part
 from ..job import job_torch
@@ -330,7 +330,7 @@ class Captures:
 
     def follow(self) -> None:
         """Do what was ordered, or taken back, since the last call."""
-        order = self._session.spool.capture_ordered()
+        order = capture_ordered(self._session.spool.directory)
         newest = self._windows[-1]
         if order is None:
             self._answered = 0
