@@ -20,7 +20,6 @@ import psutil
 import ddpdoctor
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.launch.options import RunOptions
-from ddpdoctor.launch.privacy import mask_command
 from ddpdoctor.rundir import (
     MANIFEST_FILE,
     RUN_SCHEMA,
@@ -37,9 +36,9 @@ from ddpdoctor.rundir import (
     run_id,
     write_json,
 )
+from ddpdoctor.rundir.liveness import is_running
 from ddpdoctor.rundir.owned import behind_links, folder, is_own, is_own_folder, replace_file
-from ddpdoctor.rundir.privacy import mask_text, recorded_environment
-from ddpdoctor.rundir.processes import is_running
+from ddpdoctor.rundir.privacy import mask_command, mask_text, recorded_environment
 
 _TASK_VARIABLES = (
     "SLURM_PROCID",

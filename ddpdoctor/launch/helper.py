@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ddpdoctor.launch import procfs
 from ddpdoctor.parentdeath import die_with_parent
 from ddpdoctor.readable import is_readable
 
@@ -55,17 +56,11 @@ class Patience:
     def ask(self) -> None:
         """Raises NoAnswerError once there is none left."""
         silent_s = time.monotonic() - self._since_s
-        most_s = self._patience_s if _is_kept_waiting(self._pid) else self._patience_s * _LONGER
+        # The kernel keeps its main thread from running until something answers.
+        kept_waiting = procfs.state_of(self._pid) == "D"
+        most_s = self._patience_s if kept_waiting else self._patience_s * _LONGER
         if silent_s > most_s:
             raise NoAnswerError("its storage does not answer")
-
-
-def _is_kept_waiting(pid: int) -> bool:
-    """Whether the kernel keeps the main thread of a process from running until something answers."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "D"
-    except (OSError, IndexError):
-        return False
 
 
 def bounded(work: Callable[[Beat], _Result], patience_s: float) -> _Result:

@@ -17,10 +17,9 @@ from ddpdoctor.hook.environment import DEFAULT_HANG_AFTER_S
 from ddpdoctor.launch import proof
 from ddpdoctor.launch.hangwords import elsewhere_sentence, hang_sentences, unknown_sentence
 from ddpdoctor.launch.helper import IN_ORDER, Diagnosing, say
-from ddpdoctor.launch.hostwatch import HostWatchedRanks
 from ddpdoctor.launch.options import RunOptions
 from ddpdoctor.launch.procfs import process_document
-from ddpdoctor.launch.rankwatch import Activity, WatchedRank
+from ddpdoctor.launch.rankwatch import Activity, HostWatchedRanks, WatchedRank
 from ddpdoctor.launch.standstill import Progress, Suspicion, Tuning
 from ddpdoctor.launch.unjoined import Door, UnjoinedRank
 from ddpdoctor.readable import is_readable

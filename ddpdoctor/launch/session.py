@@ -143,16 +143,17 @@ def run_job(
     """
     base: dict[str, str] | None = None
     try:
-        with preparing("the environment cannot be read"):
-            base = inherited_environment() if environment is None else dict(environment)
-        recording, child = _started(command, options, base, diagnose)
-    except DdpDoctorError:
-        raise
+        try:
+            with preparing("the environment cannot be read"):
+                base = inherited_environment() if environment is None else dict(environment)
+            recording, child = _started(command, options, base, diagnose)
+        except (DdpDoctorError, CommandNotStartedError):
+            raise
+        except Exception as error:
+            say_alone(error, warn)
+            return _run_unrecorded(command, dict(os.environ) if base is None else base)
     except CommandNotStartedError as error:
-        return _not_started(error)
-    except Exception as error:
-        say_alone(error, warn)
-        return _run_unrecorded(command, dict(os.environ) if base is None else base)
+        return Outcome(ExitStatus(error.exit_code, None), notes=[str(error)])
     return recording.follow(command, child, warn)
 
 
@@ -182,6 +183,11 @@ def _started(
             raise
         return _Place(launch, spool)
 
+    def take_back(beat: Beat) -> None:
+        """What was made for a job that has not started."""
+        place.launch.withdraw()
+        drain_spools(place.spool)
+
     with preparing("the run directory cannot be created", but=DdpDoctorError):
         place = bounded(prepare, _START_S)
     try:
@@ -190,31 +196,19 @@ def _started(
         return recording, Child(command, recording.environment, recording.note_asked)
     except BaseException:
         with suppress(Exception):
-            bounded(lambda beat: _take_back(place), _ANSWER_S)
+            bounded(take_back, _ANSWER_S)
         raise
 
 
-def _take_back(place: _Place) -> None:
-    """What was made for a job that has not started."""
-    place.launch.withdraw()
-    drain_spools(place.spool)
-
-
-def _not_started(error: CommandNotStartedError) -> Outcome:
-    return Outcome(ExitStatus(error.exit_code, None), notes=[str(error)])
-
-
 def _run_unrecorded(command: Sequence[str], environment: dict[str, str]) -> Outcome:
-    """In a process of its own: this one may have children that the job would not know. Else in this one."""
+    """In a process of its own: this one may have children that the job would not know. Else in this one. Raises
+    CommandNotStartedError."""
     try:
-        try:
-            child = Child(command, environment)
-        except CommandNotStartedError:
-            raise
-        except Exception:
-            replace_this_process(command, environment)
-    except CommandNotStartedError as error:
-        return _not_started(error)
+        child = Child(command, environment)
+    except CommandNotStartedError:
+        raise
+    except Exception:
+        replace_this_process(command, environment)
     status = child.wait()
     return Outcome(status, interrupted=child.close())
 
@@ -227,11 +221,8 @@ class _Place(NamedTuple):
     """Where its ranks' spools lie on this host."""
 
 
-class _Gathered(NamedTuple):
-    """What a stage after the job's end has to say."""
-
-    notes: list[str]
-    unsaved: Sequence[str] = ()
+_Said = tuple[list[str], list[str]]
+"""What a stage after the job's end has to say: notes, and what could not be saved."""
 
 
 class _Recording:
@@ -347,14 +338,12 @@ class _Recording:
             if not self._stage(stage):
                 raise NoAnswerError
         self._note_sources()
-        nothing = no_rank(command[0], self._ended_by(status), unjoined)
+        # Somebody may have ended the command, which then leaves with an exit code, as torchrun does.
+        ended_by = status.signal or (self._asked_by if status.code else None)
+        nothing = no_rank(command[0], ended_by, unjoined)
         recorded, stopped, notes = bounded(lambda beat: self._complete(status, ended_ns, nothing), _ANSWER_S)
         self.notes = [*notes, *self.notes]
         return recorded, stopped
-
-    def _ended_by(self, status: ExitStatus) -> int | None:
-        """The signal by which somebody ended the command, which may leave with an exit code then, as torchrun does."""
-        return status.signal or (self._asked_by if status.code else None)
 
     def _complete(self, status: ExitStatus, ended_ns: int, nothing: Note) -> tuple[int, bool, list[str]]:
         """The number of ranks recorded, whether it is known how ranks stopped, and what else there is to say: ``nothing`` where
@@ -378,7 +367,7 @@ class _Recording:
             said.append(f"{self.launch.run} could not be completed: {error}.")
         return recorded, stopped, said
 
-    def _stage(self, stage: Callable[[Beat], _Gathered]) -> bool:
+    def _stage(self, stage: Callable[[Beat], _Said]) -> bool:
         """Do what comes after the job's end, and keep what it has to say; whether it was answered."""
         try:
             notes, unsaved = bounded(stage, _ANSWER_S)
@@ -390,9 +379,9 @@ class _Recording:
             self.notes.append(f"The recording may be incomplete: {type(error).__name__}: {error}.")
         return True
 
-    def _wait_for_traces(self, beat: Beat) -> _Gathered:
+    def _wait_for_traces(self, beat: Beat) -> _Said:
         self.ranks.wait_for_traces()
-        return _Gathered([])
+        return [], []
 
     def _recorded_ranks(self) -> dict[int, int] | None:
         """By process id, the ranks of this host in the run directory; None where it does not answer."""
@@ -401,16 +390,16 @@ class _Recording:
         except Exception:
             return None
 
-    def _end_orphans(self, told_by_group: bool, recorded: Mapping[int, int] | None, beat: Beat) -> _Gathered:
+    def _end_orphans(self, told_by_group: bool, recorded: Mapping[int, int] | None, beat: Beat) -> _Said:
         """Until nobody of this launcher's job writes any more."""
         orphans = Orphans(_LAUNCHER_VARIABLE, self.marker, self.spool, recorded)
-        return _Gathered(orphans.end(beat, os.getpgrp() if told_by_group else 0).sentences())
+        return orphans.end(beat, os.getpgrp() if told_by_group else 0).sentences(), []
 
-    def _collect(self, beat: Beat) -> _Gathered:
+    def _collect(self, beat: Beat) -> _Said:
         unsaved = drain_spools(self.spool, beat, self.launch.run)
         folders = [tempfile.gettempdir(), *map(str, (self.launch.run / "ranks").glob("*"))]
         clear_raw_folders(folders, self.launch.document["run_id"])
-        return _Gathered([], unsaved)
+        return [], unsaved
 
     def _note_sources(self) -> None:
         """What the ranks' source files are, so that the analysis can tell whether it reads the same. The job's own storage may be
@@ -433,18 +422,17 @@ class _Recording:
                 Note(f"The report shows no source text: the job's files could not be read ({why}).")
             )
 
-    def _wait_for_others(self, beat: Beat) -> _Gathered:
+    def _wait_for_others(self, beat: Beat) -> _Said:
         """The owner analyses, so it lets the run's other launchers end first, for a while."""
         deadline_s, pause_s = time.monotonic() + _OTHERS_S, 0.1
         while self.launch.owner and (others := self.launch.others_running()):
             if time.monotonic() > deadline_s:
-                return _Gathered(
-                    [
-                        f"{len(others)} other launcher{'s' if len(others) > 1 else ''} of this run had not ended "
-                        f"({', '.join(others[:4])}): `ddpdoctor analyze {self.launch.run}` later sees all of it."
-                    ]
+                note = (
+                    f"{len(others)} other launcher{'s' if len(others) > 1 else ''} of this run had not ended "
+                    f"({', '.join(others[:4])}): `ddpdoctor analyze {self.launch.run}` later sees all of it."
                 )
+                return [note], []
             beat()
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, 1.0)
-        return _Gathered([])
+        return [], []

@@ -28,12 +28,12 @@ whole, and so is the step log of a long job when it is thinned; otherwise JSON-l
 
     formats        layout, stepevents, phases, notes, typed (types of fields), run_id
     a rank writes  spool, segments, heartbeat, raw_traces, sources       door: before init_process_group
-    on the way     draining, handover, hostdocs, gaps, target, compaction, carrier (who copies), waiting (what could not be copied yet)
+    on the way     draining, handover, hostdocs, compaction, carrier (who copies), waiting (what could not be copied yet)
     asked meanwhile  asking, presence
-    who lives      processes, liveness, ends (how a job and its ranks ended), fault_text (what faulthandler wrote of them)
+    who lives      liveness, ends (how a job and its ranks ended), fault_text (what faulthandler wrote of them)
     read           reader, stops
     files          files, owned
-    masked         privacy, named, secretnames, tokens, urls, packages (library paths)
+    masked         privacy, named, secretnames, tokens, packages (library paths)
 """
 
 from typing import TYPE_CHECKING
@@ -102,6 +102,7 @@ from .layout import (
     STANDING_FILE,
     STEPS_FILE,
     STEPS_SCHEMA,
+    TARGET_FILE,
     TELEMETRY_FILE,
     TELEMETRY_SCHEMA,
     TRACE_FILE,
@@ -112,6 +113,8 @@ from .layout import (
     is_recorded_file,
     is_run_directory,
     run_directories,
+    run_of,
+    target_of,
 )
 from .liveness import State, boot_id, is_over, last_change_s, pid_namespace, writer_of
 from .notes import Note, NoteCode, recorded_notes
@@ -143,7 +146,6 @@ from .stops import (
     Stops,
     read_stops,
 )
-from .target import TARGET_FILE, run_of, target_of
 from .waiting import Waiting, reason_of, unsaved_sentence, waiting_in
 
 if TYPE_CHECKING:
@@ -156,18 +158,9 @@ if TYPE_CHECKING:
 __getattr__ = deferred(
     __name__,
     {
-        "Present": "presence",
-        "RankRecord": "reader",
-        "RunDirectory": "reader",
-        "fitting": "typed",
-        "hash_of": "sources",
-        "launcher_runs": "presence",
-        "living_ranks": "presence",
-        "note_sources": "sources",
-        "present_ranks": "presence",
-        "read_manifest": "reader",
-        "read_rank": "reader",
-        "read_sources": "sources",
-        "source_bytes": "sources",
+        "presence": "Present launcher_runs living_ranks present_ranks",
+        "reader": "RankRecord RunDirectory read_manifest read_rank",
+        "sources": "hash_of note_sources read_sources source_bytes",
+        "typed": "fitting",
     },
 )

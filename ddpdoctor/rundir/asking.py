@@ -18,9 +18,8 @@ import time
 from typing import Any, NamedTuple
 
 from .handover import CAPTURE_ANSWER, CAPTURE_ORDER, QUESTION_FILE, STACKS_FILE, STACKS_QUESTION
-from .layout import MOST_CAPTURES
+from .layout import MOST_CAPTURES, opened_spool
 from .owned import encoded, open_file, read_file, read_object, replace_file
-from .target import opened_spool
 
 _MOST_DIGITS, _MOST_NUMBER = 9, 999_999_999
 _MOST_ORDER_BYTES = 500
@@ -120,15 +119,13 @@ def forget_questions(spool: str, request: int, *names: str) -> None:
     """Remove a question and its answer, unless somebody else has asked since. Never raises."""
     for name in {STACKS_QUESTION, STACKS_FILE, CAPTURE_ORDER, CAPTURE_ANSWER}.intersection(names):
         try:
-            if _request_of(spool, name) == request:
+            asked = (
+                question_in(spool, name)
+                if name == STACKS_QUESTION
+                else (_document(spool, name) or {}).get("request")
+            )
+            if asked == request:
                 with opened_spool(spool) as here:
                     os.unlink(name, dir_fd=here)
         except OSError:
             pass
-
-
-def _request_of(spool: str, name: str) -> int:
-    if name == STACKS_QUESTION:
-        return question_in(spool, name)
-    number = (_document(spool, name) or {}).get("request")
-    return number if isinstance(number, int) else 0

@@ -35,14 +35,9 @@ _LINK = "it is a link, and links in a run directory are not followed"
 
 
 def write_json(path: str, document: Any) -> None:
-    """Replace ``path`` as a whole, see :func:`write_whole`. Raises OSError or TypeError; ``path`` then is as before."""
-    write_whole(path, encoded(document))
-
-
-def write_whole(path: str, data: bytes) -> None:
     """Replace ``path`` as a whole: written beside, flushed, renamed. A link is replaced, never written through. Raises
-    OSError; ``path`` then is as before."""
-    replace_file(path, None, data, mode=0o666)
+    OSError or TypeError; ``path`` then is as before."""
+    replace_file(path, None, encoded(document), mode=0o666)
 
 
 def open_regular(path: str, dir_fd: int | None = None, follow: bool = False) -> int:

@@ -16,8 +16,8 @@ import struct
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from .layout import opened_spool
 from .owned import open_file
-from .target import opened_spool
 
 if TYPE_CHECKING:
     from .spool import Spool
@@ -124,9 +124,3 @@ class HeartbeatReader:
             return None
         beat = Beat(*_ALL.unpack(data))
         return beat if beat.version == _VERSION else None
-
-    def close(self) -> None:
-        """Nobody asks any more."""
-        if self._handle >= 0:
-            os.close(self._handle)
-            self._handle = -1

@@ -25,11 +25,12 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
 from .files import read_json
-from .layout import MANIFEST_FILE
+from .layout import MANIFEST_FILE, opened_spool, read_target, run_of
 from .owned import (
     encoded,
     file_identity,
@@ -40,7 +41,6 @@ from .owned import (
     read_object,
     replace_file,
 )
-from .target import opened_spool, read_target, run_of
 
 WRITER_FILE = "writer.json"
 LOCK_FILE = "writer"
@@ -224,3 +224,34 @@ def last_change_s(folder: int) -> float:
     with os.scandir(folder) as entries:
         times = [entry.stat(follow_symlinks=False).st_mtime for entry in entries]
     return max([os.fstat(folder).st_mtime, *times])
+
+
+_CLOCK_S = 60.0
+"""How far the clock may have been set since a process wrote when it began, before its process id counts as reused."""
+
+
+def is_running(document: Mapping[str, Any]) -> bool | None:
+    """Whether the process runs that a manifest, a launcher's record or ``rank.json`` is about. None if that cannot be known: another
+    machine, another boot, another pid namespace, or a document that does not say which. Never raises.
+
+    One that has ended and was not waited for does not run, nor does one whose id another process has now.
+    """
+    pid, here = document.get("pid"), (socket.gethostname(), boot_id(), pid_namespace())
+    of_here = all(here) and tuple(map(document.get, ("host", "boot", "pid_namespace"))) == here
+    if not isinstance(pid, int) or pid <= 0 or not of_here:
+        return None
+    ticks = started(pid)
+    if ticks is None:
+        return False
+    booted_s, started_ns = _booted_s(), document.get("started_ns")
+    if booted_s is None or not isinstance(started_ns, int):
+        return True
+    return booted_s + ticks / os.sysconf("SC_CLK_TCK") <= started_ns / 1e9 + _CLOCK_S
+
+
+def _booted_s() -> float | None:
+    try:
+        with open("/proc/stat") as source:
+            return next((float(line.split()[1]) for line in source if line.startswith("btime ")), None)
+    except (OSError, ValueError, IndexError):
+        return None

@@ -114,7 +114,10 @@ class RankRecord:
     @property
     def has_window(self) -> bool:
         """Whether there is anything by the name of a profiler window, or of its digest."""
-        return any(name.startswith(_TRACES) for name in _names_in(self.path))
+        try:
+            return any(name.startswith(_TRACES) for name in os.listdir(self.path))
+        except OSError:
+            return False
 
     def _file(self, name: str) -> str | None:
         path = os.path.join(self.path, name)
@@ -125,13 +128,6 @@ class RankRecord:
         """Bytes of the step log as it was recorded, before any thinning, by which recordings of the same rank are weighed."""
         size = stream_end_of(os.path.join(self.path, STEPS_FILE))
         return size + (0 if self.spool is None else len(rest_of(self.spool, STEPS_FILE, size)))
-
-
-def _names_in(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
 
 
 def _too_long(source: BinaryIO) -> bytes:

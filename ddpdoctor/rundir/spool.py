@@ -32,12 +32,19 @@ import time
 from typing import Any
 
 from .handover import handover_file
-from .layout import RANK_FILE
+from .layout import (
+    RANK_FILE,
+    TARGET_FILE,
+    is_unclaimed,
+    opened_spool,
+    read_target,
+    target_of,
+    unclaimed_target,
+)
 from .liveness import WRITER_FILES, Writing, boot_id, pid_namespace
 from .owned import encoded, identity_of, make_private_folder, open_file, private_folder, replace_file
 from .run_id import run_id
 from .segments import Segment, room_for_segment
-from .target import TARGET_FILE, is_unclaimed, opened_spool, read_target, target_of, unclaimed_target
 
 _SHM = "/dev/shm"
 LOOK_AGAIN_S = 1.0

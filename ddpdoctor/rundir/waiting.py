@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 from .compaction import stream_end_of
 from .handover import DOCUMENTS
-from .layout import STEPS_FILE
+from .layout import STEPS_FILE, opened_spool
 from .owned import read_file
-from .target import opened_spool
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _POSITION_DIGITS = 18

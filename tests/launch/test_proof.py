@@ -13,9 +13,8 @@ import pytest
 
 from ddpdoctor.launch import proof, sentinel
 from ddpdoctor.launch.helper import Diagnosing
-from ddpdoctor.launch.hostwatch import HostWatchedRanks
 from ddpdoctor.launch.options import RunOptions
-from ddpdoctor.launch.rankwatch import WatchedRank
+from ddpdoctor.launch.rankwatch import HostWatchedRanks, WatchedRank
 from ddpdoctor.launch.sentinel import Sentinel
 from ddpdoctor.launch.standstill import Progress, Tuning
 from ddpdoctor.rundir import STALL_FILE, STALL_SCHEMA, host_document, keep_host_document
