@@ -17,8 +17,8 @@ from ddpdoctor.cli import trials
 from ddpdoctor.cli.patched import write_patch
 from ddpdoctor.diagnose import facts_view
 from ddpdoctor.diagnose.diagnosis import Steps
-from ddpdoctor.diagnose.tried import Answer, Baseline, Variant
-from ddpdoctor.experiment import TRIALS_FILE, Proposal
+from ddpdoctor.diagnose.tried import TRIALS_FILE, Answer, Baseline, Variant
+from ddpdoctor.experiment import Proposal
 from ddpdoctor.measure.facts import DdpFacts, Facts, LoaderFacts
 from ddpdoctor.measure.places import Where
 from tests.cli.trying import JOB, ROOT, nothing_left, tried, trying
