@@ -171,11 +171,7 @@ def drain(
                         folder("ranks", run_folder) as ranks,
                         folder(os.path.basename(target), ranks) as place,
                     ):
-                        for stream, parts in segments_in(here).items():
-                            if stream in _STREAMS:
-                                _copy(parts, here, stream, place, beat)
-                        copy_documents(here, place)
-                        take_traces(here, place, beat)
+                        _copy_all(here, place, beat)
                         copy_last_words(here, place, remove or last_words)
                         if remove:
                             clear_thinned(place)
@@ -257,6 +253,14 @@ def _refuse_foreign(run: str, root: str) -> None:
             raise OtherRunError(errno.EINVAL, "it is not the run that these records are of", run)
         return
     refuse_other_run(run, known)
+
+
+def _copy_all(spool: int, place: int, beat: Callable[[], None]) -> None:
+    for stream, parts in segments_in(spool).items():
+        if stream in _STREAMS:
+            _copy(parts, spool, stream, place, beat)
+    copy_documents(spool, place)
+    take_traces(spool, place, beat)
 
 
 def _copy(
