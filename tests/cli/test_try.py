@@ -244,7 +244,7 @@ def test_an_answer_without_any_trial_leaves_the_earlier_one_in_its_place(tmp_pat
 
 
 def test_a_run_directory_that_takes_no_answer_keeps_the_earlier_one(tmp_path, monkeypatch, capsys):
-    from ddpdoctor import experiment
+    from ddpdoctor.diagnose import tried
     from ddpdoctor.cli import trials
 
     def full(answer: Answer, path: Path) -> None:
@@ -253,7 +253,7 @@ def test_a_run_directory_that_takes_no_answer_keeps_the_earlier_one(tmp_path, mo
     (tmp_path / "manifest.json").write_text("{}")
     earlier = '{"schema": "ddpdoctor.trials/1"}'
     (tmp_path / "trials.json").write_text(earlier)
-    monkeypatch.setattr(experiment, "write_answer", full)
+    monkeypatch.setattr(tried, "write_answer", full)
     trials._keep(Answer(baseline=Baseline(median_ms=20.0)), tmp_path)
     assert (tmp_path / "trials.json").read_text() == earlier
     assert "cannot be written (No space left on device)" in capsys.readouterr().err
