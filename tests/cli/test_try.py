@@ -244,8 +244,8 @@ def test_an_answer_without_any_trial_leaves_the_earlier_one_in_its_place(tmp_pat
 
 
 def test_a_run_directory_that_takes_no_answer_keeps_the_earlier_one(tmp_path, monkeypatch, capsys):
-    from ddpdoctor.diagnose import tried
     from ddpdoctor.cli import trials
+    from ddpdoctor.diagnose import tried
 
     def full(answer: Answer, path: Path) -> None:
         raise OSError(28, "No space left on device")
