@@ -35,7 +35,7 @@ from ddpdoctor.rundir import (
     recover,
     run_directories,
 )
-from ddpdoctor.rundir.processes import is_running
+from ddpdoctor.rundir.liveness import is_running
 from ddpdoctor.rundir.stops import launches_of
 from ddpdoctor.stages import Stage, counted
 from ddpdoctor.stall import Dumps, find_dumps

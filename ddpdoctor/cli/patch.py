@@ -12,7 +12,7 @@ from ddpdoctor.cli.say import say
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.diagnosis import Diagnosis
-    from ddpdoctor.experiment import Answer, Variant
+    from ddpdoctor.diagnose.tried import Answer, Variant
 
 
 def write_patch(answer: Answer, diagnosis: Diagnosis | None, job: Sequence[str], path: Path) -> None:

@@ -25,7 +25,8 @@ from ddpdoctor.plain import plain
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.diagnosis import Diagnosis
-    from ddpdoctor.experiment import Answer, Proposal
+    from ddpdoctor.diagnose.tried import Answer
+    from ddpdoctor.experiment import Proposal
 
 _STEPS, _MIN_STEPS, _MOST_STEPS = 60, 40, 400
 _MIN_MEASURED_STEPS = 12
@@ -256,10 +257,11 @@ def _measure(
     from rich.console import Console
 
     from ddpdoctor.cli.child import take_interrupts_as_exceptions
-    from ddpdoctor.experiment import Budget, Command, Experiment, Plan, as_json
+    from ddpdoctor.diagnose.tried import as_json
+    from ddpdoctor.experiment import Budget, Command, Experiment, Plan
     from ddpdoctor.launch.alone import inherited_environment
-    from ddpdoctor.launch.privacy import mask_command
     from ddpdoctor.report import experiment_view
+    from ddpdoctor.rundir.privacy import mask_command
     from ddpdoctor.written import TRIALS, write_file
 
     step_ms = diagnosis.steps.mean_ms if diagnosis is not None else None
@@ -339,7 +341,7 @@ def _steps(diagnosis: Diagnosis | None) -> int:
 
 def _store(answer: Answer, run: Path) -> None:
     """Write ``answer`` into the run directory. An earlier file is kept under another name."""
-    from ddpdoctor.experiment import TRIALS_FILE, write_answer
+    from ddpdoctor.diagnose.tried import TRIALS_FILE, write_answer
     from ddpdoctor.rundir import MANIFEST_FILE
     from ddpdoctor.written import TRIALS, check_file
 

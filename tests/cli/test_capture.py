@@ -31,8 +31,7 @@ from ddpdoctor.rundir.liveness import started
 from ddpdoctor.rundir.owned import make_private_folder
 from ddpdoctor.rundir.stops import PROGRESS_SCHEMA
 from ddpdoctor.telemetry import LiveRank, LiveRun
-from ddpdoctor.telemetry.live import Tail
-from ddpdoctor.telemetry.livestep import LiveStep
+from ddpdoctor.telemetry.live import LiveStep, Tail
 from tests.cli.live import DOCTOR, ENVIRONMENT, live_run, steps_of
 from tests.commands import ROOT, command
 from tests.hook.recording import JOBS, forked

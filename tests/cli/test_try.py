@@ -17,8 +17,8 @@ from ddpdoctor.cli import trials
 from ddpdoctor.cli.patch import write_patch
 from ddpdoctor.diagnose import facts_view
 from ddpdoctor.diagnose.diagnosis import Steps
-from ddpdoctor.diagnose.tried import Answer, Baseline, Variant
-from ddpdoctor.experiment import TRIALS_FILE, Proposal
+from ddpdoctor.diagnose.tried import TRIALS_FILE, Answer, Baseline, Variant
+from ddpdoctor.experiment import Proposal
 from ddpdoctor.measure.facts import DdpFacts, Facts, LoaderFacts
 from ddpdoctor.measure.places import Where
 from tests.cli.trying import JOB, ROOT, nothing_left, tried, trying
@@ -244,8 +244,8 @@ def test_results_without_trials_do_not_replace_earlier_ones(tmp_path, monkeypatc
 
 
 def test_a_failed_write_keeps_the_earlier_results(tmp_path, monkeypatch, capsys):
-    from ddpdoctor import experiment
     from ddpdoctor.cli import trials
+    from ddpdoctor.diagnose import tried
 
     def full(answer: Answer, path: Path) -> None:
         raise OSError(28, "No space left on device")
@@ -253,7 +253,7 @@ def test_a_failed_write_keeps_the_earlier_results(tmp_path, monkeypatch, capsys)
     (tmp_path / "manifest.json").write_text("{}")
     earlier = '{"schema": "ddpdoctor.trials/1"}'
     (tmp_path / "trials.json").write_text(earlier)
-    monkeypatch.setattr(experiment, "write_answer", full)
+    monkeypatch.setattr(tried, "write_answer", full)
     trials._store(Answer(baseline=Baseline(median_ms=20.0)), tmp_path)
     assert (tmp_path / "trials.json").read_text() == earlier
     assert "cannot be written (No space left on device)" in capsys.readouterr().err

@@ -13,10 +13,9 @@ import pytest
 
 from ddpdoctor.launch import proof, sentinel
 from ddpdoctor.launch.helper import Diagnosing
-from ddpdoctor.launch.hostwatch import HostWatchedRanks
 from ddpdoctor.launch.options import RunOptions
-from ddpdoctor.launch.rankwatch import WatchedRank
-from ddpdoctor.launch.sentinel import _Watch
+from ddpdoctor.launch.rankwatch import HostWatchedRanks, WatchedRank
+from ddpdoctor.launch.sentinel import Sentinel
 from ddpdoctor.launch.standstill import Progress, Tuning
 from ddpdoctor.rundir import STALL_FILE, STALL_SCHEMA, host_document, keep_host_document
 from ddpdoctor.rundir.liveness import started
@@ -136,7 +135,7 @@ class Watching:
         self.root = tmp_path / "root"
         self.root.mkdir(mode=0o700, exist_ok=True)
         options = RunOptions(hang_after_s=3.0, on_hang=on_hang)
-        self.watch = _Watch(self.root, "host", options, more.get("diagnose"), -1, writer)
+        self.watch = Sentinel(self.root, "host", options, more.get("diagnose"), -1, writer)
         self.watch._current = lambda: ranks  # type: ignore[method-assign]
 
     def hangs(self, seconds: float = 60.0, answered: bool = True) -> None:

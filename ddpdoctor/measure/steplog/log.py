@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from ddpdoctor.measure.numerics import Ints, place_in
 from ddpdoctor.measure.places import Where
 from ddpdoctor.rundir import SAMPLES_FILE, STEPS_FILE, TRACE_FILE, EventKind, Note, NoteCode, RankRecord
-from ddpdoctor.rundir.processes import is_running
+from ddpdoctor.rundir.liveness import is_running
 
 from .activities import Activities, activities_of
 from .records import EVALUATED, DeviceTimes, Step
