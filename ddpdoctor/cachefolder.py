@@ -19,13 +19,13 @@ def cache_folder(name: str) -> Path:
     return Path(base) / "ddpdoctor" / name
 
 
-def is_own(folder: Path) -> bool:
+def is_private(folder: Path) -> bool:
     """Whether a folder of :func:`cache_folder`, and the one around it, are real folders of this user that nobody else may
     write to."""
     return all(_is_own(place, stat.S_ISDIR) for place in (folder.parent, folder))
 
 
-def make_own(folder: Path) -> bool:
+def make_private(folder: Path) -> bool:
     """Makes a folder of :func:`cache_folder`; whether it then :func:`is_own`. In another user's home folder, where root may
     write, none is made: that user could not write to it."""
     around = folder.parent
@@ -35,17 +35,17 @@ def make_own(folder: Path) -> bool:
     around.parent.mkdir(parents=True, exist_ok=True)
     for place in (around, folder):
         place.mkdir(mode=0o700, exist_ok=True)
-    return is_own(folder)
+    return is_private(folder)
 
 
-def own_entries(folder: Path, suffix: str) -> list[Path]:
+def cache_entries(folder: Path, suffix: str) -> list[Path]:
     """Files of a folder of :func:`cache_folder` that are entries, or what a killed process left of one; nothing else there is
     ddpdoctor's to remove. Raises OSError."""
     entry = re.compile(rf"[0-9a-f]{{40}}{re.escape(suffix)}|\.ddpdoctor-[0-9a-f]{{16}}\.new")
     return [file for file in folder.iterdir() if entry.fullmatch(file.name) and not file.is_dir()]
 
 
-def open_own(file: Path) -> BinaryIO:
+def open_private(file: Path) -> BinaryIO:
     """A file that this user wrote, and nobody else may; through no link. Raises OSError."""
     handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not _is_own(handle, stat.S_ISREG):

@@ -29,7 +29,7 @@ def no_progress(stage: Stage, part: float | None) -> None:
     """The :data:`Progress` that nobody sees."""
 
 
-def counted(
+def progress_counter(
     progress: Progress, stage: Stage, begin: float = 0.0, end: float = 1.0
 ) -> Callable[[int, int], None]:
     """What tells ``progress`` of a stage, from one part of it to another, by (things done, things in all)."""

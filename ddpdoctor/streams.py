@@ -24,7 +24,7 @@ def prepare_streams() -> None:
             stream.reconfigure(errors="replace")
 
 
-def flushed(code: int) -> int:
+def flush_stdout(code: int) -> int:
     """``code``, once nothing is left to write: a reader that has gone (``| head``) is no error to report."""
     try:
         sys.stdout.flush()

@@ -17,10 +17,10 @@ import ddpdoctor.report
 from ddpdoctor.deferred import deferred
 from ddpdoctor.stages import Progress
 
+from .driver import PreparedJob, analyze, analyze_or_read, conclude, prepare
 from .inputs import Inputs, load
 from .job import command_and_start
 from .options import Options
-from .road import Prepared, analyze, analyze_or_read, conclude, prepare
 
 if TYPE_CHECKING:
     from .dataframes import Frames, frames

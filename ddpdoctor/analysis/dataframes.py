@@ -11,8 +11,8 @@ from ddpdoctor.diagnose.diagnosis import RankSummary
 from ddpdoctor.measure.export import recorded_tables
 from ddpdoctor.measure.flow import summaries
 
+from .driver import prepare
 from .options import Options
-from .road import prepare
 
 
 @dataclass(frozen=True, repr=False)

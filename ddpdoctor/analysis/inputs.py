@@ -37,7 +37,7 @@ from ddpdoctor.rundir import (
 )
 from ddpdoctor.rundir.processes import is_running
 from ddpdoctor.rundir.stops import launches_of
-from ddpdoctor.stages import Stage, counted
+from ddpdoctor.stages import Stage, progress_counter
 from ddpdoctor.stall import Dumps, find_dumps
 from ddpdoctor.telemetry.reader import Telemetry, read_telemetry
 from ddpdoctor.trace import RankTrace, TraceSet, find_traces, load_traces
@@ -46,9 +46,9 @@ from ddpdoctor.trace.sources import is_url
 
 from .options import Options
 
-MOST_MISSING = 1000
+MAX_MISSING_RANKS = 1000
 """Missing ranks that are listed; whoever misses more misses the job."""
-_WHOSE = re.compile(r"Rank (\d+): ")
+_RANK_PREFIX = re.compile(r"Rank (\d+): ")
 _FOLDER = re.compile(r"/ranks/(\d{5,})(?:\.\d+)?(?=[/ :])")
 
 
@@ -81,14 +81,14 @@ class _Traces(msgspec.Struct, frozen=True):
     notes: list[Note]
 
 
-class Places(msgspec.Struct, frozen=True):
+class ExpandedPaths(msgspec.Struct, frozen=True):
     """Run directories, and what else is to be read; and what was left out on the way, a sentence each."""
 
     paths: list[str]
     notes: list[str]
 
 
-def with_runs_below(paths: Sequence[str]) -> Places:
+def expand_run_directories(paths: Sequence[str]) -> ExpandedPaths:
     """``paths``, with a folder that holds run directories replaced by those. Raises UnusableInput where they are of
     several jobs: hosts of one job may each have recorded to a folder of their own.
     """
@@ -103,7 +103,7 @@ def with_runs_below(paths: Sequence[str]) -> Places:
             )
         expanded += below or [path]
         notes += closed_folders(errors) if below else []  # else whoever looks for traces there says so
-    return Places(expanded, notes)
+    return ExpandedPaths(expanded, notes)
 
 
 def _are_of_one_job(runs: Sequence[str]) -> bool:
@@ -113,7 +113,7 @@ def _are_of_one_job(runs: Sequence[str]) -> bool:
     return len(jobs) == 1 and len({record.rank for record in ranks}) == len(ranks)
 
 
-def load(paths: Sequence[str], options: Options, left_out: Sequence[str] = ()) -> Inputs:
+def load(paths: Sequence[str], options: Options, skipped: Sequence[str] = ()) -> Inputs:
     """Read everything at the paths. Raises UnusableInput where there are traces and none can be used. ``left_out``: what was on the
     way to them, a sentence each."""
     folders = [path for path in paths if is_run_directory(path)]
@@ -131,11 +131,11 @@ def load(paths: Sequence[str], options: Options, left_out: Sequence[str] = ()) -
         logs=logs,
         traces=traces.traces,
         telemetry={host: telemetry for run in runs for host, telemetry in run.telemetry.items()},
-        notes=said_once(
+        notes=merge_notes(
             [
-                *map(Note, left_out),
+                *map(Note, skipped),
                 *(note for run in runs for note in run.notes),
-                *_without_folder(runs, logs),
+                *_missing_rank_notes(runs, logs),
                 *traces.notes,
                 *map(Note, set_clocks),
             ]
@@ -144,11 +144,11 @@ def load(paths: Sequence[str], options: Options, left_out: Sequence[str] = ()) -
     )
 
 
-def _without_folder(runs: Sequence[_Run], logs: Sequence[RankLog]) -> list[Note]:
+def _missing_rank_notes(runs: Sequence[_Run], logs: Sequence[RankLog]) -> list[Note]:
     """Of ranks of the job that have no folder in any of ``runs``."""
     worlds = [size for log in logs if isinstance(size := log.record.info.get("world_size"), int)]
     known = {log.rank for log in logs} | {rank for run in runs for note in run.notes for rank in note.ranks}
-    missing = islice((rank for rank in range(max(worlds, default=0)) if rank not in known), MOST_MISSING)
+    missing = islice((rank for rank in range(max(worlds, default=0)) if rank not in known), MAX_MISSING_RANKS)
     where = runs[0].directory.path if len(runs) == 1 else "*"
     return [
         Note(f"{where}/ranks/{rank:05d} is missing: what this rank recorded is not here.").of_rank(rank)
@@ -156,17 +156,17 @@ def _without_folder(runs: Sequence[_Run], logs: Sequence[RankLog]) -> list[Note]
     ]
 
 
-def said_once(notes: Sequence[Note]) -> list[Note]:
+def merge_notes(notes: Sequence[Note]) -> list[Note]:
     """``notes``, but what is said alike of several ranks, or of their files, once, with the ranks."""
-    alike: dict[str, dict[int, Note]] = {}
+    same: dict[str, dict[int, Note]] = {}
     for note in notes:
-        sentence, rank = _of_any_rank(note.text)
+        sentence, rank = _split_rank(note.text)
         if rank is not None:
-            alike.setdefault(sentence, {}).setdefault(rank, note)
+            same.setdefault(sentence, {}).setdefault(rank, note)
     said: dict[str, Note] = {}
     for note in notes:
-        sentence, _ = _of_any_rank(note.text)
-        ranks = tuple(sorted(alike.get(sentence, ())))
+        sentence, _ = _split_rank(note.text)
+        ranks = tuple(sorted(same.get(sentence, ())))
         if len(ranks) > 1:
             text = f"{ranks_in_words(ranks).capitalize()}: {sentence.replace('this rank', 'each rank')}"
             said.setdefault(text, replace(note, text=text, ranks=ranks))
@@ -175,16 +175,16 @@ def said_once(notes: Sequence[Note]) -> list[Note]:
     return list(said.values())
 
 
-def _of_any_rank(text: str) -> tuple[str, int | None]:
+def _split_rank(text: str) -> tuple[str, int | None]:
     """The sentence without the one rank that it is about, and that rank; None where it is about none."""
-    whose = _WHOSE.match(text)
-    sentence = text[whose.end() :] if whose else text
+    prefix = _RANK_PREFIX.match(text)
+    sentence = text[prefix.end() :] if prefix else text
     folder = _FOLDER.search(sentence)
-    found = whose or folder
+    found = prefix or folder
     return (text, None) if found is None else (_FOLDER.sub("/ranks/*", sentence), int(found[1]))
 
 
-def why_nothing(paths: Sequence[str], inputs: Inputs) -> str:
+def no_data_reason(paths: Sequence[str], inputs: Inputs) -> str:
     """Why there is nothing to measure in ``inputs``, for whoever asked for a diagnosis."""
     where = ", ".join(paths)
     if inputs.dumps.notes:
@@ -196,24 +196,24 @@ def why_nothing(paths: Sequence[str], inputs: Inputs) -> str:
         reasons = [note for note in reasons if STEPS_FILE in note.text]
     if reasons:
         return f"{where}: {reasons[0]}"
-    going = [run for run in inputs.runs if run.manifest.get("ended_ns") is None]
-    if any(map(runs_here, going)):
+    unfinished = [run for run in inputs.runs if run.manifest.get("ended_ns") is None]
+    if any(map(is_running_here, unfinished)):
         return f"{where}: {_RUNNING[bool(inputs.logs)].format(run=inputs.runs[0].path)}."
     reason = "no rank recorded a step" if inputs.logs else "no rank was recorded"
     more = f" ({inputs.notes[0]})" if inputs.notes else ""
     why = "The command may not have started a PyTorch job, or ended before its first optimizer step"
-    if going and all(launcher_runs(run.path, run.manifest) is False for run in going):
+    if unfinished and all(launcher_runs(run.path, run.manifest) is False for run in unfinished):
         why = "Its launcher was killed before that"
-    elif going:
+    elif unfinished:
         why = f"The job may run and {'be in its first step' if inputs.logs else 'not have come so far'}, or was killed there"
     return f"{where}: {reason}. {why}{more}."
 
 
-def why_provisional(inputs: Inputs, end: str | None) -> list[Note]:
+def provisional_notes(inputs: Inputs, end: str | None) -> list[Note]:
     """That the job may take further steps, in a sentence; nothing where its ``end`` is known, see
     :class:`~ddpdoctor.diagnose.diagnosis.Job`."""
-    taken = max((log.steps[-1].number + 1 for log in inputs.logs if log.steps), default=0)
-    steps = words.count(taken, "step")
+    finished = max((log.steps[-1].number + 1 for log in inputs.logs if log.steps), default=0)
+    steps = words.count(finished, "step")
     if end == RUNNING:
         return [Note(f"The job still runs ({steps} so far): what is said here may change until it ends.")]
     if end == UNKNOWN and any(run.manifest.get("started_ns") for run in inputs.runs):
@@ -230,7 +230,7 @@ _RUNNING = {
 """By whether a rank was recorded."""
 
 
-def runs_here(run: RunDirectory) -> bool:
+def is_running_here(run: RunDirectory) -> bool:
     """Whether a launcher or a rank of a job that has noted no end is known to run."""
     documents = [*launches_of(run.path, []), *(record.info for record in run.recordings)]
     return any(map(is_running, documents)) or launcher_runs(run.path, run.manifest) is True
@@ -242,7 +242,7 @@ def _window_of(record: RankRecord, number: int | None) -> str | None:
     return record.trace or trace_digest(record.path)
 
 
-def _no_window(runs: Sequence[_Run], number: int) -> str:
+def _no_such_window(runs: Sequence[_Run], number: int) -> str:
     captures = [
         capture
         for run in runs
@@ -256,7 +256,9 @@ def _no_window(runs: Sequence[_Run], number: int) -> str:
     return f"there is no window {number}: {', '.join(run.directory.path for run in runs)} has {known}."
 
 
-def _loose(others: Sequence[str], dumps: Dumps, below: Mapping[str, FilesBelow]) -> TraceSet | None:
+def _find_loose_traces(
+    others: Sequence[str], dumps: Dumps, below: Mapping[str, FilesBelow]
+) -> TraceSet | None:
     try:
         return find_traces(others, below)
     except UnusableInput:
@@ -269,8 +271,10 @@ def _read_runs(folders: Sequence[str], options: Options) -> list[_Run]:
     unsaved = [recover(folder) for folder in folders]
     directories = [RunDirectory.open(folder) for folder in folders]
     runs = []
-    told = counted(options.progress, Stage.LOGS)
-    for directory, sentences, read in zip(directories, unsaved, read_logs(directories, told), strict=True):
+    report_progress = progress_counter(options.progress, Stage.LOGS)
+    for directory, sentences, read in zip(
+        directories, unsaved, read_logs(directories, report_progress), strict=True
+    ):
         around = span_around(log.steps for log in read.logs)
         telemetry = {host: read_telemetry(Path(file), around) for host, file in directory.telemetry.items()}
         notes = [
@@ -278,7 +282,7 @@ def _read_runs(folders: Sequence[str], options: Options) -> list[_Run]:
             *directory.notes,
             *(Note(sentence) for sentence in read.notes),
             *(note.of(f"Host {host}") for host, each in telemetry.items() for note in each.notes),
-            *_of_launchers(directory, telemetry),
+            *_launcher_notes(directory, telemetry),
             *notes_on_records(
                 read.logs,
                 ended=bool(directory.manifest.get("ended_ns")),
@@ -287,7 +291,7 @@ def _read_runs(folders: Sequence[str], options: Options) -> list[_Run]:
             ),
         ]
         by_own_name = {each.host or host: each for host, each in telemetry.items()}
-        runs.append(_Run(directory, read.logs, by_own_name, _of_interest(notes, directory.ranks)))
+        runs.append(_Run(directory, read.logs, by_own_name, _without_gpu_notes(notes, directory.ranks)))
     return runs
 
 
@@ -299,16 +303,16 @@ def launch_of(run: RunDirectory) -> Mapping[str, Any]:
     return min(launches, key=lambda each: each.get("started_ns") or 0, default=run.manifest)
 
 
-def _of_launchers(run: RunDirectory, telemetry: dict[str, Telemetry]) -> list[Note]:
+def _launcher_notes(run: RunDirectory, telemetry: dict[str, Telemetry]) -> list[Note]:
     """The notes of the manifest, but for those that a host's telemetry tells as well; and whether another record stands for it."""
-    told = {note.text for each in telemetry.values() for note in each.notes}
+    report_progress = {note.text for each in telemetry.values() for note in each.notes}
     notes = recorded_notes(run.manifest.get("notes") or [], run.manifest.get("note_codes") or [])
     if launch_of(run) is not run.manifest:
         notes.append(Note(f"{run.path}: command, start and end are taken from its launcher's own record."))
-    return [note for note in notes if note.text not in told]
+    return [note for note in notes if note.text not in report_progress]
 
 
-def _of_interest(notes: list[Note], ranks: Sequence[RankRecord]) -> list[Note]:
+def _without_gpu_notes(notes: list[Note], ranks: Sequence[RankRecord]) -> list[Note]:
     """``notes``, but nobody misses the readings of GPUs that the job does not use."""
     if any(record.info.get("device", "cpu") != "cpu" for record in ranks):
         return notes
@@ -326,33 +330,33 @@ def _read_traces(
     recorded = [record for run in runs for record in run.directory.ranks]
     places = [(_window_of(record, options.window), record.rank) for record in recorded]
     if options.window is not None and not any(file for file, _ in places):
-        raise UnusableInput(_no_window(runs, options.window))
+        raise UnusableInput(_no_such_window(runs, options.window))
     ranks = {file: rank for file, rank in places if file is not None}
-    loose = _loose(others, dumps, below) if others else None
+    loose = _find_loose_traces(others, dumps, below) if others else None
     files = list(dict.fromkeys([*ranks, *(loose.files if loose is not None else ())]))
-    passed_over = [Note(sentence) for sentence in (loose.notes if loose is not None else ())]
+    skipped_notes = [Note(sentence) for sentence in (loose.notes if loose is not None else ())]
     if not files:
-        return _Traces([], passed_over)
+        return _Traces([], skipped_notes)
     named = set(loose.files) if loose is not None else set()
-    told = partial(options.progress, Stage.TRACES)
-    told(0.0)
+    report_progress = partial(options.progress, Stage.TRACES)
+    report_progress(0.0)
     try:
         loaded = load_traces(
             files,
             jobs=options.jobs,
             cache=options.cache,
             ranks={file: rank for file, rank in ranks.items() if file not in named},
-            progress=told,
+            progress=report_progress,
             engine=options.engine,
             job=options.job,
         )
     except UnusableInput as error:
         if not dumps.recordings and not any(run.logs for run in runs):
-            raise UnusableInput(" ".join([str(error), *map(str, passed_over)])) from error
-        return _Traces([], [*passed_over, Note(str(error))])
-    unread = [_of_rank(reason, ranks.get(file)) for file, reason in loaded.failed]
-    return _Traces(loaded.traces, [*passed_over, *map(Note, loaded.notes), *unread])
+            raise UnusableInput(" ".join([str(error), *map(str, skipped_notes)])) from error
+        return _Traces([], [*skipped_notes, Note(str(error))])
+    unread = [_rank_note(reason, ranks.get(file)) for file, reason in loaded.failed]
+    return _Traces(loaded.traces, [*skipped_notes, *map(Note, loaded.notes), *unread])
 
 
-def _of_rank(text: str, rank: int | None) -> Note:
+def _rank_note(text: str, rank: int | None) -> Note:
     return Note(text, ranks=() if rank is None else (rank,))

@@ -20,14 +20,14 @@ from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.rundir import RunDirectory
 from ddpdoctor.stall import Verdict
 
-from .inputs import MOST_MISSING, Inputs, launch_of, runs_here
+from .inputs import MAX_MISSING_RANKS, Inputs, is_running_here, launch_of
 
-_MOST_LINES = 4
+_MAX_LINES = 4
 """Ranks whose last line one sentence names; the table has all."""
 _SETTINGS = ("ddp", "loaders", "optimizers", "threads", "process_groups")
 
 
-def how_it_ended(stopped: Verdict) -> str | None:
+def termination_summary(stopped: Verdict) -> str | None:
     """The sentence, without its point, on a job that somebody ended, such as a scheduler whose time limit was reached: the signal, the
     exit code, the last step, and where ranks were last seen. None where nobody did."""
     if stopped.ended_by is None:
@@ -35,12 +35,12 @@ def how_it_ended(stopped: Verdict) -> str | None:
     code, step = stopped.job.code, stopped.facts.step
     if stopped.ended_by:
         unseen = "" if stopped.job.over else " (its own end was not recorded)"
-        told = f"The job was ended by {stopped.ended_by}{f' (exit code {code})' if code else unseen}"
+        text = f"The job was ended by {stopped.ended_by}{f' (exit code {code})' if code else unseen}"
     else:
-        told = "The job was killed together with its launcher"
-    told += f", in step {step}" if step else " before its first step ended"
+        text = "The job was killed together with its launcher"
+    text += f", in step {step}" if step else " before its first step ended"
     lines = _last_lines(stopped.standing)
-    return f"{told}; {lines}" if lines else told
+    return f"{text}; {lines}" if lines else text
 
 
 def _last_lines(standing: Sequence[Standing]) -> str:
@@ -54,8 +54,8 @@ def _last_lines(standing: Sequence[Standing]) -> str:
     if not ranks:
         return ""
     found = [f"{words.ranks(of_place)} {place}" for place, of_place in ranks.items()]
-    if len(found) > _MOST_LINES:
-        return f"last seen: {'; '.join(found[:_MOST_LINES])}; others elsewhere"
+    if len(found) > _MAX_LINES:
+        return f"last seen: {'; '.join(found[:_MAX_LINES])}; others elsewhere"
     return f"last seen: {'; '.join(found)}"
 
 
@@ -90,7 +90,7 @@ def job_of(
     return Job(
         world_size=facts.world_size,
         ranks_seen=sorted(seen),
-        missing_ranks=list(islice(missing, MOST_MISSING)),
+        missing_ranks=list(islice(missing, MAX_MISSING_RANKS)),
         hosts=sorted(host for host in hosts if host),
         backend=facts.backend,
         device=facts.device,
@@ -113,7 +113,7 @@ def _end(runs: Sequence[RunDirectory], stopped: Verdict) -> str | None:
     if not runs:
         return None
     over = stopped.job.complete or any(run.manifest.get("ended_ns") for run in runs)
-    if not over and any(map(runs_here, runs)):
+    if not over and any(map(is_running_here, runs)):
         return RUNNING
     if stopped.ended_by and not stopped.requested:
         return "killed"
@@ -124,8 +124,8 @@ def _end(runs: Sequence[RunDirectory], stopped: Verdict) -> str | None:
 
 def _first_seen_ns(logs: Sequence[RankLog]) -> int | None:
     """When the first rank was recorded, by its own account or that of its first step; None where neither is known."""
-    told = [info["started_ns"] for log in logs if (info := log.record.info).get("started_ns")]
-    return min(told or [log.steps[0].recorded_ns[0] for log in logs if log.steps], default=None)
+    text = [info["started_ns"] for log in logs if (info := log.record.info).get("started_ns")]
+    return min(text or [log.steps[0].recorded_ns[0] for log in logs if log.steps], default=None)
 
 
 def _settings(logs: Sequence[RankLog], first: Mapping[str, Any]) -> dict[str, Any]:

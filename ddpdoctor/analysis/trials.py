@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis
-from ddpdoctor.diagnose.tried import TRIALS_FILE, read_answer
+from ddpdoctor.diagnose.trials import TRIALS_FILE, read_trials
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir import RunDirectory
 
@@ -18,7 +18,7 @@ def with_trials(diagnosis: Diagnosis, runs: Sequence[RunDirectory]) -> Diagnosis
     for run in runs[:1]:
         file = Path(run.path) / TRIALS_FILE
         try:
-            return msgspec.structs.replace(diagnosis, tried=read_answer(file))
+            return msgspec.structs.replace(diagnosis, tried=read_trials(file))
         except FileNotFoundError:
             break
         except (UnusableInput, OSError) as error:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.deferred import deferred
 
 if TYPE_CHECKING:
-    from .making import Bundle, write_bundle
+    from .build import Bundle, write_bundle
 
 
-__getattr__ = deferred(__name__, {"Bundle": "making", "write_bundle": "making"})
+__getattr__ = deferred(__name__, {"Bundle": "build", "write_bundle": "build"})

@@ -25,7 +25,7 @@ from ddpdoctor.errors import DdpDoctorError, UnusableInput
 from ddpdoctor.stages import Stage, no_progress
 
 if TYPE_CHECKING:
-    from ddpdoctor.analysis import Prepared
+    from ddpdoctor.analysis import PreparedJob
     from ddpdoctor.diagnose.diagnosis import Diagnosis
 
 TABLES = ("steps", "collectives", "events")
@@ -227,7 +227,7 @@ def _figures_written(diagnosis: Diagnosis, folder: Path) -> list[str]:
     ]
 
 
-def _write_flames(prepared: Prepared, recorded: Mapping[str, Any], folder: Path, told: Told) -> list[Path]:
+def _write_flames(prepared: PreparedJob, recorded: Mapping[str, Any], folder: Path, told: Told) -> list[Path]:
     """A file for each rank whose samples are known; the files. ``told`` which part of them is written."""
     from ddpdoctor.measure.export import flame_graphs
     from ddpdoctor.report.json_output import encoded

@@ -12,10 +12,10 @@ from ddpdoctor.cli.say import say
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.diagnosis import Diagnosis
-    from ddpdoctor.experiment import Answer, Variant
+    from ddpdoctor.experiment import TrialsReport, Variant
 
 
-def write_patch(answer: Answer, diagnosis: Diagnosis | None, job: Sequence[str], path: Path) -> None:
+def write_patch(answer: TrialsReport, diagnosis: Diagnosis | None, job: Sequence[str], path: Path) -> None:
     """Into ``path``; a sentence on stderr says where it is, or why there is none. Raises DdpDoctorError where it cannot be written."""
     from ddpdoctor.experiment import patch_of
     from ddpdoctor.written import PATCH, write_file

@@ -25,7 +25,7 @@ from ddpdoctor.plain import plain
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.diagnosis import Diagnosis
-    from ddpdoctor.experiment import Answer, Proposal
+    from ddpdoctor.experiment import Proposal, TrialsReport
 
 _STEPS, _LEAST_STEPS, _MOST_STEPS = 60, 40, 400
 _FEWEST_STEPS = 12
@@ -121,7 +121,7 @@ def command(
       ddpdoctor try --set loader.num_workers=4 --set ddp.bucket_cap_mb=50 -- torchrun --nproc-per-node 8 train.py
     """
     import_numpy_single_threaded()
-    from ddpdoctor.diagnose.tried import MOST_SETTINGS, MOST_VARIANTS
+    from ddpdoctor.diagnose.trials import MAX_SETTINGS, MAX_VARIANTS
     from ddpdoctor.experiment import informed, of_settings, parse_setting, proposals, tuning
     from ddpdoctor.written import PATCH, TRIALS
 
@@ -157,9 +157,9 @@ def command(
         raise DdpDoctorError(
             "nothing that RUN's findings suggest can be tried without editing the script: name a setting with --set."
         )
-    if len(tried) > MOST_VARIANTS or any(len(each.settings) > MOST_SETTINGS for each in tried):
+    if len(tried) > MAX_VARIANTS or any(len(each.settings) > MAX_SETTINGS for each in tried):
         raise DdpDoctorError(
-            f"too much at once: at most {MOST_VARIANTS} changes, of {MOST_SETTINGS} settings each."
+            f"too much at once: at most {MAX_VARIANTS} changes, of {MAX_SETTINGS} settings each."
         )
     _measure(
         job,
@@ -320,9 +320,9 @@ def _steps(diagnosis: Diagnosis | None) -> int:
     return max(_FEWEST_STEPS, min(wished, diagnosis.steps.count - 1)) if whole else wished
 
 
-def _keep(answer: Answer, run: Path) -> None:
+def _keep(answer: TrialsReport, run: Path) -> None:
     """Beside the diagnosis of a run directory; what was measured before is kept."""
-    from ddpdoctor.experiment import TRIALS_FILE, write_answer
+    from ddpdoctor.experiment import TRIALS_FILE, write_trials
     from ddpdoctor.rundir import MANIFEST_FILE
     from ddpdoctor.written import TRIALS, check_file
 
@@ -334,7 +334,7 @@ def _keep(answer: Answer, run: Path) -> None:
         check_file(place, TRIALS)
         if place.exists():
             earlier = _copied_beside(place)
-        write_answer(answer, place)
+        write_trials(answer, place)
     except (OSError, DdpDoctorError) as error:
         if earlier is not None:
             earlier.unlink(missing_ok=True)

@@ -48,25 +48,25 @@ _BOUND = re.compile(r"\.\s*(?:all|exists|exists_one|map|filter)\s*\(\s*(\w+)\s*,
 
 
 _MACRO = re.compile(r"\.\s*(?:all|exists|exists_one|map|filter)\s*\Z")
-_LONGEST_EXPRESSION = 4_000
+_MAX_EXPRESSION = 4_000
 """Characters: the parser calls itself for each part of an expression, and the longest of the pack has 200."""
-_DEEPEST_MACROS = 2
+_MAX_MACRO_DEPTH = 2
 """Loops within loops: over all ranks, one more would take hours."""
 
 
 def _check_size(expression: str) -> None:
     """ValueError where ``expression`` would take all stack or all time, which whoever parses or evaluates it does not
     notice."""
-    if len(expression) > _LONGEST_EXPRESSION:
-        raise ValueError(f"longer than {_LONGEST_EXPRESSION} characters")
+    if len(expression) > _MAX_EXPRESSION:
+        raise ValueError(f"longer than {_MAX_EXPRESSION} characters")
     text, opened = _TEXT.sub('""', expression), [False]
     for bracket in re.finditer(r"[()]", text):
         if bracket[0] == "(":
             opened.append(_MACRO.search(text[: bracket.start()]) is not None)
         elif len(opened) > 1:
             opened.pop()
-        if sum(opened) > _DEEPEST_MACROS:
-            raise ValueError(f"more than {_DEEPEST_MACROS} of all, exists, map and filter within each other")
+        if sum(opened) > _MAX_MACRO_DEPTH:
+            raise ValueError(f"more than {_MAX_MACRO_DEPTH} of all, exists, map and filter within each other")
 
 
 def paths_read(expression: str) -> list[str]:

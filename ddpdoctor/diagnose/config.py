@@ -16,13 +16,13 @@ from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.nearest import did_you_mean
 
 CONFIG_FILE = "ddpdoctor.toml"
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 """A larger file is no configuration."""
 COMMON = "all"
 """Under ``thresholds``, the name that stands for the thresholds common to all rules."""
 
 
-class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ConfigTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a file may hold."""
 
     thresholds: dict[str, dict[str, float]] = {}
@@ -33,49 +33,49 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Folders of rules, relative to the file that names them; absolute once loaded."""
 
 
-class Config(Table, frozen=True, kw_only=True):
+class Config(ConfigTable, frozen=True, kw_only=True):
     """What a project sets for itself."""
 
     file: str | None = None
     """Where it says so."""
-    refused: tuple[str, ...] = ()
+    ignored_files: tuple[str, ...] = ()
     """A sentence on each file that was passed over, because somebody else may have written it."""
 
 
 def load_config(start: Path) -> Config:
     """Return the configuration nearest to ``start`` among it and its parents; defaults where there is none.
 
-    A file that another user wrote or can write decides nothing: it is passed over, and ``refused`` says so.
+    A file that another user wrote or can write decides nothing: it is passed over, and ``ignored_files`` says so.
 
     Raises:
         DdpDoctorError: the file is not TOML or has an unknown field; the message names file and field.
     """
-    refused: list[str] = []
-    found = next(_nearest(start.resolve(), refused), Config())
-    return msgspec.structs.replace(found, refused=tuple(refused))
+    ignored: list[str] = []
+    found = next(_nearest(start.resolve(), ignored), Config())
+    return msgspec.structs.replace(found, ignored_files=tuple(ignored))
 
 
-def _nearest(start: Path, refused: list[str]) -> Iterator[Config]:
+def _nearest(start: Path, ignored: list[str]) -> Iterator[Config]:
     """The configurations of ``start`` and its parents, from files that nobody else can have written."""
     for folder in (start, *start.parents):
         for file, prefix in ((folder / CONFIG_FILE, ""), (folder / "pyproject.toml", "tool.ddpdoctor.")):
-            content, stranger = _content(file)
+            content, untrusted = _content(file)
             # The text first: most projects have no such table.
             if content is None or (prefix and b"ddpdoctor" not in content):
                 continue
             try:
                 table: Any = _table(file, content)
             except DdpDoctorError:
-                if not stranger:
+                if not untrusted:
                     raise
             else:
                 for key in filter(None, prefix.split(".")):
                     table = table.get(key) if isinstance(table, Mapping) else None
                 if table is None:
                     continue
-            if stranger:
-                refused.append(
-                    f"{file} is not used: {stranger}. If you trust it, copy it to a folder of your own and start ddpdoctor "
+            if untrusted:
+                ignored.append(
+                    f"{file} is not used: {untrusted}. If you trust it, copy it to a folder of your own and start ddpdoctor "
                     "there; folders of rules can also be named with --rules."
                 )
                 continue
@@ -94,13 +94,13 @@ def _content(file: Path) -> tuple[bytes | None, str]:
         os.close(handle)
         return None, ""
     with os.fdopen(handle, "rb") as stream:
-        content = stream.read(_MOST_BYTES + 1)
-    if len(content) > _MOST_BYTES:
+        content = stream.read(_MAX_BYTES + 1)
+    if len(content) > _MAX_BYTES:
         return None, ""
-    return content, _stranger(status, file.parent)
+    return content, _untrusted_reason(status, file.parent)
 
 
-def _stranger(status: os.stat_result, folder: Path) -> str:
+def _untrusted_reason(status: os.stat_result, folder: Path) -> str:
     if status.st_uid not in (0, os.geteuid()):
         return f"it belongs to another user (uid {status.st_uid})"
     if status.st_mode & stat.S_IWOTH:
@@ -145,7 +145,7 @@ def _check_threshold(key: str, value: float) -> None:
 def _decode(file: Path, prefix: str, table: Any) -> Config:
     _check_numbers(file, prefix, table.get("thresholds") if isinstance(table, Mapping) else None)
     try:
-        config = msgspec.convert(table, Table, strict=True)
+        config = msgspec.convert(table, ConfigTable, strict=True)
     except msgspec.ValidationError as error:
         reason, _, field = str(error).partition(" - at ")
         field = prefix + field.strip("`").removeprefix("$").removeprefix(".")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ddpdoctor.diagnose.jsonvalue import JsonValue
-from ddpdoctor.diagnose.tried import Answer
+from ddpdoctor.diagnose.trials import TrialsReport
 from ddpdoctor.measure.hangfacts import Standing
 from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.summary import (
@@ -240,7 +240,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """Which recording speaks of causes; null for tables of operations."""
     facts: dict[str, JsonValue] = {}
     """Every fact by its path, for those who want the numbers."""
-    tried: Answer | None = None
+    tried: TrialsReport | None = None
     """What changes of the job brought that ``ddpdoctor try`` measured; null where none were."""
     hta: dict[str, JsonValue] | None = None
     """HolisticTraceAnalysis's own results, where asked for."""

@@ -11,7 +11,7 @@ from ddpdoctor.diagnose import facts_view, words
 from ddpdoctor.diagnose.conditions import evaluate
 from ddpdoctor.diagnose.diagnosis import CheckedRule, Coverage, Evidence, Finding, Fix, SkippedRule
 from ddpdoctor.diagnose.load import RuleSet
-from ddpdoctor.diagnose.ordering import Fired, ordered
+from ddpdoctor.diagnose.ordering import RuleHit, order_findings
 from ddpdoctor.diagnose.rule import Common, FixText, Rule
 from ddpdoctor.measure.facts import Cost, Facts
 from ddpdoctor.measure.places import Where
@@ -30,9 +30,9 @@ class Outcome(msgspec.Struct, frozen=True):
     """First sentence of a report, by rule id."""
     thresholds: dict[str, float] = msgspec.field(default_factory=dict)
     """The common thresholds in force."""
-    too_few: list[str] = msgspec.field(default_factory=list)
+    short_window_rules: list[str] = msgspec.field(default_factory=list)
     """Ids of rules that found too few outstanding steps of a short window to warn of, by cost."""
-    informing: list[str] = msgspec.field(default_factory=list)
+    capped_rules: list[str] = msgspec.field(default_factory=list)
     """Ids of rules of a fixed severity that warn elsewhere, and here only inform."""
     stopping: list[str] = msgspec.field(default_factory=list)
     """Ids of rules that say why the job stopped."""
@@ -44,15 +44,15 @@ class Outcome(msgspec.Struct, frozen=True):
     """Large parts of the step of which every rule that could tell them could not look, in parts of sentences, the costliest first."""
 
 
-class CannotLookError(Exception):
+class RuleSkippedError(Exception):
     """The rule cannot look; the text says why."""
 
 
-class NotMeasuredError(CannotLookError):
+class NotMeasuredError(RuleSkippedError):
     """The rule lacks facts: what it would have found is open."""
 
 
-class UnborneError(CannotLookError):
+class NotCorroboratedError(RuleSkippedError):
     """The rule would name ranks for what their steps do not show."""
 
     def __init__(self, why: str, share: float) -> None:
@@ -84,60 +84,62 @@ def diagnose(
     context = facts_view.as_cel(tree)
     common = {name: entry.value for name, entry in rules.common.thresholds.items()}
     base = {**common, **overrides.get("all", {})}
-    outcome, fired = Outcome(thresholds=base), list[Fired]()
-    unheard: set[int] = set()
-    unlooked: list[tuple[_Run, str]] = []
+    outcome, hits = Outcome(thresholds=base), list[RuleHit]()
+    suppressed_ranks: set[int] = set()
+    lacked_data: list[tuple[_Run, str]] = []
     for rule in sorted(rules.rules.values(), key=lambda rule: rule.only_untold):
         if rule.id in suppressed or rule.id.partition("/")[0] + "/*" in suppressed:
             outcome.suppressed.append(rule.id)
-            unheard.update(_culprits(tree, rule))
+            suppressed_ranks.update(_ranks_of_costs(tree, rule))
             continue
         named = base | {name: entry.value for name, entry in rule.thresholds.items()}
         named.update({**overrides.get("all", {}), **overrides.get(rule.id, {})})
-        seen = _without_told(tree, rule, fired, unheard) if rule.only_untold else tree
+        seen = _without_reported_ranks(tree, rule, hits, suppressed_ranks) if rule.only_untold else tree
         in_cel = context if seen is tree else facts_view.as_cel(seen)
         run = _Run(rule, rules.common, seen, in_cel, named, coverage)
         try:
             finding = run.finding()
-        except CannotLookError as reason:
+        except RuleSkippedError as reason:
             outcome.skipped.append(SkippedRule(rule.id, rule.question, str(reason)))
             if isinstance(reason, NotMeasuredError):
-                unlooked.append((run, str(reason)))
-            elif isinstance(reason, UnborneError) and reason.share >= base["warning_share"]:
+                lacked_data.append((run, str(reason)))
+            elif isinstance(reason, NotCorroboratedError) and reason.share >= base["warning_share"]:
                 outcome.errors.append(f"{rule.id} was withheld: {reason.why}.")
                 outcome.contradictions.append(reason.why)
         except Exception as error:  # whatever a rule file makes CEL or Jinja2 raise, the other rules run on
             why = f"the rule failed: {' '.join(str(error).split())[:300]}"
             outcome.skipped.append(SkippedRule(rule.id, rule.question, why))
             outcome.errors.append(f"{rule.id}: {why}")
-            unlooked.append((run, why))
+            lacked_data.append((run, why))
         else:
             outcome.errors.extend(run.errors)
             if finding is None:
                 outcome.checked.append(CheckedRule(rule.id, rule.question))
             else:
-                fired.append(Fired(finding, rule, run.cost))
+                hits.append(RuleHit(finding, rule, run.cost))
                 outcome.headlines[rule.id] = run.headline
-    outcome.findings.extend(ordered(fired, context, base, outcome.errors))
-    once = {entry.rule.id for entry in fired if entry.only_informs and entry.stands_out}
-    outcome.too_few.extend(finding.rule for finding in outcome.findings if finding.rule in once)
-    noted = {entry.rule.id for entry in fired if entry.only_informs and entry.rule.severity is not None}
-    outcome.stopping.extend(entry.rule.id for entry in fired if entry.rule.stops)
-    outcome.informing.extend(finding.rule for finding in outcome.findings if finding.rule in noted)
-    outcome.unexplained.extend(_unexplained(unlooked, outcome, rules, base["warning_share"]))
+    outcome.findings.extend(order_findings(hits, context, base, outcome.errors))
+    too_few_steps = {entry.rule.id for entry in hits if entry.capped_to_info and entry.from_short_window}
+    outcome.short_window_rules.extend(
+        finding.rule for finding in outcome.findings if finding.rule in too_few_steps
+    )
+    capped = {entry.rule.id for entry in hits if entry.capped_to_info and entry.rule.severity is not None}
+    outcome.stopping.extend(entry.rule.id for entry in hits if entry.rule.stops)
+    outcome.capped_rules.extend(finding.rule for finding in outcome.findings if finding.rule in capped)
+    outcome.unexplained.extend(_unexplained(lacked_data, outcome, rules, base["warning_share"]))
     return outcome
 
 
 def _unexplained(
-    unlooked: list[tuple[_Run, str]], outcome: Outcome, rules: RuleSet, least_share: float
+    lacked_data: list[tuple[_Run, str]], outcome: Outcome, rules: RuleSet, least_share: float
 ) -> list[str]:
     """Costs of at least this share of the step that only rules would tell which could not look, and why those could not."""
     looked = [*(each.rule for each in outcome.checked), *(each.rule for each in outcome.findings)]
-    told = {path for rule_id in looked for path in rules.rules[rule_id].cost_paths}
+    reported = {path for rule_id in looked for path in rules.rules[rule_id].cost_paths}
     found: dict[str, tuple[float, str]] = {}
-    for run, why in unlooked:
+    for run, why in lacked_data:
         for cost, path in run.open_costs():
-            if path not in told and cost["share"] >= least_share:
+            if path not in reported and cost["share"] >= least_share:
                 part = (
                     f"{words.ms(cost['ms_per_step'])} of every {words.ms(run.tree['steps']['mean_ms'])} step"
                 )
@@ -148,22 +150,22 @@ def _unexplained(
     return [sentence for _, sentence in sorted(found.values(), reverse=True)]
 
 
-def _culprits(tree: dict[str, Any], rule: Rule) -> set[int]:
+def _ranks_of_costs(tree: dict[str, Any], rule: Rule) -> set[int]:
     """The ranks of the costs that a rule would tell: of a suppressed one, those of which the user has chosen not to hear."""
     costs = [facts_view.lookup(tree, path) for path in rule.cost_paths]
     return {rank for cost in costs if cost for rank in cost.get("ranks") or ()}
 
 
-def _without_told(
-    tree: dict[str, Any], rule: Rule, fired: list[Fired], unheard: Collection[int]
+def _without_reported_ranks(
+    tree: dict[str, Any], rule: Rule, hits: list[RuleHit], suppressed_ranks: Collection[int]
 ) -> dict[str, Any]:
     """The facts, less those of the rule's ranks that a finding names, or that a suppressed rule would have named (``unheard``)."""
-    told = {rank for entry in fired for rank in entry.finding.ranks or ()} | set(unheard)
+    reported = {rank for entry in hits for rank in entry.finding.ranks or ()} | set(suppressed_ranks)
     group, _, name = (rule.ranks or "").partition(".")
     ranks = facts_view.lookup(tree, rule.ranks or "")
     if not ranks:
         return tree
-    return tree | {group: tree[group] | {name: [rank for rank in ranks if rank not in told]}}
+    return tree | {group: tree[group] | {name: [rank for rank in ranks if rank not in reported]}}
 
 
 _Candidate = tuple[dict[str, Any] | None, str | None]
@@ -198,9 +200,9 @@ class _Run:
         rule = self.rule
         for condition in rule.applies:
             if not self._holds(condition.when):
-                raise CannotLookError(condition.otherwise)
-        self._need(rule.needs)
-        withheld: UnborneError | None = None
+                raise RuleSkippedError(condition.otherwise)
+        self._require(rule.needs)
+        withheld: NotCorroboratedError | None = None
         for cost, path in self._candidates():
             self.cost, self.cost_path = cost, path
             self.context["cost"] = facts_view.as_cel(cost)
@@ -208,10 +210,10 @@ class _Run:
                 break
             if not self._holds(rule.when):
                 break
-            unborne = self._unborne()
-            if unborne is None:
-                return self._worded()
-            withheld = withheld or unborne
+            not_corroborated = self._corroboration_error()
+            if not_corroborated is None:
+                return self._to_finding()
+            withheld = withheld or not_corroborated
         if withheld is not None:
             raise withheld
         return None
@@ -220,15 +222,15 @@ class _Run:
         """What the rule may report, the costliest first; one without a cost where the rule has none."""
         rule = self.rule
         if rule.cost_paths:
-            self._need(self.common.cost_needs)
+            self._require(self.common.cost_needs)
             found = self._costs()
             if not found:
-                self._need(rule.cost_needs)
+                self._require(rule.cost_needs)
             return found
         if rule.costs_ms is not None and self._holds(rule.when):
             cost_ms = self._value(rule.costs_ms)
             if cost_ms is not None:
-                self._price(float(cost_ms))
+                self._set_cost(float(cost_ms))
         return [(self.cost, None)]
 
     def open_costs(self) -> list[tuple[dict[str, Any], str]]:
@@ -242,14 +244,14 @@ class _Run:
                 found.append((cost, path))
         return found
 
-    def _unborne(self) -> UnborneError | None:
+    def _corroboration_error(self) -> NotCorroboratedError | None:
         """Why the recorded steps, which reports draw, do not show what a finding with this cost would say; None where they do."""
         shown, cost = self.common.cost_shown, self.cost
         if cost is None or shown is None or cost["drawn_ms"] is None or self._holds(shown.when):
             return None
-        return UnborneError(words.render(shown.otherwise, self.tree | {"cost": cost}), cost["share"])
+        return NotCorroboratedError(words.render(shown.otherwise, self.tree | {"cost": cost}), cost["share"])
 
-    def _need(self, paths: list[str]) -> None:
+    def _require(self, paths: list[str]) -> None:
         missing = [path for path in paths if facts_view.lookup(self.tree, path) is None]
         if missing:
             raise NotMeasuredError("not measured: " + ", ".join(missing))
@@ -260,8 +262,8 @@ class _Run:
         known = [(cost, path) for cost, path in found if cost is not None]
         return [*sorted(known, key=lambda pair: -pair[0]["ms_per_step"])]
 
-    def _price(self, cost_ms: float) -> None:
-        self._need(["steps.mean_ms"])
+    def _set_cost(self, cost_ms: float) -> None:
+        self._require(["steps.mean_ms"])
         mean_ms = float(self.tree["steps"]["mean_ms"])
         saved_ms = min(max(cost_ms, 0.0), mean_ms)
         rest_ms = max(mean_ms - saved_ms, 0.01 * mean_ms)
@@ -289,9 +291,9 @@ class _Run:
             raise TypeError(f"{expression!r} gives {value!r}, not true or false")
         return value
 
-    def _worded(self) -> Finding:
+    def _to_finding(self) -> Finding:
         rule, cost = self.rule, self.cost
-        names = self._names()
+        names = self._template_names()
         self.headline = words.render(rule.headline, names)
         seen = cost["steps_seen"] if cost else 0
         always = cost is None or cost["persistence"] == "always" or cost["first_step"] is None
@@ -309,7 +311,7 @@ class _Run:
             share=cost["share"] if cost else None,
             speedup_if_fixed=cost["speedup"] if cost else None,
             speedup_if_fixed_range=_speedups(cost),
-            at_most=cost is not None and (self._is_ceiling() or rule.severity_most is not None),
+            at_most=cost is not None and (self._is_upper_bound() or rule.severity_most is not None),
             coverage=Coverage(seen or self.coverage.steps, self.coverage.ranks),
             evidence=self._evidence(),
             fixes=self._fixes(names),
@@ -319,7 +321,7 @@ class _Run:
             read_more=rule.read_more,
         )
 
-    def _names(self) -> dict[str, Any]:
+    def _template_names(self) -> dict[str, Any]:
         cost = self.cost
         mean_ms = self.tree["steps"]["mean_ms"]
         where = list(cost["where"]) if cost else []
@@ -348,12 +350,12 @@ class _Run:
         }
 
     def _explanation(self, names: dict[str, Any]) -> str:
-        short = self.common.short_window if self._stands_out() else None
+        short = self.common.short_window if self._is_from_short_window() else None
         close = self.cost is not None and self.cost["waiting_ms_per_step"] is not None
         added = [*([short.explain] if short else []), *([self.common.close] if close else [])]
         return words.render("\n\n".join([self.rule.explain, *added]), names)
 
-    def _stands_out(self) -> bool:
+    def _is_from_short_window(self) -> bool:
         return bool(self.cost and self.cost["stands_out_in"])
 
     def _severity(self) -> str:
@@ -368,14 +370,14 @@ class _Run:
         tiny = mean_ms < limit["tiny_step_ms"] and cost["ms_per_step"] < limit["tiny_cost_ms"]
         if cost["share"] < limit["warning_share"] or rule.severity_most == "info" or tiny:
             return "info"
-        if self._stands_out() and len(cost["stands_out_in"]) < limit["outstanding_steps"]:
+        if self._is_from_short_window() and len(cost["stands_out_in"]) < limit["outstanding_steps"]:
             return "info"
-        once = self.coverage.steps < limit["critical_steps"]
+        too_few_steps = self.coverage.steps < limit["critical_steps"]
         if (
             cost["share"] < limit["critical_share"]
             or rule.severity_most == "warning"
-            or self._stands_out()
-            or once
+            or self._is_from_short_window()
+            or too_few_steps
         ):
             return "warning"
         beside_ms = cost["beside_ms_per_step"]
@@ -384,7 +386,7 @@ class _Run:
             return "warning"
         return "critical"
 
-    def _is_ceiling(self) -> bool:
+    def _is_upper_bound(self) -> bool:
         when = self.rule.ceiling_when
         return self.rule.ceiling or (when is not None and self._holds(when))
 
@@ -400,14 +402,14 @@ class _Run:
                 value = facts_view.lookup(self.tree, path)
             if value is None:
                 continue
-            means = entry.means or facts_view.label_of(path)
+            means = entry.means or facts_view.short_label(path)
             unit = entry.unit if entry.unit is not None else facts_view.unit_of(path)
             found.append(Evidence(path, value, unit, means))
         return found
 
     def _fixes(self, names: dict[str, Any]) -> list[Fix]:
         found = []
-        short = self.common.short_window if self._stands_out() else None
+        short = self.common.short_window if self._is_from_short_window() else None
         for number, fix in enumerate([*self.rule.fixes, *([short.fix] if short else [])], start=1):
             try:
                 if fix.when is None or self._holds(fix.when):

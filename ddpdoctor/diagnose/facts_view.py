@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ddpdoctor.diagnose.kept import Kept
+from ddpdoctor.diagnose.rule_cache import CachedResult
 from ddpdoctor.measure import facts as facts_module
 from ddpdoctor.measure import hangfacts, memoryfacts, taxonomy
 from ddpdoctor.measure.facts import Cost, Facts
@@ -110,7 +110,7 @@ def unknown_facts(nested: Mapping[str, Any], prefix: str = "") -> list[str]:
     return found
 
 
-class Described(NamedTuple):
+class FactField(NamedTuple):
     """A fact as a rule's author needs it."""
 
     path: str
@@ -120,13 +120,13 @@ class Described(NamedTuple):
 
 
 @functools.cache
-def all_facts() -> list[Described]:
+def all_facts() -> list[FactField]:
     """Every fact, those of costs with their fields, in the order of ``docs/facts.md``."""
     return [fact for group, kind in fields_of(Facts).items() for fact in _described(group, kind)]
 
 
-def _described(path: str, kind: Any) -> list[Described]:
-    fact = Described(path, type_name(kind), unit_of(path), doc_of(path))
+def _described(path: str, kind: Any) -> list[FactField]:
+    fact = FactField(path, type_name(kind), unit_of(path), doc_of(path))
     inside = fields_of(kind)
     # A place in code is one value to a rule, which hands it to a filter as a whole.
     below = (
@@ -150,7 +150,7 @@ def fields_of(kind: Any) -> dict[str, Any]:
     if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
         return {}
     hints = typing.get_type_hints(kind)
-    return {field.name: _bare(hints[field.name]) for field in msgspec.structs.fields(kind)}
+    return {field.name: _without_none(hints[field.name]) for field in msgspec.structs.fields(kind)}
 
 
 def is_cost(path: str) -> bool:
@@ -174,7 +174,7 @@ def doc_of(path: str) -> str:
     return re.sub(r":\w+:`(\w+)`", r"\1", text).replace("``", "")
 
 
-def label_of(path: str) -> str:
+def short_label(path: str) -> str:
     """The first clause of a fact's documentation, as a report labels its value: without when it is null, or how it is found."""
     clause = _CLAUSE.match(doc_of(path))
     return clause[0] if clause else ""
@@ -184,11 +184,11 @@ def label_of(path: str) -> str:
 def attribute_docs() -> dict[tuple[str, str], str]:
     """Return what facts.py says of its fields, and taxonomy.py of causes, by (class, field), on one line each."""
     sources = {path.name: path.read_bytes() for path in map(Path, _DOCUMENTED)}
-    kept = Kept(list[tuple[str, str, str]], sources)
-    found = kept.read()
+    cached = CachedResult(list[tuple[str, str, str]], sources)
+    found = cached.read()
     if found is None:
         found = [entry for source in sources.values() for entry in _docs_in(source)]
-        kept.write(found)
+        cached.write(found)
     return {(_FACTS_OF.get(owner, owner), field): text for owner, field, text in found}
 
 
@@ -209,7 +209,7 @@ def _docs_in(source: bytes) -> list[tuple[str, str, str]]:
     return found
 
 
-def _bare(hint: Any) -> Any:
+def _without_none(hint: Any) -> Any:
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
         return kinds[0]

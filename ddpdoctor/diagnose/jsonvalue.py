@@ -14,7 +14,7 @@ else:
     JsonValue = Any  # msgspec knows no types that refer to themselves
 
 _Value = TypeVar("_Value")
-_OWN = frozenset({type(None), bool, int, float, str})
+_PLAIN_TYPES = frozenset({type(None), bool, int, float, str})
 """Most values are of these types exactly; those of numpy may be of their subclasses."""
 
 
@@ -25,7 +25,7 @@ def without_numpy(value: _Value) -> _Value:
 
 
 def _plain(value: Any) -> Any:
-    if type(value) in _OWN:
+    if type(value) in _PLAIN_TYPES:
         return value
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.diagnose.kept import Kept
 from ddpdoctor.diagnose.rule import Common, Rule, checked_common, checked_rule, read_file
+from ddpdoctor.diagnose.rule_cache import CachedResult
 from ddpdoctor.errors import RuleError
 
 GROUP = "ddpdoctor.rules"
@@ -27,14 +27,14 @@ def rule_packages() -> list[Any]:
     Hardly any environment has one, and :mod:`importlib.metadata` costs more than reading all rules: it is asked only
     where the group's name stands in some package's metadata, or where packages may lie elsewhere than in folders.
     """
-    if not _may_be_there():
+    if not _may_have_entry_points():
         return []
     import importlib.metadata
 
     return list(importlib.metadata.entry_points(group=GROUP))
 
 
-def _may_be_there() -> bool:
+def _may_have_entry_points() -> bool:
     finders = [finder for finder in sys.meta_path if hasattr(finder, "find_distributions")]
     if finders != [PathFinder]:
         return True
@@ -110,12 +110,12 @@ def read_folder(folder: Path) -> dict[str, Rule]:
     if not files:
         raise RuleError(f"{folder}: contains no rules; a rule is a file <family>/<name>.yaml")
     contents = {file.relative_to(folder).as_posix(): read_file(file) for file in files}
-    kept = Kept(dict[str, Rule], contents)
-    rules = kept.read()
+    cached = CachedResult(dict[str, Rule], contents)
+    rules = cached.read()
     if rules is None:
         checked = (checked_rule(contents[name], folder / name, _id(name)) for name in contents)
         rules = {rule.id: rule for rule in checked}
-        kept.write(rules)
+        cached.write(rules)
     return rules
 
 
@@ -125,11 +125,11 @@ def _id(name: str) -> str:
 
 def _read_common(path: Path) -> Common:
     content = read_file(path)
-    kept = Kept(Common, {path.name: content})
-    common = kept.read()
+    cached = CachedResult(Common, {path.name: content})
+    common = cached.read()
     if common is None:
         common = checked_common(content, path)
-        kept.write(common)
+        cached.write(common)
     return common
 
 

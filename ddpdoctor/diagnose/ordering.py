@@ -17,7 +17,7 @@ ANY = "*"
 """As an effect's rule: any finding that costs time and at least warns."""
 
 
-class Fired(msgspec.Struct, frozen=True):
+class RuleHit(msgspec.Struct, frozen=True):
     """A finding with its rule and the cost that priced it."""
 
     finding: Finding
@@ -25,28 +25,28 @@ class Fired(msgspec.Struct, frozen=True):
     cost: dict[str, Any] | None
 
     @property
-    def stands_out(self) -> bool:
+    def from_short_window(self) -> bool:
         """Whether it rests on single steps of a short window."""
         return bool(self.cost and self.cost["stands_out_in"])
 
     @property
-    def bounded(self) -> bool:
+    def severity_capped(self) -> bool:
         """Whether something else than its cost bounds how severe it is."""
         rule = self.rule
-        return rule.severity_most is not None or rule.informs_when is not None or self.stands_out
+        return rule.severity_most is not None or rule.informs_when is not None or self.from_short_window
 
     @property
-    def only_informs(self) -> bool:
+    def capped_to_info(self) -> bool:
         """Whether it is an information because it may not warn, whatever it costs."""
-        return self.finding.severity == "info" and self.bounded
+        return self.finding.severity == "info" and self.severity_capped
 
 
-def ordered(
-    fired: list[Fired], context: Mapping[str, Any], thresholds: Mapping[str, float], errors: list[str]
+def order_findings(
+    hits: list[RuleHit], context: Mapping[str, Any], thresholds: Mapping[str, float], errors: list[str]
 ) -> list[Finding]:
     """Return causes by cost, then effects by cost with ``caused_by``; broken conditions go to ``errors``."""
 
-    def weight(entry: Fired) -> float:
+    def sort_key(entry: RuleHit) -> float:
         if entry.rule.stops:
             return inf
         # What has no price ranks where a cost of its severity would begin.
@@ -54,13 +54,13 @@ def ordered(
         least = floor.get(entry.finding.severity, 0.0) if entry.rule.severity else 0.0
         # Nor does what may only inform stand above what warns.
         above = {"info": floor["warning"], "warning": floor["critical"]}
-        most = above.get(entry.finding.severity, inf) if entry.bounded else inf
-        return min(max(entry.finding.share or 0.0, least), most)
+        highest = above.get(entry.finding.severity, inf) if entry.severity_capped else inf
+        return min(max(entry.finding.share or 0.0, least), highest)
 
-    by_cost = sorted(fired, key=weight, reverse=True)
+    by_cost = sorted(hits, key=sort_key, reverse=True)
     causes: dict[str, str] = {}
     # Rules that any finding explains come last: they name the root, which must be known by then.
-    for entry in sorted(by_cost, key=lambda fired: any(effect.rule == ANY for effect in fired.rule.effects)):
+    for entry in sorted(by_cost, key=lambda hits: any(effect.rule == ANY for effect in hits.rule.effects)):
         for other in by_cost:
             if other is not entry and not _follows(other.rule.id, entry.rule.id, causes):
                 try:
@@ -72,24 +72,24 @@ def ordered(
                     anything = any(effect.rule == ANY for effect in entry.rule.effects)
                     causes[entry.rule.id] = _root(other.rule.id, causes) if anything else other.rule.id
                     break
-    informing = {entry.rule.id for entry in fired if entry.only_informs}
-    findings = [_as_effect(entry.finding, causes.get(entry.rule.id), informing) for entry in by_cost]
+    capped_rules = {entry.rule.id for entry in hits if entry.capped_to_info}
+    findings = [_as_effect(entry.finding, causes.get(entry.rule.id), capped_rules) for entry in by_cost]
     return [f for f in findings if f.caused_by is None] + [f for f in findings if f.caused_by is not None]
 
 
-def _as_effect(finding: Finding, cause: str | None, informing: Collection[str]) -> Finding:
+def _as_effect(finding: Finding, cause: str | None, capped_rules: Collection[str]) -> Finding:
     """The finding with its ``cause``: what follows from one that only informs does not warn either."""
-    severity = "info" if cause in informing else finding.severity
+    severity = "info" if cause in capped_rules else finding.severity
     return msgspec.structs.replace(finding, caused_by=cause, severity=severity)
 
 
-def _explains(effect: Effect, cause: Fired, entry: Fired, context: Mapping[str, Any]) -> bool:
+def _explains(effect: Effect, cause: RuleHit, entry: RuleHit, context: Mapping[str, Any]) -> bool:
     if effect.rule == ANY:
         if cause.finding.severity == "info" or cause.finding.costs_ms_per_step is None:
             return False
     elif effect.rule != cause.rule.id:
         return False
-    elif cause.only_informs and cause.stands_out and entry.finding.severity != "info":
+    elif cause.capped_to_info and cause.from_short_window and entry.finding.severity != "info":
         # Single steps of a short window are no reason for what all its steps show.
         return False
     if effect.when is None:

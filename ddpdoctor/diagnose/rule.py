@@ -177,16 +177,16 @@ def read_rule(path: Path, rule_id: str) -> Rule:
     return checked_rule(read_file(path), path, rule_id)
 
 
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 """The longest of ours has 12 KB."""
-_MOST_VALUES = 100_000
-_MOST_NESTED = 40
+_MAX_VALUES = 100_000
+_MAX_DEPTH = 40
 
 
 def read_file(path: Path) -> bytes:
     """Content of a rule file; :class:`RuleError` where it cannot be read."""
     try:
-        return read_bounded(str(path), _MOST_BYTES, follow=True)
+        return read_bounded(str(path), _MAX_BYTES, follow=True)
     except OSError as error:
         raise RuleError(f"{path}: cannot be read: {error.strerror}") from None
 
@@ -252,9 +252,9 @@ def checked_common(content: bytes, path: Path) -> Common:
 
 def _decode(content: bytes, path: Path, kind: type[Any]) -> Any:
     try:
-        _refuse_deep(content)
+        _check_depth(content)
         found = msgspec.yaml.decode(content, type=kind)
-        _refuse_endless(found)
+        _check_expansion(found)
         return found
     except msgspec.ValidationError as error:
         reason, _, field = str(error).partition(" - at ")
@@ -264,25 +264,25 @@ def _decode(content: bytes, path: Path, kind: type[Any]) -> Any:
         raise RuleError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
 
 
-def _refuse_deep(content: bytes) -> None:
+def _check_depth(content: bytes) -> None:
     """Raises ValueError where ``content`` is nested so deep that libyaml, which calls itself for each level, would crash."""
     import yaml
 
     depth = 0
     for event in yaml.parse(content, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > _MOST_NESTED:
+        if depth > _MAX_DEPTH:
             raise ValueError("it is nested too deep")
 
 
-def _refuse_endless(value: Any) -> None:
+def _check_expansion(value: Any) -> None:
     """Raises ValueError where aliases make a short file as long as one likes, or hold themselves."""
-    waiting, left = [value], _MOST_VALUES
+    waiting, left = [value], _MAX_VALUES
     while waiting:
         one = waiting.pop()
         left -= 1
         if left < 0:
-            raise ValueError(f"it holds more than {_MOST_VALUES} values, aliases followed")
+            raise ValueError(f"it holds more than {_MAX_VALUES} values, aliases followed")
         if isinstance(one, msgspec.Struct):
             waiting += [getattr(one, name) for name in one.__struct_fields__]
         elif isinstance(one, dict):

@@ -32,13 +32,13 @@ def run_tests(rule: Rule, common: Common) -> list[TestResult]:
 
 def outcome_of(rule: Rule, common: Common, facts: Mapping[str, Any]) -> Outcome:
     """Run one rule over nested test facts; raises msgspec.ValidationError where a fact has the wrong type."""
-    given = msgspec.convert(completed(facts), Facts)
+    given = msgspec.convert(with_cost_shares(facts), Facts)
     return diagnose(
         given, RuleSet(common, {rule.id: rule}), coverage=Coverage(steps=100, ranks=given.job.ranks_seen)
     )
 
 
-def completed(facts: Mapping[str, Any]) -> dict[str, Any]:
+def with_cost_shares(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return test facts in which every cost has ``share`` and ``speedup``, from its ms and the mean step."""
     mean_ms = facts_view.lookup(facts, "steps.mean_ms")
     whole: dict[str, Any] = {}

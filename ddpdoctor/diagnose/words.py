@@ -42,25 +42,27 @@ def size(value: float) -> str:
 
 def hours(value: float) -> str:
     """0.01 -> "36 seconds", 0.25 -> "15 minutes", 2.0 -> "2 hours", 100.0 -> "4 days"."""
-    if value < _SECONDS_TO_HOURS:
+    if value < _SECONDS_BELOW_HOURS:
         return count(max(1.0, round(3600 * value)), "second")
     if value < 1:
         return count(round(60 * value), "minute")
     return count(round(value), "hour") if value < _DAYS_FROM_HOURS else count(round(value / 24), "day")
 
 
-_SECONDS_TO_HOURS, _DAYS_FROM_HOURS = 0.025, 48
+_SECONDS_BELOW_HOURS, _DAYS_FROM_HOURS = 0.025, 48
 """Below the one, 90 seconds, seconds are told, from the other on days."""
 _NAME = re.compile(r"[\w.:<>]+")
 """An operation that needs no quotation marks in a sentence."""
-_LEAST_TOLD = 0.005
-_DIFFERS = 0.2
+_ROUNDS_TO_ZERO_BELOW = 0.005
+_MIN_DIFFERENCE = 0.2
 
 
 def number(value: float) -> str:
     """4.0 -> "4", 4.27 -> "4.3", 0.0004 -> "0": what is counted is not told to a ten thousandth."""
     return (
-        f"{value:.0f}" if value >= 10 or abs(value) < _LEAST_TOLD or value == round(value) else f"{value:.2g}"
+        f"{value:.0f}"
+        if value >= 10 or abs(value) < _ROUNDS_TO_ZERO_BELOW or value == round(value)
+        else f"{value:.2g}"
     )
 
 
@@ -182,14 +184,14 @@ def often(cost: Mapping[str, Any]) -> str:
     return "in every step" if persistence == "always" else "in some steps"
 
 
-_TOLD_STEPS = 4
+_MAX_STEPS = 4
 
 
 def _numbered(steps: Sequence[int]) -> str:
     """[18] -> "step 18", [18, 22] -> "steps 18 and 22"; long lists are cut."""
-    shown = [str(step) for step in steps[:_TOLD_STEPS]]
-    if len(steps) > _TOLD_STEPS:
-        return f"steps {', '.join(shown)} and {len(steps) - _TOLD_STEPS} more"
+    shown = [str(step) for step in steps[:_MAX_STEPS]]
+    if len(steps) > _MAX_STEPS:
+        return f"steps {', '.join(shown)} and {len(steps) - _MAX_STEPS} more"
     return f"step {shown[0]}" if len(shown) == 1 else f"steps {', '.join(shown[:-1])} and {shown[-1]}"
 
 
@@ -198,7 +200,7 @@ def beside_others(cost: Mapping[str, Any]) -> str:
     whole, alone, remaining = (
         cost.get(name) for name in ("ms_per_step", "alone_ms_per_step", "remaining_ms_per_step")
     )
-    if not whole or alone is None or remaining is None or remaining - alone < _DIFFERS * whole:
+    if not whole or alone is None or remaining is None or remaining - alone < _MIN_DIFFERENCE * whole:
         return ""
     return (
         f" Other ranks are late for other reasons, too: fixing only this saves {ms(alone)} per step, "
@@ -331,23 +333,23 @@ def check_template(template: str) -> None:
 
 def render(template: str, names: Mapping[str, Any]) -> str:
     """Render prose: paragraphs kept, other white space made single. Raises jinja2.TemplateError."""
-    text = _filled(template, names)
+    text = _fill(template, names)
     paragraphs = (" ".join(part.split()) for part in text.split("\n\n"))
     return "\n\n".join(part for part in paragraphs if part)
 
 
 def render_snippet(template: str, names: Mapping[str, Any]) -> str:
     """Render code: lines and indentation kept. Raises jinja2.TemplateError."""
-    return _filled(template, names).strip("\n")
+    return _fill(template, names).strip("\n")
 
 
-def _filled(template: str, names: Mapping[str, Any]) -> str:
+def _fill(template: str, names: Mapping[str, Any]) -> str:
     if "{" not in template:
         # Nothing to fill in, as in every second text of the pack: Jinja would only make the ends of lines one kind.
         return "\n".join(_LINE_END.split(template))
-    return _compiled(template).render(names)
+    return _compile(template).render(names)
 
 
 @functools.cache
-def _compiled(template: str) -> jinja2.Template:
+def _compile(template: str) -> jinja2.Template:
     return _environment().from_string(template)

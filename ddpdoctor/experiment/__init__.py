@@ -13,15 +13,15 @@ number of steps; what the hook changes in it is in :mod:`ddpdoctor.hook.trial`. 
     patches      the lines to edit, as a unified diff
 """
 
-from ddpdoctor.diagnose.tried import (
+from ddpdoctor.diagnose.trials import (
     TRIALS_FILE,
     TRIALS_SCHEMA,
-    Answer,
     Baseline,
+    TrialsReport,
     Variant,
     as_json,
-    read_answer,
-    write_answer,
+    read_trials,
+    write_trials,
 )
 
 from .judging import MEASURED_FROM

@@ -9,7 +9,7 @@ import rich.table
 from rich.console import Console
 from rich.text import Text
 
-from ddpdoctor.diagnose.tried import Answer, Variant
+from ddpdoctor.diagnose.trials import TrialsReport, Variant
 from ddpdoctor.plain import plain
 from ddpdoctor.report import words
 from ddpdoctor.report.console_output import print_wrapped
@@ -34,7 +34,7 @@ class ExperimentView(msgspec.Struct, frozen=True, kw_only=True):
     """Of some backward passes from the first to the last, of the job as it is and of each change; None where none were seen."""
 
 
-def experiment_view(answer: Answer) -> ExperimentView:
+def experiment_view(answer: TrialsReport) -> ExperimentView:
     """What the reports show of it."""
     baseline = answer.baseline
     rows = [
@@ -65,7 +65,7 @@ def _expected(variant: Variant, unchanged_ms: float | None) -> str:
     return words.significant(variant.expected_ms)
 
 
-def _losses(answer: Answer) -> Table | None:
+def _losses(answer: TrialsReport) -> Table | None:
     """Side by side: whether a change trains on as the job does shows there first."""
     trains = [each for each in answer.variants if not each.bound]
     seen = [(each, each.parity.losses) for each in trains if each.parity and each.parity.losses][:_LOSSES_OF]
@@ -110,7 +110,7 @@ def note_text(variant: Variant) -> str:
         said.append(f"means of all steps, {words.significant(variant.baseline_mean_ms)} ms unchanged")
     if variant.bound:
         said.append("simulated: the most a fix could gain; no job can train like this")
-    if variant.kept_promise is False:
+    if variant.prediction_held is False:
         said.append("not what was expected")
     said.append(_results_told(variant))
     return plain("; ".join(part for part in said if part))
@@ -134,7 +134,7 @@ def milliseconds(middle: float | None, ends: Sequence[float] | None) -> str:
     return shown if ends is None else f"{shown} ({words.significant(ends[0])}–{words.significant(ends[1])})"
 
 
-def print_experiment(answer: Answer, console: Console) -> None:
+def print_experiment(answer: TrialsReport, console: Console) -> None:
     """The table, what else there is to say of each change in lines of its own, which a column would squeeze, and the best change."""
     view = experiment_view(answer)
     table = rich.table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
@@ -154,7 +154,7 @@ def print_experiment(answer: Answer, console: Console) -> None:
         print_wrapped(console, Text(view.best, style="bold"))
 
 
-def _best(answer: Answer) -> str:
+def _best(answer: TrialsReport) -> str:
     best = answer.best()
     if best is None or best.change is None:
         return ""

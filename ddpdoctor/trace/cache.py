@@ -15,11 +15,11 @@ from pathlib import Path
 from msgspec.structs import replace
 
 import ddpdoctor
-from ddpdoctor.cachefolder import cache_folder, is_own, make_own, open_own, own_entries
+from ddpdoctor.cachefolder import cache_entries, cache_folder, is_private, make_private, open_private
 from ddpdoctor.rundir import is_hollow
-from ddpdoctor.trace.columns import SCHEMA, RankTrace, is_archive, placed, read_archive, write_archive
+from ddpdoctor.trace.columns import SCHEMA, RankTrace, is_archive, read_archive, relocated, write_archive
 from ddpdoctor.trace.formats import file_of, load_trace
-from ddpdoctor.trace.sources import content_tag, is_url, open_binary
+from ddpdoctor.trace.sources import content_tag, is_url, open_local
 from ddpdoctor.written import replace_file
 
 _LAYOUT = 3
@@ -27,7 +27,7 @@ _LAYOUT = 3
 _SUFFIX = ".cached"
 LIMIT_BYTES = 8 << 30
 """The least recently used entries go beyond this size."""
-_unchecked_bytes = float("inf")
+_written_bytes = float("inf")
 """Kept by this process since it last looked at the size of all; before its first entry, anything may be there."""
 
 
@@ -37,11 +37,11 @@ def cached_load(path: str, rank: int | None = None) -> RankTrace:
     A URL is kept where its store tells when the content changes, else it is always read. A digest holds columns
     already. Trouble with the cache is never an error.
     """
-    read_once = not (is_url(path) or Path(file_of(path)).is_file())  # what a FIFO gives
-    if is_archive(path) or read_once:
+    is_pipe = not (is_url(path) or Path(file_of(path)).is_file())  # what a FIFO gives
+    if is_archive(path) or is_pipe:
         return load_trace(path, rank)
     try:
-        before = _version(path)
+        before = _file_version(path)
         entry = _entry(path, before) if before is not None else None
     except (OSError, RuntimeError):
         # Unreadable, or no home folder: load_trace says what is wrong, if anything is.
@@ -53,12 +53,12 @@ def cached_load(path: str, rank: int | None = None) -> RankTrace:
         # What is kept says of which rank the file itself says that it is, whatever the caller knows besides.
         trace = load_trace(path)
         with contextlib.suppress(OSError):
-            if _version(path) == before:  # else it was written to since the hash was taken
+            if _file_version(path) == before:  # else it was written to since the hash was taken
                 _write(entry, trace)
-    return replace(trace, meta=placed(trace.meta, path, rank))
+    return replace(trace, meta=relocated(trace.meta, path, rank))
 
 
-def _version(path: str) -> str | None:
+def _file_version(path: str) -> str | None:
     if is_url(path):
         return content_tag(path)
     status = Path(file_of(path)).stat()
@@ -74,7 +74,7 @@ def _entry(path: str, version: str) -> Path:
     else:
         file = file_of(path)
         digest.update(path[len(file) :].encode())  # which of several ranks
-        with open_binary(file) as stream:
+        with open_local(file) as stream:
             while block := stream.read(1 << 20):
                 digest.update(block)
     return cache_folder("traces") / f"{digest.hexdigest()}{_SUFFIX}"
@@ -82,9 +82,9 @@ def _entry(path: str, version: str) -> Path:
 
 def _read(entry: Path) -> RankTrace | None:
     try:
-        if not is_own(entry.parent):
+        if not is_private(entry.parent):
             return None
-        with open_own(entry) as stream:
+        with open_private(entry) as stream:
             trace = read_archive(stream, str(entry))
         os.utime(entry)
         return trace
@@ -93,20 +93,20 @@ def _read(entry: Path) -> RankTrace | None:
 
 
 def _write(entry: Path, trace: RankTrace) -> None:
-    global _unchecked_bytes
-    if not make_own(entry.parent):
+    global _written_bytes
+    if not make_private(entry.parent):
         return
     replace_file(entry, lambda stream: write_archive(stream, trace))
-    _unchecked_bytes += entry.lstat().st_size
-    if _unchecked_bytes > LIMIT_BYTES // 64:
-        _unchecked_bytes = 0
+    _written_bytes += entry.lstat().st_size
+    if _written_bytes > LIMIT_BYTES // 64:
+        _written_bytes = 0
         _prune(entry.parent)
 
 
 def _prune(folder: Path) -> None:
     """Removes the entries that were used longest ago until the rest is within :data:`LIMIT_BYTES`."""
     entries = []
-    for file in own_entries(folder, _SUFFIX):
+    for file in cache_entries(folder, _SUFFIX):
         with contextlib.suppress(OSError):  # another process may be pruning too
             status = file.lstat()
             entries.append((status.st_mtime, status.st_size, file))

@@ -182,7 +182,7 @@ def is_save(name: str) -> bool:
     return _SAVE.search(name) is not None
 
 
-def is_collection(name: str) -> bool:
+def is_garbage_collection(name: str) -> bool:
     """Whether this event among the Python frames is a garbage collection.
 
     Either one that the profiler was asked to record, or a call of ``gc.collect``.

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 from ddpdoctor.deferred import deferred
 
 if TYPE_CHECKING:
+    from .contents import TrackerRun, tracker_run
     from .to_mlflow import check_mlflow, log_to_mlflow
     from .to_tensorboard import write_tensorboard
     from .to_wandb import log_to_wandb
-    from .tracked import Tracked, tracked
 
 
 _PLACES = {
-    "Tracked": "tracked",
+    "TrackerRun": "contents",
     "check_mlflow": "to_mlflow",
     "log_to_mlflow": "to_mlflow",
     "log_to_wandb": "to_wandb",
-    "tracked": "tracked",
+    "tracker_run": "contents",
     "write_tensorboard": "to_tensorboard",
 }
 __getattr__ = deferred(__name__, _PLACES)

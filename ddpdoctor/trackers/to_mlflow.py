@@ -12,27 +12,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.trackers.missing import missing
+from ddpdoctor.trackers.packages import missing_package
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-    from ddpdoctor.trackers.tracked import Tracked
+    from ddpdoctor.trackers.contents import TrackerRun
 
 _EXPERIMENT = "ddpdoctor"
 """Unless the environment names one, as for MLflow's own commands."""
-_MOST_METRICS, _MOST_PARAMS = 1000, 100
+_MAX_METRICS, _MAX_PARAMS = 1000, 100
 """Of one request: https://mlflow.org/docs/latest/rest-api.html#log-batch"""
 _TABLES = {"alembic_version", "experiments", "runs"}
 """That every database of MLflow has."""
-_MOST_LETTERS = 5000
+_MAX_TAG = 5000
 """Of a tag."""
 _NOTE = "mlflow.note.content"
 """The tag whose Markdown MLflow shows as the run's description."""
 _Item = TypeVar("_Item")
 
 
-def log_to_mlflow(run: Tracked, place: str) -> str:
+def log_to_mlflow(run: TrackerRun, place: str) -> str:
     """Log to the folder ``place``, as a database and artefacts in there, or to what it names as a URI; words for how to look at it.
 
     Raises DdpDoctorError.
@@ -43,7 +43,7 @@ def log_to_mlflow(run: Tracked, place: str) -> str:
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
     except ImportError as error:
-        raise missing("mlflow", error) from error
+        raise missing_package("mlflow", error) from error
     uri, artefacts = place, None
     if "://" not in place:
         folder = Path(place).resolve()
@@ -101,7 +101,7 @@ def _database_errors() -> tuple[type[Exception], ...]:
     return (SQLAlchemyError,)
 
 
-def _log(run: Tracked, client: MlflowClient, artefacts: str | None) -> None:
+def _log(run: TrackerRun, client: MlflowClient, artefacts: str | None) -> None:
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME", _EXPERIMENT)
     experiment = client.get_experiment_by_name(name)
     experiment_id = experiment.experiment_id if experiment else client.create_experiment(name, artefacts)
@@ -117,7 +117,7 @@ def _log(run: Tracked, client: MlflowClient, artefacts: str | None) -> None:
     client.set_terminated(made)
 
 
-def _fill(run: Tracked, client: MlflowClient, made: str, at_ms: int) -> None:
+def _fill(run: TrackerRun, client: MlflowClient, made: str, at_ms: int) -> None:
     from mlflow.entities import Metric, Param, RunTag
 
     metrics = [Metric(name, value, at_ms, 0) for name, value in run.metrics.items()]
@@ -126,13 +126,11 @@ def _fill(run: Tracked, client: MlflowClient, made: str, at_ms: int) -> None:
         for curve in run.curves
         for step, value in zip(curve.steps, curve.values, strict=True)
     ]
-    tags = [
-        RunTag(name, text[:_MOST_LETTERS]) for name, text in {**run.tags, _NOTE: run.verdict}.items() if text
-    ]
+    tags = [RunTag(name, text[:_MAX_TAG]) for name, text in {**run.tags, _NOTE: run.verdict}.items() if text]
     client.log_batch(made, tags=tags)
-    for params in _parts([Param(name, text) for name, text in run.params.items()], _MOST_PARAMS):
+    for params in _parts([Param(name, text) for name, text in run.params.items()], _MAX_PARAMS):
         client.log_batch(made, params=params)
-    for part in _parts(metrics, _MOST_METRICS):
+    for part in _parts(metrics, _MAX_METRICS):
         client.log_batch(made, metrics=part)
     with tempfile.TemporaryDirectory(prefix="ddpdoctor-") as folder:
         for file, content in run.files.items():

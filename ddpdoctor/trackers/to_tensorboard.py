@@ -12,8 +12,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from ddpdoctor.trackers.missing import missing
-from ddpdoctor.trackers.tracked import Curve, Tracked
+from ddpdoctor.trackers.contents import Curve, TrackerRun
+from ddpdoctor.trackers.packages import missing_package
 from ddpdoctor.written import EVENTS, write_file
 
 _FILES = "events.out.tfevents.*.ddpdoctor-*"
@@ -21,13 +21,13 @@ _FILE = "events.out.tfevents.{second:010d}.ddpdoctor-{recording}"
 _VERSION = "brain.Event:2"
 
 
-def write_tensorboard(run: Tracked, folder: Path) -> list[Path]:
+def write_tensorboard(run: TrackerRun, folder: Path) -> list[Path]:
     """Write ``folder/NAME`` (``NAME-2`` if that has another recording) with the texts and the run's own numbers, and a folder below it
     for each rank. The first file is that of the run itself. Raises DdpDoctorError."""
     try:
         from tensorboard.compat.proto.event_pb2 import Event
     except ImportError as error:
-        raise missing("tensorboard", error) from error
+        raise missing_package("tensorboard", error) from error
     second = 0 if run.started_s is None else run.started_s
     file_name = _FILE.format(second=int(second), recording=run.recording)
     top = _own_folder(folder, run, file_name)
@@ -48,7 +48,7 @@ def write_tensorboard(run: Tracked, folder: Path) -> list[Path]:
     return written
 
 
-def _own_folder(folder: Path, run: Tracked, file_name: str) -> Path:
+def _own_folder(folder: Path, run: TrackerRun, file_name: str) -> Path:
     """The first of NAME, NAME-2, ... in which no other recording's files lie."""
     places = (folder / (f"{run.name}-{n}" if n > 1 else run.name) for n in count(1))
     return next(place for place in places if all(file.name == file_name for file in place.glob(_FILES)))
@@ -78,7 +78,7 @@ def _scalar(name: str, value: float) -> Any:
     return Summary(value=[Summary.Value(tag=name, simple_value=value)])
 
 
-def _texts(run: Tracked) -> list[tuple[int, Any]]:
+def _texts(run: TrackerRun) -> list[tuple[int, Any]]:
     """The verdict, and each finding, as Markdown for the tab "Text"."""
     from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
     from tensorboard.compat.proto.tensor_pb2 import TensorProto

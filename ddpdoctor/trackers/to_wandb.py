@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.trackers.missing import missing
-from ddpdoctor.trackers.tracked import Tracked
+from ddpdoctor.trackers.contents import TrackerRun
+from ddpdoctor.trackers.packages import missing_package
 
 _PROJECT = "ddpdoctor"
 """Unless the environment names one, as for the package itself."""
 _OTHER_RUN = ("WANDB_RUN_ID", "WANDB_RESUME", "WANDB_SWEEP_ID", "WANDB_SWEEP_PARAM_PATH")
 """Variables by which a job's own script says which run it is: a diagnosis under that number would change that run once it is sent."""
-_MOST_LETTERS = 64
+_MAX_TAG = 64
 """Of a tag."""
 
 
-def log_to_wandb(run: Tracked, folder: Path) -> str:
+def log_to_wandb(run: TrackerRun, folder: Path) -> str:
     """Write an offline run below ``folder``; words for how to send it. Raises DdpDoctorError."""
     place = folder.resolve()
     place.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ def log_to_wandb(run: Tracked, folder: Path) -> str:
     try:
         import wandb
     except ImportError as error:
-        raise missing("wandb", error) from error
+        raise missing_package("wandb", error) from error
     settings = wandb.Settings(
         console="off",
         silent=True,
@@ -51,7 +51,7 @@ def log_to_wandb(run: Tracked, folder: Path) -> str:
             project=os.environ.get("WANDB_PROJECT", _PROJECT),
             name=run.name,
             notes=run.verdict,
-            tags=[tag[:_MOST_LETTERS] for tag in (run.tags["ddpdoctor.rule"],) if tag],
+            tags=[tag[:_MAX_TAG] for tag in (run.tags["ddpdoctor.rule"],) if tag],
             config={**run.params, **run.tags},
             dir=str(place),
             mode="offline",
@@ -69,7 +69,7 @@ def log_to_wandb(run: Tracked, folder: Path) -> str:
     return f"wandb sync {shlex.quote(str(where))}"
 
 
-def _log(run: Tracked, wandb: Any, logged: Any) -> None:
+def _log(run: TrackerRun, wandb: Any, logged: Any) -> None:
     rows: dict[int, dict[str, float]] = {}
     for curve in run.curves:
         for step, value in zip(curve.steps, curve.values, strict=True):

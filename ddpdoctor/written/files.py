@@ -19,7 +19,7 @@ from ddpdoctor.written.forms import Form
 
 STDOUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 """Paths that stand for this process's standard output."""
-_OPEN_ALREADY = re.compile(r"/dev/(fd/\d+|stdin|stdout|stderr)|/proc/(self|\d+)/fd/\d+")
+_OPEN_DESCRIPTOR = re.compile(r"/dev/(fd/\d+|stdin|stdout|stderr)|/proc/(self|\d+)/fd/\d+")
 """What a process has open, such as a shell's process substitution: it is written into, whatever it is."""
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EMLINK, errno.EXDEV)
 """What file systems without hard links say."""
@@ -39,13 +39,13 @@ def check_file(path: str | os.PathLike[str], form: Form) -> None:
     """Raises DdpDoctorError if :func:`write_file` would refuse ``path``: also before long work."""
     if is_stdout(path):
         return
-    with in_words(path):
-        place = place_of(path)
+    with as_user_errors(path):
+        place = resolve_target(path)
         folder = place.parent
         if not folder.is_dir():
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
-        if not _is_open_already(place) and not _is_special(place):
-            _judged(place, path, form)
+        if not _is_open_descriptor(place) and not _is_special(place):
+            _check_replaceable(place, path, form)
             if not os.access(folder, os.W_OK | os.X_OK):
                 raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
@@ -63,20 +63,20 @@ def write_file(path: str | os.PathLike[str], content: str | bytes, form: Form, m
     if is_stdout(path):
         _write_stdout(data)
         return
-    with in_words(path):
-        place = place_of(path)
-        if _is_open_already(place) or _is_special(place):
-            with os.fdopen(_opened_special(place), "wb") as special:
+    with as_user_errors(path):
+        place = resolve_target(path)
+        if _is_open_descriptor(place) or _is_special(place):
+            with os.fdopen(_open_special(place), "wb") as special:
                 special.write(data)
         else:
-            put(place, data, lambda: _judged(place, path, form), mode)
+            put_in_place(place, data, lambda: _check_replaceable(place, path, form), mode)
 
 
 def replace_file(path: Path, write: Callable[[BinaryIO], object], mode: int = 0o600) -> None:
     """Let ``write`` fill a file beside ``path`` that then replaces it; folders are made. For folders that are ddpdoctor's own:
     nothing is asked about what is there. Raises OSError and what ``write`` raises; ``path`` then is as before."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _beside(path, mode) as (fresh, stream):
+    with _temporary_file(path, mode) as (fresh, stream):
         write(stream)
         stream.close()
         fresh.replace(path)
@@ -86,12 +86,12 @@ def write_once(path: Path, data: bytes, mode: int = 0o666) -> bool:
     """Write a file that is never replaced; False if one is there that holds ``data`` already. Raises OSError, and
     FileExistsError if another is there."""
 
-    def judge() -> None:
+    def check() -> None:
         if os.path.lexists(path):
             raise FileExistsError(errno.EEXIST, "another file of that name is there", str(path))
 
     try:
-        put(path, data, judge, mode)
+        put_in_place(path, data, check, mode)
     except FileExistsError:
         with os.fdopen(open_regular(str(path)), "rb") as file:
             if file.read(len(data) + 1) == data:
@@ -100,32 +100,32 @@ def write_once(path: Path, data: bytes, mode: int = 0o666) -> bool:
     return True
 
 
-def place_of(path: str | os.PathLike[str], noun: str = "file") -> Path:
+def resolve_target(path: str | os.PathLike[str], noun: str = "file") -> Path:
     """Where ``path`` leads. Raises OSError; DdpDoctorError in a recording."""
-    if _is_open_already(path):
+    if _is_open_descriptor(path):
         return Path(path)
     absolute = Path(os.path.abspath(path))  # noqa: PTH100 - links stay as they are
-    run = _run_around(absolute)
+    run = _run_containing(absolute)
     for inside in (absolute, *absolute.parents):
         if run is None or inside == run:
             break
         if inside.is_symlink():
             raise OSError(errno.ELOOP, f"{inside} is a link inside a run directory")
     place = Path(behind_links(absolute))
-    if _run_around(place) is not None and place.exists() and not (place.is_file() or place.is_dir()):
+    if _run_containing(place) is not None and place.exists() and not (place.is_file() or place.is_dir()):
         raise OSError(errno.EINVAL, "it is a pipe or a device inside a run directory")
     if is_recorded_file(os.path.realpath(place)):
         raise DdpDoctorError(f"{os.fspath(path)} is in a recorded run: name another {noun}.")
     return place
 
 
-def _run_around(path: Path) -> Path | None:
+def _run_containing(path: Path) -> Path | None:
     """The run directory in which ``path`` lies; None if it lies in none."""
     return next((folder for folder in path.parents if is_run_directory(str(folder))), None)
 
 
-def _is_open_already(path: str | os.PathLike[str]) -> bool:
-    return _OPEN_ALREADY.fullmatch(os.fspath(path)) is not None
+def _is_open_descriptor(path: str | os.PathLike[str]) -> bool:
+    return _OPEN_DESCRIPTOR.fullmatch(os.fspath(path)) is not None
 
 
 def _is_special(place: Path) -> bool:
@@ -143,9 +143,9 @@ def _is_special(place: Path) -> bool:
     raise OSError(errno.EINVAL, "it is a disk or a socket")
 
 
-def _opened_special(place: Path) -> int:
+def _open_special(place: Path) -> int:
     """Raises OSError if it is another user's by now, who would get the report."""
-    given = _is_open_already(place)
+    given = _is_open_descriptor(place)
     handle = os.open(place, os.O_WRONLY | os.O_CLOEXEC | (0 if given else os.O_NOFOLLOW))
     found = os.fstat(handle)
     if not given and (found.st_uid not in (os.geteuid(), 0) or stat.S_ISREG(found.st_mode)):
@@ -154,7 +154,7 @@ def _opened_special(place: Path) -> int:
     return handle
 
 
-def _judged(place: Path, shown: str | os.PathLike[str], form: Form) -> Identity | None:
+def _check_replaceable(place: Path, shown: str | os.PathLike[str], form: Form) -> Identity | None:
     """Identity of the file at ``place``, None if there is none. Raises DdpDoctorError if it may not be replaced, OSError."""
     try:
         handle = open_regular(str(place))
@@ -172,19 +172,19 @@ def identity(status: os.stat_result) -> Identity:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def put(place: Path, data: bytes, judge: Callable[[], Identity | None], mode: int) -> None:
+def put_in_place(place: Path, data: bytes, check: Callable[[], Identity | None], mode: int) -> None:
     """``data`` as the file ``place``, once ``judge`` says what may be replaced there: nothing that came or changed since."""
-    with _beside(place, mode) as (fresh, stream):
+    with _temporary_file(place, mode) as (fresh, stream):
         stream.write(data)
         stream.close()
         for _ in range(_TRIES):
-            seen = judge()
-            if _moved(fresh, place, seen):
+            seen = check()
+            if _move_into_place(fresh, place, seen):
                 return
     raise OSError(errno.EBUSY, "something else writes the same file")
 
 
-def _moved(fresh: Path, place: Path, seen: Identity | None) -> bool:
+def _move_into_place(fresh: Path, place: Path, seen: Identity | None) -> bool:
     if seen is None:
         try:
             place.hardlink_to(fresh)
@@ -203,7 +203,7 @@ def _moved(fresh: Path, place: Path, seen: Identity | None) -> bool:
 
 
 @contextlib.contextmanager
-def _beside(place: Path, mode: int) -> Iterator[tuple[Path, BinaryIO]]:
+def _temporary_file(place: Path, mode: int) -> Iterator[tuple[Path, BinaryIO]]:
     """A new file in the folder of ``place``, and its stream; what is left of it goes."""
     fresh = place.parent / f".ddpdoctor-{os.urandom(8).hex()}.new"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -229,7 +229,7 @@ def _write_stdout(data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def in_words(path: str | os.PathLike[str]) -> Iterator[None]:
+def as_user_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     """An OSError within becomes a DdpDoctorError that names ``path``."""
     try:
         yield

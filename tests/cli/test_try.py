@@ -17,7 +17,7 @@ from ddpdoctor.cli import trials
 from ddpdoctor.cli.patch import write_patch
 from ddpdoctor.diagnose import facts_view
 from ddpdoctor.diagnose.diagnosis import Steps
-from ddpdoctor.diagnose.tried import Answer, Baseline, Variant
+from ddpdoctor.diagnose.trials import Baseline, TrialsReport, Variant
 from ddpdoctor.experiment import TRIALS_FILE, Proposal
 from ddpdoctor.measure.facts import DdpFacts, Facts, LoaderFacts
 from ddpdoctor.measure.places import Where
@@ -95,7 +95,7 @@ WORKERS = {"loader.num_workers": 4}
 def patched(tmp_path, settings: dict[str, object], diagnosis, script: str = SCRIPT) -> str | None:
     (tmp_path / "train.py").write_text(script)
     best = Variant(settings=settings, finding="dataloader/few", verdict="faster", change=-0.5, trials=3)
-    answer = Answer(baseline=Baseline(median_ms=20.0), variants=[best])
+    answer = TrialsReport(baseline=Baseline(median_ms=20.0), variants=[best])
     diff = tmp_path / "a.diff"
     write_patch(answer, diagnosis, ["torchrun", str(tmp_path / "train.py"), "--lr", "1"], diff)
     return diff.read_text() if diff.exists() else None
@@ -149,7 +149,7 @@ def test_trials_are_shorter_than_the_run_was_so_that_its_end_is_not_reached(sour
 def test_a_patch_keeps_the_file_s_own_line_ends(tmp_path):
     (tmp_path / "train.py").write_bytes(b"loader = DataLoader(data)\r\n")
     best = Variant(settings=WORKERS, finding="dataloader/few", verdict="faster", change=-0.5, trials=3)
-    answer = Answer(baseline=Baseline(median_ms=20.0), variants=[best])
+    answer = TrialsReport(baseline=Baseline(median_ms=20.0), variants=[best])
     write_patch(answer, None, [str(tmp_path / "train.py")], tmp_path / "a.diff")
     assert b"-loader = DataLoader(data)\r\n" in (tmp_path / "a.diff").read_bytes()
 
@@ -247,14 +247,14 @@ def test_a_run_directory_that_takes_no_answer_keeps_the_earlier_one(tmp_path, mo
     from ddpdoctor import experiment
     from ddpdoctor.cli import trials
 
-    def full(answer: Answer, path: Path) -> None:
+    def full(answer: TrialsReport, path: Path) -> None:
         raise OSError(28, "No space left on device")
 
     (tmp_path / "manifest.json").write_text("{}")
     earlier = '{"schema": "ddpdoctor.trials/1"}'
     (tmp_path / "trials.json").write_text(earlier)
-    monkeypatch.setattr(experiment, "write_answer", full)
-    trials._keep(Answer(baseline=Baseline(median_ms=20.0)), tmp_path)
+    monkeypatch.setattr(experiment, "write_trials", full)
+    trials._keep(TrialsReport(baseline=Baseline(median_ms=20.0)), tmp_path)
     assert (tmp_path / "trials.json").read_text() == earlier
     assert "cannot be written (No space left on device)" in capsys.readouterr().err
     assert len(list(tmp_path.iterdir())) == 2

@@ -29,7 +29,7 @@ class AccessDenied(Error):
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def _psutil_errors() -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, ProcessLookupError) as error:
@@ -58,7 +58,7 @@ class Process:
 
     def _stat(self) -> list[str]:
         """The fields of ``/proc/PID/stat`` behind the name, from the state on, see proc(5)."""
-        with _told():
+        with _psutil_errors():
             return _text(f"/proc/{self.pid}/stat").rpartition(")")[2].split()
 
     def oneshot(self) -> contextlib.AbstractContextManager[None]:
@@ -89,12 +89,12 @@ class Process:
 
     def memory_info(self) -> Any:
         """``rss``, bytes."""
-        with _told():
+        with _psutil_errors():
             return SimpleNamespace(rss=int(_text(f"/proc/{self.pid}/statm").split()[1]) * _PAGE_BYTES)
 
     def cpu_affinity(self) -> list[int]:
         """Cores that it may use."""
-        with _told():
+        with _psutil_errors():
             return sorted(os.sched_getaffinity(self.pid))
 
 

@@ -13,8 +13,8 @@ from .archive import (
     SCHEMA,
     SUFFIX,
     is_archive,
-    placed,
     read_archive,
+    relocated,
     write_archive,
 )
 from .table import (
@@ -22,9 +22,9 @@ from .table import (
     Collectives,
     IdColumn,
     IntColumn,
+    InternPool,
     RankTrace,
-    Shared,
     TraceMeta,
-    remembered,
+    memoized,
     sorted_order,
 )

@@ -29,17 +29,17 @@ LONGEST_NS = 2**60
 """No event takes longer: that would be 36 years."""
 _ABSENT = -1
 """What stands where a trace does not say, see :mod:`.table`."""
-_ORIGINS = ("distributedInfo", "file name", "run directory", "")
+_RANK_SOURCES = ("distributedInfo", "file name", "run directory", "")
 _CLOCKS = ("epoch", "relative")
-_LONGEST_TEXT = 1 << 14
+_MAX_TEXT = 1 << 14
 """Characters of a note, a path or a version: the longest path has 4,096."""
-_MOST_NOTES = 100
+_MAX_NOTES = 100
 """A reader gives at most one note of each kind, and there are a dozen kinds."""
 NUMBERS_OF_DEVICES = ("computeMajor", "computeMinor")
 """Keys of ``deviceProperties`` that are calculated with."""
 
 
-class UnsoundTraceError(ValueError):
+class InvalidTraceError(ValueError):
     """Something in the columns cannot be; the text says what."""
 
 
@@ -67,35 +67,35 @@ def check_trace(trace: RankTrace) -> None:
 
 def _check_times(trace: RankTrace) -> None:
     if not trace.size:
-        raise UnsoundTraceError("it holds no event")
+        raise InvalidTraceError("it holds no event")
     _check_range("start_ns", trace.start_ns, -LIMIT_NS, LIMIT_NS, trace.size)
     _check_range("duration_ns", trace.duration_ns, 0, LONGEST_NS, trace.size)
     if (np.diff(trace.start_ns) < 0).any():
-        raise UnsoundTraceError("its events are not in the order of their times")
+        raise InvalidTraceError("its events are not in the order of their times")
 
 
 def _check_range(column: str, values: NDArray[Any], least: int, most: int | None, rows: int) -> None:
     if len(values) != rows:
-        raise UnsoundTraceError(f"the column {column} has {len(values)} rows, not {rows}")
+        raise InvalidTraceError(f"the column {column} has {len(values)} rows, not {rows}")
     if rows and (values.min() < least or (most is not None and values.max() > most)):
-        raise UnsoundTraceError(f"the column {column} holds values that it cannot have")
+        raise InvalidTraceError(f"the column {column} holds values that it cannot have")
 
 
 def _check_meta(meta: TraceMeta) -> None:
     texts = (meta.source, meta.backend, meta.host, meta.torch_version, meta.nccl_version, *meta.notes)
     numbers = [device.get(name) for device in meta.devices for name in NUMBERS_OF_DEVICES]
-    sound = {
+    checks = {
         "rank": meta.rank is None or 0 <= meta.rank < MOST_RANKS,
         "world size": meta.world_size is None or 0 <= meta.world_size < MOST_RANKS,
-        "origin of the rank": meta.rank_from in _ORIGINS,
+        "origin of the rank": meta.rank_from in _RANK_SOURCES,
         "clock": meta.clock in _CLOCKS,
-        "text": all(text is None or len(text) <= _LONGEST_TEXT for text in texts),
-        "number of notes": len(meta.notes) <= _MOST_NOTES,
+        "text": all(text is None or len(text) <= _MAX_TEXT for text in texts),
+        "number of notes": len(meta.notes) <= _MAX_NOTES,
         "number of a device": all(n is None or (type(n) is int and 0 <= n < MOST_RANKS) for n in numbers),
     }
-    for what, is_sound in sound.items():
-        if not is_sound:
-            raise UnsoundTraceError(f"its {what} cannot be so")
+    for what, is_valid in checks.items():
+        if not is_valid:
+            raise InvalidTraceError(f"its {what} cannot be so")
 
 
 SCHEMA = "ddpdoctor.columns/3"
@@ -107,11 +107,11 @@ _EVENT_COLUMNS = (
     *("correlation", "external_id", "bytes", "shapes"),
 )
 _COLLECTIVE_COLUMNS = Collectives.__struct_fields__
-_BROKEN = (
+_DECODE_ERRORS = (
     *(KeyError, ValueError, NotImplementedError, RuntimeError, TypeError, EOFError),
     *(msgspec.MsgspecError, RecursionError, zlib.error, struct.error),
 )
-_HEAD_FREE_BYTES, _MOST_HEAD_GROWTH = 8 << 20, 50
+_HEAD_FREE_BYTES, _MAX_HEAD_RATIO = 8 << 20, 50
 """How large a head may be, and else how many times its compressed size: text of this kind has 5 to 10 times."""
 _FREE_ROWS = 1_000_000
 """A table may have so many rows, and beyond them one for each of its bytes: those of traces take ten bytes each."""
@@ -149,7 +149,7 @@ def read_archive(source: BinaryIO, path: str) -> RankTrace:
     """
     try:
         with zipfile.ZipFile(source) as archive:
-            data = _member(archive, "head.json", _HEAD_FREE_BYTES, _MOST_HEAD_GROWTH)
+            data = _member(archive, "head.json", _HEAD_FREE_BYTES, _MAX_HEAD_RATIO)
             schema = msgspec.json.decode(data, type=dict[str, msgspec.Raw]).get("schema", msgspec.Raw(b'""'))
             if (written := msgspec.json.decode(schema, type=str)) != SCHEMA:
                 raise UnusableInput(
@@ -168,8 +168,8 @@ def read_archive(source: BinaryIO, path: str) -> RankTrace:
         )
         check_trace(trace)
         return trace
-    except (*_BROKEN, zipfile.BadZipFile) as error:
-        why = f" ({error})" if isinstance(error, UnsoundTraceError) else ""
+    except (*_DECODE_ERRORS, zipfile.BadZipFile) as error:
+        why = f" ({error})" if isinstance(error, InvalidTraceError) else ""
         raise UnusableInput(
             f"{path} is not a complete file of columns{why}: digest the trace again."
         ) from error
@@ -221,7 +221,7 @@ def _arrays(parquet: bytes, table: type, columns: tuple[str, ...]) -> dict[str, 
     return {column: np.array(frame[column].to_numpy()) for column in columns}
 
 
-def placed(meta: TraceMeta, path: str, rank: int | None) -> TraceMeta:
+def relocated(meta: TraceMeta, path: str, rank: int | None) -> TraceMeta:
     """``meta`` of the same content at another place, read as ``rank`` if given.
 
     Rank and host that came from the trace's place are told anew, but not those of a file of columns: it keeps what was told

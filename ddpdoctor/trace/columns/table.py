@@ -20,11 +20,11 @@ Predicate = Callable[[str], Any]
 
 KNOWN_NAMES = 1 << 16
 """Names whose answer one predicate remembers: the ranks of a job share nearly all of theirs."""
-_PREDICATES = 1 << 10
+_MAX_PREDICATES = 1 << 10
 """Predicates whose answers are remembered: the whole analysis asks some dozens. Beyond both, they are asked anew."""
 
 
-class _Answers(dict[str, bool]):
+class _MemoizedPredicate(dict[str, bool]):
     """What a predicate says about names; looking one up stays in C."""
 
     def __init__(self, predicate: Predicate) -> None:
@@ -38,30 +38,30 @@ class _Answers(dict[str, bool]):
         return answer
 
 
-_ALL: dict[CodeType, _Answers] = {}
+_MEMOIZED: dict[CodeType, _MemoizedPredicate] = {}
 
 
-def remembered(predicate: Predicate) -> Predicate:
+def memoized(predicate: Predicate) -> Predicate:
     """``predicate``, a pure function of the name, with its answers remembered from one call of this to the next.
 
     A lambda is made anew each time its line runs, but it is the same function if it holds nothing of its
     surroundings: such functions are told by their code. Others are returned as they are.
     """
-    if not isinstance(predicate, FunctionType) or _holds_something(predicate):
+    if not isinstance(predicate, FunctionType) or _has_state(predicate):
         return predicate
-    known = _ALL.get(predicate.__code__)
+    known = _MEMOIZED.get(predicate.__code__)
     if known is None:
-        if len(_ALL) >= _PREDICATES:
+        if len(_MEMOIZED) >= _MAX_PREDICATES:
             return predicate
-        known = _ALL[predicate.__code__] = _Answers(predicate)
+        known = _MEMOIZED[predicate.__code__] = _MemoizedPredicate(predicate)
     return known.__getitem__
 
 
-def _holds_something(function: FunctionType) -> bool:
+def _has_state(function: FunctionType) -> bool:
     return bool(function.__closure__ or function.__defaults__ or function.__kwdefaults__)
 
 
-class Shared:
+class InternPool:
     """Names of events, and descriptions of process groups and devices, that some rank had before.
 
     Each rank lists all members of each process group, so these descriptions grow with the square of the ranks.
@@ -71,17 +71,20 @@ class Shared:
         self._names: dict[str, str] = {}
         self._descriptions: dict[bytes, tuple[dict[str, Any], ...]] = {}
 
-    def of(self, trace: RankTrace) -> RankTrace:
+    def intern(self, trace: RankTrace) -> RankTrace:
         """``trace``, with what others had before replaced by theirs. Its list of names is changed in place."""
         known = self._names
         trace.names[:] = [known.setdefault(name, name) for name in trace.names]
         return replace(trace, meta=self._meta(trace.meta))
 
     def _meta(self, meta: TraceMeta) -> TraceMeta:
-        groups, devices = self._once(meta.process_groups), self._once(meta.devices)
+        groups, devices = (
+            self._intern_descriptions(meta.process_groups),
+            self._intern_descriptions(meta.devices),
+        )
         return replace(meta, process_groups=groups, devices=devices)
 
-    def _once(self, described: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+    def _intern_descriptions(self, described: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
         if not described:
             return described
         return self._descriptions.setdefault(msgspec.json.encode(described), described)
@@ -113,7 +116,7 @@ class Collectives(msgspec.Struct, frozen=True):
     """Element type, such as Float, as an id into names."""
 
     @classmethod
-    def none(cls) -> Collectives:
+    def empty(cls) -> Collectives:
         """Of a trace without any such metadata."""
         ids, numbers = np.empty(0, np.int32), np.empty(0, np.int64)
         columns: dict[str, Any] = {
@@ -202,14 +205,14 @@ class RankTrace(msgspec.Struct, frozen=True, dict=True):
 
     def name_ids(self, predicate: Callable[[str], bool]) -> IdColumn:
         """Ids of all names for which ``predicate(name)``, a pure function, is true: names are classified, not events."""
-        return np.flatnonzero(self._chosen(predicate)).astype(np.int32)
+        return np.flatnonzero(self._matching_names(predicate)).astype(np.int32)
 
     def name_mask(self, predicate: Callable[[str], bool]) -> NDArray[np.bool_]:
         """Which events have a name for which ``predicate(name)``, a pure function, is true."""
-        return self._chosen(predicate)[self.name]
+        return self._matching_names(predicate)[self.name]
 
-    def _chosen(self, predicate: Callable[[str], bool]) -> NDArray[np.bool_]:
-        return np.fromiter(map(remembered(predicate), self.names), bool, len(self.names))
+    def _matching_names(self, predicate: Callable[[str], bool]) -> NDArray[np.bool_]:
+        return np.fromiter(map(memoized(predicate), self.names), bool, len(self.names))
 
 
 def sorted_order(start: IntColumn, duration: IntColumn) -> NDArray[np.int64]:

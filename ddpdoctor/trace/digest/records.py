@@ -25,9 +25,9 @@ from ddpdoctor.rundir import (
     recorded_notes,
     write_json,
 )
-from ddpdoctor.trace.sources import open_binary
+from ddpdoctor.trace.sources import open_local
 
-_LEFT_BEHIND = (TRACE_FILE, DIAGNOSIS_FILE, REPORT_FILE)
+_EXCLUDED = (TRACE_FILE, DIAGNOSIS_FILE, REPORT_FILE)
 """Traces travel as columns; what was made of a recording is made anew from its digest."""
 
 
@@ -76,25 +76,28 @@ def copy_records(run: str, out: Path, copies: Copies) -> list[str]:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DdpDoctorError(f"{out} exists already: name another folder with --out.")
     try:
-        notes = list(_copied(_entries(Path(run)), Path(run), out, copies))
+        notes = list(_copy_entries(_entries(Path(run)), Path(run), out, copies))
         if notes:
-            _tell(notes, run, out / MANIFEST_FILE, copies)
+            _add_notes(notes, run, out / MANIFEST_FILE, copies)
         return list(map(str, notes))
     except OSError as error:
         copies.discard()
         raise DdpDoctorError(f"{run} cannot be copied to {out}: {reason_of(error).lower()}.") from error
 
 
-def _tell(notes: list[Note], run: str, manifest: Path, copies: Copies) -> None:
+def _add_notes(notes: list[Note], run: str, manifest: Path, copies: Copies) -> None:
     """Puts ``notes`` into the ``manifest`` of a digest, behind those that are there. Raises OSError."""
     faults: list[Note] = []
     document = read_manifest(str(manifest.parent), []) or read_manifest(run, faults)
     known = recorded_notes(document.get("notes") or [], document.get("note_codes") or [])
-    told = [*known, *faults, *notes]
-    said = {"notes": [note.text for note in told], "note_codes": [note.code.value for note in told]}
+    all_notes = [*known, *faults, *notes]
+    fields = {
+        "notes": [note.text for note in all_notes],
+        "note_codes": [note.code.value for note in all_notes],
+    }
     if not manifest.exists():
         copies.made(manifest)
-    write_json(str(manifest), {"schema": RUN_SCHEMA, **document, **said})
+    write_json(str(manifest), {"schema": RUN_SCHEMA, **document, **fields})
 
 
 def refuse_inside_run(out: Path) -> None:
@@ -117,13 +120,15 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         return sorted(entries, key=lambda entry: entry.name)
 
 
-def _copied(entries: Sequence[os.DirEntry[str]], run: Path, out: Path, copies: Copies) -> Iterator[Note]:
+def _copy_entries(
+    entries: Sequence[os.DirEntry[str]], run: Path, out: Path, copies: Copies
+) -> Iterator[Note]:
     """Copies ``entries`` of a folder, which lies in ``run``, to ``out``; gives a note on what is left out. Raises OSError
     where ``out`` cannot be written."""
     copies.folder(out)
     for entry in entries:
         source, target = Path(entry.path), out / entry.name
-        if entry.name in _LEFT_BEHIND:
+        if entry.name in _EXCLUDED:
             continue
         try:
             if entry.is_dir(follow_symlinks=False):
@@ -138,13 +143,13 @@ def _copied(entries: Sequence[os.DirEntry[str]], run: Path, out: Path, copies: C
                 yield Note(f"{source} consists of holes and was skipped.")
                 continue
             else:
-                opened = open_binary(str(source))
+                opened = open_local(str(source))
         except OSError as error:
-            said = f"{source} cannot be read ({reason_of(error).lower()}) and was skipped."
-            yield Note(said, NoteCode.UNREADABLE)
+            fields = f"{source} cannot be read ({reason_of(error).lower()}) and was skipped."
+            yield Note(fields, NoteCode.UNREADABLE)
             continue
         if isinstance(opened, list):
-            yield from _copied(opened, run, target, copies)
+            yield from _copy_entries(opened, run, target, copies)
         else:
             with opened:
                 copies.file(opened, target)

@@ -16,7 +16,7 @@ from ddpdoctor.rundir import TRACE_FILE, is_hollow, is_regular, reason_of
 from ddpdoctor.trace.columns import SUFFIX, RankTrace, write_archive
 from ddpdoctor.trace.formats import file_of
 from ddpdoctor.trace.job import read_traces
-from ddpdoctor.trace.sources import is_url, open_binary
+from ddpdoctor.trace.sources import is_url, open_local
 from ddpdoctor.written import write_once
 
 from .records import Copies
@@ -56,9 +56,9 @@ def write_digests(
     for number, trace, reason in read_traces(files, jobs=jobs, progress=progress, ranks=ranks):
         if trace is None:
             digest.failed.append((files[number], reason))
-            _keep(files[number], targets[files[number]], copies)
+            _copy_unreadable(files[number], targets[files[number]], copies)
         else:
-            digest.files.append(str(_written(targets[files[number]], trace, copies)))
+            digest.files.append(str(_write_columns(targets[files[number]], trace, copies)))
     return digest
 
 
@@ -68,19 +68,19 @@ def loose_targets(files: tuple[str, ...], out: Path) -> dict[str, Path]:
     root = os.path.commonpath([os.path.dirname(path) for path in local.values()]) if local else ""  # noqa: PTH120
     targets = {}
     for file in files:
-        inside = os.path.relpath(local[file], root) if file in local else _place_of_url(file)
+        inside = os.path.relpath(local[file], root) if file in local else _path_of_url(file)
         targets[file] = out / f"{inside}{SUFFIX}"
     return targets
 
 
-def _place_of_url(url: str) -> str:
+def _path_of_url(url: str) -> str:
     """A relative path that tells what is at ``url``, without a password and without a way up."""
     host, *parts = url.partition("://")[2].partition("?")[0].split("/")
     named = [part for part in (host.rpartition("@")[2], *parts) if part not in ("", ".", "..")]
     return "/".join(named) or "trace"
 
 
-def _written(target: Path, trace: RankTrace, copies: Copies) -> Path:
+def _write_columns(target: Path, trace: RankTrace, copies: Copies) -> Path:
     """Writes ``trace``, as a whole; a file that holds the same stays.
 
     The name of a loose trace gets a hash of its content: hosts that share the folder may have files of the same name.
@@ -88,7 +88,7 @@ def _written(target: Path, trace: RankTrace, copies: Copies) -> Path:
     packed = io.BytesIO()
     write_archive(packed, trace)
     data = packed.getvalue()
-    place = target if target.name == TRACE_DIGEST else _marked(target, data)
+    place = target if target.name == TRACE_DIGEST else _with_content_hash(target, data)
     try:
         copies.folder(place.parent)
         if write_once(place, data):
@@ -98,12 +98,12 @@ def _written(target: Path, trace: RankTrace, copies: Copies) -> Path:
     return place
 
 
-def _marked(target: Path, data: bytes) -> Path:
+def _with_content_hash(target: Path, data: bytes) -> Path:
     mark = hashlib.blake2b(data, digest_size=4).hexdigest()
     return target.with_name(f"{target.name.removesuffix(SUFFIX)}-{mark}{SUFFIX}")
 
 
-def _keep(file: str, target: Path, copies: Copies) -> None:
+def _copy_unreadable(file: str, target: Path, copies: Copies) -> None:
     """A trace that cannot be used here goes along as it is: the analysis then says so, or has more memory.
 
     Not so what a link leads to: it may be anything.
@@ -115,7 +115,7 @@ def _keep(file: str, target: Path, copies: Copies) -> None:
     own_name = target.name.removesuffix(SUFFIX).removesuffix(file[len(source) :])
     place = target.with_name(TRACE_FILE if target.name == TRACE_DIGEST else own_name)
     try:
-        content = open_binary(source)
+        content = open_local(source)
     except OSError:
         return  # that it cannot be read is said
     try:

@@ -7,4 +7,4 @@ asked for.
 """
 
 from .choice import KINDS, Engine, Processes, open_engine
-from .worker import Result, Task, Told, attempt, serve
+from .worker import ProgressCallback, Result, Task, read_one, serve

@@ -14,10 +14,10 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.trace.columns import RankTrace, placed
+from ddpdoctor.trace.columns import RankTrace, relocated
 from ddpdoctor.trace.sources import is_url
 
-from .worker import Result, Task, Told, load_here
+from .worker import ProgressCallback, Result, Task, read_serially
 
 KINDS = ("dask", "ray")
 LOOPBACK = "127.0.0.1"
@@ -40,18 +40,18 @@ class Processes:
     """Processes of this machine; where one would do, this one, unless the files are to be read ``apart``. ``told`` how far each
     file is while it is read."""
 
-    def __init__(self, workers: int, told: Told, *, apart: bool = False) -> None:
+    def __init__(self, workers: int, on_progress: ProgressCallback, *, isolated: bool = False) -> None:
         self._workers = workers
-        self._told = told
-        self._apart = apart
+        self._on_progress = on_progress
+        self._isolated = isolated
 
     def results(self, tasks: Sequence[Task]) -> Iterator[Result]:
         """See :class:`Engine`."""
-        if self._workers < 2 and not self._apart:
-            return load_here(tasks, self._told)
-        from .processes import load_in_processes
+        if self._workers < 2 and not self._isolated:
+            return read_serially(tasks, self._on_progress)
+        from .processes import read_in_processes
 
-        return load_in_processes(tasks, self._workers, self._told)
+        return read_in_processes(tasks, self._workers, self._on_progress)
 
 
 def open_engine(spec: str, jobs: int | None = None) -> Engine:
@@ -74,7 +74,7 @@ def open_engine(spec: str, jobs: int | None = None) -> Engine:
     return engine
 
 
-def tell_of_own_cluster(kind: str, where: str, guarded: bool = False) -> None:
+def warn_of_local_cluster(kind: str, where: str, guarded: bool = False) -> None:
     """Say, on the way of warnings (stderr unless logging is configured), that a cluster was started for this reading."""
     if guarded:
         whom = "which asks for its token"
@@ -96,7 +96,7 @@ def absolute(task: Task) -> tuple[str, int | None, bool]:
     return file, task.rank, task.cache
 
 
-def outcome(task: Task, fetch: Callable[[], tuple[RankTrace | None, str]]) -> Result:
+def to_result(task: Task, fetch: Callable[[], tuple[RankTrace | None, str]]) -> Result:
     """What ``fetch`` brings from a worker, under the name that the file has here; a worker's end as a sentence."""
     try:
         trace, reason = fetch()
@@ -106,4 +106,4 @@ def outcome(task: Task, fetch: Callable[[], tuple[RankTrace | None, str]]) -> Re
         return task.number, None, f"{task.file}: the worker that read it failed ({what})."
     if trace is None:
         return task.number, None, reason.replace(absolute(task)[0], task.file)
-    return task.number, replace(trace, meta=placed(trace.meta, task.file, task.rank)), ""
+    return task.number, replace(trace, meta=relocated(trace.meta, task.file, task.rank)), ""

@@ -13,8 +13,8 @@ from dask.distributed import Client, LocalCluster, as_completed  # type: ignore[
 
 from ddpdoctor.errors import DdpDoctorError
 
-from .choice import LOOPBACK, absolute, outcome, tell_of_own_cluster
-from .worker import Result, Task, attempt
+from .choice import LOOPBACK, absolute, to_result, warn_of_local_cluster
+from .worker import Result, Task, read_one
 
 
 class Cluster:
@@ -33,17 +33,17 @@ class Cluster:
             client = self._client(opened)
             # One file a thread, none queued there: a worker that dies takes its queue along.
             threads = max(1, sum(client.nthreads().values()))
-            left = iter(tasks)
-            under_way: dict[Any, Task] = {}
+            pending = iter(tasks)
+            running: dict[Any, Task] = {}
             done = as_completed(loop=client.loop)
-            for task in islice(left, threads):
-                done.add(_submitted(client, task, under_way))
+            for task in islice(pending, threads):
+                done.add(_submit(client, task, running))
             for future in done:
-                task = under_way.pop(future)
-                yield outcome(task, future.result)
+                task = running.pop(future)
+                yield to_result(task, future.result)
                 future.release()
-                if following := next(left, None):
-                    done.add(_submitted(client, following, under_way))
+                if following := next(pending, None):
+                    done.add(_submit(client, following, running))
 
     def _client(self, opened: ExitStack) -> Any:
         if self._address is not None:
@@ -64,11 +64,11 @@ class Cluster:
             silence_logs=logging.CRITICAL,
         )
         opened.enter_context(cluster)
-        tell_of_own_cluster("Dask", cluster.scheduler_address.rpartition("/")[2])
+        warn_of_local_cluster("Dask", cluster.scheduler_address.rpartition("/")[2])
         return opened.enter_context(Client(cluster, set_as_default=False))
 
 
-def _submitted(client: Any, task: Task, under_way: dict[Any, Task]) -> Any:
-    future = client.submit(attempt, *absolute(task), pure=False)
-    under_way[future] = task
+def _submit(client: Any, task: Task, running: dict[Any, Task]) -> Any:
+    future = client.submit(read_one, *absolute(task), pure=False)
+    running[future] = task
     return future

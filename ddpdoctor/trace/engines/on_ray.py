@@ -14,8 +14,8 @@ import ray  # type: ignore[import-not-found]
 
 from ddpdoctor.errors import DdpDoctorError
 
-from .choice import LOOPBACK, absolute, outcome, tell_of_own_cluster
-from .worker import Result, Task, attempt
+from .choice import LOOPBACK, absolute, to_result, warn_of_local_cluster
+from .worker import Result, Task, read_one
 
 
 class Cluster:
@@ -32,16 +32,16 @@ class Cluster:
         """See :class:`.choice.Engine`."""
         with self._connected():
             # A worker that dies of memory would die of the same file again.
-            read = ray.remote(attempt).options(max_retries=0)
+            read = ray.remote(read_one).options(max_retries=0)
             # One file a processor, none queued for it: a worker that dies takes its queue along.
             processors = max(1, int(ray.cluster_resources().get("CPU", 1)))
-            left = iter(tasks)
-            under_way = {read.remote(*absolute(task)): task for task in islice(left, processors)}
-            while under_way:
-                (done, *_), _ = ray.wait(list(under_way))
-                yield outcome(under_way.pop(done), partial(ray.get, done))
-                if following := next(left, None):
-                    under_way[read.remote(*absolute(following))] = following
+            pending = iter(tasks)
+            running = {read.remote(*absolute(task)): task for task in islice(pending, processors)}
+            while running:
+                (done, *_), _ = ray.wait(list(running))
+                yield to_result(running.pop(done), partial(ray.get, done))
+                if following := next(pending, None):
+                    running[read.remote(*absolute(following))] = following
 
     @contextmanager
     def _connected(self) -> Iterator[None]:
@@ -90,4 +90,4 @@ def _start_here(workers: int | None, quiet: dict[str, Any]) -> None:
             os.environ[variable] = before
     # Which Ray does by itself from 2.59 on, with a token of the user's.
     guarded = os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
-    tell_of_own_cluster("Ray", ray.util.get_node_ip_address(), guarded)
+    warn_of_local_cluster("Ray", ray.util.get_node_ip_address(), guarded)

@@ -19,7 +19,7 @@ from ddpdoctor.parentdeath import die_with_parent
 from ddpdoctor.trace.cache import cached_load
 from ddpdoctor.trace.columns import RankTrace
 from ddpdoctor.trace.formats import load_trace
-from ddpdoctor.trace.sources import listening
+from ddpdoctor.trace.sources import progress_to
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -28,13 +28,13 @@ Result = tuple[int, RankTrace | None, str]
 """Number of the task, and its trace or the reason why there is none."""
 
 
-Told = Callable[[int, float], None]
+ProgressCallback = Callable[[int, float], None]
 """Is told the number of a task and which part of it is done, 0 to 1."""
-_BETWEEN_PARTS_S = 0.2
+_PROGRESS_INTERVAL_S = 0.2
 """A line that moves five times a second moves smoothly enough."""
 
 
-class Part(NamedTuple):
+class ProgressMessage(NamedTuple):
     """How far a process is with a task, as it says before it has the result."""
 
     number: int
@@ -52,7 +52,7 @@ class Task(NamedTuple):
     """Whether to use and fill the cache."""
 
 
-def attempt(file: str, rank: int | None, cache: bool) -> tuple[RankTrace | None, str]:
+def read_one(file: str, rank: int | None, cache: bool) -> tuple[RankTrace | None, str]:
     """One trace, or one sentence that says why it cannot be used."""
     try:
         return cached_load(file, rank) if cache else load_trace(file, rank), ""
@@ -66,11 +66,11 @@ def attempt(file: str, rank: int | None, cache: bool) -> tuple[RankTrace | None,
         return None, f"{file} cannot be read ({type(error).__name__}: {error})."
 
 
-def load_here(tasks: Sequence[Task], told: Told) -> Iterator[Result]:
+def read_serially(tasks: Sequence[Task], on_progress: ProgressCallback) -> Iterator[Result]:
     """Results of ``tasks`` in order, read in this process; ``told`` of each how far it is."""
     for task in tasks:
-        with listening(partial(told, task.number)):
-            result = attempt(task.file, task.rank, task.cache)
+        with progress_to(partial(on_progress, task.number)):
+            result = read_one(task.file, task.rank, task.cache)
         yield (task.number, *result)
 
 
@@ -81,25 +81,25 @@ def serve(channel: Connection) -> None:
             number, file, rank, cache = channel.recv()
         except EOFError:
             return
-        with listening(_sending(channel, number)):
-            trace, reason = attempt(file, rank, cache)
+        with progress_to(_progress_sender(channel, number)):
+            trace, reason = read_one(file, rank, cache)
         try:
             channel.send((number, trace, reason))
         except OSError:
             return
 
 
-def _sending(channel: Connection, number: int) -> Callable[[float], None]:
+def _progress_sender(channel: Connection, number: int) -> Callable[[float], None]:
     """What says by ``channel`` how far a task is, now and then."""
-    said_s = time.monotonic()
+    sent_s = time.monotonic()
 
     def send(part: float) -> None:
-        nonlocal said_s
-        if time.monotonic() - said_s < _BETWEEN_PARTS_S:
+        nonlocal sent_s
+        if time.monotonic() - sent_s < _PROGRESS_INTERVAL_S:
             return
-        said_s = time.monotonic()
+        sent_s = time.monotonic()
         with suppress(OSError):  # nobody waits any more, as is seen when the result is sent
-            channel.send(Part(number, part))
+            channel.send(ProgressMessage(number, part))
 
     return send
 

@@ -14,7 +14,7 @@ from typing import Protocol, cast
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace import formats
 from ddpdoctor.trace.columns import RankTrace
-from ddpdoctor.trace.sources import is_url, open_place
+from ddpdoctor.trace.sources import is_url, open_source
 
 HEAD_BYTES = 1 << 16
 """Bytes of a file that are looked at: within them a trace says what it is, after the description of many devices too."""
@@ -32,7 +32,7 @@ class Candidate:
         try:
             if not is_url(self.path) and not stat.S_ISREG(os.stat(self.path).st_mode):  # noqa: PTH116
                 return None
-            with open_place(self.path, ahead=False) as stream:
+            with open_source(self.path, ahead=False) as stream:
                 return stream.read(HEAD_BYTES)
         except (OSError, UnusableInput):
             return None
@@ -58,7 +58,7 @@ class Format(Protocol):
         ...
 
 
-class HoldsSeveral(Protocol):
+class MultiRankFormat(Protocol):
     """What the door of a format has besides whose files may hold several ranks."""
 
     def parts(self, candidate: Candidate) -> Sequence[str]:
@@ -86,18 +86,18 @@ def is_trace(candidate: Candidate) -> bool:
 
 def parts_of(candidate: Candidate) -> Sequence[str]:
     """What is to be read of a file: an address for each of its ranks, where it holds several, else the file itself."""
-    several = (each.parts(candidate) for each in _holding_several())
+    several = (each.parts(candidate) for each in _multi_rank_formats())
     return next(filter(None, several), (candidate.path,))
 
 
 def file_of(path: str) -> str:
     """The file in which that lies which :func:`parts_of` gave."""
-    return next((file for each in _holding_several() if (file := each.file_of(path)) != path), path)
+    return next((file for each in _multi_rank_formats() if (file := each.file_of(path)) != path), path)
 
 
-def _holding_several() -> list[HoldsSeveral]:
+def _multi_rank_formats() -> list[MultiRankFormat]:
     known = _formats(tuple(formats.__path__)).values()
-    return [cast(HoldsSeveral, each) for each in known if hasattr(each, "parts")]
+    return [cast(MultiRankFormat, each) for each in known if hasattr(each, "parts")]
 
 
 def _format_of(candidate: Candidate) -> Format:

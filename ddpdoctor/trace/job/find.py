@@ -14,9 +14,9 @@ from ddpdoctor.rundir import FilesBelow, closed_folders, files_below, listed, ra
 from ddpdoctor.trace.formats import Candidate, file_of, is_trace, parts_of
 from ddpdoctor.trace.sources import expand_url, is_url, rank_of_name
 
-_AT_ONCE = 16
+_PARALLEL_REQUESTS = 16
 """Requests to a store whose answers are waited for together: each takes some ten milliseconds, whatever it brings."""
-_MOST_NAMED = 3
+_MAX_NAMED = 3
 """Files that a sentence names."""
 
 
@@ -43,7 +43,7 @@ def find_traces(paths: Sequence[str], below: Mapping[str, FilesBelow] | None = N
         if inside == [path]:
             files.update(dict.fromkeys(parts_of(Candidate(path))))
             continue
-        for file, parts in zip(inside, _read_in(inside, at_once=is_url(path)), strict=True):
+        for file, parts in zip(inside, _traces_in(inside, at_once=is_url(path)), strict=True):
             files.update(dict.fromkeys(parts))
             if not parts and file.endswith((".json", ".json.gz", ".json.zst")):
                 ignored.append(file)
@@ -51,7 +51,7 @@ def find_traces(paths: Sequence[str], below: Mapping[str, FilesBelow] | None = N
         nothing = (
             f"No profiler trace in {', '.join(paths) or 'an empty list of paths'}: "
             "expected torch.profiler's .json, .json.gz or .json.zst files, or .sqlite files that Nsight Systems exported"
-            f"{_such_as(ignored)}."
+            f"{_ignored_json(ignored)}."
         )
         raise UnusableInput(" ".join([nothing, *notes]))
     if ignored:
@@ -60,28 +60,28 @@ def find_traces(paths: Sequence[str], below: Mapping[str, FilesBelow] | None = N
     return TraceSet(tuple(files), tuple(notes))
 
 
-def _read_in(files: Sequence[str], at_once: bool) -> list[Sequence[str]]:
+def _traces_in(files: Sequence[str], at_once: bool) -> list[Sequence[str]]:
     """What is to be read of each of ``files``; nothing of one that is no trace."""
     if not at_once:
-        return list(map(_read_of, files))
+        return list(map(_traces_of, files))
     from concurrent.futures import ThreadPoolExecutor
 
-    with ThreadPoolExecutor(_AT_ONCE) as heads:
-        return list(heads.map(_read_of, files))
+    with ThreadPoolExecutor(_PARALLEL_REQUESTS) as heads:
+        return list(heads.map(_traces_of, files))
 
 
-def _read_of(file: str) -> Sequence[str]:
+def _traces_of(file: str) -> Sequence[str]:
     candidate = Candidate(file)
     return parts_of(candidate) if is_trace(candidate) else ()
 
 
-def _such_as(ignored: Sequence[str]) -> str:
+def _ignored_json(ignored: Sequence[str]) -> str:
     return f"; {len(ignored)} JSON file(s) hold no profiler events: {_named(ignored)}" if ignored else ""
 
 
 def _named(files: Sequence[str]) -> str:
     """The first of ``files``, and which others there are, by the ranks that they are named after if all are."""
-    shown, others = files[:_MOST_NAMED], [rank_of_name(file) for file in files[_MOST_NAMED:]]
+    shown, others = files[:_MAX_NAMED], [rank_of_name(file) for file in files[_MAX_NAMED:]]
     ranks = [rank for rank in others if rank is not None]
     if not others or len(ranks) < len(others):
         return listed(files)

@@ -12,12 +12,12 @@ from msgspec.structs import replace
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir import ranks_in_words
-from ddpdoctor.trace.columns import RankTrace, Shared, is_archive
-from ddpdoctor.trace.engines import Engine, Processes, Result, Task, Told, open_engine
+from ddpdoctor.trace.columns import InternPool, RankTrace, is_archive
+from ddpdoctor.trace.engines import Engine, Processes, ProgressCallback, Result, Task, open_engine
 from ddpdoctor.trace.formats import file_of
-from ddpdoctor.trace.sources import is_url, shown
+from ddpdoctor.trace.sources import is_url, redact_url
 
-from .select import one_job
+from .select import select_job
 
 _WORTH_PROCESSES_BYTES = 5 << 20
 """Compressed size that other processes must take off this one's hands: about 0.8 s of reading, where a process takes 0.35 s to
@@ -26,7 +26,7 @@ _UNKNOWN_BYTES = 8 << 20
 """What a file is taken to have that comes by a network."""
 _WORTH_KEEPING_BYTES = 16 << 20
 """JSON of all files from which on their columns are kept: less is read anew in the time that opening kept columns takes."""
-_PACKED = 12
+_COMPRESSION_RATIO = 12
 """Times its compressed size that a profiler's JSON has, about."""
 
 
@@ -56,31 +56,31 @@ def load_traces(
     """
     loaded: dict[int, RankTrace] = {}
     failed: dict[int, str] = {}
-    shared = Shared()
+    shared = InternPool()
     read = read_traces(files, jobs=jobs, progress=progress, ranks=ranks, cache=cache, engine=engine)
     for number, trace, reason in read:
         if trace is None:
             failed[number] = reason
         else:
-            loaded[number] = shared.of(trace) if len(files) > 1 else trace
+            loaded[number] = shared.intern(trace) if len(files) > 1 else trace
     if not loaded:
-        raise UnusableInput(_nothing(list(files), [failed[i] for i in sorted(failed)]))
-    traces, notes = one_job([loaded[i] for i in sorted(loaded)], job)
-    notes[:0] = _said_once(traces)
+        raise UnusableInput(_no_usable_file(list(files), [failed[i] for i in sorted(failed)]))
+    traces, notes = select_job([loaded[i] for i in sorted(loaded)], job)
+    notes[:0] = _merged_notes(traces)
     return LoadedTraces(traces, notes, [(files[i], failed[i]) for i in sorted(failed)])
 
 
-def _said_once(traces: Sequence[RankTrace]) -> list[str]:
+def _merged_notes(traces: Sequence[RankTrace]) -> list[str]:
     """Their notes; what several say alike, once: ``rank0.sqlite and 2 more (ranks 1 and 2): no NVTX range ...``."""
     sources: dict[str, list[RankTrace]] = {}
     for trace in traces:
         for note in trace.meta.notes:
             same = note.removeprefix(trace.meta.source)
             sources.setdefault(same if same.startswith(":") else note, []).append(trace)
-    return [_whose(said) + note if note.startswith(":") else note for note, said in sources.items()]
+    return [_sources_of(said) + note if note.startswith(":") else note for note, said in sources.items()]
 
 
-def _whose(traces: Sequence[RankTrace]) -> str:
+def _sources_of(traces: Sequence[RankTrace]) -> str:
     first, *others = traces
     if not others:
         return first.meta.source
@@ -89,9 +89,9 @@ def _whose(traces: Sequence[RankTrace]) -> str:
     return f"{first.meta.source} and {len(others)} more{ranks}"
 
 
-def _without_secrets(file: str, trace: RankTrace | None, reason: str) -> tuple[RankTrace | None, str]:
+def _redacted(file: str, trace: RankTrace | None, reason: str) -> tuple[RankTrace | None, str]:
     """The same with what is secret in the URL masked wherever it is named."""
-    public = shown(file)
+    public = redact_url(file)
     if public == file:
         return trace, reason
     if trace is None:
@@ -119,13 +119,13 @@ def read_traces(
     known = ranks or {}
     keep = cache and _worth_keeping(files)
     work = [Task(i, file, known.get(file), keep) for i, file in enumerate(files)]
-    parts = _Parts(files, progress)
+    parts = _ByteProgress(files, progress)
     for number, trace, reason in _engine(files, jobs, engine, parts.tell).results(work):
-        yield (number, *_without_secrets(files[number], trace, reason))
+        yield (number, *_redacted(files[number], trace, reason))
         parts.tell(number, 1.0)
 
 
-class _Parts:
+class _ByteProgress:
     """How far the reading of all files is, by their bytes."""
 
     def __init__(self, files: Sequence[str], progress: Callable[[float], None] | None) -> None:
@@ -144,14 +144,16 @@ class _Parts:
         self._progress(min(self._done_bytes / self._whole_bytes, 1.0))
 
 
-def _engine(files: Sequence[str], jobs: int | None, engine: str | None, told: Told) -> Engine:
+def _engine(
+    files: Sequence[str], jobs: int | None, engine: str | None, on_progress: ProgressCallback
+) -> Engine:
     if engine is not None:
         return open_engine(engine, jobs)
     workers = min(jobs or _processors(), len(files))
     if any(map(is_archive, files)):
         # What reads Parquet ends its process on some files that were made to harm.
-        return Processes(workers, told, apart=True)
-    return Processes(workers if _worth_it(files, workers) else 1, told)
+        return Processes(workers, on_progress, isolated=True)
+    return Processes(workers if _worth_processes(files, workers) else 1, on_progress)
 
 
 def _processors() -> int:
@@ -161,7 +163,7 @@ def _processors() -> int:
     return os.cpu_count() or 1
 
 
-def _worth_it(files: Sequence[str], workers: int) -> bool:
+def _worth_processes(files: Sequence[str], workers: int) -> bool:
     if workers < 2:
         return False
     return sum(_sizes(files)) * (1 - 1 / workers) > _WORTH_PROCESSES_BYTES
@@ -172,7 +174,9 @@ def _worth_keeping(files: Sequence[str]) -> bool:
     if any(map(is_url, files)):
         return True
     sizes = zip(files, _sizes(files), strict=True)
-    text_bytes = sum(size * (_PACKED if file.endswith((".gz", ".zst")) else 1) for file, size in sizes)
+    text_bytes = sum(
+        size * (_COMPRESSION_RATIO if file.endswith((".gz", ".zst")) else 1) for file, size in sizes
+    )
     return text_bytes > _WORTH_KEEPING_BYTES
 
 
@@ -192,7 +196,7 @@ def _size(place: str) -> int:
         return 0
 
 
-def _nothing(files: list[str], reasons: list[str]) -> str:
+def _no_usable_file(files: list[str], reasons: list[str]) -> str:
     if not files:
         return "No profiler trace to read."
     if len(reasons) == 1:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.trace.sources import open_binary
+from ddpdoctor.trace.sources import open_local
 
 if TYPE_CHECKING:  # imported where a table is read: most analyses read none
     import polars as pl
@@ -32,7 +32,7 @@ COLUMNS = {*INTEGERS, "optype", "start_ts", "duration"}
 """Those that are read; a table may have more."""
 _FREE_ROWS = 1_000_000
 """A table may have so many rows, and beyond them one for each of its bytes."""
-_TRIAL = """
+_PROBE = """
 import sys
 import polars
 columns = set(polars.read_parquet_schema(sys.argv[1]))
@@ -42,27 +42,32 @@ if columns >= set(sys.argv[2:]) and polars.scan_parquet(sys.argv[1]).select(pola
 """Reads what is going to be read, but no more rows than a file of this kind can have."""
 _SCHEMA_BYTES = 1 << 20
 """Of the metadata, whose beginning is the schema: names of tens of thousands of columns."""
-_TRIAL_S = 600.0
+_PROBE_TIMEOUT_S = 600.0
 """Ends a process that hangs: tables are read in seconds."""
 
 
 def is_table(file: Path) -> bool:
     """Whether ``file`` is a table of operations, by its name and its columns. Raises OSError."""
-    if file.suffix != ".parquet" or not file.is_file() or not _may_be(file) or _fault(str(file)):
+    if (
+        file.suffix != ".parquet"
+        or not file.is_file()
+        or not _may_be_table(file)
+        or _unreadable_reason(str(file))
+    ):
         return False
     import polars as pl
 
     try:
-        with open_binary(str(file)) as stream:
+        with open_local(str(file)) as stream:
             return set(pl.read_parquet_schema(stream)) >= COLUMNS
     except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
         return False
 
 
-def _may_be(file: Path) -> bool:
+def _may_be_table(file: Path) -> bool:
     """Whether the names of all columns stand at the head of the file's metadata, where its schema is: nothing is decoded, and no
     process started, for the data sets that lie beside traces. Raises OSError."""
-    with open_binary(str(file)) as stream:
+    with open_local(str(file)) as stream:
         end = stream.seek(0, os.SEEK_END)
         stream.seek(max(0, end - 8))
         length = int.from_bytes(stream.read(4), "little")
@@ -78,10 +83,10 @@ def read_table(path: str) -> pl.DataFrame:
     """
     import polars as pl
 
-    if why := _fault(path):
+    if why := _unreadable_reason(path):
         raise UnusableInput(f"{path} cannot be read as Parquet: {why}.")
     try:
-        with open_binary(path) as stream:
+        with open_local(path) as stream:
             columns = pl.read_parquet_schema(stream)
             if missing := sorted(COLUMNS - set(columns)):
                 raise UnusableInput(
@@ -101,25 +106,25 @@ def read_table(path: str) -> pl.DataFrame:
         raise UnusableInput(f"{path} has a column of the wrong type: {_first_line(error)}.") from error
 
 
-def _fault(path: str) -> str:
+def _unreadable_reason(path: str) -> str:
     """Why the Parquet file at ``path`` must not be read in this process, in words; "" where it can be."""
     if not Path(path).is_file():
         return ""  # who opens it says what is wrong
     status = Path(path).stat()
-    return _tried(path, status.st_size, status.st_mtime_ns)
+    return _crash_reason(path, status.st_size, status.st_mtime_ns)
 
 
 @functools.cache
-def _tried(path: str, size: int, mtime_ns: int) -> str:
+def _crash_reason(path: str, size: int, mtime_ns: int) -> str:
     import subprocess
 
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-c", _TRIAL, path, *sorted(COLUMNS)],
+            [sys.executable, "-P", "-c", _PROBE, path, *sorted(COLUMNS)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            timeout=_TRIAL_S,
+            timeout=_PROBE_TIMEOUT_S,
             check=False,
         )
     except subprocess.TimeoutExpired:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.trace.sources import MOST_RANKS, open_binary
+from ddpdoctor.trace.sources import MOST_RANKS, open_local
 
 from .parquet import INTEGERS, is_table, read_table
 from .table import Operations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:  # imported where a table is read: most analyses read none
 _PLACES = ("dp_rank", "stage", "rank", "step")
 _PARTS = ("seq_id", "mc", "gmc", "mb_id")
 """-1 where the operation belongs to none."""
-_MOST = 10**9
+_MAX_NUMBER = 10**9
 """No rank, step or micro-batch has so high a number."""
 _LATEST_S, _LONGEST_S = 2.0**32, 2.0**30
 """Seconds: times count from 1970 or later, and nothing takes 34 years."""
-_MOST_REPLAYED = 10**10
+_MAX_SIMULATED = 10**10
 """Operations times replays, one for each replica and stage: the published jobs have less than a hundredth."""
 _META_BYTES = 1 << 20
 """What is read of the metadata beside a table: the published files have some hundred bytes."""
@@ -53,7 +53,7 @@ def read_operations(path: str) -> Operations:
     import polars as pl
 
     table = read_table(path)
-    whole = _whole(table)
+    whole = _complete_rows(table)
     _check(path, whole)
     notes = []
     if lost := table.height - whole.height:
@@ -72,14 +72,14 @@ def read_operations(path: str) -> Operations:
     )
 
 
-def _whole(table: pl.DataFrame) -> pl.DataFrame:
+def _complete_rows(table: pl.DataFrame) -> pl.DataFrame:
     """The rows that have all that an operation has, in order."""
     import polars as pl
 
     return table.filter(
         pl.col("optype").is_not_null()
-        & pl.all_horizontal(pl.col(*_PLACES).is_between(0, _MOST).fill_null(False))
-        & pl.all_horizontal(pl.col(*_PARTS).is_between(-1, _MOST).fill_null(False))
+        & pl.all_horizontal(pl.col(*_PLACES).is_between(0, _MAX_NUMBER).fill_null(False))
+        & pl.all_horizontal(pl.col(*_PARTS).is_between(-1, _MAX_NUMBER).fill_null(False))
         & pl.col("start_ts").is_between(-_LATEST_S, _LATEST_S).fill_null(False)
         & pl.col("duration").is_between(0, _LONGEST_S).fill_null(False)
     ).sort("step", "dp_rank", "stage", "start_ts", "seq_id", "optype")
@@ -90,7 +90,7 @@ def _check(path: str, whole: pl.DataFrame) -> None:
     if whole.is_empty():
         raise UnusableInput(f"{path} holds no operation that has a kind, a place, a start and a duration.")
     replays = sum(whole[name].n_unique() for name in ("dp_rank", "stage"))
-    if replays * whole.height > _MOST_REPLAYED:
+    if replays * whole.height > _MAX_SIMULATED:
         raise UnusableInput(
             f"{path} is too large to analyse: {whole.height} operations, to be replayed {replays} times."
         )
@@ -106,7 +106,7 @@ def _world_size(trace: Path, notes: list[str]) -> int | None:
     import yaml
 
     try:
-        with open_binary(str(file)) as stream:
+        with open_local(str(file)) as stream:
             metadata: Any = yaml.safe_load(stream.read(_META_BYTES).decode())
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         metadata = None

@@ -5,17 +5,17 @@ piece, in a thread of its own, and never grows beyond what a trace can have. Wha
 for a note. Besides the bytes, only a file's name says something here: of which rank and host the trace may be.
 """
 
+from .decompress import GZIP, LFS_POINTER, PIECE_BYTES, ZSTD, Source, prefetch
 from .files import (
     MOST_RANKS,
     content_tag,
     expand_url,
     host_of_name,
     is_url,
-    listening,
-    open_binary,
-    open_place,
+    open_local,
+    open_source,
+    progress_to,
     rank_of_name,
-    shown,
-    tell,
+    redact_url,
+    report_progress,
 )
-from .pieces import GZIP, LFS_POINTER, PIECE_BYTES, ZSTD, Source, ahead

@@ -17,13 +17,13 @@ from ddpdoctor.readable import is_readable
 
 Listener = Callable[[float], None]
 
-_READ = 0.95
+_DECODE_SHARE = 0.95
 """Part of a file's time after which all of it is decoded: then its columns are joined and sorted."""
 _LISTENER: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 
 @contextmanager
-def listening(listener: Listener) -> Iterator[None]:
+def progress_to(listener: Listener) -> Iterator[None]:
     """Within it, ``listener`` is told which part of its file a reader in this thread has read, 0 to 1."""
     token = _LISTENER.set(listener)
     try:
@@ -32,11 +32,11 @@ def listening(listener: Listener) -> Iterator[None]:
         _LISTENER.reset(token)
 
 
-def tell(part: float) -> None:
+def report_progress(part: float) -> None:
     """Say that so much of the file was decoded, 0 to 1."""
     listener = _LISTENER.get()
     if listener is not None:
-        listener(_READ * min(max(part, 0.0), 1.0))
+        listener(_DECODE_SHARE * min(max(part, 0.0), 1.0))
 
 
 _TENSORBOARD = re.compile(r"^(?P<host>.+)_(?P<pid>\d+)\.(?P<stamp>\d{10,})\.pt\.trace\.json")
@@ -76,21 +76,21 @@ def host_of_name(path: str) -> str | None:
 
 _BLOCK_BYTES = 4 << 20
 """Read ahead at a time, about fsspec's own default: a request to a store takes as long as some megabytes of its answer."""
-_MOST_FILES = 100_000
+_MAX_FILES = 100_000
 """Files below one folder: a trace for each rank of the largest job, and ten times more."""
 _CONTENT_KEYS = ("ETag", "etag", "md5Hash", "content_md5", "blob_id")
 """Names under which fsspec's file systems pass on what identifies an object's content: S3 and HTTP, GCS, Azure,
 Hugging Face."""
 
 
-def shown(url: str) -> str:
+def redact_url(url: str) -> str:
     """``url`` without the passwords and tokens that it may hold, for notes and reports."""
     if not is_url(url):
         return url
-    return _masked(url)
+    return _redact(url)
 
 
-def _masked(text: str) -> str:
+def _redact(text: str) -> str:
     # Its patterns take as long to compile as a small trace to read.
     from ddpdoctor.rundir.privacy import mask_text
 
@@ -113,7 +113,7 @@ def open_url(url: str, *, ahead: bool) -> BinaryIO:
     except (OSError, UnusableInput):
         raise
     except Exception as error:  # each file system has its own for "no such key", "no access", "no network"
-        raise UnusableInput(f"{shown(url)} cannot be opened: {_first_line(error)}") from None
+        raise UnusableInput(f"{redact_url(url)} cannot be opened: {_first_line(error)}") from None
 
 
 def content_tag(url: str) -> str | None:
@@ -147,10 +147,10 @@ def expand_url(url: str) -> list[str]:
                 filesystem.info(inside)  # raises where the store cannot be reached, or has nothing there
     except Exception as error:
         raise UnusableInput(
-            f"{shown(url)} cannot be opened: {_first_line(error.__cause__ or error)}."
+            f"{redact_url(url)} cannot be opened: {_first_line(error.__cause__ or error)}."
         ) from None
-    if len(names) > _MOST_FILES:
-        raise UnusableInput(f"{shown(url)} holds {len(names)} files: name a folder with fewer of them.")
+    if len(names) > _MAX_FILES:
+        raise UnusableInput(f"{redact_url(url)} holds {len(names)} files: name a folder with fewer of them.")
     # Whatever names a store lists: each becomes a URL of the same store.
     return sorted(filesystem.unstrip_protocol(name) for name in names)
 
@@ -161,23 +161,23 @@ def _filesystem(url: str) -> tuple[Any, str]:
     try:
         filesystem, inside = fsspec.core.url_to_fs(url)
     except (ImportError, ValueError) as error:
-        raise UnusableInput(f"{shown(url)} cannot be read: {_first_line(error)}") from None
+        raise UnusableInput(f"{redact_url(url)} cannot be read: {_first_line(error)}") from None
     return filesystem, inside
 
 
 def _first_line(error: BaseException) -> str:
     text = str(error).strip().splitlines()
-    return _masked(text[0]) if text else type(error).__name__
+    return _redact(text[0]) if text else type(error).__name__
 
 
-_WRITER_S = 60.0
+_WRITER_TIMEOUT_S = 60.0
 """How long a FIFO is waited for until some program writes to it."""
 
 
-def open_place(path: str, *, ahead: bool = True) -> BinaryIO:
+def open_source(path: str, *, ahead: bool = True) -> BinaryIO:
     """What lies at ``path``, a local path or a URL, for reading; of a URL, unless ``ahead``, no more is fetched than is read.
     Raises OSError, or :class:`UnusableInput` for a URL."""
-    return open_url(path, ahead=ahead) if is_url(path) else open_binary(path)
+    return open_url(path, ahead=ahead) if is_url(path) else open_local(path)
 
 
 def size_of(stream: BinaryIO) -> int:
@@ -191,7 +191,7 @@ def size_of(stream: BinaryIO) -> int:
         return 0
 
 
-def open_binary(path: str) -> BinaryIO:
+def open_local(path: str) -> BinaryIO:
     """A local file, or a FIFO that somebody writes to, for reading.
 
     Raises OSError, also for all that is neither: opening such things may hang.
@@ -200,7 +200,7 @@ def open_binary(path: str) -> BinaryIO:
     try:
         mode = os.fstat(handle).st_mode
         if stat.S_ISFIFO(mode):
-            _await_writer(handle, path)
+            _wait_for_writer(handle, path)
         elif not stat.S_ISREG(mode):
             reason = errno.EISDIR if stat.S_ISDIR(mode) else errno.ENXIO
             raise OSError(reason, os.strerror(reason) if stat.S_ISDIR(mode) else "it is not a file", path)
@@ -211,6 +211,8 @@ def open_binary(path: str) -> BinaryIO:
         raise
 
 
-def _await_writer(handle: int, path: str) -> None:
-    if not is_readable(handle, _WRITER_S):
-        raise OSError(errno.ETIMEDOUT, f"no program wrote to this FIFO within {_WRITER_S:.0f} s", path)
+def _wait_for_writer(handle: int, path: str) -> None:
+    if not is_readable(handle, _WRITER_TIMEOUT_S):
+        raise OSError(
+            errno.ETIMEDOUT, f"no program wrote to this FIFO within {_WRITER_TIMEOUT_S:.0f} s", path
+        )

@@ -25,7 +25,7 @@ from ddpdoctor.trace.columns import (
 )
 
 from . import times
-from .lanes import MOST_LANES, Interner, LaneTable
+from .lanes import MAX_LANES, Interner, LaneTable
 from .stream import NO_ARGUMENTS, NOTHING, Arguments, Batch, Event, EventStream, ExactEvent
 from .times import as_int, ints, positive, stream_of
 
@@ -121,13 +121,13 @@ def _number(value: Any) -> int:
 
 Rows = Sequence[Event]
 _TS, _DUR = attrgetter("ts"), attrgetter("dur")
-_AT_ONCE = 2048
+_CHUNK_EVENTS = 2048
 """Events that are made columns at a time: as many as a processor's own cache holds, a fifth of a batch."""
-_LONGEST_NAME = 1 << 15
+_MAX_NAME_CHARACTERS = 1 << 15
 """Characters that are kept of an event's name: those of kernels made of templates have some thousands."""
-_MOST_CATEGORIES = 10_000
+_MAX_CATEGORIES = 10_000
 """Kineto knows forty; other tools add some of their own."""
-_MOST_DEVICES = 1024
+_MAX_DEVICES = 1024
 """Where an accelerator's event does not say its device, a process id below this is the device's number."""
 _INT32 = np.iinfo(np.int32)
 
@@ -150,9 +150,9 @@ class ColumnBuilder:
         self._rows = 0
         self.events = 0
         """Events of any kind."""
-        self.without_time = 0
-        self.without_duration = 0
-        self.without_name = 0
+        self.events_without_time = 0
+        self.events_without_duration = 0
+        self.events_without_name = 0
 
     def add(self, batch: Batch, stream: EventStream) -> None:
         """Appends the complete and instant events of ``batch`` and reads its metadata events. Leaves nothing in it: some at a
@@ -161,34 +161,34 @@ class ColumnBuilder:
         self.events += len(batch)
         while batch:
             try:
-                self._add_some(batch[:_AT_ONCE], stream.source.path)
+                self._add_some(batch[:_CHUNK_EVENTS], stream.source.path)
             except times.InexactTimesError:
                 left = len(batch)
                 batch.clear()
-                batch = stream.again_exactly()[-left:]
+                batch = stream.decode_with_exact_times()[-left:]
             else:
-                del batch[:_AT_ONCE]
+                del batch[:_CHUNK_EVENTS]
 
     def _add_some(self, batch: Batch, path: str) -> None:
         """Raises InexactTimesError, before anything is appended, where the times need their text."""
         rows = [e for e in batch if e.ph == "X" or e.ph == "i" or e.ph == "I"]
         if rows:
             self._add_timed(rows, _starts_ns(rows), _durations_ns(rows), path)
-        self.lanes.look(e for e in batch if e.ph == "M")
+        self.lanes.read_metadata(e for e in batch if e.ph == "M")
 
     def _add_timed(self, rows: Rows, start: IntColumn, duration: IntColumn, path: str) -> None:
         """Appends those of ``rows`` that have a time."""
         duration[duration > LONGEST_NS] = times.MISSING_NS
         untimed = start == times.MISSING_NS
         if untimed.any():
-            self.without_time += int(untimed.sum())
+            self.events_without_time += int(untimed.sum())
             kept = np.flatnonzero(~untimed)
             self._add_rows([rows[i] for i in kept.tolist()], start[kept], duration[kept], path)
         else:
             self._add_rows(rows, start, duration, path)
 
     def _add_rows(self, rows: Rows, start: IntColumn, duration: IntColumn, path: str) -> None:
-        self.without_duration += int((duration < 0).sum())  # not given, no number, or negative
+        self.events_without_duration += int((duration < 0).sum())  # not given, no number, or negative
         args = [e.args or NO_ARGUMENTS for e in rows]
         category = self._category_ids(rows, path)
         on_device = np.flatnonzero(np.array(self._is_device, dtype=bool)[category])
@@ -208,10 +208,10 @@ class ColumnBuilder:
     def _category_ids(self, rows: Rows, path: str) -> IdColumn:
         """Categories as the file spells them, and for each new one whether it is a device's."""
         ids = _named_ids(self._categories, [e.cat for e in rows])
-        if len(self._categories) > _MOST_CATEGORIES or len(self.lanes) > MOST_LANES:
+        if len(self._categories) > _MAX_CATEGORIES or len(self.lanes) > MAX_LANES:
             raise UnusableInput(
-                f"{path} is not a profiler trace: it names more than {_MOST_CATEGORIES} categories of events or "
-                f"{MOST_LANES} threads and streams."
+                f"{path} is not a profiler trace: it names more than {_MAX_CATEGORIES} categories of events or "
+                f"{MAX_LANES} threads and streams."
             )
         for raw in list(self._categories)[len(self._is_device) :]:
             self._is_device.append(normalised(raw) in DEVICE)
@@ -220,7 +220,7 @@ class ColumnBuilder:
 
     def _name_ids(self, rows: Rows) -> IdColumn:
         ids = _named_ids(self._names, [e.name for e in rows])
-        self.without_name += int((ids == self._names[None]).sum()) if None in self._names else 0
+        self.events_without_name += int((ids == self._names[None]).sum()) if None in self._names else 0
         return ids
 
     def _put(self, column: str, part: NDArray[Any]) -> None:
@@ -238,7 +238,7 @@ class ColumnBuilder:
         device = ints([args[i].device for i in here])
         if (device < 0).any():
             pids = ints([rows[i].pid for i in here])
-            device = np.where((device < 0) & (pids < _MOST_DEVICES), pids, device)
+            device = np.where((device < 0) & (pids < _MAX_DEVICES), pids, device)
         moved = ints([args[i].bytes for i in here])
         for column, values, kind in (
             ("stream", _narrow(stream), np.int32),
@@ -281,7 +281,7 @@ class ColumnBuilder:
         shapes = columns["shapes"]
         offset = len(self._names)
         np.add(shapes, offset, out=shapes, where=shapes >= 0)
-        names = ["" if n is None else str(n)[:_LONGEST_NAME] for n in self._names]
+        names = ["" if n is None else str(n)[:_MAX_NAME_CHARACTERS] for n in self._names]
         names.extend(_compact(text) for text in self._shapes)
         columns["lane"] = self.lanes.finish()[columns["lane"]]
         categories, columns["category"] = self._final_categories(columns["category"], columns["name"], names)
@@ -298,7 +298,7 @@ class ColumnBuilder:
         parts = self._parts["start_ns"]
         return min((int(p.min()) for p in parts if p.size), default=None)
 
-    def leave_out_beyond(self, base_ns: int) -> None:
+    def drop_times_outside(self, base_ns: int) -> None:
         """Drops the events whose times, counted from ``base_ns``, are further from 1970 than any can be."""
         parts = self._parts["start_ns"]
         limits_ns = (-LIMIT_NS - base_ns, LIMIT_NS - base_ns)
@@ -309,7 +309,7 @@ class ColumnBuilder:
         for column, all_parts in self._parts.items():
             self._parts[column] = [np.concatenate(all_parts)[kept]]
         self._collectives.only(kept)
-        self.without_time += self._rows - int(kept.sum())
+        self.events_without_time += self._rows - int(kept.sum())
         self._rows = int(kept.sum())
 
     def _take(self, column: str, kind: type) -> NDArray[Any]:

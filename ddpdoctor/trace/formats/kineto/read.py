@@ -17,10 +17,10 @@ from ddpdoctor.trace.formats import HEAD_BYTES, Candidate
 from ddpdoctor.trace.sources import GZIP, LFS_POINTER, MOST_RANKS, ZSTD, Source, host_of_name, rank_of_name
 
 from .build import ColumnBuilder
-from .stream import LONGEST_EVENT_BYTES, EventStream
+from .stream import MAX_EVENT_BYTES, EventStream
 from .times import as_int
 
-_OWN = b'"otherData":{"producer":"ddpdoctor"'
+_EXPORT_MARK = b'"otherData":{"producer":"ddpdoctor"'
 """What ``ddpdoctor export`` writes into a timeline: no recording, though it looks like a trace."""
 _KEYS = (b'"traceEvents"', b'"baseTimeNanoseconds"', b'"deviceProperties"', b'"distributedInfo"')
 """Keys of a whole trace, of which one stands in the first text of each."""
@@ -45,7 +45,7 @@ def recognises(candidate: Candidate) -> bool:
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     if text.startswith(b"["):
         return b'"ph"' in text[:_FIRST_EVENT_BYTES] or (named and not text[1:].strip(b" \t\r\n]"))
-    if not text.startswith(b"{") or _OWN in text[:_FIRST_EVENT_BYTES]:
+    if not text.startswith(b"{") or _EXPORT_MARK in text[:_FIRST_EVENT_BYTES]:
         return False
     is_cut = len(head) == HEAD_BYTES
     return any(key in text for key in _KEYS) or (is_cut and "trace" in candidate.path.lower())
@@ -59,21 +59,21 @@ def read(path: str, rank: int | None) -> RankTrace:
         for batch in stream.batches():
             builder.add(batch, stream)
     base_ns = base_time_ns(stream)
-    builder.leave_out_beyond(base_ns)
+    builder.drop_times_outside(base_ns)
     if not builder.rows:
         raise UnusableInput(_no_rows(path, stream, builder))
     if is_own_timeline(stream.top):
         raise UnusableInput(
             f"{path} is a timeline that ddpdoctor exported: name the run or the traces it was made from."
         )
-    if builder.lanes.of_ascend:
+    if builder.lanes.is_ascend:
         # Its events have no categories there, so that a job on NPUs would be taken for one on CPUs.
         raise UnusableInput(
             f"{path} is a timeline of Ascend's torch_npu.profiler: what ran on the NPU has names of its own there, which ddpdoctor "
             "does not know."
         )
     trace = builder.finish(meta_of(path, rank, base_ns, stream, builder), base_ns)
-    if is_foreign(stream.top, trace.categories, trace.names):
+    if is_not_pytorch(stream.top, trace.categories, trace.names):
         raise UnusableInput(
             f"{path} is not a PyTorch profiler trace: it has no torch operator, kernel, collective or "
             "profiler step."
@@ -84,8 +84,8 @@ def read(path: str, rank: int | None) -> RankTrace:
 def _no_rows(path: str, stream: EventStream, builder: ColumnBuilder) -> str:
     if stream.too_deep:
         return f"{path} cannot be read: it is nested too deeply."
-    if stream.source.broken:
-        why = f"it {stream.source.broken}"
+    if stream.source.read_error:
+        why = f"it {stream.source.read_error}"
     elif builder.events:
         why = "none of its events has a begin and a duration"
     else:
@@ -105,7 +105,7 @@ def _without_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-_KEYS_AROUND = frozenset(
+_KINETO_KEYS = frozenset(
     {"deviceProperties", "distributedInfo", "baseTimeNanoseconds", "pytorch_version", "torch_version"}
 )
 """Top-level keys that only Kineto writes."""
@@ -118,29 +118,29 @@ _NAME = re.compile(
     r"aten::|c10d|autograd::|torch|ProfilerStep|(?:nccl|rccl|gloo|xccl|hccl|mpi|ucc):|ncclKernel|ncclDevKernel"
     r"|Optimizer\.|DistributedDataParallel|enumerate\(DataLoader\)|(?:cuda|hip)(?:Launch|Memcpy|Stream|Event|Device)"
 )
-_OWN_NAME = "ddpdoctor"
+_EXPORT_PRODUCER = "ddpdoctor"
 
 
 def is_own_timeline(top: Mapping[str, Any]) -> bool:
     """Whether these top-level keys are those that ``ddpdoctor export`` writes."""
     other = top.get("otherData")
-    return isinstance(other, dict) and other.get("producer") == _OWN_NAME
+    return isinstance(other, dict) and other.get("producer") == _EXPORT_PRODUCER
 
 
-def is_foreign(top: Mapping[str, Any], categories: Collection[str], names: Iterable[str]) -> bool:
+def is_not_pytorch(top: Mapping[str, Any], categories: Collection[str], names: Iterable[str]) -> bool:
     """Whether nothing in a trace is PyTorch's: neither keys, nor categories (normalised), nor names."""
-    if not _KEYS_AROUND.isdisjoint(top) or not DEVICE.isdisjoint(categories):
+    if not _KINETO_KEYS.isdisjoint(top) or not DEVICE.isdisjoint(categories):
         return False
     return not any(map(_CATEGORY.search, categories)) and not any(map(_NAME.match, names))
 
 
 _EPOCH_FROM_NS = 1_000_000_000_000_000_000
 """Times later than this (September 2001) count from 1970: a machine's own clock starts at its boot."""
-_LONGEST_TEXT = 1 << 10
+_MAX_TEXT = 1 << 10
 """Characters of a host's, a backend's or a version's name that are kept."""
-_MOST_OBJECTS = 100_000
+_MAX_OBJECTS = 100_000
 """Process groups and devices that are kept: a job has one of them for each of its ranks, at most a few."""
-_UNSAID = (None, "", -1, "-1")
+_UNKNOWN = (None, "", -1, "-1")
 """What stands for "not known"."""
 
 
@@ -187,7 +187,7 @@ def _rank(path: str, rank: int | None, job: dict[str, Any]) -> tuple[int | None,
 
 
 def _version(value: Any) -> str | None:
-    return str(value)[:_LONGEST_TEXT] if isinstance(value, (str, int, float)) and value else None
+    return str(value)[:_MAX_TEXT] if isinstance(value, (str, int, float)) and value else None
 
 
 def _notes(path: str, stream: EventStream, builder: ColumnBuilder) -> Iterator[str]:
@@ -198,19 +198,19 @@ def _notes(path: str, stream: EventStream, builder: ColumnBuilder) -> Iterator[s
     if isinstance(job, dict):
         stated |= {"rank": (job, MOST_RANKS), "world_size": (job, MOST_RANKS)}
     for key, (place, limit) in stated.items():
-        if place.get(key) not in _UNSAID and as_int(place[key]) not in range(limit):
+        if place.get(key) not in _UNKNOWN and as_int(place[key]) not in range(limit):
             yield f"{path}: its {key} cannot be {str(place[key])[:40]} and is ignored."
 
 
 def _notes_of_text(path: str, stream: EventStream, rows: int) -> Iterator[str]:
     if stream.truncated:
-        why = stream.source.broken or "ends before its list of events does"
+        why = stream.source.read_error or "ends before its list of events does"
         yield f"{path} {why}: its {rows} whole events are used, the rest is lost."
     if stream.damages:
         places = "in one place" if stream.damages == 1 else f"in {stream.damages} places"
         yield f"{path} is damaged {places}: unreadable parts are skipped, {rows} whole events are used."
     if stream.oversized:
-        yield f"{path} holds {stream.oversized} event(s) longer than {LONGEST_EVENT_BYTES >> 20} MiB: they were skipped."
+        yield f"{path} holds {stream.oversized} event(s) longer than {MAX_EVENT_BYTES >> 20} MiB: they were skipped."
     if stream.top_unread:
         yield f"{path} holds too much text before its events to be read: its rank may be unknown."
     if stream.tail_unread:
@@ -222,12 +222,12 @@ def _notes_of_text(path: str, stream: EventStream, rows: int) -> Iterator[str]:
 def _notes_of_events(path: str, stream: EventStream, builder: ColumnBuilder) -> Iterator[str]:
     if stream.lost_events:
         yield f"{path}: {stream.lost_events} malformed event(s) were skipped."
-    if builder.without_duration:
-        yield f"{path}: {builder.without_duration} event(s) without a usable duration (such as a negative one) count as instants."
-    if builder.without_name:
-        yield f"{path}: {builder.without_name} event(s) without a name: what they did is unknown."
-    if builder.without_time:
-        yield f"{path}: {builder.without_time} event(s) without a usable time were skipped."
+    if builder.events_without_duration:
+        yield f"{path}: {builder.events_without_duration} event(s) without a usable duration (such as a negative one) count as instants."
+    if builder.events_without_name:
+        yield f"{path}: {builder.events_without_name} event(s) without a name: what they did is unknown."
+    if builder.events_without_time:
+        yield f"{path}: {builder.events_without_time} event(s) without a usable time were skipped."
 
 
 def _ranks(value: Any) -> int | None:
@@ -236,11 +236,11 @@ def _ranks(value: Any) -> int | None:
 
 
 def _text(value: Any) -> str | None:
-    return value[:_LONGEST_TEXT] if isinstance(value, str) and value else None
+    return value[:_MAX_TEXT] if isinstance(value, str) and value else None
 
 
 def _objects(value: Any) -> tuple[dict[str, Any], ...]:
-    listed = value[:_MOST_OBJECTS] if isinstance(value, list) else []
+    listed = value[:_MAX_OBJECTS] if isinstance(value, list) else []
     return tuple(v for v in listed if isinstance(v, dict))
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.trace.sources import Source, ahead, tell
+from ddpdoctor.trace.sources import Source, prefetch, report_progress
 
 NOTHING = msgspec.Raw(b"")
 
@@ -107,9 +107,9 @@ _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[{}\[\]]', re.DOTALL)
 _NEXT_EVENT = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid)"\s*:)')
 LAYOUT_BYTES = 200
 """Bytes of blanks between two events that are looked at; Kineto writes four."""
-_DEEPEST = 1_000
+_MAX_DEPTH = 1_000
 """Brackets within brackets: an event has four, and nothing decodes so many."""
-_LOOKED_AT = 10_000
+_MAX_BRACKETS = 10_000
 """Brackets that are looked at for the end of an event; where they are all nested, the exact scan finds it."""
 
 
@@ -127,7 +127,7 @@ def boundaries(buffer: bytes | bytearray) -> Iterator[int]:
     decode: try it, and take the next.
     """
     position = len(buffer)
-    for _ in range(_LOOKED_AT):
+    for _ in range(_MAX_BRACKETS):
         if (position := buffer.rfind(b"{", 0, position)) <= 0:
             return
         window = buffer[max(0, position - LAYOUT_BYTES) : position]
@@ -138,7 +138,7 @@ def boundaries(buffer: bytes | bytearray) -> Iterator[int]:
 def closings(buffer: bytes | bytearray) -> Iterator[int]:
     """Candidates for the bracket that closes the array, the last first; to be tried in the same way."""
     position = len(buffer)
-    for _ in range(_LOOKED_AT):
+    for _ in range(_MAX_BRACKETS):
         if (position := buffer.rfind(b"]", 0, position)) < 0:
             return
         window = buffer[max(0, position - LAYOUT_BYTES) : position]
@@ -156,7 +156,7 @@ def scan(buffer: bytes) -> Scan:
             if depth == 0:
                 begin = match.start()
             depth += 1
-            if depth > _DEEPEST:
+            if depth > _MAX_DEPTH:
                 break
         elif token in b"}]":
             depth -= 1
@@ -179,24 +179,24 @@ _KEY = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
 _BOM = b"\xef\xbb\xbf"
 _UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """The last: brackets within brackets, deeper than the stack."""
-_TRIES = 4
+_MAX_TRIES = 4
 """Wrong boundaries in a row before the exact scan; the first is right in every trace that Kineto has written."""
 _CLOSING = ord("]")
 _AFTER_LIST = re.compile(rb"\s*(?:[,}\0]|\Z)")
-_MOST_DAMAGES = 100
+_MAX_DAMAGES = 100
 """After so many places that cannot be read, the rest of a file is left alone."""
-_MOST_LOST = 20_000
+_MAX_LOST_EVENTS = 20_000
 """So it is after so many malformed events: each costs as much as a hundred sound ones."""
-LONGEST_EVENT_BYTES = 4 << 20
+MAX_EVENT_BYTES = 4 << 20
 """A longer event is passed over. With a stack of Python frames one has some hundred kilobytes."""
-_GIVE_UP_BYTES = 64 << 20
+_MAX_BYTES_WITHOUT_EVENT = 64 << 20
 """Where the head is longer, or so much text in one go holds no event, a file is not read on."""
-_TOP_BYTES = 8 << 20
+_MAX_TOP_BYTES = 8 << 20
 """What is decoded of the text before the events and of that after them: a few keys in most traces, some megabytes where
 thousands of ranks have many process groups. It makes many times its size."""
 
 
-def _opened(*texts: bytes) -> bytearray:
+def _open_list(*texts: bytes) -> bytearray:
     """The texts joined, behind the bracket that opens a list."""
     buffer = bytearray(b"[")
     for text in texts:
@@ -228,56 +228,56 @@ class EventStream:
         self.repaired = False
         self._head = self._tail = b""
         self._closed = self._bare_list = False
-        self._passing = False
+        self._in_oversized_event = False
         """Whether the buffer begins within something too long to be an event."""
-        self._fruitless_bytes = 0
+        self._bytes_without_event = 0
         """Text that was looked through since the last event."""
         self._text: bytes | memoryview = b""
         """The text of the batch that was handed out last, kept so that it can be decoded again, exactly."""
 
     def batches(self) -> Iterator[Batch]:
         """Lists of events in file order. Raises :class:`UnusableInput` where the content is no trace."""
-        with closing(ahead(self.source.pieces())) as pieces:
+        with closing(prefetch(self.source.pieces())) as pieces:
             rest, enough_bytes = self._find_events(pieces), 0
             for piece in pieces:
-                tell(self.source.part)
+                report_progress(self.source.fraction_read)
                 if self._closed:
                     self._tail += piece
-                    if len(self._tail) > _TOP_BYTES:
+                    if len(self._tail) > _MAX_TOP_BYTES:
                         break
                     continue
-                buffer = _opened(rest, piece)
+                buffer = _open_list(rest, piece)
                 if len(buffer) < enough_bytes:
                     rest = bytes(memoryview(buffer)[1:])
                     continue
-                batch, rest = self._next(buffer)
+                batch, rest = self._decode_next(buffer)
                 if batch:
                     yield batch
-                    self._fruitless_bytes = 0
-                if self._gives_up(0 if batch else len(buffer)):
+                    self._bytes_without_event = 0
+                if self._too_damaged(0 if batch else len(buffer)):
                     break
                 # An event that is longer than a piece is not looked through again with each piece.
                 enough_bytes = 0 if batch else 2 * len(rest)
         if not self._closed:
-            yield from self._last_batches(_opened(rest))
-        self.truncated = self.truncated or self.source.broken is not None
+            yield from self._last_batches(_open_list(rest))
+        self.truncated = self.truncated or self.source.read_error is not None
         self._read_top()
 
-    def again_exactly(self) -> list[ExactEvent]:
+    def decode_with_exact_times(self) -> list[ExactEvent]:
         """The latest batch once more, with its times as text; so are all later ones."""
         self.exact = True
         return EXACT_EVENTS.decode(self._text)
 
-    def _gives_up(self, fruitless_bytes: int) -> bool:
+    def _too_damaged(self, bytes_without_event: int) -> bool:
         """Whether the rest of the file is left alone: too much of it is no event."""
-        self._fruitless_bytes += fruitless_bytes
-        if self._fruitless_bytes > _GIVE_UP_BYTES:
-            why = f"holds {self._fruitless_bytes >> 20} MiB in one go that are no events"
-        elif self.damages >= _MOST_DAMAGES or self.lost_events >= _MOST_LOST:
+        self._bytes_without_event += bytes_without_event
+        if self._bytes_without_event > _MAX_BYTES_WITHOUT_EVENT:
+            why = f"holds {self._bytes_without_event >> 20} MiB in one go that are no events"
+        elif self.damages >= _MAX_DAMAGES or self.lost_events >= _MAX_LOST_EVENTS:
             why = "is damaged in too many places"
         else:
             return False
-        self.source.broken = self.source.broken or why
+        self.source.read_error = self.source.read_error or why
         return True
 
     def _find_events(self, pieces: Iterable[bytes]) -> bytes:
@@ -297,9 +297,9 @@ class EventStream:
                 self._head = buffer[: match.start()]
                 return buffer[match.end() :]
             searched = len(buffer)
-            if searched > _GIVE_UP_BYTES:
+            if searched > _MAX_BYTES_WITHOUT_EVENT:
                 break
-        why = f"it {self.source.broken}" if self.source.broken else 'it has no list "traceEvents"'
+        why = f"it {self.source.read_error}" if self.source.read_error else 'it has no list "traceEvents"'
         raise UnusableInput(f"{self.source.path} holds no profiler events: {why}.")
 
     def _decode_up_to(self, buffer: bytearray, end: int) -> Batch | None:
@@ -318,21 +318,21 @@ class EventStream:
             return None
 
     def _decode(self, text: bytes) -> Batch | None:
-        return self._decode_up_to(_opened(text, b"]"), len(text) + 1)
+        return self._decode_up_to(_open_list(text, b"]"), len(text) + 1)
 
-    def _next(self, buffer: bytearray) -> tuple[Batch | None, bytes]:
+    def _decode_next(self, buffer: bytearray) -> tuple[Batch | None, bytes]:
         """A batch of the whole events in ``buffer``, and what is left."""
-        if self._passing:
+        if self._in_oversized_event:
             return None, self._skip_broken(bytes(buffer[1:]))
         text = bytearray(repair(buffer)) if self.repaired else buffer
         for _ in range(2):
-            for cut in islice(boundaries(text), _TRIES):
+            for cut in islice(boundaries(text), _MAX_TRIES):
                 if (batch := self._decode_up_to(text, cut)) is not None:
                     return batch, bytes(memoryview(text)[cut + 1 :])
             if not self._repair_helps(text):
                 break
             text = bytearray(repair(text))
-        return self._scanned(bytes(text[1:]))
+        return self._decode_by_scan(bytes(text[1:]))
 
     def _repair_helps(self, buffer: bytes | bytearray) -> bool:
         """Whether this text has one of the usual faults; from then on, all text is repaired first."""
@@ -343,34 +343,34 @@ class EventStream:
 
     def _last_batches(self, buffer: bytearray) -> Iterator[Batch]:
         """What is left at the end of the file; more than one batch where something in between cannot be read."""
-        batch, rest = self._last(buffer)
+        batch, rest = self._decode_last(buffer)
         if batch:
             yield batch
-        while not self._closed and not self._gives_up(len(rest)) and (start := resume(rest)) >= 0:
+        while not self._closed and not self._too_damaged(len(rest)) and (start := resume(rest)) >= 0:
             self.damages += 1
-            batch, rest = self._scanned(rest[start:])
+            batch, rest = self._decode_by_scan(rest[start:])
             if batch:
                 yield batch
         if not self._closed:
             unfinished = rest.strip(b" \t\r\n,")
             self.truncated = bool(unfinished) or not self._bare_list
 
-    def _last(self, buffer: bytearray) -> tuple[Batch | None, bytes]:
+    def _decode_last(self, buffer: bytearray) -> tuple[Batch | None, bytes]:
         """The batch at the end of the file, and what is left.
 
         Finds the array's closing bracket and the tail behind it, if they are there.
         """
         text = bytearray(repair(buffer)) if self.repaired else buffer
-        for end in islice(closings(text), 2 * _TRIES):
+        for end in islice(closings(text), 2 * _MAX_TRIES):
             # A bracket in the midst of damaged text is not the end.
             if not _AFTER_LIST.match(text, end + 1):
                 continue
             if (batch := self._decode_up_to(text, end)) is not None:
                 self._closed, self._tail = True, bytes(memoryview(text)[end + 1 :])
                 return batch, b""
-        return self._scanned(bytes(text[1:]))
+        return self._decode_by_scan(bytes(text[1:]))
 
-    def _scanned(self, buffer: bytes) -> tuple[Batch | None, bytes]:
+    def _decode_by_scan(self, buffer: bytes) -> tuple[Batch | None, bytes]:
         """As :meth:`_next`, by the exact scan: the only way that finds the array's end and gets past a bad event."""
         spans, closed_at = scan(buffer)
         events = buffer
@@ -396,7 +396,7 @@ class EventStream:
                 text, self.repaired = repair_event(text), True
                 if self._decode(text) is None:
                     self.lost_events += 1
-                    if self.lost_events >= _MOST_LOST:
+                    if self.lost_events >= _MAX_LOST_EVENTS:
                         break
                     continue
             good.append(text)
@@ -404,22 +404,22 @@ class EventStream:
 
     def _skip_broken(self, buffer: bytes) -> bytes:
         """Drops an event that never ends, once enough of the file has passed to be sure of it."""
-        if not self._passing:
-            if len(buffer) < LONGEST_EVENT_BYTES:
+        if not self._in_oversized_event:
+            if len(buffer) < MAX_EVENT_BYTES:
                 return buffer
             self.damages += 1
         start = resume(buffer)
         if start < 0:
-            self.oversized += not self._passing
-            self._passing = True
+            self.oversized += not self._in_oversized_event
+            self._in_oversized_event = True
             return buffer[-LAYOUT_BYTES:]
-        self._passing = False
+        self._in_oversized_event = False
         return buffer[start:]
 
     def _read_top(self) -> None:
         """Decodes the keys around the events; a broken tail costs only itself."""
-        self.top_unread = len(self._head) > _TOP_BYTES
-        self.tail_unread = len(self._tail) > _TOP_BYTES
+        self.top_unread = len(self._head) > _MAX_TOP_BYTES
+        self.tail_unread = len(self._tail) > _MAX_TOP_BYTES
         if self._bare_list or self.top_unread:
             return
         head = self._head.lstrip(_BOM).rstrip(b" \t\r\n,") + (b"," if b'"' in self._head else b"")

@@ -40,11 +40,11 @@ from .database import (
     Fields,
     Payloads,
     Range,
-    read_text,
+    parse_range_text,
 )
 
 _COMMON = ("start", "end", "deviceId", "streamId", "correlationId")
-_WAYS = {
+_COPY_KINDS = {
     1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH", 10: "PtoP",
     11: "HtoD", 12: "DtoH", 13: "DtoD",
 }  # fmt: skip
@@ -63,7 +63,7 @@ class Device(msgspec.Struct, frozen=True):
     where: str
     values: tuple[int, ...]
 
-    def add_to(self, table: Table) -> None:
+    def add_to(self, table: EventTable) -> None:
         """Appends all of it. Raises :class:`DamagedError`."""
         self._kernels(table)
         self._copies(table)
@@ -77,28 +77,28 @@ class Device(msgspec.Struct, frozen=True):
         own = self.where if not self.where or self.database.has(name, "globalPid") else ""
         return self.database.batches(name, (*_COMMON, *more), where=own, values=self.values if own else ())
 
-    def _kernels(self, table: Table) -> None:
+    def _kernels(self, table: EventTable) -> None:
         known: dict[int, str] = {}
         for batch in self._batches(KERNELS, *NAMES):
-            number = named(batch)
+            number = kernel_name_ids(batch)
             new = [one for one in np.unique(number).tolist() if one not in known and one != MISSING]
             known.update(self.database.strings(new))
             self._add(table, batch, "kernel", [known.get(one, "") for one in number.tolist()])
 
-    def _copies(self, table: Table) -> None:
-        ways = _WAYS | _named_ways(self.database)
+    def _copies(self, table: EventTable) -> None:
+        copy_kinds = _COPY_KINDS | _copy_kinds_in(self.database)
         memory = _MEMORY | dict(_labels(self.database, "ENUM_CUDA_MEM_KIND"))
         for batch in self._batches(COPIES, "bytes", "copyKind", "srcKind", "dstKind"):
             kinds = zip(*(batch[name].tolist() for name in ("copyKind", "srcKind", "dstKind")), strict=True)
-            self._add(table, batch, "gpu_memcpy", [_copy(kind, ways, memory) for kind in kinds])
+            self._add(table, batch, "gpu_memcpy", [_copy(kind, copy_kinds, memory) for kind in kinds])
 
-    def _add(self, table: Table, batch: Batch, category: str, names: list[str]) -> None:
+    def _add(self, table: EventTable, batch: Batch, category: str, names: list[str]) -> None:
         table.add(
             Rows(
                 category=category,
                 name=names,
                 start=batch["start"],
-                duration=lengths(batch),
+                duration=durations(batch),
                 device=batch["deviceId"],
                 stream=batch["streamId"],
                 correlation=np.where(batch["correlationId"] > 0, batch["correlationId"], -1),
@@ -107,7 +107,7 @@ class Device(msgspec.Struct, frozen=True):
         )
 
 
-def named(batch: Batch) -> IntColumn:
+def kernel_name_ids(batch: Batch) -> IntColumn:
     """The number of each kernel's name: of the first of :data:`NAMES` that its row has."""
     number: IntColumn = batch[NAMES[-1]]
     for name in reversed(NAMES[:-1]):
@@ -115,7 +115,7 @@ def named(batch: Batch) -> IntColumn:
     return number
 
 
-def lengths(batch: Batch) -> IntColumn:
+def durations(batch: Batch) -> IntColumn:
     """How long each event took, -1 where it has no begin or no end."""
     known = (batch["start"] != MISSING) & (batch["end"] != MISSING)
     return np.where(known, batch["end"] - np.where(known, batch["start"], 0), -1)
@@ -125,17 +125,17 @@ def _graph(number: int) -> str:
     return "CUDA graph" if number == MISSING else f"CUDA graph {number}"
 
 
-def _copy(kinds: tuple[int, int, int], ways: Mapping[int, str], memory: Mapping[int, str]) -> str:
+def _copy(kinds: tuple[int, int, int], copy_kinds: Mapping[int, str], memory: Mapping[int, str]) -> str:
     """The name that Kineto gives such a copy: ``Memcpy HtoD (Pinned -> Device)``."""
     way, source, target = kinds
-    if way not in ways:
+    if way not in copy_kinds:
         return "Memcpy"
     if source not in memory or target not in memory:
-        return f"Memcpy {ways[way]}"
-    return f"Memcpy {ways[way]} ({memory[source]} -> {memory[target]})"
+        return f"Memcpy {copy_kinds[way]}"
+    return f"Memcpy {copy_kinds[way]} ({memory[source]} -> {memory[target]})"
 
 
-def _named_ways(database: Database) -> dict[int, str]:
+def _copy_kinds_in(database: Database) -> dict[int, str]:
     """The ways of copies as the file numbers them: CUDA_MEMCPY_KIND_HTOD is one."""
     ends = {
         number: name.rpartition("_")[2].upper()
@@ -157,7 +157,7 @@ _DRIVER = re.compile(r"cu[A-Z]")
 _CATEGORIES = ("cuda_runtime", "cuda_driver", "os_runtime")
 
 
-def add_calls(database: Database, where: str, values: tuple[int, ...], table: Table) -> None:
+def add_calls(database: Database, where: str, values: tuple[int, ...], table: EventTable) -> None:
     """Appends the calls of the process to ``table``. Raises :class:`DamagedError`."""
     known: dict[int, tuple[str, str]] = {}
     for name in (RUNTIME, OS_CALLS):
@@ -169,16 +169,16 @@ def add_calls(database: Database, where: str, values: tuple[int, ...], table: Ta
             new = [number for number in set(numbers) if number not in known and number != MISSING]
             for number, text in database.strings(new).items():
                 known[number] = _call(text, name)
-            told = [
+            parsed = [
                 known.get(number, ("", _CATEGORIES[0] if name == RUNTIME else _CATEGORIES[2]))
                 for number in numbers
             ]
             table.add(
                 Rows(
-                    category=[category for _, category in told],
-                    name=[text for text, _ in told],
+                    category=[category for _, category in parsed],
+                    name=[text for text, _ in parsed],
                     start=batch["start"],
-                    duration=lengths(batch),
+                    duration=durations(batch),
                     thread=batch["globalTid"],
                     correlation=np.where(batch["correlationId"] > 0, batch["correlationId"], -1)
                     if name == RUNTIME
@@ -195,11 +195,11 @@ def _call(text: str, table: str) -> tuple[str, str]:
     return name, _CATEGORIES[1] if _DRIVER.match(name) else _CATEGORIES[0]
 
 
-_REMEMBERED = 1 << 16
+_MAX_MEMOIZED = 1 << 16
 """Texts whose meaning is kept; those of operators have a number each."""
 
 
-class Marks(msgspec.Struct):
+class NvtxRanges(msgspec.Struct):
     """Ranges that tell more than their time; times as in the file."""
 
     names: list[str] = msgspec.field(default_factory=list)
@@ -218,20 +218,22 @@ class Marks(msgspec.Struct):
         self.payload.append(payload)
 
 
-class Ranges(msgspec.Struct, frozen=True):
+class ProcessRanges(msgspec.Struct, frozen=True):
     """What the ranges of a process told besides their rows."""
 
-    annotations: Marks
-    calls: Marks
+    annotations: NvtxRanges
+    calls: NvtxRanges
     """Of NCCL."""
 
     @classmethod
-    def none(cls) -> Ranges:
+    def none(cls) -> ProcessRanges:
         """To be filled."""
-        return cls(Marks(), Marks())
+        return cls(NvtxRanges(), NvtxRanges())
 
 
-def read_ranges(database: Database, where: str, values: tuple[int, ...], table: Table, found: Ranges) -> None:
+def read_ranges(
+    database: Database, where: str, values: tuple[int, ...], table: EventTable, found: ProcessRanges
+) -> None:
     """Appends the process's ranges to ``table`` and, of some, what they tell besides to ``found``. Ranges that were still open when the
     recording ended have no length and are left out. Raises :class:`DamagedError`."""
     payloads = Payloads(database)
@@ -242,22 +244,22 @@ def read_ranges(database: Database, where: str, values: tuple[int, ...], table: 
         NVTX, ("start", "end", "globalTid", "textId"), ("text",), ("binaryData",), own, values
     ):
         texts = list(_texts(database, batch, registered))
-        told = [_range(text, known) for text in texts]
-        table.add(_rows(batch, told))
+        parsed = [_parse(text, known) for text in texts]
+        table.add(_rows(batch, parsed))
         threads, starts, ends = (batch[name].tolist() for name in ("globalTid", "start", "end"))
-        for i, one in enumerate(told):
+        for i, one in enumerate(parsed):
             if one.category == ANNOTATION:
                 found.annotations.add(one.name, starts[i], ends[i], threads[i], {})
             elif one.category == LIBRARY and one.name.startswith("nccl"):
                 found.calls.add(one.name, starts[i], ends[i], threads[i], payloads.of(batch["binaryData"][i]))
 
 
-def _range(text: str, known: dict[str, Range]) -> Range:
+def _parse(text: str, known: dict[str, Range]) -> Range:
     """What ``text`` says; texts repeat where operators are not numbered."""
     one = known.get(text)
     if one is None:
-        one = read_text(text)
-        if len(known) < _REMEMBERED:
+        one = parse_range_text(text)
+        if len(known) < _MAX_MEMOIZED:
             known[text] = one
     return one
 
@@ -274,15 +276,15 @@ def _texts(database: Database, batch: Batch, registered: dict[int, str]) -> Iter
         yield text if text is not None else registered.get(number, "")
 
 
-def _rows(batch: Batch, told: list[Range]) -> Rows:
+def _rows(batch: Batch, parsed: list[Range]) -> Rows:
     start: IntColumn = batch["start"]
     return Rows(
-        category=[one.category for one in told],
-        name=[one.name for one in told],
+        category=[one.category for one in parsed],
+        name=[one.name for one in parsed],
         start=start,
         duration=np.where((start != MISSING) & (batch["end"] != MISSING), batch["end"] - start, 0),
         thread=batch["globalTid"],
-        shapes=[one.shapes for one in told],
+        shapes=[one.shapes for one in parsed],
     )
 
 
@@ -307,7 +309,7 @@ class Rows(msgspec.Struct, frozen=True):
     shapes: Sequence[str] | None = None
 
 
-class Table:
+class EventTable:
     """Collects rows; :meth:`finish` sorts them."""
 
     def __init__(self) -> None:
@@ -316,14 +318,14 @@ class Table:
         self._lanes = Interner()
         """(None, a thread's global number), or (device, stream)."""
         self._parts: dict[str, list[NDArray[Any]]] = defaultdict(list)
-        self.left_out = 0
+        self.rows_without_time = 0
         """Rows whose times cannot be."""
         self.rows = 0
 
     def add(self, rows: Rows) -> None:
         """Appends those of ``rows`` that have a time."""
-        good = _can_be(rows.start) & (rows.duration >= 0) & (rows.duration <= LONGEST_NS)
-        self.left_out += int((~good).sum())
+        good = _is_possible_time(rows.start) & (rows.duration >= 0) & (rows.duration <= LONGEST_NS)
+        self.rows_without_time += int((~good).sum())
         count = len(rows.name)
         columns: dict[str, NDArray[Any]] = {
             "start_ns": rows.start,
@@ -355,9 +357,9 @@ class Table:
     def _shape(self, shapes: Sequence[str] | None, count: int) -> IdColumn:
         if shapes is None or not any(shapes):
             return np.full(count, -1, np.int32)
-        told = np.array([bool(text) for text in shapes])
+        parsed = np.array([bool(text) for text in shapes])
         ids: IdColumn = np.full(count, -1, np.int32)
-        ids[told] = self._names.ids([text for text in shapes if text])
+        ids[parsed] = self._names.ids([text for text in shapes if text])
         return ids
 
     def earliest_ns(self) -> int | None:
@@ -381,19 +383,19 @@ class Table:
         }
         columns["start_ns"] += base_ns
         order = sorted_order(columns["start_ns"], columns["duration_ns"])
-        order = order[_can_be(columns["start_ns"][order])]
+        order = order[_is_possible_time(columns["start_ns"][order])]
         columns = {name: values[order] for name, values in columns.items()}
         return RankTrace(
             meta=meta,
             names=list(self._names),
             categories=list(self._categories),
             external_id=np.full(len(order), -1, np.int64),
-            collectives=Collectives.none(),
+            collectives=Collectives.empty(),
             **columns,
         )
 
 
-def _can_be(start: IntColumn) -> NDArray[np.bool_]:
+def _is_possible_time(start: IntColumn) -> NDArray[np.bool_]:
     """Which of these times can be one."""
     possible: NDArray[np.bool_] = (start > -LIMIT_NS) & (start < LIMIT_NS)
     return possible

@@ -25,7 +25,7 @@ from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir import reason_of
 from ddpdoctor.trace.columns import IntColumn
 from ddpdoctor.trace.formats.kineto.build import is_annotation_name
-from ddpdoctor.trace.sources import tell
+from ddpdoctor.trace.sources import report_progress
 
 Fields = dict[str, int]
 """Label of an entry, as NCCL describes it, → value."""
@@ -54,7 +54,7 @@ _FORMATS = {
 """Whole numbers by NVTX's type: int and its unsigned one, those of 64 bits, and size_t (nvToolsExtPayload.h)."""
 
 
-_LONGEST_BYTES = 1 << 12
+_MAX_PAYLOAD_BYTES = 1 << 12
 
 
 class Payloads:
@@ -66,12 +66,12 @@ class Payloads:
         for schema, kind, name, offset in dict.fromkeys(listed):
             at = 0 if offset is None else offset
             known = isinstance(name, str) and isinstance(schema, int) and isinstance(kind, int)
-            if known and kind in _FORMATS and isinstance(at, int) and 0 <= at < _LONGEST_BYTES:
+            if known and kind in _FORMATS and isinstance(at, int) and 0 <= at < _MAX_PAYLOAD_BYTES:
                 self._fields[schema].append((name, _FORMATS[kind], at))
 
     def of(self, data: bytes | None) -> Fields:
         """What a range's payload holds; {} without one, or where it is none that the file describes."""
-        if data is None or not _HEAD.size <= len(data) <= _LONGEST_BYTES:
+        if data is None or not _HEAD.size <= len(data) <= _MAX_PAYLOAD_BYTES:
             return {}
         _, _, schema, _, size, whole = _HEAD.unpack_from(data)
         if whole != len(data) or size != len(data) - _HEAD.size:
@@ -93,7 +93,7 @@ NVTX = "NVTX_EVENTS"
 OS_CALLS = "OSRT_API"
 NAMES = ("demangledName", "shortName", "mangledName")
 """Of a kernel, the one that Kineto writes first."""
-OF_EXPORTS = frozenset((KERNELS, GRAPHS, COPIES, FILLS, RUNTIME, NVTX, OS_CALLS))
+EXPORT_TABLES = frozenset((KERNELS, GRAPHS, COPIES, FILLS, RUNTIME, NVTX, OS_CALLS))
 """Any of them makes a file one of Nsight Systems."""
 
 
@@ -110,7 +110,7 @@ _OPERATOR = re.compile(r"(?!FSDP::)[\w.]+::[\w.:]+$|record_param_comms$|detach$|
 """Emitted names that are operators': of any library's namespace; without one those of the profiler, in place, and of autograd."""
 _LIBRARY = re.compile(r"nccl[A-Z]|cu(?:blas|dnn|sparse|solver|fft|tensor|rand)|cub::|thrust::|nvshmem|ucp?_")
 """Calls of libraries that NVIDIA's tools mark themselves."""
-_OF_A_RANK = (
+_TRAINING_PREFIXES = (
     "c10d::", "gloo:", "nccl:", "Optimizer.step#", "DistributedDataParallel.", "ProfilerStep", "autograd::engine",
 )  # fmt: skip
 
@@ -124,12 +124,12 @@ class Range(msgspec.Struct, frozen=True):
     """Dimensions of an operator's inputs as compact JSON, "" where they are not told."""
 
 
-def marks_a_rank(text: str | None) -> bool:
+def is_training_range(text: str | None) -> bool:
     """Whether only a process that trains pushes such a range."""
-    return text is not None and text.startswith(_OF_A_RANK)
+    return text is not None and text.startswith(_TRAINING_PREFIXES)
 
 
-def read_text(text: str) -> Range:
+def parse_range_text(text: str) -> Range:
     """What a range of this text is."""
     if _LIBRARY.match(text):
         return Range(text, LIBRARY)
@@ -153,24 +153,24 @@ def _is_operator(name: str, rest: str) -> bool:
 
 MISSING = np.iinfo(np.int64).min
 """Stands where a number is absent."""
-LONGEST_TEXT = 1 << 15
+MAX_TEXT = 1 << 15
 """Characters that are read of a text: names of kernels made of templates have some thousands."""
 
 _BATCH_ROWS = 1 << 13
 """With the longest texts and payloads some hundred megabytes."""
-_MOST_READINGS = 16
+_MAX_READS = 16
 """Times that what a file holds of texts and payloads is read in all: some tables are asked several times."""
-_LEAST_BYTES = 64 << 20
-_LEAST_ROW_BYTES = 8
+_MIN_BYTE_BUDGET = 64 << 20
+_MIN_ROW_BYTES = 8
 """A row of an event has at least its length, its header, two times and a name."""
-_LONGEST_VALUE_BYTES = 64 << 20
+_MAX_VALUE_BYTES = 64 << 20
 """Logs of the job's output lie among the strings, but no event refers to them."""
-_LEAST_S = 120.0
-_BYTES_PER_S = 500_000
+_MIN_TIMEOUT_S = 120.0
+_MIN_BYTES_PER_S = 500_000
 """On one busy processor it is twenty million."""
-_MOST_S = 4 * 3600.0
+_MAX_TIMEOUT_S = 4 * 3600.0
 """A file of holes has any size."""
-_ASKED_AT_ONCE = 500
+_IDS_PER_QUERY = 500
 """Numbers in one question; SQLite takes some thousands."""
 _INSTRUCTIONS = 200_000
 """Of SQLite's machine, between two looks at the clock: some milliseconds."""
@@ -203,10 +203,10 @@ class Database:
             raise UnusableInput(f"{path} cannot be read: {reason_of(error).lower()}.") from None
         except sqlite3.Error as error:
             raise UnusableInput(f"{path} cannot be opened: {error}.") from None
-        self._most_rows = size // _LEAST_ROW_BYTES
-        self._bytes_left = _LEAST_BYTES + _MOST_READINGS * size
-        self._until_s = time.monotonic() + min(_LEAST_S + size / _BYTES_PER_S, _MOST_S)
-        self._ahead_rows: dict[str, int] = {}
+        self._max_rows = size // _MIN_ROW_BYTES
+        self._bytes_left = _MIN_BYTE_BUDGET + _MAX_READS * size
+        self._deadline_s = time.monotonic() + min(_MIN_TIMEOUT_S + size / _MIN_BYTES_PER_S, _MAX_TIMEOUT_S)
+        self._pending_rows: dict[str, int] = {}
         self._expected_rows = self._passed_rows = 0
         try:
             self._prepare()
@@ -220,11 +220,11 @@ class Database:
     def _prepare(self) -> None:
         connection = self._connection
         connection.text_factory = self._text
-        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE_BYTES)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
         for setting in _SETTINGS:
             connection.execute(f"PRAGMA {setting}")
-        connection.set_progress_handler(lambda: time.monotonic() > self._until_s, _INSTRUCTIONS)
-        connection.set_authorizer(_allowed)
+        connection.set_progress_handler(lambda: time.monotonic() > self._deadline_s, _INSTRUCTIONS)
+        connection.set_authorizer(_authorize)
 
     def _text(self, data: bytes) -> str:
         self._count(len(data))
@@ -267,10 +267,10 @@ class Database:
         """Whether there is this table with these columns."""
         return table in self.tables and self.tables[table].issuperset(columns)
 
-    def expect(self, tables: Iterable[str]) -> None:
+    def track_progress(self, tables: Iterable[str]) -> None:
         """From here on say how far the reading of these tables is."""
-        self._ahead_rows = {table: self._last_row(table) for table in tables if table in self.tables}
-        self._expected_rows, self._passed_rows = sum(self._ahead_rows.values()), 0
+        self._pending_rows = {table: self._last_row(table) for table in tables if table in self.tables}
+        self._expected_rows, self._passed_rows = sum(self._pending_rows.values()), 0
 
     def _last_row(self, table: str) -> int:
         """About how many rows a table has: SQLite counts none without reading all of them, but knows the number of the last."""
@@ -279,12 +279,12 @@ class Database:
             number = next((row[0] for batch in self._rows(sql, ()) for row in batch), 0)
         except DamagedError:
             return 0
-        return min(max(number, 0), self._most_rows) if isinstance(number, int) else 0
+        return min(max(number, 0), self._max_rows) if isinstance(number, int) else 0
 
-    def _tell(self, rows: int) -> None:
+    def _report(self, rows: int) -> None:
         """So many rows of the table at hand were read."""
         if self._expected_rows:
-            tell((self._passed_rows + rows) / self._expected_rows)
+            report_progress((self._passed_rows + rows) / self._expected_rows)
 
     def batches(
         self,
@@ -302,18 +302,18 @@ class Database:
         if table not in self.tables:
             return
         own = self.tables[table]
-        asked = [
+        selected = [
             *(f"e.{_quoted(name)}" if name in own else "NULL" for name in numbers),
             *(
-                f"substr(e.{_quoted(name)}, 1, {LONGEST_TEXT})" if name in own else "NULL"
+                f"substr(e.{_quoted(name)}, 1, {MAX_TEXT})" if name in own else "NULL"
                 for name in (*raw, *texts)
             ),
         ]
-        sql = f"SELECT {', '.join(asked)} FROM {_quoted(table)} AS e NOT INDEXED"
+        sql = f"SELECT {', '.join(selected)} FROM {_quoted(table)} AS e NOT INDEXED"
         seen = 0
         for rows in self._rows(sql + (f" WHERE {where}" if where else ""), values):
             seen += len(rows)
-            self._tell(seen)
+            self._report(seen)
             columns = list(zip(*rows, strict=True))
             batch: Batch = {}
             for name in numbers:
@@ -324,16 +324,16 @@ class Database:
             for name in texts:
                 batch[name] = [value if isinstance(value, str) else None for value in columns.pop(0)]
             yield batch
-        self._passed_rows += self._ahead_rows.pop(table, 0)
+        self._passed_rows += self._pending_rows.pop(table, 0)
 
     def strings(self, ids: Sequence[int]) -> dict[int, str]:
         """What the numbers of the file's names stand for, as far as it tells. Raises :class:`DamagedError`."""
         found: dict[int, str] = {}
         if not self.has("StringIds", "id", "value") or not ids:
             return found
-        sql = f"SELECT id, substr(value, 1, {LONGEST_TEXT}) FROM StringIds"
+        sql = f"SELECT id, substr(value, 1, {MAX_TEXT}) FROM StringIds"
         left = iter(ids)
-        while some := tuple(islice(left, _ASKED_AT_ONCE)):
+        while some := tuple(islice(left, _IDS_PER_QUERY)):
             keyed = "StringIds" in self._keyed
             which = f" WHERE id IN ({', '.join('?' * len(some))})" if keyed else ""
             for rows in self._rows(sql + which, some if keyed else ()):
@@ -346,12 +346,12 @@ class Database:
         """The first rows of a table that describes something, as they are; [] where it lacks one of the columns."""
         if not self.has(table, *columns):
             return []
-        asked = ", ".join(
-            f"CASE typeof({_quoted(c)}) WHEN 'integer' THEN {_quoted(c)} ELSE substr({_quoted(c)}, 1, {LONGEST_TEXT}) END"
+        selected = ", ".join(
+            f"CASE typeof({_quoted(c)}) WHEN 'integer' THEN {_quoted(c)} ELSE substr({_quoted(c)}, 1, {MAX_TEXT}) END"
             for c in columns
         )
         try:
-            rows = self._rows(f"SELECT {asked} FROM {_quoted(table)} NOT INDEXED LIMIT {most}", ())
+            rows = self._rows(f"SELECT {selected} FROM {_quoted(table)} NOT INDEXED LIMIT {most}", ())
             return [row for batch in rows for row in batch]
         except DamagedError:
             return []
@@ -363,7 +363,7 @@ class Database:
             cursor.arraysize = _BATCH_ROWS
             while rows := cursor.fetchmany():
                 seen += len(rows)
-                if seen > self._most_rows:
+                if seen > self._max_rows:
                     raise DamagedError("holds more rows than it has room for")
                 yield rows
         except sqlite3.OperationalError as error:
@@ -376,7 +376,7 @@ class Database:
             raise DamagedError("is damaged") from None
 
 
-def _allowed(
+def _authorize(
     action: int, first: str | None, second: str | None, _database: object, through: str | None
 ) -> int:
     """Whether SQLite may do what a statement asks: read tables, by none of the file's own views and triggers."""

@@ -21,7 +21,7 @@ from ddpdoctor.trace import classify
 from ddpdoctor.trace.columns import LIMIT_NS, IntColumn
 from ddpdoctor.trace.sources import MOST_RANKS, rank_of_name
 
-from .build import named
+from .build import kernel_name_ids
 from .database import (
     GRAPHS,
     KERNELS,
@@ -34,13 +34,13 @@ from .database import (
     DamagedError,
     Database,
     Fields,
-    marks_a_rank,
+    is_training_range,
 )
 
 _PROCESS_BITS = 24
 """A thread's global number is its process's, shifted by so many bits, and its own."""
 _PID_MASK = (1 << _PROCESS_BITS) - 1
-_MOST_PROCESSES = 1024
+_MAX_PROCESSES = 1024
 """Ranks on one host; it has at most some dozens of devices."""
 
 
@@ -71,7 +71,7 @@ def _ranks_in(path: str, _version: tuple[int, int, int]) -> tuple[Process, ...]:
         found = list(_with_kernels(database)) or list(_on_cpus(database))
     if any(process.communicates for process in found):
         found = [process for process in found if process.communicates]
-    return tuple(_in_order(found)[:_MOST_PROCESSES])
+    return tuple(_in_order(found)[:_MAX_PROCESSES])
 
 
 def process_of(numbers: IntColumn) -> IntColumn:
@@ -102,7 +102,7 @@ def _combinations(database: Database) -> Iterator[tuple[int, int, str]]:
     for table in (KERNELS, GRAPHS):
         for batch in database.batches(table, ("globalPid", "deviceId", *NAMES)):
             keys = process_of(batch["globalPid"])
-            names = named(batch)
+            names = kernel_name_ids(batch)
             told = database.strings([int(n) for n in np.unique(names) if n != MISSING])
             for key, device, name in np.unique(np.stack((keys, batch["deviceId"], names)), axis=1).T.tolist():
                 yield key, device, told.get(name, "")
@@ -128,7 +128,7 @@ def _on_cpus(database: Database) -> Iterator[Process]:
         keys = process_of(batch["globalTid"])
         seen.update(np.unique(keys).tolist())
         marked.update(
-            key for key, text in zip(keys.tolist(), batch["text"], strict=True) if marks_a_rank(text)
+            key for key, text in zip(keys.tolist(), batch["text"], strict=True) if is_training_range(text)
         )
     for key in (marked or seen) - {MISSING}:
         yield Process(key, (), key in marked)
@@ -155,8 +155,8 @@ _OPTION = r"--{}(?:=|\s+)(\d{{1,7}})(?![\d:])"
 _NODES, _NODE_RANK = (re.compile(_OPTION.format(name)) for name in ("nnodes", r"node[-_]rank"))
 _NORMALISED_FROM_NS = 1_000_000_000_000_000_000
 """Times later than this count from 1970: the export was asked for it."""
-_LONGEST_TEXT = 1 << 10
-_MOST_DEVICES = 1024
+_MAX_TEXT = 1 << 10
+_MAX_DEVICES = 1024
 _DEVICE = {
     "id": "id",
     "name": "name",
@@ -168,47 +168,49 @@ _DEVICE = {
 """Columns of the table of GPUs, and what Kineto calls the same."""
 
 
-class Place(msgspec.Struct, frozen=True):
+class RankIdentity(msgspec.Struct, frozen=True):
     """Which rank a process is."""
 
     rank: int | None
-    said_by: str
+    rank_from: str
     """As :attr:`TraceMeta.rank_from`."""
     world_size: int | None
 
 
-class Capture:
+class ExportMetadata:
     """What a file says of how it was made."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._said = _texts(database.small("META_DATA_CAPTURE", "name", "value"))
+        self._capture = _texts(database.small("META_DATA_CAPTURE", "name", "value"))
         self._system = dict(_texts(database.small("TARGET_INFO_SYSTEM_ENV", "name", "value")))
 
     @cached_property
     def environment(self) -> Mapping[str, str]:
         """Of the process that Nsight Systems started."""
         pairs = [text.partition("=") for text in self._system.get("DeviceEnvironment", "").split(";")]
-        own = [text.partition("=") for name, text in self._said if name == "PROCESS_0:ENVIRONMENT_VARIABLE"]
+        own = [
+            text.partition("=") for name, text in self._capture if name == "PROCESS_0:ENVIRONMENT_VARIABLE"
+        ]
         return {name: value.strip('"') for name, _, value in (*pairs, *own) if name}
 
     @cached_property
     def command(self) -> str:
         """What Nsight Systems started."""
         words = ("PROCESS_0:COMMAND", "PROCESS_0:ARGUMENT")
-        return " ".join(text for name, text in self._said if name.startswith(words))
+        return " ".join(text for name, text in self._capture if name.startswith(words))
 
     @property
     def host(self) -> str | None:
         """The machine's name."""
         name = self._system.get("Hostname") or self.environment.get("HOSTNAME")
-        return name[:_LONGEST_TEXT] if name else None
+        return name[:_MAX_TEXT] if name else None
 
     @property
     def devices(self) -> tuple[dict[str, Any], ...]:
         """The machine's GPUs."""
         known = [column for column in _DEVICE if self._database.has("TARGET_INFO_GPU", column)]
-        rows = self._database.small("TARGET_INFO_GPU", *known, most=_MOST_DEVICES) if known else []
+        rows = self._database.small("TARGET_INFO_GPU", *known, most=_MAX_DEVICES) if known else []
         return tuple(
             {
                 _DEVICE[name]: value
@@ -231,22 +233,24 @@ class Capture:
         base_ns = began - (begins if isinstance(begins, int) else 0)
         return (base_ns, "epoch") if 0 <= base_ns < LIMIT_NS else (0, "relative")
 
-    def place(self, path: str, number: int, count: int, made: Sequence[Fields]) -> Place:
+    def rank_identity(
+        self, path: str, number: int, count: int, communicators: Sequence[Fields]
+    ) -> RankIdentity:
         """Of the process with this ``number`` among the ``count`` ranks of the file at ``path``; ``made`` are the communicators that
         it made."""
         world = self._world(count)
-        if (told := _by_nccl(made, world, count)) is not None:
+        if (told := _by_nccl(communicators, world, count)) is not None:
             return told
         if count == 1:
             for variable, size in _LAUNCHERS:
                 if (rank := _number(self.environment.get(variable))) is not None:
-                    return Place(rank, "distributedInfo", _number(self.environment.get(size)) or world)
+                    return RankIdentity(rank, "distributedInfo", _number(self.environment.get(size)) or world)
         if world is not None and (node := self._node(world, count)) is not None:
-            return Place(node * count + number, "distributedInfo", world)
+            return RankIdentity(node * count + number, "distributedInfo", world)
         if count > 1:  # the file's name is not that of one rank
-            return Place(None, "distributedInfo", world)
+            return RankIdentity(None, "distributedInfo", world)
         named = rank_of_name(path)
-        return Place(named, "" if named is None else "file name", world)
+        return RankIdentity(named, "" if named is None else "file name", world)
 
     def _world(self, count: int) -> int | None:
         """How many ranks torchrun starts on all hosts, each of which has as many as this one."""
@@ -266,15 +270,15 @@ class Capture:
         return node if node is not None and node * count < world else None
 
 
-def _by_nccl(made: Sequence[Fields], world: int | None, count: int) -> Place | None:
+def _by_nccl(communicators: Sequence[Fields], world: int | None, count: int) -> RankIdentity | None:
     """By the communicator of all ranks; one of some of them numbers them anew."""
-    told = [(one[RANKS], one[RANK]) for one in made if RANKS in one and RANK in one]
+    told = [(one[RANKS], one[RANK]) for one in communicators if RANKS in one and RANK in one]
     size = max((ranks for ranks, _ in told), default=0)
     numbers = {rank for ranks, rank in told if ranks == size}
     if len(numbers) != 1 or size < max(count, world or 0) or size >= MOST_RANKS:
         return None
     rank = numbers.pop()
-    return Place(rank, "distributedInfo", size) if 0 <= rank < size else None
+    return RankIdentity(rank, "distributedInfo", size) if 0 <= rank < size else None
 
 
 def _number(text: str | None) -> int | None:

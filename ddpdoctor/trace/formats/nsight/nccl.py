@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from ddpdoctor.trace import classify
 from ddpdoctor.trace.columns import Collectives, IntColumn, RankTrace
 
-from .build import Marks
+from .build import NvtxRanges
 from .database import COMMUNICATOR, MESSAGE_BYTES, RANKS, Fields
 
 _BEGIN, _END = "ncclGroupStart", "ncclGroupEnd"
@@ -33,14 +33,14 @@ _OPERATIONS = {
 _TRAFFIC = frozenset(
     (*_OPERATIONS, "ncclSend", "ncclRecv", "ncclAlltoAll", "ncclAllToAll", "ncclGather", "ncclScatter")
 )
-_OF_ALL = ("allgather", "reducescatter")
+_PART_PER_RANK = ("allgather", "reducescatter")
 """The size that NCCL tells of them is one rank's part; what PyTorch tells is the whole."""
 _DTYPE = "byte"
 """Sizes are counted in bytes."""
 _CALLS = ("cuda_runtime", "cuda_driver")
 
 
-class _Launching(msgspec.Struct, frozen=True):
+class _LaunchRange(msgspec.Struct, frozen=True):
     """A range in which NCCL launches, and the calls that it launches there."""
 
     start: int
@@ -49,11 +49,15 @@ class _Launching(msgspec.Struct, frozen=True):
 
 
 def with_collectives(
-    trace: RankTrace, calls: Marks, made: Sequence[Fields], lane_of: Mapping[int, int], base_ns: int
+    trace: RankTrace,
+    calls: NvtxRanges,
+    communicators: Sequence[Fields],
+    lane_of: Mapping[int, int],
+    base_ns: int,
 ) -> RankTrace:
     """The trace with what NCCL's ``calls`` say of its kernels, their times as in the file, where they count from ``base_ns``; ``made``
     are the communicators that were made while it was recorded, ``lane_of`` tells the lane of each thread."""
-    sizes = {one[COMMUNICATOR]: one[RANKS] for one in made if COMMUNICATOR in one and RANKS in one}
+    sizes = {one[COMMUNICATOR]: one[RANKS] for one in communicators if COMMUNICATOR in one and RANKS in one}
     table: dict[str, list[int]] = defaultdict(list)
     names = list(trace.names)
     number = {name: i for i, name in enumerate(names)}
@@ -64,7 +68,7 @@ def with_collectives(
             names.append(text)
         return number[text]
 
-    for kernel, call in sorted(_pairs(trace, calls, lane_of, base_ns)):
+    for kernel, call in sorted(_match_kernels(trace, calls, lane_of, base_ns)):
         payload, operation = calls.payload[call], _OPERATIONS[calls.names[call]]
         if not payload:
             continue
@@ -90,14 +94,14 @@ def _columns(table: Mapping[str, Sequence[int]]) -> Collectives:
 
 def _bytes(operation: str, payload: Fields, sizes: Mapping[int, int]) -> int:
     """What a rank contributes or gets, whichever is more; -1 unknown."""
-    told = payload.get(MESSAGE_BYTES, -1)
-    ranks = sizes.get(payload.get(COMMUNICATOR, -1), -1) if operation in _OF_ALL else 1
-    whole = told * ranks
-    return whole if told >= 0 and ranks > 0 and whole < 2**62 else -1
+    size = payload.get(MESSAGE_BYTES, -1)
+    ranks = sizes.get(payload.get(COMMUNICATOR, -1), -1) if operation in _PART_PER_RANK else 1
+    whole = size * ranks
+    return whole if size >= 0 and ranks > 0 and whole < 2**62 else -1
 
 
-def _pairs(
-    trace: RankTrace, calls: Marks, lane_of: Mapping[int, int], base_ns: int
+def _match_kernels(
+    trace: RankTrace, calls: NvtxRanges, lane_of: Mapping[int, int], base_ns: int
 ) -> Iterator[tuple[int, int]]:
     """(Kernel's row in the trace, place in ``calls``) of each kernel that is one call's alone."""
     launched = _launches(trace)
@@ -106,22 +110,22 @@ def _pairs(
         threads[thread].append(i)
     for thread, own in threads.items():
         lane = lane_of.get(thread)
-        launching = list(_launching(sorted(own, key=lambda i: (calls.start[i], -calls.end[i])), calls))
-        if lane is None or not launching:
+        launches = list(_launch_ranges(sorted(own, key=lambda i: (calls.start[i], -calls.end[i])), calls))
+        if lane is None or not launches:
             continue
-        starts = np.array([one.start for one in launching], np.int64) + base_ns
+        starts = np.array([one.start for one in launches], np.int64) + base_ns
         here = launched.get(lane, [])
         moments: IntColumn = np.array([at for _, at in here], np.int64)
         places: IntColumn = np.searchsorted(starts, moments, side="right") - 1
-        found = [
+        matches = [
             (kernel, place)
             for (kernel, at), place in zip(here, places.tolist(), strict=True)
-            if place >= 0 and at < launching[place].end + base_ns
+            if place >= 0 and at < launches[place].end + base_ns
         ]
-        many = Counter(place for _, place in found)
-        for kernel, place in found:
-            if many[place] == 1 and len(launching[place].calls) == 1:
-                call = launching[place].calls[0]
+        many = Counter(place for _, place in matches)
+        for kernel, place in matches:
+            if many[place] == 1 and len(launches[place].calls) == 1:
+                call = launches[place].calls[0]
                 if calls.names[call] in _OPERATIONS:
                     yield kernel, call
 
@@ -133,14 +137,14 @@ def _launches(trace: RankTrace) -> dict[int, list[tuple[int, int]]]:
     )
     rows = np.flatnonzero(trace.category_mask(*_CALLS) & (trace.correlation >= 0))
     by_number: dict[int, int] = dict(zip(trace.correlation[rows].tolist(), rows.tolist(), strict=True))
-    found: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    matches: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for kernel, number in zip(kernels.tolist(), trace.correlation[kernels].tolist(), strict=True):
         if number >= 0 and (row := by_number.get(number)) is not None:
-            found[int(trace.lane[row])].append((kernel, int(trace.start_ns[row])))
-    return found
+            matches[int(trace.lane[row])].append((kernel, int(trace.start_ns[row])))
+    return matches
 
 
-def _launching(own: Sequence[int], calls: Marks) -> Iterator[_Launching]:
+def _launch_ranges(own: Sequence[int], calls: NvtxRanges) -> Iterator[_LaunchRange]:
     """The ranges of one thread in which NCCL launches, in order."""
     depth = 0
     grouped: list[int] = []
@@ -151,10 +155,10 @@ def _launching(own: Sequence[int], calls: Marks) -> Iterator[_Launching]:
         elif name == _END:
             depth = max(0, depth - 1)
             if not depth:
-                yield _Launching(calls.start[i], calls.end[i], tuple(grouped))
+                yield _LaunchRange(calls.start[i], calls.end[i], tuple(grouped))
                 grouped = []
         elif name in _TRAFFIC:
             if depth:
                 grouped.append(i)
             else:
-                yield _Launching(calls.start[i], calls.end[i], (i,))
+                yield _LaunchRange(calls.start[i], calls.end[i], (i,))

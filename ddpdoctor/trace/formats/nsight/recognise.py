@@ -11,13 +11,13 @@ import stat
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace.formats import Candidate
-from ddpdoctor.trace.sources import is_url, open_binary
+from ddpdoctor.trace.sources import is_url, open_local
 
 _PART = re.compile(r"(?P<file>.+)#process-(?P<number>\d{1,6})", re.DOTALL)
 MAGIC = b"SQLite format 3\0"
 
 
-def address(path: str, number: int, count: int) -> str:
+def part_address(path: str, number: int, count: int) -> str:
     """Of the process with this number among so many in the file at ``path``; in the order of text they stand as numbered."""
     return f"{path}#process-{number:0{len(str(count - 1))}d}"
 
@@ -40,7 +40,7 @@ def is_sqlite(path: str) -> bool:
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116
             return False
-        with open_binary(path) as stream:
+        with open_local(path) as stream:
             return stream.read(len(MAGIC)) == MAGIC
     except (OSError, ValueError):
         return False
@@ -65,11 +65,11 @@ def recognises(candidate: Candidate) -> bool:
 
 def is_export(path: str) -> bool:
     """Whether the SQLite file at ``path`` has a table of Nsight Systems."""
-    from .database import OF_EXPORTS, Database
+    from .database import EXPORT_TABLES, Database
 
     try:
         with Database(path) as database:
-            return not OF_EXPORTS.isdisjoint(database.tables)
+            return not EXPORT_TABLES.isdisjoint(database.tables)
     except UnusableInput:
         return False
 
@@ -86,4 +86,4 @@ def parts(candidate: Candidate) -> tuple[str, ...]:
         found = ranks_in(path)
     except (UnusableInput, DamagedError):  # its reader tells
         return ()
-    return tuple(address(path, i, len(found)) for i in range(len(found))) if len(found) > 1 else ()
+    return tuple(part_address(path, i, len(found)) for i in range(len(found))) if len(found) > 1 else ()

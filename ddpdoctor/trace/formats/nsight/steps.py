@@ -17,7 +17,7 @@ import numpy as np
 from ddpdoctor.trace import classify
 from ddpdoctor.trace.columns import IntColumn
 
-from .build import Marks
+from .build import NvtxRanges
 
 _NUMBERED = re.compile(
     r"(?P<what>.*?(?<![a-z])(?:step|iter|iteration|batch)s?[\s_#:=.(\[-]*)(?P<number>\d{1,9})[\])]?\s*$",
@@ -31,11 +31,11 @@ _WHOLE = re.compile(
 """Names of ranges around a whole step, Lightning's among them."""
 _NO_STEP = re.compile(r"micro|valid|val_|eval|test|optimizer|lr_|sched", re.IGNORECASE)
 """Ranges of a part of a step, or beside them."""
-_LONGEST_NAME = 200
-_FEWEST = 2
+_MAX_NAME = 200
+_MIN_STEPS = 2
 
 
-class Steps(msgspec.Struct, frozen=True):
+class InferredSteps(msgspec.Struct, frozen=True):
     """Steps that ranges tell; times as in the file."""
 
     number: Sequence[int]
@@ -44,21 +44,21 @@ class Steps(msgspec.Struct, frozen=True):
     thread: IntColumn
 
 
-def are_marked(marks: Marks) -> bool:
+def has_step_markers(ranges: NvtxRanges) -> bool:
     """Whether the annotations say themselves what a step is."""
     return any(
         classify.step_number(name) is not None or classify.is_optimizer_step(name)
-        for name in set(marks.names)
+        for name in set(ranges.names)
     )
 
 
-def steps_of(marks: Marks) -> Steps | None:
+def infer_steps(ranges: NvtxRanges) -> InferredSteps | None:
     """The steps that the names of ``marks`` suggest; None where none are alike."""
     numbered: dict[tuple[int, str], list[int]] = defaultdict(list)
     whole: dict[tuple[int, str], list[int]] = defaultdict(list)
     number_of: dict[int, int] = {}
-    for row, (name, thread) in enumerate(zip(marks.names, marks.thread, strict=True)):
-        if len(name) > _LONGEST_NAME or _NO_STEP.search(name):
+    for row, (name, thread) in enumerate(zip(ranges.names, ranges.thread, strict=True)):
+        if len(name) > _MAX_NAME or _NO_STEP.search(name):
             continue
         if match := _NUMBERED.match(name):
             number_of[row] = int(match["number"])
@@ -67,40 +67,43 @@ def steps_of(marks: Marks) -> Steps | None:
             whole[thread, name].append(row)
     counted = [
         rows
-        for rows in (_in_time(rows, marks) for rows in numbered.values())
-        if _count_up(rows, number_of, marks)
+        for rows in (_by_start(rows, ranges) for rows in numbered.values())
+        if _are_numbered_steps(rows, number_of, ranges)
     ]
     if counted:
-        rows = max(counted, key=lambda rows: _length(rows, marks))
-        return _steps(rows, [number_of[row] for row in rows], marks)
-    alike = [rows for rows in (_in_time(rows, marks) for rows in whole.values()) if _follow(rows, marks)]
-    if alike:
-        rows = max(alike, key=lambda rows: _length(rows, marks))
-        return _steps(rows, list(range(len(rows))), marks)
+        rows = max(counted, key=lambda rows: _length(rows, ranges))
+        return _steps(rows, [number_of[row] for row in rows], ranges)
+    unnumbered = [
+        rows for rows in (_by_start(rows, ranges) for rows in whole.values()) if _are_disjoint(rows, ranges)
+    ]
+    if unnumbered:
+        rows = max(unnumbered, key=lambda rows: _length(rows, ranges))
+        return _steps(rows, list(range(len(rows))), ranges)
     return None
 
 
-def _in_time(rows: Sequence[int], marks: Marks) -> list[int]:
-    return sorted(rows, key=marks.start.__getitem__)
+def _by_start(rows: Sequence[int], ranges: NvtxRanges) -> list[int]:
+    return sorted(rows, key=ranges.start.__getitem__)
 
 
-def _count_up(rows: Sequence[int], number_of: dict[int, int], marks: Marks) -> bool:
+def _are_numbered_steps(rows: Sequence[int], number_of: dict[int, int], ranges: NvtxRanges) -> bool:
     """Whether one range follows the other, each with a higher number."""
     numbers = [number_of[row] for row in rows]
-    return _follow(rows, marks) and all(a < b for a, b in pairwise(numbers))
+    return _are_disjoint(rows, ranges) and all(a < b for a, b in pairwise(numbers))
 
 
-def _follow(rows: Sequence[int], marks: Marks) -> bool:
-    apart = all(marks.end[a] <= marks.start[b] for a, b in pairwise(rows))
-    return len(rows) >= _FEWEST and apart
+def _are_disjoint(rows: Sequence[int], ranges: NvtxRanges) -> bool:
+    apart = all(ranges.end[a] <= ranges.start[b] for a, b in pairwise(rows))
+    return len(rows) >= _MIN_STEPS and apart
 
 
-def _length(rows: Sequence[int], marks: Marks) -> int:
-    return sum(marks.end[row] - marks.start[row] for row in rows)
+def _length(rows: Sequence[int], ranges: NvtxRanges) -> int:
+    return sum(ranges.end[row] - ranges.start[row] for row in rows)
 
 
-def _steps(rows: Sequence[int], numbers: Sequence[int], marks: Marks) -> Steps:
+def _steps(rows: Sequence[int], numbers: Sequence[int], ranges: NvtxRanges) -> InferredSteps:
     start, end, thread = (
-        np.array([values[row] for row in rows], np.int64) for values in (marks.start, marks.end, marks.thread)
+        np.array([values[row] for row in rows], np.int64)
+        for values in (ranges.start, ranges.end, ranges.thread)
     )
-    return Steps(numbers, start, end, thread)
+    return InferredSteps(numbers, start, end, thread)

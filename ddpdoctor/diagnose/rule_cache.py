@@ -21,18 +21,18 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 import ddpdoctor
-from ddpdoctor.cachefolder import cache_folder, is_own, make_own, open_own, own_entries
+from ddpdoctor.cachefolder import cache_entries, cache_folder, is_private, make_private, open_private
 from ddpdoctor.written import replace_file
 
 T = TypeVar("T")
 
 _SUFFIX = ".msgpack"
-_MOST_ENTRIES = 32
+_MAX_ENTRIES = 32
 """The least recently used entries go beyond this number: who edits rules makes one with each change."""
-_CODE = (
+_CODE_FILES = (
     "diagnose/conditions.py",
     "diagnose/facts_view.py",
-    "diagnose/kept.py",
+    "diagnose/rule_cache.py",
     "diagnose/rule.py",
     "diagnose/words.py",
     "measure/facts.py",
@@ -41,11 +41,11 @@ _CODE = (
     "measure/places.py",
     "measure/taxonomy.py",
 )
-_SUM_BYTES = 16
+_CHECKSUM_BYTES = 16
 _PACKAGES = ("cel", "jinja2", "msgspec", "yaml")
 
 
-class Kept(Generic[T]):
+class CachedResult(Generic[T]):
     """The place of what was made of ``contents`` (files by name), of type ``kind``. Trouble with the cache is no
     error."""
 
@@ -57,37 +57,37 @@ class Kept(Generic[T]):
 
     def read(self) -> T | None:
         """What was kept; None where nothing was."""
-        if self._entry is None or not is_own(self._entry.parent):
+        if self._entry is None or not is_private(self._entry.parent):
             return None
         try:
-            with open_own(self._entry) as stream:
+            with open_private(self._entry) as stream:
                 content = stream.read()
-            data = content[_SUM_BYTES:]
-            if content[:_SUM_BYTES] != _sum(data):
+            data = content[_CHECKSUM_BYTES:]
+            if content[:_CHECKSUM_BYTES] != _checksum(data):
                 return None
             os.utime(self._entry)
             return self._decoder.decode(data)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return None
 
-    def write(self, made: T) -> None:
+    def write(self, value: T) -> None:
         """Keeps ``made`` where the format carries it exactly."""
         if self._entry is None:
             return
         try:
-            data = msgspec.msgpack.encode(made)
-            if self._decoder.decode(data) == made and make_own(self._entry.parent):
-                _replace(self._entry, _sum(data) + data)
+            data = msgspec.msgpack.encode(value)
+            if self._decoder.decode(data) == value and make_private(self._entry.parent):
+                _replace(self._entry, _checksum(data) + data)
         except (OSError, OverflowError, TypeError, ValueError):
             pass  # a test of a rule may hold what YAML knows and MessagePack does not
 
 
-def _sum(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=_SUM_BYTES).digest()
+def _checksum(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=_CHECKSUM_BYTES).digest()
 
 
 def _key(kind: Any, contents: Mapping[str, bytes]) -> str:
-    digest = _checker().copy()
+    digest = _code_hash().copy()
     _add(digest, str(kind).encode())
     for name, content in contents.items():
         _add(digest, name.encode())
@@ -96,11 +96,11 @@ def _key(kind: Any, contents: Mapping[str, bytes]) -> str:
 
 
 @functools.cache
-def _checker() -> hashlib.blake2b:
+def _code_hash() -> hashlib.blake2b:
     """Hash of the code that reads and checks rules, our own and the packages'."""
     digest = hashlib.blake2b(f"{ddpdoctor.__version__} {sys.version}".encode(), digest_size=20)
     package = Path(ddpdoctor.__file__).parent
-    for content in (*((package / name).read_bytes() for name in _CODE), *_installed()):
+    for content in (*((package / name).read_bytes() for name in _CODE_FILES), *_package_versions()):
         _add(digest, content)
     return digest
 
@@ -110,7 +110,7 @@ def _add(digest: hashlib.blake2b, content: bytes) -> None:
     digest.update(content)
 
 
-def _installed() -> list[bytes]:
+def _package_versions() -> list[bytes]:
     """What changes when one of the packages is installed anew."""
     found = []
     for name in _PACKAGES:
@@ -123,12 +123,12 @@ def _installed() -> list[bytes]:
 
 def _replace(entry: Path, data: bytes) -> None:
     replace_file(entry, lambda stream: stream.write(data))
-    entries = sorted(own_entries(entry.parent, _SUFFIX), key=_last_use, reverse=True)
-    for file in entries[_MOST_ENTRIES:]:
+    entries = sorted(cache_entries(entry.parent, _SUFFIX), key=_last_used_s, reverse=True)
+    for file in entries[_MAX_ENTRIES:]:
         file.unlink(missing_ok=True)
 
 
-def _last_use(file: Path) -> float:
+def _last_used_s(file: Path) -> float:
     try:
         return file.lstat().st_mtime
     except OSError:  # another process removed it

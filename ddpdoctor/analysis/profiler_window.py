@@ -10,7 +10,7 @@ from ddpdoctor.measure.steplog import OPENED, PROFILED, Step
 from ddpdoctor.trace import RankTrace
 
 
-def profiled_in(trace: RankTrace, steps: Sequence[Step]) -> list[Step]:
+def steps_of_profiler_window(trace: RankTrace, steps: Sequence[Step]) -> list[Step]:
     """The steps of the window in which the trace's events lie; none where that holds nothing."""
     if not trace.size:
         return []
@@ -22,10 +22,10 @@ def profiled_in(trace: RankTrace, steps: Sequence[Step]) -> list[Step]:
             windows[-1].append(step)
     if len(windows) <= 1:
         return windows[0] if windows else []
-    middle = int(np.median(trace.start_ns))
+    median_ns = int(np.median(trace.start_ns))
 
-    def away_ns(window: Sequence[Step]) -> int:
+    def distance_ns(window: Sequence[Step]) -> int:
         # By the wall clock, as the trace has it.
-        return max(window[0].recorded_ns[0] - middle, middle - window[-1].recorded_ns[1], 0)
+        return max(window[0].recorded_ns[0] - median_ns, median_ns - window[-1].recorded_ns[1], 0)
 
-    return min(windows, key=away_ns)
+    return min(windows, key=distance_ns)

@@ -16,7 +16,7 @@ from ddpdoctor.rundir import Note, hash_of, read_sources, source_bytes
 
 AROUND = 2
 """Lines before and after."""
-_MOST_LETTERS = 200
+_MAX_CHARACTERS = 200
 """Of a line."""
 CHANGED = "the file has changed since the run"
 
@@ -56,7 +56,7 @@ def with_source_text(diagnosis: Diagnosis, runs: Sequence[str]) -> Diagnosis:
             return None
         return data.decode("utf-8", "replace").split("\n") if known == {hash_of(data)} else CHANGED
 
-    def told(where: Where) -> Where:
+    def with_text(where: Where) -> Where:
         lines = lines_of(where.file)
         if isinstance(lines, str):
             return msgspec.structs.replace(where, text_missing=lines)
@@ -66,11 +66,11 @@ def with_source_text(diagnosis: Diagnosis, runs: Sequence[str]) -> Diagnosis:
         shown = lines[first - 1 : where.line + AROUND]
         from ddpdoctor.rundir.privacy import mask_text
 
-        text = SourceText(first, [mask_text(line.rstrip("\r")[:_MOST_LETTERS]) for line in shown])
+        text = SourceText(first, [mask_text(line.rstrip("\r")[:_MAX_CHARACTERS]) for line in shown])
         return msgspec.structs.replace(where, text=text)
 
     findings = [
-        msgspec.structs.replace(finding, where=[told(where) for where in finding.where])
+        msgspec.structs.replace(finding, where=[with_text(where) for where in finding.where])
         for finding in diagnosis.findings
     ]
     return msgspec.structs.replace(diagnosis, findings=findings)

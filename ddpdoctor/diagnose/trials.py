@@ -16,12 +16,12 @@ from ddpdoctor.written import TRIALS, write_file
 TRIALS_SCHEMA = "ddpdoctor.trials/1"
 TRIALS_FILE = "trials.json"
 VERDICTS = ("faster", "same", "slower", "failed", "not applied")
-_MOST_BYTES = 16 << 20
-MOST_VARIANTS, MOST_SETTINGS = 200, 64
-_MOST_TEXT, _MOST_WORD, _MOST_LISTED = 4000, 128 << 10, 10_000
+_MAX_BYTES = 16 << 20
+MAX_VARIANTS, MAX_SETTINGS = 200, 64
+_MAX_TEXT, _MAX_WORD, _MAX_LIST = 4000, 128 << 10, 10_000
 """Letters of a text, and of a word of the command, which Linux takes no longer; entries of a list."""
-_MOST_NUMBER = 1e18
-_LATEST_NS = 1 << 62
+_MAX_NUMBER = 1e18
+_MAX_NS = 1 << 62
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +84,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True, rename={"settings": "se
     parity: Parity | None = None
 
     @property
-    def kept_promise(self) -> bool | None:
+    def prediction_held(self) -> bool | None:
         """Whether what was expected and what was measured can both be true; None where one of them is not known."""
         if self.expected_ms is None or self.interval_ms is None:
             return None
@@ -92,7 +92,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True, rename={"settings": "se
         return low <= self.interval_ms[1] and high >= self.interval_ms[0]
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class TrialsReport(msgspec.Struct, frozen=True, kw_only=True):
     """All of an experiment."""
 
     schema: str = TRIALS_SCHEMA
@@ -114,102 +114,102 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def as_json(answer: Answer) -> bytes:
+def as_json(report: TrialsReport) -> bytes:
     """As it stands in a file."""
-    return msgspec.json.format(msgspec.json.encode(answer), indent=2) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
 
 
-def write_answer(answer: Answer, path: Path) -> None:
+def write_trials(report: TrialsReport, path: Path) -> None:
     """As JSON, whole or not at all. Raises DdpDoctorError if it cannot be written, or another file is there."""
-    write_file(path, as_json(answer), TRIALS)
+    write_file(path, as_json(report), TRIALS)
 
 
-def read_answer(path: Path) -> Answer:
+def read_trials(path: Path) -> TrialsReport:
     """What was written. Raises UnusableInput where it is nothing of that kind, OSError where it cannot be read."""
     try:
-        answer = msgspec.json.decode(read_bounded(str(path), _MOST_BYTES), type=Answer)
+        report = msgspec.json.decode(read_bounded(str(path), _MAX_BYTES), type=TrialsReport)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UnusableInput(f"{path} holds no trials that can be read ({error}).") from None
-    if answer.schema != TRIALS_SCHEMA:
+    if report.schema != TRIALS_SCHEMA:
         raise UnusableInput(
-            f"{path} is of schema {answer.schema[:80]}, this ddpdoctor reads {TRIALS_SCHEMA}."
+            f"{path} is of schema {report.schema[:80]}, this ddpdoctor reads {TRIALS_SCHEMA}."
         )
-    fault = fault_of(answer)
+    fault = validation_error(report)
     if fault is not None:
         raise UnusableInput(f"{path} holds no trials that can be: {fault}.")
-    return answer
+    return report
 
 
-def fault_of(answer: Answer) -> str | None:
+def validation_error(report: TrialsReport) -> str | None:
     """What in ``answer`` no experiment can have found, in words; None where all can be."""
-    return next(_faults(answer), None)
+    return next(_errors(report), None)
 
 
-def _faults(answer: Answer) -> Iterator[str]:
-    if len(answer.variants) > MOST_VARIANTS:
-        yield f"more than {MOST_VARIANTS} variants"
-    if max(len(answer.command), len(answer.notes), len(answer.baseline.failed)) > _MOST_LISTED:
-        yield f"a list of more than {_MOST_LISTED:,} entries"
-    if any(len(word) > _MOST_WORD for word in answer.command):
+def _errors(report: TrialsReport) -> Iterator[str]:
+    if len(report.variants) > MAX_VARIANTS:
+        yield f"more than {MAX_VARIANTS} variants"
+    if max(len(report.command), len(report.notes), len(report.baseline.failed)) > _MAX_LIST:
+        yield f"a list of more than {_MAX_LIST:,} entries"
+    if any(len(word) > _MAX_WORD for word in report.command):
         yield "a word of the command that is too long"
-    if not 0 <= (answer.created_ns or 0) <= _LATEST_NS:
+    if not 0 <= (report.created_ns or 0) <= _MAX_NS:
         yield "created_ns out of range"
-    baseline = answer.baseline
-    yield from _long([answer.tool_version, *answer.notes, *baseline.failed])
-    yield from _odd_numbers([baseline.median_ms, *(baseline.interval_ms or [])])
-    yield from _odd_interval(baseline.interval_ms)
+    baseline = report.baseline
+    yield from _too_long([report.tool_version, *report.notes, *baseline.failed])
+    yield from _invalid_numbers([baseline.median_ms, *(baseline.interval_ms or [])])
+    yield from _invalid_interval(baseline.interval_ms)
     if (baseline.median_ms or 0.0) < 0:
         yield "a step time below 0"
-    counts = [answer.steps_each, baseline.steps, baseline.trials]
-    for variant in answer.variants:
-        yield from _variant_faults(variant)
+    counts = [report.steps_each, baseline.steps, baseline.trials]
+    for variant in report.variants:
+        yield from _variant_errors(variant)
         counts += [variant.steps, variant.trials]
-    if any(not 0 <= count <= _MOST_NUMBER for count in counts):
+    if any(not 0 <= count <= _MAX_NUMBER for count in counts):
         yield "a count out of range"
 
 
-def _variant_faults(variant: Variant) -> Iterator[str]:
+def _variant_errors(variant: Variant) -> Iterator[str]:
     if variant.verdict not in VERDICTS:
         yield f"a verdict that is none of {', '.join(VERDICTS)}"
-    if len(variant.settings) > MOST_SETTINGS:
-        yield f"a variant of more than {MOST_SETTINGS} settings"
+    if len(variant.settings) > MAX_SETTINGS:
+        yield f"a variant of more than {MAX_SETTINGS} settings"
     if not all(isinstance(value, bool | int | float | str) for value in variant.settings.values()):
         yield "a setting that is neither a number nor a text"
     values = variant.settings.values()
     says = [] if variant.parity is None else [variant.parity.says]
-    yield from _long(
+    yield from _too_long(
         [variant.finding or "", variant.why, variant.results, *says, *variant.settings]
         + [value for value in values if isinstance(value, str)]
     )
     intervals = (variant.interval_ms, variant.expected_range_ms, variant.change_interval)
     for ends in intervals:
-        yield from _odd_interval(ends)
+        yield from _invalid_interval(ends)
     times = [variant.expected_ms, variant.median_ms, variant.baseline_mean_ms]
-    if len(variant.trials_ms) > _MOST_LISTED:
-        yield f"a list of more than {_MOST_LISTED:,} entries"
+    if len(variant.trials_ms) > _MAX_LIST:
+        yield f"a list of more than {_MAX_LIST:,} entries"
     times += variant.trials_ms
     numbers = [*times, variant.change, *(end for ends in intervals for end in ends or [])]
-    yield from _odd_numbers([*numbers, *(value for value in values if isinstance(value, int | float))])
+    yield from _invalid_numbers([*numbers, *(value for value in values if isinstance(value, int | float))])
     if any((time or 0.0) < 0 for time in times) or (variant.change is not None and variant.change <= -1):
         yield "a step time below 0"
     if variant.parity is not None:
-        if len(variant.parity.losses) > _MOST_LISTED or any(len(pair) > 2 for pair in variant.parity.losses):
+        if len(variant.parity.losses) > _MAX_LIST or any(len(pair) > 2 for pair in variant.parity.losses):
             yield "losses that are no list of pairs"
-        yield from _odd_numbers(
+        yield from _invalid_numbers(
             [variant.parity.norm_differs, *(loss for pair in variant.parity.losses for loss in pair)]
         )
 
 
-def _long(texts: list[str]) -> Iterator[str]:
-    if any(len(text) > _MOST_TEXT for text in texts):
-        yield f"a text of more than {_MOST_TEXT} letters"
+def _too_long(texts: list[str]) -> Iterator[str]:
+    if any(len(text) > _MAX_TEXT for text in texts):
+        yield f"a text of more than {_MAX_TEXT} letters"
 
 
-def _odd_interval(ends: list[float] | None) -> Iterator[str]:
+def _invalid_interval(ends: list[float] | None) -> Iterator[str]:
     if ends is not None and (len(ends) != 2 or not ends[0] <= ends[1]):
         yield "an interval that is none"
 
 
-def _odd_numbers(numbers: list[float | None]) -> Iterator[str]:
-    if any(number is not None and not -_MOST_NUMBER <= number <= _MOST_NUMBER for number in numbers):
+def _invalid_numbers(numbers: list[float | None]) -> Iterator[str]:
+    if any(number is not None and not -_MAX_NUMBER <= number <= _MAX_NUMBER for number in numbers):
         yield "a number out of range"

@@ -34,11 +34,11 @@ from ddpdoctor.measure.facts import Facts, StepFacts
 from ddpdoctor.rundir import Note
 from ddpdoctor.stages import Stage
 
-from .inputs import said_once
+from .inputs import merge_notes
 from .options import Options
 
 
-class Measured(msgspec.Struct, frozen=True):
+class MeasuredJob(msgspec.Struct, frozen=True):
     """A job in numbers: what rules look at, and below ``window`` what reports draw and only step logs and traces tell."""
 
     source: list[str]
@@ -48,7 +48,7 @@ class Measured(msgspec.Struct, frozen=True):
     """Steps not measured, by reason."""
     notes: list[Note]
     job: Job
-    ended: str | None = None
+    termination: str | None = None
     """How somebody ended the job, as a sentence without its point, where nothing worse stopped it."""
     window: WindowCost | None = None
     speaker: Speaker | None = None
@@ -62,10 +62,10 @@ class Measured(msgspec.Struct, frozen=True):
     hta: dict[str, Any] | None = None
 
 
-_NOBODY_WAITS = "Cannot tell: no training steps were recorded, and nothing shows a rank that others wait for."
+_NO_LATE_RANK = "Cannot tell: no training steps were recorded, and nothing shows a rank that others wait for."
 
 
-def judged(measured: Measured, options: Options) -> Diagnosis:
+def build_diagnosis(measured: MeasuredJob, options: Options) -> Diagnosis:
     """The diagnosis of ``measured`` by the rules of ``options``."""
     options.progress(Stage.RULES, None)
     facts = measured.facts
@@ -86,15 +86,15 @@ def judged(measured: Measured, options: Options) -> Diagnosis:
         outcome,
         coverage=measured.coverage,
         matched=matched,
-        stopped=_NOBODY_WAITS if facts.hang.looked and facts.hang.state is None else None,
+        stopped=_NO_LATE_RANK if facts.hang.looked and facts.hang.state is None else None,
     )
-    if measured.ended is not None:
+    if measured.termination is not None:
         before = (
             f"In the steps before that: {sentence.headline}" if facts.steps.seen else "No step was recorded."
         )
-        sentence = Verdict(sentence.rule, f"{measured.ended}. {before}")
-    told = [note.text for note in said_once(measured.notes)]
-    chosen = [*_suppressed(outcome.suppressed, options), *_replaced(rules.replaced)]
+        sentence = Verdict(sentence.rule, f"{measured.termination}. {before}")
+    noted = [note.text for note in merge_notes(measured.notes)]
+    chosen = [*_suppressed_note(outcome.suppressed, options), *_replaced_note(rules.replaced)]
     diagnosis = Diagnosis(
         tool_version=__version__,
         created_ns=time.time_ns(),
@@ -105,7 +105,7 @@ def judged(measured: Measured, options: Options) -> Diagnosis:
         steps=_steps(facts.steps, measured.set_aside, measured.window),
         breakdown=facts.breakdown,
         findings=outcome.findings,
-        notes=list(dict.fromkeys([*chosen, *told, *outcome.errors])),
+        notes=list(dict.fromkeys([*chosen, *noted, *outcome.errors])),
         checked=outcome.checked,
         skipped=outcome.skipped,
         speaker=measured.speaker,
@@ -123,14 +123,14 @@ def judged(measured: Measured, options: Options) -> Diagnosis:
     return without_numpy(diagnosis)
 
 
-def _suppressed(rules: Sequence[str], options: Options) -> list[str]:
+def _suppressed_note(rules: Sequence[str], options: Options) -> list[str]:
     if not rules:
         return []
     by = options.suppressed_by or "the caller"
     return [f"{words.count(len(rules), 'rule')} suppressed by {by}: {', '.join(rules)}."]
 
 
-def _replaced(rules: Sequence[str]) -> list[str]:
+def _replaced_note(rules: Sequence[str]) -> list[str]:
     if not rules:
         return []
     others = "another" if len(rules) == 1 else "others"

@@ -15,18 +15,18 @@ from pathlib import Path
 
 import ddpdoctor
 from ddpdoctor.bundle.commandline import Option
-from ddpdoctor.bundle.recording import MADE_FILE
+from ddpdoctor.bundle.recording import BUILD_FILE
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.rundir import RUN_SCHEMA, is_run_directory
 from ddpdoctor.written import BUNDLE, WrittenFolder, is_stdout, write_file
 
 _PACKAGE = Path(ddpdoctor.__file__).parent
-_RECORDS = (
+_INCLUDED = (
     *("__init__.py", "deferred.py", "errors.py", "parentdeath.py", "plain.py", "readable.py", "streams.py"),
     *("hook", "rundir", "launch", "telemetry"),
     *("bundle/__init__.py", "bundle/commandline.py", "bundle/recording.py"),
 )
-_RECORDS_NOT = (
+_EXCLUDED = (
     *("launch/checkup.py", "launch/jobpython.py"),
     *("telemetry/live.py", "telemetry/livestep.py", "telemetry/prometheus.py", "telemetry/reader.py"),
     "telemetry/scrapes.py",
@@ -37,7 +37,7 @@ _STANDINS = "standins"
 _NVML = ("pynvml", "nvidia-ml-py")
 """Plain Python over the driver's library, so it can go along; by its module and its distribution."""
 _OLDEST_PYTHON = (3, 9)
-_START = """\
+_MAIN = """\
 import os
 import sys
 
@@ -49,7 +49,7 @@ from ddpdoctor.bundle.recording import main
 
 main()
 """
-_NOT_BEFORE = (1980, 1, 1, 0, 0, 0)
+_ENTRY_TIME = (1980, 1, 1, 0, 0, 0)
 """The first moment that an archive can tell; all entries have it, so that the same sources give the same bytes."""
 
 
@@ -70,16 +70,16 @@ def write_bundle(out: Path, options: Sequence[Option], help_text: str) -> Bundle
     The same sources give the same bytes. An earlier bundle is replaced if nobody changed it since; in a folder, what else lies
     there stays. Raises DdpDoctorError otherwise, or if nothing can be written.
     """
-    _check_place(out)
+    _check_target(out)
     files = dict(_files())
     versions = {"ddpdoctor": ddpdoctor.__version__, "schema": RUN_SCHEMA, **_nvml_version(files)}
     digest = _digest(files)
-    made = {"versions": versions, "sha256": digest, "options": options, "help": help_text}
-    files[f"ddpdoctor/bundle/{MADE_FILE}"] = json.dumps(made, indent=1, sort_keys=True).encode() + b"\n"
+    document = {"versions": versions, "sha256": digest, "options": options, "help": help_text}
+    files[f"ddpdoctor/bundle/{BUILD_FILE}"] = json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"
     if out.suffix in (".pyz", ".zip"):
         write_file(out, _archive(files), BUNDLE, mode=0o777)
     else:
-        folder = WrittenFolder(out, "bundle", alone=True)
+        folder = WrittenFolder(out, "bundle", must_be_empty=True)
         folder.check(files)
         folder.remove(folder.others(files))
         folder.write(sorted(files.items()))
@@ -88,11 +88,11 @@ def write_bundle(out: Path, options: Sequence[Option], help_text: str) -> Bundle
 
 def _files() -> Iterator[tuple[str, bytes]]:
     """Name in the bundle, and content, of all that goes into it but how it was made."""
-    for name in _RECORDS:
+    for name in _INCLUDED:
         place = _PACKAGE / name
         for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
             inside = file.relative_to(_PACKAGE).as_posix()
-            if inside not in _RECORDS_NOT:
+            if inside not in _EXCLUDED:
                 yield f"ddpdoctor/{inside}", file.read_bytes()
     for file in sorted((_PACKAGE / "bundle" / _STANDINS).glob("*.py")):
         yield f"{_STANDINS}/{file.name}", file.read_bytes()
@@ -100,7 +100,7 @@ def _files() -> Iterator[tuple[str, bytes]]:
     if found is not None and found.origin is not None:
         yield f"{_STANDINS}/{_NVML[0]}.py", Path(found.origin).read_bytes()
     words = ".".join(map(str, _OLDEST_PYTHON))
-    start = _START.format(oldest=_OLDEST_PYTHON, words=words, standins=_STANDINS)
+    start = _MAIN.format(oldest=_OLDEST_PYTHON, words=words, standins=_STANDINS)
     yield "__main__.py", start.encode()
 
 
@@ -118,7 +118,7 @@ def _digest(files: Mapping[str, bytes]) -> str:
     return whole.hexdigest()
 
 
-def _check_place(out: Path) -> None:
+def _check_target(out: Path) -> None:
     if is_stdout(out):
         raise DdpDoctorError("a bundle is a file or a folder: name one.")
     if any(is_run_directory(str(folder)) for folder in out.absolute().parents):
@@ -132,7 +132,7 @@ def _archive(files: Mapping[str, bytes]) -> bytes:
     # Not compressed: ranks import from it, also by a Python that lacks zlib, and no version of zlib decides about its bytes.
     with zipfile.ZipFile(whole, "a", zipfile.ZIP_STORED) as archive:
         for name, content in sorted(files.items()):
-            entry = zipfile.ZipInfo(name, _NOT_BEFORE)
+            entry = zipfile.ZipInfo(name, _ENTRY_TIME)
             entry.create_system, entry.external_attr = 3, (stat.S_IFREG | 0o644) << 16  # as on Unix
             archive.writestr(entry, content)
         archive.comment = bytes(BUNDLE.seal_bytes)

@@ -52,7 +52,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Tracked:
+class TrackerRun:
     """A run as trackers show it."""
 
     name: str
@@ -75,21 +75,21 @@ class Tracked:
     """What was left out."""
 
 
-def tracked(diagnosis: Diagnosis) -> Tracked:
+def tracker_run(diagnosis: Diagnosis) -> TrackerRun:
     """What of ``diagnosis`` goes to a tracker."""
-    ranks = _chosen(diagnosis)
-    left_out = len(diagnosis.series.ranks) - len(ranks)
+    ranks = _ranks_with_curves(diagnosis)
+    omitted = len(diagnosis.series.ranks) - len(ranks)
     note = ""
-    if left_out:
+    if omitted:
         note = (
             f"curves of {len(ranks)} ranks, and the median and maximum of all {words.count(len(diagnosis.series.ranks), 'rank')}: "
             "those that the findings name, those that keep others waiting, and the first."
         )
     found = diagnosis.findings[: _TUNING.most_findings]
     job = diagnosis.job
-    return Tracked(
-        name=_name(diagnosis),
-        recording=_recording(diagnosis),
+    return TrackerRun(
+        name=_run_name(diagnosis),
+        recording=_recording_id(diagnosis),
         started_s=None if job.started_ns is None else job.started_ns / 1e9,
         params=dict(islice(_params(diagnosis), _TUNING.most_params)),
         metrics=_metrics(diagnosis),
@@ -112,7 +112,7 @@ def tracked(diagnosis: Diagnosis) -> Tracked:
     )
 
 
-def _name(diagnosis: Diagnosis) -> str:
+def _run_name(diagnosis: Diagnosis) -> str:
     """After the first path that was analysed, so that two recordings can be told apart."""
     path = PurePath(diagnosis.source[0] if diagnosis.source else "")
     last = path.stem if path.suffix in (".json", ".html") else path.name
@@ -120,11 +120,11 @@ def _name(diagnosis: Diagnosis) -> str:
     return short.strip("._") or "ddpdoctor"
 
 
-def _recording(diagnosis: Diagnosis) -> str:
+def _recording_id(diagnosis: Diagnosis) -> str:
     """By when the job was started; of traces, which do not tell that, by where they lie and what was measured."""
     started_ns, steps = diagnosis.job.started_ns, diagnosis.steps
-    told = (diagnosis.source, steps.count, steps.median_ms) if started_ns is None else started_ns
-    return hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:8]
+    identity = (diagnosis.source, steps.count, steps.median_ms) if started_ns is None else started_ns
+    return hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:8]
 
 
 def _key(name: str) -> str:
@@ -133,7 +133,7 @@ def _key(name: str) -> str:
     return "/".join(part for part in parts if part.strip(". ")) or "unnamed"
 
 
-def _chosen(diagnosis: Diagnosis) -> list[int]:
+def _ranks_with_curves(diagnosis: Diagnosis) -> list[int]:
     ranks = diagnosis.series.ranks
     if len(ranks) <= _TUNING.most_ranks:
         return list(ranks)
