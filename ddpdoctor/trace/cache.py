@@ -1,8 +1,8 @@
-"""Columns kept between runs, in the user's cache folder: a second analysis of the same file does not read its format.
+"""Cache of parsed traces in the user's cache folder: a second analysis of the same file skips parsing.
 
-An entry is found by a hash of the file's whole content (of a URL: of what its store has instead), so it is never another
-file's; it is written aside and renamed into place, so readers and writers may share the folder; one that cannot be read,
-or holds what no trace has, is ignored and made again. Folders and entries that somebody else may have written are not used.
+The key is a hash of the file's whole content (of a URL: of its entity tag or checksum). An entry is written to a temporary
+file and renamed, so several processes may share the folder. An entry that cannot be read or is invalid is ignored and
+written again. Folders and entries that another user can write are not used.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from ddpdoctor.trace.sources import content_tag, is_url, open_local
 from ddpdoctor.written import replace_file
 
 _LAYOUT = 3
-"""Raised whenever entries made before must not be read, though their schema is the same."""
+"""Incremented if older entries must not be read although :data:`SCHEMA` is unchanged."""
 _SUFFIX = ".cached"
 LIMIT_BYTES = 8 << 30
-"""The least recently used entries go beyond this size."""
+"""Beyond this size of all entries, the least recently used ones are removed."""
 _written_bytes = float("inf")
-"""Kept by this process since it last looked at the size of all; before its first entry, anything may be there."""
+"""Bytes that this process has written since its last :func:`_prune`; infinite before its first entry."""
 
 
 def cached_load(path: str, rank: int | None = None) -> RankTrace:
-    """As :func:`load_trace`, from the cache where it holds this file's columns, and into it where it does not.
+    """Like :func:`load_trace`, but reads from the cache if it has the file, and else adds it.
 
-    A URL is kept where its store tells when the content changes, else it is always read. A digest holds columns
-    already. Trouble with the cache is never an error.
+    A URL is cached only if its store gives an entity tag or checksum. Digests (they are columns already) and pipes are not
+    cached. An error of the cache is ignored.
     """
     is_pipe = not (is_url(path) or Path(file_of(path)).is_file())  # what a FIFO gives
     if is_archive(path) or is_pipe:
@@ -44,16 +44,16 @@ def cached_load(path: str, rank: int | None = None) -> RankTrace:
         before = _file_version(path)
         entry = _entry(path, before) if before is not None else None
     except (OSError, RuntimeError):
-        # Unreadable, or no home folder: load_trace says what is wrong, if anything is.
+        # Unreadable, or no home folder. load_trace raises the error, if any.
         entry = None
     if entry is None:
         return load_trace(path, rank)
     trace = _read(entry)
     if trace is None:
-        # What is kept says of which rank the file itself says that it is, whatever the caller knows besides.
+        # The entry has the rank that the file itself states, not the caller's ``rank``.
         trace = load_trace(path)
         with contextlib.suppress(OSError):
-            if _file_version(path) == before:  # else it was written to since the hash was taken
+            if _file_version(path) == before:  # else the file has changed since it was hashed
                 _write(entry, trace)
     return replace(trace, meta=relocated(trace.meta, path, rank))
 
@@ -88,7 +88,7 @@ def _read(entry: Path) -> RankTrace | None:
             trace = read_archive(stream, str(entry))
         os.utime(entry)
         return trace
-    except Exception:  # not there, or damaged, which can fail in any layer: it will be made again
+    except Exception:  # missing, or damaged, which can fail in any layer: written again
         return None
 
 

@@ -144,7 +144,7 @@ def test_a_file_further_up_counts_where_the_nearer_one_is_somebody_elses(strange
     config = load_config(nearer.parent)
     assert config.suppress == ["gpu/memory-full"] and str(nearer) in config.ignored_files[0]
     nearer.write_text("[tool.other]\n", encoding="utf-8")
-    assert load_config(nearer.parent).refused == ()
+    assert load_config(nearer.parent).ignored_files == ()
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder", "large"])

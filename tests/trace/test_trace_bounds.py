@@ -83,7 +83,7 @@ def test_zstd_is_handed_on_in_small_pieces(tmp_path):
     (tmp_path / "t.json.zst").write_bytes(zstandard.ZstdCompressor().compress(content))
     read = Source(str(tmp_path / "t.json.zst"))
     pieces = list(read.pieces())
-    assert b"".join(pieces) == content and read.broken is None
+    assert b"".join(pieces) == content and read.read_error is None
     assert max(map(len, pieces)) <= PIECE_BYTES + 256 * (128 << 10) // 4
 
 
@@ -95,7 +95,7 @@ def test_many_members_and_frames_are_one_trace(tmp_path):
     write(tmp_path / "b.json", text)
     assert load_trace(str(tmp_path / "a.json.gz")).size == load_trace(str(tmp_path / "b.json")).size
     read = Source(str(tmp_path / "a.json.gz"))
-    assert b"".join(read.pieces()) == text and read.broken is None
+    assert b"".join(read.pieces()) == text and read.read_error is None
 
 
 @pytest.mark.parametrize("tail", [b"", b"{}]}"])

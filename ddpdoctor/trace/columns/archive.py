@@ -1,4 +1,4 @@
-"""One rank's columns as one file: what the cache keeps and what ``ddpdoctor digest`` writes.
+"""Reads and writes a ``.columns`` file: one rank's columns, as the cache and ``ddpdoctor digest`` store them.
 
 A ZIP archive (each member has a checksum) of ``head.json`` and two Parquet tables, ``events.parquet`` and
 ``collectives.parquet``, whose columns are those of :class:`RankTrace` and :class:`Collectives`.
@@ -23,28 +23,27 @@ from ddpdoctor.trace.sources import MOST_RANKS, host_of_name, rank_of_name
 from .table import Collectives, RankTrace, TraceMeta
 
 LIMIT_NS = 2**62
-"""No time lies further from its origin, which may be 1970: that would be after the year 2115. Two of them still add up to
-what 64 bits can hold."""
+"""Largest distance of a time from its origin, which may be 1970 (2**62 ns: the year 2116). The sum of two still fits 64 bits."""
 LONGEST_NS = 2**60
-"""No event takes longer: that would be 36 years."""
+"""Longest duration of an event: 36 years."""
 _ABSENT = -1
-"""What stands where a trace does not say, see :mod:`.table`."""
+"""Value of an id or number that the trace does not have, see :mod:`.table`."""
 _RANK_SOURCES = ("distributedInfo", "file name", "run directory", "")
 _CLOCKS = ("epoch", "relative")
 _MAX_TEXT = 1 << 14
 """Characters of a note, a path or a version: the longest path has 4,096."""
 _MAX_NOTES = 100
-"""A reader gives at most one note of each kind, and there are a dozen kinds."""
+"""A reader adds at most one note of each of a dozen kinds."""
 NUMBERS_OF_DEVICES = ("computeMajor", "computeMinor")
-"""Keys of ``deviceProperties`` that are calculated with."""
+"""Keys of ``deviceProperties`` that must be integers."""
 
 
 class InvalidTraceError(ValueError):
-    """Something in the columns cannot be; the text says what."""
+    """A column or the metadata has an impossible value; the text says which."""
 
 
 def check_trace(trace: RankTrace) -> None:
-    """Raises :class:`UnsoundTraceError` where ``trace`` holds what no profiler and no reader of ours gives."""
+    """Raises :class:`InvalidTraceError` if ``trace`` has values that no profiler and no reader produces."""
     _check_times(trace)
     names, collectives = len(trace.names), trace.collectives
     for column, least, count in (
@@ -99,7 +98,7 @@ def _check_meta(meta: TraceMeta) -> None:
 
 
 SCHEMA = "ddpdoctor.columns/3"
-"""Raised whenever the same trace gives other columns, or the same columns another file, than before."""
+"""Incremented if the same trace gives different columns, or the same columns a different file."""
 SUFFIX = ".columns"
 
 _EVENT_COLUMNS = (
@@ -112,9 +111,9 @@ _DECODE_ERRORS = (
     *(msgspec.MsgspecError, RecursionError, zlib.error, struct.error),
 )
 _HEAD_FREE_BYTES, _MAX_HEAD_RATIO = 8 << 20, 50
-"""How large a head may be, and else how many times its compressed size: text of this kind has 5 to 10 times."""
+"""Largest size of ``head.json``; a larger one is accepted up to this multiple of its compressed size (typical: 5 to 10)."""
 _FREE_ROWS = 1_000_000
-"""A table may have so many rows, and beyond them one for each of its bytes: those of traces take ten bytes each."""
+"""A table may have this many rows plus one per byte of its file; rows of real traces take ten bytes each."""
 
 
 class _Head(msgspec.Struct):
@@ -125,12 +124,12 @@ class _Head(msgspec.Struct):
 
 
 def is_archive(path: str) -> bool:
-    """Whether ``path`` is named like a file of columns."""
+    """Whether ``path`` has the suffix of a ``.columns`` file."""
     return path.endswith(SUFFIX)
 
 
 def write_archive(target: BinaryIO, trace: RankTrace) -> None:
-    """Writes ``trace``; the same trace gives the same bytes. Raises OSError."""
+    """Writes ``trace``; equal traces give equal bytes. Raises OSError."""
     head = _Head(SCHEMA, trace.meta, trace.names, trace.categories)
     with zipfile.ZipFile(target, "w") as archive:
         packed = zipfile.ZipInfo("head.json")
@@ -143,9 +142,9 @@ def write_archive(target: BinaryIO, trace: RankTrace) -> None:
 
 
 def read_archive(source: BinaryIO, path: str) -> RankTrace:
-    """The trace in ``source``, which lies at ``path``.
+    """Reads the trace in ``source``, an open file at ``path``.
 
-    Raises OSError, or :class:`UnusableInput` where it is no such file, is damaged, or is of another version.
+    Raises OSError, and :class:`UnusableInput` if it is not such a file, is damaged, or has another schema.
     """
     try:
         with zipfile.ZipFile(source) as archive:
@@ -186,7 +185,7 @@ def _parquet(table: object, columns: tuple[str, ...]) -> bytes:
 
 
 def _member(archive: zipfile.ZipFile, name: str, free_bytes: int = 0, growth: int = 1) -> bytes:
-    """Content of a member, if it is no more than ``growth`` times its compressed size or ``free_bytes``."""
+    """Content of a member. Raises ValueError if it has more than ``free_bytes`` and more than ``growth`` times its compressed size."""
     info = archive.getinfo(name)
     if info.file_size > max(free_bytes, growth * info.compress_size):
         raise ValueError(f"{name} is compressed more than it can be")
@@ -194,7 +193,7 @@ def _member(archive: zipfile.ZipFile, name: str, free_bytes: int = 0, growth: in
 
 
 def _types(table: type, columns: tuple[str, ...]) -> dict[str, Any]:
-    """Each column's type in a file, as ``table`` declares it; whoever made the columns may have chosen a narrower one."""
+    """Polars type of each column in a file, as ``table`` declares it; a column in memory may be narrower."""
     import polars
 
     return {
@@ -204,7 +203,7 @@ def _types(table: type, columns: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _arrays(parquet: bytes, table: type, columns: tuple[str, ...]) -> dict[str, Any]:
-    """The columns of ``table`` from a Parquet file that holds them, whole and of their types, and nothing else."""
+    """Reads the columns of ``table`` from Parquet. Raises ValueError if columns, types or values are not exactly as expected."""
     import polars
 
     try:
@@ -222,10 +221,10 @@ def _arrays(parquet: bytes, table: type, columns: tuple[str, ...]) -> dict[str, 
 
 
 def relocated(meta: TraceMeta, path: str, rank: int | None) -> TraceMeta:
-    """``meta`` of the same content at another place, read as ``rank`` if given.
+    """``meta`` of the same content read from another ``path``, with ``rank`` if given.
 
-    Rank and host that came from the trace's place are told anew, but not those of a file of columns: it keeps what was told
-    where the trace lay.
+    Rank and host that were derived from the old path are derived again from the new one, except those of a ``.columns``
+    file, which keeps those of the original trace.
     """
     number, origin, host = meta.rank, meta.rank_from, meta.host
     if rank is not None:

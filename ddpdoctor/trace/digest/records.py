@@ -1,4 +1,4 @@
-"""What a run directory holds besides its traces, copied to where its digest is made."""
+"""Copies a run directory without its traces to the folder of its digest."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from ddpdoctor.rundir import (
 from ddpdoctor.trace.sources import open_local
 
 _EXCLUDED = (TRACE_FILE, DIAGNOSIS_FILE, REPORT_FILE)
-"""Traces travel as columns; what was made of a recording is made anew from its digest."""
+"""Traces are replaced by columns; diagnosis and report can be created again from the digest."""
 
 
 class Copies:
-    """What is put into the folder of a digest: a failure takes back these files and folders, and nothing else."""
+    """Records the files and folders that a digest creates, so that a failure removes these and nothing else."""
 
     def __init__(self) -> None:
         self._files: list[Path] = []
         self._folders: list[Path] = []
 
     def folder(self, folder: Path) -> None:
-        """Make ``folder`` and those around it. Raises OSError."""
+        """Create ``folder`` and its missing parents. Raises OSError."""
         missing = [each for each in (folder, *folder.parents) if not each.exists()]
         for each in reversed(missing):
             with contextlib.suppress(FileExistsError):
@@ -53,11 +53,11 @@ class Copies:
             shutil.copyfileobj(source, copy)
 
     def made(self, file: Path) -> None:
-        """``file`` was written."""
+        """Record ``file``, which the caller has written."""
         self._files.append(file)
 
     def discard(self) -> None:
-        """Remove them: half a run directory would be taken for a whole one."""
+        """Remove all of them: an incomplete run directory would be mistaken for a complete one."""
         for file in reversed(self._files):
             with contextlib.suppress(OSError):
                 file.unlink()
@@ -67,11 +67,11 @@ class Copies:
 
 
 def copy_records(run: str, out: Path, copies: Copies) -> list[str]:
-    """Copies what the analysis of a run directory needs besides its traces, to ``out``; a sentence on what stays behind, which the
-    manifest there tells, too.
+    """Copies the run directory ``run`` without its traces to ``out``; returns a sentence per skipped file, which the manifest of
+    ``out`` has as notes too.
 
-    A digest travels, so links out of the run directory are not followed. Raises DdpDoctorError where ``out`` holds
-    something already, or cannot be written.
+    Links out of the run directory are not followed, because a digest is copied to other machines. Raises DdpDoctorError if
+    ``out`` is not empty or cannot be written.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DdpDoctorError(f"{out} exists already: name another folder with --out.")
@@ -86,7 +86,7 @@ def copy_records(run: str, out: Path, copies: Copies) -> list[str]:
 
 
 def _add_notes(notes: list[Note], run: str, manifest: Path, copies: Copies) -> None:
-    """Puts ``notes`` into the ``manifest`` of a digest, behind those that are there. Raises OSError."""
+    """Appends ``notes`` to those in the ``manifest`` of a digest. Raises OSError."""
     faults: list[Note] = []
     document = read_manifest(str(manifest.parent), []) or read_manifest(run, faults)
     known = recorded_notes(document.get("notes") or [], document.get("note_codes") or [])
@@ -101,7 +101,7 @@ def _add_notes(notes: list[Note], run: str, manifest: Path, copies: Copies) -> N
 
 
 def refuse_inside_run(out: Path) -> None:
-    """Raises DdpDoctorError where ``out``, behind all links, is a run directory or lies in one."""
+    """Raises DdpDoctorError if ``out``, with links resolved, is a run directory or inside one."""
     place = Path(os.path.realpath(out))
     if is_run_directory(str(place)):
         raise DdpDoctorError(f"{out} exists already and is a run directory: name another folder with --out.")
@@ -111,7 +111,7 @@ def refuse_inside_run(out: Path) -> None:
 
 
 def lies_within(path: str | Path, run: str | Path) -> bool:
-    """Whether what is at ``path``, behind all links, lies in the run directory ``run``."""
+    """Whether ``path``, with links resolved, is inside the run directory ``run``."""
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(run))
 
 
@@ -123,8 +123,8 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 def _copy_entries(
     entries: Sequence[os.DirEntry[str]], run: Path, out: Path, copies: Copies
 ) -> Iterator[Note]:
-    """Copies ``entries`` of a folder, which lies in ``run``, to ``out``; gives a note on what is left out. Raises OSError
-    where ``out`` cannot be written."""
+    """Copies the ``entries`` of a folder inside ``run`` to ``out``; yields a note per skipped entry. Raises OSError if
+    ``out`` cannot be written."""
     copies.folder(out)
     for entry in entries:
         source, target = Path(entry.path), out / entry.name
@@ -145,8 +145,8 @@ def _copy_entries(
             else:
                 opened = open_local(str(source))
         except OSError as error:
-            fields = f"{source} cannot be read ({reason_of(error).lower()}) and was skipped."
-            yield Note(fields, NoteCode.UNREADABLE)
+            text = f"{source} cannot be read ({reason_of(error).lower()}) and was skipped."
+            yield Note(text, NoteCode.UNREADABLE)
             continue
         if isinstance(opened, list):
             yield from _copy_entries(opened, run, target, copies)

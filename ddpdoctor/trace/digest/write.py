@@ -1,4 +1,4 @@
-"""Traces → files of columns, each where the trace's digest belongs."""
+"""Writes the columns of traces to ``.columns`` files."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from ddpdoctor.written import write_once
 from .records import Copies
 
 TRACE_DIGEST = f"trace{SUFFIX}"
-"""The file of a recorded rank that stands for its trace."""
+"""File in a recorded rank's folder that replaces its trace."""
 
 
 class Digest(msgspec.Struct):
-    """What was written, and what could not be used: (file, reason)."""
+    """The files written, and the traces that could not be read: (file, reason)."""
 
     files: list[str] = msgspec.field(default_factory=list)
     failed: list[tuple[str, str]] = msgspec.field(default_factory=list)
 
 
 def trace_digest(rank_directory: str) -> str | None:
-    """The digest of a recorded rank's trace, None where there is none."""
+    """Path of the ``trace.columns`` in a rank's folder; None if there is none."""
     path = str(Path(rank_directory, TRACE_DIGEST))
     return path if is_regular(path) else None
 
@@ -46,10 +46,10 @@ def write_digests(
     progress: Callable[[float], None] | None = None,
     copies: Copies | None = None,
 ) -> Digest:
-    """Reads each trace and writes its columns to the path that ``targets`` names; one that cannot be used is copied there.
+    """Reads each trace of ``targets`` and writes its columns to the given path; a trace that cannot be read is copied there.
 
-    ``ranks``, ``jobs``, ``progress``: see :func:`ddpdoctor.trace.job.read_traces`; ``copies`` notes what is written. Raises
-    DdpDoctorError where a target cannot be written.
+    ``ranks``, ``jobs``, ``progress``: see :func:`ddpdoctor.trace.job.read_traces`. ``copies`` records what is written. Raises
+    DdpDoctorError if a target cannot be written.
     """
     files = list(targets)
     digest, copies = Digest(), copies or Copies()
@@ -63,7 +63,7 @@ def write_digests(
 
 
 def loose_targets(files: tuple[str, ...], out: Path) -> dict[str, Path]:
-    """Where the digests of traces go that are no run directory: as they lie to each other, below ``out``."""
+    """Target path of each of ``files``, traces outside of run directories: below ``out``, at the same relative path."""
     local = {file: os.path.abspath(file) for file in files if not is_url(file)}  # noqa: PTH100
     root = os.path.commonpath([os.path.dirname(path) for path in local.values()]) if local else ""  # noqa: PTH120
     targets = {}
@@ -74,16 +74,16 @@ def loose_targets(files: tuple[str, ...], out: Path) -> dict[str, Path]:
 
 
 def _path_of_url(url: str) -> str:
-    """A relative path that tells what is at ``url``, without a password and without a way up."""
+    """A relative path from host and path of ``url``, without user, password, query and ``..``."""
     host, *parts = url.partition("://")[2].partition("?")[0].split("/")
     named = [part for part in (host.rpartition("@")[2], *parts) if part not in ("", ".", "..")]
     return "/".join(named) or "trace"
 
 
 def _write_columns(target: Path, trace: RankTrace, copies: Copies) -> Path:
-    """Writes ``trace``, as a whole; a file that holds the same stays.
+    """Writes ``trace`` atomically unless the same content is there; returns the path.
 
-    The name of a loose trace gets a hash of its content: hosts that share the folder may have files of the same name.
+    The name of a loose trace gets a hash of its content, because hosts that share the folder may have equal file names.
     """
     packed = io.BytesIO()
     write_archive(packed, trace)
@@ -104,9 +104,9 @@ def _with_content_hash(target: Path, data: bytes) -> Path:
 
 
 def _copy_unreadable(file: str, target: Path, copies: Copies) -> None:
-    """A trace that cannot be used here goes along as it is: the analysis then says so, or has more memory.
+    """Copies a trace that cannot be read here unchanged: the analysis reports it, or may have more memory.
 
-    Not so what a link leads to: it may be anything.
+    Links are not followed.
     """
     source = file_of(file)
     found = Path(source)
@@ -117,7 +117,7 @@ def _copy_unreadable(file: str, target: Path, copies: Copies) -> None:
     try:
         content = open_local(source)
     except OSError:
-        return  # that it cannot be read is said
+        return  # the caller has reported that it cannot be read
     try:
         copies.folder(place.parent)
         if not os.path.lexists(place):

@@ -1,7 +1,6 @@
-"""Where the per-rank stage runs: processes of this machine, or a Dask or Ray cluster that the user has.
+"""The engines that read traces: processes of this machine, or the user's Dask or Ray cluster.
 
-Whatever the engine, each file is read by :func:`.worker.attempt` alone, so results are the same. A cluster's workers need
-ddpdoctor installed and see the files under the same absolute paths (or by URL).
+A cluster's workers need ddpdoctor installed and the files under the same absolute paths (or URLs).
 """
 
 from __future__ import annotations
@@ -21,24 +20,24 @@ from .worker import ProgressCallback, Result, Task, read_serially
 
 KINDS = ("dask", "ray")
 LOOPBACK = "127.0.0.1"
-"""Where a cluster of our own listens: whoever reaches it can run code as the user."""
+"""Address on which a cluster started here listens: a process that can connect to it can run code as the user."""
 
 
 class Engine(Protocol):
-    """Reads traces somewhere."""
+    """Reads traces."""
 
     def results(self, tasks: Sequence[Task]) -> Iterator[Result]:
-        """(number, trace or None, reason why there is none) of each task as it is done.
+        """Yields (number, trace or None, reason why there is none) of each task as it finishes.
 
-        A worker that dies costs the file it was reading. Ending the iteration early cancels the rest. Raises
-        DdpDoctorError where the engine cannot be reached.
+        If a worker dies, only the file that it was reading fails. Ending the iteration early cancels the other tasks. Raises
+        DdpDoctorError if the engine cannot be reached.
         """
         ...
 
 
 class Processes:
-    """Processes of this machine; where one would do, this one, unless the files are to be read ``apart``. ``told`` how far each
-    file is while it is read."""
+    """Worker processes of this machine; with one worker this process itself, unless ``isolated``. ``on_progress`` is called while a
+    file is read."""
 
     def __init__(self, workers: int, on_progress: ProgressCallback, *, isolated: bool = False) -> None:
         self._workers = workers
@@ -55,10 +54,10 @@ class Processes:
 
 
 def open_engine(spec: str, jobs: int | None = None) -> Engine:
-    """The engine that ``spec`` names: ``dask``, ``ray``, ``dask://HOST:PORT`` or ``ray://HOST:PORT``.
+    """The engine for ``spec``: ``dask``, ``ray``, ``dask://HOST:PORT`` or ``ray://HOST:PORT``.
 
-    Without a place it is the cluster that the environment names, else one on this machine with ``jobs`` workers. Raises
-    DdpDoctorError where it is none of these or its package is missing.
+    Without an address, the cluster that the environment names, or else one on this machine with ``jobs`` workers. Raises
+    DdpDoctorError if ``spec`` is invalid or its package is missing.
     """
     kind, separator, place = spec.partition("://")
     if kind not in KINDS or bool(separator) != bool(place):
@@ -75,7 +74,7 @@ def open_engine(spec: str, jobs: int | None = None) -> Engine:
 
 
 def warn_of_local_cluster(kind: str, where: str, guarded: bool = False) -> None:
-    """Say, on the way of warnings (stderr unless logging is configured), that a cluster was started for this reading."""
+    """Log a warning (to stderr unless logging is configured) that a cluster was started here, and who can reach it."""
     if guarded:
         whom = "which asks for its token"
     else:
@@ -91,13 +90,13 @@ def warn_of_local_cluster(kind: str, where: str, guarded: bool = False) -> None:
 
 
 def absolute(task: Task) -> tuple[str, int | None, bool]:
-    """Arguments of :func:`.worker.attempt` for a worker with another working directory."""
+    """Arguments of :func:`.worker.read_one`, with an absolute path for a worker in another working directory."""
     file = task.file if is_url(task.file) else str(Path(task.file).absolute())
     return file, task.rank, task.cache
 
 
 def to_result(task: Task, fetch: Callable[[], tuple[RankTrace | None, str]]) -> Result:
-    """What ``fetch`` brings from a worker, under the name that the file has here; a worker's end as a sentence."""
+    """Result of ``fetch``, with the file's name as given in ``task``; an exception becomes the reason, as a sentence."""
     try:
         trace, reason = fetch()
     except Exception as error:  # each engine has its own: a worker that died, a lost node, a missing package

@@ -1,4 +1,4 @@
-"""The per-rank stage on a Dask cluster (``dask.distributed``)."""
+"""Reads traces on a Dask cluster (``dask.distributed``)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .worker import Result, Task, read_one
 
 
 class Cluster:
-    """A Dask cluster: that at ``place`` (HOST:PORT), else that of Dask's settings ($DASK_SCHEDULER_ADDRESS), else a new one.
+    """The Dask cluster at ``place`` (HOST:PORT), else that of Dask's settings ($DASK_SCHEDULER_ADDRESS), else a new one.
 
-    A new one is on this machine and has ``workers`` processes (default: Dask's choice).
+    A new one runs on this machine with ``workers`` processes (default: Dask's choice).
     """
 
     def __init__(self, place: str, workers: int | None) -> None:
@@ -31,7 +31,7 @@ class Cluster:
         """See :class:`.choice.Engine`."""
         with ExitStack() as opened:
             client = self._client(opened)
-            # One file a thread, none queued there: a worker that dies takes its queue along.
+            # One file per thread and none queued: if a worker dies, its queue fails with it.
             threads = max(1, sum(client.nthreads().values()))
             pending = iter(tasks)
             running: dict[Any, Task] = {}
@@ -51,7 +51,7 @@ class Cluster:
                 return opened.enter_context(Client(self._address, timeout="10s", set_as_default=False))
             except (OSError, ValueError) as error:
                 raise DdpDoctorError(f"There is no Dask scheduler at {self._address}: {error}.") from error
-        # A worker that dies of memory would die of the same file again: do not give it to three others.
+        # No retries: a file that exhausts the memory of one worker would kill the next ones too.
         settings = {"distributed.scheduler.allowed-failures": 0, "distributed.scheduler.http.routes": []}
         opened.enter_context(dask.config.set({**settings, "distributed.worker.http.routes": []}))
         cluster = LocalCluster(

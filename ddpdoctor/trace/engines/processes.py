@@ -1,4 +1,4 @@
-"""Many traces at once, each in a worker process; one that dies costs the file it was reading and nothing else."""
+"""Reads traces in parallel in worker processes; if one dies, only the file that it was reading fails."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ddpdoctor.trace.formats import file_of
 from .worker import ProgressCallback, ProgressMessage, Result, Task
 
 _EXIT_TIMEOUT_S = 5.0
-"""How long a process may take to end."""
+"""Longest time for a process to exit before it is killed."""
 _MIN_TIMEOUT_S = 600.0
-"""What any file may take, for starting on a machine that is busy."""
+"""Least time limit of a file, for a start on a busy machine."""
 _UNKNOWN_SIZE_TIMEOUT_S = 3600.0
-"""What a file may take whose size is not known: a URL, a pipe."""
+"""Time limit of a file of unknown size: a URL or a pipe."""
 _MAX_TIMEOUT_S = 24 * 3600.0
 _MIN_BYTES_PER_S = 40_000
-"""Of compressed traces; on one busy processor it is four million."""
+"""Slowest accepted reading of a compressed trace; a busy processor reads about four million bytes per second."""
 _PROGRAM = "from ddpdoctor.trace.engines.worker import main; main()"
 
 
@@ -39,15 +39,15 @@ class _Worker(msgspec.Struct):
     """On the monotonic clock."""
 
     def submit(self, task: Task) -> None:
-        """Sends ``task``. Raises OSError where the process has ended."""
+        """Sends ``task`` to the process. Raises OSError if it has exited."""
         self.task = task
         self.deadline_s = time.monotonic() + _timeout_s(task.file)
         self.channel.send(task)
 
     def stop(self) -> int | None:
-        """Ends the process, by force if need be; its exit code.
+        """Stops the process, by SIGKILL if it does not exit; returns its exit code.
 
-        None where even that does not help, as on a file system that hangs.
+        None if it cannot be killed, for example in a call to a hanging file system.
         """
         self.channel.close()
         for _ in range(2):
@@ -59,7 +59,7 @@ class _Worker(msgspec.Struct):
 
 
 def read_in_processes(tasks: Sequence[Task], workers: int, on_progress: ProgressCallback) -> Iterator[Result]:
-    """Results of ``tasks`` as they come, with at most ``workers`` processes; ``told`` of each how far it is."""
+    """Yields the results of ``tasks`` as they finish, with at most ``workers`` processes; calls ``on_progress`` meanwhile."""
     waiting = deque(tasks)
     busy: dict[Connection, _Worker] = {}
     try:
@@ -97,31 +97,31 @@ def read_in_processes(tasks: Sequence[Task], workers: int, on_progress: Progress
 def _start(task: Task) -> _Worker:
     ours, theirs = socket.socketpair()
     environment = {
-        # The threads of NumPy's linear algebra spin as they start, and have nothing to do.
+        # OpenBLAS threads would use CPU time at their start and are not needed.
         "OPENBLAS_NUM_THREADS": "1",
         **os.environ,
         "PYTHONPATH": os.pathsep.join(p or str(Path.cwd()) for p in sys.path),
     }
     with theirs:
         process = subprocess.Popen(
-            # -P: nothing is imported from the folder that we happen to be in, which may be anybody's.
+            # -P: do not import from the working directory, which another user may be able to write.
             [sys.executable, "-P", "-c", _PROGRAM, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             env=environment,
             stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for us: we end the workers
+            start_new_session=True,  # Ctrl-C reaches only this process, which then stops the workers
         )
     channel = Connection(ours.detach())
     worker = _Worker(process, channel, task)
     try:
         worker.submit(task)
     except OSError:
-        pass  # it died at once: seen, and told, when its answer is read
+        pass  # it exited at once: reported when its result is read
     return worker
 
 
 def _timeout_s(file: str) -> float:
-    """How long a file may take: a hundred times what it usually does."""
+    """Time limit for reading ``file``, s: a hundred times the usual duration."""
     try:
         status = Path(file_of(file)).stat()
     except OSError:  # a URL, or gone
@@ -130,7 +130,7 @@ def _timeout_s(file: str) -> float:
         return _UNKNOWN_SIZE_TIMEOUT_S
     return min(
         _MIN_TIMEOUT_S + status.st_size / _MIN_BYTES_PER_S, _MAX_TIMEOUT_S
-    )  # a file of holes has any size
+    )  # a sparse file has any size
 
 
 def _timed_out(worker: _Worker) -> Result:

@@ -1,4 +1,4 @@
-"""Which files are profiler traces: folders, patterns, single files and URLs, recognised by content."""
+"""Finds profiler traces in folders, patterns, single files and URLs; recognises them by name and content."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from ddpdoctor.trace.formats import Candidate, file_of, is_trace, parts_of
 from ddpdoctor.trace.sources import expand_url, is_url, rank_of_name
 
 _PARALLEL_REQUESTS = 16
-"""Requests to a store whose answers are waited for together: each takes some ten milliseconds, whatever it brings."""
+"""Parallel requests to an object store; each takes some ten milliseconds regardless of its size."""
 _MAX_NAMED = 3
-"""Files that a sentence names."""
+"""Most files that a message names."""
 
 
 class TraceSet(msgspec.Struct, frozen=True):
-    """Files that hold profiler traces, in sorted order, a file of several ranks once for each (:func:`parts_of`); and what was left
-    out on the way, a sentence each."""
+    """Sorted files with profiler traces, with one address per rank for a file of several ranks (:func:`parts_of`); and notes on
+    skipped files, one sentence each."""
 
     files: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
 
 def find_traces(paths: Sequence[str], below: Mapping[str, FilesBelow] | None = None) -> TraceSet:
-    """The traces that ``paths`` (folders, glob patterns, files, URLs) stand for.
+    """The traces at ``paths``: folders, glob patterns, files, URLs.
 
-    A file that is named itself is taken as it is; in folders and patterns, other JSON and other files are
-    passed over. ``below`` has what lies in those folders that were listed. Raises :class:`UnusableInput` where a path does
-    not exist or no trace is found.
+    A file that is named itself is always included; in folders and patterns, files that are no traces are skipped. ``below``
+    has the files of folders that were listed already. Raises :class:`UnusableInput` if a path does not exist or no trace is
+    found.
     """
     files: dict[str, None] = {}
     ignored: list[str] = []
@@ -61,7 +61,7 @@ def find_traces(paths: Sequence[str], below: Mapping[str, FilesBelow] | None = N
 
 
 def _traces_in(files: Sequence[str], at_once: bool) -> list[Sequence[str]]:
-    """What is to be read of each of ``files``; nothing of one that is no trace."""
+    """[files] paths to read for each file; none for a file that is no trace."""
     if not at_once:
         return list(map(_traces_of, files))
     from concurrent.futures import ThreadPoolExecutor
@@ -80,7 +80,7 @@ def _ignored_json(ignored: Sequence[str]) -> str:
 
 
 def _named(files: Sequence[str]) -> str:
-    """The first of ``files``, and which others there are, by the ranks that they are named after if all are."""
+    """The first of ``files`` by name and the others by rank, if all others have a rank in their name."""
     shown, others = files[:_MAX_NAMED], [rank_of_name(file) for file in files[_MAX_NAMED:]]
     ranks = [rank for rank in others if rank is not None]
     if not others or len(ranks) < len(others):
@@ -116,7 +116,7 @@ def _expand(path: str, notes: list[str], below: Mapping[str, FilesBelow]) -> lis
 
 
 def _files(paths: Sequence[str], notes: list[str]) -> list[str]:
-    """Those of ``paths`` that are files, or links to files; what else is no folder is told in ``notes``."""
+    """Those of ``paths`` that are files or links to files; adds a note on those that are neither files nor folders."""
     found, odd = [], []
     for path in paths:
         try:

@@ -1,4 +1,4 @@
-"""All ranks of a job: read in parallel, numbered, duplicates and strangers left out."""
+"""Reads the traces of a job in parallel and keeps one per rank."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from ddpdoctor.trace.sources import is_url, redact_url
 from .select import select_job
 
 _WORTH_PROCESSES_BYTES = 5 << 20
-"""Compressed size that other processes must take off this one's hands: about 0.8 s of reading, where a process takes 0.35 s to
-start, and its columns some to travel."""
+"""Least compressed size that worker processes must read for this one to start them: about 0.8 s of reading, while a process
+takes 0.35 s to start plus the time to send its columns."""
 _UNKNOWN_BYTES = 8 << 20
-"""What a file is taken to have that comes by a network."""
+"""Assumed size of a file at a URL."""
 _WORTH_KEEPING_BYTES = 16 << 20
-"""JSON of all files from which on their columns are kept: less is read anew in the time that opening kept columns takes."""
+"""Least size of all files' JSON for the cache: less is parsed as fast as cached columns are opened."""
 _COMPRESSION_RATIO = 12
-"""Times its compressed size that a profiler's JSON has, about."""
+"""Approximate ratio of a trace's JSON to its compressed size."""
 
 
 class LoadedTraces(msgspec.Struct):
-    """The traces of one job, sorted by rank; what was noticed; and the files that could not be used, with the reason."""
+    """The traces of one job, sorted by rank; notes; and the files that could not be read, with the reason."""
 
     traces: list[RankTrace] = msgspec.field(default_factory=list)
     notes: list[str] = msgspec.field(default_factory=list)
@@ -50,9 +50,9 @@ def load_traces(
 ) -> LoadedTraces:
     """Reads ``files`` and keeps one trace per rank of one job.
 
-    ``jobs``, ``ranks``, ``cache``, ``engine``, ``progress``: see :func:`read_traces`. ``job``: which of several
-    jobs, as the refusal numbers them. Raises :class:`UnusableInput` where no file can be used, or where they are
-    of several jobs and none is chosen.
+    ``jobs``, ``ranks``, ``cache``, ``engine``, ``progress``: see :func:`read_traces`. ``job``: number of the job to select, as
+    the error message lists them. Raises :class:`UnusableInput` if no file can be read, or if the traces are of several jobs
+    and none is selected.
     """
     loaded: dict[int, RankTrace] = {}
     failed: dict[int, str] = {}
@@ -71,7 +71,7 @@ def load_traces(
 
 
 def _merged_notes(traces: Sequence[RankTrace]) -> list[str]:
-    """Their notes; what several say alike, once: ``rank0.sqlite and 2 more (ranks 1 and 2): no NVTX range ...``."""
+    """The notes of ``traces``, with equal ones merged: ``rank0.sqlite and 2 more (ranks 1 and 2): no NVTX range ...``."""
     sources: dict[str, list[RankTrace]] = {}
     for trace in traces:
         for note in trace.meta.notes:
@@ -90,7 +90,7 @@ def _sources_of(traces: Sequence[RankTrace]) -> str:
 
 
 def _redacted(file: str, trace: RankTrace | None, reason: str) -> tuple[RankTrace | None, str]:
-    """The same with what is secret in the URL masked wherever it is named."""
+    """The same with secrets in the URL ``file`` masked in source, notes and reason."""
     public = redact_url(file)
     if public == file:
         return trace, reason
@@ -109,12 +109,11 @@ def read_traces(
     cache: bool = False,
     engine: str | None = None,
 ) -> Iterator[Result]:
-    """(position in ``files``, trace or None, why there is none) of each file, as they are done.
+    """Yields (index in ``files``, trace or None, reason why there is none) of each file as it is read.
 
-    ``jobs``: processes at most (default: one a processor). ``progress`` is told which part of the files' bytes is read, 0 to 1,
-    after each file and within large ones. ``ranks``: rank by file, where the caller knows it. ``cache``: use and fill the cache of parsed
-    columns, where reading takes longer than that. ``engine``: where files are read, see :func:`open_engine`
-    (default: processes of this machine).
+    ``jobs``: most processes (default: one per processor). ``progress`` is called with the share of the files' bytes that is
+    read, 0 to 1. ``ranks``: rank by file, if the caller knows it. ``cache``: use the cache of parsed columns, if the files are
+    large enough. ``engine``: see :func:`open_engine` (default: processes of this machine).
     """
     known = ranks or {}
     keep = cache and _worth_keeping(files)
@@ -126,7 +125,7 @@ def read_traces(
 
 
 class _ByteProgress:
-    """How far the reading of all files is, by their bytes."""
+    """Progress of reading all files, weighted by their sizes."""
 
     def __init__(self, files: Sequence[str], progress: Callable[[float], None] | None) -> None:
         self._progress = progress
@@ -136,7 +135,7 @@ class _ByteProgress:
         self._done_bytes = 0.0
 
     def tell(self, number: int, part: float) -> None:
-        """So much is done of the file of this number."""
+        """Report that the share ``part``, 0 to 1, of file ``number`` is read."""
         if self._progress is None:
             return
         self._done_bytes += self._bytes[number] * (part - self._done[number])
@@ -151,13 +150,13 @@ def _engine(
         return open_engine(engine, jobs)
     workers = min(jobs or _processors(), len(files))
     if any(map(is_archive, files)):
-        # What reads Parquet ends its process on some files that were made to harm.
+        # A malicious Parquet file can crash the process that reads it.
         return Processes(workers, on_progress, isolated=True)
     return Processes(workers if _worth_processes(files, workers) else 1, on_progress)
 
 
 def _processors() -> int:
-    """Processors this process may use: in a container fewer than the machine has."""
+    """Processors that this process may use; in a container fewer than the machine has."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -170,7 +169,7 @@ def _worth_processes(files: Sequence[str], workers: int) -> bool:
 
 
 def _worth_keeping(files: Sequence[str]) -> bool:
-    """A file that comes by a network is."""
+    """Whether the cache saves time; always for URLs."""
     if any(map(is_url, files)):
         return True
     sizes = zip(files, _sizes(files), strict=True)
@@ -181,7 +180,7 @@ def _worth_keeping(files: Sequence[str]) -> bool:
 
 
 def _sizes(files: Sequence[str]) -> list[int]:
-    """Bytes of each, as they lie there; of a rank in a file of several, its share of the file."""
+    """[files] bytes of each, compressed; for a rank in a file of several, its share of the file."""
     places = [file_of(file) for file in files]
     ranks = Counter(places)
     return [_size(place) // ranks[place] for place in places]

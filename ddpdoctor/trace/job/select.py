@@ -1,4 +1,4 @@
-"""From all traces that were read, those of one job: one trace a rank, recorded together."""
+"""Selects the traces of one recording of one job, one trace per rank."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace.columns import RankTrace
 
 _MAX_GAP_NS = 600 * 10**9
-"""Windows further apart than this are not one recording: the clocks of hosts differ by less, and so do ranks' windows."""
+"""Traces further apart are different recordings: clocks of hosts, and windows of ranks, differ by less."""
 
 Span = tuple[int, int]
 """Begin and end, ns."""
@@ -20,8 +20,8 @@ Span = tuple[int, int]
 def select_job(traces: list[RankTrace], chosen: int | None = None) -> tuple[list[RankTrace], list[str]]:
     """Those of ``traces`` that can be one recording of one job, sorted by rank, and notes on the others.
 
-    Of several recordings of one job the largest is taken, or the ``chosen`` one (1: the largest). Raises
-    :class:`UnusableInput` where the traces are of different jobs and none is chosen.
+    Of several recordings of one job, selects the largest or the ``chosen`` one (1: the largest). Raises
+    :class:`UnusableInput` if the traces are of different jobs and none is chosen.
     """
     notes: list[str] = []
     groups = sorted(_jobs(traces), key=_completeness, reverse=True)
@@ -41,7 +41,7 @@ def select_job(traces: list[RankTrace], chosen: int | None = None) -> tuple[list
 
 
 def _jobs(traces: list[RankTrace]) -> list[list[RankTrace]]:
-    """Groups of traces that agree on the job's size and backend, and lie together in time."""
+    """Groups of traces with the same world size, backend and clock, close in time."""
     kinds: dict[tuple[int | None, str | None, str], list[RankTrace]] = defaultdict(list)
     for trace in traces:
         kinds[trace.meta.world_size, trace.meta.backend, trace.meta.clock].append(trace)
@@ -65,7 +65,7 @@ def _cluster_by_time(traces: Iterable[RankTrace]) -> list[list[RankTrace]]:
 
 
 def _are_different_jobs(groups: list[list[RankTrace]]) -> bool:
-    """Whether these are certainly different jobs. A file that does not say its job may be of any."""
+    """Whether the groups differ in world size or backend; an unknown one matches any."""
     sizes = {group[0].meta.world_size for group in groups} - {None}
     backends = {group[0].meta.backend for group in groups} - {None}
     return len(sizes) > 1 or len(backends) > 1
@@ -98,7 +98,7 @@ def _skipped_note(kept: list[RankTrace], others: list[RankTrace]) -> str:
 
 
 def _numbered(traces: list[RankTrace], notes: list[str]) -> list[RankTrace]:
-    """Traces with a rank each: numbered by file name if no rank is known at all, else those without are left out."""
+    """Traces that each have a rank: numbered in order of file names if no rank is known, else those without are skipped."""
     nameless = [t for t in traces if t.meta.rank is None]
     if not nameless or len(traces) == 1:
         return traces
@@ -113,7 +113,7 @@ def _numbered(traces: list[RankTrace], notes: list[str]) -> list[RankTrace]:
 
 
 def _one_per_rank(traces: list[RankTrace], notes: list[str]) -> list[RankTrace]:
-    """Of several windows of a rank, the one that most other ranks share; of those the latest, then the fullest."""
+    """Keeps of several traces of a rank the one that overlaps most other ranks; ties: the latest, then the largest."""
     by_rank: dict[int | None, list[RankTrace]] = defaultdict(list)
     for trace in traces:
         by_rank[trace.meta.rank].append(trace)

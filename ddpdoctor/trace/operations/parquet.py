@@ -1,6 +1,6 @@
-"""The Parquet file of a table of operations, read without harm.
+"""Reads the Parquet file of a table of operations safely.
 
-What reads Parquet can be made to abort its process by what it reads, so another process tries first.
+A malicious Parquet file can crash the process that reads it, so another process reads it first.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ INTEGERS = {
     "gmc": "model_chunk",
     "mb_id": "micro_batch",
 }
-"""Columns of whole numbers, and what they are called here."""
+"""Integer columns of the file → names in :class:`Operations`."""
 COLUMNS = {*INTEGERS, "optype", "start_ts", "duration"}
-"""Those that are read; a table may have more."""
+"""Columns that are read; a table may have more."""
 _FREE_ROWS = 1_000_000
-"""A table may have so many rows, and beyond them one for each of its bytes."""
+"""A table may have this many rows plus one per byte of its file."""
 _PROBE = """
 import sys
 import polars
@@ -39,11 +39,11 @@ columns = set(polars.read_parquet_schema(sys.argv[1]))
 if columns >= set(sys.argv[2:]) and polars.scan_parquet(sys.argv[1]).select(polars.len()).collect().item() < 10**8:
     polars.read_parquet(sys.argv[1], columns=sys.argv[2:])
 """
-"""Reads what is going to be read, but no more rows than a file of this kind can have."""
+"""Program that reads the same columns, unless the file has more rows than a table of operations can have."""
 _SCHEMA_BYTES = 1 << 20
-"""Of the metadata, whose beginning is the schema: names of tens of thousands of columns."""
+"""Bytes at the start of the file's metadata that are searched for column names: enough for tens of thousands of columns."""
 _PROBE_TIMEOUT_S = 600.0
-"""Ends a process that hangs: tables are read in seconds."""
+"""Timeout of the probe; tables are read in seconds."""
 
 
 def is_table(file: Path) -> bool:
@@ -65,8 +65,8 @@ def is_table(file: Path) -> bool:
 
 
 def _may_be_table(file: Path) -> bool:
-    """Whether the names of all columns stand at the head of the file's metadata, where its schema is: nothing is decoded, and no
-    process started, for the data sets that lie beside traces. Raises OSError."""
+    """Whether the file's metadata contains the names of all columns. Avoids starting a process for each dataset file next to
+    traces. Raises OSError."""
     with open_local(str(file)) as stream:
         end = stream.seek(0, os.SEEK_END)
         stream.seek(max(0, end - 8))
@@ -77,9 +77,9 @@ def _may_be_table(file: Path) -> bool:
 
 
 def read_table(path: str) -> pl.DataFrame:
-    """The columns of the table at ``path`` as numbers and names, one row an operation.
+    """The columns of the table at ``path``, one row per operation.
 
-    Raises UnusableInput where it is no such table, or has more rows than its size can hold.
+    Raises UnusableInput if it is no such table, or has more rows than its size allows.
     """
     import polars as pl
 
@@ -107,9 +107,9 @@ def read_table(path: str) -> pl.DataFrame:
 
 
 def _unreadable_reason(path: str) -> str:
-    """Why the Parquet file at ``path`` must not be read in this process, in words; "" where it can be."""
+    """Why the Parquet file at ``path`` must not be read in this process; "" if it can be."""
     if not Path(path).is_file():
-        return ""  # who opens it says what is wrong
+        return ""  # opening it raises the error
     status = Path(path).stat()
     return _crash_reason(path, status.st_size, status.st_mtime_ns)
 

@@ -1,6 +1,6 @@
-"""Bytes of a trace, decompressed piece by piece: plain, gzip or zstd, told by content and not by name.
+"""Decompresses a trace in pieces: plain, gzip or zstd, recognised by content.
 
-What is decompressed at a time is bounded, and so is how far a file may grow: a few kilobytes can hold terabytes.
+The size of a piece and the compression ratio are bounded, because a few kilobytes can decompress to terabytes.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from .files import is_url, open_source, size_of
 T = TypeVar("T")
 
 _QUEUE_PIECES = 2
-"""Pieces that wait at most: enough to even out the two sides, few enough to keep memory flat."""
+"""Most pieces in the queue: enough to decouple producer and consumer, few enough to bound memory."""
 _POLL_S = 0.1
-"""How long a side may not notice that the other has gone; nobody waits so long while both work."""
+"""Interval at which a blocked side checks whether the other has ended."""
 _JOIN_TIMEOUT_S = 1.0
-"""How long a thread that is told to stop may take: longer than the decompression of a piece."""
+"""Longest wait for the thread to stop; longer than the decompression of a piece."""
 
 
 class _End:
-    """The end of the iterator, with the error that ended it."""
+    """Marks the end of the iterator, with the error that ended it or None."""
 
     def __init__(self, error: BaseException | None) -> None:
         self.error = error
@@ -56,9 +56,9 @@ def _produce(items: Iterator[T], queue: Queue[T | _End], stop: threading.Event) 
 
 
 def prefetch(items: Iterator[T]) -> Generator[T, None, None]:
-    """``items``, produced by a thread of its own.
+    """Yields ``items``, which a separate thread produces in advance.
 
-    Its errors are raised here; leaving the loop early ends the thread.
+    Raises the errors of ``items``; closing the generator stops the thread.
     """
     queue: Queue[T | _End] = Queue(_QUEUE_PIECES)
     stop = threading.Event()
@@ -83,29 +83,29 @@ def prefetch(items: Iterator[T]) -> Generator[T, None, None]:
 
 
 PIECE_BYTES = 2 << 20
-"""Decompressed bytes handed on at a time."""
+"""Decompressed bytes per piece."""
 _READ_BYTES = 1 << 18
-"""Read of a file at a time, as it lies there."""
+"""Compressed bytes per read of the file."""
 _FED_BYTES = 1 << 8
-"""Fed at a time to a new gzip member, and always to zstd: what is left of the bytes is copied when a member ends, and
-a block of zstd makes up to 128 KiB of 4 bytes."""
+"""Compressed bytes per call for a new gzip member, and always for zstd: the rest of the input is copied when a member ends,
+and a block of zstd expands 4 bytes to up to 128 KiB."""
 _MAX_RATIO = 200
-"""Times its compressed size that a trace may have: JSON of profilers has 10 to 30 times."""
+"""Highest compression ratio of a trace; profilers' JSON has 10 to 30."""
 _UNLIMITED_BYTES = 64 << 20
-"""Up to this size it may have any: little can be done with so much."""
+"""Up to this decompressed size, any ratio is accepted."""
 
 GZIP = b"\x1f\x8b"
 ZSTD = b"\x28\xb5\x2f\xfd"
 LFS_POINTER = b"version https://git-lfs"
 _MAX_PADDING_READS = 16
-"""Reads of zeros between two gzip members: tapes and block devices fill up their last block."""
+"""Most reads of zero padding between two gzip members; tapes and block devices pad their last block."""
 _ZEROS = re.compile(rb"\0++")
 
 
 class Source:
     """One trace as a stream of decompressed pieces.
 
-    ``broken`` says afterwards why the stream ended early, if it did.
+    ``read_error`` is the reason if the stream ended early, else None.
     """
 
     def __init__(self, path: str) -> None:
@@ -116,13 +116,13 @@ class Source:
 
     @property
     def fraction_read(self) -> float:
-        """Which part of the file was taken from it so far; 0 where nobody knows how long it is."""
+        """Share of the file that has been read, 0 to 1; 0 if its size is unknown."""
         return self._consumed_bytes / self._size_bytes if self._size_bytes else 0.0
 
     def pieces(self, piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
-        """Decompressed content in order, in pieces of about ``piece_bytes``.
+        """Yields the decompressed content in order, in pieces of about ``piece_bytes``.
 
-        Raises :class:`UnusableInput` where the file cannot be opened, is empty, or is a Git LFS pointer.
+        Raises :class:`UnusableInput` if the file cannot be opened, is empty, or is a Git LFS pointer.
         """
         try:
             stream = open_source(self.path)
@@ -156,7 +156,7 @@ class Source:
         return data
 
     def _limit_growth(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
-        """``pieces`` as far as they are in proportion to what was read of the file."""
+        """Yields ``pieces`` until their total exceeds the highest ratio to the bytes read from the file."""
         output_bytes = 0
         for piece in pieces:
             output_bytes += len(piece)
@@ -169,8 +169,8 @@ class Source:
             yield piece
 
     def _gunzip(self, first: bytes, stream: BinaryIO, piece_bytes: int) -> Iterator[bytes]:
-        """What a gzip file holds: a file that can be read twice by what is quickest, and where that finds a fault by zlib, which
-        says which and how far the file goes."""
+        """Yields the content of a gzip file. Uses ISA-L if it is installed and the file can be read twice; on an error restarts
+        with zlib, which gives the exact position of the error."""
         inflate = _isal_decompressor() if self._size_bytes and not is_url(self.path) else None
         if inflate is None:
             yield from self._gzip(first, stream, piece_bytes)
@@ -192,8 +192,8 @@ class Source:
     def _gzip(
         self, first: bytes, stream: BinaryIO, piece_bytes: int, inflate: Callable[..., Any] | None = None
     ) -> Iterator[bytes]:
-        """Members of a gzip file, one after the other; what was decompressed before a fault is kept. With another ``inflate`` than
-        zlib's, raises _FaultyError where there is one."""
+        """Yields the content of all members of a gzip file, up to an error. With an ``inflate`` other than zlib's, raises
+        _GzipError on an error."""
         compressed = memoryview(first)
         while compressed:
             member, fed_bytes = (inflate or zlib.decompressobj)(wbits=31), _FED_BYTES
@@ -208,7 +208,7 @@ class Source:
                 sound, fed = member.copy() if inflate is None else None, compressed[:fed_bytes]
                 try:
                     piece = member.decompress(fed, piece_bytes)
-                except Exception as error:  # zlib.error; what others raise is none
+                except Exception as error:  # zlib.error, or another library's own error
                     if sound is None:
                         raise _GzipError from error
                     self.read_error = f"has damaged gzip data ({error})"
@@ -220,7 +220,7 @@ class Source:
                     yield piece
             compressed = self._without_padding(compressed, stream)
             if compressed and not bytes(compressed[:2]).startswith(GZIP[: len(compressed)]):
-                return  # padding or a signature after the last member: gzip(1) ignores it too
+                return  # trailing data after the last member, which gzip(1) ignores too
 
     def _without_padding(self, compressed: memoryview, stream: BinaryIO) -> memoryview:
         for _ in range(_MAX_PADDING_READS):
@@ -255,12 +255,12 @@ class Source:
 
 
 class _GzipError(Exception):
-    """Something is wrong with a gzip file."""
+    """A gzip file is damaged or truncated."""
 
 
 @cache
 def _isal_decompressor() -> Callable[..., Any] | None:
-    """What decompresses as zlib does in a third of the time, where it is installed; it cannot be copied."""
+    """ISA-L's ``decompressobj``, three times as fast as zlib's but without ``copy``; None if it is not installed."""
     try:
         from isal import isal_zlib  # type: ignore[import-not-found]
     except ImportError:
@@ -270,7 +270,7 @@ def _isal_decompressor() -> Callable[..., Any] | None:
 
 
 def _rejoin(pieces: Iterator[bytes], piece_bytes: int) -> Iterator[bytes]:
-    """``pieces`` put together to ``piece_bytes`` or more: each one costs a look at what was left of the one before."""
+    """Yields ``pieces`` joined to at least ``piece_bytes``, because each piece is decoded together with the rest of the last."""
     waiting: list[bytes] = []
     waiting_bytes = 0
     for piece in pieces:
@@ -284,7 +284,7 @@ def _rejoin(pieces: Iterator[bytes], piece_bytes: int) -> Iterator[bytes]:
 
 
 def _salvage_before_error(member: zlib._Decompress, compressed: bytes) -> bytes:
-    """What can be decompressed before the fault, byte by byte: a call that fails keeps its output to itself."""
+    """Decompresses byte by byte up to an error, because a call that fails returns no output."""
     pieces = []
     try:
         for i in range(len(compressed)):

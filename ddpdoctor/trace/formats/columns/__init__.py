@@ -1,7 +1,7 @@
-"""Our own columns as a file (``.columns``): what ``ddpdoctor digest`` makes of any trace.
+"""The ``.columns`` files that ``ddpdoctor digest`` writes, recognised by their suffix.
 
-The file's name tells it; its content is checked (:func:`ddpdoctor.trace.columns.read_archive`). Rank and host are those
-that were found where the trace lay, not those of the place that it was copied to.
+The content is checked (:func:`ddpdoctor.trace.columns.read_archive`). Rank and host are those of the original trace, not
+derived from the path of the copy.
 """
 
 from __future__ import annotations

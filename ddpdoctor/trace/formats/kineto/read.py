@@ -1,4 +1,4 @@
-"""Chrome traces of torch.profiler: recognised, told apart from those of other tools, and read."""
+"""Recognises and reads Chrome traces of torch.profiler, and rejects those of other tools."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from .stream import MAX_EVENT_BYTES, EventStream
 from .times import as_int
 
 _EXPORT_MARK = b'"otherData":{"producer":"ddpdoctor"'
-"""What ``ddpdoctor export`` writes into a timeline: no recording, though it looks like a trace."""
+"""Marks a timeline that ``ddpdoctor export`` wrote, which is not a recording."""
 _KEYS = (b'"traceEvents"', b'"baseTimeNanoseconds"', b'"deviceProperties"', b'"distributedInfo"')
-"""Keys of a whole trace, of which one stands in the first text of each."""
+"""Top-level keys of a trace; each trace has one of them near its beginning."""
 _FIRST_EVENT_BYTES = 4096
-"""Within them stands a first event, or our own mark."""
+"""The first event, or the mark of an exported timeline, is within these bytes."""
 
 
 def recognises(candidate: Candidate) -> bool:
     """See :class:`ddpdoctor.trace.formats.Format`.
 
-    What cannot be looked into is told by its name alone, and so is a Git LFS pointer in a trace's place.
+    A file whose content cannot be inspected, or that is a Git LFS pointer, is recognised by its name alone.
     """
     named = ".json" in Path(candidate.path).name.lower()
     head = candidate.head
@@ -67,7 +67,7 @@ def read(path: str, rank: int | None) -> RankTrace:
             f"{path} is a timeline that ddpdoctor exported: name the run or the traces it was made from."
         )
     if builder.lanes.is_ascend:
-        # Its events have no categories there, so that a job on NPUs would be taken for one on CPUs.
+        # NPU events have no categories in it, so the job would look like one on CPUs.
         raise UnusableInput(
             f"{path} is a timeline of Ascend's torch_npu.profiler: what ran on the NPU has names of its own there, which ddpdoctor "
             "does not know."
@@ -95,7 +95,7 @@ def _no_rows(path: str, stream: EventStream, builder: ColumnBuilder) -> str:
 
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """A decode allocates a million objects and frees them by reference count: collections would only cost time."""
+    """Disables garbage collection: decoding allocates a million objects, all freed by reference count."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -113,7 +113,7 @@ _CATEGORY = re.compile(
     r"(?:^|[_ ])(?:cpu_op|op|kernel|runtime|driver|user_annotation|python_function|cpu_instant_event|memcpy|memset"
     r"|ac2g|fwdbwd|async_npu)s?$"
 )
-"""Ends of the categories of all vendors: cuda_runtime, xpu_driver, npu_kernel, hpu_op ..."""
+"""Suffixes of the vendors' categories: cuda_runtime, xpu_driver, npu_kernel, hpu_op ..."""
 _NAME = re.compile(
     r"aten::|c10d|autograd::|torch|ProfilerStep|(?:nccl|rccl|gloo|xccl|hccl|mpi|ucc):|ncclKernel|ncclDevKernel"
     r"|Optimizer\.|DistributedDataParallel|enumerate\(DataLoader\)|(?:cuda|hip)(?:Launch|Memcpy|Stream|Event|Device)"
@@ -122,30 +122,30 @@ _EXPORT_PRODUCER = "ddpdoctor"
 
 
 def is_own_timeline(top: Mapping[str, Any]) -> bool:
-    """Whether these top-level keys are those that ``ddpdoctor export`` writes."""
+    """Whether these top-level keys are those of a timeline that ``ddpdoctor export`` wrote."""
     other = top.get("otherData")
     return isinstance(other, dict) and other.get("producer") == _EXPORT_PRODUCER
 
 
 def is_not_pytorch(top: Mapping[str, Any], categories: Collection[str], names: Iterable[str]) -> bool:
-    """Whether nothing in a trace is PyTorch's: neither keys, nor categories (normalised), nor names."""
+    """Whether neither top-level keys, nor (normalised) categories, nor event names of a trace are PyTorch's."""
     if not _KINETO_KEYS.isdisjoint(top) or not DEVICE.isdisjoint(categories):
         return False
     return not any(map(_CATEGORY.search, categories)) and not any(map(_NAME.match, names))
 
 
 _EPOCH_FROM_NS = 1_000_000_000_000_000_000
-"""Times later than this (September 2001) count from 1970: a machine's own clock starts at its boot."""
+"""Later times (after September 2001) are ns since 1970; a monotonic clock counts from the machine's boot."""
 _MAX_TEXT = 1 << 10
-"""Characters of a host's, a backend's or a version's name that are kept."""
+"""Longest host, backend or version text that is kept, in characters."""
 _MAX_OBJECTS = 100_000
-"""Process groups and devices that are kept: a job has one of them for each of its ranks, at most a few."""
+"""Process groups and devices that are kept; a job has at most a few per rank."""
 _UNKNOWN = (None, "", -1, "-1")
-"""What stands for "not known"."""
+"""Values that mean "not known"."""
 
 
 def base_time_ns(stream: EventStream) -> int:
-    """What all times of a file are counted from, 0 where it does not say, or says what cannot be."""
+    """``baseTimeNanoseconds``, which all times of the file are relative to; 0 if it is absent or out of range."""
     base_ns = as_int(stream.top.get("baseTimeNanoseconds"))
     return base_ns if 0 <= base_ns < LIMIT_NS else 0
 
@@ -153,7 +153,7 @@ def base_time_ns(stream: EventStream) -> int:
 def meta_of(
     path: str, rank: int | None, base_ns: int, stream: EventStream, builder: ColumnBuilder
 ) -> TraceMeta:
-    """What the file at ``path`` says, read to its end; ``rank`` is what its reader knows better."""
+    """Metadata of the file at ``path``, which has been read to its end; ``rank`` overrides the file's."""
     top = stream.top
     job = top.get("distributedInfo")
     job = job if isinstance(job, dict) else {}
@@ -245,7 +245,7 @@ def _objects(value: Any) -> tuple[dict[str, Any], ...]:
 
 
 def _device(properties: dict[str, Any]) -> dict[str, Any]:
-    """The properties of a device whose values are of a kind that such properties have."""
+    """The device properties with a valid type."""
     kept = {key: value for key, value in properties.items() if isinstance(value, (str, int, float))}
     for key in NUMBERS_OF_DEVICES:
         if key in kept and (number := as_int(kept.pop(key))) in range(MOST_RANKS):

@@ -1,4 +1,4 @@
-"""The events of a Chrome trace from a stream of bytes, in pieces that threads decode; a damaged or cut file gives what is whole in it."""
+"""Decodes the events of a Chrome trace in batches; a truncated or damaged file gives its intact events."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Event(msgspec.Struct, gc=False):
 
 
 class ExactEvent(Event, gc=False):
-    """The same with ``ts`` as text, for files whose µs since 1970 do not fit a double to the nanosecond."""
+    """An event with ``ts`` as text, for µs since 1970, which a double cannot represent to the nanosecond."""
 
     ts: msgspec.Raw = msgspec.Raw(b"null")
 
@@ -71,14 +71,15 @@ _IN_LIST = re.compile(rb"([\[,]\s*)" + _NUMBER + rb"(?=\s*[,\]])")
 _BACKSLASH = re.compile(rb'((?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))++)|\\')
 _TRAILING_COMMA = re.compile(rb",(\s*[}\]])")
 _BLANKS = bytes(b if b >= 0x20 or b in (0x0A, 0x0D, 0x09) else 0x20 for b in range(256))
-"""Each byte as itself, control characters but for line ends and tabs as blanks."""
+"""Translation table that replaces control characters, except line ends and tabs, by blanks."""
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
 
 def repair(text: bytes | bytearray) -> bytes:
-    """``text`` with the usual faults replaced (by null, an escaped backslash, a blank, U+FFFD), if there are any.
+    """``text`` with common errors replaced: NaN by null, raw backslashes by escaped ones, control characters by blanks, invalid
+    UTF-8 by U+FFFD.
 
-    Made for whole batches: quick, and only for text that does not decode as it is.
+    For whole batches that do not decode as they are.
     """
     mended = _VALUE.sub(rb"\1null", bytes(text))
     if b"\\" in mended:
@@ -92,7 +93,7 @@ def repair(text: bytes | bytearray) -> bytes:
 
 
 def repair_event(text: bytes) -> bytes:
-    """A single event or the keys around the events, repaired with all that is known."""
+    """A single event, or the keys around the events, with all known repairs, which are too slow for whole batches."""
     mended = _IN_LIST.sub(rb"\1null", repair(text))
     mended = _STRING.sub(
         lambda m: m.group(0).translate(_BLANKS).replace(b"\n", b" ").replace(b"\t", b" "), mended
@@ -103,28 +104,28 @@ def repair_event(text: bytes) -> bytes:
 _BETWEEN = re.compile(rb"\}\s*,\s*\Z")
 _BEFORE_CLOSE = re.compile(rb"[}\[,]\s*\Z")
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[{}\[\]]', re.DOTALL)
-"""A string, also one that does not end, or a bracket. Nothing is looked at twice: a string may be all there is."""
+"""A string, possibly unterminated, or a bracket. Possessive, so it never backtracks in a long string."""
 _NEXT_EVENT = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid)"\s*:)')
 LAYOUT_BYTES = 200
-"""Bytes of blanks between two events that are looked at; Kineto writes four."""
+"""Longest white space between two events; Kineto writes four bytes."""
 _MAX_DEPTH = 1_000
-"""Brackets within brackets: an event has four, and nothing decodes so many."""
+"""Deepest nesting of brackets; an event has four levels, and no decoder accepts this many."""
 _MAX_BRACKETS = 10_000
-"""Brackets that are looked at for the end of an event; where they are all nested, the exact scan finds it."""
+"""Brackets that are tried for the end of an event before the exact scan."""
 
 
 class Scan(NamedTuple):
-    """What an exact scan found: ``spans`` of whole objects, and the index of the array's closing bracket, else -1."""
+    """Result of an exact scan: ``spans`` (start, end) of whole objects, and the index of the array's closing bracket or -1."""
 
     spans: list[tuple[int, int]]
     closed_at: int
 
 
 def boundaries(buffer: bytes | bytearray) -> Iterator[int]:
-    """Candidates for the comma between two events, the last first.
+    """Yields candidates for the comma between two events, from the last to the first.
 
-    A wrong one (inside of a nested list or of a string) leaves brackets or quotes open, so the text before it does not
-    decode: try it, and take the next.
+    A wrong one, inside a nested list or a string, leaves brackets or quotes open, so the text before it does not decode and
+    the caller tries the next.
     """
     position = len(buffer)
     for _ in range(_MAX_BRACKETS):
@@ -136,7 +137,7 @@ def boundaries(buffer: bytes | bytearray) -> Iterator[int]:
 
 
 def closings(buffer: bytes | bytearray) -> Iterator[int]:
-    """Candidates for the bracket that closes the array, the last first; to be tried in the same way."""
+    """Yields candidates for the bracket that closes the array, from the last to the first, to be tried in the same way."""
     position = len(buffer)
     for _ in range(_MAX_BRACKETS):
         if (position := buffer.rfind(b"]", 0, position)) < 0:
@@ -147,7 +148,7 @@ def closings(buffer: bytes | bytearray) -> Iterator[int]:
 
 
 def scan(buffer: bytes) -> Scan:
-    """All whole events at the head of ``buffer``, by counting brackets outside of strings: slow and certain."""
+    """Finds all whole events at the start of ``buffer`` by counting brackets outside of strings; slow but exact."""
     spans: list[tuple[int, int]] = []
     depth = begin = 0
     for match in _TOKEN.finditer(buffer):
@@ -168,7 +169,7 @@ def scan(buffer: bytes) -> Scan:
 
 
 def resume(buffer: bytes) -> int:
-    """Start of the next thing that looks like an event, after one whose quotes or brackets do not close; -1 if none."""
+    """Index of the next text that looks like an event, after one whose quotes or brackets do not close; -1 if none."""
     match = _NEXT_EVENT.search(buffer, 1)
     return match.end() if match else -1
 
@@ -178,26 +179,26 @@ Batch = list[Event] | list[ExactEvent]
 _KEY = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
 _BOM = b"\xef\xbb\xbf"
 _UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""The last: brackets within brackets, deeper than the stack."""
+"""RecursionError: nested deeper than the decoder's limit."""
 _MAX_TRIES = 4
-"""Wrong boundaries in a row before the exact scan; the first is right in every trace that Kineto has written."""
+"""Boundaries that are tried before the exact scan; the first is right in every trace that Kineto writes."""
 _CLOSING = ord("]")
 _AFTER_LIST = re.compile(rb"\s*(?:[,}\0]|\Z)")
 _MAX_DAMAGES = 100
-"""After so many places that cannot be read, the rest of a file is left alone."""
+"""After this many damaged places, the rest of a file is not read."""
 _MAX_LOST_EVENTS = 20_000
-"""So it is after so many malformed events: each costs as much as a hundred sound ones."""
+"""After this many malformed events, the rest is not read: each takes as long as a hundred valid ones."""
 MAX_EVENT_BYTES = 4 << 20
-"""A longer event is passed over. With a stack of Python frames one has some hundred kilobytes."""
+"""A longer event is skipped. One with a Python stack has some hundred kilobytes."""
 _MAX_BYTES_WITHOUT_EVENT = 64 << 20
-"""Where the head is longer, or so much text in one go holds no event, a file is not read on."""
+"""Reading stops if the text before the events, or any text without an event, is longer."""
 _MAX_TOP_BYTES = 8 << 20
-"""What is decoded of the text before the events and of that after them: a few keys in most traces, some megabytes where
-thousands of ranks have many process groups. It makes many times its size."""
+"""Longest text before and after the events that is decoded: a few keys in most traces, some megabytes with thousands of
+ranks and many process groups. The decoded objects take many times this size."""
 
 
 def _open_list(*texts: bytes) -> bytearray:
-    """The texts joined, behind the bracket that opens a list."""
+    """``[`` followed by the joined texts."""
     buffer = bytearray(b"[")
     for text in texts:
         buffer += text
@@ -210,33 +211,33 @@ class EventStream:
     def __init__(self, source: Source) -> None:
         self.source = source
         self.exact = False
-        """Times are decoded as text from here on: set by the reader of the batches, who sees the numbers."""
+        """Whether times are decoded as text from here on, see :meth:`decode_with_exact_times`."""
         self.top: dict[str, Any] = {}
-        """Top-level keys but "traceEvents"."""
+        """Top-level keys except "traceEvents"."""
         self.top_unread = False
-        """Whether the keys before the events take too much text to be read."""
+        """Whether the text before the events is too long to be decoded."""
         self.tail_unread = False
-        """Whether those behind the events do."""
+        """Whether the text after the events is."""
         self.truncated = False
         self.lost_events = 0
         self.damages = 0
-        """Places where text that is no event had to be passed over."""
+        """Places where text that is no event was skipped."""
         self.oversized = 0
-        """Those of them where it was too long to be an event."""
+        """Those of them where the text was too long to be an event."""
         self.too_deep = False
-        """Whether some text was nested deeper than anything is decoded."""
+        """Whether some text was nested too deeply to be decoded."""
         self.repaired = False
         self._head = self._tail = b""
         self._closed = self._bare_list = False
         self._in_oversized_event = False
-        """Whether the buffer begins within something too long to be an event."""
+        """Whether the buffer begins inside text that is too long to be an event."""
         self._bytes_without_event = 0
-        """Text that was looked through since the last event."""
+        """Length of the text since the last event."""
         self._text: bytes | memoryview = b""
-        """The text of the batch that was handed out last, kept so that it can be decoded again, exactly."""
+        """Text of the latest batch, for :meth:`decode_with_exact_times`."""
 
     def batches(self) -> Iterator[Batch]:
-        """Lists of events in file order. Raises :class:`UnusableInput` where the content is no trace."""
+        """Yields lists of events in file order. Raises :class:`UnusableInput` if the content is no trace."""
         with closing(prefetch(self.source.pieces())) as pieces:
             rest, enough_bytes = self._find_events(pieces), 0
             for piece in pieces:
@@ -256,7 +257,7 @@ class EventStream:
                     self._bytes_without_event = 0
                 if self._too_damaged(0 if batch else len(buffer)):
                     break
-                # An event that is longer than a piece is not looked through again with each piece.
+                # Do not scan an event that is longer than a piece again for each piece.
                 enough_bytes = 0 if batch else 2 * len(rest)
         if not self._closed:
             yield from self._last_batches(_open_list(rest))
@@ -264,12 +265,12 @@ class EventStream:
         self._read_top()
 
     def decode_with_exact_times(self) -> list[ExactEvent]:
-        """The latest batch once more, with its times as text; so are all later ones."""
+        """Decodes the latest batch again, and all later ones, with times as text."""
         self.exact = True
         return EXACT_EVENTS.decode(self._text)
 
     def _too_damaged(self, bytes_without_event: int) -> bool:
-        """Whether the rest of the file is left alone: too much of it is no event."""
+        """Whether too much of the file is damaged to read the rest; sets the source's ``read_error``."""
         self._bytes_without_event += bytes_without_event
         if self._bytes_without_event > _MAX_BYTES_WITHOUT_EVENT:
             why = f"holds {self._bytes_without_event >> 20} MiB in one go that are no events"
@@ -303,9 +304,9 @@ class EventStream:
         raise UnusableInput(f"{self.source.path} holds no profiler events: {why}.")
 
     def _decode_up_to(self, buffer: bytearray, end: int) -> Batch | None:
-        """The events of ``buffer`` before ``end``, where the comma or bracket after one of them stands.
+        """Decodes the events of ``buffer`` before ``end``, the index of the comma or bracket after one; None if that fails.
 
-        The closing bracket is written over it: a copy of the text would cost as much as a third of its decoding.
+        Overwrites that character with the closing bracket: a copy of the text takes a third of the time of decoding it.
         """
         before = buffer[end]
         buffer[end] = _CLOSING
@@ -321,7 +322,7 @@ class EventStream:
         return self._decode_up_to(_open_list(text, b"]"), len(text) + 1)
 
     def _decode_next(self, buffer: bytearray) -> tuple[Batch | None, bytes]:
-        """A batch of the whole events in ``buffer``, and what is left."""
+        """A batch of the whole events in ``buffer``, and the rest of the text."""
         if self._in_oversized_event:
             return None, self._skip_broken(bytes(buffer[1:]))
         text = bytearray(repair(buffer)) if self.repaired else buffer
@@ -335,14 +336,14 @@ class EventStream:
         return self._decode_by_scan(bytes(text[1:]))
 
     def _repair_helps(self, buffer: bytes | bytearray) -> bool:
-        """Whether this text has one of the usual faults; from then on, all text is repaired first."""
+        """Whether :func:`repair` changes this text; if so, all later text is repaired first."""
         if self.repaired or repair(buffer) == buffer:
             return False
         self.repaired = True
         return True
 
     def _last_batches(self, buffer: bytearray) -> Iterator[Batch]:
-        """What is left at the end of the file; more than one batch where something in between cannot be read."""
+        """Yields the events at the end of the file; more than one batch if some text between them is damaged."""
         batch, rest = self._decode_last(buffer)
         if batch:
             yield batch
@@ -356,13 +357,13 @@ class EventStream:
             self.truncated = bool(unfinished) or not self._bare_list
 
     def _decode_last(self, buffer: bytearray) -> tuple[Batch | None, bytes]:
-        """The batch at the end of the file, and what is left.
+        """The batch at the end of the file, and the rest of the text.
 
-        Finds the array's closing bracket and the tail behind it, if they are there.
+        Also finds the array's closing bracket and the text after it.
         """
         text = bytearray(repair(buffer)) if self.repaired else buffer
         for end in islice(closings(text), 2 * _MAX_TRIES):
-            # A bracket in the midst of damaged text is not the end.
+            # A bracket inside damaged text is not the end.
             if not _AFTER_LIST.match(text, end + 1):
                 continue
             if (batch := self._decode_up_to(text, end)) is not None:
@@ -371,7 +372,7 @@ class EventStream:
         return self._decode_by_scan(bytes(text[1:]))
 
     def _decode_by_scan(self, buffer: bytes) -> tuple[Batch | None, bytes]:
-        """As :meth:`_next`, by the exact scan: the only way that finds the array's end and gets past a bad event."""
+        """Like :meth:`_decode_next`, but with the exact scan, which finds the array's end and skips malformed events."""
         spans, closed_at = scan(buffer)
         events = buffer
         if closed_at >= 0 and _AFTER_LIST.match(buffer, closed_at + 1):
@@ -389,7 +390,7 @@ class EventStream:
         return batch, rest
 
     def _one_by_one(self, texts: Iterable[bytes]) -> Batch:
-        """The events that can be decoded, the others counted."""
+        """The events that can be decoded; counts the others in ``lost_events``."""
         good = []
         for text in texts:
             if self._decode(text) is None:
@@ -403,7 +404,7 @@ class EventStream:
         return self._decode(b",".join(good)) or []
 
     def _skip_broken(self, buffer: bytes) -> bytes:
-        """Drops an event that never ends, once enough of the file has passed to be sure of it."""
+        """Skips an event that does not end within :data:`MAX_EVENT_BYTES`; returns the rest of the text."""
         if not self._in_oversized_event:
             if len(buffer) < MAX_EVENT_BYTES:
                 return buffer
@@ -417,7 +418,7 @@ class EventStream:
         return buffer[start:]
 
     def _read_top(self) -> None:
-        """Decodes the keys around the events; a broken tail costs only itself."""
+        """Decodes the top-level keys before and after the events; if the latter are damaged, only those before."""
         self.top_unread = len(self._head) > _MAX_TOP_BYTES
         self.tail_unread = len(self._tail) > _MAX_TOP_BYTES
         if self._bare_list or self.top_unread:

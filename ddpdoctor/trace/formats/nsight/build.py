@@ -1,4 +1,4 @@
-"""Rows of all kinds → the columns of a :class:`RankTrace`."""
+"""Reads kernels, copies, API calls and NVTX ranges of one process and builds the columns of a :class:`RankTrace`."""
 
 from __future__ import annotations
 
@@ -48,29 +48,29 @@ _COPY_KINDS = {
     1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH", 10: "PtoP",
     11: "HtoD", 12: "DtoH", 13: "DtoD",
 }  # fmt: skip
-"""CUPTI's numbers for the ways of a copy, of managed memory too; what a file that names them says otherwise goes before."""
+"""CUPTI's numbers of copy kinds, including managed memory; a file's own table of names takes precedence."""
 _MEMORY = {
     0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed", 5: "Device Static", 6: "Managed Static",
 }  # fmt: skip
-"""The same for kinds of memory."""
+"""CUPTI's numbers of memory kinds."""
 _SIDES = {"HTOD", "DTOH", "HTOA", "ATOH", "ATOA", "ATOD", "DTOA", "DTOD", "HTOH", "PTOP"}
 
 
 class Device(msgspec.Struct, frozen=True):
-    """Reads what devices did for one process."""
+    """Reads the device events of one process."""
 
     database: Database
     where: str
     values: tuple[int, ...]
 
     def add_to(self, table: EventTable) -> None:
-        """Appends all of it. Raises :class:`DamagedError`."""
+        """Appends all device events to ``table``. Raises :class:`DamagedError`."""
         self._kernels(table)
         self._copies(table)
         for batch in self._batches(FILLS, "bytes"):
             self._add(table, batch, "gpu_memset", ["Memset (Device)"] * len(batch["start"]))
         for batch in self._batches(GRAPHS, "graphId"):
-            # Which kernels it is made of was not recorded: the device computes meanwhile, that is all.
+            # The kernels of the graph were not recorded, so it is one kernel.
             self._add(table, batch, "kernel", [_graph(number) for number in batch["graphId"].tolist()])
 
     def _batches(self, name: str, *more: str) -> Iterable[Batch]:
@@ -108,7 +108,7 @@ class Device(msgspec.Struct, frozen=True):
 
 
 def kernel_name_ids(batch: Batch) -> IntColumn:
-    """The number of each kernel's name: of the first of :data:`NAMES` that its row has."""
+    """[rows] string id of each kernel's name: the first column of :data:`NAMES` that is present."""
     number: IntColumn = batch[NAMES[-1]]
     for name in reversed(NAMES[:-1]):
         number = np.where(batch[name] != MISSING, batch[name], number)
@@ -116,7 +116,7 @@ def kernel_name_ids(batch: Batch) -> IntColumn:
 
 
 def durations(batch: Batch) -> IntColumn:
-    """How long each event took, -1 where it has no begin or no end."""
+    """[rows] duration of each event, -1 if it has no start or no end."""
     known = (batch["start"] != MISSING) & (batch["end"] != MISSING)
     return np.where(known, batch["end"] - np.where(known, batch["start"], 0), -1)
 
@@ -126,7 +126,7 @@ def _graph(number: int) -> str:
 
 
 def _copy(kinds: tuple[int, int, int], copy_kinds: Mapping[int, str], memory: Mapping[int, str]) -> str:
-    """The name that Kineto gives such a copy: ``Memcpy HtoD (Pinned -> Device)``."""
+    """Kineto's name of such a copy: ``Memcpy HtoD (Pinned -> Device)``."""
     way, source, target = kinds
     if way not in copy_kinds:
         return "Memcpy"
@@ -136,7 +136,7 @@ def _copy(kinds: tuple[int, int, int], copy_kinds: Mapping[int, str], memory: Ma
 
 
 def _copy_kinds_in(database: Database) -> dict[int, str]:
-    """The ways of copies as the file numbers them: CUDA_MEMCPY_KIND_HTOD is one."""
+    """Copy kinds by the file's own numbers, such as that of CUDA_MEMCPY_KIND_HTOD."""
     ends = {
         number: name.rpartition("_")[2].upper()
         for number, name in database.small("ENUM_CUDA_MEMCPY_OPER", "id", "name")
@@ -152,13 +152,13 @@ def _labels(database: Database, table: str) -> Iterable[tuple[int, str]]:
 
 
 _VERSION = re.compile(r"_v\d{4,5}$")
-"""Nsight Systems adds the version in which CUDA got a function: cudaLaunchKernel_v7000."""
+"""Nsight Systems appends the CUDA version that introduced a function: cudaLaunchKernel_v7000."""
 _DRIVER = re.compile(r"cu[A-Z]")
 _CATEGORIES = ("cuda_runtime", "cuda_driver", "os_runtime")
 
 
 def add_calls(database: Database, where: str, values: tuple[int, ...], table: EventTable) -> None:
-    """Appends the calls of the process to ``table``. Raises :class:`DamagedError`."""
+    """Appends the CUDA and OS runtime calls of the process to ``table``. Raises :class:`DamagedError`."""
     known: dict[int, tuple[str, str]] = {}
     for name in (RUNTIME, OS_CALLS):
         own = where if not where or database.has(name, "globalTid") else ""
@@ -196,21 +196,21 @@ def _call(text: str, table: str) -> tuple[str, str]:
 
 
 _MAX_MEMOIZED = 1 << 16
-"""Texts whose meaning is kept; those of operators have a number each."""
+"""Range texts whose parsed form is memoized."""
 
 
 class NvtxRanges(msgspec.Struct):
-    """Ranges that tell more than their time; times as in the file."""
+    """NVTX ranges that later stages evaluate, as columns of equal length; times as in the file."""
 
     names: list[str] = msgspec.field(default_factory=list)
     start: list[int] = msgspec.field(default_factory=list)
     end: list[int] = msgspec.field(default_factory=list)
     thread: list[int] = msgspec.field(default_factory=list)
     payload: list[Fields] = msgspec.field(default_factory=list)
-    """What the range carries, by its name; {} without."""
+    """Payload of each range, values by label; {} without one."""
 
     def add(self, name: str, start: int, end: int, thread: int, payload: Fields) -> None:
-        """Appends one."""
+        """Appends one range."""
         self.names.append(name)
         self.start.append(start)
         self.end.append(end)
@@ -219,23 +219,23 @@ class NvtxRanges(msgspec.Struct):
 
 
 class ProcessRanges(msgspec.Struct, frozen=True):
-    """What the ranges of a process told besides their rows."""
+    """The ranges of a process that later stages evaluate."""
 
     annotations: NvtxRanges
     calls: NvtxRanges
-    """Of NCCL."""
+    """Ranges of NCCL's API calls."""
 
     @classmethod
     def none(cls) -> ProcessRanges:
-        """To be filled."""
+        """Without ranges, to be filled."""
         return cls(NvtxRanges(), NvtxRanges())
 
 
 def read_ranges(
     database: Database, where: str, values: tuple[int, ...], table: EventTable, found: ProcessRanges
 ) -> None:
-    """Appends the process's ranges to ``table`` and, of some, what they tell besides to ``found``. Ranges that were still open when the
-    recording ended have no length and are left out. Raises :class:`DamagedError`."""
+    """Appends the process's ranges to ``table``, and annotations and NCCL calls to ``found``. Ranges that were still open when the
+    recording ended are skipped. Raises :class:`DamagedError`."""
     payloads = Payloads(database)
     known: dict[str, Range] = {}
     registered: dict[int, str] = {}
@@ -255,7 +255,7 @@ def read_ranges(
 
 
 def _parse(text: str, known: dict[str, Range]) -> Range:
-    """What ``text`` says; texts repeat where operators are not numbered."""
+    """Memoized :func:`parse_range_text`; texts repeat unless operators are numbered."""
     one = known.get(text)
     if one is None:
         one = parse_range_text(text)
@@ -265,7 +265,7 @@ def _parse(text: str, known: dict[str, Range]) -> Range:
 
 
 def _texts(database: Database, batch: Batch, registered: dict[int, str]) -> Iterator[str]:
-    """The text of each range: its own, else the registered one that it refers to."""
+    """Yields the text of each range: its own, else the registered string that it refers to."""
     wanted = [
         number
         for number, text in zip(batch["textId"].tolist(), batch["text"], strict=True)
@@ -294,14 +294,14 @@ _WIDE = ("start_ns", "duration_ns", "correlation", "bytes")
 
 
 class Rows(msgspec.Struct, frozen=True):
-    """Events of the same kind, N of them; times as in the file, :data:`MISSING` where a number is absent."""
+    """N events of the same kind; times as in the file, absent numbers are :data:`MISSING`."""
 
     category: str | Sequence[str]
     name: Sequence[str]
     start: IntColumn
     duration: IntColumn
     thread: IntColumn | None = None
-    """Global numbers of the threads; None for what a device does."""
+    """Global thread ids; None for device events."""
     device: IntColumn | None = None
     stream: IntColumn | None = None
     correlation: IntColumn | None = None
@@ -316,14 +316,14 @@ class EventTable:
         self._names = Interner()
         self._categories = Interner()
         self._lanes = Interner()
-        """(None, a thread's global number), or (device, stream)."""
+        """(None, global thread id) or (device, stream)."""
         self._parts: dict[str, list[NDArray[Any]]] = defaultdict(list)
         self.rows_without_time = 0
-        """Rows whose times cannot be."""
+        """Rows that were dropped because their times are missing or out of range."""
         self.rows = 0
 
     def add(self, rows: Rows) -> None:
-        """Appends those of ``rows`` that have a time."""
+        """Appends those of ``rows`` that have valid times."""
         good = _is_possible_time(rows.start) & (rows.duration >= 0) & (rows.duration <= LONGEST_NS)
         self.rows_without_time += int((~good).sum())
         count = len(rows.name)
@@ -363,20 +363,20 @@ class EventTable:
         return ids
 
     def earliest_ns(self) -> int | None:
-        """Start of the first event."""
+        """Earliest start, ns; None without rows."""
         return min((int(part.min()) for part in self._parts["start_ns"] if part.size), default=None)
 
     def name(self, text: str) -> int:
-        """Number of a name, new or not."""
+        """Id of a name, which is added if it is new."""
         return self._names[text]
 
     @property
     def threads(self) -> dict[int, int]:
-        """Global number of a thread → its lane."""
+        """Global thread id → lane."""
         return {number: lane for lane, (kind, number) in enumerate(self._lanes) if kind is None}
 
     def finish(self, meta: TraceMeta, base_ns: int) -> RankTrace:
-        """The trace without its collectives, rows sorted, ``base_ns`` added to all starts."""
+        """The trace without collectives, with rows sorted and ``base_ns`` added to all starts."""
         columns: dict[str, Any] = {
             name: np.concatenate(self._parts.pop(name)).astype(np.int32 if name in _NARROW else np.int64)
             for name in (*_NARROW, *_WIDE)
@@ -396,19 +396,19 @@ class EventTable:
 
 
 def _is_possible_time(start: IntColumn) -> NDArray[np.bool_]:
-    """Which of these times can be one."""
+    """[rows] whether the time is within ±:data:`LIMIT_NS`."""
     possible: NDArray[np.bool_] = (start > -LIMIT_NS) & (start < LIMIT_NS)
     return possible
 
 
 def _known(values: IntColumn | None, count: int) -> IntColumn:
-    """``values``, -1 where one is absent or negative."""
+    """[``count``] ``values``, with -1 for absent or negative ones."""
     if values is None:
         return np.full(count, -1, np.int64)
     return np.maximum(values, -1)
 
 
 def _narrow(values: IntColumn | None, count: int) -> IntColumn:
-    """The same, -1 too where one does not fit 32 bits."""
+    """Like :func:`_known`, also with -1 for values that do not fit 32 bits."""
     known = _known(values, count)
     return np.where(known > _INT32.max, -1, known)

@@ -1,9 +1,9 @@
-"""Plain tables of an SQLite file that anybody may have written.
+"""Reads plain tables of an untrusted SQLite file, and parses the texts and payloads of NVTX ranges.
 
-The file is opened read-only and as one that nobody changes, so that no journal beside it is looked at. What a schema can hold
-beside tables (views, triggers, virtual tables, generated columns, functions in indexes) is never asked: SQLite is
-told to refuse it. A table has no more rows than fit into the file, a value no more than some megabytes, all texts together no more than
-a few times the file's size, and all of it no more time than that can need. A value of another type than expected is absent.
+The file is opened read-only and immutable, so SQLite reads no journal next to it. An authorizer rejects all that a schema
+can have besides tables: views, triggers, virtual tables, generated columns, functions in indexes. Limits: rows per table by
+the file's size, some megabytes per value, all texts together a few times the file's size, and the total time by the size.
+A value of an unexpected type counts as absent.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ddpdoctor.trace.formats.kineto.build import is_annotation_name
 from ddpdoctor.trace.sources import report_progress
 
 Fields = dict[str, int]
-"""Label of an entry, as NCCL describes it, → value."""
+"""Label of a payload entry, as NCCL names it → value."""
 
 
 RANKS, RANK, COMMUNICATOR, MESSAGE_BYTES = (
@@ -37,11 +37,11 @@ RANKS, RANK, COMMUNICATOR, MESSAGE_BYTES = (
     "NCCL communicator ID",
     "Message size [bytes]",
 )
-"""Labels of the entries that tell something here."""
+"""Labels of the payload entries that are used."""
 
 
 _HEAD = struct.Struct("<IIIIQQ")
-"""Domain, reserved, schema, reserved, size of the payload, size with this head."""
+"""Domain, reserved, schema, reserved, size of the payload, size including this header."""
 
 
 _FORMATS = {
@@ -51,14 +51,14 @@ _FORMATS = {
     18: struct.Struct("<Q"),
     22: struct.Struct("<Q"),
 }
-"""Whole numbers by NVTX's type: int and its unsigned one, those of 64 bits, and size_t (nvToolsExtPayload.h)."""
+"""Integer formats by NVTX type: int, unsigned int, int64, uint64 and size_t (nvToolsExtPayload.h)."""
 
 
 _MAX_PAYLOAD_BYTES = 1 << 12
 
 
 class Payloads:
-    """Decodes what the ranges of one file carry."""
+    """Decodes the payloads of a file's NVTX ranges."""
 
     def __init__(self, database: Database) -> None:
         self._fields: dict[int, list[tuple[str, struct.Struct, int]]] = defaultdict(list)
@@ -70,7 +70,7 @@ class Payloads:
                 self._fields[schema].append((name, _FORMATS[kind], at))
 
     def of(self, data: bytes | None) -> Fields:
-        """What a range's payload holds; {} without one, or where it is none that the file describes."""
+        """Values of a range's payload by label; {} without one, or if the file does not describe its schema."""
         if data is None or not _HEAD.size <= len(data) <= _MAX_PAYLOAD_BYTES:
             return {}
         _, _, schema, _, size, whole = _HEAD.unpack_from(data)
@@ -85,52 +85,52 @@ class Payloads:
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
-"""CUDA graphs that were recorded as wholes, which is how Nsight Systems does it unless it is told otherwise."""
+"""CUDA graphs recorded as one event each, the default of Nsight Systems."""
 COPIES = "CUPTI_ACTIVITY_KIND_MEMCPY"
 FILLS = "CUPTI_ACTIVITY_KIND_MEMSET"
 RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 NVTX = "NVTX_EVENTS"
 OS_CALLS = "OSRT_API"
 NAMES = ("demangledName", "shortName", "mangledName")
-"""Of a kernel, the one that Kineto writes first."""
+"""Columns of a kernel's name, in order of preference; the first is what Kineto writes."""
 EXPORT_TABLES = frozenset((KERNELS, GRAPHS, COPIES, FILLS, RUNTIME, NVTX, OS_CALLS))
-"""Any of them makes a file one of Nsight Systems."""
+"""A file with any of these tables is an export of Nsight Systems."""
 
 
 OPERATOR, ANNOTATION, LIBRARY = "cpu_op", "user_annotation", "library"
 
 _FIELDS = (", seq = ", ", op_id = ", ", sizes = ", ", input_op_ids = ")
-"""What follows an emitted name, in this order."""
+"""Fields that ``emit_nvtx`` appends to a name, in this order."""
 _SIZES = re.compile(r", sizes = (\[[][0-9, -]*\])")
 _NAMESPACE = re.compile(
     r"(?:aten|autograd|prims?|torch|torchvision|torchaudio|quantized|flash_attn|xformers|_?c10d(?:_functional)?)::"
 )
-"""Of operators whose text says nothing else."""
+"""Namespaces of operators without appended fields."""
 _OPERATOR = re.compile(r"(?!FSDP::)[\w.]+::[\w.:]+$|record_param_comms$|detach$|[a-z]\w*_$|\w+Backward\d*$")
-"""Emitted names that are operators': of any library's namespace; without one those of the profiler, in place, and of autograd."""
+"""Names with appended fields that are operators: of any namespace, or in-place, autograd and profiler ones without."""
 _LIBRARY = re.compile(r"nccl[A-Z]|cu(?:blas|dnn|sparse|solver|fft|tensor|rand)|cub::|thrust::|nvshmem|ucp?_")
-"""Calls of libraries that NVIDIA's tools mark themselves."""
+"""Calls of libraries that push their own NVTX ranges."""
 _TRAINING_PREFIXES = (
     "c10d::", "gloo:", "nccl:", "Optimizer.step#", "DistributedDataParallel.", "ProfilerStep", "autograd::engine",
 )  # fmt: skip
 
 
 class Range(msgspec.Struct, frozen=True):
-    """What a range is."""
+    """A parsed NVTX range text."""
 
     name: str
     category: str
     shapes: str = ""
-    """Dimensions of an operator's inputs as compact JSON, "" where they are not told."""
+    """Dimensions of an operator's inputs as compact JSON, "" if unknown."""
 
 
 def is_training_range(text: str | None) -> bool:
-    """Whether only a process that trains pushes such a range."""
+    """Whether only a training process pushes such a range."""
     return text is not None and text.startswith(_TRAINING_PREFIXES)
 
 
 def parse_range_text(text: str) -> Range:
-    """What a range of this text is."""
+    """Name, category and shapes from the text of a range."""
     if _LIBRARY.match(text):
         return Range(text, LIBRARY)
     begins = [place for field in _FIELDS if (place := text.find(field)) > 0]
@@ -144,7 +144,7 @@ def parse_range_text(text: str) -> Range:
 
 
 def _is_operator(name: str, rest: str) -> bool:
-    """Whether an emitted name is an operator's: an annotation has no number in the sequence of autograd, nor sizes."""
+    """Whether an emitted name is an operator's; an annotation has no autograd sequence number."""
     if is_annotation_name(name):
         return False
     numbered = rest.startswith(_FIELDS[0]) and not rest.startswith(", seq = -")
@@ -152,48 +152,48 @@ def _is_operator(name: str, rest: str) -> bool:
 
 
 MISSING = np.iinfo(np.int64).min
-"""Stands where a number is absent."""
+"""Marks an absent number."""
 MAX_TEXT = 1 << 15
-"""Characters that are read of a text: names of kernels made of templates have some thousands."""
+"""Longest text that is read; names of templated kernels have some thousand characters."""
 
 _BATCH_ROWS = 1 << 13
-"""With the longest texts and payloads some hundred megabytes."""
+"""Rows per batch; at most some hundred megabytes with the longest texts and payloads."""
 _MAX_READS = 16
-"""Times that what a file holds of texts and payloads is read in all: some tables are asked several times."""
+"""How often the file's size may be read in texts and payloads; some tables are read several times."""
 _MIN_BYTE_BUDGET = 64 << 20
 _MIN_ROW_BYTES = 8
-"""A row of an event has at least its length, its header, two times and a name."""
+"""Least size of an event's row: its length, header, two times and a name."""
 _MAX_VALUE_BYTES = 64 << 20
-"""Logs of the job's output lie among the strings, but no event refers to them."""
+"""Longest value. The job's output is stored among the strings, but no event refers to it."""
 _MIN_TIMEOUT_S = 120.0
 _MIN_BYTES_PER_S = 500_000
-"""On one busy processor it is twenty million."""
+"""Slowest accepted reading; one busy processor reads about twenty million bytes per second."""
 _MAX_TIMEOUT_S = 4 * 3600.0
-"""A file of holes has any size."""
+"""Upper bound of the time limit, because a sparse file has any size."""
 _IDS_PER_QUERY = 500
-"""Numbers in one question; SQLite takes some thousands."""
+"""Ids per query; SQLite allows some thousands."""
 _INSTRUCTIONS = 200_000
-"""Of SQLite's machine, between two looks at the clock: some milliseconds."""
+"""SQLite instructions between two checks of the time limit, some milliseconds."""
 _BROKEN = (sqlite3.Error, UnicodeError)
-"""What reading raises; names of a damaged schema are no text, and SQLite quotes them."""
+"""Errors of reading. UnicodeError: SQLite's message quotes a name of a damaged schema."""
 _SELECTS = frozenset((sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ))
 _FUNCTIONS = frozenset(("substr", "typeof", "coalesce", "length"))
 _PRAGMAS = frozenset(("table_xinfo",))
 _SETTINGS = ("trusted_schema = OFF", "cell_size_check = ON", "mmap_size = 0", "query_only = ON")
 
 Batch = dict[str, Any]
-"""Column → numbers (int64, :data:`MISSING` where absent) or a list of texts or bytes (None where absent)."""
+"""Column → numbers (int64, absent ones :data:`MISSING`) or a list of texts or bytes (absent ones None)."""
 
 
 class DamagedError(Exception):
-    """The file cannot be read on; the text says what it does, as after its name: "is damaged"."""
+    """The rest of the file cannot be read; the text follows the file's name in a sentence: "is damaged"."""
 
 
 class Database:
-    """Tables of one file. To be closed by ``with``."""
+    """Tables of one file; a context manager."""
 
     def __init__(self, path: str) -> None:
-        """Raises :class:`UnusableInput` where ``path`` cannot be opened as SQLite."""
+        """Raises :class:`UnusableInput` if ``path`` cannot be opened as SQLite."""
         self.path = path
         try:
             size = Path(path).stat().st_size
@@ -231,7 +231,7 @@ class Database:
         return data.decode("utf-8", "replace")
 
     def _count(self, count: int) -> None:
-        """Pages of a file may refer to each other as they like: what is read is bounded by what there is."""
+        """Counts bytes read; raises :class:`DamagedError` over the limit. Pages of a damaged file may repeat each other."""
         self._bytes_left -= count
         if self._bytes_left < 0:
             raise DamagedError("holds more text than it has room for")
@@ -247,7 +247,7 @@ class Database:
         self._connection.close()
 
     def _find_tables(self) -> None:
-        """Name and columns of each table that is nothing but one."""
+        """Finds name and columns of each plain table."""
         listed = self._rows("SELECT name, sql FROM sqlite_master WHERE type = 'table'", ())
         for name, sql in [(row[0], row[1]) for batch in listed for row in batch]:
             if not isinstance(name, str) or not isinstance(sql, str) or "\0" in name:
@@ -264,16 +264,16 @@ class Database:
                     self._keyed.add(name)
 
     def has(self, table: str, *columns: str) -> bool:
-        """Whether there is this table with these columns."""
+        """Whether the file has this table with these columns."""
         return table in self.tables and self.tables[table].issuperset(columns)
 
     def track_progress(self, tables: Iterable[str]) -> None:
-        """From here on say how far the reading of these tables is."""
+        """Report progress while these tables are read."""
         self._pending_rows = {table: self._last_row(table) for table in tables if table in self.tables}
         self._expected_rows, self._passed_rows = sum(self._pending_rows.values()), 0
 
     def _last_row(self, table: str) -> int:
-        """About how many rows a table has: SQLite counts none without reading all of them, but knows the number of the last."""
+        """Approximate number of rows: the last row id, because SQLite counts rows only by reading all of them."""
         sql = f"SELECT rowid FROM {_quoted(table)} ORDER BY rowid DESC LIMIT 1"
         try:
             number = next((row[0] for batch in self._rows(sql, ()) for row in batch), 0)
@@ -282,7 +282,7 @@ class Database:
         return min(max(number, 0), self._max_rows) if isinstance(number, int) else 0
 
     def _report(self, rows: int) -> None:
-        """So many rows of the table at hand were read."""
+        """Report progress after this many rows of the current table."""
         if self._expected_rows:
             report_progress((self._passed_rows + rows) / self._expected_rows)
 
@@ -295,9 +295,9 @@ class Database:
         where: str = "",
         values: Sequence[int] = (),
     ) -> Iterator[Batch]:
-        """The rows of ``table`` in their order, those for which ``where`` holds; none where there is no such table.
+        """Yields the rows of ``table`` that satisfy ``where``, in order; none if the file has no such table.
 
-        A column that the table lacks is absent in each row. ``raw`` are read as bytes. Raises :class:`DamagedError`.
+        A column that the table lacks is absent in each row. ``raw`` columns are read as bytes. Raises :class:`DamagedError`.
         """
         if table not in self.tables:
             return
@@ -327,7 +327,7 @@ class Database:
         self._passed_rows += self._pending_rows.pop(table, 0)
 
     def strings(self, ids: Sequence[int]) -> dict[int, str]:
-        """What the numbers of the file's names stand for, as far as it tells. Raises :class:`DamagedError`."""
+        """Strings by id, as far as the file has them. Raises :class:`DamagedError`."""
         found: dict[int, str] = {}
         if not self.has("StringIds", "id", "value") or not ids:
             return found
@@ -343,7 +343,7 @@ class Database:
         return found
 
     def small(self, table: str, *columns: str, most: int = 100_000) -> list[tuple[Any, ...]]:
-        """The first rows of a table that describes something, as they are; [] where it lacks one of the columns."""
+        """The first rows, at most ``most``, of a descriptive table; [] if it lacks one of the columns or is damaged."""
         if not self.has(table, *columns):
             return []
         selected = ", ".join(
@@ -379,7 +379,7 @@ class Database:
 def _authorize(
     action: int, first: str | None, second: str | None, _database: object, through: str | None
 ) -> int:
-    """Whether SQLite may do what a statement asks: read tables, by none of the file's own views and triggers."""
+    """SQLite authorizer: allows reading tables, but not through views or triggers of the file."""
     if through is not None:
         return sqlite3.SQLITE_DENY
     if action in _SELECTS:
@@ -396,7 +396,7 @@ def _quoted(name: str) -> str:
 
 
 def as_numbers(values: Sequence[Any]) -> IntColumn:
-    """Whole numbers as a column; :data:`MISSING` for all else."""
+    """[values] as int64; :data:`MISSING` for values that are no integers."""
     try:
         return (
             np.fromiter(values, np.int64, len(values))

@@ -1,7 +1,7 @@
-"""Of which rank, job, host and clock a process is, as far as its file tells.
+"""Finds the processes of an export that are ranks, and their rank, world size, host and clock.
 
-NCCL's own description of a communicator knows the rank; else the variables under which a launcher started Nsight Systems once
-for each rank; else torchrun's options, where Nsight Systems ran torchrun: it starts the ranks of a host in their order.
+The rank comes from NCCL's description of a communicator; else from the launcher's environment variables, if Nsight Systems
+ran once per rank; else from torchrun's options, if Nsight Systems ran torchrun, which starts a host's ranks in order.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ from .database import (
 )
 
 _PROCESS_BITS = 24
-"""A thread's global number is its process's, shifted by so many bits, and its own."""
+"""A global thread id is the process's, shifted by this many bits, plus the thread's own."""
 _PID_MASK = (1 << _PROCESS_BITS) - 1
 _MAX_PROCESSES = 1024
-"""Ranks on one host; it has at most some dozens of devices."""
+"""Most ranks in one file; a host has at most some dozens of devices."""
 
 
 class Process(msgspec.Struct, frozen=True):
     """A process that is a rank."""
 
     key: int | None
-    """What the global numbers of its threads begin with; None where the file does not tell processes apart."""
+    """Upper bits of the global ids of its threads; None if the file does not distinguish processes."""
     devices: tuple[int, ...]
-    """That ran its kernels."""
+    """Devices that ran its kernels."""
     communicates: bool
 
     @property
     def pid(self) -> int:
-        """Its number on the host; -1 unknown."""
+        """Process id on the host; -1 if unknown."""
         return -1 if self.key is None else self.key & _PID_MASK
 
 
@@ -75,7 +75,7 @@ def _ranks_in(path: str, _version: tuple[int, int, int]) -> tuple[Process, ...]:
 
 
 def process_of(numbers: IntColumn) -> IntColumn:
-    """What the global numbers of threads or processes say of the process; :data:`MISSING` stays."""
+    """[numbers] process key of each global thread or process id; :data:`MISSING` stays."""
     return np.where(numbers == MISSING, MISSING, numbers >> _PROCESS_BITS)
 
 
@@ -89,7 +89,7 @@ def _with_kernels(database: Database) -> Iterator[Process]:
                 communicating.add(key)
     except DamagedError:
         if not devices:
-            raise  # else its reader tells how far it came
+            raise  # else the reader reports how much could be read
     if set(devices) == {MISSING}:
         yield _only_process(database, devices[MISSING], bool(communicating))
         return
@@ -98,7 +98,7 @@ def _with_kernels(database: Database) -> Iterator[Process]:
 
 
 def _combinations(database: Database) -> Iterator[tuple[int, int, str]]:
-    """(Process, device, name of a kernel) as they occur, at least once."""
+    """Yields each combination of (process, device, kernel name) at least once."""
     for table in (KERNELS, GRAPHS):
         for batch in database.batches(table, ("globalPid", "deviceId", *NAMES)):
             keys = process_of(batch["globalPid"])
@@ -109,7 +109,7 @@ def _combinations(database: Database) -> Iterator[tuple[int, int, str]]:
 
 
 def _only_process(database: Database, devices: set[int], communicates: bool) -> Process:
-    """Of a file that does not say which process ran its kernels: the one that launched them."""
+    """The only process that launched kernels, for a file that does not state which process ran them."""
     callers: set[int] = set()
     for batch in database.batches(RUNTIME, ("globalTid",)):
         callers.update(np.unique(process_of(batch["globalTid"])).tolist())
@@ -149,12 +149,12 @@ _LAUNCHERS = (
     ("PMIX_RANK", ""),
     ("SLURM_PROCID", "SLURM_NTASKS"),
 )
-"""Variables that torchrun, mpirun and srun set for each of the processes that they start: the rank, and how many there are."""
+"""Variables of rank and world size that torchrun, mpirun and srun set for each process."""
 _TORCHRUN = re.compile(r"(?:^|[/\s])torchrun\b|torch\.distributed\.(?:run|launch)\b")
 _OPTION = r"--{}(?:=|\s+)(\d{{1,7}})(?![\d:])"
 _NODES, _NODE_RANK = (re.compile(_OPTION.format(name)) for name in ("nnodes", r"node[-_]rank"))
 _NORMALISED_FROM_NS = 1_000_000_000_000_000_000
-"""Times later than this count from 1970: the export was asked for it."""
+"""Later times are ns since 1970: the export was run with ``--ts-normalize``."""
 _MAX_TEXT = 1 << 10
 _MAX_DEVICES = 1024
 _DEVICE = {
@@ -165,11 +165,11 @@ _DEVICE = {
     "computeMajor": "computeMajor",
     "computeMinor": "computeMinor",
 }
-"""Columns of the table of GPUs, and what Kineto calls the same."""
+"""Column of the table of GPUs → Kineto's name of the property."""
 
 
 class RankIdentity(msgspec.Struct, frozen=True):
-    """Which rank a process is."""
+    """Rank and world size of a process."""
 
     rank: int | None
     rank_from: str
@@ -178,7 +178,7 @@ class RankIdentity(msgspec.Struct, frozen=True):
 
 
 class ExportMetadata:
-    """What a file says of how it was made."""
+    """A file's metadata on how it was recorded."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -187,7 +187,7 @@ class ExportMetadata:
 
     @cached_property
     def environment(self) -> Mapping[str, str]:
-        """Of the process that Nsight Systems started."""
+        """Environment variables of the process that Nsight Systems started."""
         pairs = [text.partition("=") for text in self._system.get("DeviceEnvironment", "").split(";")]
         own = [
             text.partition("=") for name, text in self._capture if name == "PROCESS_0:ENVIRONMENT_VARIABLE"
@@ -196,19 +196,19 @@ class ExportMetadata:
 
     @cached_property
     def command(self) -> str:
-        """What Nsight Systems started."""
+        """Command line that Nsight Systems started."""
         words = ("PROCESS_0:COMMAND", "PROCESS_0:ARGUMENT")
         return " ".join(text for name, text in self._capture if name.startswith(words))
 
     @property
     def host(self) -> str | None:
-        """The machine's name."""
+        """Host name; None if unknown."""
         name = self._system.get("Hostname") or self.environment.get("HOSTNAME")
         return name[:_MAX_TEXT] if name else None
 
     @property
     def devices(self) -> tuple[dict[str, Any], ...]:
-        """The machine's GPUs."""
+        """The machine's GPUs, with Kineto's names of properties."""
         known = [column for column in _DEVICE if self._database.has("TARGET_INFO_GPU", column)]
         rows = self._database.small("TARGET_INFO_GPU", *known, most=_MAX_DEVICES) if known else []
         return tuple(
@@ -221,7 +221,7 @@ class ExportMetadata:
         )
 
     def clock(self, earliest_ns: int) -> tuple[int, str]:
-        """(What all times are counted from, which clock that makes them), see :class:`TraceMeta`."""
+        """(Base time to add to all times, ns; ``TraceMeta.clock``)."""
         if earliest_ns >= _NORMALISED_FROM_NS:
             return 0, "epoch"
         began = next(
@@ -236,8 +236,8 @@ class ExportMetadata:
     def rank_identity(
         self, path: str, number: int, count: int, communicators: Sequence[Fields]
     ) -> RankIdentity:
-        """Of the process with this ``number`` among the ``count`` ranks of the file at ``path``; ``made`` are the communicators that
-        it made."""
+        """Identity of the process ``number`` among the ``count`` ranks of the file at ``path``; ``communicators`` are those it
+        created."""
         world = self._world(count)
         if (told := _by_nccl(communicators, world, count)) is not None:
             return told
@@ -253,7 +253,7 @@ class ExportMetadata:
         return RankIdentity(named, "" if named is None else "file name", world)
 
     def _world(self, count: int) -> int | None:
-        """How many ranks torchrun starts on all hosts, each of which has as many as this one."""
+        """World size from torchrun's command line, if all hosts have as many ranks as this one; None if unknown."""
         if not _TORCHRUN.search(self.command):
             return None
         if "--nnodes" not in self.command:
@@ -262,7 +262,7 @@ class ExportMetadata:
         return int(nodes[1]) * count if nodes else None
 
     def _node(self, world: int, count: int) -> int | None:
-        """The number of this host among those of torchrun; None where a rendezvous gave it."""
+        """torchrun's node rank of this host; None if the rendezvous assigned it."""
         if world == count:
             return 0
         said = _NODE_RANK.search(self.command)
@@ -271,7 +271,7 @@ class ExportMetadata:
 
 
 def _by_nccl(communicators: Sequence[Fields], world: int | None, count: int) -> RankIdentity | None:
-    """By the communicator of all ranks; one of some of them numbers them anew."""
+    """Identity from the communicator of all ranks; smaller ones have their own numbering. None if there is none."""
     told = [(one[RANKS], one[RANK]) for one in communicators if RANKS in one and RANK in one]
     size = max((ranks for ranks, _ in told), default=0)
     numbers = {rank for ranks, rank in told if ranks == size}

@@ -1,7 +1,7 @@
-"""Which kernel is which of NCCL's calls: their payloads tell the communicator and the size of what the kernel moves.
+"""Matches NCCL kernels with NCCL's API calls, whose payloads have the communicator and the message size.
 
-A kernel is launched within its call, or within the ``ncclGroupEnd`` of the group to which the call belongs. Where a group has
-several calls, or a call several kernels, nobody knows which is which.
+A kernel is launched within its call, or within the ``ncclGroupEnd`` of the call's group. If a group has several calls, or a
+call several kernels, they cannot be matched.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _OPERATIONS = {
     "ncclBcast": "broadcast",
     "ncclReduce": "reduce",
 }
-"""Calls whose kernels are one collective each."""
+"""Calls whose kernel is one collective."""
 _TRAFFIC = frozenset(
     (*_OPERATIONS, "ncclSend", "ncclRecv", "ncclAlltoAll", "ncclAllToAll", "ncclGather", "ncclScatter")
 )
 _PART_PER_RANK = ("allgather", "reducescatter")
-"""The size that NCCL tells of them is one rank's part; what PyTorch tells is the whole."""
+"""NCCL's message size of these is one rank's part; PyTorch's is the whole."""
 _DTYPE = "byte"
-"""Sizes are counted in bytes."""
+"""Element type of the sizes, which are in bytes."""
 _CALLS = ("cuda_runtime", "cuda_driver")
 
 
 class _LaunchRange(msgspec.Struct, frozen=True):
-    """A range in which NCCL launches, and the calls that it launches there."""
+    """A range during which NCCL launches kernels, and the calls that it launches."""
 
     start: int
     end: int
@@ -55,8 +55,8 @@ def with_collectives(
     lane_of: Mapping[int, int],
     base_ns: int,
 ) -> RankTrace:
-    """The trace with what NCCL's ``calls`` say of its kernels, their times as in the file, where they count from ``base_ns``; ``made``
-    are the communicators that were made while it was recorded, ``lane_of`` tells the lane of each thread."""
+    """The trace with collective metadata from NCCL's ``calls``, whose times are relative to ``base_ns``. ``communicators`` are
+    those created during the recording; ``lane_of`` is the lane of each thread."""
     sizes = {one[COMMUNICATOR]: one[RANKS] for one in communicators if COMMUNICATOR in one and RANKS in one}
     table: dict[str, list[int]] = defaultdict(list)
     names = list(trace.names)
@@ -93,7 +93,7 @@ def _columns(table: Mapping[str, Sequence[int]]) -> Collectives:
 
 
 def _bytes(operation: str, payload: Fields, sizes: Mapping[int, int]) -> int:
-    """What a rank contributes or gets, whichever is more; -1 unknown."""
+    """Bytes that a rank sends or receives, whichever is more; -1 if unknown."""
     size = payload.get(MESSAGE_BYTES, -1)
     ranks = sizes.get(payload.get(COMMUNICATOR, -1), -1) if operation in _PART_PER_RANK else 1
     whole = size * ranks
@@ -103,7 +103,7 @@ def _bytes(operation: str, payload: Fields, sizes: Mapping[int, int]) -> int:
 def _match_kernels(
     trace: RankTrace, calls: NvtxRanges, lane_of: Mapping[int, int], base_ns: int
 ) -> Iterator[tuple[int, int]]:
-    """(Kernel's row in the trace, place in ``calls``) of each kernel that is one call's alone."""
+    """Yields (row of the kernel in the trace, index in ``calls``) of each kernel that belongs to exactly one call."""
     launched = _launches(trace)
     threads: dict[int, list[int]] = defaultdict(list)
     for i, thread in enumerate(calls.thread):
@@ -131,7 +131,7 @@ def _match_kernels(
 
 
 def _launches(trace: RankTrace) -> dict[int, list[tuple[int, int]]]:
-    """Lane → (row of a communication kernel, time of the call that launched it) of those that were launched there."""
+    """Lane → (row of a communication kernel, start of the runtime call that launched it) of the kernels launched there."""
     kernels = np.flatnonzero(
         trace.category_mask("kernel") & trace.name_mask(classify.is_communication_kernel)
     )
@@ -145,7 +145,7 @@ def _launches(trace: RankTrace) -> dict[int, list[tuple[int, int]]]:
 
 
 def _launch_ranges(own: Sequence[int], calls: NvtxRanges) -> Iterator[_LaunchRange]:
-    """The ranges of one thread in which NCCL launches, in order."""
+    """Yields the ranges of one thread during which NCCL launches kernels, in order."""
     depth = 0
     grouped: list[int] = []
     for i in own:

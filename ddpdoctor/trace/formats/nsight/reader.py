@@ -1,4 +1,4 @@
-"""One process of an export → one rank's columns."""
+"""Reads one process of an Nsight Systems export into one rank's columns."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class _Reading:
         self._errors: list[str] = []
 
     def trace(self, rank: int | None) -> RankTrace:
-        """All that the process did. Raises :class:`UnusableInput` where nothing can be read of it."""
+        """The trace of the process. Raises :class:`UnusableInput` if it has no readable event."""
         ranges = self._fill()
         if not self._table.rows:
             why = self._errors[0] if self._errors else "holds no event with a begin and an end"
@@ -73,7 +73,7 @@ class _Reading:
         return with_collectives(trace, ranges.calls, communicators, self._table.threads, base_ns)
 
     def _fill(self) -> ProcessRanges:
-        """Reads the tables one by one; one that is damaged costs what came after in it."""
+        """Reads all tables into columns; of a damaged table, the rows before the damage."""
         key = self._process.key
         by_thread, by_process = (
             ("", "") if key is None else ('(e."globalTid" >> 24) = ?', '(e."globalPid" >> 24) = ?')
@@ -94,7 +94,7 @@ class _Reading:
         return ranges
 
     def _add_steps(self, ranges: ProcessRanges) -> bool:
-        """Whether steps are marked, by names that are known everywhere or by those that are made so here."""
+        """Whether the trace has step markers: known ones, or ones inferred from other ranges, which are added."""
         if has_step_markers(ranges.annotations):
             return True
         steps = infer_steps(ranges.annotations)

@@ -1,7 +1,7 @@
-"""Steps by ranges that a script pushes itself: numbered ones (``iter 12``), else one that encloses each step.
+"""Infers steps from NVTX ranges that a script pushes: numbered ones (``iter 12``), else unnumbered ones around each step.
 
-What PyTorch's profiler and step annotations are called is known everywhere (:mod:`ddpdoctor.trace.classify`), and optimizers
-annotate their steps under ``emit_nvtx``; only where neither is there, ranges of other names are looked at.
+Used only if a trace has neither step annotations that :mod:`ddpdoctor.trace.classify` knows nor optimizer annotations,
+which ``emit_nvtx`` adds.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _WHOLE = re.compile(
 )
 """Names of ranges around a whole step, Lightning's among them."""
 _NO_STEP = re.compile(r"micro|valid|val_|eval|test|optimizer|lr_|sched", re.IGNORECASE)
-"""Ranges of a part of a step, or beside them."""
+"""Names of ranges that are part of a step or outside of training steps."""
 _MAX_NAME = 200
 _MIN_STEPS = 2
 
 
 class InferredSteps(msgspec.Struct, frozen=True):
-    """Steps that ranges tell; times as in the file."""
+    """Steps inferred from ranges; times as in the file."""
 
     number: Sequence[int]
     start: IntColumn
@@ -45,7 +45,7 @@ class InferredSteps(msgspec.Struct, frozen=True):
 
 
 def has_step_markers(ranges: NvtxRanges) -> bool:
-    """Whether the annotations say themselves what a step is."""
+    """Whether the ranges include known step or optimizer annotations."""
     return any(
         classify.step_number(name) is not None or classify.is_optimizer_step(name)
         for name in set(ranges.names)
@@ -53,7 +53,7 @@ def has_step_markers(ranges: NvtxRanges) -> bool:
 
 
 def infer_steps(ranges: NvtxRanges) -> InferredSteps | None:
-    """The steps that the names of ``marks`` suggest; None where none are alike."""
+    """Steps inferred from the names of ``ranges``; None if no name repeats as steps do."""
     numbered: dict[tuple[int, str], list[int]] = defaultdict(list)
     whole: dict[tuple[int, str], list[int]] = defaultdict(list)
     number_of: dict[int, int] = {}
@@ -87,7 +87,7 @@ def _by_start(rows: Sequence[int], ranges: NvtxRanges) -> list[int]:
 
 
 def _are_numbered_steps(rows: Sequence[int], number_of: dict[int, int], ranges: NvtxRanges) -> bool:
-    """Whether one range follows the other, each with a higher number."""
+    """Whether the ranges are disjoint and their numbers increase."""
     numbers = [number_of[row] for row in rows]
     return _are_disjoint(rows, ranges) and all(a < b for a, b in pairwise(numbers))
 

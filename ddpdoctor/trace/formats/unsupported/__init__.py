@@ -1,6 +1,3 @@
-"""Recordings of other programs, which are told by their names or first bytes, and refused with what to do instead.
-
-A file lies here only as long as nobody reads its kind: each is refused in one sentence that names the program it is of.
-"""
+"""Recordings of other programs that ddpdoctor cannot read: recognised by name or first bytes and rejected with advice."""
 
 from .refuse import read, recognises

@@ -1,4 +1,4 @@
-"""Which files these are, and what is said of each."""
+"""The kinds of unsupported files, how they are recognised, and the message for each."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ddpdoctor.trace.formats import Candidate
 
 class _Kind(msgspec.Struct, frozen=True):
     suffixes: Sequence[str]
-    """Of the names of such files, in lower case."""
+    """Suffixes of file names, in lower case."""
     message: str
-    """What follows the file's name."""
+    """The message after the file's name."""
     magic: Sequence[bytes] = ()
-    """In the first bytes of such files, whatever they are called; all of them."""
+    """Byte strings that all occur in the first bytes of such files, regardless of the name."""
     converted_suffix: str = ""
-    """The ending of what it becomes when it is converted: where that lies beside it, this file is passed over."""
+    """Suffix of the converted file: if that exists next to it, this file is ignored."""
 
 
 _KINDS = (
@@ -70,7 +70,7 @@ def recognises(candidate: Candidate) -> bool:
 
 
 def read(path: str, rank: int | None) -> NoReturn:
-    """Raises :class:`UnusableInput`, for whatever rank, with the sentence that belongs to the file."""
+    """Raises :class:`UnusableInput` with the message for the file."""
     del rank
     kind = _kind(Candidate(path))
     raise UnusableInput(f"{path} {kind.message.format(path=path) if kind else 'is not read'}")
@@ -87,7 +87,7 @@ def _kind(candidate: Candidate) -> _Kind | None:
 
 
 def _is_converted(path: str, kind: _Kind) -> bool:
-    """Whether what it becomes when it is converted lies beside it."""
+    """Whether its converted file exists next to it."""
     if not kind.converted_suffix:
         return False
     try:
