@@ -1,4 +1,4 @@
-"""Measured numbers against rules: the diagnosis, built once."""
+"""Applies the rules to a measured job and builds the diagnosis."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ from .options import Options
 
 
 class MeasuredJob(msgspec.Struct, frozen=True):
-    """A job in numbers: what rules look at, and below ``window`` what reports draw and only step logs and traces tell."""
+    """The measurements of a job: the facts for rules, and from ``window`` on the data that only reports show."""
 
     source: list[str]
     facts: Facts
     coverage: Coverage
     set_aside: dict[str, int]
-    """Steps not measured, by reason."""
+    """Number of steps excluded from measurement, by reason."""
     notes: list[Note]
     job: Job
     termination: str | None = None
-    """How somebody ended the job, as a sentence without its point, where nothing worse stopped it."""
+    """Sentence, without full stop, on how the job was ended from outside; None if it was not."""
     window: WindowCost | None = None
     speaker: Speaker | None = None
     ranks: list[RankSummary] = msgspec.field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The stages in their order, and where a run and a table of operations part."""
+"""Runs the stages of an analysis in order, for run directories and traces and for tables of operations."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from .source_text import with_repository, with_source_text
 from .trials import with_trials
 
 _MAX_ERROR_TEXT = 200
-"""Letters of an error's text."""
+"""Most characters of an error's text in a note."""
 
 
 class PreparedJob(msgspec.Struct, frozen=True):
-    """What :func:`prepare` found: ``logs`` are those with steps, ``windows`` the profiler windows, both by rank."""
+    """Result of :func:`prepare`: ``logs`` are the step logs with steps, ``windows`` the profiler windows, both sorted by rank."""
 
     paths: list[str]
     inputs: Inputs
@@ -52,8 +52,8 @@ class PreparedJob(msgspec.Struct, frozen=True):
 def analyze(paths: Sequence[str] | str, options: Options | None = None) -> Diagnosis:
     """Diagnose run directories, profiler traces, or a table of operations (Parquet).
 
-    Several run directories are joined: the hosts of one job that wrote to separate folders. Raises
-    UnusableInput where nothing can be analysed; what is missing or broken besides becomes a note.
+    Several run directories are joined: they are of the hosts of one job that wrote to separate folders. Raises UnusableInput if
+    nothing can be analysed; other missing or damaged data become notes.
     """
     chosen = options or Options()
     listed = [paths] if isinstance(paths, str) else list(paths)
@@ -64,15 +64,15 @@ def analyze(paths: Sequence[str] | str, options: Options | None = None) -> Diagn
 
 
 def analyze_or_read(paths: Sequence[str], options: Callable[[], Options]) -> Diagnosis:
-    """The same; a single path that is a ``diagnosis.json`` or a report is read, not analysed, and nobody is asked for
-    ``options``. Raises DdpDoctorError."""
+    """Like :func:`analyze`, but a single path of a ``diagnosis.json`` or report is read instead, and ``options`` is not called.
+    Raises DdpDoctorError."""
     if len(paths) == 1 and holds_diagnosis(Path(paths[0])):
         return read_diagnosis(Path(paths[0]))
     return analyze(paths, options())
 
 
 def prepare(paths: Sequence[str], options: Options) -> PreparedJob:
-    """Read everything at the paths. Raises UnusableInput where there is nothing to measure."""
+    """Read everything at the paths. Raises UnusableInput if there is nothing to measure."""
     places = expand_run_directories(paths)
     inputs = load(places.paths, options, places.notes)
     logs = [log for log in inputs.logs if log.steps]
@@ -84,10 +84,10 @@ def prepare(paths: Sequence[str], options: Options) -> PreparedJob:
 
 
 def _find_stop(inputs: Inputs) -> Verdict:
-    """Whether and how the job stopped; whatever files that others wrote hold, the rest of the diagnosis stands."""
+    """Whether and how the job stopped. An error in this analysis becomes a note, so that it does not prevent the diagnosis."""
     try:
         return _stop_verdict(inputs)
-    except Exception as error:  # Files of a job that broke, or of anybody, are read here.
+    except Exception as error:  # reads files of a failed job, which may contain anything
         why = " ".join(str(error).split())[:_MAX_ERROR_TEXT]
         kind = type(error).__name__
         return Verdict(
@@ -96,7 +96,7 @@ def _find_stop(inputs: Inputs) -> Verdict:
 
 
 def _stop_verdict(inputs: Inputs) -> Verdict:
-    """By the run's own records, or where those explain nothing by dumps that others collected."""
+    """From the run's own records; from flight recorder dumps if those do not explain the stop."""
     if not inputs.runs:
         return stall.of_dumps(inputs.dumps) if inputs.dumps.files else Verdict()
     notes: list[Note] = []
@@ -121,8 +121,8 @@ def conclude(prepared: PreparedJob, options: Options) -> Diagnosis:
 
 
 def windows_of(inputs: Inputs, progress: Progress = no_progress) -> list[Window]:
-    """Each trace reduced, with the steps of its rank's own log, which know better than marks in the trace. Where one has none, all
-    go by their marks: of windows that begin differently, collectives match badly."""
+    """The profiler window of each trace. Its steps come from the ranks' step logs, which are more reliable than step markers in
+    traces. If a rank has no log, all use the markers: collectives of windows with different starts cannot be matched well."""
     logs: dict[int | None, RankLog] = {log.rank: log for log in inputs.logs}
     logged = {rank for rank, log in logs.items() if log.steps}
     by_logs = all(trace.meta.rank in logged for trace in inputs.traces)
@@ -143,7 +143,7 @@ def _window(trace: RankTrace, log: RankLog | None, by_log: bool) -> Window:
 
 
 def _measure(prepared: PreparedJob, options: Options) -> MeasuredJob:
-    """A run or traces, in numbers."""
+    """Measures a run or traces."""
     inputs, stopped = prepared.inputs, prepared.stopped
     if not prepared.logs and not prepared.windows:
         return _measure_end(prepared)
@@ -178,7 +178,7 @@ def _measure(prepared: PreparedJob, options: Options) -> MeasuredJob:
 
 
 def _measure_end(prepared: PreparedJob) -> MeasuredJob:
-    """A job of which nothing is known but how it stopped."""
+    """For a job of which only the end is known: no steps were recorded."""
     inputs, stopped = prepared.inputs, prepared.stopped
     manifest = launch_of(inputs.runs[0]) if inputs.runs else {}
     ranks = [each.rank for each in inputs.dumps.recordings] or [log.rank for log in inputs.logs]
@@ -205,7 +205,7 @@ def _measure_end(prepared: PreparedJob) -> MeasuredJob:
 
 
 def _measure_operations(paths: Sequence[str], tables: Sequence[str]) -> MeasuredJob:
-    """A table of operations, in numbers: it has neither ranks' traces nor step logs, so what-if analysis is all there is."""
+    """Measures a table of operations by what-if analysis; it has neither traces nor step logs."""
     if len(tables) > 1:
         raise UnusableInput(
             f"{', '.join(paths)}: {len(tables)} tables of operations, each for a separate job; name one."

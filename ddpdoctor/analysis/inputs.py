@@ -1,4 +1,4 @@
-"""Reading everything at some paths: run directories with their logs and telemetry, and profiler traces."""
+"""Reads everything at the given paths: run directories with step logs and telemetry, profiler traces, flight recorder dumps."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ from ddpdoctor.trace.sources import is_url
 from .options import Options
 
 MAX_MISSING_RANKS = 1000
-"""Missing ranks that are listed; whoever misses more misses the job."""
+"""Most missing ranks that are listed."""
 _RANK_PREFIX = re.compile(r"Rank (\d+): ")
 _FOLDER = re.compile(r"/ranks/(\d{5,})(?:\.\d+)?(?=[/ :])")
 
 
 class Inputs(msgspec.Struct, frozen=True):
-    """What was read at the paths, in order of the ranks."""
+    """All data that were read, sorted by rank."""
 
     runs: list[RunDirectory]
     logs: Sequence[RankLog]
@@ -62,11 +62,11 @@ class Inputs(msgspec.Struct, frozen=True):
     """By host."""
     notes: list[Note]
     dumps: Dumps
-    """Of torch's flight recorder, that others collected."""
+    """Dumps of torch's flight recorder that ddpdoctor did not record."""
 
 
 class _Run(msgspec.Struct, frozen=True):
-    """What was read of one run directory."""
+    """The data of one run directory."""
 
     directory: RunDirectory
     logs: Sequence[RankLog]
@@ -75,22 +75,22 @@ class _Run(msgspec.Struct, frozen=True):
 
 
 class _Traces(msgspec.Struct, frozen=True):
-    """The traces that were read, those of recorded ranks among them."""
+    """The traces that were read, including those of recorded ranks."""
 
     traces: list[RankTrace]
     notes: list[Note]
 
 
 class ExpandedPaths(msgspec.Struct, frozen=True):
-    """Run directories, and what else is to be read; and what was left out on the way, a sentence each."""
+    """Run directories and other paths to read; and notes on folders that cannot be listed, one sentence each."""
 
     paths: list[str]
     notes: list[str]
 
 
 def expand_run_directories(paths: Sequence[str]) -> ExpandedPaths:
-    """``paths``, with a folder that holds run directories replaced by those. Raises UnusableInput where they are of
-    several jobs: hosts of one job may each have recorded to a folder of their own.
+    """``paths`` with each folder of run directories replaced by these: hosts of one job may have recorded to separate folders.
+    Raises UnusableInput if the run directories are of several jobs.
     """
     expanded: list[str] = []
     notes: list[str] = []
@@ -102,20 +102,20 @@ def expand_run_directories(paths: Sequence[str]) -> ExpandedPaths:
                 f"{path} holds {len(below)} recorded runs, not of one job: name one of them, such as {newest}, the newest."
             )
         expanded += below or [path]
-        notes += closed_folders(errors) if below else []  # else whoever looks for traces there says so
+        notes += closed_folders(errors) if below else []  # else find_traces reports them
     return ExpandedPaths(expanded, notes)
 
 
 def _are_of_one_job(runs: Sequence[str]) -> bool:
-    """Whether each rank was recorded in one of ``runs`` only, and all ranks say that they belong together."""
+    """Whether all ranks have the same job id and world size, and each is in only one of ``runs``."""
     ranks = [record for run in runs for record in RunDirectory.open(run).ranks]
     jobs = {(record.info.get("job_id"), record.info.get("world_size")) for record in ranks}
     return len(jobs) == 1 and len({record.rank for record in ranks}) == len(ranks)
 
 
 def load(paths: Sequence[str], options: Options, skipped: Sequence[str] = ()) -> Inputs:
-    """Read everything at the paths. Raises UnusableInput where there are traces and none can be used. ``left_out``: what was on the
-    way to them, a sentence each."""
+    """Read everything at the paths. ``skipped``: notes of :func:`expand_run_directories`. Raises UnusableInput if there are traces
+    and none can be read."""
     folders = [path for path in paths if is_run_directory(path)]
     recorded_at = set(folders)
     runs = _read_runs(folders, options)
@@ -145,7 +145,7 @@ def load(paths: Sequence[str], options: Options, skipped: Sequence[str] = ()) ->
 
 
 def _missing_rank_notes(runs: Sequence[_Run], logs: Sequence[RankLog]) -> list[Note]:
-    """Of ranks of the job that have no folder in any of ``runs``."""
+    """A note on each rank of the job that has no folder in any of ``runs``."""
     worlds = [size for log in logs if isinstance(size := log.record.info.get("world_size"), int)]
     known = {log.rank for log in logs} | {rank for run in runs for note in run.notes for rank in note.ranks}
     missing = islice((rank for rank in range(max(worlds, default=0)) if rank not in known), MAX_MISSING_RANKS)
@@ -157,7 +157,7 @@ def _missing_rank_notes(runs: Sequence[_Run], logs: Sequence[RankLog]) -> list[N
 
 
 def merge_notes(notes: Sequence[Note]) -> list[Note]:
-    """``notes``, but what is said alike of several ranks, or of their files, once, with the ranks."""
+    """``notes`` with equal ones on several ranks, or on their files, merged into one that lists the ranks."""
     same: dict[str, dict[int, Note]] = {}
     for note in notes:
         sentence, rank = _split_rank(note.text)
@@ -176,7 +176,7 @@ def merge_notes(notes: Sequence[Note]) -> list[Note]:
 
 
 def _split_rank(text: str) -> tuple[str, int | None]:
-    """The sentence without the one rank that it is about, and that rank; None where it is about none."""
+    """(the sentence without its rank, the rank); the rank is None if the sentence has none."""
     prefix = _RANK_PREFIX.match(text)
     sentence = text[prefix.end() :] if prefix else text
     folder = _FOLDER.search(sentence)
@@ -185,7 +185,7 @@ def _split_rank(text: str) -> tuple[str, int | None]:
 
 
 def no_data_reason(paths: Sequence[str], inputs: Inputs) -> str:
-    """Why there is nothing to measure in ``inputs``, for whoever asked for a diagnosis."""
+    """Error message with the reason why there is nothing to measure in ``inputs``."""
     where = ", ".join(paths)
     if inputs.dumps.notes:
         return f"{where}: {inputs.dumps.notes[0]}"
@@ -210,7 +210,7 @@ def no_data_reason(paths: Sequence[str], inputs: Inputs) -> str:
 
 
 def provisional_notes(inputs: Inputs, end: str | None) -> list[Note]:
-    """That the job may take further steps, in a sentence; nothing where its ``end`` is known, see
+    """A note that the job may take further steps; none if its ``end`` is known, see
     :class:`~ddpdoctor.diagnose.diagnosis.Job`."""
     finished = max((log.steps[-1].number + 1 for log in inputs.logs if log.steps), default=0)
     steps = words.count(finished, "step")
@@ -231,7 +231,7 @@ _RUNNING = {
 
 
 def is_running_here(run: RunDirectory) -> bool:
-    """Whether a launcher or a rank of a job that has noted no end is known to run."""
+    """Whether a launcher or rank of the job is known to run on this machine."""
     documents = [*launches_of(run.path, []), *(record.info for record in run.recordings)]
     return any(map(is_running, documents)) or launcher_runs(run.path, run.manifest) is True
 
@@ -296,7 +296,7 @@ def _read_runs(folders: Sequence[str], options: Options) -> list[_Run]:
 
 
 def launch_of(run: RunDirectory) -> Mapping[str, Any]:
-    """How the job was started: the manifest, or where that is missing or broken the record of the first launcher; {} without both."""
+    """How the job was started: the manifest, or if that is missing or damaged, the record of the first launcher; {} without both."""
     if run.manifest.get("command"):
         return run.manifest
     launches = launches_of(run.path, [])
@@ -304,7 +304,7 @@ def launch_of(run: RunDirectory) -> Mapping[str, Any]:
 
 
 def _launcher_notes(run: RunDirectory, telemetry: dict[str, Telemetry]) -> list[Note]:
-    """The notes of the manifest, but for those that a host's telemetry tells as well; and whether another record stands for it."""
+    """The manifest's notes that are not in a host's telemetry too; and one if a launcher's record replaces the manifest."""
     report_progress = {note.text for each in telemetry.values() for note in each.notes}
     notes = recorded_notes(run.manifest.get("notes") or [], run.manifest.get("note_codes") or [])
     if launch_of(run) is not run.manifest:
@@ -313,7 +313,7 @@ def _launcher_notes(run: RunDirectory, telemetry: dict[str, Telemetry]) -> list[
 
 
 def _without_gpu_notes(notes: list[Note], ranks: Sequence[RankRecord]) -> list[Note]:
-    """``notes``, but nobody misses the readings of GPUs that the job does not use."""
+    """``notes`` without those on missing GPU readings if the job uses no GPU."""
     if any(record.info.get("device", "cpu") != "cpu" for record in ranks):
         return notes
     return [note for note in notes if note.code != NoteCode.NO_GPU]
@@ -326,7 +326,7 @@ def _read_traces(
     dumps: Dumps,
     below: Mapping[str, FilesBelow],
 ) -> _Traces:
-    """The windows of the recorded ranks, or their digests, and the traces at ``others``, where ``dumps`` were found, too."""
+    """The profiler windows or digests of the recorded ranks, and the traces at ``others``, which may also have ``dumps``."""
     recorded = [record for run in runs for record in run.directory.ranks]
     places = [(_window_of(record, options.window), record.rank) for record in recorded]
     if options.window is not None and not any(file for file, _ in places):

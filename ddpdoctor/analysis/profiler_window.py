@@ -1,4 +1,4 @@
-"""Which steps of a rank's log its trace is of: a recording may have several profiler windows."""
+"""Finds the steps in a rank's log that its trace covers; a recording may have several profiler windows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddpdoctor.trace import RankTrace
 
 
 def steps_of_profiler_window(trace: RankTrace, steps: Sequence[Step]) -> list[Step]:
-    """The steps of the window in which the trace's events lie; none where that holds nothing."""
+    """The steps of the profiler window closest to the trace's events; empty for an empty trace."""
     if not trace.size:
         return []
     windows: list[list[Step]] = []
@@ -25,7 +25,7 @@ def steps_of_profiler_window(trace: RankTrace, steps: Sequence[Step]) -> list[St
     median_ns = int(np.median(trace.start_ns))
 
     def distance_ns(window: Sequence[Step]) -> int:
-        # By the wall clock, as the trace has it.
+        # Wall-clock times, like those of the trace.
         return max(window[0].recorded_ns[0] - median_ns, median_ns - window[-1].recorded_ns[1], 0)
 
     return min(windows, key=distance_ns)

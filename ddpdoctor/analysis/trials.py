@@ -1,4 +1,4 @@
-"""What ``ddpdoctor try`` measured for a run, beside its diagnosis."""
+"""Adds the results of ``ddpdoctor try`` to the diagnosis of their run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddpdoctor.rundir import RunDirectory
 
 
 def with_trials(diagnosis: Diagnosis, runs: Sequence[RunDirectory]) -> Diagnosis:
-    """The same diagnosis, with the trials that lie in the first of ``runs``; a file that cannot be read becomes a note."""
+    """The diagnosis with the results in the first of ``runs``; a file that cannot be read becomes a note."""
     for run in runs[:1]:
         file = Path(run.path) / TRIALS_FILE
         try:
