@@ -1,4 +1,4 @@
-"""What is said where a tracker's package is missing."""
+"""The error if a tracker's package is not installed."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from ddpdoctor.errors import DdpDoctorError
 
 
 def missing_package(extra: str, error: ImportError) -> DdpDoctorError:
-    """The error for the option and extra called ``extra``."""
+    """The error for the option and the extra named ``extra``."""
     return DdpDoctorError(f"--{extra} needs its package ({error}): pip install 'ddpdoctor[{extra}]'.")

@@ -1,4 +1,4 @@
-"""A run in MLflow: parameters, metrics by step, the verdict as its note, report and diagnosis as artefacts."""
+"""Writes a run to MLflow: parameters, metrics by step, the verdict as description, report and diagnosis as artifacts."""
 
 from __future__ import annotations
 
@@ -20,24 +20,21 @@ if TYPE_CHECKING:
     from ddpdoctor.trackers.contents import TrackerRun
 
 _EXPERIMENT = "ddpdoctor"
-"""Unless the environment names one, as for MLflow's own commands."""
+"""Experiment name if $MLFLOW_EXPERIMENT_NAME is not set."""
 _MAX_METRICS, _MAX_PARAMS = 1000, 100
-"""Of one request: https://mlflow.org/docs/latest/rest-api.html#log-batch"""
+"""Limits of one request: https://mlflow.org/docs/latest/rest-api.html#log-batch"""
 _TABLES = {"alembic_version", "experiments", "runs"}
-"""That every database of MLflow has."""
+"""Tables that every MLflow database has."""
 _MAX_TAG = 5000
-"""Of a tag."""
+"""Most characters of a tag."""
 _NOTE = "mlflow.note.content"
-"""The tag whose Markdown MLflow shows as the run's description."""
+"""Tag with the Markdown that MLflow shows as the run's description."""
 _Item = TypeVar("_Item")
 
 
 def log_to_mlflow(run: TrackerRun, place: str) -> str:
-    """Log to the folder ``place``, as a database and artefacts in there, or to what it names as a URI; words for how to look at it.
-
-    Raises DdpDoctorError.
-    """
-    # Of the package's own use, which it reports unless told not to.
+    """Log to ``place``: a URI, or a folder for a database and artifacts. Returns the command to view it. Raises DdpDoctorError."""
+    # By default, MLflow reports its use.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     try:
         from mlflow import MlflowClient
@@ -59,7 +56,7 @@ def log_to_mlflow(run: TrackerRun, place: str) -> str:
 
 
 def _database(file: Path) -> str:
-    """The URI of ``file``. Raises DdpDoctorError where it would be read as another file's: ``?`` ends a path, ``%20`` is a space."""
+    """The database URI of ``file``. Raises DdpDoctorError if the path contains characters with a meaning in URIs, such as ``?``."""
     uri = f"sqlite:///{file}"
     try:
         from sqlalchemy.engine import make_url
@@ -73,7 +70,7 @@ def _database(file: Path) -> str:
 
 
 def check_mlflow(folder: Path) -> None:
-    """Raises DdpDoctorError where ``folder`` has an mlflow.db that is not MLflow's: opening it would put MLflow's tables there."""
+    """Raises DdpDoctorError if ``folder`` has an mlflow.db that is not MLflow's, to which MLflow would add its tables."""
     file = folder / "mlflow.db"
     if not file.exists() or (file.is_file() and not file.stat().st_size):
         return
@@ -82,7 +79,7 @@ def check_mlflow(folder: Path) -> None:
             known = {
                 row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
             }
-    except sqlite3.OperationalError:  # locked, or on a full disk: MLflow says so itself
+    except sqlite3.OperationalError:  # locked, or on a full disk: MLflow reports it
         return
     except (sqlite3.Error, ValueError):
         known = set()
@@ -93,7 +90,7 @@ def check_mlflow(folder: Path) -> None:
 
 
 def _database_errors() -> tuple[type[Exception], ...]:
-    """What MLflow lets through of a database that is damaged, locked, read-only or has no space left."""
+    """Errors that MLflow does not wrap, of a database that is damaged, locked, read-only or on a full disk."""
     try:
         from sqlalchemy.exc import SQLAlchemyError
     except ImportError:
@@ -110,7 +107,7 @@ def _log(run: TrackerRun, client: MlflowClient, artefacts: str | None) -> None:
     try:
         _fill(run, client, made, at_ms or 0)
     except BaseException:
-        # It would look as if it were still going on.
+        # Otherwise MLflow shows it as running.
         with contextlib.suppress(Exception):
             client.set_terminated(made, "FAILED")
         raise
