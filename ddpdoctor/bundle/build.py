@@ -1,4 +1,4 @@
-"""Writes a bundle: the modules that record, what they need beside the standard library, and how it was made."""
+"""Writes a bundle: the modules that record, the packages that they need, and build information."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _EXCLUDED = (
     *("telemetry/live.py", "telemetry/livestep.py", "telemetry/prometheus.py", "telemetry/reader.py"),
     "telemetry/scrapes.py",
 )
-"""Of those, what other commands need and a recording does not: they ask for msgspec or numpy."""
+"""Modules of these packages that recording does not need and that import msgspec or numpy."""
 _STANDINS = "standins"
-"""Folder of the bundle that is searched after all others: an environment that has the real package uses it."""
+"""Folder of the bundle at the end of ``sys.path``: an installed package takes precedence over the replacement here."""
 _NVML = ("pynvml", "nvidia-ml-py")
-"""Plain Python over the driver's library, so it can go along; by its module and its distribution."""
+"""Module and distribution name of NVML's Python binding, which is pure Python and is included."""
 _OLDEST_PYTHON = (3, 9)
 _MAIN = """\
 import os
@@ -50,7 +50,7 @@ from ddpdoctor.bundle.recording import main
 main()
 """
 _ENTRY_TIME = (1980, 1, 1, 0, 0, 0)
-"""The first moment that an archive can tell; all entries have it, so that the same sources give the same bytes."""
+"""Modification time of all entries, the earliest of the ZIP format, so that equal sources give equal bytes."""
 
 
 @dataclass(frozen=True)
@@ -60,15 +60,15 @@ class Bundle:
     path: Path
     bytes: int
     sha256: str
-    """Of what is in it: names and contents."""
+    """Hash of all names and contents."""
     versions: Mapping[str, str]
 
 
 def write_bundle(out: Path, options: Sequence[Option], help_text: str) -> Bundle:
-    """Write a bundle whose ``run`` takes ``options``: a file where the name ends in .pyz or .zip, else a folder.
+    """Write a bundle whose ``run`` takes ``options``: a file if the name ends in .pyz or .zip, else a folder.
 
-    The same sources give the same bytes. An earlier bundle is replaced if nobody changed it since; in a folder, what else lies
-    there stays. Raises DdpDoctorError otherwise, or if nothing can be written.
+    Equal sources give equal bytes. An earlier bundle is replaced if it is unchanged; other files in a folder stay. Raises
+    DdpDoctorError if ``out`` has other content or cannot be written.
     """
     _check_target(out)
     files = dict(_files())
@@ -87,7 +87,7 @@ def write_bundle(out: Path, options: Sequence[Option], help_text: str) -> Bundle
 
 
 def _files() -> Iterator[tuple[str, bytes]]:
-    """Name in the bundle, and content, of all that goes into it but how it was made."""
+    """Yields (name, content) of all files of the bundle except the build information."""
     for name in _INCLUDED:
         place = _PACKAGE / name
         for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
@@ -126,10 +126,10 @@ def _check_target(out: Path) -> None:
 
 
 def _archive(files: Mapping[str, bytes]) -> bytes:
-    """A zip archive whose comment is its seal, which is yet to be appended."""
+    """A ZIP archive with space for its seal as comment; the seal itself is appended by :func:`write_file`."""
     whole = io.BytesIO()
     whole.write(b"#!/usr/bin/env python3\n")
-    # Not compressed: ranks import from it, also by a Python that lacks zlib, and no version of zlib decides about its bytes.
+    # Not compressed: a Python without zlib can import from it, and the bytes do not depend on zlib's version.
     with zipfile.ZipFile(whole, "a", zipfile.ZIP_STORED) as archive:
         for name, content in sorted(files.items()):
             entry = zipfile.ZipInfo(name, _ENTRY_TIME)

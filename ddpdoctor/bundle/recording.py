@@ -1,7 +1,7 @@
-"""The command of a bundle: ``python FILE run -- COMMAND`` records a job with nothing but the job's Python.
+"""The command of a bundle: ``python FILE run -- COMMAND`` records a job with the job's Python only.
 
-It makes the run directory that ``ddpdoctor run`` makes, by the same code. To diagnose takes numpy, CEL and more, so that is left to
-an environment in which ddpdoctor is installed.
+It writes the same run directory as ``ddpdoctor run``, with the same code. Diagnosis needs NumPy, CEL and other packages, so it
+requires an environment in which ddpdoctor is installed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _execute(arguments: Sequence[str]) -> int:
             f"this file records, and does nothing else: for `{verb}` install ddpdoctor, there or on "
             f"another machine, and say `ddpdoctor {' '.join(arguments)}`."
         )
-    # As far as the options go: what follows is the job's.
+    # Only directly after `run`: later arguments may be the job's.
     if any(word in ("-h", "--help") for word in arguments[1:2]):
         print(build["help"].replace("ddpdoctor run", f"{_program()} run"))
         return 0
@@ -74,7 +74,7 @@ def _run(values: dict[str, Any], command: list[str]) -> NoReturn:
 
 
 def _next_steps(outcome: Outcome) -> list[str]:
-    """What to do next, once something was recorded."""
+    """Sentence on what to do next, if something was recorded."""
     run = outcome.to_analyze
     if run is None:
         return []
@@ -85,13 +85,13 @@ def _next_steps(outcome: Outcome) -> list[str]:
 
 
 def _build_info() -> dict[str, Any]:
-    """What this bundle was made of."""
+    """Build information of this bundle: versions, hash, options of ``run``."""
     document: dict[str, Any] = json.loads(pkgutil.get_data("ddpdoctor.bundle", BUILD_FILE) or b"")
     return document
 
 
 def _program() -> str:
-    """How this bundle was started, for words."""
+    """How this bundle was started, for messages."""
     return f"{Path(sys.executable or 'python').name} {sys.argv[0]}"
 
 
