@@ -1,4 +1,4 @@
-"""Single files, and how they are put in place: whole, and never over what is not ddpdoctor's own."""
+"""Writes single files atomically, and never over files that ddpdoctor did not write."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from ddpdoctor.rundir.owned import behind_links
 from ddpdoctor.written.forms import Form
 
 STDOUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
-"""Paths that stand for this process's standard output."""
+"""Paths of this process's standard output."""
 _OPEN_DESCRIPTOR = re.compile(r"/dev/(fd/\d+|stdin|stdout|stderr)|/proc/(self|\d+)/fd/\d+")
-"""What a process has open, such as a shell's process substitution: it is written into, whatever it is."""
+"""Paths of open file descriptors, such as a shell's process substitution: written to without further checks."""
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EMLINK, errno.EXDEV)
-"""What file systems without hard links say."""
+"""Errors of file systems without hard links."""
 
 _TRIES = 20
-"""Of putting a file in a place that others write at the same time."""
+"""Attempts to replace a file that other processes write at the same time."""
 
 Identity = tuple[int, int, int, int]
 
 
 def is_stdout(path: str | os.PathLike[str]) -> bool:
-    """Whether ``path`` stands for standard output."""
+    """Whether ``path`` is standard output."""
     return os.fspath(path) in STDOUT
 
 
 def check_file(path: str | os.PathLike[str], form: Form) -> None:
-    """Raises DdpDoctorError if :func:`write_file` would refuse ``path``: also before long work."""
+    """Raises DdpDoctorError if :func:`write_file` would refuse ``path``; to be called before long work."""
     if is_stdout(path):
         return
     with as_user_errors(path):
@@ -51,13 +51,13 @@ def check_file(path: str | os.PathLike[str], form: Form) -> None:
 
 
 def write_file(path: str | os.PathLike[str], content: str | bytes, form: Form, mode: int = 0o666) -> None:
-    """Write ``content`` (text as UTF-8) with the seal of ``form``: a reader of ``path`` sees the old file or the new one.
+    """Write ``content`` (text as UTF-8) with the seal of ``form``, atomically: readers get the old file or the new one.
 
-    ``-`` is standard output. Links of the user's own are followed, and stay; within a run directory, which may have been
-    received, they are refused. A FIFO or a device is written into. ``mode`` is that of a new file, less the umask.
+    ``-`` is standard output. Links are followed and kept, but refused inside a run directory, which may come from another
+    machine. A FIFO or character device is written to. ``mode`` is that of a new file, before the umask.
 
-    Raises DdpDoctorError if the file cannot be written, or another one is there that is not empty and not of this form;
-    BrokenPipeError if nobody reads standard output.
+    Raises DdpDoctorError if the file cannot be written, or if a file is there that is not empty and not of this form;
+    BrokenPipeError if standard output has no reader.
     """
     data = form.sealed(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
     if is_stdout(path):
@@ -73,8 +73,8 @@ def write_file(path: str | os.PathLike[str], content: str | bytes, form: Form, m
 
 
 def replace_file(path: Path, write: Callable[[BinaryIO], object], mode: int = 0o600) -> None:
-    """Let ``write`` fill a file beside ``path`` that then replaces it; folders are made. For folders that are ddpdoctor's own:
-    nothing is asked about what is there. Raises OSError and what ``write`` raises; ``path`` then is as before."""
+    """Replace ``path`` atomically by a file that ``write`` fills; creates missing folders. For ddpdoctor's own folders: does not
+    check the existing file. Raises OSError and the errors of ``write``; ``path`` is then unchanged."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with _temporary_file(path, mode) as (fresh, stream):
         write(stream)
@@ -83,8 +83,8 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object], mode: int = 0o
 
 
 def write_once(path: Path, data: bytes, mode: int = 0o666) -> bool:
-    """Write a file that is never replaced; False if one is there that holds ``data`` already. Raises OSError, and
-    FileExistsError if another is there."""
+    """Write ``path`` if it does not exist; returns False if it already has the content ``data``. Raises OSError, and
+    FileExistsError if it has other content."""
 
     def check() -> None:
         if os.path.lexists(path):
@@ -101,7 +101,7 @@ def write_once(path: Path, data: bytes, mode: int = 0o666) -> bool:
 
 
 def resolve_target(path: str | os.PathLike[str], noun: str = "file") -> Path:
-    """Where ``path`` leads. Raises OSError; DdpDoctorError in a recording."""
+    """``path`` with links resolved. Raises OSError if it may not be written to, DdpDoctorError if it is part of a recording."""
     if _is_open_descriptor(path):
         return Path(path)
     absolute = Path(os.path.abspath(path))  # noqa: PTH100 - links stay as they are
@@ -120,7 +120,7 @@ def resolve_target(path: str | os.PathLike[str], noun: str = "file") -> Path:
 
 
 def _run_containing(path: Path) -> Path | None:
-    """The run directory in which ``path`` lies; None if it lies in none."""
+    """The run directory that contains ``path``; None if there is none."""
     return next((folder for folder in path.parents if is_run_directory(str(folder))), None)
 
 
@@ -129,7 +129,7 @@ def _is_open_descriptor(path: str | os.PathLike[str]) -> bool:
 
 
 def _is_special(place: Path) -> bool:
-    """Whether a pipe or a character device is there. Raises OSError for what is neither, nor a regular file."""
+    """Whether ``place`` is a FIFO or character device. Raises OSError if it is neither these nor a regular file."""
     try:
         mode = place.stat().st_mode
     except FileNotFoundError:
@@ -144,7 +144,7 @@ def _is_special(place: Path) -> bool:
 
 
 def _open_special(place: Path) -> int:
-    """Raises OSError if it is another user's by now, who would get the report."""
+    """Opens a FIFO or device for writing. Raises OSError if it belongs to another user, who could read the report."""
     given = _is_open_descriptor(place)
     handle = os.open(place, os.O_WRONLY | os.O_CLOEXEC | (0 if given else os.O_NOFOLLOW))
     found = os.fstat(handle)
@@ -155,7 +155,7 @@ def _open_special(place: Path) -> int:
 
 
 def _check_replaceable(place: Path, shown: str | os.PathLike[str], form: Form) -> Identity | None:
-    """Identity of the file at ``place``, None if there is none. Raises DdpDoctorError if it may not be replaced, OSError."""
+    """Identity of the file at ``place``, None if there is none. Raises DdpDoctorError if it may not be replaced, and OSError."""
     try:
         handle = open_regular(str(place))
     except FileNotFoundError:
@@ -168,12 +168,13 @@ def _check_replaceable(place: Path, shown: str | os.PathLike[str], form: Form) -
 
 
 def identity(status: os.stat_result) -> Identity:
-    """What tells whether a file is still the one that was looked at."""
+    """Device, inode, size and modification time, which show whether a file has changed."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def put_in_place(place: Path, data: bytes, check: Callable[[], Identity | None], mode: int) -> None:
-    """``data`` as the file ``place``, once ``judge`` says what may be replaced there: nothing that came or changed since."""
+    """Write ``data`` to ``place``. ``check`` returns the identity of the file that may be replaced, or raises; a file that appears
+    or changes afterwards is checked again. Raises OSError after :data:`_TRIES` attempts."""
     with _temporary_file(place, mode) as (fresh, stream):
         stream.write(data)
         stream.close()
@@ -204,7 +205,7 @@ def _move_into_place(fresh: Path, place: Path, seen: Identity | None) -> bool:
 
 @contextlib.contextmanager
 def _temporary_file(place: Path, mode: int) -> Iterator[tuple[Path, BinaryIO]]:
-    """A new file in the folder of ``place``, and its stream; what is left of it goes."""
+    """A temporary file in the folder of ``place`` and its stream; removed at the end unless it was renamed."""
     fresh = place.parent / f".ddpdoctor-{os.urandom(8).hex()}.new"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     handle = os.open(fresh, flags, mode)
@@ -230,7 +231,7 @@ def _write_stdout(data: bytes) -> None:
 
 @contextlib.contextmanager
 def as_user_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """An OSError within becomes a DdpDoctorError that names ``path``."""
+    """Converts an OSError into a DdpDoctorError that names ``path``."""
     try:
         yield
     except OSError as error:

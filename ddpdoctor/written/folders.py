@@ -1,4 +1,4 @@
-"""Folders of files, with a list of their hashes."""
+"""Writes folders of files with a list of their hashes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from ddpdoctor.written.files import (
 from ddpdoctor.written.forms import hash_of
 
 LIST = "ddpdoctor.sha256"
-"""In a folder that ddpdoctor wrote: a line ``<sha256>  <name>`` for each of its files."""
+"""File with a line ``<sha256>  <name>`` for each file that ddpdoctor wrote to the folder."""
 _LIST_BYTES = 4 << 20
 _LISTED = re.compile(r"([0-9a-f]{64})  ([^\0\n]{1,400})")
 
 
 class WrittenFolder:
-    """A folder of files with a list of their hashes. ``words`` name what is written there; ``alone``: nothing else may be there
-    when it is written for the first time."""
+    """A folder of files with a list of their hashes. ``noun``: what is written there, for messages; ``must_be_empty``: no other files
+    may be there at the first writing."""
 
     def __init__(self, folder: Path, noun: str, must_be_empty: bool = False) -> None:
         self._folder, self._noun, self._must_be_empty = folder, noun, must_be_empty
@@ -37,7 +37,7 @@ class WrittenFolder:
         self._hashes: dict[str, set[str]] = {}
 
     def check(self, names: Iterable[str]) -> None:
-        """Raises DdpDoctorError if one of ``names`` may not be written: something else has the name, or changed since."""
+        """Raises DdpDoctorError if one of ``names`` may not be written: ddpdoctor did not write it, or it has changed."""
         with as_user_errors(self._folder):
             self._root = self._find_root()
             self._hashes = self._read_list()
@@ -49,11 +49,11 @@ class WrittenFolder:
                 self._check_replaceable(name)
 
     def others(self, names: Iterable[str]) -> list[str]:
-        """Files of the list that are there, but not among ``names``."""
+        """Existing files of the list that are not in ``names``."""
         return sorted(name for name in self._hashes.keys() - set(names) if self._is_there(name))
 
     def write(self, files: Iterable[tuple[str, bytes]], mode: int = 0o666) -> list[Path]:
-        """Write ``files`` by name; their paths. Raises DdpDoctorError as :meth:`check`, for all that is written until then."""
+        """Write ``files`` (name, content); returns their paths. Raises DdpDoctorError like :meth:`check`, when it reaches the file."""
         if self._root is None:
             self.check(())
         written = []
@@ -68,13 +68,13 @@ class WrittenFolder:
         self._hashes = self._read_list()
         self._check_replaceable(name)
         new = hashlib.sha256(data).hexdigest()
-        # Both until the file is there: whatever ends this meanwhile, the next call knows what it finds.
+        # The list has both hashes until the file is replaced, so that an interruption leaves a valid list.
         self._write_list({**self._hashes, name: {*self._hashes.get(name, ()), new}})
         put_in_place(self._path(name), data, lambda: self._check_replaceable(name), mode)
         self._write_list({**self._hashes, name: {new}})
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove files of the list. Raises DdpDoctorError if one changed since it was written."""
+        """Remove files of the list. Raises DdpDoctorError if one has changed since it was written."""
         with as_user_errors(self._folder):
             for name in names:
                 self._check_replaceable(name)
@@ -111,7 +111,7 @@ class WrittenFolder:
         self._hashes = dict(hashes)
 
     def _check_replaceable(self, name: str) -> Identity | None:
-        """Identity of the file ``name`` in the folder; None if there is none. Raises DdpDoctorError, OSError."""
+        """Identity of the file ``name``; None if there is none. Raises DdpDoctorError if it may not be replaced, and OSError."""
         parts = name.split("/")
         for length in range(1, len(parts)):
             inside = self._path("/".join(parts[:length]))
