@@ -19,11 +19,11 @@ CONFIG_FILE = "ddpdoctor.toml"
 _MAX_BYTES = 1 << 20
 """A larger file is no configuration."""
 COMMON = "all"
-"""Under ``thresholds``, the name that stands for the thresholds common to all rules."""
+"""Name under ``thresholds`` of the thresholds common to all rules."""
 
 
 class ConfigTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a file may hold."""
+    """Fields of a configuration file."""
 
     thresholds: dict[str, dict[str, float]] = {}
     """By rule id (or ``all``) and threshold name."""
@@ -34,18 +34,18 @@ class ConfigTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Config(ConfigTable, frozen=True, kw_only=True):
-    """What a project sets for itself."""
+    """A project's configuration."""
 
     file: str | None = None
-    """Where it says so."""
+    """Path of the configuration file."""
     ignored_files: tuple[str, ...] = ()
-    """A sentence on each file that was passed over, because somebody else may have written it."""
+    """A sentence on each file that was ignored because another user owns it or can write it."""
 
 
 def load_config(start: Path) -> Config:
-    """Return the configuration nearest to ``start`` among it and its parents; defaults where there is none.
+    """Return the configuration in ``start`` or its nearest parent that has one; defaults if there is none.
 
-    A file that another user wrote or can write decides nothing: it is passed over, and ``ignored_files`` says so.
+    A file that another user owns or can write is ignored and listed in ``ignored_files``.
 
     Raises:
         DdpDoctorError: the file is not TOML or has an unknown field; the message names file and field.
@@ -56,11 +56,11 @@ def load_config(start: Path) -> Config:
 
 
 def _nearest(start: Path, ignored: list[str]) -> Iterator[Config]:
-    """The configurations of ``start`` and its parents, from files that nobody else can have written."""
+    """Yields the trusted configurations of ``start`` and its parents; appends a sentence to ``ignored`` for each other one."""
     for folder in (start, *start.parents):
         for file, prefix in ((folder / CONFIG_FILE, ""), (folder / "pyproject.toml", "tool.ddpdoctor.")):
             content, untrusted = _content(file)
-            # The text first: most projects have no such table.
+            # Searching the text is faster than parsing; most projects have no such table.
             if content is None or (prefix and b"ddpdoctor" not in content):
                 continue
             try:
@@ -83,8 +83,7 @@ def _nearest(start: Path, ignored: list[str]) -> Iterator[Config]:
 
 
 def _content(file: Path) -> tuple[bytes | None, str]:
-    """Content of a regular file, None where there is none or it cannot be read; and who else may have written it, ""
-    where nobody."""
+    """(content of a regular file, None if it cannot be read; why the file is untrusted, "" if it is trusted)."""
     try:
         handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -111,7 +110,7 @@ def _untrusted_reason(status: os.stat_result, folder: Path) -> str:
 
 
 def check_config(config: Config, rules: RuleSet) -> None:
-    """Raise DdpDoctorError where the configuration names a rule or threshold that does not exist."""
+    """Raise DdpDoctorError if the configuration names a rule or threshold that does not exist."""
     families = {rule_id.partition("/")[0] + "/*" for rule_id in rules.rules}
     for rule_id in config.suppress:
         if rule_id not in rules.rules and rule_id not in families:
@@ -155,7 +154,7 @@ def _decode(file: Path, prefix: str, table: Any) -> Config:
 
 
 def _check_numbers(file: Path, prefix: str, thresholds: Any) -> None:
-    """Thresholds of a wrong type by their names, which msgspec would leave out."""
+    """Raises DdpDoctorError for thresholds of a wrong type, with their names, which msgspec's error lacks."""
     for rule_id, values in thresholds.items() if isinstance(thresholds, Mapping) else ():
         field = f"{prefix}thresholds.{rule_id}"
         if not isinstance(values, Mapping):

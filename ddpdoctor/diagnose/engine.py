@@ -1,4 +1,4 @@
-"""Runs every rule over the facts. One that cannot look is skipped, and why; a crash stops no other."""
+"""Evaluates every rule over the facts. A rule that lacks data or fails is skipped with a reason; the others still run."""
 
 from __future__ import annotations
 
@@ -18,48 +18,48 @@ from ddpdoctor.measure.places import Where
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What all rules said."""
+    """Results of all rules."""
 
     findings: list[Finding] = msgspec.field(default_factory=list)
     """By cost; effects of other findings last."""
     checked: list[CheckedRule] = msgspec.field(default_factory=list)
     skipped: list[SkippedRule] = msgspec.field(default_factory=list)
     errors: list[str] = msgspec.field(default_factory=list)
-    """What went wrong inside rules, one sentence each; the findings stand all the same."""
+    """Errors inside rules, one sentence each; the findings are valid nevertheless."""
     headlines: dict[str, str] = msgspec.field(default_factory=dict)
     """First sentence of a report, by rule id."""
     thresholds: dict[str, float] = msgspec.field(default_factory=dict)
     """The common thresholds in force."""
     short_window_rules: list[str] = msgspec.field(default_factory=list)
-    """Ids of rules that found too few outstanding steps of a short window to warn of, by cost."""
+    """Ids of rules whose finding is based on too few outlier steps of a short window for a warning, by cost."""
     capped_rules: list[str] = msgspec.field(default_factory=list)
-    """Ids of rules of a fixed severity that warn elsewhere, and here only inform."""
+    """Ids of rules with a fixed severity whose ``informs_when`` lowered it to info."""
     stopping: list[str] = msgspec.field(default_factory=list)
-    """Ids of rules that say why the job stopped."""
+    """Ids of rules that report why the job stopped."""
     suppressed: list[str] = msgspec.field(default_factory=list)
-    """Ids of rules that were not run because the user does not want them."""
+    """Ids of rules that were not run because the user suppressed them."""
     contradictions: list[str] = msgspec.field(default_factory=list)
-    """What cannot be in the measured numbers, in parts of sentences: nothing follows from them."""
+    """Inconsistencies of the measured numbers, as clauses of a sentence."""
     unexplained: list[str] = msgspec.field(default_factory=list)
-    """Large parts of the step of which every rule that could tell them could not look, in parts of sentences, the costliest first."""
+    """Large costs that only rules without enough data could explain, as clauses of a sentence, the costliest first."""
 
 
 class RuleSkippedError(Exception):
-    """The rule cannot look; the text says why."""
+    """The rule cannot be evaluated; the text is the reason."""
 
 
 class NotMeasuredError(RuleSkippedError):
-    """The rule lacks facts: what it would have found is open."""
+    """Facts that the rule needs were not measured."""
 
 
 class NotCorroboratedError(RuleSkippedError):
-    """The rule would name ranks for what their steps do not show."""
+    """The recorded steps do not confirm the cost, so the finding is withheld."""
 
     def __init__(self, why: str, share: float) -> None:
         super().__init__(f"the measured numbers contradict each other: {why}")
         self.why = why
         self.share = share
-        """Of the step, that it would say."""
+        """Share of the step that the withheld finding would report."""
 
 
 def diagnose(
@@ -75,7 +75,7 @@ def diagnose(
     Args:
         facts: all measured numbers.
         rules: from :func:`ddpdoctor.diagnose.load.load_rules`.
-        coverage: steps and ranks looked at, for findings without a count of their own.
+        coverage: steps and ranks analysed, for findings that do not have their own count.
         thresholds: overrides by rule id and threshold name; the id ``all`` overrides the common ones.
         suppressed: ids of rules (or families, ``ddp/*``) that are not run.
     """
@@ -86,7 +86,7 @@ def diagnose(
     base = {**common, **overrides.get("all", {})}
     outcome, hits = Outcome(thresholds=base), list[RuleHit]()
     suppressed_ranks: set[int] = set()
-    lacked_data: list[tuple[_Run, str]] = []
+    not_evaluated: list[tuple[_Run, str]] = []
     for rule in sorted(rules.rules.values(), key=lambda rule: rule.only_untold):
         if rule.id in suppressed or rule.id.partition("/")[0] + "/*" in suppressed:
             outcome.suppressed.append(rule.id)
@@ -102,7 +102,7 @@ def diagnose(
         except RuleSkippedError as reason:
             outcome.skipped.append(SkippedRule(rule.id, rule.question, str(reason)))
             if isinstance(reason, NotMeasuredError):
-                lacked_data.append((run, str(reason)))
+                not_evaluated.append((run, str(reason)))
             elif isinstance(reason, NotCorroboratedError) and reason.share >= base["warning_share"]:
                 outcome.errors.append(f"{rule.id} was withheld: {reason.why}.")
                 outcome.contradictions.append(reason.why)
@@ -110,7 +110,7 @@ def diagnose(
             why = f"the rule failed: {' '.join(str(error).split())[:300]}"
             outcome.skipped.append(SkippedRule(rule.id, rule.question, why))
             outcome.errors.append(f"{rule.id}: {why}")
-            lacked_data.append((run, why))
+            not_evaluated.append((run, why))
         else:
             outcome.errors.extend(run.errors)
             if finding is None:
@@ -126,18 +126,18 @@ def diagnose(
     capped = {entry.rule.id for entry in hits if entry.capped_to_info and entry.rule.severity is not None}
     outcome.stopping.extend(entry.rule.id for entry in hits if entry.rule.stops)
     outcome.capped_rules.extend(finding.rule for finding in outcome.findings if finding.rule in capped)
-    outcome.unexplained.extend(_unexplained(lacked_data, outcome, rules, base["warning_share"]))
+    outcome.unexplained.extend(_unexplained(not_evaluated, outcome, rules, base["warning_share"]))
     return outcome
 
 
 def _unexplained(
-    lacked_data: list[tuple[_Run, str]], outcome: Outcome, rules: RuleSet, least_share: float
+    not_evaluated: list[tuple[_Run, str]], outcome: Outcome, rules: RuleSet, least_share: float
 ) -> list[str]:
-    """Costs of at least this share of the step that only rules would tell which could not look, and why those could not."""
+    """Clauses on costs of at least ``least_share`` of the step that only rules in ``not_evaluated`` could report, with the reason."""
     looked = [*(each.rule for each in outcome.checked), *(each.rule for each in outcome.findings)]
     reported = {path for rule_id in looked for path in rules.rules[rule_id].cost_paths}
     found: dict[str, tuple[float, str]] = {}
-    for run, why in lacked_data:
+    for run, why in not_evaluated:
         for cost, path in run.open_costs():
             if path not in reported and cost["share"] >= least_share:
                 part = (
@@ -151,7 +151,7 @@ def _unexplained(
 
 
 def _ranks_of_costs(tree: dict[str, Any], rule: Rule) -> set[int]:
-    """The ranks of the costs that a rule would tell: of a suppressed one, those of which the user has chosen not to hear."""
+    """The ranks in a rule's costs; for a suppressed rule, those that other rules must not report instead."""
     costs = [facts_view.lookup(tree, path) for path in rule.cost_paths]
     return {rank for cost in costs if cost for rank in cost.get("ranks") or ()}
 
@@ -159,7 +159,7 @@ def _ranks_of_costs(tree: dict[str, Any], rule: Rule) -> set[int]:
 def _without_reported_ranks(
     tree: dict[str, Any], rule: Rule, hits: list[RuleHit], suppressed_ranks: Collection[int]
 ) -> dict[str, Any]:
-    """The facts, less those of the rule's ranks that a finding names, or that a suppressed rule would have named (``unheard``)."""
+    """The facts without those of the rule's ranks that another finding reports or a suppressed rule would have reported."""
     reported = {rank for entry in hits for rank in entry.finding.ranks or ()} | set(suppressed_ranks)
     group, _, name = (rule.ranks or "").partition(".")
     ranks = facts_view.lookup(tree, rule.ranks or "")
@@ -169,11 +169,11 @@ def _without_reported_ranks(
 
 
 _Candidate = tuple[dict[str, Any] | None, str | None]
-"""A cost and its path; None where a rule has none."""
+"""A cost and its path in the facts; None if the rule has none."""
 
 
 class _Run:
-    """One rule over one set of facts."""
+    """Evaluates one rule over one set of facts."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class _Run:
         self.errors: list[str] = []
 
     def finding(self) -> Finding | None:
-        """Return what the rule found, None for nothing; :class:`CannotLookError` where it could not look."""
+        """Return the rule's finding, None if it found nothing. Raises :class:`RuleSkippedError` if it cannot be evaluated."""
         rule = self.rule
         for condition in rule.applies:
             if not self._holds(condition.when):
@@ -219,7 +219,7 @@ class _Run:
         return None
 
     def _candidates(self) -> list[_Candidate]:
-        """What the rule may report, the costliest first; one without a cost where the rule has none."""
+        """The costs that the rule may report, the costliest first; (None, None) if the rule has no cost."""
         rule = self.rule
         if rule.cost_paths:
             self._require(self.common.cost_needs)
@@ -234,7 +234,7 @@ class _Run:
         return [(self.cost, None)]
 
     def open_costs(self) -> list[tuple[dict[str, Any], str]]:
-        """What a rule that could not look might have told: its measured costs that are worth telling, with their paths."""
+        """The measured costs, with their paths, that this rule could have reported if it had been evaluated."""
         if self.tree["steps"]["mean_ms"] is None:
             return []
         found = []
@@ -245,7 +245,7 @@ class _Run:
         return found
 
     def _corroboration_error(self) -> NotCorroboratedError | None:
-        """Why the recorded steps, which reports draw, do not show what a finding with this cost would say; None where they do."""
+        """An error if the recorded steps, as reports draw them, do not confirm the current cost; else None."""
         shown, cost = self.common.cost_shown, self.cost
         if cost is None or shown is None or cost["drawn_ms"] is None or self._holds(shown.when):
             return None
@@ -257,7 +257,7 @@ class _Run:
             raise NotMeasuredError("not measured: " + ", ".join(missing))
 
     def _costs(self) -> list[_Candidate]:
-        """What the rule may tell, the costliest first: the next one only where the recorded steps do not bear it."""
+        """The measured costs of the rule, the costliest first."""
         found = [(facts_view.lookup(self.tree, path), path) for path in self.rule.cost_paths]
         known = [(cost, path) for cost, path in found if cost is not None]
         return [*sorted(known, key=lambda pair: -pair[0]["ms_per_step"])]
@@ -343,7 +343,7 @@ class _Run:
             "where": where,
             "culprits": culprits,
             "after_ms": after_ms,
-            # With the cores there are, where work is done beside the step instead of less of it.
+            # If the fix moves work to other cores, the idle cores limit what it saves.
             "best_ms": after_ms
             if after_ms is None or beside_ms is None
             else max(after_ms, mean_ms - beside_ms),
@@ -382,7 +382,7 @@ class _Run:
             return "warning"
         beside_ms = cost["beside_ms_per_step"]
         if beside_ms is not None and cost["ranks"] is None and beside_ms < limit["critical_share"] * mean_ms:
-            # The machine has no cores for more.
+            # There are too few idle cores to save more.
             return "warning"
         return "critical"
 
@@ -421,15 +421,15 @@ class _Run:
 
 
 def _range_ms(cost: dict[str, Any] | None) -> list[float] | None:
-    """[low, high] ms per step; None where it is not known how sure the price is."""
+    """[low, high] ms per step; None without an interval."""
     if cost is None or cost["low_ms_per_step"] is None or cost["high_ms_per_step"] is None:
         return None
     return [cost["low_ms_per_step"], cost["high_ms_per_step"]]
 
 
 def _speedups(cost: dict[str, Any] | None) -> list[float] | None:
-    """[low, high] of the speed-up, by the step of which the price is a share; None where no range is known, and where its
-    upper end is the whole step."""
+    """[low, high] of the speed-up, relative to the step that the cost is a share of; None without an interval, or if its upper
+    end is the whole step."""
     ends_ms = _range_ms(cost)
     if cost is None or ends_ms is None or not cost["share"]:
         return None

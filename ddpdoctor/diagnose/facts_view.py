@@ -1,4 +1,4 @@
-"""Facts as rules see them: nested dicts, paths, units and documentation."""
+"""The facts as rules use them: nested dicts, dotted paths, units and documentation."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from ddpdoctor.measure.places import Where
 
 _DOCUMENTED = tuple(str(module.__file__) for module in (facts_module, hangfacts, memoryfacts, taxonomy))
 _FACTS_OF = {"LateCause": "LateFacts", "SharedCause": "SharedFacts"}
-"""Causes of the taxonomy → the struct that has a fact for each."""
+"""Enumeration of causes → the struct with one fact per cause."""
 
 _CLAUSE = re.compile(r"(?:[^():;.]|\([^()]*\)|[:;.](?=\S))*")
-"""Up to a colon, semicolon or full stop, but for those in brackets and inside a word, as in ``torch.save``."""
+"""Text up to a colon, semicolon or full stop, except those in parentheses or inside a word, as in ``torch.save``."""
 
 UNITS = (
     ("_bytes_per_s", "bytes/s"),
@@ -44,11 +44,11 @@ UNITS = (
     ("_hours", "hours"),
     ("_s", "s"),
 )
-"""Ends of a fact's name and the unit that each stands for; the first that fits counts."""
+"""Suffix of a fact's name → unit; the first match counts."""
 
 
 def tree(facts: Facts) -> dict[str, Any]:
-    """Return all facts as nested dicts and lists of plain values; absent is None."""
+    """Return all facts as nested dicts and lists of plain values; absent ones are None."""
     plain: dict[str, Any] = msgspec.to_builtins(facts)
     return plain
 
@@ -67,7 +67,7 @@ def as_cel(value: Any) -> Any:
 
 
 def lookup(facts: Mapping[str, Any], path: str) -> Any:
-    """Return the value at a dotted path, None where it or anything on the way is absent."""
+    """Return the value at a dotted path; None if it or a parent is absent."""
     value: Any = facts
     for name in path.split("."):
         if not isinstance(value, Mapping):
@@ -77,7 +77,7 @@ def lookup(facts: Mapping[str, Any], path: str) -> Any:
 
 
 def unit_of(path: str) -> str:
-    """Return the unit that a fact's name states; "" where it has none."""
+    """Return the unit in a fact's name; "" if it has none."""
     name = path.rpartition(".")[2]
     if name == "share":
         return "share"
@@ -85,7 +85,7 @@ def unit_of(path: str) -> str:
 
 
 def is_fact(path: str) -> bool:
-    """Tell whether the facts have a field at this dotted path."""
+    """Whether the facts have a field at this dotted path."""
     kind: Any = Facts
     for name in path.split("."):
         if typing.get_origin(kind) is dict:
@@ -99,7 +99,7 @@ def is_fact(path: str) -> bool:
 
 
 def unknown_facts(nested: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Return the paths in a nested mapping that no fact has."""
+    """Return the paths in a nested mapping that are no facts."""
     found: list[str] = []
     for name, value in nested.items():
         path = f"{prefix}{name}"
@@ -111,7 +111,7 @@ def unknown_facts(nested: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 
 class FactField(NamedTuple):
-    """A fact as a rule's author needs it."""
+    """Path, type, unit and documentation of a fact, for authors of rules."""
 
     path: str
     kind: str
@@ -121,14 +121,14 @@ class FactField(NamedTuple):
 
 @functools.cache
 def all_facts() -> list[FactField]:
-    """Every fact, those of costs with their fields, in the order of ``docs/facts.md``."""
+    """All facts, including the fields of costs, in the order of ``docs/facts.md``."""
     return [fact for group, kind in fields_of(Facts).items() for fact in _described(group, kind)]
 
 
 def _described(path: str, kind: Any) -> list[FactField]:
     fact = FactField(path, type_name(kind), unit_of(path), doc_of(path))
     inside = fields_of(kind)
-    # A place in code is one value to a rule, which hands it to a filter as a whole.
+    # Rules pass a source location to a filter as one value.
     below = (
         []
         if kind is Where
@@ -138,7 +138,7 @@ def _described(path: str, kind: Any) -> list[FactField]:
 
 
 def type_name(kind: Any) -> str:
-    """A fact's type in short: ``float``, ``Cost``, ``list[int]``."""
+    """Short name of a fact's type: ``float``, ``Cost``, ``list[int]``."""
     if isinstance(kind, type) and "[" not in str(kind):
         return kind.__name__
     return re.sub(r"ddpdoctor\.measure\.\w+\.", "", str(kind))
@@ -146,7 +146,7 @@ def type_name(kind: Any) -> str:
 
 @functools.cache
 def fields_of(kind: Any) -> dict[str, Any]:
-    """Return a struct's fields with their types, None taken off; {} for anything else."""
+    """Return a struct's fields and their types without None; {} for other types."""
     if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
         return {}
     hints = typing.get_type_hints(kind)
@@ -154,7 +154,7 @@ def fields_of(kind: Any) -> dict[str, Any]:
 
 
 def is_cost(path: str) -> bool:
-    """Tell whether the fact at this path is a Cost."""
+    """Whether the fact at this path is a Cost."""
     kind: Any = Facts
     for name in path.split("."):
         kind = fields_of(kind).get(name)
@@ -162,7 +162,7 @@ def is_cost(path: str) -> bool:
 
 
 def doc_of(path: str) -> str:
-    """Return a fact's documentation from facts.py as plain text; "" where it has none."""
+    """Return a fact's documentation from facts.py as plain text; "" if it has none."""
     kind: Any = Facts
     text = ""
     for name in path.split("."):
@@ -175,14 +175,14 @@ def doc_of(path: str) -> str:
 
 
 def short_label(path: str) -> str:
-    """The first clause of a fact's documentation, as a report labels its value: without when it is null, or how it is found."""
+    """The first clause of a fact's documentation, which reports use as the label of its value."""
     clause = _CLAUSE.match(doc_of(path))
     return clause[0] if clause else ""
 
 
 @functools.lru_cache(maxsize=1)
 def attribute_docs() -> dict[tuple[str, str], str]:
-    """Return what facts.py says of its fields, and taxonomy.py of causes, by (class, field), on one line each."""
+    """Return the documentation of the fields in facts.py and of the causes in taxonomy.py, by (class, field), on one line."""
     sources = {path.name: path.read_bytes() for path in map(Path, _DOCUMENTED)}
     cached = CachedResult(list[tuple[str, str, str]], sources)
     found = cached.read()

@@ -1,9 +1,8 @@
-"""What was made of files that hardly ever change, kept in the user's cache folder: rules that were read and checked,
-the documentation of the facts. To make them anew takes longer than most analyses of a small trace.
+"""Disk cache of checked rules and of the facts' documentation, which take longer to load than a small trace to analyse.
 
-An entry is found by a hash of everything that it depends on: the files' content, the code that reads and checks
-them, and the packages that judge expressions and texts. It is data, never code, and only what is without a fault is
-kept; an entry that cannot be read, or that somebody else may have written, is ignored and made again.
+The key is a hash of the files' content, of the code that reads and checks them, and of the installed packages that this code
+uses. Entries are MessagePack data, never code. An entry that cannot be read, or that another user can write, is ignored and
+written again.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ T = TypeVar("T")
 
 _SUFFIX = ".msgpack"
 _MAX_ENTRIES = 32
-"""The least recently used entries go beyond this number: who edits rules makes one with each change."""
+"""Beyond this number, the least recently used entries are removed; each change of a rule file adds one."""
 _CODE_FILES = (
     "diagnose/conditions.py",
     "diagnose/facts_view.py",
@@ -46,8 +45,7 @@ _PACKAGES = ("cel", "jinja2", "msgspec", "yaml")
 
 
 class CachedResult(Generic[T]):
-    """The place of what was made of ``contents`` (files by name), of type ``kind``. Trouble with the cache is no
-    error."""
+    """The cache entry of a value of type ``kind`` derived from ``contents`` (files by name). Errors of the cache are ignored."""
 
     def __init__(self, kind: type[T], contents: Mapping[str, bytes]) -> None:
         self._decoder = msgspec.msgpack.Decoder(kind)
@@ -56,7 +54,7 @@ class CachedResult(Generic[T]):
             self._entry = cache_folder("rules") / f"{_key(kind, contents)}{_SUFFIX}"
 
     def read(self) -> T | None:
-        """What was kept; None where nothing was."""
+        """The cached value; None if there is none."""
         if self._entry is None or not is_private(self._entry.parent):
             return None
         try:
@@ -71,7 +69,7 @@ class CachedResult(Generic[T]):
             return None
 
     def write(self, value: T) -> None:
-        """Keeps ``made`` where the format carries it exactly."""
+        """Stores ``value`` if MessagePack represents it exactly."""
         if self._entry is None:
             return
         try:
@@ -79,7 +77,7 @@ class CachedResult(Generic[T]):
             if self._decoder.decode(data) == value and make_private(self._entry.parent):
                 _replace(self._entry, _checksum(data) + data)
         except (OSError, OverflowError, TypeError, ValueError):
-            pass  # a test of a rule may hold what YAML knows and MessagePack does not
+            pass  # a rule's test can have a YAML value that MessagePack does not have
 
 
 def _checksum(data: bytes) -> bytes:
@@ -97,7 +95,7 @@ def _key(kind: Any, contents: Mapping[str, bytes]) -> str:
 
 @functools.cache
 def _code_hash() -> hashlib.blake2b:
-    """Hash of the code that reads and checks rules, our own and the packages'."""
+    """Hash of the code that reads and checks rules, and of the packages that it uses."""
     digest = hashlib.blake2b(f"{ddpdoctor.__version__} {sys.version}".encode(), digest_size=20)
     package = Path(ddpdoctor.__file__).parent
     for content in (*((package / name).read_bytes() for name in _CODE_FILES), *_package_versions()):
@@ -111,7 +109,7 @@ def _add(digest: hashlib.blake2b, content: bytes) -> None:
 
 
 def _package_versions() -> list[bytes]:
-    """What changes when one of the packages is installed anew."""
+    """Path, size and time of each package's main file, which change when it is installed again."""
     found = []
     for name in _PACKAGES:
         spec = find_spec(name)

@@ -1,4 +1,4 @@
-"""What an experiment found, schema ``ddpdoctor.trials/1``: beside the run it belongs to, and where the user wants it."""
+"""The result file of ``ddpdoctor try``, schema ``ddpdoctor.trials/1``: types, reading, writing and validation."""
 
 from __future__ import annotations
 
@@ -19,73 +19,73 @@ VERDICTS = ("faster", "same", "slower", "failed", "not applied")
 _MAX_BYTES = 16 << 20
 MAX_VARIANTS, MAX_SETTINGS = 200, 64
 _MAX_TEXT, _MAX_WORD, _MAX_LIST = 4000, 128 << 10, 10_000
-"""Letters of a text, and of a word of the command, which Linux takes no longer; entries of a list."""
+"""Longest text and longest word of the command (Linux's limit), in characters; most entries of a list."""
 _MAX_NUMBER = 1e18
 _MAX_NS = 1 << 62
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
-    """The job as it is."""
+    """The unchanged job."""
 
     median_ms: float | None
-    """Step time; None where no trial of it could be measured."""
+    """Step time; None if no trial could be measured."""
     interval_ms: list[float] | None = None
     """[low, high], 95 %; None with one trial."""
     steps: int = 0
-    """Measured, warm-up left out."""
+    """Measured steps, without warm-up."""
     trials: int = 0
     failed: list[str] = []
-    """Why trials of it failed."""
+    """Reasons of failed trials."""
 
 
 class Parity(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the model after as many steps as the baseline's."""
+    """Comparison of the model with the baseline's after the same number of steps."""
 
     same_bits: bool | None = None
-    """Of all parameters; None where two runs of the baseline differ already, or it was not recorded."""
+    """Whether all parameters are bitwise equal; None if two runs of the baseline differ too, or it was not recorded."""
     norm_differs: float | None = None
-    """Of the parameters' norms, as a share of the baseline's."""
+    """Difference of the parameters' norms relative to the baseline's."""
     losses: list[list[float | None]] = []
-    """[baseline, variant], of rank 0 by step."""
+    """[baseline, variant] of rank 0 for each step."""
     says: str = ""
     unexpected: bool = False
-    """The model differs by more than the setting says that it may."""
+    """Whether the model differs by more than the setting is documented to cause."""
 
 
 class Variant(msgspec.Struct, frozen=True, kw_only=True, rename={"settings": "set"}):
-    """The job with something changed."""
+    """The job with changed settings."""
 
     settings: dict[str, JsonValue]
     finding: str | None = None
     """Rule of the finding that suggests it."""
     bound: bool = False
-    """It imitates a job without the cause: nobody can train like that."""
+    """Whether it simulates a job without the cause of the finding, with which a job cannot train."""
     expected_ms: float | None = None
-    """Step time that the diagnosis promises, for the step that was measured here."""
+    """Step time that the diagnosis predicts, scaled to the baseline measured here."""
     expected_range_ms: list[float] | None = None
     median_ms: float | None = None
-    """Step time with the change, for the baseline's of all trials."""
+    """Step time with the change, relative to the baseline over all trials."""
     interval_ms: list[float] | None = None
     baseline_mean_ms: float | None = None
-    """The job as it is by the mean of its steps, where this change is judged by means: what it mends is in some steps only. Its
-    ``median_ms`` then is a mean as well."""
+    """Mean step of the baseline, if this change is compared by means because its cause occurs in some steps only. ``median_ms`` is
+    then a mean too."""
     change: float | None = None
-    """Step time over the baseline's, less 1: below 0 is faster."""
+    """Step time divided by the baseline's, minus 1: negative is faster."""
     change_interval: list[float] | None = None
     trials_ms: list[float] = []
-    """Step time of each trial as it was, whatever the job as it is took beside it."""
+    """Step time of each trial, not corrected by the baseline's."""
     steps: int = 0
     trials: int = 0
     verdict: str
     why: str = ""
-    """Why it failed, was not applied, or could not be told."""
+    """Why it failed, was not applied, or gave no result."""
     results: str = ""
-    """What the setting may do to the numbers that the job computes."""
+    """How the setting may change the numbers that the job computes."""
     parity: Parity | None = None
 
     @property
     def prediction_held(self) -> bool | None:
-        """Whether what was expected and what was measured can both be true; None where one of them is not known."""
+        """Whether the intervals of the predicted and the measured step time overlap; None if either is unknown."""
         if self.expected_ms is None or self.interval_ms is None:
             return None
         low, high = self.expected_range_ms or [self.expected_ms, self.expected_ms]
@@ -93,7 +93,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True, rename={"settings": "se
 
 
 class TrialsReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All of an experiment."""
+    """Results of all variants of an experiment."""
 
     schema: str = TRIALS_SCHEMA
     tool_version: str = ""
@@ -101,13 +101,13 @@ class TrialsReport(msgspec.Struct, frozen=True, kw_only=True):
     command: list[str] = []
     """Masked."""
     steps_each: int = 0
-    """Of a trial, warm-up included."""
+    """Steps per trial, including warm-up."""
     baseline: Baseline
     variants: list[Variant] = []
     notes: list[str] = []
 
     def best(self) -> Variant | None:
-        """The fastest of those that are faster and with which a job can train."""
+        """The fastest variant that is faster and with which a job can train; None if there is none."""
         faster = [each for each in self.variants if each.verdict == "faster" and not each.bound]
         return min(
             faster, key=lambda each: each.change if each.change is not None else math.inf, default=None
@@ -115,17 +115,17 @@ class TrialsReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def as_json(report: TrialsReport) -> bytes:
-    """As it stands in a file."""
+    """The content of the result file."""
     return msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
 
 
 def write_trials(report: TrialsReport, path: Path) -> None:
-    """As JSON, whole or not at all. Raises DdpDoctorError if it cannot be written, or another file is there."""
+    """Writes the result file atomically. Raises DdpDoctorError if it cannot be written, or another file is there."""
     write_file(path, as_json(report), TRIALS)
 
 
 def read_trials(path: Path) -> TrialsReport:
-    """What was written. Raises UnusableInput where it is nothing of that kind, OSError where it cannot be read."""
+    """Reads a result file. Raises UnusableInput if it is invalid, OSError if it cannot be read."""
     try:
         report = msgspec.json.decode(read_bounded(str(path), _MAX_BYTES), type=TrialsReport)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -141,7 +141,7 @@ def read_trials(path: Path) -> TrialsReport:
 
 
 def validation_error(report: TrialsReport) -> str | None:
-    """What in ``answer`` no experiment can have found, in words; None where all can be."""
+    """Description of the first invalid value in ``report``; None if all are valid."""
     return next(_errors(report), None)
 
 

@@ -1,8 +1,7 @@
-"""What a report says first: the verdict; where measured numbers contradict each other, so that no verdict follows; and the bars from
-the measured step time towards what it could be.
+"""The first sentence of a report; the checks whether measured numbers are consistent; and the waterfall chart's bars.
 
-A few steps that take most of the time, for no reason that is known, contradict nothing else: they are reported, and no job with such
-steps is healthy, but a rank that is late in all the others is late all the same.
+If numbers are inconsistent, findings with a cost are withheld. One inconsistency is an exception: a few long steps that no
+rule explains. They are reported and make the job unhealthy, but do not affect findings on the other steps.
 """
 
 from __future__ import annotations
@@ -19,18 +18,17 @@ from ddpdoctor.diagnose.engine import Outcome
 from . import words
 
 _MIN_UNMATCHED_STEPS = 2
-"""Of ranks whose collectives could not be matched."""
+"""Least number of steps for a verdict if collectives could not be matched."""
 
 
 def verdict(
     outcome: Outcome, *, coverage: Coverage, matched: bool = True, stopped: str | None = None
 ) -> tuple[bool, Verdict]:
-    """Return ``(healthy, verdict)``. Healthy means that measured steps were checked, that no rule warns, and that no large part of
-    the step is left for which every rule lacked data.
+    """Return ``(healthy, verdict)``. Healthy: steps were measured and checked, no rule warns, and no large cost is unexplained
+    because rules lacked data.
 
-    ``stopped``: what to say where only the job's end could be looked at, and nothing was found there.
-
-    ``matched``: the collectives of the ranks, where there are several, could be brought together.
+    ``matched``: whether collectives were matched across ranks. ``stopped``: headline if no steps were measured and the
+    analysis of the job's end found nothing.
     """
     top = next((finding for finding in outcome.findings if finding.severity != "info"), None)
     stops = (
@@ -70,7 +68,7 @@ def verdict(
         (f for f in outcome.findings if (f.share or 0.0) >= share or f.rule in outcome.capped_rules), None
     )
     if noted is not None:
-        # What is told without a warning may take much of the step all the same: a machine shared with others.
+        # A finding below a warning can still cost much of the step, for example on a machine shared with other users.
         return True, Verdict(None, f"No warnings ({seen}), but note: {outcome.headlines[noted.rule]}")
     return True, Verdict(
         None, f"Healthy: {looked} checks found nothing that costs {share * 100:g} % of a step ({seen})."
@@ -78,8 +76,8 @@ def verdict(
 
 
 def waterfall(mean_ms: float | None, outcome: Outcome) -> list[WaterfallBar]:
-    """Measured step time, what each finding costs, and what would be left. Savings overlap, so later ones are
-    cut at what is left."""
+    """Bars for the measured step time, the cost of each finding, and the rest. Costs overlap, so later ones are limited to the
+    rest."""
     if mean_ms is None:
         return []
     bars, left = [WaterfallBar("measured step", mean_ms)], mean_ms
@@ -94,21 +92,21 @@ def waterfall(mean_ms: float | None, outcome: Outcome) -> list[WaterfallBar]:
 
 
 _SHARE_TOLERANCE = 0.05
-"""By which a share may miss 0 and 1: of clocks that are read one after the other."""
+"""How far a share may be below 0 or above 1, because clocks are read one after the other."""
 _SUM_TOLERANCE = 0.02
 _MEAN_TO_MEDIAN = 2.0
-"""A mean that far from the median needs a reason."""
+"""A mean that differs from the median by more than this factor needs an explanation."""
 _MIN_EXPLAINED_SHARE = 0.5
-"""Of what the mean is beyond the median, by findings."""
+"""Share of mean minus median that findings must explain."""
 _MIN_STEPS_FOR_P95 = 20
-"""Of fewer a 95th percentile says nothing that the longest step does not."""
+"""With fewer steps, the 95th percentile is the longest step."""
 
 
 def contradictions(
     facts: Mapping[str, Any], findings: Sequence[Finding], thresholds: Mapping[str, float]
 ) -> list[str]:
-    """What cannot be, in parts of sentences, the clearest first; empty where the numbers agree. ``facts`` as
-    :func:`ddpdoctor.diagnose.facts_view.tree` gives them."""
+    """Inconsistencies of the numbers, as clauses, the clearest first. ``facts``: from
+    :func:`ddpdoctor.diagnose.facts_view.tree`."""
     return [
         *_step_time_contradictions(facts["steps"]),
         *_few_long_steps(facts["steps"], findings, thresholds),
@@ -117,8 +115,8 @@ def contradictions(
 
 
 def without_contradictions(outcome: Outcome, facts: Mapping[str, Any]) -> Outcome:
-    """``outcome``, where the numbers contradict each other with what they say, and less the findings that have their price from
-    them: their rules could not look. A few long steps that nothing explains are told beside the findings."""
+    """``outcome`` with the inconsistencies of the numbers as errors, and without findings that have a cost, whose rules become
+    skipped. If the only inconsistency is a few unexplained long steps, the findings stay."""
     found = contradictions(facts, outcome.findings, outcome.thresholds)
     if not found:
         return outcome
