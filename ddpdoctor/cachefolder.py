@@ -1,4 +1,4 @@
-"""The user's cache folder, used only where nobody else can have written: what is kept there is believed later."""
+"""The user's cache folder. It is used only if no other user can write to it, because its content is trusted."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def cache_folder(name: str) -> Path:
-    """``$XDG_CACHE_HOME/ddpdoctor/<name>``, by default below ``~/.cache``. RuntimeError where there is no home folder."""
+    """``$XDG_CACHE_HOME/ddpdoctor/<name>``, by default below ``~/.cache``. Raises RuntimeError if there is no home folder."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "ddpdoctor" / name
 
 
 def is_private(folder: Path) -> bool:
-    """Whether a folder of :func:`cache_folder`, and the one around it, are real folders of this user that nobody else may
-    write to."""
+    """Whether a folder of :func:`cache_folder` and its parent are folders (no links) of this user that no other user can write."""
     return all(_is_own(place, stat.S_ISDIR) for place in (folder.parent, folder))
 
 
 def make_private(folder: Path) -> bool:
-    """Makes a folder of :func:`cache_folder`; whether it then :func:`is_own`. In another user's home folder, where root may
-    write, none is made: that user could not write to it."""
+    """Creates a folder of :func:`cache_folder`; returns whether it :func:`is_private`. Does nothing in another user's home folder
+    (as root), because that user could not write to the new folder."""
     around = folder.parent
     existing = next((place for place in (around, *around.parents) if place.exists()), around)
     if existing.stat().st_uid not in {0, os.geteuid()}:
@@ -39,14 +38,14 @@ def make_private(folder: Path) -> bool:
 
 
 def cache_entries(folder: Path, suffix: str) -> list[Path]:
-    """Files of a folder of :func:`cache_folder` that are entries, or what a killed process left of one; nothing else there is
-    ddpdoctor's to remove. Raises OSError."""
+    """Files of a folder of :func:`cache_folder` that are entries, or temporary files of a killed process; ddpdoctor may remove only
+    these. Raises OSError."""
     entry = re.compile(rf"[0-9a-f]{{40}}{re.escape(suffix)}|\.ddpdoctor-[0-9a-f]{{16}}\.new")
     return [file for file in folder.iterdir() if entry.fullmatch(file.name) and not file.is_dir()]
 
 
 def open_private(file: Path) -> BinaryIO:
-    """A file that this user wrote, and nobody else may; through no link. Raises OSError."""
+    """Opens a file of this user that no other user can write; no link. Raises OSError."""
     handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not _is_own(handle, stat.S_ISREG):
         os.close(handle)

@@ -1,4 +1,4 @@
-"""Packages whose modules are imported when one of their names is first asked for, because a command needs few of them."""
+"""Lazy imports: a package's modules are imported on the first access to one of their names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def deferred(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:
-    """A ``__getattr__`` for ``package``: ``places`` is the module, within it, of each name."""
+    """A module-level ``__getattr__`` for ``package``; ``places``: name → submodule that defines it."""
 
     def attribute(name: str) -> Any:
         if name not in places:
