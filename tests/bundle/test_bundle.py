@@ -277,7 +277,7 @@ def test_where_the_disk_was_full_the_next_call_goes_on(tmp_path, monkeypatch):
         monkeypatch.context() as patch,
         pytest.raises(DdpDoctorError, match=r"cannot write .*: No space left"),
     ):
-        patch.setattr(folders, "put", filling)
+        patch.setattr(folders, "put_in_place", filling)
         write_bundle(tmp_path / "b", [], "")
     write_bundle(tmp_path / "b", [], "")
     assert (tmp_path / "b" / "__main__.py").is_file()

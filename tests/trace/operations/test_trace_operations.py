@@ -77,7 +77,7 @@ def test_metadata_that_names_no_size_is_told(tmp_path, no_trial):
 
 def test_no_process_is_started_for_other_parquet_files(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "ddpdoctor.trace.operations.parquet._tried", lambda *_: pytest.fail("a process was started")
+        "ddpdoctor.trace.operations.parquet._crash_reason", lambda *_: pytest.fail("a process was started")
     )
     for number in range(3):
         pl.DataFrame({"optype": [1], "x": [number]}).write_parquet(tmp_path / f"part-{number}.parquet")
