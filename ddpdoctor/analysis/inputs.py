@@ -163,16 +163,16 @@ def merge_notes(notes: Sequence[Note]) -> list[Note]:
         sentence, rank = _split_rank(note.text)
         if rank is not None:
             same.setdefault(sentence, {}).setdefault(rank, note)
-    said: dict[str, Note] = {}
+    merged: dict[str, Note] = {}
     for note in notes:
         sentence, _ = _split_rank(note.text)
         ranks = tuple(sorted(same.get(sentence, ())))
         if len(ranks) > 1:
             text = f"{ranks_in_words(ranks).capitalize()}: {sentence.replace('this rank', 'each rank')}"
-            said.setdefault(text, replace(note, text=text, ranks=ranks))
+            merged.setdefault(text, replace(note, text=text, ranks=ranks))
         else:
-            said.setdefault(note.text, note)
-    return list(said.values())
+            merged.setdefault(note.text, note)
+    return list(merged.values())
 
 
 def _split_rank(text: str) -> tuple[str, int | None]:

@@ -134,8 +134,8 @@ def _unexplained(
     not_evaluated: list[tuple[_Run, str]], outcome: Outcome, rules: RuleSet, least_share: float
 ) -> list[str]:
     """Clauses on costs of at least ``least_share`` of the step that only rules in ``not_evaluated`` could report, with the reason."""
-    looked = [*(each.rule for each in outcome.checked), *(each.rule for each in outcome.findings)]
-    reported = {path for rule_id in looked for path in rules.rules[rule_id].cost_paths}
+    evaluated = [*(each.rule for each in outcome.checked), *(each.rule for each in outcome.findings)]
+    reported = {path for rule_id in evaluated for path in rules.rules[rule_id].cost_paths}
     found: dict[str, tuple[float, str]] = {}
     for run, why in not_evaluated:
         for cost, path in run.open_costs():

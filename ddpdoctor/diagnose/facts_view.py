@@ -203,9 +203,9 @@ def _docs_in(source: bytes) -> list[tuple[str, str, str]]:
             match field, text:
                 case (
                     ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(value=ast.Constant(value=str(name))),
-                    ast.Expr(value=ast.Constant(value=str(said))),
+                    ast.Expr(value=ast.Constant(value=str(docstring))),
                 ):
-                    found.append((node.name, name, " ".join(said.split())))
+                    found.append((node.name, name, " ".join(docstring.split())))
     return found
 
 

@@ -40,12 +40,12 @@ def verdict(
         )
     if top is not None:
         return False, Verdict(top.rule, outcome.headlines[top.rule])
-    looked = len(outcome.checked) + len(outcome.findings)
+    evaluated = len(outcome.checked) + len(outcome.findings)
     if coverage.steps == 0 and stopped is not None:
         return False, Verdict(None, stopped)
     if outcome.unexplained:
         return False, Verdict(None, f"Cannot tell: {outcome.unexplained[0]}.")
-    if coverage.steps == 0 or looked == 0:
+    if coverage.steps == 0 or evaluated == 0:
         return False, Verdict(
             None, "Cannot tell: no training steps were measured, so there was nothing to check."
         )
@@ -71,7 +71,7 @@ def verdict(
         # A finding below a warning can still cost much of the step, for example on a machine shared with other users.
         return True, Verdict(None, f"No warnings ({seen}), but note: {outcome.headlines[noted.rule]}")
     return True, Verdict(
-        None, f"Healthy: {looked} checks found nothing that costs {share * 100:g} % of a step ({seen})."
+        None, f"Healthy: {evaluated} checks found nothing that costs {share * 100:g} % of a step ({seen})."
     )
 
 

@@ -161,8 +161,8 @@ def _series(diagnosis: Diagnosis, ranks: Sequence[int]) -> Iterator[Curve]:
             yield _curve(name, MAXIMUM, steps, known, np.nanmax(table[:, known], axis=0))
         for r, rank in enumerate(series.ranks):
             if rank in ranks:
-                here = ~np.isnan(table[r])
-                yield _curve(name, _of_rank(rank), steps, here, table[r, here])
+                recorded = ~np.isnan(table[r])
+                yield _curve(name, _of_rank(rank), steps, recorded, table[r, recorded])
 
 
 def _curve(name: str, of: str, steps: list[int], known: np.ndarray, values: np.ndarray) -> Curve:

@@ -103,18 +103,18 @@ def _log(run: TrackerRun, client: MlflowClient, artefacts: str | None) -> None:
     experiment = client.get_experiment_by_name(name)
     experiment_id = experiment.experiment_id if experiment else client.create_experiment(name, artefacts)
     at_ms = None if run.started_s is None else int(run.started_s * 1e3)
-    made = client.create_run(experiment_id, start_time=at_ms, run_name=run.name).info.run_id
+    logged_id = client.create_run(experiment_id, start_time=at_ms, run_name=run.name).info.run_id
     try:
-        _fill(run, client, made, at_ms or 0)
+        _fill(run, client, logged_id, at_ms or 0)
     except BaseException:
         # Otherwise MLflow shows it as running.
         with contextlib.suppress(Exception):
-            client.set_terminated(made, "FAILED")
+            client.set_terminated(logged_id, "FAILED")
         raise
-    client.set_terminated(made)
+    client.set_terminated(logged_id)
 
 
-def _fill(run: TrackerRun, client: MlflowClient, made: str, at_ms: int) -> None:
+def _fill(run: TrackerRun, client: MlflowClient, logged_id: str, at_ms: int) -> None:
     from mlflow.entities import Metric, Param, RunTag
 
     metrics = [Metric(name, value, at_ms, 0) for name, value in run.metrics.items()]
@@ -124,15 +124,15 @@ def _fill(run: TrackerRun, client: MlflowClient, made: str, at_ms: int) -> None:
         for step, value in zip(curve.steps, curve.values, strict=True)
     ]
     tags = [RunTag(name, text[:_MAX_TAG]) for name, text in {**run.tags, _NOTE: run.verdict}.items() if text]
-    client.log_batch(made, tags=tags)
+    client.log_batch(logged_id, tags=tags)
     for params in _parts([Param(name, text) for name, text in run.params.items()], _MAX_PARAMS):
-        client.log_batch(made, params=params)
+        client.log_batch(logged_id, params=params)
     for part in _parts(metrics, _MAX_METRICS):
-        client.log_batch(made, metrics=part)
+        client.log_batch(logged_id, metrics=part)
     with tempfile.TemporaryDirectory(prefix="ddpdoctor-") as folder:
         for file, content in run.files.items():
             (Path(folder) / file).write_bytes(content)
-        client.log_artifacts(made, folder)
+        client.log_artifacts(logged_id, folder)
 
 
 def _parts(items: Sequence[_Item], most: int) -> Iterator[Sequence[_Item]]:

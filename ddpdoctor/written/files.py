@@ -145,10 +145,10 @@ def _is_special(place: Path) -> bool:
 
 def _open_special(place: Path) -> int:
     """Opens a FIFO or device for writing. Raises OSError if it belongs to another user, who could read the report."""
-    given = _is_open_descriptor(place)
-    handle = os.open(place, os.O_WRONLY | os.O_CLOEXEC | (0 if given else os.O_NOFOLLOW))
+    is_descriptor = _is_open_descriptor(place)
+    handle = os.open(place, os.O_WRONLY | os.O_CLOEXEC | (0 if is_descriptor else os.O_NOFOLLOW))
     found = os.fstat(handle)
-    if not given and (found.st_uid not in (os.geteuid(), 0) or stat.S_ISREG(found.st_mode)):
+    if not is_descriptor and (found.st_uid not in (os.geteuid(), 0) or stat.S_ISREG(found.st_mode)):
         os.close(handle)
         raise OSError(errno.EPERM, f"{place} is a pipe of another user, or no pipe")
     return handle

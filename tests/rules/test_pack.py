@@ -13,7 +13,7 @@ import pytest
 from ddpdoctor.diagnose import facts_view
 from ddpdoctor.diagnose.load import load_rules, packaged_folder
 from ddpdoctor.diagnose.rule import Rule
-from ddpdoctor.diagnose.selftest import with_cost_shares, outcome_of, run_tests
+from ddpdoctor.diagnose.selftest import outcome_of, run_tests, with_cost_shares
 
 PACK = load_rules(entry_points=False)
 RULES = list(PACK.rules.values())

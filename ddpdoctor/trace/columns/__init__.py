@@ -7,7 +7,7 @@ it may come from an untrusted source.
 
 from .archive import (
     LIMIT_NS,
-    LONGEST_NS,
+    MAX_DURATION_NS,
     NUMBERS_OF_DEVICES,
     SCHEMA,
     SUFFIX,

@@ -18,13 +18,13 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.trace.sources import MOST_RANKS, host_of_name, rank_of_name
+from ddpdoctor.trace.sources import MAX_RANKS, host_of_name, rank_of_name
 
 from .table import Collectives, RankTrace, TraceMeta
 
 LIMIT_NS = 2**62
 """Largest distance of a time from its origin, which may be 1970 (2**62 ns: the year 2116). The sum of two still fits 64 bits."""
-LONGEST_NS = 2**60
+MAX_DURATION_NS = 2**60
 """Longest duration of an event: 36 years."""
 _ABSENT = -1
 """Value of an id or number that the trace does not have, see :mod:`.table`."""
@@ -68,7 +68,7 @@ def _check_times(trace: RankTrace) -> None:
     if not trace.size:
         raise InvalidTraceError("it holds no event")
     _check_range("start_ns", trace.start_ns, -LIMIT_NS, LIMIT_NS, trace.size)
-    _check_range("duration_ns", trace.duration_ns, 0, LONGEST_NS, trace.size)
+    _check_range("duration_ns", trace.duration_ns, 0, MAX_DURATION_NS, trace.size)
     if (np.diff(trace.start_ns) < 0).any():
         raise InvalidTraceError("its events are not in the order of their times")
 
@@ -84,13 +84,13 @@ def _check_meta(meta: TraceMeta) -> None:
     texts = (meta.source, meta.backend, meta.host, meta.torch_version, meta.nccl_version, *meta.notes)
     numbers = [device.get(name) for device in meta.devices for name in NUMBERS_OF_DEVICES]
     checks = {
-        "rank": meta.rank is None or 0 <= meta.rank < MOST_RANKS,
-        "world size": meta.world_size is None or 0 <= meta.world_size < MOST_RANKS,
+        "rank": meta.rank is None or 0 <= meta.rank < MAX_RANKS,
+        "world size": meta.world_size is None or 0 <= meta.world_size < MAX_RANKS,
         "origin of the rank": meta.rank_from in _RANK_SOURCES,
         "clock": meta.clock in _CLOCKS,
         "text": all(text is None or len(text) <= _MAX_TEXT for text in texts),
         "number of notes": len(meta.notes) <= _MAX_NOTES,
-        "number of a device": all(n is None or (type(n) is int and 0 <= n < MOST_RANKS) for n in numbers),
+        "number of a device": all(n is None or (type(n) is int and 0 <= n < MAX_RANKS) for n in numbers),
     }
     for what, is_valid in checks.items():
         if not is_valid:

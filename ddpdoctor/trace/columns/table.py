@@ -200,8 +200,8 @@ class RankTrace(msgspec.Struct, frozen=True, dict=True):
 
     def category_mask(self, *categories: str) -> NDArray[np.bool_]:
         """[events] whether the event has one of these categories (lower case)."""
-        wanted = np.array([c in categories for c in self.categories], dtype=bool)
-        return wanted[self.category]
+        matches = np.array([c in categories for c in self.categories], dtype=bool)
+        return matches[self.category]
 
     def name_ids(self, predicate: Callable[[str], bool]) -> IdColumn:
         """Ids of all names for which ``predicate(name)``, a pure function, is true."""

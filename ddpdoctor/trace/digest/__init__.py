@@ -4,5 +4,5 @@ A run directory becomes a run directory in which ``trace.columns`` replaces each
 with one ``.columns`` file each. ``analyze`` accepts both and gives the same diagnosis as for the originals.
 """
 
-from .records import Copies, copy_records, lies_within, refuse_inside_run
+from .records import CreatedFiles, check_outside_run, copy_run_directory, is_within
 from .write import TRACE_DIGEST, Digest, loose_targets, trace_digest, write_digests

@@ -31,14 +31,14 @@ _EXCLUDED = (TRACE_FILE, DIAGNOSIS_FILE, REPORT_FILE)
 """Traces are replaced by columns; diagnosis and report can be created again from the digest."""
 
 
-class Copies:
+class CreatedFiles:
     """Records the files and folders that a digest creates, so that a failure removes these and nothing else."""
 
     def __init__(self) -> None:
         self._files: list[Path] = []
         self._folders: list[Path] = []
 
-    def folder(self, folder: Path) -> None:
+    def make_folder(self, folder: Path) -> None:
         """Create ``folder`` and its missing parents. Raises OSError."""
         missing = [each for each in (folder, *folder.parents) if not each.exists()]
         for each in reversed(missing):
@@ -46,13 +46,13 @@ class Copies:
                 each.mkdir()
                 self._folders.append(each)
 
-    def file(self, source: BinaryIO, target: Path) -> None:
+    def copy_file(self, source: BinaryIO, target: Path) -> None:
         """Copy an open file to ``target``, which does not exist yet. Raises OSError."""
         with target.open("xb") as copy:
             self._files.append(target)
             shutil.copyfileobj(source, copy)
 
-    def made(self, file: Path) -> None:
+    def record(self, file: Path) -> None:
         """Record ``file``, which the caller has written."""
         self._files.append(file)
 
@@ -66,7 +66,7 @@ class Copies:
                 folder.rmdir()
 
 
-def copy_records(run: str, out: Path, copies: Copies) -> list[str]:
+def copy_run_directory(run: str, out: Path, copies: CreatedFiles) -> list[str]:
     """Copies the run directory ``run`` without its traces to ``out``; returns a sentence per skipped file, which the manifest of
     ``out`` has as notes too.
 
@@ -85,7 +85,7 @@ def copy_records(run: str, out: Path, copies: Copies) -> list[str]:
         raise DdpDoctorError(f"{run} cannot be copied to {out}: {reason_of(error).lower()}.") from error
 
 
-def _add_notes(notes: list[Note], run: str, manifest: Path, copies: Copies) -> None:
+def _add_notes(notes: list[Note], run: str, manifest: Path, copies: CreatedFiles) -> None:
     """Appends ``notes`` to those in the ``manifest`` of a digest. Raises OSError."""
     faults: list[Note] = []
     document = read_manifest(str(manifest.parent), []) or read_manifest(run, faults)
@@ -96,11 +96,11 @@ def _add_notes(notes: list[Note], run: str, manifest: Path, copies: Copies) -> N
         "note_codes": [note.code.value for note in all_notes],
     }
     if not manifest.exists():
-        copies.made(manifest)
+        copies.record(manifest)
     write_json(str(manifest), {"schema": RUN_SCHEMA, **document, **fields})
 
 
-def refuse_inside_run(out: Path) -> None:
+def check_outside_run(out: Path) -> None:
     """Raises DdpDoctorError if ``out``, with links resolved, is a run directory or inside one."""
     place = Path(os.path.realpath(out))
     if is_run_directory(str(place)):
@@ -110,7 +110,7 @@ def refuse_inside_run(out: Path) -> None:
         raise DdpDoctorError(f"{out} is inside the run directory {run}: name a folder outside it with --out.")
 
 
-def lies_within(path: str | Path, run: str | Path) -> bool:
+def is_within(path: str | Path, run: str | Path) -> bool:
     """Whether ``path``, with links resolved, is inside the run directory ``run``."""
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(run))
 
@@ -121,11 +121,11 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _copy_entries(
-    entries: Sequence[os.DirEntry[str]], run: Path, out: Path, copies: Copies
+    entries: Sequence[os.DirEntry[str]], run: Path, out: Path, copies: CreatedFiles
 ) -> Iterator[Note]:
     """Copies the ``entries`` of a folder inside ``run`` to ``out``; yields a note per skipped entry. Raises OSError if
     ``out`` cannot be written."""
-    copies.folder(out)
+    copies.make_folder(out)
     for entry in entries:
         source, target = Path(entry.path), out / entry.name
         if entry.name in _EXCLUDED:
@@ -133,7 +133,7 @@ def _copy_entries(
         try:
             if entry.is_dir(follow_symlinks=False):
                 opened: BinaryIO | list[os.DirEntry[str]] = _entries(source)
-            elif entry.is_symlink() and not lies_within(source, run):
+            elif entry.is_symlink() and not is_within(source, run):
                 yield Note(f"{source} is a link out of the run directory and was skipped.")
                 continue
             elif not entry.is_file():
@@ -152,4 +152,4 @@ def _copy_entries(
             yield from _copy_entries(opened, run, target, copies)
         else:
             with opened:
-                copies.file(opened, target)
+                copies.copy_file(opened, target)

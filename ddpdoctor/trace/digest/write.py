@@ -19,7 +19,7 @@ from ddpdoctor.trace.job import read_traces
 from ddpdoctor.trace.sources import is_url, open_local
 from ddpdoctor.written import write_once
 
-from .records import Copies
+from .records import CreatedFiles
 
 TRACE_DIGEST = f"trace{SUFFIX}"
 """File in a recorded rank's folder that replaces its trace."""
@@ -44,7 +44,7 @@ def write_digests(
     ranks: Mapping[str, int] | None = None,
     jobs: int | None = None,
     progress: Callable[[float], None] | None = None,
-    copies: Copies | None = None,
+    copies: CreatedFiles | None = None,
 ) -> Digest:
     """Reads each trace of ``targets`` and writes its columns to the given path; a trace that cannot be read is copied there.
 
@@ -52,7 +52,7 @@ def write_digests(
     DdpDoctorError if a target cannot be written.
     """
     files = list(targets)
-    digest, copies = Digest(), copies or Copies()
+    digest, copies = Digest(), copies or CreatedFiles()
     for number, trace, reason in read_traces(files, jobs=jobs, progress=progress, ranks=ranks):
         if trace is None:
             digest.failed.append((files[number], reason))
@@ -80,7 +80,7 @@ def _path_of_url(url: str) -> str:
     return "/".join(named) or "trace"
 
 
-def _write_columns(target: Path, trace: RankTrace, copies: Copies) -> Path:
+def _write_columns(target: Path, trace: RankTrace, copies: CreatedFiles) -> Path:
     """Writes ``trace`` atomically unless the same content is there; returns the path.
 
     The name of a loose trace gets a hash of its content, because hosts that share the folder may have equal file names.
@@ -90,9 +90,9 @@ def _write_columns(target: Path, trace: RankTrace, copies: Copies) -> Path:
     data = packed.getvalue()
     place = target if target.name == TRACE_DIGEST else _with_content_hash(target, data)
     try:
-        copies.folder(place.parent)
+        copies.make_folder(place.parent)
         if write_once(place, data):
-            copies.made(place)
+            copies.record(place)
     except OSError as error:
         raise DdpDoctorError(f"{place} cannot be written: {reason_of(error).lower()}.") from error
     return place
@@ -103,7 +103,7 @@ def _with_content_hash(target: Path, data: bytes) -> Path:
     return target.with_name(f"{target.name.removesuffix(SUFFIX)}-{mark}{SUFFIX}")
 
 
-def _copy_unreadable(file: str, target: Path, copies: Copies) -> None:
+def _copy_unreadable(file: str, target: Path, copies: CreatedFiles) -> None:
     """Copies a trace that cannot be read here unchanged: the analysis reports it, or may have more memory.
 
     Links are not followed.
@@ -119,9 +119,9 @@ def _copy_unreadable(file: str, target: Path, copies: Copies) -> None:
     except OSError:
         return  # the caller has reported that it cannot be read
     try:
-        copies.folder(place.parent)
+        copies.make_folder(place.parent)
         if not os.path.lexists(place):
-            copies.file(content, place)
+            copies.copy_file(content, place)
         elif not filecmp.cmp(source, place, shallow=False):
             raise DdpDoctorError(f"{place} is there and is not {source}: name another folder with --out.")
     except OSError as error:

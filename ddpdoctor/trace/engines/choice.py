@@ -100,8 +100,8 @@ def to_result(task: Task, fetch: Callable[[], tuple[RankTrace | None, str]]) -> 
     try:
         trace, reason = fetch()
     except Exception as error:  # each engine has its own: a worker that died, a lost node, a missing package
-        said = str(error).strip().splitlines()
-        what = ": ".join([type(error).__name__, *said[:1]])
+        lines = str(error).strip().splitlines()
+        what = ": ".join([type(error).__name__, *lines[:1]])
         return task.number, None, f"{task.file}: the worker that read it failed ({what})."
     if trace is None:
         return task.number, None, reason.replace(absolute(task)[0], task.file)

@@ -32,7 +32,7 @@ class Candidate:
         try:
             if not is_url(self.path) and not stat.S_ISREG(os.stat(self.path).st_mode):  # noqa: PTH116
                 return None
-            with open_source(self.path, ahead=False) as stream:
+            with open_source(self.path, read_ahead=False) as stream:
                 return stream.read(HEAD_BYTES)
         except (OSError, UnusableInput):
             return None

@@ -117,19 +117,19 @@ def _expand(path: str, notes: list[str], below: Mapping[str, FilesBelow]) -> lis
 
 def _files(paths: Sequence[str], notes: list[str]) -> list[str]:
     """Those of ``paths`` that are files or links to files; adds a note on those that are neither files nor folders."""
-    found, odd = [], []
+    found, unreadable = [], []
     for path in paths:
         try:
             kind = os.stat(path).st_mode  # noqa: PTH116
         except OSError as error:
-            odd.append(f"{path} ({reason_of(error).lower()})")
+            unreadable.append(f"{path} ({reason_of(error).lower()})")
             continue
         if stat.S_ISREG(kind):
             found.append(path)
         elif not stat.S_ISDIR(kind):
-            odd.append(f"{path} ({'a FIFO' if stat.S_ISFIFO(kind) else 'a device or a socket'})")
-    if odd:
-        notes.append(f"Skipped, as no regular files that can be read: {listed(odd)}.")
+            unreadable.append(f"{path} ({'a FIFO' if stat.S_ISFIFO(kind) else 'a device or a socket'})")
+    if unreadable:
+        notes.append(f"Skipped, as no regular files that can be read: {listed(unreadable)}.")
     return found
 
 

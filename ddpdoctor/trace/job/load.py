@@ -77,7 +77,7 @@ def _merged_notes(traces: Sequence[RankTrace]) -> list[str]:
         for note in trace.meta.notes:
             same = note.removeprefix(trace.meta.source)
             sources.setdefault(same if same.startswith(":") else note, []).append(trace)
-    return [_sources_of(said) + note if note.startswith(":") else note for note, said in sources.items()]
+    return [_sources_of(noted) + note if note.startswith(":") else note for note, noted in sources.items()]
 
 
 def _sources_of(traces: Sequence[RankTrace]) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.trace.sources import MOST_RANKS, open_local
+from ddpdoctor.trace.sources import MAX_RANKS, open_local
 
 from .parquet import INTEGERS, is_table, read_table
 from .table import Operations
@@ -68,7 +68,7 @@ def read_operations(path: str) -> Operations:
         duration_s=whole["duration"].to_numpy(),
         world_size=_world_size(Path(path), notes),
         notes=notes,
-        **{ours: whole[theirs].to_numpy() for theirs, ours in INTEGERS.items()},
+        **{field: whole[column].to_numpy() for column, field in INTEGERS.items()},
     )
 
 
@@ -111,7 +111,7 @@ def _world_size(trace: Path, notes: list[str]) -> int | None:
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         metadata = None
     size = metadata.get("world_size") if isinstance(metadata, dict) else None
-    if type(size) is not int or not 0 < size < MOST_RANKS:
+    if type(size) is not int or not 0 < size < MAX_RANKS:
         notes.append(f"{file} names no world_size.")
         return None
     return size

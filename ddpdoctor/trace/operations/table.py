@@ -55,7 +55,7 @@ class Operations(msgspec.Struct, frozen=True):
         """[N] whether the operation is of one of these kinds."""
         return np.isin(self.kind, [i for i, name in enumerate(self.kinds) if name in names])
 
-    def only(self, chosen: NDArray[np.bool_]) -> Operations:
+    def select(self, chosen: NDArray[np.bool_]) -> Operations:
         """The rows of the mask ``chosen`` [N]."""
         columns = msgspec.structs.asdict(self)
         rows: dict[str, Any] = {k: v[chosen] for k, v in columns.items() if isinstance(v, np.ndarray)}

@@ -7,7 +7,7 @@ file names.
 
 from .decompress import GZIP, LFS_POINTER, PIECE_BYTES, ZSTD, Source, prefetch
 from .files import (
-    MOST_RANKS,
+    MAX_RANKS,
     content_tag,
     expand_url,
     host_of_name,

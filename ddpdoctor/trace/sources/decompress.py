@@ -205,14 +205,14 @@ class Source:
                     if rest := member.flush():
                         yield rest
                     return
-                sound, fed = member.copy() if inflate is None else None, compressed[:fed_bytes]
+                before, fed = member.copy() if inflate is None else None, compressed[:fed_bytes]
                 try:
                     piece = member.decompress(fed, piece_bytes)
                 except Exception as error:  # zlib.error, or another library's own error
-                    if sound is None:
+                    if before is None:
                         raise _GzipError from error
                     self.read_error = f"has damaged gzip data ({error})"
-                    yield _salvage_before_error(sound, bytes(fed))
+                    yield _salvage_before_error(before, bytes(fed))
                     return
                 left = len(member.unused_data) if member.eof else len(member.unconsumed_tail)
                 compressed, fed_bytes = compressed[len(fed) - left :], min(2 * fed_bytes, _READ_BYTES)

@@ -52,7 +52,7 @@ _MIN_PID = 100
 """A smaller number before the time stamp is a step ("worker0_step_12.1694128201545"), not a process id."""
 
 
-MOST_RANKS = 10_000_000
+MAX_RANKS = 10_000_000
 """Upper bound of ranks and world sizes; a larger number is invalid."""
 
 
@@ -63,7 +63,7 @@ def rank_of_name(path: str) -> int | None:
     candidates = [file.name] if not (handler and int(handler["pid"]) >= _MIN_PID) else []
     for text in (*candidates, file.parent.name):
         for pattern in _RANK:
-            if (match := pattern.search(text)) and (rank := int(match.group(1))) < MOST_RANKS:
+            if (match := pattern.search(text)) and (rank := int(match.group(1))) < MAX_RANKS:
                 return rank
     return None
 
@@ -102,12 +102,12 @@ def is_url(path: str) -> bool:
     return bool(separator) and scheme.replace("+", "").replace("-", "").isalnum() and len(scheme) > 1
 
 
-def open_url(url: str, *, ahead: bool) -> BinaryIO:
+def open_url(url: str, *, read_ahead: bool) -> BinaryIO:
     """Opens the object at ``url`` for sequential reading; without ``ahead``, only what is read is fetched. Raises ``OSError`` or
     :class:`UnusableInput`."""
     filesystem, inside = _filesystem(url)
     try:
-        cache_type = "readahead" if ahead else "none"
+        cache_type = "readahead" if read_ahead else "none"
         return cast(BinaryIO, filesystem.open(inside, "rb", block_size=_BLOCK_BYTES, cache_type=cache_type))
     except (OSError, UnusableInput):
         raise
@@ -173,10 +173,10 @@ _WRITER_TIMEOUT_S = 60.0
 """Longest wait for a program to write to a FIFO."""
 
 
-def open_source(path: str, *, ahead: bool = True) -> BinaryIO:
+def open_source(path: str, *, read_ahead: bool = True) -> BinaryIO:
     """Opens ``path``, a local path or a URL, for reading; of a URL without ``ahead``, only what is read is fetched. Raises
     OSError, or :class:`UnusableInput` for a URL."""
-    return open_url(path, ahead=ahead) if is_url(path) else open_local(path)
+    return open_url(path, read_ahead=read_ahead) if is_url(path) else open_local(path)
 
 
 def size_of(stream: BinaryIO) -> int:

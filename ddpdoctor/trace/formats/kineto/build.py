@@ -15,7 +15,7 @@ from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace.classify import DEVICE
 from ddpdoctor.trace.columns import (
     LIMIT_NS,
-    LONGEST_NS,
+    MAX_DURATION_NS,
     Collectives,
     IdColumn,
     IntColumn,
@@ -91,7 +91,7 @@ class CollectiveRows:
             for column in _NUMBERS:
                 self._rows[column].append(_number(getattr(a, column)))
 
-    def only(self, kept: NDArray[np.bool_]) -> None:
+    def keep(self, kept: NDArray[np.bool_]) -> None:
         """Keeps the rows of the events in the mask ``kept`` and renumbers these events."""
         position = np.cumsum(kept) - 1
         chosen = [i for i, event in enumerate(self._rows["event"]) if kept[event]]
@@ -178,7 +178,7 @@ class ColumnBuilder:
 
     def _add_timed(self, rows: Rows, start: IntColumn, duration: IntColumn, path: str) -> None:
         """Appends those of ``rows`` that have a time."""
-        duration[duration > LONGEST_NS] = times.MISSING_NS
+        duration[duration > MAX_DURATION_NS] = times.MISSING_NS
         untimed = start == times.MISSING_NS
         if untimed.any():
             self.events_without_time += int(untimed.sum())
@@ -231,15 +231,15 @@ class ColumnBuilder:
 
         From the arguments, else from the event's process id (device) and thread id (stream).
         """
-        here = at.tolist()
-        stream = ints([args[i].stream for i in here])
+        device_rows = at.tolist()
+        stream = ints([args[i].stream for i in device_rows])
         if (stream < 0).any():
-            stream = np.where(stream < 0, ints([stream_of(rows[i].tid) for i in here]), stream)
-        device = ints([args[i].device for i in here])
+            stream = np.where(stream < 0, ints([stream_of(rows[i].tid) for i in device_rows]), stream)
+        device = ints([args[i].device for i in device_rows])
         if (device < 0).any():
-            pids = ints([rows[i].pid for i in here])
+            pids = ints([rows[i].pid for i in device_rows])
             device = np.where((device < 0) & (pids < _MAX_DEVICES), pids, device)
-        moved = ints([args[i].bytes for i in here])
+        moved = ints([args[i].bytes for i in device_rows])
         for column, values, kind in (
             ("stream", _narrow(stream), np.int32),
             ("device", _narrow(device), np.int32),
@@ -308,7 +308,7 @@ class ColumnBuilder:
         kept = (start > limits_ns[0]) & (start < limits_ns[1])
         for column, all_parts in self._parts.items():
             self._parts[column] = [np.concatenate(all_parts)[kept]]
-        self._collectives.only(kept)
+        self._collectives.keep(kept)
         self.events_without_time += self._rows - int(kept.sum())
         self._rows = int(kept.sum())
 

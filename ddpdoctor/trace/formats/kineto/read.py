@@ -14,7 +14,7 @@ from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace.classify import DEVICE
 from ddpdoctor.trace.columns import LIMIT_NS, NUMBERS_OF_DEVICES, RankTrace, TraceMeta
 from ddpdoctor.trace.formats import HEAD_BYTES, Candidate
-from ddpdoctor.trace.sources import GZIP, LFS_POINTER, MOST_RANKS, ZSTD, Source, host_of_name, rank_of_name
+from ddpdoctor.trace.sources import GZIP, LFS_POINTER, MAX_RANKS, ZSTD, Source, host_of_name, rank_of_name
 
 from .build import ColumnBuilder
 from .stream import MAX_EVENT_BYTES, EventStream
@@ -179,7 +179,7 @@ def meta_of(
 def _rank(path: str, rank: int | None, job: dict[str, Any]) -> tuple[int | None, str]:
     if rank is not None:
         return rank, "run directory"
-    if (own := as_int(job.get("rank"))) in range(MOST_RANKS):
+    if (own := as_int(job.get("rank"))) in range(MAX_RANKS):
         return own, "distributedInfo"
     if (named := rank_of_name(path)) is not None:
         return named, "file name"
@@ -196,7 +196,7 @@ def _notes(path: str, stream: EventStream, builder: ColumnBuilder) -> Iterator[s
     job = stream.top.get("distributedInfo")
     stated = {"baseTimeNanoseconds": (stream.top, LIMIT_NS)}
     if isinstance(job, dict):
-        stated |= {"rank": (job, MOST_RANKS), "world_size": (job, MOST_RANKS)}
+        stated |= {"rank": (job, MAX_RANKS), "world_size": (job, MAX_RANKS)}
     for key, (place, limit) in stated.items():
         if place.get(key) not in _UNKNOWN and as_int(place[key]) not in range(limit):
             yield f"{path}: its {key} cannot be {str(place[key])[:40]} and is ignored."
@@ -232,7 +232,7 @@ def _notes_of_events(path: str, stream: EventStream, builder: ColumnBuilder) -> 
 
 def _ranks(value: Any) -> int | None:
     number = as_int(value)
-    return number if number in range(MOST_RANKS) else None
+    return number if number in range(MAX_RANKS) else None
 
 
 def _text(value: Any) -> str | None:
@@ -248,6 +248,6 @@ def _device(properties: dict[str, Any]) -> dict[str, Any]:
     """The device properties with a valid type."""
     kept = {key: value for key, value in properties.items() if isinstance(value, (str, int, float))}
     for key in NUMBERS_OF_DEVICES:
-        if key in kept and (number := as_int(kept.pop(key))) in range(MOST_RANKS):
+        if key in kept and (number := as_int(kept.pop(key))) in range(MAX_RANKS):
             kept[key] = number
     return kept

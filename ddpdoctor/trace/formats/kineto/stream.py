@@ -81,24 +81,24 @@ def repair(text: bytes | bytearray) -> bytes:
 
     For whole batches that do not decode as they are.
     """
-    mended = _VALUE.sub(rb"\1null", bytes(text))
-    if b"\\" in mended:
-        mended = _BACKSLASH.sub(lambda m: m.group(0) if m.group(1) else rb"\\", mended)
-    mended = mended.translate(_BLANKS)
+    repaired_text = _VALUE.sub(rb"\1null", bytes(text))
+    if b"\\" in repaired_text:
+        repaired_text = _BACKSLASH.sub(lambda m: m.group(0) if m.group(1) else rb"\\", repaired_text)
+    repaired_text = repaired_text.translate(_BLANKS)
     try:
-        mended.decode("utf-8")
+        repaired_text.decode("utf-8")
     except UnicodeDecodeError:
-        mended = mended.decode("utf-8", "replace").encode()
-    return mended
+        repaired_text = repaired_text.decode("utf-8", "replace").encode()
+    return repaired_text
 
 
 def repair_event(text: bytes) -> bytes:
     """A single event, or the keys around the events, with all known repairs, which are too slow for whole batches."""
-    mended = _IN_LIST.sub(rb"\1null", repair(text))
-    mended = _STRING.sub(
-        lambda m: m.group(0).translate(_BLANKS).replace(b"\n", b" ").replace(b"\t", b" "), mended
+    repaired_text = _IN_LIST.sub(rb"\1null", repair(text))
+    repaired_text = _STRING.sub(
+        lambda m: m.group(0).translate(_BLANKS).replace(b"\n", b" ").replace(b"\t", b" "), repaired_text
     )
-    return _TRAILING_COMMA.sub(rb"\1", mended.replace(b"\r", b" "))
+    return _TRAILING_COMMA.sub(rb"\1", repaired_text.replace(b"\r", b" "))
 
 
 _BETWEEN = re.compile(rb"\}\s*,\s*\Z")
@@ -425,9 +425,9 @@ class EventStream:
             return
         head = self._head.lstrip(_BOM).rstrip(b" \t\r\n,") + (b"," if b'"' in self._head else b"")
         for text in (head + b'"":0' + self._tail, head + b'"":0}'):
-            for mended in (bytes, repair_event):
+            for convert in (bytes, repair_event):
                 try:
-                    top = msgspec.json.decode(mended(text))
+                    top = msgspec.json.decode(convert(text))
                 except _UNDECODABLE:
                     continue
                 if isinstance(top, dict):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ddpdoctor.trace.columns import (
     LIMIT_NS,
-    LONGEST_NS,
+    MAX_DURATION_NS,
     Collectives,
     IdColumn,
     IntColumn,
@@ -139,14 +139,14 @@ def _copy_kinds_in(database: Database) -> dict[int, str]:
     """Copy kinds by the file's own numbers, such as that of CUDA_MEMCPY_KIND_HTOD."""
     ends = {
         number: name.rpartition("_")[2].upper()
-        for number, name in database.small("ENUM_CUDA_MEMCPY_OPER", "id", "name")
+        for number, name in database.first_rows("ENUM_CUDA_MEMCPY_OPER", "id", "name")
         if isinstance(number, int) and isinstance(name, str)
     }
     return {number: f"{end[0]}to{end[3]}" for number, end in ends.items() if end in _SIDES}
 
 
 def _labels(database: Database, table: str) -> Iterable[tuple[int, str]]:
-    for number, label in database.small(table, "id", "label"):
+    for number, label in database.first_rows(table, "id", "label"):
         if isinstance(number, int) and isinstance(label, str):
             yield number, label
 
@@ -222,11 +222,11 @@ class ProcessRanges(msgspec.Struct, frozen=True):
     """The ranges of a process that later stages evaluate."""
 
     annotations: NvtxRanges
-    calls: NvtxRanges
+    nccl_calls: NvtxRanges
     """Ranges of NCCL's API calls."""
 
     @classmethod
-    def none(cls) -> ProcessRanges:
+    def empty(cls) -> ProcessRanges:
         """Without ranges, to be filled."""
         return cls(NvtxRanges(), NvtxRanges())
 
@@ -251,7 +251,9 @@ def read_ranges(
             if one.category == ANNOTATION:
                 found.annotations.add(one.name, starts[i], ends[i], threads[i], {})
             elif one.category == LIBRARY and one.name.startswith("nccl"):
-                found.calls.add(one.name, starts[i], ends[i], threads[i], payloads.of(batch["binaryData"][i]))
+                found.nccl_calls.add(
+                    one.name, starts[i], ends[i], threads[i], payloads.decode(batch["binaryData"][i])
+                )
 
 
 def _parse(text: str, known: dict[str, Range]) -> Range:
@@ -266,12 +268,12 @@ def _parse(text: str, known: dict[str, Range]) -> Range:
 
 def _texts(database: Database, batch: Batch, registered: dict[int, str]) -> Iterator[str]:
     """Yields the text of each range: its own, else the registered string that it refers to."""
-    wanted = [
+    missing = [
         number
         for number, text in zip(batch["textId"].tolist(), batch["text"], strict=True)
         if text is None and number != MISSING
     ]
-    registered.update(database.strings([number for number in set(wanted) if number not in registered]))
+    registered.update(database.strings([number for number in set(missing) if number not in registered]))
     for number, text in zip(batch["textId"].tolist(), batch["text"], strict=True):
         yield text if text is not None else registered.get(number, "")
 
@@ -324,7 +326,7 @@ class EventTable:
 
     def add(self, rows: Rows) -> None:
         """Appends those of ``rows`` that have valid times."""
-        good = _is_possible_time(rows.start) & (rows.duration >= 0) & (rows.duration <= LONGEST_NS)
+        good = _is_possible_time(rows.start) & (rows.duration >= 0) & (rows.duration <= MAX_DURATION_NS)
         self.rows_without_time += int((~good).sum())
         count = len(rows.name)
         columns: dict[str, NDArray[Any]] = {

@@ -62,14 +62,14 @@ class Payloads:
 
     def __init__(self, database: Database) -> None:
         self._fields: dict[int, list[tuple[str, struct.Struct, int]]] = defaultdict(list)
-        listed = database.small("NVTX_PAYLOAD_SCHEMA_ENTRIES", "schemaId", "type", "name", "offset")
+        listed = database.first_rows("NVTX_PAYLOAD_SCHEMA_ENTRIES", "schemaId", "type", "name", "offset")
         for schema, kind, name, offset in dict.fromkeys(listed):
             at = 0 if offset is None else offset
             known = isinstance(name, str) and isinstance(schema, int) and isinstance(kind, int)
             if known and kind in _FORMATS and isinstance(at, int) and 0 <= at < _MAX_PAYLOAD_BYTES:
                 self._fields[schema].append((name, _FORMATS[kind], at))
 
-    def of(self, data: bytes | None) -> Fields:
+    def decode(self, data: bytes | None) -> Fields:
         """Values of a range's payload by label; {} without one, or if the file does not describe its schema."""
         if data is None or not _HEAD.size <= len(data) <= _MAX_PAYLOAD_BYTES:
             return {}
@@ -342,7 +342,7 @@ class Database:
                 break
         return found
 
-    def small(self, table: str, *columns: str, most: int = 100_000) -> list[tuple[Any, ...]]:
+    def first_rows(self, table: str, *columns: str, most: int = 100_000) -> list[tuple[Any, ...]]:
         """The first rows, at most ``most``, of a descriptive table; [] if it lacks one of the columns or is damaged."""
         if not self.has(table, *columns):
             return []

@@ -19,7 +19,7 @@ import numpy as np
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace import classify
 from ddpdoctor.trace.columns import LIMIT_NS, IntColumn
-from ddpdoctor.trace.sources import MOST_RANKS, rank_of_name
+from ddpdoctor.trace.sources import MAX_RANKS, rank_of_name
 
 from .build import kernel_name_ids
 from .database import (
@@ -103,9 +103,9 @@ def _combinations(database: Database) -> Iterator[tuple[int, int, str]]:
         for batch in database.batches(table, ("globalPid", "deviceId", *NAMES)):
             keys = process_of(batch["globalPid"])
             names = kernel_name_ids(batch)
-            told = database.strings([int(n) for n in np.unique(names) if n != MISSING])
+            found = database.strings([int(n) for n in np.unique(names) if n != MISSING])
             for key, device, name in np.unique(np.stack((keys, batch["deviceId"], names)), axis=1).T.tolist():
-                yield key, device, told.get(name, "")
+                yield key, device, found.get(name, "")
 
 
 def _only_process(database: Database, devices: set[int], communicates: bool) -> Process:
@@ -182,8 +182,8 @@ class ExportMetadata:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._capture = _texts(database.small("META_DATA_CAPTURE", "name", "value"))
-        self._system = dict(_texts(database.small("TARGET_INFO_SYSTEM_ENV", "name", "value")))
+        self._capture = _texts(database.first_rows("META_DATA_CAPTURE", "name", "value"))
+        self._system = dict(_texts(database.first_rows("TARGET_INFO_SYSTEM_ENV", "name", "value")))
 
     @cached_property
     def environment(self) -> Mapping[str, str]:
@@ -210,7 +210,7 @@ class ExportMetadata:
     def devices(self) -> tuple[dict[str, Any], ...]:
         """The machine's GPUs, with Kineto's names of properties."""
         known = [column for column in _DEVICE if self._database.has("TARGET_INFO_GPU", column)]
-        rows = self._database.small("TARGET_INFO_GPU", *known, most=_MAX_DEVICES) if known else []
+        rows = self._database.first_rows("TARGET_INFO_GPU", *known, most=_MAX_DEVICES) if known else []
         return tuple(
             {
                 _DEVICE[name]: value
@@ -225,11 +225,11 @@ class ExportMetadata:
         if earliest_ns >= _NORMALISED_FROM_NS:
             return 0, "epoch"
         began = next(
-            iter(self._database.small("TARGET_INFO_SESSION_START_TIME", "utcEpochNs", most=1)), (None,)
+            iter(self._database.first_rows("TARGET_INFO_SESSION_START_TIME", "utcEpochNs", most=1)), (None,)
         )[0]
         if not isinstance(began, int):
             return 0, "relative"
-        begins = next(iter(self._database.small("ANALYSIS_DETAILS", "startTime", most=1)), (0,))[0]
+        begins = next(iter(self._database.first_rows("ANALYSIS_DETAILS", "startTime", most=1)), (0,))[0]
         base_ns = began - (begins if isinstance(begins, int) else 0)
         return (base_ns, "epoch") if 0 <= base_ns < LIMIT_NS else (0, "relative")
 
@@ -239,8 +239,8 @@ class ExportMetadata:
         """Identity of the process ``number`` among the ``count`` ranks of the file at ``path``; ``communicators`` are those it
         created."""
         world = self._world(count)
-        if (told := _by_nccl(communicators, world, count)) is not None:
-            return told
+        if (found := _by_nccl(communicators, world, count)) is not None:
+            return found
         if count == 1:
             for variable, size in _LAUNCHERS:
                 if (rank := _number(self.environment.get(variable))) is not None:
@@ -265,17 +265,17 @@ class ExportMetadata:
         """torchrun's node rank of this host; None if the rendezvous assigned it."""
         if world == count:
             return 0
-        said = _NODE_RANK.search(self.command)
-        node = int(said[1]) if said else _number(self.environment.get("PET_NODE_RANK"))
+        match = _NODE_RANK.search(self.command)
+        node = int(match[1]) if match else _number(self.environment.get("PET_NODE_RANK"))
         return node if node is not None and node * count < world else None
 
 
 def _by_nccl(communicators: Sequence[Fields], world: int | None, count: int) -> RankIdentity | None:
     """Identity from the communicator of all ranks; smaller ones have their own numbering. None if there is none."""
-    told = [(one[RANKS], one[RANK]) for one in communicators if RANKS in one and RANK in one]
-    size = max((ranks for ranks, _ in told), default=0)
-    numbers = {rank for ranks, rank in told if ranks == size}
-    if len(numbers) != 1 or size < max(count, world or 0) or size >= MOST_RANKS:
+    found = [(one[RANKS], one[RANK]) for one in communicators if RANKS in one and RANK in one]
+    size = max((ranks for ranks, _ in found), default=0)
+    numbers = {rank for ranks, rank in found if ranks == size}
+    if len(numbers) != 1 or size < max(count, world or 0) or size >= MAX_RANKS:
         return None
     rank = numbers.pop()
     return RankIdentity(rank, "distributedInfo", size) if 0 <= rank < size else None
@@ -283,7 +283,7 @@ def _by_nccl(communicators: Sequence[Fields], world: int | None, count: int) -> 
 
 def _number(text: str | None) -> int | None:
     number = int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 8 else None
-    return number if number is not None and number < MOST_RANKS else None
+    return number if number is not None and number < MAX_RANKS else None
 
 
 def _texts(rows: Sequence[tuple[Any, ...]]) -> list[tuple[str, str]]:

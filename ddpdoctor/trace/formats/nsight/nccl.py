@@ -114,12 +114,12 @@ def _match_kernels(
         if lane is None or not launches:
             continue
         starts = np.array([one.start for one in launches], np.int64) + base_ns
-        here = launched.get(lane, [])
-        moments: IntColumn = np.array([at for _, at in here], np.int64)
+        kernels_of_lane = launched.get(lane, [])
+        moments: IntColumn = np.array([at for _, at in kernels_of_lane], np.int64)
         places: IntColumn = np.searchsorted(starts, moments, side="right") - 1
         matches = [
             (kernel, place)
-            for (kernel, at), place in zip(here, places.tolist(), strict=True)
+            for (kernel, at), place in zip(kernels_of_lane, places.tolist(), strict=True)
             if place >= 0 and at < launches[place].end + base_ns
         ]
         many = Counter(place for _, place in matches)

@@ -66,11 +66,11 @@ class _Reading:
             why = self._errors[0] if self._errors else "holds no event with a begin and an end"
             raise UnusableInput(f"{self._path} {why}.")
         has_steps = self._add_steps(ranges)
-        communicators = [one for one in ranges.calls.payload if RANKS in one]
+        communicators = [one for one in ranges.nccl_calls.payload if RANKS in one]
         metadata = ExportMetadata(self._database)
         base_ns, clock = metadata.clock(self._table.earliest_ns() or 0)
         trace = self._table.finish(self._meta(metadata, clock, rank, communicators, has_steps), base_ns)
-        return with_collectives(trace, ranges.calls, communicators, self._table.threads, base_ns)
+        return with_collectives(trace, ranges.nccl_calls, communicators, self._table.threads, base_ns)
 
     def _fill(self) -> ProcessRanges:
         """Reads all tables into columns; of a damaged table, the rows before the damage."""
@@ -79,7 +79,7 @@ class _Reading:
             ("", "") if key is None else ('(e."globalTid" >> 24) = ?', '(e."globalPid" >> 24) = ?')
         )
         values = () if key is None else (key,)
-        ranges = ProcessRanges.none()
+        ranges = ProcessRanges.empty()
         self._database.track_progress(sorted(EXPORT_TABLES))
         readings: tuple[Callable[[], None], ...] = (
             lambda: Device(self._database, by_process, values).add_to(self._table),

@@ -93,8 +93,8 @@ def _are_numbered_steps(rows: Sequence[int], number_of: dict[int, int], ranges: 
 
 
 def _are_disjoint(rows: Sequence[int], ranges: NvtxRanges) -> bool:
-    apart = all(ranges.end[a] <= ranges.start[b] for a, b in pairwise(rows))
-    return len(rows) >= _MIN_STEPS and apart
+    disjoint = all(ranges.end[a] <= ranges.start[b] for a, b in pairwise(rows))
+    return len(rows) >= _MIN_STEPS and disjoint
 
 
 def _length(rows: Sequence[int], ranges: NvtxRanges) -> int:
