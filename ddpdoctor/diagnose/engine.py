@@ -140,9 +140,7 @@ def _unexplained(
     for run, why in not_evaluated:
         for cost, path in run.open_costs():
             if path not in reported and cost["share"] >= least_share:
-                part = (
-                    f"{words.ms(cost['ms_per_step'])} of every {words.ms(run.tree['steps']['mean_ms'])} step"
-                )
+                part = f"{words.ms(cost['ms_per_step'])} of a {words.ms(run.tree['steps']['mean_ms'])} step on average"
                 found.setdefault(
                     path,
                     (cost["share"], f"{part} may be a problem, but {run.rule.id} lacked data ({why})"),
