@@ -1,6 +1,6 @@
 """``ddpdoctor try``: the job again with one setting changed, measured against the job as it is.
 
-In come a command, or the findings of a run, and the settings to try; out goes an Answer (``diagnose.tried``): of each variant the measured
+In come a command, or the findings of a run, and the settings to try; out goes a TrialsReport (``diagnose.trials``): of each variant the measured
 step time with its interval, what was expected of it, and a verdict. Each trial is the job itself, unchanged on disk, for a bounded
 number of steps; what the hook changes in it is in :mod:`ddpdoctor.hook.trial`. The way::
 
