@@ -47,7 +47,7 @@ def cache_entries(folder: Path, suffix: str) -> list[Path]:
 
 
 def keep_newest(folder: Path, suffix: str, *, most_bytes: float = inf, most: float = inf) -> None:
-    """Remove the least recently used of the :func:`cache_entries` until at most ``most`` of at most ``most_bytes`` are left. Raises OSError."""
+    """Remove the least recently used :func:`cache_entries` until at most ``most`` of ``most_bytes`` in all are left. Raises OSError."""
     entries = []
     for file in cache_entries(folder, suffix):
         with contextlib.suppress(OSError):  # another process may be removing them too

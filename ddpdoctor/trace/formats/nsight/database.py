@@ -198,8 +198,8 @@ class Database:
         """Raises :class:`UnusableInput` if ``path`` cannot be opened as SQLite."""
         self.path = path
         self.process: int | None = None
-        """Process key, as :func:`.identity.process_of` gives it. If it is set, :meth:`batches` reads only the rows of this process from tables
-        that have a column of global ids."""
+        """Process key, as :func:`.identity.process_of` gives it. If it is set, :meth:`batches` reads only the rows of this process
+        from tables that have a column of global ids."""
         try:
             size = Path(path).stat().st_size
             uri = f"{Path(path).absolute().as_uri()}?mode=ro&immutable=1"
