@@ -181,7 +181,9 @@ def quantity(value: Any, unit: str) -> str:
     if isinstance(value, int | float):
         return _number(value, unit)
     if isinstance(value, Mapping):
-        return ", ".join(f"rank {rank}: {quantity(of_rank, unit)}" for rank, of_rank in value.items()) or "none"
+        return (
+            ", ".join(f"rank {rank}: {quantity(of_rank, unit)}" for rank, of_rank in value.items()) or "none"
+        )
     if isinstance(value, Sequence) and not isinstance(value, str):
         return (
             ", ".join(quantity(item, "") for item in value) + (f" {unit}" if unit else "")
