@@ -310,6 +310,7 @@ class _Run:
             speedup_if_fixed=cost["speedup"] if cost else None,
             speedup_if_fixed_range=_speedups(cost),
             at_most=cost is not None and self._is_ceiling(),
+            estimated=cost is not None and rule.ceiling is False,
             coverage=Coverage(seen or self.coverage.steps, self.coverage.ranks),
             evidence=self._evidence(),
             fixes=self._fixes(names),

@@ -27,7 +27,9 @@ def cost_sentence(diagnosis: Diagnosis) -> str:
     cost_ms, share = finding.costs_ms_per_step, finding.share
     gain = words.speedup_text(finding)
     if finding.at_most:
-        return _upper_bound_sentence(cost_ms, share, gain)
+        return _saving_sentence("Upper bound", "at most", cost_ms, share, gain)
+    if finding.estimated:
+        return _saving_sentence("Estimate", "about", cost_ms, share, gain)
     pieces = []
     recorded = diagnosis.steps.source == "trace"
     in_some = finding.persistence not in (None, "always")
@@ -49,14 +51,14 @@ def cost_sentence(diagnosis: Diagnosis) -> str:
     return f"{'; '.join(pieces)}." if pieces else ""
 
 
-def _upper_bound_sentence(cost_ms: float | None, share: float | None, gain: str) -> str:
-    """The cost where only an upper bound of the saving is known."""
+def _saving_sentence(kind: str, limit: str, cost_ms: float | None, share: float | None, gain: str) -> str:
+    """The cost where only an upper bound or an estimate of the saving is known."""
     if cost_ms is None:
         return ""
-    text = f"Upper bound: fixing it saves at most {words.milliseconds(cost_ms)} per step"
+    text = f"{kind}: fixing it saves {limit} {words.milliseconds(cost_ms)} per step"
     if share is not None:
         text += f", {words.percent(share)} of the step time"
-    return f"{text}, and makes the job at most {gain} as fast." if gain else f"{text}."
+    return f"{text}, and makes the job {limit} {gain} as fast." if gain else f"{text}."
 
 
 def _largest_part(diagnosis: Diagnosis) -> str:

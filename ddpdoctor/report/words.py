@@ -202,6 +202,7 @@ def _number(value: float, unit: str) -> str:
         "×": speedup,
         "x": speedup,
         "times": speedup,
+        "version": "{:.1f}".format,
     }
     if unit in known:
         return known[unit](value)

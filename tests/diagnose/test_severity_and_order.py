@@ -31,7 +31,7 @@ def test_an_estimate_is_no_upper_bound() -> None:
         (None, True, True),
     ):
         found = run(rule("a/b", costs="shared.data", severity_most=severity_most, ceiling=ceiling)).findings
-        assert found[0].at_most is bound
+        assert found[0].at_most is bound and found[0].estimated is (ceiling is False)
 
 
 def test_findings_stand_by_cost_whatever_the_thresholds() -> None:
