@@ -17,7 +17,9 @@ from ddpdoctor.measure.facts import JobFacts
 from ddpdoctor.measure.hangfacts import Standing
 from ddpdoctor.measure.metrics import users_line
 from ddpdoctor.measure.steplog import RankLog
+from ddpdoctor.measure.wholerun import Launch
 from ddpdoctor.rundir import RunDirectory
+from ddpdoctor.rundir.stops import launches_of
 from ddpdoctor.stall import Verdict
 
 from .inputs import MOST_MISSING, Inputs, launch_of, runs_here
@@ -153,3 +155,18 @@ def _versions(facts: JobFacts, first: Mapping[str, Any], manifest: Mapping[str, 
         "Python": first.get("python"),
     }
     return {name: str(value) for name, value in known.items() if value}
+
+
+def launches_by_host(runs: Sequence[RunDirectory]) -> dict[str, Launch]:
+    """When the launcher of each host started and ended: of several launchers on a host the first start and the last end."""
+    found: dict[str, Launch] = {}
+    for run in runs:
+        for record in (run.manifest, *launches_of(run.path, [])):
+            host, started_ns, ended_ns = (record.get(name) for name in ("host", "started_ns", "ended_ns"))
+            if not isinstance(host, str) or not isinstance(started_ns, int):
+                continue
+            before = found.get(host)
+            known = [end for end in (ended_ns, before and before.ended_ns) if isinstance(end, int)]
+            first_ns = min(started_ns, before.started_ns) if before else started_ns
+            found[host] = Launch(first_ns, max(known, default=None))
+    return found

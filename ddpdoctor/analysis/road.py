@@ -27,7 +27,7 @@ from ddpdoctor.trace import RankTrace
 from ddpdoctor.trace.operations import find_operations
 
 from .inputs import Inputs, launch_of, load, why_nothing, why_provisional, with_runs_below
-from .job import how_it_ended, job_of
+from .job import how_it_ended, job_of, launches_by_host
 from .judge import Measured, judged
 from .options import Options
 from .profiled import profiled_in
@@ -148,7 +148,14 @@ def _measured(prepared: Prepared, options: Options) -> Measured:
     if not prepared.logs and not prepared.windows:
         return _measured_end(prepared)
     hta = _hta(inputs, options)
-    measurement = measure(prepared.logs, prepared.windows, inputs.telemetry, stopped.facts, options.progress)
+    measurement = measure(
+        prepared.logs,
+        prepared.windows,
+        inputs.telemetry,
+        stopped.facts,
+        options.progress,
+        launches_by_host(inputs.runs),
+    )
     facts, seen = measurement.facts, measurement.graphs.speaking.ranks
     manifest = launch_of(inputs.runs[0]) if inputs.runs else {}
     job = job_of(inputs, facts.job, seen, manifest, stopped)

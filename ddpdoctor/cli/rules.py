@@ -1,4 +1,4 @@
-"""``ddpdoctor rules``: list, show, test and begin rules, and the facts that they read."""
+"""``ddpdoctor rules``: list, show, test and create rules, and list the facts that they read."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _folders = click.option(
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     multiple=True,
     metavar="DIR",
-    help="Another folder of rules (<family>/<name>.yaml); may be repeated.",
+    help="Additional folder of rules (<family>/<name>.yaml); can be repeated.",
 )
 
 
 @click.group("rules", cls=Group)
 def command() -> None:
-    """The knowledge behind the findings: one file per rule.
+    """List, show, test and create rules, which make the findings: one file per rule.
 
     \b
     Examples:
@@ -71,7 +71,7 @@ def list_command(folders: tuple[Path, ...]) -> None:
 @click.argument("rule_id", metavar="ID", shell_complete=rule_ids)
 @_folders
 def show_command(rule_id: str, folders: tuple[Path, ...]) -> None:
-    """Show what a rule reads, when it fires, and when it is wrong.
+    """Show what a rule reads, when it fires, and when it may be wrong.
 
     \b
     Example:
@@ -82,16 +82,16 @@ def show_command(rule_id: str, folders: tuple[Path, ...]) -> None:
     rules = _rules(folders)
     rule = rules.rules.get(rule_id)
     if rule is None:
-        near = did_you_mean(rule_id, rules.rules)
-        raise RuleError(f"there is no rule {rule_id!r}; `ddpdoctor rules list` shows all.{near}")
+        suggestion = did_you_mean(rule_id, rules.rules)
+        raise RuleError(f"there is no rule {rule_id!r}; `ddpdoctor rules list` lists all rules.{suggestion}")
     _show(rule, rules.common, Console(highlight=False))
 
 
 @command.command("test")
 @click.argument("path", required=False, type=click.Path(path_type=Path, exists=True))
 def test_command(path: Path | None) -> None:
-    """Run the tests inside rule files: the built-in rules', or those of a folder or file. Exit code 1 if one fails or a
-    rule has none.
+    """Run the tests in rule files: those of the built-in rules, or of a folder or file. Exit code 1 if a test fails or
+    a rule has no test.
 
     \b
     Examples:
@@ -106,10 +106,10 @@ def test_command(path: Path | None) -> None:
     pack = load_rules(entry_points=path is None)
     console = Console(highlight=False)
     passed = failed = 0
-    for rule in (pack.rules if path is None else _at(path)).values():
+    for rule in (pack.rules if path is None else _rules_at(path)).values():
         if not rule.tests:
             failed += 1
-            _line(console, f"{rule.id}: has no test")
+            _line(console, f"{rule.id}: no test")
         for result in run_tests(rule, pack.common):
             passed, failed = passed + (not result.failures), failed + bool(result.failures)
             for failure in result.failures:
@@ -126,7 +126,7 @@ def _rules(folders: tuple[Path, ...]) -> RuleSet:
     return load_rules([*configured, *folders])
 
 
-def _at(path: Path) -> dict[str, Rule]:
+def _rules_at(path: Path) -> dict[str, Rule]:
     from ddpdoctor.diagnose.load import read_folder
     from ddpdoctor.diagnose.rule import read_rule
 
@@ -168,7 +168,7 @@ def _show(rule: Rule, common: Common, console: Console) -> None:
 
 
 def _cell(text: str) -> Text:
-    """Text that rich does not take for markup: CEL has brackets, and rule files may be anybody's."""
+    """``text`` for rich without markup, because CEL has brackets, and without control characters."""
     from rich.text import Text
 
     return Text(plain(text))

@@ -14,11 +14,13 @@ import msgspec
 
 from ddpdoctor.diagnose.kept import Kept
 from ddpdoctor.measure import facts as facts_module
-from ddpdoctor.measure import hangfacts, memoryfacts, taxonomy
+from ddpdoctor.measure import hangfacts, memoryfacts, runfacts, taxonomy
 from ddpdoctor.measure.facts import Cost, Facts
 from ddpdoctor.measure.places import Where
 
-_DOCUMENTED = tuple(str(module.__file__) for module in (facts_module, hangfacts, memoryfacts, taxonomy))
+_DOCUMENTED = tuple(
+    str(module.__file__) for module in (facts_module, hangfacts, memoryfacts, runfacts, taxonomy)
+)
 _FACTS_OF = {"LateCause": "LateFacts", "SharedCause": "SharedFacts"}
 """Causes of the taxonomy → the struct that has a fact for each."""
 

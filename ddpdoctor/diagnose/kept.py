@@ -38,6 +38,7 @@ _CODE = (
     "measure/facts.py",
     "measure/hangfacts.py",
     "measure/memoryfacts.py",
+    "measure/runfacts.py",
     "measure/places.py",
     "measure/taxonomy.py",
 )

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def ms(value: float) -> str:
-    """0.42 -> "0.42 ms", 46.3 -> "46 ms", 12000 -> "12 s", 18000000 -> "5 hours"."""
+    """0.42 -> "0.42 ms", 46.3 -> "46 ms", 1230 -> "1.23 s", 18000000 -> "5 hours"."""
     if value >= 1e6:
         return hours(value / 3.6e6)
-    if value >= 10_000:
+    if value >= 1000:
         return f"{value / 1000:.3g} s"
     return f"{value:.0f} ms" if value >= 10 else f"{value:.2g} ms"
 
@@ -64,6 +64,13 @@ def number(value: float) -> str:
     return (
         f"{value:.0f}" if value >= 10 or abs(value) < _LEAST_TOLD or value == round(value) else f"{value:.2g}"
     )
+
+
+def ordinal(value: float) -> str:
+    """1.0 -> "1st", 2 -> "2nd", 10 -> "10th", 21 -> "21st"."""
+    number = round(value)
+    ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number:,}{ending}"
 
 
 def count(value: float, noun: str) -> str:
@@ -305,6 +312,7 @@ def _environment() -> jinja2.Environment:
         number=number,
         hours=hours,
         count=count,
+        ordinal=ordinal,
         ranks=ranks_of_job,
         verb=verb_of_job,
         waiting=waiting_in_job,

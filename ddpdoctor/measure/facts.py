@@ -14,6 +14,7 @@ import msgspec
 from .hangfacts import HangFacts
 from .memoryfacts import MemoryFacts
 from .places import Where
+from .runfacts import RunFacts
 from .taxonomy import LateCause, SharedCause
 
 RANGE_LEVEL = 0.9
@@ -368,5 +369,6 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryFacts = MemoryFacts()
     pipeline: PipelineFacts = PipelineFacts()
     hang: HangFacts = HangFacts()
+    run: RunFacts = RunFacts()
     breakdown: dict[str, float] = {}
     """Share of the critical step time per part; sums to 1."""

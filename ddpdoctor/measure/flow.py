@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from ddpdoctor.measure.align import align_logs, set_suspended_aside
 from ddpdoctor.measure.attribution import attribute
@@ -56,6 +57,7 @@ from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.summary import BandwidthPoint, Flame, RankSummary, Series, Timeline
 from ddpdoctor.measure.taxonomy import RARE_ON_DEVICE, RARE_ON_HOST
 from ddpdoctor.measure.telemetry import HostTelemetry
+from ddpdoctor.measure.wholerun import Launch, run_facts
 from ddpdoctor.measure.window import Window, with_bucket_sizes
 from ddpdoctor.stages import WINDOWS_READ, Progress, Stage, counted, no_progress
 
@@ -83,9 +85,10 @@ def measure(
     telemetry: Mapping[str, HostTelemetry],
     hang: HangFacts | None = None,
     progress: Progress = no_progress,
+    launches: Mapping[str, Launch] | None = None,
 ) -> Measurement:
     """Measure a run. ``logs`` and ``windows`` are ordered by rank; either may be empty, not both. ``hang``: whether and how it
-    stopped, which is found elsewhere."""
+    stopped, which is found elsewhere. ``launches``: when the launcher of each host started and ended, by host name."""
     graphs, recorded, notes = _aligned(logs, windows, telemetry, progress)
     aside = all_set_aside(graphs.told, recorded)
     told = counted(progress, Stage.MEASURE)
@@ -104,7 +107,10 @@ def measure(
     drawn = timeline(graphs.speaking, graphs.logs, graphs.windows)
     costs = price_all(context, counted(progress, Stage.PRICE))
     return Measurement(
-        facts=_facts(graphs, context, costs, gpu, telemetry, aside, hang or HangFacts(), memory),
+        facts=replace(
+            _facts(graphs, context, costs, gpu, telemetry, aside, hang or HangFacts(), memory),
+            run=run_facts(graphs.logs, launches or {}, log_lines),
+        ),
         graphs=graphs,
         logs=recorded,
         ranks=ranks,

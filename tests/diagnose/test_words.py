@@ -9,7 +9,7 @@ from ddpdoctor.diagnose import words
 
 @pytest.mark.parametrize(
     ("given", "text"),
-    [(0.421, "0.42 ms"), (9.0, "9 ms"), (46.3, "46 ms"), (9999.0, "9999 ms"), (12000.0, "12 s")],
+    [(0.421, "0.42 ms"), (9.0, "9 ms"), (46.3, "46 ms"), (1234.0, "1.23 s"), (12000.0, "12 s")],
 )
 def test_ms(given: float, text: str) -> None:
     assert words.ms(given) == text

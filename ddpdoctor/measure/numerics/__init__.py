@@ -4,6 +4,7 @@ In: numpy arrays. Out: numpy arrays and numbers. Each function says its formula,
 needed twice and would hold for any time series lives here, so that the rooms above speak of ranks and steps only.
 """
 
+from .changes import best_split
 from .durations import lasting
 from .fairness import Value, fair_shares
 from .intervals import (

@@ -99,6 +99,18 @@ class LogSourceLines:
             sampled = self._sampled(chosen, others, components, {int(step) for step in or_else})
         return joined(sampled, self._called(calls))
 
+    def longer(
+        self, components: Sequence[Component], positions: Sequence[int], steps: set[int], others: set[int]
+    ) -> list[Where]:
+        """Lines of this kind of work that the ranks at these positions show more often in ``steps`` than in the ``others``; the recorded
+        call's where no sample says more."""
+        mine, theirs = (self._counted(positions, components, chosen, None) for chosen in (steps, others))
+        places = ranked(beyond(mine, theirs, _FEWEST_SAMPLES))
+        sampled = with_heaviest(places, mine.stacks, theirs.stacks, scale_of(mine, theirs))
+        return joined(
+            sampled, self._called(_calls([self.logs[place] for place in positions], components, steps))
+        )
+
     def gap(
         self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
     ) -> str | None:
