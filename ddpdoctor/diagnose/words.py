@@ -55,6 +55,8 @@ _NAME = re.compile(r"[\w.:<>]+")
 """An operation that needs no quotation marks in a sentence."""
 _LEAST_TOLD = 0.005
 _DIFFERS = 0.2
+_NOTHING = 0.01
+"""A saving below this part of the cost counts as none."""
 
 
 def number(value: float) -> str:
@@ -102,7 +104,9 @@ def _all_of(job: Mapping[str, Any]) -> str:
         return "the training process"
     if seen == 1:
         return "the one recorded rank"
-    return f"all {seen:.0f} recorded ranks" if world is not None and 0 < seen < world else "all ranks"
+    if world is None or not 0 < seen < world:
+        return "all ranks"
+    return "both recorded ranks" if seen == 2 else f"all {seen:.0f} recorded ranks"
 
 
 def _is_one(job: Mapping[str, Any]) -> bool:
@@ -207,9 +211,10 @@ def beside_others(cost: Mapping[str, Any]) -> str:
     )
     if not whole or alone is None or remaining is None or remaining - alone < _DIFFERS * whole:
         return ""
+    saves = "nothing" if alone < _NOTHING * whole else f"{ms(alone)} per step"
     return (
-        f" Other ranks are late for other reasons, too: fixing only this saves {ms(alone)} per step, "
-        f"{ms(remaining)} once they are fixed."
+        f" Other ranks are late for other reasons, too: fixing only this saves {saves}; once the others are fixed, it saves "
+        f"{ms(remaining)} per step."
     )
 
 
@@ -262,6 +267,8 @@ def sentence(text: str) -> str:
 
 
 _LINE_END = re.compile("\r\n|\r|\n")
+_ARTICLE = re.compile(r"\b([Aa])(?= (?:8[\d.]*|1[18](?:\.\d+)?) )")
+"""The article before a number that begins with a vowel: "of a 18 ms step" becomes "of an 18 ms step"."""
 
 
 def _on_one_line(value: Any) -> Any:
@@ -340,7 +347,7 @@ def check_template(template: str) -> None:
 def render(template: str, names: Mapping[str, Any]) -> str:
     """Render prose: paragraphs kept, other white space made single. Raises jinja2.TemplateError."""
     text = _filled(template, names)
-    paragraphs = (" ".join(part.split()) for part in text.split("\n\n"))
+    paragraphs = (_ARTICLE.sub(r"\1n", " ".join(part.split())) for part in text.split("\n\n"))
     return "\n\n".join(part for part in paragraphs if part)
 
 

@@ -24,7 +24,9 @@ def cost_sentence(diagnosis: Diagnosis) -> str:
         return f"A step takes {words.milliseconds(median_ms)} (median){_largest_part(diagnosis)}."
     gain = words.speedup_text(finding)
     if finding.at_most:
-        return _upper_bound_sentence(finding.costs_ms_per_step, finding.share, gain)
+        return _saving_sentence("Upper bound", "at most", finding, gain)
+    if finding.estimated:
+        return _saving_sentence("Estimate", "about", finding, gain)
     speedup = f"{gain}{words.in_parentheses(words.speedup_range(finding))}"
     clauses = [
         _cost_clause(finding, diagnosis.steps),
@@ -55,14 +57,15 @@ def _cost_clause(finding: Finding, steps: Steps) -> str:
     return f"{text} ({min(round(60 * share), 59)} min per hour)"
 
 
-def _upper_bound_sentence(cost_ms: float | None, share: float | None, gain: str) -> str:
-    """The cost where only an upper bound of the saving is known."""
+def _saving_sentence(kind: str, limit: str, finding: Finding, gain: str) -> str:
+    """The cost where only an upper bound or an estimate of the saving is known."""
+    cost_ms, share = finding.costs_ms_per_step, finding.share
     if cost_ms is None:
         return ""
-    text = f"Upper bound: fixing it saves at most {words.milliseconds(cost_ms)} per step"
+    text = f"{kind}: fixing it saves {limit} {words.milliseconds(cost_ms)} per step"
     if share is not None:
         text += f", {words.percent(share)} of the step time"
-    return f"{text}, and makes the job at most {gain} as fast." if gain else f"{text}."
+    return f"{text}, and makes the job {limit} {gain} as fast." if gain else f"{text}."
 
 
 def _largest_part(diagnosis: Diagnosis) -> str:
