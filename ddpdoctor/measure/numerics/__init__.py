@@ -21,13 +21,16 @@ from .intervals import (
 )
 from .significance import (
     CHANCE,
+    PERSISTENCE,
     Persistence,
     binomial_tail,
     carried_by_few,
+    chance_of_means,
     chance_of_places,
     chance_of_ranks,
     chance_of_rhythm,
     persistence,
+    shares_of_step,
 )
 from .stats import (
     Array,

@@ -1,16 +1,15 @@
 """Whose outliers they are: one rank's, or those of a machine that disturbs whom it happens to meet; and when something happens:
 always, in a stretch of steps, every k steps, or now and then.
 
-*Which.* Those in which the time is lost: a rank that pauses for 57 ms in every tenth step is not excused by a hundred pauses of
-3 ms that strike everybody. Half of all that is lost (then a quarter) is lost in outliers of a certain size or larger; outliers of
-half that size count, or all, where the few carry these as well. That looks at sizes only, so chance has the same odds among them.
-
-*Who.* If disturbances strike the R ranks at random, some F ranks get at least n of N of them with a probability of at
-most C(R, F) * P(Binomial(N, F / R) >= n).
+*Who.* If disturbances strike the R ranks at random, some F ranks get at least k of n of them with a probability of at
+most C(R, F) * P(Binomial(n, F / R) >= k). They are not alike: a rank that pauses for 57 ms in every tenth step is not excused by a hundred
+pauses of 3 ms that strike everybody. So each counts by its weight w, the square of its size, and n is their effective number,
+(sum of w)^2 / sum of w^2 (Kish, "Survey Sampling", 1965), of which k is the part of the few. That looks at sizes only, so chance has the
+same odds among them.
 
 *When.* A rhythm (every 10 steps) is no chance either: of distances without one, 1 in p is a multiple of p. Both
 probabilities count together, as their product, which is smaller than the probability of both by chance: simulated with 2 to 16
-ranks, the limit of 2 % below lets 0.5 to 4 % through.
+ranks, the limit of 2 % below lets 0 to 4 % through.
 
 *Where.* A disturbance by the machine (another process takes the CPU, a page is swapped in, a link stalls) meets a rank
 where it happens to be, in proportion to the time that it spends there. If a kind of work takes the share q of a usual
@@ -48,19 +47,17 @@ class ChanceTuning(msgspec.Struct, frozen=True):
     """Probability that will do where the machine is ruled out and all outliers are of one rank; see the module's text."""
     mostly: float = 0.5
     """Part of the whole that the few must carry at least: more than all others together."""
-    looks: tuple[tuple[float, float], ...] = ((0.5, 1.0), (0.25, 0.25))
-    """Parts of the time that is lost in the largest outliers, which are looked at one after the other, and what is left of the
-    limits above at each: pauses that lose less than those of a busy machine do stand out by their size alone, and more clearly."""
-    weighty: float = 0.5
-    """Part of the size of those from which on an outlier counts: pauses of one kind differ by as much."""
     fair_shares: float = 1.5
     """Times their fair share of all outliers that the few must carry: scatter that strikes everybody is nobody's."""
-    leads: float = 0.5
-    """Part of what the first rank carries that makes another one of the few."""
+    comparable: float = 0.25
+    """Part of the first rank's weight that makes another one of the few, and of the effective weight that makes an outlier a large one:
+    pauses of one kind differ by half in size."""
     least_place: float = 0.01
     """Share of the step that every place counts for: work that is never there in a usual step can still be met."""
     most_place: float = 0.25
     """Of kinds of work that take more of the step, where disturbances fall says little: they are not spread that evenly."""
+    blocks: int = 8
+    """Of neighbouring cycles, in which what drifts evens out: as many as a test needs to miss little that more would show."""
 
 
 CHANCE = ChanceTuning()
@@ -73,51 +70,38 @@ def carried_by_few(outliers: Mask, difference: Array, steps: Ints, place_chance:
     into this kind of work as these do.
     """
     lost_ns = np.where(outliers, difference, 0.0)
-    nobody = np.zeros_like(outliers)
-    if not lost_ns.sum():
-        return nobody
-    for part, odds in CHANCE.looks:
-        weighty = _weighty(lost_ns, part)
-        leaders, needed = _leaders(np.where(weighty, lost_ns, 0.0).sum(axis=0))
-        if leaders is not None and _is_no_chance(weighty, leaders, lost_ns, steps, place_chance, odds):
-            whole = lost_ns[:, leaders].sum() >= needed * lost_ns.sum()
-            carried: Mask = (outliers if whole else weighty) & leaders
-            return carried
-    return nobody
+    weight = (lost_ns / max(lost_ns.max(), 1.0)) ** 2
+    if not weight.any():
+        return np.zeros_like(outliers)
+    effective = float((weight**2).sum() / weight.sum())
+    large: Mask = weight >= CHANCE.comparable * effective
+    leaders, chance = _leaders(weight.sum(axis=0), float(weight.sum()) / effective)
+    chance *= chance_of_rhythm(np.sort(steps[large[:, weight.sum(axis=0).argmax()]]))
+    all_of_one = leaders.sum() == 1 and place_chance <= CHANCE.ruled_out and not large[:, ~leaders].any()
+    if chance > (CHANCE.rather_unlikely if all_of_one else CHANCE.unlikely):
+        return np.zeros_like(outliers)
+    whole = lost_ns[:, leaders].sum() >= CHANCE.mostly * lost_ns.sum()
+    carried: Mask = (outliers if whole else large) & leaders
+    return carried
 
 
-def _weighty(lost_ns: Array, part: float) -> Mask:
-    """[cycles, R] the outliers as large as those in which this part of all is lost, or half as large."""
-    sizes = np.sort(lost_ns[lost_ns > 0])[::-1]
-    usual = sizes[np.searchsorted(np.cumsum(sizes), part * sizes.sum())]
-    weighty: Mask = lost_ns >= CHANCE.weighty * usual
-    return weighty
+def _leaders(weight: Array, total: float) -> tuple[Mask, float]:
+    """The few ranks [R], half of all at most, that chance would least make carry as much of the ``weight`` [R] of ``total`` disturbances
+    as they do; and the probability that it does. None and 1.0 where no few carry most of it."""
+    world = len(weight)
+    order = np.argsort(-weight, kind="stable")
+    comparable = int((weight >= CHANCE.comparable * weight.max()).sum())
+    share = np.cumsum(weight[order]) / weight.sum()
+    chances = {
+        few: chance_of_ranks(total * float(share[few - 1]), total, few, world)
+        for few in range(1, min(comparable, world // 2) + 1)
+        if share[few - 1] >= max(CHANCE.mostly, CHANCE.fair_shares * few / world)
+    }
+    few = min(chances, key=chances.__getitem__, default=0)
+    return np.isin(np.arange(world), order[:few]), chances.get(few, 1.0)
 
 
-def _leaders(carried_ns: Array) -> tuple[Mask | None, float]:
-    """The few ranks that carry most, [R], None where there are none; and the part of the whole that they must carry."""
-    world = len(carried_ns)
-    leaders: Mask = carried_ns >= CHANCE.leads * carried_ns.max()
-    few = int(leaders.sum())
-    needed = max(CHANCE.mostly, CHANCE.fair_shares * few / world)
-    carry_it = 2 * few <= world and carried_ns[leaders].sum() >= needed * carried_ns.sum()
-    return (leaders if carry_it else None), needed
-
-
-def _is_no_chance(
-    weighty: Mask, leaders: Mask, lost_ns: Array, steps: Ints, place_chance: float, odds: float
-) -> bool:
-    """Whether chance would hardly give so many of the ``weighty`` outliers [cycles, R] to these ranks, at these times: not with
-    more than this part, ``odds``, of the limits."""
-    few, theirs, total = int(leaders.sum()), int(weighty[:, leaders].sum()), int(weighty.sum())
-    all_of_one = few == 1 and theirs == total and place_chance <= CHANCE.ruled_out
-    enough = CHANCE.rather_unlikely if all_of_one else CHANCE.unlikely
-    most = int(np.where(weighty, lost_ns, 0.0).sum(axis=0).argmax())
-    times = np.sort(steps[weighty[:, most]])
-    return chance_of_ranks(theirs, total, few, len(leaders)) * chance_of_rhythm(times) <= odds * enough
-
-
-def chance_of_ranks(theirs: int, total: int, few: int, world: int) -> float:
+def chance_of_ranks(theirs: float, total: float, few: int, world: int) -> float:
     """Bound on the probability that some ``few`` ranks get at least ``theirs`` of ``total`` disturbances that strike at
     random."""
     tail = binomial_tail(theirs, total, few / world)
@@ -139,26 +123,33 @@ def chance_of_rhythm(times: Ints) -> float:
     return chance if chance <= CHANCE.rather_unlikely else 1.0
 
 
-def chance_of_places(
-    columns_of: Mapping[_Kind, Sequence[int]], work: Array, beyond: Array, least_ns: float
-) -> dict[_Kind, float]:
-    """Kind of work → probability that a machine's disturbances fall into it as often as those of the job do.
+def shares_of_step(columns_of: Mapping[_Kind, Sequence[int]], work: Array) -> dict[_Kind, float]:
+    """Kind of work → the part of a usual step that it takes, one per cent at least.
 
-    ``columns_of`` gives each kind's columns in ``work`` and ``beyond`` [cycles, R, C] ns: the work, and what is beyond the
-    other ranks'. A disturbance is what lies ``least_ns`` beyond the rank's usual excess, whatever the scatter: the bound errs
-    to the side of the machine.
+    ``columns_of`` gives each kind's columns in ``work`` [cycles, R, C] ns.
     """
     usual_ns = {
         kind: float(undisturbed(work[:, :, columns].sum(axis=2)).mean())
         for kind, columns in columns_of.items()
     }
     step_ns = max(sum(usual_ns.values()), 1.0)
+    return {kind: max(CHANCE.least_place, ns / step_ns) for kind, ns in usual_ns.items()}
+
+
+def chance_of_places(
+    columns_of: Mapping[_Kind, Sequence[int]], shares: Mapping[_Kind, float], beyond: Array, least_ns: float
+) -> dict[_Kind, float]:
+    """Kind of work → probability that a machine's disturbances fall into it as often as those of the job do.
+
+    ``columns_of`` gives each kind's columns in ``beyond`` [cycles, R, C] ns, which is what lies beyond the other ranks' work,
+    and ``shares`` its part of the step. A disturbance is what lies ``least_ns`` beyond the rank's usual excess, whatever the
+    scatter: the bound errs to the side of the machine.
+    """
     struck = {kind: _disturbances(beyond[:, :, columns], least_ns) for kind, columns in columns_of.items()}
     total = sum(struck.values())
-    share = {kind: max(CHANCE.least_place, ns / step_ns) for kind, ns in usual_ns.items()}
     return {
-        kind: 1.0 if share[kind] > CHANCE.most_place else binomial_tail(struck[kind], total, share[kind])
-        for kind in columns_of
+        kind: 1.0 if share > CHANCE.most_place else binomial_tail(struck[kind], total, share)
+        for kind, share in shares.items()
     }
 
 
@@ -168,23 +159,65 @@ def _disturbances(beyond: Array, least_ns: float) -> int:
     return int((together - np.median(together, axis=0) > least_ns).sum())
 
 
-def binomial_tail(hits: int, total: int, probability: float) -> float:
-    """P(Binomial(total, probability) >= hits). By logarithms: of a thousand trials the coefficients are beyond any float."""
+def chance_of_means(values: Array) -> Array:
+    """[R] the probability that a column of ``values`` [cycles, R] has a mean as far above zero by chance, by Student's test.
+
+    The columns scatter alike: each one's scatter is that of all, or its own where that is larger. Neighbouring cycles resemble each
+    other, so many of them are looked at in blocks. 1.0 where there is one cycle.
+    """
+    blocks = [block.mean(axis=0) for block in np.array_split(values, min(len(values), CHANCE.blocks))]
+    means, world = np.stack(blocks), values.shape[1]
+    if len(means) < 2:
+        return np.ones(world)
+    scatter = means.std(axis=0, ddof=1)
+    # Of few cycles, some column's own scatter is small by chance.
+    error = np.maximum(scatter, np.sqrt((scatter**2).mean())) / np.sqrt(len(means))
+    freedom = (len(means) - 1) * max(world - 1, 1)
+    beyond = zip(means.mean(axis=0).tolist(), error.tolist(), strict=True)
+    return np.array([student_tail(mean, of_mean, freedom) for mean, of_mean in beyond])
+
+
+def student_tail(mean: float, error: float, freedom: float) -> float:
+    """Probability that Student's distribution gives a mean as high by chance, if its standard ``error`` is known with so many
+    degrees of ``freedom``."""
+    if mean <= 0.0:
+        return 1.0
+    return (
+        0.5 * _incomplete_beta(freedom / 2, 0.5, freedom / (freedom + (mean / error) ** 2)) if error else 0.0
+    )
+
+
+def binomial_tail(hits: float, total: float, probability: float) -> float:
+    """P(Binomial(total, probability) >= hits), and between whole numbers what goes on smoothly from one to the next."""
     if hits <= 0 or probability >= 1.0:
         return 1.0
-    if probability <= 0.0:
-        return 0.0
-    summed = 0.0
-    for n in range(hits, total + 1):
-        term = exp(_log_choose(total, n) + n * log(probability) + (total - n) * log1p(-probability))
-        summed += term
-        if n > total * probability and term <= _NO_MORE * summed:
+    return _incomplete_beta(hits, max(total - hits, 0.0) + 1.0, probability) if hits < total + 0.5 else 0.0
+
+
+def _incomplete_beta(a: float, b: float, x: float) -> float:
+    """The regularised incomplete beta function, by its continued fraction (Abramowitz and Stegun 26.5.8, evaluated as Lentz does)."""
+    if not 0.0 < x < 1.0:
+        return float(x >= 1.0)
+    if x > (a + 1) / (a + b + 2):
+        return 1.0 - _incomplete_beta(b, a, 1.0 - x)
+    fraction, c, d = 1.0, 1.0, 0.0
+    for n in range(_TERMS):
+        m = n // 2
+        if n % 2:
+            part = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        else:
+            part = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)) if m else 1.0
+        d = 1.0 / (1.0 + part * d)
+        c = 1.0 + part / c
+        fraction *= c * d
+        if abs(c * d - 1.0) < _EXACT:
             break
-    return min(1.0, summed)
+    scale = lgamma(a + b) - lgamma(a) - lgamma(b) + a * log(x) + b * log1p(-x)
+    return exp(scale) * (fraction - 1.0) / a
 
 
-_NO_MORE = 1e-17
-"""Of a sum: behind the most likely number, smaller terms than this change no digit of it."""
+_TERMS, _EXACT = 10_000, 1e-14
+"""Of the fraction: some root of ``a + b`` are enough; and the last digit that one changes."""
 
 
 def _log_choose(total: int, few: int) -> float:
