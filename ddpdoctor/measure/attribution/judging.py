@@ -114,6 +114,7 @@ def _seen_late(cause: LateCause, comparison: Comparison, evidence: Evidence) -> 
     place_chance = 1.0 if cause in RECORDED else evidence.place_chance[cause]
     seen = late_cycles(
         comparison.more_of(cause),
+        comparison.work_of(cause),
         comparison.steps,
         comparison.step_ns,
         place_chance,

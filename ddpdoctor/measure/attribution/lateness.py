@@ -15,7 +15,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from ddpdoctor.measure.numerics import Array, Ints, Mask, carried_by_few, chance_of_means, scatter_of
+from ddpdoctor.measure.numerics import Array, Ints, Mask, above_others, carried_by_few, scatter_of
 
 
 class LatenessTuning(msgspec.Struct, frozen=True):
@@ -26,7 +26,7 @@ class LatenessTuning(msgspec.Struct, frozen=True):
     persistent_share: float = 0.01
     """Share of the step below which an excess is not looked at: NVRx and others call a rank slow from a few per cent on."""
     usual: float = 0.5
-    """Part of the mean excess that half of the cycles must reach: what comes now and then is sporadic."""
+    """Part of the mean excess that more than half of the cycles must reach: what comes now and then is sporadic."""
     least_odds: float = 0.2
     """Part of these that every kind of work has: those that take less of the step seldom reach the share below by chance."""
     spike_sigmas: float = 6.0
@@ -67,9 +67,9 @@ class LateCycles(msgspec.Struct, frozen=True):
 
 
 def late_cycles(
-    more: Array, steps: Ints, step_ns: float, place_chance: float, step_share: float
+    more: Array, work: Array, steps: Ints, step_ns: float, place_chance: float, step_share: float
 ) -> LateCycles:
-    """Where an excess over the other ranks, ``more`` [cycles, R] ns, is persistent or sporadic.
+    """Where an excess of ``work`` over the other ranks, ``more`` (both [cycles, R] ns), is persistent or sporadic.
 
     ``place_chance``: see :func:`ddpdoctor.measure.numerics.carried_by_few`. ``step_share``: the part of a usual step that this kind
     of work takes.
@@ -77,7 +77,7 @@ def late_cycles(
     middle = np.median(more, axis=0)
     scatter = scatter_of(more - middle)
     least = np.maximum(LATENESS.spike_sigmas * scatter, LATENESS.spike_share * step_ns)
-    persistent = _is_persistent(more, step_ns, step_share)
+    persistent = _is_persistent(more, work, step_ns, step_share)
     usual = np.where(persistent, middle, 0.0)
     always = (more > 0) & persistent
     beyond = more - usual
@@ -115,21 +115,25 @@ def _stalls(more: Array, spike: Mask, always: Mask) -> Mask:
     return alone
 
 
-def _is_persistent(more: Array, step_ns: float, step_share: float) -> Mask:
-    """[R] whose excess is above zero by more than chance, and no small part of the step.
-
-    What lies far outside the middle half of a rank's cycles counts no more than at its edge, lest a single stall hide what lasts.
-    """
+def _is_persistent(more: Array, work: Array, step_ns: float, step_share: float) -> Mask:
+    """[R] whose excess is above zero by more than chance, in more than half of the cycles, and no small part of the step."""
     if len(more) == 1:
         return _stands_alone(more[0], step_ns)
-    middle = np.median(more, axis=0)
-    low, high = np.quantile(more, (0.25, 0.75), axis=0)
-    reach = np.maximum(LATENESS.spike_sigmas * (high - low), LATENESS.spike_share * step_ns)
-    inside = np.clip(more, low - reach, high + reach)
-    allowed = LATENESS.false_alarms * max(step_share, LATENESS.least_odds) / more.shape[1]
+    inside = _without_outliers(more)
+    allowed = LATENESS.false_alarms * max(step_share, LATENESS.least_odds)
     least = np.maximum(LATENESS.persistent_share * step_ns, LATENESS.usual * inside.mean(axis=0))
-    persistent: Mask = (chance_of_means(inside) <= allowed) & (middle > least)
+    most = np.quantile(more, 0.5, axis=0, method="lower")
+    persistent: Mask = above_others(inside, allowed, _without_outliers(work)) & (most > least)
     return persistent
+
+
+def _without_outliers(values: Array) -> Array:
+    """``values`` [cycles, R] without what is far outside of the middle half of a rank's cycles, by its own width or the median rank's,
+    lest a single stall hide what lasts."""
+    low, high = np.quantile(values, (0.25, 0.75), axis=0)
+    half = (high - low) / 2
+    reach = half + LATENESS.spike_sigmas * np.maximum(half, np.median(half))
+    return np.clip(values, (low + high) / 2 - reach, (low + high) / 2 + reach)
 
 
 def _stands_alone(more: Array, step_ns: float) -> Mask:

@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 
 from ddpdoctor.measure.graph import CycleGroup, Graph, RankSteps
-from ddpdoctor.measure.numerics import Array, Ints, chance_of_means
+from ddpdoctor.measure.numerics import Array, Ints, above_zero
 from ddpdoctor.measure.taxonomy import COMPUTATION, INDEX, SyncKind
 
 from .lateness import LATENESS
@@ -193,8 +193,8 @@ def _cuts(group: CycleGroup) -> list[tuple[int, int]]:
 def _usual(work: Array) -> Array:
     """[R] ns by which a rank's work [cycles, R] differs from the mean of all usually, where that is no chance, as for stragglers."""
     beyond = work - work.mean(axis=1, keepdims=True)
-    chance = np.minimum(chance_of_means(beyond), chance_of_means(-beyond))
-    usual: Array = np.where(chance <= LATENESS.false_alarms / work.shape[1], np.median(beyond, axis=0), 0.0)
+    lasts = above_zero(beyond, LATENESS.false_alarms) | above_zero(-beyond, LATENESS.false_alarms)
+    usual: Array = np.where(lasts, np.median(beyond, axis=0), 0.0)
     return usual
 
 

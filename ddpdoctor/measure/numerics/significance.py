@@ -56,8 +56,15 @@ class ChanceTuning(msgspec.Struct, frozen=True):
     """Share of the step that every place counts for: work that is never there in a usual step can still be met."""
     most_place: float = 0.25
     """Of kinds of work that take more of the step, where disturbances fall says little: they are not spread that evenly."""
-    blocks: int = 8
-    """Of neighbouring cycles, in which what drifts evens out: as many as a test needs to miss little that more would show."""
+    blocks: int = 5
+    """Of neighbouring cycles, in which what drifts evens out. More would find less of a drift, and miss little less of what lasts."""
+    own_weighs: float = 8.0
+    """Cycles that a column's own scatter must be known from to weigh as much as that of all: of few, some column's is large or small
+    by chance."""
+    many_ranks: int = 8
+    """Ranks from which on the others' means tell how much a rank's may differ: below, they are too few to tell one apart by."""
+    differ: float = 0.1
+    """Probability of such a difference between many ranks' means below which their scatter over the cycles is not believed to be all."""
 
 
 CHANCE = ChanceTuning()
@@ -159,22 +166,88 @@ def _disturbances(beyond: Array, least_ns: float) -> int:
     return int((together - np.median(together, axis=0) > least_ns).sum())
 
 
-def chance_of_means(values: Array) -> Array:
-    """[R] the probability that a column of ``values`` [cycles, R] has a mean as far above zero by chance, by Student's test.
+def above_others(values: Array, allowed: float, work: Array) -> Mask:
+    """[R] whether a rank's excess over the others, ``values`` [cycles, R], is above zero by more than chance, as :func:`above_zero`
+    says. ``work`` [cycles, R] is what is compared.
 
-    The columns scatter alike: each one's scatter is that of all, or its own where that is larger. Neighbouring cycles resemble each
-    other, so many of them are looked at in blocks. 1.0 where there is one cycle.
+    What drifts more slowly than blocks are long does so on many ranks: where the means of these differ by more than their scatter
+    explains, a rank must stand out of the other ranks' means instead. A rank that does is late however much it scatters.
     """
-    blocks = [block.mean(axis=0) for block in np.array_split(values, min(len(values), CHANCE.blocks))]
-    means, world = np.stack(blocks), values.shape[1]
-    if len(means) < 2:
-        return np.ones(world)
-    scatter = means.std(axis=0, ddof=1)
-    # Of few cycles, some column's own scatter is small by chance.
-    error = np.maximum(scatter, np.sqrt((scatter**2).mean())) / np.sqrt(len(means))
-    freedom = (len(means) - 1) * max(world - 1, 1)
-    beyond = zip(means.mean(axis=0).tolist(), error.tolist(), strict=True)
-    return np.array([student_tail(mean, of_mean, freedom) for mean, of_mean in beyond])
+    if values.shape[1] < CHANCE.many_ranks or len(values) < 2:
+        return above_zero(values, allowed, work)
+    above, means = above_zero(values, allowed / 2), _blocks(values).mean(axis=0)
+    apart = _stand_apart(means, allowed / 2 / len(means))
+    return apart if above.any() and _differ(values, above) else above | apart
+
+
+def above_zero(values: Array, allowed: float, work: Array | None = None) -> Mask:
+    """[R] whether a column of ``values`` [cycles, R] has a mean above zero by more than chance, which does so with any column of R
+    alike with probability ``allowed`` at most. None of a single cycle.
+
+    By Student's test of the means of blocks of neighbouring cycles, as these resemble each other. The scatter is that of all
+    columns, or more where a column's own is larger. The two columns of two ranks are the same with another sign: the
+    ``work`` [cycles, 2] of which they are the difference says more of the scatter, where that is each rank's own.
+    """
+    world = values.shape[1]
+    if len(values) < 2:
+        return np.zeros(world, bool)
+    above = _exceed(values, values, max(world - 1, 1), allowed)
+    return above if work is None or world > 2 else above | _exceed(values, np.sqrt(2.0) * work, 2, allowed)
+
+
+def _blocks(values: Array) -> Array:
+    """[blocks, R] means of neighbouring cycles of [cycles, R]."""
+    parts = np.array_split(values, min(len(values), CHANCE.blocks))
+    return np.stack([part.mean(axis=0) for part in parts])
+
+
+def _error_of_mean(values: Array, scattering: Array, independent: int) -> tuple[Array, int]:
+    """[R] standard error of the mean of ``values`` [cycles, R], which scatter as the columns of ``scattering`` [cycles, R] do together, or
+    more where a column's own scatter is larger; and its degrees of freedom, of so many ``independent`` columns."""
+    blocks = _blocks(scattering)
+    of_all, own = float(scattering.var(axis=0, ddof=1).mean()), values.var(axis=0, ddof=1)
+    freedom = len(values) - 1
+    larger = (own / of_all if of_all else np.ones(len(own))) - 1.0
+    widened = 1.0 + np.clip(larger, 0.0, None) * freedom / (CHANCE.own_weighs + freedom)
+    error: Array = np.sqrt(blocks.var(axis=0, ddof=1).mean() / len(blocks) * widened)
+    return error, (len(blocks) - 1) * independent
+
+
+def _exceed(values: Array, scattering: Array, independent: int, allowed: float) -> Mask:
+    """[R] means of ``values`` [cycles, R] that are above zero by chance with no more than this probability, divided among the columns."""
+    means = _blocks(values).mean(axis=0)
+    error, freedom = _error_of_mean(values, scattering, independent)
+    each = allowed / len(means)
+    both = zip(means.tolist(), error.tolist(), strict=True)
+    return np.array([student_tail(mean, of_mean, freedom) <= each for mean, of_mean in both])
+
+
+def _stand_apart(means: Array, allowed: float) -> Mask:
+    """[R] the highest means, of half of the ranks at most, the lowest of which is above those below by more than they differ (Rosner's
+    test of several outliers, 1983)."""
+    order = np.argsort(-means, kind="stable")
+    apart = np.zeros(len(means), bool)
+    for few in range(1, len(means) // 2 + 1):
+        others = means[order[few:]]
+        beyond = float(means[order[few - 1]] - others.mean())
+        error = float(others.std(ddof=1)) * np.sqrt(1.0 + 1.0 / len(others))
+        if student_tail(beyond, error, len(others) - 1) <= allowed:
+            apart[order[:few]] = True
+    return apart
+
+
+def _differ(values: Array, late: Mask) -> bool:
+    """Whether the means of ``values`` [cycles, R], but for the highest of the ``late`` ones, half of all at most, differ by more than
+    their scatter explains: the tail of Fisher's distribution."""
+    world = values.shape[1]
+    error, freedom = _error_of_mean(values, values, world - 1)
+    means = np.sort(_blocks(values).mean(axis=0))[: world - min(int(late.sum()), world // 2)]
+    seen, explained = float(means.var(ddof=1)) * (len(means) - 1), float((error**2).mean()) * freedom
+    if not seen:
+        return False
+    return (
+        _incomplete_beta(freedom / 2, (len(means) - 1) / 2, explained / (explained + seen)) <= CHANCE.differ
+    )
 
 
 def student_tail(mean: float, error: float, freedom: float) -> float:

@@ -190,9 +190,9 @@ def test_less_than_one_per_cent_is_nothing():
 def test_short_windows_accuse_only_what_is_clear(cycles):
     assert late_of(simple(4, cycles, jitter=0.02)) == {}
     assert late_of(simple(4, cycles, jitter=0.02, data=on(3, 4, 6.0)))["data"].ranks == [3]
-    # 5 % of the step: by how much that differs says nothing in one cycle, little in two, and enough in three.
+    # 5 % of the step: by how much that differs says nothing in one cycle, and enough in two.
     found = late_of(simple(2, cycles, jitter=0.02, data=on(1, 2, 0.8)))
-    assert set(found) == ({"data", "total"} if cycles == 3 else set())
+    assert set(found) == ({"data", "total"} if cycles > 1 else set())
     assert not found or found["data"].ranks == [1]
 
 
@@ -250,12 +250,12 @@ def test_a_checkpoint_that_only_one_rank_ever_writes_is_its_own_however_seldom(s
 
 @pytest.mark.parametrize("cycles", [2, 3])
 def test_two_ranks_in_two_cycles_that_repeat(cycles):
-    """1.3 ms of a step of 18 ms: in two cycles too little to name somebody by, unless they agree to a hundredth of it."""
+    """1.3 ms of a step of 18 ms, of work that takes half a millisecond and differs by 6 % of that: enough in most windows."""
     late = late_of(simple(2, cycles=cycles, jitter=0.003, host=on(1, 2, 1.3)))
     assert set(late) == {"host", "total"} and late["host"].ranks == [1]
     found = [late_of(simple(2, cycles=cycles, seed=s, jitter=0.06, host=on(1, 2, 1.3))) for s in range(10)]
     named = [each["host"].ranks for each in found if "host" in each]
-    assert named == ([[1]] * len(named) if cycles > 2 else [])
+    assert named == [[1]] * len(named) and len(named) > 5
 
 
 @pytest.mark.parametrize("jitter", [0.003, 0.03])

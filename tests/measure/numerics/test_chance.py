@@ -9,9 +9,10 @@ import pytest
 
 from ddpdoctor.measure.attribution import attribute
 from ddpdoctor.measure.numerics import (
+    above_others,
+    above_zero,
     binomial_tail,
     carried_by_few,
-    chance_of_means,
     chance_of_ranks,
     chance_of_rhythm,
 )
@@ -180,20 +181,43 @@ def test_one_rank_s_long_pauses_among_those_of_all(world, pauses, times, least):
 
 @pytest.mark.parametrize(
     ("quantile", "cycles", "tail"),
-    [(318.31, 2, 0.001), (5.8409, 4, 0.005), (2.7764, 5, 0.025), (4.7853, 8, 0.001)],
+    [(318.31, 2, 0.001), (5.8409, 4, 0.005), (2.7764, 5, 0.025), (7.1732, 5, 0.001)],
 )
 def test_the_chance_of_one_column_s_mean_is_student_s(quantile, cycles, tail):
     noise = np.random.default_rng(0).standard_normal((cycles, 1))
     scaled = (noise - noise.mean()) / noise.std(ddof=1)
-    assert chance_of_means(scaled + quantile / np.sqrt(cycles))[0] == pytest.approx(tail, rel=1e-3)
-    assert chance_of_means(scaled - 1.0)[0] == 1.0
+    above = scaled + quantile / np.sqrt(cycles)
+    assert above_zero(above, 1.001 * tail).all() and not above_zero(above, 0.999 * tail).any()
+    assert not above_zero(scaled - 1.0, 0.999).any()
 
 
 def test_a_mean_is_no_chance_where_the_columns_scatter_by_less():
     noise = np.random.default_rng(0).standard_normal((20, 4))
-    chances = chance_of_means(noise + np.array([0.0, 0.0, 0.0, 3.0]))
-    assert chances[3] < 1e-4 and chances[:3].min() > 0.005
-    assert chance_of_means(noise[:1]).tolist() == [1.0] * 4, "of one cycle nothing is known"
+    assert above_zero(noise + np.array([0.0, 0.0, 0.0, 3.0]), 0.01).tolist() == [False, False, False, True]
+    assert not above_zero(noise[:1], 0.01).any(), "of one cycle nothing is known"
+
+
+def test_two_ranks_scatter_by_what_each_does():
+    """Of the difference of two ranks in three cycles nearly nothing is known; of the work of each of them twice as much."""
+    work = np.array([[10.0, 11.0], [10.1, 11.0], [10.0, 11.1]])
+    excess = work - work[:, ::-1]
+    assert not above_zero(excess, 0.0001).any() and above_zero(excess, 0.01, work).tolist() == [False, True]
+    both_long = np.array([[1.0], [5.0], [9.0]])
+    assert above_zero(excess, 0.02, work + both_long).tolist() == [False, True], "what both do makes no difference"
+
+
+def test_of_many_ranks_that_drift_one_must_stand_out_of_the_others_means():
+    means = np.array([-1.1, -0.8, -0.3, 0.0, 0.2, 0.4, 0.9, 1.2])
+    noise = 0.1 * np.random.default_rng(0).standard_normal((10, 8))
+    assert not above_others(noise + means, 0.01, noise).any()
+    late = noise + means + np.array([0, 0, 0, 0, 0, 0, 8.0, 9.0])
+    assert np.flatnonzero(above_others(late, 0.01, noise)).tolist() == [6, 7]
+
+
+def test_one_that_stands_out_of_the_others_is_late_however_much_it_scatters():
+    noise = np.random.default_rng(0).standard_normal((8, 8)) * np.array([1, 1, 1, 1, 1, 1, 1, 30])
+    noise[:, -1] += 20
+    assert np.flatnonzero(above_others(noise, 0.01, noise)).tolist() == [7]
 
 
 @pytest.mark.parametrize("probability", [0.1, 0.4])
