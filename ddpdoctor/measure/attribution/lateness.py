@@ -3,11 +3,12 @@
 It is *persistent* where its mean over the cycles is not zero by chance, by Student's test, and *sporadic* where single cycles stand
 out of the rank's usual ones. Scatter that hits all ranks alike, as on a busy machine, is neither.
 
-The test of the mean (:func:`_is_persistent`) has one error rate for a whole window: in at most one of a hundred windows of ranks
-alike a rank is named. It is divided among the ranks evenly, and among the kinds of work by the part of the step that each takes.
-Neighbouring cycles resemble each other, so long recordings are tested by the means of eight blocks. Held by simulation for 2 to 200
-cycles, 2 to 16 ranks, normal scatter and a heavy tail of 2 to 10 % (``tests/measure/attribution/test_error_rate.py``). A rank whose work
-drifts so slowly that it stays longer than the others' for most of the window is named: it is late while that lasts.
+The test of the mean (:func:`ddpdoctor.measure.numerics.above_others`) has one error rate for a whole window: in at most one of a
+hundred windows of ranks alike a rank is named. It is divided among the ranks evenly, and among the kinds of work by the part of the
+step that each takes. The rates and what is found at them are held by simulation (``tests/measure/attribution/test_error_rate.py``) and
+stated in ``docs/how-it-works.md``. Two cases are no test: a single cycle (:func:`_stands_alone`) and single cycles of a short window
+(:mod:`.standout`). Of few ranks whose work drifts, one that stays longer than the others' for most of a short window may be named: it is
+late while that lasts, and nothing in the window tells it from a lasting fault.
 """
 
 from __future__ import annotations

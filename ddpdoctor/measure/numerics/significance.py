@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from .stats import Array, Ints, Mask, undisturbed
+from .stats import Array, Ints, Mask, scatter_of, undisturbed
 
 _Kind = TypeVar("_Kind", bound=str)
 
@@ -58,6 +58,8 @@ class ChanceTuning(msgspec.Struct, frozen=True):
     """Of kinds of work that take more of the step, where disturbances fall says little: they are not spread that evenly."""
     blocks: int = 5
     """Of neighbouring cycles, in which what drifts evens out. More would find less of a drift, and miss little less of what lasts."""
+    far: float = 6.0
+    """Robust standard deviations from which on a block is far outside of the others."""
     own_weighs: float = 8.0
     """Cycles that a column's own scatter must be known from to weigh as much as that of all: of few, some column's is large or small
     by chance."""
@@ -171,13 +173,12 @@ def above_others(values: Array, allowed: float, work: Array) -> Mask:
     says. ``work`` [cycles, R] is what is compared.
 
     What drifts more slowly than blocks are long does so on many ranks: where the means of these differ by more than their scatter
-    explains, a rank must stand out of the other ranks' means instead. A rank that does is late however much it scatters.
+    explains, a rank must stand out of the other ranks' means, too.
     """
-    if values.shape[1] < CHANCE.many_ranks or len(values) < 2:
-        return above_zero(values, allowed, work)
-    above, means = above_zero(values, allowed / 2), _blocks(values).mean(axis=0)
-    apart = _stand_apart(means, allowed / 2 / len(means))
-    return apart if above.any() and _differ(values, above) else above | apart
+    above = above_zero(values, allowed, work)
+    if values.shape[1] >= CHANCE.many_ranks and above.any() and _differ(values, above):
+        above &= _stand_apart(_blocks(values).mean(axis=0), allowed / values.shape[1])
+    return above
 
 
 def above_zero(values: Array, allowed: float, work: Array | None = None) -> Mask:
@@ -196,9 +197,17 @@ def above_zero(values: Array, allowed: float, work: Array | None = None) -> Mask
 
 
 def _blocks(values: Array) -> Array:
-    """[blocks, R] means of neighbouring cycles of [cycles, R]."""
-    parts = np.array_split(values, min(len(values), CHANCE.blocks))
-    return np.stack([part.mean(axis=0) for part in parts])
+    """[blocks, R] means of neighbouring cycles of [cycles, R]: of five blocks, or in long recordings of blocks of as many cycles. Of
+    more blocks, those far outside count no more than at the edge of the others: what began during the recording lasts, too."""
+    count = max(min(len(values), CHANCE.blocks), len(values) // CHANCE.blocks)
+    means = np.stack([part.mean(axis=0) for part in np.array_split(values, count)])
+    if count <= CHANCE.blocks:
+        return means
+    middle = np.median(means, axis=0)
+    scatter = scatter_of(means - middle)
+    reach = CHANCE.far * np.maximum(scatter, np.median(scatter))
+    blocks: Array = np.clip(means, middle - reach, middle + reach)
+    return blocks
 
 
 def _error_of_mean(values: Array, scattering: Array, independent: int) -> tuple[Array, int]:

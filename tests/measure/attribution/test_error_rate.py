@@ -7,7 +7,18 @@ from itertools import product
 import numpy as np
 import pytest
 
-from tests.measure.attribution.drawn import CYCLES, WORLDS, by_chance, drifting, heavy, normal, power
+from ddpdoctor.measure.attribution import attribute
+from tests.measure.attribution.drawn import (
+    CYCLES,
+    LATE_MS,
+    WORLDS,
+    by_chance,
+    drifting,
+    heavy,
+    normal,
+    power,
+)
+from tests.measure.made import simple
 
 STATED = 0.01
 """Of windows of ranks alike in which one may be named."""
@@ -49,22 +60,30 @@ def test_what_a_short_window_shows_is_told_more_often(noise, cycles, most_told):
 
 
 @pytest.mark.slow
-def test_a_drift_that_is_forgotten_within_the_recording_names_nobody_either():
-    assert rates(drifting, (200,), LONG).mean() <= STATED
+@pytest.mark.parametrize(
+    ("cycles", "most_named"),
+    [((50, 200), (0.04, 0.05, 0.05, 0.05)), ((4, 5, 6, 8, 10, 20), (0.14, 0.14, 0.07, 0.06))],
+)
+def test_work_that_drifts_names_a_rank_more_often_in_short_windows_of_few_ranks(cycles, most_named):
+    """With half of the variance in a drift of which a tenth is left after ten cycles. No short window of few ranks tells that from a
+    fault; of many ranks the others' means do."""
+    found = rates(drifting, cycles, LONG // 4).reshape(len(cycles), len(WORLDS)).mean(axis=0)
+    assert np.all(found <= most_named), found
 
 
-# Cycles, ranks, scatter → least part of the windows in which just the late rank is named: what a median over its deviation
-# from four standard errors on found, at two to four times the rate of false alarms.
+# Cycles, ranks, scatter → least part of the windows in which just the late rank is named.
 FOUND = {
-    (5, 4, 0.02): 0.98,
+    (3, 4, 0.02): 0.9,
+    (5, 2, 0.02): 0.98,
+    (5, 2, 0.04): 0.8,
+    (5, 4, 0.04): 0.88,
     (5, 8, 0.04): 0.84,
-    (5, 4, 0.04): 0.75,
-    (5, 4, 0.06): 0.41,
-    (8, 2, 0.04): 0.87,
-    (8, 2, 0.06): 0.54,
-    (10, 2, 0.04): 0.91,
-    (10, 8, 0.06): 0.77,
-    (20, 2, 0.06): 0.88,
+    (5, 4, 0.06): 0.5,
+    (8, 2, 0.04): 0.93,
+    (8, 2, 0.06): 0.6,
+    (10, 2, 0.06): 0.75,
+    (10, 8, 0.06): 0.8,
+    (20, 2, 0.06): 0.95,
 }
 
 
@@ -76,8 +95,10 @@ def test_a_rank_that_is_late_by_a_tenth_of_the_step(cycles, world, scatter):
     assert power(normal, cycles, world, scatter, 100) >= FOUND[cycles, world, scatter]
 
 
-@pytest.mark.parametrize(("scatter", "least"), [(0.02, 0.96), (0.04, 0.5)])
-def test_of_two_ranks_in_five_cycles_no_test_sees_as_much(scatter, least):
-    """Student's is the best that there is for a known shape, and has four degrees of freedom: where one window in a hundred may
-    be wrong, it finds less than what was found at one in twenty-five (98 and 69 %)."""
-    assert power(normal, 5, 2, scatter, 100) >= least
+@pytest.mark.parametrize("world", [2, 4, 8])
+def test_a_rank_that_is_late_from_some_step_on(world):
+    """In three of five cycles of a long recording."""
+    late_ms = np.where(np.arange(60) < 24, 0.0, LATE_MS)[:, None, None] * (np.arange(world) == world - 1)
+    noise = 1 + 0.03 * np.random.default_rng(world).standard_normal((60, 1, world))
+    graph = simple(world, 60, forward=5.0 * noise, backward=10.0 * noise + late_ms)
+    assert attribute(graph).stragglers == {"compute": [world - 1]}

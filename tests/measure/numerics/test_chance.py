@@ -203,7 +203,9 @@ def test_two_ranks_scatter_by_what_each_does():
     excess = work - work[:, ::-1]
     assert not above_zero(excess, 0.0001).any() and above_zero(excess, 0.01, work).tolist() == [False, True]
     both_long = np.array([[1.0], [5.0], [9.0]])
-    assert above_zero(excess, 0.02, work + both_long).tolist() == [False, True], "what both do makes no difference"
+    assert above_zero(excess, 0.02, work + both_long).tolist() == [False, True], (
+        "what both do makes no difference"
+    )
 
 
 def test_of_many_ranks_that_drift_one_must_stand_out_of_the_others_means():
