@@ -58,6 +58,8 @@ class ChanceTuning(msgspec.Struct, frozen=True):
     """Of kinds of work that take more of the step, where disturbances fall says little: they are not spread that evenly."""
     blocks: int = 5
     """Of neighbouring cycles, in which what drifts evens out. More would find less of a drift, and miss little less of what lasts."""
+    block_cycles: int = 8
+    """Cycles of a block in long recordings: disturbances of a real machine last for about as long."""
     far: float = 6.0
     """Robust standard deviations from which on a block is far outside of the others."""
     own_weighs: float = 8.0
@@ -186,20 +188,22 @@ def above_zero(values: Array, allowed: float, work: Array | None = None) -> Mask
     alike with probability ``allowed`` at most. None of a single cycle.
 
     By Student's test of the means of blocks of neighbouring cycles, as these resemble each other. The scatter is that of all
-    columns, or more where a column's own is larger. The two columns of two ranks are the same with another sign: the
-    ``work`` [cycles, 2] of which they are the difference says more of the scatter, where that is each rank's own.
+    columns, or more where a column's own is larger. The two columns of two ranks are the same with another sign: of few
+    blocks, the ``work`` [cycles, 2] of which they are the difference says more of the scatter, where that is each rank's own.
     """
     world = values.shape[1]
     if len(values) < 2:
         return np.zeros(world, bool)
     above = _exceed(values, values, max(world - 1, 1), allowed)
-    return above if work is None or world > 2 else above | _exceed(values, np.sqrt(2.0) * work, 2, allowed)
+    if work is None or world > 2 or len(_blocks(values)) > CHANCE.blocks:
+        return above
+    return above | _exceed(values, np.sqrt(2.0) * work, 2, allowed)
 
 
 def _blocks(values: Array) -> Array:
-    """[blocks, R] means of neighbouring cycles of [cycles, R]: of five blocks, or in long recordings of blocks of as many cycles. Of
-    more blocks, those far outside count no more than at the edge of the others: what began during the recording lasts, too."""
-    count = max(min(len(values), CHANCE.blocks), len(values) // CHANCE.blocks)
+    """[blocks, R] means of neighbouring cycles of [cycles, R]: five blocks, or in long recordings more of eight cycles each. Of
+    these those far outside count no more than at the edge of the others: what began during the recording lasts, too."""
+    count = max(min(len(values), CHANCE.blocks), len(values) // CHANCE.block_cycles)
     means = np.stack([part.mean(axis=0) for part in np.array_split(values, count)])
     if count <= CHANCE.blocks:
         return means
