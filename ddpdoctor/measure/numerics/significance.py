@@ -62,7 +62,7 @@ class ChanceTuning(msgspec.Struct, frozen=True):
     """Cycles of a block in long recordings: disturbances of a real machine last for about as long."""
     far: float = 6.0
     """Robust standard deviations from which on a block is far outside of the others."""
-    own_weighs: float = 8.0
+    own_weighs: float = 16.0
     """Cycles that a column's own scatter must be known from to weigh as much as that of all: of few, some column's is large or small
     by chance."""
     many_ranks: int = 8

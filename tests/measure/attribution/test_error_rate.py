@@ -60,15 +60,12 @@ def test_what_a_short_window_shows_is_told_more_often(noise, cycles, most_told):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("cycles", "most_named"),
-    [((50, 200), (0.04, 0.05, 0.05, 0.05)), ((4, 5, 6, 8, 10, 20), (0.14, 0.14, 0.07, 0.06))],
-)
-def test_work_that_drifts_names_a_rank_more_often_in_short_windows_of_few_ranks(cycles, most_named):
-    """With half of the variance in a drift of which a tenth is left after ten cycles. No short window of few ranks tells that from a
-    fault; of many ranks the others' means do."""
+def test_work_that_drifts_names_a_rank_more_often_where_there_are_few():
+    """With half of the variance in a drift of which a tenth is left after ten cycles. Nothing tells that from a fault in a short window of
+    few ranks; of many ranks the others' means do."""
+    cycles = (4, 5, 6, 8, 10, 20, 50)
     found = rates(drifting, cycles, LONG // 4).reshape(len(cycles), len(WORLDS)).mean(axis=0)
-    assert np.all(found <= most_named), found
+    assert np.all(found <= (0.14, 0.14, 0.07, 0.06)), found
 
 
 # Cycles, ranks, scatter → least part of the windows in which just the late rank is named.
@@ -98,7 +95,7 @@ def test_a_rank_that_is_late_by_a_tenth_of_the_step(cycles, world, scatter):
 @pytest.mark.parametrize("world", [2, 4, 8])
 def test_a_rank_that_is_late_from_some_step_on(world):
     """In three of five cycles of a long recording."""
-    late_ms = np.where(np.arange(60) < 24, 0.0, LATE_MS)[:, None, None] * (np.arange(world) == world - 1)
-    noise = 1 + 0.03 * np.random.default_rng(world).standard_normal((60, 1, world))
-    graph = simple(world, 60, forward=5.0 * noise, backward=10.0 * noise + late_ms)
+    late_ms = np.where(np.arange(150) < 60, 0.0, LATE_MS)[:, None, None] * (np.arange(world) == world - 1)
+    noise = 1 + 0.03 * np.random.default_rng(world).standard_normal((150, 1, world))
+    graph = simple(world, 150, forward=5.0 * noise, backward=10.0 * noise + late_ms)
     assert attribute(graph).stragglers == {"compute": [world - 1]}
