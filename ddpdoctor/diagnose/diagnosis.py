@@ -162,6 +162,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """[low, high] of the same interval."""
     at_most: bool = False
     """The cost is an upper bound: a fix saves at most this, and it is unknown how much."""
+    estimated: bool = False
+    """The cost depends on an assumption that the explanation states, and is no upper bound."""
     coverage: Coverage
     evidence: list[Evidence] = []
     fixes: list[Fix] = []

@@ -299,7 +299,8 @@ class _Run:
             share=cost["share"] if cost else None,
             speedup_if_fixed=cost["speedup"] if cost else None,
             speedup_if_fixed_range=_speedups(cost),
-            at_most=cost is not None and (self._is_upper_bound() or rule.severity_most is not None),
+            at_most=cost is not None and self._is_upper_bound(),
+            estimated=cost is not None and rule.ceiling is False,
             coverage=Coverage(seen or self.coverage.steps, self.coverage.ranks),
             evidence=self._evidence(),
             fixes=self._fixes(names),
@@ -375,8 +376,12 @@ class _Run:
         return "critical"
 
     def _is_upper_bound(self) -> bool:
-        when = self.rule.ceiling_when
-        return self.rule.ceiling or (when is not None and self._holds(when))
+        rule = self.rule
+        if rule.ceiling is not None:
+            return rule.ceiling
+        return rule.severity_most is not None or (
+            rule.ceiling_when is not None and self._holds(rule.ceiling_when)
+        )
 
     def _evidence(self) -> list[Evidence]:
         found = []

@@ -124,13 +124,13 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     severity: Literal["critical", "warning", "info"] | None = None
     """Fixed severity, for findings without a cost; otherwise it follows from the cost."""
     severity_most: Literal["warning", "info"] | None = None
-    """Highest severity, for costs that are upper bounds of what a fix saves."""
+    """Highest severity of a rule whose cost is only an upper bound of the saving (unless ``ceiling`` is false)."""
     informs_when: str | None = None
     """CEL: if true, the severity is info regardless of the cost."""
     stops: bool = False
     """Whether the rule reports that the job stopped; such findings come first."""
-    ceiling: bool = False
-    """Whether the cost is an upper bound of what a fix saves, such as all communication, which never becomes free."""
+    ceiling: bool | None = None
+    """Whether the cost is an upper bound of the saving; null: if ``severity_most`` is set or ``ceiling_when`` holds. False: an estimate."""
     ceiling_when: str | None = None
     """CEL: if true, the cost is such an upper bound, else the time that a fix saves."""
     applies: list[Applies] = []

@@ -55,6 +55,8 @@ _NAME = re.compile(r"[\w.:<>]+")
 """An operation's name that needs no quotation marks in a sentence."""
 _ROUNDS_TO_ZERO_BELOW = 0.005
 _MIN_DIFFERENCE = 0.2
+_NOTHING = 0.01
+"""A saving below this part of the cost counts as none."""
 
 
 def number(value: float) -> str:
@@ -104,7 +106,9 @@ def _all_of(job: Mapping[str, Any]) -> str:
         return "the training process"
     if seen == 1:
         return "the one recorded rank"
-    return f"all {seen:.0f} recorded ranks" if world is not None and 0 < seen < world else "all ranks"
+    if world is None or not 0 < seen < world:
+        return "all ranks"
+    return "both recorded ranks" if seen == 2 else f"all {seen:.0f} recorded ranks"
 
 
 def _is_one(job: Mapping[str, Any]) -> bool:
@@ -209,9 +213,10 @@ def beside_others(cost: Mapping[str, Any]) -> str:
     )
     if not whole or alone is None or remaining is None or remaining - alone < _MIN_DIFFERENCE * whole:
         return ""
+    saves = "nothing" if alone < _NOTHING * whole else f"{ms(alone)} per step"
     return (
-        f" Other ranks are late for other reasons, too: fixing only this saves {ms(alone)} per step, "
-        f"{ms(remaining)} once they are fixed."
+        f" Other ranks are late for other reasons, too: fixing only this saves {saves}; once the others are fixed, it saves "
+        f"{ms(remaining)} per step."
     )
 
 
@@ -264,6 +269,8 @@ def sentence(text: str) -> str:
 
 
 _LINE_END = re.compile("\r\n|\r|\n")
+_ARTICLE = re.compile(r"\b([Aa])(?= (?:8[\d.]*|1[18](?:\.\d+)?) )")
+"""The article before a number that begins with a vowel: "of a 18 ms step" becomes "of an 18 ms step"."""
 
 
 def _on_one_line(value: Any) -> Any:
@@ -342,7 +349,7 @@ def check_template(template: str) -> None:
 def render(template: str, names: Mapping[str, Any]) -> str:
     """Render prose: keeps paragraphs, collapses other white space. Raises jinja2.TemplateError."""
     text = _fill(template, names)
-    paragraphs = (" ".join(part.split()) for part in text.split("\n\n"))
+    paragraphs = (_ARTICLE.sub(r"\1n", " ".join(part.split())) for part in text.split("\n\n"))
     return "\n\n".join(part for part in paragraphs if part)
 
 

@@ -49,6 +49,8 @@ PART_LETTERS = {
     Part.OTHER: "o",
 }
 """Without colours the bar consists of these letters, which its legend explains."""
+_FEWEST_FOR_P95 = 20
+"""Steps; of fewer, the 95th percentile is the longest step."""
 _GAP = "   "
 """Space between two entries of the legend."""
 _PADDING = 2
@@ -130,7 +132,7 @@ def _steps(diagnosis: Diagnosis) -> str:
     pieces = []
     if steps.median_ms is not None:
         pieces.append(f"step {words.milliseconds(steps.median_ms)} median")
-    if steps.p95_ms is not None:
+    if steps.p95_ms is not None and steps.measured >= _FEWEST_FOR_P95:
         pieces.append(f"{words.milliseconds(steps.p95_ms)} p95")
     if steps.samples_per_s is not None:
         pieces.append(f"{words.significant(steps.samples_per_s)} samples/s")
@@ -157,6 +159,7 @@ def _breakdown(diagnosis: Diagnosis, console: Console) -> None:
                 Text.assemble((mark, style), f"{words.part(name, diagnosis)} {words.percent(share)}")
             )
     console.print()
+    _line(console, "Critical path of the mean step:", "dim")
     print_wrapped(console, bar)
     for line in _fill_lines(entries, width):
         print_wrapped(console, line)

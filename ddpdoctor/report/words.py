@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ddpdoctor.diagnose.diagnosis import RUNNING, Diagnosis, Finding
@@ -175,13 +175,17 @@ def strip_zeros(text: str) -> str:
 
 
 def quantity(value: Any, unit: str) -> str:
-    """Any recorded value with its unit."""
+    """Any recorded value with its unit; of a mapping, whose keys are ranks, each rank's."""
     if value is None:
         return ABSENT
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int | float):
         return _number(value, unit)
+    if isinstance(value, Mapping):
+        return (
+            ", ".join(f"rank {rank}: {quantity(of_rank, unit)}" for rank, of_rank in value.items()) or "none"
+        )
     if isinstance(value, Sequence) and not isinstance(value, str):
         return (
             ", ".join(quantity(item, "") for item in value) + (f" {unit}" if unit else "")
@@ -200,6 +204,7 @@ def _number(value: float, unit: str) -> str:
         "×": speedup,
         "x": speedup,
         "times": speedup,
+        "version": "{:.1f}".format,
     }
     if unit in known:
         return known[unit](value)
@@ -222,13 +227,15 @@ def rank_numbers(ranks: Iterable[int]) -> str:
 
 
 def all_ranks_label(diagnosis: Diagnosis) -> str:
-    """The name for all recorded ranks: "all ranks", "all 2 recorded", "the one recorded"."""
+    """The name for all recorded ranks: "all ranks", "all 5 recorded", "the one recorded"."""
     seen, world = _ranks_recorded(diagnosis), diagnosis.job.world_size
     if world == 1:
         return "the one rank"
     if seen == 1:
         return "the one recorded"
-    return f"all {seen:,.0f} recorded" if world is not None and 0 < seen < world else "all ranks"
+    if world is None or not 0 < seen < world:
+        return "all ranks"
+    return "both recorded" if seen == 2 else f"all {seen:,.0f} recorded"
 
 
 def stopped(diagnosis: Diagnosis) -> str | None:

@@ -168,7 +168,8 @@ def test_all_ranks_label_if_not_all_were_recorded():
     found = msgspec.structs.replace(samples.unhealthy().findings[0], ranks=None)
     for seen, world, who in (
         (2, 2, "all ranks"),
-        (2, 128, "all 2 recorded"),
+        (2, 128, "both recorded"),
+        (5, 128, "all 5 recorded"),
         (1, 300, "the one recorded"),
         (1, 1, "the one rank"),
     ):

@@ -14,7 +14,7 @@ from ddpdoctor.measure.attribution import STANDOUT, component
 from ddpdoctor.measure.facts import Cost
 from ddpdoctor.measure.graph import CycleGroup, Graph
 from ddpdoctor.measure.metrics import Cores
-from ddpdoctor.measure.numerics import Array, Ints, Mask, Value, persistence
+from ddpdoctor.measure.numerics import PERSISTENCE, Array, Ints, Mask, Value, persistence
 from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.replay import Change, replay_all
 from ddpdoctor.measure.sourcelines import SourceLines
@@ -31,8 +31,6 @@ class _Tuning(msgspec.Struct, frozen=True):
     in half of its steps is not priced by the disturbance."""
     close: float = 0.2
     """Two prices that differ by more than this part of the larger are told both."""
-    pattern: int = 3
-    """Occurrences from which on rules take something for a pattern."""
 
 
 _TUNING = _Tuning()
@@ -205,7 +203,9 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
         them are a pattern like any other.)"""
         if not self.short or hit.all():
             return []
-        few = 0 < hit.sum() < _TUNING.pattern and gain_ns >= STANDOUT.window_share * self.mean_ns
+        few = (
+            0 < hit.sum() < PERSISTENCE.fewest_of_pattern and gain_ns >= STANDOUT.window_share * self.mean_ns
+        )
         told = Component.CHECKPOINT in components or (Component.DATA in components and bool(few))
         return sorted(self.steps[hit].tolist()) if told else []
 
