@@ -307,13 +307,15 @@ def test_what_no_rule_could_look_at_is_not_healthy(others: list[Rule], share: fl
     outcome = run(rule("a/lacks", **LACKS), *others, facts=facts)
     healthy, sentence = verdict(outcome, coverage=Coverage(50, 2))
     assert (healthy, sentence.rule) == (not open_, None)
-    told = "30 ms of every 100 ms step may be a problem, but a/lacks lacked data (not measured: job.device)."
+    told = "30 ms of a 100 ms step on average may be a problem, but a/lacks lacked data (not measured: job.device)."
     assert (sentence.headline == f"Cannot tell: {told}") == open_, sentence.headline
 
 
 def test_what_a_rule_that_failed_would_have_told_is_open() -> None:
     outcome = run(rule("a/fails", costs="shared.data", when="1 / 0 == 1"), facts=FACTS)
-    assert verdict(outcome, coverage=Coverage(50, 2))[1].headline.startswith("Cannot tell: 30 ms of every")
+    assert verdict(outcome, coverage=Coverage(50, 2))[1].headline.startswith(
+        "Cannot tell: 30 ms of a 100 ms step"
+    )
 
 
 def test_what_does_not_apply_to_a_job_leaves_nothing_open() -> None:

@@ -7,14 +7,14 @@ import msgspec
 from ddpdoctor.diagnose.diagnosis import Coverage
 from ddpdoctor.diagnose.engine import diagnose
 from ddpdoctor.diagnose.load import RuleSet
-from ddpdoctor.diagnose.selftest import completed
+from ddpdoctor.diagnose.selftest import with_cost_shares
 from ddpdoctor.measure.facts import Facts
 from tests.diagnose.ruled import COMMON, FACTS, rule, run
 
 
 def test_one_step_is_never_critical() -> None:
     once = RuleSet(COMMON, {"a/b": rule("a/b", costs="shared.data")})
-    given = msgspec.convert(completed(FACTS), Facts)
+    given = msgspec.convert(with_cost_shares(FACTS), Facts)
     found = [diagnose(given, once, coverage=Coverage(steps, 2)).findings[0].severity for steps in (1, 2)]
     assert found == ["warning", "critical"]
 

@@ -133,7 +133,7 @@ def test_paragraphs_stay_and_lines_flow() -> None:
     ],
 )
 def test_a_text_with_nothing_to_fill_in_is_what_jinja_makes_of_it(text):
-    whole = words._compiled(text).render({})
+    whole = words._compile(text).render({})
     assert words.render_snippet(text, {}) == whole.strip("\n")
     paragraphs = [" ".join(part.split()) for part in whole.split("\n\n")]
     assert words.render(text, {}) == "\n\n".join(part for part in paragraphs if part)
