@@ -31,6 +31,7 @@ from ddpdoctor.diagnose.jsonvalue import without_numpy
 from ddpdoctor.diagnose.load import load_rules
 from ddpdoctor.diagnose.verdict import verdict, waterfall, without_contradictions
 from ddpdoctor.measure.facts import Facts, StepFacts
+from ddpdoctor.measure.hangfacts import HangFacts
 from ddpdoctor.rundir import Note
 from ddpdoctor.stages import Stage
 
@@ -65,6 +66,11 @@ class Measured(msgspec.Struct, frozen=True):
 _NOBODY_WAITS = "Cannot tell: no training steps were recorded, and nothing shows a rank that others wait for."
 
 
+def _undecided(hang: HangFacts) -> str:
+    """The verdict on a job of which no steps were recorded and no hang is known."""
+    return _NOBODY_WAITS if hang.undecided is None else f"Cannot tell: {hang.undecided}."
+
+
 def judged(measured: Measured, options: Options) -> Diagnosis:
     """The diagnosis of ``measured`` by the rules of ``options``."""
     options.progress(Stage.RULES, None)
@@ -86,7 +92,7 @@ def judged(measured: Measured, options: Options) -> Diagnosis:
         outcome,
         coverage=measured.coverage,
         matched=matched,
-        stopped=_NOBODY_WAITS if facts.hang.looked and facts.hang.state is None else None,
+        stopped=_undecided(facts.hang) if facts.hang.looked and facts.hang.state is None else None,
     )
     if measured.ended is not None:
         before = (

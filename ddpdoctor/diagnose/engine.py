@@ -311,7 +311,7 @@ class _Run:
             speedup_if_fixed_range=_speedups(cost),
             at_most=cost is not None and (self._is_ceiling() or rule.severity_most is not None),
             coverage=Coverage(seen or self.coverage.steps, self.coverage.ranks),
-            evidence=self._evidence(),
+            evidence=self._evidence(names),
             fixes=self._fixes(names),
             bound=self.rule.bound,
             limits=" ".join(rule.limits.split()),
@@ -388,7 +388,7 @@ class _Run:
         when = self.rule.ceiling_when
         return self.rule.ceiling or (when is not None and self._holds(when))
 
-    def _evidence(self) -> list[Evidence]:
+    def _evidence(self, names: dict[str, Any]) -> list[Evidence]:
         found = []
         for entry in self.rule.evidence:
             path = entry.fact
@@ -400,7 +400,7 @@ class _Run:
                 value = facts_view.lookup(self.tree, path)
             if value is None:
                 continue
-            means = entry.means or facts_view.label_of(path)
+            means = words.render(entry.means, names) if entry.means else facts_view.label_of(path)
             unit = entry.unit if entry.unit is not None else facts_view.unit_of(path)
             found.append(Evidence(path, value, unit, means))
         return found

@@ -48,7 +48,7 @@ class EvidenceLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     fact: str
     """Path of a fact; ``cost.<name>`` is a field of the rule's own cost."""
     means: str | None = None
-    """What the number says; None takes the fact's own documentation."""
+    """What the number says (Jinja2); None takes the fact's own documentation."""
     unit: str | None = None
 
 
@@ -315,6 +315,7 @@ def _expressions(rule: Rule) -> list[tuple[str, str]]:
 
 def _templates(rule: Rule) -> list[tuple[str, str]]:
     found = [("title", rule.title), ("headline", rule.headline), ("explain", rule.explain)]
+    found += [(f"evidence[{i}].means", line.means) for i, line in enumerate(rule.evidence) if line.means]
     for i, fix in enumerate(rule.fixes):
         found += _texts(f"fixes[{i}]", fix)
     return found

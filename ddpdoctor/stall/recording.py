@@ -138,6 +138,17 @@ class Recording(msgspec.Struct, frozen=True):
     written_ns: int | None = None
 
     @property
+    def is_listed(self) -> bool:
+        """Whether it lists operations, so that what is not listed as unfinished is finished; else it has numbers alone."""
+        return bool(self.version or self.operations or self.messages)
+
+    @property
+    def pending(self) -> list[Operation]:
+        """What is issued and not finished, in the order of issue."""
+        issued = (*self.operations, *self.messages)
+        return sorted((each for each in issued if each.pending), key=lambda each: each.order)
+
+    @property
     def last_ns(self) -> int | None:
         """When the rank last issued anything that the dump tells of."""
         moments = [each.created_ns for each in (*self.operations[-1:], *self.messages[-1:])]
