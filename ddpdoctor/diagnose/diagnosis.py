@@ -191,11 +191,13 @@ class CheckedRule(msgspec.Struct, frozen=True):
 
 
 class SkippedRule(msgspec.Struct, frozen=True):
-    """A rule that could not look, or crashed, and why."""
+    """A rule that could not look, does not apply, or crashed, and why."""
 
     rule: str
     title: str
     why: str
+    applies: bool = True
+    """Whether the rule applies to the job, so that data were lacking."""
 
 
 class WaterfallBar(msgspec.Struct, frozen=True):

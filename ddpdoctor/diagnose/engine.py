@@ -48,6 +48,10 @@ class CannotLookError(Exception):
     """The rule cannot look; the text says why."""
 
 
+class NotApplicableError(CannotLookError):
+    """The rule does not apply to the job."""
+
+
 class NotMeasuredError(CannotLookError):
     """The rule lacks facts: what it would have found is open."""
 
@@ -100,7 +104,8 @@ def diagnose(
         try:
             finding = run.finding()
         except CannotLookError as reason:
-            outcome.skipped.append(SkippedRule(rule.id, rule.question, str(reason)))
+            applies = not isinstance(reason, NotApplicableError)
+            outcome.skipped.append(SkippedRule(rule.id, rule.question, str(reason), applies))
             if isinstance(reason, NotMeasuredError):
                 unlooked.append((run, str(reason)))
             elif isinstance(reason, UnborneError) and reason.share >= base["warning_share"]:
@@ -198,7 +203,8 @@ class _Run:
         rule = self.rule
         for condition in rule.applies:
             if not self._holds(condition.when):
-                raise CannotLookError(condition.otherwise)
+                kind = CannotLookError if condition.lacks_data else NotApplicableError
+                raise kind(condition.otherwise)
         self._need(rule.needs)
         withheld: UnborneError | None = None
         for cost, path in self._candidates():

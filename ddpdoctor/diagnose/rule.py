@@ -31,6 +31,8 @@ class Applies(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     when: str
     otherwise: str
     """What the list of skipped rules says where the condition does not hold."""
+    lacks_data: bool = False
+    """Whether the rule then lacks data; else it does not apply to the job."""
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -18,6 +18,8 @@ Prose = list[tuple[str, bool]]
 
 MOST = 500
 """Findings, or notes, or rules of a kind, that a report shows one by one; the rest is in its data."""
+_IDENTIFIES = ("step", "sequence")
+"""Last parts of facts that are numbers of a step or a collective."""
 _MOST_OF_ONE = 100
 """Lines, numbers, fixes or sources of one finding."""
 MARKED_RANKS = 64
@@ -182,8 +184,7 @@ def _view(
         steps=_steps(finding, number, everybody),
         explanation=words.paragraphs(finding.explanation),
         evidence=[
-            EvidenceRow(evidence_words(e), words.quantity(e.value, e.unit), e.fact)
-            for e in finding.evidence[:_MOST_OF_ONE]
+            EvidenceRow(evidence_words(e), evidence_value(e), e.fact) for e in finding.evidence[:_MOST_OF_ONE]
         ],
         places=[place(where) for where in finding.where[:_MOST_OF_ONE]],
         fixes=[_fix(fix) for fix in finding.fixes[:_MOST_OF_ONE]],
@@ -202,6 +203,13 @@ def first_rows(rows: Sequence[_Row], noun: str) -> tuple[Sequence[_Row], str]:
 def evidence_words(evidence: Evidence) -> str:
     """What a number behind a finding is."""
     return (evidence.means or words.fact(evidence.fact)).rstrip(".")
+
+
+def evidence_value(evidence: Evidence) -> str:
+    """The value with its unit. Numbers that identify something, as that of a step, have no separators."""
+    if isinstance(evidence.value, int) and evidence.fact.rpartition(".")[2] in _IDENTIFIES:
+        return str(evidence.value)
+    return words.quantity(evidence.value, evidence.unit)
 
 
 def location(finding: Finding) -> str:

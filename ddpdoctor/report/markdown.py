@@ -85,7 +85,11 @@ def _table(findings: list[Finding], everybody: str) -> str:
     lines = ["| finding | who | costs per step | if fixed | where |", "| --- | --- | --- | --- | --- |"]
     for finding in findings:
         most = "at most " if finding.at_most else ""
-        cost = words.milliseconds(finding.costs_ms_per_step)
+        cost = (
+            words.NO_COST
+            if finding.costs_ms_per_step is None
+            else words.milliseconds(finding.costs_ms_per_step)
+        )
         if finding.share is not None:
             ends = (words.cost_range(finding), words.percent(finding.share))
             cost = f"{most}{cost} ({', '.join(filter(None, ends))})"

@@ -156,7 +156,7 @@ def test_of_very_many_a_report_shows_some_and_says_so(name, many):
     document[name] = [many(document[name][0], n) for n in range(2_000)]
     page = render_html(msgspec.convert(document, Diagnosis))
     said = {"findings": "1,500 more findings in the report", "notes": "1,500 more notes in the report"}
-    said |= {"skipped": "2000 checks lacked data", "waterfall": "1,951 more"}
+    said |= {"skipped": "2,000 checks lacked data", "waterfall": "1,951 more"}
     assert said[name] in page and len(page) < 10_000_000
 
 

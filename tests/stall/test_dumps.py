@@ -43,7 +43,7 @@ def test_both_guilty_ranks_of_real_jobs_are_named_with_group_and_collective(case
     assert (stop["group"], stop["collective"]) == ("EXPERT_MODEL_PARALLEL_GROUP (72)", "all_to_all")
     assert (stop["doing"] == "device") is (case == "gpu_error_2nd")
     assert stop["tensors"] == "2048x5120 BFloat16"
-    assert "Where each rank is" in render_html(diagnosis)
+    assert "Where each rank was last seen" in render_html(diagnosis)
     assert "| → 9 |" in render_markdown(diagnosis)
 
 
@@ -131,6 +131,8 @@ def test_a_stopped_device_may_be_its_watchdog():
     assert "Ranks 9 and 14 last issued number 44790" in finding.explanation
     assert "18 collectives" in finding.explanation
     assert "Ranks 0 to 7 wait in other collectives" in finding.explanation
+    why = {each.rule: each.why for each in diagnosis.skipped}
+    assert why["allreduce/exposed"] == "time in collectives was not measured"
 
 
 @needs_real
