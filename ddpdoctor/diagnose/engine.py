@@ -257,6 +257,8 @@ class _Run:
 
     def _need(self, paths: list[str]) -> None:
         missing = [path for path in paths if facts_view.lookup(self.tree, path) is None]
+        if "steps.mean_ms" in missing:
+            raise NotMeasuredError("step times were not measured")
         if missing:
             raise NotMeasuredError("not measured: " + ", ".join(missing))
 

@@ -53,6 +53,8 @@ class HangFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     looked: bool | None = None
     """Whether the input can show a hang: a recorded run, or flight recorder dumps."""
+    only_dumps: bool | None = None
+    """Whether the input has flight recorder dumps alone, which show collectives, and not how a rank ended; null if not."""
     undecided: str | None = None
     """Why flight recorder dumps do not show for which rank others wait, as part of a sentence; null if they do, or if no rank waits."""
     state: str | None = None

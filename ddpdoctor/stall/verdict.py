@@ -134,6 +134,7 @@ def _stopped(run: RunEvidence, notes: list[str], only_dumps: bool = False) -> Ve
     guilty = {rank for cause in causes.values() for rank in cause.ranks or ()}
     facts = HangFacts(
         looked=True,
+        only_dumps=True if only_dumps else None,
         undecided=None if causes else few,
         state=("hangs" if run.hangs else "failed") if causes else None,
         lasts=None if only_dumps else run.lasts,

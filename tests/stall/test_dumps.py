@@ -85,7 +85,7 @@ def test_too_few_dumps_show_no_rank_that_is_waited_for(tmp_path, case):
     diagnosis = analyze([_without(tmp_path, case, set(range(16)) - {0, 4, 8, 10, 12})])
     assert diagnosis.verdict.headline == "Cannot tell: only 5 of 16 ranks left a flight recorder dump."
     assert not any("No rank waits" in note for note in diagnosis.notes)
-    assert not any(rule.rule == "hang/not-reached" for rule in diagnosis.checked)
+    assert not diagnosis.checked
 
 
 @needs_real
@@ -133,6 +133,8 @@ def test_a_stopped_device_may_be_its_watchdog():
     assert "Ranks 0 to 7 wait in other collectives" in finding.explanation
     why = {each.rule: each.why for each in diagnosis.skipped}
     assert why["allreduce/exposed"] == "time in collectives was not measured"
+    assert "a recorded run shows this" in why["hang/rank-died"]
+    assert {each.rule for each in diagnosis.checked} == {"hang/different-collectives", "hang/stuck-together"}
 
 
 @needs_real
