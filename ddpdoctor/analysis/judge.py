@@ -64,11 +64,14 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 _NOBODY_WAITS = "Cannot tell: no training steps were recorded, and nothing shows a rank that others wait for."
+_NONE_IN_DUMPS = "Cannot tell: the flight recorder dumps show no rank that others wait for."
 
 
 def _undecided(hang: HangFacts) -> str:
     """The verdict on a job of which no steps were recorded and no hang is known."""
-    return _NOBODY_WAITS if hang.undecided is None else f"Cannot tell: {hang.undecided}."
+    if hang.undecided is not None:
+        return f"Cannot tell: {hang.undecided}."
+    return _NONE_IN_DUMPS if hang.only_dumps else _NOBODY_WAITS
 
 
 def judged(measured: Measured, options: Options) -> Diagnosis:

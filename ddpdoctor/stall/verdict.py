@@ -197,7 +197,10 @@ def _hang(
         return _of_waits(run, found)
     if found.whole:
         return {"together": _together(found.whole[0], run)}
-    notes.append("No rank waits for another in these flight recorder dumps.")
+    if any(recording.pending for recording in recordings.values()):
+        notes.append(
+            "Operations are unfinished in these dumps, but they do not show for which rank others wait."
+        )
     return {}
 
 
@@ -301,7 +304,7 @@ def _seen(root: Root, recording: Recording | None) -> list[tuple[str, str]]:
     if root.why is Why.STOPPED_EARLY:
         said.append(("", " stopped issuing while ranks that wait for the same collective went on."))
     if root.why is Why.CIRCLE:
-        said.append(("ranks wait for each other, among them ", "."))
+        said.append(("each rank for which others wait is waiting itself, also ", "."))
     if root.why is Why.NO_MESSAGE:
         said.append(
             (f"rank {root.partner} has a message pending of which the other part is not issued by ", ".")
