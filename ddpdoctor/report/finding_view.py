@@ -205,6 +205,13 @@ def evidence_words(evidence: Evidence) -> str:
     return (evidence.means or words.fact(evidence.fact)).rstrip(".")
 
 
+def filled_columns(table: Sequence[Sequence[str]]) -> list[list[str]]:
+    """``table``, whose first row is its head, without the columns that are empty in all other rows."""
+    empty = ("", words.NO_COST)
+    kept = [n for n in range(len(table[0])) if any(row[n] not in empty for row in table[1:])]
+    return [[row[n] for n in kept] for row in table]
+
+
 def evidence_value(evidence: Evidence) -> str:
     """The value with its unit. Numbers that identify something, as that of a step, have no separators."""
     if isinstance(evidence.value, int) and evidence.fact.rpartition(".")[2] in _IDENTIFIES:

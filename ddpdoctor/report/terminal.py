@@ -16,7 +16,14 @@ from ddpdoctor.plain import plain, plain_lines
 from ddpdoctor.report import words
 from ddpdoctor.report.console_output import MOST_OF_A_CELL, print_wrapped, truncated
 from ddpdoctor.report.experiment_view import TITLE, print_experiment
-from ddpdoctor.report.finding_view import MOST, evidence_value, evidence_words, location, place
+from ddpdoctor.report.finding_view import (
+    MOST,
+    evidence_value,
+    evidence_words,
+    filled_columns,
+    location,
+    place,
+)
 from ddpdoctor.report.hang_view import SHORT, hang_table, stacks
 from ddpdoctor.report.memory_view import growing_memory, memory_line
 from ddpdoctor.report.summary import cost_sentence, main_finding, steps_measured, subtitle
@@ -175,12 +182,7 @@ def _table(findings: list[Finding], width: int, everybody: str) -> Table:
     stands below its rule."""
     head = ["finding", "who", "ms/step", *(["90 %"] if width >= WIDE else []), "if fixed", "where"]
     rows = [_row(finding, everybody, wide=width >= WIDE) for finding in findings]
-    kept = [
-        n
-        for n, name in enumerate(head)
-        if name in ("finding", "who") or any(row[n] not in ("", words.NO_COST) for row in rows)
-    ]
-    head, rows = [head[n] for n in kept], [[row[n] for n in kept] for row in rows]
+    head, *rows = filled_columns([head, *rows])
     needed = _width([head, *rows])
     if needed > width and head[-1] == "where":
         head = head[:-1]

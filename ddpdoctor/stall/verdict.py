@@ -319,9 +319,9 @@ def _lagging(roots: Sequence[Root]) -> str:
     first, many = roots[0].unfinished[0], len(roots[0].unfinished)
     each = " each" if len(roots) > 1 else ""
     return (
-        f"On {ranks_in_words([root.rank for root in roots])}, {many} {'collective' if many == 1 else 'collectives'}{each} that other "
-        f"ranks have finished {'is' if many == 1 else 'are'} unfinished, on rank {roots[0].rank} from {_words(first)} number "
-        f"{first.sequence} of {first.group.words} on: the device, or the thread that watches it, had stopped before."
+        f"On {ranks_in_words([root.rank for root in roots])}, {many} {'collective' if many == 1 else 'collectives'}{each} "
+        f"{'is' if many == 1 else 'are'} unfinished that other ranks have finished (the first on rank {roots[0].rank}: {_words(first)} "
+        f"number {first.sequence} of {first.group.words}). So the device, or the thread that watches it, had stopped before."
     )
 
 

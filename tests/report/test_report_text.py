@@ -47,6 +47,30 @@ def test_it_says_what_where_why_and_how():
     assert "2 checks found nothing; 1 lacked data (`-v` says why)." in text
 
 
+def test_findings_without_costs_and_lines_have_no_columns_for_them():
+    stopped = msgspec.structs.replace(
+        samples.unhealthy().findings[0],
+        costs_ms_per_step=None,
+        costs_ms_per_step_range=None,
+        share=None,
+        speedup_if_fixed=None,
+        speedup_if_fixed_range=None,
+        where=[],
+        evidence=[
+            Evidence("hang.not_reached.sequence", 44791, "", "Number"),
+            Evidence("gpu.kernels", 44791, "", "Kernels"),
+        ],
+    )
+    diagnosis = msgspec.structs.replace(samples.unhealthy(), findings=[stopped])
+    text = shown(diagnosis, verbose=True)
+    assert next(line for line in text.splitlines() if line.startswith("finding ")).split() == [
+        "finding",
+        "who",
+    ]
+    assert "| finding | who |\n| --- | --- |\n" in render_markdown(diagnosis)
+    assert "Number: 44791" in text and "Kernels: 44,791" in text
+
+
 def test_what_does_not_apply_is_counted_apart_and_reasons_are_listed_once():
     reasons = [("a/b", "no GPU", True), ("c/d", "the job runs on CPUs", False), ("e/f", "no GPU", True)]
     skipped = [SkippedRule(rule, rule, why, applies) for rule, why, applies in reasons]
