@@ -17,7 +17,7 @@ class StopFacts(msgspec.Struct, frozen=True, kw_only=True):
     waiting_ranks: list[int] = []
     """Ranks that wait, in ``collective`` if one is named."""
     group: str | None = None
-    """Process group of that collective: torch's description of it, and its name in parentheses."""
+    """Process group of that collective (torch's description, and the group's name in parentheses)."""
     collective: str | None = None
     """Collective in which they wait: ``all_reduce``, ``barrier``, ..., as torch's flight recorder names it."""
     sequence: int | None = None
