@@ -306,9 +306,7 @@ def _seen(root: Root, recording: Recording | None) -> list[tuple[str, str]]:
     if root.why is Why.CIRCLE:
         said.append(("each rank for which others wait is waiting itself, also ", "."))
     if root.why is Why.NO_MESSAGE:
-        said.append(
-            (f"rank {root.partner} has a message pending of which the other part is not issued by ", ".")
-        )
+        said.append(("other ranks have sends or receives pending whose other part was not issued by ", "."))
     if not root.unfinished and recording is not None and recording.operations and not recording.pending:
         said.append(("everything that ", " issued is finished."))
     return said
