@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
 import stat
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from typing import BinaryIO
 
@@ -43,6 +45,21 @@ def own_entries(folder: Path, suffix: str) -> list[Path]:
     ddpdoctor's to remove. Raises OSError."""
     entry = re.compile(rf"[0-9a-f]{{40}}{re.escape(suffix)}|\.ddpdoctor-[0-9a-f]{{16}}\.new")
     return [file for file in folder.iterdir() if entry.fullmatch(file.name) and not file.is_dir()]
+
+
+def keep_newest(folder: Path, suffix: str, *, most_bytes: float = inf, most: float = inf) -> None:
+    """Removes those of :func:`own_entries` that were used longest ago until the rest is no more than this. Raises OSError."""
+    entries = []
+    for file in own_entries(folder, suffix):
+        with contextlib.suppress(OSError):  # another process may be removing them too
+            status = file.lstat()
+            entries.append((status.st_mtime, status.st_size, file))
+    left, left_bytes = len(entries), sum(size for _, size, _ in entries)
+    for _, size, file in sorted(entries):
+        if left <= most and left_bytes <= most_bytes:
+            return
+        file.unlink(missing_ok=True)
+        left, left_bytes = left - 1, left_bytes - size
 
 
 def open_own(file: Path) -> BinaryIO:

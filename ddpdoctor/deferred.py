@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def deferred(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:
-    """A ``__getattr__`` for ``package``: ``places`` is the module, within it, of each name."""
+def deferred(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """A ``__getattr__`` for ``package``: ``modules`` are those within it, with the names that each has, a space between them."""
+    places = {name: module for module, names in modules.items() for name in names.split()}
 
     def attribute(name: str) -> Any:
         if name not in places:

@@ -84,7 +84,7 @@ def rule_page(rule: Rule, common: Common) -> str:
         rows = [f"| `{each.fact}` | {_cell(text)} |" for each, text in zip(rule.evidence, means, strict=True)]
         parts.append("## Evidence\n\n| fact | meaning |\n| --- | --- |\n" + "\n".join(rows))
     parts.append("## Fixes\n\n" + "\n\n".join(_fix(rule, fix, common) for fix in rule.fixes))
-    parts.append("## When it is wrong\n\n" + " ".join(rule.limits.split()))
+    parts.append("## Limits\n\n" + " ".join(rule.limits.split()))
     return "\n\n".join(parts) + "\n"
 
 

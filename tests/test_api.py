@@ -125,7 +125,7 @@ def test_a_repr_is_one_short_line(diagnosis):
         r"<Diagnosis: Rank 1 waits .+ \(\d findings?, \d+ of 100 steps measured\)>", repr(diagnosis)
     )
     assert re.fullmatch(
-        r"<Finding dataloader/[\w-]+: critical, [\d.]+ ms a step, of 1 of the ranks>",
+        r"<Finding dataloader/[\w-]+: critical, [\d.]+ ms per step, of 1 of the ranks>",
         repr(diagnosis.findings[0]),
     )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.cachefolder import cache_folder, is_own, make_own, open_own
+from ddpdoctor.cachefolder import cache_folder, is_own, keep_newest, make_own, open_own
 
 
 @pytest.fixture
@@ -80,10 +80,7 @@ def test_entries_are_opened_through_no_link_and_only_if_nobody_else_wrote_them(f
         open_own(entry)
 
 
-def test_only_entries_are_ever_removed(folder, monkeypatch):
-    from ddpdoctor.diagnose import kept
-    from ddpdoctor.trace import cache
-
+def test_only_entries_are_ever_removed(folder):
     make_own(folder)
     own = [folder / name for name in ("notes.txt", "a.cached", "b.msgpack", f"{'0' * 40}.txt")]
     for file in own:
@@ -96,8 +93,6 @@ def test_only_entries_are_ever_removed(folder, monkeypatch):
     left = folder / ".ddpdoctor-0123456789abcdef.new"
     for file in (*entries, left):
         file.write_bytes(b"x" * 100)
-    monkeypatch.setattr(cache, "LIMIT_BYTES", 0)
-    monkeypatch.setattr(kept, "_MOST_ENTRIES", 0)
-    cache._prune(folder)
-    kept._replace(folder / f"{9:040x}.msgpack", b"")
+    keep_newest(folder, ".cached", most_bytes=0)
+    keep_newest(folder, ".msgpack", most=0)
     assert sorted(folder.iterdir()) == sorted([*own, inside])

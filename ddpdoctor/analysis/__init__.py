@@ -27,4 +27,4 @@ if TYPE_CHECKING:
 
 
 # They need polars, which takes longer to import than a small trace to analyse.
-__getattr__ = deferred(__name__, {"Frames": "dataframes", "frames": "dataframes"})
+__getattr__ = deferred(__name__, {"dataframes": "Frames frames"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -35,7 +35,7 @@ from ddpdoctor.rundir import (
     recover,
     run_directories,
 )
-from ddpdoctor.rundir.processes import is_running
+from ddpdoctor.rundir.liveness import is_running
 from ddpdoctor.rundir.stops import launches_of
 from ddpdoctor.stages import Stage, counted
 from ddpdoctor.stall import Dumps, find_dumps
@@ -46,7 +46,7 @@ from ddpdoctor.trace.sources import is_url
 
 from .options import Options
 
-MOST_MISSING = 1000
+_MOST_MISSING = 1000
 """Missing ranks that are listed; whoever misses more misses the job."""
 _WHOSE = re.compile(r"Rank (\d+): ")
 _FOLDER = re.compile(r"/ranks/(\d{5,})(?:\.\d+)?(?=[/ :])")
@@ -74,24 +74,9 @@ class _Run(msgspec.Struct, frozen=True):
     notes: list[Note]
 
 
-class _Traces(msgspec.Struct, frozen=True):
-    """The traces that were read, those of recorded ranks among them."""
-
-    traces: list[RankTrace]
-    notes: list[Note]
-
-
-class Places(msgspec.Struct, frozen=True):
-    """Run directories, and what else is to be read; and what was left out on the way, a sentence each."""
-
-    paths: list[str]
-    notes: list[str]
-
-
-def with_runs_below(paths: Sequence[str]) -> Places:
-    """``paths``, with a folder that holds run directories replaced by those. Raises UnusableInput where they are of
-    several jobs: hosts of one job may each have recorded to a folder of their own.
-    """
+def with_runs_below(paths: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(``paths``, with a folder that holds run directories replaced by those; what was left out on the way, a sentence each). Raises
+    UnusableInput where they are of several jobs: hosts of one job may each have recorded to a folder of their own."""
     expanded: list[str] = []
     notes: list[str] = []
     for path in paths:
@@ -103,7 +88,7 @@ def with_runs_below(paths: Sequence[str]) -> Places:
             )
         expanded += below or [path]
         notes += closed_folders(errors) if below else []  # else whoever looks for traces there says so
-    return Places(expanded, notes)
+    return expanded, notes
 
 
 def _are_of_one_job(runs: Sequence[str]) -> bool:
@@ -123,20 +108,22 @@ def load(paths: Sequence[str], options: Options, left_out: Sequence[str] = ()) -
     local = [path for path in others if not is_url(path)]
     below = {path: files_below(path) for path in local if os.path.isdir(path)}  # noqa: PTH112
     dumps = find_dumps(local, below)
-    traces = _read_traces(runs, [path for path in others if path not in dumps.files], options, dumps, below)
+    traces, trace_notes = _read_traces(
+        runs, [path for path in others if path not in dumps.files], options, dumps, below
+    )
     recorded = sorted((log for run in runs for log in run.logs), key=lambda log: log.rank)
     logs, set_clocks = put_in_order(recorded)
     return Inputs(
         runs=[run.directory for run in runs],
         logs=logs,
-        traces=traces.traces,
+        traces=traces,
         telemetry={host: telemetry for run in runs for host, telemetry in run.telemetry.items()},
         notes=said_once(
             [
                 *map(Note, left_out),
                 *(note for run in runs for note in run.notes),
                 *_without_folder(runs, logs),
-                *traces.notes,
+                *trace_notes,
                 *map(Note, set_clocks),
             ]
         ),
@@ -148,12 +135,16 @@ def _without_folder(runs: Sequence[_Run], logs: Sequence[RankLog]) -> list[Note]
     """Of ranks of the job that have no folder in any of ``runs``."""
     worlds = [size for log in logs if isinstance(size := log.record.info.get("world_size"), int)]
     known = {log.rank for log in logs} | {rank for run in runs for note in run.notes for rank in note.ranks}
-    missing = islice((rank for rank in range(max(worlds, default=0)) if rank not in known), MOST_MISSING)
     where = runs[0].directory.path if len(runs) == 1 else "*"
     return [
         Note(f"{where}/ranks/{rank:05d} is missing: what this rank recorded is not here.").of_rank(rank)
-        for rank in missing
+        for rank in missing_ranks(max(worlds, default=0), known)
     ]
+
+
+def missing_ranks(world: int, known: Collection[int]) -> list[int]:
+    """Of so many ranks those that are not ``known``, as far as they are listed."""
+    return list(islice((rank for rank in range(world) if rank not in known), _MOST_MISSING))
 
 
 def said_once(notes: Sequence[Note]) -> list[Note]:
@@ -321,8 +312,8 @@ def _read_traces(
     options: Options,
     dumps: Dumps,
     below: Mapping[str, FilesBelow],
-) -> _Traces:
-    """The windows of the recorded ranks, or their digests, and the traces at ``others``, where ``dumps`` were found, too."""
+) -> tuple[list[RankTrace], list[Note]]:
+    """The windows of the recorded ranks, or their digests, and the traces at ``others``, where ``dumps`` were found, too; with notes."""
     recorded = [record for run in runs for record in run.directory.ranks]
     places = [(_window_of(record, options.window), record.rank) for record in recorded]
     if options.window is not None and not any(file for file, _ in places):
@@ -332,7 +323,7 @@ def _read_traces(
     files = list(dict.fromkeys([*ranks, *(loose.files if loose is not None else ())]))
     passed_over = [Note(sentence) for sentence in (loose.notes if loose is not None else ())]
     if not files:
-        return _Traces([], passed_over)
+        return [], passed_over
     named = set(loose.files) if loose is not None else set()
     told = partial(options.progress, Stage.TRACES)
     told(0.0)
@@ -349,10 +340,6 @@ def _read_traces(
     except UnusableInput as error:
         if not dumps.recordings and not any(run.logs for run in runs):
             raise UnusableInput(" ".join([str(error), *map(str, passed_over)])) from error
-        return _Traces([], [*passed_over, Note(str(error))])
-    unread = [_of_rank(reason, ranks.get(file)) for file, reason in loaded.failed]
-    return _Traces(loaded.traces, [*passed_over, *map(Note, loaded.notes), *unread])
-
-
-def _of_rank(text: str, rank: int | None) -> Note:
-    return Note(text, ranks=() if rank is None else (rank,))
+        return [], [*passed_over, Note(str(error))]
+    unread = [Note(reason, ranks=(ranks[file],) if file in ranks else ()) for file, reason in loaded.failed]
+    return loaded.traces, [*passed_over, *map(Note, loaded.notes), *unread]

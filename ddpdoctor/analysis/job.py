@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from posixpath import basename
 from typing import Any
@@ -17,10 +16,12 @@ from ddpdoctor.measure.facts import JobFacts
 from ddpdoctor.measure.hangfacts import Standing
 from ddpdoctor.measure.metrics import users_line
 from ddpdoctor.measure.steplog import RankLog
+from ddpdoctor.measure.wholerun import Launch
 from ddpdoctor.rundir import RunDirectory
+from ddpdoctor.rundir.stops import launches_of
 from ddpdoctor.stall import Verdict
 
-from .inputs import MOST_MISSING, Inputs, launch_of, runs_here
+from .inputs import Inputs, launch_of, missing_ranks, runs_here
 
 _MOST_LINES = 4
 """Ranks whose last line one sentence names; the table has all."""
@@ -81,7 +82,6 @@ def job_of(
     first = next((info for info in infos if "rank" in info), {})
     # A rank that takes no step in a job that stops is where it stands; else its steps are lost.
     seen = {log.rank for log in inputs.logs if log.steps or stopped.facts.state} | set(measured_ranks)
-    missing = (rank for rank in range(facts.world_size or 0) if rank not in seen)
     hosts = {log.host for log in inputs.logs} | {trace.meta.host for trace in inputs.traces}
     devices = [facts.device_name, *(info.get("device_name") for info in infos)]
     environment = manifest.get("environment") or first.get("environment") or {}
@@ -90,7 +90,7 @@ def job_of(
     return Job(
         world_size=facts.world_size,
         ranks_seen=sorted(seen),
-        missing_ranks=list(islice(missing, MOST_MISSING)),
+        missing_ranks=missing_ranks(facts.world_size or 0, seen),
         hosts=sorted(host for host in hosts if host),
         backend=facts.backend,
         device=facts.device,
@@ -153,3 +153,18 @@ def _versions(facts: JobFacts, first: Mapping[str, Any], manifest: Mapping[str, 
         "Python": first.get("python"),
     }
     return {name: str(value) for name, value in known.items() if value}
+
+
+def launches_by_host(runs: Sequence[RunDirectory]) -> dict[str, Launch]:
+    """When the launcher of each host started and ended: of several launchers on a host the first start and the last end."""
+    found: dict[str, Launch] = {}
+    for run in runs:
+        for record in (run.manifest, *launches_of(run.path, [])):
+            host, started_ns, ended_ns = (record.get(name) for name in ("host", "started_ns", "ended_ns"))
+            if not isinstance(host, str) or not isinstance(started_ns, int):
+                continue
+            before = found.get(host)
+            known = [end for end in (ended_ns, before and before.ended_ns) if isinstance(end, int)]
+            first_ns = min(started_ns, before.started_ns) if before else started_ns
+            found[host] = Launch(first_ns, max(known, default=None))
+    return found

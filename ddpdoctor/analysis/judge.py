@@ -7,31 +7,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import asdict
 
 from ddpdoctor import __version__
 from ddpdoctor.diagnose import facts_view, words
-from ddpdoctor.diagnose.diagnosis import (
-    BandwidthPoint,
-    Coverage,
-    Diagnosis,
-    Flame,
-    Job,
-    RankSummary,
-    Series,
-    Speaker,
-    Standing,
-    Steps,
-    TelemetrySeries,
-    Timeline,
-    Verdict,
-    WindowCost,
-)
+from ddpdoctor.diagnose.diagnosis import Coverage, Diagnosis, Job, Standing, Steps, Verdict, WindowCost
 from ddpdoctor.diagnose.engine import diagnose
 from ddpdoctor.diagnose.jsonvalue import without_numpy
 from ddpdoctor.diagnose.load import load_rules
 from ddpdoctor.diagnose.verdict import verdict, waterfall, without_contradictions
 from ddpdoctor.measure.facts import Facts, StepFacts
 from ddpdoctor.measure.hangfacts import HangFacts
+from ddpdoctor.measure.summary import Drawn
 from ddpdoctor.rundir import Note
 from ddpdoctor.stages import Stage
 
@@ -40,7 +27,7 @@ from .options import Options
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """A job in numbers: what rules look at, and below ``window`` what reports draw and only step logs and traces tell."""
+    """A job in numbers: what rules look at, and from ``standing`` on what reports draw and only step logs and traces tell."""
 
     source: list[str]
     facts: Facts
@@ -51,15 +38,8 @@ class Measured(msgspec.Struct, frozen=True):
     job: Job
     ended: str | None = None
     """How somebody ended the job, as a sentence without its point, where nothing worse stopped it."""
-    window: WindowCost | None = None
-    speaker: Speaker | None = None
-    ranks: list[RankSummary] = msgspec.field(default_factory=list)
     standing: list[Standing] = msgspec.field(default_factory=list)
-    series: Series = msgspec.field(default_factory=Series)
-    timeline: Timeline | None = None
-    flames: list[Flame] = msgspec.field(default_factory=list)
-    bandwidth: list[BandwidthPoint] = msgspec.field(default_factory=list)
-    telemetry: list[TelemetrySeries] = msgspec.field(default_factory=list)
+    drawn: Drawn = msgspec.field(default_factory=Drawn)
     hta: dict[str, Any] | None = None
 
 
@@ -102,6 +82,7 @@ def judged(measured: Measured, options: Options) -> Diagnosis:
             f"In the steps before that: {sentence.headline}" if facts.steps.seen else "No step was recorded."
         )
         sentence = Verdict(sentence.rule, f"{measured.ended}. {before}")
+    drawn = {name: value for name, value in asdict(measured.drawn).items() if name != "window"}
     told = [note.text for note in said_once(measured.notes)]
     chosen = [*_suppressed(outcome.suppressed, options), *_replaced(rules.replaced)]
     diagnosis = Diagnosis(
@@ -111,21 +92,15 @@ def judged(measured: Measured, options: Options) -> Diagnosis:
         healthy=healthy,
         verdict=sentence,
         job=measured.job,
-        steps=_steps(facts.steps, measured.set_aside, measured.window),
+        steps=_steps(facts.steps, measured.set_aside, measured.drawn.window),
         breakdown=facts.breakdown,
         findings=outcome.findings,
         notes=list(dict.fromkeys([*chosen, *told, *outcome.errors])),
         checked=outcome.checked,
         skipped=outcome.skipped,
-        speaker=measured.speaker,
-        ranks=measured.ranks,
         standing=measured.standing,
-        series=measured.series,
-        timeline=measured.timeline,
-        flames=measured.flames,
         waterfall=waterfall(facts.steps.mean_ms, outcome),
-        bandwidth=measured.bandwidth,
-        telemetry=measured.telemetry,
+        **drawn,
         facts=tree,
         hta=measured.hta,
     )
@@ -149,14 +124,5 @@ def _replaced(rules: Sequence[str]) -> list[str]:
 
 
 def _steps(steps: StepFacts, set_aside: dict[str, int], window: WindowCost | None) -> Steps:
-    return Steps(
-        count=steps.seen,
-        measured=steps.measured,
-        source=steps.source,
-        median_ms=steps.median_ms,
-        mean_ms=steps.mean_ms,
-        p95_ms=steps.p95_ms,
-        samples_per_s=steps.samples_per_s,
-        set_aside=set_aside,
-        window=window,
-    )
+    told = {name: getattr(steps, name) for name in Steps.__struct_fields__ if hasattr(steps, name)}
+    return Steps(count=steps.seen, set_aside=set_aside, window=window, **told)

@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ddpdoctor import stall
-from ddpdoctor.diagnose.diagnosis import Coverage, Diagnosis, Job, Speaker
+from ddpdoctor.diagnose.diagnosis import Coverage, Diagnosis, Job
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.measure.align import moved_trace
 from ddpdoctor.measure.facts import Facts, JobFacts
@@ -27,7 +27,7 @@ from ddpdoctor.trace import RankTrace
 from ddpdoctor.trace.operations import find_operations
 
 from .inputs import Inputs, launch_of, load, why_nothing, why_provisional, with_runs_below
-from .job import how_it_ended, job_of
+from .job import how_it_ended, job_of, launches_by_host
 from .judge import Measured, judged
 from .options import Options
 from .profiled import profiled_in
@@ -73,14 +73,14 @@ def analyze_or_read(paths: Sequence[str], options: Callable[[], Options]) -> Dia
 
 def prepare(paths: Sequence[str], options: Options) -> Prepared:
     """Read everything at the paths. Raises UnusableInput where there is nothing to measure."""
-    places = with_runs_below(paths)
-    inputs = load(places.paths, options, places.notes)
+    places, left_out = with_runs_below(paths)
+    inputs = load(places, options, left_out)
     logs = [log for log in inputs.logs if log.steps]
     stopped = _stopped(inputs)
     tells = inputs.traces or logs or inputs.dumps.recordings
     if not tells and stopped.facts.state is None and stopped.ended_by is None:
-        raise UnusableInput(why_nothing(places.paths, inputs))
-    return Prepared(places.paths, inputs, logs, windows_of(inputs, options.progress), stopped)
+        raise UnusableInput(why_nothing(places, inputs))
+    return Prepared(places, inputs, logs, windows_of(inputs, options.progress), stopped)
 
 
 def _stopped(inputs: Inputs) -> Verdict:
@@ -148,7 +148,14 @@ def _measured(prepared: Prepared, options: Options) -> Measured:
     if not prepared.logs and not prepared.windows:
         return _measured_end(prepared)
     hta = _hta(inputs, options)
-    measurement = measure(prepared.logs, prepared.windows, inputs.telemetry, stopped.facts, options.progress)
+    measurement = measure(
+        prepared.logs,
+        prepared.windows,
+        inputs.telemetry,
+        stopped.facts,
+        options.progress,
+        launches_by_host(inputs.runs),
+    )
     facts, seen = measurement.facts, measurement.graphs.speaking.ranks
     manifest = launch_of(inputs.runs[0]) if inputs.runs else {}
     job = job_of(inputs, facts.job, seen, manifest, stopped)
@@ -164,15 +171,12 @@ def _measured(prepared: Prepared, options: Options) -> Measured:
         ],
         job=job,
         ended=how_it_ended(stopped),
-        window=window_cost(measurement.logs, facts.steps.median_ms),
-        speaker=Speaker(measurement.graphs.speaker, measurement.graphs.why),
-        ranks=measurement.ranks,
         standing=stopped.standing,
-        series=measurement.series,
-        timeline=measurement.timeline,
-        flames=measurement.flames,
-        bandwidth=measurement.bandwidth,
-        telemetry=telemetry_series(inputs.telemetry, manifest.get("started_ns")),
+        drawn=replace(
+            measurement.drawn,
+            window=window_cost(measurement.logs, facts.steps.median_ms),
+            telemetry=telemetry_series(inputs.telemetry, manifest.get("started_ns")),
+        ),
         hta=hta,
     )
 

@@ -15,4 +15,4 @@ if TYPE_CHECKING:
     from .making import Bundle, write_bundle
 
 
-__getattr__ = deferred(__name__, {"Bundle": "making", "write_bundle": "making"})
+__getattr__ = deferred(__name__, {"making": "Bundle write_bundle"})

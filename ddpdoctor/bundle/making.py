@@ -28,7 +28,7 @@ _RECORDS = (
 )
 _RECORDS_NOT = (
     *("launch/checkup.py", "launch/jobpython.py"),
-    *("telemetry/live.py", "telemetry/livestep.py", "telemetry/prometheus.py", "telemetry/reader.py"),
+    *("telemetry/live.py", "telemetry/prometheus.py", "telemetry/reader.py"),
     "telemetry/scrapes.py",
 )
 """Of those, what other commands need and a recording does not: they ask for msgspec or numpy."""

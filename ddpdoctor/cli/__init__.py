@@ -15,11 +15,11 @@ from typing import NoReturn
 
 try:
     from ddpdoctor.cli.main import main
-except Exception as error:  # what reads a command line is missing or broken
+except Exception as error:  # a package that the command line needs is missing or broken
     _error = error
 
     def main() -> NoReturn:
-        """Run the job that follows ``--``, which needs no reading; for all else, fail as the import did."""
+        """For ``run``, start the job after ``--`` without recording it. For all other verbs, raise the import's exception."""
         verb, *words = [*sys.argv[1:], ""]
         if verb != "run" or "--" not in words[:-2]:
             raise _error

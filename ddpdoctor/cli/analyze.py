@@ -1,4 +1,4 @@
-"""``ddpdoctor analyze``: diagnose a recorded run, or profiler traces that somebody saved."""
+"""``ddpdoctor analyze``: diagnose recorded runs or profiler traces."""
 
 from __future__ import annotations
 
@@ -40,46 +40,48 @@ EXIT_FAIL_ON = 1
     "--fail-on",
     type=click.Choice(SEVERITIES),
     metavar="SEVERITY",
-    help="Exit with 1 if a finding is at least this severe: critical, warning or info; with 2 if that cannot be decided.",
+    help="Exit with 1 if a finding is at least this severe: critical, warning or info; with 2 if that cannot be determined.",
 )
 @click.option(
     "--rules",
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Another folder of rules; may be repeated.",
+    help="Additional folder of rules; can be repeated.",
 )
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Processes to read traces with. [default: one per CPU]",
+    help="Number of processes that read traces. [default: one per CPU]",
 )
-@click.option("--no-cache", is_flag=True, help="Read traces again, and cache nothing.")
+@click.option("--no-cache", is_flag=True, help="Neither use nor write the cache of traces.")
 @click.option(
     "--engine",
     metavar="E",
-    help="Read traces on a cluster: dask://HOST:PORT or ray://HOST:PORT; dask or ray alone means the one that the "
-    "environment names, or else a new one on this machine's loopback (needs ddpdoctor[dask] or [ray]).",
+    help="Read traces on a cluster: dask://HOST:PORT or ray://HOST:PORT; dask or ray alone uses the cluster of the environment, "
+    "or else starts one on this machine's loopback (needs ddpdoctor[dask] or [ray]).",
 )
 @chosen_job
 @click.option(
     "--window",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Take the profiler window that `ddpdoctor capture` numbered so, not the first one.",
+    help="Use the profiler window with this number from `ddpdoctor capture`, not the first one.",
 )
-@click.option("--hta", is_flag=True, help="Add HolisticTraceAnalysis's own analyses (needs ddpdoctor[hta]).")
+@click.option("--hta", is_flag=True, help="Add the results of HolisticTraceAnalysis (needs ddpdoctor[hta]).")
 @click.option(
     "--redact",
     "redacted",
     is_flag=True,
     help="Remove host names, user names, paths and arguments from all outputs.",
 )
-@click.option("--no-source-text", is_flag=True, help="Do not show source lines, only where they are.")
-@click.option("--static", is_flag=True, help="Leave interactive charts out of the HTML (0.6 MB smaller).")
+@click.option("--no-source-text", is_flag=True, help="Show only file and line, not the text of source lines.")
+@click.option("--static", is_flag=True, help="Omit interactive charts from the HTML (0.6 MB smaller).")
 @click.option("-q", "--quiet", is_flag=True, help="Print only the verdict.")
-@click.option("-v", "--verbose", is_flag=True, help="Also print everything that was checked and skipped.")
+@click.option(
+    "-v", "--verbose", is_flag=True, help="Also print the evidence of all findings, and the skipped rules."
+)
 def command(
     paths: tuple[str, ...],
     html: Path | None,
@@ -103,8 +105,8 @@ def command(
 ) -> None:
     """Diagnose run directories, or profiler traces: folders, globs, single files, URLs.
 
-    Several run directories are joined into one job (one per host). A diagnosis.json or an HTML report is
-    shown again. If an output file is -, it goes to standard output, and the summary to stderr.
+    Several run directories are joined into one job (one per host). A diagnosis.json or an HTML report is shown
+    again. The output file - is standard output; the summary then goes to stderr.
 
     \b
     Examples:
@@ -114,13 +116,20 @@ def command(
     """
     from ddpdoctor import written
 
-    named = {"--html": html, "--json": json_file, "--markdown": markdown, "--sarif": sarif, "--junit": junit}
+    output_files = {
+        "--html": html,
+        "--json": json_file,
+        "--markdown": markdown,
+        "--sarif": sarif,
+        "--junit": junit,
+    }
     forms = (written.REPORT, written.DIAGNOSIS, written.MARKDOWN, written.SARIF, written.JUNIT)
     import_numpy_single_threaded()
     check_outputs(
-        paths, {option: (path, form) for (option, path), form in zip(named.items(), forms, strict=True)}
+        paths,
+        {option: (path, form) for (option, path), form in zip(output_files.items(), forms, strict=True)},
     )
-    reading: dict[str, Any] = {
+    options: dict[str, Any] = {
         "jobs": jobs,
         "cache": not no_cache,
         "engine": engine,
@@ -129,7 +138,7 @@ def command(
         "hta": hta,
         "source_text": not no_source_text,
     }
-    diagnosis = diagnosis_at(*paths, rules=rules, **reading)
+    diagnosis = diagnosis_at(*paths, rules=rules, **options)
     from rich.console import Console
 
     from ddpdoctor import report
@@ -146,10 +155,10 @@ def command(
         (lambda: partial(report.write_junit, fail_on=fail_on or "warning"), junit),
     ]
     _write_all([(writer, path) for writer, path in outputs if path is not None], diagnosis)
-    console = Console(stderr=to_stdout(named.values()))
+    console = Console(stderr=to_stdout(output_files.values()))
     report.print_terminal(diagnosis, console, quiet=quiet, verbose=verbose)
     if not quiet:
-        say_written(named.values())
+        say_written(output_files.values())
     if fail_on is not None:
         _gate(diagnosis, fail_on)
 
@@ -160,15 +169,15 @@ def _gate(diagnosis: Diagnosis, fail_on: str) -> None:
     if any(is_as_severe(each.severity, fail_on) for each in diagnosis.findings):
         sys.exit(EXIT_FAIL_ON)
     if (why := undecided(diagnosis)) is not None:
-        raise UnusableInput(f"--fail-on cannot be decided: {why}.")
+        raise UnusableInput(f"no result for --fail-on: {why}.")
 
 
 def _write_all(outputs: Sequence[tuple[Callable[[], Writer], Path]], diagnosis: Diagnosis) -> None:
     if not outputs:
         return
-    # Nothing else may stand in a report on standard output, which may be the same terminal.
-    alone = to_stdout(path for _, path in outputs)
-    with nullcontext(no_progress) if alone else shown_progress() as progress:
+    # No progress line may mix with a report on standard output, which may be the same terminal.
+    report_on_stdout = to_stdout(path for _, path in outputs)
+    with nullcontext(no_progress) if report_on_stdout else shown_progress() as progress:
         for (writer, path), _ in zip(
             outputs, per_item_progress(progress, Stage.REPORT, len(outputs)), strict=True
         ):

@@ -17,13 +17,13 @@ from ddpdoctor.cli.say import say
     default=Path("ddpdoctor.pyz"),
     show_default=True,
     metavar="F",
-    help="File to write, its name ending in .pyz; any other name is a folder's.",
+    help="File to write if the name ends in .pyz, else a folder.",
 )
 def command(out: Path) -> None:
-    """Write one file that records a job with nothing but the job's own Python (3.9 or newer), for images that cannot be changed.
+    """Write one file that records a job with only the job's own Python (3.9 or newer), for container images that cannot be changed.
 
-    It needs no other package, and installs none. It records what `ddpdoctor run` records; the diagnosis is made where
-    ddpdoctor is installed. The same version of ddpdoctor always writes the same bytes.
+    The file needs no other packages and installs none. It records the same as `ddpdoctor run`; the diagnosis needs an
+    installed ddpdoctor. The same version of ddpdoctor always writes the same bytes.
 
     \b
     Examples:
@@ -35,9 +35,13 @@ def command(out: Path) -> None:
 
     run = _run_command()
     help_text = run.get_help(click.Context(run, info_name="ddpdoctor run", terminal_width=80))
-    made = write_bundle(out, [_row(each) for each in run.params if isinstance(each, click.Option)], help_text)
-    versions = ", ".join(f"{name} {version}" for name, version in made.versions.items())
-    say(f"written: {made.path} ({made.bytes / 1e3:.0f} kB; {versions}; sha256 of its contents {made.sha256})")
+    bundle = write_bundle(
+        out, [_row(each) for each in run.params if isinstance(each, click.Option)], help_text
+    )
+    versions = ", ".join(f"{name} {version}" for name, version in bundle.versions.items())
+    say(
+        f"written: {bundle.path} ({bundle.bytes / 1e3:.0f} kB; {versions}; sha256 of its contents {bundle.sha256})"
+    )
     say(f"Where the job runs: python {out} run -- torchrun ... ; then, here: ddpdoctor analyze RUN")
 
 
@@ -49,7 +53,7 @@ def _run_command() -> click.Command:
 
 def _row(option: click.Option) -> dict[str, Any]:
     """An option as :mod:`ddpdoctor.bundle.commandline` reads it."""
-    # Where an option has none, click has a mark of its own there, which differs by its version.
+    # An option without a default has a sentinel of click there, which differs by click's version.
     default = option.default if isinstance(option.default, str | int | float) else None
     row: dict[str, Any] = {"field": option.name, "names": option.opts, "kind": "text", "default": default}
     if option.is_flag:

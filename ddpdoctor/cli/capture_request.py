@@ -1,4 +1,4 @@
-"""A profiler window ordered from ranks that train meanwhile, and waited for."""
+"""Request a profiler window from the ranks of a running job, and wait for its traces."""
 
 from __future__ import annotations
 
@@ -37,43 +37,47 @@ from ddpdoctor.telemetry import RECENT_STEPS, LiveRank, LiveRun, step_ms
 from ddpdoctor.telemetry.live import KEPT_STEPS
 
 LEAD_S = 6.0
-"""From the order to the first step: ranks look for orders once a second, more rarely where processors are short, and an order
-that one of them refuses is taken back before it begins."""
+"""Seconds between the request and the first step: ranks poll for requests once a second, less often under CPU contention, and a
+request that a rank refuses must be withdrawn before the window opens."""
 _ANSWER_S = 4.0
-_LOOK_S = 0.5
+_POLL_S = 0.5
 _LEAST_S, _TIMES_LONGEST, _TIMES_IN_LONG_PHASE = 60.0, Tuning.times_longest, Tuning.times_in_long_phase
-"""After how long without the end of a step nobody waits for a window any more, see :func:`why_it_stands`."""
+"""Limits of the time without a finished step, see :func:`why_no_window`."""
 _SAVED, _OVER = "saved", ("saved", "skipped", "failed")
 """States of a window in rank.json."""
 
 
 def capture(run: Path, steps: int, first: int | None) -> None:
-    """Order a window, wait until its traces are in the run directory, and say where. Raises UnusableInput, also if the job has ended,
-    was killed, or stands still as :func:`why_it_stands` says, before or while the window is waited for."""
+    """Request a window, wait until its traces are in the run directory, and print how to analyse them.
+
+    Raises UnusableInput if no window is possible, or if the job ends, is killed or stalls (:func:`why_no_window`) meanwhile.
+    """
     ranks = running_ranks(run)
     recover(str(run))
     live = LiveRun(run)
     live.look()
-    if why := why_no_step(live, ranks, live.silent_s() or 0.0):
+    if why := why_no_window(live, ranks, live.silent_s() or 0.0):
         raise UnusableInput(f"no window, because {why}")
-    here = {live.ranks[rank.rank].host for rank in ranks if rank.rank in live.ranks}
-    others = [each.rank for each in live.ranks.values() if each.host not in here and not each.ended]
-    ahead = _first_step(list(live.ranks.values()))
-    if others and first is None:
+    hosts_here = {live.ranks[rank.rank].host for rank in ranks if rank.rank in live.ranks}
+    remote_ranks = [
+        each.rank for each in live.ranks.values() if each.host not in hosts_here and not each.ended
+    ]
+    first_possible = _first_step(list(live.ranks.values()))
+    if remote_ranks and first is None:
         raise UnusableInput(
-            f"{len(others)} more ranks run on other hosts: say on each of them `ddpdoctor capture {run} --first STEP` with the same "
-            f"STEP, such as {ahead * 2}; the ranks are in step {ahead} in {LEAD_S:.0f} s."
+            f"{len(remote_ranks)} more ranks run on other hosts. Run `ddpdoctor capture {run} --first STEP` on each host with the same "
+            f"STEP, such as {first_possible * 2}; the ranks reach step {first_possible} in {LEAD_S:.0f} s."
         )
-    begin = first or ahead
-    order = CaptureOrder(new_request(), _number(run, live, here, begin), begin, steps)
-    _ordered(live, ranks, order)
+    begin = first or first_possible
+    order = CaptureOrder(new_request(), _number(run, live, hosts_here, begin), begin, steps)
+    _order_all(live, ranks, order)
     until = f" to {order.first + steps - 1}" if steps > 1 else ""
-    say(f"window {order.number}: steps {order.first}{until}, on {len(ranks)} ranks of this host")
+    say(f"window {order.number}: steps {order.first}{until} on {len(ranks)} ranks of this host")
     try:
         _wait(run, live, ranks, order)
     except KeyboardInterrupt:
         say(
-            f"The ranks go on with it; `ddpdoctor analyze {run} --window {order.number}` once it is there.",
+            f"The ranks still record the window; then `ddpdoctor analyze {run} --window {order.number}` diagnoses it.",
             err=True,
         )
         raise
@@ -82,13 +86,13 @@ def capture(run: Path, steps: int, first: int | None) -> None:
             forget_questions(rank.spool, order.request, CAPTURE_ANSWER)
 
 
-def why_no_step(live: LiveRun, ranks: Sequence[Present], silent_s: float) -> str | None:
-    """Why no window can be waited for, as the end of a sentence that says what to do; None while there is hope. Windows open and close
-    at the ends of steps, of which there was none for ``silent_s``.
+def why_no_window(live: LiveRun, ranks: Sequence[Present], silent_s: float) -> str | None:
+    """Why a window cannot open or close, as the end of a sentence with advice; None while it can. Windows open and close at the ends
+    of steps, and no step has ended for ``silent_s`` seconds.
 
-    Either the job's monitor says that it hangs, or the deadline is over: ten times the longest of the newest 200 recorded steps (the
-    monitor's own factor), five times as long while a rank evaluates, saves, loads, compiles or is in a debugger (the same), and a minute at
-    least. So there is no limit for a job that trains, however slowly, nor for a window that is far ahead.
+    The reason is that the job's monitor reports a hang, or that a limit has passed: ten times the longest of the newest 200 steps, five
+    times as long while a rank evaluates, saves, loads, compiles or is in a debugger (both factors as in the monitor), at least a
+    minute. A job that makes steps has no limit, however slow or far from the window it is.
     """
     roots = {os.path.dirname(rank.spool) for rank in ranks}  # noqa: PTH120
     stalls = [fitting(host_document(root, STALL_FILE), STALL, "", []) for root in roots]
@@ -97,34 +101,36 @@ def why_no_step(live: LiveRun, ranks: Sequence[Present], silent_s: float) -> str
         return None
     silent_s = max([silent_s, *(float(stall.get("silent_s") or 0.0) for stall in hangs)])
     step = max((each.steps_total for each in live.ranks.values()), default=0)
-    return f"the job {'hangs' if hangs else 'stands'} in step {step}: {_silence(live, silent_s)}"
+    return (
+        f"the job {'hangs' if hangs else 'makes no progress'} in step {step}: {_silence_text(live, silent_s)}"
+    )
 
 
-def _silence(live: LiveRun, silent_s: float) -> str:
-    return f"no rank has finished a step for {silent_s:.0f} s. `ddpdoctor stacks {live.path}` says where its ranks are."
+def _silence_text(live: LiveRun, silent_s: float) -> str:
+    return f"no rank has finished a step for {silent_s:.0f} s. `ddpdoctor stacks {live.path}` shows where its ranks are."
 
 
 def _longest_wait_s(live: LiveRun, ranks: Sequence[Present]) -> float:
     steps = [step for each in live.ranks.values() for step in each.recent(KEPT_STEPS)]
     longest_s = max((step.duration_ms for step in steps), default=0.0) / 1e3
-    told = {rank.rank: rank.progress or {} for rank in ranks}
-    phases = {said.get("phase") for rank, said in told.items() if live.is_there(rank, said)}
+    documents = {rank.rank: rank.progress or {} for rank in ranks}
+    phases = {document.get("phase") for rank, document in documents.items() if live.is_there(rank, document)}
     in_long_phase = bool(phases & {*LONG_PHASES, Phase.DEBUGGER})
     return max(_LEAST_S, _TIMES_LONGEST * longest_s) * (_TIMES_IN_LONG_PHASE if in_long_phase else 1.0)
 
 
 def _first_step(ranks: Sequence[LiveRank]) -> int:
-    """The first that no rank has reached before all have heard of it."""
+    """The first step that no rank reaches before all ranks have polled for requests."""
     times = [ms for each in ranks if (ms := step_ms(each, RECENT_STEPS))]
     if not times:
         raise UnusableInput("no rank has finished a step yet: there is nothing to capture.")
     newest = max(each.steps_total for each in ranks)
-    # What was recorded of the newest steps lies up to a second in the past.
+    # The recorded steps are up to a second old.
     return newest + 2 + math.ceil((LEAD_S + 1.0) / (statistics.median(times) / 1e3))
 
 
-def _number(run: Path, live: LiveRun, here: Collection[str | None], first: int) -> int:
-    """Of the window from step ``first`` on: the one that ranks of other hosts than ``here`` have for it, else one that none has."""
+def _number(run: Path, live: LiveRun, hosts_here: Collection[str | None], first: int) -> int:
+    """Number of the window that begins at step ``first``: that of a window with the same first step on other hosts, else a new one."""
     used = {
         each.rank: {
             capture.get("number", 0): (capture.get("steps") or [None])[0]
@@ -132,14 +138,16 @@ def _number(run: Path, live: LiveRun, here: Collection[str | None], first: int) 
         }
         for each in live.ranks.values()
     }
-    taken = {number for each in live.ranks.values() if each.host in here for number in used[each.rank]}
-    same = {number for numbers in used.values() for number, begin in numbers.items() if begin == first}
+    used_here = {
+        number for each in live.ranks.values() if each.host in hosts_here for number in used[each.rank]
+    }
+    same_first = {number for numbers in used.values() for number, begin in numbers.items() if begin == first}
     number = max(
-        (number for number in same if number > max(taken, default=0)),
+        (number for number in same_first if number > max(used_here, default=0)),
         default=max((number for numbers in used.values() for number in numbers), default=0) + 1,
     )
     if number > MOST_CAPTURES:
-        raise UnusableInput(f"{run} has {MOST_CAPTURES} captures already, the most per recording.")
+        raise UnusableInput(f"{run} already has {MOST_CAPTURES} captures, the most of a recording.")
     return number
 
 
@@ -148,8 +156,8 @@ def _captures(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _ordered(live: LiveRun, ranks: Sequence[Present], order: CaptureOrder) -> None:
-    """Tell the ranks, and take it back where one cannot. Raises UnusableInput."""
+def _order_all(live: LiveRun, ranks: Sequence[Present], order: CaptureOrder) -> None:
+    """Send the request to the ranks; if a rank refuses or does not answer, withdraw it. Raises UnusableInput."""
     for rank in ranks:
         order_capture(rank.spool, order)
     found = answers(ranks, CAPTURE_ANSWER, order.request, _ANSWER_S)
@@ -161,23 +169,23 @@ def _ordered(live: LiveRun, ranks: Sequence[Present], order: CaptureOrder) -> No
         forget_questions(rank.spool, order.request, CAPTURE_ORDER, CAPTURE_ANSWER)
     if stopped := [rank.rank for rank in ranks if is_stopped(rank)]:
         raise UnusableInput(f"no window, because rank {stopped[0]} is {STOPPED}.")
-    if refused and (stands_s := live.stands_s()) is not None:
+    if refused and (stalled_s := live.stands_s()) is not None:
         raise UnusableInput(
-            f"no window, because windows open and close at the ends of steps, and {_silence(live, stands_s)}"
+            f"no window, because windows open and close at the ends of steps, and {_silence_text(live, stalled_s)}"
         )
     if refused:
         rank_number, why = next(iter(refused.items()))
         raise UnusableInput(f"no window, because rank {rank_number} cannot open one: {why}.")
     raise UnusableInput(
         f"no window, because rank {silent[0]} does not answer: a thread may hold Python's lock (the GIL), or the job "
-        "was started with --hang-after 0, which leaves out who would answer."
+        "was started with --hang-after 0, which disables the thread that answers."
     )
 
 
 def _wait(run: Path, live: LiveRun, ranks: Sequence[Present], order: CaptureOrder) -> None:
-    """Until the window is over on all ranks, or cannot come any more. Raises UnusableInput where no rank saved a trace."""
+    """Wait until the window is over on all ranks or cannot open. Raises UnusableInput if no rank saved a trace."""
     folders = {rank.rank: live.ranks[rank.rank].log.path.parent for rank in ranks if rank.rank in live.ranks}
-    silent_since_s, signs = time.monotonic() - (live.silent_s() or 0.0), ""
+    silent_since_s, progress = time.monotonic() - (live.silent_s() or 0.0), ""
     why = None
     while True:
         live.look()
@@ -188,22 +196,22 @@ def _wait(run: Path, live: LiveRun, ranks: Sequence[Present], order: CaptureOrde
         }
         if _is_over(live, ranks, states.values()):
             break
-        before, signs = signs, f"{states} {[each.steps_total for each in live.ranks.values()]}"
-        if before and signs != before:
+        before, progress = progress, f"{states} {[each.steps_total for each in live.ranks.values()]}"
+        if before and progress != before:
             silent_since_s = time.monotonic()
-        why = why_no_step(live, ranks, time.monotonic() - silent_since_s)
+        why = why_no_window(live, ranks, time.monotonic() - silent_since_s)
         if why is not None:
             break
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     for rank in ranks:
         forget_questions(rank.spool, order.request, CAPTURE_ORDER)
     if why is not None:
-        raise UnusableInput(f"the window is taken back, because {why}")
-    live.look()  # its ranks may have gone since
+        raise UnusableInput(f"the window is cancelled, because {why}")
+    live.look()  # ranks may have ended since
     ended = f"the job {'was killed' if live.gone else 'ended'} before it was saved"
     for number, state in states.items():
         if state.get("state") != _SAVED:
-            say(f"Note: rank {number} has no trace of it: {state.get('why') or ended}.", err=True)
+            say(f"Note: rank {number} has no trace of the window: {state.get('why') or ended}.", err=True)
     saved = sum(state.get("state") == _SAVED for state in states.values())
     if not saved:
         raise UnusableInput("no rank saved a trace.")
@@ -211,8 +219,7 @@ def _wait(run: Path, live: LiveRun, ranks: Sequence[Present], order: CaptureOrde
 
 
 def _is_over(live: LiveRun, ranks: Sequence[Present], states: Collection[Mapping[str, Any]]) -> bool:
-    """Whether nothing of the window, whose ``states`` these are, will change any more. What ranks have handed over to be saved outlives
-    them, while their launcher's side is there."""
+    """Whether the ``states`` of the window are final. Traces that ranks have handed over are still saved after the ranks end."""
     now = [state.get("state") for state in states]
     if live.over or all(state in _OVER for state in now):
         return True

@@ -1,7 +1,7 @@
-"""Work in a process of its own: whatever becomes of it, this one goes on and knows in words what happened.
+"""Run a function in a forked child with limits of time and memory, and report how it ended.
 
-A fork, not a new interpreter: the launcher may have been started in ways that cannot be repeated (an archive, a deleted
-working directory, a path of its own), it has loaded nothing heavy, and its terminal is the child's.
+Fork instead of a new interpreter, because the launcher's start may not be repeatable (zip archive, deleted working directory), it
+has not loaded large libraries, and the child needs its terminal.
 """
 
 from __future__ import annotations
@@ -23,33 +23,31 @@ from ddpdoctor.parentdeath import die_with_parent
 
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _GRACE_S = 0.5
-"""Until a child that was told to end has put the terminal in order."""
-_LONGEST_PAUSE_S = 1.0
-"""Between two looks: what is beyond it, this process was suspended, and the child with it."""
+"""Seconds that a terminated child has to restore the terminal."""
+_MAX_PAUSE_S = 1.0
+"""Longer pauses between two checks mean that this process and the child were suspended; the excess is not counted."""
 _MEMORY_SHARE = 0.9
-"""Of what the machine has free. Beyond it the child's own request fails, before the kernel has to choose whom to end."""
+"""Share of the free memory that the child may take: its allocations fail before the kernel's OOM killer acts."""
 _THREAD_BYTES = 16 << 20
-"""What libraries reserve for each thread of their pools, and hardly use."""
+"""Address space that libraries reserve for each thread of their pools and hardly use."""
 _INTERRUPTED, _NO_MEMORY = 130, 12
-_FROM_MEMORY = (signal.SIGKILL, signal.SIGABRT)
-"""How a process ends that the kernel takes memory from, and one whose allocator finds none and has no other way."""
+_OUT_OF_MEMORY_SIGNALS = (signal.SIGKILL, signal.SIGABRT)
+"""Signals that end a process without memory: from the OOM killer, or from abort() in an allocator."""
 
 
 class ChildFailedError(Exception):
-    """The work was not done; the text says why."""
+    """The work failed; the text says why."""
 
 
 def run_in_child(work: Callable[[], None], limit_s: float) -> None:
-    """Do ``work`` in a child process, which says itself what goes wrong as an exception.
+    """Run ``work`` in a child process; ``work`` reports its own exceptions. For the main thread.
 
-    To be told to end, it needs :func:`take_interrupts_as_exceptions`.
-
-    Raises ChildFailedError where the child was killed, had too little memory, or took longer than ``limit_s``, KeyboardInterrupt
-    where somebody asked this process to end: the child has then ended. For the main thread.
+    Raises ChildFailedError if the child was killed, had too little memory, or took longer than ``limit_s`` seconds. Raises
+    KeyboardInterrupt, after ending the child, if this process is asked to end; that needs :func:`take_interrupts_as_exceptions`.
     """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    # Where the caller ignores its children's ends, nobody would learn how this one ended.
+    # If the caller ignores SIGCHLD, the child's exit status would be lost.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING_SIGNALS)
     parent = os.getpid()
@@ -72,7 +70,7 @@ def run_in_child(work: Callable[[], None], limit_s: float) -> None:
 
 
 def take_interrupts_as_exceptions() -> None:
-    """From here on the first request to end is a KeyboardInterrupt, and the end too quick for a second one to matter."""
+    """From now on the first signal that asks this process to end raises KeyboardInterrupt; later ones are ignored."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         for each in _ENDING_SIGNALS:
@@ -82,7 +80,7 @@ def take_interrupts_as_exceptions() -> None:
     for number in _ENDING_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, interrupt)
-    # Since the job's end they have waited for this.
+    # They have been blocked since the job's end.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING_SIGNALS)
 
 
@@ -109,7 +107,7 @@ def _run(work: Callable[[], None], parent: int, mask: set[signal.Signals | int])
 
 
 def bound_memory() -> None:
-    """Let this process take as much memory as is free now, and no more. To be called once the libraries are loaded."""
+    """Limit this process to the memory that is free now. Call it after the libraries are loaded."""
     free = _free_bytes()
     if free is None:
         return
@@ -132,7 +130,7 @@ def _free_bytes() -> int | None:
 
 
 def _data_bytes() -> int:
-    """What counts against RLIMIT_DATA already."""
+    """Bytes that already count towards RLIMIT_DATA."""
     try:
         status = Path("/proc/self/status").read_text()
         return int(status.partition("VmData:")[2].split()[0]) * 1024
@@ -141,8 +139,8 @@ def _data_bytes() -> int:
 
 
 def _wait(pid: int, limit_s: float) -> int:
-    """The child's wait status. Raises ChildFailedError once ``limit_s`` are over."""
-    pause_s, seen_s = 0.002, time.monotonic()
+    """The child's wait status. Raises ChildFailedError after ``limit_s`` seconds."""
+    pause_s, checked_s = 0.002, time.monotonic()
     while True:
         try:
             found, status = os.waitpid(pid, os.WNOHANG)
@@ -155,8 +153,8 @@ def _wait(pid: int, limit_s: float) -> int:
         time.sleep(pause_s)
         pause_s = min(pause_s * 1.5, 0.05)
         now_s = time.monotonic()
-        limit_s -= min(now_s - seen_s, _LONGEST_PAUSE_S)
-        seen_s = now_s
+        limit_s -= min(now_s - checked_s, _MAX_PAUSE_S)
+        checked_s = now_s
 
 
 def _raise_for_status(status: int) -> None:
@@ -164,15 +162,15 @@ def _raise_for_status(status: int) -> None:
     if code == _INTERRUPTED:
         raise KeyboardInterrupt
     if code == _NO_MEMORY:
-        raise ChildFailedError("needs more memory than is free here")
-    if -code in _FROM_MEMORY:
+        raise ChildFailedError("needs more memory than is free on this machine")
+    if -code in _OUT_OF_MEMORY_SIGNALS:
         raise ChildFailedError(f"was ended by {signal.Signals(-code).name}, as happens when memory runs out")
     if code < 0:
         raise ChildFailedError(f"crashed ({signal.Signals(-code).name})")
 
 
 def _end(pid: int) -> None:
-    """End the child and what it started: in good order if it does so at once."""
+    """End the child and its descendants: SIGTERM first, SIGKILL after 0.5 s."""
     try:
         started = psutil.Process(pid).children(recursive=True)
         os.kill(pid, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""``ddpdoctor compare``: is the job faster than before, and which findings came and went."""
+"""``ddpdoctor compare``: whether the job is faster than before, and which findings are resolved or new."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ EXIT_REGRESSION = 1
     "percent",
     type=FiniteRange(min=0),
     metavar="PERCENT",
-    help="Exit with 1 if the median step got longer by more than this, beyond chance; "
-    "with 2 if that cannot be decided.",
+    help="Exit with 1 if the median step is longer by more than this and the difference is significant; "
+    "with 2 if that cannot be determined.",
 )
 @chosen_job
 def command(
@@ -48,8 +48,8 @@ def command(
     """Compare two recordings of a job: step time, where it goes, and the findings.
 
     Each recording is a run directory, a folder of profiler traces, a diagnosis.json or an HTML report. Jobs with
-    different world size, batch size or device are shown side by side, but not judged. Exits with 0 whatever it finds,
-    unless --fail-on-regression is given.
+    different world size, batch size or device are shown side by side without a verdict. The exit code is 0 for any
+    result, unless --fail-on-regression is given.
 
     \b
     Examples:
@@ -79,13 +79,13 @@ def command(
 def _gate(comparison: Comparison, percent: float) -> None:
     slower = comparison.regression_percent()
     if slower is None:
-        raise UnusableInput(f"--fail-on-regression cannot be decided: {comparison.verdict}")
+        raise UnusableInput(f"no result for --fail-on-regression: {comparison.verdict}")
     after = comparison.after
     if slower > percent and not after.running:
         say(f"ddpdoctor: the median step is {slower:.1f} % longer, more than {percent:g} %.", err=True)
         sys.exit(EXIT_REGRESSION)
     if after.stopped:
-        verdict = "are not judged yet" if after.running else "are no pass"
         raise UnusableInput(
-            f"--fail-on-regression cannot be decided: the job after {after.stopped}, so its steps until then {verdict}."
+            f"no result for --fail-on-regression: the job after {after.stopped}; a job that did not complete does not "
+            "count as passed."
         )

@@ -1,4 +1,4 @@
-"""``ddpdoctor completion``: the script that teaches a shell to complete our commands and options."""
+"""``ddpdoctor completion``: the script with which a shell completes ddpdoctor's commands and options."""
 
 from __future__ import annotations
 

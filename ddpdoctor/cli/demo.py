@@ -20,12 +20,11 @@ from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.launch import RunOptions
 
 _HANG_AFTER_S = 10.0
-"""Long beside the demo's steps, short beside a reader's patience."""
-
-_TRIED_STEPS, _TRIED_ROUNDS = 80, 3
-"""Of each trial: some seconds of the demo's small model."""
-_ENDLESS = 10_000
-"""Steps of a job that its trial ends."""
+"""Much longer than the demo's steps."""
+_TRIAL_STEPS, _TRIAL_ROUNDS = 80, 3
+"""Steps and rounds of each trial; a trial of the demo's model takes some seconds."""
+_UNLIMITED_STEPS = 10_000
+"""Steps of a job that a trial ends early."""
 
 
 @click.command("demo")
@@ -34,7 +33,7 @@ _ENDLESS = 10_000
     default="slow-data-one-rank",
     show_default=True,
     metavar="NAME",
-    help="Which fault to plant; see --list.",
+    help="Fault to plant; see --list.",
 )
 @click.option(
     "--out",
@@ -48,9 +47,11 @@ _ENDLESS = 10_000
     default=100,
     show_default=True,
     metavar="N",
-    help="Optimizer steps to train.",
+    help="Number of optimizer steps.",
 )
-@click.option("--try", "tries", is_flag=True, help="Then measure what its fixes gain, with `ddpdoctor try`.")
+@click.option(
+    "--try", "tries", is_flag=True, help="Afterwards measure what the fixes gain, with `ddpdoctor try`."
+)
 @click.option("--list", "list_faults", is_flag=True, help="List the faults and exit.")
 def command(fault: str, out: Path | None, steps: int, tries: bool, list_faults: bool) -> None:
     """Train a small model on two CPU ranks with a planted fault, under `ddpdoctor run`, and diagnose it.
@@ -68,7 +69,7 @@ def command(fault: str, out: Path | None, steps: int, tries: bool, list_faults: 
     chosen = find_fault(fault)
     if importlib.util.find_spec("torch") is None:
         raise DdpDoctorError(
-            "the demo trains a real model and needs PyTorch in this environment: pip install torch, "
+            "the demo trains a model and needs PyTorch in this environment: pip install torch, "
             "or in a checkout of ddpdoctor: pip install '.[torch]'."
         )
     from ddpdoctor.cli.run_and_present import ReportOptions, run_and_present
@@ -80,43 +81,43 @@ def command(fault: str, out: Path | None, steps: int, tries: bool, list_faults: 
     options = RunOptions(out=out)
     if chosen.hangs:
         options = RunOptions(out=out, hang_after_s=_HANG_AFTER_S, on_hang="kill")
-        click.echo(f"It will hang; {_HANG_AFTER_S:.0f} s later it is diagnosed and ended.", err=True)
+        click.echo(f"The job will hang; {_HANG_AFTER_S:.0f} s later it is diagnosed and ended.", err=True)
     run_and_present(job, options, ReportOptions(), {"OMP_NUM_THREADS": "1", **os.environ})
 
 
 def _job(fault: str, steps: int) -> list[str]:
-    """The command; -P: nothing is imported from the folder that we happen to be in, which may be anybody's."""
+    """The demo's command. With -P nothing is imported from the working directory, which may belong to another user."""
     launcher = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     return [*launcher, str(JOB), "--fault", fault, "--steps", str(steps)]
 
 
 def _run_and_try(fault: Fault, out: Path | None, steps: int) -> NoReturn:
-    """The demo, and then what its findings suggest, as a user would have both."""
+    """Run the demo, then measure what its findings suggest, with the same commands as a user."""
     if fault.hangs:
-        raise DdpDoctorError("no setting fixes a job that hangs: there is nothing to try.")
+        raise DdpDoctorError("this fault hangs, and no setting fixes a hang: there is nothing to try.")
     from ddpdoctor.cli.diagnosis_of import diagnosis_at
     from ddpdoctor.experiment import own_command, proposals
     from ddpdoctor.rundir import DIAGNOSIS_FILE
 
     run = out or Path("ddpdoctor-runs") / time.strftime("%Y%m%dT%H%M%SZ-demo", time.gmtime())
-    ours, environment = own_command(), {"OMP_NUM_THREADS": "1", **os.environ}
-    demo = [*ours, "demo", "--fault", fault.name, "--out", str(run), "--steps", str(steps)]
-    code = _code_of(subprocess.Popen(demo, env=environment))
+    own, environment = own_command(), {"OMP_NUM_THREADS": "1", **os.environ}
+    demo = [*own, "demo", "--fault", fault.name, "--out", str(run), "--steps", str(steps)]
+    code = _exit_code_of(subprocess.Popen(demo, env=environment))
     if code:
         raise SystemExit(code)
     diagnosis = diagnosis_at(str(run / DIAGNOSIS_FILE))
     if not proposals(diagnosis, bounds=True):
-        say("Nothing that these findings suggest can be tried without editing the script.", err=True)
+        say("These findings suggest no change that can be tried without editing the script.", err=True)
         raise SystemExit(0)
-    # Where no setting mends it, what mending it could bring at most.
-    which = ["--all"] if proposals(diagnosis) else ["--all", "--bounds"]
-    trials = ["try", str(run), *which, "--rounds", str(_TRIED_ROUNDS), "--steps", str(_TRIED_STEPS)]
-    say(f"Now what its fixes gain, measured: ddpdoctor {shlex.join(trials)} -- torchrun ...", err=True)
-    os.execve(ours[0], [*ours, *trials, "--", *_job(fault.name, _ENDLESS)], environment)
+    # Without a setting that fixes it, measure the upper bound of a fix.
+    selection = ["--all"] if proposals(diagnosis) else ["--all", "--bounds"]
+    trials = ["try", str(run), *selection, "--rounds", str(_TRIAL_ROUNDS), "--steps", str(_TRIAL_STEPS)]
+    say(f"Now measuring what the fixes gain: ddpdoctor {shlex.join(trials)} -- torchrun ...", err=True)
+    os.execve(own[0], [*own, *trials, "--", *_job(fault.name, _UNLIMITED_STEPS)], environment)
 
 
-def _code_of(process: subprocess.Popen[bytes]) -> int:
-    """Its exit code. An interrupt from the keyboard reaches it as well, and it ends in its own good order."""
+def _exit_code_of(process: subprocess.Popen[bytes]) -> int:
+    """The exit code of ``process``. Ctrl-C reaches the process too, which then ends by itself."""
     while True:
         with contextlib.suppress(KeyboardInterrupt):
             return process.wait()

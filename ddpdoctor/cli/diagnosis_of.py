@@ -1,4 +1,4 @@
-"""The diagnosis of what a user names, be it made already or not."""
+"""The diagnosis at paths of the command line: read from a file, or made by the analysis."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def diagnosing(rules: Sequence[Path] = (), **reading: Any) -> Iterator[Callable[..., Diagnosis]]:
-    """What gives the diagnosis at some paths: what a single one, a diagnosis.json or a report, holds, else what the analysis says
-    of them, with fields of :class:`ddpdoctor.analysis.Options`. Rules and configuration are read once, if they are needed. It
-    raises DdpDoctorError."""
+def diagnosing(rules: Sequence[Path] = (), **fields: Any) -> Iterator[Callable[..., Diagnosis]]:
+    """A function that returns the diagnosis at some paths: that of a single diagnosis.json or report, else of an analysis.
+
+    Keywords are fields of :class:`ddpdoctor.analysis.Options`. Rules and configuration are read once, if needed. The function raises
+    DdpDoctorError.
+    """
     with shown_progress() as progress:
         from ddpdoctor.analysis import analyze_or_read
 
-        options = cache(partial(configured, progress, rules, **reading))
+        options = cache(partial(configured, progress, rules, **fields))
         yield lambda *paths: analyze_or_read(paths, options)
 
 
-def diagnosis_at(*paths: str, rules: Sequence[Path] = (), **reading: Any) -> Diagnosis:
+def diagnosis_at(*paths: str, rules: Sequence[Path] = (), **fields: Any) -> Diagnosis:
     """The diagnosis at ``paths``, see :func:`diagnosing`."""
-    with diagnosing(rules, **reading) as at:
+    with diagnosing(rules, **fields) as at:
         return at(*paths)

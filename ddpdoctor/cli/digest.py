@@ -1,4 +1,4 @@
-"""``ddpdoctor digest``: the per-rank stage of the analysis where the ranks ran."""
+"""``ddpdoctor digest``: the per-rank stage of the analysis, on the hosts of the ranks."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from ddpdoctor.stages import Stage
 if TYPE_CHECKING:
     from ddpdoctor.trace.digest import Copies
 
-_MOST_TOLD = 3
-"""Sentences on what of a run cannot be read."""
+_MOST_REASONS = 3
+"""Most sentences on why a run cannot be read."""
 
 
 @click.command("digest")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...", shell_complete=runs)
 @output_folder(
     "--out",
-    says="Where to write. [default, in the working directory: NAME-digest; traces-digest for several paths, patterns and URLs]",
+    says="Folder to write. [default, in the working directory: NAME-digest; traces-digest for several paths, patterns and URLs]",
 )
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Processes to read traces with. [default: one per CPU]",
+    help="Number of processes that read traces. [default: one per CPU]",
 )
 def command(paths: tuple[str, ...], out: Path | None, jobs: int | None) -> None:
     """Shrink a run directory or traces to small files, to analyze elsewhere.
 
-    Run it where the traces are (on each host, if they are on several), copy its output to one place, and
-    give that to `analyze`: it finds there what it would have found in the traces.
+    Run it where the traces are (on each host, if they are on several), copy its output to one place, and analyze
+    that: the result is the same as with the traces.
 
     \b
     Examples:
@@ -57,7 +57,7 @@ def command(paths: tuple[str, ...], out: Path | None, jobs: int | None) -> None:
     target = out or _default(paths)
     runs = [path for path in paths if is_run_directory(path)]
     if runs and len(paths) > 1:
-        raise click.UsageError("digest run directories one at a time.")
+        raise click.UsageError("run directories must be digested one at a time.")
     refuse_inside_run(target)
     copies = Copies()
     with shown_progress() as progress:
@@ -69,8 +69,8 @@ def command(paths: tuple[str, ...], out: Path | None, jobs: int | None) -> None:
                 say(f"Note: {note}", err=True)
             targets, ranks = loose_targets(found.files, target), {}
         try:
-            told = partial(progress, Stage.TRACES)
-            digest = write_digests(targets, ranks=ranks, jobs=jobs, progress=told, copies=copies)
+            on_progress = partial(progress, Stage.TRACES)
+            digest = write_digests(targets, ranks=ranks, jobs=jobs, progress=on_progress, copies=copies)
         except BaseException:
             if runs:
                 copies.discard()
@@ -84,17 +84,19 @@ def command(paths: tuple[str, ...], out: Path | None, jobs: int | None) -> None:
 
 
 def _recorded(run: str, target: Path, copies: Copies) -> tuple[dict[str, Path], dict[str, int]]:
-    """Copies the records of a run directory; where the digest of each trace goes, and its rank. Raises UnusableInput where what its ranks
-    recorded is there and cannot be read."""
+    """Copy the records of a run directory. Returns (path of the digest, rank) of each trace, as two mappings.
+
+    Raises UnusableInput if the records of the ranks cannot be read.
+    """
     from ddpdoctor.rundir import TRACE_FILE, NoteCode, RunDirectory, recover
     from ddpdoctor.trace.digest import TRACE_DIGEST, copy_records, lies_within
 
     for sentence in recover(run):
         say(f"Note: {sentence}", err=True)
     recorded = RunDirectory.open(run)
-    closed = [note for note in recorded.notes if note.code is NoteCode.UNREADABLE and not recorded.ranks]
-    if closed:
-        raise UnusableInput(f"{run}: {' '.join(map(str, closed[:_MOST_TOLD]))}")
+    unreadable = [note for note in recorded.notes if note.code is NoteCode.UNREADABLE and not recorded.ranks]
+    if unreadable:
+        raise UnusableInput(f"{run}: {' '.join(map(str, unreadable[:_MOST_REASONS]))}")
     for sentence in copy_records(run, target, copies):
         say(f"Note: {sentence}", err=True)
     targets, ranks = {}, {}
@@ -109,7 +111,7 @@ def _recorded(run: str, target: Path, copies: Copies) -> tuple[dict[str, Path], 
 
 
 def _default(paths: tuple[str, ...]) -> Path:
-    """Never beside the input, which may be somebody else's folder, or one that is not for such files."""
-    alone = len(paths) == 1 and Path(paths[0]).exists()
-    name = Path(os.path.realpath(paths[0])).name if alone else ""
+    """The default output folder: in the working directory, not next to the input, which may belong to another user."""
+    is_existing_path = len(paths) == 1 and Path(paths[0]).exists()
+    name = Path(os.path.realpath(paths[0])).name if is_existing_path else ""
     return Path(f"{name or 'traces'}-digest")

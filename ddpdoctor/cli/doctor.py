@@ -1,4 +1,4 @@
-"""``ddpdoctor doctor``: what this machine and the job's Python allow."""
+"""``ddpdoctor doctor``: what this machine and the job's Python support."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from ddpdoctor.cli.outputs import check_outputs, output_file
 from ddpdoctor.cli.say import say
 
 SCHEMA = "ddpdoctor.doctor/1"
-_EXIT_NOTHING = 1
+_EXIT_NOT_READY = 1
 
 
 @click.command("doctor", context_settings={"allow_interspersed_args": False})
-@output_file("--json", "json_file", says="Write what was found; - is stdout.")
+@output_file("--json", "json_file", says="Write the result as JSON; - is stdout.")
 @click.argument("job", nargs=-1, type=click.UNPROCESSED, metavar="[[--] COMMAND [ARGS]...]")
 def command(json_file: Path | None, job: tuple[str, ...]) -> None:
-    """Say what this machine and the job's Python support, and what a recording here would lack.
+    """Check what this machine and the job's Python support, and what a recording here would lack.
 
-    COMMAND is the job's command. It is not run; only the Python that it starts is checked. Without a COMMAND, that of the
-    torchrun on the path is checked. Exit code 0: a job can be recorded here; 1: it cannot; 2: there is no such COMMAND.
+    COMMAND is the job's command. It is not run; only the Python that it starts is checked. Without COMMAND, the Python of
+    the torchrun on the path is checked. Exit code 0: a job can be recorded here; 1: it cannot; 2: COMMAND does not exist.
 
     \b
     Examples:
@@ -47,10 +47,10 @@ def command(json_file: Path | None, job: tuple[str, ...]) -> None:
             say(f"{check.state:4}  {check.name:{width}}  {check.words}")
         say(_conclusion([check.name for check in checks if check.state == CheckState.NO]))
     if not ready:
-        raise click.exceptions.Exit(_EXIT_NOTHING)
+        raise click.exceptions.Exit(_EXIT_NOT_READY)
 
 
 def _conclusion(missing: list[str]) -> str:
     if missing:
-        return f"A job cannot be recorded here yet: see {' and '.join(missing)}."
+        return f"A job cannot be recorded here: see {' and '.join(missing)}."
     return "A job can be recorded here: ddpdoctor run -- COMMAND"

@@ -1,5 +1,4 @@
-"""``ddpdoctor export``: all ranks on one clock, as a timeline for Perfetto, or as tables in Parquet or CSV; the diagnosis as figures
-and in trackers."""
+"""``ddpdoctor export``: all ranks on one clock as a timeline or tables; the diagnosis as figures and in experiment trackers."""
 
 from __future__ import annotations
 
@@ -30,23 +29,23 @@ if TYPE_CHECKING:
 
 TABLES = ("steps", "collectives", "events")
 _FLAMES = "rank-{rank:05d}.speedscope.json"
-BY_NAME = ("details", "counters")
-"""On the timeline alone."""
-Told = Callable[[float], None]
-"""Takes which part of an output is written."""
+TIMELINE_TABLES = ("details", "counters")
+"""Tables that only the timeline has."""
+OnProgress = Callable[[float], None]
+"""Called with the share of an output that is written, 0 to 1."""
 
 
 @click.command("export")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...", shell_complete=runs)
 @output_file("--timeline", says="Write a Chrome trace; compressed if F ends in .gz.")
 @output_folder("--parquet", says="Write steps.parquet, collectives.parquet and events.parquet.")
-@output_folder("--speedscope", says="Write the stack samples of each rank as a flame graph.")
+@output_folder("--speedscope", says="Write the stack samples of each rank as a flame graph for speedscope.")
 @output_folder("--csv", says="Write the same tables as CSV.")
 @output_folder(
     "--figures",
-    says="Write the report's charts as interactive figures: figures.html, and each as JSON of plotly.",
+    says="Write the report's charts as interactive figures: figures.html, and each as plotly's JSON.",
 )
-@click.option("--steps", metavar="A:B", help="Only steps A to B-1.")
+@click.option("--steps", metavar="A:B", help="Export only steps A to B-1.")
 @tracker_options
 @chosen_job
 def command(
@@ -62,9 +61,9 @@ def command(
 ) -> None:
     """Export all ranks of a run directory, or of profiler traces, on one clock.
 
-    The timeline opens in https://ui.perfetto.dev: one process for each rank, with waiting for other ranks and
-    transferring as separate slices, annotations, operators, kernels and sampled lines below them. Trackers of experiments get the
-    diagnosis, also from a report or a diagnosis.json.
+    The timeline opens in https://ui.perfetto.dev: one process per rank, waiting for other ranks and transfer as separate
+    slices, below them annotations, operators, kernels and sampled lines. Experiment trackers get the diagnosis, also from a
+    report or a diagnosis.json.
 
     \b
     Examples:
@@ -84,18 +83,18 @@ def command(
     if wanted.recordings:
         _export_recording(paths, wanted, trackers, chosen, job)
         return
-    made = diagnosis_at(*paths, job=job)
+    diagnosis = diagnosis_at(*paths, job=job)
     if figures is not None:
         from ddpdoctor.report import redact
 
-        for sentence in _figures_written(redact(made) if trackers.redacted else made, figures):
+        for sentence in _figures_written(redact(diagnosis) if trackers.redacted else diagnosis, figures):
             say(sentence)
-    trackers.write(made)
+    trackers.write(diagnosis)
 
 
 @dataclass(frozen=True)
 class _Wanted:
-    """Where to write each kind of output; None where it is not wanted."""
+    """Where to write each kind of output; None if it is not requested."""
 
     timeline: Path | None
     parquet: Path | None
@@ -105,13 +104,13 @@ class _Wanted:
 
     @property
     def recordings(self) -> list[Path]:
-        """Outputs that show what was recorded, and not a diagnosis."""
+        """Outputs of the recording, which need no diagnosis file."""
         listed = (self.timeline, self.parquet, self.csv, self.speedscope)
         return [path for path in listed if path is not None]
 
 
 def _check(paths: Sequence[str], wanted: _Wanted, trackers: Trackers, steps_chosen: bool) -> None:
-    """Raises UsageError or DdpDoctorError where the options do not go together, or what they name cannot be written."""
+    """Raise UsageError or DdpDoctorError if options exclude each other or an output cannot be written."""
     if not (wanted.recordings or trackers.requested) and wanted.figures is None:
         raise click.UsageError(
             "nothing to write: give --timeline F, --parquet DIR, --csv DIR, --speedscope DIR, --figures DIR, --tensorboard DIR, "
@@ -122,8 +121,8 @@ def _check(paths: Sequence[str], wanted: _Wanted, trackers: Trackers, steps_chos
             "--redact is for figures and trackers: timelines, tables and flame graphs keep their names."
         )
     if steps_chosen and not wanted.recordings:
-        raise click.UsageError("--steps does not choose what figures and trackers show: the whole run.")
-    # What a wrong command line need not wait for.
+        raise click.UsageError("--steps has no effect on figures and trackers, which show the whole run.")
+    # Imported here, so that a wrong command line fails fast.
     from ddpdoctor.written import TIMELINE
 
     check_outputs(paths, {"--timeline": (wanted.timeline, TIMELINE)})
@@ -137,57 +136,72 @@ def _export_recording(
     chosen: tuple[int, int] | None,
     job: int | None,
 ) -> None:
-    """Write what was recorded in the steps ``chosen`` (first and last; None: all), and the diagnosis where that is wanted, too."""
+    """Write the recording of the steps ``chosen`` (first and last; None: all), and the diagnosis if an output needs it."""
     from ddpdoctor.analysis import conclude, prepare
     from ddpdoctor.measure.export import recorded_tables
     from ddpdoctor.report.timeline_export import cut_steps
 
-    aside = to_stdout([wanted.timeline])
+    timeline_on_stdout = to_stdout([wanted.timeline])
     with shown_progress() as progress:
         options = configured(progress, job=job)
         prepared = prepare(list(paths), options)
-        # Tables and flame graphs show what was recorded, and nothing of a diagnosis.
-        diagnosed = wanted.timeline is not None or wanted.figures is not None or trackers.requested
-        diagnosis = conclude(prepared, options) if diagnosed else None
+        # Tables and flame graphs need no diagnosis.
+        needs_diagnosis = wanted.timeline is not None or wanted.figures is not None or trackers.requested
+        diagnosis = conclude(prepared, options) if needs_diagnosis else None
         found = recorded_tables(prepared.logs, prepared.windows, prepared.inputs.telemetry)
-    recorded = {name: getattr(found, name) for name in (*TABLES, *BY_NAME)}
+    recorded = {name: getattr(found, name) for name in (*TABLES, *TIMELINE_TABLES)}
     if chosen is not None:
         recorded = cut_steps(recorded, *chosen)
         if recorded["steps"].is_empty():
             raise UnusableInput(f"{', '.join(paths)}: no step from {chosen[0]} to {chosen[1]} was recorded.")
     notes = [*map(str, prepared.inputs.notes), *found.notes]
-    said: list[str] = []
+    sentences: list[str] = []
     try:
-        # Nothing else may stand in a timeline on standard output, which may be the same terminal.
-        with nullcontext(no_progress) if aside else shown_progress() as progress:
-            turns = per_item_progress(progress, Stage.REPORT, len(wanted.recordings))
-            said += _tables_written(wanted, recorded, turns)
+        # No progress line may mix with a timeline on standard output, which may be the same terminal.
+        with nullcontext(no_progress) if timeline_on_stdout else shown_progress() as progress:
+            progress_of_outputs = per_item_progress(progress, Stage.REPORT, len(wanted.recordings))
+            sentences += _tables_written(wanted, recorded, progress_of_outputs)
             if wanted.speedscope is not None:
-                flames = _write_flames(prepared, recorded, wanted.speedscope, next(turns))
+                flames = _write_flames(prepared, recorded, wanted.speedscope, next(progress_of_outputs))
                 if not flames:
-                    notes.insert(0, "no stack samples were recorded, so there is no flame graph.")
-                said += _named(flames)
+                    notes.insert(0, "no flame graph, because no stack samples were recorded.")
+                sentences += _written_lines(flames)
             if wanted.timeline is not None and diagnosis is not None:
-                said += _timeline_written(
-                    wanted.timeline, recorded, diagnosis, found.hosts, next(turns), cut=chosen is not None
+                sentences += _timeline_written(
+                    wanted.timeline,
+                    recorded,
+                    diagnosis,
+                    found.hosts,
+                    next(progress_of_outputs),
+                    cut=chosen is not None,
                 )
             if wanted.figures is not None and diagnosis is not None:
-                said += _figures_written(diagnosis, wanted.figures)
+                sentences += _figures_written(diagnosis, wanted.figures)
     finally:
-        for sentence in said:
-            say(sentence, err=aside)
+        for sentence in sentences:
+            say(sentence, err=timeline_on_stdout)
     if diagnosis is not None:
-        trackers.write(diagnosis, err=aside)
+        trackers.write(diagnosis, err=timeline_on_stdout)
     for note in notes:
         say(f"Note: {note}", err=True)
 
 
-def _tables_written(wanted: _Wanted, recorded: Mapping[str, Any], turns: Iterator[Told]) -> list[str]:
+def _tables_written(
+    wanted: _Wanted, recorded: Mapping[str, Any], progress_of_outputs: Iterator[OnProgress]
+) -> list[str]:
     from ddpdoctor.report.timeline_export import write_csv, write_parquet
 
     tables = {name: recorded[name] for name in TABLES}
-    said = _named(write_parquet(tables, wanted.parquet, next(turns))) if wanted.parquet is not None else []
-    return said + (_named(write_csv(tables, wanted.csv, next(turns))) if wanted.csv is not None else [])
+    sentences = (
+        _written_lines(write_parquet(tables, wanted.parquet, next(progress_of_outputs)))
+        if wanted.parquet is not None
+        else []
+    )
+    return sentences + (
+        _written_lines(write_csv(tables, wanted.csv, next(progress_of_outputs)))
+        if wanted.csv is not None
+        else []
+    )
 
 
 def _timeline_written(
@@ -195,40 +209,42 @@ def _timeline_written(
     recorded: dict[str, Any],
     diagnosis: Diagnosis,
     hosts: Any,
-    told: Told,
+    on_progress: OnProgress,
     *,
     cut: bool,
 ) -> list[str]:
-    """Write the steps that a browser can open, unless they were ``cut`` to those that the user chose; sentences on what was written."""
+    """Write the timeline, limited to what a browser can open unless the user chose the steps (``cut``). Returns sentences on it."""
     from ddpdoctor.report import words
     from ddpdoctor.report.timeline_export import cut_steps, steps_that_fit, write_timeline
 
     fitting = None if cut else steps_that_fit(recorded)
     if fitting is not None:
         recorded = cut_steps(recorded, *fitting)
-    everybody = words.all_ranks_label(diagnosis)
-    write_timeline(recorded, diagnosis.findings, hosts, timeline, told, everybody=everybody)
-    only = "steps {} to {} only, for a browser to open; --steps A:B chooses others."
+    all_ranks = words.all_ranks_label(diagnosis)
+    write_timeline(recorded, diagnosis.findings, hosts, timeline, on_progress, all_ranks=all_ranks)
+    limited = "only steps {} to {}, so that a browser can open the file; --steps A:B selects others."
     return [
-        *([only.format(*fitting)] if fitting is not None else []),
+        *([limited.format(*fitting)] if fitting is not None else []),
         f"written: {timeline}; open it in https://ui.perfetto.dev",
     ]
 
 
-def _named(files: Sequence[Path]) -> list[str]:
+def _written_lines(files: Sequence[Path]) -> list[str]:
     return [f"written: {file}" for file in files]
 
 
 def _figures_written(diagnosis: Diagnosis, folder: Path) -> list[str]:
     from ddpdoctor.report import write_figures
 
-    return _named(write_figures(diagnosis, folder)) or [
-        "nothing was measured of which a figure could be drawn."
+    return _written_lines(write_figures(diagnosis, folder)) or [
+        "no figures, because nothing was measured that they could show."
     ]
 
 
-def _write_flames(prepared: Prepared, recorded: Mapping[str, Any], folder: Path, told: Told) -> list[Path]:
-    """A file for each rank whose samples are known; the files. ``told`` which part of them is written."""
+def _write_flames(
+    prepared: Prepared, recorded: Mapping[str, Any], folder: Path, on_progress: OnProgress
+) -> list[Path]:
+    """Write a flame graph for each rank with stack samples; returns the files."""
     from ddpdoctor.measure.export import flame_graphs
     from ddpdoctor.report.json_output import encoded
     from ddpdoctor.written import WrittenFolder
@@ -238,7 +254,7 @@ def _write_flames(prepared: Prepared, recorded: Mapping[str, Any], folder: Path,
     def drawn() -> Iterator[tuple[str, bytes]]:
         graphs = flame_graphs(prepared.logs, prepared.inputs.telemetry, numbers)
         for done, (rank, document) in enumerate(graphs):
-            told(done / len(prepared.logs))
+            on_progress(done / len(prepared.logs))
             if document is not None:
                 yield _FLAMES.format(rank=rank), encoded(document)
 
@@ -247,32 +263,31 @@ def _write_flames(prepared: Prepared, recorded: Mapping[str, Any], folder: Path,
     return target.write(drawn())
 
 
-def _check_folders(to: _Wanted) -> None:
-    """Raises DdpDoctorError if one of them holds something that is not ddpdoctor's where it would write, or the timeline lies
-    where it would write."""
+def _check_folders(outputs: _Wanted) -> None:
+    """Raise DdpDoctorError if a folder has foreign files with the names of the outputs, or if the timeline is one of these names."""
     from ddpdoctor.written import WrittenFolder
 
     wanted: list[tuple[Path, str, list[str]]] = []
-    for suffix, folder in (("parquet", to.parquet), ("csv", to.csv)):
+    for suffix, folder in (("parquet", outputs.parquet), ("csv", outputs.csv)):
         if folder is not None:
             wanted.append((folder, "exported tables", [f"{name}.{suffix}" for name in TABLES]))
-    if to.speedscope is not None:
-        wanted.append((to.speedscope, "flame graphs", []))
-    if to.figures is not None:
+    if outputs.speedscope is not None:
+        wanted.append((outputs.speedscope, "flame graphs", []))
+    if outputs.figures is not None:
         from ddpdoctor.report.figures_output import PAGE
 
-        wanted.append((to.figures, "figures", [PAGE]))
+        wanted.append((outputs.figures, "figures", [PAGE]))
     for folder, words, names in wanted:
         WrittenFolder(folder, words).check(names)
         places = [os.path.realpath(folder / name) for name in names]
-        if to.timeline is not None and os.path.realpath(to.timeline) in places:
+        if outputs.timeline is not None and os.path.realpath(outputs.timeline) in places:
             raise DdpDoctorError(
-                f"the timeline {to.timeline} would be one of the {words} in {folder}: name two files."
+                f"the timeline {outputs.timeline} would be one of the {words} in {folder}: name two files."
             )
 
 
 def _range(text: str | None) -> tuple[int, int] | None:
-    """First and last step."""
+    """(First, last) step of ``A:B``; None for None. Raises click.BadParameter."""
     if text is None:
         return None
     numbers = re.fullmatch(r"(\d+):(\d+)", text)

@@ -9,10 +9,10 @@ import click
 
 
 class FiniteRange(click.FloatRange):
-    """A number within bounds. nan is neither below nor above any, and what is compared with it never happens."""
+    """A finite number within bounds. click.FloatRange accepts nan, because it is neither below nor above a bound."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number. Fails where it is none, not finite, or out of bounds."""
+        """The number. Raises click.BadParameter if it is not finite or out of bounds."""
         number = float(super().convert(value, param, ctx))
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)

@@ -1,4 +1,4 @@
-"""A group of commands that says which one a mistyped name may have meant."""
+"""A command group that suggests names for a mistyped command."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from ddpdoctor.nearest import did_you_mean
 
 
 class Group(click.Group):
-    """As click's own, which in its older versions does not, and in none where commands are imported when they are asked for."""
+    """click.Group with suggestions, which click has only in newer versions, and not for lazily imported commands."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that ``args`` begin with. Raises click.UsageError where there is none."""
+        """The command that ``args`` begin with. Raises click.UsageError, with a suggestion, if there is none."""
         name = args[0]
         if not ctx.resilient_parsing and not name.startswith("-") and self.get_command(ctx, name) is None:
             ctx.fail(f"No such command {name!r}.{did_you_mean(name, self.list_commands(ctx))}")

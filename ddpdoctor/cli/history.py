@@ -1,4 +1,4 @@
-"""``ddpdoctor history``: many runs of a job, and where its step time changed."""
+"""``ddpdoctor history``: many runs of a job, and when its step time changed."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ _REPORTS = (".json", ".html")
     "percent",
     type=FiniteRange(min=0),
     metavar="PERCENT",
-    help="Exit with 1 if a job's newest run is slower by more than this, and not by chance; with 2 if that cannot be decided.",
+    help="Exit with 1 if a job's newest run is significantly slower, by more than this; with 2 if that cannot be determined.",
 )
 def command(
     paths: tuple[str, ...], html: Path | None, json_file: Path | None, last: int, percent: float | None
 ) -> None:
-    """Show step times and verdicts of many runs over time, and where they changed.
+    """Show step times and verdicts of many runs over time, and when the step time changed.
 
-    DIR holds run directories, diagnosis.json files or HTML reports, at any depth. Runs of another script, number of
-    ranks, batch size or device are listed as another job.
+    DIR contains run directories, diagnosis.json files or HTML reports, at any depth. Runs with a different script,
+    number of ranks, batch size or device are listed as different jobs.
 
     \b
     Examples:
@@ -64,82 +64,81 @@ def command(
     from ddpdoctor.report.history_output import print_history, write_history_html, write_history_json
     from ddpdoctor.written import HISTORY, HISTORY_PAGE
 
-    left_out = SkippedSources([], [])
-    sources = _without_own(_sources(paths, left_out), [html, json_file])
+    skipped = SkippedSources([], [])
+    sources = _without_outputs(_sources(paths, skipped), [html, json_file])
     check_outputs(
         [file for _, file in sources], {"--html": (html, HISTORY_PAGE), "--json": (json_file, HISTORY)}
     )
-    recorded = _recorded(sources, left_out)
+    recorded = _recorded(sources, skipped)
     if not recorded:
-        said = f"{', '.join(paths)}: no run and no report could be read"
-        raise UnusableInput("; ".join([said, *left_out.notes]))
-    told = history(recorded, last, left_out.notes, left_out.unread)
+        reason = f"{', '.join(paths)}: no run and no report could be read"
+        raise UnusableInput("; ".join([reason, *skipped.notes]))
+    result = history(recorded, last, skipped.notes, skipped.unread)
     if json_file is not None:
-        write_history_json(told, json_file)
+        write_history_json(result, json_file)
     if html is not None:
-        write_history_html(told, html)
+        write_history_html(result, html)
     if not to_stdout([json_file, html]):
-        print_history(told, Console(highlight=False))
+        print_history(result, Console(highlight=False))
     say_written([json_file, html])
     if percent is None:
         return
-    slower, undecided = told.regression_percent(), [job for job in told.jobs if job.undecided]
+    slower, undecided = result.regression_percent(), [job for job in result.jobs if job.undecided]
     if slower is not None and slower > percent:
-        say(f"Slower by {slower:.1f} %, more than the {percent:g} % allowed.", err=True)
+        say(f"ddpdoctor: the newest run is slower by {slower:.1f} %, more than {percent:g} %.", err=True)
         raise click.exceptions.Exit(EXIT_REGRESSION)
     if undecided:
         raise UnusableInput(f"{undecided[0].job}: a regression cannot be detected: {undecided[0].undecided}.")
     if slower is None:
-        raise UnusableInput("no job has a run before its newest: a regression cannot be detected.")
+        raise UnusableInput("no job has two runs to compare: a regression cannot be detected.")
 
 
 class SkippedSources(NamedTuple):
-    """What is not in the history, for its reader in ``notes``, for the gate in ``unread``."""
+    """Files and folders that are not in the history: ``notes`` for the user, ``unread`` for --fail-on-regression."""
 
     notes: list[str]
     unread: list[Unread]
 
     def add(self, path: str, why: str, started_ns: int | None, command: Sequence[str] = ()) -> None:
-        """What is at ``path`` may be a run. ``why`` is a sentence; for the rest see :class:`ddpdoctor.report.history.Unread`."""
+        """Add ``path``, which may be a run. ``why`` is a sentence; see :class:`ddpdoctor.report.history.Unread`."""
         from ddpdoctor.report.history import Unread
 
         self.unread.append(Unread(path, command, started_ns, why.removesuffix(".")))
 
     def skip(self, path: str, why: str) -> None:
-        """The same, with a note, of what is dated by what it says itself."""
+        """Add ``path`` with a note; command and start are read from it."""
         self.notes.append(f"skipped: {why}")
-        command, started_ns = _said_by(path)
+        command, started_ns = _command_and_start(path)
         self.add(path, why, started_ns, command)
 
 
-def _recorded(sources: Sequence[tuple[str, str]], left_out: SkippedSources) -> list[tuple[str, Diagnosis]]:
-    """(Where each run lies, with its diagnosis). A diagnosis that was made while the run was recorded, or that cannot be read, is made
-    anew from the recording."""
+def _recorded(sources: Sequence[tuple[str, str]], skipped: SkippedSources) -> list[tuple[str, Diagnosis]]:
+    """(Path, diagnosis) of each run. If a diagnosis is from a running job or cannot be read, the recording is analysed again."""
     found: list[tuple[str, Diagnosis]] = []
-    with diagnosing() as at:
+    with diagnosing() as diagnose:
         for source, file in sources:
             try:
-                found.append((source, _newest_of(at, source, file)))
+                found.append((source, _newest_of(diagnose, source, file)))
             except DdpDoctorError as error:
-                left_out.skip(source, str(error))
+                skipped.skip(source, str(error))
     return found
 
 
-def _newest_of(at: Callable[..., Diagnosis], source: str, file: str) -> Diagnosis:
+def _newest_of(diagnose: Callable[..., Diagnosis], source: str, file: str) -> Diagnosis:
     from ddpdoctor.diagnose.diagnosis import RUNNING
     from ddpdoctor.report.read import read_diagnosis
 
     if file == source:
-        return at(source) if Path(source).is_dir() else read_diagnosis(source)
+        return diagnose(source) if Path(source).is_dir() else read_diagnosis(source)
     try:
-        made = at(file)
+        report = diagnose(file)
     except DdpDoctorError:
-        return at(source)
-    return at(source) if made.job.end == RUNNING else made
+        return diagnose(source)
+    return diagnose(source) if report.job.end == RUNNING else report
 
 
-def _said_by(source: str) -> tuple[Sequence[str], int | None]:
-    """(Command, start in epoch ns) of a run that cannot be judged; a report tells neither."""
+def _command_and_start(source: str) -> tuple[Sequence[str], int | None]:
+    """(Command, start in epoch ns) of a run without a diagnosis; for a report ([], time of its last change)."""
     from ddpdoctor.analysis import command_and_start
 
     try:
@@ -155,60 +154,64 @@ def _changed_ns(path: str) -> int | None:
         return None
 
 
-def _without_own(sources: Iterable[tuple[str, str]], outputs: Sequence[Path | None]) -> list[tuple[str, str]]:
-    """``sources`` but for the page that an earlier call wrote to one of ``outputs``, in the folder that it tells of."""
+def _without_outputs(
+    sources: Iterable[tuple[str, str]], outputs: Sequence[Path | None]
+) -> list[tuple[str, str]]:
+    """``sources`` without a history that an earlier call wrote to one of ``outputs`` inside the analysed folder."""
     from ddpdoctor.report.read import read_diagnosis
 
-    left = []
+    remaining = []
     for source, file in sources:
         if any(path is not None and path.exists() and path.samefile(file) for path in outputs):
             try:
                 read_diagnosis(file)
             except DdpDoctorError:
                 continue
-        left.append((source, file))
-    return left
+        remaining.append((source, file))
+    return remaining
 
 
-def _sources(paths: Sequence[str], left_out: SkippedSources) -> Iterator[tuple[str, str]]:
-    """(Name, what to read) of each run: its own diagnosis where it was made, else the recording; then of reports elsewhere. What
-    is left out is put there. A file that has the name of a report, or was given as one, is a report, whatever it holds."""
-    from ddpdoctor.report.read import holds_diagnosis, is_page_of_others
+def _sources(paths: Sequence[str], skipped: SkippedSources) -> Iterator[tuple[str, str]]:
+    """(Name, path to read) of each run: its diagnosis if there is one, else the recording; then of reports outside of runs.
+
+    Adds what cannot be read to ``skipped``. A file with the name of a report, or given by the user, counts as a report in any case.
+    """
+    from ddpdoctor.report.read import holds_diagnosis, is_foreign_page
     from ddpdoctor.rundir import DIAGNOSIS_FILE, REPORT_FILE, closed_folders, run_directories
 
     for path in paths:
         if not Path(path).exists():
             raise UnusableInput(f"{path}: no such file or directory")
         runs, errors = run_directories(path) if Path(path).is_dir() else ([], [])
-        left_out.notes.extend(sentence.removesuffix(".") for sentence in closed_folders(errors))
+        skipped.notes.extend(sentence.removesuffix(".") for sentence in closed_folders(errors))
         for error in errors:
             folder = str(error.filename)
-            left_out.add(folder, closed_folders([error])[0], _changed_ns(folder))
+            skipped.add(folder, closed_folders([error])[0], _changed_ns(folder))
         for run in runs:
-            made = Path(run) / DIAGNOSIS_FILE
-            yield run, str(made) if holds_diagnosis(made) else run
-        for file in _reports(path, set(runs), left_out):
-            named = file.name in (DIAGNOSIS_FILE, REPORT_FILE) and not is_page_of_others(file)
-            named = named or (file == Path(path) and file.suffix in _REPORTS)
-            if named or holds_diagnosis(file):
+            report = Path(run) / DIAGNOSIS_FILE
+            yield run, str(report) if holds_diagnosis(report) else run
+        for file in _reports(path, set(runs), skipped):
+            is_report = file.name in (DIAGNOSIS_FILE, REPORT_FILE) and not is_foreign_page(file)
+            is_report = is_report or (file == Path(path) and file.suffix in _REPORTS)
+            if is_report or holds_diagnosis(file):
                 yield str(file), str(file)
-            elif (why := _why_closed(file)) is not None:
-                left_out.skip(str(file), f"{file} cannot be read: {why}")
+            elif (why := _read_error(file)) is not None:
+                skipped.skip(str(file), f"{file} cannot be read: {why}")
 
 
 def _was_run(folder: str, folders: Sequence[str], files: Sequence[str]) -> bool:
-    """Whether ``folder``, which holds ``folders`` and ``files`` and is no run directory, is what is left of one, without a report."""
+    """Whether ``folder`` with these ``folders`` and ``files``, which is no run directory, is the rest of one without a report."""
     from ddpdoctor.rundir import DIAGNOSIS_FILE, MANIFEST_FILE, REPORT_FILE, read_json
     from ddpdoctor.rundir.stops import launches_of
 
     if {DIAGNOSIS_FILE, REPORT_FILE} & {*files}:
         return False
-    # Others have a manifest.json, too.
+    # Other programs write a manifest.json too, so it counts only if it cannot be read.
     broken = MANIFEST_FILE in files and read_json(str(Path(folder) / MANIFEST_FILE), []) is None
     return "ranks" in folders or broken or bool(launches_of(folder, []))
 
 
-def _why_closed(file: Path) -> str | None:
+def _read_error(file: Path) -> str | None:
     from ddpdoctor.rundir import open_regular, reason_of
 
     try:
@@ -218,11 +221,11 @@ def _why_closed(file: Path) -> str | None:
     return None
 
 
-def _reports(path: str, runs: set[str], left_out: SkippedSources) -> Iterator[Path]:
+def _reports(path: str, runs: set[str], skipped: SkippedSources) -> Iterator[Path]:
     if Path(path).is_file():
         yield Path(path)
         return
-    seen = 0
+    files_seen = 0
     for parent, folders, files in os.walk(path):
         folders[:] = sorted(
             name for name in folders if str(Path(parent) / name) not in runs and not name.startswith(".")
@@ -231,16 +234,18 @@ def _reports(path: str, runs: set[str], left_out: SkippedSources) -> Iterator[Pa
             folders.clear()
             continue
         if _was_run(parent, folders, files):
-            left_out.skip(
+            skipped.skip(
                 parent,
                 f"{parent} is a run, but neither its manifest nor a rank's document or step log can be read",
             )
         for name in sorted(files):
-            seen += 1
-            if seen > _MOST_FILES:
-                said = f"{path} holds more than {_MOST_FILES:,} files: reports among the others are left out."
-                left_out.notes.append(said)
-                left_out.add(path, said, None)
+            files_seen += 1
+            if files_seen > _MOST_FILES:
+                reason = (
+                    f"{path} contains more than {_MOST_FILES:,} files: reports among the others are skipped."
+                )
+                skipped.notes.append(reason)
+                skipped.add(path, reason, None)
                 return
             if name.endswith(_REPORTS):
                 yield Path(parent) / name

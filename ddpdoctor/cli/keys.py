@@ -1,4 +1,4 @@
-"""Single keys from a terminal, without Enter, while something is drawn there."""
+"""Single key presses from the terminal, without Enter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddpdoctor.readable import is_readable
 
 
 class Keys:
-    """Where keys come from; nowhere where standard input is no terminal of ours."""
+    """Key presses from the terminal; disabled if stdin is not a terminal or this process is in the background."""
 
     def __init__(self, handle: int | None) -> None:
         self._handle = handle
@@ -25,13 +25,13 @@ class Keys:
         return self._handle is not None
 
     def wait(self, seconds: float) -> str:
-        """The key pressed within that time, "" for none."""
+        """The key pressed within ``seconds``; "" for none."""
         if self._handle is None:
             time.sleep(seconds)
             return ""
         if not is_readable(self._handle, seconds):
             return ""
-        # An arrow key sends several bytes at once: no key of ours, and its letters must not count as some.
+        # An arrow key sends several bytes at once; its letters must not count as keys.
         pressed = os.read(self._handle, 64)
         if not pressed:
             self._handle = None
@@ -40,10 +40,10 @@ class Keys:
 
 @contextmanager
 def keys() -> Iterator[Keys]:
-    """Keys of the terminal, which is as it was afterwards. Ctrl-C still interrupts."""
+    """Reads keys within the context and restores the terminal afterwards. Ctrl-C still interrupts."""
     try:
         handle = sys.stdin.fileno()
-        # In the background, to change the terminal would stop this process.
+        # A process in the background is stopped when it changes the terminal.
         if os.tcgetpgrp(handle) != os.getpgrp():
             raise OSError
         before = termios.tcgetattr(handle)

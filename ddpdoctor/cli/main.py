@@ -1,4 +1,4 @@
-"""The group of all commands, and the one place where errors become a line on stderr and an exit code."""
+"""The command group, and the conversion of exceptions to a line on stderr and an exit code."""
 
 from __future__ import annotations
 
@@ -22,43 +22,41 @@ VERBS = {
     "stacks": "Print where each rank of a running job is now",
     "capture": "Profile some steps of a running job, on all ranks",
     "analyze": "Diagnose recorded runs or profiler traces",
-    "bundle": "Make one file that records where ddpdoctor is not installed",
+    "bundle": "Write one file that records jobs where ddpdoctor is not installed",
     "digest": "Shrink traces to small files, to analyze elsewhere",
     "compare": "Compare two recordings of a job",
-    "history": "Show many runs over time, and where they changed",
-    "try": "Measure what a change gains, before you edit the script",
+    "history": "Show many runs over time, and when the step time changed",
+    "try": "Measure what a change gains without editing the script",
     "export": "Export to Perfetto, Parquet, CSV, TensorBoard, MLflow, W&B",
     "rules": "List, show and test the rules behind the findings",
-    "doctor": "Say what this machine and the job's Python support",
+    "doctor": "Check what this machine and the job's Python support",
     "demo": "Train a small model with a planted fault, and diagnose it",
     "completion": "Print the completion script for a shell",
 }
-"""Said here, so that ``ddpdoctor --help`` need not load them all."""
+"""Verbs with their descriptions, so that ``ddpdoctor --help`` does not import the commands."""
 MODULES = {"try": "trials"}
-"""Of commands whose name is a word of the language."""
+"""Modules of commands whose name is a Python keyword."""
 EXIT_UNUSABLE = 2
 TRACEBACK = "DDPDOCTOR_TRACEBACK"
-"""Variable of the environment that, set to anything, shows where a defect of ours is."""
-_MOST_LETTERS = 200
+"""Environment variable that makes unexpected errors print a traceback."""
+_MOST_MESSAGE_LENGTH = 200
 _EXIT_INTERRUPTED = 130
 
 
 class LazyGroup(Group):
-    """Imports a command's file only when it is needed: ``run`` must start the job without loading the
-    analysis.
-    """
+    """Imports a command's module only when it is used, so that ``run`` starts the job without loading the analysis."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The verbs, in the order in which they are used."""
+        """The verbs, in the order of their use."""
         return list(VERBS)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The verbs, with what each is for."""
+        """Write the verbs with their descriptions."""
         with formatter.section("Commands"):
             formatter.write_dl([(verb, f"{purpose}.") for verb, purpose in VERBS.items()])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The click command of a verb, None where there is no such verb."""
+        """The click command of a verb; None if there is no such verb."""
         if cmd_name not in VERBS:
             return None
         found = importlib.import_module(f"ddpdoctor.cli.{MODULES.get(cmd_name, cmd_name)}").command
@@ -85,9 +83,9 @@ def main() -> NoReturn:
     try:
         code = cli.main(prog_name="ddpdoctor", standalone_mode=False)
     except click.ClickException as error:
-        shown = io.StringIO()
-        error.show(shown)
-        _put(plain_lines(shown.getvalue()))
+        text = io.StringIO()
+        error.show(text)
+        _put(plain_lines(text.getvalue()))
         code = error.exit_code
     except DdpDoctorError as error:
         _say(f"ddpdoctor: {error}")
@@ -102,24 +100,24 @@ def main() -> NoReturn:
         _say(f"ddpdoctor: {os.fsdecode(error.filename)}: {reason}." if named else f"ddpdoctor: {reason}.")
         code = EXIT_UNUSABLE
     except Exception as error:
-        _say(f"ddpdoctor: {_defect(error)}")
+        _say(f"ddpdoctor: {_defect_text(error)}")
         code = EXIT_UNUSABLE
     sys.exit(flushed(code if isinstance(code, int) else 0))
 
 
-def _defect(error: Exception) -> str:
-    """What is said of an error that nothing of ours expected. Its code is not 1, which says that a finding was met."""
+def _defect_text(error: Exception) -> str:
+    """The message for an unexpected error. Its exit code is not 1, which stands for a finding."""
     if os.environ.get(TRACEBACK):
         import traceback
 
         _put(plain_lines("".join(traceback.format_exception(error))))
     if isinstance(error, MemoryError):
         return "not enough memory; nothing was written."
-    words = " ".join(str(error).split())[:_MOST_LETTERS]
+    words = " ".join(str(error).split())[:_MOST_MESSAGE_LENGTH]
     what = f"{type(error).__name__}: {words}" if words else type(error).__name__
     return (
-        f"stopped by a defect of ddpdoctor ({what}). Please report it, with what the same command prints when "
-        f"{TRACEBACK}=1 is set in its environment."
+        f"stopped by a bug in ddpdoctor ({what}). Please report it with the output of the same command under "
+        f"{TRACEBACK}=1."
     )
 
 

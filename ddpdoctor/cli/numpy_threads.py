@@ -1,4 +1,4 @@
-"""NumPy as the commands need it: without the threads of its linear algebra."""
+"""Import of NumPy without the threads of its linear algebra."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 
 
 def import_numpy_single_threaded() -> None:
-    """Import NumPy before anything else does.
+    """Import NumPy with one thread for linear algebra, before another module imports it.
 
-    Its linear algebra starts a thread for each processor when it is loaded, and each spins for a while before it sleeps: with two
-    processors that takes 0.1 CPU seconds, as long as NumPy's import itself, for threads that an analysis never uses. Only the
-    command line's own process may do without them, not a script that imports ddpdoctor; and the variable is gone
-    before a job is started, which would inherit it.
+    OpenBLAS starts a thread per processor when it is loaded, and each spins before it sleeps: with two processors 0.1 CPU seconds, as
+    long as NumPy's import itself, for threads that the analysis never uses. Only the command line does this, not a script that
+    imports ddpdoctor. The variable is removed again, because a job would inherit it.
     """
     added = {name: value for name, value in ONE_THREAD.items() if name not in os.environ}
     os.environ.update(added)

@@ -1,5 +1,5 @@
-"""Where a command writes, checked before it works: never over what it reads, never twice to one place; the rest is in
-:mod:`ddpdoctor.written`."""
+"""Checks of a command's outputs before it starts: no output may overwrite an input, and no two may be the same file. Other checks
+are in :mod:`ddpdoctor.written`."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def output_folder(*names: str, says: str) -> Callable[[_Command], _Command]:
 
 
 def check_outputs(inputs: Sequence[str], outputs: Mapping[str, tuple[Path | None, Form]]) -> None:
-    """``outputs`` by option, each with what is to be written there; None if the option was not given.
+    """Check ``outputs``: by option, the path (None if not given) and the kind of file.
 
-    Raises DdpDoctorError if one is an input, is in a recording, cannot be written, or is there and not ddpdoctor's own, or if two
-    are the same file. What is no regular file, such as /dev/null, may be named as often as one likes.
+    Raises DdpDoctorError if an output is an input, is in a recording, cannot be written, exists and is not ddpdoctor's own, or if two
+    outputs are the same file. Special files such as /dev/null can be given several times.
     """
     from ddpdoctor.written import check_file, is_stdout
 
-    seen: dict[object, str] = {}
+    options: dict[object, str] = {}
     for option, (path, form) in outputs.items():
         if path is None:
             continue
@@ -50,21 +50,21 @@ def check_outputs(inputs: Sequence[str], outputs: Mapping[str, tuple[Path | None
             if special:
                 continue
             same = _identity(path)
-        if same in seen:
+        if same in options:
             where = "standard output" if same == "-" else str(path)
-            raise DdpDoctorError(f"{seen[same]} and {option} would both write to {where}: name two files.")
-        seen[same] = option
+            raise DdpDoctorError(f"{options[same]} and {option} would both write to {where}: name two files.")
+        options[same] = option
 
 
 def to_stdout(outputs: Iterable[Path | None]) -> bool:
-    """Whether one of ``outputs`` is standard output, where nothing else may then stand."""
+    """Whether one of ``outputs`` is standard output; then nothing else may be printed there."""
     from ddpdoctor.written import is_stdout
 
     return any(path is not None and is_stdout(path) for path in outputs)
 
 
 def say_written(outputs: Iterable[Path | None], *, err: bool = False) -> None:
-    """Name the files that were written, on stderr where standard output is one of ``outputs``, or with ``err``."""
+    """Print the names of the written files, on stderr if standard output is one of ``outputs``, or with ``err``."""
     from ddpdoctor.written import is_stdout
 
     files = [path for path in outputs if path is not None]
@@ -76,12 +76,12 @@ def say_written(outputs: Iterable[Path | None], *, err: bool = False) -> None:
 def _check_inputs(inputs: Sequence[str], option: str, path: Path) -> None:
     from ddpdoctor.trace.sources import is_url
 
-    if any(_reads(given, path) for given in inputs if not is_url(given)):
+    if any(_reads(source, path) for source in inputs if not is_url(source)):
         raise DdpDoctorError(f"{option} {path} would overwrite an input: name another file.")
 
 
-def _reads(given: str, path: Path) -> bool:
-    """Whether the input ``given`` (a file, folder or pattern) has the file ``path`` read."""
+def _reads(source: str, path: Path) -> bool:
+    """Whether the file ``path`` is read as part of the input ``source`` (a file, folder or pattern)."""
     from ddpdoctor.report.read import holds_diagnosis
     from ddpdoctor.rundir import run_directories
     from ddpdoctor.trace import find_traces
@@ -90,17 +90,17 @@ def _reads(given: str, path: Path) -> bool:
 
     if not os.path.exists(path):  # noqa: PTH110
         return False
-    if Path(given).is_dir():
-        inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(given))
-        if not inside or run_directories(given).runs or holds_diagnosis(path):
+    if Path(source).is_dir():
+        inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(source))
+        if not inside or run_directories(source).runs or holds_diagnosis(path):
             return False
         return is_trace(Candidate(str(path))) or bool(find_operations(str(path)))
-    if Path(given).exists():
-        return path.samefile(given)
+    if Path(source).exists():
+        return path.samefile(source)
     try:
-        return any(path.samefile(file_of(file)) for file in find_traces([given]).files)
+        return any(path.samefile(file_of(file)) for file in find_traces([source]).files)
     except DdpDoctorError:
-        return False  # the command itself says that nothing matches the pattern
+        return False  # the command reports that nothing matches the pattern
 
 
 def _identity(path: Path) -> object:

@@ -12,23 +12,23 @@ from ddpdoctor.cli.say import say
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.diagnosis import Diagnosis
-    from ddpdoctor.experiment import Answer, Variant
+    from ddpdoctor.diagnose.tried import Answer, Variant
 
 
 def write_patch(answer: Answer, diagnosis: Diagnosis | None, job: Sequence[str], path: Path) -> None:
-    """Into ``path``; a sentence on stderr says where it is, or why there is none. Raises DdpDoctorError where it cannot be written."""
+    """Write the patch to ``path``; a line on stderr gives its path, or why there is none. Raises DdpDoctorError if it cannot be written."""
     from ddpdoctor.experiment import patch_of
     from ddpdoctor.written import PATCH, write_file
 
     best = answer.best()
     if best is None:
-        say("ddpdoctor: no change was shown to be faster, so there is no patch.", err=True)
+        say("ddpdoctor: no patch, because no change is significantly faster.", err=True)
         return
-    for file, line in _places(diagnosis, best, job):
-        if not Path(file).is_file():  # a device or a pipe has no end
+    for file, line in _candidate_lines(diagnosis, best, job):
+        if not Path(file).is_file():  # reading a device or a pipe may not end
             continue
         try:
-            text = Path(file).read_bytes().decode("utf-8")  # line ends as they are
+            text = Path(file).read_bytes().decode("utf-8")  # keeps line ends
         except (OSError, UnicodeDecodeError):
             continue
         diff = patch_of(text, _relative(file), line, best.settings)
@@ -37,17 +37,17 @@ def write_patch(answer: Answer, diagnosis: Diagnosis | None, job: Sequence[str],
             say_written([path], err=True)
             return
     say(
-        "ddpdoctor: no patch: the line of the constructor is not known, or its arguments are not written out there.",
+        "ddpdoctor: no patch, because the constructor's line is unknown or its arguments are not literals there.",
         err=True,
     )
 
 
-def _places(
+def _candidate_lines(
     diagnosis: Diagnosis | None, best: Variant, job: Sequence[str]
 ) -> Iterator[tuple[str, int | None]]:
-    """Where the thing may have been built that the settings belong to, the likeliest first; the script that the command starts
-    last, with no line, unless it is known where."""
-    built_at = False
+    """(File, line) where the object of the settings may be built, most likely first. The job's script, without a line, comes last,
+    unless the file is known."""
+    is_built_at_known = False
     if diagnosis is not None:
         for kind in ("loader", "ddp"):
             if any(name.startswith(f"{kind}.") for name in best.settings):
@@ -55,12 +55,14 @@ def _places(
                 where = known.get("where") if isinstance(known, dict) else None
                 file = where.get("file") if isinstance(where, dict) else None
                 if isinstance(where, dict) and isinstance(file, str):
-                    line, built_at = where.get("line"), Path(file).is_file()
+                    line, is_built_at_known = where.get("line"), Path(file).is_file()
                     yield file, line if isinstance(line, int) else 0
-        own = [finding for finding in diagnosis.findings if finding.rule == best.finding]
+        own_findings = [finding for finding in diagnosis.findings if finding.rule == best.finding]
         others = [finding for finding in diagnosis.findings if finding.rule != best.finding]
-        yield from ((place.file, place.line) for finding in (*own, *others) for place in finding.where)
-    if not built_at:  # else the script's only call may be another's
+        yield from (
+            (place.file, place.line) for finding in (*own_findings, *others) for place in finding.where
+        )
+    if not is_built_at_known:  # else a call in the script may belong to another object
         yield from ((word, None) for word in job if word.endswith(".py"))
 
 

@@ -1,4 +1,4 @@
-"""The progress of commands that may take longer than a second."""
+"""The progress line of commands that can take longer than a second."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from ddpdoctor.stages import Progress, Stage, no_progress
 
 @contextmanager
 def shown_progress() -> Iterator[Progress]:
-    """A line on stderr with the stage of the analysis, what is done of it and the time since the start; nothing where stderr
-    is no terminal."""
+    """A line on stderr with the stage of the analysis, its progress and the elapsed time; nothing if stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield no_progress
         return
@@ -25,32 +24,32 @@ def shown_progress() -> Iterator[Progress]:
         rich_progress.TextColumn("{task.description}"),
         rich_progress.TimeElapsedColumn(),
     )
-    # Standard output is another file, perhaps, in which a report is to stand.
+    # Standard output may be the file of a report.
     with rich_progress.Progress(
         *columns, console=Console(stderr=True), transient=True, redirect_stdout=False
     ) as line:
-        # Until the analysis itself is loaded.
+        # Shown until the analysis is loaded.
         task = line.add_task("starting", total=None)
-        shown: list[Stage] = []
+        current: list[Stage] = []
 
         def show(stage: Stage, part: float | None) -> None:
-            begins = shown != [stage]
-            shown[:] = [stage]
+            begins = current != [stage]
+            current[:] = [stage]
             line.update(task, description=_words(stage, part), refresh=begins)
 
         yield show
 
 
 def per_item_progress(progress: Progress, stage: Stage, count: int) -> Iterator[Callable[[float], None]]:
-    """For each of ``count`` things that a stage does one after the other, as it begins, what tells which part of it is done."""
-    for place in range(count):
-        told = partial(_print_per_item, progress, stage, place, count)
-        told(0.0)
-        yield told
+    """For each of ``count`` items of a stage, in order, a function that takes the share of the item that is done, 0 to 1."""
+    for index in range(count):
+        on_progress = partial(_report_item, progress, stage, index, count)
+        on_progress(0.0)
+        yield on_progress
 
 
-def _print_per_item(progress: Progress, stage: Stage, place: int, count: int, part: float) -> None:
-    progress(stage, (place + part) / count)
+def _report_item(progress: Progress, stage: Stage, index: int, count: int, part: float) -> None:
+    progress(stage, (index + part) / count)
 
 
 def _words(stage: Stage, part: float | None) -> str:

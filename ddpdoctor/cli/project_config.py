@@ -1,4 +1,4 @@
-"""How the project at hand wants its recordings analysed."""
+"""The project's configuration of the analysis."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def own_config() -> Config:
-    """The configuration here or above; a note on stderr for each file that was passed over as somebody else's."""
+    """The configuration from the working directory or a folder above. Prints a note for each file that is ignored because another
+    user owns it."""
     from ddpdoctor.diagnose.config import load_config
 
     config = load_config(Path.cwd())
@@ -26,11 +27,11 @@ def own_config() -> Config:
     return config
 
 
-def configured(progress: Progress = no_progress, rules: Sequence[Path] = (), **reading: Any) -> Options:
-    """The options that ``ddpdoctor.toml`` or ``pyproject.toml``, here or above, asks for.
+def configured(progress: Progress = no_progress, rules: Sequence[Path] = (), **fields: Any) -> Options:
+    """Options of the analysis from ``ddpdoctor.toml`` or ``pyproject.toml`` in the working directory or above.
 
-    ``rules``: further folders of rules. ``reading``: other fields of :class:`Options`, as a command line gives them.
-    Raises DdpDoctorError where a file cannot be read, or names a rule or threshold that does not exist.
+    ``rules``: additional folders of rules. ``fields``: further fields of :class:`Options`. Raises DdpDoctorError if a file cannot
+    be read or names a rule or threshold that does not exist.
     """
     from ddpdoctor.analysis import Options
     from ddpdoctor.diagnose.config import check_config
@@ -45,7 +46,7 @@ def configured(progress: Progress = no_progress, rules: Sequence[Path] = (), **r
         suppressed=config.suppress,
         suppressed_by=config.file or "",
         progress=progress,
-        **reading,
+        **fields,
     )
 
 
@@ -53,5 +54,5 @@ chosen_job = click.option(
     "--job",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Which job to diagnose, if the traces are from several.",
+    help="Number of the job to diagnose, if the traces are from several jobs.",
 )

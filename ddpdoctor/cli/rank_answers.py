@@ -1,4 +1,4 @@
-"""Questions to the ranks of a job that runs on this host, and their answers."""
+"""Requests to the ranks that run on this host, and their answers."""
 
 from __future__ import annotations
 
@@ -19,47 +19,49 @@ from ddpdoctor.rundir import (
     writer_of,
 )
 
-LOOK_S = 0.1
+POLL_S = 0.1
 STOPPED = "stopped (SIGSTOP)"
-"""What a rank is that a signal has stopped, until another one lets it go on."""
+"""State of a rank that a signal has suspended."""
 
 
 def running_ranks(run: Path) -> list[Present]:
-    """Those whose processes live. Raises UnusableInput where there are none here, and says why."""
+    """The ranks whose processes run on this host. Raises UnusableInput, with the reason, if there are none."""
     if not is_run_directory(str(run)):
         raise UnusableInput(
-            f"{run} is no run directory of ddpdoctor: `ddpdoctor run --out {run} -- COMMAND` makes one."
+            f"{run} is not a ddpdoctor run directory. To record one: `ddpdoctor run --out {run} -- COMMAND`."
         )
     if found := living_ranks(str(run)):
         return found
     manifest = read_manifest(str(run), []) or {}
     if manifest.get("ended_ns") is not None:
-        raise UnusableInput(f"the job of {run} has ended: `ddpdoctor analyze {run}` says what was recorded.")
+        raise UnusableInput(f"the job of {run} has ended: `ddpdoctor analyze {run}` diagnoses it.")
     if launcher_runs(str(run), manifest) is False:
         raise UnusableInput(
-            f"the job of {run} is no longer running: its launcher was killed, and none of its ranks is left on this host. `ddpdoctor "
-            f"analyze {run}` says what was recorded."
+            f"the job of {run} is no longer running: its launcher was killed, and no rank runs on this host. `ddpdoctor analyze {run}` "
+            "diagnoses it."
         )
-    where = manifest.get("host")
+    launch_host = manifest.get("host")
     raise UnusableInput(
-        f"no rank of {run} records on this host as this user{f'; it was started on {where}' if where else ''}. "
-        "If the job has just begun, its ranks have not joined yet: try again. Else run the command where the ranks are."
+        f"no rank of {run} records on this host as this user{f'; the job was started on {launch_host}' if launch_host else ''}. "
+        "If the job has just started, its ranks have not joined yet: try again. Else run the command on a host of the ranks."
     )
 
 
 def is_stopped(rank: Present) -> bool:
-    """Whether somebody has stopped its process by a signal, as far as that can be seen from here."""
+    """Whether a signal has suspended the rank's process; False if that is unknown here."""
     pid = writer_of(rank.spool).pid
     return bool(pid) and state_of(pid) == "T"
 
 
 def answers(
-    ranks: Sequence[Present], name: str, request: int, patience_s: float, since_ns: int | None = None
+    ranks: Sequence[Present], name: str, request: int, timeout_s: float, since_ns: int | None = None
 ) -> Mapping[int, Mapping[str, Any]]:
-    """By rank what it has answered to ``request`` in the document ``name``, or to another one at or after ``since_ns``, once all
-    have, or after ``patience_s``."""
+    """Answers by rank, once all ranks have answered or after ``timeout_s``.
+
+    An answer is the document ``name`` with this ``request``, or with another one and a time at or after ``since_ns``.
+    """
     found: dict[int, Mapping[str, Any]] = {}
-    deadline_s = time.monotonic() + patience_s
+    deadline_s = time.monotonic() + timeout_s
     while True:
         for rank in ranks:
             if (
@@ -69,4 +71,4 @@ def answers(
                 found[rank.rank] = answer
         if len(found) == len(ranks) or time.monotonic() >= deadline_s:
             return found
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)

@@ -1,4 +1,4 @@
-"""``ddpdoctor rules``: list, show, test and begin rules, and the facts that they read."""
+"""``ddpdoctor rules``: list, show, test and create rules, and list the facts that they read."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from ddpdoctor.diagnose.load import RuleSet
-    from ddpdoctor.diagnose.rule import Rule
+    from ddpdoctor.diagnose.rule import Common, Rule
 
 _folders = click.option(
     *("--rules", "folders"),
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     multiple=True,
     metavar="DIR",
-    help="Another folder of rules (<family>/<name>.yaml); may be repeated.",
+    help="Additional folder of rules (<family>/<name>.yaml); can be repeated.",
 )
 
 
 @click.group("rules", cls=Group)
 def command() -> None:
-    """The knowledge behind the findings: one file per rule.
+    """List, show, test and create rules, which make the findings: one file per rule.
 
     \b
     Examples:
@@ -71,7 +71,7 @@ def list_command(folders: tuple[Path, ...]) -> None:
 @click.argument("rule_id", metavar="ID", shell_complete=rule_ids)
 @_folders
 def show_command(rule_id: str, folders: tuple[Path, ...]) -> None:
-    """Show what a rule reads, when it fires, and when it is wrong.
+    """Show what a rule reads, when it fires, and when it may be wrong.
 
     \b
     Example:
@@ -82,16 +82,16 @@ def show_command(rule_id: str, folders: tuple[Path, ...]) -> None:
     rules = _rules(folders)
     rule = rules.rules.get(rule_id)
     if rule is None:
-        near = did_you_mean(rule_id, rules.rules)
-        raise RuleError(f"there is no rule {rule_id!r}; `ddpdoctor rules list` shows all.{near}")
-    _show(rule, Console(highlight=False))
+        suggestion = did_you_mean(rule_id, rules.rules)
+        raise RuleError(f"there is no rule {rule_id!r}; `ddpdoctor rules list` lists all rules.{suggestion}")
+    _show(rule, rules.common, Console(highlight=False))
 
 
 @command.command("test")
 @click.argument("path", required=False, type=click.Path(path_type=Path, exists=True))
 def test_command(path: Path | None) -> None:
-    """Run the tests inside rule files: the built-in rules', or those of a folder or file. Exit code 1 if one fails or a
-    rule has none.
+    """Run the tests in rule files: those of the built-in rules, or of a folder or file. Exit code 1 if a test fails or
+    a rule has no test.
 
     \b
     Examples:
@@ -106,10 +106,10 @@ def test_command(path: Path | None) -> None:
     pack = load_rules(entry_points=path is None)
     console = Console(highlight=False)
     passed = failed = 0
-    for rule in (pack.rules if path is None else _at(path)).values():
+    for rule in (pack.rules if path is None else _rules_at(path)).values():
         if not rule.tests:
             failed += 1
-            _line(console, f"{rule.id}: has no test")
+            _line(console, f"{rule.id}: no test")
         for result in run_tests(rule, pack.common):
             passed, failed = passed + (not result.failures), failed + bool(result.failures)
             for failure in result.failures:
@@ -126,7 +126,7 @@ def _rules(folders: tuple[Path, ...]) -> RuleSet:
     return load_rules([*configured, *folders])
 
 
-def _at(path: Path) -> dict[str, Rule]:
+def _rules_at(path: Path) -> dict[str, Rule]:
     from ddpdoctor.diagnose.load import read_folder
     from ddpdoctor.diagnose.rule import read_rule
 
@@ -136,7 +136,7 @@ def _at(path: Path) -> dict[str, Rule]:
     return {rule_id: read_rule(path, rule_id)}
 
 
-def _show(rule: Rule, console: Console) -> None:
+def _show(rule: Rule, common: Common, console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -145,8 +145,13 @@ def _show(rule: Rule, console: Console) -> None:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
+    least_share = (rule.thresholds.get("least_share") or common.thresholds["least_share"]).value
+    when = " ".join(rule.when.split())
     rows = [
-        ("fires when", " ".join(rule.when.split())),
+        (
+            "fires when",
+            when if when != "true" else f"the cost is at least {least_share * 100:g} % of the step",
+        ),
         ("costs", ", ".join(rule.cost_paths) or rule.costs_ms or "-"),
     ]
     rows += [("needs", ", ".join([*rule.needs, *rule.cost_needs]) or "-")]
@@ -154,15 +159,16 @@ def _show(rule: Rule, console: Console) -> None:
         (f"t.{name}", f"{entry.value:g} {entry.unit}: {entry.source}")
         for name, entry in rule.thresholds.items()
     ]
-    rows += [("effect of", ", ".join(effect.rule for effect in rule.effects))] if rule.effects else []
-    rows += [("wrong when", " ".join(rule.limits.split()))]
+    causes = ("any finding with a cost" if effect.rule == "*" else effect.rule for effect in rule.effects)
+    rows += [("effect of", ", ".join(causes))] if rule.effects else []
+    rows += [("limits", " ".join(rule.limits.split()))]
     for name, text in rows:
         table.add_row(_cell(name), _cell(text))
     console.print(table)
 
 
 def _cell(text: str) -> Text:
-    """Text that rich does not take for markup: CEL has brackets, and rule files may be anybody's."""
+    """``text`` for rich without markup, because CEL has brackets, and without control characters."""
     from rich.text import Text
 
     return Text(plain(text))

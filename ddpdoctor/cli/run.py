@@ -1,4 +1,4 @@
-"""``ddpdoctor run``: record a job and say what makes it slow."""
+"""``ddpdoctor run``: record a job and diagnose it."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from ddpdoctor.launch import RunOptions, asked_options, run_alone
 @click.command("run", context_settings={"allow_interspersed_args": False})
 @click.option(
     *("--out", "out"),
-    type=Path,  # not click.Path, which looks at it: its storage may not answer
+    type=Path,  # click.Path would access the path, whose storage may not respond
     metavar="RUN",
-    help="Run directory to write; it must not hold a finished run. Launchers on several hosts may share it. "
+    help="Run directory to write; it must not contain a finished run. Launchers on several hosts can share it. "
     "[default: ddpdoctor-runs/<UTC time>-<script>]",
 )
 @click.option(
     "--profile-steps",
     metavar="A:B",
-    help="Steps A to B-1 for the profiler window. [default: 5 once the job has settled]",
+    help="Steps A to B-1 for the profiler window. [default: 5 steps after warm-up]",
 )
-@click.option("--no-profile", is_flag=True, help="No profiler window: step timing only.")
+@click.option("--no-profile", is_flag=True, help="No profiler window; record only step times.")
 @click.option(
     *("--max-trace-mb",),
     type=click.IntRange(min=1),
     default=RunOptions.max_trace_mb,
     show_default=True,
     metavar="N",
-    help="Most MB on disk for the trace of one rank; the window is shortened to fit.",
+    help="Most MB on disk per rank's trace; the window is shortened to fit.",
 )
 @click.option(
     *("--telemetry-interval",),
@@ -39,7 +39,7 @@ from ddpdoctor.launch import RunOptions, asked_options, run_alone
     default=RunOptions.telemetry_interval_s,
     show_default=True,
     metavar="S",
-    help="Mean seconds between samples of GPUs and host.",
+    help="Mean interval between samples of GPUs and host, in seconds.",
 )
 @click.option("--no-telemetry", is_flag=True, help="Do not sample GPUs and host.")
 @click.option(
@@ -51,21 +51,20 @@ from ddpdoctor.launch import RunOptions, asked_options, run_alone
     *("--hang-after",),
     type=FiniteRange(min=0),
     metavar="S",
-    help="Report that the job hangs, and where, after S seconds in which no rank finishes a step (before the first step, "
-    "three times as long, and at least 60, unless ranks wait for one that does nothing). 0: never. "
-    "[default: 300, or ten times its longest pause if that is longer]",
+    help="Report a hang, and where, if no rank finishes a step for S seconds (before the first step: three times as long and at "
+    "least 60, unless ranks wait for an inactive one). 0: never. [default: 300, or ten times the job's longest pause if that is longer]",
 )
 @click.option(
     *("--on-hang",),
     type=click.Choice(["report", "kill"]),
     default=RunOptions.on_hang,
     show_default=True,
-    help="What to do about a job that hangs: report it, or report it and end the job.",
+    help="What to do about a hang: report it, or report it and end the job.",
 )
-@click.option("--no-analysis", is_flag=True, help="Record only; `ddpdoctor analyze RUN` diagnoses later.")
-@click.option("--no-source-text", is_flag=True, help="Do not show source lines, only where they are.")
-@click.option("--static", is_flag=True, help="Leave interactive charts out of the report (0.6 MB smaller).")
-@click.option("-q", "--quiet", is_flag=True, help="Print only where the report is.")
+@click.option("--no-analysis", is_flag=True, help="Only record; `ddpdoctor analyze RUN` diagnoses later.")
+@click.option("--no-source-text", is_flag=True, help="Show only file and line, not the text of source lines.")
+@click.option("--static", is_flag=True, help="Omit interactive charts from the report (0.6 MB smaller).")
+@click.option("-q", "--quiet", is_flag=True, help="Print only the report's path.")
 @click.argument("job", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND [ARGS]...")
 def command(
     no_analysis: bool,
@@ -77,8 +76,7 @@ def command(
 ) -> None:
     """Run COMMAND unchanged, record its ranks, and diagnose them when it ends.
 
-    The job's output, exit code and signals are its own. ddpdoctor prints its verdict after the job, on
-    stderr.
+    The job's output, exit code and signals do not change. ddpdoctor prints its verdict to stderr after the job.
 
     \b
     Examples:
@@ -89,7 +87,7 @@ def command(
     options = asked_options(recording)
     try:
         from ddpdoctor.cli.run_and_present import ReportOptions, run_and_present
-    except Exception as error:  # something that we need is missing or broken
+    except Exception as error:  # a package of ddpdoctor is missing or broken
         run_alone(job, error)
     run_and_present(
         job,

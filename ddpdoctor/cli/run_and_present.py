@@ -1,4 +1,4 @@
-"""What ``run`` and ``demo`` share: run the job, then diagnose and present it, and end as the job did."""
+"""Shared by ``run`` and ``demo``: run the job, print its diagnosis, and exit as the job did."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ddpdoctor.rundir import DIAGNOSIS_FILE, REPORT_FILE
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.diagnosis import Diagnosis
 
-_LEAST_LIMIT_S, _LIMIT_SHARE = 600.0, 0.1
-"""What the analysis may take: a share of the job's own time, or ten minutes if that is more."""
+_MIN_LIMIT_S, _LIMIT_SHARE = 600.0, 0.1
+"""Time limit of the analysis: 10 % of the job's duration, at least 10 minutes."""
 
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """What to say at the end of a run."""
+    """What to print and write at the end of a run."""
 
     analysis: bool = True
     quiet: bool = False
@@ -36,83 +36,82 @@ class ReportOptions:
 def run_and_present(
     command: Sequence[str],
     options: RunOptions,
-    presentation: ReportOptions,
+    report_options: ReportOptions,
     environment: Mapping[str, str] | None = None,
 ) -> NoReturn:
-    """Run ``command``, present its diagnosis on stderr, and end this process with the job's own exit code or
-    signal.
+    """Run ``command``, print its diagnosis to stderr, and end this process with the job's exit code or signal.
 
-    Raises DdpDoctorError before the job is started where the run directory must not be written to.
+    Raises DdpDoctorError, before the job starts, if the run directory cannot be written.
     """
     began_s = time.monotonic()
-    diagnose = partial(_diagnose_hanging, presentation) if presentation.analysis else None
+    diagnose = partial(_diagnose_hanging, report_options) if report_options.analysis else None
     outcome = run_job(command, options, environment, warn=_say, diagnose=diagnose)
-    limit_s = max(_LEAST_LIMIT_S, (time.monotonic() - began_s) * _LIMIT_SHARE)
+    limit_s = max(_MIN_LIMIT_S, (time.monotonic() - began_s) * _LIMIT_SHARE)
     try:
         take_interrupts_as_exceptions()
-        _present(outcome, presentation, limit_s)
+        _present(outcome, report_options, limit_s)
     except KeyboardInterrupt:
-        _say(f"stopped before the analysis ended; `ddpdoctor analyze {outcome.run}` repeats it.")
+        _say(f"interrupted during the analysis; `ddpdoctor analyze {outcome.run}` repeats it.")
     except ChildFailedError as error:
         _say(
-            f"the analysis {error}. The recording is complete in {outcome.run}, and `ddpdoctor analyze {outcome.run}`, there or "
-            "on a larger machine, takes what it needs."
+            f"the analysis {error}. The recording in {outcome.run} is complete; `ddpdoctor analyze {outcome.run}`, here or on a "
+            "larger machine, has no limits of time and memory."
         )
     except Exception as error:
-        _say(f"the run could not be analysed, the recording is in {outcome.run}: {_words(error)}")
+        _say(f"the run could not be analysed; the recording is in {outcome.run}: {_words(error)}")
     outcome.status.take()
 
 
-def _present(outcome: Outcome, presentation: ReportOptions, limit_s: float) -> None:
-    _say_all(outcome.unsaved)
+def _present(outcome: Outcome, report_options: ReportOptions, limit_s: float) -> None:
+    _print_all(outcome.unsaved)
     run = outcome.to_analyze
     if run is None:
-        _say_all(outcome.notes)
-    elif not presentation.analysis:
-        _say_all([*outcome.notes, f"recorded in {run}; `ddpdoctor analyze {run}` diagnoses it."])
+        _print_all(outcome.notes)
+    elif not report_options.analysis:
+        _print_all([*outcome.notes, f"recorded in {run}; `ddpdoctor analyze {run}` diagnoses it."])
     elif outcome.interrupted:
-        _say_all([*outcome.notes, f"recorded in {run}, not analysed because ddpdoctor was asked to stop."])
+        _print_all([*outcome.notes, f"recorded in {run}, not analysed because ddpdoctor was interrupted."])
     else:
-        # The job's exit code and its manifest are settled: nothing that happens from here on may change them.
-        run_in_child(lambda: _try_to_diagnose(run, presentation), limit_s)
+        # In a child, so that no failure can change the job's exit code and its manifest.
+        run_in_child(lambda: _try_to_diagnose(run, report_options), limit_s)
 
 
-def _try_to_diagnose(run: Path, presentation: ReportOptions) -> None:
+def _try_to_diagnose(run: Path, report_options: ReportOptions) -> None:
     try:
-        _diagnose(run, presentation)
+        _diagnose(run, report_options)
     except MemoryError:
         raise
     except Exception as error:
-        _say(f"the run could not be analysed, the recording is in {run}: {_words(error)}")
+        _say(f"the run could not be analysed; the recording is in {run}: {_words(error)}")
 
 
-def _diagnose(run: Path, presentation: ReportOptions) -> None:
-    """Analyse ``run``, print its diagnosis unless it is to be quiet, write it and the report into the run directory.
+def _diagnose(run: Path, report_options: ReportOptions) -> None:
+    """Analyse ``run``, print its diagnosis unless quiet, write the diagnosis and the report into the run directory.
 
-    The imports stand here because the job must not pay for them.
+    Imports are local, so that they do not delay the job.
     """
-    diagnosis = _diagnosis_of(run, presentation)
+    diagnosis = _diagnosis_of(run, report_options)
     from rich.console import Console
 
     from ddpdoctor.report import print_terminal
 
-    if not presentation.quiet:
+    if not report_options.quiet:
         print_terminal(diagnosis, Console(stderr=True))
-    _say_all(_written(diagnosis, run, presentation))
+    _print_all(_written(diagnosis, run, report_options))
     if (run / REPORT_FILE).exists():
         _say(f"report: {run / REPORT_FILE}")
 
 
-def _diagnose_hanging(presentation: ReportOptions, run: Path) -> str:
-    """Analyse ``run`` while its job hangs: the report is written; returns a sentence for the user."""
+def _diagnose_hanging(report_options: ReportOptions, run: Path) -> str:
+    """Analyse ``run`` while its job hangs, and write the report. Returns a sentence for the user."""
     try:
-        failed = _written(_diagnosis_of(run, presentation), run, presentation)
+        failed = _written(_diagnosis_of(run, report_options), run, report_options)
         return failed[0] if failed else f"report: {run / REPORT_FILE}"
     except BaseException as error:
-        return f"what the ranks did last is in {run}; it could not be analysed yet: {type(error).__name__}: {error}"
+        return f"the recording in {run} could not be analysed yet: {type(error).__name__}: {error}"
 
 
-def _diagnosis_of(run: Path, presentation: ReportOptions) -> Diagnosis:
+def _diagnosis_of(run: Path, report_options: ReportOptions) -> Diagnosis:
     import_numpy_single_threaded()
     from ddpdoctor.analysis import analyze
     from ddpdoctor.cli.progress import shown_progress
@@ -120,15 +119,15 @@ def _diagnosis_of(run: Path, presentation: ReportOptions) -> Diagnosis:
 
     bound_memory()
     with shown_progress() as progress:
-        return analyze([str(run)], configured(progress, source_text=presentation.source_text))
+        return analyze([str(run)], configured(progress, source_text=report_options.source_text))
 
 
-def _written(diagnosis: Diagnosis, run: Path, presentation: ReportOptions) -> list[str]:
-    """Write the diagnosis and its report into the run directory; what could not be written, in sentences."""
+def _written(diagnosis: Diagnosis, run: Path, report_options: ReportOptions) -> list[str]:
+    """Write the diagnosis and its report into the run directory. Returns a sentence for each that could not be written."""
     from ddpdoctor.report import write_html, write_json
 
     failed = []
-    write_report = partial(write_html, static=presentation.static)
+    write_report = partial(write_html, static=report_options.static)
     for write, path in ((write_json, run / DIAGNOSIS_FILE), (write_report, run / REPORT_FILE)):
         try:
             write(diagnosis, path)
@@ -138,11 +137,11 @@ def _written(diagnosis: Diagnosis, run: Path, presentation: ReportOptions) -> li
 
 
 def _words(error: Exception) -> str:
-    """The error's text; where that is no sentence for the user, with the error's name."""
+    """The error's text, with the exception's name unless it is one of ddpdoctor's own errors."""
     return str(error) if isinstance(error, DdpDoctorError) else f"{type(error).__name__}: {error}"
 
 
-def _say_all(sentences: Sequence[str]) -> None:
+def _print_all(sentences: Sequence[str]) -> None:
     for sentence in sentences:
         _say(sentence)
 

@@ -1,4 +1,4 @@
-"""The one place from which commands put sentences on a terminal."""
+"""Printing of sentences by all commands."""
 
 from __future__ import annotations
 
@@ -8,8 +8,5 @@ from ddpdoctor.plain import plain
 
 
 def say(sentence: str, *, err: bool = False) -> None:
-    """Print ``sentence`` as one line on stdout, or on stderr: names and notes in it may come from anybody's files.
-
-    Raises OSError where nobody can read it.
-    """
+    """Print ``sentence`` as one line on stdout or stderr, without control characters. Raises OSError if the stream is closed."""
     click.echo(plain(sentence), err=err)

@@ -1,4 +1,4 @@
-"""What a shell offers for our arguments: run directories, rules, settings. Asked at each press of a key, so it reads next to nothing."""
+"""Shell completion of arguments: run directories, rules, settings. It runs at each key press, so it reads as little as possible."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import click
 from click.shell_completion import CompletionItem
 
 RUNS_FOLDER = "ddpdoctor-runs"
-"""Where ``run`` writes by default."""
+"""Default folder of ``run``."""
 _MOST_RUNS = 200
 
 
 def runs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Recorded runs here, in ``ddpdoctor-runs`` and in the folder that is typed, the newest first; where none fits, files."""
+    """Runs in the typed folder or ``ddpdoctor-runs``, and in the working directory, newest first; without a match, files."""
     from ddpdoctor.rundir import is_run_directory
 
     typed = Path(incomplete).parent if "/" in incomplete else Path(RUNS_FOLDER)
@@ -27,14 +27,14 @@ def runs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Co
 
 
 def _folders(place: Path) -> list[Path]:
-    """Folders in ``place``, whose names begin with the time of the run: the newest first."""
+    """Folders in ``place``, newest first, as their names begin with the time of the run."""
     if not place.is_dir():
         return []
     return sorted((each for each in place.iterdir() if each.is_dir()), reverse=True)
 
 
 def rule_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The rules of the pack, by the names of their files: none is read."""
+    """Ids of the built-in rules, from file names."""
     from ddpdoctor.diagnose.load import packaged_folder
 
     files = sorted(packaged_folder().glob("*/*.yaml"))
@@ -43,7 +43,7 @@ def rule_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
 
 
 def setting_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of what ``try`` can set, up to where the value begins."""
+    """Names of the settings of ``try``, with "="."""
     from ddpdoctor.experiment.settings import SETTINGS
 
     return [CompletionItem(f"{name}=") for name in SETTINGS if name.startswith(incomplete)]

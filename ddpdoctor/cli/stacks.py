@@ -13,16 +13,17 @@ if TYPE_CHECKING:
     from ddpdoctor.rundir import Present
 
 ANSWER_S = 5.0
-"""Ranks look for questions once a second, and more rarely where processors are short."""
+"""Time limit of an answer. Ranks poll for requests once a second, less often under CPU contention."""
 
 
 @click.command("stacks")
 @click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
-@click.option("-v", "--verbose", is_flag=True, help="All threads, and the frames of libraries.")
+@click.option("-v", "--verbose", is_flag=True, help="Show all threads, with the frames of libraries.")
 def command(run: Path, verbose: bool) -> None:
-    """Print where each rank of a job that runs under `ddpdoctor run` is now. The job goes on.
+    """Print where each rank of a job that runs under `ddpdoctor run` is now. The job keeps running.
 
-    Asks the ranks on this host. A rank that holds Python's lock (the GIL) in C code, or is stopped (SIGSTOP), cannot answer.
+    The ranks on this host are asked. A rank that holds Python's lock (the GIL) in C code, or is stopped (SIGSTOP), cannot
+    answer.
 
     \b
     Examples:
@@ -60,30 +61,30 @@ def command(run: Path, verbose: bool) -> None:
     for rank in ranks:
         answer = found.get(rank.rank)
         if answer is None:
-            what, *more = _silent(rank)
+            what, *more = _unanswered_text(rank)
             line(f"rank {rank.rank} (process {rank.pid}) {what}.", "bold red")
             for text in more:
                 line(f"  {text}")
             continue
-        told = fitting(dict(answer), STANDING, "", [])
-        line(f"rank {rank.rank} (process {rank.pid}) {_state_text(told)}", "bold")
-        for text in _lines(told, verbose):
+        answer = fitting(dict(answer), STANDING, "", [])
+        line(f"rank {rank.rank} (process {rank.pid}) {_state_text(answer)}", "bold")
+        for text in _lines(answer, verbose):
             line(f"  {text}")
-    if apart := _answer_spread(list(found.values())):
-        line(apart, "dim")
+    if spread := _answer_spread(list(found.values())):
+        line(spread, "dim")
 
 
 def _answer_spread(answers: Sequence[Mapping[str, Any]]) -> str:
-    """That each rank answered for itself, where there are several."""
-    moments = [at_ns for answer in answers if isinstance(at_ns := answer.get("at_ns"), int)]
-    if len(moments) < 2:
+    """A sentence on the time between the first and the last answer; "" with fewer than two answers."""
+    times_ns = [at_ns for answer in answers if isinstance(at_ns := answer.get("at_ns"), int)]
+    if len(times_ns) < 2:
         return ""
-    apart_s = (max(moments) - min(moments)) / 1e9
-    return f"Each rank answered when it next could: the first and the last stack are {apart_s:.1f} s apart, not of one moment."
+    apart_s = (max(times_ns) - min(times_ns)) / 1e9
+    return f"The stacks were not taken at the same time: the first and the last are {apart_s:.1f} s apart."
 
 
-def _silent(rank: Present) -> Sequence[str]:
-    """What a rank is that does not answer, and more lines on that."""
+def _unanswered_text(rank: Present) -> Sequence[str]:
+    """Lines on a rank that did not answer: its state, then its last stack or possible reasons."""
     from ddpdoctor.cli.rank_answers import STOPPED, is_stopped
     from ddpdoctor.rundir import FAULTS_FILE, read_bounded
 
@@ -93,31 +94,31 @@ def _silent(rank: Present) -> Sequence[str]:
         faults = read_bounded(str(Path(rank.spool) / FAULTS_FILE), 1 << 20).decode(errors="replace")
     except OSError:
         faults = ""
-    return ["does not answer", *(faults.splitlines() or _WHY_NOT)]
+    return ["does not answer", *(faults.splitlines() or _NO_ANSWER_REASONS)]
 
 
-_WHY_NOT = (
-    "Possible reasons: a thread holds Python's lock (the GIL); the process gets no processor; /dev/shm is full; or the "
-    "job was started with --hang-after 0, which switches off the thread that answers.",
+_NO_ANSWER_REASONS = (
+    "Possible reasons: a thread holds Python's lock (the GIL); the process gets no CPU time; /dev/shm is full; or the "
+    "job was started with --hang-after 0, which disables the thread that answers.",
 )
 
 
-def _state_text(told: Mapping[str, Any]) -> str:
-    step, since_ns, at_ns = (told.get(name) for name in ("step", "step_since_ns", "at_ns"))
+def _state_text(answer: Mapping[str, Any]) -> str:
+    step, since_ns, at_ns = (answer.get(name) for name in ("step", "step_since_ns", "at_ns"))
     lasts = f" for {(at_ns - since_ns) / 1e9:.1f} s" if since_ns and at_ns and at_ns >= since_ns else ""
-    behind = time.time_ns() - at_ns if at_ns else 0
-    stale = f", {behind / 1e9:.0f} s ago" if behind > 10e9 else ""
+    age_ns = time.time_ns() - at_ns if at_ns else 0
+    stale = f", {age_ns / 1e9:.0f} s ago" if age_ns > 10e9 else ""
     in_step = "" if step is None else f"in step {step:,}{lasts}: "
-    return f"{in_step}{told.get('phase') or 'running'}{stale}"
+    return f"{in_step}{answer.get('phase') or 'running'}{stale}"
 
 
-def _lines(told: Mapping[str, Any], verbose: bool) -> list[str]:
-    """Innermost first, as Python's own debuggers do not, and reports of ours do."""
+def _lines(answer: Mapping[str, Any], verbose: bool) -> list[str]:
+    """Lines with the frames, innermost first as in reports, unlike Python's tracebacks."""
     if not verbose:
-        return _frames(told.get("user") or told.get("frames") or [])
+        return _frames(answer.get("user") or answer.get("frames") or [])
     found = []
-    for thread in told.get("threads") or [
-        {"name": "training", "training": True, "frames": told.get("frames")}
+    for thread in answer.get("threads") or [
+        {"name": "training", "training": True, "frames": answer.get("frames")}
     ]:
         found.append(f"{thread.get('name') or 'thread'}{' (trains)' if thread.get('training') else ''}:")
         found += [f"  {text}" for text in _frames(thread.get("frames") or [])]

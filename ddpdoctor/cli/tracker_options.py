@@ -1,4 +1,4 @@
-"""The options of ``export`` that put a diagnosis into trackers of experiments, and what they do."""
+"""The options of ``export`` for experiment trackers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Command = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Trackers:
-    """Which were asked for."""
+    """The requested trackers; None if not requested."""
 
     tensorboard: Path | None = None
     mlflow: str | None = None
@@ -31,11 +31,11 @@ class Trackers:
 
     @property
     def requested(self) -> bool:
-        """Whether there is one."""
+        """Whether any tracker is requested."""
         return not (self.tensorboard is None and self.mlflow is None and self.wandb is None)
 
     def check(self) -> None:
-        """Raises DdpDoctorError where one would write among what was recorded, or into a database of something else."""
+        """Raise DdpDoctorError if a tracker would write into a recorded run or into a foreign database."""
         if not self.requested:
             return
         from ddpdoctor.rundir import is_recorded_file, is_run_directory
@@ -54,7 +54,7 @@ class Trackers:
             check_mlflow(Path(self.mlflow).resolve())
 
     def write(self, diagnosis: Diagnosis, *, err: bool = False) -> None:
-        """Put ``diagnosis`` into each, and say where it is, with ``err`` on standard error. Raises DdpDoctorError."""
+        """Write ``diagnosis`` to each tracker and print where, with ``err`` on stderr. Raises DdpDoctorError."""
         if not self.requested:
             return
         from ddpdoctor import trackers
@@ -66,13 +66,13 @@ class Trackers:
         if self.tensorboard is not None:
             files = trackers.write_tensorboard(run, self.tensorboard)
             say(f"written: {len(files)} event files in {files[0].parent}", err=err)
-            say(f"Look at them: tensorboard --logdir {shlex.quote(str(self.tensorboard))}", err=err)
+            say(f"To view them: tensorboard --logdir {shlex.quote(str(self.tensorboard))}", err=err)
         if self.mlflow is not None:
-            look = trackers.log_to_mlflow(run, self.mlflow)
-            say(f"logged to {self.mlflow}; look at it: {look}", err=err)
+            view_command = trackers.log_to_mlflow(run, self.mlflow)
+            say(f"logged to {self.mlflow}; to view it: {view_command}", err=err)
         if self.wandb is not None:
-            send = trackers.log_to_wandb(run, self.wandb)
-            say(f"written to {self.wandb}, and sent nowhere; to send it: {send}", err=err)
+            sync_command = trackers.log_to_wandb(run, self.wandb)
+            say(f"written to {self.wandb}, not uploaded; to upload it: {sync_command}", err=err)
 
 
 def tracker_options(command: Command) -> Command:
@@ -88,24 +88,24 @@ _OPTIONS = (
         "--tensorboard",
         type=_FOLDER,
         metavar="DIR",
-        help="Write event files: times by step and rank, findings as text (needs ddpdoctor[tensorboard]).",
+        help="Write event files with times by step and rank, and findings as text (needs ddpdoctor[tensorboard]).",
     ),
     click.option(
         "--mlflow",
         metavar="DIR|URI",
-        help="Log a run: parameters, metrics, verdict, report; to a folder, or a tracking server's or database's URI "
+        help="Log a run with parameters, metrics, verdict and report to a folder, a tracking server or a database "
         "(needs ddpdoctor[mlflow]).",
     ),
     click.option(
         "--wandb",
         type=_FOLDER,
         metavar="DIR",
-        help="Write an offline run of Weights & Biases, which `wandb sync` sends (needs ddpdoctor[wandb]).",
+        help="Write an offline run of Weights & Biases, which `wandb sync` uploads (needs ddpdoctor[wandb]).",
     ),
     click.option(
         "--redact",
         "redacted",
         is_flag=True,
-        help="For figures and trackers: remove host names, user names, paths and arguments.",
+        help="Remove host names, user names, paths and arguments from figures and trackers.",
     ),
 )

@@ -1,4 +1,4 @@
-"""``ddpdoctor try``: what a change to the job brings, measured."""
+"""``ddpdoctor try``: measure what a change to the job gains."""
 
 from __future__ import annotations
 
@@ -25,61 +25,62 @@ from ddpdoctor.plain import plain
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.diagnosis import Diagnosis
-    from ddpdoctor.experiment import Answer, Proposal
+    from ddpdoctor.diagnose.tried import Answer
+    from ddpdoctor.experiment import Proposal
 
-_STEPS, _LEAST_STEPS, _MOST_STEPS = 60, 40, 400
-_FEWEST_STEPS = 12
+_STEPS, _MIN_STEPS, _MOST_STEPS = 60, 40, 400
+_MIN_MEASURED_STEPS = 12
 _TRIAL_S = 8.0
-"""Of training that a trial is to hold, where the run tells how long a step takes: enough for a median within 1 or 2 %."""
+"""Training time of a trial, if the step time is known from the run: enough for a median within 1 or 2 %."""
 _BUDGET_S = 900.0
 _LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "srun")
 
 
 class _TryCommand(click.Command):
-    """Everything behind ``--`` is the job's."""
+    """A command whose arguments after ``--`` are the job's command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Keep the job's words from click."""
-        ours, job = args, list[str]()
+        """Parse the arguments before ``--``; the others go to ``ctx.meta["ddpdoctor.job"]``."""
+        own, job = args, list[str]()
         if "--" in args:
-            place = args.index("--")
-            ours, job = args[:place], args[place + 1 :]
+            separator = args.index("--")
+            own, job = args[:separator], args[separator + 1 :]
         ctx.meta["ddpdoctor.job"] = job
-        return super().parse_args(ctx, ours)
+        return super().parse_args(ctx, own)
 
 
 @click.command("try", cls=_TryCommand, options_metavar="[OPTIONS] [-- COMMAND [ARGS]...]")
 @click.argument("run", required=False, metavar="[RUN]", shell_complete=runs)
-@click.option("--all", "everything", is_flag=True, help="Try everything that RUN's findings suggest.")
+@click.option("--all", "try_all", is_flag=True, help="Try everything that RUN's findings suggest.")
 @click.option(
     "--set",
     "settings",
     multiple=True,
     metavar="NAME=VALUE",
     shell_complete=setting_names,
-    help="Try this setting; several are tried one by one, and together. `--list` names them.",
+    help="Try this setting; can be repeated: each is tried alone, then all together. `--list` lists them.",
 )
 @click.option(
     "--tune",
     type=click.Choice(["loader", "ddp"]),
-    help="Search workers and prefetching, or bucket sizes; slow settings are dropped early.",
+    help="Search for the best workers and prefetching, or bucket sizes; slow settings are dropped early.",
 )
-@click.option("--bounds", is_flag=True, help="With --all: also measure what a fix could gain at most.")
-@click.option("--list", "listed", is_flag=True, help="List the settings and exit.")
+@click.option("--bounds", is_flag=True, help="With --all: also measure upper bounds of what fixes can gain.")
+@click.option("--list", "list_settings", is_flag=True, help="List the settings and exit.")
 @click.option(
     "--steps",
-    type=click.IntRange(_FEWEST_STEPS, 1_000_000),
+    type=click.IntRange(_MIN_MEASURED_STEPS, 1_000_000),
     metavar="N",
-    help=f"Steps of each trial. [default: {_TRIAL_S:g} s of training, {_LEAST_STEPS} to {_MOST_STEPS}]",
+    help=f"Steps of each trial. [default: {_TRIAL_S:g} s of training, {_MIN_STEPS} to {_MOST_STEPS}]",
 )
-@click.option("--rounds", type=click.IntRange(1, 50), metavar="N", help="Most trials of each change.")
+@click.option("--rounds", type=click.IntRange(1, 50), metavar="N", help="Most trials per change.")
 @click.option(
     "--budget",
     type=FiniteRange(min=1),
     default=_BUDGET_S,
     show_default=True,
     metavar="S",
-    help="Most seconds for all trials together.",
+    help="Time limit for all trials together, in seconds.",
 )
 @click.option(
     "--cwd",
@@ -87,19 +88,19 @@ class _TryCommand(click.Command):
     type=click.Choice(["here", "copy"]),
     default="here",
     show_default=True,
-    help="Run trials in the working directory, or each in a copy of it.",
+    help="Run trials in the working directory, or each trial in a copy of it.",
 )
-@output_file("--json", "json_file", says="Write the answer as JSON.")
+@output_file("--json", "json_file", says="Write the results as JSON.")
 @output_file("--patch", says="Write the best change as a unified diff.")
 @click.pass_context
 def command(
     ctx: click.Context,
     run: str | None,
-    everything: bool,
+    try_all: bool,
     settings: tuple[str, ...],
     tune: str | None,
     bounds: bool,
-    listed: bool,
+    list_settings: bool,
     steps: int | None,
     rounds: int | None,
     budget: float,
@@ -107,12 +108,12 @@ def command(
     json_file: Path | None,
     patch: Path | None,
 ) -> None:
-    """Run the job again for some steps, with and without a change in turn, and say what the change gains.
+    """Run the job again for some steps, alternating with and without a change, and measure what the change gains.
 
-    The script is not edited: ddpdoctor changes the settings in the running job, and ends each trial between two steps. While it
-    runs, a trial does what the job does: it writes the same files and reports to the same services.
+    The script is not edited: ddpdoctor changes the settings in the running job and ends each trial between two steps. A
+    trial has the same effects as the job: it writes the same files and reports to the same services.
 
-    RUN is a run directory, a diagnosis.json or a report. Without a command, lists what can be tried.
+    RUN is a run directory, a diagnosis.json or a report. Without COMMAND, the possible changes are listed.
 
     \b
     Examples:
@@ -121,46 +122,35 @@ def command(
       ddpdoctor try --set loader.num_workers=4 --set ddp.bucket_cap_mb=50 -- torchrun --nproc-per-node 8 train.py
     """
     import_numpy_single_threaded()
-    from ddpdoctor.diagnose.tried import MOST_SETTINGS, MOST_VARIANTS
-    from ddpdoctor.experiment import informed, of_settings, parse_setting, proposals, tuning
+    from ddpdoctor.experiment import of_settings, parse_setting, tuning
     from ddpdoctor.written import PATCH, TRIALS
 
     job: list[str] = ctx.meta["ddpdoctor.job"]
-    if listed:
+    if list_settings:
         _list_settings()
         return
-    read = [*([] if run is None else [run]), *(word for word in job if os.path.isfile(word))]  # noqa: PTH113
-    check_outputs(read, {"--json": (json_file, TRIALS), "--patch": (patch, PATCH)})
+    inputs = [*([] if run is None else [run]), *(word for word in job if os.path.isfile(word))]  # noqa: PTH113
+    check_outputs(inputs, {"--json": (json_file, TRIALS), "--patch": (patch, PATCH)})
     chosen = of_settings([parse_setting(text) for text in settings])
     if tune is not None:
         chosen += tuning(tune, _ranks_here(job))
     if run is None and not chosen:
         raise DdpDoctorError(
-            "say what to try: a run directory, or --set NAME=VALUE (`ddpdoctor try --list` names them)."
+            "nothing to try: give a run directory, or --set NAME=VALUE (`ddpdoctor try --list` lists the settings)."
         )
     diagnosis = None if run is None else _diagnosis(run)
-    suggested = [] if diagnosis is None else proposals(diagnosis, bounds=bounds)
+    suggested: list[Proposal] = []
     if diagnosis is not None:
-        known = proposals(diagnosis, bounds=True)
-        chosen = [informed(each, known) for each in chosen]
-    asked = [each.settings for each in chosen]
-    suggested = [each for each in suggested if each.settings not in asked]
+        chosen, suggested = _with_suggestions(chosen, diagnosis, bounds)
     if not job:
-        words = [
+        arguments = [
             *(word for text in settings for word in ("--set", text)),
             *(["--tune", tune] if tune else []),
         ]
-        _list_proposals(suggested, chosen, run, [*words, *(["--bounds"] if bounds else [])])
+        _list_proposals(suggested, chosen, run, [*arguments, *(["--bounds"] if bounds else [])])
         return
-    tried = [*chosen, *(suggested if everything or not chosen else [])]
-    if not tried:
-        raise DdpDoctorError(
-            "nothing that RUN's findings suggest can be tried without editing the script: name a setting with --set."
-        )
-    if len(tried) > MOST_VARIANTS or any(len(each.settings) > MOST_SETTINGS for each in tried):
-        raise DdpDoctorError(
-            f"too much at once: at most {MOST_VARIANTS} changes, of {MOST_SETTINGS} settings each."
-        )
+    tried = [*chosen, *(suggested if try_all or not chosen else [])]
+    _check_number(tried)
     _measure(
         job,
         tried,
@@ -170,9 +160,35 @@ def command(
     )
 
 
+def _with_suggestions(
+    chosen: Sequence[Proposal], diagnosis: Diagnosis, bounds: bool
+) -> tuple[list[Proposal], list[Proposal]]:
+    """(``chosen`` with what the findings expect of them, the other changes that the findings suggest)."""
+    from ddpdoctor.experiment import informed, proposals
+
+    every = proposals(diagnosis, bounds=True)
+    chosen_settings = [each.settings for each in chosen]
+    suggested = [each for each in proposals(diagnosis, bounds=bounds) if each.settings not in chosen_settings]
+    return [informed(each, every) for each in chosen], suggested
+
+
+def _check_number(tried: Sequence[Proposal]) -> None:
+    """Raise DdpDoctorError if there is no change to try, or too many."""
+    from ddpdoctor.diagnose.tried import MOST_SETTINGS, MOST_VARIANTS
+
+    if not tried:
+        raise DdpDoctorError(
+            "the findings of RUN suggest no change that can be tried without editing the script: give a setting with --set."
+        )
+    if len(tried) > MOST_VARIANTS or any(len(each.settings) > MOST_SETTINGS for each in tried):
+        raise DdpDoctorError(
+            f"too many changes: at most {MOST_VARIANTS} at once, with at most {MOST_SETTINGS} settings each."
+        )
+
+
 @dataclass(frozen=True)
 class _TrialOptions:
-    """How to measure, and what to write."""
+    """How to measure, and which files to write."""
 
     steps: int | None
     rounds: int | None
@@ -184,12 +200,12 @@ class _TrialOptions:
 
 
 def _diagnosis(run: str) -> Diagnosis:
-    """That of the run directory itself where it was made, else a new one."""
+    """The diagnosis in the run directory if there is one, else a new one."""
     from ddpdoctor.report.read import holds_diagnosis
     from ddpdoctor.rundir import DIAGNOSIS_FILE
 
-    made = Path(run) / DIAGNOSIS_FILE
-    return diagnosis_at(str(made) if holds_diagnosis(made) else run)
+    diagnosis_file = Path(run) / DIAGNOSIS_FILE
+    return diagnosis_at(str(diagnosis_file) if holds_diagnosis(diagnosis_file) else run)
 
 
 def _list_settings() -> None:
@@ -201,17 +217,17 @@ def _list_settings() -> None:
 
 
 def _list_proposals(
-    suggested: Sequence[Proposal], chosen: Sequence[Proposal], run: str | None, asked: Sequence[str]
+    suggested: Sequence[Proposal], chosen: Sequence[Proposal], run: str | None, options: Sequence[str]
 ) -> None:
     every = ["--all"] if suggested else []
-    words = ["ddpdoctor", "try", *([] if run is None else [run]), *asked, *every]
-    print_proposals([*chosen, *suggested], f"{shlex.join(words)} -- COMMAND")
+    arguments = ["ddpdoctor", "try", *([] if run is None else [run]), *options, *every]
+    print_proposals([*chosen, *suggested], f"{shlex.join(arguments)} -- COMMAND")
 
 
 def print_proposals(proposals: Sequence[Proposal], measured_by: str) -> None:
-    """What could be tried, and what each is expected to bring; ``measured_by`` is the command that tells."""
+    """Print the changes that can be tried with their expected savings; ``measured_by`` is the command that measures them."""
     if not proposals:
-        say("Nothing that the findings suggest can be tried without editing the script.")
+        say("The findings suggest no change that can be tried without editing the script.")
         return
     for proposal in proposals:
         say(f"{plain(proposal.words)}{_expectation(proposal)}")
@@ -223,12 +239,12 @@ def print_proposals(proposals: Sequence[Proposal], measured_by: str) -> None:
 def _expectation(proposal: Proposal) -> str:
     from ddpdoctor.report.words import percent
 
-    left, ends = proposal.expected_share, proposal.expected_share_range
-    if left is None:
+    remaining, ends = proposal.expected_share, proposal.expected_share_range
+    if remaining is None:
         return ""
-    bounded = ends is not None and ends[1] >= 1
-    saved = percent(1 - (ends[0] if bounded and ends else left))
-    return f"  (expected to save {'at most ' if bounded else ''}{saved} of the step time)"
+    is_upper_bound = ends is not None and ends[1] >= 1
+    saved = percent(1 - (ends[0] if is_upper_bound and ends else remaining))
+    return f"  (expected to save {'at most ' if is_upper_bound else ''}{saved} of the step time)"
 
 
 def _measure(
@@ -236,55 +252,56 @@ def _measure(
     proposals: Sequence[Proposal],
     diagnosis: Diagnosis | None,
     run: str | None,
-    wishes: _TrialOptions,
+    options: _TrialOptions,
 ) -> None:
     from rich.console import Console
 
     from ddpdoctor.cli.child import take_interrupts_as_exceptions
-    from ddpdoctor.experiment import Budget, Command, Experiment, Plan, as_json
+    from ddpdoctor.diagnose.tried import as_json
+    from ddpdoctor.experiment import Budget, Command, Experiment, Plan
     from ddpdoctor.launch.alone import inherited_environment
-    from ddpdoctor.launch.privacy import mask_command
     from ddpdoctor.report import experiment_view
+    from ddpdoctor.rundir.privacy import mask_command
     from ddpdoctor.written import TRIALS, write_file
 
     step_ms = diagnosis.steps.mean_ms if diagnosis is not None else None
     plan = Plan(
-        command=Command(job, inherited_environment(), wishes.copy),
+        command=Command(job, inherited_environment(), options.copy),
         proposals=proposals,
-        steps=wishes.steps or _steps(diagnosis),
-        to_the_end=wishes.steps is not None,
-        budget=Budget(wishes.budget_s),
+        steps=options.steps or _steps(diagnosis),
+        to_the_end=options.steps is not None,
+        budget=Budget(options.budget_s),
         step_ms=step_ms,
-        halving=wishes.halving,
-        **({} if wishes.rounds is None else {"rounds": wishes.rounds}),
+        halving=options.halving,
+        **({} if options.rounds is None else {"rounds": options.rounds}),
     )
     changes = "1 change" if len(proposals) == 1 else f"{len(proposals)} changes"
     say(
-        f"ddpdoctor: {changes} to be measured, in trials of {plan.steps} steps each, in turn with the unchanged job, in at most "
-        f"{wishes.budget_s / 60:.0f} min."
+        f"ddpdoctor: {changes} to measure, in trials of {plan.steps} steps, alternating with the unchanged job, in at most "
+        f"{options.budget_s / 60:.0f} min."
         + (
             ""
-            if wishes.copy
-            else " Each writes the files that the job writes until then (--cwd copy: into a copy)."
+            if options.copy
+            else " Each trial writes the files that the job writes in these steps (--cwd copy: into a copy)."
         ),
         err=True,
     )
-    experiment = Experiment(plan, lambda words: say(f"ddpdoctor: {words}", err=True))
+    experiment = Experiment(plan, lambda sentence: say(f"ddpdoctor: {sentence}", err=True))
     interrupted = False
-    take_interrupts_as_exceptions()  # a second one would leave what the first has ended in good order
+    take_interrupts_as_exceptions()  # a second interrupt must not disturb the orderly end after the first
     try:
         experiment.run()
     except KeyboardInterrupt:
         interrupted = True
     answer = experiment.answer(mask_command(job))
-    experiment_view.print_experiment(answer, Console(stderr=to_stdout([wishes.json_file, wishes.patch])))
+    experiment_view.print_experiment(answer, Console(stderr=to_stdout([options.json_file, options.patch])))
     if run is not None and any(variant.trials for variant in answer.variants):
-        _keep(answer, Path(run))
-    if wishes.json_file is not None:
-        write_file(wishes.json_file, as_json(answer), TRIALS)
-        say_written([wishes.json_file], err=True)
-    if wishes.patch is not None:
-        write_patch(answer, diagnosis, job, wishes.patch)
+        _store(answer, Path(run))
+    if options.json_file is not None:
+        write_file(options.json_file, as_json(answer), TRIALS)
+        say_written([options.json_file], err=True)
+    if options.patch is not None:
+        write_patch(answer, diagnosis, job, options.patch)
     if interrupted:
         raise SystemExit(130)
     if answer.baseline.median_ms is None:
@@ -292,66 +309,68 @@ def _measure(
 
 
 def _ranks_here(job: Sequence[str]) -> int:
-    """Ranks that the command starts on this host, as far as its words tell; else one. ``-n`` is a number of ranks only behind
-    a launcher of MPI or Slurm: ``nice -n 10`` and ``conda run -n env`` mean something else."""
+    """Number of ranks that the command ``job`` starts on this host, from its options; 1 if unknown.
 
-    def number(words: Sequence[str], *names: str) -> int:
-        for word, value in zip(words, (*words[1:], ""), strict=False):
+    ``-n`` counts only after a launcher of MPI or Slurm: ``nice -n 10`` and ``conda run -n env`` mean something else.
+    """
+
+    def number(arguments: Sequence[str], *names: str) -> int:
+        for word, value in zip(arguments, (*arguments[1:], ""), strict=False):
             name, equals, own = word.partition("=")
-            given = own if equals else value
-            if name.replace("_", "-") in names and given.isdecimal():
-                return int(given)
+            text = own if equals else value
+            if name.replace("_", "-") in names and text.isdecimal():
+                return int(text)
         return 0
 
-    behind = next((job[place:] for place, word in enumerate(job) if Path(word).name in _LAUNCHERS), [])
+    mpi_words = next((job[index:] for index, word in enumerate(job) if Path(word).name in _LAUNCHERS), [])
     return (
         number(job, "--nproc-per-node", "--num-processes")
-        or number(behind, "-n", "-np", "--n", "--np", "--ntasks")
+        or number(mpi_words, "-n", "-np", "--n", "--np", "--ntasks")
         or 1
     )
 
 
 def _steps(diagnosis: Diagnosis | None) -> int:
-    """Of a trial where nobody says: not so many as the run had, at whose end the script may write what shall stay."""
+    """Steps of a trial without --steps: fewer than the run had, because a script may overwrite results at its end."""
     if diagnosis is None or not diagnosis.steps.mean_ms:
         return _STEPS
-    wished = max(_LEAST_STEPS, min(_MOST_STEPS, round(_TRIAL_S * 1e3 / diagnosis.steps.mean_ms)))
-    whole = diagnosis.steps.source == "step-log"  # saved traces are of a part of the job
-    return max(_FEWEST_STEPS, min(wished, diagnosis.steps.count - 1)) if whole else wished
+    wanted = max(_MIN_STEPS, min(_MOST_STEPS, round(_TRIAL_S * 1e3 / diagnosis.steps.mean_ms)))
+    is_whole_run = diagnosis.steps.source == "step-log"  # traces cover only a part of the job
+    return max(_MIN_MEASURED_STEPS, min(wanted, diagnosis.steps.count - 1)) if is_whole_run else wanted
 
 
-def _keep(answer: Answer, run: Path) -> None:
-    """Beside the diagnosis of a run directory; what was measured before is kept."""
-    from ddpdoctor.experiment import TRIALS_FILE, write_answer
+def _store(answer: Answer, run: Path) -> None:
+    """Write ``answer`` into the run directory. An earlier file is kept under another name."""
+    from ddpdoctor.diagnose.tried import TRIALS_FILE, write_answer
     from ddpdoctor.rundir import MANIFEST_FILE
     from ddpdoctor.written import TRIALS, check_file
 
     if not (run / MANIFEST_FILE).is_file():
         return
-    place = run / TRIALS_FILE
-    earlier = None
+    path = run / TRIALS_FILE
+    backup = None
     try:
-        check_file(place, TRIALS)
-        if place.exists():
-            earlier = _copied_beside(place)
-        write_answer(answer, place)
+        check_file(path, TRIALS)
+        if path.exists():
+            backup = _copy_beside(path)
+        write_answer(answer, path)
     except (OSError, DdpDoctorError) as error:
-        if earlier is not None:
-            earlier.unlink(missing_ok=True)
-        words = (
-            f"{place} cannot be written ({error.strerror or error})." if isinstance(error, OSError) else error
+        if backup is not None:
+            backup.unlink(missing_ok=True)
+        message = (
+            f"{path} cannot be written ({error.strerror or error})." if isinstance(error, OSError) else error
         )
-        say(f"ddpdoctor: {words}", err=True)
+        say(f"ddpdoctor: {message}", err=True)
         return
-    say(f"written: {place}", err=True)
+    say(f"written: {path}", err=True)
 
 
-def _copied_beside(place: Path) -> Path:
-    """A copy of ``place`` under the first free name; its path. Raises OSError."""
-    content = place.read_bytes()
+def _copy_beside(path: Path) -> Path:
+    """Copy ``path`` to the first free name with a number; returns the copy's path. Raises OSError."""
+    content = path.read_bytes()
     for number in range(1, 1 << 20):
-        copy = place.with_name(f"{place.stem}-{number}{place.suffix}")
+        copy = path.with_name(f"{path.stem}-{number}{path.suffix}")
         with contextlib.suppress(FileExistsError), copy.open("xb") as out:
             out.write(content)
             return copy
-    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(place))
+    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))

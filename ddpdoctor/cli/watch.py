@@ -1,4 +1,4 @@
-"""``ddpdoctor watch``: a terminal view of a run while its job runs."""
+"""``ddpdoctor watch``: a live view of a run on the terminal."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from ddpdoctor.errors import UnusableInput
 def command(run: Path, interval: float, once: bool) -> None:
     """Show a run directory while its job runs: step times, phases, late ranks, GPUs, and the verdict so far.
 
-    Keys: q quits, s sorts the ranks, r reverses, p shows each rank's phases. Ends when the job has ended. The job
-    is not disturbed. A finished run is shown once.
+    Keys: q quits, s changes the order of the ranks, r reverses it, p shows each rank's phases. The view ends with the job
+    and does not disturb it. A finished run is shown once.
 
     \b
     Examples:

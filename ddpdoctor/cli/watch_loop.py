@@ -1,4 +1,4 @@
-"""A run under observation, for ``ddpdoctor watch``."""
+"""The loop of ``ddpdoctor watch``: read the run, analyse it in a thread, draw it."""
 
 from __future__ import annotations
 
@@ -21,32 +21,31 @@ from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.rundir import present_ranks, recover
 from ddpdoctor.telemetry import LiveRun
 
-LEAST_PAUSE_S = 5.0
+MIN_PAUSE_S = 5.0
 PAUSE_FACTOR = 10.0
-"""An analysis is followed by a pause of ten times its own length, so that watching takes a tenth of a core at
-most, however long the run."""
+"""The pause after an analysis is at least ten times its duration, so that the analyses take at most a tenth of a core."""
 
 
 def watch(run: Path, interval_s: float, *, once: bool) -> None:
-    """Shows ``run`` until its job has ended, or ``once``."""
+    """Show ``run`` until its job has ended, or ``once``."""
     watched = WatchedRun(run)
     watched.refresh()
     console = Console()
     if once or watched.over:
         watched.analyze()
-        watched.refresh()  # an analysis takes seconds, in which the ranks went on
+        watched.refresh()  # the analysis takes seconds, in which the ranks make progress
         console.print(watched.frame())
         return
     os.nice(19)
     try:
-        with keys() as pressed:
-            _follow(watched, console, interval_s, pressed)
+        with keys() as keyboard:
+            _follow(watched, console, interval_s, keyboard)
     except KeyboardInterrupt:
         return
 
 
-def _follow(watched: WatchedRun, console: Console, interval_s: float, pressed: Keys) -> None:
-    threading.Thread(target=watched.keep_analyzing, daemon=True).start()
+def _follow(watched: WatchedRun, console: Console, interval_s: float, keyboard: Keys) -> None:
+    threading.Thread(target=watched.analyze_repeatedly, daemon=True).start()
     if not console.is_terminal:
         while not watched.over:
             console.print(watched.frame())
@@ -55,11 +54,11 @@ def _follow(watched: WatchedRun, console: Console, interval_s: float, pressed: K
         watched.analyze()
         console.print(watched.frame())
         return
-    watched.keys = pressed.enabled
+    watched.keys = keyboard.enabled
     with Live(watched.frame(), console=console, auto_refresh=False) as live:
         next_s = time.monotonic() + interval_s
         while not watched.over:
-            if watched.view.handle_key(pressed.wait(max(0.0, next_s - time.monotonic()))):
+            if watched.view.handle_key(keyboard.wait(max(0.0, next_s - time.monotonic()))):
                 return
             if time.monotonic() >= next_s:
                 watched.refresh()
@@ -71,21 +70,21 @@ def _follow(watched: WatchedRun, console: Console, interval_s: float, pressed: K
 
 
 class WatchedRun:
-    """A run under observation, with the newest opinion about it."""
+    """A run that is watched, with its newest verdict."""
 
     def __init__(self, path: Path) -> None:
-        """Raises DdpDoctorError where the configuration or its rules cannot be read."""
+        """Raises DdpDoctorError if the configuration or its rules cannot be read."""
         self._options = configured(jobs=1)
         self._path, self._live = path, LiveRun(path)
-        self._opinion = LiveVerdict("no verdict yet: the first analysis is under way")
+        self._verdict = LiveVerdict("no verdict yet: the first analysis is running")
         self._now: dict[int, dict[str, Any]] = {}
         self.view = View()
-        """How the user wants to see the ranks."""
+        """Order and columns of the table of ranks."""
         self.keys = False
-        """Whether keys have an effect, and are told."""
+        """Whether keys work; then the view lists them."""
 
     def refresh(self) -> None:
-        """Read what the ranks have recorded since the last look."""
+        """Read what the ranks have recorded since the last refresh."""
         recover(str(self._path))
         self._live.look()
         self._now = {}
@@ -98,28 +97,28 @@ class WatchedRun:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will be recorded: the job ended, or was killed with its launcher."""
+        """Whether the recording is complete: the job ended, or was killed with its launcher."""
         return self._live.over
 
     def analyze(self) -> None:
-        """Analyse what there is; nothing is raised, because the job's next steps may mend it."""
+        """Analyse the recording so far. Errors become the verdict's text, because they may disappear with the next steps."""
         try:
             diagnosis = analyze([str(self._path)], self._options)
         except DdpDoctorError as error:
-            none_yet = "no verdict yet: no rank has recorded a step so far"
-            self._opinion = LiveVerdict(f"no verdict: {error}" if self.over else none_yet)
+            no_steps = "no verdict yet: no rank has recorded a step"
+            self._verdict = LiveVerdict(f"no verdict: {error}" if self.over else no_steps)
         except Exception as error:
-            self._opinion = LiveVerdict(f"no verdict yet ({type(error).__name__}: {error})")
+            self._verdict = LiveVerdict(f"no verdict yet ({type(error).__name__}: {error})")
         else:
-            self._opinion = LiveVerdict.of(diagnosis)
+            self._verdict = LiveVerdict.of(diagnosis)
 
-    def keep_analyzing(self) -> None:
-        """Analyse again and again, with pauses; for a thread of its own."""
+    def analyze_repeatedly(self) -> None:
+        """Analyse repeatedly, with pauses, in its own thread."""
         while True:
             began_s = time.monotonic()
             self.analyze()
-            time.sleep(max(LEAST_PAUSE_S, PAUSE_FACTOR * (time.monotonic() - began_s)))
+            time.sleep(max(MIN_PAUSE_S, PAUSE_FACTOR * (time.monotonic() - began_s)))
 
     def frame(self) -> RenderableType:
-        """The view as of the last look."""
-        return frame(self._live, self._opinion, now=self._now, view=self.view, keys=self.keys)
+        """The view after the last refresh."""
+        return frame(self._live, self._verdict, now=self._now, view=self.view, keys=self.keys)

@@ -1,4 +1,4 @@
-"""One frame of ``ddpdoctor watch``: what was recorded so far, as rich draws it."""
+"""One frame of ``ddpdoctor watch``: the recording so far, drawn with rich."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.text import Text
 from ddpdoctor.cli.rank_answers import STOPPED
 from ddpdoctor.cli.watch_ranks import (
     MOST_ROWS,
-    Placed,
+    LineOfCode,
     Sort,
     View,
     innermost,
@@ -42,17 +42,17 @@ SPARKS = "▁▂▃▄▅▆▇█"
 
 @dataclass(frozen=True)
 class LiveVerdict:
-    """What the analysis says so far."""
+    """The verdict of the newest analysis, or why there is none."""
 
     headline: str
-    price: str = ""
+    cost: str = ""
     healthy: bool | None = None
     steps: int = 0
-    moment_s: float = field(default_factory=time.monotonic)
+    created_s: float = field(default_factory=time.monotonic)
 
     @classmethod
     def of(cls, diagnosis: Diagnosis) -> LiveVerdict:
-        """The verdict of a diagnosis and its price."""
+        """The verdict of ``diagnosis`` with its cost."""
         return cls(
             diagnosis.verdict.headline, cost_sentence(diagnosis), diagnosis.healthy, diagnosis.steps.measured
         )
@@ -60,27 +60,32 @@ class LiveVerdict:
 
 def frame(
     run: LiveRun,
-    opinion: LiveVerdict,
+    verdict: LiveVerdict,
     *,
     now: Mapping[int, Mapping[str, Any]] | None = None,
     view: View | None = None,
     keys: bool = False,
 ) -> RenderableType:
-    """Everything to show, top to bottom. ``now`` is where ranks of this host say that they are, ``keys`` whether they have an effect."""
+    """The whole view, top to bottom. ``now``: current phase and line by rank of this host. ``keys``: whether keys work."""
     view = view or View()
-    # What does not fit the terminal is cut off at the bottom.
-    told = f"q quit · s sort (by {view.sort.value}) · r reverse · p phases"
-    hint = [Text(told, style="dim")] if keys else []
-    parts: list[RenderableType] = [_state(run), *hint, *_silence(run, now or {}), _verdict(opinion, run.over)]
+    # The view is cut at the bottom if it does not fit the terminal.
+    hint_text = f"q quit · s sort (by {view.sort.value}) · r reverse · p phases"
+    hint = [Text(hint_text, style="dim")] if keys else []
+    parts: list[RenderableType] = [
+        _state(run),
+        *hint,
+        *_stall_lines(run, now or {}),
+        _verdict(verdict, run.over),
+    ]
     if run.ranks:
         parts += [Text(""), _pace(run), *_sparkline(run), *phase_bar(run), Text("")]
         parts.append(rank_table(run, view, now or {}))
         more = len(run.ranks) - MOST_ROWS
         if more > 0:
-            rest = "that arrive earlier" if view.sort in (Sort.RANK, Sort.LATE) else "below these"
-            parts.append(Text(f"and {words.count(more, 'rank')} {rest}", style="dim"))
+            others = "that are less late" if view.sort in (Sort.RANK, Sort.LATE) else "more"
+            parts.append(Text(f"and {words.count(more, 'rank')} {others}", style="dim"))
         if len({live.host for live in run.ranks.values()}) > 1:
-            parts.append(Text("lateness across hosts: clocks set by the ends of the steps", style="dim"))
+            parts.append(Text("lateness across hosts: clocks aligned at the ends of the steps", style="dim"))
     gpus = _gpu_table(run)
     if gpus is not None:
         parts += [Text(""), gpus]
@@ -91,62 +96,68 @@ def _state(run: LiveRun) -> Text:
     manifest = run.manifest
     started = manifest.get("started_ns")
     ended = manifest.get("ended_ns")
-    # A clock that was set back in between may show an end before the beginning.
-    lasted = whole_seconds(max(0, (ended or time.time_ns()) - started) / 1e9) if started else ""
+    # If the clock was set back, the end may be before the start.
+    duration = whole_seconds(max(0, (ended or time.time_ns()) - started) / 1e9) if started else ""
     if run.gone:
-        state = "its launcher was killed, its ranks are gone"
+        state = "its launcher was killed, its ranks have ended"
     elif ended:
         job = job_end([manifest], launches_of(str(run.path), []))
         outcome = f"signal {job.signal}" if job.signal else f"exit code {job.code}"
-        state = f"ended after {lasted}, {outcome}"
+        state = f"ended after {duration}, {outcome}"
     else:
-        state = f"running for {lasted}" if lasted else "running"
+        state = f"running for {duration}" if duration else "running"
     return Text.assemble((plain(str(run.path)), "bold"), f"  {state}")
 
 
-def _silence(run: LiveRun, now: Mapping[int, Mapping[str, Any]]) -> list[RenderableType]:
-    """How long no rank has finished a step, where that is long for this job; and who does not wait, once they were asked."""
-    silent_s = run.stands_s()
-    if silent_s is None:
+def _stall_lines(run: LiveRun, now: Mapping[int, Mapping[str, Any]]) -> list[RenderableType]:
+    """How long no rank has finished a step, if that is unusually long; then stopped ranks, and the ranks' answers to the monitor."""
+    stalled_s = run.stands_s()
+    if stalled_s is None:
         return []
     found: list[RenderableType] = [
-        Text(f"no rank has finished a step for {whole_seconds(silent_s)}", style="bold red")
+        Text(f"no rank has finished a step for {whole_seconds(stalled_s)}", style="bold red")
     ]
-    stopped = sorted(rank for rank, told in now.items() if told.get("phase") == STOPPED)
+    stopped = sorted(rank for rank, document in now.items() if document.get("phase") == STOPPED)
     found += [Text(f"rank {rank} is {STOPPED}", style="red") for rank in stopped[:MOST_ROWS]]
     stops = read_stops(str(run.path), [])
-    lasting = [
+    stalls = [
         host.stall for host in stops.hosts if host.stall and host.stall.get("state") == Standstill.LASTS
     ]
-    told = [rank for stall in lasting for rank in stall.get("ranks") or [] if rank.get("rank") not in stopped]
-    for each in told[:MOST_ROWS]:
+    answers = [
+        rank for stall in stalls for rank in stall.get("ranks") or [] if rank.get("rank") not in stopped
+    ]
+    for each in answers[:MOST_ROWS]:
         stop = next((stop for stop in stops.ranks if stop.rank == each.get("rank")), None)
         place = _place(run, stop) if stop else ()
-        does = "is stuck" if each.get("answered") else "does not answer"
-        does = next((verb for verb in ("waits", "computes") if each.get(verb)), does)
+        state = "is stuck" if each.get("answered") else "does not answer"
+        state = next((verb for verb in ("waits", "computes") if each.get(verb)), state)
         style = "dim" if each.get("waits") else "red"
         at, function = (" at ", f" ({place[2]})") if place else ("", "")
-        found.append(Placed(f"rank {each.get('rank')} {does}{at}", place, function, style))
+        found.append(LineOfCode(f"rank {each.get('rank')} {state}{at}", place, function, style))
     return found
 
 
 def _place(run: LiveRun, stop: RankStop) -> Sequence[Any]:
-    """The frame of the user's program in which a rank is, in the step that it is in; empty where nothing says that."""
+    """The frame of the user's program in which a rank is in its current step; () if unknown."""
     if says_gil_is_held(stop.faults):
         return innermost_frame(stop.faults) or ()
-    said = [told for told in (stop.standing, stop.progress) if told and run.is_there(stop.rank, told)]
-    return innermost(said[0]) if said else ()
+    documents = [
+        document
+        for document in (stop.standing, stop.progress)
+        if document and run.is_there(stop.rank, document)
+    ]
+    return innermost(documents[0]) if documents else ()
 
 
-def _verdict(opinion: LiveVerdict, over: bool) -> Text:
-    style = {True: "bold green", False: "bold red", None: "dim"}[opinion.healthy]
-    text = Text(plain(opinion.headline), style=style)
-    if opinion.price:
-        text.append(f"\n{opinion.price}", style="default not bold")
-    if opinion.healthy is not None and not over:
-        age = whole_seconds(time.monotonic() - opinion.moment_s)
+def _verdict(verdict: LiveVerdict, over: bool) -> Text:
+    style = {True: "bold green", False: "bold red", None: "dim"}[verdict.healthy]
+    text = Text(plain(verdict.headline), style=style)
+    if verdict.cost:
+        text.append(f"\n{verdict.cost}", style="default not bold")
+    if verdict.healthy is not None and not over:
+        age = whole_seconds(time.monotonic() - verdict.created_s)
         text.append(
-            f"\nverdict so far, from {words.count(opinion.steps, 'step')}, {age} ago", style="dim not bold"
+            f"\nverdict so far, from {words.count(verdict.steps, 'step')}, {age} ago", style="dim not bold"
         )
     return text
 
@@ -166,7 +177,7 @@ def _pace(run: LiveRun) -> Text:
 
 
 def _sparkline(run: LiveRun) -> list[Text]:
-    """Step times of the slowest rank at each step, oldest to newest, from zero."""
+    """Step times of the slowest rank in each step, oldest to newest; bars start at zero."""
     longest: dict[int, float] = {}
     for live in run.ranks.values():
         for step in live.recent(SPARK_STEPS):
@@ -180,19 +191,19 @@ def _sparkline(run: LiveRun) -> list[Text]:
 
 
 def _gpu_table(run: LiveRun) -> Table | None:
-    """The hosts' GPUs; None where NVML gave none."""
+    """The GPUs of all hosts; None without values from NVML."""
     table = plain_table("GPU", "host", "utilisation", "memory used", "power", "temperature")
     for host, sample in sorted(run.samples.items()):
         for gpu in sample.get("gpus") or []:
             if table.row_count >= MOST_ROWS:
                 return table
-            power, heat = gpu.get("power_watts"), gpu.get("temperature_celsius")
+            power, temperature = gpu.get("power_watts"), gpu.get("temperature_celsius")
             table.add_row(
                 str(gpu.get("index")),
                 Text(plain(host)),
                 percent(gpu.get("gpu_utilization_percent")),
                 size(gpu.get("memory_used_bytes")),
                 "–" if power is None else f"{power:.0f} W",
-                "–" if heat is None else f"{heat:.0f} °C",
+                "–" if temperature is None else f"{temperature:.0f} °C",
             )
     return table if table.row_count else None

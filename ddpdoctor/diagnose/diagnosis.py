@@ -163,6 +163,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """[low, high], of the same range."""
     at_most: bool = False
     """The price is a ceiling: no more than this can be saved, and how much of it cannot be told."""
+    estimated: bool = False
+    """The cost depends on an assumption that the explanation states, and is no upper bound."""
     coverage: Coverage
     evidence: list[Evidence] = []
     fixes: list[Fix] = []

@@ -274,19 +274,9 @@ class _Run:
         saved_ms = min(max(cost_ms, 0.0), mean_ms)
         rest_ms = max(mean_ms - saved_ms, 0.01 * mean_ms)
         culprits = facts_view.lookup(self.tree, self.rule.ranks) if self.rule.ranks else None
-        self.cost = {
-            **dict.fromkeys(facts_view.fields_of(Cost)),
-            "ms_per_step": saved_ms,
-            "share": saved_ms / mean_ms,
-            "speedup": mean_ms / rest_ms,
-            "ranks": culprits,
-            "steps_hit": 0,
-            "steps_seen": 0,
-            "persistence": "always",
-            "stands_out_in": [],
-            "kinds": [],
-            "where": [],
-        }
+        self.cost = msgspec.to_builtins(
+            Cost(ms_per_step=saved_ms, share=saved_ms / mean_ms, speedup=mean_ms / rest_ms, ranks=culprits)
+        )
 
     def _value(self, expression: str) -> Any:
         return evaluate(expression, self.context)
@@ -317,7 +307,8 @@ class _Run:
             share=cost["share"] if cost else None,
             speedup_if_fixed=cost["speedup"] if cost else None,
             speedup_if_fixed_range=_speedups(cost),
-            at_most=cost is not None and (self._is_ceiling() or rule.severity_most is not None),
+            at_most=cost is not None and self._is_ceiling(),
+            estimated=cost is not None and rule.ceiling is False,
             coverage=Coverage(seen or self.coverage.steps, self.coverage.ranks),
             evidence=self._evidence(names),
             fixes=self._fixes(names),
@@ -393,8 +384,12 @@ class _Run:
         return "critical"
 
     def _is_ceiling(self) -> bool:
-        when = self.rule.ceiling_when
-        return self.rule.ceiling or (when is not None and self._holds(when))
+        rule = self.rule
+        if rule.ceiling is not None:
+            return rule.ceiling
+        return rule.severity_most is not None or (
+            rule.ceiling_when is not None and self._holds(rule.ceiling_when)
+        )
 
     def _evidence(self, names: dict[str, Any]) -> list[Evidence]:
         found = []

@@ -14,11 +14,13 @@ import msgspec
 
 from ddpdoctor.diagnose.kept import Kept
 from ddpdoctor.measure import facts as facts_module
-from ddpdoctor.measure import hangfacts, memoryfacts, taxonomy
+from ddpdoctor.measure import hangfacts, memoryfacts, runfacts, taxonomy
 from ddpdoctor.measure.facts import Cost, Facts
 from ddpdoctor.measure.places import Where
 
-_DOCUMENTED = tuple(str(module.__file__) for module in (facts_module, hangfacts, memoryfacts, taxonomy))
+_DOCUMENTED = tuple(
+    str(module.__file__) for module in (facts_module, hangfacts, memoryfacts, runfacts, taxonomy)
+)
 _FACTS_OF = {"LateCause": "LateFacts", "SharedCause": "SharedFacts"}
 """Causes of the taxonomy → the struct that has a fact for each."""
 
@@ -84,18 +86,28 @@ def unit_of(path: str) -> str:
     return next((unit for end, unit in UNITS if name.endswith(end)), "")
 
 
+def _on_the_way(path: str) -> list[tuple[Any, str, Any]]:
+    """(struct, field, the field's type) at each name of a dotted path; [] where there is no such fact."""
+    kind: Any = Facts
+    way = []
+    for name in path.split("."):
+        is_dict = typing.get_origin(kind) is dict
+        fields = {name: typing.get_args(kind)[1]} if is_dict else fields_of(kind)
+        if name not in fields:
+            return []
+        way.append((kind, name, fields[name]))
+        kind = fields[name]
+    return way
+
+
 def is_fact(path: str) -> bool:
     """Tell whether the facts have a field at this dotted path."""
-    kind: Any = Facts
-    for name in path.split("."):
-        if typing.get_origin(kind) is dict:
-            kind = typing.get_args(kind)[1]
-            continue
-        fields = fields_of(kind)
-        if name not in fields:
-            return False
-        kind = fields[name]
-    return True
+    return bool(_on_the_way(path))
+
+
+def is_cost(path: str) -> bool:
+    """Tell whether the fact at this path is a Cost."""
+    return any(kind is Cost for _, _, kind in _on_the_way(path)[-1:])
 
 
 def unknown_facts(nested: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -153,24 +165,10 @@ def fields_of(kind: Any) -> dict[str, Any]:
     return {field.name: _bare(hints[field.name]) for field in msgspec.structs.fields(kind)}
 
 
-def is_cost(path: str) -> bool:
-    """Tell whether the fact at this path is a Cost."""
-    kind: Any = Facts
-    for name in path.split("."):
-        kind = fields_of(kind).get(name)
-    return kind is Cost
-
-
 def doc_of(path: str) -> str:
     """Return a fact's documentation from facts.py as plain text; "" where it has none."""
-    kind: Any = Facts
-    text = ""
-    for name in path.split("."):
-        fields = fields_of(kind)
-        if name not in fields:
-            return ""
-        text = attribute_docs().get((kind.__name__, name), "")
-        kind = fields[name]
+    owners = [(getattr(owner, "__name__", ""), name) for owner, name, _ in _on_the_way(path)]
+    text = attribute_docs().get(owners[-1], "") if owners else ""
     return re.sub(r":\w+:`(\w+)`", r"\1", text).replace("``", "")
 
 

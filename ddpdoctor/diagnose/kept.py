@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 import ddpdoctor
-from ddpdoctor.cachefolder import cache_folder, is_own, make_own, open_own, own_entries
+from ddpdoctor.cachefolder import cache_folder, is_own, keep_newest, make_own, open_own
 from ddpdoctor.written import replace_file
 
 T = TypeVar("T")
@@ -38,6 +38,7 @@ _CODE = (
     "measure/facts.py",
     "measure/hangfacts.py",
     "measure/memoryfacts.py",
+    "measure/runfacts.py",
     "measure/places.py",
     "measure/taxonomy.py",
 )
@@ -77,7 +78,8 @@ class Kept(Generic[T]):
         try:
             data = msgspec.msgpack.encode(made)
             if self._decoder.decode(data) == made and make_own(self._entry.parent):
-                _replace(self._entry, _sum(data) + data)
+                replace_file(self._entry, lambda stream: stream.write(_sum(data) + data))
+                keep_newest(self._entry.parent, _SUFFIX, most=_MOST_ENTRIES)
         except (OSError, OverflowError, TypeError, ValueError):
             pass  # a test of a rule may hold what YAML knows and MessagePack does not
 
@@ -119,17 +121,3 @@ def _installed() -> list[bytes]:
             status = Path(spec.origin).stat()
             found.append(f"{spec.origin} {status.st_size} {status.st_mtime_ns}".encode())
     return found
-
-
-def _replace(entry: Path, data: bytes) -> None:
-    replace_file(entry, lambda stream: stream.write(data))
-    entries = sorted(own_entries(entry.parent, _SUFFIX), key=_last_use, reverse=True)
-    for file in entries[_MOST_ENTRIES:]:
-        file.unlink(missing_ok=True)
-
-
-def _last_use(file: Path) -> float:
-    try:
-        return file.lstat().st_mtime
-    except OSError:  # another process removed it
-        return 0.0

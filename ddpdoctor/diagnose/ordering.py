@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from math import inf
 from typing import Any
 
@@ -73,14 +73,13 @@ def ordered(
                     causes[entry.rule.id] = _root(other.rule.id, causes) if anything else other.rule.id
                     break
     informing = {entry.rule.id for entry in fired if entry.only_informs}
-    findings = [_as_effect(entry.finding, causes.get(entry.rule.id), informing) for entry in by_cost]
+    findings = []
+    for entry in by_cost:
+        cause = causes.get(entry.rule.id)
+        # What follows from one that only informs does not warn either.
+        severity = "info" if cause in informing else entry.finding.severity
+        findings.append(msgspec.structs.replace(entry.finding, caused_by=cause, severity=severity))
     return [f for f in findings if f.caused_by is None] + [f for f in findings if f.caused_by is not None]
-
-
-def _as_effect(finding: Finding, cause: str | None, informing: Collection[str]) -> Finding:
-    """The finding with its ``cause``: what follows from one that only informs does not warn either."""
-    severity = "info" if cause in informing else finding.severity
-    return msgspec.structs.replace(finding, caused_by=cause, severity=severity)
 
 
 def _explains(effect: Effect, cause: Fired, entry: Fired, context: Mapping[str, Any]) -> bool:

@@ -126,13 +126,13 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     severity: Literal["critical", "warning", "info"] | None = None
     """Fixed severity, for what has no price; otherwise it follows from the cost."""
     severity_most: Literal["warning", "info"] | None = None
-    """Upper bound, for costs that are a ceiling rather than a promise."""
+    """Highest severity of a rule whose cost is only an upper bound of the saving (unless ``ceiling`` is false)."""
     informs_when: str | None = None
     """CEL: where it holds, the finding is an information whatever it costs."""
     stops: bool = False
     """Whether it says that the job stopped: that stands above whatever costs time."""
-    ceiling: bool = False
-    """Whether the price is the most that can be saved, of which nobody can say how much will be: no network is free."""
+    ceiling: bool | None = None
+    """Whether the cost is an upper bound of the saving; null: if ``severity_most`` is set or ``ceiling_when`` holds. False: an estimate."""
     ceiling_when: str | None = None
     """CEL: where it holds, the price is such a ceiling, and elsewhere what mending it saves."""
     applies: list[Applies] = []

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def ms(value: float) -> str:
-    """0.42 -> "0.42 ms", 46.3 -> "46 ms", 12000 -> "12 s", 18000000 -> "5 hours"."""
+    """0.42 -> "0.42 ms", 46.3 -> "46 ms", 1230 -> "1.23 s", 18000000 -> "5 hours"."""
     if value >= 1e6:
         return hours(value / 3.6e6)
-    if value >= 10_000:
+    if value >= 1000:
         return f"{value / 1000:.3g} s"
     return f"{value:.0f} ms" if value >= 10 else f"{value:.2g} ms"
 
@@ -55,6 +55,8 @@ _NAME = re.compile(r"[\w.:<>]+")
 """An operation that needs no quotation marks in a sentence."""
 _LEAST_TOLD = 0.005
 _DIFFERS = 0.2
+_NOTHING = 0.01
+"""A saving below this part of the cost counts as none."""
 
 
 def number(value: float) -> str:
@@ -62,6 +64,13 @@ def number(value: float) -> str:
     return (
         f"{value:.0f}" if value >= 10 or abs(value) < _LEAST_TOLD or value == round(value) else f"{value:.2g}"
     )
+
+
+def ordinal(value: float) -> str:
+    """1.0 -> "1st", 2 -> "2nd", 10 -> "10th", 21 -> "21st"."""
+    number = round(value)
+    ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number:,}{ending}"
 
 
 def count(value: float, noun: str) -> str:
@@ -95,7 +104,9 @@ def _all_of(job: Mapping[str, Any]) -> str:
         return "the training process"
     if seen == 1:
         return "the one recorded rank"
-    return f"all {seen:.0f} recorded ranks" if world is not None and 0 < seen < world else "all ranks"
+    if world is None or not 0 < seen < world:
+        return "all ranks"
+    return "both recorded ranks" if seen == 2 else f"all {seen:.0f} recorded ranks"
 
 
 def _is_one(job: Mapping[str, Any]) -> bool:
@@ -203,9 +214,10 @@ def beside_others(cost: Mapping[str, Any]) -> str:
     )
     if not whole or alone is None or remaining is None or remaining - alone < _DIFFERS * whole:
         return ""
+    saves = "nothing" if alone < _NOTHING * whole else f"{ms(alone)} per step"
     return (
-        f" Other ranks are late for other reasons, too: fixing only this saves {ms(alone)} per step, "
-        f"{ms(remaining)} once they are fixed."
+        f" Other ranks are late for other reasons, too: fixing only this saves {saves}; once the others are fixed, it saves "
+        f"{ms(remaining)} per step."
     )
 
 
@@ -258,6 +270,8 @@ def sentence(text: str) -> str:
 
 
 _LINE_END = re.compile("\r\n|\r|\n")
+_ARTICLE = re.compile(r"\b([Aa])(?= (?:8[\d.]*|1[18](?:\.\d+)?) )")
+"""The article before a number that begins with a vowel: "of a 18 ms step" becomes "of an 18 ms step"."""
 
 
 def _on_one_line(value: Any) -> Any:
@@ -301,6 +315,7 @@ def _environment() -> jinja2.Environment:
         number=number,
         hours=hours,
         count=count,
+        ordinal=ordinal,
         ranks=ranks_of_job,
         verb=verb_of_job,
         waiting=waiting_in_job,
@@ -335,7 +350,7 @@ def check_template(template: str) -> None:
 def render(template: str, names: Mapping[str, Any]) -> str:
     """Render prose: paragraphs kept, other white space made single. Raises jinja2.TemplateError."""
     text = _filled(template, names)
-    paragraphs = (" ".join(part.split()) for part in text.split("\n\n"))
+    paragraphs = (_ARTICLE.sub(r"\1n", " ".join(part.split())) for part in text.split("\n\n"))
     return "\n\n".join(part for part in paragraphs if part)
 
 

@@ -89,7 +89,8 @@ def _edited(text: str, call: ast.Call, argument: str, value: Any) -> str | None:
     lines = _lines(text)
     if given:
         node = given[0].value
-        if not isinstance(node, ast.Constant) and not _is_number(node):
+        negative = isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant)
+        if not isinstance(node, ast.Constant) and not negative:
             return None
         return _replaced(lines, node, repr(value))
     if any(keyword.arg is None for keyword in call.keywords):
@@ -107,10 +108,6 @@ def _edited(text: str, call: ast.Call, argument: str, value: Any) -> str | None:
     )
     lines[row] = f"{lines[row][:column]}, {argument}={value!r}{lines[row][column:]}"
     return "".join(lines)
-
-
-def _is_number(node: ast.expr) -> bool:
-    return isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant)
 
 
 def _replaced(lines: list[str], node: ast.expr, new: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -72,7 +73,10 @@ def informed(asked: Proposal, suggested: Sequence[Proposal]) -> Proposal:
     promised = list(by_finding.values())
     first = (promised or held)[0]
     share, share_range = _together(promised)
-    if share is not None and not _as_suggested(asked.settings, held):
+    as_suggested = all(
+        asked.settings.get(name, value) == value for each in held for name, value in each.settings.items()
+    )
+    if share is not None and not as_suggested:
         share_range = ((share_range or (share, share))[0], 1.0)  # nobody has said what another number brings
     return replace(
         asked,
@@ -98,10 +102,6 @@ def _holds(settings: Mapping[str, Any], suggestion: Proposal) -> bool:
     return bool(settings[name] >= value if suggestion.now is None else settings[name] > suggestion.now)
 
 
-def _as_suggested(settings: Mapping[str, Any], held: Sequence[Proposal]) -> bool:
-    return all(settings.get(name, value) == value for each in held for name, value in each.settings.items())
-
-
 def _together(promised: Sequence[Proposal]) -> tuple[float | None, tuple[float, float] | None]:
     """(What of the step is left, its range) with the causes of all of them gone. Prices may overlap: what is saved lies between
     the largest and their sum."""
@@ -120,7 +120,8 @@ def proposals(diagnosis: Diagnosis, *, bounds: bool = False) -> list[Proposal]:
     the cause."""
     found: dict[str, Proposal] = {}
     for finding in diagnosis.findings:
-        for title, texts in _offers(finding):
+        offers = [(fix.title, fix.settings) for fix in finding.fixes if fix.settings]
+        for title, texts in [*offers, *([("without the cause", finding.bound)] if finding.bound else [])]:
             try:
                 settings = {name: parsed(name, text) for name, text in texts.items()}
             except SettingError:  # of a rule file of the user's own, or of another version
@@ -130,11 +131,6 @@ def proposals(diagnosis: Diagnosis, *, bounds: bool = False) -> list[Proposal]:
             proposal = _expecting(diagnosis, finding, title, settings)
             found.setdefault(proposal.words, proposal)
     return list(found.values())
-
-
-def _offers(finding: Finding) -> list[tuple[str, dict[str, str]]]:
-    offers = [(fix.title, fix.settings) for fix in finding.fixes if fix.settings]
-    return [*offers, *([("without the cause", finding.bound)] if finding.bound else [])]
 
 
 def _expecting(diagnosis: Diagnosis, finding: Finding, title: str, settings: Mapping[str, Any]) -> Proposal:
@@ -182,3 +178,31 @@ def _steps_for(cost: Mapping[str, Any]) -> int:
 
 def _left(step_ms: float, saved_ms: float) -> float:
     return max(0.0, 1 - saved_ms / step_ms)
+
+
+_WORKERS = (1, 2, 4, 8, 16)
+_LEAST_WALKED = 4
+"""Workers that only wait, as for storage, need no core."""
+_PREFETCH = (2, 4)
+_BUCKETS_MB = (1.0, 5.0, 25.0, 100.0)
+
+
+def tuning(kind: str, ranks_here: int) -> list[Proposal]:
+    """The variants of ``--tune loader`` or ``ddp``. Ranks of this host share its cores: more workers than are left for a rank take
+    turns with its training."""
+    if kind == "ddp":
+        return [Proposal({"ddp.bucket_cap_mb": size}) for size in _BUCKETS_MB]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    most = max(_LEAST_WALKED, 2 * cores // max(ranks_here, 1))
+    return [
+        Proposal(
+            {
+                "loader.num_workers": workers,
+                "loader.prefetch_factor": prefetch,
+                "loader.persistent_workers": True,
+            }
+        )
+        for workers in _WORKERS
+        if workers <= most
+        for prefetch in _PREFETCH
+    ]

@@ -20,9 +20,8 @@ from ddpdoctor.hook.environment import TRIAL
 from ddpdoctor.measure.numerics import Array
 from ddpdoctor.rundir import STEPS_FILE, LineField, RankRecord, RunDirectory
 
-from .copies import copied
 from .processes import run_to_end
-from .scratch import scratch_folder
+from .scratch import copied, scratch_folder
 from .settings import ENVIRONMENT
 
 WARM_UP_SHARE, LEAST_WARM_UP = 0.25, 5
@@ -145,7 +144,7 @@ def _recorded(
             no_room = _no_room(folder)
             trials, took_s = read(folder / "run", why), time.monotonic() - began_s
             return [
-                replace(each, left_out=left_out, took_s=took_s, why=_with(each.why, no_room))
+                replace(each, left_out=left_out, took_s=took_s, why=each.why and each.why + no_room)
                 for each in trials
             ]
     except OSError as error:
@@ -172,16 +171,12 @@ def _run(command: Command, asked: Mapping[str, Any], limit_s: float, folder: Pat
     return why, left_out
 
 
-def _with(why: str, no_room: str) -> str:
-    return f"{why}; {no_room}" if why and no_room else why
-
-
 def _no_room(folder: Path) -> str:
-    """In words, where nothing more can be recorded; the job's own words may not have found any either."""
+    """In words, behind those on what failed, where nothing more can be recorded: the job's own words may not have found any either."""
     disk = os.statvfs(folder)
     if disk.f_bavail * disk.f_frsize > _LEAST_ROOM:
         return ""
-    return f"no space is left in {folder.parent}, where trials are recorded (TMPDIR names another place)"
+    return f"; no space is left in {folder.parent}, where trials are recorded (TMPDIR names another place)"
 
 
 def _is_variable(name: str) -> bool:

@@ -1,18 +1,21 @@
-"""The folder that a trial has to itself. It goes with the trial, or, where we were killed meanwhile, with the next one."""
+"""The folder that a trial has to itself, and the copy of the working directory in it, without what a copy cannot be of. It goes with the
+trial, or, where we were killed meanwhile, with the next one."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ddpdoctor.rundir import open_regular
+from ddpdoctor.rundir import is_run_directory, open_regular
 
 _PREFIX, _LOCK = "ddpdoctor-trial-", "lock"
 _NAME = re.compile(rf"{_PREFIX}[a-z0-9_]{{8}}")
@@ -52,3 +55,114 @@ def _remove_abandoned(place: Path) -> None:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if lock.read(len(_MARK) + 1) == _MARK:
                     shutil.rmtree(folder, ignore_errors=True)
+
+
+MOST_BYTES, MOST_FILES = 4 << 30, 100_000
+"""Of a copy. Each trial makes one: code and settings are small, and data sets are better linked to than copied."""
+_FREE_SHARE = 0.5
+"""Most of the free space that a copy may take where it is made: the job writes there, too."""
+_RUN, _SPECIAL, _CLOSED = "recorded run", "pipe, socket or device", "entry that may not be read"
+_PLURAL = {
+    _RUN: "recorded runs",
+    _SPECIAL: "pipes, sockets or devices",
+    _CLOSED: "entries that may not be read",
+}
+
+
+def copied(source: Path, target: Path, apart: Path) -> str:
+    """Copy ``source`` to ``target``, but not the folder ``apart``, which may lie in it. What was left out, and what is no copy, in
+    sentences; empty where nothing is. Raises OSError, also where it would be larger than :data:`MOST_BYTES`, :data:`MOST_FILES`
+    or half of what is free there; nothing is copied then."""
+    _check_size(source, os.path.realpath(apart), target)
+    left: Counter[str] = Counter()
+    links = list[Path]()
+
+    def stays(path: Path) -> bool:
+        kind = _kind(path)
+        if kind is not None:
+            left[kind] += 1
+        elif path.is_symlink():
+            links.append(path)
+        return kind is not None or path.is_symlink() or os.path.realpath(path) == own
+
+    def leave(folder: str, names: Sequence[str]) -> list[str]:
+        return [name for name in names if stays(Path(folder, name))]
+
+    def copy(file: str, to: str) -> None:
+        try:
+            shutil.copy2(file, to)
+        except PermissionError:
+            left[_CLOSED] += 1
+        except FileNotFoundError:  # it has gone meanwhile
+            if os.path.lexists(file):
+                raise
+
+    own = os.path.realpath(apart)
+    try:
+        shutil.copytree(source, target, ignore=leave, copy_function=copy)
+    except shutil.Error as error:
+        raise OSError(str(error.args[0][0][2])) from None
+    out = sum(_linked(path, source, target) for path in links)
+    kinds = [f"{count} {kind if count == 1 else _PLURAL[kind]}" for kind, count in left.items()]
+    lacks = [f"The copy of the working directory lacks {' and '.join(kinds)}."] if kinds else []
+    lead = "1 link leads" if out == 1 else f"{out} links lead"
+    leads_out = [f"{lead} out of the copy: what the job writes there is not in a copy."] if out else []
+    return " ".join([*lacks, *leads_out])
+
+
+def _check_size(source: Path, apart: str, target: Path) -> None:
+    disk = os.statvfs(next(folder for folder in target.parents if folder.exists()))
+    most_bytes = min(MOST_BYTES, int(disk.f_bavail * disk.f_frsize * _FREE_SHARE))
+    sizes, files = 0, 0
+    for size in _sizes(source, apart):
+        sizes, files = sizes + size, files + 1
+        if sizes > most_bytes or files > MOST_FILES:
+            why = (
+                f"more than {MOST_FILES:,} files"
+                if files > MOST_FILES
+                else f"more than {most_bytes / 1e9:.1f} GB"
+            )
+            raise OSError(
+                errno.EFBIG,
+                f"{source} holds {why}, which is too much for a copy for each trial. Start ddpdoctor in a folder with the code "
+                "only, with links to the data, or try without --cwd copy",
+            )
+
+
+def _sizes(folder: Path, apart: str) -> Iterator[int]:
+    """Bytes of each file that would be copied."""
+    for parent, folders, files in os.walk(folder):
+        inside = [Path(parent, name) for name in folders]
+        folders[:] = [
+            path.name
+            for path in inside
+            if not path.is_symlink() and _kind(path) is None and os.path.realpath(path) != apart
+        ]
+        for name in files:
+            with contextlib.suppress(OSError):
+                status = Path(parent, name).lstat()
+                yield status.st_size if stat.S_ISREG(status.st_mode) else 0
+
+
+def _linked(path: Path, source: Path, target: Path) -> bool:
+    """Set the link ``path`` in the copy, where it leads to the copy of what it leads to; whether it leads out of it, to a place where
+    the job can write."""
+    root, leads_to = os.path.realpath(source), os.path.realpath(path)
+    inside = os.path.commonpath([root, leads_to]) == root
+    place = target / path.relative_to(source)
+    place.symlink_to(target / os.path.relpath(leads_to, root) if inside else leads_to)
+    runs = os.path.isfile(leads_to) and os.access(leads_to, os.X_OK)  # noqa: PTH113
+    return not inside and not runs and os.access(leads_to, os.W_OK)
+
+
+def _kind(path: Path) -> str | None:
+    """What of it cannot, or had better not, be copied; None where it can."""
+    try:
+        mode = path.lstat().st_mode
+    except OSError:
+        return _CLOSED
+    if stat.S_ISDIR(mode):
+        if not os.access(path, os.R_OK | os.X_OK):
+            return _CLOSED
+        return _RUN if is_run_directory(str(path)) else None
+    return None if stat.S_ISREG(mode) or stat.S_ISLNK(mode) else _SPECIAL

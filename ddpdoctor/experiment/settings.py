@@ -21,6 +21,7 @@ _ENVIRONMENT_NAMES = re.compile(
 MOST = 1024
 """Of workers, batches and threads: more would bring the machine down before they tell anything."""
 _MOST_TEXT = 2000
+_YES, _NO = ("true", "yes", "1", "on"), ("false", "no", "0", "off")
 
 
 class Results(Enum):
@@ -55,17 +56,9 @@ class Setting:
 
 
 def _truth(text: str) -> bool:
-    values = {
-        "true": True,
-        "yes": True,
-        "1": True,
-        "on": True,
-        "false": False,
-        "no": False,
-        "0": False,
-        "off": False,
-    }
-    return values[text.lower()]
+    if text.lower() not in (*_YES, *_NO):
+        raise ValueError(text)
+    return text.lower() in _YES
 
 
 def _count(least: int) -> Callable[[str], int]:
@@ -186,5 +179,5 @@ def parsed(name: str, text: str) -> Any:
     setting = setting_of(name)
     try:
         return setting.parse(text)
-    except (ValueError, KeyError, OverflowError):
+    except (ValueError, OverflowError):
         raise SettingError(f"{name}={text[:80]}: it takes {setting.takes}.") from None

@@ -12,7 +12,7 @@ The rooms and the modules beside them, each of which imports only what stands be
     profiling    the profiler window, and samples of source lines
     recording    from events to lines of the step log
     job          what the job is made of, by number
-    patching     how a function is wrapped; guard: what keeps our errors from the job, interrupts: and the job's from us; finder: a
+    patching     how a function is wrapped, and what keeps the job's errors from us; guard: what keeps ours from the job; finder: a
                  module's import is waited for;
                  environment: what the launcher asks for
 

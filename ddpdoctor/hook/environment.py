@@ -10,7 +10,6 @@ RUN = "DDPDOCTOR_RUN"
 SPOOL = "DDPDOCTOR_SPOOL"
 PROFILE_STEPS = "DDPDOCTOR_PROFILE_STEPS"
 MAX_TRACE_MB = "DDPDOCTOR_MAX_TRACE_MB"
-LAUNCHER_PID = "DDPDOCTOR_LAUNCHER_PID"
 HANG_AFTER = "DDPDOCTOR_HANG_AFTER_S"
 TRIAL = "DDPDOCTOR_TRIAL"
 """Set by ``try`` alone: the settings to change and the number of steps, as JSON."""
@@ -33,7 +32,6 @@ class HookOptions(NamedTuple):
     """First step of the profiler window and the step before which it closes; None for no window."""
     max_trace_mb: int = DEFAULT_MAX_TRACE_MB
     """Most that one rank's trace may take on disk, in MB of 10^6 bytes."""
-    launcher_pid: int | None = None
     hang_after_s: float = DEFAULT_HANG_AFTER_S
     """Without a step for so long, the job may hang; 0: nobody watches."""
 
@@ -52,8 +50,6 @@ def job_environment(run: str, spool: str, options: HookOptions, base: Mapping[st
     environment[PROFILE_STEPS] = f"{steps[0]}:{steps[1]}" if steps else ""
     environment[MAX_TRACE_MB] = str(options.max_trace_mb)
     environment[HANG_AFTER] = f"{options.hang_after_s:g}"
-    if options.launcher_pid is not None:
-        environment[LAUNCHER_PID] = str(options.launcher_pid)
     # Kineto reports each start and stop on the job's stderr at a level that only a number above 5 silences.
     environment.setdefault("KINETO_LOG_LEVEL", "99")
     # Older versions keep no flight record by default; set but empty, this variable hangs Gloo.

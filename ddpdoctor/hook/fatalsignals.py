@@ -11,30 +11,22 @@ from typing import Any, Callable
 enable, disable, is_enabled = faulthandler.enable, faulthandler.disable, faulthandler.is_enabled
 
 
-class _Owner:
-    """Whose it is by now."""
-
-    __slots__ = ("ours",)
-
-    def __init__(self) -> None:
-        self.ours = False
-
-
-owner = _Owner()
+ours = [False]
+"""Whether it is by now."""
 
 
 def watch() -> None:
     """Notice the job's own calls."""
     for name, original in (("enable", enable), ("disable", disable)):
         setattr(faulthandler, name, _noticed(name, original))
-    setattr(faulthandler, "is_enabled", _named("is_enabled", lambda: is_enabled() and not owner.ours))
+    setattr(faulthandler, "is_enabled", _named("is_enabled", lambda: is_enabled() and not ours[0]))
 
 
 def _noticed(name: str, original: Callable[..., Any]) -> Any:
     def called(*args: Any, **kwargs: Any) -> Any:
-        ours, owner.ours = owner.ours, False
+        was_ours, ours[0] = ours[0], False
         result = original(*args, **kwargs)
-        return result and not ours if name == "disable" else result
+        return result and not was_ours if name == "disable" else result
 
     return _named(name, called)
 

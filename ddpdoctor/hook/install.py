@@ -17,7 +17,9 @@ def install() -> None:
     """Install every part; one that does not fit this version of torch is left out, and its data missing."""
     for name in PARTS:
         try:
-            importlib.import_module(f".patches.{name}", __package__).install(torch_patches)
+            module, _, function = name.partition(".")
+            found = importlib.import_module(f".patches.{module}", __package__)
+            getattr(found, function or "install")(torch_patches)
         except Exception as error:
             part(name).failed(error)
     importlib.import_module(".marks", __package__)

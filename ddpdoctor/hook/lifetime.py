@@ -24,6 +24,8 @@ _MANY_PROCESSES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SI
 
 at_fork: list[Callable[[], None]] = []
 """Called in a forked child: what was in progress is the parent's."""
+depths: list[list[int]] = []
+"""Of calls in progress, one in another, a number each: 0 in a forked child."""
 _PART = guard.part("end of the job")
 
 _alone: list[bool] = []
@@ -69,18 +71,14 @@ def arm_alone() -> Session | None:
     """At an optimizer step, or a user's mark, outside of a process group: record a job of one process. None where this is not
     one."""
     if not _alone:
-        _alone.append(_is_alone())
+        is_child = multiprocessing.parent_process() is not None
+        one = all(os.environ.get(name) in (None, "", "1") for name in _MANY_PROCESSES)
+        _alone.append(one and not is_child)
     if not _alone[0]:
         return None
     session = arm(0, 1)
     _alone[0] = session is not None
     return session
-
-
-def _is_alone() -> bool:
-    if multiprocessing.parent_process() is not None:
-        return False
-    return all(os.environ.get(name) in (None, "", "1") for name in _MANY_PROCESSES)
 
 
 def flush() -> None:
@@ -107,6 +105,8 @@ def forget() -> None:
     guard.reset()
     for reset in at_fork:
         reset()
+    for depth in depths:
+        depth[0] = 0
 
 
 def tell_end(error: BaseException | None = None) -> None:

@@ -4,7 +4,8 @@ A wrapper is seen by ``torch.compile``, which would trace it and crash on what i
 skipped, as ``torch._disable_dynamo(recursive=False)`` does it but without its import of ``torch._dynamo`` (a second, in jobs
 that never compile).
 
-What a signal handler of the job's raises while code of ours runs is the job's, and goes on to it (:mod:`.interrupts`).
+Python runs the job's signal handlers between any two steps of the main thread, also of our code. What one raises is the job's, and goes
+on to it: a DataLoader's handler of SIGCHLD raises where a worker was killed, one of SIGALRM where something takes too long.
 
 Nor does a wrapper show in what the job prints: its line is taken out of the traceback of an error that passes through it, and
 a warning raised in the original is attributed to the original's caller.
@@ -13,12 +14,14 @@ a warning raised in the original is attributed to the original's caller.
 from __future__ import annotations
 
 import functools
+import signal
+import threading
 import types
 from collections.abc import Iterator
+from types import CodeType, TracebackType
 from typing import Any, Callable
 
 from .guard import Part
-from .interrupts import is_the_jobs
 
 Before = Callable[[Any, Any], Any]
 After = Callable[[Any, Any], None]
@@ -41,14 +44,14 @@ class Seen:
 always = Seen(True)
 
 
-def _nothing(token: Any, result: Any) -> None:
+def _nothing(first: Any, second: Any) -> None:
     pass
 
 
 def around(  # noqa: C901
     original: Callable[..., Any],
     part: Part,
-    before: Before,
+    before: Before = _nothing,
     after: After = _nothing,
     seen: Seen = always,
     failed: Callable[[BaseException], None] | None = None,
@@ -174,15 +177,15 @@ def _skip(code: types.CodeType) -> None:
     eval_frame.set_code_exec_strategy(code, eval_frame._FrameExecStrategy(action.SKIP, action.DEFAULT))
 
 
-def cell_of(function: Any, name: str = "func") -> Any | None:
-    """The closure cell in which a decorated function holds the one that it wraps; None where there is none.
+def cell_of(function: Any) -> Any | None:
+    """The closure cell, ``func``, in which a function that torch has decorated holds the one that it wraps; None where there is none.
 
     Replacing its content reaches every reference to the decorated function, also one that was imported by name earlier.
     """
     if type(function) is not types.FunctionType or not function.__closure__:
         return None
     names = function.__code__.co_freevars
-    return function.__closure__[names.index(name)] if name in names else None
+    return function.__closure__[names.index("func")] if "func" in names else None
 
 
 class Patches:
@@ -226,3 +229,38 @@ class Patches:
 
 torch_patches = Patches()
 """All that this process has."""
+
+
+def is_the_jobs(error: BaseException) -> bool:
+    """Whether a signal handler raised ``error``; its traceback then begins there, without our lines."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    handlers = _handlers()
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in handlers:
+            error.__traceback__ = trace
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _handlers() -> set[CodeType]:
+    """The code of all handlers of this process."""
+    codes = set()
+    for number in signal.valid_signals():
+        code = _code_of(signal.getsignal(number))
+        if code is not None:
+            codes.add(code)
+    return codes
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    """Of a function, a method, a partial, or an object that is called."""
+    for _ in range(4):
+        code = getattr(handler, "__code__", None)
+        if isinstance(code, CodeType):
+            return code
+        inner = getattr(handler, "__func__", None) or getattr(handler, "func", None)
+        handler = inner if inner is not None else getattr(type(handler), "__call__", None)
+    return None

@@ -25,21 +25,20 @@ class Services:
 
     def __init__(self, session: Session) -> None:
         self.sampler = Sampler(session)
-        self.window = Window(session, session.writer)
-        self.captures = Captures(session, session.writer, self.window)
+        window = Window(session, session.writer)
+        self.at_step = guarded(window.part, window.at_step)
+        self.captures = Captures(session, session.writer, window)
         self.attendant = Attendant(session, self.captures)
 
 
 at_start: list[Callable[[Session], None]] = []
 """Called with each session that begins, once it knows its settings."""
-_running: dict[int, Services] = {}
-"""By the id of their session."""
 
 
 def start(session: Session) -> None:
     """Begin to write down what is recorded, to sample, and to wait for the profiler window."""
     session.document = settings.at_start(session)
-    services = _running[id(session)] = Services(session)
+    session.services = services = Services(session)
 
     def at_step(step: int) -> None:
         if step == LAST_SETTINGS_STEP:
@@ -49,7 +48,7 @@ def start(session: Session) -> None:
     session.stepping.on_step.append(guarded(_PART, at_step))
     for begin in at_start:
         guarded(_PART, begin)(session)
-    session.stepping.on_step.append(guarded(services.window.part, services.window.at_step))
+    session.stepping.on_step.append(services.at_step)
     session.writer.document_changed.set()
     services.sampler.start()
     services.attendant.start()
@@ -60,7 +59,7 @@ def flush(session: Session, ending: bool = False) -> None:
 
     What is left then stays in the spool. With ``ending``, nothing is recorded any more.
     """
-    services = _running.get(id(session))
+    services: Services | None = session.services
     if services is None:
         return
     begun_s = time.monotonic()
@@ -83,13 +82,12 @@ def flush(session: Session, ending: bool = False) -> None:
 def _end_steps(session: Session, services: Services, deadline_s: float) -> float:
     """Nothing more comes of the steps so far; the window is waited for until ``deadline_s``, monotonic. How long torch took to
     close the profiler, s."""
-    window, captures = services.window, services.captures
+    captures = services.captures
     closed_before_s = captures.closing_s
     session.stepping.finish()
     if session.devices is not None:
         session.devices.finish()
     settings.after_first_steps(session)
-    guarded(window.part, window.finish)(deadline_s)
     captures.finish(deadline_s)
     return captures.closing_s - closed_before_s
 
@@ -104,9 +102,8 @@ def _tell_what_waits(session: Session) -> None:
 
 def tell_end(session: Session) -> None:
     """The interpreter is left: write down how."""
-    services = _running.get(id(session))
-    if services is not None:
-        services.attendant.tell_end()
+    if session.services is not None:
+        session.services.attendant.tell_end()
 
 
 def stop(session: Session) -> None:
@@ -114,5 +111,5 @@ def stop(session: Session) -> None:
     try:
         flush(session, ending=True)
     finally:
-        _running.pop(id(session), None)
+        session.services = None
         forget(session)

@@ -6,16 +6,16 @@ goes on without it.
 ::
 
     the run       session       one recorded run from start to end
-                  options       what the user asked for            environment   what the job finds in its environment
-                  directory     the run directory and its manifest privacy       its command line without secrets
+                  options       what the user asked for
+                  directory     the run directory and its manifest
     the job       child         the process, its streams and signals
                   witness       a signal to the group, or to the launcher alone
                   alone         the job without us, where our part fails before it starts
     beside it     helper        forked processes that the launcher never waits for
                   keeper        the one that touches storage: copies records, samples the host
                   sentinel      the one that watches for hangs: it asks, reports, and ends the job where that was ordered
-    a hang        hostwatch     all ranks of this host             rankwatch     one rank, by its memory and /proc
-                  unjoined      ranks before init_process_group    procfs, usage, sockets   what the kernel counts
+    a hang        rankwatch     the ranks of this host, by their memory and /proc
+                  unjoined      ranks before init_process_group    procfs, usage   what the kernel counts
                   standstill    whether the job stands still       proof         whether that is proven, so that it may be ended
                   hangwords     what the terminal says of it
     afterwards    leftovers     records that are still in memory   orphans       ranks that outlived the command
@@ -39,13 +39,9 @@ if TYPE_CHECKING:
 __getattr__ = deferred(
     __name__,
     {
-        "Check": "checkup",
-        "CheckState": "checkup",
-        "CommandNotStartedError": "alone",
-        "ExitStatus": "child",
-        "Outcome": "session",
-        "checks_for": "checkup",
-        "run_alone": "alone",
-        "run_job": "session",
+        "alone": "CommandNotStartedError run_alone",
+        "checkup": "Check CheckState checks_for",
+        "child": "ExitStatus",
+        "session": "Outcome run_job",
     },
 )

@@ -67,23 +67,6 @@ class ExitStatus:
         os._exit(self.code or 0)
 
 
-class _Ending:
-    """The end of a job that was asked for here."""
-
-    def __init__(self) -> None:
-        self._kill_at_s: float | None = None
-
-    def go_on(self, pid: int) -> None:
-        """Signal the process ``pid``, which was not waited for yet, if it is time to."""
-        now_s = time.monotonic()
-        first, self._kill_at_s = self._kill_at_s is None, self._kill_at_s or now_s + GRACE_S
-        if first or now_s >= self._kill_at_s:
-            try:
-                os.kill(pid, signal.SIGTERM if first else signal.SIGKILL)
-            except OSError:
-                pass  # a job that became another user, by sudo, takes no signal from this one
-
-
 _LIMITS = frozenset((errno.E2BIG, errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE))
 """Reasons not to execute a command that need not be the command's own."""
 
@@ -112,7 +95,9 @@ class Child:
             self._caller = inherited(self._libc)
         self._witness: GroupWitness | None = None
         self._asked_to_stop = False
-        self._ending: _Ending | None = None
+        self._is_ended_here = False
+        self._kill_at_s: float | None = None
+        """When a job that is ended here, and was sent SIGTERM, is sent SIGKILL; monotonic."""
         try:
             with preparing("no process can be started for it"):
                 # Where it is ignored, the kernel throws the job's exit code away.
@@ -174,8 +159,8 @@ class Child:
         """Pass signals on until the command has ended."""
         while (status := self._reap()) is None:
             self._stop_along()
-            if self._ending is not None:
-                self._ending.go_on(self.pid)
+            if self._is_ended_here:
+                self._go_on_ending()
             received = signal.sigtimedwait([*_FORWARDED, signal.SIGCHLD], 1.0)
             if received is not None and received.si_signo != signal.SIGCHLD:
                 self._pass_on(received)
@@ -184,8 +169,19 @@ class Child:
 
     def end(self) -> None:
         """Have the job be ended, by ``wait``, as a scheduler would: SIGTERM, and SIGKILL where it goes on. For any thread."""
-        self.is_to_end = True
-        self._ending = self._ending or _Ending()
+        self.is_to_end = self._is_ended_here = True
+
+    def _go_on_ending(self) -> None:
+        now_s = time.monotonic()
+        first, self._kill_at_s = self._kill_at_s is None, self._kill_at_s or now_s + GRACE_S
+        if first or now_s >= self._kill_at_s:
+            self._send(signal.SIGTERM if first else signal.SIGKILL)
+
+    def _send(self, number: int) -> None:
+        try:
+            os.kill(self.pid, number)  # not waited for yet, so the id is still its own
+        except OSError:
+            pass  # a job that became another user, by sudo, takes no signal from this one
 
     def _reap(self) -> int | None:
         """The job's wait status, once it has ended.
@@ -202,10 +198,7 @@ class Child:
         number = received.si_signo
         by_group = self._witness is not None and self._witness.saw(number, received.si_code)
         if not by_group:
-            try:
-                os.kill(self.pid, number)  # not waited for yet, so the id is still its own
-            except OSError:
-                pass  # a job that became another user, by sudo, takes no signal from this one
+            self._send(number)
         if number in _ASKING:
             if number not in self._caller.ignored:
                 self.is_to_end, self.was_told_by_group = True, by_group

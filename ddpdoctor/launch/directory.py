@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import platform
 import re
@@ -21,12 +20,12 @@ import psutil
 import ddpdoctor
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.launch.options import RunOptions
-from ddpdoctor.launch.privacy import mask_command
 from ddpdoctor.rundir import (
     MANIFEST_FILE,
     RUN_SCHEMA,
     NotOursError,
     boot_id,
+    encoded,
     host_directory,
     is_run_directory,
     make_private_folder,
@@ -37,9 +36,9 @@ from ddpdoctor.rundir import (
     run_id,
     write_json,
 )
+from ddpdoctor.rundir.liveness import is_running
 from ddpdoctor.rundir.owned import behind_links, folder, is_own, is_own_folder, replace_file
-from ddpdoctor.rundir.privacy import mask_text, recorded_environment
-from ddpdoctor.rundir.processes import is_running
+from ddpdoctor.rundir.privacy import mask_command, mask_text, recorded_environment
 
 _TASK_VARIABLES = (
     "SLURM_PROCID",
@@ -173,12 +172,13 @@ class Launch:
             if not is_own(run):
                 raise NotOursError(errno.EPERM, "it belongs to another user", str(self.run))
             with folder(self.record.parent.name, hosts) as own:
-                _replace_json(own, self.record.name, self.document)
+                replace_file(self.record.name, own, encoded(self.document), mode=0o666)
             if self.owner:
                 names = sorted(
                     entry.name for entry in os.scandir(hosts) if entry.is_dir(follow_symlinks=False)
                 )
-                _replace_json(run, MANIFEST_FILE, {**self.document, "hosts": names})
+                manifest = {**self.document, "hosts": names}
+                replace_file(MANIFEST_FILE, run, encoded(manifest), mode=0o666)
 
     def withdraw(self) -> None:
         """Take back the records of a launcher whose command could not be started; a run that is then empty
@@ -206,11 +206,6 @@ class Launch:
             else:
                 self._ended.add(record)
         return running
-
-
-def _replace_json(inside: int, name: str, document: dict[str, Any]) -> None:
-    data = json.dumps(document, separators=(",", ":"), default=str).encode()
-    replace_file(name, inside, data, mode=0o666)
 
 
 def open_run(out: Path | None, name: str, identity: JobIdentity, document: dict[str, Any]) -> Launch:

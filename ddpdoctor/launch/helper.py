@@ -15,9 +15,11 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
+from ddpdoctor.launch import procfs
 from ddpdoctor.parentdeath import die_with_parent
 from ddpdoctor.readable import is_readable
 
@@ -54,33 +56,21 @@ class Patience:
     def ask(self) -> None:
         """Raises NoAnswerError once there is none left."""
         silent_s = time.monotonic() - self._since_s
-        most_s = self._patience_s if _is_kept_waiting(self._pid) else self._patience_s * _LONGER
+        # The kernel keeps its main thread from running until something answers.
+        kept_waiting = procfs.state_of(self._pid) == "D"
+        most_s = self._patience_s if kept_waiting else self._patience_s * _LONGER
         if silent_s > most_s:
             raise NoAnswerError("its storage does not answer")
-
-
-def _is_kept_waiting(pid: int) -> bool:
-    """Whether the kernel keeps the main thread of a process from running until something answers."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "D"
-    except (OSError, IndexError):
-        return False
 
 
 def bounded(work: Callable[[Beat], _Result], patience_s: float) -> _Result:
     """What ``work`` returns, or raises, both of which can be pickled; it is done in a forked process, which is left
     behind, with NoAnswerError raised, once it has not beaten for ``patience_s``. For the main thread.
     """
-    reader, writer = os.pipe()
     try:
-        pid = os.fork()
+        pid, reader = _forked(lambda writer: _answer_with(work, writer))
     except OSError:  # no further process is allowed
-        os.close(reader)
-        os.close(writer)
         return work(lambda: None)
-    if pid == 0:
-        _live_bounded(work, writer)
-    os.close(writer)
     try:
         kind, data = _answer(reader, Patience(pid, patience_s))
     finally:
@@ -90,6 +80,26 @@ def bounded(work: Callable[[Beat], _Result], patience_s: float) -> _Result:
         raise pickle.loads(data)
     found: _Result = pickle.loads(data)
     return found
+
+
+def _forked(work: Callable[[int], None], *kept: int) -> tuple[int, int]:
+    """Do ``work`` in a forked process, which has the open files ``kept`` and the one that it is given to write to: its id, and the end to
+    read what it writes. Raises OSError."""
+    reader, writer = os.pipe()
+    try:
+        pid = os.fork()
+    except OSError:
+        os.close(reader)
+        os.close(writer)
+        raise
+    if pid == 0:
+        try:
+            hold_no_streams([writer, *kept])
+            work(writer)
+        finally:
+            os._exit(0)
+    os.close(writer)
+    return pid, reader
 
 
 def leave(pid: int) -> None:
@@ -141,18 +151,14 @@ def beating(writer: int, sign: bytes = _BEAT) -> Beat:
     return beat
 
 
-def _live_bounded(work: Callable[[Beat], object], writer: int) -> NoReturn:
+def _answer_with(work: Callable[[Beat], object], writer: int) -> None:
     try:
-        hold_no_streams([writer])
-        try:
-            answer, kind = pickle.dumps(work(beating(writer))), _RESULT
-        except Exception as error:
-            answer, kind = _pickled(error), _ERROR
-        answer = kind + _SIZE.pack(len(answer)) + answer
-        while answer:
-            answer = answer[os.write(writer, answer) :]
-    finally:
-        os._exit(0)
+        answer, kind = pickle.dumps(work(beating(writer))), _RESULT
+    except Exception as error:
+        answer, kind = _pickled(error), _ERROR
+    answer = kind + _SIZE.pack(len(answer)) + answer
+    while answer:
+        answer = answer[os.write(writer, answer) :]
 
 
 def _pickled(error: Exception) -> bytes:
@@ -190,7 +196,8 @@ _BESIDE_NICENESS = 5
 """The job's own processes come first where processors are short."""
 
 Work = Callable[[int, int], None]
-"""Done in the process, with the open files by which the launcher says that the job has ended, and by which it is answered."""
+"""Done in the process, with the open files by which the launcher says that the job has ended (it can be read then, also where the launcher
+is gone), and by which it is answered."""
 
 
 class Beside:
@@ -205,20 +212,20 @@ class Beside:
     def start(self) -> None:
         """Start the process. All are started before anybody listens to one: who forks must have no other thread. Raises
         OSError."""
-        ends = list(os.pipe())
+        orders, self._orders = os.pipe()
         try:
-            ends += os.pipe()
-            pid = os.fork()
+            self._pid, self._answers = _forked(lambda writer: self._live(orders, writer), orders)
         except OSError:
-            for end in ends:
-                os.close(end)
+            os.close(self._orders)
             raise
-        orders, self._orders, self._answers, writer = ends
-        if pid == 0:
-            _live_beside(self._work, orders, writer)
-        self._pid = pid
-        os.close(orders)
-        os.close(writer)
+        finally:
+            os.close(orders)
+
+    def _live(self, orders: int, writer: int) -> None:
+        # Whoever signals a whole group, as a terminal does, means the job.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        os.nice(_BESIDE_NICENESS)
+        self._work(orders, writer)
 
     def listen(self, told: Callable[[dict[str, Any]], None], patience_s: float) -> None:
         """What it says goes to ``told`` from now on, in a thread. Nothing where it could not be started."""
@@ -288,28 +295,12 @@ def _listen(answers: int, patience: Patience, told: Callable[[dict[str, Any]], N
                 told(json.loads(line))
 
 
-def _live_beside(work: Work, orders: int, writer: int) -> NoReturn:
-    try:
-        # Whoever signals a whole group, as a terminal does, means the job.
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        hold_no_streams([orders, writer])
-        os.nice(_BESIDE_NICENESS)
-        work(orders, writer)
-    finally:
-        os._exit(0)
-
-
 def say(writer: int, **what: Any) -> None:
     """Tell the launcher; nobody listens where it is gone."""
     try:
         os.write(writer, json.dumps(what).encode() + b"\n")
     except OSError:
         pass
-
-
-def is_told_to_end(orders: int, patience_s: float) -> bool:
-    """Whether the launcher has said that its job has ended, or is gone."""
-    return is_readable(orders, patience_s)
 
 
 _ANALYSIS_S = 600.0
@@ -323,8 +314,8 @@ _MOST_SENTENCE_BYTES = 1 << 14
 class Diagnosing:
     """For a process that waits for several things at once."""
 
-    def __init__(self, diagnose: Callable[[], str]) -> None:
-        """``diagnose`` returns a sentence for the user, and says itself what went wrong."""
+    def __init__(self, diagnose: Callable[[], str] | None) -> None:
+        """``diagnose`` returns a sentence for the user, and says itself what went wrong; None: nobody wants to know."""
         self._diagnose = diagnose
         self._pid, self._reader = 0, -1
         self._deadline_s = 0.0
@@ -337,26 +328,20 @@ class Diagnosing:
     def start(self) -> None:
         """Start it; the last one, if it still runs, is about a hang that is over."""
         self.leave()
-        reader, writer = os.pipe()
-        parent = os.getpid()
-        try:
-            self._pid = os.fork()
-        except OSError:  # no further process is allowed
-            os.close(reader)
-            os.close(writer)
+        diagnose, parent = self._diagnose, os.getpid()
+        if diagnose is None:
             return
-        if self._pid == 0:
-            try:
-                die_with_parent(signal.SIGKILL)
-                hold_no_streams([writer])
-                os.nice(_ANALYSIS_NICENESS)
-                prefer_for_oom_kill()
-                if os.getppid() == parent:
-                    os.write(writer, self._diagnose().encode()[:_MOST_SENTENCE_BYTES])
-            finally:
-                os._exit(0)
-        os.close(writer)
-        self._reader, self._deadline_s = reader, time.monotonic() + _ANALYSIS_S
+
+        def work(writer: int) -> None:
+            die_with_parent(signal.SIGKILL)
+            os.nice(_ANALYSIS_NICENESS)
+            prefer_for_oom_kill()
+            if os.getppid() == parent:
+                os.write(writer, diagnose().encode()[:_MOST_SENTENCE_BYTES])
+
+        with suppress(OSError):  # no further process is allowed
+            self._pid, self._reader = _forked(work)
+            self._deadline_s = time.monotonic() + _ANALYSIS_S
 
     def sentence(self) -> str | None:
         """What it has to say; None where nothing yet, or nothing at all."""

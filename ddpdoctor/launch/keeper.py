@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ddpdoctor.launch.helper import IN_ORDER, LOOK_S, Beside, beating, is_told_to_end, say
+from ddpdoctor.launch.helper import IN_ORDER, LOOK_S, Beside, beating, say
 from ddpdoctor.launch.leftovers import HostRanks, drain_stale_spools, stale_roots
 from ddpdoctor.launch.options import RunOptions
+from ddpdoctor.readable import is_readable
 from ddpdoctor.rundir import (
     RANK_FILE,
     TARGET_FILE,
@@ -21,7 +22,6 @@ from ddpdoctor.rundir import (
     Carrier,
     DiskBudget,
     Note,
-    NoteCode,
     OtherRunError,
     carry_host_documents,
     drain,
@@ -39,80 +39,10 @@ from ddpdoctor.rundir.carrier import METRICS
 if TYPE_CHECKING:
     from ddpdoctor.telemetry import TelemetrySampler
 
-
-_STOP_S = 2.0
-_METRICS_START_S, _METRICS_STOP_S = 10.0, 1.0
-_LOOK_S = 1.0
-"""Between two looks at whether another launcher still serves metrics."""
-
-
-class HostWatch:
-    """Starts and ends the host's telemetry sampler and what serves its metrics."""
-
-    def __init__(self, run: Path, root: Path, host: str, ranks: HostRanks, options: RunOptions) -> None:
-        """``root`` is where the ranks' spools lie on this host."""
-        self._run, self._root = run, root
-        self._directory = Path(host_directory(str(run), host))
-        self._host, self._ranks, self._options = host, ranks, options
-        self._sampler: TelemetrySampler | None = None
-        self._metrics: Beside | None = None
-
-    def start_process(self, warn: Callable[[str], None]) -> None:
-        """Start the process that serves metrics, if they are asked for. To be called before there is any thread: it is forked."""
-        if self._options.prometheus is None:
-            return
-        self._metrics = Beside("metrics", self._serve)
-        try:
-            self._metrics.start()
-        except OSError as error:
-            self._metrics = None
-            warn(f"--prometheus: no metrics, because no process can be started for them: {error.strerror}.")
-
-    def await_metrics(self, warn: Callable[[str], None]) -> None:
-        """Wait for what the metrics have to say."""
-        said = {} if self._metrics is None else self._metrics.answer(_METRICS_START_S)
-        if said.get("warn"):
-            warn(said["warn"])
-
-    def sample(self) -> None:
-        """Begin sampling, in a thread, if that is asked for. For when the job runs: what telemetry imports must not delay it."""
-        if not self._options.telemetry:
-            return
-        from ddpdoctor.telemetry import TelemetrySampler
-
-        self._sampler = TelemetrySampler(
-            self._directory,
-            interval_s=self._options.telemetry_interval_s,
-            rank_pids=self._ranks.pid_by_rank,
-            host=self._host,
-        )
-        self._sampler.start()
-
-    def _serve(self, orders: int, writer: int) -> None:
-        office = Carrier(str(self._root), METRICS)
-        if not office.take():
-            say(writer)
-            while not office.take():
-                if is_told_to_end(orders, _LOOK_S):
-                    return
-        from ddpdoctor.telemetry import serve_metrics
-
-        if self._options.prometheus is not None:
-            serve_metrics(
-                self._run, self._host, self._options.prometheus, orders, lambda text: say(writer, warn=text)
-            )
-        office.release()
-
-    def stop(self) -> list[Note]:
-        """End serving and sampling; returns what went wrong."""
-        if self._metrics is not None:
-            self._metrics.stop(_METRICS_STOP_S)
-        if self._sampler is not None:
-            self._sampler.stop(timeout_s=_STOP_S)
-        return [] if self._sampler is None else list(self._sampler.notes)
-
-
 PERIOD_S = 1.0
+_SAMPLER_S = 2.0
+"""How long telemetry may take to end."""
+_METRICS_START_S, _METRICS_STOP_S = 10.0, 1.0
 _AFTER_LAUNCHER_S = 60.0
 """How long the ranks may take to end whose launcher was killed; torchrun gives them 30 s."""
 _STOPPING_S = 3.5
@@ -122,38 +52,13 @@ _OTHERS_S = 1.0
 
 
 class Keeper:
-    """The launcher's side of it. For the main thread."""
+    """In that process."""
 
-    def __init__(self, run: Path, root: Path, watch: HostWatch) -> None:
-        self._notes: list[Note] = []
-        self._beside = Beside("keeper", lambda orders, writer: _Kept(run, root, watch, orders, writer).keep())
-
-    def start(self) -> None:
-        """Start the process. Raises OSError."""
-        self._beside.start()
-
-    def listen(self, warn: Callable[[str], None], patience_s: float) -> None:
-        """What it has to say while the job runs goes to ``warn``."""
-
-        def told(said: dict[str, Any]) -> None:
-            if "warn" in said:
-                warn(said["warn"])
-            self._notes += [Note(text, NoteCode(code)) for text, code in said.get("notes", [])]
-
-        self._beside.listen(told, patience_s)
-
-    def end(self) -> list[Note]:
-        """Have it bring what it does to an end. Returns what went wrong with the telemetry. Raises
-        NoAnswerError where it does not get on: it is left behind then."""
-        self._beside.end()
-        return self._notes
-
-
-class _Kept:
-    """The process's own side."""
-
-    def __init__(self, run: Path, root: Path, watch: HostWatch, orders: int, writer: int) -> None:
-        self._run, self._root, self._watch = run, root, watch
+    def __init__(
+        self, run: Path, root: Path, host: str, options: RunOptions, orders: int, writer: int
+    ) -> None:
+        """``root`` is where the ranks' spools lie on this host; ``orders`` and ``writer`` are those of :data:`.helper.Work`."""
+        self._run, self._root, self._host, self._options = run, root, host, options
         self._orders, self._writer = orders, writer
         self._beat = beating(writer, b"\n")
         self._carrier = Carrier(str(root))
@@ -162,16 +67,18 @@ class _Kept:
         self._carried: dict[str, int] = {}
         self._samples = False
         """Whether the host is sampled here, or cannot be: by who carries its ranks' records."""
+        self._sampler: TelemetrySampler | None = None
+        self._metrics: Beside | None = None
 
-    def _say(self, **what: Any) -> None:
-        say(self._writer, **what)
+    def _warn(self, sentence: str) -> None:
+        say(self._writer, warn=sentence)
 
     def _note(self, *notes: Note) -> None:
-        self._say(notes=[(note.text, note.code.value) for note in notes])
+        say(self._writer, notes=[(note.text, note.code.value) for note in notes])
 
     def keep(self) -> None:
         """Until the launcher says that its job has ended, or, where it was killed, its ranks are gone."""
-        self._watch.start_process(lambda sentence: self._say(warn=sentence))
+        self._start_metrics()
         # Ranks look for a carrier as soon as they begin.
         others = Beside("others", lambda orders, writer: drain_stale_spools(self._root))
         self._samples = self._carrier.take()
@@ -180,16 +87,13 @@ class _Kept:
                 others.start()
         if not self._do_beating(self._start):
             return
-        while not self._is_told_to_end(PERIOD_S):
+        while not is_readable(self._orders, PERIOD_S):
             self._carry()
         if os.read(self._orders, 1) != IN_ORDER:
             self._outlive()
         self._do_beating(self._stop)
         others.stop(_OTHERS_S)
         self._carrier.release()
-
-    def _is_told_to_end(self, patience_s: float) -> bool:
-        return is_told_to_end(self._orders, patience_s)
 
     def _do_beating(self, work: Callable[[], None]) -> bool:
         """Do ``work`` in a thread; False where it goes on for long after the job's end, and is left behind."""
@@ -202,23 +106,68 @@ class _Kept:
         left_s = _STOPPING_S
         while thread.is_alive() and left_s > 0:
             thread.join(LOOK_S)
-            left_s -= LOOK_S if self._is_told_to_end(0) else 0
+            left_s -= LOOK_S if is_readable(self._orders, 0) else 0
             self._beat()
         return not thread.is_alive()
+
+    def _start_metrics(self) -> None:
+        """Start the process that serves metrics, if they are asked for: before there is any thread, for it is forked."""
+        if self._options.prometheus is None:
+            return
+        metrics = Beside("metrics", self._serve)
+        try:
+            metrics.start()
+            self._metrics = metrics
+        except OSError as error:
+            self._warn(
+                f"--prometheus: no metrics, because no process can be started for them: {error.strerror}."
+            )
+
+    def _serve(self, orders: int, writer: int) -> None:
+        office = Carrier(str(self._root), METRICS)
+        if not office.take():
+            say(writer)
+            while not office.take():
+                if is_readable(orders, PERIOD_S):
+                    return
+        from ddpdoctor.telemetry import serve_metrics
+
+        if self._options.prometheus is not None:
+            serve_metrics(
+                self._run, self._host, self._options.prometheus, orders, lambda text: say(writer, warn=text)
+            )
+        office.release()
 
     def _start(self) -> None:
         if self._samples:
             self._sample()
-        self._watch.await_metrics(lambda sentence: self._say(warn=sentence))
+        said = {} if self._metrics is None else self._metrics.answer(_METRICS_START_S)
+        if said.get("warn"):
+            self._warn(said["warn"])
 
     def _sample(self) -> None:
+        """Begin sampling, in a thread, if that is asked for. For when the job runs: what telemetry imports must not delay it."""
+        if not self._options.telemetry:
+            return
         try:
-            self._watch.sample()
+            from ddpdoctor.telemetry import TelemetrySampler
+
+            self._sampler = TelemetrySampler(
+                Path(host_directory(str(self._run), self._host)),
+                interval_s=self._options.telemetry_interval_s,
+                rank_pids=HostRanks(self._run, self._host).pid_by_rank,
+                host=self._host,
+            )
+            self._sampler.start()
         except Exception as error:
             self._note(Note(f"No telemetry: {type(error).__name__}: {error}."))
 
     def _stop(self) -> None:
-        self._note(*self._watch.stop())
+        if self._metrics is not None:
+            self._metrics.stop(_METRICS_STOP_S)
+        if self._sampler is not None:
+            self._sampler.stop(timeout_s=_SAMPLER_S)
+            self._note(*self._sampler.notes)
 
     def _outlive(self) -> None:
         deadline_s = time.monotonic() + _AFTER_LAUNCHER_S
@@ -269,8 +218,8 @@ class _Kept:
         reason = "it holds another run by now" if isinstance(error, OtherRunError) else reason_of(error)
         if reason not in self._told:
             self._told.add(reason)
-            self._say(
-                warn=f"what the ranks of this host record cannot be written to {self._run} ({reason}); it waits in memory, and "
+            self._warn(
+                f"what the ranks of this host record cannot be written to {self._run} ({reason}); it waits in memory, and "
                 "the job goes on."
             )
 
@@ -281,4 +230,4 @@ class _Kept:
 
     def _may_go_on(self) -> bool:
         self._beat()
-        return not self._is_told_to_end(0)
+        return not is_readable(self._orders, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from ddpdoctor.rundir import (
     writer_of,
 )
 from ddpdoctor.rundir.layout import parse_spool_name
-from ddpdoctor.rundir.processes import is_running
+from ddpdoctor.rundir.liveness import is_running
 
 _SAVING_S = 2.0
 _STALE_S = 24 * 3600.0
@@ -133,7 +134,8 @@ def drain_spools(root: Path, beat: Callable[[], None] = lambda: None, run: Path 
             if not dead or not Path(spool).exists():
                 continue  # in the second case another launcher of this host was faster
             if isinstance(error, (FileNotFoundError, OtherRunError)):
-                _discard(spool)
+                with suppress(OSError):
+                    discard(spool)
                 gone.add(target)
             else:
                 waiting.setdefault(run_of(target), []).append(waiting_in(spool, target))
@@ -171,13 +173,6 @@ def _target_of(spool: str) -> str:
         return ""
 
 
-def _discard(spool: str) -> None:
-    try:
-        discard(spool)
-    except OSError:
-        pass
-
-
 def clear_spools_of_earlier_runs(run: Path, root: Path) -> None:
     """Remove what dead ranks left in memory-backed storage for a run directory that stood at ``run`` before and was
     deleted; ``root`` is where the spools of the run lie that is there now. Never raises.
@@ -188,23 +183,17 @@ def clear_spools_of_earlier_runs(run: Path, root: Path) -> None:
         for other in root.parent.glob(f"{own_roots_prefix()}*"):
             if other == root:
                 continue
-            spools = [spool for spool in spools_in(str(other)) if _is_below(spool, run)]
-            if not spools or any(str(other) in roots_of(str(beside)) for beside in _runs_beside(run)):
+            spools = [s for s in spools_in(str(other)) if Path(_target_of(s)).is_relative_to(run)]
+            beside = [p for p in run.parent.iterdir() if p != run and (p / MANIFEST_FILE).is_file()]
+            if not spools or any(str(other) in roots_of(str(path)) for path in beside):
                 continue
             for spool in spools:
                 if is_over(spool):
-                    _discard(spool)
+                    with suppress(OSError):
+                        discard(spool)
             remove_root(str(other))
     except OSError:
         pass
-
-
-def _is_below(spool: str, run: Path) -> bool:
-    return Path(_target_of(spool)).is_relative_to(run)
-
-
-def _runs_beside(run: Path) -> list[Path]:
-    return [path for path in run.parent.iterdir() if path != run and (path / MANIFEST_FILE).is_file()]
 
 
 def stale_roots(root: Path) -> list[Path]:

@@ -102,13 +102,14 @@ class Orphans:
         give_up_s = self._begun_s + 2 * self._grace_s + _KILLING_S
         while True:
             beat()
-            marked = self._marked()
+            marked = {pid: each for pid in procfs.pids() if (each := self._process(pid)) is not None}
             left = self._left(marked)
             now_s = time.monotonic()
             if left:
                 quiet_since_s = now_s
             if now_s > give_up_s or (not left and (not marked or now_s - quiet_since_s > _QUIET_S)):
-                return self._rest(left)
+                launchers = self._launchers - self._ranks
+                return Rest(*(sorted(each.pid for each in group) for group in (launchers, self._ranks, left)))
             for process in left:
                 if told_group and _group(process.pid) == told_group:
                     self._told_s.setdefault(process, now_s)
@@ -116,14 +117,6 @@ class Orphans:
             for process in self._due(left, marked):
                 self._signal(process)
             time.sleep(_LOOK_S)
-
-    def _rest(self, left: list[_Process]) -> Rest:
-        launchers = self._launchers - self._ranks
-        return Rest(*(sorted(each.pid for each in group) for group in (launchers, self._ranks, left)))
-
-    def _marked(self) -> dict[int, _Process]:
-        """All living processes of the job."""
-        return {pid: process for pid in procfs.pids() if (process := self._process(pid)) is not None}
 
     def _process(self, pid: int) -> _Process | None:
         """None where it is gone, another user's, or of another job."""

@@ -9,20 +9,12 @@ import struct
 from pathlib import Path
 from typing import Any, NamedTuple
 
-_MOST_TASKS = 64
-"""Threads and children that are told of one process."""
-_TICK_MS = 1000 / os.sysconf("SC_CLK_TCK")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _INFO_BYTES, _INFO_EXIT = 64, 1 << 3
 _GET_INFO = 3 << 30 | _INFO_BYTES << 16 | 0xFF << 8 | 11
 """PIDFD_GET_INFO and PIDFD_INFO_EXIT of <linux/pidfd.h>."""
 _INFO_MASK, _INFO_CODE = struct.Struct("Q"), struct.Struct("i")
-_IO = {
-    "rchar": "read_chars",
-    "wchar": "written_chars",
-    "read_bytes": "read_bytes",
-    "write_bytes": "written_bytes",
-}
-
+_IO = ("rchar", "wchar", "read_bytes", "write_bytes")
 
 _READ, _POLLS = {"x86_64": (0, (7, 23, 270, 271)), "aarch64": (63, (72, 73))}.get(
     platform.machine(), (-1, ())
@@ -72,19 +64,15 @@ class Usage(NamedTuple):
 
 def usage_of(pid: int) -> Usage | None:
     """None where the process is gone."""
-    stat = _stat(Path(f"/proc/{pid}"))
-    if stat is None:
+    fields = [int(field) if field.lstrip("-").isdecimal() else 0 for field in _stat(pid)[:20]]
+    if not fields:
         return None
-    fields, io = (
-        [int(field) if field.lstrip("-").isdecimal() else 0 for field in stat[1][:20]],
-        io_counts(pid),
-    )
     return Usage(
-        started_boot_s=fields[19] * _TICK_MS / 1e3,
-        cpu_s=sum(fields[11:15]) * _TICK_MS / 1e3,
+        started_boot_s=fields[19] / _TICKS_PER_S,
+        cpu_s=sum(fields[11:15]) / _TICKS_PER_S,
         faults=sum(fields[7:11]),
         # A copy inside the kernel counts as characters when it is done, and as bytes of storage meanwhile.
-        bytes=sum(io.values()),
+        bytes=_io_bytes(pid),
         wakes=int(_status(pid, "voluntary_ctxt_switches") or 0),
     )
 
@@ -124,44 +112,17 @@ def is_interruptible(pid: int, *, sleeps: bool = False) -> bool:
     return any(name in wchan for name in (*_POLLING, *(_SLEEPING if sleeps else ())))
 
 
-def task_document(place: Path) -> dict[str, Any] | None:
-    """Of ``/proc/<pid>``, or of a thread below it; None where it is gone. What may not be read is left out."""
-    stat = _stat(place)
-    if stat is None:
+def process_document(pid: int) -> dict[str, Any] | None:
+    """What a process's first thread does; None where it is gone. What may not be read is left out."""
+    fields = _stat(pid)
+    if not fields:
         return None
-    name, fields = stat
-    found: dict[str, Any] = {
-        "name": name,
-        "state": fields[0],
-        "cpu_ms": (int(fields[11]) + int(fields[12])) * _TICK_MS,
-    }
+    found: dict[str, Any] = {"state": fields[0], "tracer": tracer_of(pid)}
     for key in ("wchan", "syscall"):
-        text = _text(place / key).strip()
+        text = _text(Path(f"/proc/{pid}/{key}")).strip()
         if text not in ("", "0"):
             found[key] = text[:200]
-    try:
-        found["run_delay_ms"] = int(_text(place / "schedstat").split()[1]) / 1e6
-    except (IndexError, ValueError):
-        pass
     return found
-
-
-def process_document(pid: int) -> dict[str, Any] | None:
-    """Of a process, with its threads and children; None where it is gone."""
-    place = Path(f"/proc/{pid}")
-    found = task_document(place)
-    if found is None:
-        return None
-    found["rss_bytes"] = _rss_bytes(place)
-    found["tracer"] = tracer_of(pid)
-    found.update(io_counts(pid))
-    threads = [
-        (tid, task_document(place / "task" / str(tid))) for tid in _numbers(place / "task")[:_MOST_TASKS]
-    ]
-    found["threads"] = [{"tid": tid, **task} for tid, task in threads if task is not None]
-    children = [(child, task_document(Path(f"/proc/{child}"))) for child in children_of(pid)[:_MOST_TASKS]]
-    found["children"] = [{"pid": child, **task} for child, task in children if task is not None]
-    return {key: value for key, value in found.items() if value is not None}
 
 
 def pids() -> list[int]:
@@ -171,18 +132,13 @@ def pids() -> list[int]:
 
 def state_of(pid: int) -> str:
     """The letter of a process's state, "" where it is gone."""
-    stat = _stat(Path(f"/proc/{pid}"))
-    return "" if stat is None else stat[1][0]
+    return next(iter(_stat(pid)), "")
 
 
-def io_counts(pid: int) -> dict[str, int]:
-    """What a process has read and written so far; empty where that may not be known."""
-    found = {}
-    for line in _text(Path(f"/proc/{pid}/io")).splitlines():
-        name, _, number = line.partition(": ")
-        if name in _IO and number.isdecimal():
-            found[_IO[name]] = int(number)
-    return found
+def _io_bytes(pid: int) -> int:
+    """What a process has read and written so far; 0 where that may not be known."""
+    lines = (line.partition(": ") for line in _text(Path(f"/proc/{pid}/io")).splitlines())
+    return sum(int(number) for name, _, number in lines if name in _IO and number.isdecimal())
 
 
 def tracer_of(pid: int) -> int:
@@ -202,8 +158,8 @@ def user_of(pid: int) -> int:
 
 def parent_of(pid: int) -> int:
     """Process id of a process's parent, 0 where it is gone."""
-    stat = _stat(Path(f"/proc/{pid}"))
-    return 0 if stat is None else int(stat[1][1])
+    fields = _stat(pid)
+    return int(fields[1]) if fields else 0
 
 
 def children_of(pid: int) -> list[int]:
@@ -216,9 +172,9 @@ def children_of(pid: int) -> list[int]:
 
 def exit_status(pid: int, handle: int) -> int | None:
     """The wait status of a process that has ended, of which ``handle`` is the pidfd, -1 for none; None where it can't be known."""
-    stat = _stat(Path(f"/proc/{pid}"))
-    if stat is not None and stat[1][0] in "ZX" and len(stat[1]) > 49:
-        return int(stat[1][49])
+    fields = _stat(pid)
+    if len(fields) > 49 and fields[0] in "ZX":
+        return int(fields[49])
     # Its parent was faster. From Linux 6.15 on the kernel remembers it for who holds a pidfd.
     told = bytearray(_INFO_BYTES)
     _INFO_MASK.pack_into(told, 0, _INFO_EXIT)
@@ -236,15 +192,9 @@ def _status(pid: int, name: str) -> str:
     return ""
 
 
-def _stat(place: Path) -> tuple[str, list[str]] | None:
-    """The name, and the fields behind it, of which the state is the first."""
-    head, bracket, tail = _text(place / "stat").rpartition(")")
-    return (head.partition("(")[2], tail.split()) if bracket else None
-
-
-def _rss_bytes(place: Path) -> int | None:
-    fields = _text(place / "statm").split()
-    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if len(fields) > 1 else None
+def _stat(pid: int) -> list[str]:
+    """The fields behind the name, of which the state is the first; none where the process is gone."""
+    return _text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
 
 
 def _numbers(place: Path) -> list[int]:

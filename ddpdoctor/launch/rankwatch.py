@@ -6,8 +6,10 @@ What is not seen is unknown: a rank that says nothing has not been shown to stan
 from __future__ import annotations
 
 import os
+import selectors
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -25,9 +27,12 @@ from ddpdoctor.rundir import (
     Phase,
     read_bounded,
     read_json,
+    spools_in,
     writer_of,
 )
 from ddpdoctor.rundir.fault_text import says_gil_is_held
+from ddpdoctor.rundir.layout import parse_spool_name
+from ddpdoctor.telemetry.cgroup import Cgroup
 
 _OWN = LONG_PHASES | {Phase.DATA}
 """Phases in which a rank is with itself, whatever collectives it has on their way."""
@@ -107,7 +112,7 @@ class WatchedRank:
         except OSError:
             self._handle = -1
             if not procfs.state_of(self.here_pid):
-                self._note_end()
+                self.note_end()
 
     def _found_pid(self) -> int:
         return writer_of(self.spool).pid
@@ -188,7 +193,7 @@ class WatchedRank:
             return
         self.state = procfs.state_of(self.here_pid)
         if self.state in ("", "Z", "X"):
-            self._note_end()
+            self.note_end()
         else:
             self.meter.look(self.beat)
 
@@ -208,11 +213,9 @@ class WatchedRank:
             return ""
 
     def note_end(self) -> None:
-        """Its process has ended, as its handle says."""
-        if self.alive:
-            self._note_end()
-
-    def _note_end(self) -> None:
+        """Its process has ended, as its handle says, or is gone."""
+        if not self.alive:
+            return
         status = procfs.exit_status(self.here_pid, self._handle)
         code = None if status is None else os.waitstatus_to_exitcode(status)
         self.end = {
@@ -312,11 +315,6 @@ class WatchedRank:
         return self._evaluates() or self.phase in (Phase.SAVE, Phase.LOAD, Phase.COMPILE)
 
     @property
-    def in_long_phase(self) -> bool:
-        """Whether it is in one that takes long in a healthy job too, whether or not anything shows that it makes progress."""
-        return self.phase in LONG_PHASES
-
-    @property
     def alone(self) -> bool:
         """Whether it does something of its own, as far as it says so or the kernel sees it."""
         return self.activity in (Activity.WORKS, Activity.COMPUTES) or self.phase in _OWN
@@ -361,3 +359,91 @@ def _has_open(numbers: Any) -> bool:
         and all(isinstance(number, int) for number in numbers)
         and numbers[0] > max(numbers[2], 0)
     )
+
+
+_NEW_S = 0.1
+"""Between two looks for new ranks: one that ends before it was seen leaves no exit code, and those that lose it would be blamed."""
+
+
+class HostWatchedRanks:
+    """All of them, from one look to the next: found as they begin to record, and their ends as the kernel tells them."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._listed_ns = 0
+        """When the root had last changed before it was last listed."""
+        self.known: dict[str, WatchedRank] = {}
+        self._groups: dict[str, tuple[Cgroup, int]] = {}
+        """Of each, its control group, and how often that had been short of memory when the rank was found."""
+
+    def wait(self, seconds: float, also: list[int]) -> None:
+        """Until something happens to a process, or in ``also``, or a rank begins to record, at most for so long."""
+        ends_s = time.monotonic() + seconds
+        with selectors.PollSelector() as selector:
+            for rank in self.known.values():
+                if rank.handle >= 0:
+                    selector.register(rank.handle, selectors.EVENT_READ, rank)
+            for handle in also:
+                selector.register(handle, selectors.EVENT_READ)
+            ready: list[tuple[selectors.SelectorKey, int]] = []
+            while (
+                not ready
+                and self._listed_ns == self._changed_ns()
+                and (left_s := ends_s - time.monotonic()) > 0
+            ):
+                ready = selector.select(min(left_s, _NEW_S))
+            for key, _ in ready:
+                if key.data is not None:
+                    key.data.note_end()
+
+    def _changed_ns(self) -> int:
+        try:
+            return Path(self._root).stat().st_mtime_ns
+        except OSError:
+            return 0
+
+    def look(self, seen: Callable[[int, int], WatchedRank | None] | None = None) -> bool:
+        """Whether a step was finished by one of them. ``seen``: the process of a rank, by its numbers, if it was known before it
+        recorded."""
+        self._listed_ns = self._changed_ns()
+        for spool in spools_in(self._root):
+            if spool not in self.known and (named := parse_spool_name(spool)) is not None:
+                found = WatchedRank(spool, *named)
+                before = None if seen is None else seen(found.rank, found.pid)
+                if before is None:
+                    found.open()
+                else:
+                    found.follow(before)
+                group = Cgroup(Path(f"/proc/{found.here_pid}"))
+                if (kills := group.oom_kills()) is not None:
+                    self._groups[spool] = group, kills
+                self.known[spool] = found
+        stepped = [rank.look() for rank in self.known.values()]
+        for spool, rank in self.known.items():
+            if rank.end is not None and rank.end["oom_kills"] is None:
+                rank.end["oom_kills"] = self._kills(spool)
+        return any(stepped)
+
+    def _kills(self, spool: str) -> int | None:
+        if spool not in self._groups:
+            return None
+        group, before = self._groups[spool]
+        now = group.oom_kills()
+        return None if now is None else now - before
+
+    def ends(self, unjoined: list[dict[str, Any]]) -> dict[str, Any]:
+        """How those ended that have, and others that had not joined."""
+        ends = [*(rank.end for rank in self.known.values() if rank.end is not None), *unjoined]
+        kills = [found for spool in self.known if (found := self._kills(spool)) is not None] if ends else []
+        return {"ends": ends, "oom_kills": max(kills, default=None)}
+
+    def current(self, started_ns: int = 0) -> list[WatchedRank]:
+        """Of each rank the living or newest recording, by rank; without those of an earlier attempt, which had died before some
+        rank of this one began. ``started_ns``: when the last one was started that has not joined yet."""
+        newest: dict[int, WatchedRank] = {}
+        for rank in self.known.values():
+            if rank.alive or rank.rank not in newest or not newest[rank.rank].alive:
+                newest[rank.rank] = rank
+        begun_ns = max([started_ns, *(rank.began_ns for rank in newest.values() if rank.alive)])
+        of_now = [rank for rank in newest.values() if rank.end is None or rank.end["seen_ns"] >= begun_ns]
+        return sorted(of_now, key=lambda rank: rank.rank)

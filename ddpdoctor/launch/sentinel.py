@@ -16,13 +16,13 @@ from typing import Any
 from ddpdoctor.hook.environment import DEFAULT_HANG_AFTER_S
 from ddpdoctor.launch import proof
 from ddpdoctor.launch.hangwords import elsewhere_sentence, hang_sentences, unknown_sentence
-from ddpdoctor.launch.helper import IN_ORDER, Beside, Diagnosing, NoAnswerError, is_told_to_end, say
-from ddpdoctor.launch.hostwatch import HostWatchedRanks
+from ddpdoctor.launch.helper import IN_ORDER, Diagnosing, say
 from ddpdoctor.launch.options import RunOptions
 from ddpdoctor.launch.procfs import process_document
-from ddpdoctor.launch.rankwatch import Activity, WatchedRank
+from ddpdoctor.launch.rankwatch import Activity, HostWatchedRanks, WatchedRank
 from ddpdoctor.launch.standstill import Progress, Suspicion, Tuning
 from ddpdoctor.launch.unjoined import Door, UnjoinedRank
+from ddpdoctor.readable import is_readable
 from ddpdoctor.rundir import (
     ENDS_FILE,
     ENDS_SCHEMA,
@@ -46,50 +46,14 @@ _ANSWERS_S = 5.0
 """Until ranks that were asked have answered: their attendants look once a second, where processors are short more rarely."""
 _AGAIN_S = 30.0
 """Between two updates of what is written of a standstill that lasts."""
-_END_S = 0.3
+END_S = 0.3
 """Times five, where it is not the kernel that keeps it: so long the end of a job waits for this process."""
 _AFTER_LAUNCHER_S = 60.0
 """How long the ranks may take to end whose launcher was killed."""
-_MOST_EARLIER = 20
-"""Standstills from which the job went on that are remembered."""
 
 
 class Sentinel:
-    """The launcher's side of it. For the main thread."""
-
-    def __init__(
-        self, root: Path, host: str, options: RunOptions, diagnose: Callable[[], str] | None
-    ) -> None:
-        """``diagnose`` analyses the run while the job hangs, in a process of its own, and returns a sentence for the user."""
-        self._beside = Beside(
-            "sentinel", lambda orders, writer: _Watch(root, host, options, diagnose, orders, writer).watch()
-        )
-
-    def start(self) -> None:
-        """Start the process. Raises OSError."""
-        self._beside.start()
-
-    def listen(self, warn: Callable[[str], None], end_job: Callable[[], None]) -> None:
-        """What it has to say goes to ``warn``; ``end_job`` is called where the job hangs and the user wants it to be ended then."""
-
-        def told(said: dict[str, Any]) -> None:
-            if "warn" in said:
-                warn(said["warn"])
-            if said.get("end_job"):
-                end_job()
-
-        self._beside.listen(told, _END_S)
-
-    def end(self) -> None:
-        """Have it write down how the ranks ended; where it does not get on, without that."""
-        try:
-            self._beside.end()
-        except NoAnswerError:
-            pass
-
-
-class _Watch:
-    """The process's own side."""
+    """In that process."""
 
     def __init__(
         self,
@@ -100,6 +64,8 @@ class _Watch:
         orders: int,
         writer: int,
     ) -> None:
+        """``diagnose`` analyses the run while the job hangs, in a process of its own, and returns a sentence for the user; ``orders`` and
+        ``writer`` are those of :data:`.helper.Work`."""
         self._root, self._options = str(root), options
         self._orders, self._writer = orders, writer
         self._head = {"host": host, "boot": boot_id()}
@@ -107,7 +73,7 @@ class _Watch:
         self._ranks = HostWatchedRanks(self._root)
         self._door = Door(self._root)
         self._progress = Progress(options.hang_after_s, Tuning())
-        self._diagnosing = None if diagnose is None else Diagnosing(diagnose)
+        self._diagnosing = Diagnosing(diagnose)
         self._request = 0
         self._asked_s: float | None = None
         """When the ranks were asked where they are, monotonic; None while no answer is waited for."""
@@ -116,7 +82,6 @@ class _Watch:
         """What is written of the standstill that lasts."""
         self._written_s = 0.0
         self._kill: proof.Kill | None = None
-        self._earlier: list[dict[str, Any]] = []
         self._began_ns = time.time_ns()
         self._ended_by_another = False
         self._ends: dict[str, Any] = {}
@@ -125,8 +90,8 @@ class _Watch:
 
     def watch(self) -> None:
         """Until the launcher says that its job has ended, or, where it was killed, its ranks are gone."""
-        while not is_told_to_end(self._orders, 0):
-            self._ranks.wait(PERIOD_S, [self._orders, *self._diagnosing_handles(), *self._door.handles])
+        while not is_readable(self._orders, 0):
+            self._ranks.wait(PERIOD_S, [self._orders, *self._diagnosing.handles, *self._door.handles])
             self._turn()
         if os.read(self._orders, 1) != IN_ORDER:
             # There is nobody left who could end the job, so no document may say that it was.
@@ -138,9 +103,6 @@ class _Watch:
         self._finish()
         self._office.release()
 
-    def _diagnosing_handles(self) -> list[int]:
-        return [] if self._diagnosing is None else self._diagnosing.handles
-
     def _turn(self) -> None:
         self._end_with_others()
         # How a process ended can be told only by who had opened it before: also by the one that takes the office later.
@@ -150,7 +112,7 @@ class _Watch:
         current = self._current()
         self._progress.look(time.monotonic(), stepped, current)
         self._write_ends()
-        if self._diagnosing is not None and (sentence := self._diagnosing.sentence()) is not None:
+        if (sentence := self._diagnosing.sentence()) is not None:
             say(self._writer, warn=sentence)
         if self._options.hang_after_s == 0:
             return
@@ -256,20 +218,13 @@ class _Watch:
             "state": Standstill.LASTS.value,
             "silent_since_ns": now_ns - int(suspicion.silent_s * 1e9) if last_ns is None else last_ns,
             "detected_ns": now_ns,
-            "resumed_ns": None,
-            "after_s": suspicion.after_s,
-            "longest_gap_s": suspicion.longest_gap_s,
             "paused_in": None,
-            "on_hang": self._options.on_hang,
-            "request": self._request,
             "ranks": [self._rank_document(rank) for rank in current],
-            "earlier": self._earlier,
         }
         self._write_stall(self._stall)
         for sentence in hang_sentences(suspicion, self._here(current)):
             say(self._writer, warn=sentence)
-        if self._diagnosing is not None:
-            self._diagnosing.start()
+        self._diagnosing.start()
         if self._options.on_hang != "kill":
             return
         if why := self._why_spared(suspicion, current):
@@ -294,7 +249,6 @@ class _Watch:
         return {
             "rank": rank.rank,
             "pid": rank.pid,
-            "alive": rank.alive,
             "answered": rank.alive and not rank.holds_gil and self._has_answered(rank),
             "in_order": rank.ended or bool(rank.end and rank.end["in_order"]),
             "waits": rank.waits,
@@ -321,21 +275,15 @@ class _Watch:
             self._write_stall(stall)
 
     def _resume(self, stall: dict[str, Any]) -> None:
-        stall.update(
-            state=Standstill.RESUMED.value,
-            resumed_ns=time.time_ns(),
-            paused_in=self._progress.paused_in,
-        )
+        stall.update(state=Standstill.RESUMED.value, paused_in=self._progress.paused_in)
         self._write_stall(stall)
-        summary = {key: stall[key] for key in ("silent_since_ns", "detected_ns", "silent_s", "resumed_ns")}
-        self._earlier = [*self._earlier, summary][-_MOST_EARLIER:]
         self._stall = self._kill = self._asked_s = None
         say(self._writer, warn=f"the job goes on, after {stall['silent_s']:.0f} s.")
 
     def _is_time_to_kill(self, kill: proof.Kill, current: list[WatchedRank]) -> bool:
         """Whether a look now, at ranks that were asked again, proves what an earlier one did. The report is waited for, which says more
         of a job that still runs."""
-        if not kill.is_due(bool(self._diagnosing_handles())):
+        if not kill.is_due(bool(self._diagnosing.handles)):
             return False
         if self._asked_s is None:
             self._ask_all(current)
@@ -386,5 +334,4 @@ class _Watch:
             if self._stall is not None and self._stall["state"] == Standstill.LASTS.value:
                 self._stall["state"] = Standstill.ENDED.value
                 self._write_stall(self._stall)
-        if self._diagnosing is not None:
-            self._diagnosing.leave()
+        self._diagnosing.leave()

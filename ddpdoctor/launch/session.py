@@ -10,9 +10,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ddpdoctor.errors import DdpDoctorError
+from ddpdoctor.hook.environment import (
+    DEFAULT_HANG_AFTER_S,
+    DEFAULT_PROFILE_STEPS,
+    HookOptions,
+    job_environment,
+)
 from ddpdoctor.launch.alone import (
     CommandNotStartedError,
     inherited_environment,
@@ -23,9 +29,8 @@ from ddpdoctor.launch.alone import (
 )
 from ddpdoctor.launch.child import Child, ExitStatus
 from ddpdoctor.launch.directory import Launch, default_run_name, job_identity, new_manifest, open_run
-from ddpdoctor.launch.environment import LAUNCHER_VARIABLE, child_environment
-from ddpdoctor.launch.helper import Beat, NoAnswerError, bounded
-from ddpdoctor.launch.keeper import HostWatch, Keeper
+from ddpdoctor.launch.helper import Beat, Beside, NoAnswerError, bounded
+from ddpdoctor.launch.keeper import Keeper
 from ddpdoctor.launch.leftovers import (
     HostRanks,
     clear_spools_of_earlier_runs,
@@ -33,7 +38,7 @@ from ddpdoctor.launch.leftovers import (
 )
 from ddpdoctor.launch.options import RunOptions
 from ddpdoctor.launch.orphans import Orphans
-from ddpdoctor.launch.sentinel import Sentinel
+from ddpdoctor.launch.sentinel import END_S, Sentinel
 from ddpdoctor.rundir import (
     ASKED_FILE,
     ASKED_SCHEMA,
@@ -86,6 +91,8 @@ def no_rank(program: str, ended_by: int | None, unjoined: str) -> Note:
     )
 
 
+_LAUNCHER_VARIABLE = "DDPDOCTOR_LAUNCHER"
+"""A mark by which a launcher knows its own ranks: several may record into one run on one host."""
 _OTHERS_S = 5.0
 _START_S = 10.0
 """Until a run directory is made: a file system that is mounted when it is first asked for takes seconds."""
@@ -136,16 +143,17 @@ def run_job(
     """
     base: dict[str, str] | None = None
     try:
-        with preparing("the environment cannot be read"):
-            base = inherited_environment() if environment is None else dict(environment)
-        recording, child = _started(command, options, base, diagnose)
-    except DdpDoctorError:
-        raise
+        try:
+            with preparing("the environment cannot be read"):
+                base = inherited_environment() if environment is None else dict(environment)
+            recording, child = _started(command, options, base, diagnose)
+        except (DdpDoctorError, CommandNotStartedError):
+            raise
+        except Exception as error:
+            say_alone(error, warn)
+            return _run_unrecorded(command, dict(os.environ) if base is None else base)
     except CommandNotStartedError as error:
-        return _not_started(error)
-    except Exception as error:
-        say_alone(error, warn)
-        return _run_unrecorded(command, dict(os.environ) if base is None else base)
+        return Outcome(ExitStatus(error.exit_code, None), notes=[str(error)])
     return recording.follow(command, child, warn)
 
 
@@ -175,6 +183,11 @@ def _started(
             raise
         return _Place(launch, spool)
 
+    def take_back(beat: Beat) -> None:
+        """What was made for a job that has not started."""
+        place.launch.withdraw()
+        drain_spools(place.spool)
+
     with preparing("the run directory cannot be created", but=DdpDoctorError):
         place = bounded(prepare, _START_S)
     try:
@@ -183,31 +196,19 @@ def _started(
         return recording, Child(command, recording.environment, recording.note_asked)
     except BaseException:
         with suppress(Exception):
-            bounded(lambda beat: _take_back(place), _ANSWER_S)
+            bounded(take_back, _ANSWER_S)
         raise
 
 
-def _take_back(place: _Place) -> None:
-    """What was made for a job that has not started."""
-    place.launch.withdraw()
-    drain_spools(place.spool)
-
-
-def _not_started(error: CommandNotStartedError) -> Outcome:
-    return Outcome(ExitStatus(error.exit_code, None), notes=[str(error)])
-
-
 def _run_unrecorded(command: Sequence[str], environment: dict[str, str]) -> Outcome:
-    """In a process of its own: this one may have children that the job would not know. Else in this one."""
+    """In a process of its own: this one may have children that the job would not know. Else in this one. Raises
+    CommandNotStartedError."""
     try:
-        try:
-            child = Child(command, environment)
-        except CommandNotStartedError:
-            raise
-        except Exception:
-            replace_this_process(command, environment)
-    except CommandNotStartedError as error:
-        return _not_started(error)
+        child = Child(command, environment)
+    except CommandNotStartedError:
+        raise
+    except Exception:
+        replace_this_process(command, environment)
     status = child.wait()
     return Outcome(status, interrupted=child.close())
 
@@ -220,11 +221,8 @@ class _Place(NamedTuple):
     """Where its ranks' spools lie on this host."""
 
 
-class _Gathered(NamedTuple):
-    """What a stage after the job's end has to say."""
-
-    notes: list[str]
-    unsaved: Sequence[str] = ()
+_Said = tuple[list[str], list[str]]
+"""What a stage after the job's end has to say: notes, and what could not be saved."""
 
 
 class _Recording:
@@ -240,16 +238,19 @@ class _Recording:
         self.launch, self.spool = place
         launch = self.launch
         self.ranks = HostRanks(launch.run, launch.host)
-        watch = HostWatch(launch.run, self.spool, launch.host, self.ranks, options)
-        self.keeper = Keeper(launch.run, self.spool, watch)
-        self.sentinel = Sentinel(
-            self.spool,
-            launch.host,
-            options,
-            None if diagnose is None or not launch.owner else partial(diagnose, launch.run),
-        )
+        kept = launch.run, place.spool, launch.host, options
+        self.keeper = Beside("keeper", lambda orders, writer: Keeper(*kept, orders, writer).keep())
+        own = None if diagnose is None or not launch.owner else partial(diagnose, launch.run)
+        watched = place.spool, launch.host, options, own
+        self.sentinel = Beside("sentinel", lambda orders, writer: Sentinel(*watched, orders, writer).watch())
         self.marker = f"{launch.host}:{launch.record.stem}:{launch.document['started_ns']}"
-        self.environment = child_environment(base, launch.run, self.spool, self.marker, options)
+        asked = HookOptions(
+            profile_steps=(options.profile_steps or DEFAULT_PROFILE_STEPS) if options.profile else None,
+            max_trace_mb=options.max_trace_mb,
+            hang_after_s=DEFAULT_HANG_AFTER_S if options.hang_after_s is None else options.hang_after_s,
+        )
+        self.environment = job_environment(str(launch.run), str(self.spool), asked, base)
+        self.environment[_LAUNCHER_VARIABLE] = self.marker
         self.notes: list[str] = []
         self.unsaved: list[str] = []
         self._asked_by: int | None = None
@@ -259,6 +260,15 @@ class _Recording:
 
     def follow(self, command: Sequence[str], child: Child, warn: Callable[[str], None]) -> Outcome:
         """Watch over the running ``command``, gather what it left."""
+
+        def heard(said: dict[str, Any]) -> None:
+            """What a process beside us says; the sentinel also that the job hangs, and is to be ended as the user wants it."""
+            if "warn" in said:
+                warn(said["warn"])
+            if said.get("end_job"):
+                child.end()
+            self.manifest_notes += [Note(text, NoteCode(code)) for text, code in said.get("notes", [])]
+
         try:
             self.keeper.start()
         except Exception as error:
@@ -268,8 +278,8 @@ class _Recording:
         except Exception as error:
             self.notes.append(f"The job is not watched for hangs: {error}.")
         try:
-            self.keeper.listen(warn, _ANSWER_S)
-            self.sentinel.listen(warn, child.end)
+            self.keeper.listen(heard, _ANSWER_S)
+            self.sentinel.listen(heard, END_S)
         except Exception as error:  # no further thread is allowed
             self.notes.append(f"The recording may be incomplete: {error}.")
         status = child.wait()
@@ -314,8 +324,9 @@ class _Recording:
         """
         ended_ns = time.time_ns()
         unjoined = standing_at_door(str(self.spool))
-        self.sentinel.end()
-        self.manifest_notes = self.keeper.end()
+        with suppress(NoAnswerError):  # how the ranks ended is then not written down
+            self.sentinel.end()
+        self.keeper.end()
         self._stage(self._wait_for_traces)
         if child.is_to_end or status.signal is not None:
             end_orphans = partial(self._end_orphans, child.was_told_by_group, self._recorded_ranks())
@@ -325,14 +336,12 @@ class _Recording:
             if not self._stage(stage):
                 raise NoAnswerError
         self._note_sources()
-        nothing = no_rank(command[0], self._ended_by(status), unjoined)
+        # Somebody may have ended the command, which then leaves with an exit code, as torchrun does.
+        ended_by = status.signal or (self._asked_by if status.code else None)
+        nothing = no_rank(command[0], ended_by, unjoined)
         recorded, stopped, notes = bounded(lambda beat: self._complete(status, ended_ns, nothing), _ANSWER_S)
         self.notes = [*notes, *self.notes]
         return recorded, stopped
-
-    def _ended_by(self, status: ExitStatus) -> int | None:
-        """The signal by which somebody ended the command, which may leave with an exit code then, as torchrun does."""
-        return status.signal or (self._asked_by if status.code else None)
 
     def _complete(self, status: ExitStatus, ended_ns: int, nothing: Note) -> tuple[int, bool, list[str]]:
         """The number of ranks recorded, whether it is known how ranks stopped, and what else there is to say: ``nothing`` where
@@ -356,7 +365,7 @@ class _Recording:
             said.append(f"{self.launch.run} could not be completed: {error}.")
         return recorded, stopped, said
 
-    def _stage(self, stage: Callable[[Beat], _Gathered]) -> bool:
+    def _stage(self, stage: Callable[[Beat], _Said]) -> bool:
         """Do what comes after the job's end, and keep what it has to say; whether it was answered."""
         try:
             notes, unsaved = bounded(stage, _ANSWER_S)
@@ -368,9 +377,9 @@ class _Recording:
             self.notes.append(f"The recording may be incomplete: {type(error).__name__}: {error}.")
         return True
 
-    def _wait_for_traces(self, beat: Beat) -> _Gathered:
+    def _wait_for_traces(self, beat: Beat) -> _Said:
         self.ranks.wait_for_traces()
-        return _Gathered([])
+        return [], []
 
     def _recorded_ranks(self) -> dict[int, int] | None:
         """By process id, the ranks of this host in the run directory; None where it does not answer."""
@@ -379,16 +388,16 @@ class _Recording:
         except Exception:
             return None
 
-    def _end_orphans(self, told_by_group: bool, recorded: Mapping[int, int] | None, beat: Beat) -> _Gathered:
+    def _end_orphans(self, told_by_group: bool, recorded: Mapping[int, int] | None, beat: Beat) -> _Said:
         """Until nobody of this launcher's job writes any more."""
-        orphans = Orphans(LAUNCHER_VARIABLE, self.marker, self.spool, recorded)
-        return _Gathered(orphans.end(beat, os.getpgrp() if told_by_group else 0).sentences())
+        orphans = Orphans(_LAUNCHER_VARIABLE, self.marker, self.spool, recorded)
+        return orphans.end(beat, os.getpgrp() if told_by_group else 0).sentences(), []
 
-    def _collect(self, beat: Beat) -> _Gathered:
+    def _collect(self, beat: Beat) -> _Said:
         unsaved = drain_spools(self.spool, beat, self.launch.run)
         folders = [tempfile.gettempdir(), *map(str, (self.launch.run / "ranks").glob("*"))]
         clear_raw_folders(folders, self.launch.document["run_id"])
-        return _Gathered([], unsaved)
+        return [], unsaved
 
     def _note_sources(self) -> None:
         """What the ranks' source files are, so that the analysis can tell whether it reads the same. The job's own storage may be
@@ -411,18 +420,17 @@ class _Recording:
                 Note(f"The report shows no source text: the job's files could not be read ({why}).")
             )
 
-    def _wait_for_others(self, beat: Beat) -> _Gathered:
+    def _wait_for_others(self, beat: Beat) -> _Said:
         """The owner analyses, so it lets the run's other launchers end first, for a while."""
         deadline_s, pause_s = time.monotonic() + _OTHERS_S, 0.1
         while self.launch.owner and (others := self.launch.others_running()):
             if time.monotonic() > deadline_s:
-                return _Gathered(
-                    [
-                        f"{len(others)} other launcher{'s' if len(others) > 1 else ''} of this run had not ended "
-                        f"({', '.join(others[:4])}): `ddpdoctor analyze {self.launch.run}` later sees all of it."
-                    ]
+                note = (
+                    f"{len(others)} other launcher{'s' if len(others) > 1 else ''} of this run had not ended "
+                    f"({', '.join(others[:4])}): `ddpdoctor analyze {self.launch.run}` later sees all of it."
                 )
+                return [note], []
             beat()
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, 1.0)
-        return _Gathered([])
+        return [], []

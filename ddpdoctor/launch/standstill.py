@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddpdoctor.launch.rankwatch import Activity, WatchedRank
+from ddpdoctor.rundir import LONG_PHASES
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ class Progress:
             return min(after_s, tuning.after_death_s)
         if any(rank.busy and not rank.waits for rank in left) and _is_through(left):
             return after_s * tuning.times_after_last
-        if any(rank.in_long_phase and not rank.waits for rank in left):
+        if any(rank.phase in LONG_PHASES and not rank.waits for rank in left):
             return after_s * tuning.times_in_long_phase
         return after_s
 

@@ -114,7 +114,9 @@ class Door:
         everybody = {*joined, *(pid for _, pid, _ in there)}
         for rank, pid, path in there:
             if path not in self.known and path not in self._others:
-                found = _unjoined(path, rank, pid)
+                at_ns = read_door(path).about.get("at_ns")
+                began_ns = at_ns if isinstance(at_ns, int) else 0
+                found = UnjoinedRank(path, rank, pid, began_ns=began_ns)
                 found.open()
                 if everybody.isdisjoint(_ancestors(found.here_pid)):
                     self.known[path] = found
@@ -158,11 +160,6 @@ class Door:
         """How those ended that have, and not in order; but for those whose numbers ``joined`` later."""
         ended = [rank for rank in self.known.values() if rank.end is not None]
         return [rank.end for rank in ended if rank.end and (rank.has_left or rank.rank not in joined)]
-
-
-def _unjoined(path: str, rank: int, pid: int) -> UnjoinedRank:
-    at_ns = read_door(path).about.get("at_ns")
-    return UnjoinedRank(path, rank, pid, began_ns=at_ns if isinstance(at_ns, int) else 0)
 
 
 def _ancestors(pid: int) -> Iterator[int]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from ddpdoctor.measure.graph import Graphs
-from ddpdoctor.measure.window import RUNTIME_CALLS
+from ddpdoctor.measure.window import RUNTIME_CALLS, Window
 
 
 class _Tuning(msgspec.Struct, frozen=True):
@@ -94,32 +94,27 @@ def _nameless(graphs: Graphs) -> Iterator[str]:
 
 def _hosts_unseen(graphs: Graphs) -> Iterator[str]:
     devices = [window for window in graphs.windows if window.on_device] if graphs.window_speaks else []
-    unseen = [window.rank for window in devices if not window.host_seen]
+    unseen = [window for window in devices if not window.host_seen]
     if unseen:
-        which = "all ranks" if len(unseen) == len(devices) else f"{len(unseen)} of {len(devices)} ranks"
         yield (
-            f"The traces of {which} do not show what the host did (operators, runtime calls): why a device idles there is "
-            "unknown, and so is how fast the host could issue a step: prices are upper bounds."
+            f"The traces of {_some(unseen, devices)} do not show what the host did (operators, runtime calls): why a device idles there "
+            "is unknown, and so is how fast the host could issue a step: prices are upper bounds."
         )
 
 
 def _devices_unseen(graphs: Graphs) -> Iterator[str]:
     """An export without its table of kernels, a profiler that was not allowed to see the device."""
-    unseen = [
-        window.rank
-        for window in graphs.windows
-        if not window.on_device and window.trace.category_mask(*RUNTIME_CALLS).any()
-    ]
+    hosts = [window for window in graphs.windows if not window.on_device]
+    unseen = [window for window in hosts if window.trace.category_mask(*RUNTIME_CALLS).any()]
     if unseen and graphs.window_speaks:
-        which = (
-            "all ranks"
-            if len(unseen) == len(graphs.windows)
-            else f"{len(unseen)} of {len(graphs.windows)} ranks"
-        )
         yield (
-            f"The traces of {which} show calls of the device's runtime, but no kernel: what the devices did is missing, so compute "
-            "means the hosts' own work here, and nothing is said of the devices. Record, or export, the kernels too."
+            f"The traces of {_some(unseen, graphs.windows)} show calls of the device's runtime, but no kernel: what the devices did is "
+            "missing, so compute means the hosts' own work here, and nothing is said of the devices. Record, or export, the kernels too."
         )
+
+
+def _some(chosen: Sequence[Window], every: Sequence[Window]) -> str:
+    return "all ranks" if len(chosen) == len(every) else f"{len(chosen)} of {len(every)} ranks"
 
 
 def _no_window(graphs: Graphs) -> Iterator[str]:

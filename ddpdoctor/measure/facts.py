@@ -14,6 +14,7 @@ import msgspec
 from .hangfacts import HangFacts
 from .memoryfacts import MemoryFacts
 from .places import Where
+from .runfacts import RunFacts
 from .taxonomy import LateCause, SharedCause
 
 RANGE_LEVEL = 0.9
@@ -88,6 +89,26 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """The only phase in which its ranks compute longer: ``the forward pass``, ``backward()`` or ``optimizer.step()``; else null."""
     operation: str | None = None
     """What is executed there, if it has a name: a collective, a kernel, an operator."""
+
+
+IN_MS = (
+    "ms_per_step",
+    "low_ms_per_step",
+    "high_ms_per_step",
+    "alone_ms_per_step",
+    "remaining_ms_per_step",
+    "waiting_ms_per_step",
+    "going_on_ms_per_step",
+    "beside_ms_per_step",
+)
+"""Fields of a cost that say what is saved, means over the steps."""
+
+
+def scaled(cost: Cost, factor: float, step_ms: float, also: tuple[str, ...] = ()) -> Cost:
+    """``cost`` of which this part counts, in a mean step of this length; of the fields ``also`` named, too."""
+    known = {name: ms for name in (*IN_MS, *also) if (ms := getattr(cost, name)) is not None}
+    of_all = {name: factor * ms for name, ms in known.items()}
+    return msgspec.structs.replace(cost, **{**of_all, **saving(of_all["ms_per_step"], step_ms)})
 
 
 def saving(ms_per_step: float, step_ms: float) -> dict[str, Any]:
@@ -182,9 +203,9 @@ class ArrivalFacts(msgspec.Struct, frozen=True, kw_only=True):
     late_ranks: list[int] | None = None
     """Ranks that are late by a tenth of the step or more, and by twice as much as the median of the others, the latest first."""
     late_ms: dict[str, float] | None = None
-    """Mean lateness per step of each late rank, against the median rank, of two against the other one."""
+    """Mean lateness per step, relative to the median rank (of two ranks, to the other one)."""
     late_steps: dict[str, int] | None = None
-    """Steps in which each late rank is late."""
+    """Steps in which the rank is late."""
     on_time_saves_ms: float | None = None
     """Step time saved with the unexplained late ranks on time (replayed); null if the lateness of all has a price under ``late``."""
 
@@ -193,15 +214,15 @@ class CommunicationFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Collectives: waiting apart from transfer."""
 
     wait_ms: float | None = None
-    """Wait in collectives for another rank, beside which the rank computes nothing, mean over ranks."""
+    """Wait in collectives for another rank (no computation running), mean over ranks."""
     transfer_ms: float | None = None
-    """Exposed transfer, beside which the rank computes nothing, mean over ranks."""
+    """Exposed transfer (no computation running), mean over ranks."""
     total_transfer_ms: float | None = None
     """All transfer, hidden or not, mean over ranks."""
     exposed_ms: float | None = None
     """Time in collectives without concurrent computation, waiting included, median rank; known even if ranks are not matched."""
     hidden_share: float | None = None
-    """Share of the time in collectives that computation hides."""
+    """Share of the time in collectives, waiting included, that computation hides."""
     bytes_per_step: float | None = None
     """Bytes that a rank contributes to collectives per step."""
     sharded_share: float | None = None
@@ -217,7 +238,7 @@ class CommunicationFacts(msgspec.Struct, frozen=True, kw_only=True):
     matched: int | None = None
     unmatched: int | None = None
     clock_error_us: float | None = None
-    """Error bound of the common clock."""
+    """Clock alignment error between ranks, at most."""
     slow_link_ranks: list[int] | None = None
     """Ranks of process groups whose transfers are persistently slower than those of comparable groups; null without any."""
 
@@ -368,5 +389,6 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryFacts = MemoryFacts()
     pipeline: PipelineFacts = PipelineFacts()
     hang: HangFacts = HangFacts()
+    run: RunFacts = RunFacts()
     breakdown: dict[str, float] = {}
     """Share of the critical step time per part; sums to 1."""

@@ -93,12 +93,12 @@ def late_steps(graph: Graph) -> tuple[set[int], list[set[int]]]:
     late: list[set[int]] = [set() for _ in graph.ranks]
     if not graph.groups:
         return set(), late
-    least_ns = LATE_SHARE * float(np.median(np.concatenate([group.duration for group in graph.groups])))
+    least_ns = LATE_SHARE * float(np.median(graph.lengths_ns))
     for group in graph.groups if len(late) > 1 else ():
         by_rank = np.nanmax(np.nan_to_num(behind(group)), axis=1) >= least_ns
         for position, steps in enumerate(late):
             steps.update(group.steps[by_rank[:, position]].tolist())
-    return {number for group in graph.groups for number in group.steps.tolist()}, late
+    return set(graph.numbers.tolist()), late
 
 
 class _Node(msgspec.Struct):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from ddpdoctor.measure.align import align_logs, set_suspended_aside
 from ddpdoctor.measure.attribution import attribute
@@ -16,24 +17,22 @@ from ddpdoctor.measure.caveats import caveats
 from ddpdoctor.measure.costs import (
     Context,
     Costs,
-    MessageCost,
     RareSource,
     ReducerCosts,
     arrival_facts,
+    costs_under,
     favoured_cap_bytes,
-    late_facts,
     price_all,
-    shared_facts,
 )
-from ddpdoctor.measure.facts import Facts, GpuFacts
+from ddpdoctor.measure.facts import Facts, GpuFacts, LateFacts, SharedFacts
 from ddpdoctor.measure.flames import flames
 from ddpdoctor.measure.graph import Graphs, all_set_aside, build_graphs, python_parts
 from ddpdoctor.measure.hangfacts import HangFacts
 from ddpdoctor.measure.memory import Memory, memory_of
 from ddpdoctor.measure.metrics import (
+    MessageCost,
     asleep_shares,
     bandwidth_points,
-    bucket_facts,
     communication_facts,
     critical_breakdown,
     ddp_facts,
@@ -53,9 +52,10 @@ from ddpdoctor.measure.metrics import (
 )
 from ddpdoctor.measure.sourcelines import LogSourceLines, WindowSourceLines
 from ddpdoctor.measure.steplog import RankLog
-from ddpdoctor.measure.summary import BandwidthPoint, Flame, RankSummary, Series, Timeline
+from ddpdoctor.measure.summary import Drawn, RankSummary, Speaker
 from ddpdoctor.measure.taxonomy import RARE_ON_DEVICE, RARE_ON_HOST
 from ddpdoctor.measure.telemetry import HostTelemetry
+from ddpdoctor.measure.wholerun import Launch, run_facts
 from ddpdoctor.measure.window import Window, with_bucket_sizes
 from ddpdoctor.stages import WINDOWS_READ, Progress, Stage, counted, no_progress
 
@@ -67,11 +67,7 @@ class Measurement(msgspec.Struct, frozen=True):
     graphs: Graphs
     logs: Sequence[RankLog]
     """All that were recorded, on one clock."""
-    ranks: list[RankSummary]
-    series: Series
-    timeline: Timeline | None
-    flames: list[Flame]
-    bandwidth: list[BandwidthPoint]
+    drawn: Drawn
     notes: list[str] = msgspec.field(default_factory=list)
     set_aside: dict[str, int] = msgspec.field(default_factory=dict)
     """Recorded steps that are not among ``facts.steps.measured``, by reason; with those they are all that were seen."""
@@ -83,9 +79,10 @@ def measure(
     telemetry: Mapping[str, HostTelemetry],
     hang: HangFacts | None = None,
     progress: Progress = no_progress,
+    launches: Mapping[str, Launch] | None = None,
 ) -> Measurement:
     """Measure a run. ``logs`` and ``windows`` are ordered by rank; either may be empty, not both. ``hang``: whether and how it
-    stopped, which is found elsewhere."""
+    stopped, which is found elsewhere. ``launches``: when the launcher of each host started and ended, by host name."""
     graphs, recorded, notes = _aligned(logs, windows, telemetry, progress)
     aside = all_set_aside(graphs.told, recorded)
     told = counted(progress, Stage.MEASURE)
@@ -99,21 +96,24 @@ def measure(
     told(2, 5)
     ranks = _summaries(graphs, memory)
     told(3, 5)
-    over_time = series(graphs.log if graphs.log is not None else graphs.speaking)
+    drawn = Drawn(
+        speaker=Speaker(graphs.speaker, graphs.why),
+        ranks=ranks,
+        series=series(graphs.log if graphs.log is not None else graphs.speaking),
+        timeline=timeline(graphs.speaking, graphs.logs, graphs.windows),
+        flames=flames(graphs.log, log_lines.samples, ranks) if graphs.log is not None else [],
+        bandwidth=[] if graphs.window is None else bandwidth_points(graphs.window, _hosts(graphs.windows)),
+    )
     told(4, 5)
-    drawn = timeline(graphs.speaking, graphs.logs, graphs.windows)
     costs = price_all(context, counted(progress, Stage.PRICE))
     return Measurement(
-        facts=_facts(graphs, context, costs, gpu, telemetry, aside, hang or HangFacts(), memory),
+        facts=replace(
+            _facts(graphs, context, costs, gpu, telemetry, aside, hang or HangFacts(), memory),
+            run=run_facts(graphs.logs, launches or {}, log_lines),
+        ),
         graphs=graphs,
         logs=recorded,
-        ranks=ranks,
-        series=over_time,
-        timeline=drawn,
-        flames=flames(graphs.log, log_lines.samples, ranks) if graphs.log is not None else [],
-        bandwidth=bandwidth_points(graphs.window, _hosts(graphs.windows))
-        if graphs.window is not None
-        else [],
+        drawn=drawn,
         notes=[*notes, *outstanding(graphs.told), *caveats(graphs), *memory.notes],
         set_aside=aside,
     )
@@ -152,9 +152,6 @@ def _context(
     """What is known before anything is priced."""
     graph, logs, windows = graphs.speaking, graphs.logs, graphs.windows
     reducers = reducer_work(logs, windows) if graphs.log_speaks else []
-    latency_us = bytes_per_ns = None
-    if graphs.window is not None:
-        latency_us, bytes_per_ns = message_cost(graphs.window, _hosts(windows))
     return Context(
         graph=graph,
         attribution=attribute(graph, short=not logs and all(window.on_device for window in windows)),
@@ -169,7 +166,7 @@ def _context(
             issue_ns=tuple(work.issue_ns for work in reducers if work),
         ),
         reductions=reductions_of(graph, graphs.log, graphs.window, logs, windows),
-        message=MessageCost(latency_us, bytes_per_ns),
+        message=MessageCost() if graphs.window is None else message_cost(graphs.window, _hosts(windows)),
         speaks_of_hosts=graphs.log_speaks,
         cores=host_cores(telemetry, logs),
         asleep=asleep_shares(logs),
@@ -209,11 +206,11 @@ def _facts(
             context.attribution.inputs_explain,
             job.world_size,
         ),
-        late=late_facts(costs),
-        shared=shared_facts(costs),
+        late=LateFacts(**costs_under("late", costs)),
+        shared=SharedFacts(**costs_under("shared", costs)),
         arrivals=arrival_facts(graph, costs),
         communication=communication_facts(graph, graphs.window, logs, windows, context.message.latency_us),
-        buckets=bucket_facts(context.reductions, cap_bytes),
+        buckets=replace(context.reductions, favoured_cap_bytes=cap_bytes),
         loader=loader_facts(logs, windows, context.asleep),
         ddp=ddp_facts(logs, windows, context.message.latency_us, context.reductions.syncs_per_step or 1.0),
         gpu=gpu,

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from ddpdoctor.measure.numerics import EMPTY, Array, Intervals, Ints, union
+from ddpdoctor.measure.numerics import EMPTY, Array, Intervals, Ints, place_in, union
 from ddpdoctor.measure.taxonomy import Component
 
 Gap = tuple[Component, Component]
@@ -62,12 +62,7 @@ class Gaps(msgspec.Struct, frozen=True):
 
     def at(self, moments: NDArray[Any]) -> Ints:
         """[M] which gap each moment lies in; -1 in none."""
-        starts, ends = self.times
-        if not len(starts):
-            return np.full(len(moments), -1, np.int64)
-        place = np.searchsorted(starts, moments, side="right") - 1
-        gaps: Ints = np.where((place >= 0) & (moments < ends[place]), place, -1)
-        return gaps
+        return place_in(self.times, moments)
 
     def kind_at(self, moments: NDArray[Any]) -> Ints:
         """[M] place in ``kinds`` of the gap in which each moment lies; -1 in none."""

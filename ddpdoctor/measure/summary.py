@@ -152,3 +152,16 @@ class TelemetrySeries(msgspec.Struct, frozen=True, kw_only=True):
     t_s: list[float] = []
     """Seconds since the run's start."""
     values: list[float | None] = []
+
+
+class Drawn(msgspec.Struct, frozen=True, kw_only=True):
+    """All of it, as a diagnosis has it by these names."""
+
+    speaker: Speaker | None = None
+    window: WindowCost | None = None
+    ranks: list[RankSummary] = []
+    series: Series = Series()
+    timeline: Timeline | None = None
+    flames: list[Flame] = []
+    bandwidth: list[BandwidthPoint] = []
+    telemetry: list[TelemetrySeries] = []

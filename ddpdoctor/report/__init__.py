@@ -31,23 +31,17 @@ if TYPE_CHECKING:
     from .terminal import print_terminal
 
 
-_PLACES = {
-    "holds_diagnosis": "read",
-    "notebook_html": "html",
-    "print_terminal": "terminal",
-    "read_diagnosis": "read",
-    "redact": "redaction",
-    "render_html": "html",
-    "render_junit": "junit",
-    "render_markdown": "markdown",
-    "to_json": "json_output",
-    "to_sarif": "sarif",
-    "without_source_text": "redaction",
-    "write_figures": "figures_output",
-    "write_html": "html",
-    "write_json": "json_output",
-    "write_junit": "junit",
-    "write_markdown": "markdown",
-    "write_sarif": "sarif",
-}
-__getattr__ = deferred(__name__, _PLACES)
+__getattr__ = deferred(
+    __name__,
+    {
+        "figures_output": "write_figures",
+        "html": "notebook_html render_html write_html",
+        "json_output": "to_json write_json",
+        "junit": "render_junit write_junit",
+        "markdown": "render_markdown write_markdown",
+        "read": "holds_diagnosis read_diagnosis",
+        "redaction": "redact without_source_text",
+        "sarif": "to_sarif write_sarif",
+        "terminal": "print_terminal",
+    },
+)

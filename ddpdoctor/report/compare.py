@@ -1,14 +1,13 @@
-"""Two diagnoses side by side: is the job faster now, by how much, and which findings came and went.
+"""Two diagnoses side by side: whether the job is faster, by how much, and which findings are resolved or new.
 
-Nothing here judges what cannot be judged: jobs of another size, or on other devices, are shown, not ranked.
-The interval tells how well the two recordings know their own medians; it knows nothing of how much the same
-job varies from one start to the next.
+Jobs with different world size, batch size or device are shown without a verdict. The confidence interval covers the scatter of
+steps within each recording, not the variation between runs of the same job.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -21,16 +20,16 @@ from ddpdoctor.report.compare_settings import Change, other_changes, sizes
 
 COMPARISON_SCHEMA = "ddpdoctor.comparison/1"
 CONFIDENCE = 0.95
-RESAMPLES = 2000
-FEWEST_POINTS = 12
-"""Below this many steps on either side a bootstrap of a median says little, and no interval is given."""
+BOOTSTRAP_SAMPLES = 2000
+MIN_STEPS = 12
+"""With fewer steps on either side no confidence interval is computed: a bootstrap of a median needs more."""
 SEED = 20_240_229
 _MOST_NOTES = 3
-"""Of each side, as many as the analysis shows."""
-_Looked = Callable[[str], bool]
-"""Whether a rule could look."""
-_MOVED_SHARE = 0.01
-"""A finding whose cost moved by less than this share of the step has not changed."""
+"""Most notes of each side, as many as ``analyze`` shows."""
+_WasChecked = Callable[[str], bool]
+"""Whether the rule with this id was checked."""
+_MIN_CHANGE_SHARE = 0.01
+"""A finding whose cost changes by less than this share of the step counts as unchanged."""
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,12 +39,12 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     headline: str
     healthy: bool
     everybody: str
-    """What all recorded ranks are called."""
+    """The name for all recorded ranks: "all ranks", "all 2 recorded"."""
     stopped: str | None
-    """What became of a job that did not end well, in words: hung, failed, was cut off, is still running, has no recorded end; null of
-    one that ended, or was asked to, and of traces."""
+    """How a job ended that did not complete: "hung", "failed", "was killed", "was cut off", "is still running", "has no recorded
+    end"; null for a job that completed or was stopped by its user, and for traces."""
     running: bool
-    """Whether it ran when it was analysed."""
+    """Whether the job was still running when it was analysed."""
     steps_measured: int
     step_source: str
     points: int
@@ -68,7 +67,7 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True):
     high: float | None
     """Bounds of the confidence interval (moving-block bootstrap); None with too few steps."""
     confidence: float = CONFIDENCE
-    resamples: int = RESAMPLES
+    resamples: int = BOOTSTRAP_SAMPLES
     seed: int = SEED
 
 
@@ -83,13 +82,13 @@ class PartChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FindingChange(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a finding."""
+    """A finding before and after."""
 
     rule: str
     title: str
     status: str
-    """resolved, new, changed, unchanged; "not checked after" or "not checked before" where one side could not
-    look; "before only" and "after only" where the two are not comparable, so that nothing was resolved.
+    """resolved, new, changed, unchanged; "not checked after" or "not checked before" if one side lacked data for the rule;
+    "before only" or "after only" if the two jobs are not comparable.
     """
     before_ms_per_step: float | None
     after_ms_per_step: float | None
@@ -110,20 +109,18 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     after: Side
     ratio: Ratio | None
     differences: list[Change]
-    """What forbids a judgement: world size, batch size or device differ."""
+    """Differences that make the jobs incomparable: world size, batch size or device."""
     breakdown: list[PartChange]
     findings: list[FindingChange]
     changes: list[Change]
-    """What else differs: versions, settings, environment, command."""
+    """Other differences: versions, settings, environment, command."""
     notes: list[str]
 
     def __repr__(self) -> str:
         return f"<Comparison: {self.verdict.removesuffix('.')}>"
 
     def regression_percent(self) -> float | None:
-        """By how many per cent the median step got longer, 0 where the difference may be chance; None where
-        the two cannot be judged.
-        """
+        """By how many per cent the median step got longer; 0 if it did not or the difference may be chance; None without a verdict."""
         if self.ratio is None or self.judgement in ("not comparable", "too few steps"):
             return None
         return max(0.0, 100 * (self.ratio.estimate - 1)) if self.judgement == "slower" else 0.0
@@ -136,14 +133,14 @@ def compare(before: Diagnosis, after: Diagnosis) -> Comparison:
     differences, notes = sizes(before, after)
     if before.steps.source != after.steps.source:
         notes.append(
-            f"Step times come from the {before.steps.source} before and from the {after.steps.source} after; "
-            "the two do not cut steps at exactly the same points."
+            f"Step times come from the {before.steps.source} before and from the {after.steps.source} after, "
+            "which place the boundaries between steps slightly differently."
         )
     findings = _findings(before, after, comparable=not differences)
     notes += _predicted_and_actual(before, after, findings)
     sides = _side(before, old), _side(after, new)
     notes += [
-        f"The job {which} {side.stopped}: its steps until then are compared."
+        f"The job {which} {side.stopped}: only its steps until then are compared."
         for which, side in zip(("before", "after"), sides, strict=True)
         if side.stopped
     ]
@@ -164,19 +161,19 @@ def compare(before: Diagnosis, after: Diagnosis) -> Comparison:
 
 
 def _notes_of(before: Diagnosis, after: Diagnosis) -> list[str]:
-    """The notes of both diagnoses, marked by where they are from: what could not be read of a job is missing in its comparison, too."""
+    """The notes of both diagnoses, each with the side it is from: data missing in a diagnosis are missing in its comparison."""
     both = set(before.notes) & set(after.notes)
     sides = {
         "Before and after": [note for note in before.notes if note in both],
         "Before": [note for note in before.notes if note not in both],
         "After": [note for note in after.notes if note not in both],
     }
-    told = []
+    sentences = []
     for side, notes in sides.items():
-        told += [f"{side}: {note}" for note in notes[:_MOST_NOTES]]
+        sentences += [f"{side}: {note}" for note in notes[:_MOST_NOTES]]
         if more := len(notes[_MOST_NOTES:]):
-            told.append(f"{side}: {words.count(more, 'more note')}, which `ddpdoctor analyze -v` shows.")
-    return told
+            sentences.append(f"{side}: {words.count(more, 'more note')}, which `ddpdoctor analyze -v` shows.")
+    return sentences
 
 
 def _stride(diagnosis: Diagnosis) -> int:
@@ -185,7 +182,7 @@ def _stride(diagnosis: Diagnosis) -> int:
 
 
 def _step_times(diagnosis: Diagnosis) -> NDArray[np.float64]:
-    """[points] ms: each step's median over the ranks, without the steps set aside as warm-up."""
+    """[points] ms: each step's median over the ranks, without the warm-up."""
     lists = diagnosis.series.step_ms
     if not lists:
         return np.empty(0)
@@ -193,7 +190,7 @@ def _step_times(diagnosis: Diagnosis) -> NDArray[np.float64]:
     table = table[:, -(-diagnosis.steps.set_aside.get("warm-up", 0) // _stride(diagnosis)) :]
     table = table[:, ~np.isnan(table).all(axis=0)]
     result: NDArray[np.float64] = np.nanmedian(table, axis=0) if table.size else np.empty(0)
-    # No step takes no time: of what says so, nothing can be a ratio.
+    # Step times of 0 are invalid, and would make the ratio infinite.
     return result[result > 0]
 
 
@@ -221,7 +218,7 @@ def _ratio(before_ms: NDArray[np.float64], after_ms: NDArray[np.float64]) -> Rat
     if not len(before_ms) or not len(after_ms) or np.median(before_ms) <= 0:
         return None
     estimate = float(np.median(after_ms) / np.median(before_ms))
-    if min(len(before_ms), len(after_ms)) < FEWEST_POINTS:
+    if min(len(before_ms), len(after_ms)) < MIN_STEPS:
         return Ratio(estimate=estimate, low=None, high=None)
     random = np.random.default_rng(SEED)
     ratios = _resampled_medians(after_ms, random) / _resampled_medians(before_ms, random)
@@ -231,27 +228,27 @@ def _ratio(before_ms: NDArray[np.float64], after_ms: NDArray[np.float64]) -> Rat
 
 
 def _resampled_medians(values: NDArray[np.float64], random: np.random.Generator) -> NDArray[np.float64]:
-    """[RESAMPLES] medians of circular moving blocks.
+    """[BOOTSTRAP_SAMPLES] medians of circular moving blocks.
 
     Neighbouring steps resemble each other, and drawing them one by one would give too narrow an interval;
     blocks of n^(1/3) keep that (Künsch 1989; Politis and Romano 1992).
     """
     count = len(values)
     length = max(1, round(count ** (1 / 3)))
-    starts = random.integers(0, count, size=(RESAMPLES, -(-count // length), 1))
-    index = (starts + np.arange(length)).reshape(RESAMPLES, -1)[:, :count] % count
+    starts = random.integers(0, count, size=(BOOTSTRAP_SAMPLES, -(-count // length), 1))
+    index = (starts + np.arange(length)).reshape(BOOTSTRAP_SAMPLES, -1)[:, :count] % count
     result: NDArray[np.float64] = np.median(values[index], axis=1)
     return result
 
 
 def median_step(diagnosis: Diagnosis) -> tuple[float, tuple[float, float] | None] | None:
-    """(Median step, in ms, over all but the warm-up; its confidence interval, None with too few steps)."""
+    """(Median step time without the warm-up, ms; its confidence interval, None with too few steps). None without step times."""
     times_ms = _step_times(diagnosis)
     if not len(times_ms):
         middle_ms = diagnosis.steps.median_ms
         return None if middle_ms is None or middle_ms <= 0 else (middle_ms, None)
     middle_ms = float(np.median(times_ms))
-    if len(times_ms) < FEWEST_POINTS:
+    if len(times_ms) < MIN_STEPS:
         return middle_ms, None
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(_resampled_medians(times_ms, np.random.default_rng(SEED)), [tail, 1 - tail])
@@ -270,7 +267,7 @@ def _verdict(judgement: str, ratio: Ratio | None, sides: tuple[Side, Side], diff
     before, after = (words.milliseconds(side.median_ms) for side in sides)
     if judgement == "not comparable":
         what = "; ".join(f"{d.what}: {d.before} before, {d.after} after" for d in differences)
-        return f"Not comparable ({what}). Both are shown without a verdict."
+        return f"Not comparable ({what})."
     if ratio is None or ratio.low is None or ratio.high is None:
         return f"Too few steps to decide: median step {before} before, {after} after."
     interval = f"{100 * CONFIDENCE:.0f} % interval {ratio.low:.3f} to {ratio.high:.3f}"
@@ -305,48 +302,55 @@ _ONE_SIDED = {"resolved": "before only", "new": "after only"}
 
 def _findings(before: Diagnosis, after: Diagnosis, *, comparable: bool) -> list[FindingChange]:
     """One row for each finding of either side, costliest first."""
-    pairs: list[tuple[Finding | None, Finding | None]] = []
-    waiting: dict[object, deque[int]] = {}
-    for place, new in enumerate(after.findings):
-        for key in (new.rule, _finding_key(new)):
-            waiting.setdefault(key, deque()).append(place)
-    taken: set[int] = set()
-    for old in before.findings:
-        same = _pop_match(waiting, _finding_key(old), taken)
-        same = _pop_match(waiting, old.rule, taken) if same is None else same
-        pairs.append((old, None if same is None else after.findings[same]))
-    pairs += [(None, new) for place, new in enumerate(after.findings) if place not in taken]
-    looked = _was_checked(before), _was_checked(after)
-    rows = [_finding(old, new, before, looked) for old, new in pairs]
+    was_checked = _was_checked(before), _was_checked(after)
+    pairs = _matched_findings(before.findings, after.findings)
+    rows = [_finding(old, new, before, was_checked) for old, new in pairs]
     if not comparable:
         rows = [msgspec.structs.replace(row, status=_ONE_SIDED.get(row.status, row.status)) for row in rows]
     return sorted(rows, key=lambda r: -max(r.before_ms_per_step or 0.0, r.after_ms_per_step or 0.0))
+
+
+def _matched_findings(
+    before: Sequence[Finding], after: Sequence[Finding]
+) -> list[tuple[Finding | None, Finding | None]]:
+    """Pairs of findings with the same rule and ranks, else with the same rule; None for a finding without a match."""
+    unmatched: dict[object, deque[int]] = {}
+    for place, new in enumerate(after):
+        for key in (new.rule, _finding_key(new)):
+            unmatched.setdefault(key, deque()).append(place)
+    matched: set[int] = set()
+    pairs: list[tuple[Finding | None, Finding | None]] = []
+    for old in before:
+        same = _pop_match(unmatched, _finding_key(old), matched)
+        same = _pop_match(unmatched, old.rule, matched) if same is None else same
+        pairs.append((old, None if same is None else after[same]))
+    return [*pairs, *((None, new) for place, new in enumerate(after) if place not in matched)]
 
 
 def _finding_key(finding: Finding) -> tuple[str, tuple[int, ...] | None]:
     return finding.rule, None if finding.ranks is None else tuple(finding.ranks)
 
 
-def _pop_match(waiting: Mapping[object, deque[int]], key: object, taken: set[int]) -> int | None:
-    """The first place that waits under ``key`` and is not ``taken``, and then is; None where none does."""
-    places = waiting.get(key, deque())
+def _pop_match(unmatched: Mapping[object, deque[int]], key: object, matched: set[int]) -> int | None:
+    """The first unmatched index under ``key``, which is added to ``matched``; None if there is none."""
+    places = unmatched.get(key, deque())
     while places:
         place = places.popleft()
-        if place not in taken:
-            taken.add(place)
+        if place not in matched:
+            matched.add(place)
             return place
     return None
 
 
 def _finding(
-    old: Finding | None, new: Finding | None, before: Diagnosis, looked: tuple[_Looked, _Looked]
+    old: Finding | None, new: Finding | None, before: Diagnosis, was_checked: tuple[_WasChecked, _WasChecked]
 ) -> FindingChange:
     shown = new or old
     assert shown is not None
     if new is None:
-        status = "resolved" if looked[1](shown.rule) else "not checked after"
+        status = "resolved" if was_checked[1](shown.rule) else "not checked after"
     elif old is None:
-        status = "new" if looked[0](shown.rule) else "not checked before"
+        status = "new" if was_checked[0](shown.rule) else "not checked before"
     else:
         status = "changed" if _cost_changed(old, new, before.steps.mean_ms or 0.0) else "unchanged"
     return FindingChange(
@@ -362,35 +366,39 @@ def _finding(
     )
 
 
-def _was_checked(diagnosis: Diagnosis) -> _Looked:
-    """Which rules could look. A report that does not list its rules is taken to have looked."""
+def _was_checked(diagnosis: Diagnosis) -> _WasChecked:
+    """A function that says whether a rule was checked. Without a list of rules in the report, all count as checked."""
     listed = bool(diagnosis.checked or diagnosis.skipped)
     known = {finding.rule for finding in diagnosis.findings} | {rule.rule for rule in diagnosis.checked}
     return lambda rule: not listed or rule in known
 
 
 def _cost_changed(old: Finding, new: Finding, step_ms: float) -> bool:
-    moved_ms = abs((new.costs_ms_per_step or 0.0) - (old.costs_ms_per_step or 0.0))
-    dearer = moved_ms > _MOVED_SHARE * step_ms and not (_in_range(old, new) and _in_range(new, old))
-    return old.severity != new.severity or old.ranks != new.ranks or dearer
+    change_ms = abs((new.costs_ms_per_step or 0.0) - (old.costs_ms_per_step or 0.0))
+    cost_differs = change_ms > _MIN_CHANGE_SHARE * step_ms and not (
+        _in_range(old, new) and _in_range(new, old)
+    )
+    return old.severity != new.severity or old.ranks != new.ranks or cost_differs
 
 
 def _in_range(one: Finding, other: Finding) -> bool:
-    """Whether the price of one lies in the range of the other's."""
+    """Whether the cost of ``one`` is within the interval of the cost of ``other``."""
     ends_ms, cost_ms = other.costs_ms_per_step_range, one.costs_ms_per_step
     return ends_ms is not None and cost_ms is not None and ends_ms[0] <= cost_ms <= ends_ms[1]
 
 
 def _predicted_and_actual(before: Diagnosis, after: Diagnosis, rows: list[FindingChange]) -> list[str]:
-    """What mending the one priced finding that is gone was to save, and what it did; [] where several are gone."""
-    gone = {row.rule for row in rows if row.status == "resolved" and row.before_ms_per_step is not None}
-    mended = [f for f in before.findings if f.rule in gone and f.caused_by is None]
+    """If exactly one finding with a cost is resolved: a sentence with its estimated and the actual saving. Else []."""
+    resolved_rules = {
+        row.rule for row in rows if row.status == "resolved" and row.before_ms_per_step is not None
+    }
+    resolved = [f for f in before.findings if f.rule in resolved_rules and f.caused_by is None]
     old_ms, new_ms = before.steps.mean_ms, after.steps.mean_ms
-    if len(mended) != 1 or old_ms is None or new_ms is None:
+    if len(resolved) != 1 or old_ms is None or new_ms is None:
         return []
-    finding, saved = mended[0], words.milliseconds(abs(old_ms - new_ms))
+    finding, saved = resolved[0], words.milliseconds(abs(old_ms - new_ms))
     cost = words.milliseconds(finding.costs_ms_per_step) + words.in_parentheses(words.cost_range(finding))
-    told = f"{'at most ' if finding.at_most else ''}{cost}"
+    estimate = f"{'at most ' if finding.at_most else ''}{cost}"
     return [
-        f"{finding.rule} was estimated at {told} per step; the mean step is now {saved} {'shorter' if new_ms <= old_ms else 'longer'}."
+        f"{finding.rule} was estimated at {estimate} per step; the mean step is now {saved} {'shorter' if new_ms <= old_ms else 'longer'}."
     ]

@@ -13,7 +13,7 @@ from rich.text import Text
 from ddpdoctor.plain import plain
 from ddpdoctor.report import words
 from ddpdoctor.report.compare import Comparison, FindingChange, Side
-from ddpdoctor.report.console_output import MOST_OF_A_CELL, print_wrapped, truncated
+from ddpdoctor.report.console_output import MOST_CELL_LENGTH, print_wrapped, truncated
 from ddpdoctor.report.html import render_plain
 from ddpdoctor.report.json_output import formatted
 from ddpdoctor.written import COMPARISON, COMPARISON_PAGE, write_file
@@ -21,7 +21,7 @@ from ddpdoctor.written import COMPARISON, COMPARISON_PAGE, write_file
 _STYLES = {"faster": "bold green", "slower": "bold red"}
 _STATUS_STYLES = {"resolved": "green", "new": "red", "changed": "yellow"}
 _CHANGES, _ROWS = 12, 500
-"""Changes of settings, and rows of any other table, shown on the terminal, and rows on the page; all are in the JSON."""
+"""Most changed settings, and most rows of any other table, on the terminal; also most rows on the page. The JSON has all."""
 
 
 class Grid(msgspec.Struct, frozen=True):
@@ -31,7 +31,7 @@ class Grid(msgspec.Struct, frozen=True):
     head: list[str]
     rows: list[list[str]]
     styles: list[str] = []
-    """A style for each row, where rows differ in kind."""
+    """A style for each row; [] if all are alike."""
 
 
 def comparison_json(comparison: Comparison) -> bytes:
@@ -59,7 +59,7 @@ def write_comparison_html(comparison: Comparison, path: str | os.PathLike[str]) 
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Print the verdict and the tables. Fits 80 columns, but breaks no id and no path."""
+    """Print the verdict and the tables. Lines fit 80 columns where possible, but no id and no path is broken."""
     print_wrapped(
         console, Text(plain(truncated(comparison.verdict)), style=_STYLES.get(comparison.judgement, "bold"))
     )
@@ -74,7 +74,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 
 
 def grids(comparison: Comparison) -> list[Grid]:
-    """The tables of a comparison, as text; those without rows are left out."""
+    """The tables of a comparison, as text; empty ones are omitted."""
     found = [
         Grid("Steps", ["", "before", "after", "change"], _step_rows(comparison.before, comparison.after)),
         Grid(
@@ -97,7 +97,7 @@ def grids(comparison: Comparison) -> list[Grid]:
             [_STATUS_STYLES.get(row.status, "") for row in comparison.findings],
         ),
         Grid(
-            "What else differs",
+            "Other differences",
             ["", "before", "after"],
             [[change.what, change.before, change.after] for change in comparison.changes],
         ),
@@ -131,11 +131,11 @@ def _finding_row(row: FindingChange, comparison: Comparison) -> list[str]:
     ]
 
 
-def _cost(severity: str | None, ms: float | None, ranks: list[int] | None, everybody: str) -> str:
+def _cost(severity: str | None, ms: float | None, ranks: list[int] | None, all_ranks: str) -> str:
     if severity is None:
         return "–"
-    whose = words.rank_names(ranks, everybody)
-    return f"{words.milliseconds(ms) if ms is not None else '?'}, {whose} ({severity})"
+    who = words.rank_names(ranks, all_ranks)
+    return f"{words.milliseconds(ms) if ms is not None else '?'}, {who} ({severity})"
 
 
 def _with_share(ms: float | None, share: float | None) -> str:
@@ -174,7 +174,7 @@ def table_of(grid: Grid) -> Table:
     rows: Sequence[list[str]] = grid.rows[: _ROWS if numbers or grid.styles else _CHANGES]
     for index, row in enumerate(rows):
         style = grid.styles[index] if grid.styles else ""
-        table.add_row(*[Text(plain(truncated(cell, MOST_OF_A_CELL)), style=style) for cell in row])
+        table.add_row(*[Text(plain(truncated(cell, MOST_CELL_LENGTH)), style=style) for cell in row])
     if len(rows) < len(grid.rows):
         table.caption = f"and {len(grid.rows) - len(rows)} more (--json shows them)"
     return table

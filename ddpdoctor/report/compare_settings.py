@@ -1,4 +1,4 @@
-"""What differs between two jobs: that which forbids a comparison, and all the rest."""
+"""Differences between two jobs: those that make them incomparable, and all others."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ddpdoctor.report import words
 from ddpdoctor.report.job_view import BUILT_AT, command_line, settings_groups
 
 _SAME_BATCH = 0.01
-"""Batches closer than this are the same: a mean over steps with a shorter last batch moves a little."""
-_EVERY_RUN = re.compile(
+"""Batch sizes that differ by a smaller share count as equal: a shorter last batch changes the mean a little."""
+_RUN_VARIABLES = re.compile(
     r"MASTER_ADDR|MASTER_PORT|TORCHELASTIC_(RUN_ID|ERROR_FILE|RESTART_COUNT|USE_AGENT_STORE)|TORCH_FR_DUMP_TEMP_FILE"
     r"|SLURM_(JOB_?ID|STEP_ID|PROCID|LOCALID|NODEID|RESTART_COUNT)"
     r"|(LOCAL_|NODE_|GROUP_|ROLE_)?RANK|MPI_LOCALRANKID|PMIX?_\w*(RANK|NAMESPACE|PORT|ID|FD|URI\d*)|OMPI_COMM_WORLD_\w*RANK|NCCL_COMM_ID"
 )
-"""Variables that differ between any two runs, and say nothing of either: addresses, ports, ids, files of one start."""
+"""Variables that differ between any two runs of a job: addresses, ports, ids, temporary files."""
 _MOST_CHANGES = 60
 
 
 class Change(msgspec.Struct, frozen=True):
-    """Something that is not the same on both sides, as text; "not recorded" where a side lacks it."""
+    """A difference between the two sides, as text; "not recorded" if a side lacks it."""
 
     what: str
     before: str
@@ -32,7 +32,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 def sizes(before: Diagnosis, after: Diagnosis) -> tuple[list[Change], list[str]]:
-    """What makes two step times incomparable, and a sentence for what one side does not tell."""
+    """(Differences that make step times incomparable, notes on what only one side recorded)."""
     differences, notes = [], []
     for what, old, new in (
         ("world size", before.job.world_size, after.job.world_size),
@@ -43,26 +43,26 @@ def sizes(before: Diagnosis, after: Diagnosis) -> tuple[list[Change], list[str]]
         if not old or not new:
             if bool(old) != bool(new):
                 notes.append(
-                    f"The {what} was recorded on one side only, and is assumed to be the same on both."
+                    f"The {what} was recorded on one side only and is assumed to be the same on both."
                 )
         elif not _same(old, new):
             differences.append(Change(what, _text(old), _text(new)))
     seen = [len(each.job.ranks_seen) for each in (before, after)]
     if all(seen) and seen[0] != seen[1] and before.job.world_size == after.job.world_size:
         notes.append(
-            f"{words.count(seen[0], 'rank')} recorded before and {seen[1]} after: what the others did is not compared."
+            f"{words.count(seen[0], 'rank')} recorded before and {seen[1]} after: ranks without a recording are not compared."
         )
     models = [lookup(each.facts, "ddp.parameters_bytes") for each in (before, after)]
     if all(models) and models[0] != models[1]:
         old, new = (words.quantity(each, "bytes") for each in models)
         notes.append(
-            f"The models differ ({old} of parameters before, {new} after): a step may be longer or shorter because it does other work."
+            f"The models differ ({old} of parameters before, {new} after): the step time may differ because of the model."
         )
     return differences, notes
 
 
 def batch_size(diagnosis: Diagnosis) -> float | None:
-    """Samples per rank and step, gradient accumulation included; None where nothing tells."""
+    """Samples per rank and step, gradient accumulation included; None if unknown."""
     facts = diagnosis.facts
     size = lookup(facts, "steps.batch_size") or lookup(facts, "loader.batch_size")
     return float(size) * float(lookup(facts, "steps.micro_batches") or 1.0) if size else None
@@ -81,7 +81,7 @@ def _same(old: object, new: object) -> bool:
 def other_changes(before: Diagnosis, after: Diagnosis) -> list[Change]:
     """Versions, settings, environment and command that differ, at most :data:`_MOST_CHANGES` of them.
 
-    What one side alone has is a change where both were recorded by ddpdoctor; a trace tells next to nothing.
+    Values of one side only count if ddpdoctor recorded both sides; traces have hardly any.
     """
     old, new = _listed(before), _listed(after)
     recorded = bool(before.job.settings) and bool(after.job.settings)
@@ -98,7 +98,7 @@ def _listed(diagnosis: Diagnosis) -> Mapping[str, str]:
     listed = {"backend": job.backend or "", "command": command_line(job.command)}
     listed |= {f"version of {name}": version for name, version in job.versions.items()}
     for title, rows in settings_groups(job.settings):
-        # A line of the script says where a setting was made, not what it is.
+        # The line of the script is not part of the setting.
         listed |= {f"{title}: {name}": value for name, value in rows if name != BUILT_AT}
-    listed |= {name: value for name, value in job.environment.items() if not _EVERY_RUN.fullmatch(name)}
+    listed |= {name: value for name, value in job.environment.items() if not _RUN_VARIABLES.fullmatch(name)}
     return {name: value for name, value in listed.items() if value}

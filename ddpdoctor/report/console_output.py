@@ -1,4 +1,4 @@
-"""Text for terminals and pipes in which no word is broken: ids, paths and ``file:line`` are copied and searched for."""
+"""Console output that wraps at spaces only, so that ids, paths and ``file:line`` can be copied and searched for."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-MOST_OF_A_TEXT, MOST_OF_A_CELL = 20_000, 1000
-"""Letters that a terminal is sent of one text, and of a cell, as whose whole column is wide: more than any path or id of a job has."""
+MOST_TEXT_LENGTH, MOST_CELL_LENGTH = 20_000, 1000
+"""Most characters printed of one text, and of a table's cell, which sets the width of its column."""
 _WORD = re.compile(r"[^ \n]+")
 
 
-def truncated(text: str, most: int = MOST_OF_A_TEXT) -> str:
-    """``text``, of very long ones the beginning: a terminal is no place to read them."""
-    return text if len(text) <= most else f"{text[:most]} … ({len(text):,} letters)"
+def truncated(text: str, most: int = MOST_TEXT_LENGTH) -> str:
+    """The first ``most`` characters of ``text``, with its length if it is longer."""
+    return text if len(text) <= most else f"{text[:most]} … ({len(text):,} characters)"
 
 
 def print_wrapped(console: Console, what: Text | Table) -> None:
-    """Print within the console's width, and let a word that does not fit stand out: it is neither broken nor cut."""
+    """Print within the console's width; a word that is longer is neither broken nor cut."""
     if isinstance(what, Table):
         _widen(what)
         console.print(what, crop=False)
@@ -33,7 +33,7 @@ def print_wrapped(console: Console, what: Text | Table) -> None:
 
 
 def _breaks(line: str, width: int) -> Iterator[int]:
-    """Where lines begin, but for the first: always a word's begin, and none behind a mere indentation."""
+    """Positions at which to break ``line``: each is the start of a word, never directly after the indentation."""
     begin, indented = 0, True
     for word in _WORD.finditer(line):
         if not indented and cell_len(line[begin : word.end()]) > width:
@@ -43,7 +43,7 @@ def _breaks(line: str, width: int) -> Iterator[int]:
 
 
 def _widen(table: Table) -> None:
-    """Give each column room for its longest word, even where the table then stands out."""
+    """Make each column as wide as its longest word, even if the table then exceeds the console's width."""
     for column in table.columns:
         cells = [str(cell) for cell in (column.header, *column.cells) if isinstance(cell, (str, Text))]
         longest = max((cell_len(word) for cell in cells for word in cell.split()), default=0)

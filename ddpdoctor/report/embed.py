@@ -1,6 +1,4 @@
-"""The copy of ``diagnosis.json`` that an HTML report carries: whole where it is small, thinned where it
-would make the file heavy.
-"""
+"""The copy of ``diagnosis.json`` in an HTML report: complete if it is small, else thinned to at most 600 KB."""
 
 from __future__ import annotations
 
@@ -17,9 +15,9 @@ from ddpdoctor.report.json_output import to_json
 Point = TypeVar("Point")
 
 BUDGET_BYTES = 600_000
-"""Most bytes of the carried copy; charts, style and words need less than the rest of the report's 1.5 MB."""
+"""Most bytes of the embedded copy; charts, style and text stay below the rest of the report's 1.5 MB."""
 RANKS, POINTS, SPANS, SOURCES, FRAMES = 16, 120, 1500, 64, 60
-"""What a thinned copy keeps: ranks and points of the series, spans of the timeline, sources of telemetry, frames of flame graphs."""
+"""Most ranks and points of the series, spans of the timeline, sources of telemetry and frames of a flame graph in a thinned copy."""
 
 NOTE = (
     "The data inside this HTML report is thinned to keep the file small; "
@@ -28,11 +26,11 @@ NOTE = (
 
 
 def embedded_json(diagnosis: Diagnosis) -> str:
-    """JSON text that may stand inside ``<script>``: no ``<``, ``>`` or ``&`` in it, still the same JSON."""
+    """The diagnosis as JSON for a ``<script>`` element: ``<``, ``>`` and ``&`` are escaped."""
     data = b""
-    numbers = _numbers(diagnosis)
+    numbers = _number_count(diagnosis)
     for form, bytes_per_number in ((_whole, 8), (_rounded, 5), (_thinned, 0), (_bare, 0)):
-        # Encoding megabytes only to throw them away takes seconds.
+        # Skip forms that are certainly too large: encoding them takes seconds.
         if numbers * bytes_per_number > BUDGET_BYTES:
             continue
         data = to_json(form(diagnosis))
@@ -44,8 +42,8 @@ def embedded_json(diagnosis: Diagnosis) -> str:
     return text
 
 
-def _numbers(diagnosis: Diagnosis) -> int:
-    """How many numbers the long lists hold."""
+def _number_count(diagnosis: Diagnosis) -> int:
+    """How many numbers the series and the telemetry have."""
     series = diagnosis.series
     drawn = sum(len(row) for row in (*series.step_ms, *series.late_ms))
     return drawn + sum(2 * len(one.values) for one in diagnosis.telemetry)
@@ -56,7 +54,7 @@ def _whole(diagnosis: Diagnosis) -> Diagnosis:
 
 
 def _rounded(diagnosis: Diagnosis) -> Diagnosis:
-    """Four significant digits in everything drawn: no chart shows more."""
+    """Series and telemetry with four significant digits; no chart shows more."""
     series = diagnosis.series
     rounded = msgspec.structs.replace(
         series,
@@ -71,7 +69,7 @@ def _rounded(diagnosis: Diagnosis) -> Diagnosis:
 
 
 def _thinned(diagnosis: Diagnosis) -> Diagnosis:
-    """The notable ranks, every n-th point, the first spans; that something was left out is said in a note."""
+    """The notable ranks, every n-th point and the first spans, with a note that data are missing."""
     chosen = set(notable_ranks(diagnosis)[:RANKS])
     source = diagnosis.timeline
     if source is not None and len(source.spans) > SPANS:
@@ -112,8 +110,8 @@ def _bare(diagnosis: Diagnosis) -> Diagnosis:
 
 
 def _thin_series(series: Series, chosen: set[int]) -> Series:
-    known = [rank for rank in series.ranks if rank in chosen] or series.ranks
-    kept = [series.ranks.index(rank) for rank in known[:RANKS]]
+    chosen_ranks = [rank for rank in series.ranks if rank in chosen] or series.ranks
+    kept = [series.ranks.index(rank) for rank in chosen_ranks[:RANKS]]
     return Series(
         steps=_every(series.steps),
         ranks=[series.ranks[index] for index in kept],

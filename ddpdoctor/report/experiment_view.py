@@ -1,4 +1,4 @@
-"""What was tried: a table of measured changes, beside what was expected of each."""
+"""Results of ``ddpdoctor try``: measured changes with what was expected of each."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from ddpdoctor.report.console_output import print_wrapped
 from ddpdoctor.report.job_view import Table
 
 STYLES = {"faster": "green", "slower": "red", "failed": "bold red", "not applied": "yellow"}
-TITLE = "Tried on the job itself"
+TITLE = "Measured with ddpdoctor try"
 _UNDECIDED = "not decided yet"
-_LOSSES_SHOWN, _LOSSES_OF = 8, 6
-"""Rows, and changes beside the job as it is."""
+_LOSS_ROWS, _LOSS_VARIANTS = 8, 6
+"""Most backward passes, and most changes, in the table of losses."""
 
 
 class ExperimentView(msgspec.Struct, frozen=True, kw_only=True):
-    """The table of what was tried."""
+    """Results of ``ddpdoctor try`` as texts."""
 
     baseline: str
     table: Table
-    """Of each variant: the change, expected and measured ms, and the verdict with what else there is to say."""
+    """One row per variant: the change, expected and measured ms per step, and the verdict with its notes."""
     best: str
     notes: list[str]
     losses: Table | None = None
-    """Of some backward passes from the first to the last, of the job as it is and of each change; None where none were seen."""
+    """Losses of some backward passes, of the unchanged job and of each change; None if none were recorded."""
 
 
 def experiment_view(answer: Answer) -> ExperimentView:
-    """What the reports show of it."""
+    """The texts of ``answer`` for terminal, HTML and Markdown."""
     baseline = answer.baseline
     rows = [
         [
@@ -56,7 +56,7 @@ def experiment_view(answer: Answer) -> ExperimentView:
 
 
 def _expected(variant: Variant, unchanged_ms: float | None) -> str:
-    """What was expected, a bound as such: where the change may also bring nothing."""
+    """The expected step time in ms; "≥" before its lower end if the change may also save nothing."""
     ends = variant.expected_range_ms
     if variant.expected_ms is None:
         return ""
@@ -66,18 +66,19 @@ def _expected(variant: Variant, unchanged_ms: float | None) -> str:
 
 
 def _losses(answer: Answer) -> Table | None:
-    """Side by side: whether a change trains on as the job does shows there first."""
+    """Losses of the unchanged job and of each change side by side: they show whether the training differs."""
     trains = [each for each in answer.variants if not each.bound]
-    seen = [(each, each.parity.losses) for each in trains if each.parity and each.parity.losses][:_LOSSES_OF]
-    if not seen:
+    known = [(each, each.parity.losses) for each in trains if each.parity and each.parity.losses]
+    known = known[:_LOSS_VARIANTS]
+    if not known:
         return None
-    count = min(len(pairs) for _, pairs in seen)
-    chosen = sorted({round(part * (count - 1) / (_LOSSES_SHOWN - 1)) for part in range(_LOSSES_SHOWN)})
+    count = min(len(pairs) for _, pairs in known)
+    chosen = sorted({round(part * (count - 1) / (_LOSS_ROWS - 1)) for part in range(_LOSS_ROWS)})
     rows = [
-        [str(number + 1), _loss(seen[0][1][number][:1]), *(_loss(pairs[number][1:]) for _, pairs in seen)]
+        [str(number + 1), _loss(known[0][1][number][:1]), *(_loss(pairs[number][1:]) for _, pairs in known)]
         for number in chosen
     ]
-    head = ["backward", "unchanged", *(settings_text(variant) for variant, _ in seen)]
+    head = ["backward", "unchanged", *(settings_text(variant) for variant, _ in known)]
     return Table("Losses of rank 0", head, rows)
 
 
@@ -86,7 +87,7 @@ def _loss(value: Sequence[float | None]) -> str:
 
 
 def settings_text(variant: Variant) -> str:
-    """As the command line takes them."""
+    """The settings as ``--set`` takes them: "loader.num_workers=4"."""
     values = {
         name: str(value).lower() if isinstance(value, bool) else value
         for name, value in variant.settings.items()
@@ -95,7 +96,7 @@ def settings_text(variant: Variant) -> str:
 
 
 def verdict_text(variant: Variant) -> str:
-    """The verdict, with its size where there is one."""
+    """The verdict, with the change in per cent if there is one: "faster, -12%"."""
     if variant.verdict in ("faster", "slower") and variant.change is not None:
         return f"{variant.verdict}, {variant.change:+.0%}"
     if variant.verdict == "not applied" and not variant.trials:
@@ -104,20 +105,22 @@ def verdict_text(variant: Variant) -> str:
 
 
 def note_text(variant: Variant) -> str:
-    """What else there is to say of a variant."""
-    said = [variant.why]
+    """The notes on a variant: reason, how it was measured, what it is not."""
+    notes = [variant.why]
     if variant.baseline_mean_ms is not None and variant.median_ms is not None:
-        said.append(f"means of all steps, {words.significant(variant.baseline_mean_ms)} ms unchanged")
+        notes.append(
+            f"compared by the mean of all steps ({words.significant(variant.baseline_mean_ms)} ms unchanged)"
+        )
     if variant.bound:
-        said.append("simulated: the most a fix could gain; no job can train like this")
+        notes.append("simulated upper bound of what a fix can gain; a job cannot train with it")
     if variant.kept_promise is False:
-        said.append("not what was expected")
-    said.append(_results_told(variant))
-    return plain("; ".join(part for part in said if part))
+        notes.append("outside the expected range")
+    notes.append(_results_note(variant))
+    return plain("; ".join(part for part in notes if part))
 
 
-def _results_told(variant: Variant) -> str:
-    """What becomes of results with a change that is worth making, and of others where more changes than the setting says."""
+def _results_note(variant: Variant) -> str:
+    """Whether a change that is faster alters the training results; for other changes only an unexpected difference."""
     parity = variant.parity
     if parity is None or not parity.says or variant.bound:
         return ""
@@ -127,7 +130,7 @@ def _results_told(variant: Variant) -> str:
 
 
 def milliseconds(middle: float | None, ends: Sequence[float] | None) -> str:
-    """A step time with its interval."""
+    """A step time in ms with its interval: "16.2 (15.9–16.5)"."""
     if middle is None:
         return ""
     shown = words.significant(middle)
@@ -135,7 +138,7 @@ def milliseconds(middle: float | None, ends: Sequence[float] | None) -> str:
 
 
 def print_experiment(answer: Answer, console: Console) -> None:
-    """The table, what else there is to say of each change in lines of its own, which a column would squeeze, and the best change."""
+    """Print the table, the notes on each change on lines below it, and the best change."""
     view = experiment_view(answer)
     table = rich.table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for number, name in enumerate(view.table.head):
@@ -147,8 +150,10 @@ def print_experiment(answer: Answer, console: Console) -> None:
             *map(Text, row[:-1]), Text(verdict_text(variant), style=STYLES.get(variant.verdict, ""))
         )
     print_wrapped(console, table)
-    remarks = [f"{settings_text(each)}: {said}" for each in answer.variants if (said := note_text(each))]
-    for line in (*remarks, *view.notes):
+    variant_notes = [
+        f"{settings_text(each)}: {notes}" for each in answer.variants if (notes := note_text(each))
+    ]
+    for line in (*variant_notes, *view.notes):
         print_wrapped(console, Text(line, style="dim"))
     if view.best:
         print_wrapped(console, Text(view.best, style="bold"))

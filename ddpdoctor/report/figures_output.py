@@ -1,4 +1,4 @@
-"""Figures as files: one page that shows all of them, and each as plotly's JSON."""
+"""Figures as files: one HTML page with all of them, and each as plotly's JSON."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ PAGE = "figures.html"
 
 
 def write_figures(diagnosis: Diagnosis, folder: str | os.PathLike[str]) -> list[Path]:
-    """Write ``figures.html`` and ``<name>.json`` into ``folder``; the files, none where the diagnosis has nothing to draw.
+    """Write ``figures.html`` and a ``<name>.json`` per figure into ``folder``; returns their paths, [] if there is nothing to draw.
 
-    Raises DdpDoctorError where one cannot be written.
+    Raises DdpDoctorError if a file cannot be written.
     """
     specs = figure_specs(diagnosis)
     if not specs:

@@ -1,4 +1,4 @@
-"""A finding as plain words for a reader."""
+"""A finding as text, ready for any output."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ Prose = list[tuple[str, bool]]
 """Text cut into (piece, is code)."""
 
 MOST = 500
-"""Findings, or notes, or rules of a kind, that a report shows one by one; the rest is in its data."""
+"""Most findings, notes, or rules of a kind that a report lists; all are in its data."""
 _IDENTIFIES = ("step", "sequence")
 """Last parts of facts that are numbers of a step or a collective."""
-_MOST_OF_ONE = 100
-"""Lines, numbers, fixes or sources of one finding."""
-MARKED_RANKS = 64
-"""Most ranks of a finding that charts mark: more are no longer told apart."""
-UNPRICED = "not priced"
+_MOST_PER_FINDING = 100
+"""Most lines, numbers or fixes of one finding."""
+MOST_MARKED_RANKS = 64
+"""Most ranks of a finding that charts mark; more could not be distinguished."""
+NOT_QUANTIFIED = "not quantified"
 SEVERITY_WORDS = {"critical": "Critical", "warning": "Warning", "info": "Info"}
 
 
 class TextLine(msgspec.Struct, frozen=True):
-    """A line of a program's text."""
+    """A line of the source file."""
 
     number: int
     text: str
-    is_it: bool
-    """Whether it is the line that was meant, and not one around it."""
+    is_target: bool
+    """Whether it is the line of the finding, and not a neighbouring one."""
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -50,10 +50,10 @@ class Place(msgspec.Struct, frozen=True):
     callers: list[Place] = []
     """The lines from which it was called, the nearest first."""
     more: str = ""
-    """How many other places call it; empty where none was seen."""
+    """How many other places call it; empty if there are none."""
     text: list[TextLine] = []
     text_missing: str = ""
-    """Why there is no text; empty where there is, or nobody looked."""
+    """Why there is no text; empty if there is, or if it was not searched for."""
 
     @property
     def call_path(self) -> str:
@@ -71,33 +71,33 @@ class EvidenceRow(msgspec.Struct, frozen=True):
 
 
 class FixView(msgspec.Struct, frozen=True, kw_only=True):
-    """One way out."""
+    """A fix for a finding."""
 
     title: Prose
     why: list[Prose]
     snippet: str
     trade_off: list[Prose]
     links: list[tuple[str, list[str]]]
-    """Addresses that may be linked, https only: (address, its text cut where a line may break)."""
+    """Addresses to link, https only: (address, its text split where a line may break)."""
     sources: list[str]
-    """Everything else that the rule gives as its source."""
+    """The rule's other sources."""
 
 
 class StepsView(msgspec.Struct, frozen=True):
-    """What the charts over the run mark of a finding; what is not known is empty."""
+    """What the charts over the run mark for a finding; unknown values are empty."""
 
     first: str
     last: str
     ranks: str
     """Their numbers, comma-separated."""
     label: str
-    """What leads there."""
-    shown: str
-    """What is seen there."""
+    """Label of the button that marks it."""
+    caption: str
+    """What the marked chart shows."""
 
 
 class FindingView(msgspec.Struct, frozen=True, kw_only=True):
-    """One finding, every text ready to place; what is unknown is empty."""
+    """One finding as texts for the templates; unknown values are empty."""
 
     anchor: str
     number: int
@@ -116,23 +116,23 @@ class FindingView(msgspec.Struct, frozen=True, kw_only=True):
     facts: list[tuple[str, str]]
     """Persistence, steps, coverage: (what, words)."""
     steps: StepsView | None
-    """None where it is about all ranks in all steps."""
+    """None if the finding concerns all ranks in all steps."""
     explanation: list[Prose]
     evidence: list[EvidenceRow]
     places: list[Place]
     fixes: list[FixView]
     cause: tuple[str, str] | None
-    """(title, anchor) of the finding of which this is an effect; the anchor is empty where that finding is
-    not shown.
-    """
+    """(title, anchor) of the finding that causes this one; the anchor is empty if that finding is not shown."""
     limits: list[Prose]
     folded: bool
-    """Whether evidence and fixes are folded away: those of an effect, unless the verdict is about it."""
+    """Whether evidence and fixes are folded: for an effect of another finding, unless the verdict names it."""
 
 
-def finding_views(findings: Sequence[Finding], main: str | None, everybody: str) -> list[FindingView]:
-    """The findings in their order, at most :data:`MOST`, numbered, with effects pointing to their causes. ``main``: the verdict's rule;
-    ``everybody``: what all recorded ranks are called."""
+def finding_views(findings: Sequence[Finding], main: str | None, all_ranks: str) -> list[FindingView]:
+    """The first :data:`MOST` findings, numbered, effects with links to their causes.
+
+    ``main``: the verdict's rule. ``all_ranks``: the name for all recorded ranks.
+    """
     shown = list(enumerate(findings[:MOST], 1))
     anchors = {finding.rule: f"finding-{index}" for index, finding in reversed(shown)}
     titles = {finding.rule: finding.title for finding in reversed(findings)}
@@ -142,7 +142,7 @@ def finding_views(findings: Sequence[Finding], main: str | None, everybody: str)
             index,
             anchors,
             titles,
-            everybody,
+            all_ranks,
             folded=bool(finding.caused_by) and finding.rule != main,
         )
         for index, finding in shown
@@ -154,14 +154,14 @@ def _view(
     number: int,
     anchors: Mapping[str, str],
     titles: Mapping[str, str],
-    everybody: str,
+    all_ranks: str,
     *,
     folded: bool,
 ) -> FindingView:
     cause = None
     if finding.caused_by:
         cause = (titles.get(finding.caused_by, finding.caused_by), anchors.get(finding.caused_by, ""))
-    cost, most = finding.costs_ms_per_step, "at most " if finding.at_most else ""
+    most = "at most " if finding.at_most else ""
     return FindingView(
         anchor=f"finding-{number}",
         number=number,
@@ -169,39 +169,42 @@ def _view(
         severity=finding.severity if finding.severity in SEVERITY_WORDS else "info",
         severity_word=SEVERITY_WORDS.get(finding.severity, finding.severity),
         title=words.split_code(finding.title),
-        ranks=words.rank_names(finding.ranks, everybody),
-        cost=most + words.milliseconds(cost)
-        if cost is not None
-        else "part of its cause"
-        if cause
-        else UNPRICED,
+        ranks=words.rank_names(finding.ranks, all_ranks),
+        cost=_cost_text(finding, most),
         cost_range=words.cost_range(finding),
         share="" if finding.share is None else words.percent(finding.share),
         share_percent=round(100 * min(max(finding.share or 0.0, 0.0), 1.0), 1),
         speedup=words.speedup_text(finding, most),
         speedup_range=words.speedup_range(finding),
         facts=_facts(finding),
-        steps=_steps(finding, number, everybody),
+        steps=_steps(finding, number, all_ranks),
         explanation=words.paragraphs(finding.explanation),
         evidence=[
-            EvidenceRow(evidence_words(e), evidence_value(e), e.fact) for e in finding.evidence[:_MOST_OF_ONE]
+            EvidenceRow(evidence_words(e), evidence_value(e), e.fact)
+            for e in finding.evidence[:_MOST_PER_FINDING]
         ],
-        places=[place(where) for where in finding.where[:_MOST_OF_ONE]],
-        fixes=[_fix(fix) for fix in finding.fixes[:_MOST_OF_ONE]],
+        places=[place(where) for where in finding.where[:_MOST_PER_FINDING]],
+        fixes=[_fix(fix) for fix in finding.fixes[:_MOST_PER_FINDING]],
         cause=cause,
         limits=words.paragraphs(finding.limits),
         folded=folded,
     )
 
 
+def _cost_text(finding: Finding, most: str) -> str:
+    if finding.costs_ms_per_step is not None:
+        return most + words.milliseconds(finding.costs_ms_per_step)
+    return "included in its cause" if finding.caused_by else NOT_QUANTIFIED
+
+
 def first_rows(rows: Sequence[_Row], noun: str) -> tuple[Sequence[_Row], str]:
-    """At most :data:`MOST` of ``rows``, and a sentence on the others where there are more."""
+    """The first :data:`MOST` of ``rows``, and a sentence on how many more there are; "" if there are none."""
     more = len(rows) - MOST
     return rows[:MOST], f"{words.count(more, f'more {noun}')} in the report's data." if more > 0 else ""
 
 
 def evidence_words(evidence: Evidence) -> str:
-    """What a number behind a finding is."""
+    """The description of a number behind a finding."""
     return (evidence.means or words.fact(evidence.fact)).rstrip(".")
 
 
@@ -220,11 +223,11 @@ def evidence_value(evidence: Evidence) -> str:
 
 
 def location(finding: Finding) -> str:
-    """The line that a finding names, for a table: ``train.py:57``. Where it names none, the annotation or operator that it does."""
+    """The line that a finding names, for a table: ``train.py:57``; without a line, the annotation or operator; else ""."""
     if finding.where:
         return place(finding.where[0]).short
-    named = (e.value for e in finding.evidence if e.fact.endswith(".operation"))
-    return next((one for one in named if isinstance(one, str)), "")
+    operations = (e.value for e in finding.evidence if e.fact.endswith(".operation"))
+    return next((operation for operation in operations if isinstance(operation, str)), "")
 
 
 def _facts(finding: Finding) -> list[tuple[str, str]]:
@@ -244,24 +247,24 @@ def _span(steps: Sequence[int]) -> str:
     return f"{first:,}" if first == last else f"{first:,} to {last:,}"
 
 
-def _steps(finding: Finding, number: int, everybody: str) -> StepsView | None:
+def _steps(finding: Finding, number: int, all_ranks: str) -> StepsView | None:
     if not finding.steps and not finding.ranks:
         return None
-    first, last, what = "", "", "the whole run"
+    first, last, span = "", "", "the whole run"
     if finding.steps:
         first, last = str(finding.steps[0]), str(finding.steps[-1])
-        what = f"{'step' if first == last else 'steps'} {_span(finding.steps)}"
-    shown = f"Finding {number}, {words.rank_names(finding.ranks, everybody)}: {what}"
+        span = f"{'step' if first == last else 'steps'} {_span(finding.steps)}"
+    caption = f"Finding {number}, {words.rank_names(finding.ranks, all_ranks)}: {span}"
     label = "Show its steps" if finding.steps else "Show its ranks over the steps"
-    ranks = ",".join(map(str, (finding.ranks or [])[:MARKED_RANKS]))
-    return StepsView(first, last, ranks, label, shown)
+    ranks = ",".join(map(str, (finding.ranks or [])[:MOST_MARKED_RANKS]))
+    return StepsView(first, last, ranks, label, caption)
 
 
 def place(where: CodeLine) -> Place:
-    """A source line, short for the table and whole for the tooltip."""
+    """A source line with its short and its full path."""
     name = where.file.replace("\\", "/").rpartition("/")[2] or where.file
     suffix = f":{where.line}" if where.line > 0 else ""
-    # All of it needs no saying, least of all on both lines of one call.
+    # A share of 100 % is not shown.
     short, full = f"{name}{suffix}", f"{where.file}{suffix}"
     if not isinstance(where, Where):
         return Place(short, full, where.function, "")

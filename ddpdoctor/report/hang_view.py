@@ -1,4 +1,4 @@
-"""Where each rank of a job that stopped was last seen: one table, and the stacks."""
+"""Where each rank of a hung job is: one table, and the stacks."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from ddpdoctor.report.finding_view import place
 from ddpdoctor.report.job_view import Table
 
 ROWS = 64
-"""Most ranks of the table; all are in the report's data."""
+"""Most ranks in the table; all are in the report's data."""
 FRAMES = 500
 """Most lines of a stack."""
-SHORT = 12
-"""Most ranks where it is to be short."""
+SHORT_ROWS = 12
+"""Most ranks in the short table."""
 
 
 class Stack(msgspec.Struct, frozen=True):
-    """What a rank's training thread was in, the innermost first."""
+    """The stack of a rank's training thread, innermost frame first."""
 
     title: str
     lines: list[str]
 
 
 def hang_table(diagnosis: Diagnosis, most: int = ROWS) -> Table | None:
-    """A row a rank, those at fault first; None where the job did not stop. Columns that nothing is known of are left out."""
+    """One row per rank, ranks at fault first; None if the job did not hang. Columns without any value are omitted."""
     if not diagnosis.standing:
         return None
     shown = _first(diagnosis.standing, most)
@@ -42,25 +42,25 @@ def hang_table(diagnosis: Diagnosis, most: int = ROWS) -> Table | None:
         ("line", [place(each.where).short if each.where else words.ABSENT for each in shown]),
     ]
     several = len({each.host for each in shown}) > 1
-    told = [
+    known = [
         (name, cells)
         for name, cells in columns
         if set(cells) != {words.ABSENT} and (name != "host" or several)
     ]
     left = len(diagnosis.standing) - len(shown)
     hang = diagnosis.facts.get("hang")
-    standing = hang.get("lasts") if isinstance(hang, dict) else None
-    title = "Where each rank is" if standing else "Where each rank was last seen"
+    lasts = hang.get("lasts") if isinstance(hang, dict) else None
+    title = "Where each rank is" if lasts else "Where each rank was last seen"
     if left:
         states = {each.state for each in _first(diagnosis.standing, len(diagnosis.standing))[most:]}
         alike = next(iter(states)) if len(states) == 1 else None
         title += f" ({left} more{f', each {alike}' if alike else ''}: `--json F` has all)"
-    rows = [list(row) for row in zip(*(cells for _, cells in told), strict=True)]
-    return Table(title, [name for name, _ in told], rows)
+    rows = [list(row) for row in zip(*(cells for _, cells in known), strict=True)]
+    return Table(title, [name for name, _ in known], rows)
 
 
 def stacks(diagnosis: Diagnosis) -> list[Stack]:
-    """The stacks that are known, those of ranks at fault first."""
+    """The recorded stacks, those of ranks at fault first."""
     return [
         Stack(
             f"Rank {each.rank}{', at fault' if each.guilty else ''}",

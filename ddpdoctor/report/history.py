@@ -1,10 +1,9 @@
-"""A job run after run: its step times and verdicts over time, and where they changed.
+"""Many runs of a job: step times and verdicts over time, and level shifts of the step time.
 
-Runs are told apart by what forbids a comparison: another script, number of ranks, batch size or device is another job. Step times
-differ from one start to the next by more than their own scatter within a run, so runs are compared with runs: a level that holds
-for some runs and differs from that of the runs before is a change. Where it lies, and whether it is chance, is told as by
-E-divisive (Matteson and James, "A Nonparametric Approach for Multiple Change Point Analysis of Multivariate Data", JASA 2014), with
-means of logarithms for its distance: of all places to cut, the one with the largest difference, against the same of shuffled runs.
+Runs with the same script, number of ranks, batch size and device are one job. Step times vary more between runs than within one, so
+the medians of runs are compared. Change points are found as in E-divisive (Matteson and James, "A Nonparametric Approach for Multiple
+Change Point Analysis of Multivariate Data", JASA 2014), with the difference of mean log step times as distance: the split with the
+largest difference is a change point if a permutation test gives p <= 0.05, and both parts are split in the same way.
 """
 
 from __future__ import annotations
@@ -27,44 +26,44 @@ from ddpdoctor.report.compare_settings import batch_size
 
 HISTORY_SCHEMA = "ddpdoctor.history/1"
 COMMITS = ("GITHUB_SHA", "CI_COMMIT_SHA", "GIT_COMMIT", "BUILDKITE_COMMIT", "CIRCLE_SHA1", "BITBUCKET_COMMIT")
-"""Variables in which build systems tell the commit, first come first taken."""
-UNLIKELY = 0.05
-"""Probability of chance below which a change is told."""
-FEWEST = 4
-"""Runs on either side of a change: of fewer than eight, shuffling reaches no less than one in twenty."""
-LEAST_CHANGE = 0.01
-"""Part of the step below which nobody wants to hear of a change."""
-SHUFFLES = 2000
+"""Variables in which build systems give the commit; the first one that is set is used."""
+ALPHA = 0.05
+"""Level of the permutation test for a change."""
+MIN_RUNS = 4
+"""Fewest runs on either side of a change: with fewer than eight runs the permutation test cannot reach p = 0.05."""
+MIN_CHANGE = 0.01
+"""Smaller changes, as a share of the step, are not reported."""
+PERMUTATIONS = 2000
 SEED = 20_240_229
 _SCRIPTS = (".py", ".ipynb")
 
-_AHEAD_NS = 3600 * 10**9
-"""A run that is dated further ahead of now was dated by a clock that was wrong: clocks of hosts that are right differ by less."""
+_MAX_CLOCK_ERROR_NS = 3600 * 10**9
+"""A start further in the future than this comes from a wrong clock."""
 _MOST_NOTES = 3
-"""Of a run of which not everything could be read."""
+"""Most notes of a run that could not be read completely."""
 
 _Job = tuple[str, str, str, str]
-"""Script, ranks, batch size and device; "" if unknown. Other values are another job."""
+"""Script, ranks, batch size and device, which identify a job; "" if unknown."""
 _Order = tuple[bool, float]
-"""Of runs by time: (has one that can be true, its start in epoch ns). Those without come first, and may be of any time."""
+"""Sort key of runs by time: (whether the start is plausible, start in epoch ns). Runs without a plausible start come first."""
 _NEWEST: _Order = True, math.inf
-"""Of what may be newer than any run."""
+"""Sort key of what may be newer than any run."""
 
 
 class Unread(msgspec.Struct, frozen=True):
-    """What may be a run, or hold one, and cannot be read, or holds no step."""
+    """A file or folder that may be a run but cannot be read or has no step."""
 
     source: str
     command: Sequence[str]
     """[] if unknown."""
     started_ns: int | None
-    """Epoch ns; of what says nothing of its start, when it was last changed. None: it may be the newest."""
+    """Epoch ns; time of the last change if the start is unknown. None: it may be the newest run."""
     why: str
-    """It cannot be judged, with where it lies; a sentence without its point."""
+    """Why it cannot be compared, with its path; a sentence without a full stop."""
 
 
 class _Unclear(msgspec.Struct, frozen=True):
-    """A run that may be of several jobs, or of any."""
+    """A run that may belong to several jobs, or to any."""
 
     name: _Job
     order: _Order
@@ -78,34 +77,33 @@ class HistoryRun(msgspec.Struct, frozen=True, kw_only=True):
     started: str | None
     """UTC, ISO 8601."""
     commit: str | None
-    """As the build system's variables tell it."""
+    """From the build system's environment variables."""
     median_ms: float | None
     interval_ms: tuple[float, float] | None
-    """In which the median lies in 95 of 100 such recordings; null with few steps."""
+    """95 % confidence interval of the median; null with too few steps."""
     healthy: bool
     headline: str
     rule: str | None
     costs_ms_per_step: float | None
     stopped: str | None
-    """What became of a job that did not end well, in words: hung, failed, was cut off, is still running, has no recorded end; null of
-    one that ended, or was asked to, and of traces."""
+    """How a job ended that did not complete: "hung", "failed", "was killed", "was cut off", "is still running", "has no recorded
+    end"; null for a job that completed or was stopped by its user, and for traces."""
     running: bool
-    """Whether it ran when it was analysed."""
+    """Whether the job was still running when it was analysed."""
 
 
 class _Found(msgspec.Struct, frozen=True):
-    """A run that is listed."""
+    """A run with its job."""
 
     name: _Job
     order: _Order
     run: HistoryRun
     described: bool
-    """Whether it says of which job it is as far as a run of it can: not one without a step, or whose documents or step logs were not
-    read, nor traces without a time."""
+    """Whether the run identifies its job: it has a step, its documents and step logs were read; traces need a time."""
 
 
 class LevelShift(msgspec.Struct, frozen=True, kw_only=True):
-    """Runs from one on take another time than those before."""
+    """A change of the step time between two runs."""
 
     first: int
     """Index of the first run after the change."""
@@ -113,10 +111,10 @@ class LevelShift(msgspec.Struct, frozen=True, kw_only=True):
     commit: str | None
     before_ms: float
     after_ms: float
-    """Medians of the runs up to the next change."""
+    """Medians over the runs since the previous change, and until the next one."""
     ratio: float
     chance: float
-    """Probability of a difference as large where nothing has changed."""
+    """p-value of the permutation test."""
 
 
 class JobHistory(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,20 +124,20 @@ class JobHistory(msgspec.Struct, frozen=True, kw_only=True):
     runs: list[HistoryRun]
     changes: list[LevelShift]
     newest_percent: float | None
-    """By how many per cent the newest run's step is longer (below zero: shorter) than the median of those before it that were asked
-    for; null without any, or if the newest run has no step time or is still running."""
+    """By how many per cent the newest run's step is longer (negative: shorter) than the median of the runs it is compared with;
+    null without such runs, or if the newest run has no step time or is still running."""
     slower: bool
-    """Whether it is longer than each of them, by more than the intervals of both leave open."""
+    """Whether it is longer than each of them, with confidence intervals that do not overlap."""
 
     newer: str | None
-    """Why a run that may be newer, and of this job, cannot be judged, with where it lies; null without one."""
+    """Why a run that may be newer and of this job cannot be compared, with its path; null if there is none."""
 
     @property
     def undecided(self) -> str | None:
-        """Why no newest run counts as one that got no slower, in words, if one before it has a step time."""
+        """Why it is unknown whether the newest run is slower, if an earlier run has a step time; else None."""
         newest = self.runs[-1]
         if self.newer is not None and any(run.median_ms for run in self.runs):
-            return f"a run that may be newer, and of this job, cannot be judged: {self.newer}"
+            return f"a run that may be newer and of this job cannot be compared: {self.newer}"
         if not any(run.median_ms for run in self.runs[:-1]):
             return None
         why = newest.stopped or (None if newest.median_ms else "has no step time")
@@ -154,7 +152,7 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
 
     def regression_percent(self) -> float | None:
-        """The largest by which a job's newest run is slower, 0 where none is; None where no job has a run before it."""
+        """The largest slowdown of a job's newest run, 0 if none is slower; None if no job has an earlier run."""
         known = [job for job in self.jobs if job.newest_percent is not None]
         if not known:
             return None
@@ -168,14 +166,13 @@ def history(
     unread: Sequence[Unread] = (),
     now_ns: int | None = None,
 ) -> History:
-    """The history of runs, given with where each was found. The newest is compared with ``last`` runs before it.
+    """The history of ``recorded``, pairs of path and diagnosis. Each job's newest run is compared with ``last`` runs before it.
 
-    A run of which there is a recording and a report, or several reports, counts once, where it was found first. ``unread``: what may
-    be runs as well. A run that is dated after ``now_ns`` (default: the clock's time) by more than an hour, or not at all, is compared with
-    no other: it may be the newest.
+    A run with several reports, or a report and a recording, counts once. ``unread``: files and folders that may be further runs.
+    A run dated more than an hour after ``now_ns`` (default: now), or not at all, is not compared: it may be the newest.
     """
     now_ns = time.time_ns() if now_ns is None else now_ns
-    told = list(notes)
+    all_notes = list(notes)
     found: dict[tuple[_Job, int | str], _Found] = {}
     for source, diagnosis in recorded:
         started_ns = diagnosis.job.started_ns
@@ -183,15 +180,19 @@ def history(
         key = each.name, source if started_ns is None else started_ns
         if key not in found:
             found[key] = each
-            told += _notes_on(each, diagnosis)
+            all_notes += _notes_on(each, diagnosis)
     jobs: dict[_Job, list[_Found]] = {}
     unclear = [_unclear(each, now_ns) for each in unread]
     for each in sorted(found.values(), key=lambda each: not each.described):
-        same = [] if each.described else [job for job in jobs if job != each.name and _may_be(each.name, job)]
-        # A run that ended before its first step may not tell its batch size or device.
+        same = (
+            []
+            if each.described
+            else [job for job in jobs if job != each.name and _is_compatible(each.name, job)]
+        )
+        # A run that ended before its first step may lack its batch size or device.
         of_one = len(same) == 1 and not each.run.median_ms
         if same and not of_one:
-            why = f"{each.run.source} does not say of which job it is"
+            why = f"{each.run.source} does not identify its job"
             unclear.append(_Unclear(each.name, each.order if each.order[0] else _NEWEST, why))
         jobs.setdefault(same[0] if of_one else each.name, []).append(each)
     return History(
@@ -204,29 +205,29 @@ def history(
             )
             for name, runs in sorted(jobs.items())
         ],
-        notes=told,
+        notes=all_notes,
     )
 
 
 def _order(started_ns: int | None, now_ns: int) -> _Order:
-    return started_ns is not None and started_ns <= now_ns + _AHEAD_NS, started_ns or 0
+    return started_ns is not None and started_ns <= now_ns + _MAX_CLOCK_ERROR_NS, started_ns or 0
 
 
 def _found(source: str, diagnosis: Diagnosis, order: _Order) -> _Found:
     run, job = _run(source, diagnosis), diagnosis.job
     if job.end is None:
-        says = order[0]
+        identified = order[0]
     else:
-        says = bool(job.command and job.settings) and diagnosis.steps.source == "step-log"
-    return _Found(_job_of(diagnosis), order, run, described=bool(run.median_ms) and says)
+        identified = bool(job.command and job.settings) and diagnosis.steps.source == "step-log"
+    return _Found(_job_of(diagnosis), order, run, described=bool(run.median_ms) and identified)
 
 
 def _notes_on(found: _Found, diagnosis: Diagnosis) -> list[str]:
-    """What somebody must know who compares this run with others."""
+    """Notes on a run that matter for comparing it with others."""
     source, started, notes = found.run.source, found.run.started, list[str]()
     if started is not None and not found.order[0]:
         notes.append(
-            f"{source} is dated {started[:10]}, later than now: a clock was wrong. It is compared with no other run."
+            f"{source} is dated {started[:10]}, which is in the future: a clock was wrong. The run is not compared."
         )
     if diagnosis.job.missing_ranks or not (found.described or diagnosis.job.end is None):
         notes += [f"{source}: {note}" for note in diagnosis.notes[:_MOST_NOTES]]
@@ -239,25 +240,24 @@ def _unclear(unread: Unread, now_ns: int) -> _Unclear:
 
 
 def _undated(runs: Sequence[_Found]) -> str | None:
-    """Why nobody can tell which of a job's ``runs`` is the newest; None where their times do."""
+    """Why the newest of a job's ``runs`` is unknown; None if their times show it."""
     undated = [each.run for each in runs if not each.order[0]]
     if not undated or len(runs) == 1:
         return None
     source, started = undated[-1].source, undated[-1].started
     return f"{source} " + (
-        f"is dated {started[:10]}, later than now" if started else "does not say when it ran"
+        f"is dated {started[:10]}, which is in the future" if started else "has no start time"
     )
 
 
 def _newer(name: _Job, jobs: Mapping[_Job, Sequence[_Found]], unclear: Sequence[_Unclear]) -> str | None:
-    """See :class:`JobHistory`. Of a run whose script is unknown only those are of interest that are newer than all that say of which job
-    they are: after them no run of any job has been judged."""
+    """The field of :class:`JobHistory`. Runs with an unknown script count only if they are newer than all identified runs."""
     newest = max(each.order for each in jobs[name])
     of_all = max([newest, *(each.order for runs in jobs.values() for each in runs if each.described)])
     later = [
         each
         for each in unclear
-        if _may_be(each.name, name) and each.order > (newest if each.name[0] else of_all)
+        if _is_compatible(each.name, name) and each.order > (newest if each.name[0] else of_all)
     ]
     return max(later, key=lambda each: each.order).why if later else None
 
@@ -286,7 +286,7 @@ def _date(at_ns: int) -> str:
     return datetime.fromtimestamp(at_ns / 1e9, UTC).isoformat(timespec="seconds")
 
 
-def _may_be(one: _Job, job: _Job) -> bool:
+def _is_compatible(one: _Job, job: _Job) -> bool:
     return all(own in ("", part) for own, part in zip(one, job, strict=True))
 
 
@@ -336,18 +336,18 @@ def _of_job(name: str, found: Sequence[_Found], last: int, newer: str | None) ->
 
 
 def _newest(newest: HistoryRun, before: Sequence[HistoryRun]) -> tuple[float | None, bool]:
-    """(Per cent by which the newest is longer, whether it clearly is); (None, False) if it or all ``before`` have no step time, and
-    of one that is still running."""
-    usual = [run.median_ms for run in before if run.median_ms is not None]
-    if not usual or not newest.median_ms or newest.running:
+    """(Per cent by which the newest run's step is longer, whether that is clear); (None, False) if it is still running, or if it or
+    all of ``before`` have no step time."""
+    medians_ms = [run.median_ms for run in before if run.median_ms is not None]
+    if not medians_ms or not newest.median_ms or newest.running:
         return None, False
     lowest = newest.interval_ms[0] if newest.interval_ms else newest.median_ms
     highest = max(run.interval_ms[1] if run.interval_ms else run.median_ms or 0.0 for run in before)
-    return 100.0 * (newest.median_ms / float(np.median(usual)) - 1.0), lowest > highest
+    return 100.0 * (newest.median_ms / float(np.median(medians_ms)) - 1.0), lowest > highest
 
 
 def _segment_medians(medians_ms: NDArray[np.float64]) -> list[tuple[int, float, float, float]]:
-    """(First run after the change, chance, median before and after, ms) of each change, in their order."""
+    """For each change, in order: (index of the first run after it, p-value, median before, median after, ms)."""
     logs = np.log(medians_ms)
     found = sorted(_change_points(logs, 0))
     edges = [0, *(cut for cut, _ in found), len(logs)]
@@ -355,19 +355,19 @@ def _segment_medians(medians_ms: NDArray[np.float64]) -> list[tuple[int, float, 
     return [
         (cut, chance, levels[n], levels[n + 1])
         for n, (cut, chance) in enumerate(found)
-        if abs(levels[n + 1] / levels[n] - 1.0) >= LEAST_CHANGE
+        if abs(levels[n + 1] / levels[n] - 1.0) >= MIN_CHANGE
     ]
 
 
 def _change_points(logs: NDArray[np.float64], offset: int) -> list[tuple[int, float]]:
-    """(Place, chance) of the changes in a stretch of runs, and in the parts that they leave."""
-    if len(logs) < 2 * FEWEST:
+    """(Index, p-value) of the changes within ``logs``, found recursively; ``offset`` is the index of its first run."""
+    if len(logs) < 2 * MIN_RUNS:
         return []
     cut, largest = _best_split(logs)
     random = np.random.default_rng(SEED)
-    chances = sum(_best_split(random.permutation(logs))[1] >= largest for _ in range(SHUFFLES))
-    chance = (chances + 1) / (SHUFFLES + 1)
-    if largest <= 0.0 or chance > UNLIKELY:
+    chances = sum(_best_split(random.permutation(logs))[1] >= largest for _ in range(PERMUTATIONS))
+    chance = (chances + 1) / (PERMUTATIONS + 1)
+    if largest <= 0.0 or chance > ALPHA:
         return []
     return [
         *_change_points(logs[:cut], offset),
@@ -377,9 +377,9 @@ def _change_points(logs: NDArray[np.float64], offset: int) -> list[tuple[int, fl
 
 
 def _best_split(logs: NDArray[np.float64]) -> tuple[int, float]:
-    """(Where a cut leaves parts that differ most, how much they do): the squared difference of their means, weighed with n m / (n + m)."""
+    """(Index of the split with the largest distance, that distance): squared difference of the parts' means times n m / (n + m)."""
     count = len(logs)
-    before = np.arange(FEWEST, count - FEWEST + 1)
+    before = np.arange(MIN_RUNS, count - MIN_RUNS + 1)
     sums = np.cumsum(logs)
     means, rest = sums[before - 1] / before, (sums[-1] - sums[before - 1]) / (count - before)
     weights = before * (count - before) / count * (means - rest) ** 2

@@ -17,7 +17,7 @@ from ddpdoctor.report.json_output import formatted
 from ddpdoctor.written import HISTORY, HISTORY_PAGE, write_file
 
 _COMMIT = 10
-"""Letters of a commit that are shown."""
+"""Characters of a commit that are shown."""
 
 
 def write_history_json(history: History, path: str | os.PathLike[str]) -> None:
@@ -32,7 +32,7 @@ def write_history_html(history: History, path: str | os.PathLike[str]) -> None:
 
 
 def print_history(history: History, console: Console) -> None:
-    """Print each job with its changes and runs, the newest last. Fits 80 columns."""
+    """Print each job with its changes and runs, the newest run last."""
     for number, job in enumerate(history.jobs):
         if number:
             console.print()
@@ -45,7 +45,7 @@ def print_history(history: History, console: Console) -> None:
 
 
 def grid_of(job: JobHistory) -> Grid:
-    """The runs as a table of text; those after a change are marked."""
+    """The runs as a table of text; the first run after a change is marked."""
     changed = {change.first: change for change in job.changes}
     rows = []
     for index, run in enumerate(job.runs):
@@ -71,22 +71,22 @@ def _interval(run: HistoryRun) -> str:
 
 
 def _sentences(job: JobHistory) -> list[str]:
-    told = []
+    sentences = []
     for change in job.changes:
         where = f"{change.source}{f' ({change.commit[:_COMMIT]})' if change.commit else ''}"
-        told.append(
+        sentences.append(
             f"{'Slower' if change.ratio > 1 else 'Faster'} from {where} on: {words.milliseconds(change.before_ms)} → "
             f"{words.milliseconds(change.after_ms)} per step ({100 * (change.ratio - 1):+.1f} %; p = "
             f"{change.chance:.2g})."
         )
     if job.newest_percent is not None and job.slower:
-        told.append(f"The newest run is slower than those before it: {job.newest_percent:+.1f} %.")
+        sentences.append(f"The newest run is slower than those before it: {job.newest_percent:+.1f} %.")
     elif job.newest_percent is not None and not job.undecided:
-        told.append(
+        sentences.append(
             f"The newest run is not clearly slower than those before it ({job.newest_percent:+.1f} %)."
         )
     if job.undecided:
-        told.append(
-            f"{job.undecided[0].upper()}{job.undecided[1:]}: it does not count as a run that is no slower than those before it."
+        sentences.append(
+            f"{job.undecided[0].upper()}{job.undecided[1:]}. The newest run does not count as passed."
         )
-    return told
+    return sentences

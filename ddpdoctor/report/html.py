@@ -1,4 +1,4 @@
-"""The HTML report: one file that asks nobody for anything."""
+"""The HTML report: one self-contained file that makes no network requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ddpdoctor.report.view import page
 from ddpdoctor.written import REPORT, write_file
 
 _BREAKS = re.compile(r"(<[^<>]*>)|([_.])(?!\w{1,5}:\d)(?=[A-Za-z_])")
-"""A tag, which stays as it is; or an underscore or a dot within a name, but not between a file and its suffix where a line follows."""
+"""A tag, which stays as it is, or an underscore or a dot within a name, but not the dot of ``train.py:57``."""
 
 
 @functools.cache
@@ -46,20 +46,18 @@ def page_environment() -> jinja2.Environment:
 
 
 def _shown(value: Any) -> Any:
-    """What a template places: escaping takes care of markup, this of marks that let a text read as another one."""
+    """A value as the template shows it, without control characters and marks of writing direction; jinja2 escapes the markup."""
     return plain_lines(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _breakable(markup: Markup) -> Markup:
-    """``markup`` whose long names may be broken after an underscore or a dot, not in the middle of a word."""
+    """``markup`` in which lines may break after an underscore or a dot of a long name."""
     return Markup(_BREAKS.sub(lambda found: found[1] or f"{found[2]}<wbr>", str(markup)))
 
 
 @functools.cache
 def inlined(name: str) -> tuple[Markup, str]:
-    """A file to place inline, and the hash by which the Content-Security-Policy allows this text and no
-    other.
-    """
+    """The text of a template's file, to place inline, and its hash for the Content-Security-Policy."""
     loader = page_environment().loader
     assert loader is not None
     source = loader.get_source(page_environment(), name)[0]
@@ -68,9 +66,9 @@ def inlined(name: str) -> tuple[Markup, str]:
 
 
 def render_html(diagnosis: Diagnosis, *, static: bool = False) -> str:
-    """The whole report as one HTML document; it carries its own ``diagnosis.json``.
+    """The report as one HTML document, with its ``diagnosis.json`` inside.
 
-    ``static`` leaves out what draws charts to look closer at, which is most of its size.
+    ``static`` omits the interactive charts, which are most of its size.
     """
     data = interactive_data(diagnosis)
     return render_page(
@@ -85,13 +83,13 @@ def render_html(diagnosis: Diagnosis, *, static: bool = False) -> str:
 
 
 def render_page(
-    template: str, styles: Sequence[str], scripts: Sequence[str], layer: PlotlyBundle | None, **content: Any
+    template: str, styles: Sequence[str], scripts: Sequence[str], bundle: PlotlyBundle | None, **content: Any
 ) -> str:
-    """A page whose policy allows these inline styles and scripts, what ``layer`` needs to draw by itself, and nothing else."""
-    if layer is not None:
+    """A page whose Content-Security-Policy allows these inline styles and scripts and the chart library of ``bundle``, nothing else."""
+    if bundle is not None:
         styles, scripts = [*styles, "interactive.css"], [*scripts, "interactive.js"]
     allowed = [" ".join(inlined(name)[1] for name in names) for names in (styles, scripts)]
-    library = f" 'sha256-{SHA256}'" if layer is not None else ""
+    library = f" 'sha256-{SHA256}'" if bundle is not None else ""
     policy = (
         f"default-src 'none'; style-src {allowed[0]}; script-src {allowed[1]}{library}; img-src data:; "
         "base-uri 'none'; form-action 'none'"
@@ -101,7 +99,7 @@ def render_page(
         .get_template(template)
         .render(
             policy=Markup(policy),
-            layer=layer,
+            bundle=bundle,
             **{name.replace(".", "_"): inlined(name)[0] for name in (*styles, *scripts)},
             **content,
         )
@@ -109,7 +107,7 @@ def render_page(
 
 
 def render_plain(template: str, **shown: Any) -> str:
-    """The page of ``template``, which needs no script, as one HTML document."""
+    """The page of ``template``, without scripts, as one HTML document."""
     style, style_hash = inlined("report.css")
     policy = f"default-src 'none'; style-src {style_hash}; base-uri 'none'; form-action 'none'"
     return page_environment().get_template(template).render(style=style, policy=Markup(policy), **shown)
@@ -124,6 +122,6 @@ def write_html(diagnosis: Diagnosis, path: str | os.PathLike[str], *, static: bo
 
 
 def notebook_html(diagnosis: Diagnosis) -> str:
-    """The diagnosis as a notebook's output cell: verdict, findings, and what to change first. A fragment without scripts or
-    addresses, styled in place; everything from the job is escaped."""
+    """The diagnosis as a notebook's output cell: verdict, findings, and the first fix. An HTML fragment with inline styles,
+    without scripts or links; everything from the job is escaped."""
     return page_environment().get_template("notebook.html.j2").render(page=page(diagnosis))

@@ -1,4 +1,4 @@
-"""Job facts, settings and nested results as titled rows."""
+"""What is known about the job, its settings and nested results as titled tables."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ddpdoctor.report import words
 from ddpdoctor.rundir import listed
 
 ROWS = 200
-"""Most rows shown of one nested group; the rest is in the report's data."""
+"""Most rows shown of one nested group; all are in the report's data."""
 
 BUILT_AT = "built at"
-"""Name of the row that says on which line something was built."""
+"""Name of the row with the line on which an object was built."""
 
 GROUPS, ALL_GROUPS = 8, 100
-"""Most groups shown of one list, and of all settings."""
+"""Most groups shown of one list, and of all settings together."""
 TABLES, COLUMNS = 64, 64
 """Most tables of HolisticTraceAnalysis, and columns of one."""
 
@@ -42,7 +42,7 @@ class Table(msgspec.Struct, frozen=True):
 
 
 def job_groups(diagnosis: Diagnosis) -> list[Group]:
-    """Everything known about the job, group by group; what is unknown is left out."""
+    """Everything known about the job, in groups; unknown values and empty groups are omitted."""
     job = diagnosis.job
     groups = [
         Group("Job", _job_rows(job)),
@@ -72,7 +72,7 @@ def _job_rows(job: Job) -> list[tuple[str, str]]:
 
 
 def _versions(diagnosis: Diagnosis) -> list[tuple[str, str]]:
-    """Of what ran; our own only where another version recorded than analysed."""
+    """Versions of the job's software; ddpdoctor's own only if the recording version differs from the analysing one."""
     own = ("ddpdoctor", diagnosis.tool_version)
     return [row for row in sorted(diagnosis.job.versions.items()) if row != own]
 
@@ -114,8 +114,8 @@ def _window(window: WindowCost | None) -> str:
 
 
 def settings_groups(settings: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Settings by group; those that stand alone come first, a list of groups becomes numbered groups."""
-    alone, grouped = [], []
+    """Settings by group: plain values first, then each mapping; a list of mappings becomes numbered groups."""
+    plain, grouped = [], []
     for name, value in settings.items():
         title = name.replace("_", " ")
         if isinstance(value, Mapping):
@@ -126,13 +126,13 @@ def settings_groups(settings: Mapping[str, Any]) -> list[tuple[str, list[tuple[s
             ]
             grouped += [(label, flat(_named(item))) for label, item in numbered[:GROUPS]]
         else:
-            alone.append((name, text(value)))
-    return ([("Settings", alone)] if alone else []) + grouped
+            plain.append((name, text(value)))
+    return ([("Settings", plain)] if plain else []) + grouped
 
 
 def _named(value: Mapping[str, Any]) -> dict[str, Any]:
-    """A thing that the job built, less its number, which the title has, and less what is no word: older files have a line's number
-    where it was built."""
+    """An object that the job built, without its id, which the title has. "Built at" is kept only as text: older files have a line
+    number there."""
     named = {BUILT_AT if name == "where" else name: item for name, item in value.items() if name != "id"}
     if not isinstance(named.get(BUILT_AT), str):
         named.pop(BUILT_AT, None)
@@ -153,7 +153,7 @@ def flat(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
 
 
 def text(value: Any) -> str:
-    """Any JSON value in one short line."""
+    """Any JSON value on one line, shortened."""
     if isinstance(value, Mapping):
         shown = ", ".join(f"{name} {text(item)}" for name, item in list(value.items())[:12])
         return shown + (" …" if len(value) > 12 else "")
@@ -165,7 +165,7 @@ def text(value: Any) -> str:
 
 
 def hta_tables(results: Mapping[str, Any] | None) -> list[Table]:
-    """HolisticTraceAnalysis's results: lists of records as tables, everything else as names and values."""
+    """Results of HolisticTraceAnalysis: lists of records as tables, everything else as names and values."""
     tables = []
     for name, value in list((results or {}).items())[:TABLES]:
         title = name.replace("_", " ")
@@ -187,12 +187,12 @@ def hta_tables(results: Mapping[str, Any] | None) -> list[Table]:
 
 
 def command_line(command: Sequence[str]) -> str:
-    """The command as one would type it; empty where it is unknown."""
+    """The command, quoted for a shell; "" if it is unknown."""
     return shlex.join(command)
 
 
 def _names(names: Sequence[str]) -> str:
-    """Names with their number of occurrences, at most a dozen."""
+    """Names with their number of occurrences, at most 12."""
     counted = Counter(names)
     return listed([f"{count} × {name}" if count > 1 else name for name, count in counted.items()], 12)
 

@@ -12,9 +12,9 @@ import numpy as np
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.written import DIAGNOSIS, write_file
 
-_OBEYED = re.compile(rb"\x7f|\xc2[\x80-\x9f]|\xd8\x9c|\xe2\x80[\x8e\x8f\xaa-\xae]|\xe2\x81[\xa6-\xa9]")
-"""In UTF-8, what JSON lets stand and a terminal obeys: U+007F to U+009F; and the marks for the direction of writing, U+061C, U+200E
-and U+200F, U+202A to U+202E, U+2066 to U+2069."""
+_CONTROL_BYTES = re.compile(rb"\x7f|\xc2[\x80-\x9f]|\xd8\x9c|\xe2\x80[\x8e\x8f\xaa-\xae]|\xe2\x81[\xa6-\xa9]")
+"""UTF-8 of characters that JSON allows unescaped and that terminals interpret: the control characters U+007F to U+009F, and the marks
+of writing direction U+061C, U+200E, U+200F, U+202A to U+202E, U+2066 to U+2069."""
 
 
 def to_json(diagnosis: Diagnosis) -> bytes:
@@ -25,21 +25,20 @@ def to_json(diagnosis: Diagnosis) -> bytes:
 def encoded(value: Any) -> bytes:
     """``value`` as JSON (UTF-8).
 
-    Infinities become null, as JSON has none; broken file names keep an escape for each bad byte. Marks for the direction of
-    writing and control characters are escapes: who reads the file as text reads it in the order in which it stands there, and
-    no terminal obeys it.
+    Infinities become null, as JSON has none. Invalid bytes of file names are escaped. Control characters and marks of writing
+    direction are escaped, so that the file can be printed safely on a terminal.
     """
     try:
         data = msgspec.json.encode(value, enc_hook=plain_value)
     except UnicodeEncodeError:
-        data = msgspec.json.encode(_valid(msgspec.to_builtins(value, enc_hook=plain_value)))
+        data = msgspec.json.encode(_without_surrogates(msgspec.to_builtins(value, enc_hook=plain_value)))
     if data.isascii() and b"\x7f" not in data:
         return data
-    return _OBEYED.sub(lambda found: f"\\u{ord(found[0].decode()):04x}".encode(), data)
+    return _CONTROL_BYTES.sub(lambda found: f"\\u{ord(found[0].decode()):04x}".encode(), data)
 
 
 def formatted(value: Any) -> bytes:
-    """The same on lines, for a file that people read."""
+    """``value`` as indented JSON (UTF-8)."""
     return msgspec.json.format(encoded(value), indent=1)
 
 
@@ -49,20 +48,18 @@ def write_json(diagnosis: Diagnosis, path: str | os.PathLike[str]) -> None:
 
 
 def plain_value(value: Any) -> Any:
-    """Numbers of numpy as Python's own; NotImplementedError for everything else that JSON does not know."""
+    """NumPy scalars and arrays as Python values. Raises NotImplementedError for any other type."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     raise NotImplementedError(f"{type(value).__name__} in a diagnosis")
 
 
-def _valid(value: Any) -> Any:
-    """The same with lone surrogates, which stand for the bytes of a file name that is no UTF-8, written as
-    escapes.
-    """
+def _without_surrogates(value: Any) -> Any:
+    """``value`` with lone surrogates (bytes of file names that are not UTF-8) as escapes."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):
-        return {_valid(key): _valid(item) for key, item in value.items()}
+        return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_valid(item) for item in value]
+        return [_without_surrogates(item) for item in value]
     return value

@@ -1,4 +1,4 @@
-"""JUnit XML, so that a CI server lists every rule: found, looked and found nothing, could not look."""
+"""JUnit XML: a CI server shows every rule as failed, passed or skipped."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ddpdoctor.report import words
 from ddpdoctor.severities import is_as_severe
 from ddpdoctor.written import JUNIT, write_file
 
-CONTROL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What XML 1.0 cannot hold, whatever the escaping."""
+INVALID_CHARACTERS = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that XML 1.0 does not allow, not even escaped."""
 
 
 def render_junit(diagnosis: Diagnosis, *, fail_on: str = "warning") -> str:
-    """One test case per rule; findings of ``fail_on`` or worse are failures, others pass with output.
-    Where there are none, but the job cannot be said to pass, the case ``verdict`` is an error."""
+    """One test case per rule. Findings of severity ``fail_on`` or worse are failures, others pass with output. Without a failure,
+    the case ``verdict`` is an error if the job did not complete or has no verdict."""
     suite = ElementTree.Element("testsuite", name="ddpdoctor")
     failures = 0
     for finding in diagnosis.findings:
@@ -26,17 +26,17 @@ def render_junit(diagnosis: Diagnosis, *, fail_on: str = "warning") -> str:
         failures += failed
         element = ElementTree.SubElement(case, "failure" if failed else "system-out")
         if failed:
-            element.set("message", _legal(finding.title))
+            element.set("message", _valid_xml(finding.title))
             element.set("type", finding.severity)
-        element.text = _legal(_text(finding, words.all_ranks_label(diagnosis)))
+        element.text = _valid_xml(_text(finding, words.all_ranks_label(diagnosis)))
     for rule in diagnosis.checked:
         _case(suite, rule.rule)
     for skipped in diagnosis.skipped:
-        ElementTree.SubElement(_case(suite, skipped.rule), "skipped", message=_legal(skipped.why))
+        ElementTree.SubElement(_case(suite, skipped.rule), "skipped", message=_valid_xml(skipped.why))
     undecided = None if failures else words.undecided(diagnosis)
     if undecided is not None:
         case = _case(suite, "verdict")
-        ElementTree.SubElement(case, "error", message=_legal(f"Cannot be decided: {undecided}."))
+        ElementTree.SubElement(case, "error", message=_valid_xml(f"No result: {undecided}."))
     suite.set("tests", str(len(suite)))
     suite.set("failures", str(failures))
     suite.set("skipped", str(len(diagnosis.skipped)))
@@ -50,14 +50,14 @@ def write_junit(diagnosis: Diagnosis, path: str | os.PathLike[str], *, fail_on: 
 
 
 def _case(suite: ElementTree.Element, rule: str) -> ElementTree.Element:
-    family, _, name = _legal(rule).rpartition("/")
+    family, _, name = _valid_xml(rule).rpartition("/")
     return ElementTree.SubElement(suite, "testcase", classname=f"ddpdoctor.{family or 'rules'}", name=name)
 
 
-def _text(finding: Finding, everybody: str) -> str:
+def _text(finding: Finding, all_ranks: str) -> str:
     lines = [
         finding.title,
-        f"{words.rank_names(finding.ranks, everybody)}, {words.milliseconds(finding.costs_ms_per_step)} per step",
+        f"{words.rank_names(finding.ranks, all_ranks)}, {words.milliseconds(finding.costs_ms_per_step)} per step",
         *(
             " ← ".join(f"{one.file}:{one.line} in {one.function}" for one in where.way)
             for where in finding.where
@@ -67,5 +67,5 @@ def _text(finding: Finding, everybody: str) -> str:
     return "\n".join(lines)
 
 
-def _legal(text: str) -> str:
-    return CONTROL.sub("�", text)
+def _valid_xml(text: str) -> str:
+    return INVALID_CHARACTERS.sub("�", text)

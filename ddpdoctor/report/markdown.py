@@ -1,4 +1,4 @@
-"""Markdown for a ticket's body: the verdict, the top findings with their fixes, what it leaves open."""
+"""Markdown for an issue or ticket: the verdict, the costliest findings with their fixes, and the notes."""
 
 from __future__ import annotations
 
@@ -10,31 +10,33 @@ from ddpdoctor.plain import plain, plain_lines
 from ddpdoctor.report import words
 from ddpdoctor.report.experiment_view import TITLE, ExperimentView, experiment_view
 from ddpdoctor.report.finding_view import filled_columns, location, place
-from ddpdoctor.report.hang_view import SHORT, hang_table
+from ddpdoctor.report.hang_view import SHORT_ROWS, hang_table
 from ddpdoctor.report.job_view import Table
-from ddpdoctor.report.summary import cost_sentence, subtitle
+from ddpdoctor.report.summary import cost_sentence, run_line, subtitle
 from ddpdoctor.written import MARKDOWN, write_file
 
-TOP = 3
-"""Findings shown with explanation and fix; all findings stand in the table."""
-
-
-_LINKED = re.compile(r"(?<=[@#])(?=[\w])|(?<=:)(?=//)|(?<=\bwww)(?=\.)|(?<=\bGH)(?=-\d)", re.IGNORECASE)
-_APART = "<!-- -->"
-"""A backslash does not keep a code host from making mentions and links: it looks for them in what Markdown has become."""
+DETAILED_FINDINGS = 3
+"""Most findings shown with explanation and fix; the table has all findings."""
+_LINK_POINTS = re.compile(r"(?<=[@#])(?=[\w])|(?<=:)(?=//)|(?<=\bwww)(?=\.)|(?<=\bGH)(?=-\d)", re.IGNORECASE)
+_SEPARATOR = "<!-- -->"
+"""Inserted to prevent mentions and links: code hosts search for them in the rendered text, where a backslash no longer has an effect."""
 
 
 def render_markdown(diagnosis: Diagnosis) -> str:
     """The diagnosis as GitHub-flavoured Markdown."""
     blocks = [f"## {escape(diagnosis.verdict.headline)}"]
-    blocks += [escape(line) for line in (cost_sentence(diagnosis), subtitle(diagnosis)) if line]
-    standing = hang_table(diagnosis, SHORT)
+    blocks += [
+        escape(line) for line in (cost_sentence(diagnosis), subtitle(diagnosis), run_line(diagnosis)) if line
+    ]
+    standing = hang_table(diagnosis, SHORT_ROWS)
     if standing is not None:
         blocks.append(_rows(standing))
     if diagnosis.findings:
         blocks.append(_table(diagnosis.findings, words.all_ranks_label(diagnosis)))
     blocks += [
-        finding_markdown(finding) for finding in diagnosis.findings[:TOP] if finding.severity != "info"
+        finding_markdown(finding)
+        for finding in diagnosis.findings[:DETAILED_FINDINGS]
+        if finding.severity != "info"
     ]
     if diagnosis.tried is not None:
         blocks += _tried(experiment_view(diagnosis.tried))
@@ -50,19 +52,17 @@ def write_markdown(diagnosis: Diagnosis, path: str | os.PathLike[str]) -> None:
 
 
 def escape(text: str) -> str:
-    """``text`` on one line, with everything that Markdown or HTML would read as markup made plain, and everything that code
-    hosts would make a link or a mention of; `code` stays code.
-    """
+    """``text`` on one line, with markup of Markdown and HTML, links and mentions escaped; text in backticks stays code."""
     pieces = []
     for piece, is_code in words.split_code(plain(" ".join(text.split()))):
         escaped = piece.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
         escaped = re.sub(r"([\\*_\[\]#|~@`])", r"\\\1", escaped)
-        pieces.append(code(piece) if is_code else _LINKED.sub(_APART, escaped))
+        pieces.append(code(piece) if is_code else _LINK_POINTS.sub(_SEPARATOR, escaped))
     return "".join(pieces)
 
 
 def code(text: str) -> str:
-    """``text`` as inline code, whatever back quotes and bars it holds."""
+    """``text`` as inline code; it may contain backticks and bars."""
     line = plain(" ".join(text.split()))
     ticks = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
     pad = " " if "`" in line else ""
@@ -81,7 +81,7 @@ def _tried(view: ExperimentView) -> list[str]:
     return [rows, *(escape(line) for line in (*view.notes, view.best) if line), *losses]
 
 
-def _table(findings: list[Finding], everybody: str) -> str:
+def _table(findings: list[Finding], all_ranks: str) -> str:
     table = [["finding", "who", "costs per step", "if fixed", "where"]]
     for finding in findings:
         most = "at most " if finding.at_most else ""
@@ -96,7 +96,7 @@ def _table(findings: list[Finding], everybody: str) -> str:
         where = code(location(finding)) if location(finding) else ""
         cells = [
             f"{escape(finding.title)} ({escape(finding.severity)})",
-            words.rank_names(finding.ranks, everybody),
+            words.rank_names(finding.ranks, all_ranks),
             cost,
             words.speedup_text(finding, most),
             where,
@@ -107,7 +107,7 @@ def _table(findings: list[Finding], everybody: str) -> str:
 
 
 def fenced(text: str, language: str = "") -> str:
-    """A block of code, whatever backticks stand in it."""
+    """A block of code; ``text`` may contain backticks."""
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
     return f"{fence}{language}\n{text}\n{fence}"
 
@@ -129,7 +129,7 @@ def finding_markdown(finding: Finding) -> str:
             blocks.append(
                 fenced(
                     "\n".join(
-                        f"{'>' if line.is_it else ' '} {line.number:5} {plain(line.text)}"
+                        f"{'>' if line.is_target else ' '} {line.number:5} {plain(line.text)}"
                         for line in places[0].text
                     )
                 )

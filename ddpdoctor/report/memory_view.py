@@ -1,4 +1,4 @@
-"""What the ranks' memory held, in one line and as a table."""
+"""Memory of the ranks, in one line and as a table."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ _AMOUNTS = {
     "reserved on the device": "reserved_peak_bytes",
     "device total": "device_total_bytes",
 }
-"""Heads of the table's columns, and what stands there."""
-_GROWING = ("memory/growing", "memory/workers-growing", "memory/device-growing")
-"""Rules whose findings cost no time until they end the job."""
+"""The table's columns: head, and field of :class:`RankMemory`."""
+_GROWTH_RULES = ("memory/growing", "memory/workers-growing", "memory/device-growing")
+"""Rules about growing memory, whose findings have no cost in time."""
 _PHASES = ("forward", "backward", "optimizer", "evaluation")
 
 
 def memory_line(diagnosis: Diagnosis) -> str:
-    """What the rank with most of it held, and what was never used; "" where nothing is known."""
+    """Largest amounts over the ranks and the memory never used, in one line; "" if nothing is known."""
     known = [rank.memory for rank in diagnosis.ranks if rank.memory is not None]
-    process, workers, tensors, reserved, total = (
-        _most(getattr(memory, name) for memory in known) for name in _AMOUNTS.values()
-    )
+    process, workers = _largest(m.process_bytes for m in known), _largest(m.workers_bytes for m in known)
+    tensors = _largest(m.allocated_peak_bytes for m in known)
+    reserved = _largest(m.reserved_peak_bytes for m in known)
+    total = _largest(m.device_total_bytes for m in known)
     pieces = []
     if reserved is not None:
         whole = "" if total is None else f" of {words.size(total)}"
@@ -48,20 +49,20 @@ def memory_line(diagnosis: Diagnosis) -> str:
 
 
 def growing_memory(diagnosis: Diagnosis) -> list[Finding]:
-    """Findings whose title belongs on the first screen, as the table has no price of them; but for what its first line says, or
-    the one it explains."""
+    """Findings about growing memory, whose titles are printed separately because the table has no cost for them. Without the main
+    finding, and without those that the headline states."""
     main = main_finding(diagnosis)
     return [
         finding
         for finding in diagnosis.findings
-        if finding.rule in _GROWING
+        if finding.rule in _GROWTH_RULES
         and finding is not main
         and finding.title not in diagnosis.verdict.headline
     ]
 
 
 def memory_table(diagnosis: Diagnosis) -> Table | None:
-    """A row for each rank; columns of which nothing is known are left out."""
+    """One row per rank, at most :data:`ROWS`; columns without any value are omitted. None if nothing is known."""
     known = [(rank.rank, rank.memory) for rank in diagnosis.ranks if rank.memory is not None]
     columns = {head: [getattr(memory, name) for _, memory in known] for head, name in _AMOUNTS.items()}
     for phase in _PHASES:
@@ -70,19 +71,19 @@ def memory_table(diagnosis: Diagnosis) -> Table | None:
     shown = {head: values for head, values in columns.items() if any(value is not None for value in values)}
     if not shown:
         return None
-    grows = any(value is not None for value in growth)
+    has_growth = any(value is not None for value in growth)
     order = sorted(range(len(known)), key=lambda place: -_weight(known[place][1]))[:ROWS]
     rows = [
         [
             str(known[place][0]),
             *(words.size(values[place]) for values in shown.values()),
-            *([_per_hour(growth[place])] if grows else []),
+            *([_per_hour(growth[place])] if has_growth else []),
         ]
         for place in sorted(order)
     ]
     left = len(known) - len(rows)
     title = "Memory" if not left else f"Memory of the {len(rows)} fullest ranks, of {len(known)}"
-    return Table(title, ["rank", *shown, *(["process grows"] if grows else [])], rows)
+    return Table(title, ["rank", *shown, *(["process grows"] if has_growth else [])], rows)
 
 
 def _per_hour(value: float | None) -> str:
@@ -93,12 +94,12 @@ def _weight(memory: RankMemory) -> float:
     return memory.reserved_peak_bytes or memory.process_bytes or 0.0
 
 
-def _most(values: Iterable[float | None]) -> float | None:
+def _largest(values: Iterable[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
 
 
 def _fact(diagnosis: Diagnosis, name: str) -> float | None:
-    """A number of the family ``memory``; a diagnosis that was read may hold anything."""
+    """A fact of the family ``memory``; None if it is not a finite number, as a diagnosis read from a file may have anything there."""
     memory = diagnosis.facts.get("memory")
     value = memory.get(name) if isinstance(memory, dict) else None
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):

@@ -1,4 +1,4 @@
-"""Where the user's own code lies, as far as a diagnosis shows it."""
+"""The folder of the user's own code."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from ddpdoctor.rundir.packages import LIBRARY
 
 
 def project_root(diagnosis: Diagnosis) -> str | None:
-    """The deepest folder that holds all of the user's own source lines; None where there are no absolute
-    ones.
-    """
+    """The deepest folder that contains all source files of the user in ``diagnosis``; None if no path is absolute."""
     files = [place.file for finding in diagnosis.findings for where in finding.where for place in where.way]
     files += [word for word in diagnosis.job.command if word.endswith(".py")]
     folders = [name.rpartition("/")[0] for name in files if name.startswith("/") and not LIBRARY.match(name)]

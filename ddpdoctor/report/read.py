@@ -1,4 +1,4 @@
-"""Reading a diagnosis back: from ``diagnosis.json`` or from an HTML report that carries it."""
+"""Read a diagnosis from ``diagnosis.json`` or from an HTML report."""
 
 from __future__ import annotations
 
@@ -16,32 +16,31 @@ from ddpdoctor.rundir import open_regular, read_bounded
 SCRIPT_ID = "ddpdoctor-diagnosis"
 GENERATOR = "ddpdoctor"
 _REPORT = re.compile(rb'<meta\s[^<>]{0,200}?\bname="generator"\s{1,9}content="%b \S' % GENERATOR.encode())
-"""In the head of a report; other pages of ddpdoctor carry no diagnosis, and name no version there."""
-# Of a page of ours only these two places matter, and neither can stand in a text: there, "<" is escaped. A parser of HTML takes
-# time that grows with the square of a page that somebody made for it.
+"""Matches the head of a report. Other pages of ddpdoctor contain no diagnosis and have no version there."""
+# Regular expressions suffice, as "<" is escaped in all texts of a report. An HTML parser could take time quadratic in the size of a
+# hostile page.
 _BEGIN = re.compile(rb'<script\s[^<>]{0,200}?\bid="%b"[^<>]{0,200}>' % SCRIPT_ID.encode())
 _END = b"</script"
 _DIAGNOSIS = DIAGNOSIS_SCHEMA.rpartition("/")[0].encode()
 _HEAD_BYTES = 4096
 MOST_BYTES = 256 << 20
-"""A report of a job with thousands of ranks has some 10 MiB."""
+"""Most bytes of a file that is read. The report of a job with thousands of ranks has about 10 MiB."""
 
 
 class _Head(msgspec.Struct):
-    """The part of a diagnosis that every version shares."""
+    """The part of a diagnosis that all versions have."""
 
     schema: str
 
 
 def holds_diagnosis(path: Path) -> bool:
-    """Whether ``path`` looks like a file for :func:`read_diagnosis`; no, where it cannot be read."""
+    """Whether the beginning of ``path`` looks like a file for :func:`read_diagnosis`; False if it cannot be read."""
     head = _head_of(path)
     return bool(_REPORT.search(head)) if path.suffix == ".html" else _DIAGNOSIS in head
 
 
-def is_page_of_others(path: Path) -> bool:
-    """Whether ``path`` is a whole web page, or the beginning of one, that another program wrote: ours say who wrote them in their first
-    kilobyte."""
+def is_foreign_page(path: Path) -> bool:
+    """Whether ``path`` is a web page that another program wrote: its first 4 KiB do not name ddpdoctor as generator."""
     head = _head_of(path)
     return (
         len(head) == _HEAD_BYTES
@@ -51,7 +50,7 @@ def is_page_of_others(path: Path) -> bool:
 
 
 def _head_of(path: Path) -> bytes:
-    """Its first bytes; none where it cannot be read."""
+    """The first 4 KiB of ``path``; b"" if it cannot be read."""
     try:
         with os.fdopen(open_regular(os.fspath(path), follow=True), "rb") as source:
             return source.read(_HEAD_BYTES)
@@ -62,7 +61,7 @@ def _head_of(path: Path) -> bytes:
 def read_diagnosis(path: str | os.PathLike[str]) -> Diagnosis:
     """The diagnosis in ``path``.
 
-    Raises UnusableInput, in one sentence, for anything else than a report this version can read.
+    Raises UnusableInput, with one sentence, if ``path`` is not a report that this version can read.
     """
     name = os.fspath(path)
     try:
@@ -74,33 +73,29 @@ def read_diagnosis(path: str | os.PathLike[str]) -> Diagnosis:
         raise UnusableInput(f"{name}: the file is empty; write the report again")
     if not start.startswith(b"<"):
         return _decode(data, name)
-    return _decode(_carried_in(data, name), name)
+    return _decode(_extract_json(data, name), name)
 
 
-def _carried_in(data: bytes, name: str) -> bytes:
-    """The JSON in the page ``data``, the content of ``name``. Raises UnusableInput where there is none."""
+def _extract_json(data: bytes, name: str) -> bytes:
+    """The JSON in the HTML page ``data``, the content of ``name``. Raises UnusableInput if there is none."""
     begin = _BEGIN.search(data)
     end = -1 if begin is None else data.find(_END, begin.end())
     if begin is not None and end >= 0:
         return data[begin.end() : end].strip()
     if begin is not None or _REPORT.search(data):
-        raise UnusableInput(f"{name}: the report is cut off half way; write or copy it again")
-    raise UnusableInput(f"{name}: an HTML page, but not a ddpdoctor report (it carries no diagnosis)")
+        raise UnusableInput(f"{name}: the report is truncated; write or copy it again")
+    raise UnusableInput(f"{name}: an HTML page, but not a ddpdoctor report (it contains no diagnosis)")
 
 
 def _decode(data: bytes, name: str) -> Diagnosis:
     try:
         head = msgspec.json.decode(data.removeprefix(b"\xef\xbb\xbf"), type=_Head)
     except msgspec.ValidationError as error:
-        raise UnusableInput(
-            f"{name}: this is JSON, but not a ddpdoctor diagnosis (no schema named in it)"
-        ) from error
+        raise UnusableInput(f"{name}: JSON, but not a ddpdoctor diagnosis (it has no schema)") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if "truncated" in str(error):
-            raise UnusableInput(f"{name}: the file is cut off; write or copy it again") from error
-        raise UnusableInput(
-            f"{name}: this is neither a ddpdoctor report nor a diagnosis.json ({error})"
-        ) from error
+            raise UnusableInput(f"{name}: the file is truncated; write or copy it again") from error
+        raise UnusableInput(f"{name}: neither a ddpdoctor report nor a diagnosis.json ({error})") from error
     if head.schema != DIAGNOSIS_SCHEMA:
         raise UnusableInput(_wrong_schema(head.schema, name))
     try:
@@ -123,5 +118,5 @@ def _wrong_schema(schema: str, name: str) -> str:
         )
     return (
         f"{name}: schema {schema[:80]!r} is not {DIAGNOSIS_SCHEMA}; "
-        "give a ddpdoctor report or its diagnosis.json"
+        "expected a ddpdoctor report or its diagnosis.json"
     )

@@ -1,4 +1,4 @@
-"""The names that a diagnosis gives away: of hosts, users, arguments and the environment, and what stands for them."""
+"""Names in a diagnosis (hosts, users, arguments, environment) and their pseudonyms."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from ddpdoctor.rundir.packages import LIBRARY
 _LETTER = r"[^\s'\"`,;:<>|()\[\]{}=/\\]"
 _VERB = r"(?:is|was|are|were|has|have|had|holds|cannot|could|does|did|will|wrote|took)\b"
 _SEGMENT = rf"{_LETTER}+(?:(?: (?!{_VERB}|\d+ ?/|[kMGT]?i?B/){_LETTER}+){{1,3}}(?=[/\\]{_LETTER}))?"
-"""A folder's name may hold spaces, where another separator follows and no verb of a sentence comes before it."""
+"""A part of a path. It may contain up to three spaces if a separator follows and no word after a space is a verb."""
 PATH = re.compile(
     rf"(?<![\w./\-])(?:(?:[A-Za-z]:)?(?:[/\\](?!/){_SEGMENT})+[/\\]?|\\\\{_SEGMENT}(?:\\{_SEGMENT})*|~[\w.-]*(?:/{_SEGMENT})+|~[\w-]{{2,}})"
 )
-"""An absolute path inside any text; what follows "://" is an address, not a path."""
+"""An absolute path in a text, but not the part of a URL after "://"."""
 _QUOTED_PATH = re.compile(
     r"(?P<quote>['\"`])(?P<path>(?:~|file:|[A-Za-z]:\\|\\\\|/(?!/))[^'\"`\n]*)(?P=quote)"
 )
@@ -37,14 +37,15 @@ PUBLIC_HOSTS = frozenset([
     "prometheus.io", "www.usenix.org", "www.deepspeed.ai", "ui.perfetto.dev", "docs.oasis-open.org", "json.schemastore.org",
     "json-schema.org",
 ])  # fmt: skip
-"""Where documentation lies: links to it stay."""
+"""Hosts of public documentation: links to them stay."""
 _PUBLIC_FOLDERS = re.compile(r"https://(?:huggingface\.co/docs/|github\.com/(?:NVIDIA|pytorch)/)")
 _MAIL = re.compile(r"(?<![\w.+-])[\w+-][\w.+-]{0,63}@[\w-]{1,63}(?:\.[\w-]{1,63}){0,5}\.[A-Za-z]{2,}(?!\w)")
 _DOMAIN = re.compile(
     r"(?<![\w.-])(?:[A-Za-z0-9][\w-]{0,62}\.){1,8}"
     r"(?i:(?P<sure>com|org|edu|gov|mil|localdomain)|net|local|internal|lan|corp|cluster|intra|intranet|home|compute)(?![\w-])"
 )
-"""A full host name by its end. Where that could be a name in a program (threading.local), a digit or a hyphen must be in it."""
+"""A full host name, recognized by its ending. With an ending outside ``sure`` it must contain a digit or a hyphen, because it could
+be a name in a program (threading.local)."""
 _MAC = re.compile(r"(?<![\w:-])[0-9A-Fa-f]{2}(?:[:-][0-9A-Fa-f]{2}){5,19}(?![\w:-])")
 _UUID = re.compile(r"(?<!\w)(?:(?:GPU|MIG)-)?[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}(?!\w)")
 _GUID = re.compile(r"(?<!\w)(?:0x[0-9A-Fa-f]{16}|(?:[0-9A-Fa-f]{4}:){3}[0-9A-Fa-f]{4})(?![\w:])")
@@ -53,21 +54,21 @@ _IP_ADDRESS = re.compile(
 )
 
 _MOST_LETTERS = 1 << 21
-"""Of all names that are looked for: the hosts of a job of thirty thousand have fewer."""
+"""Most characters of all names together; the host names of a job of 30,000 hosts have fewer."""
 _MOST_NESTED = 30
-"""Groups of a pattern within each other."""
+"""Most nested groups of a pattern."""
 
-StandIn = Callable[[str, str], str]
-"""(kind, name) → what stands for it."""
+Pseudonym = Callable[[str, str], str]
+"""(kind, name) → pseudonym."""
 
 
 def any_of(names: Iterable[str], depth: int = 0) -> str:
-    """A pattern for any of ``names``, the longest that fits. Those that begin alike are looked for together: thousands cost
-    little more than a few. Raises DdpDoctorError where there are too many."""
+    """A pattern for any of ``names`` that prefers the longest match. Common prefixes are factored out, so that thousands of names
+    cost little more than a few. Raises DdpDoctorError if there are too many."""
     ordered = sorted(set(names))
     if depth == 0 and sum(map(len, ordered)) > _MOST_LETTERS:
         raise DdpDoctorError(
-            f"names of more than {_MOST_LETTERS:,} letters together cannot be taken out of every text: nothing was redacted."
+            f"too many names to redact: together they have more than {_MOST_LETTERS:,} characters. Nothing was redacted."
         )
     if len(ordered) == 1:
         return re.escape(ordered[0])
@@ -87,24 +88,24 @@ def is_public(url: str) -> bool:
     return (found is not None and found[1] in PUBLIC_HOSTS) or _PUBLIC_FOLDERS.match(url) is not None
 
 
-def without_paths(text: str, root: str | None, stand_in: StandIn) -> str:
+def without_paths(text: str, root: str | None, pseudonym: Pseudonym) -> str:
     """``text`` with paths and URLs relative to the project or the library, else replaced."""
 
     def url(found: re.Match[str]) -> str:
         address = found[0].rstrip(".,:;!?")
         end = found[0][len(address) :]
-        return found[0] if is_public(address) else f"{found[1]}://{stand_in('url', address)}{end}"
+        return found[0] if is_public(address) else f"{found[1]}://{pseudonym('url', address)}{end}"
 
     def quoted(found: re.Match[str]) -> str:
-        # Whole: what is quoted may hold any letter.
-        return f"{found['quote']}{relative_path(found['path'], root, stand_in)}{found['quote']}"
+        # All of it, because a quoted path may contain any character.
+        return f"{found['quote']}{relative_path(found['path'], root, pseudonym)}{found['quote']}"
 
     text = _QUOTED_PATH.sub(quoted, URL.sub(url, text))
-    return PATH.sub(lambda found: relative_path(found[0], root, stand_in), text)
+    return PATH.sub(lambda found: relative_path(found[0], root, pseudonym), text)
 
 
-def relative_path(path: str, root: str | None, stand_in: StandIn) -> str:
-    """Below the project's root or the library's; any other a stand-in, but for the name of a Python file."""
+def relative_path(path: str, root: str | None, pseudonym: Pseudonym) -> str:
+    """``path`` relative to the project or the library; else a pseudonym, which keeps the name of a Python file."""
     library = LIBRARY.match(path)
     if library:
         return f"{library[1]}/{path[library.end() :]}"
@@ -112,26 +113,26 @@ def relative_path(path: str, root: str | None, stand_in: StandIn) -> str:
         return path[len(root) :].strip("/") or "."
     folder, name = os.path.split(path.replace("\\", "/").rstrip("/"))
     if name.endswith(".py"):
-        return f"{stand_in('path', folder)}/{name}"
-    return stand_in("path", f"{folder}/{name}")
+        return f"{pseudonym('path', folder)}/{name}"
+    return pseudonym("path", f"{folder}/{name}")
 
 
-def without_identifiers(text: str, stand_in: StandIn) -> str:
+def without_identifiers(text: str, pseudonym: Pseudonym) -> str:
     """``text`` without e-mail addresses, full host names, addresses of networks and identifiers of hardware."""
 
     def domain(found: re.Match[str]) -> str:
         name = found[0].lower()
         if name in PUBLIC_HOSTS or not (found["sure"] or re.search(r"[\d-]", name)):
             return found[0]
-        return stand_in("host", name.partition(".")[0])
+        return pseudonym("host", name.partition(".")[0])
 
     def address(found: re.Match[str]) -> str:
-        return stand_in("address", found[0].lower()) if _is_address(found[0]) else found[0]
+        return pseudonym("address", found[0].lower()) if _is_address(found[0]) else found[0]
 
-    text = _MAIL.sub(lambda found: stand_in("mail", found[0].lower()), text)
+    text = _MAIL.sub(lambda found: pseudonym("mail", found[0].lower()), text)
     text = _DOMAIN.sub(domain, text)
     for pattern in (_UUID, _MAC, _GUID):
-        text = pattern.sub(lambda found: stand_in("id", found[0].lower()), text)
+        text = pattern.sub(lambda found: pseudonym("id", found[0].lower()), text)
     return _IP_ADDRESS.sub(address, text)
 
 
@@ -147,7 +148,7 @@ def _is_address(word: str) -> bool:
 _HOME = re.compile(r"(?:(?<![\w.\-])|[/\\])(?:home|Users|users|scratch|fsx)[/\\]([^/\\\s'\"]+)")
 _TILDE = re.compile(r"(?<![\w.\-])~([\w.-]+)")
 _USER_VARIABLES = ("USER", "LOGNAME", "USERNAME", "SLURM_JOB_USER", "SUDO_USER")
-_NOBODY = frozenset(
+_SHARED_FOLDERS = frozenset(
     [
         "root",
         "nobody",
@@ -162,20 +163,18 @@ _NOBODY = frozenset(
         "checkpoints",
     ]
 )
-"""Folders beside those of people, and an account that everybody has."""
+"""Folders and accounts that are not names of users."""
 _HOST_PORT = re.compile(r"(?<![\w.-])([A-Za-z][\w-]*(?:\.[\w-]+){0,8}):\d{4,5}(?!\w)")
 _HOST_VARIABLES = ("MASTER_ADDR", "NCCL_COMM_ID", "NCCL_HOSTID", "TORCHELASTIC_RUN_ID")
 _NUMBERED = re.compile(r"([A-Za-z][A-Za-z_-]*)(\d+)")
 _LONG_VALUE = 8
-"""From this length on the value of an argument or a variable is replaced in every other text too; shorter ones ("gloo",
-"32") are common words.
-"""
+"""Values of arguments and variables of at least this length are replaced in all texts; shorter ones ("gloo", "32") are common words."""
 
-_TUNING = re.compile(
+_TUNING_VARIABLES = re.compile(
     r"(NCCL|TORCH|PYTORCH|OMP|MKL|OPENBLAS|KMP|GLOO|CUDA|NVIDIA|HIP|ROCR|UCX|FI|RCCL)_\w+"
     r"|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|LOCAL_WORLD_SIZE|GROUP_WORLD_SIZE"
 )
-"""Environment variables that tune a job; the values of all others are replaced."""
+"""Environment variables that tune a job; values of all others are replaced."""
 _IDENTIFYING = re.compile(r"\w*(?:HOSTID|COMM_ID|RUN_ID|JOB_ID|ADDR|HOST|USER|NAME|PATH|DIR|FILE|URL)")
 _INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "UCX_NET_DEVICES", "NCCL_NET")
 _TECHNICAL_WORD = re.compile(
@@ -200,7 +199,7 @@ _TECHNICAL_WORD = re.compile(
 
 
 class Pseudonyms:
-    """One stand-in per name and kind, in the order of first sight."""
+    """One pseudonym per kind and name, numbered in order of first use."""
 
     def __init__(self) -> None:
         self._given: dict[str, dict[str, str]] = {}
@@ -210,7 +209,7 @@ class Pseudonyms:
         return known.setdefault(name, f"{kind}-{len(known) + 1}")
 
     def host(self, name: str) -> str:
-        """The same for a host's full and its short name, in capitals and in small letters."""
+        """The pseudonym of a host, the same for its full and its short name, ignoring case."""
         return self("host", name.lower() if _is_number(name) else name.lower().partition(".")[0])
 
 
@@ -218,22 +217,22 @@ def _is_number(host: str) -> bool:
     return host.replace(".", "").isdigit()
 
 
-def redacted_environment(environment: Mapping[str, str], stand_in: StandIn) -> dict[str, str]:
-    """Kept is what tunes a job and consists of numbers and known words; any other value is replaced."""
+def redacted_environment(environment: Mapping[str, str], pseudonym: Pseudonym) -> dict[str, str]:
+    """The environment with pseudonyms for all values except those of tuning variables that consist of numbers and known words."""
     return {
-        name: value if _tunes(name, value) else stand_in("value", value)
+        name: value if _is_harmless(name, value) else pseudonym("value", value)
         for name, value in environment.items()
     }
 
 
-def _tunes(name: str, value: str) -> bool:
-    if not _TUNING.fullmatch(name) or (_IDENTIFYING.fullmatch(name) and name not in _INTERFACES):
+def _is_harmless(name: str, value: str) -> bool:
+    if not _TUNING_VARIABLES.fullmatch(name) or (_IDENTIFYING.fullmatch(name) and name not in _INTERFACES):
         return False
     return all(not word or _TECHNICAL_WORD.fullmatch(word) for word in re.split(r"[\s,;:=+^%|{}-]", value))
 
 
-def host_names(diagnosis: Diagnosis, stand_ins: Pseudonyms) -> dict[str, str]:
-    """Every host under its full and its short name, in small letters."""
+def host_names(diagnosis: Diagnosis, pseudonyms: Pseudonyms) -> dict[str, str]:
+    """Pseudonyms of all hosts, by full and short name in lower case."""
     hosts = [*diagnosis.job.hosts, *(rank.host for rank in diagnosis.ranks if rank.host)]
     hosts += [source_host(series.source) for series in diagnosis.telemetry]
     hosts += _addressed(diagnosis.job)
@@ -242,10 +241,10 @@ def host_names(diagnosis: Diagnosis, stand_ins: Pseudonyms) -> dict[str, str]:
         short, _, domain = host.partition(".")
         if _is_number(host) or host == "localhost":
             continue
-        found[host] = found[short] = stand_ins.host(host)
+        found[host] = found[short] = pseudonyms.host(host)
         if domain:
             found[domain] = "domain"
-    return {name: stand_in for name, stand_in in found.items() if name not in reserved_words()}
+    return {name: pseudonym for name, pseudonym in found.items() if name not in reserved_words()}
 
 
 def source_host(source: str) -> str:
@@ -254,8 +253,11 @@ def source_host(source: str) -> str:
 
 
 def _addressed(job: Job) -> list[str]:
-    """Hosts that arguments and variables name: they need not be among those that were recorded."""
-    texts = [*job.command, *(value for name, value in job.environment.items() if not _tunes(name, value))]
+    """Hosts in arguments and variables, recorded or not."""
+    texts = [
+        *job.command,
+        *(value for name, value in job.environment.items() if not _is_harmless(name, value)),
+    ]
     hosts = [host for text in texts for host in _HOST_PORT.findall(text)]
     hosts += [
         value
@@ -265,8 +267,8 @@ def _addressed(job: Job) -> list[str]:
     return [host for host in hosts if host.lower() not in ("localhost", "nvcr.io", "docker.io")]
 
 
-def user_names(diagnosis: Diagnosis, texts: Iterable[str], stand_in: StandIn) -> dict[str, str]:
-    """Users by the environment, by folders in any text, and the one who analyses."""
+def user_names(diagnosis: Diagnosis, texts: Iterable[str], pseudonym: Pseudonym) -> dict[str, str]:
+    """Pseudonyms of users: from the environment, from home folders in texts, and the user of this process."""
     users = [diagnosis.job.environment.get(name, "") for name in _USER_VARIABLES]
     for text in texts:
         users += _HOME.findall(text) + _TILDE.findall(text)
@@ -274,16 +276,16 @@ def user_names(diagnosis: Diagnosis, texts: Iterable[str], stand_in: StandIn) ->
         users.append(getpass.getuser())
     except (OSError, KeyError):
         pass  # an account without a name
-    nobody = _NOBODY | reserved_words()
+    not_users = _SHARED_FOLDERS | reserved_words()
     known = dict.fromkeys(user.lower() for user in users if len(user) > 1)
-    return {user: stand_in("user", user) for user in known if user not in nobody}
+    return {user: pseudonym("user", user) for user in known if user not in not_users}
 
 
 def redacted_command(
-    command: list[str], root: str | None, stand_in: StandIn
+    command: list[str], root: str | None, pseudonym: Pseudonym
 ) -> tuple[list[str], dict[str, str]]:
-    """The program and its scripts stay (without their folders); every argument becomes a stand-in. Also what to replace
-    elsewhere.
+    """(Command with pseudonyms for its arguments, argument values to replace in other texts). Program and scripts stay, without
+    folders outside the project.
     """
     words, replaced = [], {}
     for index, word in enumerate(command):
@@ -295,15 +297,15 @@ def redacted_command(
         elif word == "--":
             words.append(word)
         else:
-            words.append(stand_in("argument", word))
+            words.append(pseudonym("argument", word))
             value = word.partition("=")[2] if word.startswith("-") else word
             if len(value) >= _LONG_VALUE:
-                replaced[value] = stand_in("argument", word)
+                replaced[value] = pseudonym("argument", word)
     return words, replaced
 
 
 def hidden_values(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
-    """The replaced values of variables that are long enough to be looked for in other texts."""
+    """Replaced values of variables that are long enough to be replaced in other texts too, with their pseudonyms."""
     return {
         value: after[name]
         for name, value in before.items()
@@ -312,9 +314,9 @@ def hidden_values(before: Mapping[str, str], after: Mapping[str, str]) -> dict[s
 
 
 def replacer(names: Mapping[str, str], values: Mapping[str, str]) -> Callable[[str], str]:
-    """Replaces whole words only, longest first, so that "node1" does not touch "node12".
+    """A function that replaces whole words, longest first, so that "node1" does not match in "node12".
 
-    ``names`` in capitals and small letters, also beside a ``_``, and further hosts that are numbered like a known one.
+    ``names`` match ignoring case and also next to a ``_``; ``values`` match exactly.
     """
     pattern = _words(names, "A-Za-z0-9", re.IGNORECASE)
     exactly = _words(values, r"\w", 0)
@@ -328,16 +330,16 @@ def replacer(names: Mapping[str, str], values: Mapping[str, str]) -> Callable[[s
 
 
 def _words(names: Iterable[str], letters: str, flags: int) -> re.Pattern[str] | None:
-    wanted = [name for name in names if name]
-    if not wanted:
+    known = [name for name in names if name]
+    if not known:
         return None
-    return re.compile(rf"(?<![{letters}]){any_of(wanted)}(?![{letters}])", flags)
+    return re.compile(rf"(?<![{letters}]){any_of(known)}(?![{letters}])", flags)
 
 
 def hosts_named_alike(
-    texts: Iterable[str], names: Mapping[str, str], stand_ins: Pseudonyms
+    texts: Iterable[str], names: Mapping[str, str], pseudonyms: Pseudonyms
 ) -> dict[str, str]:
-    """Hosts in ``texts`` that are numbered like one of ``names``, but took no part: node18 beside node17."""
+    """Hosts in ``texts`` that are numbered like one of ``names`` but are not among them: node18, if node17 is known."""
     forms = {(found[1], len(found[2])) for name in names if (found := _NUMBERED.fullmatch(name))}
     forms = {
         (letters, digits)
@@ -351,13 +353,13 @@ def hosts_named_alike(
         by_digits.setdefault(digits, []).append(letters)
     shapes = "|".join(rf"{any_of(letters)}\d{{{digits}}}" for digits, letters in by_digits.items())
     pattern = re.compile(rf"(?<![A-Za-z0-9])(?:{shapes})(?![A-Za-z0-9])", re.IGNORECASE)
-    met = dict.fromkeys(word.lower() for text in texts for word in pattern.findall(text))
-    return {name: stand_ins.host(name) for name in met if name not in names}
+    found_names = dict.fromkeys(word.lower() for text in texts for word in pattern.findall(text))
+    return {name: pseudonyms.host(name) for name in found_names if name not in names}
 
 
 @cache
 def reserved_words() -> frozenset[str]:
-    """Words of ours that are also keys and terms: a host called "data" or a user called "train" cannot be taken out of them."""
+    """Keys and terms of the diagnosis, which are never replaced, even if a host is called "data" or a user "train"."""
     names = [*_keys(msgspec.json.schema(Diagnosis)), *_keys(msgspec.json.schema(Facts)), *PARTS]
     words = {word for name in names for word in re.split(r"[\W_]+", name.lower())}
     return frozenset(

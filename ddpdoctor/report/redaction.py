@@ -1,7 +1,7 @@
-"""``--redact``: a diagnosis that may leave the house.
+"""``--redact``: pseudonyms for hosts, users, paths and arguments, so that a diagnosis can be shared.
 
-The same name gets the same stand-in wherever it occurs. Where a value's place says what it is (environment, command,
-sources, hosts), kept is what is known to be harmless; in sentences, replaced is what is known or looks like a name.
+The same name gets the same pseudonym everywhere. In fields with a known meaning (environment, command, sources, hosts) only values
+known to be harmless are kept; in sentences, known names and everything that looks like a name are replaced.
 """
 
 from __future__ import annotations
@@ -37,42 +37,44 @@ from ddpdoctor.report.redact_names import (
 
 
 def redact(diagnosis: Diagnosis) -> Diagnosis:
-    """The same diagnosis without names of hosts and users, addresses, outer paths and command arguments.
+    """``diagnosis`` without names of hosts and users, addresses, paths outside the project and command arguments.
 
-    Paths inside the project and inside libraries become relative, all others a stand-in.
-    Numbers, rules, kernel names and the user's own file and function names inside the project stay.
+    Paths inside the project and inside libraries become relative, all others a pseudonym. Numbers, rules, kernel names, and names
+    of the user's files and functions inside the project stay. Raises DdpDoctorError if there are too many names.
     """
-    worded = _without_trial_messages(_without_series(without_source_text(diagnosis)))
-    texts = list(_strings(msgspec.to_builtins(worded, enc_hook=plain_value)))
-    stand_ins = Pseudonyms()
-    root = project_root(worded)
-    hosts = host_names(worded, stand_ins)
-    hosts |= hosts_named_alike(texts, hosts, stand_ins)
-    users = user_names(worded, texts, stand_ins)
-    command, arguments = redacted_command(worded.job.command, root, stand_ins)
-    environment = redacted_environment(worded.job.environment, stand_ins)
-    values = arguments | hidden_values(worded.job.environment, environment)
+    without_series = _without_trial_messages(_without_series(without_source_text(diagnosis)))
+    texts = list(_strings(msgspec.to_builtins(without_series, enc_hook=plain_value)))
+    pseudonyms = Pseudonyms()
+    root = project_root(without_series)
+    hosts = host_names(without_series, pseudonyms)
+    hosts |= hosts_named_alike(texts, hosts, pseudonyms)
+    users = user_names(without_series, texts, pseudonyms)
+    command, arguments = redacted_command(without_series.job.command, root, pseudonyms)
+    environment = redacted_environment(without_series.job.environment, pseudonyms)
+    values = arguments | hidden_values(without_series.job.environment, environment)
     replace_names = replacer(users | hosts, {v: s for v, s in values.items() if v.lower() not in hosts})
-    hide_sources = _sources(worded.source, root, stand_ins)
+    replace_sources = _sources(without_series.source, root, pseudonyms)
 
     @cache
-    def clean(text: str) -> str:
-        text = without_paths(hide_sources(text), root, stand_ins)
-        return without_identifiers(replace_names(text), stand_ins)
+    def redact_text(text: str) -> str:
+        text = without_paths(replace_sources(text), root, pseudonyms)
+        return without_identifiers(replace_names(text), pseudonyms)
 
-    plain = msgspec.to_builtins(_placed(worded, command, environment, root, stand_ins), enc_hook=plain_value)
-    cleaned = _walk(plain, clean)
-    # Addresses of documentation are public, and must stay usable.
+    plain = msgspec.to_builtins(
+        _placed(without_series, command, environment, root, pseudonyms), enc_hook=plain_value
+    )
+    cleaned = _walk(plain, redact_text)
+    # Links to public documentation stay.
     for finding, before in zip(cleaned["findings"], diagnosis.findings, strict=True):
         if before.read_more and is_public(before.read_more):
             finding["read_more"] = before.read_more
         for fix, fix_before in zip(finding["fixes"], before.fixes, strict=True):
-            fix["docs"] = [link if is_public(link) else clean(link) for link in fix_before.docs]
+            fix["docs"] = [link if is_public(link) else redact_text(link) for link in fix_before.docs]
     return _with_series(msgspec.convert(cleaned, Diagnosis), diagnosis)
 
 
 def without_source_text(diagnosis: Diagnosis) -> Diagnosis:
-    """The same diagnosis without the text of source lines."""
+    """``diagnosis`` without the text of source lines."""
     replace = msgspec.structs.replace
     findings = [
         replace(finding, where=[replace(where, text=None, text_missing=None) for where in finding.where])
@@ -82,7 +84,7 @@ def without_source_text(diagnosis: Diagnosis) -> Diagnosis:
 
 
 def _without_trial_messages(diagnosis: Diagnosis) -> Diagnosis:
-    """Without the command that was tried, and the job's own error messages."""
+    """``diagnosis`` without the command and the error messages of its trials."""
     tried, replace = diagnosis.tried, msgspec.structs.replace
     if tried is None:
         return diagnosis
@@ -96,20 +98,20 @@ def _placed(
     command: list[str],
     environment: dict[str, str],
     root: str | None,
-    stand_ins: Pseudonyms,
+    pseudonyms: Pseudonyms,
 ) -> Diagnosis:
-    """With a stand-in in every place whose whole value is a name, whatever it looks like."""
+    """``diagnosis`` with pseudonyms in all fields whose whole value is a name."""
     replace = msgspec.structs.replace
 
     def host(name: str) -> str:
         return (
-            stand_ins("address", name)
+            pseudonyms("address", name)
             if re.fullmatch(r"[\d.]+|[0-9A-Fa-f:]*:[0-9A-Fa-f:]*", name)
-            else stand_ins.host(name)
+            else pseudonyms.host(name)
         )
 
     def inside(path: str) -> str:
-        return relative_path(path, root, stand_ins) if _is_absolute(path) else path
+        return relative_path(path, root, pseudonyms) if _is_absolute(path) else path
 
     job = replace(
         diagnosis.job,
@@ -158,7 +160,7 @@ def _is_absolute(path: str) -> bool:
 
 
 def _without_series(diagnosis: Diagnosis) -> Diagnosis:
-    """Without the long lists of numbers: they name nobody, and walking them takes seconds."""
+    """``diagnosis`` without its series, which have no names; walking them would take seconds."""
     telemetry = [msgspec.structs.replace(one, t_s=[], values=[]) for one in diagnosis.telemetry]
     return msgspec.structs.replace(diagnosis, series=Series(), telemetry=telemetry)
 
@@ -171,15 +173,16 @@ def _with_series(cleaned: Diagnosis, diagnosis: Diagnosis) -> Diagnosis:
     return msgspec.structs.replace(cleaned, series=diagnosis.series, telemetry=telemetry)
 
 
-def _walk(value: Any, clean: Callable[[str], str]) -> Any:
+def _walk(value: Any, redact_text: Callable[[str], str]) -> Any:
     if isinstance(value, str):
-        return clean(value)
+        return redact_text(value)
     if isinstance(value, Mapping):
         return {
-            clean(key) if isinstance(key, str) else key: _walk(item, clean) for key, item in value.items()
+            redact_text(key) if isinstance(key, str) else key: _walk(item, redact_text)
+            for key, item in value.items()
         }
     if isinstance(value, list | tuple):
-        return [_walk(item, clean) for item in value]
+        return [_walk(item, redact_text) for item in value]
     return value
 
 
@@ -195,12 +198,12 @@ def _strings(value: Any) -> Iterable[str]:
             yield from _strings(item)
 
 
-def _sources(sources: Iterable[str], root: str | None, stand_ins: Pseudonyms) -> Callable[[str], str]:
-    """Replaces the paths that were given, of which notes name the files: whole, or before a separator.
+def _sources(sources: Iterable[str], root: str | None, pseudonyms: Pseudonyms) -> Callable[[str], str]:
+    """A function that replaces the analysed paths, and paths below them, in a text.
 
-    Of a pattern, it is the folder before its first wildcard.
+    Of a pattern, the folder before its first wildcard is replaced.
     """
-    given: dict[str, str] = {}
+    relative: dict[str, str] = {}
     absolute: dict[str, str] = {}
     for source in sources:
         if "://" in source:
@@ -208,23 +211,23 @@ def _sources(sources: Iterable[str], root: str | None, stand_ins: Pseudonyms) ->
         fixed = re.split(r"[*?\[]", source)[0]
         path = os.path.normpath(source if fixed == source else fixed.rpartition("/")[0])
         if Path(source).is_absolute():
-            absolute[path] = relative_path(path, root, stand_ins)
+            absolute[path] = relative_path(path, root, pseudonyms)
         elif path.strip("./"):
-            given[path] = stand_ins("path", path)
+            relative[path] = pseudonyms("path", path)
     whole = re.compile(rf"(?<![\w./\-]){any_of(absolute)}(?![\w\-])") if absolute else None
-    names = any_of(given) if given else ""
-    # A name without a folder may be any word: it is one of a path only before a separator.
+    names = any_of(relative) if relative else ""
+    # A name without a folder may be any word, so it is replaced only before a separator.
     inside = re.compile(rf"(?<![\w./\-])(?:\./)?({names})(?=/)") if names else None
     alone = re.compile(rf"(?<![\w./\-])(?:\./)?({names})(?![\w\-])") if names else None
 
-    def hide(text: str) -> str:
+    def replace(text: str) -> str:
         if whole:
             text = whole.sub(lambda match: absolute[match[0]], text)
         if inside is None or alone is None:
             return text
-        text = inside.sub(lambda match: given[match[1]], text)
-        if text in given:
-            return given[text]
-        return alone.sub(lambda match: given[match[1]] if "/" in match[1] else match[0], text)
+        text = inside.sub(lambda match: relative[match[1]], text)
+        if text in relative:
+            return relative[text]
+        return alone.sub(lambda match: relative[match[1]] if "/" in match[1] else match[0], text)
 
-    return hide
+    return replace

@@ -22,14 +22,14 @@ from ddpdoctor.written import SARIF, write_file
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 LEVELS = {"critical": "error", "warning": "warning", "info": "note"}
 HOME = "https://pypi.org/project/ddpdoctor/"
-"""Where somebody who sees a finding reads what made it."""
+"""The link from a finding to the tool."""
 ROOT = "PROJECT"
-"""Name by which source lines refer to the project's folder: code hosts resolve it to the repository."""
+"""Name of the base URI of source lines; code hosts resolve it to the repository."""
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where the user's files lie: absolute paths below ``root``, or relative ones with ``before`` in front, are the repository's."""
+    """How paths map to the repository: absolute paths are below ``root``, relative ones get the prefix ``before``."""
 
     root: str | None
     before: str
@@ -62,10 +62,10 @@ def to_sarif(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def _place(diagnosis: Diagnosis) -> _Place:
-    """The repository where it is known, else the folder that holds all of the user's lines."""
+    """The repository if it is known, else the folder of all of the user's source lines."""
     root, inside = project_root(diagnosis), diagnosis.job.folder_in_repository or ""
     if root is None:
-        # Of a diagnosis without the paths above the project, its files are relative to that folder.
+        # Paths in a redacted diagnosis are relative to the project's folder.
         return _Place(None, f"{inside}/" if inside else "")
     if inside and root.endswith(f"/{inside}"):
         root = root.removesuffix(f"/{inside}")
@@ -78,7 +78,7 @@ def write_sarif(diagnosis: Diagnosis, path: str | os.PathLike[str]) -> None:
 
 
 def _rule(finding: Finding) -> dict[str, Any]:
-    """Constant texts: a code host shows them with every finding of the rule, in whatever run."""
+    """The description of a rule. It has no numbers of this run, because code hosts show it with all findings of the rule."""
     rule: dict[str, Any] = {
         "id": finding.rule,
         "name": "".join(word.capitalize() for word in re.split(r"[^A-Za-z0-9]+", finding.rule)),
@@ -118,7 +118,7 @@ def _result(finding: Finding, place: _Place) -> dict[str, Any]:
 
 
 def _flow(where: Where, place: _Place) -> dict[str, Any]:
-    """How the program came to a line, in its order: the outermost caller first."""
+    """The call path to a line, outermost caller first."""
     return {
         "threadFlows": [
             {

@@ -17,46 +17,57 @@ def main_finding(diagnosis: Diagnosis) -> Finding | None:
 
 def cost_sentence(diagnosis: Diagnosis) -> str:
     """The cost of the main finding in one sentence; for a healthy job, the median step time. Empty if neither is known."""
-    finding, median = main_finding(diagnosis), diagnosis.steps.median_ms
+    finding, median_ms = main_finding(diagnosis), diagnosis.steps.median_ms
+    if finding is None and median_ms is None:
+        return ""
     if finding is None:
-        return (
-            ""
-            if median is None
-            else f"A step takes {words.milliseconds(median)} (median){_largest_part(diagnosis)}."
-        )
-    cost_ms, share = finding.costs_ms_per_step, finding.share
+        return f"A step takes {words.milliseconds(median_ms)} (median){_largest_part(diagnosis)}."
     gain = words.speedup_text(finding)
     if finding.at_most:
-        return _upper_bound_sentence(cost_ms, share, gain)
-    pieces = []
-    recorded = diagnosis.steps.source == "trace"
-    in_some = finding.persistence not in (None, "always")
-    over = " over the recorded steps" if recorded else " on average"
-    if cost_ms is not None:
-        one_step = diagnosis.steps.measured == 1
-        each = "in the one recorded step" if one_step else f"per step{over if in_some else ''}"
-        range_text = words.in_parentheses(words.cost_range(finding))
-        pieces.append(f"It costs {words.milliseconds(cost_ms)} {each}{range_text}")
-        if share is not None:
-            pieces[-1] += f", {words.percent(share)} of the step time"
-            if 1 / 60 <= share < 1 and not recorded:
-                # A trace of a few steps says nothing about an hour.
-                pieces[-1] += f" ({min(round(60 * share), 59)} min per hour)"
-    if gain:
-        pieces.append(
-            f"the job would run {gain}{words.in_parentheses(words.speedup_range(finding))} as fast without it"
-        )
-    return f"{'; '.join(pieces)}." if pieces else ""
+        return _saving_sentence("at most", finding, gain)
+    if finding.estimated:
+        return _saving_sentence("about", finding, gain)
+    speedup = f"{gain}{words.in_parentheses(words.speedup_range(finding))}"
+    clauses = [
+        _cost_clause(finding, diagnosis.steps),
+        f"the job would run {speedup} as fast without it" if gain else "",
+    ]
+    text = "; ".join(filter(None, clauses))
+    return f"{text}." if text else ""
 
 
-def _upper_bound_sentence(cost_ms: float | None, share: float | None, gain: str) -> str:
-    """The cost where only an upper bound of the saving is known."""
+def _cost_clause(finding: Finding, steps: Steps) -> str:
+    """ "It costs 18 ms per step (90 % interval: 15 to 20 ms), 26 % of the step time (16 min per hour)"; "" without a cost."""
+    cost_ms, share, is_trace = finding.costs_ms_per_step, finding.share, steps.source == "trace"
     if cost_ms is None:
         return ""
-    text = f"Upper bound: fixing it saves at most {words.milliseconds(cost_ms)} per step"
+    if steps.measured == 1:
+        when = "in the one recorded step"
+    elif finding.persistence in (None, "always"):
+        when = "per step"
+    else:
+        when = f"per step {'over the recorded steps' if is_trace else 'on average'}"
+    interval = words.cost_range(finding)
+    text = f"It costs {words.milliseconds(cost_ms)} {when}"
+    text += words.in_parentheses(f"90 % interval: {interval}" if interval else "")
+    if share is None:
+        return text
+    text += f", {words.percent(share)} of the step time"
+    # A trace of a few steps says nothing about an hour.
+    if is_trace or not 1 / 60 <= share < 1:
+        return text
+    return f"{text} ({min(round(60 * share), 59)} min per hour)"
+
+
+def _saving_sentence(limit: str, finding: Finding, gain: str) -> str:
+    """The cost where only an upper bound or an estimate of the saving is known."""
+    cost_ms, share = finding.costs_ms_per_step, finding.share
+    if cost_ms is None:
+        return ""
+    text = f"Fixing it saves {limit} {words.milliseconds(cost_ms)} per step"
     if share is not None:
         text += f", {words.percent(share)} of the step time"
-    return f"{text}, and makes the job at most {gain} as fast." if gain else f"{text}."
+    return f"{text}: a speed-up of {limit} {gain}." if gain else f"{text}."
 
 
 def _largest_part(diagnosis: Diagnosis) -> str:
@@ -89,9 +100,50 @@ def subtitle(diagnosis: Diagnosis) -> str:
 
 
 def steps_measured(steps: Steps) -> str:
-    """How many of the recorded steps are measured, and why the others are excluded: "47 of 60 steps measured (excluded: disturbed
-    by the profiler 10, warm-up 3)". The reasons add up."""
+    """How many of the recorded steps are measured, and why the others are excluded: "47 of 60 steps measured (excluded: 10
+    disturbed by the profiler, 3 warm-up)". The reasons add up."""
     reasons = sorted(steps.set_aside.items(), key=lambda entry: -entry[1])
-    excluded = ", ".join(f"{reason} {count:,}" for reason, count in reasons if count)
+    excluded = ", ".join(f"{count:,} {reason}" for reason, count in reasons if count)
     text = words.in_parentheses(f"excluded: {excluded}" if excluded else "")
     return f"{steps.measured:,} of {words.count(steps.count, 'step')} measured{text}"
+
+
+_RUN_PARTS = {
+    "start_s": "start",
+    "preparation_s": "preparation",
+    "first_batch_s": "first batch",
+    "warm_up_s": "warm-up",
+    "steps_s": "steps",
+    "some_steps_s": "every n-th step",
+    "epochs_s": "epoch boundaries",
+    "evaluation_s": "evaluation",
+    "checkpoint_s": "checkpoints",
+    "pauses_s": "pauses",
+    "suspended_s": "suspended",
+    "profiler_s": "profiler",
+    "unrecorded_s": "not recorded",
+    "end_s": "end",
+}
+"""Facts of ``run``, in order, as the line on the run names them; together they are the whole wall time."""
+_LEAST_PART = 0.01
+"""Share of the wall time from which a part is named; the rest is "other"."""
+
+
+def run_line(diagnosis: Diagnosis) -> str:
+    """Where the wall time of the run went: "Run: 41 s = start 12 s + steps 8 s + pauses 20 s + end 1 s; goodput 19 %". Empty where the
+    launcher's start and end are not known."""
+    run = diagnosis.facts.get("run")
+    wall_s = run.get("wall_s") if isinstance(run, dict) else None
+    if not isinstance(run, dict) or not isinstance(wall_s, int | float) or wall_s <= 0:
+        return ""
+    known = {
+        label: value for name, label in _RUN_PARTS.items() if isinstance(value := run.get(name), int | float)
+    }
+    named = {label: value for label, value in known.items() if value >= _LEAST_PART * wall_s}
+    other_s = wall_s - sum(named.values())
+    if other_s >= _LEAST_PART * wall_s:
+        named["other"] = other_s
+    goodput = run.get("goodput")
+    shown = " + ".join(f"{label} {words.seconds(value)}" for label, value in named.items())
+    share = f"; goodput {words.percent(goodput)}" if isinstance(goodput, int | float) else ""
+    return f"Run: {words.seconds(wall_s)} = {shown}{share}"

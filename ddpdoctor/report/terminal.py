@@ -1,4 +1,4 @@
-"""The diagnosis in one screen of a terminal."""
+"""The diagnosis on the terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
 from ddpdoctor.measure.taxonomy import PARTS, Part
 from ddpdoctor.plain import plain, plain_lines
 from ddpdoctor.report import words
-from ddpdoctor.report.console_output import MOST_OF_A_CELL, print_wrapped, truncated
+from ddpdoctor.report.console_output import MOST_CELL_LENGTH, print_wrapped, truncated
 from ddpdoctor.report.experiment_view import TITLE, print_experiment
 from ddpdoctor.report.finding_view import (
     MOST,
@@ -24,14 +24,14 @@ from ddpdoctor.report.finding_view import (
     location,
     place,
 )
-from ddpdoctor.report.hang_view import SHORT, hang_table, stacks
+from ddpdoctor.report.hang_view import SHORT_ROWS, hang_table, stacks
 from ddpdoctor.report.memory_view import growing_memory, memory_line
-from ddpdoctor.report.summary import cost_sentence, main_finding, steps_measured, subtitle
+from ddpdoctor.report.summary import cost_sentence, main_finding, run_line, steps_measured, subtitle
 
 FINDINGS, NOTES = 8, 3
-"""Rows shown without ``verbose``; with it, at most as many as a report shows."""
+"""Most findings and notes shown without ``verbose``; with it, as many as in a report."""
 WIDE = 100
-"""Columns from which on the table of findings has the prices' ranges, too."""
+"""Terminal width from which the table of findings has a column for the costs' 90 % intervals."""
 SEVERITY_STYLES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 PART_STYLES = {
     Part.DATA_WAIT: "yellow",
@@ -55,13 +55,15 @@ PART_LETTERS = {
     Part.CHECKPOINT: "k",
     Part.OTHER: "o",
 }
-"""Without colours a bar is drawn with letters, explained beneath it; an arrow is what goes to the device."""
+"""Without colours the bar consists of these letters, which its legend explains."""
+_FEWEST_FOR_P95 = 20
+"""Steps; of fewer, the 95th percentile is the longest step."""
 _GAP = "   "
-"""Between two entries of the legend."""
-_APART = 2
-"""Columns of a table."""
-_MOST_WHO = 16
-"""Columns of the ranks, which may wrap."""
+"""Space between two entries of the legend."""
+_PADDING = 2
+"""Space between two columns of a table."""
+_MOST_RANKS_WIDTH = 16
+"""Most characters of the column "who", which may wrap."""
 
 
 def print_terminal(
@@ -69,19 +71,21 @@ def print_terminal(
 ) -> None:
     """Print the diagnosis: ``quiet`` the verdict alone, ``verbose`` every finding with its evidence.
 
-    Fits 80 columns, but breaks no word: whoever copies or greps an id, a path or ``file:line`` finds it whole, on a terminal and in
-    a pipe. Colours, or their absence, are the ``console``'s own affair (NO_COLOR, pipes).
+    Lines fit 80 columns where possible, but no word is broken, so that ids, paths and ``file:line`` can be copied and searched
+    for. ``console`` decides about colours (NO_COLOR, pipes).
     """
-    style = "bold green" if diagnosis.healthy else "bold red"
+    headline_style = "bold green" if diagnosis.healthy else "bold red"
     if quiet:
-        # In one piece, whatever the width: this is what scripts read.
-        console.print(Text(plain(diagnosis.verdict.headline), style=style), soft_wrap=True)
+        # On one line at any width, because scripts read it.
+        console.print(Text(plain(diagnosis.verdict.headline), style=headline_style), soft_wrap=True)
         return
-    _line(console, diagnosis.verdict.headline, style)
-    quietly = (subtitle(diagnosis), _steps(diagnosis), memory_line(diagnosis))
-    for line, style in ((cost_sentence(diagnosis), ""), *((line, "dim") for line in quietly)):
-        if line:
-            _line(console, line, style)
+    _line(console, diagnosis.verdict.headline, headline_style)
+    if cost := cost_sentence(diagnosis):
+        _line(console, cost)
+    for details in filter(
+        None, (subtitle(diagnosis), run_line(diagnosis), _steps(diagnosis), memory_line(diagnosis))
+    ):
+        _line(console, details, "dim")
     for finding in growing_memory(diagnosis):
         _line(console, finding.title, SEVERITY_STYLES.get(finding.severity, ""))
     if diagnosis.breakdown:
@@ -90,7 +94,8 @@ def print_terminal(
         _findings(diagnosis, console, MOST if verbose else FINDINGS)
     _standing(diagnosis, console, verbose)
     main = main_finding(diagnosis)
-    for finding in diagnosis.findings[:MOST] if verbose else [main] if main is not None else []:
+    shown = diagnosis.findings[:MOST] if verbose else filter(None, [main])
+    for finding in shown:
         _finding(finding, console, verbose)
     if diagnosis.tried is not None:
         console.print()
@@ -103,7 +108,7 @@ def print_terminal(
 
 
 def _findings(diagnosis: Diagnosis, console: Console, most: int) -> None:
-    """The costliest ``most`` of them as a table, and how many there are besides."""
+    """The ``most`` costliest findings as a table, and how many more there are."""
     console.print()
     shown = diagnosis.findings[:most]
     print_wrapped(console, _table(shown, console.width, words.all_ranks_label(diagnosis)))
@@ -112,20 +117,20 @@ def _findings(diagnosis: Diagnosis, console: Console, most: int) -> None:
 
 
 def _hta(results: Mapping[str, Any]) -> str:
-    """What there is of HolisticTraceAnalysis, and where: its tables are too wide for a terminal."""
+    """Which results of HolisticTraceAnalysis there are, and where; its tables are too wide for a terminal."""
     names = [
         name.replace("_", " ") for name, rows in results.items() if name not in ("library", "notes") and rows
     ]
-    given = results.get("notes")
-    notes = " ".join(map(str, given)) if isinstance(given, list) else ""
+    listed = results.get("notes")
+    notes = " ".join(map(str, listed)) if isinstance(listed, list) else ""
     if not names:
         return f"HolisticTraceAnalysis found nothing. {notes}".rstrip()
-    told = f"HolisticTraceAnalysis: {', '.join(names)}: in the report (`--html F`) and diagnosis.json (`--json F`)."
-    return f"{told} {notes}".rstrip()
+    found = f"HolisticTraceAnalysis results in the report (`--html F`) and diagnosis.json (`--json F`): {', '.join(names)}."
+    return f"{found} {notes}".rstrip()
 
 
 def _line(console: Console, text: str, style: str = "") -> None:
-    """Text that is never read as markup: names come from the user's program."""
+    """Print ``text`` without reading it as markup, because names come from the user's program."""
     print_wrapped(console, Text(plain(truncated(text)), style=style))
 
 
@@ -134,7 +139,7 @@ def _steps(diagnosis: Diagnosis) -> str:
     pieces = []
     if steps.median_ms is not None:
         pieces.append(f"step {words.milliseconds(steps.median_ms)} median")
-    if steps.p95_ms is not None:
+    if steps.p95_ms is not None and steps.measured >= _FEWEST_FOR_P95:
         pieces.append(f"{words.milliseconds(steps.p95_ms)} p95")
     if steps.samples_per_s is not None:
         pieces.append(f"{words.significant(steps.samples_per_s)} samples/s")
@@ -144,7 +149,7 @@ def _steps(diagnosis: Diagnosis) -> str:
 
 
 def _breakdown(diagnosis: Diagnosis, console: Console) -> None:
-    """One stacked bar of the critical path, with its legend."""
+    """One stacked bar of the critical path, with a legend."""
     width = min(console.width, 80) - 1
     shares = [(name, share) for name in PARTS if (share := diagnosis.breakdown.get(name, 0.0)) > 0]
     coloured = console.color_system is not None
@@ -161,13 +166,14 @@ def _breakdown(diagnosis: Diagnosis, console: Console) -> None:
                 Text.assemble((mark, style), f"{words.part(name, diagnosis)} {words.percent(share)}")
             )
     console.print()
+    _line(console, "Critical path of the mean step:", "dim")
     print_wrapped(console, bar)
-    for line in _filled(entries, width):
+    for line in _fill_lines(entries, width):
         print_wrapped(console, line)
 
 
-def _filled(entries: Iterable[Text], width: int) -> list[Text]:
-    """Lines of whole entries."""
+def _fill_lines(entries: Iterable[Text], width: int) -> list[Text]:
+    """The entries of the legend on lines of at most ``width`` columns; no entry is broken."""
     lines: list[Text] = []
     for entry in entries:
         if lines and lines[-1].cell_len + len(_GAP) + entry.cell_len <= width:
@@ -177,18 +183,18 @@ def _filled(entries: Iterable[Text], width: int) -> list[Text]:
     return lines
 
 
-def _table(findings: list[Finding], width: int, everybody: str) -> Table:
-    """A row a finding, without columns that are empty in all rows. Where lines of the user's program do not fit beside the rest, each
-    stands below its rule."""
+def _table(findings: list[Finding], width: int, all_ranks: str) -> Table:
+    """One row per finding, without columns that are empty in all rows. If the column "where" does not fit, its text goes below the
+    rule's id."""
     head = ["finding", "who", "ms/step", *(["90 %"] if width >= WIDE else []), "if fixed", "where"]
-    rows = [_row(finding, everybody, wide=width >= WIDE) for finding in findings]
+    rows = [_row(finding, all_ranks, wide=width >= WIDE) for finding in findings]
     head, *rows = filled_columns([head, *rows])
-    needed = _width([head, *rows])
+    needed = _table_width([head, *rows])
     if needed > width and head[-1] == "where":
         head = head[:-1]
         rows = [[f"{row[0]}\n  {row[-1]}" if row[-1] else row[0], *row[1:-1]] for row in rows]
-        needed = _width([head, *rows])
-    table = Table(box=None, pad_edge=False, padding=(0, _APART, 0, 0), header_style="dim", width=needed)
+        needed = _table_width([head, *rows])
+    table = Table(box=None, pad_edge=False, padding=(0, _PADDING, 0, 0), header_style="dim", width=needed)
     for name in head:
         numbers = name not in ("finding", "who", "where")
         table.add_column(name, justify="right" if numbers else "left", no_wrap=name != "who")
@@ -198,32 +204,32 @@ def _table(findings: list[Finding], width: int, everybody: str) -> Table:
     return table
 
 
-def _row(finding: Finding, everybody: str, *, wide: bool) -> list[str]:
+def _row(finding: Finding, all_ranks: str, *, wide: bool) -> list[str]:
     cost, most = finding.costs_ms_per_step, "≤ " if finding.at_most else ""
     cells = [
         f"{'↳ ' if finding.caused_by else ''}{finding.rule}",
-        words.rank_names(finding.ranks, everybody),
+        words.rank_names(finding.ranks, all_ranks),
         words.NO_COST if cost is None else most + words.significant(cost),
         *([_range(finding)] if wide else []),
         words.speedup_text(finding, most),
         location(finding),
     ]
-    return [plain(truncated(cell, MOST_OF_A_CELL)) for cell in cells]
+    return [plain(truncated(cell, MOST_CELL_LENGTH)) for cell in cells]
 
 
-def _width(rows: list[list[str]]) -> int:
-    """Of a table of these rows, whose second column may wrap."""
+def _table_width(rows: list[list[str]]) -> int:
+    """Width of a table of these rows, in columns; its second column may wrap."""
     widest = [
         max(cell_len(line) for cell in cells for line in (cell.split("\n")))
         for cells in zip(*rows, strict=True)
     ]
-    widest[1] = min(widest[1], _MOST_WHO)
-    return sum(widest) + _APART * len(widest)
+    widest[1] = min(widest[1], _MOST_RANKS_WIDTH)
+    return sum(widest) + _PADDING * len(widest)
 
 
 def _standing(diagnosis: Diagnosis, console: Console, verbose: bool) -> None:
-    """Where each rank of a job that stopped is."""
-    found = hang_table(diagnosis) if verbose else hang_table(diagnosis, SHORT)
+    """Print where each rank of a hung job is."""
+    found = hang_table(diagnosis) if verbose else hang_table(diagnosis, SHORT_ROWS)
     if found is None:
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
@@ -231,7 +237,7 @@ def _standing(diagnosis: Diagnosis, console: Console, verbose: bool) -> None:
         table.add_column(name, no_wrap=name in ("rank", "step", "for", "line"))
     for row in found.rows:
         style = "bold" if row[0].startswith("→") else ""
-        table.add_row(*(Text(plain(truncated(cell, MOST_OF_A_CELL)), style=style) for cell in row))
+        table.add_row(*(Text(plain(truncated(cell, MOST_CELL_LENGTH)), style=style) for cell in row))
     console.print()
     _line(console, found.title, "bold")
     print_wrapped(console, table)
@@ -243,7 +249,7 @@ def _standing(diagnosis: Diagnosis, console: Console, verbose: bool) -> None:
 
 
 def _range(finding: Finding) -> str:
-    """Where the saving lies, nine times in ten, in ms per step."""
+    """The 90 % interval of the saving, ms per step; "" if unknown."""
     if finding.costs_ms_per_step_range is None or finding.at_most:
         return ""
     return "–".join(words.significant(end_ms, 2) for end_ms in finding.costs_ms_per_step_range)
@@ -269,17 +275,17 @@ def _finding(finding: Finding, console: Console, verbose: bool) -> None:
 
 
 def _places(finding: Finding, console: Console, verbose: bool) -> None:
-    """The lines and who called them; of several, where it is to be short, the first, and only what the table lacks."""
+    """Print the source lines and their callers; without ``verbose`` only the first, and only what the table lacks."""
     for shown in map(place, finding.where[: MOST if verbose else 1]):
         if verbose:
             _line(console, f"  {shown.full} in {shown.function}")
         if shown.callers or (shown.text and not verbose):
             _line(console, f"  {shown.call_path}")
         for line in shown.text:
-            style = "" if line.is_it else "dim"
+            style = "" if line.is_target else "dim"
             console.print(
                 Text(
-                    plain(truncated(f"  {'>' if line.is_it else ' '} {line.number:5} {line.text}")),
+                    plain(truncated(f"  {'>' if line.is_target else ' '} {line.number:5} {line.text}")),
                     style=style,
                 ),
                 soft_wrap=True,
@@ -289,7 +295,7 @@ def _places(finding: Finding, console: Console, verbose: bool) -> None:
 
 
 def _snippet(snippet: str, console: Console) -> Text:
-    """The snippet indented; long lines are left to the terminal, so that they can be copied in one piece."""
+    """The snippet indented; long lines are not wrapped, so that they can be copied."""
     code = plain_lines(truncated(snippet.strip("\n")).replace("\t", "    "))
     lines = "\n".join(f"  {line}".rstrip() for line in code.split("\n"))
     if console.color_system is None:

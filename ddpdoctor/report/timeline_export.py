@@ -1,9 +1,8 @@
 """All ranks on one clock as a Chrome trace, for https://ui.perfetto.dev, and the same data as Parquet and CSV.
 
-The tables are those of ``ddpdoctor.measure.export``, whose columns are described there and in
-``docs/export.md``. Each rank is a process; its tracks hold the steps, computation, host work and
-communication, where waiting for other ranks and transferring are slices of their own, and below them what
-was recorded by name. The findings are a process of their own above the ranks, hosts and GPUs another.
+The tables are those of ``ddpdoctor.measure.export``; their columns are described there and in ``docs/export.md``. In the trace each
+rank is a process with tracks for steps, computation, host work and communication, which separates waiting from transfer, and below
+them named operators, kernels and sampled lines. The findings are a process above the ranks, hosts and GPUs one below.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from ddpdoctor.report.timeline_tracks import Slice, finding_tracks, lateness, ra
 from ddpdoctor.written import TIMELINE, WrittenFolder, write_file
 
 MOST_SLICES = 400_000
-"""Slices of measured work that a browser still opens without complaint; longer runs are cut to neighbouring steps."""
+"""Most slices of measured work, which browsers can still open; longer runs are cut to some consecutive steps."""
 
 _MOST_TRACKS = 1_000
-"""Thread numbers kept for each process, so that no two processes share one."""
-_DRAWN = 0.5
-"""Part of the time for a compressed timeline in which its slices are drawn; the rest goes into compressing them."""
-_PACKED_BYTES = 4 << 20
-"""Compressed at a time: a twentieth of a second or so."""
+"""Thread numbers reserved for each process, so that no two processes share one."""
+_DRAWING_SHARE = 0.5
+"""Share of the time for a compressed timeline before its compression starts, for the progress line."""
+_CHUNK_BYTES = 4 << 20
+"""Bytes compressed at a time, in about 50 ms."""
 
-Told = Callable[[float], None]
-"""Is told which part of an output is done, 0 to 1."""
+OnProgress = Callable[[float], None]
+"""Called with the share of an output that is done, 0 to 1."""
 
 
 def _no_progress(_: float) -> None:
@@ -46,52 +45,52 @@ def write_timeline(
     findings: Sequence[Finding],
     hosts: Mapping[int, str],
     path: str | os.PathLike[str],
-    told: Told = _no_progress,
+    on_progress: OnProgress = _no_progress,
     *,
-    everybody: str = "all ranks",
+    all_ranks: str = "all ranks",
 ) -> None:
-    """Write the Chrome trace to ``path``, compressed where its name ends in ``.gz``.
+    """Write the Chrome trace to ``path``, compressed if its name ends in ``.gz``.
 
-    ``tables`` holds steps, collectives and events; ``told`` is called with the part that is done, 0 to 1; ``everybody``: what all
-    recorded ranks are called. Raises DdpDoctorError where the file cannot be written.
+    ``tables`` has steps, collectives and events; ``hosts`` maps ranks to host names; ``all_ranks`` is the name for all recorded
+    ranks. Raises DdpDoctorError if the file cannot be written.
     """
     compressed = os.fspath(path).endswith(".gz")
-    drawn = _DRAWN if compressed else 1.0
+    drawn = _DRAWING_SHARE if compressed else 1.0
     data = encoded(
-        chrome_trace(tables, findings, hosts, lambda part: told(drawn * part), everybody=everybody)
+        chrome_trace(tables, findings, hosts, lambda part: on_progress(drawn * part), all_ranks=all_ranks)
     )
     if compressed:
-        data = _compressed(data, lambda part: told(drawn + (1 - drawn) * part))
+        data = _compressed(data, lambda part: on_progress(drawn + (1 - drawn) * part))
     write_file(path, data, TIMELINE)
 
 
-def _compressed(data: bytes, told: Told) -> bytes:
+def _compressed(data: bytes, on_progress: OnProgress) -> bytes:
     packer = zlib.compressobj(6, wbits=31)
     packed = []
-    for start in range(0, len(data), _PACKED_BYTES):
-        told(start / len(data))
-        packed.append(packer.compress(data[start : start + _PACKED_BYTES]))
+    for start in range(0, len(data), _CHUNK_BYTES):
+        on_progress(start / len(data))
+        packed.append(packer.compress(data[start : start + _CHUNK_BYTES]))
     return b"".join([*packed, packer.flush()])
 
 
 def write_parquet(
-    tables: Mapping[str, pl.DataFrame], folder: str | os.PathLike[str], told: Told = _no_progress
+    tables: Mapping[str, pl.DataFrame], folder: str | os.PathLike[str], on_progress: OnProgress = _no_progress
 ) -> list[Path]:
-    """Write each table as ``<folder>/<name>.parquet``; the files. Raises DdpDoctorError where it cannot."""
+    """Write each table as ``<folder>/<name>.parquet``; returns the files. Raises DdpDoctorError if it cannot be written."""
 
     def packed(table: pl.DataFrame) -> bytes:
         into = io.BytesIO()
         table.write_parquet(into)
         return into.getvalue()
 
-    return _write_tables(tables, folder, "parquet", packed, told)
+    return _write_tables(tables, folder, "parquet", packed, on_progress)
 
 
 def write_csv(
-    tables: Mapping[str, pl.DataFrame], folder: str | os.PathLike[str], told: Told = _no_progress
+    tables: Mapping[str, pl.DataFrame], folder: str | os.PathLike[str], on_progress: OnProgress = _no_progress
 ) -> list[Path]:
-    """Write each table as ``<folder>/<name>.csv``; the files. Raises DdpDoctorError where it cannot."""
-    return _write_tables(tables, folder, "csv", lambda table: table.write_csv().encode(), told)
+    """Write each table as ``<folder>/<name>.csv``; returns the files. Raises DdpDoctorError if it cannot be written."""
+    return _write_tables(tables, folder, "csv", lambda table: table.write_csv().encode(), on_progress)
 
 
 def _write_tables(
@@ -99,14 +98,14 @@ def _write_tables(
     folder: str | os.PathLike[str],
     suffix: str,
     packed: Callable[[pl.DataFrame], bytes],
-    told: Told,
+    on_progress: OnProgress,
 ) -> list[Path]:
     rows = max(sum(map(len, tables.values())), 1)
 
     def packed_ones() -> Iterator[tuple[str, bytes]]:
         done = 0
         for name, table in tables.items():
-            told(done / rows)
+            on_progress(done / rows)
             yield f"{name}.{suffix}", packed(table)
             done += len(table)
 
@@ -122,18 +121,20 @@ def cut_steps(tables: Mapping[str, pl.DataFrame], first: int, last: int) -> dict
         return {name: table.clear() for name, table in tables.items()}
     start, end = int(steps["start_ns"].min()), int(steps["end_ns"].max())  # type: ignore[arg-type]
     stop = pl.col("start_ns") + pl.col("duration_ns")
-    meets = {
+    overlaps = {
         "collectives": (pl.col("arrival_ns") < end) & (pl.col("end_ns") > start),
         "events": (pl.col("start_ns") < end) & (stop > start),
         "details": (pl.col("start_ns") < end) & (stop > start),
         "counters": pl.col("time_ns").is_between(start, end),
     }
-    return {name: steps if name == "steps" else table.filter(meets[name]) for name, table in tables.items()}
+    return {
+        name: steps if name == "steps" else table.filter(overlaps[name]) for name, table in tables.items()
+    }
 
 
 def steps_that_fit(tables: Mapping[str, pl.DataFrame], most: int = MOST_SLICES) -> tuple[int, int] | None:
-    """(first, last) of neighbouring steps with at most about ``most`` slices of measured work: those around what was recorded by
-    name, else in the middle of the run. None where all of them fit or no steps are known."""
+    """(first, last) of consecutive steps with at most about ``most`` slices of measured work: around the recorded kernels if there are
+    any, else in the middle of the run. None if all steps fit or none are known."""
     measured = [tables[name] for name in ("steps", "collectives", "events")]
     slices = sum(len(table) for table in measured) + len(tables["collectives"])
     numbers = tables["steps"]["step"].unique().sort()
@@ -145,7 +146,7 @@ def steps_that_fit(tables: Mapping[str, pl.DataFrame], most: int = MOST_SLICES) 
 
 
 def _middle(tables: Mapping[str, pl.DataFrame]) -> int:
-    """Position, among the steps' numbers in order, of the step around which to cut."""
+    """Index, in the sorted step numbers, of the step around which to cut."""
     numbers = tables["steps"]["step"].unique().sort().to_list()
     named = tables["details"] if "details" in tables else pl.DataFrame()
     kernels = named if named.is_empty() else named.filter(pl.col("track") != "sampled lines")
@@ -160,28 +161,28 @@ def chrome_trace(
     tables: Mapping[str, pl.DataFrame],
     findings: Sequence[Finding],
     hosts: Mapping[int, str],
-    told: Told = _no_progress,
+    on_progress: OnProgress = _no_progress,
     *,
-    everybody: str = "all ranks",
+    all_ranks: str = "all ranks",
 ) -> dict[str, Any]:
-    """The trace in the JSON Object Format of the Trace Event Format: complete events and names."""
-    of_ranks = {name: table for name, table in tables.items() if "rank" in table.columns}
-    ranks = sorted({int(rank) for table in of_ranks.values() for rank in table["rank"].unique()})
+    """The trace in the JSON Object Format of the Trace Event Format: complete events, counters and names."""
+    rank_tables = {name: table for name, table in tables.items() if "rank" in table.columns}
+    ranks = sorted({int(rank) for table in rank_tables.values() for rank in table["rank"].unique()})
     origin = min((int(t[c].min()) for t, c in _starts(tables) if len(t)), default=0)  # type: ignore[arg-type]
     events: list[dict[str, Any]] = []
     late = lateness(tables["steps"], tables["collectives"])
     for done, rank in enumerate(ranks):
-        told(done / len(ranks))
-        of_rank = {name: table.filter(pl.col("rank") == rank) for name, table in of_ranks.items()}
+        on_progress(done / len(ranks))
+        rank_table = {name: table.filter(pl.col("rank") == rank) for name, table in rank_tables.items()}
         host = f" on {hosts[rank]}" if hosts.get(rank) else ""
-        # Process and thread 0 stand for the idle task in Perfetto's model.
+        # Perfetto takes process and thread 0 for the idle task.
         events += _process(
-            rank + 1, f"rank {rank}{host}", rank + 1, rank_tracks(of_rank, late.get(rank, [])), origin
+            rank + 1, f"rank {rank}{host}", rank + 1, rank_tracks(rank_table, late.get(rank, [])), origin
         )
-    marked, beyond = finding_tracks(tables["steps"], findings, everybody), max(ranks, default=0) + 2
+    marked, finding_pid = finding_tracks(tables["steps"], findings, all_ranks), max(ranks, default=0) + 2
     if marked:
-        events += _process(beyond, "findings", 0, marked, origin)
-    events += _counted(beyond + 1, tables, origin)
+        events += _process(finding_pid, "findings", 0, marked, origin)
+    events += _counters(finding_pid + 1, tables, origin)
     return {
         "displayTimeUnit": "ms",
         "otherData": {"producer": "ddpdoctor", "origin_epoch_ns": str(origin)},
@@ -198,8 +199,8 @@ def _starts(tables: Mapping[str, pl.DataFrame]) -> list[tuple[pl.DataFrame, str]
     ]
 
 
-def _counted(pid: int, tables: Mapping[str, pl.DataFrame], origin: int) -> list[dict[str, Any]]:
-    """Hosts and GPUs over time, as counters of a process of their own."""
+def _counters(pid: int, tables: Mapping[str, pl.DataFrame], origin: int) -> list[dict[str, Any]]:
+    """Hosts and GPUs over time, as counters of one process."""
     if "counters" not in tables or tables["counters"].is_empty():
         return []
     events = _process(pid, "hosts and GPUs", 0, [], origin)

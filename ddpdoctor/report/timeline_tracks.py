@@ -1,4 +1,4 @@
-"""The tracks of a timeline: what stands on each, as slices that do not overlap."""
+"""The tracks of a timeline, each with slices that do not overlap."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _LABELS: dict[str, str] = {
     Component.DEVICE_SYNC: "idle: host waited for device",
     Component.LAUNCH: "idle: host issues work",
 }
-"""What an event is called on the timeline, where its own name does not say it."""
-_LEAST_LATE_SHARE = 0.01
-"""Lateness is drawn from this part of the median step on: below, it is scatter."""
+"""Labels of events on the timeline whose own name is not clear."""
+_MIN_LATE_SHARE = 0.01
+"""Smaller lateness, as a share of the median step, is not drawn: it is normal scatter."""
 _SLACK_NS = 1_000
-"""Slices of one track that overlap by less are cut, not moved to a second track: rounding of the tables."""
+"""Slices of one track that overlap by less (from rounding) are cut, not moved to a second track."""
 
 
 class Slice(msgspec.Struct, frozen=True):
@@ -47,11 +47,11 @@ class Slice(msgspec.Struct, frozen=True):
 
 
 def lateness(steps: pl.DataFrame, collectives: pl.DataFrame) -> dict[int, list[Slice]]:
-    """By rank: from the median rank's arrival at a collective to its own, where that is later."""
+    """By rank: slices from the median rank's arrival at a collective to its own, if that is later."""
     usual_step_ns = (steps["end_ns"] - steps["start_ns"]).median() if len(steps) else 0
-    least_ns = _LEAST_LATE_SHARE * (usual_step_ns if isinstance(usual_step_ns, int | float) else 0)
+    least_ns = _MIN_LATE_SHARE * (usual_step_ns if isinstance(usual_step_ns, int | float) else 0)
     same = ("source", "kind", "operation", "group", "last_arrival_ns")
-    # Against the last arrival, because the quantile is a double, which has no room for epoch nanoseconds.
+    # Relative to the last arrival, because the quantile is a double, which cannot represent epoch nanoseconds.
     ahead = (pl.col("arrival_ns") - pl.col("last_arrival_ns")).quantile(0.5, "lower").over(same)
     middle = pl.col("last_arrival_ns") + ahead.cast(pl.Int64)
     known = collectives.filter(pl.col("last_arrival_ns").is_not_null())
@@ -68,17 +68,17 @@ def lateness(steps: pl.DataFrame, collectives: pl.DataFrame) -> dict[int, list[S
 
 
 def rank_tracks(tables: Mapping[str, pl.DataFrame], late: Sequence[Slice]) -> list[tuple[str, list[Slice]]]:
-    """Of one rank, the measured work first: annotations, operators, kernels and sampled lines stand below it."""
+    """Tracks of one rank: measured work first, below it annotations, operators, kernels and sampled lines."""
     found: dict[str, list[Slice]] = {name: [] for name in _ORDER}
     found[_LATE] += late
     for row in tables["steps"].iter_rows(named=True):
         args = {"marks": row["marks"]} if row["marks"] else {}
         found[_STEP].append(Slice(row["start_ns"], row["end_ns"], f"step {row['step']}", "step", args))
-    both = tables["events"]["source"].n_unique() > 1
+    has_both_sources = tables["events"]["source"].n_unique() > 1
     for row in tables["events"].iter_rows(named=True):
-        # Beside a device's own events, the log says what the host was issuing at that time.
+        # If the device's own events are there too, the log shows what the host issued at that time.
         track = _COMPUTE if row["track"] == "compute" else _HOST
-        track = _ISSUED if both and row["source"] == "step-log" else track
+        track = _ISSUED if has_both_sources and row["source"] == "step-log" else track
         end = row["start_ns"] + row["duration_ns"]
         found[track].append(Slice(row["start_ns"], end, _LABELS.get(row["name"], row["name"]), row["name"]))
     for row in tables["collectives"].iter_rows(named=True):
@@ -108,7 +108,7 @@ def _collective(row: Mapping[str, Any]) -> list[Slice]:
 
 
 def _lanes(slices: Iterable[Slice]) -> list[list[Slice]]:
-    """Slices on as few tracks as possible, so that those of one track do not overlap, in order of time."""
+    """Slices on as few tracks as possible, without overlap within a track, in order of time."""
     lanes: list[list[Slice]] = []
     for item in sorted(slices, key=lambda s: (s.start_ns, s.end_ns)):
         if item.end_ns <= item.start_ns:
@@ -124,9 +124,9 @@ def _lanes(slices: Iterable[Slice]) -> list[list[Slice]]:
 
 
 def finding_tracks(
-    steps: pl.DataFrame, findings: Sequence[Finding], everybody: str
+    steps: pl.DataFrame, findings: Sequence[Finding], all_ranks: str
 ) -> list[tuple[str, list[Slice]]]:
-    """One track for each finding, over the steps in which it was seen; ``everybody``: what all recorded ranks are called."""
+    """One track per finding, over the steps in which it occurs; ``all_ranks``: the name for all recorded ranks."""
     tracks = []
     for finding in findings:
         chosen = steps
@@ -137,7 +137,7 @@ def finding_tracks(
         args = {
             "rule": finding.rule,
             "severity": finding.severity,
-            "ranks": words.rank_names(finding.ranks, everybody),
+            "ranks": words.rank_names(finding.ranks, all_ranks),
             "costs_ms_per_step": finding.costs_ms_per_step,
             "where": [
                 " ← ".join(f"{one.file}:{one.line} {one.function}" for one in where.way)

@@ -1,4 +1,4 @@
-"""Whether a diagnosis that was read from a file can be one: what types do not say, ranges, lengths and nesting."""
+"""Validation of a diagnosis read from a file, beyond its types: ranges, lengths and nesting."""
 
 from __future__ import annotations
 
@@ -11,40 +11,39 @@ from ddpdoctor.diagnose import tried
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 
 MOST_RANKS = 10_000_000
-"""No job has so many."""
-MOST_LETTERS, MOST_LETTERS_TOGETHER = 1 << 18, 1 << 25
-"""Of one text, which is twice as long as Linux lets a word of a command be; and of all texts: three times the whole of a report of
-thousands of ranks."""
-MOST_LISTED = 10_000
-"""Entries of a mapping, and of a list that does not grow with the job."""
+"""Upper limit of rank numbers and of the world size."""
+MOST_TEXT_LENGTH, MOST_TOTAL_LENGTH = 1 << 18, 1 << 25
+"""Most characters of one text (twice the longest argument that Linux allows), and of all texts (three times a whole report of
+thousands of ranks)."""
+MOST_ENTRIES = 10_000
+"""Most entries of a mapping, and of a list in ``_BOUNDED_LISTS``."""
 MOST_PARTS = 100
-"""Of a breakdown; ours have nine."""
-_SHORT = frozenset(
+"""Most parts of a breakdown; ddpdoctor writes nine."""
+_BOUNDED_LISTS = frozenset(
     (
         *("findings", "where", "callers", "lines", "evidence", "fixes", "docs", "stack"),
         *("notes", "checked", "skipped", "waterfall", "bandwidth", "flames"),
     )
 )
-"""Those lists."""
+"""Lists that do not grow with the job's ranks or steps."""
 _MOST_NUMBER = 1e18
-"""Milliseconds, bytes or nanoseconds: none of what we measure is as much, but for moments."""
+"""Upper limit of all numbers except timestamps, in any unit."""
 _LEAST_NUMBER = 1e-100
-"""Below, a number is as good as none: nothing that is measured is as small, and what is divided by it has no end."""
+"""Absolute values below it become 0: no measured value is as small, and dividing by it could overflow."""
 _LATEST_NS = 1 << 62
-"""In the year 2116."""
+"""Upper limit of timestamps, epoch ns: in the year 2116."""
 _MOST_NESTED = 40
-_MOMENTS = ("started_ns", "created_ns")
+_TIMESTAMPS = ("started_ns", "created_ns")
 
 
 def validated(diagnosis: Diagnosis) -> Diagnosis:
-    """The same diagnosis, what is as good as zero as 0. Raises ValueError, in words with the place, where it holds what no analysis
-    can have found."""
+    """``diagnosis`` with absolute values below 1e-100 as 0. Raises ValueError, naming the field, for values that no analysis gives."""
     values = _Values()
     values.check(diagnosis, "", 0)
-    fault = next(_problems(diagnosis), None)
-    if fault is not None:
-        raise ValueError(fault)
-    if not values.has_traces:
+    problem = next(_problems(diagnosis), None)
+    if problem is not None:
+        raise ValueError(problem)
+    if not values.has_negligible:
         return diagnosis
     return msgspec.convert(_with_negligible_as_zero(msgspec.to_builtins(diagnosis)), Diagnosis)
 
@@ -60,8 +59,8 @@ def _problems(diagnosis: Diagnosis) -> Iterator[str]:
         yield "breakdown: a share that is not between 0 and 1"
     if max(len(diagnosis.breakdown), *(len(rank.breakdown_ms) for rank in diagnosis.ranks), 0) > MOST_PARTS:
         yield f"a breakdown of more than {MOST_PARTS} parts"
-    if diagnosis.tried is not None and (fault := tried.fault_of(diagnosis.tried)) is not None:
-        yield f"tried: {fault}"
+    if diagnosis.tried is not None and (problem := tried.fault_of(diagnosis.tried)) is not None:
+        yield f"tried: {problem}"
 
 
 def _problems_of_ranks(diagnosis: Diagnosis) -> Iterator[str]:
@@ -75,9 +74,9 @@ def _problems_of_ranks(diagnosis: Diagnosis) -> Iterator[str]:
         *(span.rank for span in (diagnosis.timeline.spans if diagnosis.timeline else [])),
     ]
     if any(not 0 <= rank < MOST_RANKS for rank in ranks):
-        yield "a rank below 0 or beyond ten million"
+        yield "a rank below 0 or above 10 million"
     if not 0 <= (job.world_size or 0) <= MOST_RANKS:
-        yield "job.world_size below 0 or beyond ten million"
+        yield "job.world_size below 0 or above 10 million"
 
 
 def _problems_of_series(diagnosis: Diagnosis) -> Iterator[str]:
@@ -93,15 +92,15 @@ def _problems_of_series(diagnosis: Diagnosis) -> Iterator[str]:
 
 
 class _Values:
-    """A walk over all numbers and texts, however nested."""
+    """Checks all numbers and texts of a diagnosis, at any depth."""
 
     def __init__(self) -> None:
-        self.has_traces = False
-        """Whether there was a number as good as zero that is not 0."""
-        self._letters = 0
+        self.has_negligible = False
+        """Whether a value must become 0, see :func:`_is_negligible`."""
+        self._total_length = 0
 
     def check(self, value: Any, place: str, depth: int) -> None:
-        """Raises ValueError if something is wrong with ``value``, which is the field ``place``."""
+        """Raise ValueError if ``value``, which is the field ``place``, is invalid."""
         if isinstance(value, bool) or value is None:
             return
         if isinstance(value, int | float):
@@ -109,7 +108,7 @@ class _Values:
         elif isinstance(value, str):
             self._check_text(value, place)
         elif depth > _MOST_NESTED:
-            raise ValueError(f"{place}: nested too deep")
+            raise ValueError(f"{place}: nested too deeply")
         elif isinstance(value, list | tuple):
             self._check_list(value, place, depth)
         elif isinstance(value, dict):
@@ -119,16 +118,16 @@ class _Values:
                 self.check(getattr(value, name), name, depth + 1)
 
     def _check_text(self, value: str, place: str) -> None:
-        self._letters += len(value)
-        if len(value) > MOST_LETTERS:
-            raise ValueError(f"{place}: a text of more than {MOST_LETTERS:,} letters")
-        if self._letters > MOST_LETTERS_TOGETHER:
-            raise ValueError(f"its texts have more than {MOST_LETTERS_TOGETHER:,} letters together")
+        self._total_length += len(value)
+        if len(value) > MOST_TEXT_LENGTH:
+            raise ValueError(f"{place}: a text of more than {MOST_TEXT_LENGTH:,} characters")
+        if self._total_length > MOST_TOTAL_LENGTH:
+            raise ValueError(f"all texts together have more than {MOST_TOTAL_LENGTH:,} characters")
 
     def _check_list(self, value: Sequence[Any], place: str, depth: int) -> None:
-        if len(value) > MOST_LISTED and place in _SHORT:
-            raise ValueError(f"{place}: a list of more than {MOST_LISTED:,} entries")
-        # Series have a number for each rank and point: together, not one by one.
+        if len(value) > MOST_ENTRIES and place in _BOUNDED_LISTS:
+            raise ValueError(f"{place}: a list of more than {MOST_ENTRIES:,} entries")
+        # Checked together for speed: series have a number for each rank and point.
         numbers = [item for item in value if type(item) in (float, int)]
         if numbers:
             self._check_numbers(numbers, place)
@@ -138,22 +137,22 @@ class _Values:
                     self.check(item, place, depth + 1)
 
     def _check_dict(self, value: dict[Any, Any], place: str, depth: int) -> None:
-        if len(value) > MOST_LISTED:
-            raise ValueError(f"{place}: more than {MOST_LISTED:,} entries")
+        if len(value) > MOST_ENTRIES:
+            raise ValueError(f"{place}: more than {MOST_ENTRIES:,} entries")
         for key, item in value.items():
             self.check(str(key), place, depth + 1)
             self.check(item, str(key)[:40], depth + 1)
 
     def _check_numbers(self, numbers: Sequence[float], place: str) -> None:
-        most = _LATEST_NS if place in _MOMENTS else _MOST_NUMBER
+        most = _LATEST_NS if place in _TIMESTAMPS else _MOST_NUMBER
         if not (min(numbers) >= -most and max(numbers) <= most):
             raise ValueError(f"{place}: a number out of range")
         small = [value for value in numbers if -_LEAST_NUMBER < value < _LEAST_NUMBER]
-        self.has_traces = self.has_traces or any(map(_is_negligible, small))
+        self.has_negligible = self.has_negligible or any(map(_is_negligible, small))
 
 
 def _is_negligible(value: float) -> bool:
-    """Whether ``value`` is as good as zero and not 0, or the zero below zero, which reads "-0"."""
+    """Whether ``value`` is a tiny number other than 0, or negative zero."""
     return -_LEAST_NUMBER < value < _LEAST_NUMBER and repr(value) not in ("0", "0.0")
 
 

@@ -1,4 +1,4 @@
-"""Diagnosis → the plain data of a report's page: everything decided here, templates only place it."""
+"""Diagnosis → the data of the HTML report's page. All decisions are made here; the templates only place the data."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from ddpdoctor.report.finding_view import FindingView, Prose, finding_views, fir
 from ddpdoctor.report.hang_view import Stack, hang_table, stacks
 from ddpdoctor.report.job_view import Group, Table, command_line, flat, hta_tables, job_groups
 from ddpdoctor.report.memory_view import memory_table
-from ddpdoctor.report.summary import cost_sentence, subtitle
+from ddpdoctor.report.summary import cost_sentence, run_line, subtitle
 
 LEAST_FOR_QUANTILES = 5
-"""Fewest steps of which a median and a 95th percentile are told."""
+"""Fewest steps for which a median and a 95th percentile are shown."""
 
 RANK_ROWS = 32
 """Most rows of the table of ranks; all ranks are in the report's data."""
@@ -37,14 +37,16 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     healthy: bool
     title: str
     headline: Prose
-    price: str
-    """The verdict's price, or what the healthy page says instead, in one sentence."""
+    cost_sentence: str
+    """The cost of the main finding, or for a healthy job the step time, in one sentence."""
     subtitle: str
+    run: str
+    """Where the wall time of the run went, in one line; empty where that is not known."""
     numbers: list[tuple[str, str]]
     waterfall: list[WaterfallRow]
     findings: list[FindingView]
     more_findings: str
-    """How many are not shown, in a sentence; "" where all are."""
+    """How many findings are not shown, in a sentence; "" if all are."""
     breakdown: Breakdown | None
     step_times: LineChart | None
     lateness: HeatMap | None
@@ -54,21 +56,21 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     telemetry: list[LineChart]
     rank_table: Table | None
     memory_table: Table | None
-    standing: Table | None
-    """Where each rank of a job that stopped is."""
+    hang_table: Table | None
+    """Where each rank of a hung job is."""
     stacks: list[Stack]
     checked: Sequence[CheckedRule]
     skipped: list[tuple[str, Sequence[SkippedRule]]]
     """Those that lacked data, and those that do not apply, each with a heading."""
     notes: list[Prose]
-    """Where there are very many, the last says how many more."""
+    """If there are more than :data:`~ddpdoctor.report.finding_view.MOST`, the last one says how many more."""
     found_nothing: int
-    """How many rules there are of that kind, shown or not."""
+    """Number of rules that found nothing, shown or not."""
     job: list[Group]
     reproduce: list[str]
     facts: list[tuple[str, str]]
     hta: list[Table]
-    tried: ExperimentView | None
+    experiment: ExperimentView | None
     tool_version: str
 
 
@@ -84,7 +86,7 @@ def _skipped(rules: Sequence[SkippedRule]) -> list[tuple[str, Sequence[SkippedRu
 
 
 def page(diagnosis: Diagnosis, data: InteractiveData | None = None) -> Page:
-    """Everything that the HTML report shows. ``data``: that of its larger charts, if it was gathered before."""
+    """Everything that the HTML report shows. ``data``: the numbers of its interactive charts, if already gathered."""
     data = data or interactive_data(diagnosis)
     notes, more_notes = first_rows(diagnosis.notes, "note")
     findings = finding_views(diagnosis.findings, diagnosis.verdict.rule, words.all_ranks_label(diagnosis))
@@ -92,8 +94,9 @@ def page(diagnosis: Diagnosis, data: InteractiveData | None = None) -> Page:
         healthy=diagnosis.healthy,
         title=f"ddpdoctor: {diagnosis.verdict.headline}",
         headline=words.split_code(diagnosis.verdict.headline),
-        price=cost_sentence(diagnosis),
+        cost_sentence=cost_sentence(diagnosis),
         subtitle=subtitle(diagnosis),
+        run=run_line(diagnosis),
         numbers=numbers(diagnosis),
         waterfall=waterfall(diagnosis),
         findings=findings,
@@ -107,7 +110,7 @@ def page(diagnosis: Diagnosis, data: InteractiveData | None = None) -> Page:
         telemetry=telemetry(diagnosis),
         rank_table=_rank_table(diagnosis),
         memory_table=memory_table(diagnosis),
-        standing=hang_table(diagnosis),
+        hang_table=hang_table(diagnosis),
         stacks=stacks(diagnosis),
         checked=first_rows(diagnosis.checked, "rule")[0],
         skipped=_skipped(diagnosis.skipped),
@@ -117,13 +120,13 @@ def page(diagnosis: Diagnosis, data: InteractiveData | None = None) -> Page:
         reproduce=reproduce(diagnosis),
         facts=flat(diagnosis.facts),
         hta=hta_tables(diagnosis.hta),
-        tried=None if diagnosis.tried is None else experiment_view(diagnosis.tried),
+        experiment=None if diagnosis.tried is None else experiment_view(diagnosis.tried),
         tool_version=diagnosis.tool_version,
     )
 
 
 def numbers(diagnosis: Diagnosis) -> list[tuple[str, str]]:
-    """The few numbers that belong under the verdict: (what, value). Unknown ones are left out."""
+    """The numbers under the verdict: (name, value). Unknown ones are omitted."""
     steps, rows = diagnosis.steps, []
     several = steps.measured >= LEAST_FOR_QUANTILES
     if steps.median_ms is not None:
@@ -143,7 +146,7 @@ def numbers(diagnosis: Diagnosis) -> list[tuple[str, str]]:
 
 
 def reproduce(diagnosis: Diagnosis) -> list[str]:
-    """Commands that lead to this report again; those whose input is unknown are left out."""
+    """Commands that produce this report again; those with unknown input are omitted."""
     lines = []
     if diagnosis.job.command:
         lines.append(f"ddpdoctor run -- {command_line(diagnosis.job.command)}")
@@ -155,7 +158,7 @@ def reproduce(diagnosis: Diagnosis) -> list[str]:
 def _rank_table(diagnosis: Diagnosis) -> Table | None:
     if not diagnosis.ranks:
         return None
-    head = ["rank", "host", "device", "step", "late by", "keeps others waiting"]
+    head = ["rank", "host", "device", "step", "late by", "delays others by"]
     order = sorted(diagnosis.ranks, key=lambda rank: -(rank.caused_wait_ms or 0.0))[:RANK_ROWS]
     rows = [
         [
@@ -169,9 +172,5 @@ def _rank_table(diagnosis: Diagnosis) -> Table | None:
         for rank in sorted(order, key=lambda rank: rank.rank)
     ]
     left = len(diagnosis.ranks) - len(rows)
-    title = (
-        "Ranks"
-        if not left
-        else f"The {len(rows)} ranks that keep others waiting most, of {len(diagnosis.ranks)}"
-    )
+    title = "Ranks" if not left else f"The {len(rows)} of {len(diagnosis.ranks)} ranks that delay others most"
     return Table(title, head, rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ddpdoctor.diagnose.diagnosis import RUNNING, Diagnosis, Finding
@@ -17,15 +17,15 @@ NO_COST = "–"
 """Of a finding without a cost of its own."""
 _UNIT = re.compile(r"_(ms|us|ns|s|bytes|percent|share)$")
 _MOST_SPEEDUP = 10
-"""Told as a number."""
+"""Larger speed-ups are shown as "over 10×"."""
 _MOST_WHOLE = 1e15
-"""What a float still holds to the last digit."""
+"""Below it a float represents every whole number exactly."""
 _MOST_RUNS = 64
-"""Of neighbouring ranks, that are told one by one."""
+"""Runs of neighbouring ranks that are listed."""
 _ACRONYM = re.compile(r"\b(gpu|cpu|ddp|sm|h2d|nccl)\b")
 
 _STOPPED = {"hangs": "hung", "failed": "failed"}
-"""By state of the facts ``hang``."""
+"""By the fact ``hang.state``."""
 _NOT_ENDED = {
     RUNNING: "is still running",
     "killed": "was killed",
@@ -47,14 +47,14 @@ PART_LABELS: dict[str, str] = {
     Component.BACKWARD: "backward",
     Component.OPTIMIZER: "optimizer",
 }
-"""What a part of the breakdown, or the kind of a span, is called in reports."""
+"""Names of the parts of the breakdown and of the kinds of spans in reports."""
 
 RECORDINGS = {
     "host-log": "The step logs",
     "device-log": "The step logs, in device time",
     "window": "The profiler window",
 }
-"""What speaks of causes, see :class:`ddpdoctor.measure.summary.Speaker`."""
+"""The recordings from which causes can be measured, see :class:`ddpdoctor.measure.summary.Speaker`."""
 
 PERSISTENCE = {
     "always": "in nearly every step",
@@ -80,7 +80,7 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 def milliseconds(value: float | None) -> str:
-    """A duration given in milliseconds, in the unit that suits it."""
+    """A duration given in milliseconds, as µs, ms, s, or minutes and hours by its size."""
     if value is None:
         return ABSENT
     size = abs(value)
@@ -122,8 +122,10 @@ def speedup(value: float | None) -> str:
 
 
 def speedup_text(finding: Finding, most: str = "") -> str:
-    """How many times as fast the job would be: "7.1×", with ``most`` before it where that is a ceiling. Of what takes nearly all of
-    a step, an error of one per cent would double the number: beyond ten it is "over 10×", or as a ceiling nothing."""
+    """The speed-up if the finding is fixed: "7.1×", with ``most`` before it where it is an upper bound.
+
+    Above 10 it is "over 10×" (there an error of 1 % in the share would double it), and "" for an upper bound.
+    """
     value = finding.speedup_if_fixed
     if value is None:
         return ""
@@ -137,7 +139,7 @@ def _capped_speedup(value: float) -> str:
 
 
 def cost_range(finding: Finding) -> str:
-    """Where the saving lies, nine times in ten: "27 to 36 ms"; "" where that is not known, or a ceiling is all that is."""
+    """The 90 % interval of the saving: "27 to 36 ms"; "" if it is unknown or the saving is an upper bound."""
     if finding.costs_ms_per_step_range is None or finding.at_most:
         return ""
     low, high = (strip_zeros(milliseconds(end_ms)) for end_ms in finding.costs_ms_per_step_range)
@@ -146,7 +148,7 @@ def cost_range(finding: Finding) -> str:
 
 
 def speedup_range(finding: Finding) -> str:
-    """The same of the speed-up: "1.41 to 1.66×"."""
+    """The 90 % interval of the speed-up: "1.41 to 1.66×"; "" as for :func:`cost_range`."""
     if finding.speedup_if_fixed_range is None or finding.at_most:
         return ""
     low, high = (_capped_speedup(end) for end in finding.speedup_if_fixed_range)
@@ -175,13 +177,17 @@ def strip_zeros(text: str) -> str:
 
 
 def quantity(value: Any, unit: str) -> str:
-    """Any recorded value with its unit."""
+    """Any recorded value with its unit; of a mapping, whose keys are ranks, each rank's."""
     if value is None:
         return ABSENT
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int | float):
         return _number(value, unit)
+    if isinstance(value, Mapping):
+        return (
+            ", ".join(f"rank {rank}: {quantity(of_rank, unit)}" for rank, of_rank in value.items()) or "none"
+        )
     if isinstance(value, Sequence) and not isinstance(value, str):
         return (
             ", ".join(quantity(item, "") for item in value) + (f" {unit}" if unit else "")
@@ -200,6 +206,7 @@ def _number(value: float, unit: str) -> str:
         "×": speedup,
         "x": speedup,
         "times": speedup,
+        "version": "{:.1f}".format,
     }
     if unit in known:
         return known[unit](value)
@@ -214,42 +221,44 @@ def _number(value: float, unit: str) -> str:
 
 
 def rank_numbers(ranks: Iterable[int]) -> str:
-    """Rank numbers with runs drawn together: "0–2, 5"; of very many the first, and how many more there are."""
+    """Rank numbers with runs joined: "0–2, 5"; at most 64 runs, then "and 100 more"."""
     runs = runs_of(ranks)
-    told = ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs[:_MOST_RUNS])
+    text = ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs[:_MOST_RUNS])
     more = sum(map(len, runs[_MOST_RUNS:]))
-    return f"{told} and {more:,} more" if more else told
+    return f"{text} and {more:,} more" if more else text
 
 
 def all_ranks_label(diagnosis: Diagnosis) -> str:
-    """What all ranks are called of which something is known: "all ranks", "all 2 recorded", "the one recorded"."""
+    """The name for all recorded ranks: "all ranks", "all 5 recorded", "the one recorded"."""
     seen, world = _ranks_recorded(diagnosis), diagnosis.job.world_size
     if world == 1:
         return "the one rank"
     if seen == 1:
         return "the one recorded"
-    return f"all {seen:,.0f} recorded" if world is not None and 0 < seen < world else "all ranks"
+    if world is None or not 0 < seen < world:
+        return "all ranks"
+    return "both recorded" if seen == 2 else f"all {seen:,.0f} recorded"
 
 
 def stopped(diagnosis: Diagnosis) -> str | None:
-    """What became of a job that did not end well, after "the job": it hung, failed, was killed, was cut off, is still running, or has
-    no recorded end; None of one that ended, or was asked to, and of traces."""
+    """How a job ended that did not complete, to follow "the job": "hung", "failed", "was killed", "was cut off", "is still running",
+    "has no recorded end". None for a job that completed or was stopped by its user, and for traces."""
     return _STOPPED.get(str(lookup(diagnosis.facts, "hang.state"))) or _NOT_ENDED.get(diagnosis.job.end or "")
 
 
 def undecided(diagnosis: Diagnosis) -> str | None:
-    """Why a job whose findings are all lighter than a limit has not passed, without a point; None of one that has."""
-    if (what := stopped(diagnosis)) is not None:
-        return f"the job {what}, and what it did until then is no pass"
+    """Why a job without a severe finding does not count as passed, without a final full stop; None if it counts."""
+    if (end := stopped(diagnosis)) is not None:
+        return f"the job {end}; a job that did not complete does not count as passed"
     if diagnosis.verdict.rule is None and not diagnosis.healthy:
         return diagnosis.verdict.headline.rstrip(".")
     return None
 
 
-def rank_names(ranks: Sequence[int] | None, everybody: str) -> str:
-    """The culprits in words; None means that all ranks are concerned, who are called ``everybody``."""
+def rank_names(ranks: Sequence[int] | None, all_ranks: str) -> str:
+    """Ranks as text: "rank 3", "ranks 0–2". ``None`` stands for all ranks and gives ``all_ranks``."""
     if ranks is None:
-        return everybody
+        return all_ranks
     if not ranks:
         return "no rank in particular"
     return f"{'rank' if len(set(ranks)) == 1 else 'ranks'} {rank_numbers(ranks)}"
@@ -283,31 +292,30 @@ def skipped_by_reason(diagnosis: Diagnosis) -> list[str]:
 
 
 def is_whole(diagnosis: Diagnosis) -> bool:
-    """Whether all ranks of the job were recorded, as far as known: else nobody knows for whom collectives waited."""
+    """Whether all ranks of the job were recorded, as far as known. If not, transfer and waiting cannot be told apart."""
     world = diagnosis.job.world_size
     return world is None or _ranks_recorded(diagnosis) >= world
 
 
 def _ranks_recorded(diagnosis: Diagnosis) -> float:
-    """Ranks in the recording that speaks of causes: of a rank whose trace is lost the step log may be there."""
+    """Number of ranks in the recording from which causes are measured; other recordings may have more ranks."""
     seen = lookup(diagnosis.facts, "job.ranks_seen")
     return seen if isinstance(seen, (int, float)) and seen else len(diagnosis.job.ranks_seen)
 
 
 def part(name: str, diagnosis: Diagnosis | None = None) -> str:
-    """A part of the breakdown by its reader's name; what is transfer in a ``diagnosis`` of all ranks of the job may be waiting in
-    others."""
+    """The name of a part of the breakdown. Transfer is "transfer or waiting" if ``diagnosis`` lacks ranks of the job."""
     if name == Part.COMM_TRANSFER and diagnosis is not None and not is_whole(diagnosis):
         return "transfer or waiting"
     return PART_LABELS.get(name, name.replace("_", " "))
 
 
 def fact(path: str) -> str:
-    """A fact's path as words, for those that nobody described: "GPU: kernels per step"."""
+    """A fact's path as words, for facts without a description: "GPU: kernels per step"."""
     group, _, name = path.rpartition(".")
-    told = f"{group.replace('.', ' ')}: {_UNIT.sub('', name)}".removeprefix(": ").replace("_", " ")
-    told = _ACRONYM.sub(lambda found: found[0].upper(), told)
-    return told[:1].upper() + told[1:]
+    text = f"{group.replace('.', ' ')}: {_UNIT.sub('', name)}".removeprefix(": ").replace("_", " ")
+    text = _ACRONYM.sub(lambda found: found[0].upper(), text)
+    return text[:1].upper() + text[1:]
 
 
 def nonbreaking_units(text: str) -> str:
@@ -316,7 +324,7 @@ def nonbreaking_units(text: str) -> str:
 
 
 def split_code(text: str) -> list[tuple[str, bool]]:
-    """``text`` cut at its back quotes: (piece, is code). An odd back quote stays as it is."""
+    """``text`` split at its backticks: (piece, is code). With an odd number of backticks it stays one piece."""
     parts = text.split("`")
     if len(parts) % 2 == 0:
         return [(text, False)]
@@ -324,11 +332,11 @@ def split_code(text: str) -> list[tuple[str, bool]]:
 
 
 def strip_backticks(text: str) -> str:
-    """``text`` without the back quotes around code, where nothing can be set as code, as in the title of a window."""
+    """``text`` without the backticks around code, for places that cannot format code, such as a window's title."""
     return "".join(piece for piece, _ in split_code(text))
 
 
 def paragraphs(text: str) -> list[list[tuple[str, bool]]]:
-    """Paragraphs, parted by empty lines, each cut at its back quotes."""
+    """The paragraphs of ``text``, which empty lines separate, each as :func:`split_code` gives it."""
     blocks = [" ".join(block.split()) for block in text.split("\n\n")]
     return [split_code(block) for block in blocks if block]

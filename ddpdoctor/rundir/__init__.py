@@ -28,12 +28,12 @@ whole, and so is the step log of a long job when it is thinned; otherwise JSON-l
 
     formats        layout, stepevents, phases, notes, typed (types of fields), run_id
     a rank writes  spool, segments, heartbeat, raw_traces, sources       door: before init_process_group
-    on the way     draining, handover, hostdocs, gaps, target, compaction, carrier (who copies), waiting (what could not be copied yet)
+    on the way     draining, handover, hostdocs, compaction, carrier (who copies), waiting (what could not be copied yet)
     asked meanwhile  asking, presence
-    who lives      processes, liveness, boot, ends (how a job and its ranks ended), fault_text (what faulthandler wrote of them)
+    who lives      liveness, ends (how a job and its ranks ended), fault_text (what faulthandler wrote of them)
     read           reader, stops
     files          files, owned
-    masked         privacy, named, secretnames, tokens, urls, packages (library paths)
+    masked         privacy, named, secretnames, tokens, packages (library paths)
 """
 
 from typing import TYPE_CHECKING
@@ -45,12 +45,12 @@ from .asking import (
     CaptureOrder,
     answer_of,
     ask,
+    capture_ordered,
     forget_questions,
     new_request,
     order_capture,
     question_in,
 )
-from .boot import boot_id
 from .carrier import SENTINEL, Carrier, has_carrier, remove_root
 from .compaction import DiskBudget, rank_budget
 from .draining import PATIENCE_S, BusyError, discard, drain, recover, spools_in
@@ -68,7 +68,6 @@ from .files import (
     reading,
     runs_of,
     write_json,
-    write_whole,
 )
 from .handover import (
     CAPTURE_ANSWER,
@@ -103,28 +102,27 @@ from .layout import (
     STANDING_FILE,
     STEPS_FILE,
     STEPS_SCHEMA,
+    TARGET_FILE,
     TELEMETRY_FILE,
     TELEMETRY_SCHEMA,
     TRACE_FILE,
     FilesBelow,
-    RunsBelow,
-    capture_file,
     closed_folders,
     files_below,
     host_directory,
     is_recorded_file,
     is_run_directory,
     run_directories,
+    run_of,
+    target_of,
 )
-from .liveness import State, Writer, is_over, last_change_s, pid_namespace, writer_of
+from .liveness import State, boot_id, is_over, last_change_s, pid_namespace, writer_of
 from .notes import Note, NoteCode, recorded_notes
-from .owned import NotOursError, file_identity, make_private_folder, private_folder
+from .owned import NotOursError, encoded, file_identity, make_private_folder, private_folder
 from .phases import LONG_PHASES, WAITING_PHASES, Phase, phase_words
 from .run_id import OtherRunError, id_of_root, new_run_id, refuse_other_run, run_id
-from .spool import Spool, encoded, make_spool_root, own_roots_prefix, roots_of, spool_root
+from .spool import Spool, make_spool_root, own_roots_prefix, roots_of, spool_root
 from .stepevents import (
-    COMMON_FIELDS,
-    FIELDS_OF,
     HELD_NS,
     CallField,
     EventField,
@@ -144,14 +142,11 @@ from .stops import (
     STALL_SCHEMA,
     STANDING_SCHEMA,
     End,
-    HostStop,
-    RankStop,
     Standstill,
     Stops,
     read_stops,
 )
-from .target import TARGET_FILE, run_of, target_of
-from .waiting import Waiting, newer_in, reason_of, unsaved_sentence, waiting_in
+from .waiting import Waiting, reason_of, unsaved_sentence, waiting_in
 
 if TYPE_CHECKING:
     from .presence import Present, launcher_runs, living_ranks, present_ranks
@@ -163,18 +158,9 @@ if TYPE_CHECKING:
 __getattr__ = deferred(
     __name__,
     {
-        "Present": "presence",
-        "RankRecord": "reader",
-        "RunDirectory": "reader",
-        "fitting": "typed",
-        "hash_of": "sources",
-        "launcher_runs": "presence",
-        "living_ranks": "presence",
-        "note_sources": "sources",
-        "present_ranks": "presence",
-        "read_manifest": "reader",
-        "read_rank": "reader",
-        "read_sources": "sources",
-        "source_bytes": "sources",
+        "presence": "Present launcher_runs living_ranks present_ranks",
+        "reader": "RankRecord RunDirectory read_manifest read_rank",
+        "sources": "hash_of note_sources read_sources source_bytes",
+        "typed": "fitting",
     },
 )

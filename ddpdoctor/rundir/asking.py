@@ -15,13 +15,11 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from .handover import CAPTURE_ANSWER, CAPTURE_ORDER, QUESTION_FILE, STACKS_FILE, STACKS_QUESTION
-from .layout import MOST_CAPTURES
-from .owned import open_file, private_folder, read_file, replace_file
+from .layout import MOST_CAPTURES, opened_spool
+from .owned import encoded, open_file, read_file, read_object, replace_file
 
 _MOST_DIGITS, _MOST_NUMBER = 9, 999_999_999
 _MOST_ORDER_BYTES = 500
@@ -42,18 +40,9 @@ class CaptureOrder(NamedTuple):
     steps: int
 
 
-@contextmanager
-def _opened(spool: str) -> Iterator[int]:
-    with (
-        private_folder(os.path.dirname(spool)) as root,
-        private_folder(os.path.basename(spool), root) as here,
-    ):
-        yield here
-
-
 def ask(spool: str, number: int, question: str = QUESTION_FILE) -> None:
     """Ask the rank of this spool, by a ``number`` that it was not asked by before. Raises OSError."""
-    with _opened(spool) as here:
+    with opened_spool(spool) as here:
         replace_file(question, here, str(number).encode())
 
 
@@ -75,8 +64,8 @@ def new_request() -> int:
 
 def order_capture(spool: str, order: CaptureOrder) -> None:
     """Ask the rank of this spool for a profiler window. Raises OSError."""
-    with _opened(spool) as here:
-        replace_file(CAPTURE_ORDER, here, json.dumps(order._asdict()).encode())
+    with opened_spool(spool) as here:
+        replace_file(CAPTURE_ORDER, here, encoded(order._asdict()))
 
 
 def capture_ordered(spool: str) -> CaptureOrder | None:
@@ -85,7 +74,7 @@ def capture_ordered(spool: str) -> CaptureOrder | None:
     if not os.path.lexists(os.path.join(spool, CAPTURE_ORDER)):
         return None
     try:
-        with _opened(spool) as here:
+        with opened_spool(spool) as here:
             data = read_file(CAPTURE_ORDER, here)
         found = json.loads(data) if len(data) <= _MOST_ORDER_BYTES else None
     except (OSError, ValueError, RecursionError):
@@ -120,26 +109,23 @@ def answer_of(spool: str, answer: str, request: int, since_ns: int | None = None
 
 def _document(spool: str, name: str) -> dict[str, Any] | None:
     try:
-        with _opened(spool) as here:
-            found = json.loads(read_file(name, here))
-    except (OSError, ValueError, RecursionError):
+        with opened_spool(spool) as here:
+            return read_object(name, here)
+    except OSError:
         return None
-    return found if isinstance(found, dict) else None
 
 
 def forget_questions(spool: str, request: int, *names: str) -> None:
     """Remove a question and its answer, unless somebody else has asked since. Never raises."""
     for name in {STACKS_QUESTION, STACKS_FILE, CAPTURE_ORDER, CAPTURE_ANSWER}.intersection(names):
         try:
-            if _request_of(spool, name) == request:
-                with _opened(spool) as here:
+            asked = (
+                question_in(spool, name)
+                if name == STACKS_QUESTION
+                else (_document(spool, name) or {}).get("request")
+            )
+            if asked == request:
+                with opened_spool(spool) as here:
                     os.unlink(name, dir_fd=here)
         except OSError:
             pass
-
-
-def _request_of(spool: str, name: str) -> int:
-    if name == STACKS_QUESTION:
-        return question_in(spool, name)
-    number = (_document(spool, name) or {}).get("request")
-    return number if isinstance(number, int) else 0

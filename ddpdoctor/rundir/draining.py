@@ -4,20 +4,24 @@ Whoever copies may be the rank's own writer thread, its launcher, another launch
 What lies in memory-backed storage under our name may have been put there by anybody, and the place that it is copied to
 may have been replaced, so both are opened as :mod:`.owned` says, only the files that a rank writes are copied, and a
 spool counts only for the run whose id its root carries.
+
+Of parts of a stream that were lost on their way whoever copies says so in their place, and goes on behind them: a stream's position in
+the run directory is the file's size there (and what thinning took away), so a gap is filled, or what follows would be copied once a second.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Callable
 
-from .compaction import DiskBudget, stream_end
+from .compaction import DiskBudget, stream_end, thinned_head
 from .compaction import clear as clear_thinned
-from .gaps import bridge
 from .handover import (
     ASIDE,
     CARRIED_FILE,
@@ -37,8 +41,14 @@ from .layout import (
     MOST_CAPTURES,
     SAMPLES_FILE,
     STEPS_FILE,
+    TARGET_FILE,
     claim_rank_directory,
+    is_unclaimed,
+    opened_spool,
     parse_spool_name,
+    read_target,
+    run_of,
+    target_of,
 )
 from .liveness import WRITER_FILES
 from .owned import (
@@ -55,7 +65,7 @@ from .owned import (
 )
 from .run_id import OtherRunError, id_of_root, refuse_other_run, run_id
 from .spool import RESERVE_FILE, path_name, roots_of
-from .target import TARGET_FILE, is_unclaimed, opened_spool, read_target, run_of, target_of
+from .stepevents import LineField
 from .waiting import Waiting, reason_of, segments_in, unsaved_sentence, waiting_in, whole_lines
 
 PATIENCE_S = 2.0
@@ -209,7 +219,9 @@ def discard(directory: str) -> None:
 def _locked(spool: int, deadline_s: float) -> Iterator[None]:
     """Hold the spool's lock, against other processes and other threads of this one. Raises BusyError."""
     key = file_identity(spool)
-    while not _begin(key):
+    mine = object()
+    # In one operation: there is no lock that a fork could inherit.
+    while _copied_here.setdefault(key, mine) is not mine:
         _wait(deadline_s, "another thread is copying it")
     try:
         # Not before: a record lock is a process's, and lost with the first file of its name that one of its threads closes.
@@ -225,13 +237,6 @@ def _locked(spool: int, deadline_s: float) -> Iterator[None]:
             os.close(handle)
     finally:
         _copied_here.pop(key, None)
-
-
-def _begin(key: tuple[int, int] | None) -> bool:
-    """Whether no other thread of this process copies the spool; then this one does."""
-    mine = object()
-    # In one operation: there is no lock that a fork could inherit.
-    return _copied_here.setdefault(key, mine) is mine
 
 
 def _wait(deadline_s: float, why: str) -> None:
@@ -304,3 +309,45 @@ def _clear(spool: int) -> None:
     for name in os.listdir(spool):
         if name in known or name.rpartition(".")[0] in _STREAMS or name.endswith(".tmp"):
             os.unlink(name, dir_fd=spool)
+
+
+_STEP = re.compile(rb'^\{"step": ?(\d{1,16})[,}]', re.MULTILINE)
+_TAIL_BYTES = 64 * 1024
+_LINE_BYTES = 64 * 1024
+_MOST_FILLED_BYTES = 1024 * 1024
+_WHY = "their memory was removed before it was copied, as cleaners of /dev/shm do, or systemd at a logout (RemoveIPC)"
+
+
+def bridge(out: int, stream: str, done: int, position: int, data: bytes) -> bytes:
+    """What is written to the open file ``out`` from the stream's position ``done`` on, so that ``data`` follows at its own
+    ``position``. Raises OSError."""
+    words = _lost_steps(out, data) if stream == STEPS_FILE else ""
+    forms = [f"{words}: {_WHY}.", f"{words}."] if words else []
+    filled, missing = b"", position - done
+    if not done and missing > _MOST_FILLED_BYTES:
+        # Somebody has removed the log itself, and it may have been long.
+        missing = len(_note(forms[0] if forms else "", 0))
+        filled = thinned_head(position - missing)
+    while missing > 2 * _LINE_BYTES:
+        filled, missing = filled + _note("", _LINE_BYTES), missing - _LINE_BYTES
+    fits = next((each for each in (*forms, "") if len(_note(each, 0)) <= missing), None)
+    return filled + (b"\n" * missing if fits is None else _note(fits, missing))
+
+
+def _note(words: str, size: int) -> bytes:
+    """A line of ``size`` bytes, or as many as it takes."""
+    line = f"{{{LineField.NOTE.key}{json.dumps(words)}".encode()
+    return line + b" " * (size - len(line) - 2) + b"}\n"
+
+
+def _lost_steps(out: int, data: bytes) -> str:
+    """Those between what is in the open file and what follows, in words; "" for none."""
+    size = os.fstat(out).st_size
+    before = _STEP.findall(os.pread(out, _TAIL_BYTES, max(0, size - _TAIL_BYTES)))
+    after = _STEP.search(data)
+    first, last = int(before[-1]) + 1 if before else 0, int(after[1]) - 1 if after else -1
+    if after is None:
+        return f"Steps from {first} on were lost"
+    if first > last:
+        return ""
+    return f"Step {first} was lost" if first == last else f"Steps {first} to {last} were lost"

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
-from .processes import is_running
+from .liveness import is_running
 
 POLITE = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
 """Signals by which a launcher, a scheduler, a controller or a person ends a process."""

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 from .notes import Note, NoteCode
-from .owned import replace_file
+from .owned import encoded, replace_file
 
 MOST_DOCUMENT_BYTES = 16 << 20
 """A rank.json of a job with a thousand modules is below one MiB."""
@@ -35,14 +35,9 @@ _LINK = "it is a link, and links in a run directory are not followed"
 
 
 def write_json(path: str, document: Any) -> None:
-    """Replace ``path`` as a whole, see :func:`write_whole`. Raises OSError or TypeError; ``path`` then is as before."""
-    write_whole(path, json.dumps(document, separators=(",", ":"), default=str).encode())
-
-
-def write_whole(path: str, data: bytes) -> None:
     """Replace ``path`` as a whole: written beside, flushed, renamed. A link is replaced, never written through. Raises
-    OSError; ``path`` then is as before."""
-    replace_file(path, None, data, mode=0o666)
+    OSError or TypeError; ``path`` then is as before."""
+    replace_file(path, None, encoded(document), mode=0o666)
 
 
 def open_regular(path: str, dir_fd: int | None = None, follow: bool = False) -> int:

@@ -32,7 +32,7 @@ from .layout import (
     TRACE_FILE,
     capture_file,
 )
-from .owned import open_file, private_folder, read_file, replace_file
+from .owned import encoded, open_file, private_folder, read_file, read_object, replace_file
 
 HANDOVER_FILE = "trace.handover"
 CARRIED_FILE = "carried.json"
@@ -57,13 +57,6 @@ _MOST_TROUBLES = 5
 
 class TooLargeError(Exception):
     """The trace would take more than was allowed."""
-
-
-def hand_over_trace(spool: int, raw: str, header: dict[str, Any], max_bytes: int, number: int = 0) -> None:
-    """Leave the trace in the private folder ``raw`` to whoever carries; ``header``'s members are put first in it. ``number`` is
-    that of a window that was asked for while the job runs. Raises OSError."""
-    order = {"folder": raw, "header": header, "max_bytes": max_bytes}
-    replace_file(handover_file(number), spool, json.dumps(order, default=str).encode())
 
 
 def handover_file(number: int) -> str:
@@ -231,15 +224,11 @@ def add_trouble(spool: int, words: str) -> None:
 
 
 def _carried(spool: int) -> dict[str, Any]:
-    try:
-        found = json.loads(read_file(CARRIED_FILE, spool))
-    except (FileNotFoundError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    return read_object(CARRIED_FILE, spool) or {}
 
 
 def _tell(spool: int, news: dict[str, Any]) -> None:
-    replace_file(CARRIED_FILE, spool, json.dumps(news).encode())
+    replace_file(CARRIED_FILE, spool, encoded(news))
 
 
 def _with_news(data: bytes, news: dict[str, Any]) -> bytes:
@@ -252,4 +241,4 @@ def _with_news(data: bytes, news: dict[str, Any]) -> bytes:
     if news.get("errors"):
         hook = document.setdefault("hook", {})
         hook["errors"] = list(dict.fromkeys([*hook.get("errors", []), *news["errors"]]))
-    return json.dumps(document, separators=(",", ":")).encode()
+    return encoded(document)

@@ -16,7 +16,8 @@ import struct
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from .owned import open_file, private_folder
+from .layout import opened_spool
+from .owned import open_file
 
 if TYPE_CHECKING:
     from .spool import Spool
@@ -110,16 +111,12 @@ class HeartbeatReader:
         self._spool = spool
         self._handle = -1
 
-    def _open(self) -> None:
-        root, name = os.path.split(self._spool)
-        with private_folder(root) as within, private_folder(name, within) as here:
-            self._handle = open_file(HEARTBEAT_FILE, here, os.O_RDONLY)
-
     def read(self) -> Beat | None:
         """The numbers now; None if the rank has no such page, or not yet. Never raises."""
         try:
             if self._handle < 0:
-                self._open()
+                with opened_spool(self._spool) as here:
+                    self._handle = open_file(HEARTBEAT_FILE, here, os.O_RDONLY)
             data = os.pread(self._handle, _ALL.size, 0)
         except OSError:
             return None
@@ -127,9 +124,3 @@ class HeartbeatReader:
             return None
         beat = Beat(*_ALL.unpack(data))
         return beat if beat.version == _VERSION else None
-
-    def close(self) -> None:
-        """Nobody asks any more."""
-        if self._handle >= 0:
-            os.close(self._handle)
-            self._handle = -1

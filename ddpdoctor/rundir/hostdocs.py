@@ -9,9 +9,16 @@ import json
 import os
 from typing import Any
 
-from .files import parsed
 from .layout import ASKED_FILE, ENDS_FILE, STALL_FILE, host_directory
-from .owned import folder, make_private_folder, private_folder, read_file, replace_file
+from .owned import (
+    encoded,
+    folder,
+    make_private_folder,
+    private_folder,
+    read_file,
+    read_object,
+    replace_file,
+)
 
 HOST_DOCUMENTS = (STALL_FILE, ENDS_FILE, ASKED_FILE)
 
@@ -20,17 +27,16 @@ def host_document(root: str, name: str) -> dict[str, Any]:
     """What another launcher of this host has kept there; empty where there is none, or it is not this user's own. Never raises."""
     try:
         with private_folder(root) as within:
-            document, _ = parsed(read_file(name, within))
-    except (OSError, ValueError):
+            return read_object(name, within) or {}
+    except OSError:
         return {}
-    return document if isinstance(document, dict) else {}
 
 
 def keep_host_document(root: str, name: str, document: dict[str, Any]) -> None:
     """Have ``document`` replace the one of that ``name``, of the host that its ``host`` names. Raises OSError."""
     make_private_folder(root)
     with private_folder(root) as within:
-        replace_file(name, within, json.dumps(document, separators=(",", ":"), default=str).encode())
+        replace_file(name, within, encoded(document))
 
 
 def carry_host_documents(root: str, run: str, known: dict[str, int] | None = None) -> None:
@@ -46,12 +52,9 @@ def carry_host_documents(root: str, run: str, known: dict[str, int] | None = Non
                 host = json.loads(data).get("host")
             except (FileNotFoundError, ValueError, AttributeError):
                 continue
-            _copy(data, name, host_directory(run, str(host)))
+            place = host_directory(run, str(host))
+            os.makedirs(place, exist_ok=True)
+            with folder(place) as handle:
+                replace_file(name, handle, data, mode=0o666)
             if known is not None:
                 known[name] = changed_ns
-
-
-def _copy(data: bytes, name: str, place: str) -> None:
-    os.makedirs(place, exist_ok=True)
-    with folder(place) as handle:
-        replace_file(name, handle, data, mode=0o666)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from .files import folders_in, is_regular, listed, reading
-from .owned import folder
+from .owned import NotOursError, folder, private_folder, read_file
 
 RUN_SCHEMA = "ddpdoctor.run/1"
 RANK_SCHEMA = "ddpdoctor.rank/2"
@@ -152,13 +154,9 @@ def claim_rank_directory(run: int, rank: int) -> str:
                 os.mkdir(name, dir_fd=ranks)
                 return name
             except FileExistsError:
-                repeat = max(repeat, *_repeats(ranks, rank)) + 1
+                known = filter(None, map(parse_rank_directory, os.listdir(ranks)))
+                repeat = max([repeat, *(number for each, number in known if each == rank)]) + 1
     raise OSError(f"rank {rank} has been recorded {_MOST_REPEATS} times already")
-
-
-def _repeats(ranks: int, rank: int) -> list[int]:
-    found = map(parse_rank_directory, os.listdir(ranks))
-    return [0, *(each[1] for each in found if each is not None and each[0] == rank)]
 
 
 def capture_file(number: int) -> str:
@@ -177,3 +175,48 @@ def parse_spool_name(path: str) -> tuple[int, int] | None:
     name, _, pid = os.path.basename(path).rpartition("-")
     rank = parse_rank_directory(name)
     return None if rank is None or not pid.isdecimal() or len(pid) > _MOST_PID_DIGITS else (rank[0], int(pid))
+
+
+TARGET_FILE = "target"
+_RANKS = "ranks"
+_LONGEST = 1 << 14
+
+
+@contextmanager
+def opened_spool(spool: str) -> Iterator[int]:
+    """A descriptor of a spool, which is in a root of this user's own. Raises OSError, NotOursError."""
+    root, name = os.path.split(spool)
+    with private_folder(root) as within, private_folder(name, within) as here:
+        yield here
+
+
+def target_of(spool: str) -> str:
+    """The rank's folder in the run directory that a spool was made for; ``RUN/ranks`` where it has none yet. Raises
+    OSError."""
+    with opened_spool(spool) as here:
+        return read_target(here)
+
+
+def read_target(spool: int) -> str:
+    """The same of an open spool. Raises OSError, NotOursError."""
+    target = os.fsdecode(read_file(TARGET_FILE, spool)[:_LONGEST])
+    ranks = target if is_unclaimed(target) else os.path.dirname(target)
+    named = is_unclaimed(target) or parse_rank_directory(os.path.basename(target)) is not None
+    if not (os.path.isabs(target) and os.path.basename(ranks) == _RANKS and named):
+        raise NotOursError(errno.EINVAL, "it names no rank's folder in a run directory", TARGET_FILE)
+    return target
+
+
+def is_unclaimed(target: str) -> bool:
+    """Whether a rank has no folder in the run directory yet."""
+    return os.path.basename(target) == _RANKS
+
+
+def unclaimed_target(run: str) -> str:
+    """The target of a spool whose rank has no folder yet."""
+    return os.path.join(os.path.abspath(run), _RANKS)
+
+
+def run_of(target: str) -> str:
+    """The run directory in which a spool's target lies."""
+    return os.path.dirname(target if is_unclaimed(target) else os.path.dirname(target))

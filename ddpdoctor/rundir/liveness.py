@@ -22,18 +22,25 @@ has changed for a minute, or nothing has for a day: whoever was killed with its 
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import time
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
-from .boot import boot_id
 from .files import read_json
-from .layout import MANIFEST_FILE
-from .owned import file_identity, identity_of, lock_holder, lock_now, open_file, read_file, replace_file
-from .target import opened_spool, read_target, run_of
+from .layout import MANIFEST_FILE, opened_spool, read_target, run_of
+from .owned import (
+    encoded,
+    file_identity,
+    identity_of,
+    lock_holder,
+    lock_now,
+    open_file,
+    read_object,
+    replace_file,
+)
 
 WRITER_FILE = "writer.json"
 LOCK_FILE = "writer"
@@ -59,6 +66,15 @@ class Writer(NamedTuple):
     state: State
     pid: int
     """Its process id in the caller's pid namespace; 0 where it is not known there."""
+
+
+def boot_id() -> str | None:
+    """Two machines may have one name, but each has a clock of its own, and a start of its own; None where nobody tells."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as source:
+            return source.read(64).strip()
+    except OSError:
+        return None
 
 
 def pid_namespace() -> int:
@@ -91,7 +107,7 @@ class Writing:
             "boot": boot_id(),
             "host": socket.gethostname(),
         }
-        _write(WRITER_FILE, folder, self._document)
+        replace_file(WRITER_FILE, folder, encoded(self._document))
         self._handle = open_file(LOCK_FILE, folder, os.O_RDWR | os.O_CREAT)
         self._file = file_identity(self._handle)
         try:
@@ -112,7 +128,7 @@ class Writing:
         """It does not write any more, and says so in ``folder``. Never raises."""
         if folder is not None:
             try:
-                _write(WRITER_FILE, folder, {**self._document, "closed_ns": time.time_ns()})
+                replace_file(WRITER_FILE, folder, encoded({**self._document, "closed_ns": time.time_ns()}))
             except OSError:
                 pass
         # The job may have closed all files it did not know, and the number be one of its own now.
@@ -123,7 +139,7 @@ class Writing:
 
 def writer_in(folder: int) -> Writer:
     """Who writes to an open folder, by the table above. Raises OSError where it cannot be read."""
-    known, here = _read(WRITER_FILE, folder), pid_namespace()
+    known, here = read_object(WRITER_FILE, folder), pid_namespace()
     in_reach = known is not None and (known.get("namespace"), known.get("boot")) == (here, boot_id())
     if known is not None and in_reach and known.get("pid") == os.getpid():
         # Who opens the lock's file and closes it again loses the lock.
@@ -161,7 +177,7 @@ def _out_of_reach(folder: int, known: dict[str, Any], here: int) -> Writer:
     if known.get("boot") != boot_id():
         earlier = known.get("host") == socket.gethostname() and known.get("boot")
         return Writer(State.OVER if earlier else State.UNKNOWN, 0)
-    seen = _read(SEEN_FILE, folder)
+    seen = read_object(SEEN_FILE, folder)
     if seen is not None and seen.get("namespace") == here:
         return _by_process(seen.get("pid"), seen.get("started"))
     return Writer(State.UNKNOWN, 0)
@@ -170,9 +186,9 @@ def _out_of_reach(folder: int, known: dict[str, Any], here: int) -> Writer:
 def _note_seen(folder: int, pid: int, here: int) -> None:
     """What the number of a writer of another namespace is here, for when it holds its lock no more."""
     seen = {"namespace": here, "pid": pid, "started": started(pid)}
-    if seen["started"] is not None and _read(SEEN_FILE, folder) != seen:
+    if seen["started"] is not None and read_object(SEEN_FILE, folder) != seen:
         try:
-            _write(SEEN_FILE, folder, seen)
+            replace_file(SEEN_FILE, folder, encoded(seen))
         except OSError:
             pass  # its memory is full: the next look tries again
 
@@ -210,13 +226,32 @@ def last_change_s(folder: int) -> float:
     return max([os.fstat(folder).st_mtime, *times])
 
 
-def _write(name: str, folder: int, document: dict[str, Any]) -> None:
-    replace_file(name, folder, json.dumps(document, separators=(",", ":")).encode())
+_CLOCK_S = 60.0
+"""How far the clock may have been set since a process wrote when it began, before its process id counts as reused."""
 
 
-def _read(name: str, folder: int) -> dict[str, Any] | None:
-    try:
-        found = json.loads(read_file(name, folder))
-    except (FileNotFoundError, ValueError, RecursionError):
+def is_running(document: Mapping[str, Any]) -> bool | None:
+    """Whether the process runs that a manifest, a launcher's record or ``rank.json`` is about. None if that cannot be known: another
+    machine, another boot, another pid namespace, or a document that does not say which. Never raises.
+
+    One that has ended and was not waited for does not run, nor does one whose id another process has now.
+    """
+    pid, here = document.get("pid"), (socket.gethostname(), boot_id(), pid_namespace())
+    of_here = all(here) and tuple(map(document.get, ("host", "boot", "pid_namespace"))) == here
+    if not isinstance(pid, int) or pid <= 0 or not of_here:
         return None
-    return found if isinstance(found, dict) else None
+    ticks = started(pid)
+    if ticks is None:
+        return False
+    booted_s, started_ns = _booted_s(), document.get("started_ns")
+    if booted_s is None or not isinstance(started_ns, int):
+        return True
+    return booted_s + ticks / os.sysconf("SC_CLK_TCK") <= started_ns / 1e9 + _CLOCK_S
+
+
+def _booted_s() -> float | None:
+    try:
+        with open("/proc/stat") as source:
+            return next((float(line.split()[1]) for line in source if line.startswith("btime ")), None)
+    except (OSError, ValueError, IndexError):
+        return None

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import stat
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 _OTHERS = 0o077
 """Bits of a folder's mode that let somebody else in."""
@@ -86,6 +88,20 @@ def read_file(name: str, inside: int, start: int = 0) -> bytes:
     with open(open_file(name, inside, os.O_RDONLY), "rb") as source:
         source.seek(start)
         return source.read()
+
+
+def read_object(name: str, inside: int) -> dict[str, Any] | None:
+    """The JSON object in a plain file; None where there is no such file, or something else in it. Raises OSError, NotOursError."""
+    try:
+        found = json.loads(read_file(name, inside))
+    except (FileNotFoundError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def encoded(document: Any) -> bytes:
+    """A document as JSON."""
+    return json.dumps(document, separators=(",", ":"), default=str).encode()
 
 
 def replace_file(name: str, inside: int | None, data: bytes, mode: int = 0o600) -> None:

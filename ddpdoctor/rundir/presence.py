@@ -12,8 +12,7 @@ from typing import Any
 from .carrier import has_carrier
 from .draining import spools_of
 from .layout import PROGRESS_FILE, parse_spool_name
-from .liveness import is_over
-from .processes import is_running
+from .liveness import is_over, is_running
 from .spool import roots_of
 from .stops import PROGRESS_SCHEMA, document_in
 from .typed import PROGRESS

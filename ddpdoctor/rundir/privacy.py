@@ -1,4 +1,4 @@
-"""What of the job's surroundings may be written down: an allow-list of the environment, and text without secrets.
+"""What of the job's surroundings may be written down: an allow-list of the environment, and text and command lines without secrets.
 
 A run directory and its report go into tickets, so the rule is to mask too much rather than too little. All text that
 ddpdoctor writes down and did not word itself goes through ``mask_text``.
@@ -7,14 +7,12 @@ ddpdoctor writes down and did not word itself goes through ``mask_text``.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import PurePath
 
 from .named import is_hash, program_secrets, secret_values
-from .secretnames import names_secret
-from .tokens import KNOWN_FORMS, LONG_RUN, NETRC, PRIVATE_KEY, SCHEME_WORD, random_parts_masked
-from .urls import mask_urls
-
-__all__ = ["LONGEST_TEXT", "MASK", "mask_text", "names_secret", "recorded_environment"]
+from .secretnames import ATTACHED_ONLY, SHORT_OPTIONS, holds_value, is_no_secret, names_secret
+from .tokens import KNOWN_FORMS, LONG_RUN, NETRC, PRIVATE_KEY, SCHEME_WORD, mask_urls, random_parts_masked
 
 MASK = "***"
 LONGEST_TEXT = 16_384
@@ -56,7 +54,8 @@ def mask_text(text: str) -> str:
     kept, cut = _cut(text)
     kept = mask_urls(PRIVATE_KEY.sub(MASK, kept), MASK)
     kept = NETRC.sub(rf"\g<1>{MASK}", kept)
-    kept = _replaced(kept, [(begin, end, True) for begin, end in program_secrets(kept)])
+    for begin, end in reversed(list(program_secrets(kept))):
+        kept = kept[:begin] + MASK + kept[end:]
     done, position = [], 0
     for begin, end, secret in secret_values(kept):
         done += [_without_tokens(kept[position:begin]), MASK if secret else kept[begin:end]]
@@ -73,13 +72,92 @@ def _cut(text: str) -> tuple[str, str]:
     return kept, f"... ({len(text) - len(kept)} more letters)"
 
 
-def _replaced(text: str, places: list[tuple[int, int, bool]]) -> str:
-    for begin, end, _ in reversed(places):
-        text = text[:begin] + MASK + text[end:]
-    return text
-
-
 def _without_tokens(text: str) -> str:
     text = KNOWN_FORMS.sub(MASK, text)
     text = SCHEME_WORD.sub(lambda found: (found[1] or found[2]) + MASK, text)
     return LONG_RUN.sub(lambda found: random_parts_masked(found, MASK), text)
+
+
+LEFT_OUT = "..."
+"""Stands for each argument beyond ``LONGEST_COMMAND``."""
+LONGEST_COMMAND = 16 * LONGEST_TEXT
+"""Letters of a command line that are kept: a list of ten thousand files is none that somebody reads."""
+_ASSIGNED = re.compile(r"([\w.+~-]*\w)(=)")
+_SETTING = re.compile(r"[A-Za-z]\w*[._]\w[\w.]*")
+"""A name whose value is the next word: ``WANDB.API_KEY X`` of yacs, ``aws configure set aws_secret_access_key X``."""
+_OPTION_OF_TEXT = re.compile(r"-\w*c")
+"""What follows ``sh -c`` and ``python -c`` is a program, not a value."""
+_INSIDE_PROGRAM = 64
+"""Words after a program's name in which its short option is looked for."""
+
+
+def mask_command(command: Iterable[str]) -> list[str]:
+    """The command line with passwords, tokens and what looks like one replaced by ``***``; as many arguments
+    as before.
+    """
+    masked: list[str] = []
+    before = ""
+    left = LONGEST_COMMAND
+    short = _ShortOptions()
+    for argument in command:
+        left -= min(len(argument), LONGEST_TEXT)
+        if left < 0:
+            masked.append(LEFT_OUT)
+        else:
+            masked.append(short.masked(argument) or _mask_argument(argument, before))
+        before = argument
+    return masked
+
+
+def _mask_argument(argument: str, before: str) -> str:
+    if (
+        before.startswith("-")
+        and "=" not in before
+        and names_secret(before)
+        and holds_value(before, argument)
+    ):
+        return argument if is_no_secret(argument) else MASK
+    if _SETTING.fullmatch(before) and names_secret(before) and not argument.startswith("-"):
+        return argument if is_no_secret(argument) else MASK
+    if before.startswith("-") and is_hash(before, argument):
+        return argument
+    if _OPTION_OF_TEXT.fullmatch(before):
+        return mask_text(argument)
+    # All of an argument is the value, also what stands after a space: --env=PASSWORD=two words
+    position = 0
+    while assigned := _ASSIGNED.match(argument, position):
+        position = assigned.end()
+        if names_secret(assigned[1]):
+            value = argument[position:]
+            return argument if is_no_secret(value) else mask_text(argument[:position]) + MASK
+    return mask_text(argument)
+
+
+class _ShortOptions:
+    """The short options with a password of the program whose arguments are being read."""
+
+    def __init__(self) -> None:
+        self._program, self._left, self._is_next, self._words = "", 0, False, ("", "")
+
+    def masked(self, argument: str) -> str | None:
+        """``argument`` masked, None where it is none of these."""
+        if self._is_next:
+            self._is_next = False
+            return MASK
+        self._words = (self._words[1], PurePath(argument[:LONGEST_TEXT]).name)
+        for program in (self._words[1], " ".join(self._words)):
+            if program in SHORT_OPTIONS:
+                self._program, self._left = program, _INSIDE_PROGRAM
+                return None
+        self._left -= 1
+        if self._left < 0:
+            return None
+        for option in SHORT_OPTIONS[self._program]:
+            if argument == option:
+                self._is_next = self._program not in ATTACHED_ONLY
+                return argument
+            if argument.startswith(option) and not option.startswith("--"):
+                return option + MASK
+            if argument.startswith(f"{option}="):
+                return f"{option}={MASK}"
+        return None

@@ -22,7 +22,6 @@ from .spool import own_roots_pattern
 _NAME = re.compile(r"^ddpdoctor-raw-([0-9a-f]{16})?-(\d+)-\w+$")
 HANDED_OVER = "handed-over"
 """A file beside a trace that somebody else is to compress."""
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _STALE_S = 24 * 3600.0
 """No trace takes so long to save."""
 
@@ -51,23 +50,18 @@ class RawFolder:
 def raw_folder(base: str, run_id: str | None) -> Iterator[RawFolder]:
     """A new folder below ``base``, which goes with the block unless it was handed over. Raises OSError."""
     path = tempfile.mkdtemp(prefix=f"ddpdoctor-raw-{run_id or ''}-{os.getpid()}-", dir=base)
-    handle = os.open(path, _FOLDER)
+    handed_over = False
     try:
-        folder = RawFolder(path, handle)
-        writing = Writing(handle)
-    except OSError:
-        os.close(handle)
-        shutil.rmtree(path, ignore_errors=True)
-        raise
-    try:
-        yield folder
+        with private_folder(path) as handle:
+            raw, writing = RawFolder(path, handle), Writing(handle)
+            try:
+                yield raw
+            finally:
+                writing.end()
+                handed_over = raw.handed_over
     finally:
-        writing.end()
-        try:
-            if not folder.handed_over:
-                shutil.rmtree(path, ignore_errors=True)
-        finally:
-            os.close(handle)
+        if not handed_over:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def clear_raw_folders(bases: Iterable[str], run_id: str | None) -> None:

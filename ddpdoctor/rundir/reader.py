@@ -114,7 +114,10 @@ class RankRecord:
     @property
     def has_window(self) -> bool:
         """Whether there is anything by the name of a profiler window, or of its digest."""
-        return any(name.startswith(_TRACES) for name in _names_in(self.path))
+        try:
+            return any(name.startswith(_TRACES) for name in os.listdir(self.path))
+        except OSError:
+            return False
 
     def _file(self, name: str) -> str | None:
         path = os.path.join(self.path, name)
@@ -125,13 +128,6 @@ class RankRecord:
         """Bytes of the step log as it was recorded, before any thinning, by which recordings of the same rank are weighed."""
         size = stream_end_of(os.path.join(self.path, STEPS_FILE))
         return size + (0 if self.spool is None else len(rest_of(self.spool, STEPS_FILE, size)))
-
-
-def _names_in(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
 
 
 def _too_long(source: BinaryIO) -> bytes:
@@ -180,19 +176,12 @@ class RunDirectory:
 def read_manifest(run: str, notes: list[Note]) -> dict[str, Any]:
     """The manifest of ``run`` without what no manifest can say; {} where it is missing or broken. Each is noted."""
     file = os.path.join(run, MANIFEST_FILE)
-    found = read_json(file, notes, _UNKNOWN_OF_JOB)
-    if found is None or _is_foreign(found, MANIFEST, RUN_SCHEMA, file, _UNKNOWN_OF_JOB, notes):
-        return {}
-    return _checked(found, file, MANIFEST, RUN_SCHEMA, notes)
+    return _read(file, MANIFEST, MANIFEST, RUN_SCHEMA, _UNKNOWN_OF_JOB, notes) or {}
 
 
 def read_rank(folder: str, notes: list[Note]) -> dict[str, Any] | None:
     """What a rank's folder says of it, without what no rank can say; None where that is missing or broken. Each is noted."""
-    file = os.path.join(folder, RANK_FILE)
-    info = read_json(file, notes, _UNKNOWN_OF_RANK)
-    if info is None or _is_foreign(info, ("rank",), RANK_SCHEMA, file, _UNKNOWN_OF_RANK, notes):
-        return None
-    return _checked(info, file, RANK, RANK_SCHEMA, notes)
+    return _read(os.path.join(folder, RANK_FILE), RANK, ("rank",), RANK_SCHEMA, _UNKNOWN_OF_RANK, notes)
 
 
 def _unread(record: RankRecord) -> list[Note]:
@@ -251,36 +240,29 @@ def _read_info(path: str, rank: int, spool: str | None, notes: list[Note]) -> di
     return info or {}
 
 
-def _is_foreign(
-    document: dict[str, Any],
-    fields: Collection[str],
-    schema: str,
+def _read(
     path: str,
+    fields: Mapping[str, Callable[[Any], bool]],
+    any_of: Collection[str],
+    schema: str,
     lost: str,
     notes: list[Note],
-) -> bool:
-    """Whether the object from ``path`` is of another kind than ``schema``, whatever its version, or names none and has none of
-    ``fields``; one note then says so."""
+) -> dict[str, Any] | None:
+    """The object in ``path`` as far as it is what ``schema`` says; the rest, and another version, become notes. None, with a note, where
+    there is none, it is of another kind, or names none and has none of the fields ``any_of``."""
+    document = read_json(path, notes, lost)
+    if document is None:
+        return None
     found = document.get("schema")
     if found is None:
-        foreign, why = not any(name in document for name in fields), "it names no schema"
+        foreign, why = not any(name in document for name in any_of), "it names no schema"
     else:
         foreign = str(found).rpartition("/")[0] != schema.rpartition("/")[0]
         why = f"its schema is {str(found)[:60]}"
     if foreign:
         notes.append(Note(f"{path} is not the document that ddpdoctor writes there ({why}): {lost}."))
-    return foreign
-
-
-def _checked(
-    document: dict[str, Any],
-    path: str,
-    fields: Mapping[str, Callable[[Any], bool]],
-    schema: str,
-    notes: list[Note],
-) -> dict[str, Any]:
-    """The object from ``path`` as far as it is what ``schema`` says; the rest, and another schema, become notes."""
-    _say_schema(path, document.get("schema"), schema, notes)
+        return None
+    _say_schema(path, found, schema, notes)
     return fitting(document, fields, path, notes)
 
 

@@ -122,13 +122,7 @@ def names_secret_of_url(name: str) -> bool:
 _SWITCH_WORD = re.compile(
     r"-*(?:use|no|with|without|enable|disable|has|skip|require|trust|add)(?![a-z])", re.IGNORECASE
 )
-
-
-def is_switch(option: str) -> bool:
-    """Whether an option says yes or no (``--use-auth-token``), so that another option may follow it."""
-    return _SWITCH_WORD.match(option) is not None
-
-
+"""How an option begins that says yes or no (``--use-auth-token``), so that another option may follow it."""
 _PAIR = re.compile(r"[^\s:/-][^\s:/]*[:/][^\s/]*(?<!\.sh)(?<!\.py)")
 _OPTION = re.compile(r"--[A-Za-z][A-Za-z_.-]*(?:=.*)?", re.DOTALL)
 
@@ -141,7 +135,7 @@ def holds_value(option: str, following: str) -> bool:
         return False
     if not following.startswith("-"):
         return True
-    return not is_switch(option) and _OPTION.fullmatch(following) is None
+    return _SWITCH_WORD.match(option) is None and _OPTION.fullmatch(following) is None
 
 
 _SAYS_NO_SECRET = re.compile(r"|true|false|none|null|yes|no|on|off|\*\*\*", re.IGNORECASE)

@@ -103,14 +103,10 @@ def room_for_segment(folder: int) -> int:
         left = (storage.f_bavail - storage.f_blocks * KEPT_FREE_SHARE) * storage.f_frsize
         if left < size:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    if _waiting_bytes(folder) > min(LIMIT_BYTES, limit):
+    with os.scandir(folder) as entries:
+        waiting = sum(each.stat().st_size for each in entries if each.name.rpartition(".")[2].isdecimal())
+    if waiting > min(LIMIT_BYTES, limit):
         if size < SEGMENT_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         raise OSError("the run directory cannot keep up, or is full")
     return size
-
-
-def _waiting_bytes(folder: int) -> int:
-    """Of segments."""
-    with os.scandir(folder) as entries:
-        return sum(entry.stat().st_size for entry in entries if entry.name.rpartition(".")[2].isdecimal())

@@ -82,19 +82,15 @@ def _sampled_files(samples: str) -> list[str]:
                 if source.tell() > _MOST_READ_BYTES:
                     break
                 if line.startswith(_DEFINES):
-                    _take_file(line, found)
+                    try:
+                        path = json.loads(line).get(LineField.FILE.value)
+                    except (ValueError, AttributeError, RecursionError):
+                        continue
+                    if isinstance(path, str) and path.startswith("/") and "\0" not in path:
+                        found[path] = None
     except (OSError, ValueError):
         pass
     return list(found)
-
-
-def _take_file(line: bytes, found: dict[str, None]) -> None:
-    try:
-        path = json.loads(line).get(LineField.FILE.value)
-    except (ValueError, AttributeError, RecursionError):
-        return
-    if isinstance(path, str) and path.startswith("/") and "\0" not in path:
-        found[path] = None
 
 
 def read_sources(run: str, notes: list[Note] | None = None) -> list[dict[str, str | None]]:

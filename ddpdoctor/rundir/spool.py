@@ -25,28 +25,26 @@ from __future__ import annotations
 import errno
 import glob
 import hashlib
-import json
 import mmap
 import os
 import tempfile
 import time
 from typing import Any
 
-from .asking import CaptureOrder, capture_ordered, question_in
-from .boot import boot_id
-from .handover import QUESTION_FILE, hand_over_trace
-from .layout import RANK_FILE
-from .liveness import WRITER_FILES, Writing, pid_namespace
-from .owned import (
-    identity_of,
-    make_private_folder,
-    open_file,
-    private_folder,
-    replace_file,
+from .handover import handover_file
+from .layout import (
+    RANK_FILE,
+    TARGET_FILE,
+    is_unclaimed,
+    opened_spool,
+    read_target,
+    target_of,
+    unclaimed_target,
 )
+from .liveness import WRITER_FILES, Writing, boot_id, pid_namespace
+from .owned import encoded, identity_of, make_private_folder, open_file, private_folder, replace_file
 from .run_id import run_id
 from .segments import Segment, room_for_segment
-from .target import TARGET_FILE, is_unclaimed, read_target, target_of, unclaimed_target
 
 _SHM = "/dev/shm"
 LOOK_AGAIN_S = 1.0
@@ -129,11 +127,6 @@ def make_spool_root(run: str) -> str:
     return tempfile.mkdtemp(prefix=f"{os.path.basename(root)}-", dir=os.path.dirname(root))
 
 
-def encoded(document: dict[str, Any]) -> bytes:
-    """A document as JSON."""
-    return json.dumps(document, separators=(",", ":"), default=str).encode()
-
-
 class Spool:
     """The writing side, one per rank. ``write`` copies into memory and never raises. One thread writes to a stream."""
 
@@ -181,7 +174,7 @@ class Spool:
         if time.monotonic() < self._no_room_until_s:
             raise OSError(self.error or "there was no room a moment ago")
         try:
-            with private_folder(self._root) as root, private_folder(self._name, root) as here:
+            with opened_spool(self.directory) as here:
                 saved = 0 if full is None else full.in_file(here)
                 # What is no more in a file, because somebody has removed that, is written once more.
                 unsaved = b"" if full is None else full.memory[saved : full.used]
@@ -214,7 +207,7 @@ class Spool:
         if self._closed:
             return False
         try:
-            with private_folder(self._root) as root, private_folder(self._name, root) as here:
+            with opened_spool(self.directory) as here:
                 if self._is_whole(here):
                     return False
         except FileNotFoundError:
@@ -246,7 +239,7 @@ class Spool:
 
     def keep(self, name: str, data: bytes) -> None:
         """Have ``data`` replace the document of that ``name`` in the run directory, once it can. Raises OSError."""
-        with private_folder(self._root) as root, private_folder(self._name, root) as here:
+        with opened_spool(self.directory) as here:
             try:
                 replace_file(name, here, data)
             except OSError as error:
@@ -267,7 +260,7 @@ class Spool:
 
     def withdraw(self, name: str) -> None:
         """Have nobody read the document of that ``name`` any more. Raises OSError."""
-        with private_folder(self._root) as root, private_folder(self._name, root) as here:
+        with opened_spool(self.directory) as here:
             try:
                 os.unlink(name, dir_fd=here)
             except FileNotFoundError:
@@ -276,13 +269,13 @@ class Spool:
     def shared(self, name: str, size: int) -> mmap.mmap:
         """Memory of ``size`` bytes, all NUL, that is the content of a new file here, whatever becomes of the process; until
         ``close``. Raises OSError."""
-        with private_folder(self._root) as root, private_folder(self._name, root) as here:
+        with opened_spool(self.directory) as here:
             self._shared.append(Segment(name, here, 0, size))
         return self._shared[-1].memory
 
     def open_text(self, name: str) -> int:
         """A descriptor of a file here to whose end text is written. Raises OSError."""
-        with private_folder(self._root) as root, private_folder(self._name, root) as here:
+        with opened_spool(self.directory) as here:
             return open_file(name, here, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def has_news(self) -> bool:
@@ -295,19 +288,12 @@ class Spool:
         # A file that came in the same tick of the clock, but after the look, changes nothing that can be seen.
         return changed_ns != before or time.time_ns() - changed_ns < _TICK_NS
 
-    def asked(self, question: str = QUESTION_FILE) -> int:
-        """The number of the last question, of the launcher's side or another, see :func:`.asking.ask`; 0 where there is none. Never
-        raises."""
-        return question_in(self.directory, question)
-
-    def capture_ordered(self) -> CaptureOrder | None:
-        """The profiler window that somebody has asked for, see :mod:`.asking`. Never raises."""
-        return capture_ordered(self.directory)
-
     def hand_over_trace(self, raw: str, header: dict[str, Any], max_bytes: int, number: int = 0) -> None:
-        """Leave the profiler's trace in the private folder ``raw``, see :mod:`.handover`. Raises OSError."""
-        with private_folder(self._root) as root, private_folder(self._name, root) as here:
-            hand_over_trace(here, raw, header, max_bytes, number)
+        """Leave the profiler's trace in the private folder ``raw`` to whoever carries, see :mod:`.handover`; ``header``'s members are put
+        first in it. ``number`` is that of a window that was asked for while the job runs. Raises OSError."""
+        order = {"folder": raw, "header": header, "max_bytes": max_bytes}
+        with opened_spool(self.directory) as here:
+            replace_file(handover_file(number), here, encoded(order))
 
     def claimed(self) -> str | None:
         """The rank's folder in the run directory; None where it has none yet. Raises OSError."""
@@ -322,7 +308,7 @@ class Spool:
         for segment in segments:
             segment.close()
         try:
-            with private_folder(self._root) as root, private_folder(self._name, root) as here:
+            with opened_spool(self.directory) as here:
                 self._writing.end(here)
         except OSError:
             self._writing.end()

@@ -49,9 +49,11 @@ from .typed import ASKED, CALL, ENDING, ENDS, MANIFEST, PROGRESS, STALL, STANDIN
 PROGRESS_SCHEMA = "ddpdoctor.progress/1"
 STANDING_SCHEMA = "ddpdoctor.standing/2"
 ENDING_SCHEMA = "ddpdoctor.ending/1"
-STALL_SCHEMA = "ddpdoctor.stall/1"
+STALL_SCHEMA = "ddpdoctor.stall/2"
 ENDS_SCHEMA = "ddpdoctor.ends/1"
 ASKED_SCHEMA = "ddpdoctor.asked/1"
+_READ_TOO = {STALL_SCHEMA: "ddpdoctor.stall/1"}
+"""Of an earlier version, which has all of it and more that nobody reads."""
 
 CALL_SLOTS, OWN_SLOTS, CALL_SLOT_BYTES = 32, 8, 256
 """Calls from Python that are kept, behind them those that DDP issues itself, and bytes of each: the name of a group is the longest
@@ -186,7 +188,7 @@ def document_in(
     found = read_json(path, notes, lost)
     if found is None:
         return None
-    if found.get("schema") != schema:
+    if found.get("schema") not in (schema, _READ_TOO.get(schema, schema)):
         named = found.get("schema")
         what = "names no schema" if named is None else f"is of another schema ({str(named)[:40]})"
         notes.append(Note(f"{path} {what} and is skipped{lost and ': '}{lost}."))

@@ -26,7 +26,8 @@ def _number(value: Any) -> bool:
     return _whole(value) or (isinstance(value, float) and isfinite(value))
 
 
-def _moment(value: Any) -> bool:
+def is_moment(value: Any) -> bool:
+    """Whether ``value`` can be a moment in nanoseconds of the epoch."""
     return _whole(value) and 0 <= value < _LATEST_NS
 
 
@@ -66,11 +67,6 @@ def _with(**fields: Check) -> Check:
     return lambda value: isinstance(value, dict) and not misfits(value, fields)
 
 
-def _numbered(check: Check) -> Check:
-    """``check``, and no null for the ``id``, which the place in the list stands for where there is none."""
-    return lambda value: check(value) and value.get("id", 0) is not None
-
-
 def misfits(document: Mapping[str, Any], fields: Mapping[str, Check]) -> dict[str, Any]:
     """The fields of ``document`` that are not of the types they should have."""
     return {
@@ -85,7 +81,7 @@ MANIFEST: Mapping[str, Check] = {
         ("schema", "ddpdoctor", "cwd", "host", "boot", "python", "platform", "job_id", "run_id"), _text
     ),
     **dict.fromkeys(("exit_code", "signal"), _whole),
-    **dict.fromkeys(("started_ns", "ended_ns"), _moment),
+    **dict.fromkeys(("started_ns", "ended_ns"), is_moment),
     "pid": _process,
     "pid_namespace": _count,
     "command": _list_of(_text),
@@ -117,14 +113,15 @@ RANK: Mapping[str, Check] = {
     ),
     **dict.fromkeys(("device", "device_name", "device_uuid", "device_pci", "matmul_precision"), _text),
     **dict.fromkeys(("local_rank", "attempt", "cpu_affinity"), _count),
-    **dict.fromkeys(("started_ns", "ended_ns"), _moment),
+    **dict.fromkeys(("started_ns", "ended_ns"), is_moment),
     **dict.fromkeys(("data_parallel", "fsdp", "deepspeed", "compiled", "autocast"), _flag),
     **dict.fromkeys(("rank", "world_size"), _ranks),
     **dict.fromkeys(("pid", "parent_pid"), _process),
     "pid_namespace": _count,
     "process_groups": _list_of(_mapping),
     "ddp": _list_of(_DDP),
-    "loaders": _list_of(_numbered(_LOADER)),
+    # No null for the id, for which the place in the list stands where there is none.
+    "loaders": _list_of(lambda value: _LOADER(value) and value.get("id", 0) is not None),
     "optimizers": _list_of(_mapping),
     "threads": _with(torch=_whole, interop=_whole),
     "environment": _texts,
@@ -136,7 +133,7 @@ RANK: Mapping[str, Check] = {
 
 TELEMETRY_HEADER: Mapping[str, Check] = {
     **dict.fromkeys(("schema", "host"), _text),
-    "started_ns": _moment,
+    "started_ns": is_moment,
     "host_facts": _with(
         **dict.fromkeys(("cpu_count_usable", "cpu_count_logical", "memory_total_bytes"), _number),
         cgroup_memory_limit_bytes=_number,
@@ -189,10 +186,10 @@ def _groups(value: Any) -> bool:
 
 
 _RAISED = _with(type=_text, message=_text, relation=_text, frames=_FRAMES)
-_WHERE_IT_IS: Mapping[str, Check] = {
+PROGRESS: Mapping[str, Check] = {
     **dict.fromkeys(("schema", "phase"), _text),
     **dict.fromkeys(("rank", "world_size"), _ranks),
-    **dict.fromkeys(("at_ns", "step_since_ns"), _moment),
+    **dict.fromkeys(("at_ns", "step_since_ns"), is_moment),
     **dict.fromkeys(("step", "evaluations", "events"), _count),
     "pid": _process,
     **dict.fromkeys(("exhausted", "evaluating"), _flag),
@@ -200,16 +197,15 @@ _WHERE_IT_IS: Mapping[str, Check] = {
     "user": _FRAMES,
     "groups": _groups,
 }
-PROGRESS: Mapping[str, Check] = _WHERE_IT_IS
 STANDING: Mapping[str, Check] = {
-    **_WHERE_IT_IS,
+    **PROGRESS,
     "request": _count,
     "threads": _list_of(_with(name=_text, training=_flag, frames=_FRAMES)),
     "raised": _list_of(_RAISED),
     "errors": _list_of(_text),
 }
 ENDING: Mapping[str, Check] = {
-    **_WHERE_IT_IS,
+    **PROGRESS,
     "how": _text,
     "raised": _list_of(_RAISED),
 }
@@ -221,57 +217,41 @@ CALL: Mapping[str, Check] = {
     **dict.fromkeys((EventField.KIND.value, EventField.OPERATION.value, EventField.GROUP.value), _text),
     EventField.IS_ASYNC.value: _flag,
 }
-_TASK: Mapping[str, Check] = {
-    **dict.fromkeys(("pid", "tid"), _process),
-    **dict.fromkeys(("name", "state", "wchan", "syscall"), _text),
-    **dict.fromkeys(("cpu_ms", "run_delay_ms", "rss_bytes"), _number),
-    **dict.fromkeys(("read_bytes", "written_bytes", "read_chars", "written_chars"), _count),
-}
-_PROCESS = _with(**_TASK, threads=_list_of(_with(**_TASK)), children=_list_of(_with(**_TASK)), tracer=_count)
 STALL: Mapping[str, Check] = {
-    **dict.fromkeys(("schema", "host", "state", "boot", "on_hang", "paused_in"), _text),
-    **dict.fromkeys(("detected_ns", "silent_since_ns", "looked_ns", "resumed_ns"), _moment),
-    **dict.fromkeys(("silent_s", "after_s", "longest_gap_s"), _number),
-    "request": _count,
+    **dict.fromkeys(("schema", "host", "state", "boot", "paused_in"), _text),
+    **dict.fromkeys(("detected_ns", "silent_since_ns", "looked_ns"), is_moment),
+    "silent_s": _number,
     "ranks": _list_of(
         _with(
             rank=_ranks,
             pid=_process,
-            **dict.fromkeys(("alive", "answered", "in_order", "waits", "computes", "joined"), _flag),
+            **dict.fromkeys(("answered", "in_order", "waits", "computes", "joined"), _flag),
             **dict.fromkeys(("phase", "faults"), _text),
-            **dict.fromkeys(("step",), _count),
-            **dict.fromkeys(("last_step_ns",), _moment),
-            process=_PROCESS,
+            step=_count,
+            last_step_ns=is_moment,
+            process=_with(**dict.fromkeys(("state", "wchan", "syscall"), _text), tracer=_count),
         )
-    ),
-    "earlier": _list_of(
-        _with(silent_since_ns=_moment, detected_ns=_moment, silent_s=_number, resumed_ns=_moment)
     ),
 }
 ASKED: Mapping[str, Check] = {
     **dict.fromkeys(("schema", "host", "boot"), _text),
     "signal": _count,
-    "at_ns": _moment,
+    "at_ns": is_moment,
 }
 ENDS: Mapping[str, Check] = {
     **dict.fromkeys(("schema", "host", "boot"), _text),
-    **dict.fromkeys(("oom_kills",), _count),
+    "oom_kills": _count,
     "ends": _list_of(
         _with(
             rank=_ranks,
             pid=_process,
-            seen_ns=_moment,
+            seen_ns=is_moment,
             **dict.fromkeys(("code", "signal", "oom_kills", "step"), _count),
             **dict.fromkeys(("in_order", "joined", "waits"), _flag),
             raised=_list_of(_RAISED),
         )
     ),
 }
-
-
-def is_moment(value: Any) -> bool:
-    """Whether ``value`` can be a moment in nanoseconds of the epoch."""
-    return _moment(value)
 
 
 def fitting(

@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 from .compaction import stream_end_of
 from .handover import DOCUMENTS
-from .layout import STEPS_FILE
+from .layout import STEPS_FILE, opened_spool
 from .owned import read_file
-from .target import opened_spool
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _POSITION_DIGITS = 18
@@ -65,23 +64,6 @@ def rest_of(spool: str, stream: str, done: int) -> bytes:
     except OSError:
         return b""
     return rest
-
-
-def newer_in(spool: str, stream: str, done: int) -> tuple[bytes, int]:
-    """What a spool still holds of a stream beyond its first ``done`` bytes, and where that ends. What was copied and removed
-    meanwhile is passed over. Never raises."""
-    newer = b""
-    try:
-        with opened_spool(spool) as here:
-            for position, name in segments_in(here).get(stream, []):
-                if position > done:
-                    newer, done = b"", position
-                piece = written_part(read_file(name, here, done - position))
-                newer += piece
-                done += len(piece)
-    except OSError:
-        pass
-    return newer, done
 
 
 def waiting_in(spool: str, target: str) -> Waiting:

@@ -26,4 +26,4 @@ if TYPE_CHECKING:
 
 
 # Traces alone, of which nothing says that it stopped, need none of these.
-__getattr__ = deferred(__name__, {"evidence_of": "evidence", "of_dumps": "verdict", "of_run": "verdict"})
+__getattr__ = deferred(__name__, {"evidence": "evidence_of", "verdict": "of_dumps of_run"})

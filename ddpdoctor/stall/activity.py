@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -73,35 +72,24 @@ _READS = re.compile(r"^(?:0|1|2|17|18|19|20|74|75|257|267) ")
 """System calls on files: read, write, open, pread, pwrite, readv, writev, fsync, fdatasync, openat, readlinkat (x86-64)."""
 
 
-def activity_of(
-    phase: Any,
-    stack: Sequence[CodeLine],
-    process: Mapping[str, Any],
-    *,
-    keeps_lock: bool,
-    computes: bool = False,
-) -> Activity | None:
-    """What the rank does; None where nothing shows it.
-
-    ``process`` is the kernel's view of its training thread, ``keeps_lock`` whether faulthandler found that no other thread of
-    the rank could run, ``computes`` whether it was seen to compute for long.
-    """
+def _seen_doing(each: RankEvidence) -> Activity | None:
+    process = each.process
     state, waits_in = str(process.get("state") or ""), str(process.get("wchan") or "")
     if state.startswith(("T", "t")):
         return _TRACED if process.get("tracer") else _STOPPED
-    known = Phase(phase) if phase in set(Phase) else None
+    known = Phase(each.phase) if each.phase in set(Phase) else None
     if known in _BY_PHASE and known is not Phase.EVALUATION:
         return _BY_PHASE[known]
     if state.startswith("D"):
         return _STORAGE
-    if keeps_lock:
+    if each.keeps_lock:
         return _NATIVE
-    waiting = _waiting(stack, waits_in, str(process.get("syscall") or ""))
+    waiting = _waiting(each.stack, waits_in, str(process.get("syscall") or ""))
     if waiting is not None:
         return waiting
     if known is Phase.EVALUATION:
         return _BY_PHASE[known]
-    return _LOOP if computes or (state.startswith("R") and known in (None, Phase.OTHER)) else None
+    return _LOOP if each.computes or (state.startswith("R") and known in (None, Phase.OTHER)) else None
 
 
 def _waiting(stack: Sequence[CodeLine], waits_in: str, syscall: str) -> Activity | None:
@@ -119,10 +107,8 @@ def _waiting(stack: Sequence[CodeLine], waits_in: str, syscall: str) -> Activity
 
 
 def activity(each: RankEvidence) -> Activity | None:
-    """What a rank does, by all that is known of it."""
-    found = activity_of(
-        each.phase, each.stack, each.process, keeps_lock=each.keeps_lock, computes=each.computes
-    )
+    """What a rank does, by all that is known of it; None where nothing shows it."""
+    found = _seen_doing(each)
     if each.joined or each.waits:
         return found
     says = "has not called init_process_group"

@@ -190,18 +190,14 @@ def disagreeing(
         strange = []
     if strange and len(strange) < max(len(pending), 2):
         return strange
-    if not _differ([by_rank[rank] for rank in pending]):
+    at_one_place = zip(*(by_rank[rank] for rank in pending), strict=False)
+    if not any(len({call.key for call in calls}) > 1 for calls in at_one_place):
         return []
     keys = Counter(call.key for call in pending.values())
     (most, many), *rest = keys.most_common()
     if not rest or rest[0][1] == many:
         return sorted(pending)
     return sorted(rank for rank, call in pending.items() if call.key != most)
-
-
-def _differ(sequences: Sequence[Sequence[Call]]) -> bool:
-    """Whether two of them have another call at the same place."""
-    return any(len({call.key for call in calls}) > 1 for calls in zip(*sequences, strict=False))
 
 
 Label = TypeVar("Label", bound=Hashable)

@@ -59,7 +59,10 @@ def ends_of(run: RunEvidence, concluded: Mapping[int, Conclusion]) -> Ends:
     effects: list[str] = []
     causes: dict[str, StopFacts] = {}
     dead = _deaths(run, concluded)
-    raised = [each for each in _exceptions(run) if not was_asked_before(run, each.raised_ns)]
+    raised = [
+        each for each in run.ranks.values() if each.raised and not was_asked_before(run, each.raised_ns)
+    ]
+    raised.sort(key=lambda each: (each.raised_ns is None, each.raised_ns or 0))
     own = [each for each in raised if not lost_others(each)]
     first = [each for each in own if _in_time(run, each.raised_ns)]
     if dead:
@@ -75,7 +78,12 @@ def ends_of(run: RunEvidence, concluded: Mapping[int, Conclusion]) -> Ends:
         effects += [f"Rank {each.rank} was then ended." for each in dead]
     named = {rank for cause in causes.values() for rank in cause.ranks or ()}
     gone = [each for each in run.ranks.values() if each.in_order and not each.raised and each.signal is None]
-    if not causes and raised and gone and all(_left_early(each, raised) for each in gone):
+    # Each of them in an earlier step than those that then lost it.
+    early = all(
+        each.step is not None and all(other.step is None or other.step >= each.step for other in raised)
+        for each in gone
+    )
+    if not causes and raised and gone and early:
         causes["uneven"] = _left(gone, raised)
         named = {each.rank for each in gone}
     elif not causes and not run.hangs and raised and (unseen := _without_an_end(run)):
@@ -103,11 +111,6 @@ def _without_an_end(run: RunEvidence) -> list[RankEvidence]:
         each for each in run.ranks.values() if each.step is not None and not (each.in_order or each.raised)
     ]
     return [each for each in silent if each.code is None and each.signal is None] if run.job.complete else []
-
-
-def _left_early(each: RankEvidence, raised: Sequence[RankEvidence]) -> bool:
-    """Whether it ended in order in an earlier step than those that then lost it."""
-    return each.step is not None and all(other.step is None or other.step >= each.step for other in raised)
 
 
 def _behind(raised: Sequence[RankEvidence], gone: Sequence[RankEvidence]) -> StopFacts:
@@ -160,7 +163,8 @@ def _death(dead: Sequence[RankEvidence], run: RunEvidence) -> StopFacts:
     if memory:
         evidence.append("The kernel counted a process killed for lack of memory in the job's control group.")
     if "Fatal Python error" in first.faults:
-        evidence.append(f"faulthandler wrote: {_fatal_line(first.faults)}.")
+        last = first.faults[first.faults.rfind("Fatal Python error") :].split("\n", 1)[0]
+        evidence.append(f"faulthandler wrote: {shortened(last, _MOST_MESSAGE)}.")
     if first.left and first.code:
         evidence.append(f"Python was left in order: the program itself chose exit code {first.code}.")
     elif first.in_order and first.code != 0:
@@ -168,26 +172,18 @@ def _death(dead: Sequence[RankEvidence], run: RunEvidence) -> StopFacts:
     return StopFacts(
         ranks=sorted(each.rank for each in dead),
         kind="memory" if memory else "code" if first.code is not None else "signal",
-        message=_way_of(first),
+        message=way_of(first.code, first.signal),
         step=first.step,
         where=distinct_places([each.where for each in dead]),
         evidence=evidence,
     )
 
 
-def _way_of(dead: RankEvidence) -> str | None:
-    if dead.signal is not None:
-        return signal_name(dead.signal)
-    return None if dead.code is None else f"exit code {dead.code}"
-
-
-def _fatal_line(faults: str) -> str:
-    return shortened(faults[faults.rfind("Fatal Python error") :].split("\n", 1)[0], _MOST_MESSAGE)
-
-
-def _exceptions(run: RunEvidence) -> list[RankEvidence]:
-    found = [each for each in run.ranks.values() if each.raised]
-    return sorted(found, key=lambda each: (each.raised_ns is None, each.raised_ns or 0))
+def way_of(code: int | None, number: int | None) -> str | None:
+    """How a process ended, by its exit code or by the number of a signal; None where neither is known."""
+    if number is not None:
+        return signal_name(number)
+    return None if code is None else f"exit code {code}"
 
 
 def shortened(text: str, most: int) -> str:

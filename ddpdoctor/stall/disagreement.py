@@ -99,12 +99,13 @@ def _has_own_cause(run: RunEvidence) -> bool:
     """Whether a rank ended by something that no other rank can have caused, before any was ended by what others sent."""
     ended = [each for each in run.ranks.values() if _ended_by_others(each)]
     known_ns = [at for each in ended if (at := each.raised_ns or each.gone_ns) is not None]
-    own = (each for each in run.ranks.values() if not _ended_by_others(each) and _has_failed(each))
+    failed = [
+        each
+        for each in run.ranks.values()
+        if each.raised or (each.signal is not None and each.signal not in POLITE)
+    ]
+    own = (each for each in failed if not _ended_by_others(each))
     return any(not known_ns or (each.raised_ns or each.gone_ns or 0) < min(known_ns) for each in own)
-
-
-def _has_failed(each: RankEvidence) -> bool:
-    return bool(each.raised) or (each.signal is not None and each.signal not in POLITE)
 
 
 def _ended_by_others(each: RankEvidence) -> bool:
@@ -130,6 +131,9 @@ def _of_parting(found: Parting, run: RunEvidence) -> StopFacts:
     other = next(
         calls[rank] for rank in (*others, *odd) if rank in calls and calls[rank].placed != one.placed
     )
+    kind = _kind(one, other, run, found.turn)
+    if kind in (Difference.EXTRA, Difference.LACKING) and not found.is_decided:
+        kind = Difference.OPERATION  # of whom is not known
     return StopFacts(
         ranks=odd,
         waiting_ranks=others,
@@ -137,7 +141,7 @@ def _of_parting(found: Parting, run: RunEvidence) -> StopFacts:
         collective=other.words,
         sequence=found.turn,
         unlike=one.words,
-        kind=_kind_of(found, one, other, run).value,
+        kind=kind.value,
         step=min((call.step for call in calls.values() if call.step is not None), default=None),
         since_s=run.since_s,
         where=distinct_places([calls[rank].where for rank in odd]),
@@ -190,12 +194,6 @@ def _place(each: RankEvidence, pending: Mapping[int, Call]) -> Where | None:
     """Where its stack shows it; else where the call came from."""
     called = pending[each.rank].where if each.rank in pending else None
     return (each.where if each.stack else None) or called or each.where
-
-
-def _kind_of(found: Parting, one: Call, other: Call, run: RunEvidence) -> Difference:
-    kind = _kind(one, other, run, found.turn)
-    whose = (Difference.EXTRA, Difference.LACKING)
-    return Difference.OPERATION if kind in whose and not found.is_decided else kind
 
 
 def _kind(one: Call, other: Call | None, run: RunEvidence, turn: int | None = None) -> Difference:

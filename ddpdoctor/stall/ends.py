@@ -9,7 +9,7 @@ from ddpdoctor.rundir import listed
 from ddpdoctor.rundir.ends import POLITE, Conclusion, Exit, RankEnd, conclude, exit_of
 from ddpdoctor.rundir.stops import signal_name
 
-from .causes import lost_others, was_asked_before
+from .causes import lost_others, was_asked_before, way_of
 from .evidence import RankEvidence, RunEvidence
 
 _APART_NS = 5_000_000
@@ -135,6 +135,4 @@ def _has_lost(other: RankEvidence, each: RankEvidence, run: RunEvidence) -> bool
 
 
 def _way(code: int | None, number: int | None) -> str:
-    if number is not None:
-        return signal_name(number)
-    return "an unknown way" if code is None else f"exit code {code}"
+    return way_of(code, number) or "an unknown way"

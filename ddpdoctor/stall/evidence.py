@@ -14,8 +14,8 @@ from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.rundir import STEPS_FILE, LineField, Note, RankRecord, RunDirectory
 from ddpdoctor.rundir.ends import POLITE, JobEnd, job_end
 from ddpdoctor.rundir.fault_text import fatal_signal, faulting_thread, first_thread, says_gil_is_held
+from ddpdoctor.rundir.liveness import is_running
 from ddpdoctor.rundir.phases import LONG_PHASES, WAITING_PHASES, Phase
-from ddpdoctor.rundir.processes import is_running
 from ddpdoctor.rundir.stops import (
     End,
     HostStop,
@@ -129,7 +129,6 @@ class RankEvidence(msgspec.Struct, frozen=True):
     process: Mapping[str, Any] = msgspec.field(default_factory=dict)
     joined: bool = True
     """Whether it had joined its process group, or nothing says that it had not."""
-    answered: bool | None = None
     waits: bool | None = None
     computes: bool = False
     """Whether its launcher's side saw it compute, so that it may be in a long computation."""
@@ -223,11 +222,13 @@ def evidence_of(
     records = last_attempt(runs, logs)
     launches = [each for run in runs for each in launches_of(run.path, notes)]
     job = job_end([run.manifest for run in runs], launches)
-    stops = _all_stops(runs, notes)
+    each_runs = [read_stops(run.path, notes) for run in runs]
+    stops = Stops(
+        [r for each in each_runs for r in each.ranks], [h for each in each_runs for h in each.hosts]
+    )
     chosen = {(record.rank, record.repeat): record for record in records}
     by_rank = {stop.rank: stop for stop in stops.ranks if not chosen or (stop.rank, stop.repeat) in chosen}
-    hosts = {record.rank: record.host for record in records}
-    infos = {record.rank: record.info for record in records}
+    own = {record.rank: record for record in records}
     paths = {record.path for record in records}
     steps = {log.rank: log for log in logs if not records or log.record.path in paths}
     pids = {record.rank: record.info.get("pid") for record in records}
@@ -238,12 +239,11 @@ def evidence_of(
         row = ended.get(record.rank, {})
         if row.get("code") is None and row.get("signal") is None:
             ended[record.rank] = row | end_by_launcher(record, launches)
-    everybody = sorted({*by_rank, *hosts, *steps, *seen, *ended})
+    everybody = sorted({*by_rank, *own, *steps, *seen, *ended})
     ranks = {
         rank: _of(
             rank,
-            infos.get(rank, {}),
-            hosts.get(rank),
+            own.get(rank),
             by_rank.get(rank),
             seen.get(rank, {}),
             ended.get(rank, {}),
@@ -269,7 +269,7 @@ def evidence_of(
         job=job,
         oom_kills=sum(int((host.ends or {}).get("oom_kills") or 0) for host in stops.hosts),
         notes=notes,
-        backend=next((str(info["backend"]) for info in infos.values() if info.get("backend")), None),
+        backend=next((str(each.info["backend"]) for each in records if each.info.get("backend")), None),
         usual=usual_calls(logs),
         devices=devices or {},
         looked_ns=max((s["looked_ns"] for s in stalls if s.get("looked_ns")), default=None),
@@ -280,21 +280,16 @@ def evidence_of(
     )
 
 
-def _all_stops(runs: Sequence[RunDirectory], notes: list[Note]) -> Stops:
-    each = [read_stops(run.path, notes) for run in runs]
-    return Stops([r for stops in each for r in stops.ranks], [h for stops in each for h in stops.hosts])
-
-
 def _of(
     rank: int,
-    info: Mapping[str, Any],
-    host: str | None,
+    record: RankRecord | None,
     stop: RankStop | None,
     seen: Mapping[str, Any],
     ended: Mapping[str, Any],
     log: RankLog | None,
     notes: list[Note],
 ) -> RankEvidence:
+    info = {} if record is None else record.info
     ending = _ending(stop, ended, log)
     documents = [each for each in (stop.standing, stop.progress) if each] if stop else []
     # Each of them looked at another moment, and was cut off at another one; steps only grow.
@@ -324,7 +319,7 @@ def _of(
         )
     return RankEvidence(
         rank=rank,
-        host=host or seen.get("host") or ended.get("host"),
+        host=(None if record is None else record.host) or seen.get("host") or ended.get("host"),
         step=step,
         step_since_ns=newest.get("step_since_ns") or seen.get("last_step_ns") or _last_end_ns(log),
         seen_ns=newest.get("at_ns") or _last_sample_ns(log),
@@ -334,7 +329,6 @@ def _of(
         sampled=_last_sampled(log),
         process=seen.get("process") or {},
         joined=joined,
-        answered=seen.get("answered") if joined else None,
         waits=waits,
         computes=bool(seen.get("computes")),
         in_order=not raised
@@ -418,7 +412,7 @@ def _recording(
     if not counts:
         return None
     path = str(Path(stop.path)) if stop is not None else ""
-    return Recording(rank, path, "", known, [], [], enqueued=counts)
+    return Recording(rank, path, known, [], [], enqueued=counts, is_listed=False)
 
 
 def _groups_of(info: Mapping[str, Any]) -> dict[str, GroupKey]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -49,7 +49,7 @@ def tables_of(recordings: Sequence[Recording], everybody: Sequence[int]) -> list
     for key in {key for keys in named.values() for key in keys}:
         members = key.members
         if members is None:
-            members = tuple(everybody) if _is_default(key) else ()
+            members = tuple(everybody) if key.name in _DEFAULT or key.description in _DEFAULT else ()
         tables[key] = Table(key, members, told=key.members is not None)
     counted = _counted(recordings, named)
     for recording in recordings:
@@ -119,23 +119,11 @@ def _resolved(key: GroupKey, rank: int, named: dict[str, list[GroupKey]]) -> Gro
     return next((other for other in known if rank in (other.members or ())), known[0] if known else key)
 
 
-def _is_default(key: GroupKey) -> bool:
-    return key.name in _DEFAULT or key.description in _DEFAULT
-
-
 def _order(key: GroupKey) -> tuple[int, str]:
     return (int(key.name) if key.name.isdecimal() and len(key.name) < 19 else -1, key.name)
 
 
 def expected_ranks(recordings: Sequence[Recording]) -> list[int]:
     """All ranks of the job, as far as any group's members tell."""
-    ranks: set[int] = {recording.rank for recording in recordings}
-    for members in _members(recordings):
-        ranks.update(members)
-    return sorted(ranks)
-
-
-def _members(recordings: Sequence[Recording]) -> Iterator[tuple[int, ...]]:
-    for members in {key.members for recording in recordings for key in recording.groups.values()}:
-        if members:
-            yield members
+    groups = {key.members or () for recording in recordings for key in recording.groups.values()}
+    return sorted({recording.rank for recording in recordings}.union(*groups))

@@ -141,27 +141,18 @@ def _difference(
     other = others[0] if others else next(r for r in odd if signatures[r] != signatures[one])
     mine, theirs = (_at(table, rank, sequence) for rank in (one, other))
     my_next, their_next = (_at(table, rank, sequence + 1) for rank in (one, other))
-    if mine and theirs and mine[0][0] == theirs[0][0]:
-        return (
-            Difference.DTYPE
-            if mine[0][1] != theirs[0][1]
-            else _of_one_kind(mine, theirs, my_next, their_next)
-        )
-    if my_next is not None and my_next == theirs:
-        return Difference.ORDER if their_next == mine else Difference.EXTRA
-    return Difference.LACKING if their_next is not None and their_next == mine else Difference.OPERATION
-
-
-def _of_one_kind(
-    mine: _Signature, theirs: _Signature, my_next: _Signature | None, their_next: _Signature | None
-) -> Difference:
-    if my_next == theirs and their_next == mine:
-        return Difference.ORDER
-    if my_next == their_next:
+    alike = mine is not None and theirs is not None and mine[0][0] == theirs[0][0]
+    if mine and theirs and alike and mine[0][1] != theirs[0][1]:
+        return Difference.DTYPE
+    if alike and my_next == their_next:
         return Difference.SHAPE
-    if my_next == theirs:
-        return Difference.EXTRA
-    return Difference.LACKING if their_next == mine else Difference.SHAPE
+    theirs_is_my_next = my_next is not None and my_next == theirs
+    mine_is_their_next = their_next is not None and their_next == mine
+    if theirs_is_my_next:
+        return Difference.ORDER if mine_is_their_next else Difference.EXTRA
+    if mine_is_their_next:
+        return Difference.LACKING
+    return Difference.SHAPE if alike else Difference.OPERATION
 
 
 def _at(table: Table, rank: int, sequence: int) -> _Signature | None:

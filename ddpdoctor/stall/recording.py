@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any
 
@@ -78,8 +78,6 @@ class Operation(msgspec.Struct, frozen=True):
     input_dtypes: tuple[str, ...]
     pending: bool
     """Issued and not finished."""
-    started: bool | None
-    """Whether the device has begun it; None where nobody noted that."""
     created_ns: int | None
     order: int
     """Place among all that the rank issued."""
@@ -122,7 +120,6 @@ class Recording(msgspec.Struct, frozen=True):
 
     rank: int
     path: str
-    version: str
     groups: dict[str, GroupKey]
     """By name: those that the rank is in."""
     operations: list[Operation]
@@ -136,11 +133,8 @@ class Recording(msgspec.Struct, frozen=True):
     forgotten: bool = False
     """Whether older operations were overwritten."""
     written_ns: int | None = None
-
-    @property
-    def is_listed(self) -> bool:
-        """Whether it lists operations, so that what is not listed as unfinished is finished; else it has numbers alone."""
-        return bool(self.version or self.operations or self.messages)
+    is_listed: bool = True
+    """Whether it lists operations, so that what is not listed as unfinished is finished; else it has numbers alone."""
 
     @property
     def pending(self) -> list[Operation]:
@@ -181,7 +175,7 @@ def recording_of(
         number = entry.get("pg_id")
         if isinstance(number, int):
             ids[number] = operation.group
-        is_message = bool(entry.get("is_p2p")) or operation.pair is not None or _is_message(operation.name)
+        is_message = bool(entry.get("is_p2p")) or operation.pair is not None or _P2P.match(operation.name)
         (messages if is_message else collectives).append(operation)
     collectives = _without_batches(collectives, messages)
     enqueued = _status(document.get("pg_status"), groups, ids)
@@ -190,7 +184,6 @@ def recording_of(
     return Recording(
         rank=rank,
         path=path,
-        version=_text(document.get("version"))[:20],
         groups=groups,
         operations=collectives,
         messages=messages,
@@ -199,10 +192,6 @@ def recording_of(
         forgotten=oldest > 0,
         written_ns=written_ns,
     )
-
-
-def _is_message(name: str) -> bool:
-    return _P2P.match(name) is not None
 
 
 def _without_batches(collectives: list[Operation], messages: list[Operation]) -> list[Operation]:
@@ -252,8 +241,6 @@ def _operation(entry: Mapping[str, Any], groups: Mapping[str, GroupKey], order: 
         return None
     backend, _, operation = called[:200].rpartition(":")
     pair = _P2P.match(operation)
-    state = entry.get("state")
-    started = True if state == "started" or _whole(entry.get("time_discovered_started_ns")) else None
     return Operation(
         group=groups.get(name) or GroupKey(name, description),
         sequence=sequence,
@@ -262,12 +249,11 @@ def _operation(entry: Mapping[str, Any], groups: Mapping[str, GroupKey], order: 
         inputs=_sizes(entry.get("input_sizes")),
         outputs=_sizes(entry.get("output_sizes")),
         input_dtypes=_texts(entry.get("input_dtypes")),
-        pending=state != _FINISHED and not entry.get("retired"),
-        started=started,
+        pending=entry.get("state") != _FINISHED and not entry.get("retired"),
         created_ns=_whole(entry.get("time_created_ns")),
         order=order,
         pair=_pair(pair),
-        frames=_frames(entry.get("frames")),
+        frames=tuple(_lines(entry.get("frames"))),
     )
 
 
@@ -338,12 +324,8 @@ def _texts(values: Any) -> tuple[str, ...]:
     return tuple(text[:40] for value in values[:_MOST_TENSORS] if (text := _text(value)))
 
 
-def _frames(frames: Any) -> tuple[CodeLine, ...]:
-    return tuple(_lines(frames[:_MOST_FRAMES])) if isinstance(frames, list | tuple) else ()
-
-
-def _lines(frames: Iterable[Any]) -> Iterable[CodeLine]:
-    for frame in frames:
+def _lines(frames: Any) -> Iterator[CodeLine]:
+    for frame in frames[:_MOST_FRAMES] if isinstance(frames, list | tuple) else ():
         file = frame.get("filename") if isinstance(frame, Mapping) else None
         if isinstance(file, str) and 0 < len(file) <= _MOST_PATH:
             yield CodeLine(file, max(_whole(frame.get("line")) or 0, 0), _text(frame.get("name"), _MOST_PATH))

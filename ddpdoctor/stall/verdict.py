@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from ddpdoctor.measure.hangfacts import HangFacts, StopFacts
@@ -18,7 +17,7 @@ from ddpdoctor.rundir.stops import signal_name
 
 from .activity import activity, last_at, standing_of
 from .answer import Verdict
-from .causes import ends_of
+from .causes import ends_of, way_of
 from .disagreement import disagreement, in_hang, ran_out, with_positions
 from .dumps import Dumps
 from .ends import conclusions, controllers_end, doubts, until
@@ -41,14 +40,12 @@ def of_devices(causes: dict[str, StopFacts], run: RunEvidence) -> dict[str, Stop
     (name, first), *rest = causes.items()
     named = set(first.ranks or run.devices)
     if rest or not named <= set(run.devices):
-        told = msgspec.structs.replace(first, evidence=[*first.evidence, *counted])
+        told = replace(first, evidence=[*first.evidence, *counted])
         return {**causes, name: told}
     errors = [error for rank in sorted(named) for error in run.devices[rank]]
     message = first.message if name == "device" else ", ".join(dict.fromkeys(errors))
     return {
-        "device": msgspec.structs.replace(
-            first, ranks=sorted(named), message=message, evidence=[*first.evidence, *counted]
-        )
+        "device": replace(first, ranks=sorted(named), message=message, evidence=[*first.evidence, *counted])
     }
 
 
@@ -98,17 +95,14 @@ def _of_run(run: RunEvidence) -> Verdict:
         return found
     standing = [standing_of(each, (), run) for _, each in sorted(run.ranks.items())]
     noted = run.asked.at_ns is not None
-    return replace(found, standing=standing, ended_by=_signal(run.asked), requested=noted)
+    by = "" if run.asked.signal is None else signal_name(run.asked.signal)
+    return replace(found, standing=standing, ended_by=by, requested=noted)
 
 
 def _asked_below_the_launcher(run: RunEvidence) -> Asked | None:
     """Where somebody ended torchrun itself, it passes the signal on to all ranks and leaves with 1."""
     ends = {None if each.raised else each.signal for each in run.ranks.values()}
     return Asked(min(number for number in ends if number)) if ends and ends <= POLITE else None
-
-
-def _signal(asked: Asked) -> str:
-    return "" if asked.signal is None else signal_name(asked.signal)
 
 
 def _stopped(run: RunEvidence, notes: list[str], only_dumps: bool = False) -> Verdict:
@@ -128,7 +122,7 @@ def _stopped(run: RunEvidence, notes: list[str], only_dumps: bool = False) -> Ve
     elif run.job.failed and run.asked is None and (different := disagreement(run)) is not None:
         causes = {"different": different}
     elif run.job.failed and run.asked is None:
-        how = f"exit code {run.job.code}" if run.job.signal is None else signal_name(run.job.signal)
+        how = way_of(run.job.code, run.job.signal)
         causes = {"unexplained": StopFacts(message=how, step=run.step, evidence=controllers_end(run))}
     causes = of_devices(causes, run)
     guilty = {rank for cause in causes.values() for rank in cause.ranks or ()}
@@ -164,7 +158,7 @@ def _too_few(roots: Sequence[Root], recordings: Mapping[int, Recording], run: Ru
 def _with_waiting(cause: StopFacts, found: Blame, run: RunEvidence) -> StopFacts:
     """``cause`` with the collective at which the others wait for its ranks."""
     stuck = next((s for s in found.missed if set(s.absent) & set(cause.ranks or ())), None)
-    return cause if stuck is None else msgspec.structs.replace(cause, **_of_stuck(stuck, run))
+    return cause if stuck is None else replace(cause, **_of_stuck(stuck, run))
 
 
 def _hang(
@@ -253,7 +247,7 @@ def _of_roots(roots: Sequence[Root], run: RunEvidence, only_dumps: bool) -> dict
         ranks=[root.rank for root in roots],
         arrival_unknown=True if unseen and not busy else None,
         kind=roots[0].why.value,
-        doing=named.name if named else _device_stands(roots),
+        doing=named.name if named else "device" if all(root.unfinished for root in roots) else None,
         says=named.says if named else None,
         since_s=run.since_s,
         step=_first_step(ranks),
@@ -261,7 +255,7 @@ def _of_roots(roots: Sequence[Root], run: RunEvidence, only_dumps: bool) -> dict
         **(_of_stuck(stuck, run) if stuck else _of_message(roots, run)),
     )
     seen = [*_seen_of(roots, run), *(_elsewhere(stop, stuck, run) if only_dumps else [])]
-    stop = msgspec.structs.replace(stop, evidence=seen[:_MOST_EVIDENCE])
+    stop = replace(stop, evidence=seen[:_MOST_EVIDENCE])
     absent = {root.rank for root in roots}
     others = [each for rank, each in run.ranks.items() if rank not in absent]
     if any(each.exhausted or each.in_order for each in ranks) and not (
@@ -269,12 +263,8 @@ def _of_roots(roots: Sequence[Root], run: RunEvidence, only_dumps: bool) -> dict
     ):
         return {"uneven": stop}
     if barrier is not None and stop.collective not in (None, "barrier", "all_reduce_barrier"):
-        return {"different": msgspec.structs.replace(stop, kind=Difference.EXTRA.value, unlike="barrier")}
+        return {"different": replace(stop, kind=Difference.EXTRA.value, unlike="barrier")}
     return {"not_reached": stop}
-
-
-def _device_stands(roots: Sequence[Root]) -> str | None:
-    return "device" if all(root.unfinished for root in roots) else None
 
 
 def _seen_of(roots: Sequence[Root], run: RunEvidence) -> list[str]:
@@ -359,21 +349,21 @@ def _of_waits(run: RunEvidence, found: Blame) -> dict[str, StopFacts]:
         named = next((a for a in map(activity, busy) if a is not None), None)
         stop = _simple(run, busy, waiting, named.says if named else None, named.name if named else None)
         if not all(each.joined for each in busy):
-            stop = msgspec.structs.replace(stop, collective="init_process_group")
+            stop = replace(stop, collective="init_process_group")
         return {"uneven" if any(each.exhausted for each in busy) else "not_reached": stop}
     places = {(each.phase, each.where.file, each.where.line) for each in waiting if each.where}
     barriers = [each for each in waiting if each.phase == Phase.BARRIER]
     if barriers and len(barriers) < len(waiting) and len(places) > 1:
         others = [each for each in waiting if each.phase != Phase.BARRIER]
         stop = _simple(run, barriers, others, "is in a barrier", "barrier")
-        return {"different": msgspec.structs.replace(stop, kind=Difference.EXTRA.value, unlike="barrier")}
+        return {"different": replace(stop, kind=Difference.EXTRA.value, unlike="barrier")}
     if found.whole:
         return {"together": _together(found.whole[0], run)}
     stop = _simple(run, [], alive, None)
     activities = {a.name: a for a in map(activity, alive) if a is not None}
     if busy and len(activities) == 1:
         ((name, does),) = activities.items()
-        stop = msgspec.structs.replace(stop, doing=name, says=does.says)
+        stop = replace(stop, doing=name, says=does.says)
     return {"unexplained": stop}
 
 

@@ -55,8 +55,8 @@ def stuck_collectives(
     for table in tables:
         here = _of(table, recordings)
         missed += here
-        everybody = None if here else _with_all(table)
-        whole += [everybody] if everybody else []
+        if not here and (shared := _shared(table)):
+            whole += _stuck(table, min(shared), [], [])
     return sorted(missed, key=_when), sorted(whole, key=_when)
 
 
@@ -118,28 +118,12 @@ def _would_tell(recording: Recording, table: Table, place: int) -> bool:
     return seat.last is not None or not overwritten
 
 
-def _with_all(table: Table) -> Stuck | None:
-    """The first collective that all members have issued and none has finished."""
+def _shared(table: Table) -> set[int]:
+    """Numbers of the collectives that all members have issued and none has finished."""
     seats = list(table.seats.values())
     if len(seats) < len(table.members) or not seats:
-        return None
-    shared = set.intersection(*(set(seat.pending) for seat in seats))
-    return _stuck(table, min(shared), [], [])[0] if shared else None
-
-
-def unfinished(table: Table) -> dict[int, list[Operation]]:
-    """By rank, what it has pending and other members have finished: its part of it is done, and nothing of it noted that."""
-    seats = table.seats
-    pending = {number for seat in seats.values() for number in seat.pending}
-    done = {
-        number
-        for number in pending
-        if any(number not in seat.pending and (seat.last or -1) >= number for seat in seats.values())
-    }
-    return {
-        rank: [operation for number, operation in seat.pending.items() if number in done]
-        for rank, seat in seats.items()
-    }
+        return set()
+    return set.intersection(*(set(seat.pending) for seat in seats))
 
 
 class Partner(msgspec.Struct, frozen=True):
@@ -294,7 +278,8 @@ class _Excuses:
         there, too, so that a message of a rank without a recording is no excuse by itself.
         """
         held = [wait for wait in self.waits.get(rank, ()) if set(wait.absent) - {rank}]
-        beside = self._is_beside(rank)
+        # It stands in a collective that all members have issued, and one of those is kept by somebody else.
+        beside = any(self._is_kept(other, rank) for other in self.beside.get(rank, ()) if other != rank)
         if self._awaits_message(rank, seen=True, all_lack=not beside_root):
             return None
         perhaps = self._awaits_message(rank)
@@ -323,10 +308,6 @@ class _Excuses:
                 return True
         return False
 
-    def _is_beside(self, rank: int) -> bool:
-        """Whether it stands in a collective that all members have issued, and one of those is kept by somebody else."""
-        return any(self._is_kept(other, rank) for other in self.beside.get(rank, ()) if other != rank)
-
     def _is_kept(self, rank: int, by_other_than: int) -> bool:
         keepers = {absent for wait in self.waits.get(rank, ()) for absent in wait.absent}
         keepers.update(partner.rank for partner in self.partners.get(rank, ()) if partner.lacks)
@@ -337,8 +318,7 @@ def _components(tables: Sequence[Table]) -> dict[int, list[int]]:
     """Rank → all that it is bound to by collectives that every member has issued and none has finished, by whatever way."""
     bound: dict[int, list[int]] = {}
     for table in tables:
-        seats = list(table.seats.values())
-        if len(seats) < len(table.members) or not set.intersection(*(set(s.pending) for s in seats)):
+        if not _shared(table):
             continue
         lists = {id(bound[rank]): bound[rank] for rank in table.seats if rank in bound}
         merged = [rank for each in lists.values() for rank in each]
@@ -348,10 +328,18 @@ def _components(tables: Sequence[Table]) -> dict[int, list[int]]:
 
 
 def _unfinished(tables: Sequence[Table], ranks: Iterable[int]) -> dict[int, tuple[Operation, ...]]:
+    """By rank, what it has pending and other members have finished: its part of it is done, and nothing of it noted that."""
     found: dict[int, list[Operation]] = {rank: [] for rank in ranks}
     for table in tables:
-        for rank, operations in unfinished(table).items():
-            found[rank] += operations
+        seats = table.seats
+        pending = {number for seat in seats.values() for number in seat.pending}
+        done = {
+            number
+            for number in pending
+            if any(number not in seat.pending and (seat.last or -1) >= number for seat in seats.values())
+        }
+        for rank, seat in seats.items():
+            found[rank] += [operation for number, operation in seat.pending.items() if number in done]
     return {rank: tuple(sorted(each, key=lambda op: op.order)) for rank, each in found.items()}
 
 

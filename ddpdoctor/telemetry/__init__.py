@@ -8,8 +8,7 @@ from ddpdoctor.deferred import deferred
 
 if TYPE_CHECKING:
     from .host import HOST_FIELDS, HostSampler
-    from .live import RECENT_STEPS, LiveRank, LiveRun, data_wait_ms, phase_shares, step_ms
-    from .livestep import LivePhase
+    from .live import RECENT_STEPS, LivePhase, LiveRank, LiveRun, data_wait_ms, phase_shares, step_ms
     from .nvml import NvmlSampler
     from .processes import RANK_FIELDS, ProcessTreeSampler
     from .prometheus import METRICS, Exporter, serve_metrics
@@ -17,24 +16,15 @@ if TYPE_CHECKING:
     from .sampler import TelemetrySampler
 
 
-_PLACES = {
-    "Exporter": "prometheus",
-    "HOST_FIELDS": "host",
-    "HostSampler": "host",
-    "LivePhase": "livestep",
-    "LiveRank": "live",
-    "LiveRun": "live",
-    "METRICS": "prometheus",
-    "NvmlSampler": "nvml",
-    "ProcessTreeSampler": "processes",
-    "RANK_FIELDS": "processes",
-    "RECENT_STEPS": "live",
-    "Telemetry": "reader",
-    "TelemetrySampler": "sampler",
-    "data_wait_ms": "live",
-    "phase_shares": "live",
-    "read_telemetry": "reader",
-    "serve_metrics": "prometheus",
-    "step_ms": "live",
-}
-__getattr__ = deferred(__name__, _PLACES)
+__getattr__ = deferred(
+    __name__,
+    {
+        "host": "HOST_FIELDS HostSampler",
+        "live": "LivePhase LiveRank LiveRun RECENT_STEPS data_wait_ms phase_shares step_ms",
+        "nvml": "NvmlSampler",
+        "processes": "ProcessTreeSampler RANK_FIELDS",
+        "prometheus": "Exporter METRICS serve_metrics",
+        "reader": "Telemetry read_telemetry",
+        "sampler": "TelemetrySampler",
+    },
+)

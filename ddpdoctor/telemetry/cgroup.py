@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 
 # v1 says "no limit" with the largest page-aligned number; nothing real is in its neighbourhood.
 _NO_LIMIT_BYTES = 1 << 60
+_MEMORY_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 
 
 class Cgroup:
@@ -45,27 +46,25 @@ class Cgroup:
 
     def memory_limit_bytes(self) -> int | None:
         """The same of memory."""
-        limits = (
-            _number(level / name)
-            for level in self._memory
-            for name in ("memory.max", "memory.limit_in_bytes")
-        )
-        return min((limit for limit in limits if limit is not None and limit < _NO_LIMIT_BYTES), default=None)
+        return min((limit for limit, _, _ in self._limited()), default=None)
 
     def free_memory_bytes(self) -> int | None:
         """What the tightest limit leaves, caches of files counted as free; None where there is no limit."""
         free = []
-        for level in self._memory:
-            for limit_name, used_name in (
-                ("memory.max", "memory.current"),
-                ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-            ):
-                limit, used = _number(level / limit_name), _number(level / used_name)
-                if limit is not None and used is not None and limit < _NO_LIMIT_BYTES:
-                    cached = _stat(level / "memory.stat")
-                    files = cached.get("active_file", 0) + cached.get("inactive_file", 0)
-                    free.append(max(limit - max(used - files, 0), 0))
+        for limit, used, level in self._limited():
+            if used is not None:
+                cached = _stat(level / "memory.stat")
+                files = cached.get("active_file", 0) + cached.get("inactive_file", 0)
+                free.append(max(limit - max(used - files, 0), 0))
         return min(free, default=None)
+
+    def _limited(self) -> Iterator[tuple[int, int | None, Path]]:
+        """Limit and use in bytes of each level that limits memory."""
+        for level in self._memory:
+            for limits, uses in _MEMORY_FILES:
+                limit = _number(level / limits)
+                if limit is not None and limit < _NO_LIMIT_BYTES:
+                    yield limit, _number(level / uses), level
 
     def oom_kills(self) -> int | None:
         """How often the kernel has ended a process of the own level because memory was short; None where it does not count."""

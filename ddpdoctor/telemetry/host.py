@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -76,7 +76,15 @@ class HostSampler:
         if before is None:
             return {}
         spent = {field: seconds - before.get(field, 0.0) for field, seconds in now.items()}
-        return {"cpu_percent": _busy_percent(spent), "iowait_percent": _iowait_percent(spent)}
+        # Guest time is part of user time already.
+        total_s = sum(spent.values()) - spent.get("guest", 0.0) - spent.get("guest_nice", 0.0)
+        if total_s <= 0:
+            return {}
+        waited_s = spent.get("iowait", 0.0)
+        busy = min(1.0, max(0.0, 1.0 - (spent["idle"] + waited_s) / total_s))
+        # The kernel's iowait may step back by a tick.
+        iowait = round(100.0 * max(0.0, waited_s) / total_s, 2) if "iowait" in spent else None
+        return {"cpu_percent": round(100.0 * busy, 2), "iowait_percent": iowait}
 
     def _swap(self, elapsed_s: float) -> dict[str, object]:
         with warnings.catch_warnings():
@@ -99,20 +107,3 @@ def rate(now: float | None, before: float | None, elapsed_s: float) -> float | N
 def _memory() -> dict[str, object]:
     memory = psutil.virtual_memory()
     return {"memory_used_bytes": memory.used, "memory_available_bytes": memory.available}
-
-
-def _total_s(times: Mapping[str, float]) -> float:
-    # Guest time is part of user time already.
-    return sum(seconds for field, seconds in times.items() if field not in ("guest", "guest_nice"))
-
-
-def _busy_percent(times: Mapping[str, float]) -> float | None:
-    total = _total_s(times)
-    idle = times["idle"] + times.get("iowait", 0.0)
-    return round(100.0 * min(1.0, max(0.0, 1.0 - idle / total)), 2) if total > 0 else None
-
-
-def _iowait_percent(times: Mapping[str, float]) -> float | None:
-    total = _total_s(times)
-    # The kernel's iowait may step back by a tick.
-    return round(100.0 * max(0.0, times["iowait"]) / total, 2) if "iowait" in times and total > 0 else None

@@ -12,14 +12,18 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from ddpdoctor.rundir import (
     STEPS_FILE,
     TELEMETRY_FILE,
+    EventField,
+    EventKind,
+    LineField,
     folders_in,
     launcher_runs,
     living_ranks,
@@ -27,11 +31,10 @@ from ddpdoctor.rundir import (
     read_manifest,
     read_rank,
     reading,
+    renamed,
 )
 from ddpdoctor.rundir.compaction import stream_shift
 from ddpdoctor.rundir.typed import TELEMETRY_SAMPLE, fitting, is_moment
-
-from .livestep import LivePhase, LiveStep, decode_line
 
 KEPT_STEPS = 200
 """Newest steps kept of each rank."""
@@ -45,6 +48,135 @@ _SILENT_S, _SILENT_STEPS = 10.0, 10
 LOOK_BYTES = 8 << 20
 """Most read of one file at a look. A longer backlog (the first look at a long run) is passed over but for
 its end."""
+
+
+_Nanoseconds = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
+
+
+class LivePhase(str, Enum):
+    """What the training thread was in, by the events of its step; their names are what a live view prints."""
+
+    DATA = "data"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+    SYNC = "sync"
+    EVALUATION = "evaluation"
+    CHECKPOINT = "checkpoint"
+    OTHER = "other"
+    """In no event: Python between the phases, logging, metrics."""
+
+
+_PHASES: Mapping[str, LivePhase] = {
+    EventKind.DATA: LivePhase.DATA,
+    EventKind.ITERATION: LivePhase.DATA,
+    EventKind.FORWARD: LivePhase.FORWARD,
+    EventKind.BROADCAST: LivePhase.SYNC,
+    EventKind.EVALUATION: LivePhase.EVALUATION,
+    EventKind.BACKWARD: LivePhase.BACKWARD,
+    EventKind.OPTIMIZER: LivePhase.OPTIMIZER,
+    EventKind.COLLECTIVE: LivePhase.SYNC,
+    EventKind.BARRIER: LivePhase.SYNC,
+    EventKind.WAIT: LivePhase.SYNC,
+    EventKind.SAVE: LivePhase.CHECKPOINT,
+    EventKind.LOAD: LivePhase.CHECKPOINT,
+}
+"""Of each kind of event; of the others, such as a garbage collection, the phase goes on in which they fell."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveStep:
+    """One step of one rank. Times in ns; absent parts None."""
+
+    number: int
+    start_ns: int
+    end_ns: int
+    full: bool = False
+    """Whether its events were recorded."""
+    data_wait_ns: int | None = None
+    samples: int | None = None
+    arrival_ns: int | None = None
+    """Epoch ns at which this rank's last gradient was ready: on a GPU, when the host had issued it."""
+    phases_ns: tuple[tuple[LivePhase, int], ...] = ()
+    """The step's time by the phase that the training thread was in; it adds up to the step."""
+
+    @property
+    def duration_ms(self) -> float:
+        return (self.end_ns - self.start_ns) / 1e6
+
+
+class _Event(msgspec.Struct, rename=renamed(EventField)):
+    """What is read of an event of a step; :mod:`ddpdoctor.measure.steplog` reads all of it."""
+
+    kind: str
+    start_ns: _Nanoseconds = 0
+    duration_ns: _Nanoseconds = 0
+    count: _Nanoseconds | None = None
+    exhausted: bool = False
+    synced: bool | None = None
+    ready_ns: list[_Nanoseconds] = []
+    forward_end_ns: _Nanoseconds | None = None
+
+
+class LiveLine(msgspec.Struct, rename=renamed(LineField)):
+    """A step, or the end of the recording."""
+
+    step: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)] | None = None
+    time_ns: tuple[_Nanoseconds, _Nanoseconds] | int | None = None
+    # No bounds for the integer alone: msgspec 0.22 crashes in the garbage collection after it decoded such a union.
+    thin: bool = False
+    events: list[_Event] = []
+    end: bool = False
+
+    def as_step(self) -> LiveStep | None:
+        """The step that the line tells of; None where it tells of something else."""
+        if self.step is None or not isinstance(self.time_ns, tuple) or self.time_ns[0] > self.time_ns[1]:
+            return None
+        if self.thin:
+            return LiveStep(self.step, *self.time_ns)
+        waits, samples, arrival = None, None, None
+        for event in self.events:
+            if event.kind == EventKind.DATA and not event.exhausted:
+                waits = (waits or 0) + event.duration_ns
+                samples = (samples or 0) + event.count if event.count is not None else samples
+            elif (
+                event.kind == EventKind.BACKWARD
+                and event.synced
+                and event.ready_ns
+                and event.forward_end_ns is not None
+            ):
+                arrival = self.time_ns[0] + event.forward_end_ns + max(event.ready_ns)
+        phases = _phases(self.events, self.time_ns[1] - self.time_ns[0])
+        return LiveStep(self.step, *self.time_ns, True, waits, samples, arrival, phases)
+
+
+decode_line = msgspec.json.Decoder(LiveLine).decode
+
+
+def _phases(events: list[_Event], length_ns: int) -> tuple[tuple[LivePhase, int], ...]:
+    """Each moment of the step counts to the event that began last of those it lies in: a collective within a forward is no forward."""
+    known = [(event.start_ns, event.duration_ns, _PHASES.get(event.kind)) for event in events]
+    spent: dict[LivePhase, int] = {}
+    around: list[tuple[int, LivePhase]] = []
+    """End and phase of the events that the moment lies in, the outermost first."""
+    at = 0
+
+    def go_on(until_ns: int) -> None:
+        nonlocal at
+        while at < until_ns:
+            while around and around[-1][0] <= at:
+                around.pop()
+            end, phase = around[-1] if around else (until_ns, LivePhase.OTHER)
+            moment = min(end, until_ns)
+            spent[phase] = spent.get(phase, 0) + moment - at
+            at = moment
+
+    for start, duration, phase in sorted(known, key=lambda each: (each[0], -each[1])):
+        if phase is not None and duration > 0:
+            go_on(min(start, length_ns))
+            around.append((start + duration, phase))
+    go_on(length_ns)
+    return tuple(spent.items())
 
 
 @dataclass(frozen=True)
@@ -220,11 +352,6 @@ class LiveRun:
         live, step = self.ranks.get(rank), told.get("step")
         return live is None or step is None or step >= live.steps_total
 
-    @property
-    def world_size(self) -> int:
-        """Ranks seen so far."""
-        return len(self.ranks)
-
     def lateness_of(self, count: int) -> Lateness:
         """Median lateness of each rank over the newest ``count`` steps that all ranks have recorded in full: its arrival at the
         reduction of the gradients against the median of the other ranks', negative for those before it. Ranks that take turns in
@@ -243,35 +370,23 @@ class LiveRun:
         newest_ns = 0
         for number in common:
             at = {rank: steps[number] for rank, steps in arrivals.items()}
-            if self._clock_was_set(at):
+            ends: dict[str, list[int]] = {}
+            for rank, step in at.items():
+                ends.setdefault(self.ranks[rank].host, []).append(step.end_ns)
+            if _clock_was_set(ends, at):
                 continue
             newest_ns = max(newest_ns, *(step.end_ns for step in at.values()))
-            shift = self._clock_shifts(at)
+            # By how many ns each host's clock seems ahead: the reduction before the optimizer's step holds the ends of the step together.
+            medians = {host: statistics.median(values) for host, values in ends.items()}
+            middle = statistics.median(medians.values())
+            shift = {host: moment - middle for host, moment in medians.items()}
             arrived = {r: (s.arrival_ns or 0) - shift[self.ranks[r].host] for r, s in at.items()}
             order = sorted(arrived.values())
             for rank, moment in arrived.items():
                 late[rank].append((moment - _middle_of_others(order, moment)) / 1e6)
-        medians = {rank: statistics.median(values) for rank, values in late.items() if values}
-        return Lateness(medians, newest_ns)
-
-    def _clock_was_set(self, at: dict[int, LiveStep]) -> bool:
-        """Whether ranks of one host read its clock before and behind a setting of it: their steps seem to end further apart
-        than any of them is long, though the reduction holds them together."""
-        ends: dict[str, list[int]] = {}
-        for rank, step in at.items():
-            ends.setdefault(self.ranks[rank].host, []).append(step.end_ns)
-        longest = max(step.end_ns - step.start_ns for step in at.values())
-        return any(max(values) - min(values) > longest for values in ends.values())
-
-    def _clock_shifts(self, at: dict[int, LiveStep]) -> dict[str, float]:
-        """By how many ns each host's clock seems ahead: by the ends of the step, which the reduction before
-        the optimizer's step holds together. Zero for a single host."""
-        ends: dict[str, list[int]] = {}
-        for rank, step in at.items():
-            ends.setdefault(self.ranks[rank].host, []).append(step.end_ns)
-        medians = {host: statistics.median(values) for host, values in ends.items()}
-        middle = statistics.median(medians.values())
-        return {host: moment - middle for host, moment in medians.items()}
+        return Lateness(
+            {rank: statistics.median(values) for rank, values in late.items() if values}, newest_ns
+        )
 
     def samples_per_s(self, count: int, host: str | None = None) -> float | None:
         """Samples per second of all ranks, or those of one host: of the batches in the newest ``count`` steps recorded in full, and
@@ -288,6 +403,13 @@ class LiveRun:
                 statistics.fmean(step.samples or 0 for step in steps) / whole_ms * 1e3 if whole_ms else 0
             )
         return sum(rates) if rates else None
+
+
+def _clock_was_set(ends: Mapping[str, list[int]], at: Mapping[int, LiveStep]) -> bool:
+    """Whether ranks of one host read its clock before and behind a setting of it: their steps seem to end further apart than any of them is
+    long, though the reduction holds them together. ``ends``: by host, epoch ns."""
+    longest = max(step.end_ns - step.start_ns for step in at.values())
+    return any(max(values) - min(values) > longest for values in ends.values())
 
 
 def step_ms(live: LiveRank, count: int) -> float | None:

@@ -1,18 +1,89 @@
 """Samples of every NVIDIA GPU of this host by NVML, whatever ``CUDA_VISIBLE_DEVICES`` says.
 
 A field that a GPU or a driver does not give is None, never 0; each distinct NVML error is named once in
-``notes``. Nothing here raises: telemetry must not be able to harm the job.
+``notes``. Nothing here raises: telemetry must not be able to harm the job. Semantics of the fields: NVML API reference,
+https://docs.nvidia.com/deploy/nvml-api/ (group "Device Queries").
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ddpdoctor.rundir import Note, NoteCode
 
-from .nvml_readings import SAMPLE_READINGS, STATIC_READINGS, Reading
+Reading = Callable[[Any, Any], object]
+"""From the ``pynvml`` module and a device's handle the value of a field, in the unit of its name; raises whatever NVML raises."""
+
+THROTTLE_REASONS = {
+    0x1: "gpu_idle",
+    0x2: "applications_clocks_setting",
+    0x4: "sw_power_cap",
+    0x8: "hw_slowdown",
+    0x10: "sync_boost",
+    0x20: "sw_thermal_slowdown",
+    0x40: "hw_thermal_slowdown",
+    0x80: "hw_power_brake_slowdown",
+    0x100: "display_clocks_setting",
+}
+
+
+def _first_available(nv: Any, names: tuple[str, ...], *arguments: object) -> Any:
+    """The result of the first function that both bindings and driver know: NVML renames them at times."""
+    for name in names:
+        function = getattr(nv, name, None)
+        if function is None:
+            continue
+        try:
+            return function(*arguments)
+        except nv.NVMLError as error:
+            if error.value != nv.NVML_ERROR_FUNCTION_NOT_FOUND:
+                raise
+    raise nv.NVMLError(nv.NVML_ERROR_FUNCTION_NOT_FOUND)
+
+
+def _call(name: str, *arguments: object) -> Reading:
+    return lambda nv, handle: getattr(nv, name)(handle, *arguments)
+
+
+def _pci_bus_id(nv: Any, handle: Any) -> str:
+    bus_id: Any = nv.nvmlDeviceGetPciInfo(handle).busId
+    return str(bus_id.decode() if isinstance(bus_id, bytes) else bus_id)
+
+
+def _throttle_reasons(nv: Any, handle: Any) -> list[str]:
+    names = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
+    mask = _first_available(nv, names, handle)
+    return [name for bit, name in THROTTLE_REASONS.items() if mask & bit]
+
+
+def _temperature(nv: Any, handle: Any) -> object:
+    return _first_available(nv, ("nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureV"), handle, 0)
+
+
+STATIC_READINGS: Mapping[str, Reading] = {
+    "uuid": _call("nvmlDeviceGetUUID"),
+    "name": _call("nvmlDeviceGetName"),
+    "pci_bus_id": _pci_bus_id,
+    "memory_total_bytes": lambda nv, handle: nv.nvmlDeviceGetMemoryInfo(handle).total,
+    "pcie_generation_max": _call("nvmlDeviceGetMaxPcieLinkGeneration"),
+    "pcie_width_max": _call("nvmlDeviceGetMaxPcieLinkWidth"),
+}
+SAMPLE_READINGS: Mapping[str, Reading] = {
+    "gpu_utilization_percent": lambda nv, handle: nv.nvmlDeviceGetUtilizationRates(handle).gpu,
+    "memory_used_bytes": lambda nv, handle: nv.nvmlDeviceGetMemoryInfo(handle).used,
+    "power_watts": lambda nv, handle: nv.nvmlDeviceGetPowerUsage(handle) * 1e-3,
+    "sm_clock_mhz": _call("nvmlDeviceGetClockInfo", 1),
+    "memory_clock_mhz": _call("nvmlDeviceGetClockInfo", 2),
+    "temperature_celsius": _temperature,
+    "throttle_reasons": _throttle_reasons,
+    "pcie_generation": _call("nvmlDeviceGetCurrPcieLinkGeneration"),
+    "pcie_width": _call("nvmlDeviceGetCurrPcieLinkWidth"),
+    # Since the driver was loaded.
+    "ecc_uncorrected_total": _call("nvmlDeviceGetTotalEccErrors", 1, 0),
+}
+
 
 _XIDS_A_SAMPLE = 64
 _NULL_SAMPLE: dict[str, object] = dict.fromkeys([*SAMPLE_READINGS, "xid_errors"])

@@ -7,7 +7,7 @@ threads, a scan of all of /proc at every sample would cost more than all else he
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -96,6 +96,8 @@ def _measure(rank: _Rank, descendants: list[int], newborn: Set[int]) -> dict[str
     tree = {process.pid: own} | {
         pid: counters for pid in descendants if (counters := _child(pid)) is not None
     }
+    of_children = (each.memory_bytes for pid, each in tree.items() if pid != process.pid)
+    known = [size for size in of_children if size is not None]
     values: dict[str, object] = {
         "cpu_percent": _cpu_percent(before, tree, newborn, elapsed_s),
         # Pages that forked workers share with the rank are counted for each of them.
@@ -103,7 +105,8 @@ def _measure(rank: _Rank, descendants: list[int], newborn: Set[int]) -> dict[str
         "num_children": len(tree) - 1,
         "process_rss_bytes": own.rss_bytes,
         "process_memory_bytes": own.memory_bytes,
-        "children_memory_bytes": _sum_of_memory([tree[pid] for pid in tree if pid != process.pid]),
+        # As of all; None where one of them cannot be read.
+        "children_memory_bytes": sum(known) if len(known) == len(tree) - 1 else None,
     }
     rank.seen_s, rank.tree = now_s, tree
     return values
@@ -141,12 +144,6 @@ def _memory_bytes(pid: int) -> int | None:
         return sum(int(count) for _, count, _ in own) * 1024 if len(own) == len(_OWN_PAGES) else None
     except (OSError, ValueError):
         return None
-
-
-def _sum_of_memory(processes: Collection[_Counters]) -> int | None:
-    """Pages that forked workers share with each other are counted for each of them. None where one of them cannot be read."""
-    known = [each.memory_bytes for each in processes if each.memory_bytes is not None]
-    return sum(known) if len(known) == len(processes) else None
 
 
 def _child(pid: int) -> _Counters | None:

@@ -20,43 +20,34 @@ from .scrapes import Scrapes
 
 _PAGE_S = 0.5
 
-RANK_METRICS: Mapping[str, tuple[str, str]] = {
-    "ddpdoctor_steps_total": ("counter", "Optimizer steps that the rank has completed."),
-    "ddpdoctor_since_last_step_seconds": (
-        "gauge",
-        "Seconds since the rank finished its newest step: it grows while the job hangs.",
-    ),
-    "ddpdoctor_step_seconds": ("gauge", "Median step time of the rank over its newest steps."),
-    "ddpdoctor_late_seconds": (
-        "gauge",
-        "How much later than the median of the others it reaches the gradient reduction.",
-    ),
-    "ddpdoctor_late_age_seconds": (
-        "gauge",
-        "Seconds since the end of the newest step that late_seconds covers.",
-    ),
-    "ddpdoctor_data_wait_seconds": ("gauge", "Median time per step in which the rank waits for data."),
+RANK_METRICS: Mapping[str, str] = {
+    "ddpdoctor_steps_total": "Optimizer steps that the rank has completed.",
+    "ddpdoctor_since_last_step_seconds": "Seconds since the rank finished its newest step: it grows while the job hangs.",
+    "ddpdoctor_step_seconds": "Median step time of the rank over its newest steps.",
+    "ddpdoctor_late_seconds": "How much later than the median of the others it reaches the gradient reduction.",
+    "ddpdoctor_late_age_seconds": "Seconds since the end of the newest step that late_seconds covers.",
+    "ddpdoctor_data_wait_seconds": "Median time per step in which the rank waits for data.",
     "ddpdoctor_recorded_age_seconds": (
-        "gauge",
-        "Seconds since the end of the newest step that the rank recorded in full: data waits and samples are from those.",
+        "Seconds since the end of the newest step that the rank recorded in full: data waits and samples are from those."
     ),
-    "ddpdoctor_rank_cpu_cores": ("gauge", "CPU cores in use by the rank and its children."),
-    "ddpdoctor_rank_memory_bytes": ("gauge", "Resident memory of the rank and its children."),
+    "ddpdoctor_rank_cpu_cores": "CPU cores in use by the rank and its children.",
+    "ddpdoctor_rank_memory_bytes": "Resident memory of the rank and its children.",
 }
-HOST_METRICS: Mapping[str, tuple[str, str]] = {
-    "ddpdoctor_samples_per_second": ("gauge", "Samples that the ranks of the host train on per second."),
-    "ddpdoctor_host_cpu_ratio": ("gauge", "CPU time of the host in use, 0 to 1."),
-    "ddpdoctor_host_io_wait_ratio": ("gauge", "CPU time in which the host waits for disks, 0 to 1."),
-    "ddpdoctor_host_memory_used_bytes": ("gauge", "Memory of the host in use."),
+HOST_METRICS: Mapping[str, str] = {
+    "ddpdoctor_samples_per_second": "Samples that the ranks of the host train on per second.",
+    "ddpdoctor_host_cpu_ratio": "CPU time of the host in use, 0 to 1.",
+    "ddpdoctor_host_io_wait_ratio": "CPU time in which the host waits for disks, 0 to 1.",
+    "ddpdoctor_host_memory_used_bytes": "Memory of the host in use.",
 }
-GPU_METRICS: Mapping[str, tuple[str, str]] = {
-    "ddpdoctor_gpu_utilization_ratio": ("gauge", "Time in which the GPU ran any kernel, 0 to 1 (NVML)."),
-    "ddpdoctor_gpu_memory_used_bytes": ("gauge", "GPU memory in use (NVML)."),
-    "ddpdoctor_gpu_power_watts": ("gauge", "Power that the GPU draws (NVML)."),
-    "ddpdoctor_gpu_temperature_celsius": ("gauge", "Temperature of the GPU (NVML)."),
+GPU_METRICS: Mapping[str, str] = {
+    "ddpdoctor_gpu_utilization_ratio": "Time in which the GPU ran any kernel, 0 to 1 (NVML).",
+    "ddpdoctor_gpu_memory_used_bytes": "GPU memory in use (NVML).",
+    "ddpdoctor_gpu_power_watts": "Power that the GPU draws (NVML).",
+    "ddpdoctor_gpu_temperature_celsius": "Temperature of the GPU (NVML).",
 }
 METRICS = {**RANK_METRICS, **HOST_METRICS, **GPU_METRICS}
-"""Every metric by name: (type, help). Those of ranks carry ``host`` and ``rank``, those of GPUs ``host`` and
+"""Every metric by name, with its help; one whose name ends in ``_total`` is a counter, the others are gauges.
+Those of ranks carry ``host`` and ``rank``, those of GPUs ``host`` and
 ``gpu`` (NVML's index), the others ``host``."""
 
 Sample = tuple[str, dict[str, str], float | None]
@@ -70,8 +61,9 @@ def exposition(run: LiveRun, host: str) -> str:
             inside = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
             rows[name].append(f"{name}{{{inside}}} {float(value)!r}")
     lines = []
-    for name, (kind, meaning) in METRICS.items():
+    for name, meaning in METRICS.items():
         if rows[name]:
+            kind = "counter" if name.endswith("_total") else "gauge"
             lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}", *rows[name]]
     return "\n".join(lines) + "\n"
 

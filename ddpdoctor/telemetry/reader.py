@@ -115,7 +115,9 @@ def read_telemetry(path: Path, around: tuple[int, int] | None = None) -> Telemet
             notes += recorded_notes([str(document["note"])], [str(code)] if code is not None else [])
         elif document.get("closed"):
             continue
-        elif _is_dated(document.get("t_ns"), around):
+        elif is_moment(document.get("t_ns")) and (
+            around is None or around[0] <= document["t_ns"] <= around[1]
+        ):
             samples.append(fitting(document, TELEMETRY_SAMPLE, str(path), []))
             misfits |= document.keys() - samples[-1].keys()
         else:
@@ -146,10 +148,6 @@ def _lack_of_samples(path: Path, kept: int, undated: int, seen: bool) -> str:
         f"{path}: {undated} of {undated + kept} samples have no time (t_ns), or one more than a year away from the "
         f"job's steps, and are left out{lost}."
     )
-
-
-def _is_dated(t_ns: Any, around: tuple[int, int] | None) -> bool:
-    return is_moment(t_ns) and (around is None or around[0] <= t_ns <= around[1])
 
 
 def _go_on(samples: list[dict[str, Any]]) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 import ddpdoctor
-from ddpdoctor.cachefolder import cache_folder, is_own, make_own, open_own, own_entries
+from ddpdoctor.cachefolder import cache_folder, is_own, keep_newest, make_own, open_own
 from ddpdoctor.rundir import is_hollow
 from ddpdoctor.trace.columns import SCHEMA, RankTrace, is_archive, placed, read_archive, write_archive
 from ddpdoctor.trace.formats import file_of, load_trace
@@ -100,19 +100,4 @@ def _write(entry: Path, trace: RankTrace) -> None:
     _unchecked_bytes += entry.lstat().st_size
     if _unchecked_bytes > LIMIT_BYTES // 64:
         _unchecked_bytes = 0
-        _prune(entry.parent)
-
-
-def _prune(folder: Path) -> None:
-    """Removes the entries that were used longest ago until the rest is within :data:`LIMIT_BYTES`."""
-    entries = []
-    for file in own_entries(folder, _SUFFIX):
-        with contextlib.suppress(OSError):  # another process may be pruning too
-            status = file.lstat()
-            entries.append((status.st_mtime, status.st_size, file))
-    total = sum(size for _, size, _ in entries)
-    for _, size, file in sorted(entries):
-        if total <= LIMIT_BYTES:
-            return
-        file.unlink(missing_ok=True)
-        total -= size
+        keep_newest(entry.parent, _SUFFIX, most_bytes=LIMIT_BYTES)

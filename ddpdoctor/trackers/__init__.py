@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from .tracked import Tracked, tracked
 
 
-_PLACES = {
-    "Tracked": "tracked",
-    "check_mlflow": "to_mlflow",
-    "log_to_mlflow": "to_mlflow",
-    "log_to_wandb": "to_wandb",
-    "tracked": "tracked",
-    "write_tensorboard": "to_tensorboard",
-}
-__getattr__ = deferred(__name__, _PLACES)
+__getattr__ = deferred(
+    __name__,
+    {
+        "to_mlflow": "check_mlflow log_to_mlflow",
+        "to_tensorboard": "write_tensorboard",
+        "to_wandb": "log_to_wandb",
+        "tracked": "Tracked tracked",
+    },
+)

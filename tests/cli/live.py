@@ -1,4 +1,4 @@
-"""One job of the demo under ``ddpdoctor run``, to which all is done meanwhile that can be done to a running job."""
+"""One demo job under ``ddpdoctor run``, with all commands that work on a running job."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TRAINED, BEFORE = 400, 40
 
 
 class Live(NamedTuple):
-    """The run directory, and exit code, stdout and stderr of each command that met the running job."""
+    """The run directory, and exit code, stdout and stderr of each command on the running job."""
 
     run: Path
     said: dict[str, tuple[int, str, str]]
@@ -96,7 +96,7 @@ def steps_of(run: Path, rank: int) -> list[dict[str, object]]:
 
 
 def free_port() -> int:
-    """One that was free just now."""
+    """A port that is free now."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
@@ -104,7 +104,7 @@ def free_port() -> int:
 
 
 def metrics(port: int, patient: bool = True) -> str:
-    """The page for Prometheus; empty where nobody answers yet, unless not ``patient``."""
+    """The page for Prometheus; "" if nothing answers yet and ``patient``."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
             return str(answer.read().decode())

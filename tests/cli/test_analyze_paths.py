@@ -1,4 +1,4 @@
-"""What `analyze` makes of folders that are not themselves a run."""
+"""`analyze` on folders that are not run directories."""
 
 import json
 import os
@@ -18,7 +18,7 @@ FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 OPTIONS = Options(cache=False, jobs=1)
 
 
-def test_a_folder_around_a_run_is_the_run(tmp_path):
+def test_a_folder_with_one_run_is_that_run(tmp_path):
     shutil.copytree(FIXTURES / "slow-data-one-rank", tmp_path / "runs" / "first")
     found = analyze(str(tmp_path), OPTIONS)
     straight = analyze(str(FIXTURES / "slow-data-one-rank"), OPTIONS)
@@ -28,7 +28,7 @@ def test_a_folder_around_a_run_is_the_run(tmp_path):
     assert found.steps == straight.steps and found.job.world_size == straight.job.world_size == 2
 
 
-def test_runs_of_several_jobs_are_refused_and_the_newest_named(tmp_path):
+def test_runs_of_several_jobs_are_refused_with_the_newest(tmp_path):
     for name in ("healthy", "barrier", "slow-data-one-rank"):
         shutil.copytree(FIXTURES / name, tmp_path / name)
         os.utime(tmp_path / name, (1, 2 if name == "barrier" else 1))
@@ -36,7 +36,7 @@ def test_runs_of_several_jobs_are_refused_and_the_newest_named(tmp_path):
         analyze(str(tmp_path), OPTIONS)
 
 
-def test_hosts_that_recorded_one_job_to_a_folder_each_are_joined(tmp_path):
+def test_folders_of_several_hosts_are_joined(tmp_path):
     for rank in ("00000", "00001"):
         run = tmp_path / f"host{rank}"
         shutil.copytree(FIXTURES / "slow-data-one-rank" / "ranks" / rank, run / "ranks" / rank)
@@ -54,7 +54,7 @@ def test_hosts_that_recorded_one_job_to_a_folder_each_are_joined(tmp_path):
         ({"ranks/rank0.json": "{}"}, False),
     ],
 )
-def test_other_folders_with_the_same_names(tmp_path, files, is_run):
+def test_foreign_folders_with_the_same_names(tmp_path, files, is_run):
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -80,7 +80,7 @@ def test_export_and_compare_choose_among_jobs_as_analyze_does(tmp_path):
         assert done.exit_code == 0, done.output
 
 
-def test_a_folder_of_traces_is_listed_once_for_all_that_may_lie_in_it(tmp_path, monkeypatch):
+def test_a_folder_of_traces_is_listed_three_times(tmp_path, monkeypatch):
     for rank in range(2):
         write(tmp_path / f"rank{rank}.json", document(events(20), rank))
     listed, read = [], []

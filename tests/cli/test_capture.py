@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.cli.capture_request import _number, _ordered, why_no_step
+from ddpdoctor.cli.capture_request import _number, _order_all, why_no_window
 from ddpdoctor.cli.rank_answers import is_stopped
 from ddpdoctor.cli.stacks import command as stacks
 from ddpdoctor.errors import UnusableInput
@@ -31,8 +31,7 @@ from ddpdoctor.rundir.liveness import started
 from ddpdoctor.rundir.owned import make_private_folder
 from ddpdoctor.rundir.stops import PROGRESS_SCHEMA
 from ddpdoctor.telemetry import LiveRank, LiveRun
-from ddpdoctor.telemetry.live import Tail
-from ddpdoctor.telemetry.livestep import LiveStep
+from ddpdoctor.telemetry.live import LiveStep, Tail
 from tests.cli.live import DOCTOR, ENVIRONMENT, live_run, steps_of
 from tests.commands import ROOT, command
 from tests.hook.recording import JOBS, forked
@@ -52,7 +51,7 @@ def captured(once):
 def test_all_ranks_open_the_window_in_the_same_steps(captured):
     run, (code, out, err) = captured.run, captured.said["capture"]
     assert (code, err) == (0, ""), (out, err)
-    first, last = map(int, re.search(r"window 1: steps (\d+) to (\d+), on 2 ranks", out).groups())
+    first, last = map(int, re.search(r"window 1: steps (\d+) to (\d+) on 2 ranks", out).groups())
     assert last == first + 4 and "2 traces saved; `ddpdoctor analyze" in out
     for rank in range(2):
         assert (run / "ranks" / f"{rank:05d}" / "trace.1.json.gz").stat().st_size > 1000
@@ -62,7 +61,7 @@ def test_all_ranks_open_the_window_in_the_same_steps(captured):
 
 
 @pytest.mark.torchrun
-def test_the_window_is_analysed_and_the_first_one_as_before(captured):
+def test_the_new_window_is_analysed_and_the_first_one_unchanged(captured):
     run = captured.run
     done = command("analyze", run, "--window", "1", "--json", "-", "-q")
     assert done.returncode == 0
@@ -76,7 +75,7 @@ def test_the_window_is_analysed_and_the_first_one_as_before(captured):
 
 
 @pytest.mark.torchrun
-def test_stacks_say_where_each_rank_is(captured):
+def test_stacks_show_where_each_rank_is(captured):
     (code, out, err), (_, verbose, _) = captured.said["stacks"], captured.said["stacks -v"]
     assert (code, err) == (0, "")
     assert re.findall(r"^rank (\d) \(process \d+\) in step [\d,]+ for [\d.]+ s: \w+$", out, re.MULTILINE) == [
@@ -87,7 +86,7 @@ def test_stacks_say_where_each_rank_is(captured):
     assert "(trains):" in verbose and len(verbose.splitlines()) > len(out.splitlines())
 
 
-def test_who_does_not_run_is_not_asked(tmp_path):
+def test_a_job_that_does_not_run_is_refused(tmp_path):
     for verb in ("stacks", "capture"):
         done = command(verb, ROOT / "fixtures" / "healthy")
         assert (done.returncode, done.stdout) == (2, "") and "has ended: `ddpdoctor analyze" in done.stderr
@@ -96,7 +95,7 @@ def test_who_does_not_run_is_not_asked(tmp_path):
         assert re.search("no run directory|not a ddpdoctor run directory", done.stderr)
 
 
-def test_a_job_that_was_killed_is_not_to_be_asked_again(tmp_path):
+def test_a_killed_job_is_refused(tmp_path):
     run = Stopped(tmp_path / "run", ended=False).launched_here()
     for verb in ("stacks", "capture"):
         done = command(verb, run.path)
@@ -109,7 +108,7 @@ def test_a_job_that_was_killed_is_not_to_be_asked_again(tmp_path):
 
 
 def standing(folder, step_s, phase=None, stall=None):
-    """A rank of 30 steps of ``step_s`` each, and what is said of it."""
+    """A rank of 30 steps of ``step_s`` each, with its phase and the monitor's state."""
     live = LiveRun(folder / "run")
     steps = deque(LiveStep(number, 0, int(step_s * 1e9)) for number in range(30))
     live.ranks[0] = LiveRank(0, "here", 1, Tail(folder / "steps.jsonl"), steps)
@@ -136,24 +135,25 @@ def standing(folder, step_s, phase=None, stall=None):
         (90.0, "backward", 900),
     ],
 )
-def test_a_job_without_the_end_of_a_step_is_waited_for_as_long_as_its_own_steps_allow(
-    tmp_path, step_s, phase, longest_s
-):
+def test_the_limit_without_a_finished_step_follows_the_jobs_steps(tmp_path, step_s, phase, longest_s):
     live, ranks = standing(tmp_path, step_s, phase)
-    assert why_no_step(live, ranks, 0.99 * longest_s) is None
-    why = why_no_step(live, ranks, 1.01 * longest_s)
-    assert f"the job stands in step 30: no rank has finished a step for {1.01 * longest_s:.0f} s" in why
+    assert why_no_window(live, ranks, 0.99 * longest_s) is None
+    why = why_no_window(live, ranks, 1.01 * longest_s)
+    assert (
+        f"the job makes no progress in step 30: no rank has finished a step for {1.01 * longest_s:.0f} s"
+        in why
+    )
     assert f"`ddpdoctor stacks {tmp_path}/run`" in why
 
 
 @pytest.mark.parametrize("ago_s", [1, 20])
-def test_of_a_job_that_stands_a_window_under_way_is_not_the_reason_for_none(tmp_path, ago_s):
+def test_a_stall_is_the_reason_and_not_an_open_window(tmp_path, ago_s):
     live, (rank,) = standing(tmp_path, 0.02)
     live.ranks[0].steps.append(LiveStep(30, 0, time.time_ns() - ago_s * 10**9))
     said = {"schema": CAPTURE_SCHEMA, "request": 1, "step": 30, "why": "another window is under way"}
     Path(rank.spool, CAPTURE_ANSWER).write_text(json.dumps(said))
     with pytest.raises(UnusableInput) as refused:
-        _ordered(live, [rank], CaptureOrder(1, 1, 40, 8))
+        _order_all(live, [rank], CaptureOrder(1, 1, 40, 8))
     if ago_s == 1:
         assert str(refused.value) == "no window, because rank 0 cannot open one: another window is under way."
     else:
@@ -161,7 +161,7 @@ def test_of_a_job_that_stands_a_window_under_way_is_not_the_reason_for_none(tmp_
         assert stands in str(refused.value)
 
 
-def test_a_rank_that_a_signal_has_stopped_is_said_to_be_stopped(tmp_path, monkeypatch, capsys):
+def test_a_suspended_rank_is_reported_as_stopped(tmp_path, monkeypatch, capsys):
     live, (rank,) = standing(tmp_path, 0.02)
     process = subprocess.Popen(["sleep", "60"])
     try:
@@ -177,29 +177,29 @@ def test_a_rank_that_a_signal_has_stopped_is_said_to_be_stopped(tmp_path, monkey
         stacks.callback(tmp_path / "run", False)
         assert capsys.readouterr().out == "rank 0 (process 1) is stopped (SIGSTOP).\n"
         with pytest.raises(UnusableInput, match=r"^no window, because rank 0 is stopped \(SIGSTOP\)\.$"):
-            _ordered(live, [rank], CaptureOrder(1, 1, 40, 8))
+            _order_all(live, [rank], CaptureOrder(1, 1, 40, 8))
     finally:
         process.kill()
         process.wait()
 
 
 @pytest.mark.parametrize(("state", "hangs"), [("lasts", True), ("resumed", False), ("killed", False)])
-def test_a_job_that_hangs_by_its_monitor_is_not_waited_for(tmp_path, state, hangs):
+def test_a_job_that_its_monitor_reports_as_hung_is_not_waited_for(tmp_path, state, hangs):
     live, ranks = standing(tmp_path, 90.0, stall=state)
-    why = why_no_step(live, ranks, 4.0)
+    why = why_no_window(live, ranks, 4.0)
     assert (why is not None) == hangs
     assert not hangs or "the job hangs in step 30: no rank has finished a step for 301 s" in why
 
 
 STANDS_AT = 400
-"""A step that the job reaches while a window behind it is waited for."""
+"""The step in which the job stops while a later window is awaited."""
 
 
 @pytest.mark.torchrun
 @pytest.mark.extended
 @pytest.mark.parametrize("end", ["hangs", "is killed"])
-def test_a_window_that_cannot_come_any_more_is_not_waited_for(tmp_path, end):
-    """And where the job hangs already, none is ordered."""
+def test_a_window_that_cannot_open_is_not_waited_for(tmp_path, end):
+    """In a job that already hangs, no window is requested."""
     pytest.importorskip("torch")
     at = STANDS_AT if end == "hangs" else -1
     job = forked(
@@ -224,7 +224,7 @@ def test_a_window_that_cannot_come_any_more_is_not_waited_for(tmp_path, end):
         out, err = capture.communicate(timeout=60)
         assert (capture.returncode, out) == (2, ""), err
         if end == "hangs":
-            assert f"the window is taken back, because the job hangs in step {STANDS_AT}: no rank has" in err
+            assert f"the window is cancelled, because the job hangs in step {STANDS_AT}: no rank has" in err
             again = command("capture", tmp_path / "run")
             assert (again.returncode, again.stdout) == (2, "")
             assert "no window, because the job hangs" in again.stderr and "ddpdoctor stacks" in again.stderr
@@ -233,7 +233,7 @@ def test_a_window_that_cannot_come_any_more_is_not_waited_for(tmp_path, end):
             assert "the job was killed before it was saved" in err
 
 
-def test_the_same_window_ordered_on_each_host_has_one_number(tmp_path):
+def test_a_window_has_the_same_number_on_each_host(tmp_path):
     run = tmp_path / "run"
     shutil.copytree(ROOT / "fixtures" / "healthy", run)
     ranks = sorted((run / "ranks").iterdir())

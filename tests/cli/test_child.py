@@ -1,4 +1,4 @@
-"""Whatever becomes of the analysis at the end of a run, the job's exit code and its records stay what they are."""
+"""The analysis at the end of a run never changes the job's exit code and records."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def start(folder: Path, fault: str, more: str = "", *options: str, **popen) -> s
 
 
 def ended(launcher: subprocess.Popen[str], folder: Path) -> str:
-    """What it said; the job's exit code is its own and in the manifest, and nobody is left behind."""
+    """The launcher's stderr, after checking the exit code, the manifest, and that no process is left."""
     _, said = launcher.communicate(timeout=60)
     assert launcher.returncode == 7, said
     assert json.loads((folder / "run" / "manifest.json").read_text())["exit_code"] == 7
@@ -82,10 +82,10 @@ def until_it_analyses(folder: Path) -> None:
         ("os.kill(os.getpid(), signal.SIGKILL)", "ended by SIGKILL, as happens when memory runs out"),
         pytest.param("os.abort()", "ended by SIGABRT, as happens when memory runs out", marks=EXTENDED),
         pytest.param("os.kill(os.getpid(), signal.SIGSEGV)", "crashed (SIGSEGV)", marks=EXTENDED),
-        ("raise MemoryError", "needs more memory than is free here"),
+        ("raise MemoryError", "needs more memory than is free on this machine"),
     ],
 )
-def test_an_analysis_that_dies_costs_one_sentence(tmp_path, fault, words):
+def test_a_killed_analysis_is_reported_in_one_sentence(tmp_path, fault, words):
     said = ended(start(tmp_path, fault), tmp_path)
     assert words in said and said.count("ddpdoctor: the analysis") == 1 and AGAIN in said
 
@@ -100,20 +100,20 @@ def test_an_analysis_that_dies_costs_one_sentence(tmp_path, fault, words):
         ),
     ],
 )
-def test_an_analysis_does_not_take_more_memory_than_there_is(tmp_path, taking, words):
+def test_an_analysis_is_limited_to_the_free_memory(tmp_path, taking, words):
     said = ended(start(tmp_path, taking, SMALL), tmp_path)
     assert words in said and AGAIN in said
 
 
 @pytest.mark.extended
-def test_an_analysis_that_does_not_end_is_ended(tmp_path):
-    said = ended(start(tmp_path, HANG, "run_and_present._LEAST_LIMIT_S = 4.0"), tmp_path)
+def test_an_analysis_has_a_time_limit(tmp_path):
+    said = ended(start(tmp_path, HANG, "run_and_present._MIN_LIMIT_S = 4.0"), tmp_path)
     assert "the analysis took too long and was ended" in said and AGAIN in said
 
 
-def test_an_error_is_told_as_before(tmp_path):
+def test_an_error_of_the_analysis_is_reported(tmp_path):
     said = ended(start(tmp_path, "raise ValueError('odd')"), tmp_path)
-    assert "could not be analysed, the recording is in" in said and "ValueError: odd" in said
+    assert "could not be analysed; the recording is in" in said and "ValueError: odd" in said
 
 
 @pytest.mark.parametrize(
@@ -129,25 +129,25 @@ def test_a_request_to_end_stops_the_analysis_at_once(tmp_path, number, group):
     until_it_analyses(tmp_path)
     (os.killpg if group else os.kill)(launcher.pid, number)
     said = ended(launcher, tmp_path)
-    assert said.count("stopped before the analysis ended") == 1 and AGAIN in said
+    assert said.count("interrupted during the analysis") == 1 and AGAIN in said
 
 
 @pytest.mark.extended
-def test_an_analysis_that_will_not_stop_is_killed_and_a_second_signal_changes_nothing(tmp_path):
+def test_an_analysis_that_does_not_stop_is_killed_and_a_second_signal_ignored(tmp_path):
     deaf = "[signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 32)), time.sleep(60)]"
     launcher = start(tmp_path, deaf)
     until_it_analyses(tmp_path)
     for _ in range(3):
         os.killpg(launcher.pid, signal.SIGTERM)
         time.sleep(0.05)
-    assert "stopped before the analysis ended" in ended(launcher, tmp_path)
+    assert "interrupted during the analysis" in ended(launcher, tmp_path)
 
 
 @pytest.mark.extended
-def test_what_the_analysis_started_ends_with_it(tmp_path):
+def test_processes_of_the_analysis_end_with_it(tmp_path):
     helper = "import subprocess; p = subprocess.Popen(['sleep', '60'], start_new_session=True)"
     fault = f"{helper}; Path('helper').write_text(str(p.pid)); time.sleep(60)"
-    launcher = start(tmp_path, fault, "run_and_present._LEAST_LIMIT_S = 4.0")
+    launcher = start(tmp_path, fault, "run_and_present._MIN_LIMIT_S = 4.0")
     ended(launcher, tmp_path)
     deadline_s = time.monotonic() + 10
     while psutil.pid_exists(int((tmp_path / "helper").read_text())):
@@ -166,7 +166,7 @@ def test_the_analysis_dies_with_a_launcher_that_is_killed(tmp_path):
         time.sleep(0.05)
 
 
-def test_a_caller_that_ignores_its_childrens_ends_learns_of_this_one(tmp_path):
+def test_the_analysis_is_waited_for_if_sigchld_is_ignored(tmp_path):
     code = """
 import os, signal
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -184,7 +184,7 @@ except ChildFailedError as error:
 
 @pytest.mark.skipif(not Path("/proc/self/oom_score_adj").exists(), reason="needs Linux's /proc")
 @pytest.mark.extended
-def test_the_kernel_would_take_the_analysis_first(tmp_path):
+def test_the_oom_killer_prefers_the_analysis(tmp_path):
     score = "Path('score').write_text(Path('/proc/self/oom_score_adj').read_text()); raise ValueError"
     ended(start(tmp_path, score), tmp_path)
     assert (tmp_path / "score").read_text().strip() == "1000"

@@ -53,7 +53,7 @@ def test_a_regression_beyond_the_limit_exits_with_1(files):
     assert run(after, before, "--fail-on-regression", "0")[0] == 0
 
 
-def test_a_limit_that_cannot_be_judged_exits_with_2(files, tmp_path):
+def test_a_limit_without_a_verdict_exits_with_2(files, tmp_path):
     before, _ = files
     other = samples.unhealthy()
     other = msgspec.structs.replace(other, job=msgspec.structs.replace(other.job, world_size=8))
@@ -61,16 +61,16 @@ def test_a_limit_that_cannot_be_judged_exits_with_2(files, tmp_path):
     assert run(before, tmp_path / "other.json")[0] == 0
     code, out, err = run(before, tmp_path / "other.json", "--fail-on-regression", "5")
     assert code == 2 and "world size: 2 ranks" not in out
-    assert "cannot be decided: Not comparable (world size: 2 before, 8 after)" in err
+    assert "no result for --fail-on-regression: Not comparable (world size: 2 before, 8 after)" in err
 
 
-def test_a_job_that_failed_is_no_pass(files, tmp_path):
+def test_a_failed_job_does_not_pass(files, tmp_path):
     before, _ = files
     stopped = msgspec.structs.replace(samples.unhealthy(), facts={"hang": {"state": "failed"}})
     write_json(stopped, tmp_path / "stopped.json")
     code, out, err = run(before, tmp_path / "stopped.json", "--fail-on-regression", "5")
-    assert code == 2 and "cannot be decided: the job after failed" in err
-    assert "Note: The job after failed: its steps until then are compared." in out
+    assert code == 2 and "no result for --fail-on-regression: the job after failed" in err
+    assert "Note: The job after failed: only its steps until then are compared." in out
     assert run(tmp_path / "stopped.json", before, "--fail-on-regression", "5")[0] == 0
     write_json(scaled(stopped, 1.3), tmp_path / "slower.json")
     assert run(before, tmp_path / "slower.json", "--fail-on-regression", "5")[0] == 1
@@ -81,12 +81,12 @@ def ending(diagnosis, end):
 
 
 @pytest.mark.parametrize(("end", "told"), samples.NOT_ENDED.items())
-def test_a_job_that_has_not_ended_is_no_pass(files, tmp_path, end, told):
+def test_a_job_that_has_not_ended_does_not_pass(files, tmp_path, end, told):
     before, _ = files
     write_json(ending(samples.unhealthy(), end), tmp_path / "after.json")
     code, out, err = run(before, tmp_path / "after.json", "--fail-on-regression", "5")
-    assert code == 2 and f"cannot be decided: the job after {told}" in err
-    assert f"Note: The job after {told}: its steps until then are compared." in out
+    assert code == 2 and f"no result for --fail-on-regression: the job after {told}" in err
+    assert f"Note: The job after {told}: only its steps until then are compared." in out
     assert run(tmp_path / "after.json", before, "--fail-on-regression", "5")[0] == 0
     write_json(ending(scaled(samples.unhealthy(), 1.3), end), tmp_path / "slower.json")
     code = run(before, tmp_path / "slower.json", "--fail-on-regression", "5")[0]
@@ -94,7 +94,7 @@ def test_a_job_that_has_not_ended_is_no_pass(files, tmp_path, end, told):
 
 
 @pytest.mark.parametrize("content", [None, "", "{}"])
-def test_what_cannot_be_read_exits_with_2_and_one_line(files, tmp_path, content):
+def test_unreadable_input_exits_with_2_and_one_line(files, tmp_path, content):
     bad = tmp_path / "bad.json"
     if content is not None:
         bad.write_text(content)

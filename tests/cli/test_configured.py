@@ -1,4 +1,4 @@
-"""What a project sets for itself holds for every command that diagnoses, and progress is shown to terminals."""
+"""The project's configuration in all commands that diagnose, and the progress line."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 RUN = ROOT / "fixtures" / "slow-data-one-rank"
 
 
-def test_the_nearest_configuration_is_taken(tmp_path, monkeypatch):
+def test_the_nearest_configuration_is_used(tmp_path, monkeypatch):
     (tmp_path / "ddpdoctor.toml").write_text('suppress = ["dataloader/*"]\n')
     inside = tmp_path / "scripts"
     inside.mkdir()
@@ -41,7 +41,7 @@ def test_a_rule_that_does_not_exist_is_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("verb", [["analyze", "-q"], ["watch", "--once"], ["compare", RUN]])
-def test_every_command_obeys_it(tmp_path, verb):
+def test_every_command_uses_the_configuration(tmp_path, verb):
     (tmp_path / "ddpdoctor.toml").write_text('suppress = ["dataloader/*"]\n')
     done = command(*verb, RUN, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -50,8 +50,8 @@ def test_every_command_obeys_it(tmp_path, verb):
     assert verb[0] != "compare" or "suppressed by" in notes
 
 
-def test_a_diagnosis_made_already_is_shown_whatever_stands_in_it(tmp_path, monkeypatch):
-    """Nothing is analysed, so no rule and no threshold is asked for."""
+def test_an_existing_diagnosis_is_shown_with_any_configuration(tmp_path, monkeypatch):
+    """Nothing is analysed, so no rule and no threshold is needed."""
     made = tmp_path / "diagnosis.json"
     write_json(analyze(str(RUN), configured(jobs=1, cache=False)), made)
     (tmp_path / "ddpdoctor.toml").write_text("suppress = 3\n")
@@ -61,7 +61,7 @@ def test_a_diagnosis_made_already_is_shown_whatever_stands_in_it(tmp_path, monke
         diagnosis_at(str(RUN))
 
 
-def test_what_a_file_suppresses_is_said(tmp_path, monkeypatch):
+def test_suppressed_rules_are_noted(tmp_path, monkeypatch):
     file = tmp_path / "ddpdoctor.toml"
     file.write_text('suppress = ["dataloader/one-rank-late", "gpu/*"]\n')
     (tmp_path / "below").mkdir()
@@ -83,7 +83,7 @@ def test_a_rule_that_replaces_one_of_the_pack_is_named(tmp_path):
 
 
 def read_all(terminal: int, shown: list[bytes]) -> None:
-    """Until the other side is closed."""
+    """Read until the other side is closed."""
     with contextlib.suppress(OSError):
         while data := os.read(terminal, 65536):
             shown.append(data)
@@ -114,13 +114,13 @@ def test_progress_goes_to_a_terminal_on_stderr_and_nowhere_else(tmp_path):
     assert command("analyze", "-q", RUN).stderr == ""
 
 
-def test_a_report_on_standard_output_stands_there_alone():
+def test_a_report_on_standard_output_has_no_other_output():
     done, shown = on_terminal("analyze", RUN, "--json", "-")
     assert done.returncode == 0 and json.loads(done.stdout)["source"] == [str(RUN)]
     assert Stage.RULES in shown and Stage.REPORT not in shown
 
 
-def test_an_export_shows_that_it_is_written(tmp_path):
+def test_an_export_shows_progress(tmp_path):
     file = tmp_path / "t.json.gz"
     done, shown = on_terminal("export", RUN, "--timeline", file)
     assert done.returncode == 0 and file.exists() and done.stdout.startswith(f"written: {file}")

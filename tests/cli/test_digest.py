@@ -49,7 +49,7 @@ def test_a_recorded_run(tmp_path):
     assert diagnosis_of(out, tmp_path) == diagnosis_of(run, tmp_path)
 
 
-def test_a_digest_stands_in_the_working_directory_and_is_never_written_over(tmp_path):
+def test_a_digest_is_written_to_the_working_directory_and_not_overwritten(tmp_path):
     shutil.copytree(FIXTURE, tmp_path / "runs" / "run")
     first, second = (digest("runs/run/", cwd=tmp_path) for _ in range(2))
     assert first.returncode == 0 and (tmp_path / "run-digest" / "manifest.json").is_file()
@@ -63,7 +63,7 @@ def test_a_digest_stands_in_the_working_directory_and_is_never_written_over(tmp_
     assert both.returncode == 2 and "one at a time" in both.stderr
 
 
-def test_a_recorded_trace_that_cannot_be_used_goes_along_as_it_is(tmp_path):
+def test_an_unusable_trace_is_copied_unchanged(tmp_path):
     run, out = tmp_path / "run", tmp_path / "out"
     shutil.copytree(FIXTURE, run)
     (run / "ranks" / "00001" / "trace.json.gz").write_bytes(b"\x1f\x8b no gzip")
@@ -83,7 +83,7 @@ def test_public_traces(tmp_path, set_):
     assert diagnosis_of(out, tmp_path) == diagnosis_of(TRACES / set_, tmp_path)
 
 
-def test_hosts_may_share_the_folder_and_nothing_is_lost(tmp_path):
+def test_hosts_can_share_the_digest_folder(tmp_path):
     for rank in range(2):
         (tmp_path / f"host{rank}").mkdir()
         trace = write(tmp_path / f"host{rank}" / "trace.json", document(events(20), rank=rank))
@@ -101,7 +101,7 @@ def test_nothing_to_digest_is_one_sentence(tmp_path):
         assert done.returncode == 2 and says in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_digest_of_a_run_carries_nothing_from_behind_a_link_out_of_it(tmp_path):
+def test_a_digest_has_nothing_from_links_to_outside_the_run(tmp_path):
     run, out, secret = tmp_path / "run", tmp_path / "out", tmp_path / "home" / "id_ed25519"
     shutil.copytree(FIXTURE, run)
     secret.parent.mkdir()
@@ -126,7 +126,7 @@ def test_a_digest_of_a_run_carries_nothing_from_behind_a_link_out_of_it(tmp_path
     assert (out / "inside.json").read_bytes() == (run / "manifest.json").read_bytes()
 
 
-def test_traces_at_urls_are_digested_below_the_named_folder(tmp_path):
+def test_traces_at_urls_are_digested_into_the_given_folder(tmp_path):
     trace = write(tmp_path / "rank0.json", document(events(20)))
     done = digest(f"file://{trace}", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
@@ -135,7 +135,7 @@ def test_traces_at_urls_are_digested_below_the_named_folder(tmp_path):
     assert not list(tmp_path.glob("*.columns"))
 
 
-def test_a_file_of_holes_stays_behind(tmp_path) -> None:
+def test_a_sparse_file_is_not_copied(tmp_path) -> None:
     run = Path(shutil.copytree(FIXTURE, tmp_path / "run"))
     (run / "manifest.json").write_bytes(b"")
     os.truncate(run / "manifest.json", 1 << 40)
@@ -146,7 +146,7 @@ def test_a_file_of_holes_stays_behind(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("part", ["ranks", "ranks/00001"])
-def test_what_could_not_be_read_is_told_by_the_digest_too(tmp_path, part) -> None:
+def test_notes_on_unreadable_parts_are_in_the_digest(tmp_path, part) -> None:
     run, out = Path(shutil.copytree(FIXTURE, tmp_path / "run")), tmp_path / "out"
     (run / part).chmod(0)
     arguments = ["digest", str(run), "--out", str(out)]
@@ -162,7 +162,7 @@ def test_what_could_not_be_read_is_told_by_the_digest_too(tmp_path, part) -> Non
         assert said in analyze(str(out), Options(cache=False, jobs=1)).notes
 
 
-def test_ranks_that_are_no_folder_are_no_digest(tmp_path) -> None:
+def test_ranks_that_are_not_a_folder_are_refused(tmp_path) -> None:
     run, out = Path(shutil.copytree(FIXTURE, tmp_path / "run")), tmp_path / "out"
     shutil.rmtree(run / "ranks")
     (run / "ranks").write_text("")
@@ -172,7 +172,7 @@ def test_ranks_that_are_no_folder_are_no_digest(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("manifest", ["", '{"schema": "ddpdoctor.run/1", "notes": ["before codes"]}'])
-def test_a_digest_carries_notes_whatever_the_manifest_is(tmp_path, manifest) -> None:
+def test_a_digest_has_notes_with_any_manifest(tmp_path, manifest) -> None:
     run, out = Path(shutil.copytree(FIXTURE, tmp_path / "run")), tmp_path / "out"
     (run / "manifest.json").write_text(manifest)
     os.mkfifo(run / "stuck.json")
@@ -183,7 +183,7 @@ def test_a_digest_carries_notes_whatever_the_manifest_is(tmp_path, manifest) -> 
     assert any(told in note for note in notes), notes
 
 
-def test_a_digest_beside_its_traces_leaves_those_that_it_cannot_use(tmp_path):
+def test_a_digest_next_to_its_traces_keeps_unusable_ones(tmp_path):
     traces = tmp_path / "traces"
     traces.mkdir()
     write(traces / "rank0.json", document(events(20), rank=0))

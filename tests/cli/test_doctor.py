@@ -1,4 +1,4 @@
-"""``ddpdoctor doctor``: what it says of this machine, of other Pythons, and of a command that is not there."""
+"""``ddpdoctor doctor`` on this machine, on other Pythons, and on a missing command."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ddpdoctor.launch.jobpython import Interpreter, interpreter_of
 from tests.commands import command
 
 CHECKS = (
@@ -29,7 +30,7 @@ def script(path: Path, *lines: str) -> str:
 
 
 @pytest.mark.extended
-def test_this_machine_in_ten_lines(tmp_path):
+def test_the_checks_of_this_machine(tmp_path):
     pytest.importorskip("torch")
     done = doctor("--", sys.executable, "train.py", cwd=tmp_path)
     assert done.returncode == 0 and done.stderr == ""
@@ -41,7 +42,7 @@ def test_this_machine_in_ten_lines(tmp_path):
 
 
 @pytest.mark.extended
-def test_the_python_is_that_which_the_launcher_s_first_line_names(tmp_path):
+def test_the_python_is_from_the_launchers_shebang(tmp_path):
     wrapper = script(tmp_path / "python-of-mine", "#!/bin/sh", f'exec "{sys.executable}" "$@"')
     launcher = script(tmp_path / "launch", f"#!{wrapper}", "raise SystemExit('must not be run')")
     done = doctor("--json", "-", "--", launcher, cwd=tmp_path)
@@ -49,6 +50,13 @@ def test_the_python_is_that_which_the_launcher_s_first_line_names(tmp_path):
     assert told["schema"] == "ddpdoctor.doctor/1" and told["ready"] == (done.returncode == 0)
     python = told["checks"][0]
     assert python["state"] == "ok" and sys.executable in python["words"]
+
+
+def test_without_a_command_the_python_is_torchrun_s_else_ours(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert interpreter_of([]) == Interpreter(sys.executable, False)
+    script(tmp_path / "torchrun", "#!/opt/job/bin/python3")
+    assert interpreter_of([]) == Interpreter("/opt/job/bin/python3", True)
 
 
 @pytest.mark.parametrize(
@@ -65,12 +73,12 @@ def test_a_python_that_cannot_record(tmp_path, lines, check, words):
     said = next(line for line in done.stdout.splitlines() if check in line)
     assert said.startswith("no ") and words in said
     assert (
-        "cannot be recorded here yet" in done.stdout.splitlines()[-1]
+        "cannot be recorded here: see" in done.stdout.splitlines()[-1]
         and check in done.stdout.splitlines()[-1]
     )
 
 
-def test_a_command_that_is_not_there_gets_one_sentence(tmp_path):
+def test_a_missing_command_is_one_sentence(tmp_path):
     done = doctor("--", "torchrum", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "ddpdoctor: torchrum: no such command here.\n"
@@ -85,7 +93,7 @@ def test_a_command_that_is_not_there_gets_one_sentence(tmp_path):
         ["#!/bin/sh", "sleep 300 & echo $! > left; echo 'DDPDOCTOR-ANSWER {'"],
     ],
 )
-def test_a_python_that_makes_no_sense_ends_at_once_and_leaves_nothing(tmp_path, lines):
+def test_a_broken_python_ends_at_once_and_leaves_nothing(tmp_path, lines):
     odd = script(tmp_path / "python-odd", *lines)
     done = doctor("--", odd, cwd=tmp_path)
     assert done.returncode == 1 and done.stderr == ""
@@ -93,7 +101,7 @@ def test_a_python_that_makes_no_sense_ends_at_once_and_leaves_nothing(tmp_path, 
     assert not left.exists() or not psutil.pid_exists(int(left.read_text()))
 
 
-def test_odd_commands_get_one_sentence(tmp_path):
+def test_odd_commands_are_one_sentence(tmp_path):
     os.mkfifo(tmp_path / "fifo", 0o755)
     os.chmod(tmp_path / "fifo", 0o755)
     (tmp_path / "job.py").write_text("")
@@ -107,7 +115,7 @@ def test_odd_commands_get_one_sentence(tmp_path):
 
 
 @pytest.mark.extended
-def test_a_relative_python_and_one_that_cannot_be_told(tmp_path):
+def test_a_relative_python_and_an_unknown_one(tmp_path):
     script(tmp_path / "python-mine", "#!/bin/sh", f'exec "{sys.executable}" "$@"')
     assert "the recorder loads" in doctor("--", "./python-mine", cwd=tmp_path).stdout
     assert "does not say which Python" in doctor("--", "sleep", "1", cwd=tmp_path).stdout

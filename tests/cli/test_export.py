@@ -26,7 +26,7 @@ def run(*arguments):
 
 
 @needs_traces
-def test_the_straggler_is_to_be_seen_on_the_timeline(tmp_path):
+def test_the_straggler_is_visible_on_the_timeline(tmp_path):
     timeline, folder = tmp_path / "t.json.gz", tmp_path / "tables"
     traces = TRACES / "torchrec" / "sst_sleep_pl_dense_after_backward_2"
     code, out, err = run(traces, "--timeline", timeline, "--parquet", folder, "--csv", folder)
@@ -81,7 +81,7 @@ def test_collectives_that_cannot_be_matched_are_drawn_and_noted(tmp_path):
     assert any(e["name"].endswith("not matched") for e in events)
 
 
-def test_a_recorded_run_shows_who_waits_for_whom(once, tmp_path):
+def test_a_recorded_run_shows_waiting_ranks(once, tmp_path):
     recorded = live_run(once).run
     code, _, err = run(recorded, "--timeline", tmp_path / "t.json", "--parquet", tmp_path / "tables")
     assert code == 0, err
@@ -132,16 +132,16 @@ def test_figures_of_a_recording_and_of_its_report(tmp_path):
     ("options", "sentence"),
     [
         (["--redact", "--csv", "x"], "--redact is for figures and trackers"),
-        (["--figures", "x", "--steps", "1:5"], "--steps does not choose what figures and trackers show"),
+        (["--figures", "x", "--steps", "1:5"], "--steps has no effect on figures and trackers"),
         ([], "nothing to write"),
     ],
 )
-def test_what_does_not_go_together_is_said(options, sentence, tmp_path):
+def test_exclusive_options_are_refused(options, sentence, tmp_path):
     code, _, err = run(ROOT / "fixtures" / "slow-data-one-rank", *options)
     assert code == 2 and sentence in " ".join(err.split())
 
 
-def test_tables_and_flame_graphs_are_not_diagnosed(tmp_path, monkeypatch):
+def test_tables_and_flame_graphs_need_no_diagnosis(tmp_path, monkeypatch):
     monkeypatch.setattr("ddpdoctor.analysis.conclude", None)
     arguments = ["--csv", str(tmp_path / "csv"), "--speedscope", str(tmp_path / "flames")]
     done = CliRunner().invoke(cli, ["export", str(ROOT / "fixtures" / "healthy"), *arguments])

@@ -51,12 +51,12 @@ def test_runs_and_reports_at_any_depth_are_found(tmp_path):
         str(report),
     ]
     done = CliRunner().invoke(command, [str(tmp_path / "nightly"), "--fail-on-regression", "5"])
-    assert "a run that may be newer, and of this job, cannot be judged" in str(done.exception)
+    assert "a run that may be newer and of this job cannot be compared" in str(done.exception)
     (tmp_path / "nightly" / "reports" / "cut.html").unlink()
     assert ran(tmp_path / "nightly", "--fail-on-regression", 5).exit_code == 0
 
 
-def test_no_report_that_is_read_is_written_over_but_the_page_of_an_earlier_call_is(tmp_path):
+def test_inputs_are_not_overwritten_but_an_earlier_history_is(tmp_path):
     nightly = tmp_path / "nightly"
     shutil.copytree(FIXTURES / "barrier", nightly / "1")
     report = nightly / "1" / "diagnosis.json"
@@ -71,8 +71,8 @@ def test_no_report_that_is_read_is_written_over_but_the_page_of_an_earlier_call_
     page = nightly / "history.html"
     for _ in range(2):
         done = ran(nightly, "--html", page)
-        assert done.exit_code == 0 and "left out" not in done.output
-    assert "Run after run" in page.read_text(encoding="utf-8")
+        assert done.exit_code == 0 and "skipped" not in done.output
+    assert "History of runs" in page.read_text(encoding="utf-8")
 
 
 def test_nothing_to_read_is_one_sentence(tmp_path):
@@ -82,7 +82,7 @@ def test_nothing_to_read_is_one_sentence(tmp_path):
     assert "no such file or directory" in str(done.exception)
 
 
-def test_a_gate_does_not_pass_where_the_newest_run_has_no_step_time(tmp_path):
+def test_a_newest_run_without_a_step_time_does_not_pass(tmp_path):
     report = tmp_path / "1.json"
     assert (
         CliRunner().invoke(cli, ["analyze", str(FIXTURES / "barrier"), "--json", str(report)]).exit_code == 0
@@ -100,7 +100,7 @@ def test_a_gate_does_not_pass_where_the_newest_run_has_no_step_time(tmp_path):
     assert f"the newest run, {tmp_path / '3.json'}, has no step time" in str(done.exception)
 
 
-def test_a_gate_does_not_pass_where_the_newest_run_hung(tmp_path):
+def test_a_newest_run_that_hung_does_not_pass(tmp_path):
     report = tmp_path / "1.json"
     done = CliRunner().invoke(cli, ["analyze", str(FIXTURES / "barrier"), "--json", str(report)])
     assert done.exit_code == 0
@@ -160,13 +160,13 @@ def with_a_diagnosis_that_is_cut(run):
     [
         (without_steps, "2: no rank recorded a step"),
         (with_a_diagnosis_that_is_cut, "2: no rank recorded a step"),
-        (without_ranks_documents, "2 does not say of which job it is"),
+        (without_ranks_documents, "2 does not identify its job"),
         (cut_off, "2, has no recorded end"),
         (without_manifest, None),
         (lambda run: None, None),
     ],
 )
-def test_a_gate_does_not_pass_where_the_newest_run_cannot_be_judged(tmp_path, damage, says):
+def test_a_damaged_newest_run_does_not_pass(tmp_path, damage, says):
     recorded(tmp_path / "1")
     newest = recorded(tmp_path / "2", day=1)
     damage(newest)
@@ -181,7 +181,7 @@ def test_a_gate_does_not_pass_where_the_newest_run_cannot_be_judged(tmp_path, da
         )
 
 
-def test_a_slower_run_without_its_manifest_is_of_the_job_that_its_launcher_tells(tmp_path):
+def test_a_run_without_a_manifest_is_identified_by_its_launch_record(tmp_path):
     recorded(tmp_path / "1")
     without_manifest(recorded(tmp_path / "2", "barrier", day=1))
     done = ran(tmp_path, "--json", "-", "--fail-on-regression", 5)
@@ -189,22 +189,22 @@ def test_a_slower_run_without_its_manifest_is_of_the_job_that_its_launcher_tells
     assert done.exit_code == 1 and [Path(run["source"]).name for run in job["runs"]] == ["1", "2"]
 
 
-def test_a_folder_that_may_hold_a_newer_run_is_no_pass(tmp_path):
+def test_an_unreadable_folder_does_not_pass(tmp_path):
     recorded(tmp_path / "1")
     bad = recorded(tmp_path / "2", day=1)
     shutil.rmtree(bad / "ranks")
     (bad / "ranks").write_text("")
     done = CliRunner().invoke(cli, ["history", str(tmp_path), "--fail-on-regression", "50"])
-    assert f"cannot be judged: {bad}: " in str(done.exception)
+    assert f"cannot be compared: {bad}: " in str(done.exception)
     shutil.rmtree(bad)
     closed = tmp_path / "closed"
     closed.mkdir(mode=0)
     with as_anybody():
         done = CliRunner().invoke(cli, ["history", str(tmp_path), "--fail-on-regression", "50"])
-    assert f"cannot be judged: The folder {closed} cannot be read" in str(done.exception)
+    assert f"cannot be compared: The folder {closed} cannot be read" in str(done.exception)
 
 
-def test_a_run_of_the_future_is_told_and_not_judged(tmp_path):
+def test_a_run_dated_in_the_future_does_not_pass(tmp_path):
     for day, name in enumerate("123"):
         recorded(tmp_path / name, day=day)
     recorded(tmp_path / "wrong", "barrier", day=100)
@@ -217,7 +217,7 @@ def test_a_run_of_the_future_is_told_and_not_judged(tmp_path):
     assert ran(tmp_path, "--fail-on-regression", 5).exit_code == 1, "it does not hide a regression"
 
 
-def test_a_run_that_is_still_running_is_not_judged(tmp_path):
+def test_a_run_that_is_still_running_gets_no_verdict(tmp_path):
     recorded(tmp_path / "1")
     newest = Stopped(tmp_path / "2", ended=False).launched_here(os.getpid()).path
     done = CliRunner().invoke(cli, ["history", str(tmp_path), "--fail-on-regression", "50"])
@@ -226,7 +226,7 @@ def test_a_run_that_is_still_running_is_not_judged(tmp_path):
     )
 
 
-def test_a_diagnosis_that_was_made_while_the_job_ran_is_made_anew(tmp_path):
+def test_a_diagnosis_of_a_running_job_is_repeated(tmp_path):
     run = recorded(tmp_path / "1")
     assert (
         CliRunner().invoke(cli, ["analyze", str(run), "--json", str(run / "diagnosis.json")]).exit_code == 0
@@ -269,7 +269,7 @@ def healthy_report(file, day=0):
     ],
     ids=["empty", "zeros", "garbage", "cut", "foreign", "list"],
 )
-def test_a_report_that_holds_no_diagnosis_is_no_pass(tmp_path, name, content):
+def test_a_report_without_a_diagnosis_does_not_pass(tmp_path, name, content):
     for day in (0, 1):
         healthy_report(tmp_path / str(day) / "diagnosis.json", day)
     gate = ["history", str(tmp_path), "--fail-on-regression", "50"]
@@ -283,16 +283,16 @@ def test_a_report_that_holds_no_diagnosis_is_no_pass(tmp_path, name, content):
     newest.parent.mkdir()
     newest.write_bytes(content)
     done = CliRunner().invoke(cli, gate)
-    assert f"cannot be judged: {newest}: " in str(done.exception)
+    assert f"cannot be compared: {newest}: " in str(done.exception)
     assert "Note: skipped: " in " ".join(done.output.split())
 
 
-def test_a_file_that_is_given_as_a_report_and_is_none_is_no_pass(tmp_path):
+def test_a_given_file_that_is_not_a_report_does_not_pass(tmp_path):
     good = [str(healthy_report(tmp_path / f"{day}.json", day)) for day in (0, 1)]
     bad = tmp_path / "2.html"
     bad.write_text("")
     done = CliRunner().invoke(cli, ["history", *good, str(bad), "--fail-on-regression", "50"])
-    assert f"cannot be judged: {bad}: the file is empty" in str(done.exception)
+    assert f"cannot be compared: {bad}: the file is empty" in str(done.exception)
     (tmp_path / "log.txt").write_text("")
     done = CliRunner().invoke(
         cli, ["history", *good, str(tmp_path / "log.txt"), "--fail-on-regression", "50"]
@@ -336,17 +336,17 @@ def without_ranks(run):
         without_ranks,
     ],
 )
-def test_what_is_left_of_a_run_is_no_pass(tmp_path, damage):
+def test_the_rest_of_a_run_does_not_pass(tmp_path, damage):
     for day, name in enumerate("12"):
         recorded(tmp_path / name, day=day)
     newest = recorded(tmp_path / "3", day=2)
     damage(newest)
     done = CliRunner().invoke(cli, ["history", str(tmp_path), "--fail-on-regression", "50"])
-    assert f"cannot be judged: {newest} is a run, but" in str(done.exception)
+    assert f"cannot be compared: {newest} is a run, but" in str(done.exception)
     done = CliRunner().invoke(
         cli, ["history", *sorted(map(str, tmp_path.iterdir())), "--fail-on-regression", "50"]
     )
-    assert f"cannot be judged: {newest} is a run, but" in str(done.exception)
+    assert f"cannot be compared: {newest} is a run, but" in str(done.exception)
     healthy_report(newest / "diagnosis.json", day=3)
     assert ran(tmp_path, "--fail-on-regression", 50).exit_code == 0
 
@@ -354,9 +354,9 @@ def test_what_is_left_of_a_run_is_no_pass(tmp_path, damage):
 @pytest.mark.parametrize(
     "damage", [without_steps_but_traces, lambda run: [without_manifest(run), without_launch(run)]]
 )
-def test_a_newest_run_that_does_not_say_of_which_job_it_is_is_no_pass(tmp_path, damage):
+def test_a_newest_run_of_an_unknown_job_does_not_pass(tmp_path, damage):
     recorded(tmp_path / "1")
     newest = recorded(tmp_path / "2", day=1)
     damage(newest)
     done = CliRunner().invoke(cli, ["history", str(tmp_path), "--fail-on-regression", "50"])
-    assert "2 does not say of which job it is" in str(done.exception)
+    assert "2 does not identify its job" in str(done.exception)

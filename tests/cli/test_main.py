@@ -1,4 +1,4 @@
-"""The group: what it lists, and how errors leave it."""
+"""The command group: list of commands, and exit codes of errors."""
 
 import subprocess
 import sys
@@ -59,7 +59,7 @@ def test_errors_become_one_line_and_a_code(monkeypatch, capsys, error, code, wor
     assert run_main(monkeypatch, capsys, "run") == (code, "", words)
 
 
-def test_a_reader_that_goes_away_is_no_error():
+def test_a_closed_pipe_is_not_an_error():
     process = subprocess.Popen(
         [sys.executable, "-m", "ddpdoctor", "run", "--help"],
         stdout=subprocess.PIPE,
@@ -77,17 +77,17 @@ def test_a_reader_that_goes_away_is_no_error():
     [
         (
             KeyError("x\x1b[31m"),
-            "stopped by a defect of ddpdoctor (KeyError: 'x\\x1b[31m'). Please report it",
+            "stopped by a bug in ddpdoctor (KeyError: 'x\\x1b[31m'). Please report it",
         ),
-        (RecursionError("deep"), "stopped by a defect of ddpdoctor (RecursionError: deep). Please report it"),
-        (AssertionError(), "stopped by a defect of ddpdoctor (AssertionError). Please report it"),
+        (RecursionError("deep"), "stopped by a bug in ddpdoctor (RecursionError: deep). Please report it"),
+        (AssertionError(), "stopped by a bug in ddpdoctor (AssertionError). Please report it"),
         (MemoryError(), "not enough memory"),
         (OSError("odd"), "odd."),
         (OSError(5, "Input/output error"), "input/output error."),
         (DdpDoctorError("a\n\x1b]52;c;Zm9v\x07b\u202ec"), "a �]52;c;Zm9v�b�c"),
     ],
 )
-def test_whatever_is_not_expected_is_one_sentence_and_no_finding(monkeypatch, capsys, error, words):
+def test_unexpected_errors_are_one_sentence_and_exit_with_2(monkeypatch, capsys, error, words):
     @click.command("run")
     def failing():
         raise error
@@ -97,7 +97,7 @@ def test_whatever_is_not_expected_is_one_sentence_and_no_finding(monkeypatch, ca
     assert (code, out) == (2, "") and err.startswith(f"ddpdoctor: {words}") and err.count("\n") == 1
 
 
-def test_the_place_of_a_defect_is_shown_on_request(monkeypatch, capsys):
+def test_a_traceback_is_shown_on_request(monkeypatch, capsys):
     @click.command("run")
     def failing():
         raise KeyError("planted")
@@ -108,6 +108,6 @@ def test_the_place_of_a_defect_is_shown_on_request(monkeypatch, capsys):
     assert code == 2 and "Traceback" in err and 'raise KeyError("planted")' in err
 
 
-def test_a_name_in_an_error_of_click_cannot_command_the_terminal(monkeypatch, capsys):
+def test_names_in_click_errors_have_no_escape_sequences(monkeypatch, capsys):
     code, _, err = run_main(monkeypatch, capsys, "no\x1b[31mnsense")
     assert code == 2 and "\x1b" not in err and "No such command" in err

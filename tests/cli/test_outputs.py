@@ -1,4 +1,4 @@
-"""Where commands write: never over a recording or an input, never in a device's place."""
+"""Outputs of commands: recordings, inputs and devices are never overwritten."""
 
 import json
 import os
@@ -72,7 +72,7 @@ def content(folder):
         (compare.command, ["r", "before.json", "--json", "before.json"]),
     ],
 )
-def test_recordings_and_inputs_are_not_written_over(run, traces, tmp_path, monkeypatch, command, arguments):
+def test_recordings_and_inputs_are_not_overwritten(run, traces, tmp_path, monkeypatch, command, arguments):
     monkeypatch.chdir(tmp_path)
     Path("tables").mkdir()
     Path("link").symlink_to(run / "manifest.json")
@@ -83,7 +83,7 @@ def test_recordings_and_inputs_are_not_written_over(run, traces, tmp_path, monke
     assert content(tmp_path) == before
 
 
-def test_a_pipe_in_a_folder_of_traces_is_no_input(traces, tmp_path, monkeypatch):
+def test_a_pipe_in_a_folder_of_traces_is_not_an_input(traces, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     os.mkfifo("saved/pipe")
     outputs.check_outputs(["saved"], {"--html": (Path("saved/pipe"), REPORT)})
@@ -141,7 +141,7 @@ def shell(line, **environment):
     )
 
 
-def test_a_dash_is_standard_output_and_nothing_else_stands_there(run, tmp_path):
+def test_a_dash_is_standard_output_without_other_output(run, tmp_path):
     done = shell(f'"$PYTHON" -m ddpdoctor analyze {run} --json - --html {tmp_path}/r.html')
     assert done.returncode == 0
     assert json.loads(done.stdout)["schema"] == "ddpdoctor.diagnosis/1"
@@ -162,7 +162,7 @@ def test_a_link_or_a_fifo_in_a_run_directory_is_refused(run, tmp_path):
     assert victim.read_text() == "" and (run / "report.html").is_symlink()
 
 
-def test_a_linked_folder_in_a_run_directory_is_not_written_into(run, tmp_path):
+def test_a_linked_folder_in_a_run_directory_is_refused(run, tmp_path):
     (tmp_path / "there").mkdir()
     (run / "out").symlink_to(tmp_path / "there")
     with pytest.raises(DdpDoctorError, match="out is a link inside a run directory"):
@@ -170,7 +170,7 @@ def test_a_linked_folder_in_a_run_directory_is_not_written_into(run, tmp_path):
     assert not list((tmp_path / "there").iterdir())
 
 
-def test_a_run_directory_may_be_named_by_a_link(run, tmp_path):
+def test_a_run_directory_can_be_given_as_a_link(run, tmp_path):
     (tmp_path / "latest").symlink_to(run)
     write_file(tmp_path / "latest" / "report.html", "new", MARKDOWN)
     assert (run / "report.html").read_text().startswith("new\n")
@@ -187,7 +187,7 @@ def test_a_link_of_another_user_is_not_followed(tmp_path):
     assert victim.read_text() == "mine"
 
 
-def test_a_static_report_carries_no_library(run, tmp_path):
+def test_a_static_report_has_no_library(run, tmp_path):
     still, whole = tmp_path / "still.html", tmp_path / "whole.html"
     for options in (["--html", str(whole)], ["--html", str(still), "--static"]):
         done = CliRunner().invoke(analyze.command, [str(run), "-q", *options])
@@ -266,9 +266,7 @@ def done_by(name: str):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_what_a_command_wrote_it_writes_again_and_an_edit_stays(
-    run, analysed_once, tmp_path, monkeypatch, name
-):
+def test_own_outputs_are_replaced_and_edited_ones_are_kept(run, analysed_once, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         assert done_by(name).exit_code in (0, 1)
@@ -302,7 +300,7 @@ def test_the_users_own_file_is_refused_before_the_work(run, tmp_path, monkeypatc
 @pytest.mark.parametrize(
     "name", [name for name in COMMANDS if name not in IN_FOLDER and name != "bundle --out"]
 )
-def test_a_folder_that_is_not_there_is_said_before_the_work(run, tmp_path, monkeypatch, name):
+def test_a_missing_output_folder_is_refused_before_the_work(run, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     _diagnosed_by(monkeypatch, None)
     command, arguments = COMMANDS[name]
@@ -329,7 +327,7 @@ def test_every_option_that_writes_is_on_the_page_for_users():
         assert f"`{' '.join(name.split()[:2])}`" in page
 
 
-def test_a_trial_replaces_neither_the_users_answer_nor_a_patch_of_another(tmp_path, monkeypatch):
+def test_trials_replace_neither_foreign_results_nor_foreign_patches(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for option in ("--json", "--patch"):
         Path("mine").write_text(MINE)

@@ -1,4 +1,4 @@
-"""What was written into a recording by anybody cannot command a terminal, fake a sentence, or become markup."""
+"""Text in a recording cannot send escape sequences, fake a sentence, or become markup."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def output(monkeypatch, capfd, *arguments):
 
 
 @pytest.mark.parametrize("verb", ["analyze", "watch", "export", "compare"])
-def test_no_command_passes_on_what_a_terminal_obeys(run, tmp_path, monkeypatch, capfd, verb):
+def test_no_command_prints_escape_sequences(run, tmp_path, monkeypatch, capfd, verb):
     arguments = {
         "analyze": ["analyze", run, "--no-cache", "--verbose"],
         "watch": ["watch", run, "--once"],
@@ -57,12 +57,12 @@ def test_no_command_passes_on_what_a_terminal_obeys(run, tmp_path, monkeypatch, 
     assert not any(line.startswith("totally: healthy") for line in shown.splitlines())
 
 
-def test_neither_do_errors_and_names_of_files(tmp_path, monkeypatch, capfd):
+def test_errors_and_file_names_have_no_escape_sequences(tmp_path, monkeypatch, capfd):
     code, shown = output(monkeypatch, capfd, "analyze", tmp_path / EVIL.replace("/", "_"))
     assert code == 2 and not OBEYED.search(shown) and shown.count("\n") == 1
 
 
-def test_reports_for_code_hosts_mention_nobody_and_load_nothing(run, tmp_path, monkeypatch, capfd):
+def test_reports_for_code_hosts_have_no_mentions_and_images(run, tmp_path, monkeypatch, capfd):
     code, _ = output(
         monkeypatch,
         capfd,
@@ -82,7 +82,7 @@ def test_reports_for_code_hosts_mention_nobody_and_load_nothing(run, tmp_path, m
     assert "<img" not in page and not OBEYED.search(re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL))
 
 
-def test_a_rule_of_somebody_elses_is_shown_as_it_is(tmp_path):
+def test_a_foreign_rule_is_shown_without_markup(tmp_path):
     (tmp_path / "sync").mkdir()
     rule = (
         (ROOT / "rules/sync/explicit-barrier.yaml").read_text().replace("sync/explicit-barrier", "sync/ours")
@@ -96,7 +96,7 @@ def test_a_rule_of_somebody_elses_is_shown_as_it_is(tmp_path):
         assert not OBEYED.search(done.stdout)
 
 
-def test_neither_aliases_without_end_nor_depth_without_bottom_are_a_rule(tmp_path):
+def test_endless_aliases_and_nesting_in_rules_are_refused(tmp_path):
     (tmp_path / "sync").mkdir()
     rule = (
         (ROOT / "rules/sync/explicit-barrier.yaml").read_text().replace("sync/explicit-barrier", "sync/ours")
@@ -112,7 +112,7 @@ def test_neither_aliases_without_end_nor_depth_without_bottom_are_a_rule(tmp_pat
         assert done.returncode == 2 and done.stderr.count("\n") == 1 and words in done.stderr
 
 
-def test_every_sentence_of_a_command_goes_through_one_place():
+def test_all_sentences_are_printed_by_say():
     """``demo`` and ``completion`` print what ddpdoctor itself wrote; ``recorded`` stands beside a job."""
     own = {"say.py", "main.py", "demo.py", "completion.py", "recorded.py"}
     for file in sorted((ROOT / "ddpdoctor" / "cli").glob("*.py")):
@@ -121,7 +121,7 @@ def test_every_sentence_of_a_command_goes_through_one_place():
         assert not printed or file.name in own, file
 
 
-def test_words_stay_as_they_are():
+def test_ordinary_text_is_unchanged():
     assert (
         plain("Ränge 0–3: 7.1× 60\u00a0ms ↳ 日本 \U0001f600")
         == "Ränge 0–3: 7.1× 60\u00a0ms ↳ 日本 \U0001f600"

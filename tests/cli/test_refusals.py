@@ -1,4 +1,4 @@
-"""What cannot be read or written is one sentence that names it, and leaves nothing half done."""
+"""Unreadable inputs and unwritable outputs are one sentence and leave no partial files."""
 
 import os
 import re
@@ -57,7 +57,7 @@ def test_a_name_that_is_too_long(tmp_path, arguments):
     ],
     ids=" ".join,
 )
-def test_a_number_with_which_nothing_compares(tmp_path, arguments):
+def test_nan_is_refused(tmp_path, arguments):
     for number in ("nan", "inf", "-nan"):
         done = command(*arguments, number, cwd=tmp_path)
         assert done.returncode == 2 and f"{number} is not a finite number." in done.stderr
@@ -94,7 +94,7 @@ def refusing(monkeypatch, place):
     monkeypatch.setattr(os, "scandir", refuse(scanning))
 
 
-def test_an_unreadable_folder_is_called_that(tmp_path, monkeypatch):
+def test_an_unreadable_folder_is_reported(tmp_path, monkeypatch):
     refusing(monkeypatch, tmp_path)
     with pytest.raises(UnusableInput, match=rf"^{tmp_path} cannot be read: permission denied\.$"):
         find_traces([str(tmp_path)])
@@ -128,7 +128,7 @@ def test_an_unreadable_part_of_a_run_is_noted(tmp_path, monkeypatch, name, lost)
             analyze(str(run), OPTIONS)
 
 
-def test_files_that_are_passed_over_are_named(tmp_path):
+def test_skipped_files_are_named(tmp_path):
     write(tmp_path / "rank0.json.gz", document([event()]))
     (tmp_path / "rank1.json.gz").write_bytes(b"")
     (tmp_path / "rank2.json").write_bytes('{"traceEvents": []}'.encode("utf-16"))
@@ -142,7 +142,7 @@ def test_files_that_are_passed_over_are_named(tmp_path):
         find_traces([str(tmp_path)])
 
 
-def test_a_store_that_refuses_the_connection_is_called_that():
+def test_a_refused_connection_is_reported():
     pytest.importorskip("aiohttp")
     with pytest.raises(UnusableInput, match=r"127\.0\.0\.1:9/x\.json cannot be opened: Cannot connect"):
         find_traces(["http://127.0.0.1:9/x.json"])
@@ -163,7 +163,7 @@ def test_a_run_without_ranks_says_so_once(tmp_path):
         (["digest", FIXTURE, "--out", "out"], f"{FIXTURE} cannot be copied to out: file too large."),
     ],
 )
-def test_a_full_disk_is_one_sentence_and_leaves_no_half(tmp_path, arguments, says):
+def test_a_full_disk_is_one_sentence_and_leaves_no_partial_file(tmp_path, arguments, says):
     done = command(*arguments, cwd=tmp_path, most_bytes=4 << 10)
     assert (done.returncode, done.stderr) == (2, f"ddpdoctor: {says}\n")
     left = [file for file in tmp_path.rglob("*") if file.is_file()]
@@ -191,7 +191,7 @@ def test_an_interrupt_is_silent(tmp_path):
     assert process.returncode == 130 and not err.strip()
 
 
-def test_a_step_that_ends_before_it_begins_is_left_out_and_told(tmp_path, recwarn):
+def test_a_step_that_ends_before_it_begins_is_excluded_with_a_note(tmp_path, recwarn):
     run = Path(shutil.copytree(FIXTURE, tmp_path / "run"))
     log = run / "ranks/00001/steps.jsonl"
     log.write_text(log.read_text() + '{"step":999,"t":[2000000000000000000,1]}\n{"step":1000,"t":[1]}\n')

@@ -1,4 +1,4 @@
-"""For whoever writes a rule: the facts, a rule to begin with, and what is said of names that do not exist."""
+"""Commands for authors of rules: the facts, a template of a rule, and messages on unknown names."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def test_facts_are_listed_by_path_by_group_and_by_word(tmp_path):
     assert "late.data.share" not in listed
 
 
-def test_every_fact_that_is_listed_is_one():
+def test_every_listed_fact_exists():
     assert [fact.path for fact in facts_view.all_facts() if not facts_view.is_fact(fact.path)] == []
     assert len({fact.path for fact in facts_view.all_facts()}) == len(facts_view.all_facts()) > 300
 
@@ -44,12 +44,12 @@ def test_every_fact_that_is_listed_is_one():
         (["analyze", "run", "--markdwon", "f"], "--markdown"),
     ],
 )
-def test_what_was_mistyped_is_answered_with_what_may_have_been_meant(tmp_path, arguments, meant):
+def test_mistyped_names_get_suggestions(tmp_path, arguments, meant):
     code, out, err = doctor(*arguments, cwd=tmp_path)
     assert (code, out) == (2, "") and "id you mean" in err and meant in err
 
 
-def test_what_is_like_nothing_gets_no_suggestion(tmp_path):
+def test_unrelated_names_get_no_suggestion(tmp_path):
     assert did_you_mean("zzzzzz", ["analyze", "run"]) == ""
     assert did_you_mean("analyz", ["analyze", "analyse", "run"]) == " Did you mean analyze or analyse?"
     code, _, err = doctor("qqqq", cwd=tmp_path)
@@ -64,14 +64,14 @@ def test_a_new_rule_is_complete_and_its_tests_pass(tmp_path):
     assert set(read_folder(tmp_path / "checks")) == {"ours/slow-steps"}
     before = (tmp_path / "checks" / "ours" / "slow-steps.yaml").read_bytes()
     code, _, err = doctor("rules", "new", "ours/slow-steps", "--in", "checks", cwd=tmp_path)
-    assert code == 2 and "exists already" in err
+    assert code == 2 and "already exists" in err
     assert (tmp_path / "checks" / "ours" / "slow-steps.yaml").read_bytes() == before
 
 
 @pytest.mark.parametrize("rule_id", ["slow-steps", "../../x/y", "Ours/slow", "a/b/c", "ours/"])
-def test_an_id_that_is_none_writes_nothing(tmp_path, rule_id):
+def test_an_invalid_id_writes_nothing(tmp_path, rule_id):
     code, _, err = doctor("rules", "new", rule_id, cwd=tmp_path)
-    assert code == 2 and "is no rule id" in err and list(tmp_path.iterdir()) == []
+    assert code == 2 and "is not a rule id" in err and list(tmp_path.iterdir()) == []
 
 
 def changed(tmp_path, old, new):
@@ -104,18 +104,18 @@ def test_a_test_of_jinja_that_does_not_exist_is_refused(tmp_path):
         ("{steps: {median_ms: 40.0}}", "{steps: {median: 40.0}}", "tests[1].facts"),
     ],
 )
-def test_a_fact_that_does_not_exist_is_answered_with_one_that_does(tmp_path, old, new, field):
+def test_an_unknown_fact_gets_a_suggestion(tmp_path, old, new, field):
     said = changed(tmp_path, old, new)
     assert f"field `{field}`: there is no fact" in said and "steps.median_ms" in said
     assert "`ddpdoctor rules facts` lists all" in said
 
 
-def test_a_rule_of_the_packs_and_a_link_are_refused(tmp_path):
+def test_built_in_ids_and_links_are_refused(tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "link").symlink_to("there")
     for arguments, words in (
-        (["dataloader/starved", "--in", str(tmp_path / "mine")], "one of ddpdoctor's own rules"),
-        (["ours/slow", "--in", str(tmp_path / "link")], "is a link"),
+        (["dataloader/starved", "--in", str(tmp_path / "mine")], "is a built-in rule"),
+        (["ours/slow", "--in", str(tmp_path / "link")], "is a symbolic link"),
     ):
         code, _, err = doctor("rules", "new", *arguments, cwd=tmp_path)
         assert code == 2 and words in err

@@ -1,4 +1,4 @@
-"""``ddpdoctor run`` adds nothing to a job and takes nothing away: streams, exit codes, signals, files."""
+"""``ddpdoctor run`` does not change a job's streams, exit codes, signals and files."""
 
 import json
 import os
@@ -92,7 +92,7 @@ def test_exit_code_is_the_jobs(start, tmp_path, command, code):
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, signal.SIGSEGV, signal.SIGKILL, signal.SIGINT, signal.SIGPIPE]
 )
-def test_the_jobs_signal_is_the_launchers(start, tmp_path, number):
+def test_the_launcher_ends_with_the_jobs_signal(start, tmp_path, number):
     assert finish(start("sh", "-c", f"kill -{number.value} $$"))[0] == -number
     assert manifest(tmp_path)["signal"] == number
     assert not list(tmp_path.glob("core*"))
@@ -137,13 +137,13 @@ def test_an_existing_run_is_refused_before_the_job_starts(start, tmp_path):
     assert before == {path: path.read_bytes() for path in (tmp_path / "RUN").rglob("*") if path.is_file()}
 
 
-def test_a_place_that_cannot_be_written_costs_the_recording_not_the_job(start):
+def test_an_unwritable_run_directory_does_not_affect_the_job(start):
     code, out, err = finish(start("--out", "/proc/none/run", "--", "sh", "-c", "echo hello; exit 6"))
     assert (code, out) == (6, b"hello\n")
     assert err.count("\n") == 1 and "nothing is recorded and the job runs alone" in err
 
 
-def test_a_run_directory_that_vanishes_costs_the_recording_not_the_job(start):
+def test_a_removed_run_directory_does_not_affect_the_job(start):
     job = "until [ -e RUN/hosts/*/telemetry.jsonl ]; do sleep 0.1; done; rm -r RUN; echo hello; exit 6"
     code, out, err = finish(start("--out", "RUN", "--", "sh", "-c", job))
     assert (code, out) == (6, b"hello\n")

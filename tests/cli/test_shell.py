@@ -1,4 +1,4 @@
-"""What a shell and a terminal see: completion, ``python -m``, colours, quiet and verbose."""
+"""Shell completion, ``python -m``, colours, quiet and verbose."""
 
 import os
 import re
@@ -95,7 +95,7 @@ def test_colours_are_off_when_piped_and_by_no_color():
     assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", plain)
 
 
-def test_quiet_is_the_verdict_alone_and_verbose_says_more():
+def test_quiet_and_verbose():
     usual, quiet, verbose = analyze(RUN), analyze("--quiet", RUN), analyze("--verbose", RUN)
     assert quiet.count("\n") == 1 and quiet.startswith("Rank 1 waits")
     assert len(usual) < len(verbose) and "lacked data" in verbose

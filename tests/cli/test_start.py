@@ -1,4 +1,4 @@
-"""What a command imports before it does anything: nobody sees that time, and everybody waits for it."""
+"""Modules that a command imports before it starts, which every user waits for."""
 
 import ast
 import subprocess
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WORDS_ALONE = {"click"}
 """Packages of others that help, the version and usage errors need."""
 OF_RUNS = {"rundir", "diagnose", "measure", "report", "stall", "trace", "analysis", "experiment"}
-"""Packages of ours without which help is given."""
+"""Packages of ddpdoctor that help does not import."""
 TRACES = WORDS_ALONE | {"numpy", "msgspec", "typing_extensions", "rich", "cel", "jinja2", "markupsafe"}
 """Packages of others that an analysis of traces needs; Jinja2 where there is a finding."""
 OTHERS_NEED = {
@@ -106,7 +106,7 @@ for words in {LINES!r}:
     assert of_others(imported("import ddpdoctor.cli.main")) >= WORDS_ALONE
 
 
-def test_the_bound_that_is_said_twice_is_one():
+def test_most_capture_steps_is_the_same_in_cli_and_rundir():
     assert MOST_STEPS == MOST_CAPTURE_STEPS
 
 
@@ -130,7 +130,7 @@ def test_traces_are_analysed_without_what_only_others_need(tmp_path):
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
 @pytest.mark.parametrize(("set_by_user", "left"), [({}, None), ({"OPENBLAS_NUM_THREADS": "2"}, "2")])
-def test_an_analysis_does_without_the_threads_of_linear_algebra_and_tells_no_job(tmp_path, set_by_user, left):
+def test_the_analysis_limits_openblas_threads_and_not_the_jobs(tmp_path, set_by_user, left):
     code = (
         "import os\n"
         "from ddpdoctor.cli.main import cli\n"

@@ -1,4 +1,4 @@
-"""Streams that are closed, or cannot show every letter; inputs that may not be read."""
+"""Closed streams, streams with a limited encoding, and unreadable inputs."""
 
 import os
 import shutil
@@ -34,7 +34,7 @@ def test_a_job_without_standard_output_ends_with_its_own_code(tmp_path, closed):
     assert code == 3 and "Traceback" not in err
 
 
-def test_a_job_finds_its_output_as_closed_as_it_was(tmp_path):
+def test_closed_streams_stay_closed_for_the_job(tmp_path):
     code, _, _ = shell("$D run --out r -- sh -c 'test ! -e /proc/self/fd/1 && exit 7' >&-", tmp_path)
     assert code == 7
 
@@ -45,7 +45,7 @@ def test_analyze_without_standard_output(tmp_path, closed):
     assert (code, err) == (1, "") and (tmp_path / "d.json").stat().st_size > 1000
 
 
-def test_letters_that_the_terminal_lacks_become_marks(tmp_path):
+def test_characters_that_the_terminal_lacks_are_replaced(tmp_path):
     code, out, err = shell(f"$D analyze {RUN} -v", tmp_path, PYTHONIOENCODING="ascii")
     assert (code, err) == (0, "") and "?" in out
     assert shell("$D rules list", tmp_path, PYTHONIOENCODING="latin-1")[0] == 0
@@ -64,7 +64,7 @@ def test_an_unreadable_trace_is_one_sentence(tmp_path):
     assert code == EXIT_UNUSABLE and err == "ddpdoctor: rank0.json.gz cannot be opened: permission denied.\n"
 
 
-def test_what_cannot_be_read_holds_no_diagnosis(tmp_path, monkeypatch):
+def test_an_unreadable_file_has_no_diagnosis(tmp_path, monkeypatch):
     file = tmp_path / "rank0.json.gz"
     file.write_text("{}")
 

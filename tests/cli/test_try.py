@@ -1,4 +1,4 @@
-"""``ddpdoctor try`` as a user has it: real jobs, real trials, and what is left behind."""
+"""``ddpdoctor try`` with real jobs and trials, and the files that remain."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ddpdoctor.cli import trials
 from ddpdoctor.cli.patch import write_patch
 from ddpdoctor.diagnose import facts_view
 from ddpdoctor.diagnose.diagnosis import Steps
-from ddpdoctor.diagnose.tried import Answer, Baseline, Variant
-from ddpdoctor.experiment import TRIALS_FILE, Proposal
+from ddpdoctor.diagnose.tried import TRIALS_FILE, Answer, Baseline, Variant
+from ddpdoctor.experiment import Proposal
 from ddpdoctor.measure.facts import DdpFacts, Facts, LoaderFacts
 from ddpdoctor.measure.places import Where
 from tests.cli.trying import JOB, ROOT, nothing_left, tried, trying
@@ -28,16 +28,16 @@ from tests.report import samples
 
 
 def offered(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """What no job is started for."""
+    """``ddpdoctor try`` without a job."""
     return command("try", *arguments, cwd=folder)
 
 
-def test_the_list_and_what_is_refused(tmp_path):
+def test_the_list_of_settings_and_refusals(tmp_path):
     listed = offered(tmp_path, "--list")
     assert listed.returncode == 0
     assert "loader.num_workers" in listed.stdout
     for arguments, says in (
-        ([], "say what to try"),
+        ([], "nothing to try"),
         (["--set", "loader.num_wokers=4"], "Did you mean loader.num_workers?"),
         (["--set", "env.LD_PRELOAD=x", "--", "true"], "only variables that tune"),
         (["--set", "loader.num_workers=1025", "--", "true"], "it takes 0 to 1024"),
@@ -58,7 +58,7 @@ def test_a_search_can_be_listed_without_a_job(tmp_path):
     assert listed.stdout.endswith("To measure them: ddpdoctor try --tune ddp -- COMMAND\n")
 
 
-def test_no_answer_is_written_over_the_script(tmp_path):
+def test_outputs_do_not_overwrite_the_script(tmp_path):
     (tmp_path / "train.py").write_text("pass\n")
     refused = offered(
         tmp_path, "--set", "torch.threads=1", "--patch", "train.py", "--", "python", "train.py", "x" * 5000
@@ -68,7 +68,7 @@ def test_no_answer_is_written_over_the_script(tmp_path):
     assert (tmp_path / "train.py").read_text() == "pass\n"
 
 
-def test_of_a_run_the_command_that_measures_names_it_and_a_setting_has_the_finding_s_expectation(tmp_path):
+def test_proposals_of_a_run_with_command_and_expectation(tmp_path):
     shutil.copytree(ROOT / "fixtures" / "slow-data-one-rank", tmp_path / "my run")
     listed = offered(tmp_path, "my run").stdout
     assert listed.splitlines()[-1] == "To measure them: ddpdoctor try 'my run' --all -- COMMAND"
@@ -108,7 +108,7 @@ def patched(tmp_path, settings: dict[str, object], diagnosis, script: str = SCRI
         ({"ddp.bucket_cap_mb": 50.0}, "bucket_cap_mb=50.0"),
     ],
 )
-def test_a_patch_is_made_where_the_facts_say_that_the_thing_was_built(tmp_path, settings, holds):
+def test_a_patch_is_made_at_the_line_from_the_facts(tmp_path, settings, holds):
     file = str(tmp_path / "train.py")
     facts = Facts(
         loader=LoaderFacts(where=Where(file, 1, "main")), ddp=DdpFacts(where=Where(file, 3, "main"))
@@ -117,7 +117,7 @@ def test_a_patch_is_made_where_the_facts_say_that_the_thing_was_built(tmp_path, 
     assert holds in (patched(tmp_path, settings, diagnosis) or "")
 
 
-def test_without_facts_a_finding_may_name_the_line_and_without_a_run_the_script_its_only_call(tmp_path):
+def test_a_patch_is_made_at_the_findings_line_or_the_scripts_only_call(tmp_path):
     finding = msgspec.structs.replace(
         samples.unhealthy().findings[0], where=[Where(str(tmp_path / "train.py"), 1, "main")]
     )
@@ -129,8 +129,8 @@ def test_without_facts_a_finding_may_name_the_line_and_without_a_run_the_script_
     assert "num_workers=4" in (patched(tmp_path, WORKERS, None, one) or "")
 
 
-def test_where_it_is_known_what_was_built_elsewhere_the_script_s_only_call_is_not_edited(tmp_path):
-    """A library's loader trains, and the script's only DataLoader evaluates."""
+def test_the_scripts_call_is_not_edited_if_the_object_is_built_elsewhere(tmp_path):
+    """A library's loader trains; the script's only DataLoader evaluates."""
     script = "train = FancyLoader(data)\nchecked = DataLoader(held_back)\n"
     facts = Facts(loader=LoaderFacts(where=Where(str(tmp_path / "train.py"), 1, "main")))
     diagnosis = msgspec.structs.replace(samples.minimal(), facts=facts_view.tree(facts))
@@ -141,12 +141,12 @@ def test_where_it_is_known_what_was_built_elsewhere_the_script_s_only_call_is_no
     ("source", "count", "steps"),
     [("step-log", 150, 149), ("step-log", 1000, 160), ("step-log", 6, 12), ("trace", 5, 160)],
 )
-def test_trials_are_shorter_than_the_run_was_so_that_its_end_is_not_reached(source, count, steps):
+def test_trials_are_shorter_than_the_run(source, count, steps):
     known = Steps(count=count, source=source, mean_ms=50.0)
     assert trials._steps(msgspec.structs.replace(samples.minimal(), steps=known)) == steps
 
 
-def test_a_patch_keeps_the_file_s_own_line_ends(tmp_path):
+def test_a_patch_keeps_line_endings(tmp_path):
     (tmp_path / "train.py").write_bytes(b"loader = DataLoader(data)\r\n")
     best = Variant(settings=WORKERS, finding="dataloader/few", verdict="faster", change=-0.5, trials=3)
     answer = Answer(baseline=Baseline(median_ms=20.0), variants=[best])
@@ -173,7 +173,7 @@ def test_a_job_that_cannot_be_measured_says_why(tmp_path):
 
 
 @pytest.mark.torchrun
-def test_a_setting_is_measured_in_real_ranks_against_the_job_as_it_is(tmp_path):
+def test_a_setting_is_measured_against_the_unchanged_job(tmp_path):
     shutil.copytree(ROOT / "fixtures" / "slow-data-one-rank", tmp_path / "run")
     settings = ["--set", "loader.num_workers=2", "--rounds", "1", "--steps", "12", "--json", "answer.json"]
     found = tried(tmp_path, "run", *settings, "--", *forked("tried.py", "--wait-ms", "10"))
@@ -193,7 +193,7 @@ def test_a_setting_is_measured_in_real_ranks_against_the_job_as_it_is(tmp_path):
 @pytest.mark.torchrun
 @pytest.mark.slow
 @pytest.mark.alone
-def test_workers_are_faster_where_the_loader_waits_and_crashes_are_answers(tmp_path):
+def test_workers_are_faster_for_a_slow_loader_and_crashes_are_results(tmp_path):
     found = tried(
         tmp_path,
         *("--set", "loader.num_workers=4", "--set", "ddp.comm_hook=bf16", "--steps", "40"),
@@ -213,7 +213,7 @@ def test_workers_are_faster_where_the_loader_waits_and_crashes_are_answers(tmp_p
 
 @pytest.mark.torchrun
 @pytest.mark.slow
-def test_after_an_interrupt_what_was_measured_is_kept_and_nothing_else(tmp_path):
+def test_an_interrupt_keeps_only_the_measured_results(tmp_path):
     settings = ["--set", "torch.threads=1", "--steps", "20", "--json", "answer.json"]
     process = trying(tmp_path, tmp_path, *settings, "--", *JOB, "--wait-ms", "2")
     time.sleep(2.0)
@@ -224,7 +224,7 @@ def test_after_an_interrupt_what_was_measured_is_kept_and_nothing_else(tmp_path)
     nothing_left(tmp_path)
 
 
-def test_an_answer_without_any_trial_leaves_the_earlier_one_in_its_place(tmp_path, monkeypatch):
+def test_results_without_trials_do_not_replace_earlier_ones(tmp_path, monkeypatch):
     from ddpdoctor.cli import trials
     from ddpdoctor.experiment import Experiment, Proposal
 
@@ -243,9 +243,9 @@ def test_an_answer_without_any_trial_leaves_the_earlier_one_in_its_place(tmp_pat
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_run_directory_that_takes_no_answer_keeps_the_earlier_one(tmp_path, monkeypatch, capsys):
-    from ddpdoctor import experiment
+def test_a_failed_write_keeps_the_earlier_results(tmp_path, monkeypatch, capsys):
     from ddpdoctor.cli import trials
+    from ddpdoctor.diagnose import tried
 
     def full(answer: Answer, path: Path) -> None:
         raise OSError(28, "No space left on device")
@@ -253,8 +253,8 @@ def test_a_run_directory_that_takes_no_answer_keeps_the_earlier_one(tmp_path, mo
     (tmp_path / "manifest.json").write_text("{}")
     earlier = '{"schema": "ddpdoctor.trials/1"}'
     (tmp_path / "trials.json").write_text(earlier)
-    monkeypatch.setattr(experiment, "write_answer", full)
-    trials._keep(Answer(baseline=Baseline(median_ms=20.0)), tmp_path)
+    monkeypatch.setattr(tried, "write_answer", full)
+    trials._store(Answer(baseline=Baseline(median_ms=20.0)), tmp_path)
     assert (tmp_path / "trials.json").read_text() == earlier
     assert "cannot be written (No space left on device)" in capsys.readouterr().err
     assert len(list(tmp_path.iterdir())) == 2
@@ -274,11 +274,11 @@ def test_a_run_directory_that_takes_no_answer_keeps_the_earlier_one(tmp_path, mo
         ("torchrun --nproc-per-node auto train.py -n 7", 1),
     ],
 )
-def test_ranks_of_a_command_are_its_launcher_s(job, ranks):
+def test_number_of_ranks_of_a_command(job, ranks):
     assert trials._ranks_here(job.split()) == ranks
 
 
-def test_what_is_expected_is_what_a_change_saves_and_a_bound_is_told_as_one(capsys):
+def test_expected_savings_and_upper_bounds(capsys):
     proposals = [
         Proposal({"loader.num_workers": 4}, expected_share=0.7, expected_share_range=(0.6, 0.8)),
         Proposal({"loader.num_workers": 2}, expected_share=0.7, expected_share_range=(0.6, 1.0)),

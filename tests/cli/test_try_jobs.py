@@ -1,4 +1,4 @@
-"""Jobs of all kinds under ``ddpdoctor try``: what becomes of them is an answer, and nothing of a trial is left."""
+"""Jobs of all kinds under ``ddpdoctor try``: each gives a result, and nothing of a trial remains."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def test_a_job_that_fails_with_a_change_says_why_and_standard_output_is_the_answ
     ],
     ids=["alone", "join"],
 )
-def test_a_rank_that_ends_before_the_others_is_told(tmp_path, arguments, says):
-    """Without Join the others fail where they wait for it; with it they reach the trial's end, and it does not."""
+def test_a_rank_that_ends_early_is_reported(tmp_path, arguments, says):
+    """Without Join the others fail while they wait for it; with Join they reach the trial's end."""
     settings = ["--set", "torch.threads=1", "--rounds", "1", "--steps", "20", "--json", "answer.json"]
     found = tried(tmp_path, *settings, "--", *JOB, "--batches", "20", *arguments)
     assert found.returncode == 2, found.stderr
@@ -107,7 +107,7 @@ WRITES = """\
 
 
 @pytest.mark.slow
-def test_what_a_trial_writes_stays_in_its_copy_which_goes_with_it(tmp_path):
+def test_files_of_a_trial_stay_in_its_copy_which_is_removed(tmp_path):
     script, place = (JOBS / "tried.py").read_text(), '    dist.init_process_group("gloo")\n'
     assert place in script
     own, wrote = tmp_path / "own", tmp_path / "wrote"
@@ -139,7 +139,7 @@ def test_what_a_trial_writes_stays_in_its_copy_which_goes_with_it(tmp_path):
 
 @needs_root
 @pytest.mark.slow
-def test_a_disk_that_fills_up_meanwhile_costs_what_comes_after(tmp_path):
+def test_a_full_disk_keeps_the_results_before_it(tmp_path):
     """Of the disk that trials record on: what was measured before is kept, and the answer says what became of the rest."""
     with mounted(tmp_path / "small", "size=4m") as small:
         settings = ["--set", "torch.threads=1", "--steps", "20", "--json", str(tmp_path / "answer.json")]
@@ -161,7 +161,7 @@ def test_a_disk_that_fills_up_meanwhile_costs_what_comes_after(tmp_path):
 
 
 @needs_root
-def test_an_answer_that_finds_no_room_is_one_sentence(tmp_path):
+def test_results_without_disk_space_are_one_sentence(tmp_path):
     with mounted(tmp_path / "full", "size=16k") as full:
         with pytest.raises(OSError, match="No space left"):
             (full / "filled").write_bytes(b"x" * (1 << 20))

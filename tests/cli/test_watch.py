@@ -1,4 +1,4 @@
-"""``ddpdoctor watch``, and the metrics of ``ddpdoctor run --prometheus``, on a job that runs meanwhile."""
+"""``ddpdoctor watch``, and the metrics of ``ddpdoctor run --prometheus``, on a running job."""
 
 import fcntl
 import json
@@ -44,7 +44,7 @@ def test_a_finished_run_is_shown_once():
     assert re.search(r"^ +1 +99 +[\d.]+ ms +[\d.]+ ms +[\d.]+ ms", out, re.MULTILINE)
 
 
-def test_what_the_ranks_did_during_the_only_analysis_is_shown(tmp_path, monkeypatch, capsys):
+def test_once_shows_the_state_after_the_analysis(tmp_path, monkeypatch, capsys):
     run = shutil.copytree(RUN, tmp_path / "run")
     manifest = json.loads((run / "manifest.json").read_text()) | {"host": "elsewhere", "ended_ns": None}
     (run / "manifest.json").write_text(json.dumps(manifest))
@@ -62,7 +62,7 @@ def test_what_the_ranks_did_during_the_only_analysis_is_shown(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("name", ["empty", "missing"])
-def test_what_is_no_run_gets_one_sentence(tmp_path, name):
+def test_no_run_directory_is_one_sentence(tmp_path, name):
     (tmp_path / "empty").mkdir()
     code, out, err = doctor("watch", tmp_path / name)
     assert (code, out) == (2, "") and err.count("\n") == 1
@@ -73,7 +73,7 @@ def test_a_run_without_steps_yet_and_one_whose_launcher_was_killed(tmp_path):
     manifest = {"schema": "ddpdoctor.run/1", "host": "elsewhere", "pid": 1, "started_ns": time.time_ns()}
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     code, out, _ = doctor("watch", tmp_path, "--once")
-    assert code == 0 and "running for" in out and "no rank has recorded a step so far" in out
+    assert code == 0 and "running for" in out and "no rank has recorded a step" in out
     ended = subprocess.Popen(["true"])
     ended.wait()
     manifest |= {"host": socket.gethostname(), "pid": ended.pid}
@@ -87,18 +87,18 @@ def test_a_run_without_steps_yet_and_one_whose_launcher_was_killed(tmp_path):
     assert code == 0 and "its launcher was killed" in out
 
 
-def test_a_job_that_was_killed_while_it_hung_does_not_hang_on(tmp_path):
+def test_a_job_killed_while_it_hung_is_over(tmp_path):
     run = Stopped(tmp_path / "run", ended=False).launched_here()
     run.rank(0, "backward", REDUCING).rank(1, "other", LOCKED)
     run.seen(0, WAITING, waits=True).seen(1, WAITING, waits=False).stall("lasts")
     code, out, _ = doctor("watch", run.path)
-    assert code == 0 and "its launcher was killed, its ranks are gone" in " ".join(out.split())
+    assert code == 0 and "its launcher was killed, its ranks have ended" in " ".join(out.split())
     assert "The job hung for 310 s until it was killed" in " ".join(out.split())
     assert "no rank has finished a step" not in out and "verdict so far" not in out
     assert [line.split()[-1] for line in out.splitlines() if re.match(r" +[01]  ", line)] == ["ended"] * 2
 
 
-def test_where_a_rank_was_in_a_step_that_is_over_is_not_where_it_is(tmp_path, monkeypatch, capsys):
+def test_the_line_of_a_finished_step_is_not_shown(tmp_path, monkeypatch, capsys):
     run = Stopped(tmp_path / "run", ended=False)  # on another host
     for log in run.path.glob("ranks/*/steps.jsonl"):
         log.write_text("".join(line for line in log.open() if not line.startswith('{"end"')))
@@ -122,7 +122,7 @@ def test_where_a_rank_was_in_a_step_that_is_over_is_not_where_it_is(tmp_path, mo
 
 
 @pytest.mark.parametrize(("computes", "words"), [(True, "computes"), (False, "is stuck"), (None, "is stuck")])
-def test_a_rank_that_computes_is_not_said_to_be_stuck(tmp_path, monkeypatch, capsys, computes, words):
+def test_a_computing_rank_is_not_reported_as_stuck(tmp_path, monkeypatch, capsys, computes, words):
     run = Stopped(tmp_path / "run", ended=False)  # on another host
     for log in run.path.glob("ranks/*/steps.jsonl"):
         log.write_text("".join(line for line in log.open() if not line.startswith('{"end"')))
@@ -148,12 +148,12 @@ def test_many_ranks_and_gpus_fit_the_screen(tmp_path):
         out.write(json.dumps({"t_ns": time.time_ns(), "host": {}, "ranks": {}, "gpus": gpus}) + "\n")
     code, out, _ = doctor("watch", run)
     assert code == 0 and len(out.splitlines()) < 40
-    assert "and 24 ranks that arrive earlier" in out and re.search(r"^ +1 +99 ", out, re.MULTILINE)
+    assert "and 24 ranks that are less late" in out and re.search(r"^ +1 +99 ", out, re.MULTILINE)
     assert re.search(r"^ +3 +host1 +97 % +16 GiB +– +–", out, re.MULTILINE)
 
 
 def test_keys_sort_show_phases_and_quit(tmp_path):
-    """On a terminal; it is as it was afterwards."""
+    """On a terminal, whose settings are restored afterwards."""
     run = tmp_path / "run"
     shutil.copytree(RUN, run)
     manifest = json.loads((run / "manifest.json").read_text())
@@ -205,7 +205,7 @@ def test_a_running_job_is_followed_to_its_end_and_scraped(once):
     assert "ddpdoctor_late_seconds" in live.said["metrics"][1]
 
 
-def test_a_port_in_use_costs_the_job_nothing(tmp_path):
+def test_a_port_in_use_does_not_affect_the_job(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -226,7 +226,7 @@ def test_a_port_in_use_costs_the_job_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("address", ["http", "70000", ":9400", "127.0.0.1:"])
-def test_an_address_that_is_none_is_refused_before_the_job(tmp_path, address):
+def test_an_invalid_address_is_refused_before_the_job(tmp_path, address):
     code, out, err = doctor("run", "--out", tmp_path / "run", "--prometheus", address, "--", "echo", "ran")
     assert (code, out) == (2, "") and err.startswith(f"ddpdoctor: --prometheus {address}: give a port")
 
@@ -248,7 +248,7 @@ while not os.path.exists(sys.argv[1]):
 
 @pytest.mark.torchrun
 @pytest.mark.extended
-def test_clients_that_only_hold_on_take_nothing_from_the_recording(tmp_path):
+def test_idle_clients_do_not_affect_the_recording(tmp_path):
     """As many connections as the launcher's processes may have files, by anybody on the machine: all is recorded, scrapes are
     answered, and nobody is left behind."""
     pytest.importorskip("torch")
@@ -287,7 +287,7 @@ def test_clients_that_only_hold_on_take_nothing_from_the_recording(tmp_path):
 
 
 @pytest.mark.extended
-def test_the_metrics_end_with_a_keeper_that_is_killed(tmp_path):
+def test_the_metrics_end_with_a_killed_keeper(tmp_path):
     run, port = tmp_path / "run", free_port()
     options = ["--out", str(run), "--no-analysis", "--no-profile", "--prometheus", str(port)]
     launcher = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The ranks as ``ddpdoctor watch`` lists them: their order, their phases, and where they are now."""
+"""The table of ranks of ``ddpdoctor watch``: order, phases and current line."""
 
 import io
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ddpdoctor.cli.watch_ranks import Placed, Sort, View, phase_bar, rank_table
+from ddpdoctor.cli.watch_ranks import LineOfCode, Sort, View, phase_bar, rank_table
 from ddpdoctor.telemetry import LiveRun
 
 RUN = Path(__file__).parents[2] / "fixtures" / "slow-data-one-rank"
@@ -14,7 +14,7 @@ RUN = Path(__file__).parents[2] / "fixtures" / "slow-data-one-rank"
 
 @pytest.fixture
 def run():
-    """Rank 1 waits for data, and its job goes on."""
+    """A running job in which rank 1 waits for data."""
     live = LiveRun(RUN)
     live.look()
     live.manifest["ended_ns"] = None
@@ -33,14 +33,14 @@ def order(run, view):
     return [line[0] for line in lines(rank_table(run, view, {}))[1:]]
 
 
-def test_ranks_are_sorted_by_what_the_user_asks_for(run):
+def test_ranks_are_sorted_in_the_chosen_order(run):
     assert order(run, View()) == ["0", "1"] and order(run, View(reverse=True)) == ["1", "0"]
     for sort in (Sort.LATE, Sort.DATA, Sort.STEP):
         assert order(run, View(sort=sort)) == ["1", "0"]
         assert order(run, View(sort=sort, reverse=True)) == ["0", "1"]
 
 
-def test_of_whom_nothing_is_known_comes_last(run):
+def test_ranks_without_values_come_last(run):
     run.samples["host1"]["ranks"] = {"1": {"rss_bytes": 5e8}}
     for reverse in (False, True):
         assert order(run, View(sort=Sort.MEMORY, reverse=reverse)) == ["1", "0"]
@@ -64,7 +64,7 @@ def test_the_phases_of_each_rank_and_of_all(run):
     assert "■ data " in legend.plain and "■ backward " in legend.plain
 
 
-def test_where_a_rank_is_now_is_told_where_it_says_so(run):
+def test_the_current_line_of_a_rank_is_shown_if_known(run):
     said = {1: {"phase": "data", "user": [["/home/me/train.py", 57, "main"]], "frames": []}}
     rows = {row[0]: " ".join(row) for row in lines(rank_table(run, View(), said))[1:]}
     assert "data train.py:57 for" in rows["1"] and "in a step for" in rows["0"]
@@ -99,5 +99,5 @@ def test_a_narrow_terminal_keeps_the_number_of_the_line(run):
     ],
 )
 def test_a_path_loses_its_first_folders_first(width, drawn):
-    placed = Placed("rank 1 is stuck at ", ["/home/me/a/b/train.py", 57, "load"], " (load)")
+    placed = LineOfCode("rank 1 is stuck at ", ["/home/me/a/b/train.py", 57, "load"], " (load)")
     assert " ".join(word for line in lines(placed, width) for word in line) == drawn

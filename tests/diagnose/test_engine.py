@@ -230,10 +230,13 @@ def test_any_finding_explains_what_names_a_star_but_notes_do_not() -> None:
     assert run(star, rule("a/cause", costs="late.data")).findings[1].caused_by == "a/cause"
 
 
-def test_what_any_finding_explains_names_the_root() -> None:
+@pytest.mark.parametrize(
+    ("of_effect", "of_cause"), [("shared.data", "late.data"), ("late.data", "shared.data")]
+)
+def test_what_any_finding_explains_names_the_root(of_effect: str, of_cause: str) -> None:
     star = rule("a/star", severity="critical", effect_of=["*"])
-    effect = rule("a/effect", costs="shared.data", effect_of=["a/cause"])
-    outcome = run(star, effect, rule("a/cause", costs="late.data"))
+    effect = rule("a/effect", costs=of_effect, effect_of=["a/cause"])
+    outcome = run(star, effect, rule("a/cause", costs=of_cause))
     assert {finding.rule: finding.caused_by for finding in outcome.findings} == {
         "a/cause": None,
         "a/effect": "a/cause",

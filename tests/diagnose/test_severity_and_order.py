@@ -24,6 +24,16 @@ def test_a_price_may_be_a_ceiling_in_some_cases_only() -> None:
         assert run(rule("a/b", costs="shared.data", ceiling_when=when)).findings[0].at_most is ceiling
 
 
+def test_an_estimate_is_no_upper_bound() -> None:
+    for severity_most, ceiling, bound in (
+        ("warning", None, True),
+        ("warning", False, False),
+        (None, True, True),
+    ):
+        found = run(rule("a/b", costs="shared.data", severity_most=severity_most, ceiling=ceiling)).findings
+        assert found[0].at_most is bound and found[0].estimated is (ceiling is False)
+
+
 def test_findings_stand_by_cost_whatever_the_thresholds() -> None:
     rules = [
         rule("a/late", costs="late.data"),

@@ -9,7 +9,7 @@ from ddpdoctor.diagnose import words
 
 @pytest.mark.parametrize(
     ("given", "text"),
-    [(0.421, "0.42 ms"), (9.0, "9 ms"), (46.3, "46 ms"), (9999.0, "9999 ms"), (12000.0, "12 s")],
+    [(0.421, "0.42 ms"), (9.0, "9 ms"), (46.3, "46 ms"), (1234.0, "1.23 s"), (12000.0, "12 s")],
 )
 def test_ms(given: float, text: str) -> None:
     assert words.ms(given) == text
@@ -25,6 +25,28 @@ def test_size(given: float, text: str) -> None:
 def test_percent_and_number() -> None:
     assert [words.percent(share) for share in (0.423, 0.051, 1.0)] == ["42 %", "5.1 %", "100 %"]
     assert [words.number(value) for value in (4.0, 4.27, 120.4)] == ["4", "4.3", "120"]
+
+
+def test_the_article_before_a_number_fits() -> None:
+    for number, article in (
+        ("8", "an"),
+        ("80", "an"),
+        ("8.2", "an"),
+        ("11", "an"),
+        ("11.4", "an"),
+        ("18", "an"),
+    ):
+        assert words.render(f"a {number} ms step", {}) == f"{article} {number} ms step"
+    for text in ("a 1 ms step", "a 110 ms step", "a 180 ms step", "a 62 ms step", "alpha 8 ms"):
+        assert words.render(text, {}) == text
+
+
+def test_what_one_cause_of_several_saves() -> None:
+    cost = {"ms_per_step": 1.9, "alone_ms_per_step": 0.0, "remaining_ms_per_step": 3.9}
+    assert words.beside_others(cost).endswith(
+        "saves nothing; once the others are fixed, it saves 3.9 ms per step."
+    )
+    assert "saves 1 ms per step; once" in words.beside_others(cost | {"alone_ms_per_step": 1.0})
 
 
 def test_count() -> None:
@@ -124,6 +146,7 @@ def test_a_brace_alone_goes_to_jinja():
 def test_all_ranks_are_those_that_were_recorded() -> None:
     assert words.ranks(None, {"ranks_seen": 1, "world_size": 300}) == "the one recorded rank"
     assert words.ranks(None, {"ranks_seen": 5, "world_size": 8}) == "all 5 recorded ranks"
+    assert words.ranks(None, {"ranks_seen": 2, "world_size": 8}) == "both recorded ranks"
     assert words.verb(None, "waits", "wait", {"ranks_seen": 1, "world_size": 8}) == "waits"
     rendered = words.render(
         "{{ none|ranks|sentence }} {{ none|verb('waits', 'wait') }}", {"job": {"ranks_seen": 1}}

@@ -7,8 +7,8 @@ import shutil
 
 import pytest
 
-from ddpdoctor.experiment import copies
-from ddpdoctor.experiment.copies import copied
+from ddpdoctor.experiment import scratch as copies
+from ddpdoctor.experiment.scratch import copied
 
 
 def test_what_lies_in_a_working_directory_goes_along_and_what_cannot_is_told(tmp_path):

@@ -26,7 +26,7 @@ def test_a_rank_writes_what_its_tensors_take_in_which_phase(tmp_path):
     job = run_recorded(tmp_path, command, HookOptions(profile_steps=None))
     assert job.process.returncode == 0, job.process.stderr
     for rank in (0, 1):
-        assert job.info(rank)["hook"]["errors"] == []
+        assert job.info(rank)["hook"]["errors"] == [] and job.info(rank)["nccl"] == "2.26.2"
         head, *looks = map(json.loads, (job.folder(rank) / MEMORY_FILE).read_text().splitlines())
         assert head == {"schema": "ddpdoctor.memory/1", "device": "cuda:0", "total_bytes": 80 << 30}
         assert 2 <= len(looks) <= 20

@@ -27,6 +27,11 @@ def optimizer_step():
 for number in range(80):
     step(number)
 """
+ALL_IN_ONE = """
+trains = threading.Thread(target=lambda: [step(number) for number in range(20)])
+trains.start()
+trains.join()
+"""
 TAKEN_BACK = """
 import sys, time
 for number in range(40):
@@ -65,6 +70,16 @@ def test_a_thread_for_each_step_is_not_profiled(tmp_path):
     assert recorded.process.stderr == ""
     assert recorded.info(0)["window"]["state"] == "skipped"
     assert len(recorded.steps(0)) == 80
+
+
+@pytest.mark.torchrun
+def test_a_loop_in_a_thread_of_its_own_is_recorded(tmp_path):
+    script = tmp_path / "job.py"
+    script.write_text(JOB + ALL_IN_ONE + END)
+    recorded = run_recorded(tmp_path, forked(script, ranks=1), HookOptions(profile_steps=None))
+    assert recorded.process.returncode == 0, recorded.process.stderr
+    kinds = [{event["k"] for event in step["ev"]} for step in recorded.steps(0)]
+    assert len(kinds) == 20 and all(each >= {"fwd", "bwd", "opt"} for each in kinds[1:])
 
 
 @pytest.mark.torchrun

@@ -58,6 +58,11 @@ def test_steps_are_the_loops_own_rounds(job: Counted, name: str, rank: int) -> N
     assert len(steps) == counts[rank][name]
     assert [step["step"] for step in steps] == list(range(len(steps)))
     assert recorded.info(rank, repeat)["hook"]["errors"] == []
+    if name == "closure":
+        for step in steps:
+            ends = [event["s"] + event["d"] for event in step["ev"] if event["k"] == "bwd"]
+            begins = [event["s"] for event in step["ev"] if event["k"] == "opt"]
+            assert len(begins) == 1 and begins[0] >= max(ends), "what it takes after its closure"
     starts_and_ends = [tuple(step["t"]) for step in steps]
     assert all(start < end for start, end in starts_and_ends)
     assert all(abs(after[0] - before[1]) < 100_000 for before, after in pairwise(starts_and_ends))

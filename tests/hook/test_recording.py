@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from ddpdoctor.hook.job import Kinds, Lines, input_elements
-from ddpdoctor.rundir import COMMON_FIELDS, FIELDS_OF, EventKind, LineField, Mark
+from ddpdoctor.rundir import EventKind, LineField, Mark
+from tests.rundir.stepfields import COMMON_FIELDS, FIELDS_OF
 
 from .recording import JOBS, HookOptions, Recorded, forked, plain_environment, run_recorded
 

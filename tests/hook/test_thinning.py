@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
+from ddpdoctor.hook.job import Kinds
+from ddpdoctor.hook.recording import Recorder, active
 from ddpdoctor.hook.recording.recorder import (
     BLOCK_STEPS,
     EARLY_STEPS,
@@ -15,6 +18,8 @@ from ddpdoctor.hook.recording.recorder import (
     MOST_THINNED,
     Thinning,
 )
+from ddpdoctor.rundir import STEPS_FILE, Spool, drain, make_spool_root
+from tests.launch.launched import make_run
 
 from .recording import HookOptions, forked, plain_environment, run_recorded
 
@@ -76,6 +81,25 @@ def test_one_long_reading_of_the_clock_changes_little():
     blocks(thinning, 0, 256, 50.0, 20.0)
     thinning.next_block(256, 50_000_000, 20_000_000)
     assert thinning.every == 1 and thinning.cost_us < 60
+
+
+def test_steps_of_which_only_the_times_are_kept_lie_end_to_end(tmp_path):
+    run = make_run(tmp_path / "run")
+    spool = Spool(make_spool_root(str(run)), 0, str(run))
+    recorder = Recorder(spool, Kinds())
+    begin = recorder.start_perf_ns
+    try:
+        active.record(full=False)
+        recorder.end_step(recorder.cut(begin + 5_000_000))
+        assert recorder.end_brief_step(begin + 9_000_000)
+        drain(spool.directory)
+    finally:
+        active.stop()
+        recorder.close()
+        shutil.rmtree(make_spool_root(str(run)))
+    lines = map(json.loads, (run / "ranks" / "00000" / STEPS_FILE).read_text().splitlines())
+    first, second = (line["t"] for line in lines if "step" in line)
+    assert (first[1] - first[0], second[1] - second[0]) == (5_000_000, 4_000_000) and second[0] == first[1]
 
 
 @pytest.mark.alone

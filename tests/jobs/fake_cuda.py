@@ -84,6 +84,7 @@ def counters(device: int) -> dict[str, object]:
 
 def install() -> None:
     torch.version.cuda = "12.8"
+    torch.cuda.nccl.version = lambda: (2, 26, 2)
     torch.cuda.Event = Event
     torch.cuda.is_initialized = lambda: True
     torch.cuda.current_device = lambda: 0

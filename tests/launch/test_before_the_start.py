@@ -12,9 +12,8 @@ STAGES = [
     "open_run",
     "make_spool_root",
     "bounded",
-    "Keeper",
-    "Sentinel",
-    "child_environment",
+    "Beside",
+    "job_environment",
 ]
 ERRORS = [OSError(24, "Too many open files"), RuntimeError("a fault of ours")]
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.rundir import RankStop, Stops, read_stops
+from ddpdoctor.rundir import Stops, read_stops
+from ddpdoctor.rundir.stops import RankStop
 from tests.hook.recording import JOBS, Recorded, forked
 from tests.waiting import until
 

@@ -2,13 +2,15 @@
 
 import os
 import threading
+import time
 from contextlib import suppress
 
 import pytest
 
-from ddpdoctor.launch.helper import Beside, is_told_to_end
-from ddpdoctor.launch.keeper import HostWatch, _Kept
+from ddpdoctor.launch.helper import Beside
+from ddpdoctor.launch.keeper import Keeper
 from ddpdoctor.launch.options import RunOptions
+from ddpdoctor.readable import is_readable
 
 
 @pytest.fixture
@@ -20,7 +22,7 @@ def no_thread(monkeypatch):
 
 
 def test_a_process_that_cannot_be_listened_to_works_on_and_is_ended(no_thread):
-    beside = Beside("test", lambda orders, writer: is_told_to_end(orders, 60))
+    beside = Beside("test", lambda orders, writer: is_readable(orders, 60))
     beside.start()
     beside.listen(lambda said: None, 1.0)
     beside.end()
@@ -28,11 +30,21 @@ def test_a_process_that_cannot_be_listened_to_works_on_and_is_ended(no_thread):
         assert os.waitpid(beside._pid, 0)[0] == beside._pid, "it has ended, or is about to"
 
 
+def test_a_look_at_the_orders_does_not_wait_for_one():
+    orders, launcher = os.pipe()
+    began_s = time.monotonic()
+    assert not is_readable(orders, 0)
+    assert time.monotonic() - began_s < 1.0
+    os.close(launcher)
+    assert is_readable(orders, 0), "the launcher has gone"
+    os.close(orders)
+
+
 def test_the_keeper_carries_on_without_telemetry(no_thread, tmp_path):
     answers, writer = os.pipe()
     began = []
-    kept = _Kept(tmp_path, tmp_path, HostWatch(tmp_path, tmp_path, "", None, RunOptions()), 0, writer)
-    assert kept._do_beating(lambda: began.append(1)) and not began
+    keeper = Keeper(tmp_path, tmp_path, "", RunOptions(), 0, writer)
+    assert keeper._do_beating(lambda: began.append(1)) and not began
     assert b"No telemetry: can't start new thread" in os.read(answers, 1000)
     os.close(answers)
     os.close(writer)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.launch.privacy import LONGEST_COMMAND, mask_command
-from ddpdoctor.rundir.privacy import mask_text, recorded_environment
+from ddpdoctor.rundir.privacy import LONGEST_COMMAND, mask_command, mask_text, recorded_environment
 from tests.launch.launched import clean_environment, run_under
 
 SECRET = "q7Rt2Xv9Lm4Zp8Kw1Bn6"

@@ -13,10 +13,9 @@ import pytest
 
 from ddpdoctor.launch import proof, sentinel
 from ddpdoctor.launch.helper import Diagnosing
-from ddpdoctor.launch.hostwatch import HostWatchedRanks
 from ddpdoctor.launch.options import RunOptions
-from ddpdoctor.launch.rankwatch import WatchedRank
-from ddpdoctor.launch.sentinel import _Watch
+from ddpdoctor.launch.rankwatch import HostWatchedRanks, WatchedRank
+from ddpdoctor.launch.sentinel import Sentinel
 from ddpdoctor.launch.standstill import Progress, Tuning
 from ddpdoctor.rundir import STALL_FILE, STALL_SCHEMA, host_document, keep_host_document
 from ddpdoctor.rundir.liveness import started
@@ -136,7 +135,7 @@ class Watching:
         self.root = tmp_path / "root"
         self.root.mkdir(mode=0o700, exist_ok=True)
         options = RunOptions(hang_after_s=3.0, on_hang=on_hang)
-        self.watch = _Watch(self.root, "host", options, more.get("diagnose"), -1, writer)
+        self.watch = Sentinel(self.root, "host", options, more.get("diagnose"), -1, writer)
         self.watch._current = lambda: ranks  # type: ignore[method-assign]
 
     def hangs(self, seconds: float = 60.0, answered: bool = True) -> None:
@@ -182,6 +181,21 @@ def test_each_launcher_of_a_host_ends_its_own_ranks_once_one_has_found_that_they
     watching.watch._turn()
     watching.watch._turn()
     assert [said.get("end_job", False) for said in watching.said()] == [True] * ends
+
+
+def test_what_is_written_of_a_hang_is_brought_up_to_date_now_and_then(tmp_path, monkeypatch) -> None:
+    rank = a_rank(1)
+    watching = Watching(tmp_path, [waiting(0), rank], "report")
+    watching.hangs()
+    alive = []
+    for again_s in (60.0, 60.0, 60.0, 0.0):
+        monkeypatch.setattr(sentinel, "_AGAIN_S", again_s)
+        watching.watch._turn()
+        alive.append(
+            [each["alive"] for each in host_document(str(watching.root), STALL_FILE).get("ranks", [])]
+        )
+        rank.end = {"signal": 9, "code": None, "in_order": False} if alive[-1] else None
+    assert alive == [[], [True, True], [True, True], [True, False]]
 
 
 def test_who_is_left_of_dead_ranks_and_not_known_to_wait_for_them_is_not_ended(tmp_path) -> None:

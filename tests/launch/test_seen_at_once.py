@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.launch.hostwatch import HostWatchedRanks
+from ddpdoctor.launch.rankwatch import HostWatchedRanks
 from ddpdoctor.launch.unjoined import Door
 from ddpdoctor.rundir import make_spool_root
 from tests.hook.recording import REPOSITORY

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from ddpdoctor.launch import usage
-from ddpdoctor.launch.sockets import Sockets
+from ddpdoctor.launch.usage import Sockets
 
 MANY = 200_000
 
@@ -51,7 +51,7 @@ def test_an_upload_from_memory_is_work(pair, monkeypatch) -> None:
     """Neither the first thread's wakes nor the bytes of its files tell: no other source may."""
     monkeypatch.setattr(usage, "MOVED_BYTES", 1 << 40)
     monkeypatch.setattr(usage, "_sockets", Sockets())
-    monkeypatch.setattr("ddpdoctor.launch.sockets._FRESH_S", 0.0)
+    monkeypatch.setattr("ddpdoctor.launch.usage._FRESH_S", 0.0)
     meter = usage.Meter(os.getpid())
     monkeypatch.setattr(meter, "_works", lambda *_: False)
     meter.look(None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ddpdoctor.measure.attribution import attribute
-from ddpdoctor.measure.costs import Context, late_facts, late_work, price_all, shared_facts
+from ddpdoctor.measure.costs import Context, costs_under, late_work, price_all
 from ddpdoctor.measure.graph import CycleGroup, Graph, RankSteps, Sync
 from ddpdoctor.measure.replay import replay_all
 from ddpdoctor.measure.taxonomy import COMPONENTS, INDEX, SyncKind
@@ -125,13 +125,9 @@ def on(rank, world, ms, cycles=1, every=None):
 
 def late_of(graph):
     """Facts under ``late`` as {cause: cost}, causes that were not found left out."""
-    late = late_facts(late_work(Context(graph, attribute(graph), NoLines())))
-    found = {name: getattr(late, name) for name in late.__struct_fields__}
-    return {name: cost for name, cost in found.items() if cost is not None}
+    return costs_under("late", late_work(Context(graph, attribute(graph), NoLines())))
 
 
 def shared_of(graph):
     """Facts under ``shared``, likewise."""
-    shared = shared_facts(price_all(Context(graph, attribute(graph), NoLines())))
-    found = {name: getattr(shared, name) for name in shared.__struct_fields__}
-    return {name: cost for name, cost in found.items() if cost is not None}
+    return costs_under("shared", price_all(Context(graph, attribute(graph), NoLines())))

@@ -290,3 +290,23 @@ def late_facts(measurement) -> dict:
 def plant(rank: int, every: int = 1, **extra_ms: float) -> Callable[[int, int], dict[str, float]]:
     """``extra`` that acts on one rank."""
     return lambda r, step: extra_ms if r == rank and step % every == 0 else {}
+
+
+def write_beside(folder, rank, lines, work_of):
+    """A trace of steps 8 to 12 of a step log's ``lines``, of a job of two ranks: of each event of theirs the operators, (name, epoch ns,
+    ms) each, that ``work_of`` gives for it and the epoch ns of its step's beginning."""
+    events = []
+
+    def add(category, name, at_ns, ms):
+        times = {"ts": (at_ns - EPOCH_NS) / 1e3, "dur": ms * 1e3}
+        events.append({"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 1, **times})
+
+    for line in lines:
+        if 8 <= line.get("step", -1) <= 12:
+            start, end = line["t"]
+            add("user_annotation", f"ProfilerStep#{line['step']}", start, (end - start) / 1e6)
+            for event in line["ev"]:
+                for operator in work_of(event, start):
+                    add("cpu_op", *operator)
+    text = {"baseTimeNanoseconds": EPOCH_NS, "distributedInfo": {"rank": rank, "world_size": 2}}
+    (folder / f"rank{rank}.json").write_text(json.dumps({**text, "traceEvents": events}))

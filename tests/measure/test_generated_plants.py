@@ -180,7 +180,7 @@ def test_breakdown_adds_up_and_agrees_with_the_truth(tmp_path):
     truth = generate(Config(plants=(Plant("slow_data", ranks=(2,), ms=3),)), tmp_path / "traces")
     measurement = measured(tmp_path / "traces")
     assert sum(measurement.facts.breakdown.values()) == pytest.approx(1.0)
-    for rank in measurement.ranks:
+    for rank in measurement.drawn.ranks:
         assert sum(rank.breakdown_ms.values()) == pytest.approx(truth.mean_step_us / 1e3, rel=0.01)
         true_ms = (
             sum(step.breakdown_us[rank.rank]["data_wait"] for step in truth.steps) / len(truth.steps) / 1e3
@@ -199,6 +199,6 @@ def test_wait_apart_from_transfer_is_that_of_the_truth(tmp_path):
     for exposed_ms, part in ((facts.wait_ms, "comm_wait"), (facts.transfer_ms, "comm_transfer")):
         of_ranks = [of_rank[part] for step in truth.steps[1:] for of_rank in step.breakdown_us]
         assert exposed_ms == pytest.approx(sum(of_ranks) / 4 / steps / 1e3, abs=0.2)
-    (point,) = measurement.bandwidth
+    (point,) = measurement.drawn.bandwidth
     true_bus = truth.config.bucket_bytes[0] * 1.5 / (last[0].transfer_us * 1e3)
     assert point.bus_gb_per_s == pytest.approx(true_bus, rel=0.1)

@@ -13,7 +13,7 @@ from ddpdoctor.measure.taxonomy import INDEX, Component
 from tests.generator import Config, HostClock, Plant, generate
 from tests.measure.traced import accused, found, measured, windows_of
 
-pytestmark = pytest.mark.extended
+EXTENDED = pytest.mark.extended
 
 KERNELS_ONLY = ("cuda_runtime", "cpu_op")
 """Marks of the steps, and what the devices did."""
@@ -47,6 +47,7 @@ def near(truth, cost_ms):
     return cost_ms == pytest.approx(true_ms, abs=0.05 * truth.mean_step_us / 1e3)
 
 
+@EXTENDED
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_slower_rank_is_named_by_its_kernels_alone(name, tmp_path):
     config = replace(JOB, plants=(LATE,), **BARE, **VARIANTS[name])
@@ -68,8 +69,12 @@ def test_why_a_device_idles_is_not_known_without_its_host(tmp_path):
     assert measurement.facts.breakdown["host"] == 0.0 and measurement.facts.breakdown["other"] > 0.15
 
 
-@pytest.mark.parametrize("lacking", [(0, 2), (1,)], ids=["two others", "the late one"])
-@pytest.mark.parametrize("kind", [None, "slow_forward", "host_gap_backward"])
+@pytest.mark.parametrize(
+    "lacking", [pytest.param((0, 2), id="two others"), pytest.param((1,), id="the late one", marks=EXTENDED)]
+)
+@pytest.mark.parametrize(
+    "kind", [*(pytest.param(kind, marks=EXTENDED) for kind in (None, "slow_forward")), "host_gap_backward"]
+)
 def test_some_ranks_hosts_are_recorded(kind, lacking, tmp_path):
     """What is known of some is not held against those of whom nothing is, nor the other way round."""
     plants = () if kind is None else (Plant(kind, ranks=(1,), ms=3.0),)
@@ -82,11 +87,13 @@ def test_some_ranks_hosts_are_recorded(kind, lacking, tmp_path):
         assert near(truth, measurement.facts.late.total.ms_per_step)
 
 
+@EXTENDED
 def test_a_healthy_job_stays_healthy(tmp_path):
     generate(replace(JOB, jitter=0.05, **BARE), tmp_path / "traces")
     assert accused(measured(tmp_path / "traces")) == {}
 
 
+@EXTENDED
 def test_operators_stand_for_calls_that_were_not_recorded(tmp_path):
     config = replace(
         JOB, plants=(Plant("host_gap_backward", ranks=(1,), ms=3.0),), unrecorded=("cuda_runtime",)
@@ -123,6 +130,7 @@ COUPLED = replace(
 """Each host waits for its device, which waits for the others', in a call that the trace lacks."""
 
 
+@EXTENDED
 def test_the_length_of_a_step_is_no_host_s_pace(tmp_path):
     generate(COUPLED, tmp_path / "traces")
     step_ns = measured(tmp_path / "traces").graphs.speaking.mean_cycle_ns
@@ -130,6 +138,7 @@ def test_the_length_of_a_step_is_no_host_s_pace(tmp_path):
     assert (paces_ns < 0.5 * step_ns).all()
 
 
+@EXTENDED
 def test_hosts_that_wait_unseen_bound_no_price(tmp_path):
     truth = generate(COUPLED, tmp_path / "traces")
     measurement = measured(tmp_path / "traces")

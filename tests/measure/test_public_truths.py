@@ -37,7 +37,7 @@ def of(name):
 
 def caused_ms(name):
     """Waiting that each rank causes, ms per step."""
-    return {rank.rank: rank.caused_wait_ms for rank in of(name).ranks}
+    return {rank.rank: rank.caused_wait_ms for rank in of(name).drawn.ranks}
 
 
 SLEEP = "torchrec/sst_sleep_pl_dense_after_backward_2"
@@ -137,7 +137,7 @@ def test_one_rank_cannot_tell_waiting_from_transfer(name):
 def test_parts_add_up(name):
     measurement = of(name)
     assert sum(measurement.facts.breakdown.values()) == pytest.approx(1.0)
-    for rank in measurement.ranks:
+    for rank in measurement.drawn.ranks:
         assert sum(rank.breakdown_ms.values()) == pytest.approx(measurement.facts.steps.mean_ms, rel=0.01)
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.generator import Config, HostClock, Plant, generate
 from tests.measure.traced import accused, found, measured
 
-pytestmark = pytest.mark.extended
+EXTENDED = pytest.mark.extended
 
 KERNELS = ("cuda_runtime", "cpu_op", "user_annotation", "gpu_user_annotation")
 """What traces of the devices' kernels lack."""
@@ -47,7 +47,9 @@ def saved_ms(truth, plant):
     return truth.mean_step_us / 1e3 - sum(without) / len(without) / 1e3
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if "metric" in name else EXTENDED) for name in VARIANTS]
+)
 def test_steps_are_told_by_their_updates(name, tmp_path):
     truth = generate(replace(JOB, **VARIANTS[name]), tmp_path / "traces")
     measurement = measured(tmp_path / "traces")
@@ -56,6 +58,7 @@ def test_steps_are_told_by_their_updates(name, tmp_path):
     assert accused(measurement) == {}
 
 
+@EXTENDED
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_straggler_beside_what_all_ranks_do(name, tmp_path):
     """Each step's last bucket holds up the next step, however long all hosts work in between."""
@@ -68,6 +71,7 @@ def test_a_straggler_beside_what_all_ranks_do(name, tmp_path):
     assert alike.ms_per_step == pytest.approx(saved_ms(truth, 1), rel=0.25)
 
 
+@EXTENDED
 def test_without_kernels_of_an_optimizer_the_window_is_one_step(tmp_path):
     lacking = (*KERNELS, "void at::native::multi_tensor_apply_kernel<BinaryOpListAlphaFunctor>()")
     truth = generate(replace(JOB, unrecorded=lacking), tmp_path / "traces")
@@ -75,6 +79,7 @@ def test_without_kernels_of_an_optimizer_the_window_is_one_step(tmp_path):
     assert measurement.facts.steps.mean_ms > 4 * truth.mean_step_us / 1e3
 
 
+@EXTENDED
 @pytest.mark.parametrize("sizes", [False, True])
 @pytest.mark.parametrize("recorded", [(), LAUNCHES, KERNELS], ids=["all", "launches", "kernels"])
 def test_reductions_behind_the_backward_pass(recorded, sizes, tmp_path):
@@ -86,6 +91,7 @@ def test_reductions_behind_the_backward_pass(recorded, sizes, tmp_path):
     assert facts.shared.no_overlap.ms_per_step == pytest.approx(saved_ms(truth, 0), rel=0.33)
 
 
+@EXTENDED
 @pytest.mark.parametrize("recorded", [(), KERNELS], ids=["all", "kernels"])
 @pytest.mark.parametrize("job", [{"link_bandwidth_gbps": 6.0}, {"bucket_bytes": (30_000_000,)}])
 def test_reductions_beside_it_are_none(recorded, job, tmp_path):

@@ -21,7 +21,7 @@ def browser() -> Iterator[devtools.Tab]:
 
 @pytest.fixture
 def tab(browser: devtools.Tab) -> Iterator[devtools.Tab]:
-    """The browser's page, as it was when it was opened."""
+    """The browser's page, in its initial state."""
     yield browser
     browser.ask("Emulation.setScriptExecutionDisabled", value=False)
     browser.ask("Emulation.setEmulatedMedia", media="", features=[])

@@ -1,4 +1,4 @@
-"""What a page holds packed, as text."""
+"""Compressed parts of a page as text."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ def unpacked(packed: str) -> str:
 
 
 def readable_html(diagnosis: Diagnosis) -> str:
-    """The report with its figures unpacked, and without the library, whose base64 holds any short word by chance."""
+    """The report with decompressed figures, without the library, whose base64 contains short words by chance."""
     page = re.sub(r'(id="ddpdoctor-plotly">)[^<]*', r"\1", render_html(diagnosis))
     return re.sub(r'(id="ddpdoctor-figures">)([^<]*)', lambda found: found[1] + unpacked(found[2]), page)

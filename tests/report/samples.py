@@ -38,12 +38,12 @@ NOT_ENDED = {
     "running": "is still running",
     "unknown": "has no recorded end",
 }
-"""``end`` of a job that is no pass, and what is said of it."""
+"""``end`` of a job that does not count as passed, and its description."""
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&<!--"
 
 
 def unhealthy() -> Diagnosis:
-    """Two ranks; rank 1 waits for data, a barrier comes on top."""
+    """Two ranks; rank 1 waits for data, and there is a barrier."""
     rng = random.Random(7)
     steps = list(range(10, 128))
     late = [[0.0 for _ in steps], [44.0 + rng.gauss(0, 4) for _ in steps]]
@@ -284,7 +284,7 @@ def _deep_flames() -> list[Flame]:
 
 
 def healthy() -> Diagnosis:
-    """Four ranks, nothing to mend."""
+    """Four ranks without a finding."""
     rng = random.Random(3)
     steps = list(range(200))
     parts = {"data_wait": 0.4, "compute": 92.0, "comm_wait": 1.3, "comm_transfer": 4.0, "other": 1.1}
@@ -324,7 +324,7 @@ def healthy() -> Diagnosis:
 
 
 def minimal() -> Diagnosis:
-    """Nothing is known but that nothing was found."""
+    """A diagnosis without findings and almost without data."""
     return Diagnosis(healthy=True, verdict=Verdict(None, "Nothing found"), job=Job(), steps=Steps())
 
 

@@ -1,4 +1,4 @@
-"""Comparisons of diagnoses whose truth is known."""
+"""Comparisons of diagnoses with known step times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import samples
 from rich.console import Console
 
 from ddpdoctor.diagnose.diagnosis import CheckedRule, Coverage, Finding, Job, Series, SkippedRule, Steps
-from ddpdoctor.report.compare import FEWEST_POINTS, Comparison, compare
+from ddpdoctor.report.compare import MIN_STEPS, Comparison, compare
 from ddpdoctor.report.compare_output import comparison_json, grids, print_comparison, render_comparison
 
 RULES = ("dataloader/starved", "allreduce/late-rank", "gpu/launch-bound")
@@ -47,15 +47,15 @@ def finding(rule, cost, *, severity="warning", ranks=None):
     )
 
 
-def test_ten_thousand_findings_find_each_other():
-    """Each its own again, whatever their order; the rest by their rule."""
+def test_ten_thousand_findings_are_matched():
+    """By rule and ranks in any order, the others by rule."""
     old = [finding("a/b", 1.0, ranks=[n]) for n in range(10_000)]
     rows = compare(diagnosis(fired=old), diagnosis(fired=[*reversed(old[:-1]), finding("a/b", 1.0)])).findings
     assert len(rows) == 10_000
     assert [row.before_ranks for row in rows if row.before_ranks != row.after_ranks] == [[9_999]]
 
 
-def test_steps_that_take_no_time_are_no_ratio():
+def test_step_times_of_zero_give_no_ratio():
     nothing = msgspec.structs.replace(diagnosis(), steps=Steps(median_ms=0.0))
     nothing = msgspec.structs.replace(
         nothing, series=Series(steps=[0, 1, 2], ranks=[0], step_ms=[[0.0, -1.0, 0.0]])
@@ -65,7 +65,7 @@ def test_steps_that_take_no_time_are_no_ratio():
     )
 
 
-def test_what_a_terminal_would_obey_is_an_escape_in_json():
+def test_control_characters_are_escaped_in_json():
     odd = msgspec.structs.replace(diagnosis(), source=["a\u202eb\x9bc\x7f\udcff"])
     data = comparison_json(compare(odd, odd)).decode()
     assert "a\\u202eb\\u009bc\\u007f" in data and json.loads(data)["before"]["source"] == [
@@ -86,7 +86,7 @@ def test_the_judgement_follows_the_interval(factor, judgement):
     assert result == compare(diagnosis(50, seed=1), diagnosis(50 * factor, seed=2)), "seeded"
 
 
-def test_the_interval_covers_the_truth_about_as_often_as_it_says():
+def test_the_interval_has_its_nominal_coverage():
     hits = 0
     for seed in range(60):
         ratio = compare(
@@ -97,7 +97,7 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says():
     assert 52 <= hits <= 60
 
 
-def test_steps_that_resemble_their_neighbours_widen_the_interval():
+def test_autocorrelated_steps_widen_the_interval():
     steady = diagnosis(50, points=400, noise=0.1, seed=3)
     series = steady.series
     series = msgspec.structs.replace(series, step_ms=[sorted(times) for times in series.step_ms])
@@ -106,7 +106,7 @@ def test_steps_that_resemble_their_neighbours_widen_the_interval():
     assert wide.high - wide.low > 1.5 * (narrow.high - narrow.low)
 
 
-def test_warm_up_steps_are_left_out():
+def test_warm_up_steps_are_excluded():
     old = diagnosis(50, points=20, noise=0.01)
     for times in old.series.step_ms:
         times[:12] = [5000.0] * 12
@@ -116,14 +116,14 @@ def test_warm_up_steps_are_left_out():
     assert compare(slow, slow).before.points == 8
 
 
-def test_missing_steps_of_a_rank_are_no_zeros():
+def test_missing_steps_of_a_rank_do_not_count_as_zero():
     old = diagnosis(50, noise=0)
     old.series.step_ms[0][:] = [None] * 200
     assert compare(old, old).before.median_ms == pytest.approx(50)
 
 
-def test_few_steps_give_no_interval_and_no_judgement():
-    few = diagnosis(50, points=FEWEST_POINTS - 1)
+def test_few_steps_give_no_interval_and_no_verdict():
+    few = diagnosis(50, points=MIN_STEPS - 1)
     result = compare(few, diagnosis(90))
     assert (result.judgement, result.ratio.low, result.regression_percent()) == ("too few steps", None, None)
     assert "Too few steps" in result.verdict and "89.7 ms after" in result.verdict
@@ -139,7 +139,7 @@ def test_few_steps_give_no_interval_and_no_judgement():
         (diagnosis(30, device="cpu"), "device: cuda before, cpu after"),
     ],
 )
-def test_other_sizes_are_shown_and_not_ranked(other, what):
+def test_jobs_of_different_sizes_get_no_verdict(other, what):
     result = compare(diagnosis(50), other)
     assert result.judgement == "not comparable" and what in result.verdict
     assert "better" not in result.verdict.replace("neither is judged better", "")
@@ -149,7 +149,7 @@ def test_other_sizes_are_shown_and_not_ranked(other, what):
     )
 
 
-def test_accumulated_batches_count_whole_and_a_short_last_batch_is_no_difference():
+def test_batch_size_includes_accumulation_and_ignores_a_short_last_batch():
     accumulated = diagnosis(50, batch=16.0)
     accumulated.facts["steps"]["micro_batches"] = 2.0
     assert compare(diagnosis(50), accumulated).differences == []
@@ -162,17 +162,17 @@ def test_a_size_known_on_one_side_only_is_a_note():
     assert any("batch size was recorded on one side only" in note for note in result.notes)
 
 
-def test_ranks_that_one_side_lacks_are_told():
+def test_ranks_missing_on_one_side_are_a_note():
     def of(*ranks, step_ms=50):
         found = diagnosis(step_ms)
         return msgspec.structs.replace(found, job=msgspec.structs.replace(found.job, ranks_seen=list(ranks)))
 
     (note,) = compare(of(0, 1), of(0)).notes
-    assert note == "2 ranks recorded before and 1 after: what the others did is not compared."
+    assert note == "2 ranks recorded before and 1 after: ranks without a recording are not compared."
     assert compare(of(0, 1), of(0, 1)).notes == compare(of(0, 1), of()).notes == []
 
 
-def test_another_model_is_named_beside_the_judgement():
+def test_a_different_model_is_a_note():
     def of(parameters_bytes, step_ms=50, **more):
         found = diagnosis(step_ms, **more)
         found.facts["ddp"] = {"parameters_bytes": parameters_bytes}
@@ -185,7 +185,7 @@ def test_another_model_is_named_beside_the_judgement():
     assert not any("models" in note for note in compare(of(4 << 20), diagnosis(50)).notes)
 
 
-def test_what_became_of_the_findings():
+def test_statuses_of_findings():
     before = diagnosis(
         fired=[
             finding("dataloader/starved", 20),
@@ -219,13 +219,13 @@ def test_what_became_of_the_findings():
     )
 
 
-def test_the_breakdown_is_in_milliseconds_of_each_step():
+def test_the_breakdown_is_in_milliseconds_per_step():
     rows = {row.part: row for row in compare(diagnosis(50), diagnosis(40)).breakdown}
     assert rows["compute"].before_ms == pytest.approx(37.5) and rows["compute"].after_ms == pytest.approx(30)
     assert set(rows) == {"compute", "comm_transfer"}
 
 
-def test_settings_that_differ_are_listed_and_runs_own_names_are_not():
+def test_differing_settings_are_listed_without_variables_of_each_run():
     old, new = samples.unhealthy(), samples.unhealthy()
     names = [
         "MASTER_PORT",
@@ -271,7 +271,7 @@ def test_hostile_names_stay_text():
     assert next(grid.title for grid in grids(result)) == "Steps"
 
 
-def test_between_two_different_jobs_nothing_is_resolved():
+def test_findings_of_incomparable_jobs_are_not_resolved():
     before = diagnosis(50, fired=[finding("dataloader/starved", 20)])
     after = diagnosis(50, world=8, fired=[finding("allreduce/late-rank", 5, ranks=[0])])
     result = compare(before, after)
@@ -282,7 +282,7 @@ def test_between_two_different_jobs_nothing_is_resolved():
     }
 
 
-def test_a_price_that_lies_in_the_range_of_the_other_has_not_changed():
+def test_a_cost_within_the_interval_of_the_other_is_unchanged():
     def sure(cost, ends):
         return msgspec.structs.replace(finding("r/slow", cost), costs_ms_per_step_range=ends)
 
@@ -293,7 +293,7 @@ def test_a_price_that_lies_in_the_range_of_the_other_has_not_changed():
     assert [row.status for row in compare(before, far).findings] == ["changed"]
 
 
-def test_what_mending_was_to_save_stands_beside_what_it_did():
+def test_estimated_and_actual_saving_of_a_resolved_finding():
     priced = msgspec.structs.replace(finding(RULES[0], 10.0), costs_ms_per_step_range=[8.0, 12.0])
     notes = compare(diagnosis(50, fired=[priced]), diagnosis(39)).notes
     assert any(
@@ -303,7 +303,7 @@ def test_what_mending_was_to_save_stands_beside_what_it_did():
     assert not any("priced" in note for note in compare(diagnosis(50, fired=two), diagnosis(39)).notes)
 
 
-def test_what_could_not_be_read_of_either_job_is_told():
+def test_notes_of_both_sides_are_shown():
     def noting(*notes):
         return msgspec.structs.replace(diagnosis(), notes=list(notes))
 

@@ -38,7 +38,7 @@ def strings(value):
 
 
 @pytest.mark.parametrize("name", ["figures.html", "timeline.json"])
-def test_no_file_of_the_users_own_is_written_over(tmp_path, name):
+def test_foreign_files_are_not_overwritten(tmp_path, name):
     (tmp_path / name).write_text('{"traceEvents": []}')
     with pytest.raises(DdpDoctorError, match=f"{name} is there and was not written by ddpdoctor"):
         write_figures(samples.unhealthy(), tmp_path)
@@ -53,7 +53,7 @@ def test_there_is_a_figure_for_each_chart_that_has_numbers():
     assert "lateness" not in figure_specs(samples.healthy()), "nobody is late: the report draws no map either"
 
 
-def test_they_draw_what_the_report_draws():
+def test_figures_and_report_show_the_same_numbers():
     diagnosis = samples.unhealthy()
     specs, shown = figure_specs(diagnosis), page(diagnosis)
     lines = {trace["name"]: trace["y"] for trace in specs["step_times"]["data"]}
@@ -80,7 +80,7 @@ def test_they_draw_what_the_report_draws():
 
 
 @pytest.mark.extended
-def test_many_ranks_are_a_median_a_band_and_those_that_findings_name():
+def test_many_ranks_become_median_band_and_named_ranks():
     names = [trace["name"] for trace in figure_specs(samples.large())["step_times"]["data"]]
     assert names == [
         "lowest",
@@ -112,7 +112,7 @@ def test_one_huge_step_does_not_flatten_the_others():
     )
 
 
-def test_gaps_and_numbers_that_are_none_stay_gaps():
+def test_missing_and_invalid_numbers_stay_gaps():
     diagnosis = samples.unhealthy()
     rows = [list(row) for row in diagnosis.series.step_ms]
     rows[0][3], rows[0][4] = None, float("inf")
@@ -121,7 +121,7 @@ def test_gaps_and_numbers_that_are_none_stay_gaps():
     assert spec["data"][0]["y"][2:6].count(None) == 2
 
 
-def test_names_from_the_job_are_no_markup():
+def test_names_from_the_job_are_escaped():
     assert text("gemm<float, 4>") == "gemm&lt;float, 4&gt;"
     for spec in figure_specs(samples.hostile()).values():
         ours = re.compile(r"<extra></extra>")
@@ -140,7 +140,7 @@ def test_the_library_is_the_published_file():
     assert "MIT License" in place.joinpath("LICENSE").read_text()
 
 
-def test_a_report_carries_coarser_figures_where_the_fine_ones_are_too_large():
+def test_large_figures_are_embedded_with_less_detail():
     small, large = (
         interactive_bundle(interactive_data(each)) for each in (samples.unhealthy(), samples.large())
     )
@@ -156,7 +156,7 @@ def test_a_report_carries_coarser_figures_where_the_fine_ones_are_too_large():
     assert interactive_bundle(interactive_data(samples.minimal())) is None
 
 
-def test_a_shared_cell_shows_the_latest_and_says_where_it_begins():
+def test_a_shared_cell_shows_the_largest_lateness():
     diagnosis = samples.large(ranks=64, points=3000)
     late = [[0.0] * 3000 for _ in range(64)]
     late[40][1500] = 500.0
@@ -172,7 +172,7 @@ def test_a_shared_cell_shows_the_latest_and_says_where_it_begins():
     assert heat["x"][at] <= 1500 * 25 < (heat["x"] + [75_000])[at + 1]
 
 
-def test_files(tmp_path):
+def test_figures_are_written_as_files(tmp_path):
     files = write_figures(samples.unhealthy(), tmp_path / "new" / "folder")
     assert [file.name for file in files][:3] == ["figures.html", "waterfall.json", "breakdown.json"]
     for file in files[1:]:
@@ -183,14 +183,14 @@ def test_files(tmp_path):
         write_figures(samples.unhealthy(), tmp_path / "file")
 
 
-def test_a_quantity_of_any_name_is_a_file_in_the_folder(tmp_path):
+def test_file_names_of_quantities_are_sanitized(tmp_path):
     for file in write_figures(samples.hostile(), tmp_path):
         assert file.parent == tmp_path and re.fullmatch(r"[a-z0-9_]+\.(json|html)", file.name)
 
 
 @pytest.mark.parametrize("name", sorted(samples.ALL))
 @pytest.mark.extended
-def test_plotly_takes_them(name, tmp_path):
+def test_plotly_accepts_the_figures(name, tmp_path):
     go = pytest.importorskip("plotly.graph_objects")
     io = pytest.importorskip("plotly.io")
     figures = samples.ALL[name]().figures()
@@ -201,7 +201,7 @@ def test_plotly_takes_them(name, tmp_path):
         assert len(read.data) == len(figures[file.stem].data)
 
 
-def test_without_plotly_the_sentence_says_what_to_install(monkeypatch):
+def test_without_plotly_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly", None)
     monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
     with pytest.raises(DdpDoctorError, match=r"pip install 'ddpdoctor\[plot\]'"):

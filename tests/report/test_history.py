@@ -1,4 +1,4 @@
-"""Many runs of a job whose truth is known: where its step time changed, and whether the newest run is slower."""
+"""Runs with known step times: level shifts, and whether the newest run is slower."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def dated(diagnosis, started_ns, **of_job):
 
 
 def nightly(levels, scatter=0.02, seed=0):
-    """Runs whose level differs from start to start, as machines make it."""
+    """Runs with scatter between runs, as on real machines."""
     drawn = np.random.default_rng(seed)
     return [
         run(day, level * (1 + scatter * drawn.standard_normal()), commit=f"{day:040x}")
@@ -43,7 +43,7 @@ def nightly(levels, scatter=0.02, seed=0):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_change_of_a_tenth_is_told_with_its_run(seed):
+def test_a_change_of_ten_per_cent_is_found_at_its_run(seed):
     (job,) = history(nightly([50.0] * 9 + [55.0] * 8, seed=seed), last=5).jobs
     (change,) = job.changes
     assert abs(change.first - 9) <= 1 and change.chance < 0.01
@@ -51,22 +51,22 @@ def test_a_change_of_a_tenth_is_told_with_its_run(seed):
     assert change.commit == job.runs[change.first].commit and change.source == job.runs[change.first].source
 
 
-def test_two_changes_are_two():
+def test_two_changes_are_found():
     (job,) = history(nightly([50.0] * 8 + [60.0] * 8 + [45.0] * 8), last=5).jobs
     assert [change.first for change in job.changes] == [8, 16]
 
 
 @pytest.mark.extended
-def test_runs_that_only_scatter_have_no_change_but_for_one_series_in_twenty():
+def test_the_false_positive_rate_of_changes_is_five_per_cent():
     series = [history(nightly([50.0] * 16, seed=seed), last=5).jobs[0].changes for seed in range(40)]
     assert sum(map(bool, series)) <= 5
 
 
-def test_few_runs_tell_no_change():
+def test_few_runs_give_no_change():
     assert history(nightly([50.0] * 3 + [80.0] * 3), last=5).jobs[0].changes == []
 
 
-def test_other_jobs_are_listed_apart_and_runs_by_their_time():
+def test_jobs_are_separate_and_runs_are_ordered_by_time():
     told = history([run(3, 50.0), run(1, 50.0), run(2, 30.0, world=4)], last=5)
     assert [job.job for job in told.jobs] == [
         "train.py, 2 ranks, batch 32, H100",
@@ -78,7 +78,7 @@ def test_other_jobs_are_listed_apart_and_runs_by_their_time():
     ]
 
 
-def test_the_newest_run_fails_only_where_it_is_slower_than_all_of_the_last():
+def test_the_newest_run_is_slower_only_if_slower_than_each_compared_run():
     slower = history(nightly([50.0] * 6 + [60.0]), last=5)
     assert slower.jobs[0].slower and slower.regression_percent() == pytest.approx(20, abs=5)
     assert history(nightly([50.0] * 7), last=5).regression_percent() == 0.0
@@ -90,7 +90,7 @@ def test_the_newest_run_fails_only_where_it_is_slower_than_all_of_the_last():
 
 
 def test_a_run_with_several_reports_counts_once():
-    """Else the newest run would be compared with itself, and no regression ever told."""
+    """Otherwise the newest run would be compared with itself."""
     runs = nightly([50.0] * 6 + [60.0])
     again = [(f"{source}/report.html", found) for source, found in runs]
     told = history([each for pair in zip(runs, again, strict=True) for each in pair], last=5)
@@ -99,7 +99,7 @@ def test_a_run_with_several_reports_counts_once():
 
 
 @pytest.mark.parametrize(("state", "word"), [("hangs", "hung"), ("failed", "failed")])
-def test_a_newest_run_that_stopped_is_no_pass_however_fast_it_was_before(state, word):
+def test_a_newest_run_that_did_not_complete_does_not_pass(state, word):
     *before, (source, newest) = nightly([50.0] * 6 + [40.0])
     stopped = msgspec.structs.replace(newest, facts={**newest.facts, "hang": {"state": state}})
     told = history([*before, (source, stopped)], last=5)
@@ -108,7 +108,7 @@ def test_a_newest_run_that_stopped_is_no_pass_however_fast_it_was_before(state, 
     shown = Console(file=io.StringIO(), width=80)
     print_history(told, shown)
     said = " ".join(shown.file.getvalue().split())
-    assert f"The newest run, {source}, {word}: it does not count as" in said
+    assert f"The newest run, {source}, {word}. The newest run does not count as passed." in said
     assert "not clearly slower" not in said
     assert history([(source, stopped), *[(name, run) for name, run in before]], last=5).jobs[0].undecided
     assert history([(source, stopped)], last=5).jobs[0].undecided is None, (
@@ -118,7 +118,7 @@ def test_a_newest_run_that_stopped_is_no_pass_however_fast_it_was_before(state, 
     assert history([*before, (source, stopped), ("later", later)], last=5).jobs[0].undecided is None
 
 
-def test_all_forms_carry_it(tmp_path):
+def test_the_history_is_in_all_outputs(tmp_path):
     told = history(nightly([50.0] * 9 + [55.0] * 8), last=5, notes=["left out: runs/x: empty"])
     text = io.StringIO()
     print_history(told, Console(file=text, width=80))
@@ -132,18 +132,18 @@ def test_all_forms_carry_it(tmp_path):
 
 
 @pytest.mark.parametrize(("newest_ms", "word"), [(60.0, "slower"), (50.0, "not clearly slower")])
-def test_whether_the_newest_run_is_slower_is_said(newest_ms, word):
+def test_the_sentence_on_the_newest_run(newest_ms, word):
     text = io.StringIO()
     print_history(history(nightly([50.0] * 6 + [newest_ms]), last=5), Console(file=text, width=200))
     assert f"The newest run is {word} than those before it" in text.getvalue()
 
 
-def test_what_a_report_says_stays_text(tmp_path):
+def test_texts_of_a_report_are_escaped(tmp_path):
     write_history_html(history([("<img src=x>", samples.hostile())], last=5), tmp_path / "h.html")
     assert "<img src=x" not in (tmp_path / "h.html").read_text()
 
 
-def test_a_newest_run_without_step_time_is_neither_passed_over_nor_another_job():
+def test_a_newest_run_without_step_time_stays_the_newest_of_its_job():
     *before, (source, newest) = nightly([50.0] * 7)
     newest = msgspec.structs.replace(
         newest,
@@ -163,7 +163,7 @@ def test_a_newest_run_without_step_time_is_neither_passed_over_nor_another_job()
     assert [len(job.runs) for job in history([*before, other, (source, newest)], last=5).jobs] == [7, 1]
 
 
-def test_a_newest_run_that_is_still_running_is_not_judged():
+def test_a_newest_run_that_is_still_running_gets_no_verdict():
     *before, (source, newest) = nightly([50.0] * 6 + [80.0])
     running = dated(newest, newest.job.started_ns, end="running")
     told = history([*before, (source, running)], last=5)
@@ -176,17 +176,17 @@ def test_a_newest_run_that_is_still_running_is_not_judged():
 
 
 @pytest.mark.parametrize("step_ms", [50.0, 80.0])
-def test_a_run_that_is_dated_later_than_now_is_told_and_compared_with_no_other(step_ms):
+def test_a_run_dated_in_the_future_is_noted_and_not_compared(step_ms):
     now_ns = 7 * DAY_NS
     future = dated(run(9, step_ms)[1], now_ns + 3 * DAY_NS)
     told = history([("later", future), *nightly([50.0] * 6 + [60.0])], last=5, now_ns=now_ns)
     (job,) = told.jobs
     assert job.runs[-1].source == "runs/7" and job.slower, "it does not hide a regression"
     assert job.undecided == (
-        "a run that may be newer, and of this job, cannot be judged: later is dated 1970-01-11, later than now"
+        "a run that may be newer and of this job cannot be compared: later is dated 1970-01-11, which is in the future"
     )
     assert told.notes == [
-        "later is dated 1970-01-11, later than now: a clock was wrong. It is compared with no other run."
+        "later is dated 1970-01-11, which is in the future: a clock was wrong. The run is not compared."
     ]
     soon = dated(run(9, step_ms)[1], now_ns + DAY_NS // 48)
     (job,) = history([("soon", soon), *nightly([50.0] * 7)], last=5, now_ns=now_ns).jobs
@@ -198,7 +198,7 @@ def test_a_run_that_is_dated_later_than_now_is_told_and_compared_with_no_other(s
     assert job.runs[-1].source == "latest", "of runs that are all dated so the last one is the newest"
 
 
-def test_a_newer_run_that_cannot_be_read_is_no_pass_for_jobs_of_which_it_may_be():
+def test_a_newer_unreadable_run_does_not_pass_for_jobs_it_may_be_of():
     runs = [*nightly([50.0] * 5), run(8, 50.0, world=4), run(9, 50.0, world=4)]
 
     def undecided(command, started_ns):
@@ -206,7 +206,7 @@ def test_a_newer_run_that_cannot_be_read_is_no_pass_for_jobs_of_which_it_may_be(
         return [job.undecided for job in history(runs, 5, (), unread, now_ns=20 * DAY_NS).jobs]
 
     train, other = ["torchrun", "/home/bob/train.py"], ["torchrun", "eval.py"]
-    why = "a run that may be newer, and of this job, cannot be judged: bad: no rank recorded a step"
+    why = "a run that may be newer and of this job cannot be compared: bad: no rank recorded a step"
     assert undecided(train, 10 * DAY_NS) == [why, why]
     assert undecided(train, 7 * DAY_NS) == [why, None], "the other job has a newer run"
     assert undecided(other, 10 * DAY_NS) == [None, None]
@@ -218,7 +218,7 @@ def test_a_newer_run_that_cannot_be_read_is_no_pass_for_jobs_of_which_it_may_be(
     assert undecided(train, 30 * DAY_NS) == [why, why], "its clock was wrong"
 
 
-def test_a_newer_run_that_does_not_say_of_which_job_it_is_is_no_pass():
+def test_a_newer_run_of_an_unknown_job_does_not_pass():
     *before, (source, newest) = nightly([50.0] * 7)
     job = msgspec.structs.replace(
         newest.job, end="ended", settings={}, world_size=None, device=None, device_names=[]
@@ -227,7 +227,7 @@ def test_a_newer_run_that_does_not_say_of_which_job_it_is_is_no_pass():
     told = history([*before, (source, cut)], last=5)
     undecided = {job.job: job.undecided for job in told.jobs}
     assert undecided["train.py, 2 ranks, batch 32, H100"] == (
-        "a run that may be newer, and of this job, cannot be judged: runs/7 does not say of which job it is"
+        "a run that may be newer and of this job cannot be compared: runs/7 does not identify its job"
     )
     assert told.notes == ["runs/7: rank.json cannot be read"]
     whole = dated(newest, 8 * DAY_NS, end="ended")
@@ -235,11 +235,11 @@ def test_a_newer_run_that_does_not_say_of_which_job_it_is_is_no_pass():
     assert all(job.undecided is None for job in told.jobs), "a newer run was judged since"
 
 
-NO_TIME = "a run that may be newer, and of this job, cannot be judged: {} does not say when it ran"
+NO_TIME = "a run that may be newer and of this job cannot be compared: {} has no start time"
 
 
-def test_the_newest_of_runs_without_a_time_cannot_be_told():
-    """Reports of profiler traces say nothing of when they were recorded."""
+def test_the_newest_of_runs_without_a_time_is_unknown():
+    """Reports of profiler traces have no start time."""
     one, two = (dated(run(day, 50.0)[1], None) for day in (1, 2))
     (job,) = history([("one", one)], last=5).jobs
     assert job.undecided is None, "it is the only one"
@@ -249,13 +249,13 @@ def test_the_newest_of_runs_without_a_time_cannot_be_told():
     assert job.undecided == NO_TIME.format("one")
     unnamed = dated(run(1, 50.0)[1], None, command=[])
     told = history([*nightly([50.0] * 3), ("one", unnamed)], last=5)
-    assert "one does not say of which job it is" in str(told.jobs[-1].undecided), "it may be of any script"
+    assert "one does not identify its job" in str(told.jobs[-1].undecided), "it may be of any script"
     other = dated(run(1, 50.0, world=4)[1], None)
     told = history([*nightly([50.0] * 3), ("one", other)], last=5)
     assert all(job.undecided is None for job in told.jobs), "it is of another job"
 
 
-def test_a_newer_run_whose_step_logs_are_lost_is_no_pass_for_the_job_of_its_script():
+def test_a_newer_run_without_step_logs_does_not_pass_for_its_script():
     """Its traces give step times, but no batch size."""
     *before, (source, newest) = nightly([50.0] * 7)
     steps = msgspec.structs.replace(newest.steps, source="trace")
@@ -263,20 +263,20 @@ def test_a_newer_run_whose_step_logs_are_lost_is_no_pass_for_the_job_of_its_scri
     lost = msgspec.structs.replace(newest, job=job, steps=steps, facts={})
     undecided = {job.job: job.undecided for job in history([*before, (source, lost)], last=5).jobs}
     assert undecided["train.py, 2 ranks, batch 32, H100"] == (
-        "a run that may be newer, and of this job, cannot be judged: runs/7 does not say of which job it is"
+        "a run that may be newer and of this job cannot be compared: runs/7 does not identify its job"
     )
     without = msgspec.structs.replace(lost, steps=newest.steps)
     told = history([*before, (source, without)], last=5)
     assert all(job.undecided is None for job in told.jobs), "it has no batch size: it is another job"
 
 
-def test_a_newer_run_of_an_unknown_script_is_no_pass_for_any_job():
+def test_a_newer_run_of_an_unknown_script_does_not_pass_for_any_job():
     *before, (source, newest) = nightly([50.0] * 7)
     job = msgspec.structs.replace(newest.job, end="ended", command=[])
     unknown = msgspec.structs.replace(newest, job=job)
     undecided = {job.job: job.undecided for job in history([*before, (source, unknown)], last=5).jobs}
     assert undecided["train.py, 2 ranks, batch 32, H100"] == (
-        "a run that may be newer, and of this job, cannot be judged: runs/7 does not say of which job it is"
+        "a run that may be newer and of this job cannot be compared: runs/7 does not identify its job"
     )
     later = ("runs/8", dated(newest, 8 * DAY_NS, end="ended", settings={"ddp": {"bucket_cap_mb": 25}}))
     told = history([*before, (source, unknown), later], last=5)

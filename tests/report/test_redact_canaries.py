@@ -117,12 +117,12 @@ def left_in(text):
 
 
 @pytest.mark.parametrize("form", OUTPUTS)
-def test_no_output_holds_what_was_planted(form):
+def test_no_redacted_output_has_a_planted_name(form):
     assert left_in(OUTPUTS[form](redact(planted()))) == []
     assert len(left_in(OUTPUTS[form](planted()))) > 3
 
 
-def test_the_same_host_is_the_same_everywhere_and_what_helps_stays():
+def test_a_host_has_one_pseudonym_and_useful_values_stay():
     clean = redact(planted())
     assert clean.job.hosts == ["host-1", "host-2"]
     assert clean.ranks[0].host == "host-1" and clean.telemetry[0].source == "host-1 GPU 0"
@@ -167,7 +167,7 @@ def test_a_run_directory_with_names_in_every_file(tmp_path):
     assert clean.verdict.rule == diagnosis.verdict.rule and clean.facts.keys() == diagnosis.facts.keys()
 
 
-def test_words_of_ours_survive_a_host_and_a_user_who_are_called_so():
+def test_reserved_words_stay_if_a_host_or_user_has_such_a_name():
     unhealthy = samples.unhealthy()
     job = msgspec.structs.replace(
         unhealthy.job, hosts=["data"], environment={"USER": "train"}, command=["python"]

@@ -27,7 +27,7 @@ HEADLINE = "Rank 1 waits 46 ms per step for data; all others wait for it"
         ("large", "without-javascript", 1100),
     ],
 )
-def test_it_is_drawn(tab, pages, name, shot, width):
+def test_the_report_is_drawn(tab, pages, name, shot, width):
     target = ARTIFACTS / f"report-{name}-{shot}.png"
     target.unlink(missing_ok=True)
     if shot == "without-javascript":
@@ -39,7 +39,7 @@ def test_it_is_drawn(tab, pages, name, shot, width):
     assert target.read_bytes().startswith(b"\x89PNG") and target.stat().st_size > 40_000
 
 
-def test_everything_is_there_without_javascript(tab, pages):
+def test_the_report_is_complete_without_javascript(tab, pages):
     tab.without_javascript()
     tab.open(pages / "unhealthy.html")
     document = tab.value("document.documentElement.outerHTML")
@@ -78,7 +78,7 @@ def test_hostile_names_run_nothing(tab, pages):
 
 
 @pytest.mark.parametrize(("name", "width"), [("unhealthy", 420), ("large", 420), ("unhealthy", 1000)])
-def test_nothing_sticks_out_sideways(tab, pages, name, width):
+def test_nothing_overflows_sideways(tab, pages, name, width):
     probe = "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
     tab.resize(width)
     tab.open(pages / f"{name}.html")
@@ -86,7 +86,7 @@ def test_nothing_sticks_out_sideways(tab, pages, name, width):
     assert content <= window
 
 
-def test_pointing_at_a_bar_reads_it_out_and_copying_says_so(tab, pages):
+def test_hovering_shows_values_and_copying_is_confirmed(tab, pages):
     probe = """
       const figure = document.getElementById("breakdown").nextElementSibling;
       figure.querySelector(".bars rect.p-comm_wait").dispatchEvent(new Event("pointerover", {bubbles: true}));
@@ -118,7 +118,7 @@ def test_axe_finds_nothing_serious(tab, pages, scheme):
         assert not chromium.severe(tab.function(probe))
 
 
-def test_the_flame_graph_is_folded_reachable_by_keys_and_read_without_javascript(tab, pages):
+def test_the_flame_graph_is_folded_and_accessible(tab, pages):
     tab.without_javascript()
     tab.open(pages / "unhealthy.html")
     document = tab.value("document.documentElement.outerHTML")
@@ -151,8 +151,8 @@ def test_the_flame_graph_is_folded_reachable_by_keys_and_read_without_javascript
     assert found["readout"].startswith("main train.py:57: 45.6 ms")
 
 
-def test_it_is_printed_unfolded(tab, pages, tmp_path):
-    """On paper nobody can unfold it: without JavaScript the style does."""
+def test_printing_unfolds_everything(tab, pages, tmp_path):
+    """Also without JavaScript, by the style sheet."""
     folded = tmp_path / "folded.html"
     folded.write_text((pages / "unhealthy.html").read_text().replace('class="fold flames"', 'class="fold"'))
     tab.without_javascript()

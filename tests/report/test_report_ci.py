@@ -1,4 +1,4 @@
-"""SARIF and JUnit: what code hosts and CI servers read."""
+"""SARIF and JUnit."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def artifacts(value):
 
 
 @pytest.mark.parametrize("name", sorted(samples.ALL))
-def test_sarif_is_what_viewers_expect(name):
+def test_sarif_follows_the_schema_of_code_hosts(name):
     """What code hosts ask for, beyond what the standard's schema says."""
     log = msgspec.json.decode(msgspec.json.encode(to_sarif(samples.ALL[name]())))
     (run,) = log["runs"]
@@ -144,21 +144,21 @@ def test_junit_lists_every_rule(tmp_path):
     )
 
 
-def test_junit_fails_from_the_severity_asked_for():
+def test_junit_fails_from_the_given_severity():
     def failures(severity):
         return ElementTree.fromstring(render_junit(samples.unhealthy(), fail_on=severity)).get("failures")
 
     assert [failures(severity) for severity in ("critical", "warning", "info")] == ["1", "1", "2"]
 
 
-def test_junit_holds_hostile_text():
+def test_junit_escapes_hostile_text():
     suite = ElementTree.fromstring(render_junit(samples.hostile(), fail_on="info"))
     assert samples.HOSTILE in suite.find("testcase/system-out").text
     evil = msgspec.structs.replace(samples.unhealthy().findings[0], title="a\x00b\x1b")
     assert "a�b�" in render_junit(msgspec.structs.replace(samples.unhealthy(), findings=[evil]))
 
 
-def test_junit_fails_what_fail_on_fails(tmp_path):
+def test_junit_and_fail_on_agree(tmp_path):
     (tmp_path / "d.json").write_bytes(to_json(samples.unhealthy()))
     for severity, code, failures in (("critical", 1, "1"), ("info", 1, "2")):
         written = tmp_path / f"{severity}.xml"
@@ -169,7 +169,7 @@ def test_junit_fails_what_fail_on_fails(tmp_path):
 
 
 @pytest.mark.parametrize(("end", "told"), samples.NOT_ENDED.items())
-def test_a_job_that_has_not_ended_is_no_pass(tmp_path, end, told):
+def test_a_job_that_has_not_ended_does_not_pass(tmp_path, end, told):
     healthy = samples.healthy()
     for of_job, passes in ((None, True), ("ended", True), (end, False)):
         job = msgspec.structs.replace(healthy.job, end=of_job)
@@ -179,21 +179,21 @@ def test_a_job_that_has_not_ended_is_no_pass(tmp_path, end, told):
         done = CliRunner().invoke(cli, [*arguments, "--fail-on", "warning"])
         errors = [each.get("message") for each in ElementTree.parse(tmp_path / "j.xml").iter("error")]
         assert (done.exit_code == 0) == passes and bool(errors) != passes
-    assert f"--fail-on cannot be decided: the job {told}, and" in str(done.exception)
+    assert f"no result for --fail-on: the job {told};" in str(done.exception)
     assert told in errors[0]
 
 
 @pytest.mark.parametrize(("state", "told"), [("failed", "failed"), ("hangs", "hung")])
-def test_a_job_that_stopped_is_no_pass_without_a_finding_on_it(tmp_path, state, told):
-    """Such as where hang/* is suppressed."""
+def test_a_hung_or_failed_job_does_not_pass_without_a_finding(tmp_path, state, told):
+    """For example if hang/* is suppressed."""
     healthy = samples.healthy()
     stopped = msgspec.structs.replace(healthy, facts={**healthy.facts, "hang": {"state": state}})
     (tmp_path / "d.json").write_bytes(to_json(stopped))
     done = CliRunner().invoke(cli, ["analyze", str(tmp_path / "d.json"), "--fail-on", "warning"])
-    assert f"--fail-on cannot be decided: the job {told}, and" in str(done.exception)
+    assert f"no result for --fail-on: the job {told};" in str(done.exception)
 
 
-def test_a_diagnosis_that_can_tell_nothing_is_no_pass(tmp_path):
+def test_a_diagnosis_without_a_verdict_does_not_pass(tmp_path):
     untold = msgspec.structs.replace(
         samples.healthy(),
         healthy=False,
@@ -201,13 +201,11 @@ def test_a_diagnosis_that_can_tell_nothing_is_no_pass(tmp_path):
     )
     (tmp_path / "d.json").write_bytes(to_json(untold))
     done = CliRunner().invoke(cli, ["analyze", str(tmp_path / "d.json"), "--fail-on", "warning"])
-    assert str(done.exception) == (
-        "--fail-on cannot be decided: Cannot tell: no training steps were measured."
-    )
+    assert str(done.exception) == ("no result for --fail-on: Cannot tell: no training steps were measured.")
 
 
-def test_ranks_are_called_alike_in_all_outputs():
-    """Of four ranks two were recorded: "all ranks" would be said of ranks that nobody has seen."""
+def test_ranks_have_the_same_names_in_all_outputs():
+    """With two of four ranks recorded, no output says "all ranks"."""
     unhealthy = samples.unhealthy()
     unhealthy = msgspec.structs.replace(
         unhealthy,
@@ -219,4 +217,4 @@ def test_ranks_are_called_alike_in_all_outputs():
     shown = io.StringIO()
     print_comparison(compare(unhealthy, unhealthy), Console(file=shown, width=120))
     for told in (render_junit(unhealthy), render_markdown(unhealthy), str(slices[0].args), shown.getvalue()):
-        assert "all 2 recorded" in told and "all ranks" not in told
+        assert "both recorded" in told and "all ranks" not in told

@@ -1,4 +1,4 @@
-"""What was tried, as reports show it: files that anybody can have written included."""
+"""Results of ``ddpdoctor try`` in reports, also from hostile files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def printed(found: Answer, width: int = 160) -> str:
     return out.getvalue()
 
 
-def test_a_long_remark_has_the_terminal_s_width_and_no_narrow_column():
+def test_long_notes_use_the_whole_terminal_width():
     why = "after 30 steps the ranks differ in how many batches they have left, so that the trial was ended early"
     lines = printed(answer(changed(verdict="failed", why=why, median_ms=None, change=None)), 80).splitlines()
     assert lines[2].split() == ["loader.num_workers=4", "failed"]
@@ -44,7 +44,7 @@ def test_a_long_remark_has_the_terminal_s_width_and_no_narrow_column():
     assert len(lines) == 5
 
 
-def test_no_text_of_an_answer_is_obeyed_by_a_terminal_or_read_as_markup():
+def test_texts_of_an_answer_are_escaped():
     hostile = changed(
         settings={"env.NCCL_X" + ESCAPES: "[bold]" + ESCAPES}, verdict=ESCAPES, why=samples.HOSTILE
     )
@@ -74,7 +74,7 @@ def test_no_text_of_an_answer_is_obeyed_by_a_terminal_or_read_as_markup():
         ({"why": "x" * 5000}, "letters"),
     ],
 )
-def test_what_no_experiment_finds_is_refused(tmp_path, fields, says):
+def test_impossible_answers_are_refused(tmp_path, fields, says):
     file = tmp_path / "trials.json"
     write_answer(answer(changed(**fields)), file)
     with pytest.raises(UnusableInput, match=says) as refused:
@@ -82,7 +82,7 @@ def test_what_no_experiment_finds_is_refused(tmp_path, fields, says):
     assert "\x1b" not in str(refused.value)
 
 
-def test_an_answer_is_read_as_written_and_a_flood_is_not(tmp_path):
+def test_an_answer_round_trips_and_a_huge_one_is_refused(tmp_path):
     file = tmp_path / "trials.json"
     write_answer(answer(GOOD), file)
     assert read_answer(file) == answer(GOOD)
@@ -94,7 +94,7 @@ def test_an_answer_is_read_as_written_and_a_flood_is_not(tmp_path):
         read_answer(file)
 
 
-def test_what_becomes_of_results_is_told_of_what_is_faster_and_of_what_changes_more_than_it_may():
+def test_result_changes_are_noted_for_faster_and_unexpected_variants():
     same = Parity(same_bits=True, says="The parameters are the same to the last bit.")
     differs = Parity(same_bits=False, says="The parameters differ.")
     odd = msgspec.structs.replace(differs, unexpected=True)
@@ -108,12 +108,12 @@ def test_what_becomes_of_results_is_told_of_what_is_faster_and_of_what_changes_m
     assert "already differ" not in note_text(changed(parity=unknown, verdict="slower"))
 
 
-def test_what_was_never_measured_is_not_said_to_be_refused():
+def test_a_variant_without_trials_is_not_measured():
     assert verdict_text(changed(verdict="not applied", trials=0)) == "not measured"
     assert verdict_text(changed(verdict="not applied", trials=1)) == "not applied"
 
 
-def test_a_bound_of_what_is_expected_is_told_as_one():
+def test_an_expected_upper_bound_is_shown_as_one():
     told = [
         changed(expected_ms=14.0, expected_range_ms=[12.0, 16.0]),
         changed(expected_ms=14.0, expected_range_ms=[12.0, 20.0]),
@@ -121,7 +121,7 @@ def test_a_bound_of_what_is_expected_is_told_as_one():
     assert [row[1] for row in experiment_view(answer(*told)).table.rows] == ["14.0", "≥ 12.0"]
 
 
-def test_losses_stand_side_by_side_where_a_change_trains():
+def test_losses_are_shown_side_by_side():
     def with_losses(*pairs: list[float | None], **more: object) -> Variant:
         return changed(parity=Parity(losses=list(pairs)), **more)
 
@@ -141,7 +141,7 @@ def test_losses_stand_side_by_side_where_a_change_trains():
     assert "Losses of rank 0, backward by backward" in render_html(diagnosis)
 
 
-def test_a_diagnosis_with_trials_that_cannot_be_is_refused():
+def test_a_diagnosis_with_impossible_trials_is_refused():
     unhealthy = msgspec.structs.replace(samples.minimal(), tried=answer(changed(verdict="?")))
     with pytest.raises(ValueError, match="tried: a verdict"):
         validation.validated(unhealthy)
@@ -153,11 +153,11 @@ def test_markdown_and_the_terminal_show_the_table_below_its_heading():
         samples.unhealthy(), tried=answer(GOOD, refused, notes=["The time was up."])
     )
     text = render_markdown(diagnosis)
-    assert "**Tried on the job itself**" in text
+    assert "**Measured with ddpdoctor try**" in text
     assert "| unchanged |  | 20.0 |  |" in text
     assert "| loader.num\\_workers=4 |  | 10.0 | faster, -50% |" in text
     assert "|  |  | not applied: the loader has \\| no workers |" in text
     assert "The time was up." in text
     out = io.StringIO()
     print_terminal(diagnosis, Console(file=out, width=160))
-    assert "Tried on the job itself\n" in out.getvalue().replace(" \n", "\n")
+    assert "Measured with ddpdoctor try\n" in out.getvalue().replace(" \n", "\n")

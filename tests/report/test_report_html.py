@@ -1,4 +1,4 @@
-"""Escaping, self-containment and size of the HTML report, and the data that it carries."""
+"""Escaping, self-containment, size and embedded data of the HTML report."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ddpdoctor.report.embed import NOTE
 
 BYTES_MOST = 1_500_000
 MORE_MOST = 700_000
-"""What charts to look closer at may add."""
+"""Most bytes that interactive charts add."""
 
 
 class Document(HTMLParser):
@@ -58,13 +58,13 @@ def report(request):
 
 @pytest.mark.parametrize("name", sorted(samples.ALL))
 @pytest.mark.extended
-def test_it_is_small(name):
+def test_the_report_is_small(name):
     still, whole = (len(render_html(samples.ALL[name](), static=static).encode()) for static in (True, False))
     assert still <= BYTES_MOST
     assert whole - still <= MORE_MOST
 
 
-def test_a_static_report_is_without_what_draws():
+def test_a_static_report_has_no_chart_library():
     still, whole = (render_html(samples.unhealthy(), static=static) for static in (True, False))
     for mark in ("ddpdoctor-plotly", "ddpdoctor-figures", "interactive", "to-steps"):
         assert mark in whole and mark not in still
@@ -88,7 +88,7 @@ def test_nothing_points_outside_the_file(report):
     assert set(re.findall(r"url\((.*?)\)", style)) == {"#wait", "#gone"}
 
 
-def test_no_attribute_runs_or_styles(report):
+def test_no_attribute_has_script_or_style(report):
     for _, attributes in Document(report).elements:
         assert not [name for name in attributes if name.startswith("on") or name == "style"]
 
@@ -121,7 +121,7 @@ def test_hostile_names_stay_text():
     assert shown.count("</script><img src=x onerror=alert(1)>") > 20
 
 
-def test_code_in_a_heading_or_a_sentence_is_set_as_code():
+def test_backticks_become_code_in_headings_and_sentences():
     text = "No step calls `no_sync()`"
     unhealthy = samples.unhealthy()
     told = [msgspec.structs.replace(finding, title=text) for finding in unhealthy.findings]
@@ -142,7 +142,7 @@ def test_code_in_a_heading_or_a_sentence_is_set_as_code():
     assert "calls <code>no_<wbr>sync()</code></h1>" in pages[0]
 
 
-def test_ids_are_unique_and_links_inside_lead_somewhere(report):
+def test_ids_are_unique_and_internal_links_have_targets(report):
     document = Document(report)
     ids = [attributes["id"] for _, attributes in document.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
@@ -163,7 +163,7 @@ def test_headings_do_not_skip_a_level_and_images_have_names(report):
 
 
 @pytest.mark.parametrize("name", ["unhealthy", "healthy", "minimal", "hostile"])
-def test_a_report_carries_its_diagnosis(name, tmp_path):
+def test_a_report_contains_its_diagnosis(name, tmp_path):
     diagnosis = samples.ALL[name]()
     write_html(diagnosis, tmp_path / "report.html")
     write_json(diagnosis, tmp_path / "diagnosis.json")
@@ -173,7 +173,7 @@ def test_a_report_carries_its_diagnosis(name, tmp_path):
 
 
 @pytest.mark.extended
-def test_a_large_report_carries_a_thinned_copy_and_says_so(tmp_path):
+def test_a_large_report_contains_a_thinned_copy_with_a_note(tmp_path):
     diagnosis = samples.large()
     write_html(diagnosis, tmp_path / "report.html")
     copy = read_diagnosis(tmp_path / "report.html")
@@ -182,13 +182,13 @@ def test_a_large_report_carries_a_thinned_copy_and_says_so(tmp_path):
     assert NOTE in copy.notes and NOTE not in diagnosis.notes
 
 
-def test_numbers_that_json_lacks_become_null(tmp_path):
+def test_infinities_become_null(tmp_path):
     diagnosis = msgspec.structs.replace(samples.minimal(), facts={"x": float("inf")})
     write_json(diagnosis, tmp_path / "diagnosis.json")
     assert json.loads((tmp_path / "diagnosis.json").read_text())["facts"] == {"x": None}
 
 
-def test_file_names_that_are_no_utf8_can_be_written(tmp_path):
+def test_file_names_that_are_not_utf8_can_be_written(tmp_path):
     diagnosis = msgspec.structs.replace(
         samples.minimal(), source=["run-\udce9"], verdict=Verdict(None, "\udce9")
     )
@@ -197,7 +197,7 @@ def test_file_names_that_are_no_utf8_can_be_written(tmp_path):
         assert read_diagnosis(tmp_path / name).source == ["run-\\udce9"]
 
 
-def test_an_existing_file_is_replaced_as_a_whole(tmp_path):
+def test_an_existing_file_is_replaced_atomically(tmp_path):
     target = tmp_path / "report.html"
     write_html(samples.unhealthy(), target)
     write_html(samples.minimal(), target)
@@ -206,7 +206,7 @@ def test_an_existing_file_is_replaced_as_a_whole(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["report.html"]
 
 
-def test_a_folder_that_does_not_exist_is_one_sentence(tmp_path):
+def test_a_missing_folder_is_one_sentence(tmp_path):
     with pytest.raises(DdpDoctorError, match=r"cannot write .*report\.html: No such file"):
         write_html(samples.minimal(), tmp_path / "missing" / "report.html")
 
@@ -229,8 +229,8 @@ def test_unusable_input_is_one_clear_sentence_each(tmp_path):
     )
     assert "is not ddpdoctor.diagnosis/1" in _bad(tmp_path, "other.json", '{"schema": "ddpdoctor.run/1"}')
     for share in (0.3, 0.6, 0.9):
-        assert "cut off" in _bad(tmp_path, f"cut-{share}.html", whole[: int(len(whole) * share)])
-    assert "cut off" in _bad(tmp_path, "cut.json", msgspec.json.encode(samples.unhealthy())[:900])
+        assert "truncated" in _bad(tmp_path, f"cut-{share}.html", whole[: int(len(whole) * share)])
+    assert "truncated" in _bad(tmp_path, "cut.json", msgspec.json.encode(samples.unhealthy())[:900])
     assert "not a ddpdoctor report" in _bad(tmp_path, "page.html", "<!doctype html><title>x</title>")
     assert "not a ddpdoctor diagnosis" in _bad(tmp_path, "list.json", "[1, 2]")
     assert "neither" in _bad(tmp_path, "noise.bin", bytes(range(1, 200)))
@@ -248,7 +248,7 @@ def test_fields_of_later_versions_are_ignored(tmp_path):
     assert isinstance(read_diagnosis(tmp_path / "diagnosis.json"), Diagnosis)
 
 
-def test_long_names_in_the_headline_may_be_broken_between_words():
+def test_long_names_in_the_headline_can_be_wrapped():
     long = msgspec.structs.replace(
         samples.unhealthy(), verdict=Verdict(None, "job.py:5 in `Images.read_slow` <b_c.d>")
     )
@@ -256,7 +256,7 @@ def test_long_names_in_the_headline_may_be_broken_between_words():
     assert heading == ("job.py:5 in <code>Images.<wbr>read_<wbr>slow</code> &lt;b_<wbr>c.<wbr>d&gt;")
 
 
-def test_marks_for_the_direction_of_writing_are_escapes_in_json() -> None:
+def test_marks_of_writing_direction_are_escaped_in_json() -> None:
     told = "a\u202egnp.exe\u2066 \u061c\u200e – …"
     diagnosis = msgspec.structs.replace(samples.minimal(), notes=[told])
     for data in (

@@ -1,4 +1,4 @@
-"""Looking closer at a report's charts, in a real Chromium with the report's own policy in force."""
+"""Interactive charts of a report in Chromium, with the report's policy in force."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_keys_open_zoom_move_and_close(tab, pages):
     nothing_wrong(tab)
 
 
-def test_pointing_at_a_step_reads_out_every_rank(tab, pages):
+def test_hovering_over_a_step_shows_every_rank(tab, pages):
     tab.open(pages / "unhealthy.html")
     tab.value(f"{of_button('step_times')}.click()")
     tab.until(f"{STEP_TIMES}{DRAWN}")
@@ -116,7 +116,7 @@ def test_every_chart_opens_under_the_policy(tab, pages, name):
     nothing_wrong(tab)
 
 
-def test_pointing_at_a_cell_says_who_when_and_how_late(tab, pages):
+def test_hovering_over_a_cell_shows_rank_step_and_lateness(tab, pages):
     tab.open(pages / "unhealthy.html")
     tab.value(f"{of_button('lateness')}.click()")
     tab.until(f"{LATENESS}{DRAWN}")
@@ -152,7 +152,7 @@ def test_a_finding_leads_to_its_steps(tab, tmp_path):
     nothing_wrong(tab)
 
 
-def test_it_follows_the_browser_into_the_dark_and_onto_paper(tab, pages):
+def test_dark_mode_and_print(tab, pages):
     tab.open(pages / "unhealthy.html")
     tab.value(f"{of_button('timeline')}.click()")
     plot = "document.getElementById('interactive-timeline')"
@@ -196,8 +196,8 @@ def test_axe_finds_nothing_serious_in_open_charts(tab, pages, scheme):
         tab.ask("Emulation.setEmulatedMedia", features=[])
 
 
-def test_a_library_that_was_changed_does_not_run(tab, pages, tmp_path):
-    """The policy allows one text alone."""
+def test_a_changed_library_does_not_run(tab, pages, tmp_path):
+    """The policy allows only one script."""
     source = (pages / "unhealthy.html").read_text()
     end = source.index("</script>", source.index('id="ddpdoctor-plotly"'))
     other = base64.b64encode(gzip.compress(b"window.Plotly = {newPlot() { window.ran = true; }};")).decode()
@@ -222,7 +222,7 @@ def test_the_page_of_all_figures_draws_them_at_once(tab, tmp_path):
     nothing_wrong(tab)
 
 
-def test_what_is_redacted_is_redacted_here_too(tab, tmp_path):
+def test_interactive_charts_are_redacted(tab, tmp_path):
     diagnosis = samples.unhealthy()
     hosts = [f"{name}.acme.example.com" for name in ("tulip", "daisy")]
     ranks = [msgspec.structs.replace(r, host=h) for r, h in zip(diagnosis.ranks, hosts, strict=True)]

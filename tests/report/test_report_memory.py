@@ -33,7 +33,7 @@ def with_memory(*memory: RankMemory | None, **facts: object) -> Diagnosis:
     return msgspec.structs.replace(unhealthy, ranks=ranks, facts={**unhealthy.facts, "memory": facts})
 
 
-def test_the_line_names_the_fullest_rank_and_what_is_left():
+def test_the_line_has_the_fullest_rank_and_the_unused_memory():
     found = with_memory(ON_HOST, RankMemory(process_bytes=GB), headroom_bytes=9 * GB)
     line = "memory, fullest rank: process 2.00 GiB, its workers 512 MiB, 9.00 GiB per rank was never used"
     assert memory_line(found) == line.replace("2.00", "2").replace("9.00", "9")
@@ -42,12 +42,12 @@ def test_the_line_names_the_fullest_rank_and_what_is_left():
     assert memory_line(found) in screen.getvalue()
 
 
-def test_a_device_stands_before_its_process():
+def test_device_memory_comes_before_process_memory():
     line = memory_line(with_memory(ON_DEVICE, ON_DEVICE))
     assert line.startswith("memory, fullest rank: device 70 GiB reserved of 80 GiB, tensors 60 GiB, process")
 
 
-def test_a_table_has_the_columns_of_which_something_is_known():
+def test_the_table_has_only_columns_with_values():
     table = memory_table(with_memory(ON_HOST, RankMemory(process_bytes=GB)))
     assert table is not None
     assert table.head == ["rank", "process", "its workers", "process grows"]
@@ -57,14 +57,14 @@ def test_a_table_has_the_columns_of_which_something_is_known():
     assert "tensors in optimizer" not in on_device.head and "tensors in data" not in on_device.head
 
 
-def test_nothing_is_said_where_nothing_is_known():
+def test_without_values_there_is_no_line():
     assert memory_line(samples.unhealthy()) == "" and memory_table(samples.unhealthy()) is None
     assert 'id="memory"' not in render_html(samples.unhealthy())
     assert 'id="memory"' in render_html(with_memory(ON_HOST, None))
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_growth_is_told_on_the_first_screen_as_the_table_has_no_price_of_it(width):
+def test_growing_memory_is_on_the_first_screen(width):
     unhealthy = samples.unhealthy()
     title = "The dataloader workers of rank 0 grow by 3 MiB per step"
     growth = msgspec.structs.replace(
@@ -92,6 +92,6 @@ def test_growth_is_told_on_the_first_screen_as_the_table_has_no_price_of_it(widt
 
 
 @pytest.mark.parametrize("odd", ["much", True, float("inf"), None, {"a": 1}])
-def test_facts_of_a_diagnosis_that_was_read_may_be_anything(odd):
+def test_invalid_facts_of_a_diagnosis_are_ignored(odd):
     assert "never used" not in memory_line(with_memory(ON_HOST, None, headroom_bytes=odd))
     assert memory_line(msgspec.structs.replace(with_memory(ON_HOST, None), facts={"memory": odd}))

@@ -1,4 +1,4 @@
-"""What must not leave the house does not stand anywhere in any output."""
+"""Redaction of names, paths and arguments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.report import redact, to_json
 
 
-def test_the_same_name_gets_the_same_stand_in():
+def test_the_same_name_gets_the_same_pseudonym():
     unhealthy = samples.unhealthy()
     notes = [
         "node17 is slow",
@@ -29,7 +29,7 @@ def test_the_same_name_gets_the_same_stand_in():
     assert clean.notes[3] == "user-1@address-1"
 
 
-def test_what_helps_stays():
+def test_useful_values_stay():
     clean = redact(samples.unhealthy())
     assert clean.job.command[0] == "torchrun" and "train.py" in clean.job.command
     assert clean.findings[0].where[0] == Where(
@@ -67,13 +67,13 @@ def test_paths_are_relative_to_the_project_or_the_library():
     assert "bob" not in clean.notes[0] and clean.notes[0].startswith("path-")
 
 
-def test_addresses_and_fractions_are_no_paths():
+def test_urls_and_fractions_are_not_paths():
     note = "See https://pytorch.org/docs/stable: 3/4 of it, tokens/s, and/or 1.2 ms"
     assert redact(msgspec.structs.replace(samples.unhealthy(), notes=[note])).notes == [note]
 
 
 @pytest.mark.parametrize("part", ["GPU 3", "rank 12"])
-def test_what_of_a_host_a_series_is_of_stays(part):
+def test_the_part_of_a_host_in_a_series_name_stays(part):
     host = samples.unhealthy().job.hosts[0]
     series = [TelemetrySeries(source=f"{host} {part}", field="f", unit="bytes", t_s=[0, 1], values=[1, 2])]
     clean = redact(msgspec.structs.replace(samples.unhealthy(), telemetry=series))
@@ -84,7 +84,7 @@ def test_a_diagnosis_without_names_is_unchanged():
     assert redact(samples.minimal()) == samples.minimal()
 
 
-def test_an_argument_said_again_is_replaced_there_too():
+def test_a_repeated_argument_is_replaced_everywhere():
     job = msgspec.structs.replace(
         samples.unhealthy().job, command=["torchrun", "train.py", "--name=project-falcon", "--lr", "0.1"]
     )
@@ -110,7 +110,7 @@ def test_an_argument_said_again_is_replaced_there_too():
         ),
     ],
 )
-def test_relative_paths_that_were_given_do_not_leave_either(source, note, said):
+def test_relative_input_paths_are_replaced(source, note, said):
     clean = redact(msgspec.structs.replace(samples.healthy(), source=[source], notes=[note]))
     assert clean.notes == [said]
     assert "alice" not in to_json(clean).decode() and "alice" not in readable_html(clean)

@@ -29,12 +29,12 @@ def shown(diagnosis, colour=False, width=80, **options):
 
 @pytest.mark.parametrize("name", sorted(samples.ALL))
 @pytest.mark.parametrize("colour", [True, False])
-def test_it_fits_eighty_columns(name, colour):
+def test_the_report_fits_eighty_columns(name, colour):
     text = re.sub(r"\x1b\[[\d;]*m", "", shown(samples.ALL[name](), colour, verbose=True))
     assert text.strip() and max(len(line) for line in text.splitlines()) <= 80
 
 
-def test_it_says_what_where_why_and_how():
+def test_the_report_has_finding_line_explanation_and_fix():
     text = shown(samples.unhealthy())
     assert text.startswith("Rank 1 waits 46 ms per step for data; all others wait for it\n")
     row = next(line for line in text.splitlines() if line.startswith("dataloader/one-rank-late"))
@@ -84,12 +84,12 @@ def test_what_does_not_apply_is_counted_apart_and_reasons_are_listed_once():
     assert "1 does not apply; 2 lacked data." in render_markdown(diagnosis)
 
 
-def test_a_healthy_job_is_told_with_its_step_time():
+def test_a_healthy_job_is_shown_with_its_step_time():
     text = shown(samples.healthy())
     assert text.startswith("Healthy:") and "Fix" not in text and "finding  " not in text
 
 
-def test_nothing_known_is_a_single_line():
+def test_an_empty_diagnosis_is_a_single_line():
     assert shown(samples.minimal()) == "Nothing found\n"
 
 
@@ -105,7 +105,7 @@ def test_verbose_shows_evidence_and_why_rules_were_skipped():
     assert "no GPU telemetry was recorded (1 check): compute/throttled" in text
 
 
-def test_colours_only_where_there_are_some(monkeypatch):
+def test_colours_only_if_supported(monkeypatch):
     assert ESCAPE not in shown(samples.unhealthy())
     assert ESCAPE in shown(samples.unhealthy(), colour=True)
     monkeypatch.setenv("NO_COLOR", "1")
@@ -114,7 +114,7 @@ def test_colours_only_where_there_are_some(monkeypatch):
     assert not re.search(r"\x1b\[[\d;]*3\dm", stream.getvalue())
 
 
-def test_names_cannot_drive_the_terminal_or_its_markup():
+def test_names_are_neither_escape_sequences_nor_markup():
     evil = "\x1b[2J\x07[red]x[/red][/nonsense]"
     unhealthy = samples.unhealthy()
     finding = msgspec.structs.replace(unhealthy.findings[0], title=evil, rule=evil, explanation=evil)
@@ -130,7 +130,7 @@ def test_markdown_is_short_and_complete():
     assert len(text.splitlines()) < 60
 
 
-def test_markdown_escapes_what_programs_say():
+def test_markdown_escapes_foreign_text():
     text = render_markdown(samples.hostile())
     outside_code = re.sub(r"```.*?```|(`+).*?\1", "", text, flags=re.DOTALL)
     assert "<img" not in outside_code and "</script>" not in outside_code
@@ -165,7 +165,7 @@ def test_no_id_path_or_line_is_ever_broken():
             assert any(whole in line for line in text.splitlines()), (width, whole)
 
 
-def test_who_else_calls_a_line_is_counted_beside_the_caller_that_is_named():
+def test_further_callers_of_a_line_are_counted():
     unhealthy = samples.unhealthy()
     first = unhealthy.findings[0]
     where = msgspec.structs.replace(first.where[0], more_callers=2)
@@ -178,7 +178,7 @@ def test_who_else_calls_a_line_is_counted_beside_the_caller_that_is_named():
     assert "more place" not in shown(unhealthy)
 
 
-def test_each_letter_of_the_bar_has_its_entry_and_no_letter_stands_for_two():
+def test_each_letter_of_the_bar_has_one_legend_entry():
     shares = {part: 1 / len(PARTS) for part in PARTS}
     few = {Part.COMPUTE: 0.99, Part.HOST: 0.004, Part.DATA_WAIT: 0.006}
     for breakdown in (shares, few):
@@ -190,7 +190,7 @@ def test_each_letter_of_the_bar_has_its_entry_and_no_letter_stands_for_two():
         assert set(lines[at]) <= set(legend) and len(set(legend)) == len(legend)
 
 
-def test_the_annotation_stands_in_the_table_where_no_line_is_known():
+def test_without_a_line_the_table_shows_the_annotation():
     named = Evidence("late.host.operation", "# running sparse arch", "", "What runs there")
     found = msgspec.structs.replace(samples.unhealthy().findings[0], where=[], evidence=[named])
     row = next(
@@ -201,11 +201,12 @@ def test_the_annotation_stands_in_the_table_where_no_line_is_known():
     assert row.rstrip().endswith("# running sparse arch")
 
 
-def test_who_is_meant_by_all_ranks_is_said_where_not_all_were_recorded():
+def test_all_ranks_label_if_not_all_were_recorded():
     found = msgspec.structs.replace(samples.unhealthy().findings[0], ranks=None)
     for seen, world, who in (
         (2, 2, "all ranks"),
-        (2, 128, "all 2 recorded"),
+        (2, 128, "both recorded"),
+        (5, 128, "all 5 recorded"),
         (1, 300, "the one recorded"),
         (1, 1, "the one rank"),
     ):
@@ -213,7 +214,7 @@ def test_who_is_meant_by_all_ranks_is_said_where_not_all_were_recorded():
         assert who in shown(msgspec.structs.replace(samples.unhealthy(), findings=[found], job=job))
 
 
-def test_transfer_may_be_waiting_where_not_all_ranks_were_recorded():
+def test_transfer_may_be_waiting_if_not_all_ranks_were_recorded():
     for world, told in ((2, "t transfer 3.0 %"), (8, "t transfer or waiting 3.0 %")):
         job = msgspec.structs.replace(samples.unhealthy().job, world_size=world)
         assert told in shown(msgspec.structs.replace(samples.unhealthy(), job=job))
@@ -224,5 +225,5 @@ def test_results_of_other_libraries_are_announced():
         samples.unhealthy(), hta={"overlap": [{"rank": 0}], "idle_time": [], "notes": ["No data."]}
     )
     text = " ".join(shown(with_hta).split())
-    assert "HolisticTraceAnalysis: overlap: in the report (`--html F`)" in text and "No data." in text
+    assert "HolisticTraceAnalysis results in the report (`--html F`)" in text and "No data." in text
     assert "HolisticTraceAnalysis" not in shown(samples.unhealthy())

@@ -28,9 +28,9 @@ from ddpdoctor.report.view import page
 replace = msgspec.structs.replace
 
 
-def test_verdict_and_price_come_from_the_finding_it_names():
+def test_the_cost_is_that_of_the_verdicts_finding():
     view = page(samples.unhealthy())
-    assert view.price == (
+    assert view.cost_sentence == (
         "It costs 44.8 ms per step, 87 % of the step time (52 min per hour); "
         "the job would run 7.1× as fast without it."
     )
@@ -38,30 +38,30 @@ def test_verdict_and_price_come_from_the_finding_it_names():
     assert ("step time (median)", "51.2 ms") in view.numbers
 
 
-def test_what_some_steps_of_a_trace_show_is_not_promised_for_hours():
+def test_a_trace_gives_no_cost_per_hour():
     unhealthy = samples.unhealthy()
     steps = replace(unhealthy.steps, source="trace")
     findings = [replace(finding, persistence="random") for finding in unhealthy.findings]
-    assert page(replace(unhealthy, steps=steps, findings=findings)).price.startswith(
+    assert page(replace(unhealthy, steps=steps, findings=findings)).cost_sentence.startswith(
         "It costs 44.8 ms per step over the recorded steps, 87 % of the step time; the job"
     )
 
 
-def test_what_some_steps_of_a_run_cost_is_not_told_as_the_price_of_each():
+def test_a_cost_in_some_steps_is_an_average():
     findings = [replace(finding, persistence="periodic") for finding in samples.unhealthy().findings]
-    assert page(replace(samples.unhealthy(), findings=findings)).price.startswith(
+    assert page(replace(samples.unhealthy(), findings=findings)).cost_sentence.startswith(
         "It costs 44.8 ms per step on average, 87 % of the step time (52 min per hour); the job"
     )
 
 
-def test_where_nobody_can_tell_no_other_finding_is_priced_as_the_verdict():
+def test_without_a_verdict_no_finding_gives_the_cost():
     unhealthy = samples.unhealthy()
     unsure = replace(unhealthy, verdict=replace(unhealthy.verdict, rule=None, headline="Cannot tell: ..."))
-    assert page(unsure).price.startswith("A step takes 51.2 ms (median), ")
+    assert page(unsure).cost_sentence.startswith("A step takes 51.2 ms (median), ")
 
 
-def test_a_healthy_page_says_what_a_step_takes():
-    assert page(samples.healthy()).price == "A step takes 98.8 ms (median), 93 % of it compute."
+def test_a_healthy_page_has_the_step_time():
+    assert page(samples.healthy()).cost_sentence == "A step takes 98.8 ms (median), 93 % of it compute."
 
 
 def test_findings_keep_order_and_effects_point_to_their_cause():
@@ -89,10 +89,10 @@ def test_only_https_addresses_are_links():
     assert fix.sources == ["javascript:alert(1)"]
 
 
-def test_nothing_known_is_left_out_never_zero():
+def test_unknown_values_are_omitted_not_zero():
     view = page(samples.minimal())
     assert view.numbers == view.findings == view.waterfall == view.telemetry == view.facts == []
-    assert view.price == ""
+    assert view.cost_sentence == ""
     for chart in (
         view.breakdown,
         view.step_times,
@@ -104,12 +104,16 @@ def test_nothing_known_is_left_out_never_zero():
         assert chart is None
 
 
-def test_a_finding_without_cost_has_no_price():
+def test_a_finding_without_a_cost_is_not_priced():
     unhealthy = samples.unhealthy()
     bare = replace(unhealthy.findings[0], costs_ms_per_step=None, share=None, speedup_if_fixed=None)
     view = page(replace(unhealthy, findings=[bare]))
-    assert view.price == ""
-    assert (view.findings[0].cost, view.findings[0].share, view.findings[0].speedup) == ("not priced", "", "")
+    assert view.cost_sentence == ""
+    assert (view.findings[0].cost, view.findings[0].share, view.findings[0].speedup) == (
+        "not quantified",
+        "",
+        "",
+    )
 
 
 def test_waterfall_goes_down_from_the_measured_time():
@@ -120,7 +124,7 @@ def test_waterfall_goes_down_from_the_measured_time():
     assert rows[3].value == "5.40 ms"
 
 
-def test_a_bar_has_a_whisker_where_it_is_known_how_sure_its_price_is():
+def test_a_bar_has_a_whisker_if_its_interval_is_known():
     bars = [
         WaterfallBar("measured", 100.0),
         WaterfallBar("x", -30.0, "a/b", [20.0, 45.0]),
@@ -130,44 +134,46 @@ def test_a_bar_has_a_whisker_where_it_is_known_how_sure_its_price_is():
     assert [row.whisker for row in rows] == [None, (55.0, 80.0), None, None]
 
 
-def test_a_price_is_told_with_its_range_and_an_upper_bound_without_one():
+def test_a_cost_has_an_interval_and_an_upper_bound_has_none():
     unhealthy = samples.unhealthy()
     sure = replace(
         unhealthy.findings[0], costs_ms_per_step_range=[38.2, 51.4], speedup_if_fixed_range=[3.1, 9.0]
     )
-    told = page(replace(unhealthy, findings=[sure])).price
-    assert "44.8 ms per step (38.2 to 51.4 ms)" in told and "7.1× (3.1 to 9.0×) as fast" in told
-    most = page(replace(unhealthy, findings=[replace(sure, at_most=True)])).price
+    told = page(replace(unhealthy, findings=[sure])).cost_sentence
+    assert (
+        "44.8 ms per step (90 % interval: 38.2 to 51.4 ms)" in told and "7.1× (3.1 to 9.0×) as fast" in told
+    )
+    most = page(replace(unhealthy, findings=[replace(sure, at_most=True)])).cost_sentence
     assert "at most 44.8 ms" in most and "at most 7.1× as fast" in most
     assert " to " not in most and "min per hour" not in most
 
 
-def test_a_gain_beyond_ten_is_no_number():
+def test_a_speedup_above_ten_is_capped():
     unhealthy = samples.unhealthy()
     huge = replace(unhealthy.findings[0], speedup_if_fixed=120.0, share=0.99)
     told = page(replace(unhealthy, findings=[huge]))
-    assert "over 10× as fast" in told.price and "(59 min per hour)" in told.price
+    assert "over 10× as fast" in told.cost_sentence and "(59 min per hour)" in told.cost_sentence
     most = page(replace(unhealthy, findings=[replace(huge, at_most=True)]))
-    assert "×" not in most.price and most.findings[0].speedup == ""
+    assert "×" not in most.cost_sentence and most.findings[0].speedup == ""
 
 
-def test_one_step_of_a_trace_is_not_every_step():
+def test_a_trace_of_one_step_says_so():
     unhealthy = samples.unhealthy()
     once = replace(
         unhealthy, steps=replace(unhealthy.steps, source="trace", measured=1, count=1, set_aside={})
     )
-    assert page(once).price.startswith(
+    assert page(once).cost_sentence.startswith(
         "It costs 44.8 ms in the one recorded step, 87 % of the step time; the job"
     )
 
 
-def test_each_step_that_is_not_measured_has_its_reason_beside_the_count():
+def test_excluded_steps_are_shown_with_reasons():
     aside = {"thinned": 870, "warm-up": 3, "evaluation": 0}
     steps = replace(samples.unhealthy().steps, count=1200, measured=327, set_aside=aside)
-    assert steps_measured(steps) == "327 of 1,200 steps measured (excluded: thinned 870, warm-up 3)"
+    assert steps_measured(steps) == "327 of 1,200 steps measured (excluded: 870 thinned, 3 warm-up)"
 
 
-def test_what_the_job_built_is_told_with_its_line_and_without_numbers_of_ours():
+def test_built_objects_are_shown_with_line_and_without_id():
     built = {
         "ddp": [{"id": 0, "where": "train.py:31", "bucket_cap_mb": 25.0}],
         "loaders": [{"id": 0, "where": 4}],
@@ -179,7 +185,7 @@ def test_what_the_job_built_is_told_with_its_line_and_without_numbers_of_ours():
     assert "id" not in rows.get("loaders", {}) and "where" not in rows.get("loaders", {})
 
 
-def test_a_waterfall_without_a_last_total_gets_what_is_left():
+def test_a_waterfall_without_a_last_total_gets_the_remaining_time():
     diagnosis = replace(
         samples.unhealthy(), waterfall=[WaterfallBar("measured", 10.0), WaterfallBar("x", 4.0, "a/b")]
     )
@@ -219,7 +225,7 @@ def test_many_lines_become_median_band_and_culprits():
     assert chart.lines[0].path.count("L") < POINTS
 
 
-def test_few_lines_are_drawn_each():
+def test_few_lines_are_drawn_separately():
     chart = page(samples.healthy()).step_times
     assert [line.name for line in chart.lines] == [f"rank {rank}" for rank in range(4)]
     assert chart.band is None and len(chart.lines) <= LINES
@@ -235,7 +241,7 @@ def test_a_gap_in_the_values_is_a_gap_in_the_line():
 @pytest.mark.parametrize(
     ("points", "stride", "says"), [(400, 10, "20 steps"), (200, 10, "10 steps"), (200, 1, "")]
 )
-def test_a_point_is_the_mean_of_so_many_steps_of_the_run(points, stride, says):
+def test_number_of_steps_per_point(points, stride, says):
     series = Series(steps=list(range(0, points * stride, stride)), ranks=[0], step_ms=[[50.0] * points])
     notes = page(replace(samples.minimal(), series=series)).step_times.notes
     assert notes == ([f"Each point is the mean of {says}."] if says else [])
@@ -253,14 +259,14 @@ def test_lateness_shows_the_late_rank_and_leaves_the_others_empty():
     chart = page(samples.unhealthy()).lateness
     assert [row.label for row in chart.rows] == ["0", "1"]
     assert any(chart.paths) and all("M0 0H" not in path for path in chart.paths)
-    assert "rank 1 is latest, by 43.9 ms" in chart.description
-    assert chart.missing == ""
+    assert "rank 1 is the latest, by 43.9 ms" in chart.description
+    assert chart.missing == "" and chart.notes == [], "nothing is aggregated"
 
 
-def test_nobody_late_is_a_sentence_instead_of_an_empty_map():
+def test_without_late_ranks_there_is_a_sentence_and_no_map():
     chart = page(samples.healthy()).lateness
     assert chart.rows == []
-    assert chart.description == "None of 4 ranks is ever later than 2 ms, over 200 points in time."
+    assert chart.description == "All 4 ranks are on time: none is later than 2 ms, over 200 points in time."
 
 
 def test_lateness_of_many_ranks_is_aggregated_by_host_sized_groups():
@@ -269,7 +275,7 @@ def test_lateness_of_many_ranks_is_aggregated_by_host_sized_groups():
     assert len(chart.rows) == 32 and chart.notes
 
 
-def test_timeline_places_lanes_and_keeps_few_enough_bars():
+def test_timeline_places_lanes_and_limits_bars():
     chart = page(samples.unhealthy()).timeline
     assert [rank.label for rank in chart.ranks] == ["rank 0", "rank 1"]
     assert [lane.label for lane in chart.ranks[0].lanes] == ["host", "compute", "communication"]
@@ -280,7 +286,7 @@ def test_timeline_places_lanes_and_keeps_few_enough_bars():
     assert len(big.notes) == 1 and big.notes[0].startswith("12 of 512 ranks are drawn")
 
 
-def test_timeline_merges_what_cannot_be_told_apart():
+def test_timeline_merges_close_spans():
     spans = [Span(0, "compute", "compute", f"k{index}", index * 0.001, 0.0009) for index in range(50_000)]
     chart = page(replace(samples.minimal(), timeline=Timeline(step=1, spans=spans))).timeline
     assert len(chart.bars) < 100
@@ -291,7 +297,7 @@ def test_timeline_without_length_is_not_drawn():
     assert page(replace(samples.minimal(), timeline=Timeline(step=1, spans=spans))).timeline is None
 
 
-def test_telemetry_leaves_out_quantities_that_no_device_reports():
+def test_telemetry_omits_quantities_without_values():
     empty = TelemetrySeries(source="h", field="power", unit="W", t_s=[0, 1], values=[None, None])
     charts = telemetry(replace(samples.unhealthy(), telemetry=[*samples.unhealthy().telemetry, empty]))
     assert [chart.title for chart in charts] == ["CPU", "Memory used"]
@@ -304,7 +310,7 @@ def test_bandwidth_of_one_size_is_one_point():
 
 
 def test_round_ticks():
-    assert nice_ticks(55) == [0, 20, 40]
+    assert nice_ticks(55) == [0, 20, 40] and nice_ticks(10) == [0, 5, 10]
     assert nice_ticks(0) == [0.0] and nice_ticks(float("nan")) == [0.0]
     assert nice_ticks(3 * 1024, 3, 1024) == [0, 1024, 2048, 3072]
     assert [tick.label for tick in index_ticks(list(range(10, 128)))] == ["10", "50", "100"]
@@ -344,12 +350,12 @@ def test_reproduce_names_every_source():
     )
 
 
-def test_an_effect_is_counted_in_its_cause_and_one_step_has_no_rhythm():
+def test_an_effect_has_no_own_cost_and_one_step_no_persistence():
     unhealthy = samples.unhealthy()
     effect = replace(unhealthy.findings[1], costs_ms_per_step=None, caused_by=unhealthy.findings[0].rule)
     once = replace(unhealthy.findings[0], coverage=replace(unhealthy.findings[0].coverage, steps=1))
     first, second = page(replace(unhealthy, findings=[once, effect])).findings
-    assert second.cost == "part of its cause"
+    assert second.cost == "included in its cause"
     assert "When" not in dict(first.facts)
 
 
@@ -359,7 +365,7 @@ def test_one_step_has_neither_median_nor_percentile():
     assert [name for name, _ in view.numbers] == ["step time", "samples per second", "steps measured"]
 
 
-def test_only_ranks_that_keep_others_waiting_have_bars_among_many():
+def test_of_many_ranks_only_those_that_delay_others_have_bars():
     large = samples.ALL["large"]()
     worst = max(rank.caused_wait_ms or 0.0 for rank in large.ranks)
     by_name = {f"rank {rank.rank}": rank for rank in large.ranks}
@@ -376,7 +382,7 @@ def test_the_verdicts_own_finding_is_never_folded():
     assert (first.folded, second.folded) == (False, True)
 
 
-def test_a_single_message_size_is_told_not_drawn():
+def test_a_single_message_size_is_a_sentence_not_a_chart():
     point = BandwidthPoint(operation="allreduce", bytes=2.0**20, count=4, transfer_ms=1.0, bus_gb_per_s=1.0)
     view = page(replace(samples.unhealthy(), bandwidth=[point]))
     assert view.bandwidth.sentences == ["allreduce, 1 MiB: 1.00 GB/s, 1.00 ms (median of 4)"]

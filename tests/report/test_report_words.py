@@ -63,13 +63,16 @@ def test_rank_names(ranks, text):
         (["a", 2], "", "a, 2"),
         ([], "", "none"),
         (float("nan"), "GB/s", "nan GB/s"),
+        ({"1": 3.928, "4": 55.0}, "ms", "rank 1: 3.93 ms, rank 4: 55.0 ms"),
+        (7.0, "version", "7.0"),
+        ({"1": 55}, "steps", "rank 1: 55 steps"),
     ],
 )
 def test_quantity(value, unit, text):
     assert words.quantity(value, unit) == text
 
 
-def test_back_quotes_become_code_and_an_odd_one_stays():
+def test_backticks_become_code_and_an_odd_one_stays():
     assert words.split_code("set `n=0` now") == [("set ", False), ("n=0", True), (" now", False)]
     assert words.split_code("an ` alone") == [("an ` alone", False)]
 
@@ -79,7 +82,7 @@ def test_units_stay_with_their_numbers_and_facts_have_words():
     assert words.fact("gpu.kernels_per_step") == "GPU: kernels per step"
 
 
-def test_trimmed_takes_only_zeros_behind_the_point():
+def test_strip_zeros_removes_only_trailing_decimals():
     assert [words.strip_zeros(text) for text in ("60.0 ms", "0.50 s", "100 %", "1.05 GiB")] == [
         "60 ms",
         "0.5 s",

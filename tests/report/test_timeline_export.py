@@ -1,4 +1,4 @@
-"""The Chrome trace against the rules of its format, on tables whose truth is known."""
+"""The Chrome trace of known tables, and the rules of its format."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def slices(events, pid, category):
     return [e for e in events if e["ph"] == "X" and e["pid"] == pid and e["cat"] == category]
 
 
-def test_waiting_and_transferring_are_slices_of_their_own():
+def test_waiting_and_transfer_are_separate_slices():
     events = check_format(chrome_trace(tables(), [], {0: "node1"}))
     waits, transfers = (slices(events, 1, f"comm_{kind}") for kind in ("wait", "transfer"))
     assert [(e["ts"], e["dur"]) for e in waits] == [(6000.0, 2000.0), (16000.0, 2000.0), (26000.0, 2000.0)]
@@ -115,7 +115,7 @@ def test_waiting_and_transferring_are_slices_of_their_own():
     assert [e["args"] for e in slices(events, 1, "step")] == [{}, {"marks": "profiled"}, {}]
 
 
-def test_collectives_that_were_not_matched_say_so():
+def test_unmatched_collectives_are_marked():
     found = tables(1, 1)
     nothing = [pl.lit(None, pl.Int64).alias(name) for name in ("last_arrival_ns", "wait_ns", "transfer_ns")]
     found["collectives"] = found["collectives"].with_columns(nothing)
@@ -134,7 +134,7 @@ def test_work_that_overlaps_takes_a_second_track():
     assert labels == ["step", "compute", "compute 2", "communication"]
 
 
-def test_the_hosts_log_stands_beside_the_devices_events():
+def test_host_log_and_device_events_have_separate_tracks():
     found = tables(1, 1)
     device = found["events"].with_columns(pl.lit("trace").alias("source"))
     found["events"] = pl.concat([found["events"], device])
@@ -144,7 +144,7 @@ def test_the_hosts_log_stands_beside_the_devices_events():
     assert labels == ["step", "host log", "compute", "communication"]
 
 
-def test_findings_have_a_process_of_their_own_over_their_steps():
+def test_findings_are_a_process_over_their_steps():
     events = check_format(chrome_trace(tables(), [finding(steps=[1, 2]), finding(steps=[70, 80])], {}))
     (only,) = slices(events, 3, "finding")
     assert (only["ts"], only["dur"]) == (10_000.0, pytest.approx(20_000.0, abs=0.1))
@@ -166,7 +166,7 @@ def test_nothing_recorded_gives_an_empty_trace():
     assert chrome_trace(empty, [finding()], {})["traceEvents"] == []
 
 
-def test_cutting_keeps_what_lies_in_the_chosen_steps():
+def test_cutting_keeps_events_of_the_chosen_steps():
     cut = cut_steps(tables(10), 4, 5)
     assert cut["steps"]["step"].unique().to_list() == [4, 5]
     assert cut["collectives"]["step"].unique().to_list() == [4, 5]
@@ -196,7 +196,7 @@ def test_files_are_whole_and_compressed_by_name(tmp_path):
         write_parquet(tables(), tmp_path / "file")
 
 
-def test_a_late_rank_has_its_lateness_drawn_up_to_its_arrival():
+def test_lateness_is_drawn_up_to_the_arrival():
     trace = chrome_trace(tables(ranks=4), [], {})
     late = [event for event in trace["traceEvents"] if event.get("cat") == "late"]
     assert {event["pid"] for event in late} == {4}, "the last rank's process"
@@ -205,8 +205,8 @@ def test_a_late_rank_has_its_lateness_drawn_up_to_its_arrival():
 
 
 @pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
-def test_how_far_a_timeline_is_shows_while_it_is_written(tmp_path, monkeypatch, name):
-    monkeypatch.setattr("ddpdoctor.report.timeline_export._PACKED_BYTES", 1 << 12)
+def test_progress_of_writing_a_timeline(tmp_path, monkeypatch, name):
+    monkeypatch.setattr("ddpdoctor.report.timeline_export._CHUNK_BYTES", 1 << 12)
     told = []
     write_timeline(tables(steps=40, ranks=4), [], {}, tmp_path / name, told.append)
     assert len(told) >= 4 and told == sorted(told) and told[0] == 0 and 0.7 < told[-1] < 1

@@ -64,4 +64,4 @@ def test_a_rule_without_a_test_fails(own_rule: Path) -> None:
     text = own_rule.read_text(encoding="utf-8")
     own_rule.write_text(text.partition("tests:")[0] + "tests: []\n", encoding="utf-8")
     result = CliRunner().invoke(command, ["test", str(own_rule)])
-    assert result.exit_code == 1 and "ours/memory: has no test" in result.output
+    assert result.exit_code == 1 and "ours/memory: no test" in result.output

@@ -17,12 +17,14 @@ from ddpdoctor.rundir import (
     Spool,
     answer_of,
     ask,
+    capture_ordered,
     discard,
     forget_questions,
     make_spool_root,
     new_request,
     order_capture,
     present_ranks,
+    question_in,
 )
 
 ORDER = CaptureOrder(request=7, number=1, first=100, steps=8)
@@ -62,14 +64,14 @@ def test_whoever_is_asked_need_not_look_twice(spool):
 
 
 def test_an_order_arrives_and_is_taken_back(spool):
-    assert spool.capture_ordered() is None
+    assert capture_ordered(spool.directory) is None
     order_capture(spool.directory, ORDER)
-    assert spool.capture_ordered() == ORDER
+    assert capture_ordered(spool.directory) == ORDER
     forget_questions(spool.directory, ORDER.request + 1, CAPTURE_ORDER)
-    assert spool.capture_ordered() == ORDER  # somebody else's
+    assert capture_ordered(spool.directory) == ORDER  # somebody else's
     for _ in range(2):
         forget_questions(spool.directory, ORDER.request, CAPTURE_ORDER)
-        assert spool.capture_ordered() is None
+        assert capture_ordered(spool.directory) is None
 
 
 @pytest.mark.parametrize(
@@ -93,13 +95,13 @@ def test_an_order_arrives_and_is_taken_back(spool):
 def test_what_is_no_order_is_none(spool, changed):
     written = json.dumps({**ORDER._asdict(), **changed})
     Path(spool.directory, CAPTURE_ORDER).write_text(written)
-    assert spool.capture_ordered() is None
+    assert capture_ordered(spool.directory) is None
 
 
 @pytest.mark.parametrize("content", ["", "[]", "7", "{", "\0" * 40, "[" * 400, " " * 600, '{"request": NaN}'])
 def test_what_is_no_json_is_none(spool, content):
     Path(spool.directory, CAPTURE_ORDER).write_text(content)
-    assert spool.capture_ordered() is None
+    assert capture_ordered(spool.directory) is None
 
 
 def test_an_order_that_somebody_else_could_have_written_is_none(spool, tmp_path):
@@ -107,28 +109,28 @@ def test_an_order_that_somebody_else_could_have_written_is_none(spool, tmp_path)
     elsewhere = tmp_path / "planted"
     elsewhere.write_text(json.dumps(ORDER._asdict()))
     place.symlink_to(elsewhere)
-    assert spool.capture_ordered() is None
+    assert capture_ordered(spool.directory) is None
     place.unlink()
     os.link(elsewhere, tmp_path / "second")
     order_capture(spool.directory, ORDER)
     os.chmod(spool.directory, 0o770)
-    assert spool.capture_ordered() is None
+    assert capture_ordered(spool.directory) is None
     os.chmod(spool.directory, 0o700)
     os.link(place, Path(spool.directory, "second.tmp"))
-    assert spool.capture_ordered() is None
+    assert capture_ordered(spool.directory) is None
     Path(spool.directory, "second.tmp").unlink()
-    assert spool.capture_ordered() == ORDER
+    assert capture_ordered(spool.directory) == ORDER
 
 
 def test_a_pipe_is_not_waited_for(spool):
     os.mkfifo(Path(spool.directory, CAPTURE_ORDER))
-    assert spool.capture_ordered() is None
+    assert capture_ordered(spool.directory) is None
 
 
 def test_an_answer_is_of_its_question_alone(spool):
     request = new_request()
     ask(spool.directory, request, STACKS_QUESTION)
-    assert spool.asked(STACKS_QUESTION) == request and spool.asked() == 0
+    assert question_in(spool.directory, STACKS_QUESTION) == request and question_in(spool.directory) == 0
     spool.keep_document(STACKS_FILE, {"request": request - 1})
     assert answer_of(spool.directory, STACKS_FILE, request) is None
     spool.keep_document(STACKS_FILE, {"request": request, "step": 4})
@@ -145,7 +147,7 @@ def test_two_who_ask_at_once_both_have_the_answer(spool):
     assert answer_of(spool.directory, STACKS_FILE, first, since_ns + 1) is None  # of an earlier moment
     forget_questions(spool.directory, first, STACKS_QUESTION, STACKS_FILE)
     assert answer_of(spool.directory, STACKS_FILE, second) is not None
-    assert spool.asked(STACKS_QUESTION) == second
+    assert question_in(spool.directory, STACKS_QUESTION) == second
 
 
 def test_questions_go_with_the_spool(tmp_path):

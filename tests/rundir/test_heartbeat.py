@@ -35,7 +35,6 @@ def test_steps_are_read_also_when_the_spool_is_gone_and_after_the_end(tmp_path) 
     spool.close()
     heart.step(4, 4_000)
     heart.answered(1, 1)
-    reader.close()
     assert HeartbeatReader(spool.directory).read() is None
 
 

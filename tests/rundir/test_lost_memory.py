@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddpdoctor.rundir import Spool, drain, is_over, make_spool_root, newer_in
+from ddpdoctor.rundir import Spool, drain, is_over, make_spool_root
 from ddpdoctor.rundir import spool as spool_module
 from ddpdoctor.rundir.segments import SHORT_LIMIT_BYTES, SHORT_SEGMENT_BYTES
 from tests.fuzz.spools import failures
@@ -129,17 +129,6 @@ def test_what_was_lost_is_said_in_its_place(rank: Rank) -> None:
     rank.take(20)
     rank.copy()
     assert rank.steps()[-1] == rank.step - 1 and len(rank.notes()) == 1
-
-
-def test_whoever_watches_reads_on_behind_a_gap(rank: Rank) -> None:
-    rank.take(10)
-    _, done = newer_in(rank.spool.directory, STEPS, 0)
-    rank.take(2000)
-    remove_root(rank)
-    rank.spool.restore()
-    rank.take(10)
-    data, _ = newer_in(rank.spool.directory, STEPS, done)
-    assert b'"step":%d,' % (rank.step - 1) in data
 
 
 @pytest.mark.parametrize("filler", [100, 5000])

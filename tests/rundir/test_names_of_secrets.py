@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.launch.privacy import mask_command
+from ddpdoctor.rundir.privacy import mask_command
 
 _SECRET = "Tr0ub4dor"
 

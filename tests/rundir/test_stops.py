@@ -17,13 +17,14 @@ from ddpdoctor.rundir import (
     STANDING_FILE,
     STANDING_SCHEMA,
     STEPS_FILE,
+    Note,
     Spool,
     ask,
     carry_host_documents,
     drain,
     keep_host_document,
     make_spool_root,
-    newer_in,
+    question_in,
     read_stops,
     recover,
 )
@@ -65,7 +66,7 @@ def test_last_words_are_carried_once_somebody_asks(tmp_path, spool) -> None:
     drain(spool.directory)
     assert not (rank_folder(tmp_path) / PROGRESS_FILE).exists()
     ask(spool.directory, 3)
-    assert spool.asked() == 3
+    assert question_in(spool.directory) == 3
     drain(spool.directory)
     assert (rank_folder(tmp_path) / PROGRESS_FILE).exists()
     spool.keep_document(STANDING_FILE, {**PROGRESS, "schema": STANDING_SCHEMA, "request": 3})
@@ -101,14 +102,14 @@ def test_a_hosts_documents_are_carried_once(tmp_path, spool) -> None:
     assert not written.exists()
 
 
-def test_what_was_carried_meanwhile_is_passed_over(tmp_path, spool) -> None:
-    data, done = newer_in(spool.directory, STEPS_FILE, 0)
-    assert data.startswith(b'{"step":0') and newer_in(spool.directory, STEPS_FILE, done) == (b"", done)
-    for number in range(1, 4):
-        spool.write(STEPS_FILE, b'{"step":%d,"pad":"%s"}\n' % (number, b"x" * 50_000))
-    drain(spool.directory)
-    data, end = newer_in(spool.directory, STEPS_FILE, done)
-    assert data.startswith(b'{"step":3') and end > done
+def test_a_standstill_of_the_schema_before_is_read_too(tmp_path) -> None:
+    folder = tmp_path / "hosts" / "a"
+    folder.mkdir(parents=True)
+    before = {"schema": "ddpdoctor.stall/1", "host": "a", "state": "lasts", "after_s": 300.0, "ranks": []}
+    (folder / STALL_FILE).write_text(json.dumps(before))
+    notes: list[Note] = []
+    (host,) = read_stops(str(tmp_path), notes).hosts
+    assert host.stall == before and not notes
 
 
 @pytest.mark.parametrize(

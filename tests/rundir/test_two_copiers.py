@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -119,11 +120,16 @@ def test_a_document_that_is_replaced_while_it_is_copied_is_copied_again(
 
 
 def test_a_document_that_could_not_be_copied_waits(run: Path, monkeypatch) -> None:
-    spool = opened(run)
-    spool.keep_document(ENDING_FILE, {"how": "exception"})
+    spool, place = opened(run), run / "ranks" / "00000"
+    for name in (ENDING_FILE, RANK_FILE):
+        spool.keep_document(name, {"how": "exception"})
 
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
+    real = handover.replace_file
+
+    def full(name: str, *where: Any, **more: Any) -> None:
+        if name != handover.CARRIED_FILE:
+            raise OSError(28, "No space left on device")
+        real(name, *where, **more)
 
     with monkeypatch.context() as storage:
         storage.setattr(handover, "replace_file", full)
@@ -131,7 +137,9 @@ def test_a_document_that_could_not_be_copied_waits(run: Path, monkeypatch) -> No
             drain(spool.directory)
     assert (Path(spool.directory) / ENDING_FILE).exists()
     drain(spool.directory)
-    assert json.loads((run / "ranks" / "00000" / ENDING_FILE).read_text())["how"] == "exception"
+    assert json.loads((place / ENDING_FILE).read_text()) == {"how": "exception"}
+    (trouble,) = json.loads((place / RANK_FILE).read_text())["hook"]["errors"]
+    assert "could not be written" in trouble
     spool.close()
 
 

@@ -86,14 +86,13 @@ class Stopped:
 
     def seen(self, rank: int, process: dict[str, Any], **more: Any) -> Stopped:
         self.stalled.append(
-            {"rank": rank, "pid": FIRST_PID + rank, "alive": True, "answered": True, "process": process}
-            | more
+            {"rank": rank, "pid": FIRST_PID + rank, "answered": True, "process": process} | more
         )
         return self
 
     def stall(self, state: str = "ended", **more: Any) -> Stopped:
         document = {
-            "schema": "ddpdoctor.stall/1",
+            "schema": "ddpdoctor.stall/2",
             "state": state,
             "silent_s": 310.0,
             "detected_ns": NOW_NS - 10**9,

@@ -125,6 +125,17 @@ def test_a_ring_that_kept_the_last_entries_only(tmp_path):
     assert named(tmp_path, job, only_active=False, kept=5) == [2]
 
 
+def test_a_ring_that_has_forgotten_a_group_does_not_say_what_was_not_issued_there(tmp_path):
+    """Ranks 2 and 3 have gone on to a group of their own: of the first one their rings hold nothing any more."""
+    first, second = Op("0", "all_reduce", sync=True), Op("1", "all_reduce")
+    programs = {rank: [first] * 3 if rank < 2 else [first] * 2 + [second] * 30 for rank in range(4)}
+    job = Job({"0": ("default_pg", (0, 1, 2, 3)), "1": ("pair", (2, 3))}, programs)
+    for kept, kind in ((5, "no recording"), (40, "not issued")):
+        how = {"only_active": False, "kept": kept, "without": ("pg_status",)}
+        stop = facts_of(tmp_path / str(kept), job, **how).not_reached
+        assert stop is not None and (stop.ranks, stop.kind) == ([2, 3], kind)
+
+
 def with_program(rank: int, program: list[Op], world: int = 3) -> Job:
     job = data_parallel(world)
     return replace(job, programs=job.programs | {rank: program})

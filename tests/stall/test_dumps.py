@@ -252,7 +252,7 @@ def test_containers_where_texts_belong_are_left_out(tmp_path):
     (tmp_path / "_dump_0").write_bytes(pickle.dumps(document, 2))
     (recording,) = find_dumps([str(tmp_path)]).recordings
     (operation,) = recording.operations
-    assert (recording.version, operation.group.name, operation.input_dtypes) == ("", "", ("Float",))
+    assert (operation.group.name, operation.input_dtypes) == ("", ("Float",))
     assert [(line.file, line.line, line.function) for line in operation.frames] == [("/job/train.py", 0, "")]
     assert [(name, key.description, key.members) for name, key in recording.groups.items()] == [
         ("1", "", (0, 1))

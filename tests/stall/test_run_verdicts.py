@@ -345,7 +345,6 @@ def unjoined(rank: int, waits: bool, line: int, state: str = "S") -> dict:
     return {
         "rank": rank,
         "pid": FIRST_PID + rank,
-        "alive": True,
         "answered": True,
         "waits": waits,
         "process": process,

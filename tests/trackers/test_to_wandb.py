@@ -52,7 +52,7 @@ def test_the_run_is_there_with_history_summary_verdict_and_report(tmp_path):
     diagnosis = analyze([str(RUN)])
     expected = tracked(diagnosis)
     done = export(tmp_path, "--wandb", "offline")
-    assert "sent nowhere" in done.stdout
+    assert "not uploaded" in done.stdout
     assert f"wandb sync {tmp_path}/offline/wandb/offline-run-" in done.stdout
     found = list(records(tmp_path / "offline"))
     (run,) = [each.run for each in found if each.WhichOneof("record_type") == "run"]

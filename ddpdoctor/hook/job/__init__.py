@@ -6,10 +6,10 @@ standard library's, not ours; it is written down once, before its number is firs
 the steps are told.
 """
 
-from .ddp_models import Loaders, Model, Models, OpenForward, data_parallel_built
+from .ddp_models import Loaders, Models, OpenForward, data_parallel_built
 from .registry import MOST_LISTED, Listed, Numbered, asks_for_worker, batch_size, input_elements, note_built
 from .roles import Role, Roles
-from .source_lines import MOST_FRAMES, Kinds, Lines, calling_frame
+from .source_lines import MOST_FRAMES, Kinds, Lines, calling_frame, place_of
 from .torch_objects import (
     describe_ddp,
     describe_loader,

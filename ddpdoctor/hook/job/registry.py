@@ -34,7 +34,18 @@ class Held(Generic[Value]):
     def hold(self, thing: Any, value: Value) -> weakref.ref[Any]:
         """From now on ``value`` is what is known of ``thing``."""
         key = id(thing)
-        reference = weakref.ref(thing, forgetter(self._known, key, self._gone))
+
+        def forget(reference: weakref.ref[Any]) -> None:
+            try:
+                known = self._known.get(key)
+                # The id may be another thing's by now.
+                if known is not None and known[0] is reference:
+                    del self._known[key]
+                    self._gone(known[1])
+            except Exception:
+                pass  # Python would print it among what the job prints
+
+        reference = weakref.ref(thing, forget)
         self._known[key] = reference, value
         return reference
 
@@ -55,24 +66,6 @@ class Numbered(Held[Value]):
         if self.count < MOST_LISTED:
             self.listed.append((reference, line))
         self.count += 1
-
-
-def forgetter(
-    known: dict[int, Any], key: int, gone: Callable[[Any], None] = lambda value: None
-) -> Callable[[weakref.ref[Any]], None]:
-    """What takes ``key`` out of ``known`` when the thing dies whose reference stands first there, for its id may be another's by
-    then, and calls ``gone`` with what stands second."""
-
-    def forget(reference: weakref.ref[Any]) -> None:
-        try:
-            entry = known.get(key)
-            if entry is not None and entry[0] is reference:
-                del known[key]
-                gone(entry[1])
-        except Exception:
-            pass  # Python would print it among what the job prints
-
-    return forget
 
 
 _DEEPEST_BATCH = 4
@@ -149,9 +142,6 @@ def _codes(code: Any) -> Iterator[CodeType]:
 
 
 _Place = tuple[CodeType, int]
-_Built = tuple["weakref.ref[Any]", tuple[_Place, int]]
-_built: dict[int, _Built] = {}
-"""By the object's id, for an object need not be hashable: where it was built, and the id of the data set it was given."""
 _loaders_of: dict[int, dict[tuple[int, int], list[_Place]]] = {}
 """By the id of a data set, which its loaders keep alive, and by the place (the id of the code, the line): the place once for each
 loader that was built there and lives."""
@@ -161,9 +151,7 @@ _kinds: list[Kinds] = []
 
 def note_built(thing: Any, dataset: Any, frame: FrameType | None) -> None:
     """The constructor of ``thing`` begins, a loader of ``dataset`` unless that is None, in the stack that ends in ``frame``."""
-    key = id(thing)
-    known = _built.get(key)
-    if known is not None and known[0]() is thing:
+    if _built.find(thing) is not None:
         return
     if not _kinds:
         _kinds.append(Kinds())
@@ -175,7 +163,7 @@ def note_built(thing: Any, dataset: Any, frame: FrameType | None) -> None:
     if dataset is not None and _built_by(frame) != _kinds[0].of(users.f_code):
         place = _place_of_original(dataset)
     place = place or (users.f_code, users.f_lineno)
-    _built[key] = weakref.ref(thing, forgetter(_built, key, _forget_loader)), (place, id(dataset))
+    _built.hold(thing, (place, id(dataset)))
     if dataset is not None:
         _loaders_of.setdefault(id(dataset), {}).setdefault(_key_of(place), []).append(place)
 
@@ -195,6 +183,10 @@ def _forget_loader(built: tuple[_Place, int]) -> None:
         places.pop(_key_of(place), None)
     if not places:
         _loaders_of.pop(dataset, None)
+
+
+_built: Held[tuple[_Place, int]] = Held(_forget_loader)
+"""Of models and loaders: where each was built, and the id of the data set it was given."""
 
 
 def _built_by(frame: FrameType | None) -> int:
@@ -220,8 +212,5 @@ def _place_of_original(dataset: Any) -> _Place | None:
 
 def line_of(thing: Any, lines: Lines) -> int | None:
     """The number of the line that built ``thing``; None where that was not seen."""
-    known = _built.get(id(thing))
-    if known is None or known[0]() is not thing:
-        return None
-    code, line = known[1][0]
-    return lines.id_of(code, line)
+    known = _built.find(thing)
+    return None if known is None else lines.id_of(*known[0])

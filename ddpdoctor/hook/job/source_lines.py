@@ -9,7 +9,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from types import CodeType, FrameType
-from typing import Callable, TypeVar
+from typing import Any, Callable, TypeVar
 
 from ...rundir import EventField, LineField
 from ...rundir.packages import is_well_known
@@ -125,6 +125,13 @@ def _stack(innermost: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
+def place_of(code: CodeType, line: int | None) -> list[Any]:
+    """File, line and function, as they are written down."""
+    name = code.co_filename
+    file = name if name.startswith("<") else os.path.abspath(name)
+    return [file, line, getattr(code, "co_qualname", code.co_name)]
+
+
 class Lines:
     """Numbers of source lines. A line's definition goes to ``define`` (one JSON line) before its number is first used."""
 
@@ -148,13 +155,8 @@ class Lines:
             return None
         known = self._ids[key] = len(self._ids)
         self._codes.append(code)
-        name = code.co_filename
-        document: dict[str, object] = {
-            LineField.WHERE: known,
-            LineField.FILE: name if name.startswith("<") else os.path.abspath(name),
-            LineField.LINE: line,
-            LineField.FUNCTION: getattr(code, "co_qualname", code.co_name),
-        }
+        fields = LineField.FILE, LineField.LINE, LineField.FUNCTION
+        document: dict[str, Any] = {LineField.WHERE: known, **dict(zip(fields, place_of(code, line)))}
         if caller is not None:
             document[LineField.CALLER] = caller
         self._define(json.dumps(document, separators=(",", ":")) + "\n")

@@ -1,4 +1,4 @@
-"""What of torch is wrapped, and of Python's garbage collector: one module for each, with a function ``install``.
+"""What of torch is wrapped, and of Python's garbage collector: one module for each, with a function ``install``, and ``others``.
 
 In come the job's calls of torch; out go events and ends of steps to the recording, and the job's things to their numbers. A
 wrapper never raises, changes neither arguments nor results, waits for nothing, and while nobody records costs a look at one
@@ -9,14 +9,14 @@ PARTS = (
     "arming",
     "optimizers",
     "unhooked",
-    "constructors",
+    "others.install_constructors",
     "ddp",
     "backward",
     "collectives",
     "dataloader",
     "checkpoints",
-    "garbage",
-    "user_profilers",
-    "spawned",
+    "others.install_garbage",
+    "others.install_profilers",
+    "others.install_spawned",
 )
-"""The modules that are installed, in this order."""
+"""What is installed, in this order: modules by their ``install``, or by the function that is named."""

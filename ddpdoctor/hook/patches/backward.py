@@ -13,7 +13,7 @@ from ...rundir import EventField, EventKind, Phase
 from ..guard import part
 from ..patching import Patches, around
 from ..recording import MOST_PLACES, Call, Session, active, backwards, raising_in, recording_here
-from . import forwards, optimizers
+from . import ddp, optimizers
 
 _PART = part("backward passes")
 _BACKWARD = EventKind.BACKWARD.opening
@@ -113,7 +113,7 @@ def _line_of(current: Session, frame: FrameType, above: FrameType) -> str:
 def _look(current: Session, here: bool, loss: Any) -> None:
     current.backward.steps_optimizer = False
     if current.models.open and here:
-        forwards.interrupt(current, perf_counter_ns(), loss)
+        ddp.interrupt(current, perf_counter_ns(), loss)
     if current.devices is not None and current.devices.timing:
         current.devices.mark("bwd")
 
@@ -148,7 +148,7 @@ def _after_in_full(token: _Token, result: Any) -> None:
         fields = current.models.after_backward(recorder.start_perf_ns, recorder.full_since)
         recorder.add(start, end - start, f"{_BACKWARD}{where}{fields}")
     if current.models.open:
-        forwards.resume(current, end)
+        ddp.resume(current, end)
     if backward.steps_optimizer and not isinstance(result, BaseException):
         optimizers.end_of_stepping_backward(current, end)
 

@@ -27,10 +27,6 @@ _depth = [0]
 """How many of these functions are in progress, one in another."""
 
 
-def _reset() -> None:
-    _depth[0] = 0
-
-
 def _event(kind: EventKind) -> tuple[Before, After]:
     opening = kind.opening
 
@@ -57,7 +53,7 @@ def install(patches: Patches) -> None:
     """Wrap ``torch.save`` and ``torch.load``, and the distributed checkpoint's once the job imports it."""
     import torch
 
-    lifetime.at_fork.append(_reset)
+    lifetime.depths.append(_depth)
     for kind, name in ((EventKind.SAVE, "save"), (EventKind.LOAD, "load")):
         original = getattr(torch, name)
         timed = around(original, _PART, *_event(kind), active)

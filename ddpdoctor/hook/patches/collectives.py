@@ -76,20 +76,8 @@ _FRAMES_ABOVE = 3
 """From what runs as a call begins to who called torch: the wrapper and torch's decorator lie between."""
 
 
-class _Depth:
-    """How many collectives deep the training thread is."""
-
-    __slots__ = ("value",)
-
-    def __init__(self) -> None:
-        self.value = 0
-
-
-_depth = _Depth()
-
-
-def _reset() -> None:
-    _depth.value = 0
+_depth = [0]
+"""How many collectives deep the training thread is."""
 
 
 def _start_of(name: str) -> Before:  # noqa: C901
@@ -117,14 +105,15 @@ def _start_of(name: str) -> Before:  # noqa: C901
             other = args[1] if len(args) > 1 else kwargs.get(peer)
             if type(other) is int:
                 fields += f"{peer_key}{other}"
-        return recorder.calls.recurring(fields + _typed(dtype), None if is_message else among), fields
+        typed = "" if dtype is None else f'{_DTYPE}"{str(dtype).rpartition(".")[2]}"'
+        return recorder.calls.recurring(fields + typed, None if is_message else among), fields
 
     def start(args: Any, kwargs: Any) -> _Token | None:
         recorder = active.recorder
         if recorder is None or recorder.thread != get_ident():
             return None
-        if _depth.value:
-            _depth.value += 1
+        if _depth[0]:
+            _depth[0] += 1
             return 0, "", -1
         group = args[group_at] if len(args) > group_at else kwargs.get("group")
         tensor = args[tensor_at] if len(args) > tensor_at else kwargs.get("tensor")
@@ -144,14 +133,10 @@ def _start_of(name: str) -> Before:  # noqa: C901
         place = recorder.calls.begin(call, recorder.step)
         token = perf_counter_ns() if active.full else 0, fields, place
         # Last: nobody would set it back where a handler of the job's raised before this.
-        _depth.value = 1
+        _depth[0] = 1
         return token
 
     return start
-
-
-def _typed(dtype: Any) -> str:
-    return "" if dtype is None else f'{_DTYPE}"{str(dtype).rpartition(".")[2]}"'
 
 
 def _bytes(value: Any) -> int | None:
@@ -166,7 +151,7 @@ def _bytes(value: Any) -> int | None:
 
 def _end(token: _Token, result: Any) -> None:
     end = perf_counter_ns()
-    _depth.value = max(0, _depth.value - 1)
+    _depth[0] = max(0, _depth[0] - 1)
     start, fields, place = token
     recorder = active.recorder
     if not fields or recorder is None:
@@ -179,7 +164,7 @@ def _end(token: _Token, result: Any) -> None:
 
 def _before_wait(args: Any, kwargs: Any) -> tuple[int, str] | None:
     recorder = active.recorder
-    if recorder is None or _depth.value or not recording_here(recorder):
+    if recorder is None or _depth[0] or not recording_here(recorder):
         return None
     return perf_counter_ns(), _WAIT + recorder.lines.caller()
 
@@ -196,7 +181,7 @@ def install(patches: Patches) -> None:
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
 
-    lifetime.at_fork.append(_reset)
+    lifetime.depths.append(_depth)
     for name in DECORATED:
         cell = cell_of(vars(c10d).get(name))
         if cell is not None:

@@ -18,7 +18,7 @@ from ..guard import part
 from ..job import Role, job_torch
 from ..patching import Patches, around, counted, guarded, not_compiled
 from ..recording import IN_BACKWARD, Session, active, backwards, starts
-from . import forwards
+from . import ddp
 
 _PART = part("optimizer steps")
 
@@ -83,7 +83,7 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
             open_step.role = current.roles.of(optimizer)
             current.stepping.before_optimizer(open_step.role)
         if current.models.open:
-            forwards.pause(current)
+            ddp.pause(current)
         if current.devices is not None and current.devices.timing:
             current.devices.mark("opt")
     open_step.where = current.recorder.lines.caller() if active.full else ""
@@ -123,7 +123,7 @@ def after_step(optimizer: Any, end: int) -> None:
         recorder.add(begin, end - begin, f"{_OPTIMIZER}{number}{open_step.where}")
     current.stepping.after_optimizer(open_step.role or current.roles.of(optimizer), end)
     if current.models.open:
-        forwards.resume(current, end)
+        ddp.resume(current, end)
 
 
 def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:

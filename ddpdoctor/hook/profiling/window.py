@@ -16,7 +16,7 @@ import threading
 import time
 from typing import Any
 
-from ...rundir import CAPTURE_ANSWER, CAPTURE_SCHEMA, CaptureOrder, Mark
+from ...rundir import CAPTURE_ANSWER, CAPTURE_SCHEMA, CaptureOrder, Mark, capture_ordered
 from .. import environment
 from ..guard import part
 from ..job import job_torch
@@ -190,8 +190,10 @@ class Window:
                 recorder.marks.append(Mark.PROFILED)
         elif state == "saving" and self._job is not None and not self._job.handed_over:
             recorder.marks.append(Mark.SAVING)
-        elif step > LAST_SETTINGS_STEP and not seen and not self._others_under_way():
-            self._session.stepping.listening = False
+        elif step > LAST_SETTINGS_STEP and not seen:
+            mine = [window for window in windows if window._session is self._session]
+            if not any(window.is_under_way for window in mine):
+                self._session.stepping.listening = False
         if seen and profiler_is_on():
             recorder.marks.append(Mark.USER_PROFILER)
 
@@ -208,9 +210,6 @@ class Window:
             self._try_to_open(step)
         elif step >= self._first:
             self._set("skipped", f"it was asked for in step {step}, too late")
-
-    def _others_under_way(self) -> bool:
-        return any(window.is_under_way for window in windows if window._session is self._session)
 
     def _try_to_open(self, step: int) -> None:
         recorder = self._session.recorder
@@ -330,7 +329,7 @@ class Captures:
 
     def follow(self) -> None:
         """Do what was ordered, or taken back, since the last call."""
-        order = self._session.spool.capture_ordered()
+        order = capture_ordered(self._session.spool.directory)
         newest = self._windows[-1]
         if order is None:
             self._answered = 0
@@ -369,5 +368,5 @@ class Captures:
 
     def finish(self, deadline_s: float) -> None:
         """The job ends: close what is open, and wait until it is saved, see :meth:`.Window.finish`."""
-        for window in self._windows[1:]:
+        for window in self._windows:
             guarded(window.part, window.finish)(deadline_s)

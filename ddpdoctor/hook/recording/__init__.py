@@ -8,9 +8,15 @@ Which optimizer step ends a training step is ``boundary``'s to say; on a GPU ``d
 """
 
 from .active import active, backwards, starts
-from .crash_records import MOST_PLACES, Call, raising_in
-from .recorder import Recorder, recording_here
+from .crash_records import (
+    MOST_FRAMES_TOLD,
+    MOST_PLACES,
+    Call,
+    Frame,
+    exception_document,
+    raising_in,
+)
+from .recorder import Recorder, ThreadTimes, recording_here
 from .session import LAST_SETTINGS_STEP, Session
 from .steps import IN_BACKWARD
-from .threadtimes import ThreadTimes
 from .writer import Writer

@@ -24,6 +24,7 @@ from ...rundir import (
     Spool,
 )
 from ..guard import text_of
+from ..job import place_of
 from ..patching import UNCOUNTED_FILE
 from .active import active
 
@@ -125,23 +126,25 @@ class Calls:
                 self._memory = None
 
 
-_MOST_FRAMES = 64
-"""As many as are told of a stack elsewhere."""
+Frame = list[Any]
+"""File, line, function."""
+MOST_FRAMES_TOLD = 64
+"""Frames of a stack that are written down: a trainer's own loop, with torch below it, has 30 to 50."""
 _MOST_LETTERS = 2000
+"""Of a message: that of an error in a kernel's compilation has thousands."""
 _MOST_TOLD = 16
 """Of one process: a program that goes on after each of them is not kept up."""
+_told = [0]
+"""How often."""
 
 
-class _Told:
-    """How often."""
-
-    __slots__ = ("times",)
-
-    def __init__(self) -> None:
-        self.times = 0
-
-
-_told = _Told()
+def exception_document(error: BaseException, frames: list[Frame]) -> dict[str, Any]:
+    """An exception as it is written down; ``frames``, innermost first."""
+    return {
+        "type": type(error).__name__[:200],
+        "message": text_of(error)[:_MOST_LETTERS],
+        "frames": frames[:MOST_FRAMES_TOLD],
+    }
 
 
 def raising_in(phase: Phase) -> Callable[[BaseException], None]:
@@ -149,9 +152,9 @@ def raising_in(phase: Phase) -> Callable[[BaseException], None]:
 
     def note(error: BaseException) -> None:
         session = active.session
-        if session is None or session.recorder.thread != get_ident() or _told.times >= _MOST_TOLD:
+        if session is None or session.recorder.thread != get_ident() or _told[0] >= _MOST_TOLD:
             return
-        _told.times += 1
+        _told[0] += 1
         document = {
             "schema": ENDING_SCHEMA,
             "rank": session.rank,
@@ -160,28 +163,19 @@ def raising_in(phase: Phase) -> Callable[[BaseException], None]:
             "step": session.recorder.step,
             "phase": phase.value,
             "how": End.RAISING.value,
-            "raised": [
-                {
-                    "type": type(error).__name__[:200],
-                    "message": text_of(error)[:_MOST_LETTERS],
-                    "frames": _callers(),
-                }
-            ],
+            "raised": [exception_document(error, _callers())],
         }
         session.spool.keep_document(ENDING_FILE, document)
 
     return note
 
 
-def _callers() -> list[list[object]]:
+def _callers() -> list[Frame]:
     """The stack of this thread, innermost first."""
-    found: list[list[object]] = []
+    found: list[Frame] = []
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and len(found) < _MOST_FRAMES:
-        code = frame.f_code
-        name = code.co_filename
-        function = getattr(code, "co_qualname", code.co_name)
-        if name != UNCOUNTED_FILE:
-            found.append([name if name.startswith("<") else os.path.abspath(name), frame.f_lineno, function])
+    while frame is not None and len(found) < MOST_FRAMES_TOLD:
+        if frame.f_code.co_filename != UNCOUNTED_FILE:
+            found.append(place_of(frame.f_code, frame.f_lineno))
         frame = frame.f_back
     return found

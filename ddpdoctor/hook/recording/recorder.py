@@ -9,14 +9,22 @@ from __future__ import annotations
 
 import os
 import re
-from threading import get_ident
+from threading import get_ident, get_native_id
 from time import perf_counter_ns, process_time_ns, thread_time_ns, time_ns
 
-from ...rundir import STEPS_FILE, STEPS_SCHEMA, EventField, EventKind, Heartbeat, LineField, Spool
+from ...rundir import (
+    STEPS_FILE,
+    STEPS_SCHEMA,
+    EventField,
+    EventKind,
+    Heartbeat,
+    LineField,
+    Spool,
+    file_identity,
+)
 from ..job import Kinds, Lines
 from .active import active
 from .crash_records import Calls
-from .threadtimes import ThreadTimes
 
 MOST_EVENTS = 256
 """Events of one step that are written each, some 20 kB of text; the rest are counted."""
@@ -365,3 +373,42 @@ class Thinning:
         cycle = BLOCK_STEPS * self.every
         into = step % cycle
         return 0 if into < BLOCK_STEPS else cycle - into
+
+
+class ThreadTimes:
+    """What the kernel counts of a thread: how long it ran, and how long it could have but was given no CPU. Of the thread that makes it;
+    read by any."""
+
+    __slots__ = ("_file", "_handle")
+
+    def __init__(self) -> None:
+        try:
+            path = f"/proc/self/task/{get_native_id()}/schedstat"
+            self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._file = file_identity(self._handle)
+        except OSError:
+            self._handle, self._file = -1, None
+
+    @property
+    def known(self) -> bool:
+        """Whether they can be read, as far as is known."""
+        return self._handle >= 0
+
+    def read_ns(self) -> tuple[int, int] | None:
+        """Time on a CPU and time waited for one, so far; None where the system does not tell."""
+        if self._handle < 0:
+            return None
+        try:
+            # The third number counts time slices.
+            ran, waited, _ = os.pread(self._handle, 64, 0).split()
+            return int(ran), int(waited)
+        except (OSError, ValueError):
+            # The job has closed all files that it did not know; the number may be one of its own by now.
+            self._handle = -1
+            return None
+
+    def close(self) -> None:
+        """They are not read any more."""
+        handle, self._handle = self._handle, -1
+        if handle >= 0 and file_identity(handle) == self._file:
+            os.close(handle)

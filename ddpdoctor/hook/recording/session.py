@@ -59,6 +59,8 @@ class Session:
         self.thread_is_known = False
         """Whether an optimizer has stepped, and so told which thread trains."""
         self.writer = Writer(self)
+        self.services: Any = None
+        """What goes with the recording, see ``services``; None before its start, and after its end."""
         self.patience_s = PATIENCE_S
         """What is left of the time that the job's end waits for the recording."""
 

@@ -22,6 +22,7 @@ from ...rundir import (
     End,
     LineField,
     encoded,
+    question_in,
 )
 from .. import environment
 from ..guard import part
@@ -112,7 +113,7 @@ class Attendant:
             self._note_evaluation(step, document["evaluating"])
             self._told = True
             self._keep(PROGRESS_FILE, encoded(document))
-            self._answer(self._session.spool.asked())
+            self._answer(question_in(self._session.spool.directory))
         elif self._told:
             self._told = False
             self._withdraw(PROGRESS_FILE)
@@ -145,7 +146,7 @@ class Attendant:
 
     def _tell_stacks(self) -> None:
         """For whoever watches a job that may well get on."""
-        request = self._session.spool.asked(STACKS_QUESTION)
+        request = question_in(self._session.spool.directory, STACKS_QUESTION)
         if request and request != self._stacks_answered:
             document = self._whereabouts.standing(STANDING_SCHEMA)
             document["request"] = request

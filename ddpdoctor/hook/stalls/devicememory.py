@@ -7,11 +7,10 @@ torch's own, since the job began or last reset them; they are never reset here, 
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
 
-from ...rundir import MEMORY_FILE, MEMORY_SCHEMA
+from ...rundir import MEMORY_FILE, MEMORY_SCHEMA, encoded
 from ..guard import part
 from ..job import job_torch
 from ..patching import guarded
@@ -47,13 +46,15 @@ class DeviceMemory:
         self._calls += 1
         if self._calls % self._every:
             return
-        lines = [_line(self._now(devices.device))]
+        lines = [encoded(self._now(devices.device))]
         if not self._looks:
-            lines.insert(0, _line(_head(devices.device)))
+            total = job_torch().cuda.get_device_properties(devices.device).total_memory
+            head = {"schema": MEMORY_SCHEMA, "device": f"cuda:{devices.device}", "total_bytes": total}
+            lines.insert(0, encoded(head))
         self._looks += 1
         if not self._looks % SAME_LOOKS:
             self._every *= 2
-        self._session.spool.write(MEMORY_FILE, "".join(lines).encode())
+        self._session.spool.write(MEMORY_FILE, b"".join(line + b"\n" for line in lines))
 
     def _now(self, device: int) -> dict[str, Any]:
         phase = self._whereabouts.phase()
@@ -70,12 +71,3 @@ class DeviceMemory:
             "reserved_peak_bytes": reserved["peak"],
             "retries": counters.get("num_alloc_retries"),
         }
-
-
-def _head(device: int) -> dict[str, Any]:
-    total = job_torch().cuda.get_device_properties(device).total_memory
-    return {"schema": MEMORY_SCHEMA, "device": f"cuda:{device}", "total_bytes": total}
-
-
-def _line(document: dict[str, Any]) -> str:
-    return json.dumps(document, separators=(",", ":")) + "\n"

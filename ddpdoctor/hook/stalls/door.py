@@ -24,20 +24,12 @@ _OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 """What launchers of ranks set; one that runs in a pod of several may have the first two itself."""
 
 
-class _Door:
-    """Of this process."""
-
-    __slots__ = ("handle", "path")
-
-    def __init__(self) -> None:
-        self.handle, self.path = -1, ""
-
-
-_door = _Door()
+_door: list[tuple[int, str]] = []
+"""The descriptor and path of this process's file, while it has one."""
 
 
 def _stand() -> None:
-    if _door.handle >= 0 or multiprocessing.parent_process() is not None:
+    if _door or multiprocessing.parent_process() is not None:
         return
     rank, world_size, local_rank = (os.environ.get(name, "") for name in _OF_A_RANK)
     root = os.environ.get(environment.SPOOL)
@@ -45,44 +37,44 @@ def _stand() -> None:
         return
     if int(world_size) < 2 or not environment.hang_after_s(os.environ):
         return
-    _door.handle, _door.path = open_door(root, int(rank))
+    handle, path = open_door(root, int(rank))
+    _door.append((handle, path))
     reserve_signal()
     say_at_door(
-        _door.handle,
+        handle,
         rank=int(rank),
         world_size=int(world_size),
-        handle=_door.handle,
-        signal=listen(_door.handle),
+        handle=handle,
+        signal=listen(handle),
         at_ns=time.time_ns(),
     )
 
 
 def _joining() -> None:
-    if _door.handle < 0:
-        return
-    say_at_door(_door.handle, joining_ns=time.time_ns())
-    if can_be_read():
-        # Nobody sends it the signal from now on.
-        say_at_door(_door.handle, frames=frames_of(stack_of(get_ident())))
+    for handle, _ in _door:
+        say_at_door(handle, joining_ns=time.time_ns())
+        if can_be_read():
+            # Nobody sends it the signal from now on.
+            say_at_door(handle, frames=frames_of(stack_of(get_ident())))
 
 
 def _tell_end() -> None:
     error = uncaught()
-    if _door.handle >= 0 and error is not None:
-        say_at_door(_door.handle, ended_ns=time.time_ns(), raised=described(error))
+    if _door and error is not None:
+        say_at_door(_door[0][0], ended_ns=time.time_ns(), raised=described(error))
 
 
 def _leave() -> None:
-    if _door.handle >= 0:
-        close_door(_door.path)
-        _forget()
+    for _, path in _door:
+        close_door(path)
+    _forget()
 
 
 def _forget() -> None:
-    if _door.handle >= 0:
+    while _door:
+        handle, _ = _door.pop()
         stop_listening()
-        os.close(_door.handle)
-    _door.handle, _door.path = -1, ""
+        os.close(handle)
 
 
 stand_at_door = guarded(_PART, _stand)

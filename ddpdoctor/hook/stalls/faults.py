@@ -23,17 +23,8 @@ _BELOW_LAST = 9
 _FREE = (signal.SIG_DFL, signal.SIG_IGN)
 
 
-class _State:
-    """Of this process."""
-
-    __slots__ = ("number",)
-
-    def __init__(self) -> None:
-        self.number = 0
-        """The signal that is ours, 0 for none."""
-
-
-_state = _State()
+_reserved = [0]
+"""The signal that is this process's, and ours; 0 for none."""
 _open: list[Faults] = []
 
 
@@ -41,16 +32,16 @@ def reserve_signal() -> None:
     """Have the signal ignored unless :func:`listen` was called: it must end no process that takes it just when faulthandler has given it
     back. In the main thread; elsewhere nobody may set it, and it is not taken."""
     number = int(getattr(signal, "SIGRTMAX", 0)) - _BELOW_LAST
-    if _state.number or number <= 0 or threading.current_thread() is not threading.main_thread():
+    if _reserved[0] or number <= 0 or threading.current_thread() is not threading.main_thread():
         return
     if signal.getsignal(number) in _FREE and number not in signal.pthread_sigmask(signal.SIG_BLOCK, []):
         signal.signal(number, signal.SIG_IGN)
-        _state.number = number
+        _reserved[0] = number
 
 
 def listen(handle: int) -> int:
     """Have faulthandler write to the open file ``handle`` when it is asked from now on. Returns the signal, 0 where none was free."""
-    number = _state.number
+    number = _reserved[0]
     if number and signal.getsignal(number) is signal.SIG_IGN:
         faulthandler.register(number, file=handle, all_threads=False, chain=False)
         return number
@@ -60,8 +51,8 @@ def listen(handle: int) -> int:
 def stop_listening() -> None:
     """Ignore it again."""
     # To unregister puts back what was before, also where the job has set a handler of its own since.
-    if _state.number and signal.getsignal(_state.number) is signal.SIG_IGN:
-        faulthandler.unregister(_state.number)
+    if _reserved[0] and signal.getsignal(_reserved[0]) is signal.SIG_IGN:
+        faulthandler.unregister(_reserved[0])
 
 
 class Faults:
@@ -74,7 +65,7 @@ class Faults:
         _open.append(self)
         if not fatalsignals.is_enabled() and _nobody_takes_fatal_signals():
             fatalsignals.enable(file=handle, all_threads=True)
-            fatalsignals.owner.ours = True
+            fatalsignals.ours[0] = True
         self.signal = listen(handle)
         """Of the operating system, at which the stack is written; 0 for none."""
 
@@ -108,8 +99,8 @@ class Faults:
 
 
 def _give_back_fatal() -> None:
-    if fatalsignals.owner.ours:
-        fatalsignals.owner.ours = False
+    if fatalsignals.ours[0]:
+        fatalsignals.ours[0] = False
         fatalsignals.disable()
 
 

@@ -12,11 +12,10 @@ from itertools import islice
 from typing import Any
 
 from ...rundir import EventField, Phase
-from ..guard import text_of
-from ..job import Kinds
+from ..job import Kinds, place_of
 from ..patching import UNCOUNTED_FILE
 from ..profiling import Place, can_be_read, flight_recorder, stack_of
-from ..recording import Session
+from ..recording import MOST_FRAMES_TOLD, Frame, Session, exception_document
 
 ANY: frozenset[str] = frozenset()
 """All functions of a file."""
@@ -74,7 +73,8 @@ _COMPILING = ("/torch/_dynamo/convert_frame.py", "/torch/_inductor/compile_fx.py
 
 def phase_of(frames: Sequence[Sequence[Any]]) -> Phase:
     """Of (file, line, function), innermost first: the phase of the innermost one that belongs to one."""
-    if frames and frames[0][0] == UNCOUNTED_FILE and not _is_of_collectives(frames[1:2]):
+    above = frames[1][0] if len(frames) > 1 else ""
+    if frames and frames[0][0] == UNCOUNTED_FILE and not above.endswith("/distributed_c10d.py"):
         # Of what is wrapped, only the wait for an asynchronous collective has no Python in it.
         return Phase.WAIT
     if any(file.endswith(_COMPILING) for file, _, _ in frames):
@@ -84,10 +84,6 @@ def phase_of(frames: Sequence[Sequence[Any]]) -> Phase:
         if found is not None:
             return found
     return Phase.OTHER
-
-
-def _is_of_collectives(frames: Sequence[Sequence[Any]]) -> bool:
-    return any(file.endswith("/distributed_c10d.py") for file, _, _ in frames)
 
 
 def _phase_of_frame(file: str, function: str) -> Phase | None:
@@ -105,9 +101,6 @@ def _phase_of_frame(file: str, function: str) -> Phase | None:
 
 _MOST_CHAINED = 6
 """Exceptions told: the one that was raised last, and those that led to it."""
-_MOST_LETTERS = 2000
-"""Of a message: that of an error in a kernel's compilation has thousands."""
-
 
 _ending: list[BaseException] = []
 """That which is known to end the process, from whoever has caught it to that end."""
@@ -138,11 +131,7 @@ def described(error: BaseException) -> list[dict[str, Any]]:
     current: BaseException | None = error
     while current is not None and id(current) not in seen and len(found) < _MOST_CHAINED:
         seen.add(id(current))
-        document: dict[str, Any] = {
-            "type": type(current).__name__[:200],
-            "message": text_of(current)[:_MOST_LETTERS],
-            "frames": _frames(current),
-        }
+        document = exception_document(current, _frames(current))
         if relation is not None:
             document["relation"] = relation
         found.append(document)
@@ -158,18 +147,11 @@ def _frames(error: BaseException) -> list[Frame]:
     frames: list[Frame] = []
     trace = error.__traceback__
     while trace is not None:
-        code = trace.tb_frame.f_code
-        name = code.co_filename
-        function = getattr(code, "co_qualname", code.co_name)
-        frames.append([name if name.startswith("<") else os.path.abspath(name), trace.tb_lineno, function])
+        frames.append(place_of(trace.tb_frame.f_code, trace.tb_lineno))
         trace = trace.tb_next
-    return frames[::-1][:MOST_TOLD]
+    return frames[::-1]
 
 
-Frame = list[Any]
-"""File, line, function."""
-MOST_TOLD = 64
-"""Frames of a stack that are written down: a trainer's own loop, with torch below it, has 30 to 50."""
 MOST_THREADS = 256
 """Threads whose stacks are written down: 64 frames of each are 2 MB."""
 _EXHAUSTED = f"{EventField.EXHAUSTED.next_key}true"
@@ -263,16 +245,8 @@ def _phase(places: Sequence[Place], evaluating: bool) -> Phase:
 
 def frames_of(places: Sequence[Place], ours: bool = False) -> list[Frame]:
     """Frames, innermost first, as they are written down; without the line of a wrapper of ours unless ``ours``."""
-    told = (
-        [
-            code.co_filename if code.co_filename.startswith("<") else os.path.abspath(code.co_filename),
-            line,
-            getattr(code, "co_qualname", code.co_name),
-        ]
-        for code, line in places
-        if ours or code.co_filename != UNCOUNTED_FILE
-    )
-    return list(islice(told, MOST_TOLD))
+    told = (place_of(code, line) for code, line in places if ours or code.co_filename != UNCOUNTED_FILE)
+    return list(islice(told, MOST_FRAMES_TOLD))
 
 
 def group_numbers() -> dict[str, list[int]]:

@@ -46,7 +46,7 @@ def install(trial: Trial, patches: Patches) -> None:
     if any(name in trial.of("loader") for name in LOADER):
         _wrap(DataLoader, "loader", _loader_arguments, getattr, trial, patches)
     if any(name in trial.of("ddp") for name in DDP):
-        _wrap(DistributedDataParallel, "ddp", _as_asked(DDP), _of_ddp, trial, patches)
+        _wrap(DistributedDataParallel, "ddp", _ddp_arguments, _of_ddp, trial, patches)
     if trial.of("optimizer"):
         for optimizer in vars(torch.optim).values():
             if inspect.isclass(optimizer) and issubclass(optimizer, torch.optim.Optimizer):
@@ -95,11 +95,8 @@ def _changed(
         return {}, {}
 
 
-def _as_asked(names: tuple[str, ...]) -> _Choose:
-    def choose(trial: Trial, given: _Given) -> dict[str, Any]:
-        return {name: value for name, value in trial.of("ddp").items() if name in names}
-
-    return choose
+def _ddp_arguments(trial: Trial, given: _Given) -> dict[str, Any]:
+    return {name: value for name, value in trial.of("ddp").items() if name in DDP}
 
 
 def _of_ddp(ddp: Any, name: str) -> Any:

@@ -51,7 +51,7 @@ def end(session: Session, trial: Trial, losses: list[Any]) -> NoReturn:
     try:
         request.read_again(trial)
         trial.document["parameters"] = _parameters(session)
-        trial.document["losses"] = [_number(loss) for loss in losses]
+        trial.document["losses"] = [value if math.isfinite(value) else None for value in map(float, losses)]
         trial.document["ended"] = True
         _wait_for_others(session)
     except Exception as error:
@@ -67,19 +67,15 @@ def end(session: Session, trial: Trial, losses: list[Any]) -> NoReturn:
 
 def _parameters(session: Session) -> dict[str, Any]:
     """A hash of all parameters' bytes, in the order of the modules, and their norm in double precision."""
+    import torch
+
     digest, squares, count = hashlib.sha256(), 0.0, 0
     for parameter in _all_parameters(session):
         values = parameter.detach().cpu().contiguous()
-        digest.update(values.flatten().view(_bytes()).numpy().tobytes())
+        digest.update(values.flatten().view(torch.uint8).numpy().tobytes())
         squares += float(values.double().pow(2).sum())
         count += values.numel()
     return {"sha256": digest.hexdigest(), "norm": math.sqrt(squares), "count": count}
-
-
-def _bytes() -> Any:
-    import torch
-
-    return torch.uint8
 
 
 def _all_parameters(session: Session) -> Iterator[Any]:
@@ -98,11 +94,6 @@ def _all_parameters(session: Session) -> Iterator[Any]:
         if id(parameter) not in seen:
             seen.add(id(parameter))
             yield parameter
-
-
-def _number(loss: Any) -> float | None:
-    value = float(loss)
-    return value if math.isfinite(value) else None
 
 
 def _wait_for_others(session: Session) -> None:

@@ -94,18 +94,6 @@ def read(text: str) -> Trial | None:
 _PART = part("trial")
 
 
-def _precision() -> Any:
-    return job_torch().get_float32_matmul_precision()
-
-
-def _benchmark() -> Any:
-    return bool(job_torch().backends.cudnn.benchmark)
-
-
-def _set_benchmark(value: Any) -> None:
-    job_torch().backends.cudnn.benchmark = bool(value)
-
-
 def _affinity() -> str:
     """ "spread" where this rank's processors are its own share of what the job may use; else their number."""
     mine = sorted(os.sched_getaffinity(0))
@@ -133,10 +121,13 @@ _SWITCHES: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
         lambda value: job_torch().set_num_threads(int(value)),
     ),
     "torch.matmul_precision": (
-        _precision,
+        lambda: job_torch().get_float32_matmul_precision(),
         lambda value: job_torch().set_float32_matmul_precision(str(value)),
     ),
-    "torch.cudnn_benchmark": (_benchmark, _set_benchmark),
+    "torch.cudnn_benchmark": (
+        lambda: bool(job_torch().backends.cudnn.benchmark),
+        lambda value: setattr(job_torch().backends.cudnn, "benchmark", bool(value)),
+    ),
     "cpu.affinity": (_affinity, _set_affinity),
 }
 NAMES = tuple(_SWITCHES)

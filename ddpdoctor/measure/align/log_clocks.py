@@ -254,28 +254,12 @@ class _Ends(msgspec.Struct, frozen=True):
                     points[point.key], block[point.key] = point, of_step[point.step]
         return cls(points, block)
 
-    def ends_of(self, keys: Sequence[Key]) -> Ints:
-        """[K] epoch ns."""
-        return np.array([self.points[key].end_ns for key in keys], np.int64)
-
-    def blocks_of(self, keys: Sequence[Key]) -> Ints:
-        """[K] the block of each of these collectives."""
-        return np.array([self.block[key] for key in keys], np.int64)
-
-
-class _Setting(msgspec.Struct, frozen=True):
-    """A clock that was set where steps are missing."""
-
-    step: int
-    """The first one behind the gap."""
-    by_ns: int
-
 
 class _Correction(msgspec.Struct, frozen=True):
     """What takes the logs of a host to the leader's clock."""
 
-    settings: Sequence[_Setting]
-    """Taken back first."""
+    settings: Sequence[tuple[int, int]]
+    """(the first step behind a gap in which the clock was set, ns): taken back first."""
     fit: ClockFit
 
     @property
@@ -288,12 +272,12 @@ class _Correction(msgspec.Struct, frozen=True):
         numbers = np.array([step.number for step in log.steps], np.int64)
         starts = np.array([step.start_ns for step in log.steps], np.int64)
         sampled = log.samples[:, 0].copy()
-        for setting in self.settings:
-            behind = numbers >= setting.step
+        for step, by_ns in self.settings:
+            behind = numbers >= step
             if behind.any():
                 begin = starts[behind.argmax()]
-                sampled -= np.where(sampled >= begin, setting.by_ns, 0)
-                starts -= np.where(behind, setting.by_ns, 0)
+                sampled -= np.where(sampled >= begin, by_ns, 0)
+                starts -= np.where(behind, by_ns, 0)
         if self.tells:
             starts += self.fit.correction(starts)
             sampled += self.fit.correction(sampled)
@@ -307,19 +291,17 @@ def _correction(reference: _Ends, other: _Ends) -> _Correction | None:
     keys = sorted(common, key=lambda key: reference.points[key].end_ns)
     if len(keys) < HOSTS.fewest:
         return None
-    ours, theirs = reference.ends_of(keys), other.ends_of(keys)
-    edges = (np.diff(reference.blocks_of(keys)) != 0) | (np.diff(other.blocks_of(keys)) != 0)
+    ours, theirs = (np.array([of.points[key].end_ns for key in keys], np.int64) for of in (reference, other))
+    # Where steps are missing, and the wall clock bridges the gap.
+    blocks_of = (np.array([of.block[key] for key in keys], np.int64) for of in (reference, other))
+    edges = np.any([np.diff(block) != 0 for block in blocks_of], axis=0)
     settings = []
-    for row, by_ns in _set_at(ours, theirs, (np.flatnonzero(edges) + 1).tolist()):
-        theirs[row:] -= by_ns
-        settings.append(_Setting(other.points[keys[row]].step, by_ns))
-    return _Correction(settings, fit_clock(ours, theirs))
-
-
-def _set_at(ours: Ints, theirs: Ints, edges: Sequence[int]) -> list[tuple[int, int]]:
-    """(row, ns) where one of two clocks was set: steps are missing there, and the wall clock bridges the gap."""
     ahead = theirs - ours
-    return [(row, by_ns) for row in edges if (by_ns := _set_by(ours, ahead, row))]
+    for row in (np.flatnonzero(edges) + 1).tolist():
+        if by_ns := _set_by(ours, ahead, row):
+            theirs[row:] -= by_ns
+            settings.append((other.points[keys[row]].step, by_ns))
+    return _Correction(settings, fit_clock(ours, theirs))
 
 
 def _set_by(ours: Ints, ahead: Ints, row: int) -> int:

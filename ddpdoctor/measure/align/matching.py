@@ -62,9 +62,15 @@ class Spread(msgspec.Struct, frozen=True):
 
 def spread_of(windows: Sequence[Window], table: Ints) -> Spread:
     """Of the collectives in these rows [L, R], see :func:`.sequence_alignment.merged`."""
-    first, last = _first_and_last_end(windows, table)
+    first = np.full(len(table), np.iinfo(np.int64).max)
+    last = np.full(len(table), np.iinfo(np.int64).min)
+    members = np.flatnonzero((table >= 0).any(axis=0)).tolist()
+    for position in members:
+        has = table[:, position] >= 0
+        end = windows[position].collectives.end[table[has, position]]
+        first[has], last[has] = np.minimum(first[has], end), np.maximum(last[has], end)
     reached = np.zeros(len(table), np.int64)
-    for position in np.flatnonzero((table >= 0).any(axis=0)).tolist():
+    for position in members:
         begin, end = windows[position].span
         reached += ((first <= end) & (last >= begin)).astype(np.int64)
     return Spread((table >= 0).sum(axis=1), reached, first, last)
@@ -94,17 +100,6 @@ def wholeness(windows: Sequence[Window], shared: Sequence[tuple[Ints, Spread]]) 
             int((cut & ~lost & ~left).sum()),
         ]
     return Wholeness(*counts.tolist())
-
-
-def _first_and_last_end(windows: Sequence[Window], table: Ints) -> tuple[Ints, Ints]:
-    """[L] of the members' ends."""
-    first = np.full(len(table), np.iinfo(np.int64).max)
-    last = np.full(len(table), np.iinfo(np.int64).min)
-    for position in np.flatnonzero((table >= 0).any(axis=0)).tolist():
-        has = table[:, position] >= 0
-        end = windows[position].collectives.end[table[has, position]]
-        first[has], last[has] = np.minimum(first[has], end), np.maximum(last[has], end)
-    return first, last
 
 
 class Tuning(msgspec.Struct, frozen=True):
@@ -148,7 +143,13 @@ def align_and_match(windows: Sequence[Window]) -> tuple[list[Window], Matched]:
     by_position = dict(zip(active, moved, strict=True))
     aligned = [by_position.get(position, window) for position, window in enumerate(windows)]
     of_ranks = dict(zip(active, groups, strict=True))
-    tables = _tables(of_ranks, len(windows), error_ns, error_ns if several_clocks(taking_part) else 0.0)
+    clock_ns = error_ns if several_clocks(taking_part) else 0.0
+    # By process group, those with one rank among them.
+    by_group: dict[Hashable, dict[int, tuple[Ints, Ordered]]] = defaultdict(dict)
+    for position, of_rank in of_ranks.items():
+        for key, of_group in of_rank.items():
+            by_group[key][position] = of_group
+    tables = [merged(of_group, len(windows), error_ns, clock_ns) for of_group in by_group.values()]
     shared = [(table, spread_of(aligned, table)) for table in tables if (table >= 0).any(axis=0).sum() > 1]
     lines = np.concatenate([np.empty((0, len(windows)), np.int64), *tables])
     members = (lines >= 0).sum(axis=1)
@@ -161,15 +162,6 @@ def align_and_match(windows: Sequence[Window]) -> tuple[list[Window], Matched]:
         wholeness=wholeness(aligned, shared),
     )
     return aligned, matched
-
-
-def _tables(groups: Mapping[int, Groups], world: int, scatter_ns: float, clock_ns: float) -> list[Ints]:
-    """Of each process group the [L, R] collectives over the ranks, see :func:`.merged`; of those with one rank, too."""
-    members: dict[Hashable, dict[int, tuple[Ints, Ordered]]] = defaultdict(dict)
-    for position, of_rank in groups.items():
-        for key, of_group in of_rank.items():
-            members[key][position] = of_group
-    return [merged(of_group, world, scatter_ns, clock_ns) for of_group in members.values()]
 
 
 def _refused(

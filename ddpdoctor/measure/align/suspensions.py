@@ -122,7 +122,8 @@ def _stops(log: RankLog, host: HostTelemetry | None) -> list[_Stop]:
     long = np.flatnonzero(lengths >= max(TUNING.least_ns, TUNING.least_steps * usual)).tolist()
     if not long:
         return []
-    evidence = _Evidence(log, host, lengths, np.sort(log.samples[:, 0]), _readings(host))
+    readings = np.empty(0, np.int64) if host is None else host.host_column("cpu_percent")[0]
+    evidence = _Evidence(log, host, lengths, np.sort(log.samples[:, 0]), readings)
     stops = [stop for place in long if (stop := evidence.stop_in(place, usual)) is not None]
     alike: dict[str, list[_Stop]] = defaultdict(list)
     for stop in stops:
@@ -218,7 +219,3 @@ class _Evidence(msgspec.Struct, frozen=True):
             return False
         least = max(TUNING.least_ns, TUNING.silent_readings * usual, TUNING.mostly * beyond_ns)
         return bool(holes.max() >= least)
-
-
-def _readings(host: HostTelemetry | None) -> Ints:
-    return np.empty(0, np.int64) if host is None else host.host_column("cpu_percent")[0]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -195,7 +196,11 @@ def on_one_clock(
                 [
                     (on_clock[reference], groups[m])
                     for m in members
-                    for reference in _references(m, aligned, groups)
+                    # The first ranks on the common clock that share a process group with this one.
+                    for reference in islice(
+                        (other for other in aligned if groups[other].keys() & groups[m].keys()),
+                        SEARCH.references,
+                    )
                 ]
             )
             if fit is None:
@@ -226,12 +231,6 @@ def _by_host(windows: Sequence[Window]) -> list[list[int]]:
         # Files without a host name may come from different hosts: each is aligned by itself.
         hosts[window.host or f"rank {window.rank}"].append(position)
     return list(hosts.values())
-
-
-def _references(position: int, aligned: Sequence[int], groups: Sequence[Groups]) -> list[int]:
-    """The first ranks on the common clock that share a process group with this one."""
-    shared = (other for other in aligned if groups[other].keys() & groups[position].keys())
-    return [other for other, _ in zip(shared, range(SEARCH.references), strict=False)]
 
 
 def _errors_within(groups: Sequence[Groups]) -> list[float]:
@@ -310,15 +309,12 @@ def _to_try(line: Ordered, other: Ordered) -> tuple[list[ClockFit], list[ClockFi
     """Clocks to try: by step and place; and by votes, and by place in the whole window."""
     middle = float(np.median(other.end))
     votes = vote_offsets(line.end, line.label, other.end, other.label)
-    tried = [in_equal_steps(line, other), in_equal_steps(_in_one_step(line), _in_one_step(other))]
+    in_one_step = (replace(of, step=np.zeros_like(of.step)) for of in (line, other))
+    tried = [in_equal_steps(line, other), in_equal_steps(*in_one_step)]
     by_step, by_place = (
         [fit_clock(line.end[row[row >= 0]], other.end[row >= 0])] if (row >= 0).any() else [] for row in tried
     )
     return by_step, [*(ClockFit(offset, 0.0, middle, 0.0, 0) for offset in votes), *by_place]
-
-
-def _in_one_step(of: Ordered) -> Ordered:
-    return replace(of, step=np.zeros_like(of.step))
 
 
 def _grown(line: Ordered, other: Ordered, fit: ClockFit) -> ClockFit | None:

@@ -11,18 +11,16 @@ from collections.abc import Callable
 
 from .borne import borne_by_marks
 from .buckets import (
-    BucketSavings,
+    Reduction,
     bucket_savings,
     disturbed_ns,
-    exposed_ns,
-    favoured_cap,
     favoured_cap_bytes,
     transfer_costs,
 )
-from .context import Context, Costs, MessageCost, RareSource, ReducerCosts
+from .context import Context, Costs, RareSource, ReducerCosts
 from .excluded_steps import epoch_starts, lone_evaluations
 from .late import arrival_facts, late_work
-from .merge import late_facts, merge, shared_facts
+from .merge import costs_under, merge
 from .rare import lost_share, rare_costs, rare_pauses
 from .shared import (
     redundant_reductions,

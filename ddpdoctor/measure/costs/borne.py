@@ -14,9 +14,7 @@ import msgspec
 import numpy as np
 
 from ddpdoctor.measure.attribution import others_median
-from ddpdoctor.measure.graph import Graph, recorded_work
 from ddpdoctor.measure.numerics import Array
-from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.taxonomy import (
     COMPUTATION,
     IN_GAPS,
@@ -35,15 +33,6 @@ class _Tuning(msgspec.Struct, frozen=True):
 
 
 _TUNING = _Tuning()
-
-
-def drawn_work(graph: Graph, logs: Sequence[RankLog]) -> Array:
-    """[cycles, R, C] ns of each kind of work as it was recorded, group after group; ``logs``: those behind the graph, if any."""
-    if graph.source != "step-log" or not logs:
-        return np.concatenate([group.continued(group.work).sum(axis=1) for group in graph.groups])
-    origin_ns = min(log.start_ns for log in logs if log.steps)
-    activities = [log.activities.since(origin_ns) for log in logs]
-    return np.concatenate([recorded_work(group, activities) for group in graph.groups])
 
 
 def borne_by_marks(

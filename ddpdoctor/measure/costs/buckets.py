@@ -14,13 +14,13 @@ import numpy as np
 from msgspec.structs import replace
 
 from ddpdoctor.measure.attribution import component
-from ddpdoctor.measure.facts import Cost, saving
+from ddpdoctor.measure.facts import BucketFacts, Cost, saving
 from ddpdoctor.measure.graph import Graph
-from ddpdoctor.measure.metrics import Reductions
+from ddpdoctor.measure.metrics import MessageCost
 from ddpdoctor.measure.numerics import Array
 from ddpdoctor.measure.taxonomy import COMPUTATION, SharedCause, SyncKind
 
-from .context import Context, Costs, MessageCost
+from .context import Context, Costs
 from .shared import exposed_transfers, usual_transfer
 from .sureness import part_of
 
@@ -61,11 +61,9 @@ class BucketSavings(msgspec.Struct, frozen=True):
     """Fewer and larger ones."""
     no_overlap: Cost | None = None
     """Ones that are ready earlier."""
-    favoured_cap_bytes: float | None = None
-    """The bucket size that latency and bandwidth favour."""
 
 
-class _Reduction(msgspec.Struct, frozen=True):
+class Reduction(msgspec.Struct, frozen=True):
     """One reduction of all gradients, in ``count`` buckets."""
 
     count: float
@@ -73,16 +71,29 @@ class _Reduction(msgspec.Struct, frozen=True):
     backward_ns: float
     latency_ns: float
     bytes_per_ns: float
-    per_step: float
+    per_step: float = 1.0
     """Such reductions in a step."""
 
+    def exposed_ns(self, count: int) -> float:
+        """ns of transfer behind the backward pass, with so many equal buckets."""
+        message_ns = self.latency_ns + self.total_bytes / count / self.bytes_per_ns
+        return behind_ns(np.full(count, message_ns), self.backward_ns)
+
     def exposed_ms(self, count: int) -> float:
-        """ms per step of transfer behind the backward pass, with so many equal buckets."""
-        return (
-            exposed_ns(count, self.total_bytes, self.backward_ns, self.latency_ns, self.bytes_per_ns)
-            / 1e6
-            * self.per_step
-        )
+        """The same in ms per step."""
+        return self.exposed_ns(count) / 1e6 * self.per_step
+
+    def buckets(self, cap_bytes: float) -> int:
+        """How many there are if none is larger."""
+        return max(1, int(np.ceil(self.total_bytes / cap_bytes)))
+
+    def favoured_cap(self) -> float:
+        """The largest bucket size, in bytes, that is within 2 % of the least exposed time, or 1 % of the backward pass: fewer
+        messages where it makes no difference."""
+        costs = {cap: self.exposed_ns(self.buckets(cap)) for cap in _TUNING.caps_bytes}
+        no_difference_ns = max(_TUNING.least_difference_ns, _TUNING.no_difference * self.backward_ns)
+        most_ns = _TUNING.keeps_best * min(costs.values()) + no_difference_ns
+        return float(max(cap for cap, cost in costs.items() if cost <= most_ns))
 
 
 def transfer_costs(context: Context) -> Costs:
@@ -101,13 +112,7 @@ def favoured_cap_bytes(context: Context, costs: Costs) -> float | None:
     """The bucket size that latency and bandwidth favour; None where they, or any exposed transfer, are not known."""
     reduction = _reduction(context.reductions, context.message)
     exposed = costs.get(f"shared.{SharedCause.COMMUNICATION}")
-    return _favoured_cap(reduction) if reduction is not None and exposed is not None else None
-
-
-def _favoured_cap(reduction: _Reduction) -> float:
-    return favoured_cap(
-        reduction.total_bytes, reduction.backward_ns, reduction.latency_ns, reduction.bytes_per_ns
-    )
+    return reduction.favoured_cap() if reduction is not None and exposed is not None else None
 
 
 def _saved(context: Context, communication: Cost | None) -> BucketSavings:
@@ -140,7 +145,7 @@ def _likely_backward_ms(context: Context) -> float:
     return _TUNING.backward_share * whole_ns / 1e6 / (context.reductions.syncs_per_step or 1.0)
 
 
-def _beside_backward(context: Context, facts: Reductions, communication: Cost | None) -> Cost | None:
+def _beside_backward(context: Context, facts: BucketFacts, communication: Cost | None) -> Cost | None:
     """What reducing beside the backward pass would save of messages whose sizes are not known: sent as they are, but each when
     its part of that pass is done."""
     if communication is None or not facts.per_sync or not _starts_late(facts):
@@ -156,12 +161,12 @@ def _beside_backward(context: Context, facts: Reductions, communication: Cost | 
     return _saving(saved_ms, context.pricing.mean_ns / 1e6, communication, bounded=saved_ms < hidden_ms)
 
 
-def _starts_late(facts: Reductions) -> bool:
+def _starts_late(facts: BucketFacts) -> bool:
     return (facts.first_ready_share or 0.0) > _TUNING.late_start
 
 
 def bucket_savings(
-    facts: Reductions,
+    facts: BucketFacts,
     message: MessageCost,
     communication: Cost | None,
     mean_ms: float,
@@ -180,8 +185,7 @@ def bucket_savings(
     reduction = _reduction(facts, message)
     if reduction is None or communication is None or not mean_ms:
         return BucketSavings()
-    cap_bytes = _favoured_cap(reduction)
-    best_count = max(1, int(np.ceil(reduction.total_bytes / cap_bytes)))
+    best_count = reduction.buckets(reduction.favoured_cap())
     exposed_ms = communication.ms_per_step
     small_ms = _fewer_ms(reduction, best_count, exposed_ms)
     small_ms *= 1.0 + disturbed_ms / max(exposed_ms, 1e-6)
@@ -197,18 +201,17 @@ def bucket_savings(
         _saving(spread_ms, mean_ms, communication, bounded=spread_ms < hidden_ms)
         if _starts_late(facts) and spread_count > 1
         else None,
-        cap_bytes,
     )
 
 
-def _reduction(facts: Reductions, message: MessageCost) -> _Reduction | None:
+def _reduction(facts: BucketFacts, message: MessageCost) -> Reduction | None:
     """None where the window did not show what a message costs, or how many bytes there are."""
     if message.latency_us is None or not facts.per_sync or not facts.total_bytes:
         return None
     latency_ns, bytes_per_ns = message.latency_us * 1e3, message.bytes_per_ns
     if bytes_per_ns is None:
         latency_ns, bytes_per_ns = _of_one_size(facts.total_bytes / facts.per_sync, latency_ns)
-    return _Reduction(
+    return Reduction(
         count=facts.per_sync,
         total_bytes=facts.total_bytes,
         backward_ns=(facts.backward_ms or 0.0) * 1e6,
@@ -231,14 +234,14 @@ def _of_one_size(message_bytes: float, whole_ns: float) -> tuple[float, float]:
     return max(_TUNING.usual_latency_ns, whole_ns - message_bytes / bytes_per_ns), bytes_per_ns
 
 
-def _fewer_ms(reduction: _Reduction, best_count: int, exposed_ms: float) -> float:
+def _fewer_ms(reduction: Reduction, best_count: int, exposed_ms: float) -> float:
     """Latencies that fewer buckets save, no more than is exposed beyond what the best ones would expose."""
     latencies_ms = (reduction.count - best_count) * reduction.latency_ns / 1e6 * reduction.per_step
     best_ms = min(reduction.exposed_ms(best_count), exposed_ms)
     return min(max(0.0, latencies_ms), max(0.0, exposed_ms - best_ms))
 
 
-def _issued_ms(reduction: _Reduction, best_count: int, issue_ns: float) -> float:
+def _issued_ms(reduction: Reduction, best_count: int, issue_ns: float) -> float:
     """What issuing fewer buckets saves. Issuing wakes the thread that sends; of that, too, the part that goes with the bytes
     stays."""
     each_ns = reduction.latency_ns + reduction.total_bytes / reduction.count / reduction.bytes_per_ns
@@ -258,32 +261,12 @@ def disturbed_ns(graph: Graph) -> float:
     return float(np.concatenate(beyond).mean()) if beyond else 0.0
 
 
-def exposed_ns(count: int, total_bytes: float, backward_ns: float, latency_ns: float, rate: float) -> float:
-    """ns of reduction after the end of a backward pass, with ``count`` equal buckets. ``rate`` in bytes per
-    ns."""
-    return behind_ns(np.full(count, latency_ns + total_bytes / count / rate), backward_ns)
-
-
 def behind_ns(messages_ns: Array, backward_ns: float) -> float:
     """ns of messages [B] after the end of a backward pass over which they become ready evenly, one sent after the other."""
     count, end = len(messages_ns), 0.0
     for i, message_ns in enumerate(messages_ns.tolist()):
         end = max(end, backward_ns * (i + 1) / count) + message_ns
     return end - backward_ns
-
-
-def favoured_cap(total_bytes: float, backward_ns: float, latency_ns: float, rate: float) -> float:
-    """The largest bucket size, in bytes, that is within 2 % of the least exposed time, or 1 % of the backward pass: fewer
-    messages where it makes no difference."""
-    costs = {
-        cap: exposed_ns(max(1, int(np.ceil(total_bytes / cap))), total_bytes, backward_ns, latency_ns, rate)
-        for cap in _TUNING.caps_bytes
-    }
-    least, least_ns = (
-        min(costs.values()),
-        max(_TUNING.least_difference_ns, _TUNING.no_difference * backward_ns),
-    )
-    return float(max(cap for cap, cost in costs.items() if cost <= _TUNING.keeps_best * least + least_ns))
 
 
 def _saving(ms: float, mean_ms: float, like: Cost, *, bounded: bool = False) -> Cost | None:

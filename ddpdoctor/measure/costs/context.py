@@ -6,18 +6,19 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import msgspec
+import numpy as np
 
 from ddpdoctor.measure.attribution import Attribution
-from ddpdoctor.measure.facts import Cost
+from ddpdoctor.measure.facts import BucketFacts, Cost, scaled
 from ddpdoctor.measure.graph import Graph
-from ddpdoctor.measure.metrics import Cores, Reductions
-from ddpdoctor.measure.numerics import Array
+from ddpdoctor.measure.metrics import Cores, MessageCost
+from ddpdoctor.measure.numerics import Array, Mask, persistence
 from ddpdoctor.measure.sourcelines import SourceLines
-from ddpdoctor.measure.steplog import RankLog, Step, undisturbed
+from ddpdoctor.measure.steplog import RankLog, Step, settled_steps, undisturbed
 from ddpdoctor.measure.taxonomy import Components
 from ddpdoctor.measure.window import Window
+from ddpdoctor.rundir import EventKind
 
-from .borne import drawn_work
 from .price import Pricing
 
 Costs = dict[str, Cost]
@@ -43,13 +44,6 @@ class ReducerCosts(msgspec.Struct, frozen=True):
     """Of one bucket, of the ranks of which it is known."""
 
 
-class MessageCost(msgspec.Struct, frozen=True):
-    """A message takes ``latency_us`` and its bytes / ``bytes_per_ns``; None where the window did not show it."""
-
-    latency_us: float | None = None
-    bytes_per_ns: float | None = None
-
-
 class Context(msgspec.Struct, frozen=True, dict=True):
     """A measured run, ready to be priced."""
 
@@ -66,7 +60,7 @@ class Context(msgspec.Struct, frozen=True, dict=True):
     throttled_ranks: Sequence[int] = ()
     """Rank numbers whose devices' clocks were lowered."""
     reducer: ReducerCosts = msgspec.field(default_factory=ReducerCosts)
-    reductions: Reductions = msgspec.field(default_factory=Reductions)
+    reductions: BucketFacts = BucketFacts()
     message: MessageCost = msgspec.field(default_factory=MessageCost)
     speaks_of_hosts: bool = True
     """Whether ``graph`` is that of the step logs, in which a busy machine's disturbances of transfers show."""
@@ -90,8 +84,40 @@ class Context(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def drawn(self) -> Array:
-        """[cycles, R, C] ns: see :func:`drawn_work`."""
-        return drawn_work(self.graph, self.logs)
+        """[cycles, R, C] ns of each kind of work as it was recorded, group after group."""
+        return np.concatenate(
+            [
+                group.continued(group.work).sum(axis=1) if group.recorded is None else group.recorded
+                for group in self.graph.groups
+            ]
+        )
+
+    def as_often_as_saved(self, cost: Cost) -> Cost:
+        """What checkpoints cost, spread over all steps recorded in full but those of the warm-up: few have one, and some of those are
+        set aside, as the profiler or an evaluation disturbed them. ``share`` then refers to the mean step with as many."""
+        if self.graph.source != "step-log" or not self.logs:
+            return cost
+        settled = settled_steps(self.logs)
+        numbers = np.array(list(settled), np.int64)
+        saved: Mask = np.array(
+            [
+                any(event.kind == EventKind.SAVE for step in steps for event in step.events)
+                for steps in settled.values()
+            ],
+            bool,
+        )
+        measured = np.isin(numbers, self.pricing.steps)
+        if not (saved & measured).any():
+            return cost
+        factor = float(saved.mean() / saved[measured].mean())
+        mean_ms = self.pricing.mean_ns / 1e6
+        step_ms = mean_ms + (factor - 1.0) * cost.ms_per_step
+        saved_ms = factor * mean_ms * (1.0 - 1.0 / cost.speedup)
+        return msgspec.structs.replace(
+            scaled(cost, factor, step_ms, also=("own_ms", "typical_ms")),
+            speedup=step_ms / max(step_ms - saved_ms, 1e-3),
+            **persistence(numbers, saved).as_facts(),
+        )
 
     def transfer_beside_ns(self, graph: Graph, gain_ns: float) -> float:
         """What of ``gain_ns`` is left where transfers of ``graph`` run beside the computation: on hosts, whose cores do both, as

@@ -15,7 +15,7 @@ whole validation set by itself, all other ranks stand still as long, and dividin
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -34,57 +34,50 @@ from .shared import common_work
 _COMPONENTS = SHARED_COMPONENTS[SharedCause.DATA_EPOCH_START]
 
 
-class _Stalls(msgspec.Struct, frozen=True):
-    """Epoch starts in steps with an evaluation."""
-
-    steps: Ints
-    """[N] all steps recorded in full but those of the warm-up and those that the profiler disturbed."""
-    ns: Array
-    """[N] the longest stall over the ranks, as all meet after it; 0 in steps without."""
-
-
 def epoch_starts(context: Context) -> Costs:
     """``shared.data_epoch_start``: of the measured steps, and of those with an evaluation; {} where there is none.
 
     The latter are spread over all steps; ``share`` then refers to the mean step with them.
     """
     measured = common_work(context, _COMPONENTS)
-    stalls = _beside_evaluations(context) if context.mean_step_ms else None
-    cost = measured if stalls is None else _together(context, measured, stalls)
+    stalls_ns = _beside_evaluations(context) if context.mean_step_ms else {}
+    cost = _together(context, measured, stalls_ns) if stalls_ns else measured
     return {} if cost is None else {f"shared.{SharedCause.DATA_EPOCH_START}": cost}
 
 
-def _together(context: Context, measured: Cost | None, stalls: _Stalls) -> Cost:
-    stalled = stalls.ns > 0
-    extra_ms = float(stalls.ns.sum()) / len(stalls.steps) / 1e6
+def _together(context: Context, measured: Cost | None, stalls_ns: Mapping[int, float]) -> Cost:
+    numbers, lost_ns = np.array(list(stalls_ns)), np.array(list(stalls_ns.values()))
+    stalled = lost_ns > 0
+    extra_ms = float(lost_ns.sum()) / len(numbers) / 1e6
     whole_ms = extra_ms + (measured.ms_per_step if measured else 0.0)
     step_ms = (context.mean_step_ms or 0.0) + extra_ms
-    when = persistence(stalls.steps, stalled).as_facts()
+    when = persistence(numbers, stalled).as_facts()
     if measured is not None:
         when["steps_hit"] += measured.steps_hit
-    where = context.lines.work(_COMPONENTS, None, stalls.steps[stalled])
+    where = context.lines.work(_COMPONENTS, None, numbers[stalled])
     return Cost(
         **saving(whole_ms, step_ms),
         own_ms=whole_ms,
-        occurrence_ms=float(np.median(stalls.ns[stalled])) / 1e6,
+        occurrence_ms=float(np.median(lost_ns[stalled])) / 1e6,
         **when,
         where=measured.where or where if measured is not None else where,
     )
 
 
-def _beside_evaluations(context: Context) -> _Stalls | None:
-    """None where there is no such stall."""
+def _beside_evaluations(context: Context) -> dict[int, float]:
+    """By number, of all steps recorded in full but those of the warm-up and those that the profiler disturbed, ns: the longest stall over
+    the ranks, as all meet after it, where some rank evaluates; else 0. {} where there is no such stall."""
     logs = context.logs
     evaluating = evaluated(logs)
     if not evaluating:
-        return None
+        return {}
     restarting = [log.main_loaders & log.loaders_with_workers for log in logs]
-    numbers, stalls = [], []
-    for number, steps in context.undisturbed:
-        if all(step.in_full for step in steps):
-            numbers.append(number)
-            stalls.append(max(map(_stall_ns, steps, restarting)) if number in evaluating else 0.0)
-    return _Stalls(np.array(numbers), np.array(stalls)) if any(stalls) else None
+    stalls_ns = {
+        number: max(map(_stall_ns, steps, restarting)) if number in evaluating else 0.0
+        for number, steps in context.undisturbed
+        if all(step.in_full for step in steps)
+    }
+    return stalls_ns if any(stalls_ns.values()) else {}
 
 
 def _stall_ns(step: Step, loaders: Collection[int]) -> float:

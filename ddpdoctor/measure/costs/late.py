@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from ddpdoctor.measure.attribution import Attribution, component, unseen
-from ddpdoctor.measure.facts import ArrivalFacts, Cost
+from ddpdoctor.measure.facts import ArrivalFacts, Cost, scaled
 from ddpdoctor.measure.graph import CycleGroup, Graph
 from ddpdoctor.measure.metrics import behind, lateness
 from ddpdoctor.measure.numerics import Array, Ints, Value, fair_shares
@@ -28,7 +28,6 @@ from ddpdoctor.measure.sourcelines import joined
 from ddpdoctor.measure.taxonomy import LATE_COMPONENTS, Components, LateCause
 
 from .borne import borne_by_marks
-from .checkpoints import as_often_as_saved
 from .context import Context, Costs
 from .merge import grown
 from .shared import different_work
@@ -56,8 +55,9 @@ def arrival_facts(graph: Graph, costs: Costs) -> ArrivalFacts:
         return ArrivalFacts()
     late_ns = lateness(graph)[0]
     late = _late(late_ns, graph.mean_cycle_ns)
-    priced_ms = {graph.ranks[place]: _priced_ms(graph.ranks[place], costs) for place in late}
-    unpriced = [p for p in late if priced_ms[graph.ranks[p]] < _ARRIVALS.priced * float(late_ns[p]) / 1e6]
+    causes = [cost for path, cost in costs.items() if path.startswith("late.")]
+    priced_ms = {p: sum(c.ms_per_step for c in causes if graph.ranks[p] in (c.ranks or ())) for p in late}
+    unpriced = [p for p in late if priced_ms[p] < _ARRIVALS.priced * float(late_ns[p]) / 1e6]
     per_cycle = np.concatenate(
         [np.nan_to_num(behind(group)).max(axis=1, initial=0.0) for group in graph.groups]
     )
@@ -86,12 +86,6 @@ def _late(late_ns: Array, step_ns: float) -> list[int]:
         if late_ns[place] >= max(_ARRIVALS.step_share * step_ns, _ARRIVALS.beyond_others * float(others)):
             found.append(place)
     return found
-
-
-def _priced_ms(rank: int, costs: Costs) -> float:
-    """What the causes of this rank's lateness cost together."""
-    late = [cost for path, cost in costs.items() if path.startswith("late.")]
-    return sum(cost.ms_per_step for cost in late if rank in (cost.ranks or ()))
 
 
 def _saved_ms(graph: Graph, places: Ints) -> float:
@@ -130,17 +124,6 @@ class _Tuning(msgspec.Struct, frozen=True):
 
 
 _TUNING = _Tuning()
-_IN_MS = (
-    "ms_per_step",
-    "low_ms_per_step",
-    "high_ms_per_step",
-    "alone_ms_per_step",
-    "remaining_ms_per_step",
-    "waiting_ms_per_step",
-    "going_on_ms_per_step",
-    "beside_ms_per_step",
-)
-"""Fields of a cost that are means over steps."""
 
 
 class _Removal(msgspec.Struct, frozen=True):
@@ -174,7 +157,7 @@ def late_work(context: Context) -> Costs:
     }
     everything = [sum(works) for works in zip(*(removal.work for removal in removals.values()), strict=True)]
     part = sum(cost.ms_per_step for cost in costs.values()) / sum(c.ms_per_step for c in in_cycles.values())
-    total = _shrunk(pricing.cost([without_work(everything)], everything), part, pricing.mean_ns / 1e6)
+    total = scaled(pricing.cost([without_work(everything)], everything), part, pricing.mean_ns / 1e6)
     computing = costs.pop(LateCause.COMPUTE, None)
     if computing is not None:
         when = _when_late(context, LateCause.COMPUTE, removals[LateCause.COMPUTE])
@@ -184,7 +167,7 @@ def late_work(context: Context) -> Costs:
         costs[cause] = computing
     saving = costs.get(LateCause.CHECKPOINT)
     if saving is not None:
-        often = costs[LateCause.CHECKPOINT] = as_often_as_saved(context, saving)
+        often = costs[LateCause.CHECKPOINT] = context.as_often_as_saved(saving)
         more_ms = often.ms_per_step - saving.ms_per_step
         if more_ms:
             total = grown(total, often, total.ms_per_step + more_ms, pricing.mean_ns / 1e6 + more_ms)
@@ -203,16 +186,12 @@ def _removals(context: Context) -> dict[LateCause, _Removal]:
     removals = {
         cause: removal for cause, removal in removals.items() if any(work.any() for work in removal.work)
     }
-    before_window = unseen(context.graph, attribution)
-    if before_window is not None:
-        seen = removals.get(LateCause.UNKNOWN)
-        whole = [a + b for a, b in zip(seen.work, before_window, strict=True)] if seen else before_window
-        removals[LateCause.UNKNOWN] = _Removal(whole, LATE_COMPONENTS[LateCause.UNKNOWN])
-    apart = different_work(context)
-    if apart is not None:
-        host = removals.get(LateCause.HOST)
-        whole = [a + b for a, b in zip(host.work, apart, strict=True)] if host else apart
-        removals[LateCause.HOST] = _Removal(whole, LATE_COMPONENTS[LateCause.HOST], of_each=True)
+    beside = {LateCause.UNKNOWN: unseen(context.graph, attribution), LateCause.HOST: different_work(context)}
+    for cause, more in beside.items():
+        if more is not None:
+            seen = removals.get(cause)
+            whole = [a + b for a, b in zip(seen.work, more, strict=True)] if seen else more
+            removals[cause] = _Removal(whole, LATE_COMPONENTS[cause], of_each=cause == LateCause.HOST)
     if attribution.in_turn:
         together = [amount.sum(axis=-1) for amount in attribution.in_turn]
         components = tuple(c for kind in attribution.causes_in_turn for c in LATE_COMPONENTS[kind])
@@ -257,22 +236,13 @@ def _over_all_steps(cost: Cost, context: Context) -> Cost:
     of_all = set.intersection(*(set(of_rank) for of_rank in lengths))
     longest = {step: max(of_rank[step] for of_rank in lengths) for step in of_all}
     known = set(context.pricing.steps.tolist())
-    usual = [ns for step, ns in longest.items() if step in known]
+    usual = [ns for step, ns in longest.items() if step in known.difference(cost.stands_out_in)]
     if not usual:
         return cost
     most_ns = float(np.median(usual)) + _TUNING.shows * lost_ns
     quiet = sum(ns <= most_ns for step, ns in longest.items() if step not in known)
-    spread = _shrunk(cost, graph.cycles / (graph.cycles + quiet), measured_ms)
+    spread = scaled(cost, graph.cycles / (graph.cycles + quiet), measured_ms)
     return msgspec.structs.replace(spread, steps_seen=cost.steps_seen + quiet)
-
-
-def _shrunk(cost: Cost, part: float, measured_ms: float) -> Cost:
-    """What costs only this part of it, in a step of this length."""
-    shrunk = {name: ms * part for name in _IN_MS if (ms := getattr(cost, name)) is not None}
-    saved_ms = shrunk["ms_per_step"]
-    return msgspec.structs.replace(
-        cost, **shrunk, share=saved_ms / measured_ms, speedup=measured_ms / max(measured_ms - saved_ms, 1e-3)
-    )
 
 
 def _lines_of_each(context: Context, removal: _Removal, positions: Sequence[int]) -> list[Where]:

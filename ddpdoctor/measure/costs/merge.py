@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from ddpdoctor.measure.facts import Cost, LateFacts, SharedFacts
+from ddpdoctor.measure.facts import Cost, saving
 from ddpdoctor.measure.taxonomy import LATE_COMPONENTS, LateCause
 
 from .context import Costs
@@ -51,17 +51,9 @@ def merge(priced: Iterable[Costs], mean_ms: float | None) -> Costs:
     return merged
 
 
-def late_facts(costs: Costs) -> LateFacts:
-    """Facts under ``late``."""
-    return LateFacts(**_under("late.", costs))
-
-
-def shared_facts(costs: Costs) -> SharedFacts:
-    """Facts under ``shared``."""
-    return SharedFacts(**_under("shared.", costs))
-
-
-def _under(prefix: str, costs: Costs) -> dict[str, Cost]:
+def costs_under(group: str, costs: Costs) -> dict[str, Cost]:
+    """Those of one group of facts, ``late`` or ``shared``, by their names in it."""
+    prefix = f"{group}."
     return {path.removeprefix(prefix): price for path, price in costs.items() if path.startswith(prefix)}
 
 
@@ -70,9 +62,7 @@ def grown(cost: Cost, more: Cost, ms: float, mean_ms: float) -> Cost:
     unsure = {**dict.fromkeys(("low_ms_per_step", "high_ms_per_step")), **together(cost, more, ms)}
     return msgspec.structs.replace(
         cost,
-        ms_per_step=ms,
-        share=ms / mean_ms,
-        speedup=mean_ms / max(mean_ms - ms, 1e-3),
+        **saving(ms, mean_ms),
         waiting_ms_per_step=None,
         going_on_ms_per_step=None,
         **unsure,

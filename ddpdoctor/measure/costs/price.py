@@ -14,7 +14,7 @@ from ddpdoctor.measure.attribution import STANDOUT, component
 from ddpdoctor.measure.facts import Cost
 from ddpdoctor.measure.graph import CycleGroup, Graph
 from ddpdoctor.measure.metrics import Cores
-from ddpdoctor.measure.numerics import Array, Ints, Mask, Persistence, Value, persistence
+from ddpdoctor.measure.numerics import PERSISTENCE, Array, Ints, Mask, Value, persistence
 from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.replay import Change, replay_all
 from ddpdoctor.measure.sourcelines import SourceLines
@@ -31,8 +31,6 @@ class _Tuning(msgspec.Struct, frozen=True):
     in half of its steps is not priced by the disturbance."""
     close: float = 0.2
     """Two prices that differ by more than this part of the larger are told both."""
-    pattern: int = 3
-    """Occurrences from which on rules take something for a pattern."""
 
 
 _TUNING = _Tuning()
@@ -58,8 +56,12 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def steps(self) -> Ints:
         """[cycles] step numbers, group by group."""
-        groups = self.graph.groups
-        return np.concatenate([group.steps for group in groups]) if groups else np.empty(0, np.int64)
+        return self.graph.numbers
+
+    @cached_property
+    def _order(self) -> Ints:
+        """[cycles] their places in order of steps."""
+        return np.argsort(self.steps, kind="stable")
 
     @cached_property
     def measured_ns(self) -> Array:
@@ -112,7 +114,7 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
                 "own_ms": own_ms,
                 "typical_ms": typical_ms,
                 "occurrence_ms": float(np.median(per_cycle[hit])) / 1e6 if hit.any() else None,
-                **self._when(hit).as_facts(),
+                **persistence(self.steps[self._order], hit[self._order]).as_facts(),
                 "stands_out_in": self._single_steps(components, hit, gain_ns),
                 "where": self._where(lines_of or components, positions, hit) if where is None else where,
                 "gap": self.lines.gap(components, positions, self._when_hit(hit)) if components else None,
@@ -132,9 +134,8 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
     def _range_ns(self, gains: Array, either_ns: Sequence[float]) -> tuple[float, float] | None:
         """(low, high) of the mean of ``gains`` [cycles, group by group], see :class:`Sureness`; wide enough for both means
         where it is not decided what waits for what."""
-        order = np.argsort(self.steps, kind="stable")
-        rest = (self.measured_ns - gains)[order]
-        ends_ns = Sureness(gains[order], rest, self.graph.clock_error_ns or 0.0).range_ns()
+        rest = self.measured_ns - gains
+        ends_ns = Sureness(gains[self._order], rest[self._order], self.graph.clock_error_ns or 0.0).range_ns()
         return None if ends_ns is None else (min(*ends_ns, *either_ns), max(*ends_ns, *either_ns))
 
     def _saving(
@@ -196,17 +197,15 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
         asleep = min((self.asleep.get(rank, 0.0) for rank in ranks), default=0.0)
         return max(self.beside_ns(own_ns), asleep * own_ns) / 1e6
 
-    def _when(self, hit: Mask) -> Persistence:
-        order = np.argsort(self.steps, kind="stable")
-        return persistence(self.steps[order], hit[order])
-
     def _single_steps(self, components: Components, hit: Mask, gain_ns: float) -> list[int]:
         """Steps of a short window that are told one by one. Checkpoints and waiting for data are recognised by what they are:
         one is one, however few there are. (A wait for data is told only where it costs enough of the window, and three of
         them are a pattern like any other.)"""
         if not self.short or hit.all():
             return []
-        few = 0 < hit.sum() < _TUNING.pattern and gain_ns >= STANDOUT.window_share * self.mean_ns
+        few = (
+            0 < hit.sum() < PERSISTENCE.fewest_of_pattern and gain_ns >= STANDOUT.window_share * self.mean_ns
+        )
         told = Component.CHECKPOINT in components or (Component.DATA in components and bool(few))
         return sorted(self.steps[hit].tolist()) if told else []
 

@@ -27,6 +27,7 @@ from ddpdoctor.measure.facts import Cost, saving
 from ddpdoctor.measure.graph import Graph, Sync
 from ddpdoctor.measure.metrics import typical_arrival
 from ddpdoctor.measure.numerics import Array, Ints, Mask, carried_by_few, persistence, scatter_of
+from ddpdoctor.measure.sourcelines import SourceLines
 from ddpdoctor.measure.taxonomy import INDEX, RECORDED, Components
 
 from .context import Context, Costs, RareSource
@@ -64,7 +65,7 @@ def rare_costs(source: RareSource) -> Costs:
         return {}
     costs: Costs = {}
     for cause, components in source.kinds.items():
-        pauses = _Pauses(source, components)
+        pauses = _Pauses(source.graph, source.lines, components)
         late = pauses.of_stragglers()
         if late is not None and late.ms_per_step > 0:
             costs[f"late.{cause}"] = late
@@ -77,29 +78,24 @@ def rare_costs(source: RareSource) -> Costs:
 class _Pauses(msgspec.Struct, frozen=True, dict=True):
     """One kind of work in the cycles of one recording, in order of steps; N cycles, R ranks, ns."""
 
-    source: RareSource
+    graph: Graph
+    lines: SourceLines
     components: Components
-
-    @property
-    def graph(self) -> Graph:
-        return self.source.graph
 
     @cached_property
     def order(self) -> Ints:
         """Places of the cycles, group by group, in order of steps."""
-        order: Ints = np.argsort(np.concatenate([group.steps for group in self.graph.groups]), kind="stable")
-        return order
+        return np.argsort(self.graph.numbers, kind="stable")
 
     @cached_property
     def steps(self) -> Ints:
         """[N]"""
-        steps: Ints = np.concatenate([group.steps for group in self.graph.groups])[self.order]
-        return steps
+        return self.graph.numbers[self.order]
 
     @cached_property
     def duration(self) -> Array:
         """[N]"""
-        return self._ordered([group.duration for group in self.graph.groups])
+        return self.graph.lengths_ns[self.order]
 
     @cached_property
     def _work(self) -> list[Array]:
@@ -194,7 +190,7 @@ class _Pauses(msgspec.Struct, frozen=True, dict=True):
             typical_ms=float(np.median(self.own[:, others].mean(axis=0))) / 1e6 if others else None,
             occurrence_ms=float(np.median(amount[hit])) / 1e6,
             **persistence(self.steps, hit).as_facts(),
-            where=self.source.lines.work(self.components, positions, self.steps[hit]),
+            where=self.lines.work(self.components, positions, self.steps[hit]),
         )
 
 

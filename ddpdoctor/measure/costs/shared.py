@@ -32,7 +32,6 @@ from ddpdoctor.measure.taxonomy import (
     SyncKind,
 )
 
-from .checkpoints import as_often_as_saved
 from .context import Context, Costs
 from .price import set_by_hosts
 from .why import awake_of_all_ms
@@ -59,7 +58,7 @@ def shared_work(context: Context) -> Costs:
     }
     saving = costs[SharedCause.CHECKPOINT]
     if saving is not None:
-        costs[SharedCause.CHECKPOINT] = as_often_as_saved(context, saving)
+        costs[SharedCause.CHECKPOINT] = context.as_often_as_saved(saving)
     for cause in _OWN_CODE:
         if (own := costs[cause]) is not None:
             awake_ms = awake_of_all_ms(context.graph, own.own_ms)
@@ -183,7 +182,9 @@ def _exposed_transfer(context: Context, kind: SyncKind) -> Cost | None:
     if not any(transfer.any() for transfer in taken):
         return None
     spent = [transfer[:, :, None] for transfer in taken]
-    return context.pricing.cost([without_transfer(taken)], spent, where=context.lines.syncs([kind]))
+    names = _names(context.graph, [kind]) if kind == SyncKind.MODEL else None
+    where = context.lines.syncs([kind])
+    return context.pricing.cost([without_transfer(taken)], spent, where=where, operation=names)
 
 
 def usual_transfer(group: CycleGroup, kind: SyncKind = SyncKind.GRADIENTS) -> Array:

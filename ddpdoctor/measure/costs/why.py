@@ -9,6 +9,7 @@ slower in one phase only look like more of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -28,7 +29,7 @@ def awake_longer_ms(graph: Graph, removed: Sequence[Array], positions: Sequence[
     sleeps while it waits for it."""
     if any(group.on_device for group in graph.groups):
         return None
-    numbers = np.concatenate([group.steps for group in graph.groups])
+    numbers = graph.numbers
     late = np.concatenate([of_group.sum(axis=1) for of_group in removed])
     others = [position for position in range(len(graph.ranks)) if position not in positions]
     longer_ns = []
@@ -47,7 +48,7 @@ def awake_of_all_ms(graph: Graph, own_ms: float | None) -> float | None:
     which none of them was on a CPU is taken off that is no recorded waiting. None as for late ranks."""
     if own_ms is None or not graph.groups or any(group.on_device for group in graph.groups):
         return None
-    numbers = np.concatenate([group.steps for group in graph.groups])
+    numbers = graph.numbers
     asleep_ns = []
     for position, steps in enumerate(graph.steps):
         awake_ns = _awake_ns(steps, numbers)
@@ -58,12 +59,11 @@ def awake_of_all_ms(graph: Graph, own_ms: float | None) -> float | None:
             + group.work[:, :, position, _RECORDED].sum(axis=(1, 2))
             for group in graph.groups
         ]
-        length = np.concatenate([group.duration for group in graph.groups])
-        asleep_ns.append(float(np.median(length - np.concatenate(waited))) - awake_ns)
+        asleep_ns.append(float(np.median(graph.lengths_ns - np.concatenate(waited))) - awake_ns)
     return max(own_ms - max(min(asleep_ns), 0.0) / 1e6, 0.0)
 
 
-def _awake_ns(steps: RankSteps, numbers: Array) -> float | None:
+def _awake_ns(steps: RankSteps, numbers: Ints) -> float | None:
     """In the median of these steps; None where it is known of none."""
     if steps.cpu is None:
         return None
@@ -148,17 +148,10 @@ def cause_of_computing_longer(
         return LateCause.UNEVEN
     if set(cost.ranks) & set(throttled):
         return LateCause.THROTTLED
-    starved = _starved(graph, cost.ranks, hit_steps)
-    if starved is not None and starved.waited_ms >= max(
-        _TUNING.explains * _each_time_ms(cost), starved.ran_longer_ms
-    ):
-        return LateCause.CPU_STARVED
-    return LateCause.COMPUTE
-
-
-def _each_time_ms(cost: Cost) -> float:
-    """What is lost in a step in which it happens."""
-    return cost.ms_per_step * (cost.steps_seen / cost.steps_hit if cost.steps_hit else 1.0)
+    # What is lost in a step in which it happens.
+    each_time_ms = cost.ms_per_step * (cost.steps_seen / cost.steps_hit if cost.steps_hit else 1.0)
+    starved = _is_starved(graph, cost.ranks, hit_steps, each_time_ms)
+    return LateCause.CPU_STARVED if starved else LateCause.COMPUTE
 
 
 def _explained_by(cost: Cost, more: float) -> bool:
@@ -171,7 +164,7 @@ def _explained_by(cost: Cost, more: float) -> bool:
 def _more(graph: Graph, ranks: Sequence[int], amount: Amount) -> float | None:
     """The amount of work of the late ranks relative to the median of the others."""
     means = {
-        rank: _mean_known(values)
+        rank: _known(values, np.mean)
         for rank, steps in zip(graph.ranks, graph.steps, strict=True)
         if (values := amount(steps)) is not None
     }
@@ -182,46 +175,34 @@ def _more(graph: Graph, ranks: Sequence[int], amount: Amount) -> float | None:
     return None
 
 
-def _mean_known(values: Array) -> float | None:
+def _known(values: Array, summary: Callable[[Array], Any]) -> float | None:
+    """The mean, or the median, of those that are known; None of too few."""
     known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) >= _TUNING.fewest_known else None
+    return float(summary(known)) if len(known) >= _TUNING.fewest_known else None
 
 
-def _median_known(values: Array) -> float | None:
-    known = values[~np.isnan(values)]
-    return float(np.median(known)) if len(known) >= _TUNING.fewest_known else None
-
-
-class _Starved(msgspec.Struct, frozen=True):
-    """What the scheduler says of the late ranks' training threads in a step in which they compute longer."""
-
-    waited_ms: float
-    """For a CPU, beyond their due: on a busy machine whoever computes longer also waits longer, and the others' wait for each
-    ms that they ran is due. Beyond what they wait in other steps, too, where those are most."""
-    ran_longer_ms: float
-    """On a CPU, beyond the median of the others: a thread that only waits for a CPU runs as long as theirs."""
-
-
-def _starved(graph: Graph, ranks: Sequence[int], hit_steps: Ints) -> _Starved | None:
-    """None where it is not known of the late ranks and of others."""
-    measured = np.unique(np.concatenate([group.steps for group in graph.groups]))
+def _is_starved(graph: Graph, ranks: Sequence[int], hit_steps: Ints, each_time_ms: float) -> bool:
+    """Whether the scheduler says of the late ranks' training threads, in a step in which they compute longer, that they waited for a CPU
+    for most of what is lost each time, and for longer than they ran longer. False where it is not known of them and of others."""
+    measured = np.unique(graph.numbers)
     seldom = len(hit_steps) < _TUNING.seldom * len(measured)
     in_hit = _scheduled(graph, hit_steps)
     at_rest = _scheduled(graph, np.setdiff1d(measured, hit_steps)) if seldom else {}
     others = [of_rank for rank, of_rank in in_hit.items() if rank not in ranks]
     own = {rank: of_rank for rank, of_rank in in_hit.items() if rank in ranks}
     if not own or not others:
-        return None
+        return False
+    # On a busy machine whoever computes longer also waits longer: the others' wait for each ms that they ran is due. Beyond what they
+    # wait in other steps, too, where those are most.
     due = float(np.median([of_rank.delay / of_rank.ran for of_rank in others]))
-    usual_ran = float(np.median([of_rank.ran for of_rank in others]))
     waited = [
         of_rank.delay - max(due * of_rank.ran, at_rest[rank].delay if rank in at_rest else 0.0)
         for rank, of_rank in own.items()
     ]
-    return _Starved(
-        float(np.mean(waited)) / 1e6,
-        float(np.mean([of_rank.ran - usual_ran for of_rank in own.values()])) / 1e6,
-    )
+    # A thread that only waits for a CPU runs as long as theirs.
+    usual_ran = float(np.median([of_rank.ran for of_rank in others]))
+    ran_longer_ns = float(np.mean([of_rank.ran - usual_ran for of_rank in own.values()]))
+    return float(np.mean(waited)) >= max(_TUNING.explains * each_time_ms * 1e6, ran_longer_ns)
 
 
 class _Scheduled(msgspec.Struct, frozen=True):
@@ -237,8 +218,8 @@ def _scheduled(graph: Graph, steps: Ints) -> dict[int, _Scheduled]:
     found: dict[int, _Scheduled] = {}
     for rank, of_rank in zip(graph.ranks, graph.steps, strict=True):
         chosen = np.isin(of_rank.steps, steps)
-        delay = _median_known(of_rank.run_delay[chosen])
-        ran = None if of_rank.cpu is None else _median_known(of_rank.cpu[chosen])
+        delay = _known(of_rank.run_delay[chosen], np.median)
+        ran = None if of_rank.cpu is None else _known(of_rank.cpu[chosen], np.median)
         if delay is not None and ran:
             found[rank] = _Scheduled(delay, ran)
     return found

@@ -16,13 +16,11 @@ if TYPE_CHECKING:
     from .tables import COLLECTIVES, EVENTS, STEPS, recorded_tables
 
 
-_PLACES = {
-    "COLLECTIVES": "tables",
-    "EVENTS": "tables",
-    "STEPS": "tables",
-    "flame_graphs": "flames",
-    "hta_results": "hta",
-    "hta_trace": "hta",
-    "recorded_tables": "tables",
-}
-__getattr__ = deferred(__name__, _PLACES)
+__getattr__ = deferred(
+    __name__,
+    {
+        "flames": "flame_graphs",
+        "hta": "hta_results hta_trace",
+        "tables": "COLLECTIVES EVENTS STEPS recorded_tables",
+    },
+)

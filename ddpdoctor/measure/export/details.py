@@ -67,8 +67,7 @@ def details(logs: Sequence[RankLog], windows: Sequence[Window]) -> pl.DataFrame:
     most = max(TUNING.most_rows // max(ranks, 1), TUNING.fewest_rows)
     tables = [_longest(pl.concat([*_of_window(window)]), most) for window in windows]
     tables += [_longest(table, most) for table in _sampled(samples_of(logs))]
-    whole = pl.concat([_empty(), *tables])
-    return whole.sort("rank", "track", "start_ns")
+    return pl.concat([pl.DataFrame(schema=DETAILS), *tables]).sort("rank", "track", "start_ns")
 
 
 def counters(telemetry: Mapping[str, HostTelemetry]) -> pl.DataFrame:
@@ -87,17 +86,13 @@ def _thinned(times: Ints, values: NDArray[np.float64]) -> Iterator[tuple[int, fl
     return zip(times[::stride][known].tolist(), values[::stride][known].tolist(), strict=True)
 
 
-def _empty() -> pl.DataFrame:
-    return pl.DataFrame(schema=DETAILS)
-
-
 def _longest(table: pl.DataFrame, most: int) -> pl.DataFrame:
     return table if len(table) <= most else table.top_k(most, by="duration_ns")
 
 
 def _of_window(window: Window) -> Iterator[pl.DataFrame]:
     trace = window.trace
-    yield _empty()
+    yield pl.DataFrame(schema=DETAILS)
     marks = trace.name_mask(lambda name: classify.step_number(name) is not None)
     yield _rows(window, "annotations", np.flatnonzero(trace.category_mask("user_annotation") & ~marks))
     operators = trace.category_mask("cpu_op") & ~marks
@@ -116,14 +111,14 @@ def _of_window(window: Window) -> Iterator[pl.DataFrame]:
 def _rows(window: Window, track: str, rows: Ints) -> pl.DataFrame:
     trace = window.trace
     names = [trace.names[name][: TUNING.most_letters] for name in trace.name[rows].tolist()]
-    count = len(rows)
-    columns = {
-        "rank": np.full(count, window.rank, np.int32),
-        "track": [track] * count,
-        "name": names,
-        "start_ns": trace.start_ns[rows] + window.shifted_ns,
-        "duration_ns": trace.duration_ns[rows],
-    }
+    start = trace.start_ns[rows] + window.shifted_ns
+    return _table(window.rank, track, names, start, trace.duration_ns[rows])
+
+
+def _table(rank: int, track: str, names: list[str], start: Ints, duration: Ints) -> pl.DataFrame:
+    """Without what takes no time."""
+    tracks = np.full(len(names), rank, np.int32), [track] * len(names)
+    columns = dict(zip(DETAILS, (*tracks, names, start, duration), strict=True))
     return pl.DataFrame(columns, schema=DETAILS).filter(pl.col("duration_ns") > 0)
 
 
@@ -161,11 +156,5 @@ def _sampled(samples: Samples) -> Iterator[pl.DataFrame]:
         last = np.append(begins[1:], len(at)) - 1
         # Until the next sample, where the sampler did not look away.
         until = np.where(np.append(known, False)[last], times[np.minimum(last + 1, len(at) - 1)], times[last])
-        columns = {
-            "rank": np.full(len(begins), of_rank.log.rank, np.int32),
-            "track": ["sampled lines"] * len(begins),
-            "name": names[lines[begins]].tolist(),
-            "start_ns": times[begins],
-            "duration_ns": until - times[begins],
-        }
-        yield pl.DataFrame(columns, schema=DETAILS).filter(pl.col("duration_ns") > 0)
+        said, start = names[lines[begins]].tolist(), times[begins]
+        yield _table(of_rank.log.rank, "sampled lines", said, start, until - start)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.trace import RankTrace
-from ddpdoctor.trace.classify import DEVICE, DEVICE_WORK
+from ddpdoctor.trace.classify import DEVICE, device_work
 
 Records = list[dict[str, Any]]
 
@@ -53,7 +53,7 @@ def hta_results(traces: Sequence[RankTrace]) -> dict[str, Any]:
     failures: dict[tuple[str, str], list[int]] = {}
     notes: list[str] = []
     for rank, trace in _numbered(traces, notes):
-        if not _device_rows(trace).any():
+        if not device_work(trace).any():
             failures.setdefault(("", "the trace has no device events, and HTA uses nothing else"), []).append(
                 rank
             )
@@ -138,15 +138,11 @@ def _numbered(traces: Sequence[RankTrace], notes: list[str]) -> list[tuple[int, 
     return result
 
 
-def _device_rows(trace: RankTrace) -> NDArray[np.bool_]:
-    return trace.category_mask(*DEVICE_WORK)
-
-
 def _frame(trace: RankTrace, symbols: Any) -> Any:
     """The table that HTA's analysers read. ``index`` starts at 1, for they take 0 for "no counterpart"."""
     import pandas as pd
 
-    device = _device_rows(trace)
+    device = device_work(trace)
     rows = np.flatnonzero(device | ((trace.correlation >= 0) & ~trace.category_mask(*DEVICE)))
     on_device, start = device[rows], trace.start_ns[rows]
     index = np.arange(1, len(rows) + 1)

@@ -122,15 +122,10 @@ def _log_steps(log: RankLog) -> list[tuple[object, ...]]:
 
 
 def _log_events(log: RankLog) -> list[tuple[object, ...]]:
-    done = log.activities
-    numbers, starts, ends = (
-        np.array(column, np.int64)
-        for column in zip(*((s.number, s.start_ns, s.end_ns) for s in log.steps), strict=True)
-    )
+    done, numbers = log.activities, np.array([*(step.number for step in log.steps), UNKNOWN_STEP])
 
     def step_at(at: Ints) -> Ints:
-        index = (np.searchsorted(starts, at, side="right") - 1).clip(min=0)
-        return np.where((starts[index] <= at) & (at < ends[index]), numbers[index], UNKNOWN_STEP)
+        return numbers[log.steps_at(at)]
 
     return [
         row

@@ -7,7 +7,7 @@ synchronisation, so cycles are independent, and both kinds of recording become o
 
 from .cutting import matched_collectives
 from .dependencies import Lane, dependence
-from .from_logs import graph_of_logs, recorded_work
+from .from_logs import graph_of_logs
 from .from_windows import graph_of_windows
 from .graph import (
     LEFT_OUT,

@@ -209,7 +209,8 @@ def cut_into_cycles(matched: MatchedCollectives) -> Cut:
         after, last = lasts[before], lasts[step]
         if after is not None and last is not None and step == before + 1:
             body = _between(matched, order, place, after, last)
-            if _holds_all(matched, body):
+            # Where steps were mistaken on a rank, its last collective of one may lie behind that of the next, with nothing between.
+            if matched.member[body].any(axis=0).all():
                 cycles.append(Cycle(step, after, body))
     if cycles:
         return Cut(_by_sequence(matched, cycles))
@@ -231,12 +232,6 @@ def _lasts(matched: MatchedCollectives, of_step: Ints) -> Ints | None:
             lasts: Ints = candidates[len(candidates) - 1 - member[::-1].argmax(axis=0)]
             return lasts
     return None
-
-
-def _holds_all(matched: MatchedCollectives, body: Sequence[int]) -> bool:
-    """Whether every rank has a part in one of these. Where steps were mistaken on a rank, its last collective of one may lie
-    behind that of the next, with nothing between."""
-    return bool(matched.member[list(body)].any(axis=0).all())
 
 
 def _between(matched: MatchedCollectives, order: Ints, place: Ints, after: Ints, last: Ints) -> list[int]:

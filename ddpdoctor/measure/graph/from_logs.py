@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from operator import attrgetter
 
 import msgspec
 import numpy as np
 
-from ddpdoctor.measure.numerics import Array, Intervals, Mask, covered
+from ddpdoctor.measure.numerics import Array, covered
 from ddpdoctor.measure.steplog import (
     Activities,
     MatchedSync,
@@ -25,6 +24,7 @@ from ddpdoctor.rundir import EventKind
 
 from .graph import CycleGroup, Graph, RankSteps, Sync, set_aside
 from .operators import OperatorShares
+from .segments import Segments, work_in
 from .standalone_times import batch_time_ns, batches_per_step, latent_data
 
 _MOST_CELLS = 20_000_000
@@ -147,7 +147,7 @@ def _sync(matched: MatchedSync, ranks: Sequence[int]) -> Sync:
     )
 
 
-class _Builder(msgspec.Struct, frozen=True, dict=True):
+class _Builder(msgspec.Struct, frozen=True):
     """Makes groups of cycles: when each rank arrived and went on, and what it did in between."""
 
     origin_ns: int
@@ -168,9 +168,7 @@ class _Builder(msgspec.Struct, frozen=True, dict=True):
             arrived = self._since(alike, _ARRIVAL)
             arrival[:, k, members] = arrived
             end[:, k, members] = np.maximum(self._since(alike, _END), arrived)
-        work = self._work(begin, arrival, end)
-        numbers = np.array([cycle.step for cycle in cycles])
-        return CycleGroup(syncs, numbers, begin, arrival, end, work, message)
+        return self._group(syncs, [cycle.step for cycle in cycles], begin, arrival, end, message)
 
     def _since(self, syncs: Sequence[MatchedSync], time: Callable[[SyncPoint], int]) -> Array:
         """[N, members] ns after the origin: a ``time`` of the parts of synchronisations that have the same members."""
@@ -187,64 +185,37 @@ class _Builder(msgspec.Struct, frozen=True, dict=True):
         end = np.array([[steps[n].end_ns - self.origin_ns for steps in ranks] for n in numbers], float)
         arrival = end[:, None, :]
         syncs = (Sync(SyncKind.STEP_END, SyncKind.STEP_END, tuple(range(len(logs)))),)
-        work = self._work(begin, arrival, arrival)
         no_message = np.full((len(numbers), 1), np.nan)
-        return [CycleGroup(syncs, np.array(numbers), begin, arrival.copy(), arrival, work, no_message)]
+        return [self._group(syncs, numbers, begin, arrival.copy(), arrival, no_message)]
 
-    def _work(self, begin: Array, arrival: Array, end: Array) -> Array:
-        """[N, K, R, C] what each rank did in each segment."""
-        cycles, count, world = arrival.shape
-        work = np.zeros((cycles, count, world, len(INDEX)))
-        for r in range(world):
-            gaps = np.zeros((cycles, count, len(IN_GAPS)))
-            for k, member, left, right in _segments(begin[:, r], arrival[:, :, r], end[:, :, r]):
-                work[:, k, r] = np.where(member[:, None], self.activities[r].between(left, right), 0.0)
-                gaps[:, k] = np.where(member[:, None], self._in_gaps(r, left, right), 0.0)
-            if r in self.operators:
-                _count_operators(work[:, :, r], gaps, self.operators[r])
-        return work
-
-    def _in_gaps(self, r: int, left: Array, right: Array) -> Array:
-        """[N, gaps] ns of a rank between the phases, by the kind of work that operators are there."""
-        return np.stack([covered(unmarked, left, right) for unmarked in self._unmarked[r]], axis=1)
-
-    @cached_property
-    def _unmarked(self) -> list[list[Intervals]]:
-        return [[own.unmarked(component) for component in IN_GAPS] for own in self.activities]
-
-
-def _segments(begin: Array, arrival: Array, end: Array) -> Iterator[tuple[int, Mask, Array, Array]]:
-    """Of one rank, [N] and [N, K]: each place of a synchronisation, in which cycles the rank takes part, and from when to when it
-    works before. A rank outside a synchronisation works on towards its next one."""
-    left = begin
-    for k in range(arrival.shape[1]):
-        right = arrival[:, k]
-        member = ~np.isnan(right)
-        if member.any():
-            yield k, member, left, right
-            left = np.where(member, end[:, k], left)
+    def _group(
+        self,
+        syncs: tuple[Sync, ...],
+        numbers: Sequence[int],
+        begin: Array,
+        arrival: Array,
+        end: Array,
+        message: Array,
+    ) -> CycleGroup:
+        """The cycles of these times, with what each rank did in each segment."""
+        segments = Segments(begin, arrival, end)
+        work = work_in(segments, [(own.sets, Component.HOST) for own in self.activities])
+        recorded = work.sum(axis=1)
+        for r, shares in self.operators.items():
+            unmarked = (self.activities[r].unmarked(component) for component in IN_GAPS)
+            left, right = segments.left[:, :, r], segments.right[:, :, r]
+            _count_operators(
+                work[:, :, r], [np.nan_to_num(covered(gap, left, right)) for gap in unmarked], shares
+            )
+        return CycleGroup(syncs, np.array(numbers), begin, arrival, end, work, message, recorded)
 
 
-def recorded_work(group: CycleGroup, activities: Sequence[Activities]) -> Array:
-    """[N, R, C] ns of each component in each cycle by the marks of the step logs alone, whatever the graph's work makes of them;
-    ``activities`` are those of the ranks, from the graph's origin."""
-    work = np.zeros((len(group.steps), len(activities), len(INDEX)))
-    for r, own in enumerate(activities):
-        for _, member, left, right in _segments(
-            group.begin[:, r], group.arrival[:, :, r], group.end[:, :, r]
-        ):
-            work[:, r] += np.where(member[:, None], own.between(left, right), 0.0)
-    return work
-
-
-def _count_operators(work: Array, gaps: Array, shares: OperatorShares) -> None:
+def _count_operators(work: Array, gaps: Sequence[Array], shares: OperatorShares) -> None:
     """Count, in the ``work`` [N, K, C] of a rank, the operators' share of its usual host time as computation: what a cycle
-    has beyond that, the quiet window did not show. ``gaps`` [N, K, gaps] ns of it lie between phases that were marked."""
-    for place, component in enumerate(IN_GAPS):
-        known, share = shares.seen, shares.in_gaps[component]
-        usual = (
-            np.minimum(gaps[..., place], np.median(gaps[..., place], axis=0)) if known else gaps[..., place]
-        )
+    has beyond that, the quiet window did not show. ``gaps``, [N, K] ns each, of it lie between phases that were marked."""
+    for gap, component in zip(gaps, IN_GAPS, strict=True):
+        share = shares.in_gaps[component]
+        usual = np.minimum(gap, np.median(gap, axis=0)) if shares.seen else gap
         work[..., INDEX[component]] += usual * share
         work[..., INDEX[Component.HOST]] -= usual * share
     if not shares.marked:

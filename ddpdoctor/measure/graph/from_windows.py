@@ -30,8 +30,8 @@ from ddpdoctor.trace import classify
 from .cutting import Cut, MatchedCollectives, cut_into_cycles, matched_collectives
 from .dependencies import lane_of
 from .graph import CycleGroup, Graph, RankSteps, Sync, recorded_steps, set_aside
-from .segments import Segments, cycle_group, idle_after, work_of
-from .standalone_times import issue_times_ns, latent_in_windows, with_issue_times
+from .segments import Segments, cycle_group, idle_after, rest_of, work_in
+from .standalone_times import issue_time_ns, latent_in_windows, with_issue_times
 
 Marks = Sequence[tuple[int, int, int]]
 
@@ -136,7 +136,10 @@ def graph_of_windows(windows: Sequence[Window]) -> tuple[Graph, list[Window]]:
     own = list(with_steps_of_updates(own, matched.rows)) if usable else own
     table = matched_collectives(own, matched.rows)
     cut = cut_into_cycles(table) if usable else Cut({})
-    seen = [_with_unseen(window) for window in own] if cut.whole_window else own
+    seen = own
+    if cut.whole_window:
+        # Before its first event nothing is known of a rank.
+        seen = [window.with_set(Component.UNSEEN, union([0], [window.span[0]])) for window in own]
     groups = _groups(cut, table, seen) or _alone(seen)
     steps = [_rank_steps(window) for window in seen]
     numbers = recorded_steps(steps)
@@ -181,11 +184,6 @@ def _with_unmatched(window: Window) -> Window:
     return window.with_set(Component.UNMATCHED, subtract(exposed, union_of(*window.sets.values())))
 
 
-def _with_unseen(window: Window) -> Window:
-    """The window with the time before its first event as a component: nothing is known of the rank there."""
-    return window.with_set(Component.UNSEEN, union([0], [window.span[0]]))
-
-
 def _groups(cut: Cut, table: MatchedCollectives, windows: Sequence[Window]) -> list[CycleGroup]:
     """The cycles between matched collectives, with the work that hides in waits for other ranks."""
     lanes = [lane_of(window) for window in windows] if cut.cycles else []
@@ -193,7 +191,7 @@ def _groups(cut: Cut, table: MatchedCollectives, windows: Sequence[Window]) -> l
     groups = [group.with_latent(LateCause.DATA, latent_in_windows(group, windows)) for group in groups]
     if not groups or not all(window.on_device for window in windows):
         return groups
-    times_ns = issue_times_ns(windows)
+    times_ns = np.array([issue_time_ns(window) for window in windows])
     return [with_issue_times(group, times_ns) for group in groups]
 
 
@@ -205,8 +203,9 @@ def _alone(windows: Sequence[Window]) -> list[CycleGroup]:
         return []
     begin = np.array([[of_rank[n][1] for of_rank in bounds] for n in range(fewest)], float)
     end = np.array([[of_rank[n][2] for of_rank in bounds] for n in range(fewest)], float)[:, None]
-    work = np.stack([work_of(w, begin[:, None, r], end[:, :, r]) for r, w in enumerate(windows)], axis=2)
-    idle = idle_after(windows, Segments(begin, end, end))
+    segments = Segments(begin, end, end)
+    work = work_in(segments, [(window.sets, rest_of(window)) for window in windows])
+    idle = idle_after(windows, segments)
     device_idle = work[0][..., _IDLE].sum(axis=-1)
     return [
         CycleGroup(

@@ -81,6 +81,8 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
     to its length."""
     message_bytes: Array
     """[N, K] bytes that a rank contributes; NaN where unknown."""
+    recorded: Array | None = None
+    """[N, R, C] ns of each component in the cycle by the marks of step logs alone, whatever ``work`` makes of them; None: of a window."""
     hidden: Array | None = None
     """[N, K, R, C] ns of each component beside the synchronisation, between own arrival and own end; None where none
     can run beside one. A rank that waits in a reduction while its backward pass goes on computes no less than the
@@ -305,8 +307,17 @@ class Graph(msgspec.Struct, frozen=True):
     @property
     def mean_cycle_ns(self) -> float:
         """Mean cycle length, ns: the mean step time on the critical path. NaN without cycles."""
-        lengths = [group.duration for group in self.groups]
-        return float(np.concatenate(lengths).mean()) if lengths else float("nan")
+        return float(self.lengths_ns.mean()) if self.groups else float("nan")
+
+    @property
+    def lengths_ns(self) -> Array:
+        """[cycles] ns of each cycle, group after group."""
+        return np.concatenate([np.empty(0), *(group.duration for group in self.groups)])
+
+    @property
+    def numbers(self) -> Ints:
+        """[cycles] step numbers, likewise."""
+        return np.concatenate([np.empty(0, np.int64), *(group.steps for group in self.groups)])
 
 
 class LikeSegments(msgspec.Struct, frozen=True):

@@ -103,14 +103,9 @@ def _host_time(log: RankLog, window: Window) -> Intervals:
     syncs = np.array([(p.arrival_ns - origin_ns, p.end_ns - origin_ns) for p in log.sync_points], float)
     starts, ends = zip(*marked, syncs.reshape(-1, 2).T, strict=True)
     taken = union(np.concatenate(starts), np.concatenate(ends))
-    return subtract(complement(taken, 0.0, float(end_ns - origin_ns)), _evaluations(log, origin_ns))
-
-
-def _evaluations(log: RankLog, origin_ns: int) -> Intervals:
-    """Steps in which the job evaluates."""
-    steps = [step for step in log.steps if step.number in log.evaluated]
-    starts = np.array([step.start_ns - origin_ns for step in steps], float)
-    return starts, np.array([step.end_ns - origin_ns for step in steps], float)
+    evaluating = [(step.start_ns, step.end_ns) for step in log.steps if step.number in log.evaluated]
+    begins, over = (np.array(evaluating, np.int64).reshape(-1, 2) - origin_ns).astype(float).T
+    return subtract(complement(taken, 0.0, float(end_ns - origin_ns)), (begins, over))
 
 
 def _operators(window: Window) -> Intervals:

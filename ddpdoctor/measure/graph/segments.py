@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 import msgspec
@@ -86,7 +86,7 @@ def cycle_group(
     on_device = all(window.on_device for window in windows)
     segments = Segments(_begin(cycles, matched), matched.arrival[bodies], matched.end[bodies], on_device)
     arrival, end, ready = segments.arrival, segments.end, matched.ready[bodies]
-    work = _work(windows, segments)
+    work = work_in(segments, [(window.sets, rest_of(window)) for window in windows])
     hidden = _hidden(windows, segments, work)
     computes = [window.compute for window in windows]
     group = CycleGroup(
@@ -127,22 +127,28 @@ def _within(of_rank: Sequence[Intervals], left: Array, right: Array) -> Array:
     return within
 
 
-def work_of(window: Window, left: Array, right: Array) -> Array:
-    """[..., C] ns per component between two times [...]; the rest is the host's, if it was recorded at all."""
+def rest_of(window: Window) -> Component:
+    """What the time is that no set of a window covers: the host's, if it was recorded at all."""
+    return Component.HOST if window.host_seen else Component.IDLE
+
+
+def work_between(sets: Mapping[str, Intervals], left: Array, right: Array, rest: Component) -> Array:
+    """[..., C] ns per component between two times [...], of which what no set covers is the ``rest``. Where a rank was woken after it had
+    arrived at the next point by another's clock, that is negative by a hair."""
     work = np.zeros((*left.shape, len(COMPONENTS)))
-    for name, intervals in window.sets.items():
+    for name, intervals in sets.items():
         work[..., INDEX[name]] = covered(intervals, left, right)
-    rest = Component.HOST if window.host_seen else Component.IDLE
     work[..., INDEX[rest]] = (right - left) - work.sum(axis=-1)
     return work
 
 
-def _work(windows: Sequence[Window], segments: Segments) -> Array:
-    """[N, K, R, C] ns of each component in each segment; 0 where a rank has no part in what ends it."""
+def work_in(segments: Segments, of_ranks: Sequence[tuple[Mapping[str, Intervals], Component]]) -> Array:
+    """[N, K, R, C] ns of each component in each segment, 0 where a rank has no part in what ends it; ``of_ranks``: what each did, and
+    what the rest of its time is."""
     left, right = segments.left, segments.right
     work = np.empty((*right.shape, len(COMPONENTS)))
-    for r, window in enumerate(windows):
-        work[:, :, r] = np.nan_to_num(work_of(window, left[:, :, r], right[:, :, r]))
+    for r, (sets, rest) in enumerate(of_ranks):
+        work[:, :, r] = np.nan_to_num(work_between(sets, left[:, :, r], right[:, :, r], rest))
     return work
 
 

@@ -62,11 +62,11 @@ def batch_time_ns(log: RankLog) -> float | None:
         return None
     room = _room(log.main_loader_settings or {})
     took, made, pairs = 0.0, 0, 0
-    for one, two in _neighbours(log, loader):
-        if 0 <= one.ready < room and 0 <= two.ready < room:
+    for (since_ns, before), (at_ns, ready) in _neighbours(log, loader):
+        if 0 <= before < room and 0 <= ready < room:
             # With a reserve of q batches at each request, this many were made between the two.
-            took += two.start_ns - one.start_ns
-            made += 1 + two.ready - one.ready
+            took += at_ns - since_ns
+            made += 1 + ready - before
             pairs += 1
     if pairs < _FEWEST_PAIRS or made < _FEWEST_PAIRS:
         return None
@@ -108,13 +108,8 @@ def _room(loader: dict[str, Any]) -> int:
     return int((deep - 1) * (loader.get("num_workers") or 1) + 1)
 
 
-class _Request(msgspec.Struct, frozen=True):
-    """For a batch."""
-
-    start_ns: int
-    """Epoch ns."""
-    ready: int
-    """Batches that stood ready; -1 where that is not known."""
+_Request = tuple[int, int]
+"""For a batch: when, epoch ns, and how many stood ready; -1 where that is not known."""
 
 
 def _neighbours(log: RankLog, loader: int) -> Iterator[tuple[_Request, _Request]]:
@@ -129,7 +124,7 @@ def _neighbours(log: RankLog, loader: int) -> Iterator[tuple[_Request, _Request]
             if event.kind == EventKind.ITERATION or event.exhausted:
                 before = None
             elif event.kind == EventKind.DATA and event.loader == loader:
-                request = _Request(step.start_of(event), event.batches_ready)
+                request = step.start_of(event), event.batches_ready
                 if before is not None:
                     yield before, request
                 before = request
@@ -159,11 +154,8 @@ def latent_in_windows(group: CycleGroup, windows: Sequence[Window]) -> Array | N
     if all(time is None for time in times):
         return None
     waits = np.nansum(group.wait - (0.0 if group.beside_wait is None else group.beside_wait), axis=1)
-    return latent_data(group, times, [_batches_per_step(window) for window in windows], waits)
-
-
-def _batches_per_step(window: Window) -> float:
-    return int(classify.next_batches(window.trace).sum()) / max(len(window.steps), 1)
+    batches = [classify.next_batches(of.trace).sum() / max(len(of.steps), 1) for of in windows]
+    return latent_data(group, times, batches, waits)
 
 
 def _batch_time_ns(window: Window) -> float | None:
@@ -206,11 +198,6 @@ ISSUE = IssueTuning()
 _IDLE = [INDEX[component] for component in HOST_IDLE]
 
 
-def issue_times_ns(windows: Sequence[Window]) -> Array:
-    """[R] ns that each rank's host needs to issue a step; NaN where unknown."""
-    return np.array([issue_time_ns(window) for window in windows])
-
-
 def issue_time_ns(window: Window) -> float:
     """ns that the host needs for a step: the mean or the median over the window's steps, whichever is less, so that a single
     pause does not count. NaN where less than two steps are marked, or no launches or nothing else of the host was recorded."""
@@ -224,15 +211,12 @@ def issue_time_ns(window: Window) -> float:
     launched, excess = _queued(trace, calls, events, blocked)
     before = np.concatenate(([0.0], np.cumsum(excess)))
     waited = before[np.searchsorted(launched, end)] - before[np.searchsorted(launched, start)]
-    told = covered(subtract(_told(trace), blocked), start, end)
+    # When an event says what the host did, on any of its threads.
+    seen = rows_of(trace, trace.category_mask("cpu_op", "python_function", *RUNTIME_CALLS))
+    told = covered(subtract(seen, blocked), start, end)
     free = (end - start) - covered(blocked, start, end) - waited
     needed = np.minimum(free, told * (1.0 + ISSUE.most_between))
     return max(0.0, float(min(needed.mean(), np.median(needed))))
-
-
-def _told(trace: RankTrace) -> Intervals:
-    """When an event says what the host did, on any of its threads."""
-    return rows_of(trace, trace.category_mask("cpu_op", "python_function", *RUNTIME_CALLS))
 
 
 def _blocked(trace: RankTrace, step_ns: float) -> Intervals:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypedDict
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -32,21 +32,6 @@ class Memory(msgspec.Struct, frozen=True):
     ranks: Mapping[int, RankMemory]
     """What the table of ranks shows; of ranks of which nothing is known, none."""
     notes: Sequence[str] = ()
-
-
-class _Amounts(TypedDict, total=False):
-    on_device: bool
-    most_bytes: float
-    typical_bytes: float
-    heaviest_rank: int
-    heavy_ranks: list[int]
-
-
-class _Room(TypedDict, total=False):
-    limit_bytes: float
-    headroom_bytes: float
-    headroom_share: float
-    batch_times: float
 
 
 _Free = Callable[[Rank], tuple[float | None, float]]
@@ -90,7 +75,7 @@ def memory_of(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> Me
         reserved_peak_bytes=_most(rank.device.reserved_peak for rank in ranks if rank.device),
         allocation_retries=_most(rank.device.retries for rank in ranks if rank.device),
     )
-    return Memory(facts, {rank.number: told for rank in ranks if (told := rank.told) is not None}, notes)
+    return Memory(facts, {rank.log.rank: told for rank in ranks if (told := rank.told) is not None}, notes)
 
 
 def _host_free(host: HostTelemetry, ranks: Sequence[Rank]) -> tuple[float | None, float | None]:
@@ -126,8 +111,8 @@ def _growth(growing: Sequence[Rank], place: Place, left: _Free) -> Growth | None
     hours, free, host = min(known, default=(None, None, fastest.log.host))
     bounded = _bounded(growing, place, host)
     return Growth(
-        ranks=sorted(rank.number for rank in growing),
-        fastest_rank=fastest.number,
+        ranks=sorted(rank.log.rank for rank in growing),
+        fastest_rank=fastest.log.rank,
         bytes_per_step=rise.slope,
         bytes_per_hour=fastest.per_hour(rise.slope),
         low_bytes_per_hour=fastest.per_hour(rise.low),
@@ -149,17 +134,17 @@ def _bounded(growing: Sequence[Rank], place: Place, host: str) -> float | None:
     return sum(known) if len(known) == len(still) else None
 
 
-def _amounts(ranks: Sequence[Rank]) -> _Amounts:
+def _amounts(ranks: Sequence[Rank]) -> dict[str, Any]:
     """Who holds more than the others, of the device where all ranks tell of theirs, of the host in a job on CPUs."""
     on_device = all(rank.device_most is not None for rank in ranks)
     if not ranks or not (on_device or _on_cpus(ranks)):
         return {}
-    found = [(rank.number, rank.device_most if on_device else rank.settled_on_host) for rank in ranks]
+    found = [(rank.log.rank, rank.device_most if on_device else rank.settled_on_host) for rank in ranks]
     known = {number: held for number, held in found if held is not None}
     if len(known) < len(ranks):
         return {}
     worst = max(known, key=lambda number: known[number])
-    amounts: _Amounts = {"on_device": on_device, "most_bytes": known[worst], "heaviest_rank": worst}
+    amounts: dict[str, Any] = {"on_device": on_device, "most_bytes": known[worst], "heaviest_rank": worst}
     if len(known) > 1:
         typical = float(np.median([held for number, held in known.items() if number != worst]))
         excess = {number: held - typical for number, held in known.items()}
@@ -179,7 +164,7 @@ def _room(
     here: Mapping[str, Sequence[Rank]],
     free: Mapping[str, tuple[float | None, float | None]],
     hosts: Mapping[str, HostTelemetry],
-) -> _Room:
+) -> dict[str, Any]:
     """What was never used, of what a larger batch would take; on CPUs it is divided among all ranks that were seen on the host,
     those without a step log among them."""
     if ranks and _on_cpus(ranks):
@@ -200,7 +185,7 @@ def _room(
     if not devices or len(devices) < len(ranks):
         return {}
     left, total, fullest = min(devices, key=lambda each: each[0] / each[1])
-    room: _Room = {"limit_bytes": total, "headroom_bytes": left, "headroom_share": left / total}
+    room: dict[str, Any] = {"limit_bytes": total, "headroom_bytes": left, "headroom_share": left / total}
     device = fullest.device
     if device is not None and device.comes_and_goes >= _LEAST_ACTIVATIONS * device.allocated_peak > 0:
         room["batch_times"] = 1.0 + (1 - _KEPT_FREE) * left / device.comes_and_goes
@@ -211,7 +196,7 @@ def _ranks_on(host: HostTelemetry, recorded: Sequence[Rank]) -> int:
     """How many of the job are on a host: those with a step log, and others that were seen there. An earlier attempt may have had more
     ranks than the job has."""
     world = int(recorded[0].log.record.info.get("world_size") or 0)
-    known = {rank.number for rank in recorded}
+    known = {rank.log.rank for rank in recorded}
     return len(known.union(rank for rank in host.ranks if rank < world))
 
 

@@ -12,12 +12,13 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from ddpdoctor.measure.metrics import rank_gpus
+from ddpdoctor.measure.metrics import memory_of_gpu, rank_gpus
 from ddpdoctor.measure.numerics import Array
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.summary import RankMemory
 from ddpdoctor.measure.telemetry import HostTelemetry
 from ddpdoctor.rundir import MEMORY_FILE, MEMORY_SCHEMA, Phase
+from ddpdoctor.rundir.files import broken_lines
 
 from .growing import Place, Rise, Watched, aliased, enough, rise_of, watched
 
@@ -207,7 +208,7 @@ def _looks(log: RankLog, notes: list[str]) -> tuple[list[_Line], int | None]:
             broken += len(looks) - len(possible)
             looks = possible
     if broken:
-        notes.append(f"{path}: {broken} broken line{'s' if broken > 1 else ''} left out.")
+        notes.append(broken_lines(path, broken).text)
     return sorted(looks, key=lambda line: line.t_ns or 0), total
 
 
@@ -229,10 +230,6 @@ def _lines(log: RankLog) -> tuple[list[_Line], int]:
     return lines, broken
 
 
-_HOUR_NS = 3600e9
-"""Of an hour."""
-
-
 class Rank(msgspec.Struct, frozen=True):
     """What is known of one rank; what is held in its process, its children and, by tensors, on its device."""
 
@@ -248,15 +245,10 @@ class Rank(msgspec.Struct, frozen=True):
     device_used: float | None
     """Most that was in use by NVML."""
 
-    @property
-    def number(self) -> int:
-        """The rank's."""
-        return self.log.rank
-
     def per_hour(self, bytes_per_step: float) -> float:
         """At the pace at which the rank trained while it was watched."""
         assert self.watched is not None
-        return bytes_per_step * _HOUR_NS / self.watched.step_ns
+        return bytes_per_step * 3600e9 / self.watched.step_ns
 
     def hourly(self, place: Place) -> float:
         """Bytes per hour by which it grows there."""
@@ -276,10 +268,6 @@ class Rank(msgspec.Struct, frozen=True):
             return None
         left = self.watched.steps_left
         return None if left is None else left * self.rises[place].slope
-
-    def most(self, place: Place) -> float | None:
-        """Most that was held there, start-up included."""
-        return self.held[place].most
 
     @property
     def device_most(self) -> float | None:
@@ -307,12 +295,12 @@ class Rank(msgspec.Struct, frozen=True):
     @property
     def told(self) -> RankMemory | None:
         """What the table of ranks shows; None where nothing is known."""
-        if self.most(Place.PROCESS) is None and self.device_most is None:
+        if self.held[Place.PROCESS].most is None and self.device_most is None:
             return None
         rise = self.rises.get(Place.PROCESS)
         return RankMemory(
-            process_bytes=self.most(Place.PROCESS),
-            workers_bytes=self.most(Place.WORKERS),
+            process_bytes=self.held[Place.PROCESS].most,
+            workers_bytes=self.held[Place.WORKERS].most,
             grows_bytes_per_hour=self.per_hour(rise.slope) if rise else None,
             allocated_peak_bytes=float(self.device.allocated_peak) if self.device else None,
             reserved_peak_bytes=float(self.device.reserved_peak) if self.device else None,
@@ -333,7 +321,7 @@ def _rank(
     log: RankLog, hosts: Mapping[str, HostTelemetry], gpu: tuple[str, int] | None, notes: list[str]
 ) -> Rank:
     host, device, span = hosts.get(log.host), device_memory(log, notes), watched(log)
-    used, total = _nvml(hosts[gpu[0]], gpu[1]) if gpu is not None else (None, None)
+    used, total = (None, None) if gpu is None else memory_of_gpu(hosts[gpu[0]], gpu[1])
     held = {
         Place.PROCESS: NOTHING if host is None else process_held(log, host),
         Place.WORKERS: NOTHING if host is None else workers_held(log, host),
@@ -367,11 +355,3 @@ def _progress(log: RankLog, held: Held) -> Array:
     count = np.where(last, 1.0, numbers[following] - numbers[place])
     share = np.clip((held.times_ns - starts[place]) / np.maximum(until - starts[place], 1.0), 0.0, 1.0)
     return np.maximum.accumulate(numbers[place] + share * count)
-
-
-def _nvml(host: HostTelemetry, index: int) -> tuple[float | None, float | None]:
-    """(most in use, whole) of a GPU, bytes."""
-    values = host.gpu_column(index, "memory_used_bytes")[1]
-    known = values[values == values]
-    whole = next((gpu.get("memory_total_bytes") for gpu in host.gpus if gpu.get("index") == index), None)
-    return (float(known.max()) if len(known) else None), (float(whole) if whole else None)

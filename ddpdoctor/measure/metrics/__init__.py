@@ -6,7 +6,7 @@ such as a favoured bucket size, is an argument.
 """
 
 from .breakdown import critical_breakdown, cycle_breakdown, rank_breakdown
-from .buckets import Reductions, bucket_facts, reducer_work, reductions_of
+from .buckets import reducer_work, reductions_of
 from .charts import (
     behind,
     lateness,
@@ -18,6 +18,7 @@ from .charts import (
     typical_arrival,
 )
 from .communication import (
+    MessageCost,
     bandwidth_points,
     bus_factor,
     communication_facts,
@@ -27,7 +28,7 @@ from .communication import (
     transfers,
     wait_and_transfer_ms,
 )
-from .gpus import device_errors, gpu_facts, rank_gpus
+from .gpus import device_errors, gpu_facts, memory_of_gpu, rank_gpus
 from .hosts import Cores, host_cores, host_facts
 from .job import asleep_shares, ddp_facts, job_facts, loader_facts, users_line
 from .links import slow_link_ranks

@@ -12,10 +12,11 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
+from msgspec.structs import asdict, replace
 
 from ddpdoctor.measure.facts import BucketFacts
 from ddpdoctor.measure.graph import Graph
-from ddpdoctor.measure.numerics import Ints, covered, union
+from ddpdoctor.measure.numerics import Ints, covered, holds, union_of
 from ddpdoctor.measure.steplog import WARM_UP_STEPS, Event, RankLog
 from ddpdoctor.measure.taxonomy import SyncKind
 from ddpdoctor.measure.window import (
@@ -140,10 +141,9 @@ def _of_rank(log: RankLog, window: Window) -> ReducerWork | None:
     copies = rows_of(trace, own & trace.name_mask(lambda name: name.startswith(_COPIES)))
     issues = rows_of(trace, own & trace.name_mask(lambda name: name in _ISSUES))
     start, arrival, stop = (np.array(times) for times in zip(*passes, strict=True))
-    both = union(np.concatenate((copies[0], issues[0])), np.concatenate((copies[1], issues[1])))
+    both = union_of(copies, issues)
     # What is issued elsewhere is the script's own, such as metrics.
-    index = np.searchsorted(start, issues[0], side="right") - 1
-    inside = (index >= 0) & (issues[0] < stop[np.maximum(index, 0)])
+    inside = holds((start, stop), issues[0])
     if not inside.any():
         return None
     return ReducerWork(
@@ -152,25 +152,8 @@ def _of_rank(log: RankLog, window: Window) -> ReducerWork | None:
     )
 
 
-class Reductions(msgspec.Struct, frozen=True):
-    """How the gradients are reduced: the facts of :class:`BucketFacts` that are measured, by the same names."""
-
-    per_sync: float | None = None
-    median_bytes: float | None = None
-    total_bytes: float | None = None
-    cap_bytes: float | None = None
-    largest_parameter_bytes: float | None = None
-    backward_ms: float | None = None
-    first_ready_share: float | None = None
-    tail_ms: float | None = None
-    syncs_per_step: float | None = None
-    barriers_per_step: float | None = None
-    collectives_per_step: float | None = None
-
-
-def bucket_facts(reductions: Reductions, favoured_cap_bytes: float | None) -> BucketFacts:
-    """What was measured, and the bucket size that the prices of a message favour."""
-    return BucketFacts(**msgspec.structs.asdict(reductions), favoured_cap_bytes=favoured_cap_bytes)
+_UNKNOWN_IF_0 = ("median_bytes", "backward_ms", "syncs_per_step")
+"""Facts of which a log's 0 says that it does not know."""
 
 
 def reductions_of(
@@ -179,44 +162,36 @@ def reductions_of(
     window_graph: Graph | None,
     logs: Sequence[RankLog],
     windows: Sequence[Window],
-) -> Reductions:
-    """What the logs say of the buckets, completed by what the window shows; ``graph`` is the one that speaks for the job."""
-    told = _told(logs, graph, log_graph or graph) if logs else Reductions()
+) -> BucketFacts:
+    """How the gradients are reduced: what the logs say of the buckets, completed by what the window shows; ``graph`` is the one that
+    speaks for the job."""
+    told = _told(logs, graph, log_graph or graph) if logs else BucketFacts()
     if window_graph is None:
         return told
     shown = _shown(windows, told.syncs_per_step or _syncs(window_graph))
-    first_share = told.first_ready_share if told.first_ready_share is not None else shown.first_ready_share
-    barriers = told.barriers_per_step if told.barriers_per_step is not None else shown.barriers_per_step
-    calls = told.collectives_per_step if told.collectives_per_step is not None else shown.collectives_per_step
-    return Reductions(
-        per_sync=told.per_sync or shown.per_sync,
-        median_bytes=told.median_bytes or shown.median_bytes,
-        total_bytes=told.total_bytes or shown.total_bytes,
-        cap_bytes=told.cap_bytes,
-        largest_parameter_bytes=told.largest_parameter_bytes,
-        backward_ms=told.backward_ms or shown.backward_ms,
-        first_ready_share=first_share,
-        tail_ms=told.tail_ms,
-        syncs_per_step=told.syncs_per_step or shown.syncs_per_step,
-        barriers_per_step=barriers,
-        collectives_per_step=calls,
-    )
+    known = {
+        name: value
+        for name, value in asdict(told).items()
+        if value or (value is not None and name not in _UNKNOWN_IF_0)
+    }
+    return replace(shown, **known)
 
 
-def _told(logs: Sequence[RankLog], graph: Graph, log_graph: Graph) -> Reductions:
+def _told(logs: Sequence[RankLog], graph: Graph, log_graph: Graph) -> BucketFacts:
     """Buckets as DDP states them on the first rank, and when and how often gradients are reduced: in a log once for each backward
     pass, in a window once for each bucket."""
     modules = logs[0].record.info.get("ddp") or []
     sizes = [float(size) for ddp in modules for size in ddp.get("bucket_bytes") or []]
     cap = next((cap for ddp in modules if (cap := ddp.get("bucket_cap_bytes"))), None)
+    lengths_ns = [max(event.ready_ns) for event in _reducing_backwards(logs)]
     largest = max((float(ddp.get("largest_parameter_bytes") or 0) for ddp in modules), default=0.0)
-    return Reductions(
+    return BucketFacts(
         per_sync=float(len(sizes)) or None,
         median_bytes=float(np.median(sizes)) if sizes else None,
         total_bytes=float(sum(sizes)) or None,
         cap_bytes=float(cap) if cap else None,
         largest_parameter_bytes=largest or None,
-        backward_ms=_backward_ms(logs),
+        backward_ms=float(np.median(lengths_ns)) / 1e6 if lengths_ns else None,
         first_ready_share=_first_ready_share(logs),
         tail_ms=_tail_ms(graph),
         syncs_per_step=_per_cycle(log_graph, SyncKind.GRADIENTS),
@@ -240,11 +215,6 @@ def _reducing_backwards(logs: Sequence[RankLog]) -> Iterator[Event]:
                     yield event
 
 
-def _backward_ms(logs: Sequence[RankLog]) -> float | None:
-    lengths_ns = [max(event.ready_ns) for event in _reducing_backwards(logs)]
-    return float(np.median(lengths_ns)) / 1e6 if lengths_ns else None
-
-
 def _first_ready_share(logs: Sequence[RankLog]) -> float | None:
     shares = [
         event.ready_ns[0] / max(event.ready_ns)
@@ -264,7 +234,7 @@ def _tail_ms(graph: Graph) -> float | None:
     return float(np.mean(np.concatenate(tails_ns))) / 1e6 if tails_ns else None
 
 
-def _shown(windows: Sequence[Window], syncs: float) -> Reductions:
+def _shown(windows: Sequence[Window], syncs: float) -> BucketFacts:
     """What the windows show, with so many reductions of all gradients in a step."""
     steps = marked_steps(windows)
     chosen = [in_marked_steps(window) & of_kind(window, SyncKind.GRADIENTS) for window in windows]
@@ -279,7 +249,7 @@ def _shown(windows: Sequence[Window], syncs: float) -> Reductions:
     shares = [share for _, share in passes]
     if not shares and all(reduces_behind(window) for window in windows):
         shares = [1.0]
-    return Reductions(
+    return BucketFacts(
         per_sync=float(np.median(counts)) / syncs if any(counts) else None,
         median_bytes=float(np.median(sizes)) if sizes else None,
         total_bytes=float(np.sum(sizes)) / steps / len(windows) / syncs if sizes else None,

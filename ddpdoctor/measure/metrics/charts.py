@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpdoctor.measure.graph import CycleGroup, Graph, RankSteps, recorded_steps
+from ddpdoctor.measure.graph import CycleGroup, Graph, recorded_steps
 from ddpdoctor.measure.numerics import Array, Intervals, clip, nan_median
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.summary import RankMemory, RankSummary, Series, Span, TelemetrySeries, Timeline
@@ -34,7 +34,7 @@ def rank_summaries(
                 rank=rank,
                 host=host or None,
                 device=device,
-                step_ms=_mean_step_ms(steps),
+                step_ms=float((steps.end - steps.start).mean()) / 1e6 if len(steps.steps) else None,
                 memory=memory.get(rank),
             )
             for rank, host, device, steps in zip(graph.ranks, hosts, devices, graph.steps, strict=True)
@@ -54,10 +54,6 @@ def rank_summaries(
         )
         for r, rank in enumerate(graph.ranks)
     ]
-
-
-def _mean_step_ms(steps: RankSteps) -> float | None:
-    return float((steps.end - steps.start).mean()) / 1e6 if len(steps.steps) else None
 
 
 def behind(group: CycleGroup) -> Array:
@@ -108,17 +104,6 @@ def lateness(graph: Graph) -> tuple[Array, Array]:
     return late / cycles, caused / cycles
 
 
-def _cycle_lateness(graph: Graph) -> tuple[NDArray[np.int64], Array]:
-    """Step numbers [cycles] and [cycles, R] ns: the largest lateness of each rank in each cycle, in rising
-    order of steps."""
-    if not graph.groups:
-        return np.empty(0, np.int64), np.empty((0, len(graph.ranks)))
-    steps = np.concatenate([group.steps for group in graph.groups])
-    values = [np.nan_to_num(np.nanmax(behind(group), axis=1)) for group in graph.groups]
-    order = np.argsort(steps, kind="stable")
-    return steps[order], np.concatenate(values)[order]
-
-
 def series(graph: Graph) -> Series:
     """Step times and lateness over time, thinned to a few hundred points (means of neighbouring steps)."""
     numbers = sorted(recorded_steps(graph.steps))
@@ -126,16 +111,23 @@ def series(graph: Graph) -> Series:
         return Series()
     place = {number: i for i, number in enumerate(numbers)}
     stride = -(-len(numbers) // _MOST_IN_SERIES)
-    late_steps, late = _cycle_lateness(graph)
-    known = [n for n, number in enumerate(late_steps.tolist()) if number in place]
-    rows = [place[number] for number in late_steps[known].tolist()]
+    # Of each cycle, the largest lateness of each rank.
+    late = {
+        number: row
+        for group in graph.groups
+        for number, row in zip(
+            group.steps.tolist(), np.nan_to_num(np.nanmax(behind(group), axis=1)), strict=True
+        )
+        if number in place
+    }
+    rows = [place[number] for number in late]
     step_ms, late_ms = [], []
     for r, steps in enumerate(graph.steps):
         times = np.full(len(numbers), np.nan)
         times[[place[number] for number in steps.steps.tolist()]] = (steps.end - steps.start) / 1e6
         step_ms.append(_thinned(times, stride))
         lates = np.full(len(numbers), np.nan)
-        lates[rows] = late[known, r] / 1e6
+        lates[rows] = [of_ranks[r] / 1e6 for of_ranks in late.values()]
         late_ms.append(_thinned(lates, stride))
     return Series(steps=numbers[::stride], ranks=list(graph.ranks), step_ms=step_ms, late_ms=late_ms)
 
@@ -206,11 +198,10 @@ def timeline(graph: Graph, logs: Sequence[RankLog], windows: Sequence[Window]) -
 def _typical(graph: Graph) -> _Cycle:
     """Of the largest group, the cycle that is nearest to the median of all: in its length, and in what each rank does in it. One that
     only takes as long as usual may do so for another reason than usual."""
-    lengths = np.concatenate([group.duration for group in graph.groups])
     group = max(graph.groups, key=lambda group: len(group.steps))
     work = group.work.sum(axis=1)
     unlike = np.abs(work - np.median(work, axis=0)).sum(axis=2).max(axis=1)
-    n = int((np.abs(group.duration - np.median(lengths)) + unlike).argmin())
+    n = int((np.abs(group.duration - np.median(graph.lengths_ns)) + unlike).argmin())
     return _Cycle(group, n, float(np.nanmin(group.begin[n])), float(np.nanmax(group.end[n])))
 
 
@@ -221,8 +212,8 @@ def _positions(group: CycleGroup) -> list[int]:
         return list(range(world))
     late = np.nanmean(np.nanmax(group.wait, axis=2, keepdims=True) - group.wait, axis=(0, 1))
     fixed = {*range(_TUNING.first_ranks), *range(world - _TUNING.last_ranks, world)}
-    stragglers = np.argsort(-late, kind="stable")[: _TUNING.most_ranks - len(fixed)]
-    return sorted(fixed.union(stragglers.tolist()))
+    others = [rank for rank in np.argsort(-late, kind="stable").tolist() if rank not in fixed]
+    return sorted(fixed.union(others[: _TUNING.most_ranks - len(fixed)]))
 
 
 def _sets(
@@ -296,16 +287,12 @@ Reading = tuple[str, str, str, NDArray[np.int64], NDArray[np.float64]]
 
 def readings(hosts: Mapping[str, HostTelemetry]) -> Iterator[Reading]:
     """Everything that is drawn of the hosts, their GPUs and ranks, less what was never read."""
-    with_ranks = _few_ranks(hosts)
-    for name, host in hosts.items():
-        yield from _of_host(name, host, with_ranks)
+    for name in hosts:
+        yield from _of_host(name, hosts)
 
 
-def _few_ranks(hosts: Mapping[str, HostTelemetry]) -> bool:
-    return sum(len(host.ranks) for host in hosts.values()) <= _MOST_RANKS
-
-
-def _of_host(name: str, host: HostTelemetry, with_ranks: bool) -> Iterator[Reading]:
+def _of_host(name: str, hosts: Mapping[str, HostTelemetry]) -> Iterator[Reading]:
+    host, with_ranks = hosts[name], sum(len(host.ranks) for host in hosts.values()) <= _MOST_RANKS
     columns = [(name, field, unit, host.host_column(field)) for field, unit in _HOST_FIELDS]
     for index in (int(gpu["index"]) for gpu in host.gpus):
         source = f"{name} GPU {index}"
@@ -320,11 +307,10 @@ def _of_host(name: str, host: HostTelemetry, with_ranks: bool) -> Iterator[Readi
 
 def telemetry_series(hosts: Mapping[str, HostTelemetry], started_ns: int | None) -> list[TelemetrySeries]:
     """Curves of all hosts and their GPUs, thinned; times count from ``started_ns``, else from each host's first sample."""
-    with_ranks = _few_ranks(hosts)
     return [
         _curve(reading, started_ns or int(host.header.get("started_ns") or 0))
         for name, host in hosts.items()
-        for reading in _of_host(name, host, with_ranks)
+        for reading in _of_host(name, hosts)
     ]
 
 

@@ -58,22 +58,30 @@ def communication_facts(
     hosts = [rank.host for rank in (logs if window_graph is None else windows)]
     median_bus, best_bus = large_bus_gb_per_s(bandwidth_points(shown, hosts))
     bytes_per_step = _bytes_per_step(windows)
+    if logs_speak and not bytes_per_step:
+        # Of the graph's synchronisations, where any size is known.
+        sums = [float(np.nansum(group.message_bytes)) for group in graph.groups]
+        bytes_per_step = sum(sums) / max(graph.cycles, 1) or None
+    counts = [in_marked_steps(window).sum() for window in windows]
+    # By the window where its collectives were matched: it shows more of them than the step logs.
+    compared = shown if shown is window_graph and shown.matched else graph
+    compared_hosts = [rank.host for rank in (windows if compared is window_graph else logs)]
     return CommunicationFacts(
         wait_ms=wait_ms,
         transfer_ms=exposed_ms,
         total_transfer_ms=total_ms if tells else None,
         exposed_ms=_exposed_ms(windows),
         hidden_share=_hidden_share(windows) if tells else None,
-        bytes_per_step=bytes_per_step or _graph_bytes_per_step(graph) if logs_speak else bytes_per_step,
+        bytes_per_step=bytes_per_step,
         sharded_share=_sharded_share(windows),
-        collectives_per_step=_collectives_per_step(windows),
+        collectives_per_step=float(np.median(counts)) / marked_steps(windows) if counts else None,
         bus_gb_per_s=median_bus,
         best_bus_gb_per_s=best_bus,
         latency_us=latency_us,
         matched=matched.matched,
         unmatched=matched.unmatched,
         clock_error_us=shown.clock_error_ns / 1e3 if shown.clock_error_ns is not None else None,
-        slow_link_ranks=_slow_link_ranks(graph, window_graph, logs, windows),
+        slow_link_ranks=slow_link_ranks(compared, compared_hosts),
     )
 
 
@@ -125,12 +133,6 @@ def _bytes_per_step(windows: Sequence[Window]) -> float | None:
     return float(np.median(sums)) / marked_steps(windows) if sums else None
 
 
-def _graph_bytes_per_step(graph: Graph) -> float | None:
-    """Bytes of the graph's synchronisations per cycle; None where no size is known."""
-    sums = [float(np.nansum(group.message_bytes)) for group in graph.groups]
-    return sum(sums) / max(graph.cycles, 1) or None
-
-
 def _sharded_share(windows: Sequence[Window]) -> float | None:
     """Of the time in collectives with which gradients, or the parameters that they belong to, travel."""
     spent = [
@@ -146,20 +148,6 @@ def _sharded_share(windows: Sequence[Window]) -> float | None:
     ]
     whole = sum(length for length, _ in spent)
     return sum(length for length, sharded in spent if sharded) / whole if whole else None
-
-
-def _collectives_per_step(windows: Sequence[Window]) -> float | None:
-    counts = [in_marked_steps(window).sum() for window in windows]
-    return float(np.median(counts)) / marked_steps(windows) if counts else None
-
-
-def _slow_link_ranks(
-    graph: Graph, window_graph: Graph | None, logs: Sequence[RankLog], windows: Sequence[Window]
-) -> list[int] | None:
-    """By the window where its collectives were matched: it shows more of them than the step logs."""
-    compared = window_graph if window_graph is not None and window_graph.matched else graph
-    ranks = windows if compared is window_graph else logs
-    return slow_link_ranks(compared, [rank.host for rank in ranks])
 
 
 def marked_steps(windows: Sequence[Window]) -> float:
@@ -188,19 +176,25 @@ _FEWEST_MESSAGES = 3
 """A line through two points fits any two; the third is the first that could contradict it."""
 
 
-def message_cost(graph: Graph, hosts: Sequence[str]) -> tuple[float | None, float | None]:
-    """(latency us per message, bytes per ns) of all reductions in the window by such process groups as reduce the gradients; ``hosts``
-    by position."""
+class MessageCost(msgspec.Struct, frozen=True):
+    """A message takes ``latency_us`` and its bytes / ``bytes_per_ns``; None where the window did not show it."""
+
+    latency_us: float | None = None
+    bytes_per_ns: float | None = None
+
+
+def message_cost(graph: Graph, hosts: Sequence[str]) -> MessageCost:
+    """Of all reductions in the window by such process groups as reduce the gradients; ``hosts`` by position."""
     reductions = [of for of in transfers(graph, hosts) if of.operation == "allreduce"]
     gradients_ns = [of.ns if of.kind == SyncKind.GRADIENTS else 0.0 for of in reductions]
     reductions = of_longest(reductions, gradients_ns)
     if len(reductions) < _FEWEST_MESSAGES:
-        return None, None
+        return MessageCost()
     latency_ns, rate = latency_and_rate(
         np.array([transfer.bytes for transfer in reductions]),
         np.array([transfer.ns for transfer in reductions]),
     )
-    return latency_ns / 1e3, rate
+    return MessageCost(latency_ns / 1e3, rate)
 
 
 class Tuning(msgspec.Struct, frozen=True):

@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from ddpdoctor.measure.facts import GpuFacts
-from ddpdoctor.measure.numerics import Ints, covered, total, union
+from ddpdoctor.measure.numerics import Ints, covered, total, union_of
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.telemetry import HostTelemetry
 from ddpdoctor.measure.window import Window, launched_inside, rows_of
@@ -34,23 +35,6 @@ _THROTTLED_SHARE = 0.2
 """Of a GPU's samples, from which on it is throttled: short caps of power come and go on healthy GPUs."""
 _BUS_ID_CHARACTERS = 10
 """Of a PCI bus id, from its end: ``00:1e.0`` and the last two digits of the domain, of which NVML writes eight, torch four."""
-
-
-class GpuReadings(msgspec.Struct, frozen=True):
-    """Over all ranks' GPUs, for the facts of the same names; all None where no GPU of a rank was read."""
-
-    utilization_percent: float | None = None
-    memory_used_share: float | None = None
-    throttled_ranks: list[int] | None = None
-    throttle_reasons: list[str] | None = None
-    throttled_share: float | None = None
-    sm_clock_share: float | None = None
-    narrow_link_ranks: list[int] | None = None
-    pcie_width: float | None = None
-    pcie_width_max: float | None = None
-    error_ranks: list[int] | None = None
-    errors: list[str] | None = None
-    temperature_max_celsius: float | None = None
 
 
 class _Gpu(msgspec.Struct, frozen=True):
@@ -81,18 +65,18 @@ class _Gpu(msgspec.Struct, frozen=True):
         return width is not None and bool(widest) and width < (widest or 0.0)
 
 
-def gpu_readings(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> GpuReadings:
-    """What NVML read of the GPUs on which the ranks ran."""
+def _readings_of(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> GpuFacts:
+    """What NVML read of the GPUs on which the ranks ran; all None where it read none of them."""
     spans = {name: steps_span([log for log in logs if log.host == name]) for name in hosts}
     placed = rank_gpus(logs, hosts).items()
     gpus = [_read(rank, hosts[host], index, spans[host]) for rank, (host, index) in placed]
     if not gpus:
-        return GpuReadings()
+        return GpuFacts()
     used = [gpu.utilization_percent for gpu in gpus if gpu.utilization_percent is not None]
     clocks = [gpu.sm_clock_mhz for gpu in gpus if gpu.sm_clock_mhz is not None]
     throttled = [gpu for gpu in gpus if gpu.throttled]
     narrow = [gpu for gpu in gpus if gpu.narrow]
-    return GpuReadings(
+    return GpuFacts(
         utilization_percent=float(np.mean(used)) if used else None,
         memory_used_share=_largest([gpu.memory_used_share for gpu in gpus]),
         throttled_ranks=sorted(gpu.rank for gpu in throttled),
@@ -156,10 +140,9 @@ def _same_gpu(gpu: dict[str, Any], info: dict[str, Any]) -> bool:
 
 def _read(rank: int, host: HostTelemetry, index: int, span: Span | None) -> _Gpu:
     """Everything of one GPU; means and shares while the steps ran."""
-    static = next((gpu for gpu in host.gpus if gpu.get("index") == index), {})
-    used, whole = most(host.gpu_column(index, "memory_used_bytes")), static.get("memory_total_bytes")
+    used, whole = memory_of_gpu(host, index)
     slowed_share, slowed_by = _slowdowns(*host.gpu_values(index, "throttle_reasons"), span)
-    widest = static.get("pcie_width_max")
+    widest = _static(host, index).get("pcie_width_max")
     return _Gpu(
         rank,
         utilization_percent=mean(during(host.gpu_column(index, "gpu_utilization_percent"), span)),
@@ -172,6 +155,16 @@ def _read(rank: int, host: HostTelemetry, index: int, span: Span | None) -> _Gpu
         pcie_width_max=float(widest) if widest else None,
         problems=_problems(host, index),
     )
+
+
+def _static(host: HostTelemetry, index: int) -> dict[str, Any]:
+    return next((gpu for gpu in host.gpus if gpu.get("index") == index), {})
+
+
+def memory_of_gpu(host: HostTelemetry, index: int) -> tuple[float | None, float | None]:
+    """(most in use, whole) of the GPU with this NVML index, bytes; None where that was not read."""
+    whole = _static(host, index).get("memory_total_bytes")
+    return most(host.gpu_column(index, "memory_used_bytes")), float(whole) if whole else None
 
 
 def _slowdowns(times: Ints, samples: list[Any], span: Span | None) -> tuple[float, frozenset[str]]:
@@ -215,74 +208,50 @@ _MATMUL = (
 and rocBLAS's (Cijk_)."""
 _TENSOR = (
     "tensorop",
-    "xmma",
-    "hmma",
+    "mma",
     "884",
     "1688",
     "16816",
     "s161616",
-    "wgmma",
     "nvjet",
     "fmha",
     "flash",
-    "_bf16",
     "_f16",
     "tf32",
-    "mma",
-    "h884",
-    "i8816",
     "bf16",
+    "i8816",
 )
 """Parts of the names of those among them that use tensor cores: their instructions (mma, wgmma), the shapes of these
 (16816 is m16n8k16), and types that only tensor cores multiply."""
 
 
-class DeviceNumbers(msgspec.Struct, frozen=True):
-    """One rank's numbers for the facts of the same names."""
-
-    busy_share: float
-    idle_share: float
-    kernels_per_step: float
-    optimizer_kernels_share: float | None
-    median_kernel_us: float | None
-    tensor_core_share: float | None
-    matmul_share: float | None
-    pageable_copy_ms: float | None
-    copy_bytes_per_step: float | None
-
-
-def device_numbers(window: Window) -> DeviceNumbers:
-    """The device of a window that has one. Kernels of collectives are no computation."""
+def _numbers_of(window: Window) -> dict[str, float | None]:
+    """The facts of these names by the device of one window that has one. Kernels of collectives are no computation."""
     trace, steps = window.trace, max(len(window.steps), 1)
     span_ns = max(window.span[1] - window.span[0], 1)
     compute = trace.category_mask("kernel") & ~trace.name_mask(classify.is_communication_kernel)
     count, times_ns = float(compute.sum()), trace.duration_ns[compute]
     stepping = classify.optimizer_steps(trace)
+    of_optimizer = float((compute & launched_inside(trace, stepping)).sum()) / max(count, 1.0)
     matmul_share, tensor_core_share = _matmul_shares(window, compute)
     pageable_copy_ms, copy_bytes_per_step = _copies(window, steps)
-    return DeviceNumbers(
-        busy_share=total(window.compute) / span_ns,
-        idle_share=_idle_share(window, span_ns),
-        kernels_per_step=count / steps,
-        optimizer_kernels_share=float((compute & launched_inside(trace, stepping)).sum()) / max(count, 1.0)
-        if stepping.any()
-        else None,
-        median_kernel_us=float(np.median(times_ns)) / 1e3 if len(times_ns) else None,
-        tensor_core_share=tensor_core_share,
-        matmul_share=matmul_share,
-        pageable_copy_ms=pageable_copy_ms,
-        copy_bytes_per_step=copy_bytes_per_step,
-    )
+    return {
+        "busy_share": total(window.compute) / span_ns,
+        "idle_share": _idle_share(window, span_ns),
+        "kernels_per_step": count / steps,
+        "optimizer_kernels_share": of_optimizer if stepping.any() else None,
+        "median_kernel_us": float(np.median(times_ns)) / 1e3 if len(times_ns) else None,
+        "tensor_core_share": tensor_core_share,
+        "matmul_share": matmul_share,
+        "pageable_copy_ms": pageable_copy_ms,
+        "copy_bytes_per_step": copy_bytes_per_step,
+    }
 
 
 def _idle_share(window: Window, span_ns: int) -> float:
     """Share of the window in which the device neither computes nor is in a collective."""
-    collectives = communicating(window)
-    busy = union(
-        np.concatenate((window.compute[0], collectives[0])),
-        np.concatenate((window.compute[1], collectives[1])),
-    )
-    return 1.0 - min(1.0, float(covered(busy, window.span[0], window.span[1])) / span_ns)
+    busy = union_of(window.compute, communicating(window))
+    return 1.0 - min(1.0, float(covered(busy, *window.span)) / span_ns)
 
 
 def _matmul_shares(window: Window, compute: NDArray[np.bool_]) -> tuple[float | None, float | None]:
@@ -316,31 +285,11 @@ def gpu_facts(
 ) -> GpuFacts:
     """What the devices did, median rank, and how their clocks, memory, links and errors were; None without either."""
     on_device = [window for window in windows if window.on_device]
-    ranks = [device_numbers(window) for window in on_device]
-    readings = gpu_readings(logs, hosts)
-    return GpuFacts(
-        busy_share=_median([rank.busy_share for rank in ranks]),
-        idle_share=_median([rank.idle_share for rank in ranks]),
-        kernels_per_step=_median([rank.kernels_per_step for rank in ranks]),
-        optimizer_kernels_share=_median([rank.optimizer_kernels_share for rank in ranks]),
-        median_kernel_us=_median([rank.median_kernel_us for rank in ranks]),
-        tensor_core_share=_median([rank.tensor_core_share for rank in ranks]),
-        matmul_share=_median([rank.matmul_share for rank in ranks]),
-        pageable_copy_ms=_median([rank.pageable_copy_ms for rank in ranks]),
-        copy_bytes_per_step=_median([rank.copy_bytes_per_step for rank in ranks]),
+    ranks = [_numbers_of(window) for window in on_device]
+    return replace(
+        _readings_of(logs, hosts),
+        **{name: _median([rank[name] for rank in ranks]) for name in (ranks[0] if ranks else ())},
         compute_capability=_least_capability(on_device),
-        utilization_percent=readings.utilization_percent,
-        memory_used_share=readings.memory_used_share,
-        throttled_ranks=readings.throttled_ranks,
-        throttle_reasons=readings.throttle_reasons,
-        throttled_share=readings.throttled_share,
-        sm_clock_share=readings.sm_clock_share,
-        narrow_link_ranks=readings.narrow_link_ranks,
-        pcie_width=readings.pcie_width,
-        pcie_width_max=readings.pcie_width_max,
-        error_ranks=readings.error_ranks,
-        errors=readings.errors,
-        temperature_max_celsius=readings.temperature_max_celsius,
     )
 
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from ddpdoctor.measure.facts import HostFacts
 from ddpdoctor.measure.graph import Graph, measured_steps
@@ -60,44 +61,21 @@ def host_cores(hosts: Mapping[str, HostTelemetry], logs: Sequence[RankLog]) -> C
 
 
 def _of_host(host: HostTelemetry, logs: Sequence[RankLog]) -> Cores | None:
-    stated = host.header.get("host_facts") or {}
-    usable = stated.get("cpu_count_usable") or stated.get("cpu_count_logical")
-    span = steps_span(logs)
-    if not usable or span is None:
-        return None
-    percent = mean(during(host.host_column("cpu_percent"), span))
-    if percent is None:
+    read, span = _read(host, logs), steps_span(logs)
+    if span is None or not read.cores or read.cpu_percent is None:
         return None
     of_ranks = [mean(during(host.rank_column(log.rank, "cpu_percent"), span)) for log in logs]
     known = [each / 100 for each in of_ranks if each is not None]
-    busy = float(usable) * percent / 100
+    busy = read.cores * read.cpu_percent / 100
     job = sum(known) if len(known) == len(logs) else busy
-    stated_threads = [(log.record.info.get("threads") or {}).get("torch") for log in logs]
-    threads = [float(count) for count in stated_threads if count]
+    threads = _threads(logs)
     return Cores(
         job=max(job, 1e-3),
-        idle=max(0.0, float(usable) - busy),
+        idle=max(0.0, read.cores - busy),
         ranks=len(logs),
         computing=sum(threads) if len(threads) == len(logs) else None,
         host=logs[0].host,
     )
-
-
-class _Host(msgspec.Struct, frozen=True):
-    """What was read of one host, means while its steps ran; None where it was not."""
-
-    name: str = ""
-    cores: float | None = None
-    """Those that the job may use."""
-    cpu_percent: float | None = None
-    memory_used_share: float | None = None
-    swap_bytes_per_s: float | None = None
-    io_wait_percent: float | None = None
-
-    @property
-    def idle_cores(self) -> float | None:
-        known = self.cores is not None and self.cpu_percent is not None
-        return (self.cores or 0.0) * (1 - (self.cpu_percent or 0.0) / 100) if known else None
 
 
 def host_facts(
@@ -105,58 +83,52 @@ def host_facts(
 ) -> HostFacts:
     """Cores of the busiest host, memory of the one that swaps most, I/O of the one that waits most for it, from telemetry; run
     delay and threads of all ranks, from the step logs."""
-    read = [_read(name, host, [log for log in logs if log.host == name]) for name, host in hosts.items()]
+    read = {name: _read(host, [log for log in logs if log.host == name]) for name, host in hosts.items()}
+    nothing = HostFacts()
     fullest = max(
-        read, key=lambda host: (host.swap_bytes_per_s or 0, host.memory_used_share or 0), default=_Host()
+        read.values(), key=lambda of: (of.swap_bytes_per_s or 0, of.memory_used_share or 0), default=nothing
     )
     chosen = cores_used.host if cores_used else None
-    busiest = max(read, key=lambda host: (host.name == chosen, host.cpu_percent or 0), default=_Host())
-    return HostFacts(
-        cores=busiest.cores,
-        ranks_per_host=float(sum(log.host == busiest.name for log in logs)) or None if read else None,
-        cpu_percent=busiest.cpu_percent,
-        idle_cores=busiest.idle_cores,
+    busiest = max(read, key=lambda name: (name == chosen, read[name].cpu_percent or 0), default="")
+    threads = _threads(logs)
+    waits = [of.io_wait_percent for of in read.values() if of.io_wait_percent is not None]
+    return replace(
+        read.get(busiest, nothing),
         run_delay_share=_run_delay_share(graph),
-        threads_per_rank=_threads_per_rank(logs),
+        threads_per_rank=float(np.median(threads)) if threads else None,
         memory_used_share=fullest.memory_used_share,
         swap_bytes_per_s=fullest.swap_bytes_per_s,
-        io_wait_percent=max(
-            (of.io_wait_percent for of in read if of.io_wait_percent is not None), default=None
-        ),
+        io_wait_percent=max(waits, default=None),
     )
 
 
-def _read(name: str, host: HostTelemetry, logs: Sequence[RankLog]) -> _Host:
+def _read(host: HostTelemetry, logs: Sequence[RankLog]) -> HostFacts:
+    """What was read of one host, on which ranks with these logs ran: means while their steps did."""
     stated, span = host.header.get("host_facts") or {}, steps_span(logs)
 
     def mean_of(field: str) -> float | None:
         return mean(during(host.host_column(field), span))
 
     cores = stated.get("cpu_count_usable") or stated.get("cpu_count_logical")
-    used = mean_of("memory_used_bytes")
+    cpu_percent, used = mean_of("cpu_percent"), mean_of("memory_used_bytes")
     whole = stated.get("memory_total_bytes") or mean_of("memory_total_bytes")
     swapped = [mean_of(f"swap_{way}_bytes_per_s") for way in ("in", "out")]
-    return _Host(
-        name,
+    known = [each for each in swapped if each is not None]
+    return HostFacts(
         cores=float(cores) if cores else None,
-        cpu_percent=mean_of("cpu_percent"),
+        ranks_per_host=float(len(logs)) or None,
+        cpu_percent=cpu_percent,
+        idle_cores=float(cores) * (1 - cpu_percent / 100) if cores and cpu_percent is not None else None,
         memory_used_share=used / whole if used and whole else None,
-        swap_bytes_per_s=_sum(swapped),
+        swap_bytes_per_s=sum(known) if known else None,
         io_wait_percent=mean_of("iowait_percent"),
     )
 
 
-def _sum(values: Sequence[float | None]) -> float | None:
-    """Of those that are known."""
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
-
-
-def _threads_per_rank(logs: Sequence[RankLog]) -> float | None:
-    """Threads with which torch computes, median rank."""
+def _threads(logs: Sequence[RankLog]) -> list[float]:
+    """With how many threads torch computes on each rank that says it."""
     counts = [(log.record.info.get("threads") or {}).get("torch") for log in logs]
-    known = [count for count in counts if count]
-    return float(np.median(known)) if known else None
+    return [float(count) for count in counts if count]
 
 
 def _run_delay_share(graph: Graph) -> float | None:

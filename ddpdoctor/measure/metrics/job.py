@@ -42,18 +42,12 @@ def ddp_facts(
         return DdpFacts(find_unused_parameters=searches_unused(windows), search_ms=search_ms)
     ddp = max(log.record.info["ddp"], key=lambda module: module.get("parameters_bytes") or 0)
     stated = ddp.get("find_unused_parameters")
-    return DdpFacts(
-        parameters_bytes=ddp.get("parameters_bytes"),
-        find_unused_parameters=searches_unused(windows) if stated is None else stated,
-        unused_parameter_bytes=ddp.get("unused_parameter_bytes"),
-        search_ms=search_ms,
-        gradient_as_bucket_view=ddp.get("gradient_as_bucket_view"),
-        static_graph=ddp.get("static_graph"),
-        broadcast_buffers=ddp.get("broadcast_buffers"),
-        buffer_bytes=ddp.get("buffer_bytes"),
-        comm_hook=ddp.get("comm_hook"),
-        where=users_line(log, ddp.get("where")),
-    )
+    told = {name: ddp.get(name) for name in DdpFacts.__struct_fields__} | {
+        "find_unused_parameters": searches_unused(windows) if stated is None else stated,
+        "search_ms": search_ms,
+        "where": users_line(log, ddp.get("where")),
+    }
+    return DdpFacts(**told)
 
 
 def loader_facts(
@@ -74,18 +68,13 @@ def _loaders_of_logs(logs: Sequence[RankLog], asleep: Mapping[int, float]) -> Lo
         return LoaderFacts(wait_ms=median_ms)
     log, settings = rank
     slowest = max(logs, key=lambda log: by_rank.get(log.rank, 0.0))
-    return LoaderFacts(
-        num_workers=settings.get("num_workers"),
-        prefetch_factor=settings.get("prefetch_factor"),
-        pin_memory=settings.get("pin_memory"),
-        persistent_workers=settings.get("persistent_workers"),
-        batch_size=settings.get("batch_size"),
-        sampler=settings.get("sampler"),
-        where=users_line(log, settings.get("where")),
-        wait_ms=median_ms,
-        ready_batches=_ready_batches(logs),
-        computing_share=1 - asleep[slowest.rank] if slowest.rank in asleep else None,
-    )
+    told = {name: settings.get(name) for name in LoaderFacts.__struct_fields__} | {
+        "where": users_line(log, settings.get("where")),
+        "wait_ms": median_ms,
+        "ready_batches": _ready_batches(logs),
+        "computing_share": 1 - asleep[slowest.rank] if slowest.rank in asleep else None,
+    }
+    return LoaderFacts(**told)
 
 
 def _wait_ms(log: RankLog) -> float | None:
@@ -173,16 +162,12 @@ def _of_one_search_ns(window: Window, latency_us: float | None) -> float | None:
     spent = float((end - start).sum())
     if not window.on_device:
         return (spent + walks * (latency_us or 0.0) * 1e3) / walks
-    if _host_bound(window):
+    lengths = [end - start for _, start, end in window.steps]
+    if lengths and issue_time_ns(window) >= _HOST_BOUND * float(np.median(lengths)):
+        # The host needs nearly all of the step to issue it: whatever it does takes longer for it.
         return spent / walks
     hidden = covered(window.compute, start + window.shifted_ns, end + window.shifted_ns)
     return (spent - float(hidden.sum())) / walks
-
-
-def _host_bound(window: Window) -> bool:
-    """Whether the host needs nearly all of the step to issue it, so that whatever it does takes longer for it."""
-    lengths = [end - start for _, start, end in window.steps]
-    return bool(lengths) and issue_time_ns(window) >= _HOST_BOUND * float(np.median(lengths))
 
 
 def searches_unused(windows: Sequence[Window]) -> bool | None:
@@ -219,25 +204,14 @@ def _job_of_logs(logs: Sequence[RankLog]) -> JobFacts:
     """From the ranks' own records."""
     infos = [log.record.info for log in logs]
     device = first(infos, "device") or ("cuda" if any(log.device_times for log in logs) else None)
-    return JobFacts(
-        world_size=first(infos, "world_size"),
-        ranks_seen=len(logs),
-        hosts=len({log.host for log in logs if log.host}) or None,
-        backend=first(infos, "backend"),
-        device=str(device).split(":")[0] if device else None,
-        device_name=first(infos, "device_name"),
-        torch=first(infos, "torch"),
-        nccl=first(infos, "nccl"),
-        is_ddp=True
-        if any(log.has_ddp for log in logs)
-        else False
-        if any("rank" in info for info in infos)
-        else None,
-        data_parallel=first(infos, "data_parallel"),
-        compiled=first(infos, "compiled"),
-        autocast=first(infos, "autocast"),
-        matmul_precision=first(infos, "matmul_precision"),
-    )
+    without = False if any("rank" in info for info in infos) else None
+    told = {name: first(infos, name) for name in JobFacts.__struct_fields__} | {
+        "ranks_seen": len(logs),
+        "hosts": len({log.host for log in logs if log.host}) or None,
+        "device": str(device).split(":")[0] if device else None,
+        "is_ddp": True if any(log.has_ddp for log in logs) else without,
+    }
+    return JobFacts(**told)
 
 
 def _job_of_windows(windows: Sequence[Window]) -> JobFacts:

@@ -50,7 +50,7 @@ def step_facts(
         return StepFacts(
             source=graph.source, seen=seen, operators_seen=operators_seen, input_explains=input_explains
         )
-    lengths_ns = _lengths_ns(graph)
+    lengths_ns = graph.lengths_ns
     mean_ns, median_ns = float(lengths_ns.mean()), float(np.median(lengths_ns))
     samples = _means(graph, [steps.samples for steps in graph.steps])
     whole = world_size is None or len(graph.ranks) >= world_size
@@ -75,16 +75,11 @@ def step_facts(
     )
 
 
-def _lengths_ns(graph: Graph) -> Array:
-    """[N] of every measured cycle, group after group."""
-    return np.concatenate([group.duration for group in graph.groups])
-
-
 def outstanding(graph: Graph) -> list[str]:
     """A sentence on the longest measured steps, where a few of them take most of the time."""
     if not graph.groups:
         return []
-    lengths_ns = _lengths_ns(graph)
+    lengths_ns = graph.lengths_ns
     mean_ns, median_ns = float(lengths_ns.mean()), float(np.median(lengths_ns))
     beyond_ns = np.sort(np.maximum(lengths_ns - median_ns, 0.0))
     few = max(_TUNING.always_few, len(beyond_ns) // _TUNING.few)
@@ -92,9 +87,8 @@ def outstanding(graph: Graph) -> list[str]:
     apart = mean_ns > _TUNING.apart * median_ns and of_few_ns > beyond_ns.sum() / 2
     if not apart and mean_ns <= max(float(np.quantile(lengths_ns, 0.95)), _TUNING.slow * median_ns):
         return []
-    numbers = np.concatenate([group.steps for group in graph.groups])
     order = np.argsort(-lengths_ns, kind="stable")[: _TUNING.always_few]
-    longest = ", ".join(f"{numbers[i]} ({lasting(float(lengths_ns[i]))})" for i in order)
+    longest = ", ".join(f"{graph.numbers[i]} ({lasting(float(lengths_ns[i]))})" for i in order)
     most = "most" if lengths_ns.sum() < 2 * of_few_ns else "much"
     return [f"A few steps take {most} of the time. The longest are {longest}."]
 

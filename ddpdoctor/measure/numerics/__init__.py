@@ -4,6 +4,7 @@ In: numpy arrays. Out: numpy arrays and numbers. Each function says its formula,
 needed twice and would hold for any time series lives here, so that the rooms above speak of ranks and steps only.
 """
 
+from .changes import best_split
 from .durations import lasting
 from .fairness import Value, fair_shares
 from .intervals import (
@@ -14,6 +15,7 @@ from .intervals import (
     covered,
     holds,
     intersect,
+    place_in,
     subtract,
     total,
     union,
@@ -21,13 +23,17 @@ from .intervals import (
 )
 from .significance import (
     CHANCE,
+    PERSISTENCE,
     Persistence,
+    above_others,
+    above_zero,
     binomial_tail,
     carried_by_few,
     chance_of_places,
     chance_of_ranks,
     chance_of_rhythm,
     persistence,
+    shares_of_step,
 )
 from .stats import (
     Array,
@@ -38,6 +44,7 @@ from .stats import (
     median_error,
     nan_median,
     normal,
+    running,
     running_median,
     scatter_of,
     trend,

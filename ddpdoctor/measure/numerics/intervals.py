@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .stats import Array, Mask
+from .stats import Array, Ints, Mask
 
 Times = NDArray[Any]
 Intervals = tuple[Times, Times]
@@ -48,18 +48,13 @@ def total(intervals: Intervals) -> float:
 def covered(intervals: Intervals, start: ArrayLike, end: ArrayLike) -> Array:
     """Length of the union inside each window ``[start, end)``; 0 for reversed windows, NaN stays NaN."""
     left, right = np.asarray(start, np.float64), np.asarray(end, np.float64)
-    lengths = _lengths(intervals)
-    inside = _before(intervals, lengths, right) - _before(intervals, lengths, left)
-    unknown = np.isnan(left) | np.isnan(right)
-    return np.where(unknown, np.nan, np.maximum(inside, 0))
-
-
-def _lengths(intervals: Intervals) -> Times:
-    """[N + 1] length of the union before each of its intervals, and of the whole."""
+    # [N + 1] length of the union before each of its intervals, and of the whole.
     starts, ends = intervals
     lengths = np.zeros(len(starts) + 1, np.result_type(starts, ends))
     np.cumsum(ends - starts, out=lengths[1:])
-    return lengths
+    inside = _before(intervals, lengths, right) - _before(intervals, lengths, left)
+    unknown = np.isnan(left) | np.isnan(right)
+    return np.where(unknown, np.nan, np.maximum(inside, 0))
 
 
 def _before(intervals: Intervals, lengths: Times, times: Times) -> Array:
@@ -73,13 +68,19 @@ def _before(intervals: Intervals, lengths: Times, times: Times) -> Array:
     return length
 
 
-def holds(intervals: Intervals, times: Times) -> Mask:
-    """Which of the times lie in the union."""
+def place_in(intervals: Intervals, times: Times) -> Ints:
+    """Which interval each of the times lies in, -1 in none; of intervals in order of their starts that overlap, only the last counts that
+    has begun."""
     starts, ends = intervals
     if not len(starts):
-        return np.zeros(len(times), bool)
+        return np.full(len(times), -1, np.int64)
     before = np.searchsorted(starts, times, side="right") - 1
-    inside: Mask = (before >= 0) & (times < ends[np.maximum(before, 0)])
+    return np.where((before >= 0) & (times < ends[before]), before, -1)
+
+
+def holds(intervals: Intervals, times: Times) -> Mask:
+    """Which of the times lie in the union."""
+    inside: Mask = place_in(intervals, times) >= 0
     return inside
 
 

@@ -36,12 +36,17 @@ def nan_median(values: NDArray[Any], axis: int, keepdims: bool = False) -> Array
     return middle
 
 
-def running_median(values: Ints, neighbours: int) -> Ints:
-    """[N] → [N]: the median of each value and its ``neighbours`` - 1 nearest; beyond either end the outermost value goes on."""
+def running(values: Ints, neighbours: int) -> Ints:
+    """[N, M] each value with its ``neighbours`` - 1 nearest; beyond either end the outermost value goes on."""
     half = min(neighbours // 2, len(values) - 1)
-    padded = np.pad(values, half, mode="edge")
+    return sliding_window_view(np.pad(values, half, mode="edge"), 2 * half + 1)
+
+
+def running_median(values: Ints, neighbours: int) -> Ints:
+    """[N] → [N]: the median of each value and its ``neighbours`` - 1 nearest."""
+    windows = running(values, neighbours)
     # Of integers as large as a time in ns a mean of two would lose the last digits.
-    windows = sliding_window_view(padded, 2 * half + 1)
+    half = windows.shape[1] // 2
     middle: Ints = np.partition(windows, half, axis=-1)[:, half]
     return middle
 

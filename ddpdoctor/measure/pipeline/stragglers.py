@@ -9,7 +9,7 @@ All step times are means over the steps of replays without launch delays; with
     T-X        the operations X ideal, all others as measured
 
     S    = T / T_ideal                      (eq. 1)  slowdown of the job; 1 where nothing straggles
-    S_X  = T_ideal+X / T_ideal              (eq. 2)  slowdown by X alone: kind, replica or stage
+    S_X  = T_ideal+X / T_ideal              (eq. 2)  slowdown by X alone: replica, stage or worker
     S_w  = min(S_replica, S_stage)          (eq. 4)  slowdown by the worker there
     M_W  = (T - T-W) / (T - T_ideal)        (eq. 5)  share of the slowdown that goes with the slowest 3 % of workers
     M_S  = (T - T-L) / (T - T_ideal)                 share that goes with the last stage
@@ -35,15 +35,7 @@ from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace.operations import Operations
 
 from .dag import Costs, Dag, Times, measured, replay
-from .graph import (
-    BACKWARD,
-    COMMUNICATION,
-    FORWARD,
-    KINDS,
-    PEER_TO_PEER,
-    pipeline_dag,
-    whole_steps,
-)
+from .graph import BACKWARD, COMMUNICATION, FORWARD, KINDS, pipeline_dag, whole_steps
 
 Chosen = NDArray[np.bool_]
 
@@ -78,10 +70,6 @@ class Removed(msgspec.Struct, frozen=True, kw_only=True):
 
     share: float | None
     """Share of the job's slowdown that goes (M_W, M_S); None where there is no slowdown to share."""
-    step_ms: float
-    """Mean step time that is left."""
-    speedup: float
-    """Mean step time as replayed, over that."""
     gain_ms: list[float]
     """What each step gains."""
 
@@ -98,27 +86,14 @@ class Stragglers(msgspec.Struct, frozen=True, kw_only=True):
     stages: int
     measured_steps_ms: list[float]
     """Time of each step as measured."""
-    step_ms: float
-    """T: the same without the launch delays, that is the time in which the graph explains no operation."""
-    ideal_step_ms: float
-    """T_ideal."""
     slowdown: float
     """S = T / T_ideal."""
-    launch_slowdown: float
-    """Mean measured step time over T."""
     workers: list[Worker]
     """Slowest first."""
     slowest: list[int]
     """Ranks of the slowest 3 % of workers (at least one)."""
     slow_workers: list[int]
     """Ranks of the workers that are slow by themselves; empty where none costs anything."""
-    by_replica: dict[int, float]
-    """S of each replica."""
-    by_stage: dict[int, float]
-    """S of each pipeline stage."""
-    by_kind: dict[str, float]
-    """S of each kind of operation; both ends of the messages between stages together, as ``forward-pp-comm``
-    and ``backward-pp-comm``."""
     without_slowest: Removed
     """Its share is M_W."""
     without_last_stage: Removed | None
@@ -161,12 +136,10 @@ class _WhatIf:
     def without(self, chosen: Chosen) -> Removed:
         """T-X and what follows from it."""
         left = self.steps_s(np.where(chosen, self.ideal, self.costs.work))
-        t, t_ideal, t_left = self.as_measured.mean(), self.all_ideal.mean(), left.mean()
+        t, t_ideal = self.as_measured.mean(), self.all_ideal.mean()
         lost = t - t_ideal
         return Removed(
-            share=float((t - t_left) / lost) if abs(lost) > _NO_LOSS * t_ideal else None,
-            step_ms=float(t_left) * 1e3,
-            speedup=float(t / t_left),
+            share=float((t - left.mean()) / lost) if abs(lost) > _NO_LOSS * t_ideal else None,
             gain_ms=((self.as_measured - left) * 1e3).tolist(),
         )
 
@@ -184,24 +157,17 @@ def measure_stragglers(operations: Operations) -> Stragglers:
     workers = _workers(ops, job, by_replica, by_stage)
     slowest = [worker.rank for worker in workers[: math.ceil(len(workers) * SLOWEST_SHARE)]]
     slow_workers = _slow_workers(workers)
-    measured_s = job.lengths_s(ops.end_s)
     return Stragglers(
         steps=np.unique(ops.step).tolist(),
         set_aside=set_aside,
         world_size=ops.world_size,
         replicas=len(by_replica),
         stages=len(by_stage),
-        measured_steps_ms=(measured_s * 1e3).tolist(),
-        step_ms=float(job.as_measured.mean()) * 1e3,
-        ideal_step_ms=float(job.all_ideal.mean()) * 1e3,
+        measured_steps_ms=(job.lengths_s(ops.end_s) * 1e3).tolist(),
         slowdown=float(job.as_measured.mean() / job.all_ideal.mean()),
-        launch_slowdown=float(measured_s.mean() / job.as_measured.mean()),
         workers=workers,
         slowest=slowest,
         slow_workers=slow_workers,
-        by_replica=by_replica,
-        by_stage=by_stage,
-        by_kind={name: job.slowdown_by(ops.of_kind(*kinds)) for name, kinds in _families(ops).items()},
         without_slowest=job.without(np.isin(ops.rank, slowest)),
         without_last_stage=job.without(ops.stage == max(by_stage)) if len(by_stage) > 1 else None,
         without_slow_workers=job.without(np.isin(ops.rank, slow_workers)) if slow_workers else None,
@@ -246,16 +212,6 @@ def _one_rank_each(ops: Operations, notes: list[str]) -> Operations:
             "one, which represents them."
         )
     return ops.only(first)
-
-
-def _families(ops: Operations) -> dict[str, list[str]]:
-    """Kinds of operations that are weighed together."""
-    families: dict[str, list[str]] = {}
-    for name in ops.kinds:
-        if ops.of_kind(name).any():
-            family = f"{name.partition('-')[0]}-pp-comm" if name in PEER_TO_PEER else name
-            families.setdefault(family, []).append(name)
-    return families
 
 
 def _typical(ops: Operations, work: Times) -> Times:

@@ -18,88 +18,33 @@ data parallel training needs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from ddpdoctor.measure.graph import CycleGroup
 from ddpdoctor.measure.numerics import Array
 from ddpdoctor.measure.taxonomy import SyncKind
 
 
-class Transmission(msgspec.Struct, frozen=True):
-    """One collective of a cycle in the lane of communication; axes as in :class:`CycleGroup`, members only."""
-
-    members: list[int]
-    gradients: bool
-    ready: Array
-    """[N, M] ns"""
-    transfer: Array
-    """[N] ns"""
-    lag: Array
-    """[N, M] ns"""
-    end: Array
-    """[N, M] ns, measured"""
-    beside: Array
-    """[N, M] ns of computation beside it"""
-    holds: bool
-    """The computation waits for its end by what it is for: it is not DDP's, or the last bucket of a backward pass."""
-    dependent: Array
-    """[M] from 0 to 1: how sure it is that the computation was seen to wait for its end."""
-    message_bytes: Array
-    """[N]"""
-    number: int
-    """Its place in the cycle's sequence."""
-    behind: NDArray[np.int64]
-    """[N, M] number of the one behind which the member's part was queued, -1: none."""
-    queued: Array
-    """[N, M] ns from the end of that one to the arrival."""
-    run: tuple[int, str, tuple[int, ...]]
-    """Buckets of the same backward pass and process group have this in common."""
-    removed: Array | float = 0.0
-    """[N, M] ns of work before it that is taken out."""
-    synchronises: bool = True
-    """False where the collective is taken out."""
-
-
-def transmissions_of(group: CycleGroup) -> list[Transmission]:
-    """The collectives of the group's cycles as measured, in order."""
-    none = np.zeros(group.arrival.shape[2])
-    runs = [(sync.micro, sync.group, sync.members) for sync in group.syncs]
-    gradients = [sync.kind == SyncKind.GRADIENTS for sync in group.syncs]
-    ready = group.arrival if group.ready is None else group.ready
-    transfer, lag = group.transfer, group.lag
-    beside = np.zeros_like(ready) if group.beside is None else group.beside
-    behind = np.full(ready.shape, -1) if group.behind is None else group.behind
-    queued = group.arrival - np.take_along_axis(group.end, np.maximum(behind, 0), axis=1)
-    last_of = {run: k for k, run in enumerate(runs) if gradients[k]}
-    transmissions = []
+def held_by(group: CycleGroup) -> Array:
+    """[K, R] from 0 to 1: how sure it is that the computation of a rank waits for the end of a collective: by what that is for, as it
+    is not DDP's, or the last bucket of a backward pass; or as it was seen to. 0 where the rank takes no part."""
+    last_of = {
+        (sync.micro, sync.group, sync.members): k
+        for k, sync in enumerate(group.syncs)
+        if sync.kind == SyncKind.GRADIENTS
+    }
+    held = np.zeros(group.arrival.shape[1:])
     for k, sync in enumerate(group.syncs):
-        members = list(sync.members)
-        transmissions.append(
-            Transmission(
-                members=members,
-                gradients=gradients[k],
-                ready=ready[:, k, members],
-                transfer=transfer[:, k],
-                lag=lag[:, k, members],
-                end=group.end[:, k, members],
-                beside=beside[:, k, members],
-                holds=not gradients[k] or last_of[runs[k]] == k,
-                dependent=none[members] if group.dependent is None else group.dependent[k, members],
-                message_bytes=group.message_bytes[:, k],
-                number=k,
-                behind=behind[:, k, members],
-                queued=queued[:, k, members],
-                run=runs[k],
-            )
-        )
-    return transmissions
+        is_last = last_of.get((sync.micro, sync.group, sync.members)) == k
+        held[k, list(sync.members)] = is_last or sync.kind != SyncKind.GRADIENTS
+    if group.dependent is not None:
+        held = np.maximum(held, np.where(np.isnan(group.arrival[0]), 0.0, group.dependent))
+    return held
 
 
-def when_ready(group: CycleGroup, transmissions: Sequence[Transmission], removed: Array) -> Array:
+def when_ready(group: CycleGroup, removed: Array) -> Array:
     """[N, K, R] ns: ``removed`` work at the collectives for which it made the rank ready later.
 
     What is removed is told by segments, which end when a rank's part of a collective starts. Others, whose part waits in the
@@ -111,9 +56,7 @@ def when_ready(group: CycleGroup, transmissions: Sequence[Transmission], removed
         return removed
     late = np.nan_to_num(np.clip(group.ready - _middle(group.ready), 0, None))
     takes_part = ~np.isnan(group.ready)
-    passing = np.ones(removed.shape[1:])
-    for k, transmission in enumerate(transmissions):
-        passing[k, transmission.members] = 0.0 if transmission.holds else 1.0 - transmission.dependent
+    passing = 1.0 - held_by(group)
     following = np.zeros_like(removed)
     for k in range(removed.shape[1] - 2, -1, -1):
         following[:, k] = passing[k] * (removed[:, k + 1] + following[:, k + 1])
@@ -137,43 +80,45 @@ def _middle(values: Array) -> Array:
     return middle
 
 
-def length_ns(group: CycleGroup, transmissions: Sequence[Transmission], relief: Array | float = 0.0) -> Array:
-    """[N] ns: the length of each cycle with these collectives, by the formula of the module, but no less than the slowest
-    host needs to issue it. ``relief`` [N, R] ns of that need are taken out."""
+def length_ns(
+    group: CycleGroup, removed: Array, transfer: Array, synchronises: Sequence[bool], relief: Array
+) -> Array:
+    """[N] ns: the length of each cycle by the formula of the module, but no less than the slowest host needs to issue it; the arguments
+    are those of a :class:`.replay.Scenario`, ``removed`` as :func:`when_ready` has it."""
     free: dict[tuple[str, tuple[int, ...]], Array] = {}
-    ends: dict[int, Array] = {}
-    shift, removed, over = np.zeros_like(group.begin), np.zeros_like(group.begin), group.begin.copy()
-    for transmission in transmissions:
-        own = transmission.members
-        removed[:, own] += transmission.removed
-        lane = np.maximum(transmission.ready + shift[:, own] - removed[:, own], group.begin[:, own])
-        if transmission.synchronises:
+    ends: list[Array] = []
+    shift, left_out, over = np.zeros_like(group.begin), np.zeros_like(group.begin), group.begin.copy()
+    ready = group.arrival if group.ready is None else group.ready
+    for k, (sync, held) in enumerate(zip(group.syncs, held_by(group), strict=True)):
+        own = list(sync.members)
+        left_out[:, own] += removed[:, k, own]
+        lane = np.maximum(ready[:, k, own] + shift[:, own] - left_out[:, own], group.begin[:, own])
+        if synchronises[k]:
             # Each process group has a stream of its own, which may wait for that of another.
-            busy = free.get(transmission.run[1:], group.begin[:, own])
-            start = np.maximum(np.maximum(lane, busy), _after_queue(transmission, ends))
-            goes_on = start.max(axis=1)[:, None] + transmission.transfer[:, None] + transmission.lag
-            free[transmission.run[1:]] = goes_on
+            busy = free.get((sync.group, sync.members), group.begin[:, own])
+            start = np.maximum(np.maximum(lane, busy), _after_queue(group, k, ends)[:, own])
+            goes_on = start.max(axis=1)[:, None] + transfer[:, k, None] + group.lag[:, k, own]
+            free[sync.group, sync.members] = goes_on
             over[:, own] = np.maximum(over[:, own], goes_on)
         else:
-            goes_on = lane + transmission.beside
-        ends[transmission.number] = np.full_like(over, -np.inf)
-        ends[transmission.number][:, own] = goes_on
-        held = np.maximum(transmission.dependent, transmission.holds)
-        shift[:, own] += held * (goes_on - transmission.end - shift[:, own])
-        removed[:, own] *= 1.0 - held
+            goes_on = lane if group.beside is None else lane + group.beside[:, k, own]
+        ends.append(np.full_like(over, -np.inf))
+        ends[k][:, own] = goes_on
+        shift[:, own] += held[own] * (goes_on - group.end[:, k, own] - shift[:, own])
+        left_out[:, own] *= 1.0 - held[own]
     length: Array = np.nanmax(over, axis=1) - np.nanmax(group.begin, axis=1)
-    return (
-        length
-        if group.issue_time_ns is None
-        else np.maximum(length, (group.issue_time_ns - relief).max(axis=1))
-    )
+    least = 0.0 if group.issue_time_ns is None else (group.issue_time_ns - relief).max(axis=1)
+    return np.maximum(length, least)
 
 
-def _after_queue(transmission: Transmission, ends: Mapping[int, Array]) -> Array:
-    """[N, M] ns when those before it are over, by number, behind which its parts were queued; -inf where there are none."""
-    own, behind = transmission.members, transmission.behind
-    after = np.full(behind.shape, -np.inf)
-    for number in np.unique(behind):
-        if number in ends:
-            after = np.where(behind == number, ends[number][:, own] + transmission.queued, after)
+def _after_queue(group: CycleGroup, k: int, ends: Sequence[Array]) -> Array:
+    """[N, R] ns when those collectives are over, of which these are the ``ends``, behind which the parts of this one were queued; -inf
+    where there are none."""
+    after: Array = np.full(group.begin.shape, -np.inf)
+    if group.behind is None:
+        return after
+    for number in np.unique(group.behind[:, k]):
+        if 0 <= number < k:
+            queued = group.arrival[:, k] - group.end[:, number]
+            after = np.where(group.behind[:, k] == number, ends[number] + queued, after)
     return after

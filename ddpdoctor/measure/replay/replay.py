@@ -21,12 +21,11 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
-from msgspec.structs import replace
 
 from ddpdoctor.measure.graph import CycleGroup, Graph, LikeSegments
 from ddpdoctor.measure.numerics import Array
 
-from .lanes import Transmission, length_ns, transmissions_of, when_ready
+from .lanes import length_ns, when_ready
 
 
 class Scenario(msgspec.Struct):
@@ -55,10 +54,8 @@ def baseline(group: CycleGroup) -> Scenario:
 def replay(group: CycleGroup, scenario: Scenario) -> Array:
     """[N] ns: the length of each cycle in the scenario."""
     if group.on_device:
-        measured = transmissions_of(group)
-        removed = when_ready(group, measured, scenario.removed)
-        changed = [_changed(transmission, k, scenario, removed) for k, transmission in enumerate(measured)]
-        return length_ns(group, changed, scenario.relief)
+        removed = when_ready(group, scenario.removed)
+        return length_ns(group, removed, scenario.transfer, scenario.synchronises, scenario.relief)
     ready = group.begin.copy()
     own = group.work.sum(axis=3)
     work = own - np.minimum(scenario.removed, np.maximum(own, 0.0))
@@ -71,15 +68,6 @@ def replay(group: CycleGroup, scenario: Scenario) -> Array:
             ready[:, members] = arrival if group.beside is None else arrival + group.beside[:, k, members]
     length: Array = np.nanmax(ready, axis=1) - np.nanmax(group.begin, axis=1)
     return length
-
-
-def _changed(transmission: Transmission, k: int, scenario: Scenario, removed: Array) -> Transmission:
-    return replace(
-        transmission,
-        removed=removed[:, k, transmission.members],
-        transfer=scenario.transfer[:, k],
-        synchronises=scenario.synchronises[k],
-    )
 
 
 def _synchronised(group: CycleGroup, k: int, arrival: Array, transfer: Array) -> Array:

@@ -19,7 +19,7 @@ from ddpdoctor.measure.taxonomy import IN_GAPS, Component, SyncKind
 from .callers import usual, with_heaviest
 from .counts import SampleCounts, beyond, common_of, counted, same_lines, scale_of
 from .gaps import MainGap, free_gaps, gaps_of_log, lies_in_gaps, main_gap
-from .ranking import chosen_and_others, joined, ranked
+from .ranking import SourceLines, chosen_and_others, joined, ranked
 from .table import Samples, kinds_of, samples_of
 
 _FEWEST_SAMPLES = 3
@@ -28,8 +28,8 @@ _ENOUGH_SAMPLES = 8
 """Samples of a line from which its time is stated: the counting error is then a third of it."""
 
 
-class LogSourceLines:
-    """Implements :class:`.ranking.SourceLines` for step logs.
+class LogSourceLines(SourceLines):
+    """For step logs.
 
     ``python_parts``, by position and line, says which part of the samples of host work is Python and not an operator,
     see :func:`ddpdoctor.measure.graph.python_parts`.
@@ -91,21 +91,25 @@ class LogSourceLines:
         or_else: Ints | None = None,
     ) -> list[Where]:
         """Lines of this kind of work: sampled ones where there are enough samples, else the recorded call's."""
+        chosen, _ = chosen_and_others(positions, len(self.logs))
         wanted = {int(step) for step in steps}
-        chosen, others = chosen_and_others(positions, len(self.logs))
         calls = _calls([self.logs[position] for position in chosen], components, wanted)
-        sampled = self._sampled(chosen, others, components, wanted)
+        sampled = self._sampled(components, positions, steps)
         if not sampled and or_else is not None:
-            sampled = self._sampled(chosen, others, components, {int(step) for step in or_else})
+            sampled = self._sampled(components, positions, or_else)
         return joined(sampled, self._called(calls))
 
-    def gap(
-        self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
-    ) -> str | None:
-        """Of what no event of the log covers."""
-        chosen, others = chosen_and_others(positions, len(self.logs))
-        found = self._main_gap(chosen, others, components, {int(step) for step in steps})
-        return None if found is None else found.words
+    def longer(
+        self, components: Sequence[Component], positions: Sequence[int], steps: set[int], others: set[int]
+    ) -> list[Where]:
+        """Lines of this kind of work that the ranks at these positions show more often in ``steps`` than in the ``others``; the recorded
+        call's where no sample says more."""
+        mine, theirs = (self._counted(positions, components, chosen, None) for chosen in (steps, others))
+        places = ranked(beyond(mine, theirs, _FEWEST_SAMPLES))
+        sampled = with_heaviest(places, mine.stacks, theirs.stacks, scale_of(mine, theirs))
+        return joined(
+            sampled, self._called(_calls([self.logs[place] for place in positions], components, steps))
+        )
 
     def in_common(self, components: Sequence[Component], steps: Ints) -> float | None:
         """By the samples of each rank; None where one has too few."""
@@ -115,30 +119,26 @@ class LogSourceLines:
             return None
         return same_lines(each)
 
-    def _main_gap(
-        self,
-        chosen: Sequence[int],
-        others: Sequence[int],
-        components: Sequence[Component],
-        wanted: set[int],
+    def main_gap(
+        self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
     ) -> MainGap | None:
+        """Of what no event of the log covers."""
         if not lies_in_gaps(components):
             return None
+        wanted = {int(step) for step in steps}
         own, theirs = (
             [gaps_of_log(self.logs[position], self._free_gaps(position), wanted) for position in some]
-            for some in (chosen, others)
+            for some in chosen_and_others(positions, len(self.logs))
         )
         return main_gap(own, theirs, components)
 
     def _sampled(
-        self,
-        chosen: Sequence[int],
-        others: Sequence[int],
-        components: Sequence[Component],
-        wanted: set[int],
+        self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
     ) -> list[Where]:
         """Most sampled lines, in samples per second of steps, less what the other ranks show at the same line."""
-        found = self._main_gap(chosen, others, components, wanted)
+        chosen, others = chosen_and_others(positions, len(self.logs))
+        wanted = {int(step) for step in steps}
+        found = self.main_gap(components, positions, steps)
         gap = None if found is None else found.gap
         mine = self._counted(chosen, components, wanted, gap)
         if Component.HOST in components and not others:

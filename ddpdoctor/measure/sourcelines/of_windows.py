@@ -21,6 +21,7 @@ from ddpdoctor.measure.numerics import (
     Intervals,
     Ints,
     covered,
+    holds,
     intersect,
     total,
     union,
@@ -29,13 +30,13 @@ from ddpdoctor.measure.numerics import (
 from ddpdoctor.measure.phases import Gap
 from ddpdoctor.measure.places import CodeLine, Stack, Where
 from ddpdoctor.measure.taxonomy import DEVICE_WORK, Component, SyncKind
-from ddpdoctor.measure.window import WAITED_FOR, Window, launches, main_lane
+from ddpdoctor.measure.window import DEVICE, WAITED_FOR, Window, launches, main_lane
 from ddpdoctor.rundir.packages import WELL_KNOWN
 from ddpdoctor.trace import RankTrace, classify
 
 from .callers import by_line, with_heaviest
 from .gaps import MainGap, gaps_of_window, lies_in_gaps, main_gap
-from .ranking import chosen_and_others, joined, ranked
+from .ranking import SourceLines, chosen_and_others, joined, ranked
 
 _EXPLAINS = 0.5
 """An annotation explains a component when it covers this share of the component's time: more than all others together."""
@@ -113,18 +114,8 @@ def frames_launching(window: Window, time: Intervals) -> Counter[Stack]:
     """User frames that launched what the device computes and copies in this time, and how long it takes: the host is
     elsewhere by then."""
     trace = window.trace
-    device = trace.category_mask("kernel", "gpu_memcpy", "gpu_memset") & ~classify.communication_kernels(
-        trace
-    )
-    every = np.flatnonzero(device)
-    middle = trace.start_ns[every] + trace.duration_ns[every] / 2 + window.shifted_ns
-    place = np.searchsorted(time[0], middle, side="right") - 1
-    within = (
-        (place >= 0) & (middle < time[1][np.maximum(place, 0)])
-        if len(time[0])
-        else np.zeros(len(every), bool)
-    )
-    rows = every[within]
+    every = np.flatnonzero(trace.category_mask(*DEVICE) & ~classify.communication_kernels(trace))
+    rows = every[holds(time, trace.start_ns[every] + trace.duration_ns[every] / 2 + window.shifted_ns)]
     calls = launches(trace, rows)
     launched = calls >= 0
     return _frames_at(window, trace.start_ns[calls[launched]], trace.duration_ns[rows[launched]])
@@ -195,8 +186,8 @@ _LAUNCH_NS = 1_000
 """Time after a launch in which the frame that made it is still open."""
 
 
-class WindowSourceLines:
-    """Implements :class:`.ranking.SourceLines` for windows."""
+class WindowSourceLines(SourceLines):
+    """For windows."""
 
     def __init__(self, windows: Sequence[Window]) -> None:
         self.windows = windows
@@ -224,7 +215,7 @@ class WindowSourceLines:
         """User frames open during this kind of work; of what late ranks' devices do, those that take longer there than the
         rest does. None where all do alike: then it is no line, but what runs it."""
         chosen, others = self._chosen_and_others(positions)
-        found = self._main_gap(components, positions)
+        found = self.main_gap(components, positions, steps)
         gap = None if found is None else found.gap
         stacks = _stacks_of(chosen, components, gap)
         if not others or not (_is_launched(chosen[0], components) or (chosen[0].on_device and gap)):
@@ -233,18 +224,10 @@ class WindowSourceLines:
         slower = _slower(by_line(stacks), usual, len(chosen) / len(others))
         return with_heaviest(ranked(slower), stacks)
 
-    def gap(
+    def main_gap(
         self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
-    ) -> str | None:
-        """Of what the host does between its phases, and its device for that."""
-        found = self._main_gap(components, positions)
-        return None if found is None else found.words
-
-    def in_common(self, components: Sequence[Component], steps: Ints) -> float | None:
-        """A few steps do not tell."""
-        return None
-
-    def _main_gap(self, components: Sequence[Component], positions: Sequence[int] | None) -> MainGap | None:
+    ) -> MainGap | None:
+        """In any of the window's steps."""
         if not lies_in_gaps(components):
             return None
         own, theirs = (

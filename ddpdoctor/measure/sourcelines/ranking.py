@@ -9,6 +9,8 @@ from ddpdoctor.measure.numerics import Ints
 from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.measure.taxonomy import Component, SyncKind
 
+from .gaps import MainGap
+
 MOST_LINES = 3
 """Lines that are told of one cause: a finding names where to look, and who looks there sees the rest."""
 
@@ -61,7 +63,15 @@ class SourceLines(Protocol):
         self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
     ) -> str | None:
         """Between which phases of a training step most of this kind of work lies, in words; None where it lies in no gap."""
+        found = self.main_gap(components, positions, steps)
+        return None if found is None else found.words
+
+    def main_gap(
+        self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
+    ) -> MainGap | None:
+        """The same as it is: of what the host does between its phases, and its device for that."""
 
     def in_common(self, components: Sequence[Component], steps: Ints) -> float | None:
         """Part of what the ranks alike spend on this kind of work in these steps that they spend at the same lines; None where that
-        is not known."""
+        is not known, as a few steps of a window do not tell."""
+        return None

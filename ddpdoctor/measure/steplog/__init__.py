@@ -10,17 +10,24 @@ from .activities import Activities
 from .devicetime import in_device_time
 from .log import RankLog, first, no_samples, notes_on_records, usual_loader
 from .matchedsyncs import MatchedSync, match_syncs
+from .patterns import PatternKind, StepPattern, step_patterns, usual_lengths
 from .reading import read_logs, read_rank_log, span_around
 from .records import DeviceTimes, Event, Step
 from .selection import (
     AROUND_WINDOW,
+    DISTURBED,
+    EVALUATION,
     OPENED,
+    PAUSE,
     PROFILED,
     SUSPENDED,
+    WARM_UP,
     WARM_UP_STEPS,
     chosen_and_why,
     evaluated,
+    lengths_of_run,
     longest_ns,
+    patterns_of_run,
     recorded_everywhere,
     settled_steps,
     undisturbed,

@@ -17,9 +17,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpdoctor.measure.numerics import EMPTY, Array, Intervals, covered, subtract, union, union_of
+from ddpdoctor.measure.numerics import EMPTY, Intervals, subtract, union, union_of
 from ddpdoctor.measure.phases import NO_GAPS, Gaps, gaps_between
-from ddpdoctor.measure.taxonomy import COMPONENTS, INDEX, Component
+from ddpdoctor.measure.taxonomy import Component
 from ddpdoctor.rundir import EventKind
 
 from .records import Event, Step
@@ -119,16 +119,6 @@ class Activities(msgspec.Struct, frozen=True):
         for recorded in self.sets.values():
             left = subtract(left, recorded)
         return left
-
-    def between(self, left: Array, right: Array) -> NDArray[np.float64]:
-        """[N, C] ns of each component in each window; what nothing recorded covers is ``host``."""
-        result = np.zeros((len(left), len(COMPONENTS)))
-        for component, intervals in self.sets.items():
-            result[:, INDEX[component]] = covered(intervals, left, right)
-        # A rank may be woken after it had arrived at the next point by another's clock: such a segment is
-        # empty, or negative by a hair.
-        result[:, INDEX[Component.HOST]] = (right - left) - result.sum(axis=1)
-        return result
 
 
 def activities_of(

@@ -14,15 +14,13 @@ on all of them at the same moment.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
-from numpy.lib.stride_tricks import sliding_window_view
-from numpy.typing import NDArray
 
-from ddpdoctor.measure.numerics import Array, Ints
+from ddpdoctor.measure.numerics import Ints, running, running_median
 from ddpdoctor.rundir import EventKind
 
 from .log import RankLog
@@ -54,7 +52,14 @@ def in_device_time(logs: Sequence[RankLog]) -> list[RankLog] | None:
     few of them."""
     if not logs or not all(log.device_times for log in logs):
         return None
-    timed = [_timed_steps(log) for log in logs]
+    timed = [
+        {
+            step.number: one
+            for step in log.steps
+            if (one := timed_step(step, log.device_times.get(step.number))) is not None
+        }
+        for log in logs
+    ]
     common = sorted(set.intersection(*(set(steps) for steps in timed)))
     if len(common) < TUNING.fewest_steps:
         return None
@@ -99,12 +104,6 @@ class _TimedStep(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(
             self.step, start_ns=start_ns, end_ns=start_ns + self.length_ns, events=events
         )
-
-
-def _timed_steps(log: RankLog) -> dict[int, _TimedStep]:
-    """By number."""
-    steps = ((step.number, timed_step(step, log.device_times.get(step.number))) for step in log.steps)
-    return {number: timed for number, timed in steps if timed is not None}
 
 
 def timed_step(step: Step, times: DeviceTimes | None) -> _TimedStep | None:
@@ -168,7 +167,9 @@ def _span(times: DeviceTimes, begin: str, end: str, number: int) -> tuple[int, i
 def _hosts_ahead(ranks: Sequence[Sequence[_TimedStep]]) -> list[Ints]:
     """By rank: [N] ns by which the hosts' clock is ahead of the device's at each step."""
     ahead = [
-        _around(np.array([timed.step.start_ns - timed.start_ns for timed in steps]), np.max)
+        running(np.array([timed.step.start_ns - timed.start_ns for timed in steps]), TUNING.neighbours).max(
+            axis=-1
+        )
         for steps in ranks
     ]
     ends = np.array(
@@ -179,13 +180,6 @@ def _hosts_ahead(ranks: Sequence[Sequence[_TimedStep]]) -> list[Ints]:
     )
     early = ends - np.median(ends, axis=0).astype(np.int64)
     return [
-        rank_ahead - _around(rank_early, np.median)
+        rank_ahead - running_median(rank_early, TUNING.neighbours)
         for rank_ahead, rank_early in zip(ahead, early, strict=True)
     ]
-
-
-def _around(values: NDArray[np.int64], summary: Callable[..., Array]) -> NDArray[np.int64]:
-    """[N] → [N]: ``summary`` of each value and its neighbours."""
-    half = min(TUNING.neighbours // 2, len(values) - 1)
-    padded = np.pad(values, half, mode="edge")
-    return summary(sliding_window_view(padded, 2 * half + 1), axis=-1).astype(np.int64)

@@ -5,7 +5,7 @@ another one is asked. What the records of a run's ranks lack, in words: for the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -13,10 +13,10 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from ddpdoctor.measure.numerics import Ints
+from ddpdoctor.measure.numerics import Ints, place_in
 from ddpdoctor.measure.places import Where
 from ddpdoctor.rundir import SAMPLES_FILE, STEPS_FILE, TRACE_FILE, EventKind, Note, NoteCode, RankRecord
-from ddpdoctor.rundir.processes import is_running
+from ddpdoctor.rundir.liveness import is_running
 
 from .activities import Activities, activities_of
 from .records import EVALUATED, DeviceTimes, Step
@@ -38,44 +38,6 @@ def usual_loader(steps: Sequence[Step]) -> int | None:
     return batches.most_common(1)[0][0] if batches else None
 
 
-def training_loaders(steps: Sequence[Step]) -> frozenset[int]:
-    """Ids of the loaders that give batches in at least a third of the steps that were recorded in full."""
-    used: Counter[int] = Counter()
-    for step in steps:
-        used.update({event.loader for event in step.events if event.gives_batch})
-    most = sum(step.in_full for step in steps)
-    return frozenset(loader for loader, times in used.items() if times * _ONE_IN >= most)
-
-
-def evaluates(step: Step, main: Collection[int]) -> bool:
-    """Whether the job evaluates in this step, whose ``main`` loaders train."""
-    if EVALUATED in step.marks:
-        return True
-    for event in step.events:
-        if event.kind == EventKind.EVALUATION:
-            return True
-        if event.kind == EventKind.DATA and main and event.loader not in main and event.gives_batch:
-            return True
-    return False
-
-
-def settings_of(info: Mapping[str, Any], chosen: int | None) -> dict[str, Any] | None:
-    """What the rank says of one of its loaders."""
-    for place, loader in enumerate(info.get("loaders") or []):
-        if loader.get("id", place) == chosen:
-            return {"id": chosen, **loader}
-    return None
-
-
-def loaders_with_workers(info: Mapping[str, Any]) -> set[int]:
-    """Ids of the loaders that have worker processes."""
-    return {
-        int(loader.get("id", place))
-        for place, loader in enumerate(info.get("loaders") or [])
-        if loader.get("num_workers")
-    }
-
-
 _FAR_FEWER = 0.9
 """Share of the others' steps: ranks that are killed one after the other differ by a few."""
 
@@ -92,8 +54,7 @@ def notes_on_records(
         *(_cut_short(logs) if ended else []),
         *_shorter(logs),
         *own,
-        *(_cut_off(log, ended) for log in logs if _lost_its_window(log)),
-        *(_missing(log) for log in logs if _misses_its_window(log)),
+        *_lost_windows(logs, ended),
         *([] if window is not None else _captured(logs)),
     ]
 
@@ -125,7 +86,7 @@ def _without_steps(logs: Sequence[RankLog]) -> list[Note]:
     known = [log.record.info.get("world_size") for log in logs]
     world = max((size for size in known if isinstance(size, int)), default=len(logs))
     looked_at = f"the steps of {seen or 'none'} of {max(world, len(logs))} ranks could be analysed"
-    recorded = seen or any(_has_window(log) for log in logs)
+    recorded = seen or any(log.record.trace is not None or _window_state(log) == "saved" for log in logs)
     faults = [(log.rank, log.record.without(STEPS_FILE, "step")) for log in logs if not log.steps]
     return [
         Note(f"{fault}: {looked_at}.", fault.code).of_rank(rank)
@@ -167,8 +128,9 @@ def _cut_short(logs: Sequence[RankLog]) -> list[Note]:
     ]
 
 
-def _has_window(log: RankLog) -> bool:
-    return log.record.trace is not None or (log.record.info.get("window") or {}).get("state") == "saved"
+def _window_state(log: RankLog) -> str | None:
+    """What the rank said last of its profiler window."""
+    return (log.record.info.get("window") or {}).get("state")
 
 
 def _shorter(logs: Sequence[RankLog]) -> list[Note]:
@@ -188,7 +150,8 @@ def _shorter(logs: Sequence[RankLog]) -> list[Note]:
 def _own_sentences(log: RankLog) -> list[str]:
     """What the rank itself has to tell."""
     info = log.record.info
-    lost = None if _saved(log) else _why_no_window(info.get("window") or {})
+    why = (info.get("window") or {}).get("why") if _window_state(log) in ("skipped", "failed") else None
+    lost = None if _saved(log) else why
     errors = (info.get("hook") or {}).get("errors") or []
     return [
         *(info.get("notes") or []),
@@ -198,35 +161,23 @@ def _own_sentences(log: RankLog) -> list[str]:
     ]
 
 
-def _lost_its_window(log: RankLog) -> bool:
-    state = (log.record.info.get("window") or {}).get("state")
-    return state in ("open", "saving") and log.record.trace is None
-
-
-def _misses_its_window(log: RankLog) -> bool:
-    return (log.record.info.get("window") or {}).get("state") == "saved" and not log.record.has_window
-
-
-def _missing(log: RankLog) -> Note:
-    path = f"{log.record.path}/{TRACE_FILE}"
-    return Note(f"{path} is missing: this rank's profiler window was saved, and is not read.").of_rank(
-        log.rank
-    )
-
-
-def _cut_off(log: RankLog, ended: bool) -> Note:
-    window = log.record.info["window"]
-    doing = "was open" if window["state"] == "open" else "was being saved"
-    if ended or is_running(log.record.info) is False:
-        sentence = f"killed while the profiler window {doing}: what the window had recorded is lost."
-    else:
-        sentence = f"the profiler window {doing} when this was read: what it sees is not in this diagnosis."
-    return Note(sentence).of_rank(log.rank)
-
-
-def _why_no_window(window: dict[str, Any]) -> str | None:
-    """Why this rank has no profiler window; None where it has one, or has not said."""
-    return window.get("why") if window.get("state") in ("skipped", "failed") else None
+def _lost_windows(logs: Sequence[RankLog], ended: bool) -> Iterator[Note]:
+    """Of ranks that were killed, or are read, while their window was open; and of those whose window is not there any more."""
+    for log in logs:
+        state = _window_state(log)
+        if state in ("open", "saving") and log.record.trace is None:
+            doing = "was open" if state == "open" else "was being saved"
+            sentence = (
+                f"the profiler window {doing} when this was read: what it sees is not in this diagnosis."
+            )
+            if ended or is_running(log.record.info) is False:
+                sentence = f"killed while the profiler window {doing}: what the window had recorded is lost."
+            yield Note(sentence).of_rank(log.rank)
+    for log in logs:
+        if _window_state(log) == "saved" and not log.record.has_window:
+            path = f"{log.record.path}/{TRACE_FILE}"
+            lost = f"{path} is missing: this rank's profiler window was saved, and is not read."
+            yield Note(lost).of_rank(log.rank)
 
 
 def no_samples() -> Ints:
@@ -287,36 +238,51 @@ class RankLog(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def main_loaders(self) -> frozenset[int]:
-        """The loaders that feed the training; any other one evaluates."""
-        return training_loaders(self.steps)
+        """Those that give batches in at least a third of the steps that were recorded in full; any other one evaluates."""
+        used: Counter[int] = Counter()
+        for step in self.steps:
+            used.update({event.loader for event in step.events if event.gives_batch})
+        most = sum(step.in_full for step in self.steps)
+        return frozenset(loader for loader, times in used.items() if times * _ONE_IN >= most)
 
     @cached_property
     def evaluated(self) -> frozenset[int]:
         """Numbers of the steps in which the job evaluates: a forward without gradients, batches of another loader than the main ones, or
         models in evaluation mode."""
-        return frozenset(step.number for step in self.steps if evaluates(step, self.main_loaders))
+        main = self.main_loaders
+        return frozenset(
+            step.number
+            for step in self.steps
+            if EVALUATED in step.marks
+            or any(
+                event.kind == EventKind.EVALUATION
+                or (event.kind == EventKind.DATA and main and event.loader not in main and event.gives_batch)
+                for event in step.events
+            )
+        )
 
     @cached_property
     def main_loader_settings(self) -> dict[str, Any] | None:
         """What the rank says of the loader that gave most batches."""
-        return settings_of(self.record.info, usual_loader(self.steps))
+        chosen = usual_loader(self.steps)
+        every = enumerate(self.record.info.get("loaders") or [])
+        found = (loader for place, loader in every if loader.get("id", place) == chosen)
+        return next(({"id": chosen, **loader} for loader in found), None)
 
     @property
     def loaders_with_workers(self) -> set[int]:
         """Ids of the loaders that have worker processes, as rank.json says, or where that is lost, as its steps show."""
         info = self.record.info
         if info.get("loaders") or "rank" in info:
-            return loaders_with_workers(info)
+            stated = enumerate(info.get("loaders") or [])
+            return {int(of.get("id", place)) for place, of in stated if of.get("num_workers")}
         events = (event for step in self.steps for event in step.events)
         return {event.loader for event in events if event.kind == EventKind.DATA and event.batches_ready >= 0}
 
     def steps_at(self, moments: Ints) -> Ints:
         """[M] position of the step in which each of the ``moments`` [M], epoch ns, lies; -1 outside of all."""
-        starts = np.array([step.start_ns for step in self.steps], np.int64)
-        ends = np.array([*(step.end_ns for step in self.steps), 0], np.int64)
-        places = np.searchsorted(starts, moments, side="right") - 1
-        found: Ints = np.where(moments < ends[places], places, -1)
-        return found
+        bounds = np.array([(step.start_ns, step.end_ns) for step in self.steps], np.int64).reshape(-1, 2)
+        return place_in((bounds[:, 0], bounds[:, 1]), moments)
 
     def shifted(self, steps_ns: Ints, samples_ns: Ints | int) -> RankLog:
         """The same log on another clock, ``steps_ns`` [N] and ``samples_ns`` [S] later; itself where nothing moves."""

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
+from ddpdoctor.measure.numerics import Array, Ints
 from ddpdoctor.rundir import Mark
 
 from .log import RankLog
+from .patterns import PatternKind, StepPattern, step_patterns
 from .records import Step
 
 
@@ -38,9 +40,10 @@ step behind it has it, too."""
 _DISTURBED_BY = (*AROUND_WINDOW, Mark.USER_PROFILER)
 
 _MISSING = "missing on a rank"
-_DISTURBED = "disturbed by the profiler"
-_EVALUATION = "evaluation"
+DISTURBED = "disturbed by the profiler"
+EVALUATION = "evaluation"
 WARM_UP = "warm-up"
+PAUSE = "single pause"
 _IN_WINDOW = "inside the profiled window"
 
 Everywhere = Mapping[int, Sequence[Step]]
@@ -58,12 +61,43 @@ def chosen_and_why(logs: Sequence[RankLog]) -> tuple[set[int], dict[int, str]]:
         **dict.fromkeys(_warm_up(everywhere), WARM_UP),
         **dict.fromkeys(_suspended(everywhere), SUSPENDED),
     }
+    for number in _paused(logs, reasons):
+        for each in (
+            number,
+            number + 1,
+        ):  # what follows the last synchronisation of a step belongs to the next cycle
+            if each in everywhere:
+                reasons.setdefault(each, PAUSE)
     candidates = set(everywhere) - set(reasons)
     profiled = {n for n in candidates if any(PROFILED in step.marks for step in everywhere[n])}
     if len(candidates - profiled) >= TUNING.enough:
         reasons.update(dict.fromkeys(profiled, _IN_WINDOW))
         candidates -= profiled
     return candidates, {number: reason for number, reason in reasons.items() if number in anywhere}
+
+
+def lengths_of_run(logs: Sequence[RankLog]) -> tuple[Ints, Array]:
+    """Numbers [N] of all recorded steps, and the seconds [N] of the rank that took longest; also of steps of which only the times were
+    kept."""
+    longest: dict[int, int] = {}
+    for log in logs:
+        for step in log.steps:
+            longest[step.number] = max(longest.get(step.number, 0), step.length_ns)
+    numbers = np.array(sorted(longest), np.int64)
+    return numbers, np.array([longest[number] for number in numbers.tolist()], float) / 1e9
+
+
+def patterns_of_run(logs: Sequence[RankLog], reasons: Mapping[int, str]) -> list[StepPattern]:
+    """The patterns of a run's steps but for those whose length says nothing of the job, which ``reasons`` has by number."""
+    numbers, lengths_s = lengths_of_run(logs)
+    counted = [reasons.get(number) in (None, PAUSE, _IN_WINDOW, _MISSING) for number in numbers.tolist()]
+    return step_patterns(numbers, lengths_s, np.array(counted, bool))
+
+
+def _paused(logs: Sequence[RankLog], reasons: Mapping[int, str]) -> list[int]:
+    """Numbers of the one or two steps that are so long that an average over the steps would say nothing of the others."""
+    found = (pattern for pattern in patterns_of_run(logs, reasons) if pattern.kind is PatternKind.ONCE)
+    return next((pattern.steps for pattern in found), [])
 
 
 def recorded_everywhere(logs: Sequence[RankLog]) -> dict[int, list[Step]]:
@@ -84,10 +118,10 @@ def _no_training(logs: Sequence[RankLog], everywhere: Everywhere) -> dict[int, s
     evaluating = evaluated(logs)
     for number, steps in everywhere.items():
         if any(disturbed(step) for step in steps):
-            reasons[number] = _DISTURBED
-            reasons.setdefault(number + 1, _DISTURBED)
+            reasons[number] = DISTURBED
+            reasons.setdefault(number + 1, DISTURBED)
         elif number in evaluating:
-            reasons[number] = _EVALUATION
+            reasons[number] = EVALUATION
     return reasons
 
 

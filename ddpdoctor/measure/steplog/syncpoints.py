@@ -82,21 +82,15 @@ class _Job(msgspec.Struct, frozen=True):
         return sum(self.module_bytes[each.module] for each in reductions if each.module in known) or None
 
 
-class _Numbers:
-    """Numbers the points of one step: how many of the same kind and group there were before.
+_Seen = Counter[tuple[str, str]]
+"""How many points of the same kind and group there were in a step: ranks may record different steps in full, so that what they
+counted over the whole run would differ."""
 
-    Ranks may record different steps in full, so that what they counted over the whole run would differ.
-    """
 
-    def __init__(self, step: Step) -> None:
-        self._begin = step.number * _MOST_IN_STEP
-        self._seen: Counter[tuple[str, str]] = Counter()
-
-    def next(self, kind: str, group: str) -> Key:
-        """The key of the next point of this kind and group."""
-        number = self._seen[kind, group]
-        self._seen[kind, group] = number + 1
-        return kind, group, self._begin + number
+def _key(step: Step, seen: _Seen, kind: str, group: str) -> Key:
+    """The key of the step's next point of this kind and group."""
+    seen[kind, group] += 1
+    return kind, group, step.number * _MOST_IN_STEP + seen[kind, group] - 1
 
 
 def sync_points_of(steps: Sequence[Step], info: Mapping[str, Any]) -> list[SyncPoint]:
@@ -104,15 +98,15 @@ def sync_points_of(steps: Sequence[Step], info: Mapping[str, Any]) -> list[SyncP
     job = _Job.of(steps, info)
     points: list[SyncPoint] = []
     for step in steps:
-        numbers = _Numbers(step)
-        points += _of_backwards(step, numbers, job)
-        points += _of_calls(step, numbers, job)
-        points += _of_buffers(step, numbers)
+        seen: _Seen = Counter()
+        points += _of_backwards(step, seen, job)
+        points += _of_calls(step, seen, job)
+        points += _of_buffers(step, seen)
     points.sort(key=lambda point: point.arrival_ns)
     return points
 
 
-def _of_backwards(step: Step, numbers: _Numbers, job: _Job) -> Iterator[SyncPoint]:
+def _of_backwards(step: Step, seen: _Seen, job: _Job) -> Iterator[SyncPoint]:
     """DDP's reductions: the rank arrives when its last gradient is ready, not when its backward pass begins or ends."""
     backwards = [event for event in step.events if event.kind == EventKind.BACKWARD]
     for micro, event in enumerate(backwards):
@@ -122,7 +116,7 @@ def _of_backwards(step: Step, numbers: _Numbers, job: _Job) -> Iterator[SyncPoin
         module = reduced[0].module
         updates = [other.start_ns for other in step.events if other.kind == EventKind.OPTIMIZER]
         yield SyncPoint(
-            numbers.next("ddp", str(module)),
+            _key(step, seen, "ddp", str(module)),
             SyncKind.GRADIENTS,
             "DDP gradients",
             step.number,
@@ -136,7 +130,7 @@ def _of_backwards(step: Step, numbers: _Numbers, job: _Job) -> Iterator[SyncPoin
         )
 
 
-def _of_calls(step: Step, numbers: _Numbers, job: _Job) -> Iterator[SyncPoint]:
+def _of_calls(step: Step, seen: _Seen, job: _Job) -> Iterator[SyncPoint]:
     """Collectives called from Python. One that does not block is met where it is waited for."""
     if not any(event.kind in _CALLS for event in step.events):
         return
@@ -147,16 +141,16 @@ def _of_calls(step: Step, numbers: _Numbers, job: _Job) -> Iterator[SyncPoint]:
             if event.is_async:
                 pending = event
             else:
-                yield _called(step, event, event, numbers, phases)
+                yield _called(step, event, event, seen, phases)
         elif event.kind == EventKind.WAIT and pending is not None:
-            yield _called(step, pending, event, numbers, phases)
+            yield _called(step, pending, event, seen, phases)
             pending = None
 
 
-def _called(step: Step, call: Event, met: Event, numbers: _Numbers, phases: _Phases) -> SyncPoint:
+def _called(step: Step, call: Event, met: Event, seen: _Seen, phases: _Phases) -> SyncPoint:
     """The point of a collective's ``call`` that the rank stands in while ``met`` lasts."""
     return SyncPoint(
-        numbers.next("call", call.group),
+        _key(step, seen, "call", call.group),
         phases.kind_of(call, met),
         call.operation or call.kind,
         step.number,
@@ -192,25 +186,21 @@ class _Phases(msgspec.Struct, frozen=True):
         library's own calls are not the script's."""
         if call.kind == EventKind.BARRIER:
             return SyncKind.BARRIER
-        if self._averages(call):
+        since, until = self.averages_from_ns, self.averages_until_ns
+        if since is not None and since <= call.start_ns and (until is None or call.start_ns <= until):
             return SyncKind.GRADIENTS
         inside = any(event.start_ns <= met.start_ns < event.end_ns for event in self.backwards)
         if self.job.sharded and (call.operation in _OF_SHARDS or inside):
             return SyncKind.MODEL
         return SyncKind.COLLECTIVE
 
-    def _averages(self, call: Event) -> bool:
-        if self.averages_from_ns is None or call.start_ns < self.averages_from_ns:
-            return False
-        return self.averages_until_ns is None or call.start_ns <= self.averages_until_ns
 
-
-def _of_buffers(step: Step, numbers: _Numbers) -> Iterator[SyncPoint]:
+def _of_buffers(step: Step, seen: _Seen) -> Iterator[SyncPoint]:
     """DDP broadcasts its buffers from rank 0 at the start of a forward: all others wait there for rank 0."""
     for event in step.events:
         if event.kind == EventKind.BROADCAST:
             yield SyncPoint(
-                numbers.next("buffers", str(event.module)),
+                _key(step, seen, "buffers", str(event.module)),
                 SyncKind.BROADCAST,
                 "DDP buffers",
                 step.number,

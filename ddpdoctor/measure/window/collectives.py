@@ -11,7 +11,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from ddpdoctor.measure.numerics import Ints, Mask, covered, holds, union
+from ddpdoctor.measure.numerics import Ints, Mask, covered, holds, place_in, union
 from ddpdoctor.measure.taxonomy import SyncKind
 from ddpdoctor.trace import RankTrace, classify
 
@@ -77,22 +77,14 @@ _BETWEEN_RANKS = ("alltoall", "sendrecv", "send", "recv")
 """Operations that DDP has no use for: a model's own."""
 
 
-class _Issue(msgspec.Struct, frozen=True):
-    """Where the host launched collectives, [M]."""
-
-    call: Ints
-    """Row of the launching call; -1 unknown."""
-    at: Ints
-    """ns; the kernel's start where the call is unknown."""
-
-
 def collectives_of_kernels(trace: RankTrace, kernels: Ints, main: int) -> Collectives:
     """The collectives that the kernels in these rows are; ``main`` is the training thread's lane."""
     rows = kernels[np.argsort(trace.start_ns[kernels], kind="stable")]
     start, call = trace.start_ns[rows], launches(trace, rows)
-    issue = _Issue(call, np.where(call >= 0, trace.start_ns[np.clip(call, 0, None)], start))
+    at = np.where(call >= 0, trace.start_ns[call], start)
     entries, table = _metadata(trace, rows), trace.collectives
     operation = [_operation(trace, int(row), entry) for row, entry in zip(rows, entries, strict=True)]
+    groups = [table.group[entry] if entry >= 0 else -1 for entry in entries]
     size = np.array([_bytes(trace, entry) for entry in entries], float)
     # NCCL runs an all-to-all as one SendRecv kernel: only metadata can say that such a kernel is a true
     # point-to-point operation.
@@ -100,16 +92,16 @@ def collectives_of_kernels(trace: RankTrace, kernels: Ints, main: int) -> Collec
     return Collectives(
         start=start,
         end=trace.end_ns[rows],
-        issued=issue.at,
-        launch_seen=issue.call >= 0,
+        issued=at,
+        launch_seen=call >= 0,
         operation=operation,
-        group=[_group(trace, entry) for entry in entries],
+        group=[trace.names[said] if said >= 0 else "" for said in groups],
         group_size=np.array([table.group_size[m] if m >= 0 else -1 for m in entries], np.int64),
         sequence=np.array([table.sequence[m] if m >= 0 else -1 for m in entries], np.int64),
         bytes=size,
-        kind=_kinds(trace, main, issue, operation, size),
+        kind=_kinds(trace, main, call, at, operation, size),
         point_to_point=np.array(point, bool),
-        ready=np.where(call >= 0, _ready(trace, issue.at, start), _computed(trace, start)),
+        ready=np.where(call >= 0, _ready(trace, at, start), _computed(trace, start)),
     )
 
 
@@ -129,11 +121,6 @@ def _operation(trace: RankTrace, row: int, entry: int) -> str:
     names = [trace.names[said]] if said >= 0 else []
     operations = map(classify.communication_operation, [*names, trace.name_of(row)])
     return next((operation for operation in operations if operation), "unknown")
-
-
-def _group(trace: RankTrace, entry: int) -> str:
-    said = trace.collectives.group[entry] if entry >= 0 else -1
-    return trace.names[said] if said >= 0 else ""
 
 
 def _bytes(trace: RankTrace, entry: int) -> float:
@@ -175,15 +162,15 @@ def _computes(trace: RankTrace) -> Mask:
 
 
 def _kinds(
-    trace: RankTrace, main: int, issue: _Issue, operation: list[str], size: NDArray[np.float64]
+    trace: RankTrace, main: int, call: Ints, at: Ints, operation: list[str], size: NDArray[np.float64]
 ) -> list[SyncKind]:
-    """[M] what each collective is for: launched by the backward pass's thread, inside DDP's forward, or by the
-    script itself."""
+    """[M] what each collective is for, issued by a ``call`` (its row, -1 where unknown) at this time, ns: launched by the backward
+    pass's thread, inside DDP's forward, or by the script itself."""
     forward = trace.name_mask(classify.is_ddp_forward) & trace.category_mask("user_annotation", "cpu_op")
-    in_forward = holds(union(trace.start_ns[forward], trace.end_ns[forward]), issue.at)
-    on_main = (issue.call >= 0) & (trace.lane[issue.call] == main)
+    in_forward = holds(union(trace.start_ns[forward], trace.end_ns[forward]), at)
+    on_main = (call >= 0) & (trace.lane[call] == main)
     by_script = on_main & (size <= _SMALL_BYTES) if forward.any() else np.zeros(len(size), bool)
-    a_layers = _inside_layers(trace, issue)
+    a_layers = _inside_layers(trace, call, at)
     kinds: list[SyncKind] = []
     for i, op in enumerate(operation):
         if op == "barrier":
@@ -199,7 +186,7 @@ def _kinds(
     return kinds
 
 
-def _inside_layers(trace: RankTrace, issue: _Issue) -> Mask:
+def _inside_layers(trace: RankTrace, call: Ints, at: Ints) -> Mask:
     """[M] which collectives a layer's own backward issues, as SyncBatchNorm's and tensor parallelism's do.
 
     Gradients are reduced by hooks of their accumulation, or between two functions of the engine.
@@ -207,15 +194,12 @@ def _inside_layers(trace: RankTrace, issue: _Issue) -> Mask:
     rows = np.flatnonzero(trace.name_mask(lambda n: n.startswith(ENGINE)))
     rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
     accumulating = trace.name_ids(lambda n: "AccumulateGrad" in n)
-    inside = np.zeros(len(issue.at), bool)
+    inside = np.zeros(len(at), bool)
     for lane in np.unique(trace.lane[rows]):
         functions = rows[trace.lane[rows] == lane]
-        issued_here = np.flatnonzero((issue.call >= 0) & (trace.lane[issue.call] == lane))
-        at = issue.at[issued_here]
-        place = np.searchsorted(trace.start_ns[functions], at, side="right") - 1
-        function = functions[np.maximum(place, 0)]
-        within = (place >= 0) & (at < trace.end_ns[function])
-        inside[issued_here] = within & ~np.isin(trace.name[function], accumulating)
+        here = np.flatnonzero((call >= 0) & (trace.lane[call] == lane))
+        place = place_in((trace.start_ns[functions], trace.end_ns[functions]), at[here])
+        inside[here] = (place >= 0) & ~np.isin(trace.name[functions[place]], accumulating)
     return inside
 
 
@@ -315,14 +299,11 @@ def _gloo_kinds(trace: RankTrace, operation: list[str], issued: Ints) -> list[Sy
     """[M] what each collective is for: in the backward pass it reduces gradients, else the script called it."""
     engine = trace.name_ids(lambda n: n.startswith(ENGINE))
     functions = np.isin(trace.name, engine)
-    in_backward = _inside(trace, functions, issued) if len(engine) else np.ones(len(issued), bool)
+    starts, ends = union(trace.start_ns[functions], trace.end_ns[functions])
+    in_backward = (
+        holds((starts, ends + _ENGINE_GAP_NS), issued) if len(engine) else np.ones(len(issued), bool)
+    )
     return [
         SyncKind.BARRIER if name == "barrier" else SyncKind.GRADIENTS if backward else SyncKind.COLLECTIVE
         for name, backward in zip(operation, in_backward, strict=True)
     ]
-
-
-def _inside(trace: RankTrace, functions: Mask, at: Ints) -> Mask:
-    """[M] which times lie in one of these events, or closely behind it."""
-    starts, ends = union(trace.start_ns[functions], trace.end_ns[functions])
-    return holds((starts, ends + _ENGINE_GAP_NS), at)

@@ -5,8 +5,8 @@ stood idle; without one, the training thread's own operators. With the gaps betw
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,86 +25,64 @@ from ddpdoctor.measure.taxonomy import IN_GAPS, Component
 from ddpdoctor.trace import RankTrace, classify
 
 from .collectives import ENGINE, Collectives
-from .idle import NO_WAITS, DeviceGaps, DeviceTimeline, Waits, after_sync, device_gaps, waits_and_idle
+from .idle import DeviceTimeline, after_sync, device_gaps, waits_and_idle
 from .launches import CUDA_CALLS, host_recorded, launched_inside, launches, rows_of
-
-
-class Work(msgspec.Struct, frozen=True):
-    """The part of a :class:`Window` of these names, on the trace's own clock."""
-
-    sets: Mapping[str, Intervals]
-    compute: Intervals
-    late_launches: Intervals = EMPTY
-    waits: Waits = NO_WAITS
-    idle_after: Mapping[str, Intervals] = msgspec.field(default_factory=dict)
-    in_gaps: Mapping[Gap, Intervals] = msgspec.field(default_factory=dict)
-
-
-class _Busy(msgspec.Struct, frozen=True):
-    """What the device was busy with; the sets do not overlap, but for collectives."""
-
-    computes: Mask
-    """[events] kernels, fills and copies within the device, communication apart."""
-    kernels: Intervals
-    """Union of the events that compute."""
-    filled: Intervals
-    """The same, with the time in which the device was busy with what the trace lacks."""
-    copies: Intervals
-    """Copies between host and device, beside computation apart."""
-    saved: Intervals
-    """In which the device waited for a checkpoint."""
-    collectives: Intervals
-    shown: Intervals
-    """Computing, copying or communicating, as the trace shows it."""
-
-
-class _Idle(msgspec.Struct, frozen=True):
-    """Why the device stood idle."""
-
-    data: Intervals
-    collected: Intervals
-    waiting: Intervals
-    """The host let the device run dry."""
-    issuing: Intervals
-    late: Intervals
-    """The host had not launched, for whatever reason but waits for data and garbage collection."""
 
 
 def device_work(
     trace: RankTrace, main: int, collectives: Collectives, span: tuple[int, int], last_step_end: int | None
-) -> Work:
-    """What the device computed, copied and waited for. ``main`` is the training thread's lane, ``span`` the window's."""
+) -> dict[str, Any]:
+    """What the device computed, copied and waited for, as fields of a :class:`Window`, on the trace's own clock; the sets do not overlap,
+    but for collectives. ``main`` is the training thread's lane, ``span`` the window's."""
     moving = trace.category_mask("gpu_memcpy")
     computes = _computes(trace, moving)
     gaps = device_gaps(trace, computes | (moving & ~_communicates(trace)), collectives.end)
-    busy = _busy(trace, main, collectives, gaps, computes)
-    idle = _idle(trace, main, busy, gaps, span)
+    # What it was busy with, as the trace shows it; and with what that lacks.
+    kernels, communicating = rows_of(trace, computes), union(collectives.start, collectives.end)
+    saved = saving(trace, computes, main, in_use=union_of(kernels, communicating))
+    copies = subtract(subtract(rows_of(trace, moving & ~computes), kernels), saved)
+    shown = union_of(kernels, copies, communicating)
+    filled = union_of(kernels, subtract(subtract(gaps.by_device, saved), copies))
+    # Why it stood idle.
+    idle = subtract(subtract(complement(shown, *span), saved), filled)
+    collected = intersect(idle, collecting(trace, main))
+    uncollected = subtract(idle, collected)
+    data = intersect(uncollected, rows_of(trace, classify.next_batches(trace)))
+    rest = subtract(uncollected, data)
+    waiting = intersect(rest, after_sync(trace, uncollected))
+    calls = rows_of(trace, trace.category_mask(*CUDA_CALLS, "cpu_op"))
+    issuing = intersect(subtract(rest, waiting), calls)
+    late = subtract(rest, gaps.queued)
     # From the device's last event to the end of the last step: what the host works there comes before its next launch.
     tail = EMPTY if last_step_end is None else union([span[1]], [last_step_end])
-    timeline = DeviceTimeline(subtract(busy.shown, busy.saved), union_of(idle.late, tail), computes)
+    timeline = DeviceTimeline(subtract(shown, saved), union_of(late, tail), computes)
     waits, idle_after = waits_and_idle(trace, collectives, timeline)
     optimizer = rows_of(trace, computes & launched_inside(trace, classify.optimizer_steps(trace)))
     host_gaps = gaps_on_host(trace, main)
     launched = _launched_in(trace, main, host_gaps, computes)
     between = _between(launched, optimizer)
-    sets: dict[str, Intervals] = {
-        Component.DATA: idle.data,
-        Component.DEVICE_SYNC: idle.waiting,
-        Component.LAUNCH: idle.issuing,
-        Component.COPY: busy.copies,
-        Component.COLLECTION: idle.collected,
-        Component.CHECKPOINT: busy.saved,
-        Component.OPTIMIZER: optimizer,
-        **between,
-        Component.FORWARD: subtract(busy.filled, union_of(optimizer, *between.values())),
+    return {
+        "sets": {
+            Component.DATA: data,
+            Component.DEVICE_SYNC: waiting,
+            Component.LAUNCH: issuing,
+            Component.COPY: copies,
+            Component.COLLECTION: collected,
+            Component.CHECKPOINT: saved,
+            Component.OPTIMIZER: optimizer,
+            **between,
+            Component.FORWARD: subtract(filled, union_of(optimizer, *between.values())),
+        },
+        "compute": kernels,
+        # A host of which nothing is known may have waited for the collective, too.
+        "late_launches": intersect(gaps.for_host, communicating) if host_recorded(trace) else EMPTY,
+        "waits": waits,
+        "idle_after": idle_after,
+        "in_gaps": {
+            gap: union_of(launched.get(gap, EMPTY), intersect(late, host_gaps.among([gap])))
+            for gap in host_gaps.kinds
+        },
     }
-    # A host of which nothing is known may have waited for the collective, too.
-    late_launches = intersect(gaps.for_host, busy.collectives) if host_recorded(trace) else EMPTY
-    in_gaps = {
-        gap: union_of(launched.get(gap, EMPTY), intersect(idle.late, host_gaps.among([gap])))
-        for gap in host_gaps.kinds
-    }
-    return Work(sets, busy.kernels, late_launches, waits, idle_after, in_gaps)
 
 
 def _launched_in(trace: RankTrace, main: int, gaps: Gaps, computes: Mask) -> Mapping[Gap, Intervals]:
@@ -137,38 +115,8 @@ def _computes(trace: RankTrace, moving: Mask) -> Mask:
     return (trace.category_mask("kernel", "gpu_memset") | inside) & ~_communicates(trace)
 
 
-def _busy(trace: RankTrace, main: int, collectives: Collectives, gaps: DeviceGaps, computes: Mask) -> _Busy:
-    kernels = rows_of(trace, computes)
-    communicating = union(collectives.start, collectives.end)
-    saved = saving(trace, computes, main, in_use=union_of(kernels, communicating))
-    moved = rows_of(trace, trace.category_mask("gpu_memcpy") & ~computes)
-    copies = subtract(subtract(moved, kernels), saved)
-    unrecorded = subtract(subtract(gaps.by_device, saved), copies)
-    return _Busy(
-        computes=computes,
-        kernels=kernels,
-        filled=union_of(kernels, unrecorded),
-        copies=copies,
-        saved=saved,
-        collectives=communicating,
-        shown=union_of(kernels, copies, communicating),
-    )
-
-
-def _idle(trace: RankTrace, main: int, busy: _Busy, gaps: DeviceGaps, span: tuple[int, int]) -> _Idle:
-    idle = subtract(subtract(complement(busy.shown, *span), busy.saved), busy.filled)
-    collected = intersect(idle, collecting(trace, main))
-    uncollected = subtract(idle, collected)
-    data = intersect(uncollected, rows_of(trace, classify.next_batches(trace)))
-    rest = subtract(uncollected, data)
-    waiting = intersect(rest, after_sync(trace, uncollected))
-    calls = rows_of(trace, trace.category_mask(*CUDA_CALLS, "cpu_op"))
-    issuing = intersect(subtract(rest, waiting), calls)
-    return _Idle(data, collected, waiting, issuing, late=subtract(rest, gaps.queued))
-
-
-def host_work(trace: RankTrace, main: int) -> Work:
-    """What the training thread, on lane ``main``, computes: the data loader's and the optimizer's time first, then the
+def host_work(trace: RankTrace, main: int) -> dict[str, Any]:
+    """The same of a CPU: what the training thread, on lane ``main``, computes: the data loader's and the optimizer's time first, then the
     backward pass's, what runs between the phases, and any other operator is the forward pass's."""
     on_main = trace.lane == main
     annotated = on_main & trace.category_mask("cpu_op", "user_annotation")
@@ -183,19 +131,16 @@ def host_work(trace: RankTrace, main: int) -> Work:
     rest = union_of(rows_of(trace, operators), named(classify.is_ddp_forward))
     computing = subtract(rest, union_of(data, optimizer, backward))
     gaps = gaps_on_host(trace, main)
-    between: dict[str, Intervals] = {
-        component: intersect(computing, gaps.of(component)) for component in IN_GAPS
-    }
-    forward = subtract(computing, union_of(*between.values()))
-    sets: dict[str, Intervals] = {
+    between = {component: intersect(computing, gaps.of(component)) for component in IN_GAPS}
+    sets = {
         Component.DATA: data,
         Component.OPTIMIZER: optimizer,
         Component.BACKWARD: backward,
-        Component.FORWARD: forward,
+        Component.FORWARD: subtract(computing, union_of(*between.values())),
         **between,
     }
     in_gaps = {gap: gaps.among([gap]) for gap in gaps.kinds}
-    return Work(sets, compute=union_of(optimizer, backward, computing), in_gaps=in_gaps)
+    return {"sets": sets, "compute": union_of(optimizer, backward, computing), "in_gaps": in_gaps}
 
 
 _BEFORE_FORWARD = (Component.DATA, Component.OPTIMIZER)

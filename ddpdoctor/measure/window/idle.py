@@ -26,8 +26,7 @@ had not made.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -79,7 +78,7 @@ def device_gaps(trace: RankTrace, own: NDArray[np.bool_], comm_end: NDArray[np.i
     not_before, launched = (times[following] for times in _launched(trace, rows))
     ends = np.concatenate(([-_NEVER], np.sort(comm_end)))
     ended = ends[np.searchsorted(ends, stops, side="right") - 1]
-    awaited = (launched <= ended + LAUNCH_SLACK_NS) | _host_waits(trace, ended)
+    awaited = (launched <= ended + LAUNCH_SLACK_NS) | _host_waits(trace, ended)[0]
     since = np.where((ended > starts) & awaited, ended, starts)
     reached = np.where(launched <= since, since, np.clip(launched + LAUNCH_SLACK_NS, since, stops))
     short = stops - since <= _SHORT_NS
@@ -93,21 +92,15 @@ def device_gaps(trace: RankTrace, own: NDArray[np.bool_], comm_end: NDArray[np.i
     )
 
 
-def _host_waits(trace: RankTrace, at: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether the host is in a call that waits for the device at (or is released just before) each time."""
-    start, end = _waiting_calls(trace)
-    if not len(start):
-        return np.zeros(len(at), bool)
-    index = np.searchsorted(start, at, side="right") - 1
-    waits: NDArray[np.bool_] = (index >= 0) & (end[np.clip(index, 0, None)] + LAUNCH_SLACK_NS >= at)
-    return waits
-
-
-def _waiting_calls(trace: RankTrace) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Starts in order, and the latest end of any such call up to each."""
+def _host_waits(trace: RankTrace, at: NDArray[Any]) -> tuple[Mask, Ints]:
+    """(Whether the host is in a call that waits for the device at, or is released just before, each time; when the last such call that
+    had begun was over.)"""
     calls = trace.name_mask(classify.is_sync_call) & trace.category_mask(*CUDA_CALLS)
     order = np.argsort(trace.start_ns[calls], kind="stable")
-    return trace.start_ns[calls][order], np.maximum.accumulate(trace.end_ns[calls][order])
+    index = np.searchsorted(trace.start_ns[calls][order], at, side="right")
+    # Of calls of several threads, the one that ends last.
+    release = np.maximum.accumulate(np.append(-_NEVER, trace.end_ns[calls][order]))[index]
+    return (index > 0) & (release + LAUNCH_SLACK_NS >= at), release
 
 
 def _launched(trace: RankTrace, rows: Ints) -> tuple[Ints, Ints]:
@@ -128,29 +121,16 @@ def after_sync(trace: RankTrace, idle: Intervals) -> Intervals:
     Of such a gap, the part up to the first call after the host was released; what comes later is the host's own work, or
     launching.
     """
-    start, end = _waiting_calls(trace)
-    if not len(start) or not len(idle[0]):
+    held, release = _host_waits(trace, idle[0])
+    if not held.any():
         return EMPTY
-    gaps, stops = idle
-    index = np.searchsorted(start, gaps, side="right") - 1
-    release = end[np.clip(index, 0, None)]
-    held = (index >= 0) & (release + LAUNCH_SLACK_NS >= gaps)
-    until = np.maximum(_first_launch(trace, release, gaps, held), gaps)
-    released = np.minimum(np.maximum(release, gaps) + LAUNCH_SLACK_NS, stops)
-    return union(gaps[held], np.minimum(stops, np.minimum(until, released))[held])
-
-
-def _first_launch(
-    trace: RankTrace, release: NDArray[np.int64], otherwise: NDArray[Any], asked: NDArray[np.bool_]
-) -> NDArray[Any]:
-    """When the host launches first after each ``release``; ``otherwise`` where it does not, or is not ``asked`` for."""
+    gaps, stops, release = idle[0][held], idle[1][held], release[held]
     calls = trace.category_mask(*CUDA_CALLS) & (trace.correlation >= 0)
     launches = np.sort(trace.start_ns[calls & ~trace.name_mask(classify.is_sync_call)])
-    if not len(launches):
-        return otherwise
-    first = np.searchsorted(launches, release)
-    known = asked & (first < len(launches))
-    return np.where(known, launches[np.clip(first, 0, len(launches) - 1)], otherwise)
+    # Where the host launches nothing more, none of the gap.
+    following = np.append(launches, -_NEVER)[np.searchsorted(launches, release)]
+    until = np.minimum(np.maximum(following, gaps), np.maximum(release, gaps) + LAUNCH_SLACK_NS)
+    return union(gaps, np.minimum(stops, until))
 
 
 Times = NDArray[np.float64]
@@ -180,29 +160,19 @@ WAITED_FOR = frozenset((SyncKind.DEVICE_SYNC, *_RESULTS))
 class Waits(msgspec.Struct, frozen=True):
     """The calls in which a host waited for its busy device, in order of their ends; times on the trace's own clock."""
 
-    row: Ints
+    row: Ints = np.empty(0, np.int64)
     """[W] event in the trace."""
-    end: Ints
+    end: Ints = np.empty(0, np.int64)
     """[W] ns"""
-    waited_ns: Times
+    waited_ns: Times = np.empty(0)
     """[W] ns of the call in which the device was busy."""
-    kind: Sequence[SyncKind]
+    kind: Sequence[SyncKind] = ()
     """[W] ``barrier``, ``collective`` (a result of one is waited for) or ``device_sync``; calls between which next to
     nothing is computed drain one queue together, and have the kind of the foremost."""
-    drain: Ints
+    drain: Ints = np.empty(0, np.int64)
     """[W] number of that group of calls."""
-    cost_ns: Times
+    cost_ns: Times = np.empty(0)
     """[W] ns of idle time that follows from the call; of a group, each has its part by the time it waited."""
-
-
-NO_WAITS = Waits(
-    row=np.empty(0, np.int64),
-    end=np.empty(0, np.int64),
-    waited_ns=np.empty(0),
-    kind=[],
-    drain=np.empty(0, np.int64),
-    cost_ns=np.empty(0),
-)
 
 
 class DeviceTimeline(msgspec.Struct, frozen=True):
@@ -234,7 +204,9 @@ def waits_and_idle(
     if not len(waits.row) or not len(device.late[0]):
         return waits, {}
     starts, ends = device.late
-    saved, last = _saved(waits, device, _batches(trace), _most_lead_ns(trace, device.busy))
+    # What of the device's work a full launch queue holds.
+    most_ns = QUEUED_LAUNCHES * total(device.busy) / max(int(trace.category_mask(*DEVICE).sum()), 1)
+    saved, last = _saved(waits, device, _batches(trace), most_ns)
     cost = np.bincount(waits.drain[last], saved, minlength=int(waits.drain.max()) + 1)
     waited = np.bincount(waits.drain, waits.waited_ns)
     waits = replace(waits, cost_ns=(cost / waited)[waits.drain] * waits.waited_ns)
@@ -272,12 +244,6 @@ def _saved(waits: Waits, device: DeviceTimeline, batches: Batches, most_ns: floa
     return gain, last
 
 
-def _most_lead_ns(trace: RankTrace, busy: Intervals) -> float:
-    """ns of the device's work that a full launch queue holds."""
-    launched = int(trace.category_mask(*DEVICE).sum())
-    return QUEUED_LAUNCHES * total(busy) / max(launched, 1)
-
-
 def _batches(trace: RankTrace) -> Batches:
     with_workers = trace.name_mask(lambda n: classify.IN_PROCESS not in n)
     rows = np.flatnonzero(classify.next_batches(trace) & with_workers)
@@ -289,24 +255,26 @@ def _find_waits(trace: RankTrace, comms: Collectives, device: DeviceTimeline) ->
     launch, launched = launch_pairs(trace, device.computes)
     rows, waited = _waits_of_hosts(trace, launch, device.busy)
     if not len(rows):
-        return NO_WAITS
+        return Waits()
     order = np.argsort(trace.end_ns[launch], kind="stable")
     at = trace.end_ns[launch][order]
     work = np.concatenate(([0], np.cumsum(trace.duration_ns[launched][order])))
     before = work[np.searchsorted(at, trace.start_ns[rows])]
     drain = np.concatenate(([0], np.cumsum(np.diff(before) > TUNING.same_result_ns)))
     issued = work[np.searchsorted(at, comms.issued)]
-    kinds = list(_foremost(_kinds(comms, issued, trace.start_ns[rows], before), drain))
+    # Of each group, the foremost kind.
+    places = np.full(int(drain[-1]) + 1, len(_RESULTS))
+    np.minimum.at(places, drain, _results(comms, issued, trace.start_ns[rows], before))
     # A group that hardly waited has not drained the queue: that was empty.
     kept = np.flatnonzero(np.bincount(drain, waited)[drain] >= LAUNCH_SLACK_NS)
     if not len(kept):
-        return NO_WAITS
+        return Waits()
     _, numbered = np.unique(drain[kept], return_inverse=True)
     return Waits(
         row=rows[kept],
         end=trace.end_ns[rows[kept]],
         waited_ns=waited[kept],
-        kind=[kinds[i] for i in kept],
+        kind=[(*_RESULTS, SyncKind.DEVICE_SYNC)[place] for place in places[drain[kept]].tolist()],
         drain=numbered.astype(np.int64),
         cost_ns=np.zeros(len(kept)),
     )
@@ -317,7 +285,9 @@ def _waits_of_hosts(trace: RankTrace, launch: Ints, busy: Intervals) -> tuple[In
     work. A copy that returns when it is done counts only where it waited for more than itself."""
     launching = np.isin(trace.lane, np.unique(trace.lane[launch]))
     calls = trace.category_mask(*CUDA_CALLS) & trace.name_mask(classify.is_sync_call) & launching
-    copies = _blocking_copies(trace)
+    # Calls of the runtime that return only when their own copy is done.
+    copies, copied = launch_pairs(trace, trace.category_mask("gpu_memcpy"))
+    copies = copies[trace.end_ns[copies] >= trace.end_ns[copied]]
     rows = np.unique(np.concatenate((np.flatnonzero(calls), copies[launching[copies]])))
     rows = rows[np.argsort(trace.end_ns[rows], kind="stable")]
     waited = covered(busy, trace.start_ns[rows], trace.end_ns[rows])
@@ -325,29 +295,16 @@ def _waits_of_hosts(trace: RankTrace, launch: Ints, busy: Intervals) -> tuple[In
     return rows[keep], waited[keep]
 
 
-def _blocking_copies(trace: RankTrace) -> Ints:
-    """Calls of the runtime that return only when their own copy is done."""
-    calls, copies = launch_pairs(trace, trace.category_mask("gpu_memcpy"))
-    return calls[trace.end_ns[calls] >= trace.end_ns[copies]]
-
-
-def _kinds(comms: Collectives, issued: Ints, at: Ints, computed: Ints) -> list[SyncKind]:
-    """[W] what calls at these times wait for: the result of a collective, where since its issue next to nothing was
-    computed. ``issued`` and ``computed`` are ns of computation launched before each collective and each call."""
-    kinds = np.full(len(at), SyncKind.DEVICE_SYNC, dtype=object)
-    for kind in reversed(_RESULTS):
-        rows = np.flatnonzero(np.array(comms.kind) == kind)
+def _results(comms: Collectives, issued: Ints, at: Ints, computed: Ints) -> Ints:
+    """[W] place in ``_RESULTS`` of what calls at these times wait for: the result of a collective, where since its issue next
+    to nothing was computed; behind them for any other. ``issued`` and ``computed`` are ns of computation launched before each
+    collective and each call."""
+    places = np.full(len(at), len(_RESULTS))
+    for place in reversed(range(len(_RESULTS))):
+        rows = np.flatnonzero(np.array(comms.kind) == _RESULTS[place])
         rows = rows[np.argsort(comms.issued[rows], kind="stable")]
         if len(rows):
             latest = np.searchsorted(comms.issued[rows], at, side="right") - 1
             since = computed - issued[rows[np.clip(latest, 0, None)]]
-            kinds[(latest >= 0) & (since <= TUNING.same_result_ns)] = kind
-    return list(kinds)
-
-
-def _foremost(kinds: list[SyncKind], drain: Ints) -> Iterator[SyncKind]:
-    """[W] the foremost kind of each call's group."""
-    for _, members in groupby(zip(kinds, drain.tolist(), strict=True), key=lambda member: member[1]):
-        group = [kind for kind, _ in members]
-        foremost = next((kind for kind in _RESULTS if kind in group), SyncKind.DEVICE_SYNC)
-        yield from [foremost] * len(group)
+            places[(latest >= 0) & (since <= TUNING.same_result_ns)] = place
+    return places

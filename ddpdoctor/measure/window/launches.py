@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ddpdoctor.measure.numerics import Intervals, Ints, Mask, union
+from ddpdoctor.measure.numerics import Intervals, Ints, Mask, holds, union
 from ddpdoctor.trace import RankTrace
 
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -56,15 +56,11 @@ def launch_pairs(trace: RankTrace, device: Mask) -> tuple[Ints, Ints]:
 def launched_inside(trace: RankTrace, marks: Mask) -> Mask:
     """[events] the device events that were launched, as far as that was recorded, while one of the marked host events was
     open."""
-    starts, ends = rows_of(trace, marks)
-    if not len(starts):
-        return np.zeros(trace.size, bool)
-    rows = np.flatnonzero(trace.category_mask(*DEVICE))
-    calls = launches(trace, rows)
-    at = trace.start_ns[np.clip(calls, 0, None)]
-    index = np.searchsorted(starts, at, side="right") - 1
     inside = np.zeros(trace.size, bool)
-    inside[rows] = (calls >= 0) & (index >= 0) & (at < ends[np.clip(index, 0, None)])
+    if marks.any():
+        rows = np.flatnonzero(trace.category_mask(*DEVICE))
+        calls = launches(trace, rows)
+        inside[rows] = (calls >= 0) & holds(rows_of(trace, marks), trace.start_ns[calls])
     return inside
 
 

@@ -14,7 +14,6 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -58,7 +57,7 @@ def read_window(trace: RankTrace, bounds: Steps | None = None, host: str = "") -
         forwards=np.sort(trace.start_ns[forward]),
         updates=np.sort(trace.start_ns[classify.optimizer_steps(trace)]),
         elements=amounts(trace, steps),
-        **msgspec.structs.asdict(work),
+        **work,
     )
 
 

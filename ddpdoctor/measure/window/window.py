@@ -13,13 +13,13 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from ddpdoctor.measure.numerics import EMPTY, Intervals, Ints
+from ddpdoctor.measure.numerics import EMPTY, Intervals, Ints, place_in
 from ddpdoctor.measure.phases import Gap
 from ddpdoctor.measure.taxonomy import SyncKind
 from ddpdoctor.trace import RankTrace
 
 from .collectives import ROUNDING_NS, Collectives
-from .idle import NO_WAITS, Waits
+from .idle import Waits
 
 UNKNOWN_STEP = -1
 """Number of the step of what lies outside the marked ones."""
@@ -49,7 +49,7 @@ class Window(msgspec.Struct, frozen=True):
     loses there what others lose before it."""
     host_seen: bool = True
     """Whether the trace records anything of what the host did. Else it is unknown why the device idles."""
-    waits: Waits = NO_WAITS
+    waits: Waits = Waits()
     """Where the host waited for its device; on the trace's own clock."""
     idle_after: Mapping[str, Intervals] = msgspec.field(default_factory=dict)
     """The device's idle time that follows from them, by their kind."""
@@ -117,9 +117,8 @@ def step_of(window: Window, at: Ints) -> Ints:
         return np.zeros(len(at), np.int64)
     numbers, starts, ends = (np.array(of_steps) for of_steps in zip(*window.steps, strict=True))
     until = np.where(np.diff(numbers, append=UNKNOWN_STEP) == 1, np.append(starts[1:], ends[-1]), ends)
-    index = np.searchsorted(starts, at, side="right") - 1
-    own = np.clip(index, 0, None)
-    return np.where((index >= 0) & (at < until[own]), numbers[own], UNKNOWN_STEP)
+    own = place_in((starts, until), at)
+    return np.where(own >= 0, numbers[own], UNKNOWN_STEP)
 
 
 def step_of_collectives(window: Window) -> Ints:

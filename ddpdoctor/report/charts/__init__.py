@@ -1,6 +1,5 @@
-"""Charts as plain geometry: percentages, pixels and path data that the templates place into inline SVG.
+"""Charts as geometry: percentages, pixels and path data that the templates place into inline SVG.
 
-No script draws them: they are there with JavaScript off, on paper and in a mail client. Coordinates along
-the width are percentages
-and text keeps its size, so that one drawing serves a desk and a telephone.
+They need no JavaScript, so they also work on paper and in mail clients. Coordinates along the width are percentages and text keeps
+its size, so that the same drawing fits wide and narrow screens.
 """

@@ -41,15 +41,16 @@ class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):
     table: list[list[str]]
     description: str
     sentences: list[str]
-    """The points in words where they are too few to draw; else empty."""
+    """The points as sentences if they are too few to draw; else empty."""
 
 
-FEWEST = 3
-"""Fewest points that make a chart."""
+MIN_POINTS = 3
+"""Fewest points that are drawn as a chart."""
 
 
 def bandwidth_data(diagnosis: Diagnosis) -> dict[str, list[BandwidthPoint]]:
-    """By operation, and size of process group where it has several, its points, smallest message first; what takes most time first."""
+    """Points by operation, and by process group's size if there are several, smallest message first. At most :data:`OPERATIONS` lines,
+    ordered by total transfer time."""
     by_name: dict[str, list[BandwidthPoint]] = {}
     measured = sorted(_measured(diagnosis), key=lambda point: point.bytes)
     groups = {(point.operation, point.ranks, point.hosts) for point in measured}
@@ -76,7 +77,7 @@ def _name(point: BandwidthPoint) -> str:
 
 
 def point_words(name: str, point: BandwidthPoint) -> str:
-    """The read-out of a point of the line with this name."""
+    """The tooltip of a point of the line ``name``."""
     return (
         f"{name}, {words.size(point.bytes)}: {words.significant(point.bus_gb_per_s)} GB/s, "
         f"{words.milliseconds(point.transfer_ms)} (median of {point.count:,})"
@@ -84,7 +85,7 @@ def point_words(name: str, point: BandwidthPoint) -> str:
 
 
 def bandwidth(diagnosis: Diagnosis) -> Bandwidth | None:
-    """Points on a logarithmic axis of bytes; None where no transfer was measured."""
+    """Points on a logarithmic axis of bytes; None if no transfer was measured."""
     points = _measured(diagnosis)
     if not points:
         return None
@@ -99,10 +100,13 @@ def bandwidth(diagnosis: Diagnosis) -> Bandwidth | None:
 
     step = max(1, math.ceil((high - low) / 6))
     best = max(points, key=lambda point: point.bus_gb_per_s)
-    lines = [Operation(n, i, [dot(n, p) for p in of_name]) for i, (n, of_name) in enumerate(by_name.items())]
+    lines = [
+        Operation(n, i, [dot(n, p) for p in points_of_name])
+        for i, (n, points_of_name) in enumerate(by_name.items())
+    ]
     return Bandwidth(
         operations=lines,
-        sentences=[dot.title for line in lines for dot in line.dots] if len(points) < FEWEST else [],
+        sentences=[dot.title for line in lines for dot in line.dots] if len(points) < MIN_POINTS else [],
         height=HEIGHT,
         y_ticks=[
             Tick(round(HEIGHT * (1 - value / top), 1), words.strip_zeros(f"{words.significant(value)} GB/s"))
@@ -121,8 +125,8 @@ def bandwidth(diagnosis: Diagnosis) -> Bandwidth | None:
                 words.milliseconds(point.transfer_ms),
                 f"{words.significant(point.bus_gb_per_s)} GB/s",
             ]
-            for name, of_name in by_name.items()
-            for point in of_name
+            for name, points_of_name in by_name.items()
+            for point in points_of_name
         ],
         description="Bus bandwidth against message size; the best is "
         f"{words.significant(best.bus_gb_per_s)} GB/s at {words.size(best.bytes)}.",

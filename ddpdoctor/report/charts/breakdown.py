@@ -13,7 +13,7 @@ from ddpdoctor.report.charts.scale import LEAST, percent_of
 from ddpdoctor.report.charts.step_times import notable_ranks
 
 ROWS = 16
-"""Most ranks with a bar of their own; all others are averaged in one."""
+"""Most ranks with their own bars; if there are more, the others are averaged into one."""
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -45,10 +45,10 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BreakdownData(msgspec.Struct, frozen=True, kw_only=True):
-    """The numbers of the bars, whoever draws them."""
+    """The numbers of the bars, for SVG and plotly."""
 
     bars: list[tuple[str, str, dict[str, float]]]
-    """Label, what tells it from others, and its parts: milliseconds per step, or shares of it."""
+    """(label, detail, parts): milliseconds per step by part, or shares of the step. See :attr:`shares`."""
     parts: list[str]
     shares: bool
     notes: list[str]
@@ -59,9 +59,7 @@ class BreakdownData(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def breakdown_data(diagnosis: Diagnosis) -> BreakdownData | None:
-    """Bars per rank; where no rank has a breakdown, one bar of the shares on the critical path; None where
-    there is neither.
-    """
+    """One bar per rank; without breakdowns of ranks, one bar of the shares on the critical path; None if there is neither."""
     known = [rank for rank in diagnosis.ranks if any(value >= LEAST for value in rank.breakdown_ms.values())]
     notes: list[str] = []
     if known:
@@ -74,7 +72,7 @@ def breakdown_data(diagnosis: Diagnosis) -> BreakdownData | None:
     parts = [name for name in names if any(values.get(name, 0) >= LEAST for _, _, values in bars)]
     if Part.COMM_TRANSFER in parts and not words.is_whole(diagnosis):
         notes.append(
-            "Not all ranks were recorded: what is shown as transfer may be waiting for one of the others."
+            "Not all ranks were recorded: transfer may include waiting for ranks without a recording."
         )
     return BreakdownData(bars=bars, parts=parts, shares=not known, notes=notes)
 
@@ -113,20 +111,20 @@ def _rank_bars(
     keys = sorted({key for rank in others for key in rank.breakdown_ms})
     average = {key: sum(rank.breakdown_ms.get(key, 0.0) for rank in others) / len(others) for key in keys}
     notes.append(
-        f"{len(known)} ranks: those that findings name or that keep others waiting have their own "
-        f"bars; the other {len(others)} are averaged."
+        f"{len(known)} ranks: those named by findings and those that delay others most have their own bars; "
+        f"the other {len(others)} are averaged."
     )
     bars = [(f"rank {rank.rank}", details[rank.rank], rank.breakdown_ms) for rank in shown]
     return [*bars, (f"{len(others)} others", "mean", average)]
 
 
 def _details(ranks: Sequence[RankSummary]) -> dict[int, str]:
-    """What tells the ranks apart: hosts and devices, where they differ."""
+    """By rank: its host and device, if they differ between ranks."""
     hosts, devices = {rank.host for rank in ranks}, {rank.device for rank in ranks}
-    told = [
+    details = [
         (rank, rank.host if len(hosts) > 1 else "", rank.device if len(devices) > 1 else "") for rank in ranks
     ]
-    return {rank.rank: ", ".join(word for word in (host, device) if word) for rank, host, device in told}
+    return {rank.rank: ", ".join(word for word in (host, device) if word) for rank, host, device in details}
 
 
 def _segments(
@@ -138,7 +136,7 @@ def _segments(
         if value < LEAST:
             continue
         amount = words.percent(value / total)
-        # Shares alone carry no time: there the share is the whole message.
+        # Without times only the share is shown.
         text = (
             amount
             if total <= 1.0001 and label == "critical path"

@@ -1,4 +1,5 @@
-"""Flame graphs of stack samples: callers at the top, as wide as the time in them; late frames in the colours of lateness."""
+"""Flame graphs of stack samples: callers at the top, width is time per step; frames that take longer than on the typical rank are
+coloured."""
 
 from __future__ import annotations
 
@@ -12,20 +13,20 @@ from ddpdoctor.plain import plain
 from ddpdoctor.report import words
 from ddpdoctor.report.charts.scale import LEAST, Tick, nice_ticks, percent_of
 
-GRAPHS = 3
-"""Most drawn."""
-FRAMES = 160
-"""Most frames of one: the widest."""
-ROW = 18
-"""Pixels of a frame's height."""
-LABELLED = 7.0
-"""Per cent of the width from which on a frame has room for words."""
-LETTERS_PER_CENT = 1.05
-"""Letters that fit in a per cent of the width of a desk's page; the frame itself cuts off what is more."""
-ROWS = 12
-"""Lines of the table beside it."""
-HEAT = (0.02, 0.05, 0.10, 0.20)
-"""Parts of the step beyond the other graph's, from which on a frame is drawn hotter."""
+MOST_GRAPHS = 3
+"""Most flame graphs."""
+MOST_FRAMES = 160
+"""Most frames of a graph, the widest ones."""
+ROW_HEIGHT = 18
+"""Height of a frame, in pixels."""
+MIN_LABELLED_PERCENT = 7.0
+"""A narrower frame, in per cent of the width, has no label."""
+CHARACTERS_PER_PERCENT = 1.05
+"""Characters that fit into 1 % of the width of a page on a desktop; on narrower screens the frame clips its label."""
+TABLE_ROWS = 12
+"""Rows of the table below a graph."""
+HEAT_SHARES = (0.02, 0.05, 0.10, 0.20)
+"""Excess over the same frame of the typical rank, as a share of the step, at which the next colour begins."""
 
 
 class FlameBar(msgspec.Struct, frozen=True):
@@ -35,9 +36,9 @@ class FlameBar(msgspec.Struct, frozen=True):
     width: float
     y: int
     heat: int
-    """0 for what takes no longer than elsewhere, to the number of ``HEAT``."""
+    """Index of the colour, 0 (no longer than on the typical rank) to ``len(HEAT_SHARES)``."""
     label: str
-    """"" where there is no room."""
+    """"" if the frame is too narrow."""
     title: str
 
 
@@ -51,18 +52,18 @@ class FlameChart(msgspec.Struct, frozen=True, kw_only=True):
     bars: list[FlameBar]
     x_ticks: list[Tick]
     rows: list[tuple[str, str, str]]
-    """The lines with most time in themselves and below: line, ms per step, beyond the other graph."""
+    """The frames with the largest excess or time: (frame, time per step, difference to the typical rank)."""
     compared: bool
 
 
 def flames(diagnosis: Diagnosis) -> list[FlameChart]:
-    """A chart for each graph of samples; [] where none were taken."""
-    return [chart for flame in diagnosis.flames[:GRAPHS] if (chart := _chart(flame)) is not None]
+    """A chart for each flame graph; [] without stack samples."""
+    return [chart for flame in diagnosis.flames[:MOST_GRAPHS] if (chart := _chart(flame)) is not None]
 
 
 def _chart(flame: Flame) -> FlameChart | None:
     fitting = [frame for frame in flame.frames if _fits(frame, flame)]
-    frames = sorted(fitting, key=lambda frame: -frame.ms)[:FRAMES]
+    frames = sorted(fitting, key=lambda frame: -frame.ms)[:MOST_FRAMES]
     if not frames or flame.mean_ms < LEAST:
         return None
     frames.sort(key=lambda frame: (frame.depth, frame.start_ms))
@@ -73,11 +74,11 @@ def _chart(flame: Flame) -> FlameChart | None:
         description=(
             f"{words.count(flame.samples, 'stack sample')} from {words.count(flame.steps, 'step')}, "
             f"{words.milliseconds(flame.mean_ms)} each on average. "
-            "Callers are above what they call; width is time per step; the order is that of the program, not of time. "
-            "Ranks are sampled at different moments, so only their shares can be compared."
+            "Callers are above the functions they call; width is time per step; frames are in the order of the program, not of time. "
+            "Ranks are sampled at different moments, so only their shares of time can be compared."
         ),
-        height=(max(frame.depth for frame in frames) + 1) * ROW,
-        row=ROW - 1,
+        height=(max(frame.depth for frame in frames) + 1) * ROW_HEIGHT,
+        row=ROW_HEIGHT - 1,
         bars=[_bar(frame, flame) for frame in frames],
         x_ticks=[
             Tick(percent_of(value, flame.mean_ms), words.strip_zeros(words.milliseconds(value)))
@@ -89,8 +90,8 @@ def _chart(flame: Flame) -> FlameChart | None:
 
 
 def _fits(frame: FlameFrame, flame: Flame) -> bool:
-    """Whether it can be drawn: a report may have been written by anybody."""
-    known = 0 <= frame.place < len(flame.places) and 0 <= frame.depth < ROW * 4
+    """Whether the frame's values are possible: the diagnosis may come from a file."""
+    known = 0 <= frame.place < len(flame.places) and 0 <= frame.depth < ROW_HEIGHT * 4
     return known and frame.ms > 0 and 0 <= frame.start_ms <= flame.mean_ms
 
 
@@ -103,9 +104,9 @@ def _bar(frame: FlameFrame, flame: Flame) -> FlameBar:
     return FlameBar(
         x=percent_of(frame.start_ms, flame.mean_ms),
         width=max(width, 0.05),
-        y=frame.depth * ROW,
-        heat=sum((frame.beyond_ms or 0.0) >= part * flame.mean_ms for part in HEAT),
-        label=_cut(name, int(width * LETTERS_PER_CENT)) if width >= LABELLED else "",
+        y=frame.depth * ROW_HEIGHT,
+        heat=sum((frame.beyond_ms or 0.0) >= part * flame.mean_ms for part in HEAT_SHARES),
+        label=_cut(name, int(width * CHARACTERS_PER_PERCENT)) if width >= MIN_LABELLED_PERCENT else "",
         title=title,
     )
 
@@ -124,7 +125,7 @@ def _beyond(ms: float) -> str:
 
 
 def _rows(frames: Sequence[FlameFrame], flame: Flame) -> list[tuple[str, str, str]]:
-    """For whoever cannot point at a frame: those that differ most, or are widest."""
+    """The graph as a table: the frames with the largest difference, or the widest."""
     order = sorted(frames, key=lambda frame: (-(frame.beyond_ms or 0.0), -frame.ms))
     return [
         (
@@ -132,5 +133,5 @@ def _rows(frames: Sequence[FlameFrame], flame: Flame) -> list[tuple[str, str, st
             words.milliseconds(frame.ms),
             "" if frame.beyond_ms is None else _beyond(frame.beyond_ms),
         )
-        for frame in sorted(order[:ROWS], key=lambda frame: (frame.start_ms, frame.depth))
+        for frame in sorted(order[:TABLE_ROWS], key=lambda frame: (frame.start_ms, frame.depth))
     ]

@@ -1,4 +1,4 @@
-"""Who is late, when: a heat map of rank × step."""
+"""Lateness by rank and step, as a heat map."""
 
 from __future__ import annotations
 
@@ -24,18 +24,16 @@ from ddpdoctor.report.charts.scale import (
 ROWS = 48
 COLUMNS = 120
 LEVELS = 5
-"""Shades above "on time"."""
+"""Number of shades for late ranks; "on time" has another one."""
 ON_TIME_SHARE = 0.02
-"""Lateness under 2 % of the median step is drawn as on time: noise would colour the whole map."""
+"""Lateness below 2 % of the median step is drawn as on time, so that noise does not colour the whole map."""
 UNIT = 1000
-LABEL_HEIGHT = 13
-"""Pixels that a row's label needs."""
+MIN_LABEL_HEIGHT = 13
+"""Least height of a row with a label, in pixels."""
 
 
 class HeatRow(msgspec.Struct, frozen=True):
-    """A rank, or a group of neighbouring ranks: pixels from the top, label (empty where there is no room),
-    read-out.
-    """
+    """A rank, or a group of neighbouring ranks: pixels from the top, label (empty if there is no room), tooltip."""
 
     y: float
     label: str
@@ -43,9 +41,9 @@ class HeatRow(msgspec.Struct, frozen=True):
 
 
 class HeatMap(msgspec.Struct, frozen=True, kw_only=True):
-    """One path of little rectangles per shade, in a square of 1000 by 1000; empty cells were on time.
+    """One path of rectangles per shade, in a square of 1000 by 1000; cells without a rectangle were on time.
 
-    Without rows there is nothing to draw: nobody was late, and the description says so.
+    Without rows no rank was late, and only the description is shown.
     """
 
     rows: list[HeatRow]
@@ -53,7 +51,7 @@ class HeatMap(msgspec.Struct, frozen=True, kw_only=True):
     height: float
     paths: list[str]
     missing: str
-    """Path of the cells for which nothing was recorded."""
+    """Path of the cells without a recording."""
     legend: list[str]
     x_ticks: list[Tick]
     description: str
@@ -61,7 +59,7 @@ class HeatMap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LateCells(msgspec.Struct, frozen=True, kw_only=True):
-    """Lateness in few enough cells, each with the latest of those that share it."""
+    """Lateness [rows][columns] in ms; each cell has the maximum of its ranks and steps."""
 
     cells: list[list[float | None]]
     ranks: list[tuple[int, int]]
@@ -73,21 +71,21 @@ class LateCells(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LateData(msgspec.Struct, frozen=True, kw_only=True):
-    """The numbers of the map, whoever draws them."""
+    """The numbers of the map, for SVG and plotly."""
 
     rows: list[tuple[int, list[float | None]]]
-    """Rank, and its lateness at each point of ``steps``."""
+    """(rank, lateness in ms at each of ``steps``)."""
     steps: list[int]
     bounds: list[float]
-    """Above each begins a shade."""
+    """Lower bounds of the shades, in ms."""
     all_on_time: bool
-    """Nobody is later than the first of ``bounds``."""
+    """Whether no rank is later than the first of ``bounds``."""
     shared: LateCells
     """``rows`` in at most 48 rows and 120 columns."""
 
 
 def late_data(diagnosis: Diagnosis) -> LateData | None:
-    """Lateness by rank and step; None where nothing was recorded, or of one rank only."""
+    """Lateness by rank and step; None without at least two ranks and one value."""
     series = diagnosis.series
     length = min(len(series.steps), max((len(row) for row in series.late_ms), default=0))
     rows = [(rank, padded(row, length)) for rank, row in zip(series.ranks, series.late_ms, strict=False)]
@@ -106,7 +104,7 @@ def late_data(diagnosis: Diagnosis) -> LateData | None:
 
 
 def lateness(data: LateData | None) -> HeatMap | None:
-    """The map, aggregated to at most 48 rows and 120 columns by the greatest lateness; None for None."""
+    """The map of ``data``; None for None."""
     if data is None:
         return None
     rows, steps, bounds, length = data.rows, data.steps, data.bounds, len(data.steps)
@@ -116,7 +114,7 @@ def lateness(data: LateData | None) -> HeatMap | None:
     height_px = max(6.0, min(18.0, 420 / len(cells)))
     notes = []
     if len(cells) < len(rows) or length > COLUMNS:
-        notes.append("Neighbouring ranks and steps share a cell, which shows the latest.")
+        notes.append("Neighbouring ranks and steps share a cell, which shows their largest lateness.")
     worst = max(rows, key=lambda pair: sum(max(v, 0.0) for v in finite_values(pair[1])))
     worst_ms = mean(finite_values(worst[1]) or [0.0])
     return HeatMap(
@@ -127,19 +125,17 @@ def lateness(data: LateData | None) -> HeatMap | None:
         missing=_path(cells, [], None),
         legend=[f"over {words.strip_zeros(words.milliseconds(bound))}" for bound in bounds],
         x_ticks=index_ticks(steps),
-        description=f"Lateness of {words.count(len(rows), 'rank')} against {'the other one' if len(rows) == 2 else 'the median rank'} over "
-        f"{words.count(length, 'point')} in time; on average rank {worst[0]} is latest, "
-        f"by {words.milliseconds(worst_ms)}.",
+        description=f"Lateness of {words.count(len(rows), 'rank')} relative to "
+        f"{'the other rank' if len(rows) == 2 else 'the median rank'}, {words.count(length, 'point')} in time; "
+        f"rank {worst[0]} is the latest, by {words.milliseconds(worst_ms)} on average.",
         notes=notes,
     )
 
 
 def _all_on_time(ranks: int, points: int, floor_ms: float) -> HeatMap:
-    """No map, but the sentence that an empty one would need."""
+    """A map without rows; its description says that no rank is late."""
     over = f"over {words.count(points, 'point')} in time"
-    sentence = (
-        f"None of {ranks} ranks is ever later than {words.strip_zeros(words.milliseconds(floor_ms))}, {over}."
-    )
+    sentence = f"All {ranks} ranks are on time: none is later than {words.strip_zeros(words.milliseconds(floor_ms))}, {over}."
     return HeatMap(
         rows=[],
         row_height=0,
@@ -156,7 +152,7 @@ def _all_on_time(ranks: int, points: int, floor_ms: float) -> HeatMap:
 def late_cells(
     rows: Sequence[tuple[int, Numbers]], most_rows: int = ROWS, most_columns: int = COLUMNS
 ) -> LateCells:
-    """At most so many rows and columns, each cell with the latest of its ranks and steps."""
+    """``rows`` reduced to at most ``most_rows`` by ``most_columns`` cells, each with the maximum of its ranks and steps."""
     cells: list[list[float | None]] = []
     ranks = []
     # Groups of a power of two keep the ranks of one host together.
@@ -184,13 +180,13 @@ def _rows(
                 f"rank {label}: {words.milliseconds(mean(numbers))} late on average, "
                 f"at most {words.milliseconds(max(numbers))} (around step {step:,})"
             )
-        room = index % math.ceil(LABEL_HEIGHT / height) == 0
+        room = index % math.ceil(MIN_LABEL_HEIGHT / height) == 0
         rows.append(HeatRow(round(index * height, 1), label if room else "", text))
     return rows
 
 
 def _path(cells: Sequence[Numbers], bounds: Sequence[float], level: int | None) -> str:
-    """Rectangles of all cells on one level (None: cells without a number); equal neighbours become one."""
+    """SVG path of all cells with shade ``level`` (None: without a value); equal neighbours are joined."""
     pieces = []
     for y, row in enumerate(cells):
         top, bottom = UNIT * y // len(cells), UNIT * (y + 1) // len(cells)

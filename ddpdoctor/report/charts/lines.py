@@ -1,4 +1,4 @@
-"""Line charts: a few lines drawn each, many drawn as median, band and named outliers."""
+"""Line charts: few lines are drawn separately, many as median, band and named outliers."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from ddpdoctor.report.charts.scale import (
 )
 
 POINTS = 240
-"""Most points along the width: more than a screen shows apart."""
+"""Most points along the width, more than a screen resolves."""
 COLUMNS = 60
-"""Most hover columns."""
+"""Most columns with a tooltip."""
 LINES = 6
-"""Most lines drawn each on their own; there are as many line colours."""
+"""Most lines drawn separately; there are as many line colours."""
 OUTLIERS = 3
-"""Most lines named beside a median and its band."""
+"""Most lines named in addition to a median and its band."""
 UNIT = 1000
-"""Size of the path's own square, stretched over the plot."""
+"""Side of the square of the paths' coordinates, which is stretched over the plot."""
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -42,7 +42,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Column(msgspec.Struct, frozen=True):
-    """A stretch of the width with the read-out for it."""
+    """A part of the width with its tooltip. Positions in per cent."""
 
     x: float
     width: float
@@ -50,7 +50,7 @@ class Column(msgspec.Struct, frozen=True):
 
 
 class LineChart(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the template needs. Widths are per cent, heights pixels."""
+    """A chart for the template. Widths in per cent, heights in pixels."""
 
     title: str
     description: str
@@ -66,7 +66,7 @@ class LineChart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChartAxes(msgspec.Struct, frozen=True, kw_only=True):
-    """What a chart is about, apart from its lines."""
+    """Title, axes and units of a chart."""
 
     title: str
     description: str
@@ -74,29 +74,29 @@ class ChartAxes(msgspec.Struct, frozen=True, kw_only=True):
     x_label: str
     height: int
     show: Callable[[float], str]
-    """A value with its unit."""
+    """Formats a value with its unit."""
     unit: str
     group: str
-    """What the lines are, in the plural: "ranks"."""
+    """What the lines stand for, in the plural: "ranks"."""
     binary: bool = False
-    """Values are bytes: ticks at round multiples of a power of 1024."""
+    """Whether values are bytes, with ticks at round multiples of a power of 1024."""
     are_means: bool = False
-    """Values may be means, of as many steps as lie between two of ``x``."""
+    """Whether each value may be the mean of all steps between two of ``x``."""
     ceiling: float | None = None
-    """Top of the axis where the quantity has one (100 %)."""
+    """Top of the axis if the quantity has an upper limit (100 %)."""
 
 
 class LineData(msgspec.Struct, frozen=True, kw_only=True):
-    """The numbers of a line chart, all of them, whoever draws them."""
+    """All numbers of a line chart, for SVG and plotly."""
 
     frame: ChartAxes
     lines: list[tuple[str, list[float | None]]]
-    """Name and one value per ``frame.x``: each line, or of many the median and those worth naming."""
+    """(name, one value per ``frame.x``): each line, or for many lines the median and the outliers."""
     low: list[float | None] = []
     high: list[float | None] = []
-    """The least and the greatest of many lines; empty where each is drawn."""
+    """Minimum and maximum of many lines; empty if each is drawn."""
     count: int
-    """How many lines there were."""
+    """Number of all lines."""
 
     @property
     def band_label(self) -> str:
@@ -106,10 +106,9 @@ class LineData(msgspec.Struct, frozen=True, kw_only=True):
 def line_data(
     frame: ChartAxes, lines: Sequence[tuple[str, Numbers]], outliers: Sequence[str] = ()
 ) -> LineData | None:
-    """``lines`` (name, one value per ``frame.x``) as they are drawn; None where nothing was recorded.
+    """``lines`` (name, one value per ``frame.x``) as they are drawn; None without any value.
 
-    More lines than colours become a median with a band from the least to the greatest, and the lines
-    named in ``outliers``.
+    More lines than colours become a median with a band from minimum to maximum, and the lines named in ``outliers``.
     """
     length = len(frame.x)
     full = [(name, padded(values, length)) for name, values in lines]
@@ -138,7 +137,7 @@ def line_chart(data: LineData | None) -> LineChart | None:
         else []
     )
     step = max(1, -(-length // POINTS))
-    # The numbers of the axis count, not the points given: those of a long run are means themselves.
+    # Counted by step numbers, because the points of a long run are already means.
     gaps = [after - before for before, after in pairwise(frame.x)]
     covered = round(step * quantile(gaps, 0.5)) if gaps else 1
     if step > 1 or (covered > 1 and frame.are_means):
@@ -159,7 +158,7 @@ def line_chart(data: LineData | None) -> LineChart | None:
 
 
 def top_of(data: LineData) -> float:
-    """Top of the chart's axis, which few huge points may lie above."""
+    """Top of the chart's y axis; a few very large points may be above it."""
     return _top(_drawn(data.lines, data.high), data.frame.ceiling)[0]
 
 
@@ -168,7 +167,7 @@ def _drawn(lines: Sequence[tuple[str, Numbers]], high: Numbers) -> list[float]:
 
 
 def _y_ticks(frame: ChartAxes, top: float) -> list[Tick]:
-    """Fewer ticks on a low chart; 0 is the axis itself."""
+    """Ticks of the y axis without 0; low charts have fewer."""
     unit = 1024.0 ** max(0, int(math.log(top, 1024))) if frame.binary and top >= 1 else 1.0
     values = nice_ticks(top, 4 if frame.height > 120 else 3, unit)
     return [
@@ -199,14 +198,14 @@ def _band(rows: Sequence[Numbers], length: int) -> tuple[list[float | None], lis
 
 
 def _top(values: Sequence[float], ceiling: float | None) -> tuple[float, int]:
-    """Top of the axis and how many points lie above it: a few huge points must not flatten all others."""
+    """(Top of the y axis, number of points above it). A few very large points do not set the scale."""
     if ceiling is not None:
         return ceiling, 0
     highest, usual = max(values), quantile(values, 0.97)
     if usual > 0 and highest > 3 * usual:
         top = 1.6 * usual
         return top, sum(value > top for value in values)
-    # An axis begins at 0, whatever lies below it.
+    # The axis begins at 0, also with negative values.
     return (highest * 1.08 if highest > 0 else 1.0), 0
 
 
@@ -217,7 +216,7 @@ def _point(index: int, value: float, count: int, top: float) -> str:
 
 
 def _path(values: Numbers, top: float) -> str:
-    """SVG path data; a gap in the values is a gap in the line, and a lonely point is a short dash."""
+    """SVG path data. Missing values are gaps; a single point between gaps is a short dash."""
     pieces, pen_down = [], False
     for index, value in enumerate(values):
         if value is None:

@@ -12,20 +12,19 @@ Numbers = Sequence[float | None]
 
 
 LEAST = 1e-200
-"""Below, powers of ten lose their digits and divisions have no end; nothing that is measured is as small, and charts draw it as 0."""
+"""Absolute values below it are drawn as 0: no measured value is as small, and computing with them could overflow."""
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """A mark on an axis: where (per cent along a width, pixels along a height) and what it says."""
+    """A tick of an axis: position (per cent along a width, pixels along a height) and label."""
 
     at: float
     label: str
 
 
 def nice_ticks(top: float, wanted: int = 4, unit: float = 1.0) -> list[float]:
-    """Round values from 0 to at most ``top``: about ``wanted`` steps of 1, 2 or 5 times a power of ten
-    ``unit``s.
-    """
+    """Round values from 0 to at most ``top`` in about ``wanted`` steps, which are 1, 2 or 5 times a power of ten, times ``unit``:
+    0, 20, 40 for 51.2."""
     if not math.isfinite(top) or top < LEAST:
         return [0.0]
     step = unit * _nice(top / unit / wanted)
@@ -33,30 +32,22 @@ def nice_ticks(top: float, wanted: int = 4, unit: float = 1.0) -> list[float]:
 
 
 def _nice(raw: float) -> float:
-    """The least of 1, 2 and 5 times a power of ten that is at least ``raw``, but for rounding."""
+    """The smallest of 1, 2 and 5 times a power of ten that is at least ``raw``, within 0.1 %."""
     power = 10.0 ** math.floor(math.log10(raw))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
 
 
 def percent_of(value: float, whole: float) -> float:
-    """Position of ``value`` on a width of ``whole``, in per cent, short enough for a small file."""
+    """``value`` in per cent of ``whole``, with two decimals."""
     return round(100 * value / whole, 2) if whole >= LEAST else 0.0
 
 
 def index_ticks(numbers: Sequence[float], wanted: int = 5) -> list[Tick]:
-    """Ticks at round values for evenly spaced points whose own, increasing numbers are ``numbers``."""
+    """Ticks at round values for evenly spaced points with the increasing numbers ``numbers``; positions in per cent."""
     if not numbers:
         return []
-    first, last = numbers[0], numbers[-1]
+    marks = _tick_values(numbers[0], numbers[-1], wanted)
     width = max(len(numbers) - 1, 1)
-    steps = nice_ticks(last - first, wanted)
-    marks = [first + value for value in steps]
-    if first != 0 and len(steps) > 1:
-        step = _nice(last / max(1, round(last / steps[1]))) if last > 0 else steps[1]
-        # From the first on, not from 0: the numbers may begin anywhere, at 10^12 as well.
-        before = math.floor((first + steps[1] / 2) / step)
-        multiples = (step * (before + index) for index in range(1, len(steps) + 2))
-        marks = [first, *(value for value in multiples if first + steps[1] / 2 < value <= last)]
     if all(isinstance(number, int) for number in numbers):
         marks = [mark for mark in marks if mark == round(mark)]
     ticks = []
@@ -70,8 +61,21 @@ def index_ticks(numbers: Sequence[float], wanted: int = 5) -> list[Tick]:
     return ticks
 
 
+def _tick_values(first: float, last: float, wanted: int) -> list[float]:
+    """``first`` and round values up to ``last``: 0, 20, ..., 100 for 0 to 100; 10, 50, 100 for 10 to 127."""
+    from_zero = nice_ticks(last - first, wanted)
+    if first == 0 or len(from_zero) == 1:
+        return [first + value for value in from_zero]
+    gap = from_zero[1]
+    step = _nice(last / max(1, round(last / gap))) if last > 0 else gap
+    # Only multiples after the first number are computed: it may be large, such as 10^12.
+    before = math.floor((first + gap / 2) / step)
+    multiples = (step * (before + index) for index in range(1, len(from_zero) + 2))
+    return [first, *(value for value in multiples if first + gap / 2 < value <= last)]
+
+
 def finite_or_none(value: float | None) -> float | None:
-    """``value`` as a chart draws it: None where it is no number, 0 where it is as good as that."""
+    """``value`` as a chart draws it: None if it is not finite, 0 if its absolute value is below :data:`LEAST`."""
     if value is None or not math.isfinite(value):
         return None
     return value if abs(value) >= LEAST else 0.0
@@ -89,14 +93,14 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def groups(length: int, most: int) -> Iterator[slice]:
-    """Cut ``length`` neighbours into at most ``most`` groups of equal size (the last may be smaller)."""
+    """Slices that divide ``length`` items into at most ``most`` groups of equal size; the last may be smaller."""
     size = max(1, math.ceil(length / most)) if most > 0 else 1
     for start in range(0, length, size):
         yield slice(start, min(start + size, length))
 
 
 def thin(values: Numbers, most: int, by: Callable[[list[float]], float]) -> list[float | None]:
-    """At most ``most`` points, each ``by`` of its group; a group without a number stays without one."""
+    """``values`` reduced to at most ``most`` points, each ``by`` of a group; None for a group without a number."""
     found = (finite_values(values[group]) for group in groups(len(values), most))
     return [by(numbers) if numbers else None for numbers in found]
 
@@ -107,8 +111,6 @@ def mean(values: list[float]) -> float:
 
 
 def padded(values: Numbers, length: int) -> list[float | None]:
-    """``values`` cut or filled with "not recorded" to ``length``, with everything that is no number taken
-    out.
-    """
+    """``values`` cut or filled with None to ``length``; values that are not finite become None."""
     clean = [finite_or_none(value) for value in values[:length]]
     return clean + [None] * (length - len(clean))

@@ -9,12 +9,12 @@ from ddpdoctor.report.charts.scale import finite_values
 
 
 def step_time_data(diagnosis: Diagnosis) -> LineData | None:
-    """One line per rank, or median, band and the named ranks where there are many; None where too few steps are known."""
+    """One line per rank, or for many ranks the median, a band and the notable ranks; None with fewer than two points."""
     series = diagnosis.series
     length = min(len(series.steps), max((len(row) for row in series.step_ms), default=0))
     if length < 2:
         return None
-    named = [rank_line(rank) for rank in notable_ranks(diagnosis)]
+    outliers = [rank_line(rank) for rank in notable_ranks(diagnosis)]
     frame = ChartAxes(
         title="Step times",
         description=f"Step time over {words.count(length, 'point')}, per rank.",
@@ -27,7 +27,7 @@ def step_time_data(diagnosis: Diagnosis) -> LineData | None:
         are_means=True,
     )
     lines = [(rank_line(rank), row) for rank, row in zip(series.ranks, series.step_ms, strict=False)]
-    return line_data(frame, lines, named)
+    return line_data(frame, lines, outliers)
 
 
 def rank_line(rank: int) -> str:
@@ -36,13 +36,11 @@ def rank_line(rank: int) -> str:
 
 
 NOTABLE_SHARE = 0.1
-"""A rank that keeps the others waiting for less than this part of what the worst does is none to name."""
+"""A rank is notable if it delays others by at least this share of what the worst rank does."""
 
 
 def notable_ranks(diagnosis: Diagnosis) -> list[int]:
-    """Ranks worth a row of their own: the culprits of the findings by cost, then those that keep the
-    others waiting most.
-    """
+    """Ranks to show separately: first those named by the findings, by cost, then those that delay others most."""
     order: dict[int, None] = {}
     for finding in diagnosis.findings:
         order |= dict.fromkeys((finding.ranks or [])[:8])

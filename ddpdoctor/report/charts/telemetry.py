@@ -12,7 +12,7 @@ from ddpdoctor.report.charts.scale import Numbers, finite_or_none, finite_values
 CHARTS = 16
 """Most quantities drawn."""
 _MOST_VALUES = 4_000_000
-"""Of a chart, on the clock of all its lines; of more sources, fewer moments are looked at."""
+"""Most values of a chart, all sources together; with more sources, fewer times are drawn."""
 ACRONYMS = {
     "cpu": "CPU",
     "gpu": "GPU",
@@ -32,7 +32,7 @@ def telemetry(diagnosis: Diagnosis) -> list[LineChart]:
 
 
 def telemetry_data(diagnosis: Diagnosis) -> dict[str, LineData]:
-    """By field what was measured, in the order of the diagnosis; quantities without a single number are left out."""
+    """The measured quantities by field, in the order of the diagnosis; those without a value are omitted."""
     by_field: dict[tuple[str, str], list[TelemetrySeries]] = {}
     for series in diagnosis.telemetry:
         if len(series.t_s) >= 2 and finite_values(series.values):
@@ -65,17 +65,17 @@ def _data(field: str, unit: str, series: Sequence[TelemetrySeries]) -> LineData 
         ceiling=100.0 if is_percent and highest <= 100 else 1.0 if unit == "share" and highest <= 1 else None,
     )
     lines = [(one.source, _on_clock(one, times)) for one in series]
-    return line_data(frame, lines, _farthest(lines) if len(lines) > LINES else [])
+    return line_data(frame, lines, _by_distance(lines) if len(lines) > LINES else [])
 
 
 def _name(field: str, unit: str) -> str:
-    """The quantity without its unit, which the axis tells: "CPU", "Memory used"."""
+    """The quantity without its unit, which the axis shows: "CPU", "Memory used"."""
     plain = field.removesuffix(f"_{unit}").removesuffix("_percent" if unit == "%" else "")
     return " ".join(ACRONYMS.get(word, word) for word in plain.split("_"))
 
 
 def _on_clock(series: TelemetrySeries, clock: Sequence[float]) -> Numbers:
-    """The latest value at each time of ``clock``; hosts sample at times of their own."""
+    """The latest value at each time of ``clock``, as hosts sample at different times."""
     if series.t_s == clock:
         return series.values
     values: list[float | None] = []
@@ -87,8 +87,8 @@ def _on_clock(series: TelemetrySeries, clock: Sequence[float]) -> Numbers:
     return values
 
 
-def _farthest(lines: Sequence[tuple[str, Numbers]]) -> list[str]:
-    """Names by the distance of their mean from the median of all means: the first are worth naming."""
+def _by_distance(lines: Sequence[tuple[str, Numbers]]) -> list[str]:
+    """Names of the lines, ordered by the distance of their mean from the median of all means, largest first."""
     means = {name: mean(numbers) for name, values in lines if (numbers := finite_values(values))}
     middle = quantile(list(means.values()), 0.5)
     return sorted(means, key=lambda name: -abs(means[name] - middle))

@@ -1,4 +1,4 @@
-"""One typical step over the ranks, on the common clock: host, compute and communication lanes."""
+"""One typical step of all ranks on one clock: host, compute and communication lanes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ RANKS = 12
 """Most ranks drawn."""
 SPANS = 3000
 """Most bars drawn."""
-FURTHER_LANES = 9
-"""Most lanes of a rank beside ``LANES``."""
+MOST_OTHER_LANES = 9
+"""Most lanes of a rank in addition to ``LANES``."""
 LANE_HEIGHT, LANE_GAP, RANK_GAP = 13, 2, 9
-NARROW = 0.0008
-"""Bars of one kind closer together than this share of the step are drawn as one."""
+MIN_GAP_SHARE = 0.0008
+"""Bars of one kind with a smaller gap, as a share of the step, are drawn as one."""
 
 
 class Bar(msgspec.Struct, frozen=True):
@@ -34,17 +34,17 @@ class Bar(msgspec.Struct, frozen=True):
 
 
 class TimelineRank(msgspec.Struct, frozen=True):
-    """Label of a rank and the pixels that it takes."""
+    """Label of a rank, its position and height in pixels."""
 
     label: str
     y: int
     height: int
     lanes: list[Tick]
-    """Lanes with their middle, in pixels."""
+    """Lanes with the position of their middle, in pixels."""
 
 
 class TimelineChart(msgspec.Struct, frozen=True, kw_only=True):
-    """All bars of all ranks, ready to place."""
+    """The bars of all ranks, for the template."""
 
     step: int
     ranks: list[TimelineRank]
@@ -58,25 +58,25 @@ class TimelineChart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepData(msgspec.Struct, frozen=True, kw_only=True):
-    """One step's spans, whoever draws them."""
+    """The spans of one step, for SVG and plotly."""
 
     step: int
     ranks: list[int]
     spans: list[Span]
-    """Those of ``ranks``, times from the first span's start."""
+    """Spans of ``ranks``, with times relative to the first span's start."""
     length_ms: float
     notes: list[str]
 
     @property
     def description(self) -> str:
         return (
-            f"What {words.count(len(self.ranks), 'rank')} did in step {self.step}, which took "
+            f"Activity of {words.count(len(self.ranks), 'rank')} in step {self.step}, which took "
             f"{words.milliseconds(self.length_ms)}, on one clock."
         )
 
 
 def step_data(diagnosis: Diagnosis) -> StepData | None:
-    """The step's spans; None where none were recorded. Many ranks: the notable ones and the first others."""
+    """The step's spans; None without spans. Of many ranks, the notable ones and the first others."""
     source = diagnosis.timeline
     spans = (
         _few_lanes(
@@ -96,9 +96,9 @@ def step_data(diagnosis: Diagnosis) -> StepData | None:
     present = len({span.rank for span in spans})
     notes = [source.note] if source.note else []
     if len(chosen) < present:
-        # One sentence for both choices: what was kept of all ranks, and what of that there is room for.
-        everyone = max(len(diagnosis.ranks), present)
-        notes = [f"{len(chosen)} of {everyone} ranks are drawn: first those that the findings name."]
+        # One sentence for both selections, that of the diagnosis and that of the chart.
+        rank_count = max(len(diagnosis.ranks), present)
+        notes = [f"{len(chosen)} of {rank_count} ranks are drawn, first those named by findings."]
     return StepData(
         step=source.step,
         ranks=chosen,
@@ -143,7 +143,7 @@ def timeline(data: StepData | None) -> TimelineChart | None:
 
 
 def _few_lanes(spans: list[Span]) -> list[Span]:
-    lanes = {*LANES, *sorted({span.lane for span in spans} - set(LANES))[:FURTHER_LANES]}
+    lanes = {*LANES, *sorted({span.lane for span in spans} - set(LANES))[:MOST_OTHER_LANES]}
     return [span for span in spans if span.lane in lanes]
 
 
@@ -156,15 +156,17 @@ def _choose(diagnosis: Diagnosis, spans: Sequence[Span]) -> list[int]:
     return sorted(notable + others[: RANKS - len(notable)])
 
 
-def merge(spans: Sequence[Span], length: float, narrow: float = NARROW, most: int = SPANS) -> list[Span]:
-    """Draw together what cannot be told apart; raise the distance until few enough bars are left."""
+def merge(
+    spans: Sequence[Span], length: float, narrow: float = MIN_GAP_SHARE, most: int = SPANS
+) -> list[Span]:
+    """Join spans of one kind that are too close to distinguish; double the distance until at most ``most`` spans are left."""
     ordered = sorted(spans, key=_place)
     distance = narrow * length
     merged = _merge_once(ordered, distance)
     while len(merged) > most and distance < length:
         distance *= 2
         merged = _merge_once(merged, distance)
-    # What still is too much is of many kinds: the longest tell most.
+    # If the spans are of too many kinds to join, keep the longest.
     longest = sorted(merged, key=lambda span: -span.duration_ms)[:most]
     return merged if len(merged) <= most else sorted(longest, key=_place)
 
@@ -215,13 +217,13 @@ def _rows(
 
 
 def span_words(span: Span) -> str:
-    """What it was, in words."""
+    """The span's name and kind."""
     kind = words.part(span.kind)
     return f"{span.name} ({kind})" if span.name and span.name != span.kind else kind
 
 
 def kinds(spans: Sequence[Span]) -> list[str]:
-    """What occurs, as a legend lists it."""
+    """The kinds of ``spans``, in the order of the legend."""
     present = {span.kind for span in spans}
     known = [kind for kind in words.PART_LABELS if kind in present]
     return known + sorted(present - set(known))

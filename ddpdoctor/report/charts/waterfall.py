@@ -1,4 +1,4 @@
-"""From the measured step time to what it could be."""
+"""Potential savings per step: bars from the measured step time down to the estimate with all findings fixed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ddpdoctor.report import words
 from ddpdoctor.report.charts.scale import LEAST, percent_of
 
 BARS = 48
-"""Most savings with a bar of their own; cheaper ones share one."""
+"""Most savings with their own bar; smaller ones share one."""
 
 
 class WaterfallRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A bar: a total at both ends, a saving between them. Positions in per cent of the measured step time."""
+    """A bar for the template. Positions in per cent of the measured step time."""
 
     label: str
     kind: str
@@ -25,11 +25,11 @@ class WaterfallRow(msgspec.Struct, frozen=True, kw_only=True):
     value: str
     rule: str | None = None
     whisker: tuple[float, float] | None = None
-    """From where to where the saving's end may lie, nine times in ten."""
+    """90 % interval of the saving's end."""
 
 
 class WaterfallData(msgspec.Struct, frozen=True, kw_only=True):
-    """A bar in milliseconds, whoever draws it."""
+    """A bar in milliseconds, for SVG and plotly."""
 
     label: str
     kind: str
@@ -38,7 +38,7 @@ class WaterfallData(msgspec.Struct, frozen=True, kw_only=True):
     ms: float
     rule: str | None = None
     ends_ms: list[float] | None = None
-    """From where to where the saving's end may lie, nine times in ten."""
+    """90 % interval of the saving's end."""
 
     @property
     def value(self) -> str:
@@ -46,32 +46,33 @@ class WaterfallData(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def waterfall_data(diagnosis: Diagnosis) -> list[WaterfallData]:
-    """Bars from the measured time downwards; empty where no saving is known.
+    """Bars from the measured step time downwards; [] if no saving is known.
 
-    The first bar is the measured step time, bars with a rule (and those between two totals) are
-    savings, a last bar without a rule is what is left.
+    The first bar is the measured step time. A last bar without a rule is the remaining time; all between are savings.
     """
     bars = [bar for bar in diagnosis.waterfall if bar.ms == bar.ms]
     if len(bars) < 2 or bars[0].ms < LEAST:
         return []
     whole = left = bars[0].ms
-    falls = [WaterfallData(label=bars[0].label, kind="measured", from_ms=0.0, ms=whole)]
+    bars_ms = [WaterfallData(label=bars[0].label, kind="measured", from_ms=0.0, ms=whole)]
     last = bars[-1] if bars[-1].rule is None else None
     for bar in _few(bars[1 : len(bars) - (last is not None)]):
         saved = min(abs(bar.ms), left)
         ends_ms = bar.range_ms and [max(0.0, left - end_ms) for end_ms in reversed(bar.range_ms)]
         left -= saved
-        falls.append(
+        bars_ms.append(
             WaterfallData(
                 label=bar.label, kind="saving", from_ms=left, ms=saved, rule=bar.rule, ends_ms=ends_ms
             )
         )
-    if len(falls) < 2:
+    if len(bars_ms) < 2:
         return []
     goal_ms = min(last.ms, whole) if last else left
     return [
-        *falls,
-        WaterfallData(label=last.label if last else "could be", kind="goal", from_ms=0.0, ms=goal_ms),
+        *bars_ms,
+        WaterfallData(
+            label=last.label if last else "without these, at best", kind="goal", from_ms=0.0, ms=goal_ms
+        ),
     ]
 
 
@@ -83,18 +84,18 @@ def _few(savings: Sequence[WaterfallBar]) -> list[WaterfallBar]:
 
 def waterfall(diagnosis: Diagnosis) -> list[WaterfallRow]:
     """The rows of :func:`waterfall_data`."""
-    falls = waterfall_data(diagnosis)
+    bars_ms = waterfall_data(diagnosis)
     return [
         WaterfallRow(
             label=fall.label,
             kind=fall.kind,
-            x=percent_of(fall.from_ms, falls[0].ms),
-            width=percent_of(fall.ms, falls[0].ms),
+            x=percent_of(fall.from_ms, bars_ms[0].ms),
+            width=percent_of(fall.ms, bars_ms[0].ms),
             value=fall.value,
             rule=fall.rule,
             whisker=None
             if not fall.ends_ms
-            else (percent_of(fall.ends_ms[0], falls[0].ms), percent_of(fall.ends_ms[1], falls[0].ms)),
+            else (percent_of(fall.ends_ms[0], bars_ms[0].ms), percent_of(fall.ends_ms[1], bars_ms[0].ms)),
         )
-        for fall in falls
+        for fall in bars_ms
     ]

@@ -1,9 +1,8 @@
-"""Figures as objects of the package plotly, and what an HTML page carries to draw them by itself: the library, the figures, and how
-the policy of the page allows it.
+"""Figures as objects of the package plotly, and the chart library with the figures' data for HTML pages.
 
-The library is the published file ``plotly-cartesian.min.js`` of the npm package ``plotly.js-cartesian-dist-min``, compressed, letter
-for letter: :data:`SHA256` is its hash, by which the Content-Security-Policy lets the browser run this text and no other. It is
-version 3.1.0 because later ones insert style elements of their own and offer to upload a figure.
+The library is the published file ``plotly-cartesian.min.js`` of the npm package ``plotly.js-cartesian-dist-min``, unchanged and
+compressed. :data:`SHA256` is its hash, with which the Content-Security-Policy allows this script only. It is version 3.1.0 because
+later ones insert style elements and offer to upload a figure.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ _DETAILS = (
     Detail(points=120, rows=32, spans=600),
     Detail(points=60, rows=16, spans=200),
 )
-"""From fine to coarse. The finest row of a map is still some pixels high."""
+"""Levels of detail, from fine to coarse; the first that fits :data:`BUDGET_BYTES` is used."""
 
 
 class PlotlyBundle(msgspec.Struct, frozen=True):
-    """The texts that a page holds in ``script`` elements that are no scripts: base64 of gzip."""
+    """Library and figures as base64 of gzip, for ``script`` elements of type ``text/plain``."""
 
     library: str
     figures: str
@@ -51,7 +50,7 @@ class PlotlyBundle(msgspec.Struct, frozen=True):
 
 
 def interactive_bundle(data: InteractiveData) -> PlotlyBundle | None:
-    """What a report carries to look closer; None where it has no such figure."""
+    """The bundle of the report's interactive charts; None if there are none."""
     packed_figures, names = "", []
     for detail in _DETAILS:
         specs = interactive_specs(data, detail)
@@ -62,7 +61,7 @@ def interactive_bundle(data: InteractiveData) -> PlotlyBundle | None:
 
 
 def bundle_of(specs: Mapping[str, Spec]) -> PlotlyBundle:
-    """What a page of these figures carries, whole."""
+    """The bundle of ``specs`` in full detail."""
     return PlotlyBundle(_library(), _packed(specs), list(specs))
 
 
@@ -78,7 +77,7 @@ def _packed(specs: Mapping[str, Any]) -> str:
 
 
 def figures(diagnosis: Diagnosis) -> dict[str, go.Figure]:
-    """Each figure by its name. Raises DdpDoctorError where plotly is not installed."""
+    """All figures by name. Raises DdpDoctorError if plotly is not installed."""
     try:
         import plotly.graph_objects as go
     except ImportError as error:

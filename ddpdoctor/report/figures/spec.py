@@ -1,4 +1,4 @@
-"""What a figure is: ``data`` and ``layout`` in plotly's words, with colours by the names that the report's style gives them."""
+"""Figures as ``data`` and ``layout`` in plotly's format, with colours as variables of the report's style sheet."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ Spec = dict[str, Any]
 """``{"data": [...], "layout": {...}}``: what ``Plotly.newPlot`` and ``plotly.graph_objects.Figure`` take."""
 
 _VARIABLE = re.compile(r"var\(--([\w-]+)\)")
-_SHORT_DIGITS = 5
-"""Significant digits of what is drawn: more than a screen shows, however far one zooms into a run."""
+_DIGITS = 5
+"""Significant digits of drawn numbers, enough at any zoom."""
 
 
 class Detail(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of the numbers a figure holds at most."""
+    """Upper limits of the numbers in a figure."""
 
     points: int
-    """Along the time of a line or a map."""
+    """Points in time of a line or a map."""
     rows: int
-    """Of a map."""
+    """Rows of a map."""
     spans: int
-    """Of a timeline."""
+    """Spans of a timeline."""
 
 
 WHOLE = Detail(points=100_000, rows=100_000, spans=20_000)
-"""All that a diagnosis has; of a timeline as many spans as a browser still moves."""
+"""Full detail; for a timeline, as many spans as browsers can still move."""
 
 
 def figure(data: list[dict[str, Any]], title: str, **layout: Any) -> Spec:
-    """A figure with what all of them share."""
+    """A figure with the layout that all figures share."""
     shared = {
         "title": {"text": text(title)},
         "hovermode": "closest",
@@ -49,12 +49,12 @@ def figure(data: list[dict[str, Any]], title: str, **layout: Any) -> Spec:
     return {"data": data, "layout": {**shared, **layout}}
 
 
-def counted(what: str) -> dict[str, Any]:
-    """An axis of numbers of something: "step 20", 40, 60."""
+def number_axis(what: str) -> dict[str, Any]:
+    """An axis of numbers, the first with a name: "step 20", "40", "60"."""
     return {"tickprefix": f"{what} ", "showtickprefix": "first", "tickformat": ",~f", "hoverformat": ",~f"}
 
 
-def measured(unit: str) -> dict[str, Any]:
+def quantity_axis(unit: str) -> dict[str, Any]:
     """An axis of a quantity in ``unit``: "20 ms"."""
     if unit == "bytes":
         return {"tickformat": "~s", "ticksuffix": "B"}
@@ -62,7 +62,7 @@ def measured(unit: str) -> dict[str, Any]:
 
 
 def text(name: str) -> str:
-    """A text from the job as plotly shows it to the letter: what reads ``<b>`` or ``<a href>`` there would become markup."""
+    """``name`` escaped for plotly, which reads ``<b>`` and ``<a href>`` as markup."""
     return html.escape(plain(name), quote=False)
 
 
@@ -71,7 +71,7 @@ def texts(names: Iterable[str]) -> list[str]:
 
 
 def colour_variable(name: str) -> str:
-    """The colour of this name, painted in later: a page has one for light and one for dark."""
+    """The CSS variable of a colour, which the page resolves, in light or dark mode."""
     return f"var(--{name})"
 
 
@@ -80,26 +80,26 @@ def kind_colour(kind: str) -> str:
     return colour_variable(kind if kind in words.PART_LABELS else "other")
 
 
-def short(values: Sequence[float | None], digits: int = _SHORT_DIGITS) -> list[float | None]:
-    """Numbers as a figure holds them, those that are none as gaps."""
+def short(values: Sequence[float | None], digits: int = _DIGITS) -> list[float | None]:
+    """``values`` with ``digits`` significant digits; None if not finite."""
     numbers = map(finite_or_none, values)
     return [None if number is None else float(f"{number:.{digits}g}") for number in numbers]
 
 
 def with_colours(value: Any, colours: Mapping[str, str]) -> Any:
-    """``value``, a figure or a part of one, with each colour's name replaced by the colour."""
+    """``value``, a figure or a part of one, with the colour variables replaced by ``colours``."""
     if isinstance(value, str):
         return _VARIABLE.sub(lambda found: colours[found[1]], value) if "var(" in value else value
     if isinstance(value, dict):
         return {key: with_colours(item, colours) for key, item in value.items()}
     if isinstance(value, list):
-        # Long lists are of numbers or of names, and hold no colour.
+        # Long lists are numbers or names, without colours.
         return value if len(value) > 50 else [with_colours(item, colours) for item in value]
     return value
 
 
 @functools.cache
 def light_colours() -> Mapping[str, str]:
-    """The colours of the report's style on a light ground, by name."""
+    """The colours of the report's style sheet in light mode, by name."""
     style = importlib.resources.files("ddpdoctor.report").joinpath("templates", "report.css").read_text()
     return dict(re.findall(r"--([\w-]+):(#[0-9a-f]+)", style[: style.index("@media")]))

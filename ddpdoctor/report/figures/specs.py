@@ -24,10 +24,10 @@ from ddpdoctor.report.figures.spec import (
     Detail,
     Spec,
     colour_variable,
-    counted,
     figure,
     kind_colour,
-    measured,
+    number_axis,
+    quantity_axis,
     short,
     text,
     texts,
@@ -35,12 +35,12 @@ from ddpdoctor.report.figures.spec import (
 
 
 def figure_specs(diagnosis: Diagnosis) -> dict[str, Spec]:
-    """By name each figure that the diagnosis has numbers for: ``waterfall``, ``breakdown``, ``step_times``, ``lateness``,
-    ``timeline``, ``bandwidth`` and ``telemetry_`` with each quantity's name, in this order."""
+    """The figures for which the diagnosis has numbers, by name, in this order: ``waterfall``, ``breakdown``, ``step_times``,
+    ``lateness``, ``timeline``, ``bandwidth``, and ``telemetry_<quantity>`` for each quantity."""
     found: dict[str, Spec] = {}
-    falls, parts = waterfall_data(diagnosis), breakdown_data(diagnosis)
-    if falls:
-        found["waterfall"] = waterfall_figure(falls)
+    bars_ms, parts = waterfall_data(diagnosis), breakdown_data(diagnosis)
+    if bars_ms:
+        found["waterfall"] = waterfall_figure(bars_ms)
     if parts is not None:
         found["breakdown"] = breakdown_figure(parts)
     found |= interactive_specs(interactive_data(diagnosis), WHOLE)
@@ -54,7 +54,7 @@ def figure_specs(diagnosis: Diagnosis) -> dict[str, Spec]:
 
 
 class InteractiveData(msgspec.Struct, frozen=True):
-    """The numbers of the figures at which one wants to look closer."""
+    """The numbers of the report's interactive charts."""
 
     times: LineData | None
     late: LateData | None
@@ -62,12 +62,12 @@ class InteractiveData(msgspec.Struct, frozen=True):
 
 
 def interactive_data(diagnosis: Diagnosis) -> InteractiveData:
-    """They are gathered once, however often they are then drawn."""
+    """The numbers of the interactive charts, which are drawn several times."""
     return InteractiveData(step_time_data(diagnosis), late_data(diagnosis), step_data(diagnosis))
 
 
 def interactive_specs(data: InteractiveData, detail: Detail) -> dict[str, Spec]:
-    """Their figures, with so much of the numbers."""
+    """The interactive charts as figures with at most ``detail`` numbers."""
     found: dict[str, Spec] = {}
     if data.times is not None:
         found["step_times"] = line_figure(data.times, detail)
@@ -100,18 +100,18 @@ def _bandwidth_figure(transfers: dict[str, list[BandwidthPoint]]) -> Spec:
         "Bus bandwidth by message size",
         showlegend=True,
         xaxis={"type": "log", "tickvals": ticks, "ticktext": [words.size(tick) for tick in ticks]},
-        yaxis={**measured("GB/s"), "rangemode": "tozero"},
+        yaxis={**quantity_axis("GB/s"), "rangemode": "tozero"},
     )
 
 
 SHADE_DIGITS = 3
-"""Significant digits of a cell: it shows one of six shades, and the report's words have as many."""
+"""Significant digits of a cell, as in the report's texts; it is drawn in one of six shades."""
 _DASHES = ("solid", "7px,2px", "3px,2px", "solid", "9px,3px,2px,3px", "solid")
-"""Of lines by their number, as in the report's style."""
+"""Dashes of the lines by number, as in the report's style sheet."""
 
 
 def line_figure(data: LineData, detail: Detail) -> Spec:
-    """Lines, and of many the band from the lowest to the highest."""
+    """The lines, and the band from minimum to maximum if there are many lines."""
     frame = data.frame
     x = [frame.x[group.start] for group in groups(len(frame.x), detail.points)]
     form, unit = (".4~s", "B") if frame.binary else (".5~g", f" {frame.unit}" if frame.unit else "")
@@ -150,13 +150,13 @@ def line_figure(data: LineData, detail: Detail) -> Spec:
         frame.title,
         hovermode="x unified",
         showlegend=True,
-        xaxis=counted(frame.x_label),
-        yaxis={**measured(frame.unit), "rangemode": "tozero", "range": [0, top_of(data)]},
+        xaxis=number_axis(frame.x_label),
+        yaxis={**quantity_axis(frame.unit), "rangemode": "tozero", "range": [0, top_of(data)]},
     )
 
 
 def late_figure(data: LateData, detail: Detail) -> Spec:
-    """A row for each rank, in the shades of the report's map."""
+    """Heat map with one row per rank, in the shades of the report's map."""
     shared = late_cells(data.rows, detail.rows, detail.points)
     bounds = data.bounds
     top = 2 * bounds[-1] - (bounds[-2] if len(bounds) > 1 else 0.0)
@@ -185,21 +185,21 @@ def late_figure(data: LateData, detail: Detail) -> Spec:
         [heat],
         "Lateness by rank and step",
         height=max(260, min(900, 120 + 14 * len(shared.cells))),
-        xaxis={**counted("step"), "showgrid": False},
+        xaxis={**number_axis("step"), "showgrid": False},
         yaxis={"type": "category", "autorange": "reversed", "showgrid": False, "automargin": True},
         meta={"rows": [list(ranks) for ranks in shared.ranks]},
     )
 
 
-_SEEN_APART = 1e-6
-"""Spans of one kind closer together than this share of the step are drawn as one, however far one zooms."""
+_MIN_GAP_SHARE = 1e-6
+"""Spans of one kind with a smaller gap, as a share of the step, are drawn as one at any zoom."""
 _ROW_HEIGHT, _MARGINS = 22, 140
 _FALL_COLOURS = {"measured": "l5", "saving": "critical", "goal": "healthy"}
 
 
 def step_figure(data: StepData, detail: Detail) -> Spec:
-    """Bars on one clock, a row for each rank and lane."""
-    spans = merge(data.spans, data.length_ms, _SEEN_APART, detail.spans)
+    """Spans on one clock, one row per rank and lane."""
+    spans = merge(data.spans, data.length_ms, _MIN_GAP_SHARE, detail.spans)
     rows = [f"rank {rank} {lane}" for rank, lanes in lanes_of(data.ranks, spans) for lane in lanes]
     traces = []
     by_kind: dict[str, list[Span]] = {kind: [] for kind in kinds(spans)}
@@ -229,13 +229,13 @@ def step_figure(data: StepData, detail: Detail) -> Spec:
         f"Timeline of step {data.step}",
         barmode="overlay",
         height=_MARGINS + _ROW_HEIGHT * len(rows),
-        xaxis={**measured("ms"), "range": [0, data.length_ms]},
+        xaxis={**quantity_axis("ms"), "range": [0, data.length_ms]},
         yaxis=_rows(rows) | {"fixedrange": True},
     )
 
 
 def breakdown_figure(data: BreakdownData) -> Spec:
-    """One stacked bar for each rank."""
+    """One stacked bar per rank."""
     labels = [f"{label} ({detail})" if detail else label for label, detail, _ in data.bars]
     factor, unit = (100.0, "%") if data.shares else (1.0, "ms")
     traces = [
@@ -255,24 +255,24 @@ def breakdown_figure(data: BreakdownData) -> Spec:
         "Where the step time goes",
         barmode="stack",
         height=_MARGINS + 26 * len(labels),
-        xaxis=measured(unit),
+        xaxis=quantity_axis(unit),
         yaxis=_rows(labels),
     )
 
 
-def waterfall_figure(falls: list[WaterfallData]) -> Spec:
-    """From the measured step time to what it could be."""
-    # Labels need not differ, places on an axis must.
-    places = list(range(len(falls)))
-    bars = {
+def waterfall_figure(bars_ms: list[WaterfallData]) -> Spec:
+    """Potential savings: bars from the measured step time downwards."""
+    # Positions on the axis must be unique, labels need not be.
+    places = list(range(len(bars_ms)))
+    bar_trace = {
         "type": "bar",
         "orientation": "h",
         "y": places,
-        "base": short([fall.from_ms for fall in falls]),
-        "x": short([fall.ms for fall in falls]),
-        "marker": {"color": [colour_variable(_FALL_COLOURS[fall.kind]) for fall in falls]},
-        "text": [text(fall.value) for fall in falls],
-        "hovertext": texts(f"{fall.label}: {fall.value}" for fall in falls),
+        "base": short([bar.from_ms for bar in bars_ms]),
+        "x": short([bar.ms for bar in bars_ms]),
+        "marker": {"color": [colour_variable(_FALL_COLOURS[bar.kind]) for bar in bars_ms]},
+        "text": [text(bar.value) for bar in bars_ms],
+        "hovertext": texts(f"{bar.label}: {bar.value}" for bar in bars_ms),
         "hovertemplate": "%{hovertext}<extra></extra>",
         "showlegend": False,
     }
@@ -280,26 +280,26 @@ def waterfall_figure(falls: list[WaterfallData]) -> Spec:
         {
             "type": "scatter",
             "mode": "lines+markers",
-            "x": short(fall.ends_ms),
+            "x": short(bar.ends_ms),
             "y": [place, place],
             "line": {"color": colour_variable("ink"), "width": 1.5},
             "marker": {"symbol": "line-ns-open", "size": 8},
-            "hovertemplate": "nine times in ten from here to there: %{x:.4~g} ms<extra></extra>",
+            "hovertemplate": "90 % interval, end: %{x:.4~g} ms<extra></extra>",
             "showlegend": False,
         }
-        for place, fall in enumerate(falls)
-        if fall.ends_ms
+        for place, bar in enumerate(bars_ms)
+        if bar.ends_ms
     ]
     return figure(
-        [bars, *whiskers],
-        "From the measured step to what it could be",
-        height=_MARGINS + 30 * len(falls),
-        xaxis=measured("ms"),
+        [bar_trace, *whiskers],
+        "Potential savings per step",
+        height=_MARGINS + 30 * len(bars_ms),
+        xaxis=quantity_axis("ms"),
         yaxis={
             "autorange": "reversed",
             "automargin": True,
             "tickvals": places,
-            "ticktext": texts(fall.label for fall in falls),
+            "ticktext": texts(bar.label for bar in bars_ms),
         },
     )
 
@@ -308,7 +308,7 @@ def _marker(kind: str) -> dict[str, Any]:
     if kind != "comm_wait":
         return {"color": kind_colour(kind), "line": {"width": 0}}
     ground, lines = colour_variable("comm_wait2"), colour_variable("comm_wait")
-    # Hatched, as in the report: the worst kind is told without its colour, too.
+    # Hatched as in the report, so that waiting is visible without its colour.
     return {
         "color": ground,
         "line": {"width": 0},

@@ -1,12 +1,11 @@
 "use strict";
-// Charts to look closer at: the first click unpacks plotly from this file. The page's policy allows that text by its hash, and
-// nothing here asks a server for anything.
+// Interactive charts: the first click unpacks plotly from this page, whose policy allows that script by its hash. No network requests.
 (() => {
   const boxes = new Map([...document.querySelectorAll(".interactive")].map((box) => [box.dataset.figure, box]));
   if (!boxes.size || typeof DecompressionStream === "undefined") return;
   const OVER_STEPS = ["step_times", "lateness"];
   const STEP = { ArrowLeft: -0.25, ArrowRight: 0.25 };
-  const open = new Map(); // figure → who asked for it, when it is drawn, its whole range, what is marked
+  const open = new Map(); // figure → the element that opened it, promise of its drawing, its whole range, what is marked
   let loading, specs, colours;
 
   const unpacked = (id) => {
@@ -14,7 +13,7 @@
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
     return new Response(stream).text();
   };
-  // The policy forbids style attributes, not styles that a script sets: plotly does both.
+  // The policy forbids style attributes, but not styles that a script sets; plotly uses both.
   const withoutStyleAttributes = () => {
     const set = Element.prototype.setAttribute;
     Element.prototype.setAttribute = function (name, value) {
@@ -36,7 +35,7 @@
     if (typeof value === "string") {
       return value.replace(/var\((--[\w-]+)\)/g, (_, name) => colours.getPropertyValue(name).trim());
     }
-    // Long lists are of numbers or of names, and hold no colour.
+    // Long lists are numbers or names, without colours.
     if (Array.isArray(value)) return value.length > 50 ? value : value.map(paint);
     if (value === null || typeof value !== "object") return value;
     return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, paint(item)]));
@@ -44,7 +43,7 @@
   const figureOf = (name) => {
     colours = getComputedStyle(document.documentElement);
     const { data, layout } = specs[name];
-    const alone = "open" in boxes.get(name).dataset; // without a drawing of the report, whose legend serves both
+    const alone = "open" in boxes.get(name).dataset; // on a page without the SVG chart, whose legend is used otherwise
     const axis = { gridcolor: "var(--rule)", zerolinecolor: "var(--rule)", linecolor: "var(--soft)" };
     const bare = {
       ...layout,
@@ -79,9 +78,9 @@
   const reset = (name) =>
     Plotly.relayout(plotOf(name), { "xaxis.range": [...open.get(name).whole], "yaxis.autorange": open.get(name).y });
 
-  const show = (name, asker) => {
+  const show = (name, opener) => {
     const entry = open.get(name) ?? {};
-    entry.asker = asker;
+    entry.opener = opener;
     if (open.has(name)) return entry.drawn;
     open.set(name, entry);
     return (entry.drawn = draw(name, entry));
@@ -109,7 +108,7 @@
     return true;
   };
   const follow = (name, change) => {
-    // Steps are the same on both charts over the run: one shows what the other does.
+    // Both charts over the run show the same steps: they zoom and move together.
     if (!OVER_STEPS.includes(name) || !Object.keys(change).some((key) => key.startsWith("xaxis.range"))) return;
     const range = plotOf(name).layout.xaxis.range;
     for (const other of OVER_STEPS) {
@@ -122,14 +121,14 @@
   };
   const close = (name) => {
     const box = boxes.get(name);
-    const { asker } = open.get(name);
+    const { opener } = open.get(name);
     open.delete(name);
     Plotly.purge(plotOf(name));
     plotOf(name).hidden = box.querySelector(".interactive-tools").hidden = true;
     box.parentElement.classList.remove("interactive-on");
     box.querySelector(".interactive-open").setAttribute("aria-expanded", "false");
     say(name, "");
-    asker.focus();
+    opener.focus();
   };
 
   const lookAt = ({ first, last }, name) => {

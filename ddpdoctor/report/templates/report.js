@@ -1,5 +1,5 @@
 "use strict";
-// Everything is readable without this: it adds copy buttons, read-outs under the charts, and opens folded parts for printing.
+// Optional: copy buttons, values under the charts on hover, and unfolding for printing. The page is readable without it.
 for (const button of document.querySelectorAll("button.copy")) {
   if (!navigator.clipboard && !document.execCommand) continue;
   button.hidden = false;
@@ -10,7 +10,7 @@ for (const button of document.querySelectorAll("button.copy")) {
     try {
       await navigator.clipboard.writeText(code.textContent);
     } catch {
-      // Pages opened as files have no clipboard in some browsers: select the text and use the older way.
+      // Without a clipboard for pages opened as files (some browsers): select the text and use the older API.
       const selection = getSelection();
       selection.selectAllChildren(code);
       copied = document.execCommand("copy");

@@ -6,7 +6,7 @@ that a parent stands before its children. Names are interned. Absent values are 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from types import CodeType, FunctionType
 from typing import Any
@@ -113,12 +113,14 @@ class Collectives(msgspec.Struct, frozen=True):
     """Element type, such as Float, as an id into names."""
 
     @classmethod
-    def none(cls) -> Collectives:
-        """Of a trace without any such metadata."""
-        ids, numbers = np.empty(0, np.int32), np.empty(0, np.int64)
-        columns: dict[str, Any] = {
-            name: ids if kind == "IdColumn" else numbers for name, kind in cls.__annotations__.items()
-        }
+    def of(cls, rows: Mapping[str, Sequence[int] | NDArray[Any]]) -> Collectives:
+        """Of these columns: -1 where one is absent, or a number does not fit; {}: of a trace without any such metadata."""
+        count = len(rows.get("event", ()))
+        columns: dict[str, Any] = {}
+        for name, kind in cls.__annotations__.items():
+            type_ = np.int32 if kind == "IdColumn" else np.int64
+            values = np.array(rows.get(name, [-1] * count), np.int64)
+            columns[name] = np.where(values > np.iinfo(type_).max, -1, values).astype(type_)
         return cls(**columns)
 
 

@@ -6,5 +6,5 @@ that dies or hangs costs the file that it was reading, and the others go on. Wha
 asked for.
 """
 
-from .choice import KINDS, Engine, Processes, open_engine
-from .worker import Result, Task, Told, attempt, serve
+from .choice import KINDS, Engine, in_processes, open_engine
+from .worker import Result, Task, Told, attempt, load_here, serve

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -17,41 +17,23 @@ from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.trace.columns import RankTrace, placed
 from ddpdoctor.trace.sources import is_url
 
-from .worker import Result, Task, Told, load_here
+from .worker import Result, Task, Told
 
 KINDS = ("dask", "ray")
 LOOPBACK = "127.0.0.1"
 """Where a cluster of our own listens: whoever reaches it can run code as the user."""
 
 
-class Engine(Protocol):
-    """Reads traces somewhere."""
-
-    def results(self, tasks: Sequence[Task]) -> Iterator[Result]:
-        """(number, trace or None, reason why there is none) of each task as it is done.
-
-        A worker that dies costs the file it was reading. Ending the iteration early cancels the rest. Raises
-        DdpDoctorError where the engine cannot be reached.
-        """
-        ...
+Engine = Callable[[Sequence[Task]], Iterator[Result]]
+"""Reads traces somewhere: gives (number, trace or None, reason why there is none) of each task as it is done. A worker that dies costs
+the file it was reading. Ending the iteration early cancels the rest. Raises DdpDoctorError where it cannot be reached."""
 
 
-class Processes:
-    """Processes of this machine; where one would do, this one, unless the files are to be read ``apart``. ``told`` how far each
-    file is while it is read."""
+def in_processes(workers: int, told: Told) -> Engine:
+    """Processes of this machine; ``told`` how far each file is while it is read."""
+    from .processes import load_in_processes
 
-    def __init__(self, workers: int, told: Told, *, apart: bool = False) -> None:
-        self._workers = workers
-        self._told = told
-        self._apart = apart
-
-    def results(self, tasks: Sequence[Task]) -> Iterator[Result]:
-        """See :class:`Engine`."""
-        if self._workers < 2 and not self._apart:
-            return load_here(tasks, self._told)
-        from .processes import load_in_processes
-
-        return load_in_processes(tasks, self._workers, self._told)
+    return partial(load_in_processes, workers=workers, told=told)
 
 
 def open_engine(spec: str, jobs: int | None = None) -> Engine:
@@ -70,7 +52,7 @@ def open_engine(spec: str, jobs: int | None = None) -> Engine:
         raise DdpDoctorError(
             f"The engine {kind} needs its package ({error}): pip install 'ddpdoctor[{kind}]'."
         ) from error
-    engine: Engine = module.Cluster(place, jobs)
+    engine: Engine = module.Cluster(place, jobs).results
     return engine
 
 

@@ -28,7 +28,7 @@ class Cluster:
         self._workers = workers
 
     def results(self, tasks: Sequence[Task]) -> Iterator[Result]:
-        """See :class:`.choice.Engine`."""
+        """See :data:`.choice.Engine`."""
         with ExitStack() as opened:
             client = self._client(opened)
             # One file a thread, none queued there: a worker that dies takes its queue along.

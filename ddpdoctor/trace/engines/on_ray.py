@@ -29,7 +29,7 @@ class Cluster:
         self._workers = workers
 
     def results(self, tasks: Sequence[Task]) -> Iterator[Result]:
-        """See :class:`.choice.Engine`."""
+        """See :data:`.choice.Engine`."""
         with self._connected():
             # A worker that dies of memory would die of the same file again.
             read = ray.remote(attempt).options(max_retries=0)

@@ -48,10 +48,13 @@ def find_traces(paths: Sequence[str], below: Mapping[str, FilesBelow] | None = N
             if not parts and file.endswith((".json", ".json.gz", ".json.zst")):
                 ignored.append(file)
     if not files:
+        such_as = (
+            f"; {len(ignored)} JSON file(s) hold no profiler events: {_named(ignored)}" if ignored else ""
+        )
         nothing = (
             f"No profiler trace in {', '.join(paths) or 'an empty list of paths'}: "
             "expected torch.profiler's .json, .json.gz or .json.zst files, or .sqlite files that Nsight Systems exported"
-            f"{_such_as(ignored)}."
+            f"{such_as}."
         )
         raise UnusableInput(" ".join([nothing, *notes]))
     if ignored:
@@ -73,10 +76,6 @@ def _read_in(files: Sequence[str], at_once: bool) -> list[Sequence[str]]:
 def _read_of(file: str) -> Sequence[str]:
     candidate = Candidate(file)
     return parts_of(candidate) if is_trace(candidate) else ()
-
-
-def _such_as(ignored: Sequence[str]) -> str:
-    return f"; {len(ignored)} JSON file(s) hold no profiler events: {_named(ignored)}" if ignored else ""
 
 
 def _named(files: Sequence[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir import ranks_in_words
 from ddpdoctor.trace.columns import RankTrace, Shared, is_archive
-from ddpdoctor.trace.engines import Engine, Processes, Result, Task, Told, open_engine
+from ddpdoctor.trace.engines import Engine, Result, Task, Told, in_processes, load_here, open_engine
 from ddpdoctor.trace.formats import file_of
 from ddpdoctor.trace.sources import is_url, shown
 
@@ -120,7 +121,7 @@ def read_traces(
     keep = cache and _worth_keeping(files)
     work = [Task(i, file, known.get(file), keep) for i, file in enumerate(files)]
     parts = _Parts(files, progress)
-    for number, trace, reason in _engine(files, jobs, engine, parts.tell).results(work):
+    for number, trace, reason in _engine(files, jobs, engine, parts.tell)(work):
         yield (number, *_without_secrets(files[number], trace, reason))
         parts.tell(number, 1.0)
 
@@ -148,10 +149,10 @@ def _engine(files: Sequence[str], jobs: int | None, engine: str | None, told: To
     if engine is not None:
         return open_engine(engine, jobs)
     workers = min(jobs or _processors(), len(files))
-    if any(map(is_archive, files)):
-        # What reads Parquet ends its process on some files that were made to harm.
-        return Processes(workers, told, apart=True)
-    return Processes(workers if _worth_it(files, workers) else 1, told)
+    # What reads Parquet ends its process on some files that were made to harm.
+    if not any(map(is_archive, files)) and not _worth_it(files, workers):
+        return partial(load_here, told=told)
+    return in_processes(workers, told)
 
 
 def _processors() -> int:

@@ -72,14 +72,13 @@ def _differ(groups: list[list[RankTrace]]) -> bool:
 
 
 def _listed(groups: list[list[RankTrace]]) -> str:
-    return "; ".join(f"({number}) {_described(group)}" for number, group in enumerate(groups, 1))
-
-
-def _described(group: list[RankTrace]) -> str:
-    meta = group[0].meta
-    size = "unknown size" if meta.world_size is None else f"{meta.world_size} rank(s)"
-    over = f" over {meta.backend}" if meta.backend else ""
-    return f"{size}{over}, {len(group)} file(s) such as {meta.source}"
+    described = []
+    for number, group in enumerate(groups, 1):
+        meta = group[0].meta
+        size = "unknown size" if meta.world_size is None else f"{meta.world_size} rank(s)"
+        over = f" over {meta.backend}" if meta.backend else ""
+        described.append(f"({number}) {size}{over}, {len(group)} file(s) such as {meta.source}")
+    return "; ".join(described)
 
 
 def _weight(group: list[RankTrace]) -> tuple[int, int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.measure.attribution import attribute
-from ddpdoctor.measure.costs import Context, late_facts, late_work
+from ddpdoctor.measure.costs import Context, costs_under, late_work
 from tests.measure.made import NoLines, graph_of, on, simple
 
 WORLD = 4
@@ -16,12 +16,8 @@ def refined(
 ):
     group = simple(WORLD, jitter=0.01, **components_ms).groups[0]
     graph = graph_of(group, samples=samples, elements=elements, run_delay_ms=run_delay_ms, cpu_ms=cpu_ms)
-    late = late_facts(late_work(Context(graph, attribute(graph), NoLines(), throttled_ranks=throttled)))
-    return {
-        name: getattr(late, name)
-        for name in late.__struct_fields__
-        if name != "total" and getattr(late, name)
-    }
+    late = late_work(Context(graph, attribute(graph), NoLines(), throttled_ranks=throttled))
+    return {name: cost for name, cost in costs_under("late", late).items() if name != "total"}
 
 
 SLOW = {"backward": 10.0 + on(1, WORLD, 4.0)}

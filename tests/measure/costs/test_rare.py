@@ -13,7 +13,7 @@ from ddpdoctor.measure.taxonomy import RARE_ON_HOST, SyncKind
 from tests.generator import SMALL, Config, Plant, When
 from tests.generator.rundirectory import generate_run
 from tests.generator.simulate import simulate, without
-from tests.measure.made import NoLines, cycles_of, graph_of, reductions, work_array
+from tests.measure.made import MS, NoLines, cycles_of, graph_of, reductions, work_array
 from tests.measure.traced import found, reckoned
 
 RUN = Config(**SMALL, warmup_steps=60, steps=5)
@@ -144,3 +144,4 @@ def test_a_barrier_behind_each_checkpoint_hides_none(ranks, path, world):
     (cost,) = (costs := rare_costs(RareSource(job, NoLines(), RARE_ON_HOST))).values()
     assert list(costs) == [path] and (cost.steps_hit, cost.period_steps) == (6, 10)
     assert cost.ms_per_step == pytest.approx(40.0 * len(saving) / 60, rel=0.05)
+    assert cost.share == pytest.approx(cost.ms_per_step * MS / job.mean_cycle_ns)

@@ -74,7 +74,7 @@ def test_the_late_steps_are_those_of_the_report(tmp_path):
         lines = [{"where": 7, "file": "train.py", "line": 44, "function": "main"}]
         lines += [{"t": t, "s": [[0, 7, 7]]} for t in range(*span_of(folder, rank), 700_000)]
         write_lines(log_of(folder, rank, "samples.jsonl"), lines)
-    late, other, _ = measured(folder)[0].flames
+    late, other, _ = measured(folder)[0].drawn.flames
     assert (late.rank, late.which, other.rank, other.which) == (1, "late steps", 1, "other steps")
     (logs,) = read_logs([RunDirectory.open(str(folder))])
     documents = dict(flame_graphs(logs.logs, {}, range(60)))

@@ -6,11 +6,10 @@ import random
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
 
 from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.measure.graph import CycleGroup, Lane, Sync, dependence
-from ddpdoctor.measure.replay import length_ns, transmissions_of
+from ddpdoctor.measure.replay import baseline, replay
 from ddpdoctor.measure.taxonomy import COMPONENTS
 from tests.generator import SMALL, Config, Plant, generate
 
@@ -177,8 +176,8 @@ def test_what_is_waited_for_moves_the_computation(seen, saved):
         on_device=True,
         dependent=np.full((2, 2), seen),
     )
-    parts = transmissions_of(group)
-    assert length_ns(group, parts)[0] == 28 * MS
-    assert transmissions_of(group.decided(True))[0].dependent.tolist() == [float(seen > 0)] * 2
-    shorter = [part if k else replace(part, transfer=part.transfer - 3 * MS) for k, part in enumerate(parts)]
-    assert length_ns(group, shorter)[0] == (28 - saved) * MS
+    world = baseline(group)
+    assert replay(group, world)[0] == 28 * MS
+    assert group.decided(True).dependent[0].tolist() == [float(seen > 0)] * 2
+    world.transfer[:, 0] -= 3 * MS
+    assert replay(group, world)[0] == (28 - saved) * MS

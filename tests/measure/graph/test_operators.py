@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -13,7 +11,7 @@ from ddpdoctor.measure.flow import measure
 from ddpdoctor.measure.graph import operator_shares, python_parts
 from ddpdoctor.measure.places import Where
 from ddpdoctor.rundir import EventKind
-from tests.measure.recorded import EPOCH_NS, Job, plant, record, run_ranks
+from tests.measure.recorded import Job, plant, record, run_ranks, write_beside
 from tests.measure.traced import found, windows_of
 
 HOST_MS = 20.0
@@ -22,25 +20,16 @@ EVALUATION_MS = 200.0
 
 def write_trace(folder, rank, lines, *, in_host, first_half=True):
     """A window of steps 8 to 12: operators fill each evaluation, and this share of the loop's own time, at its begin or end."""
-    events = []
 
-    def add(category, name, at_ns, ms):
-        times = {"ts": (at_ns - EPOCH_NS) / 1e3, "dur": ms * 1e3}
-        events.append({"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 1, **times})
+    def work_of(event, start):
+        end = start + event["s"] + event["d"]
+        if event["k"] == "data" and event["l"] == 1:
+            yield "aten::linear", end, EVALUATION_MS
+        elif event["k"] == "data" and in_host:
+            later = 0 if first_half else round((1 - in_host) * HOST_MS * 1e6)
+            yield "aten::mul", end + later, in_host * HOST_MS
 
-    for line in lines:
-        if not 8 <= line.get("step", -1) <= 12:
-            continue
-        start, end = line["t"]
-        add("user_annotation", f"ProfilerStep#{line['step']}", start, (end - start) / 1e6)
-        for event in line["ev"]:
-            if event["k"] == "data" and event["l"] == 1:
-                add("cpu_op", "aten::linear", start + event["s"] + event["d"], EVALUATION_MS)
-            elif event["k"] == "data" and in_host:
-                later = 0 if first_half else round((1 - in_host) * HOST_MS * 1e6)
-                add("cpu_op", "aten::mul", start + event["s"] + event["d"] + later, in_host * HOST_MS)
-    text = {"baseTimeNanoseconds": EPOCH_NS, "distributedInfo": {"rank": rank, "world_size": 2}}
-    (folder / f"rank{rank}.json").write_text(json.dumps({**text, "traceEvents": events}))
+    write_beside(folder, rank, lines, work_of)
 
 
 @pytest.mark.parametrize("in_host", (0.0, 0.5))

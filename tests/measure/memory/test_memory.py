@@ -228,6 +228,8 @@ def test_what_a_cache_can_still_add_is_bounded_by_the_data_set():
     assert tight.bound_fits is False and tight.free_bytes == 5 * GB
     # Each of two workers reads half of the data in a pass, and some of the other half in the next ones.
     assert growing_workers(0.2, shuffle=True, **kept).bounded_bytes == pytest.approx(3600 * 5 * MB, rel=0.05)
+    second = growing_workers(1.25, shuffle=True, **kept)
+    assert second.bounded_bytes == pytest.approx((240 + 320) * 5 * MB, rel=0.05)
     both = growing_workers(0.2, shuffle=True, sampler="DistributedSampler", ranks=2, **kept)
     assert both.bounded_bytes == pytest.approx(2 * (1600 + 3 * 2000) * 5 * MB, rel=0.05)
     unknown = growing_workers(0.2, shuffle=False, batches_per_epoch=None, **kept)

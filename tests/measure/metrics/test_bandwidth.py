@@ -117,7 +117,8 @@ def test_links_within_hosts_are_no_measure_of_those_between_them():
     points = bandwidth_points(graph, hosts)
     assert {(point.hosts, round(point.bus_gb_per_s)) for point in points} == {(1, 200), (2, 20)}
     assert large_bus_gb_per_s(points) == (pytest.approx(20.0), pytest.approx(20.0))
-    latency_us, bytes_per_ns = message_cost(graph, hosts)
+    message = message_cost(graph, hosts)
+    latency_us, bytes_per_ns = message.latency_us, message.bytes_per_ns
     assert (latency_us, bytes_per_ns) == (pytest.approx(0.0, abs=0.1), pytest.approx(20.0))
 
 

@@ -79,6 +79,12 @@ def test_wait_and_transfer_are_those_of_the_breakdown(job, source, windows):
     assert facts.total_transfer_ms == pytest.approx(total_ms)
 
 
+def test_of_many_ranks_the_first_the_last_and_the_latest_are_drawn(windows):
+    drawn = timeline(replace(simple(40, host=on(30, 40, 6.0)), source="trace"), [], windows * 40)
+    assert sorted({span.rank for span in drawn.spans}) == [*range(13), 30, 38, 39]
+    assert drawn.note == "16 of 40 ranks shown: first, last and latest."
+
+
 def test_a_broadcast_is_drawn_as_transfer_once_its_root_is_there(windows):
     group, _ = late_for_a_broadcast()
     drawn = timeline(replace(graph_of(group), source="trace"), [], windows * 2).spans

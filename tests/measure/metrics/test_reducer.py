@@ -9,13 +9,13 @@ import pytest
 
 from ddpdoctor.analysis import Options, load
 from ddpdoctor.measure.attribution import attribute
-from ddpdoctor.measure.costs import Context, ReducerCosts, price_all, shared_facts
+from ddpdoctor.measure.costs import Context, ReducerCosts, price_all
 from ddpdoctor.measure.graph import Sync
 from ddpdoctor.measure.metrics import ddp_facts, reducer_work
 from ddpdoctor.measure.metrics.job import SEARCH
 from ddpdoctor.measure.taxonomy import SyncKind
 from tests.measure.made import MS, NoLines, cycles_of, graph_of, work_array
-from tests.measure.recorded import EPOCH_NS, Job, record, run_ranks
+from tests.measure.recorded import Job, record, run_ranks, write_beside
 from tests.measure.traced import windows_of
 
 BACKWARD_MS = 10.0
@@ -25,27 +25,17 @@ COPY_MS, ISSUE_MS = 0.5, 0.2
 def write_trace(folder, rank, lines):
     """A window of steps 8 to 12: copies in each backward pass, one issue in its middle, one after its last gradient, and a
     metric's collective before it."""
-    events = []
 
-    def add(name, at_ns, ms, category="cpu_op"):
-        times = {"ts": (at_ns - EPOCH_NS) / 1e3, "dur": ms * 1e3}
-        events.append({"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 1, **times})
+    def work_of(event, start):
+        if event["k"] == "bwd":
+            begin = start + event["s"]
+            yield "torch::distributed::reducer::mul_out", begin + 1 * MS, COPY_MS
+            yield "torch::distributed::reducer::mul_out", begin + 8 * MS, COPY_MS
+            yield "c10d::allreduce_", begin + 5 * MS, ISSUE_MS
+            yield "c10d::allreduce_", begin + BACKWARD_MS * MS, ISSUE_MS
+            yield "c10d::allreduce_", begin - 1 * MS, 0.7
 
-    for line in lines:
-        if not 8 <= line.get("step", -1) <= 12:
-            continue
-        start, end = line["t"]
-        add(f"ProfilerStep#{line['step']}", start, (end - start) / 1e6, "user_annotation")
-        for event in line["ev"]:
-            if event["k"] == "bwd":
-                begin, ready = start + event["s"], start + event["s"] + BACKWARD_MS * MS
-                add("torch::distributed::reducer::mul_out", begin + 1 * MS, COPY_MS)
-                add("torch::distributed::reducer::mul_out", begin + 8 * MS, COPY_MS)
-                add("c10d::allreduce_", begin + 5 * MS, ISSUE_MS)
-                add("c10d::allreduce_", ready, ISSUE_MS)
-                add("c10d::allreduce_", begin - 1 * MS, 0.7)
-    text = {"baseTimeNanoseconds": EPOCH_NS, "distributedInfo": {"rank": rank, "world_size": 2}}
-    (folder / f"rank{rank}.json").write_text(json.dumps({**text, "traceEvents": events}))
+    write_beside(folder, rank, lines, work_of)
 
 
 def test_copies_and_issues_before_the_last_gradient_count(tmp_path):
@@ -74,7 +64,7 @@ def test_micro_batches_without_a_reduction_are_not_asked(tmp_path):
 
 def redundant_cost(job, synced_ns=()):
     context = Context(job, attribute(job), NoLines(), reducer=ReducerCosts(synced_ns=tuple(synced_ns)))
-    return shared_facts(price_all(context)).redundant_sync
+    return price_all(context).get("shared.redundant_sync")
 
 
 @pytest.mark.parametrize("synced_ms", [0.0, 1.5])

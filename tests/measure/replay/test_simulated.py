@@ -10,7 +10,7 @@ import pytest
 from ddpdoctor.measure.attribution import component
 from ddpdoctor.measure.costs import without_reductions
 from ddpdoctor.measure.graph import graph_of_windows
-from ddpdoctor.measure.replay import length_ns, replay_all, transmissions_of, without_waiting, without_work
+from ddpdoctor.measure.replay import baseline, replay, replay_all, without_waiting, without_work
 from ddpdoctor.measure.taxonomy import WAITING_FOR_DATA, SyncKind
 from ddpdoctor.measure.window import with_bucket_sizes
 from tests.generator import Config, Plant, cpu_job, generate
@@ -71,7 +71,7 @@ def close(lengths_ns, config):
 def test_with_nothing_changed_it_is_the_measured_job(name, graphs):
     graph = graphs(name)
     for group in graph.groups:
-        np.testing.assert_allclose(length_ns(group, transmissions_of(group)), group.duration, rtol=0.02)
+        np.testing.assert_allclose(replay(group, baseline(group)), group.duration, rtol=0.02)
 
 
 def test_only_the_last_micro_batch_is_reduced(graphs):

@@ -173,7 +173,7 @@ def test_the_flame_graph_shows_the_line_that_the_finding_names(tmp_path):
         write_samples(folder, rank, 15_000_000 if rank == 1 else 0, closer=False)
     found, _ = measured(folder)
     assert late_facts(found)["host"].where[0].line == SLOW
-    flame = next(flame for flame in found.flames if flame.rank == 1)
+    flame = next(flame for flame in found.drawn.flames if flame.rank == 1)
     shown = {flame.places[frame.place].line: frame.ms for frame in flame.frames}
     assert shown[SLOW] == pytest.approx(15.0, rel=0.1)
     assert shown[BEHIND] < 2.0, "who waited for less than 1 ms"

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddpdoctor.measure.places import CodeLine, Where
-from ddpdoctor.measure.sourcelines.counts import counted
+from ddpdoctor.measure.sourcelines.counts import SampleCounts, beyond, counted
 from ddpdoctor.measure.sourcelines.table import EVENTS, samples_of
 from ddpdoctor.measure.steplog import Event, RankLog, Step
 from ddpdoctor.measure.taxonomy import Component
@@ -167,3 +167,12 @@ def test_of_looks_that_go_on_waiting_the_first_stands_for_what_python_lets_it_wa
 def test_who_waited_beyond_the_end_of_a_step_is_of_that_step():
     (rows,) = samples_of([held_log([(STEP_NS + MS, 2, 2 * MS)])]).ranks
     assert rows.step.tolist() == [0]
+
+
+def test_what_stands_out_does_so_of_the_counting_error_of_both():
+    """Of others that were looked at for a quarter of the time, each sample counts for four, and its error too."""
+    first, second, third = (CodeLine("train.py", number, "main") for number in (7, 8, 9))
+    mine = SampleCounts({first: 83.0, second: 90.0, third: 80.0}, {}, {}, {}, 0, 0, 40.0, 1)
+    theirs = SampleCounts(dict.fromkeys(mine.at, 12.0), {}, {}, {}, 0, 0, 10.0, 1)
+    # Two standard deviations are 2 * sqrt(83 + 16 * 12) = 33.2 for the first.
+    assert beyond(mine, theirs, 1) == {first: 35.0, second: 42.0}

@@ -53,7 +53,7 @@ def test_a_late_rank_and_its_cause(tmp_path, phase, cause, world):
     assert cost.persistence == "always" and cost.speedup == pytest.approx((STEP_MS + 6) / STEP_MS, abs=0.01)
     assert found.facts.communication.wait_ms == pytest.approx(6.0 * (world - 1) / world, abs=0.01)
     assert found.facts.communication.transfer_ms == pytest.approx(1.0, abs=0.01)
-    caused = [rank.caused_wait_ms for rank in found.ranks]
+    caused = [rank.caused_wait_ms for rank in found.drawn.ranks]
     assert caused == pytest.approx([0.0] * (world - 1) + [6.0], abs=0.01)
 
 
@@ -73,7 +73,7 @@ def test_every_fifth_step(tmp_path):
 def test_breakdown_of_each_rank_adds_up_to_its_step(tmp_path):
     job = Job(metric="blocking", barrier=True, extra=plant(2, host=3.0, gc=2.0))
     found, _ = measured(record(tmp_path / "run", job))
-    for rank in found.ranks:
+    for rank in found.drawn.ranks:
         assert sum(rank.breakdown_ms.values()) == pytest.approx(found.facts.steps.mean_ms, rel=0.01)
     assert sum(found.facts.breakdown.values()) == pytest.approx(1.0)
 
@@ -296,10 +296,14 @@ def test_a_single_rank(tmp_path):
     assert found.facts.shared.data.ms_per_step == pytest.approx(2.0)
 
 
-def test_steps_of_one_rank_that_never_meets_another(tmp_path):
-    job = Job(1, ddp=False, transfer=0.0)
-    found, _ = measured(record(tmp_path / "run", job))
+@pytest.mark.parametrize("world", [1, 3])
+def test_steps_of_ranks_that_never_meet(tmp_path, world):
+    run = record(tmp_path / "run", Job(world, ddp=False, transfer=0.0))
+    for rank in range(world):
+        log_of(run, rank).write_text(log_of(run, rank).read_text().replace('"k": "coll"', '"k": "gc"'))
+    found, _ = measured(run)
     assert found.facts.steps.mean_ms == pytest.approx(18.5) and late_facts(found) == {}
+    assert found.facts.steps.measured == 27 and found.facts.communication.matched == 0
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 5])

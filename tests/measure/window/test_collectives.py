@@ -6,7 +6,10 @@ import json
 
 import pytest
 
+from ddpdoctor.measure.window import read_window
+from ddpdoctor.trace import load_trace
 from tests.measure.traced import windows_of
+from tests.trace.trace_files import document, event, kernel, write
 
 ENGINE = "autograd::engine::evaluate_function: "
 
@@ -38,6 +41,13 @@ def test_a_layers_own_reductions_are_the_models(tmp_path):
     text = {"distributedInfo": {"rank": 0, "world_size": 2, "backend": "nccl"}, "traceEvents": events}
     (tmp_path / "rank0.json").write_text(json.dumps(text))
     assert windows_of(tmp_path)[0].collectives.kind == ["model", "gradients", "gradients"]
+
+
+def test_only_metadata_says_that_a_kernel_of_sends_is_no_all_to_all(tmp_path):
+    sends = [kernel("ncclDevKernel_SendRecv(x)", 200.0), kernel("ncclDevKernel_SendRecv(x)", 300.0)]
+    sends[0]["args"] |= {"Collective name": "send", "Src Rank": 0, "Dst Rank": 1, "dtype": "Float"}
+    comms = read_window(load_trace(write(tmp_path / "rank0.json", document([event(), *sends])))).collectives
+    assert comms.point_to_point.tolist() == [True, False]
 
 
 def gloo_job(folder, *, lost_calls=(), lost_runs=(), bursts=6, delay_us=60):

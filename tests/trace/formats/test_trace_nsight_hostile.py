@@ -207,7 +207,8 @@ def test_pages_that_repeat_without_end_are_given_up(tmp_path):
         load_trace(str(path))
 
 
-def test_reading_ends_in_time(path, monkeypatch):
+def with_kernels(path, count):
+    """Its first kernel so many times more; the bytes of a page."""
     with sqlite3.connect(path) as db:
         row = db.execute(
             f"SELECT start, end, deviceId, contextId, streamId, globalPid FROM {KERNELS}"
@@ -215,9 +216,15 @@ def test_reading_ends_in_time(path, monkeypatch):
         db.executemany(
             f"INSERT INTO {KERNELS} (start, end, deviceId, contextId, streamId, globalPid, demangledName, shortName) "
             "VALUES (?, ?, ?, ?, ?, ?, 1, 1)",
-            [row] * 40_000,
+            [row] * count,
         )
+        (size,) = db.execute("PRAGMA page_size").fetchone()
     db.close()
+    return size
+
+
+def test_reading_ends_in_time(path, monkeypatch):
+    with_kernels(path, 40_000)
     real, passed = time.monotonic, iter(range(10**9))
     monkeypatch.setattr(time, "monotonic", lambda: real() + 1000.0 * next(passed))
     trace, reason = attempt(path, None, False)
@@ -265,17 +272,7 @@ def test_nothing_is_written_beside_it(path):
 
 def test_what_was_read_before_the_damage_is_used(path):
     changed(path, "DROP TABLE ThreadNames")
-    with sqlite3.connect(path) as db:
-        row = db.execute(
-            f"SELECT start, end, deviceId, contextId, streamId, globalPid FROM {KERNELS}"
-        ).fetchone()
-        db.executemany(
-            f"INSERT INTO {KERNELS} (start, end, deviceId, contextId, streamId, globalPid, demangledName, shortName) "
-            "VALUES (?, ?, ?, ?, ?, ?, 1, 1)",
-            [row] * 200_000,
-        )
-        (size,) = db.execute("PRAGMA page_size").fetchone()
-    db.close()
+    size = with_kernels(path, 200_000)
     data = bytearray(Path(path).read_bytes())
     data[-2 * size :] = b"\xff" * (2 * size)
     Path(path).write_bytes(data)

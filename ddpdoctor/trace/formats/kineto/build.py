@@ -67,8 +67,6 @@ def is_annotation_name(name: str) -> bool:
 
 _TEXT = ("operation", "group", "dtype")
 _NUMBERS = ("group_size", "sequence", "in_elements", "out_elements")
-_NARROW = frozenset({"event", "group_size", *_TEXT})
-_COLUMNS = ("event", *_TEXT, *_NUMBERS)
 _WHOLE = re.compile(r"\s*-?[0-9]{1,19}\s*")
 
 
@@ -76,7 +74,7 @@ class CollectiveRows:
     """Collects the communication events of a trace; there are few, so plain lists will do."""
 
     def __init__(self) -> None:
-        self._rows: dict[str, list[int]] = {column: [] for column in _COLUMNS}
+        self._rows: dict[str, list[int]] = {column: [] for column in Collectives.__struct_fields__}
 
     def add(self, args: list[Arguments], first_row: int, names: dict[Any, int]) -> None:
         """Appends those of ``args`` that describe a communication; ``args[0]`` belongs to row ``first_row``."""
@@ -104,12 +102,8 @@ class CollectiveRows:
         position[order] = np.arange(order.size)
         event = position[np.array(self._rows["event"], dtype=np.int64)]
         by_event = np.argsort(event, kind="stable")
-        columns: dict[str, Any] = {"event": event[by_event].astype(np.int32)}
-        for column in _COLUMNS[1:]:
-            kind = np.int32 if column in _NARROW else np.int64
-            values = np.array(self._rows[column], dtype=np.int64)[by_event]
-            columns[column] = np.where(values > np.iinfo(kind).max, -1, values).astype(kind)
-        return Collectives(**columns)
+        told = {column: np.array(self._rows[column], np.int64)[by_event] for column in (*_TEXT, *_NUMBERS)}
+        return Collectives.of({"event": event[by_event], **told})
 
 
 def _number(value: Any) -> int:
@@ -173,7 +167,10 @@ class ColumnBuilder:
         """Raises InexactTimesError, before anything is appended, where the times need their text."""
         rows = [e for e in batch if e.ph == "X" or e.ph == "i" or e.ph == "I"]
         if rows:
-            self._add_timed(rows, _starts_ns(rows), _durations_ns(rows), path)
+            values, exact = list(map(_TS, rows)), isinstance(rows[0], ExactEvent)
+            start = times.from_text(values) if exact else times.from_numbers(values)
+            # Exact up to a hundred days.
+            self._add_timed(rows, start, times.from_numbers(list(map(_DUR, rows)), rounded=True), path)
         self.lanes.look(e for e in batch if e.ph == "M")
 
     def _add_timed(self, rows: Rows, start: IntColumn, duration: IntColumn, path: str) -> None:
@@ -337,16 +334,6 @@ def _drop_own_correlation(columns: dict[str, Any]) -> None:
     """
     repeated = columns["external_id"] == columns["correlation"]
     columns["external_id"][repeated] = -1
-
-
-def _starts_ns(rows: Rows) -> IntColumn:
-    values = list(map(_TS, rows))
-    return times.from_text(values) if isinstance(rows[0], ExactEvent) else times.from_numbers(values)
-
-
-def _durations_ns(rows: Rows) -> IntColumn:
-    """Exact up to a hundred days."""
-    return times.from_numbers(list(map(_DUR, rows)), rounded=True)
 
 
 def _named_ids(interner: Interner, names: list[Any]) -> IdColumn:

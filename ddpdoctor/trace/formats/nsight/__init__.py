@@ -20,4 +20,4 @@ if TYPE_CHECKING:
 
 
 # Whatever file is analysed, this door is asked whether it is one of these; few are.
-__getattr__ = deferred(__name__, {"read": "reader"})
+__getattr__ = deferred(__name__, {"reader": "read"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -56,55 +56,38 @@ _MEMORY = {
 _SIDES = {"HTOD", "DTOH", "HTOA", "ATOH", "ATOA", "ATOD", "DTOA", "DTOD", "HTOH", "PTOP"}
 
 
-class Device(msgspec.Struct, frozen=True):
-    """Reads what devices did for one process."""
+def add_device_work(database: Database, table: Table) -> None:
+    """Appends what devices did for the process to ``table``. Raises :class:`DamagedError`."""
+    known: dict[int, str] = {}
+    for batch in database.batches(KERNELS, (*_COMMON, *NAMES)):
+        number = named(batch)
+        new = [one for one in np.unique(number).tolist() if one not in known and one != MISSING]
+        known.update(database.strings(new))
+        _add(table, batch, "kernel", [known.get(one, "") for one in number.tolist()])
+    ways = _WAYS | _named_ways(database)
+    memory = _MEMORY | dict(_labels(database, "ENUM_CUDA_MEM_KIND"))
+    for batch in database.batches(COPIES, (*_COMMON, "bytes", "copyKind", "srcKind", "dstKind")):
+        kinds = zip(*(batch[name].tolist() for name in ("copyKind", "srcKind", "dstKind")), strict=True)
+        _add(table, batch, "gpu_memcpy", [_copy(kind, ways, memory) for kind in kinds])
+    for batch in database.batches(FILLS, (*_COMMON, "bytes")):
+        _add(table, batch, "gpu_memset", ["Memset (Device)"] * len(batch["start"]))
+    for batch in database.batches(GRAPHS, (*_COMMON, "graphId")):
+        # Which kernels it is made of was not recorded: the device computes meanwhile, that is all.
+        numbers = [f" {number}" if number != MISSING else "" for number in batch["graphId"].tolist()]
+        _add(table, batch, "kernel", [f"CUDA graph{number}" for number in numbers])
 
-    database: Database
-    where: str
-    values: tuple[int, ...]
 
-    def add_to(self, table: Table) -> None:
-        """Appends all of it. Raises :class:`DamagedError`."""
-        self._kernels(table)
-        self._copies(table)
-        for batch in self._batches(FILLS, "bytes"):
-            self._add(table, batch, "gpu_memset", ["Memset (Device)"] * len(batch["start"]))
-        for batch in self._batches(GRAPHS, "graphId"):
-            # Which kernels it is made of was not recorded: the device computes meanwhile, that is all.
-            self._add(table, batch, "kernel", [_graph(number) for number in batch["graphId"].tolist()])
-
-    def _batches(self, name: str, *more: str) -> Iterable[Batch]:
-        own = self.where if not self.where or self.database.has(name, "globalPid") else ""
-        return self.database.batches(name, (*_COMMON, *more), where=own, values=self.values if own else ())
-
-    def _kernels(self, table: Table) -> None:
-        known: dict[int, str] = {}
-        for batch in self._batches(KERNELS, *NAMES):
-            number = named(batch)
-            new = [one for one in np.unique(number).tolist() if one not in known and one != MISSING]
-            known.update(self.database.strings(new))
-            self._add(table, batch, "kernel", [known.get(one, "") for one in number.tolist()])
-
-    def _copies(self, table: Table) -> None:
-        ways = _WAYS | _named_ways(self.database)
-        memory = _MEMORY | dict(_labels(self.database, "ENUM_CUDA_MEM_KIND"))
-        for batch in self._batches(COPIES, "bytes", "copyKind", "srcKind", "dstKind"):
-            kinds = zip(*(batch[name].tolist() for name in ("copyKind", "srcKind", "dstKind")), strict=True)
-            self._add(table, batch, "gpu_memcpy", [_copy(kind, ways, memory) for kind in kinds])
-
-    def _add(self, table: Table, batch: Batch, category: str, names: list[str]) -> None:
-        table.add(
-            Rows(
-                category=category,
-                name=names,
-                start=batch["start"],
-                duration=lengths(batch),
-                device=batch["deviceId"],
-                stream=batch["streamId"],
-                correlation=np.where(batch["correlationId"] > 0, batch["correlationId"], -1),
-                bytes=batch.get("bytes"),
-            )
-        )
+def _add(table: Table, batch: Batch, category: str, names: list[str]) -> None:
+    table.add(
+        category,
+        names,
+        batch["start"],
+        lengths(batch),
+        device=batch["deviceId"],
+        stream=batch["streamId"],
+        correlation=np.where(batch["correlationId"] > 0, batch["correlationId"], -1),
+        moved=batch.get("bytes"),
+    )
 
 
 def named(batch: Batch) -> IntColumn:
@@ -119,10 +102,6 @@ def lengths(batch: Batch) -> IntColumn:
     """How long each event took, -1 where it has no begin or no end."""
     known = (batch["start"] != MISSING) & (batch["end"] != MISSING)
     return np.where(known, batch["end"] - np.where(known, batch["start"], 0), -1)
-
-
-def _graph(number: int) -> str:
-    return "CUDA graph" if number == MISSING else f"CUDA graph {number}"
 
 
 def _copy(kinds: tuple[int, int, int], ways: Mapping[int, str], memory: Mapping[int, str]) -> str:
@@ -157,14 +136,11 @@ _DRIVER = re.compile(r"cu[A-Z]")
 _CATEGORIES = ("cuda_runtime", "cuda_driver", "os_runtime")
 
 
-def add_calls(database: Database, where: str, values: tuple[int, ...], table: Table) -> None:
+def add_calls(database: Database, table: Table) -> None:
     """Appends the calls of the process to ``table``. Raises :class:`DamagedError`."""
     known: dict[int, tuple[str, str]] = {}
     for name in (RUNTIME, OS_CALLS):
-        own = where if not where or database.has(name, "globalTid") else ""
-        for batch in database.batches(
-            name, ("start", "end", "globalTid", "correlationId", "nameId"), (), (), own, values if own else ()
-        ):
+        for batch in database.batches(name, ("start", "end", "globalTid", "correlationId", "nameId")):
             numbers = batch["nameId"].tolist()
             new = [number for number in set(numbers) if number not in known and number != MISSING]
             for number, text in database.strings(new).items():
@@ -173,17 +149,14 @@ def add_calls(database: Database, where: str, values: tuple[int, ...], table: Ta
                 known.get(number, ("", _CATEGORIES[0] if name == RUNTIME else _CATEGORIES[2]))
                 for number in numbers
             ]
+            correlation = np.where(batch["correlationId"] > 0, batch["correlationId"], -1)
             table.add(
-                Rows(
-                    category=[category for _, category in told],
-                    name=[text for text, _ in told],
-                    start=batch["start"],
-                    duration=lengths(batch),
-                    thread=batch["globalTid"],
-                    correlation=np.where(batch["correlationId"] > 0, batch["correlationId"], -1)
-                    if name == RUNTIME
-                    else None,
-                )
+                [category for _, category in told],
+                [text for text, _ in told],
+                batch["start"],
+                lengths(batch),
+                thread=batch["globalTid"],
+                correlation=correlation if name == RUNTIME else None,
             )
 
 
@@ -199,57 +172,50 @@ _REMEMBERED = 1 << 16
 """Texts whose meaning is kept; those of operators have a number each."""
 
 
-class Marks(msgspec.Struct):
-    """Ranges that tell more than their time; times as in the file."""
+class Mark(NamedTuple):
+    """A range that tells more than its time; times as in the file."""
 
-    names: list[str] = msgspec.field(default_factory=list)
-    start: list[int] = msgspec.field(default_factory=list)
-    end: list[int] = msgspec.field(default_factory=list)
-    thread: list[int] = msgspec.field(default_factory=list)
-    payload: list[Fields] = msgspec.field(default_factory=list)
-    """What the range carries, by its name; {} without."""
-
-    def add(self, name: str, start: int, end: int, thread: int, payload: Fields) -> None:
-        """Appends one."""
-        self.names.append(name)
-        self.start.append(start)
-        self.end.append(end)
-        self.thread.append(thread)
-        self.payload.append(payload)
+    name: str
+    start: int
+    end: int
+    thread: int
+    payload: Fields
+    """What it carries, by its name; {} without."""
 
 
 class Ranges(msgspec.Struct, frozen=True):
     """What the ranges of a process told besides their rows."""
 
-    annotations: Marks
-    calls: Marks
+    annotations: list[Mark] = msgspec.field(default_factory=list)
+    calls: list[Mark] = msgspec.field(default_factory=list)
     """Of NCCL."""
 
-    @classmethod
-    def none(cls) -> Ranges:
-        """To be filled."""
-        return cls(Marks(), Marks())
 
-
-def read_ranges(database: Database, where: str, values: tuple[int, ...], table: Table, found: Ranges) -> None:
+def read_ranges(database: Database, table: Table, found: Ranges) -> None:
     """Appends the process's ranges to ``table`` and, of some, what they tell besides to ``found``. Ranges that were still open when the
     recording ended have no length and are left out. Raises :class:`DamagedError`."""
     payloads = Payloads(database)
     known: dict[str, Range] = {}
     registered: dict[int, str] = {}
-    own = f'({where}) AND e."end" >= e.start' if where else 'e."end" >= e.start'
-    for batch in database.batches(
-        NVTX, ("start", "end", "globalTid", "textId"), ("text",), ("binaryData",), own, values
-    ):
+    columns = ("start", "end", "globalTid", "textId")
+    for batch in database.batches(NVTX, columns, ("text",), ("binaryData",), 'e."end" >= e.start'):
         texts = list(_texts(database, batch, registered))
         told = [_range(text, known) for text in texts]
-        table.add(_rows(batch, told))
-        threads, starts, ends = (batch[name].tolist() for name in ("globalTid", "start", "end"))
-        for i, one in enumerate(told):
+        start, end = batch["start"], batch["end"]
+        table.add(
+            [one.category for one in told],
+            [one.name for one in told],
+            start,
+            np.where((start != MISSING) & (end != MISSING), end - start, 0),
+            thread=batch["globalTid"],
+            shapes=[one.shapes for one in told],
+        )
+        times = zip(*(batch[name].tolist() for name in ("start", "end", "globalTid")), strict=True)
+        for one, (begin, over, thread), data in zip(told, times, batch["binaryData"], strict=True):
             if one.category == ANNOTATION:
-                found.annotations.add(one.name, starts[i], ends[i], threads[i], {})
+                found.annotations.append(Mark(one.name, begin, over, thread, {}))
             elif one.category == LIBRARY and one.name.startswith("nccl"):
-                found.calls.add(one.name, starts[i], ends[i], threads[i], payloads.of(batch["binaryData"][i]))
+                found.calls.append(Mark(one.name, begin, over, thread, payloads.of(data)))
 
 
 def _range(text: str, known: dict[str, Range]) -> Range:
@@ -274,37 +240,9 @@ def _texts(database: Database, batch: Batch, registered: dict[int, str]) -> Iter
         yield text if text is not None else registered.get(number, "")
 
 
-def _rows(batch: Batch, told: list[Range]) -> Rows:
-    start: IntColumn = batch["start"]
-    return Rows(
-        category=[one.category for one in told],
-        name=[one.name for one in told],
-        start=start,
-        duration=np.where((start != MISSING) & (batch["end"] != MISSING), batch["end"] - start, 0),
-        thread=batch["globalTid"],
-        shapes=[one.shapes for one in told],
-    )
-
-
 _INT32 = np.iinfo(np.int32)
 _NARROW = ("name", "category", "lane", "stream", "device", "shapes")
 _WIDE = ("start_ns", "duration_ns", "correlation", "bytes")
-
-
-class Rows(msgspec.Struct, frozen=True):
-    """Events of the same kind, N of them; times as in the file, :data:`MISSING` where a number is absent."""
-
-    category: str | Sequence[str]
-    name: Sequence[str]
-    start: IntColumn
-    duration: IntColumn
-    thread: IntColumn | None = None
-    """Global numbers of the threads; None for what a device does."""
-    device: IntColumn | None = None
-    stream: IntColumn | None = None
-    correlation: IntColumn | None = None
-    bytes: IntColumn | None = None
-    shapes: Sequence[str] | None = None
 
 
 class Table:
@@ -320,37 +258,45 @@ class Table:
         """Rows whose times cannot be."""
         self.rows = 0
 
-    def add(self, rows: Rows) -> None:
-        """Appends those of ``rows`` that have a time."""
-        good = _can_be(rows.start) & (rows.duration >= 0) & (rows.duration <= LONGEST_NS)
+    def add(
+        self,
+        category: str | Sequence[str],
+        name: Sequence[str],
+        start: IntColumn,
+        duration: IntColumn,
+        *,
+        thread: IntColumn | None = None,
+        device: IntColumn | None = None,
+        stream: IntColumn | None = None,
+        correlation: IntColumn | None = None,
+        moved: IntColumn | None = None,
+        shapes: Sequence[str] | None = None,
+    ) -> None:
+        """Appends those of some events that have a time; times as in the file, :data:`MISSING` where a number is absent. ``thread``: the
+        global numbers of the threads; None for what a device does. ``moved``: bytes."""
+        good = _can_be(start) & (duration >= 0) & (duration <= LONGEST_NS)
         self.left_out += int((~good).sum())
-        count = len(rows.name)
+        count = len(name)
+        categories = [category] * count if isinstance(category, str) else list(category)
+        on_device, streams = _narrow(device, count), _narrow(stream, count)
+        lanes: Iterable[tuple[int | None, int]] = zip(on_device.tolist(), streams.tolist(), strict=True)
+        if thread is not None:
+            lanes = ((None, number) for number in thread.tolist())
         columns: dict[str, NDArray[Any]] = {
-            "start_ns": rows.start,
-            "duration_ns": rows.duration,
-            "name": self._names.ids(list(rows.name)),
-            "category": self._category(rows.category, count),
-            "lane": self._lane(rows, count),
-            "stream": _narrow(rows.stream, count),
-            "device": _narrow(rows.device, count),
-            "correlation": _known(rows.correlation, count),
-            "bytes": _known(rows.bytes, count),
-            "shapes": self._shape(rows.shapes, count),
+            "start_ns": start,
+            "duration_ns": duration,
+            "name": self._names.ids(list(name)),
+            "category": self._categories.ids(categories),
+            "lane": self._lanes.ids(list(lanes)),
+            "stream": streams,
+            "device": on_device,
+            "correlation": _known(correlation, count),
+            "bytes": _known(moved, count),
+            "shapes": self._shape(shapes, count),
         }
         for column, values in columns.items():
             self._parts[column].append(values[good])
         self.rows += int(good.sum())
-
-    def _category(self, category: str | Sequence[str], count: int) -> IdColumn:
-        if isinstance(category, str):
-            return np.full(count, self._categories[category], np.int32)
-        return self._categories.ids(list(category))
-
-    def _lane(self, rows: Rows, count: int) -> IdColumn:
-        if rows.thread is not None:
-            return self._lanes.ids([(None, number) for number in rows.thread.tolist()])
-        device, stream = (_narrow(of, count).tolist() for of in (rows.device, rows.stream))
-        return self._lanes.ids(list(zip(device, stream, strict=True)))
 
     def _shape(self, shapes: Sequence[str] | None, count: int) -> IdColumn:
         if shapes is None or not any(shapes):
@@ -388,7 +334,7 @@ class Table:
             names=list(self._names),
             categories=list(self._categories),
             external_id=np.full(len(order), -1, np.int64),
-            collectives=Collectives.none(),
+            collectives=Collectives.of({}),
             **columns,
         )
 

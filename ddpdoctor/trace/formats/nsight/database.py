@@ -151,6 +151,8 @@ def _is_operator(name: str, rest: str) -> bool:
     return numbered or _NAMESPACE.match(name) is not None or _OPERATOR.match(name) is not None
 
 
+PROCESS_BITS = 24
+"""A thread's global number is its process's, shifted by so many bits, and its own."""
 MISSING = np.iinfo(np.int64).min
 """Stands where a number is absent."""
 LONGEST_TEXT = 1 << 15
@@ -195,6 +197,9 @@ class Database:
     def __init__(self, path: str) -> None:
         """Raises :class:`UnusableInput` where ``path`` cannot be opened as SQLite."""
         self.path = path
+        self.process: int | None = None
+        """What the global numbers of a process's threads begin with: from when it is set on, :meth:`batches` are of that one alone, where
+        a table tells processes apart."""
         try:
             size = Path(path).stat().st_size
             uri = f"{Path(path).absolute().as_uri()}?mode=ro&immutable=1"
@@ -293,7 +298,6 @@ class Database:
         texts: Sequence[str] = (),
         raw: Sequence[str] = (),
         where: str = "",
-        values: Sequence[int] = (),
     ) -> Iterator[Batch]:
         """The rows of ``table`` in their order, those for which ``where`` holds; none where there is no such table.
 
@@ -309,9 +313,13 @@ class Database:
                 for name in (*raw, *texts)
             ),
         ]
+        told_by = next((name for name in ("globalTid", "globalPid") if name in own), None)
+        of_one = self.process is not None and told_by is not None
+        filters = [*([where] if where else []), *([f"(e.{told_by} >> {PROCESS_BITS}) = ?"] if of_one else [])]
         sql = f"SELECT {', '.join(asked)} FROM {_quoted(table)} AS e NOT INDEXED"
+        sql += f" WHERE {' AND '.join(filters)}" if filters else ""
         seen = 0
-        for rows in self._rows(sql + (f" WHERE {where}" if where else ""), values):
+        for rows in self._rows(sql, (self.process,) if self.process is not None and of_one else ()):
             seen += len(rows)
             self._tell(seen)
             columns = list(zip(*rows, strict=True))

@@ -28,6 +28,7 @@ from .database import (
     MISSING,
     NAMES,
     NVTX,
+    PROCESS_BITS,
     RANK,
     RANKS,
     RUNTIME,
@@ -37,9 +38,7 @@ from .database import (
     marks_a_rank,
 )
 
-_PROCESS_BITS = 24
-"""A thread's global number is its process's, shifted by so many bits, and its own."""
-_PID_MASK = (1 << _PROCESS_BITS) - 1
+_PID_MASK = (1 << PROCESS_BITS) - 1
 _MOST_PROCESSES = 1024
 """Ranks on one host; it has at most some dozens of devices."""
 
@@ -76,7 +75,7 @@ def _ranks_in(path: str, _version: tuple[int, int, int]) -> tuple[Process, ...]:
 
 def process_of(numbers: IntColumn) -> IntColumn:
     """What the global numbers of threads or processes say of the process; :data:`MISSING` stays."""
-    return np.where(numbers == MISSING, MISSING, numbers >> _PROCESS_BITS)
+    return np.where(numbers == MISSING, MISSING, numbers >> PROCESS_BITS)
 
 
 def _with_kernels(database: Database) -> Iterator[Process]:
@@ -168,13 +167,8 @@ _DEVICE = {
 """Columns of the table of GPUs, and what Kineto calls the same."""
 
 
-class Place(msgspec.Struct, frozen=True):
-    """Which rank a process is."""
-
-    rank: int | None
-    said_by: str
-    """As :attr:`TraceMeta.rank_from`."""
-    world_size: int | None
+Place = tuple[int | None, str, int | None]
+"""Which rank a process is; who says so, as :attr:`TraceMeta.rank_from`; and the world size."""
 
 
 class Capture:
@@ -240,13 +234,13 @@ class Capture:
         if count == 1:
             for variable, size in _LAUNCHERS:
                 if (rank := _number(self.environment.get(variable))) is not None:
-                    return Place(rank, "distributedInfo", _number(self.environment.get(size)) or world)
+                    return rank, "distributedInfo", _number(self.environment.get(size)) or world
         if world is not None and (node := self._node(world, count)) is not None:
-            return Place(node * count + number, "distributedInfo", world)
+            return node * count + number, "distributedInfo", world
         if count > 1:  # the file's name is not that of one rank
-            return Place(None, "distributedInfo", world)
+            return None, "distributedInfo", world
         named = rank_of_name(path)
-        return Place(named, "" if named is None else "file name", world)
+        return named, "" if named is None else "file name", world
 
     def _world(self, count: int) -> int | None:
         """How many ranks torchrun starts on all hosts, each of which has as many as this one."""
@@ -274,7 +268,7 @@ def _by_nccl(made: Sequence[Fields], world: int | None, count: int) -> Place | N
     if len(numbers) != 1 or size < max(count, world or 0) or size >= MOST_RANKS:
         return None
     rank = numbers.pop()
-    return Place(rank, "distributedInfo", size) if 0 <= rank < size else None
+    return (rank, "distributedInfo", size) if 0 <= rank < size else None
 
 
 def _number(text: str | None) -> int | None:

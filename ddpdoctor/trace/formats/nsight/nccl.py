@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,7 +16,7 @@ from msgspec.structs import replace
 from ddpdoctor.trace import classify
 from ddpdoctor.trace.columns import Collectives, IntColumn, RankTrace
 
-from .build import Marks
+from .build import Mark
 from .database import COMMUNICATOR, MESSAGE_BYTES, RANKS, Fields
 
 _BEGIN, _END = "ncclGroupStart", "ncclGroupEnd"
@@ -49,7 +48,7 @@ class _Launching(msgspec.Struct, frozen=True):
 
 
 def with_collectives(
-    trace: RankTrace, calls: Marks, made: Sequence[Fields], lane_of: Mapping[int, int], base_ns: int
+    trace: RankTrace, calls: Sequence[Mark], made: Sequence[Fields], lane_of: Mapping[int, int], base_ns: int
 ) -> RankTrace:
     """The trace with what NCCL's ``calls`` say of its kernels, their times as in the file, where they count from ``base_ns``; ``made``
     are the communicators that were made while it was recorded, ``lane_of`` tells the lane of each thread."""
@@ -65,7 +64,7 @@ def with_collectives(
         return number[text]
 
     for kernel, call in sorted(_pairs(trace, calls, lane_of, base_ns)):
-        payload, operation = calls.payload[call], _OPERATIONS[calls.names[call]]
+        payload, operation = calls[call].payload, _OPERATIONS[calls[call].name]
         if not payload:
             continue
         group = payload.get(COMMUNICATOR)
@@ -76,16 +75,7 @@ def with_collectives(
         table["group_size"].append(sizes.get(group, -1) if group is not None else -1)
         table["in_elements"].append(elements)
         table["dtype"].append(named(_DTYPE) if elements >= 0 else -1)
-    return replace(trace, names=names, collectives=_columns(table))
-
-
-def _columns(table: Mapping[str, Sequence[int]]) -> Collectives:
-    count = len(table.get("event", ()))
-    columns: dict[str, Any] = {}
-    for name, kind in Collectives.__annotations__.items():
-        values = table.get(name, [-1] * count)
-        columns[name] = np.array(values, np.int32 if kind == "IdColumn" else np.int64)
-    return Collectives(**columns)
+    return replace(trace, names=names, collectives=Collectives.of(table))
 
 
 def _bytes(operation: str, payload: Fields, sizes: Mapping[int, int]) -> int:
@@ -97,16 +87,16 @@ def _bytes(operation: str, payload: Fields, sizes: Mapping[int, int]) -> int:
 
 
 def _pairs(
-    trace: RankTrace, calls: Marks, lane_of: Mapping[int, int], base_ns: int
+    trace: RankTrace, calls: Sequence[Mark], lane_of: Mapping[int, int], base_ns: int
 ) -> Iterator[tuple[int, int]]:
     """(Kernel's row in the trace, place in ``calls``) of each kernel that is one call's alone."""
     launched = _launches(trace)
     threads: dict[int, list[int]] = defaultdict(list)
-    for i, thread in enumerate(calls.thread):
-        threads[thread].append(i)
+    for i, made in enumerate(calls):
+        threads[made.thread].append(i)
     for thread, own in threads.items():
         lane = lane_of.get(thread)
-        launching = list(_launching(sorted(own, key=lambda i: (calls.start[i], -calls.end[i])), calls))
+        launching = list(_launching(sorted(own, key=lambda i: (calls[i].start, -calls[i].end)), calls))
         if lane is None or not launching:
             continue
         starts = np.array([one.start for one in launching], np.int64) + base_ns
@@ -122,7 +112,7 @@ def _pairs(
         for kernel, place in found:
             if many[place] == 1 and len(launching[place].calls) == 1:
                 call = launching[place].calls[0]
-                if calls.names[call] in _OPERATIONS:
+                if calls[call].name in _OPERATIONS:
                     yield kernel, call
 
 
@@ -140,21 +130,21 @@ def _launches(trace: RankTrace) -> dict[int, list[tuple[int, int]]]:
     return found
 
 
-def _launching(own: Sequence[int], calls: Marks) -> Iterator[_Launching]:
+def _launching(own: Sequence[int], calls: Sequence[Mark]) -> Iterator[_Launching]:
     """The ranges of one thread in which NCCL launches, in order."""
     depth = 0
     grouped: list[int] = []
     for i in own:
-        name = calls.names[i]
+        name = calls[i].name
         if name == _BEGIN:
             depth += 1
         elif name == _END:
             depth = max(0, depth - 1)
             if not depth:
-                yield _Launching(calls.start[i], calls.end[i], tuple(grouped))
+                yield _Launching(calls[i].start, calls[i].end, tuple(grouped))
                 grouped = []
         elif name in _TRAFFIC:
             if depth:
                 grouped.append(i)
             else:
-                yield _Launching(calls.start[i], calls.end[i], (i,))
+                yield _Launching(calls[i].start, calls[i].end, (i,))

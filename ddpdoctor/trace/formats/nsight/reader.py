@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
+
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace.columns import RankTrace, TraceMeta
 from ddpdoctor.trace.sources import is_url, shown
 
-from .build import Device, Ranges, Rows, Table, add_calls, read_ranges
+from .build import Ranges, Table, add_calls, add_device_work, read_ranges
 from .database import ANNOTATION, GRAPHS, OF_EXPORTS, RANKS, DamagedError, Database
 from .identity import Capture, Process, ranks_in
 from .nccl import with_collectives
@@ -66,7 +68,7 @@ class _Reading:
             why = self._broken[0] if self._broken else "holds no event with a begin and an end"
             raise UnusableInput(f"{self._path} {why}.")
         marked = self._mark_steps(ranges)
-        made = [one for one in ranges.calls.payload if RANKS in one]
+        made = [call.payload for call in ranges.calls if RANKS in call.payload]
         capture = Capture(self._database)
         base_ns, clock = capture.clock(self._table.earliest_ns() or 0)
         trace = self._table.finish(self._meta(capture, clock, rank, made, marked), base_ns)
@@ -74,17 +76,13 @@ class _Reading:
 
     def _fill(self) -> Ranges:
         """Reads the tables one by one; one that is damaged costs what came after in it."""
-        key = self._process.key
-        by_thread, by_process = (
-            ("", "") if key is None else ('(e."globalTid" >> 24) = ?', '(e."globalPid" >> 24) = ?')
-        )
-        values = () if key is None else (key,)
-        ranges = Ranges.none()
+        self._database.process = self._process.key
+        ranges = Ranges()
         self._database.expect(sorted(OF_EXPORTS))
         readings: tuple[Callable[[], None], ...] = (
-            lambda: Device(self._database, by_process, values).add_to(self._table),
-            lambda: add_calls(self._database, by_thread, values, self._table),
-            lambda: read_ranges(self._database, by_thread, values, self._table, ranges),
+            lambda: add_device_work(self._database, self._table),
+            lambda: add_calls(self._database, self._table),
+            lambda: read_ranges(self._database, self._table, ranges),
         )
         for reading in readings:
             try:
@@ -98,28 +96,21 @@ class _Reading:
         if are_marked(ranges.annotations):
             return True
         steps = steps_of(ranges.annotations)
-        if steps is None:
-            return False
-        self._table.add(
-            Rows(
-                category=ANNOTATION,
-                name=[f"ProfilerStep#{number}" for number in steps.number],
-                start=steps.start,
-                duration=steps.end - steps.start,
-                thread=steps.thread,
-            )
-        )
-        return True
+        if steps:
+            start, end, thread = np.array([mark[1:4] for _, mark in steps], np.int64).T
+            names = [f"ProfilerStep#{number}" for number, _ in steps]
+            self._table.add(ANNOTATION, names, start, end - start, thread=thread)
+        return bool(steps)
 
     def _meta(
         self, capture: Capture, clock: str, rank: int | None, made: list[dict[str, int]], marked: bool
     ) -> TraceMeta:
-        place = capture.place(self._file, self._number, self._count, made)
+        named, said_by, world_size = capture.place(self._file, self._number, self._count, made)
         return TraceMeta(
             source=self._path,
-            rank=place.rank if rank is None else rank,
-            rank_from=place.said_by if rank is None else "run directory",
-            world_size=place.world_size,
+            rank=named if rank is None else rank,
+            rank_from=said_by if rank is None else "run directory",
+            world_size=world_size,
             backend="nccl" if self._process.communicates and self._process.devices else None,
             host=capture.host,
             devices=capture.devices,
@@ -137,7 +128,7 @@ class _Reading:
                 f"{self._path}: no NVTX range marks the steps: they are derived from the optimizer's kernels, if these stand out. "
                 'Push a range such as "step 12" around each, or train under torch.autograd.profiler.emit_nvtx().'
             )
-        if next(iter(self._database.batches(GRAPHS, ("start",))), None) is not None:
+        if self._database.small(GRAPHS, "start", most=1):
             yield (
                 f"{self._path}: CUDA graphs were recorded as wholes, and what runs in them, including collectives, is "
                 "not shown separately: record with --cuda-graph-trace=node."

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-import msgspec
-import numpy as np
-
 from ddpdoctor.trace import classify
-from ddpdoctor.trace.columns import IntColumn
 
-from .build import Marks
+from .build import Mark
 
 _NUMBERED = re.compile(
     r"(?P<what>.*?(?<![a-z])(?:step|iter|iteration|batch)s?[\s_#:=.(\[-]*)(?P<number>\d{1,9})[\])]?\s*$",
@@ -35,72 +31,37 @@ _LONGEST_NAME = 200
 _FEWEST = 2
 
 
-class Steps(msgspec.Struct, frozen=True):
-    """Steps that ranges tell; times as in the file."""
-
-    number: Sequence[int]
-    start: IntColumn
-    end: IntColumn
-    thread: IntColumn
+_Row = tuple[int, Mark]
+"""The number of a step, and its range."""
 
 
-def are_marked(marks: Marks) -> bool:
+def are_marked(marks: Sequence[Mark]) -> bool:
     """Whether the annotations say themselves what a step is."""
     return any(
         classify.step_number(name) is not None or classify.is_optimizer_step(name)
-        for name in set(marks.names)
+        for name in {mark.name for mark in marks}
     )
 
 
-def steps_of(marks: Marks) -> Steps | None:
-    """The steps that the names of ``marks`` suggest; None where none are alike."""
-    numbered: dict[tuple[int, str], list[int]] = defaultdict(list)
-    whole: dict[tuple[int, str], list[int]] = defaultdict(list)
-    number_of: dict[int, int] = {}
-    for row, (name, thread) in enumerate(zip(marks.names, marks.thread, strict=True)):
-        if len(name) > _LONGEST_NAME or _NO_STEP.search(name):
+def steps_of(marks: Sequence[Mark]) -> list[_Row]:
+    """The steps that the names of ``marks`` suggest; [] where none are alike."""
+    numbered: dict[tuple[int, str], list[_Row]] = defaultdict(list)
+    whole: dict[tuple[int, str], list[_Row]] = defaultdict(list)
+    for mark in marks:
+        if len(mark.name) > _LONGEST_NAME or _NO_STEP.search(mark.name):
             continue
-        if match := _NUMBERED.match(name):
-            number_of[row] = int(match["number"])
-            numbered[thread, match["what"]].append(row)
-        elif _WHOLE.match(name):
-            whole[thread, name].append(row)
-    counted = [
-        rows
-        for rows in (_in_time(rows, marks) for rows in numbered.values())
-        if _count_up(rows, number_of, marks)
-    ]
-    if counted:
-        rows = max(counted, key=lambda rows: _length(rows, marks))
-        return _steps(rows, [number_of[row] for row in rows], marks)
-    alike = [rows for rows in (_in_time(rows, marks) for rows in whole.values()) if _follow(rows, marks)]
-    if alike:
-        rows = max(alike, key=lambda rows: _length(rows, marks))
-        return _steps(rows, list(range(len(rows))), marks)
-    return None
+        if match := _NUMBERED.match(mark.name):
+            numbered[mark.thread, match["what"]].append((int(match["number"]), mark))
+        elif _WHOLE.match(mark.name):
+            whole[mark.thread, mark.name].append((0, mark))
+    counted = [rows for rows in _following(numbered) if all(a < b for (a, _), (b, _) in pairwise(rows))]
+    alike = [[(place, mark) for place, (_, mark) in enumerate(rows)] for rows in _following(whole)]
+    return max(counted or alike, key=lambda rows: sum(mark.end - mark.start for _, mark in rows), default=[])
 
 
-def _in_time(rows: Sequence[int], marks: Marks) -> list[int]:
-    return sorted(rows, key=marks.start.__getitem__)
-
-
-def _count_up(rows: Sequence[int], number_of: dict[int, int], marks: Marks) -> bool:
-    """Whether one range follows the other, each with a higher number."""
-    numbers = [number_of[row] for row in rows]
-    return _follow(rows, marks) and all(a < b for a, b in pairwise(numbers))
-
-
-def _follow(rows: Sequence[int], marks: Marks) -> bool:
-    apart = all(marks.end[a] <= marks.start[b] for a, b in pairwise(rows))
-    return len(rows) >= _FEWEST and apart
-
-
-def _length(rows: Sequence[int], marks: Marks) -> int:
-    return sum(marks.end[row] - marks.start[row] for row in rows)
-
-
-def _steps(rows: Sequence[int], numbers: Sequence[int], marks: Marks) -> Steps:
-    start, end, thread = (
-        np.array([values[row] for row in rows], np.int64) for values in (marks.start, marks.end, marks.thread)
-    )
-    return Steps(numbers, start, end, thread)
+def _following(ranges: Mapping[tuple[int, str], list[_Row]]) -> Iterator[list[_Row]]:
+    """Those of one name and thread, in order of time, where they are several and one follows the other."""
+    for rows in ranges.values():
+        rows.sort(key=lambda row: row[1].start)
+        if len(rows) >= _FEWEST and all(a.end <= b.start for (_, a), (_, b) in pairwise(rows)):
+            yield rows

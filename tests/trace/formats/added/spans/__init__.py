@@ -65,5 +65,5 @@ def _table(meta: TraceMeta, rows: list[list[str]]) -> RankTrace:
         external_id=absent.astype(np.int64),
         bytes=absent.astype(np.int64),
         shapes=absent,
-        collectives=Collectives.none(),
+        collectives=Collectives.of({}),
     )

@@ -1,0 +1,84 @@
+"""The facts ``run``: where the wall time of the whole run went, and single pauses."""
+
+from __future__ import annotations
+
+import msgspec
+
+from .places import Where
+
+
+class RunEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps that are unlike the others in one way: single pauses, a rhythm, a change, growth."""
+
+    steps: list[int] = []
+    """Numbers of these steps; of a change and of growth the first and the last one."""
+    total_s: float
+    """Seconds by which they took longer than usual (or than before), together; below 0 if they took less."""
+    longest_s: float = 0.0
+    """Seconds of the longest one."""
+    share: float | None = None
+    """Share of the run's wall time; null where that is unknown."""
+    every: int | None = None
+    """Distance in steps between two of a rhythm."""
+    hits: int | None = None
+    """How many of the steps at that distance are long."""
+    chances: int | None = None
+    """How many steps there are at that distance."""
+    before_ms: float | None = None
+    """Median step time before a change, or at the beginning of the growth."""
+    after_ms: float | None = None
+    """Median step time behind a change, or at the end of the growth."""
+    ranks: list[int] | None = None
+    """The ranks that took longer while the others waited; null where all did, or it is unknown which."""
+    kind: str | None = None
+    """What took the time there: "data" (the wait for a batch), "checkpoint", "host" (code outside forward, backward and optimizer),
+    "compute" (forward, backward or optimizer), "communication" (all ranks in a collective); null where nothing shows it."""
+    off_cpu: bool | None = None
+    """Whether the training thread was neither running nor waiting for a core for most of it; null where the scheduler was not read."""
+    where: list[Where] = []
+    """The lines."""
+
+
+class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The wall time of the run from the launcher's start to its end, in seconds: the mean over the ranks."""
+
+    wall_s: float | None = None
+    """All of it; null where no launcher recorded its start and end."""
+    goodput: float | None = None
+    """Share of it that the job's steps would take if each took the usual time."""
+    start_s: float | None = None
+    """From the launcher's start until the process group was there: interpreter, imports, rendezvous."""
+    preparation_s: float | None = None
+    """From there until the first batch was asked for: the model, DDP's constructor, the dataset, a restored checkpoint."""
+    first_batch_s: float | None = None
+    """The wait for the first batch."""
+    warm_up_s: float | None = None
+    """What the first steps took longer than usual ones."""
+    steps_s: float | None = None
+    """Ordinary steps."""
+    some_steps_s: float | None = None
+    """What the steps of a rhythm, such as every tenth, took longer."""
+    epochs_s: float | None = None
+    """What steps took longer in which a pass over a loader began or ended."""
+    evaluation_s: float | None = None
+    """What steps with an evaluation took longer."""
+    checkpoint_s: float | None = None
+    """What steps took longer in which a rank saved or loaded a checkpoint."""
+    pauses_s: float | None = None
+    """What single long steps took longer."""
+    suspended_s: float | None = None
+    """What steps took longer in which a rank was stopped from outside."""
+    profiler_s: float | None = None
+    """What steps took longer in which a profiler was opened, closed or saved."""
+    unrecorded_s: float | None = None
+    """Between steps of which some were not recorded."""
+    end_s: float | None = None
+    """From the last step's end to the launcher's end."""
+    pause: RunEvent | None = None
+    """One or two single steps that took far longer than the others. They are excluded from the measured steps."""
+    rhythm: RunEvent | None = None
+    """Every n-th step is longer; null where there is no such rhythm."""
+    change: RunEvent | None = None
+    """The step time changed at one step, for good or until the next change: the largest such change; null without one."""
+    growth: RunEvent | None = None
+    """Steps get longer all along; null where they do not."""

@@ -1,0 +1,267 @@
+"""Steps that take longer than the others, and when: once, in every n-th step, from some step on, or ever longer.
+
+Lengths are those of whole steps, of the rank that took longest: ranks that wait for each other in every step all take as long. The
+length of a usual step is a running quantile, so that a slow drift is not taken for pauses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from ddpdoctor.measure.numerics import Array, Ints, Mask, best_split, scatter_of, trend
+
+
+class PatternKind(StrEnum):
+    """When the longer steps come."""
+
+    ONCE = "once"
+    """In one or two single steps."""
+    EVERY_NTH = "every_nth"
+    FROM_STEP = "from_step"
+    """From one step on, to the end or to the next change: longer or shorter."""
+    GROWING = "growing"
+    """Each step a little longer than the one before."""
+
+
+class StepPattern(msgspec.Struct, frozen=True):
+    """Steps that are unlike the others in one way."""
+
+    kind: PatternKind
+    steps: list[int]
+    """Numbers of the steps concerned; of a change or a growth the first and the last."""
+    extra_s: float
+    """Seconds of the run by which these steps took longer than the usual ones; negative where they took less."""
+    every: int | None = None
+    """Distance in steps between two of them, of :attr:`PatternKind.EVERY_NTH`."""
+    hits: int | None = None
+    """How many of the steps at that distance are long."""
+    chances: int | None = None
+    """How many steps there are at that distance."""
+    before_ms: float | None = None
+    """Median length before the change, or at the beginning of the growth."""
+    after_ms: float | None = None
+    """Median length behind the change, or at the end of the growth."""
+
+
+class Tuning(msgspec.Struct, frozen=True):
+    """When a step is unlike the others."""
+
+    fewest: int = 20
+    """Steps; in fewer, nothing is usual."""
+    window: int = 101
+    """Steps of the running median, odd."""
+    scatters: float = 6.0
+    """Times the scatter (1.4826 x the median absolute deviation) beyond the usual length. Of normal scatter one step in 10^9 is so
+    long, of lengths with heavy tails (Student's t, 3 degrees of freedom) 1 in 200: such steps are long without any rhythm, and short."""
+    share: float = 0.25
+    """Of the usual length, by which a step must be longer in any case."""
+    slots: int = 4
+    """Fewest long steps of a rhythm."""
+    usual: float = 0.4
+    """Quantile of the lengths around a step that is its usual length."""
+    regular: float = 0.9
+    """Share of the steps at a distance that must be long."""
+    between: float = 0.3
+    """Share of the other steps that may be long."""
+    farthest: int = 5000
+    """Largest distance that is tried, steps."""
+    pause_s: float = 1.0
+    """Seconds beyond the usual length, from which a single step is a pause."""
+    pause_lengths: float = 10.0
+    """Usual lengths beyond the usual length, from which it is one in any case."""
+    most_pauses: int = 2
+    """More of them are a pattern: steps that are long now and then are priced per step, like all that recurs."""
+    level: float = 0.05
+    """Part of the length by which a level must change."""
+    blocks: int = 160
+    """Into which the series is cut at most to look for changes: medians of neighbouring steps."""
+    fewest_in_block: int = 5
+    """Steps of a block: the median of fewer still scatters much."""
+    level_scatters: float = 3.0
+    """Times the scatter of the blocks around their levels by which a level must change."""
+    fewest_blocks: int = 4
+    """Of one level."""
+    most_changes: int = 4
+    """Levels that alternate more often are scatter."""
+    sure: float = 4.0
+    """Standard deviations of Kendall's statistic beyond which a series rises."""
+
+
+_TUNING = Tuning()
+
+
+def step_patterns(numbers: Ints, lengths_s: Array, counted: Mask) -> list[StepPattern]:
+    """The patterns of a run. ``numbers`` [N] of its steps, increasing; ``lengths_s`` [N] their lengths in seconds; ``counted`` [N] which
+    of them say something of the job: not the warm-up, nor steps that a profiler or a suspension disturbed."""
+    numbers, lengths = numbers[counted], lengths_s[counted]
+    if len(numbers) < _TUNING.fewest:
+        return []
+    usual = usual_lengths(lengths)
+    extra = lengths - usual
+    is_long = long_steps(lengths, usual)
+    rhythm = _rhythm(numbers, is_long, extra)
+    found = [rhythm] if rhythm is not None else []
+    if rhythm is not None:
+        is_long = is_long & ~np.isin(numbers, rhythm.steps)
+    pauses = _pauses(numbers, is_long, extra, usual)
+    if pauses is not None:
+        found.append(pauses)
+    others = ~np.isin(numbers, [step for pattern in found for step in pattern.steps])
+    if rhythm is not None and rhythm.every is not None:
+        others &= numbers % rhythm.every != rhythm.steps[0] % rhythm.every
+    return [*found, *_levels(numbers[others], lengths[others])]
+
+
+def usual_lengths(lengths: Array) -> Array:
+    """[N] the running 40 % quantile of the lengths, seconds: a level that stays with the shorter steps where every second one is long."""
+    half = min(_TUNING.window // 2, len(lengths) - 1)
+    windows = sliding_window_view(np.pad(lengths, half, mode="edge"), 2 * half + 1)
+    place = int(_TUNING.usual * (2 * half + 1))
+    usual: Array = np.partition(windows, place, axis=-1)[:, place]
+    return usual
+
+
+def long_steps(lengths: Array, usual: Array) -> Mask:
+    """[N] which steps are clearly longer than the usual ones around them."""
+    extra = lengths - usual
+    result: Mask = extra > np.maximum(_TUNING.scatters * _scatter(extra), _TUNING.share * usual)
+    return result
+
+
+def _scatter(extra: Array) -> float:
+    """Of the usual steps, by those that are shorter than usual: long ones do not enter."""
+    shorter = extra[extra < 0]
+    return float(scatter_of(shorter)) if len(shorter) else 0.0
+
+
+def _rhythm(numbers: Ints, is_long: Mask, extra: Array) -> StepPattern | None:
+    """The long steps at the smallest distance at which nearly all steps are long, and few are in between."""
+    at = numbers[is_long]
+    if len(at) < _TUNING.slots:
+        return None
+    span = int(numbers[-1] - numbers[0]) + 1
+    for every in range(2, min(span // _TUNING.slots, _TUNING.farthest) + 1):
+        counts = np.bincount(at % every, minlength=every)
+        phase = int(counts.argmax())
+        if counts[phase] < max(_TUNING.slots, _TUNING.regular * (len(numbers) // every)):
+            continue
+        in_phase = numbers % every == phase
+        hits, chances = int(counts[phase]), int(in_phase.sum())
+        if hits >= _TUNING.regular * chances and len(at) - hits <= _TUNING.between * (len(numbers) - chances):
+            steps = in_phase & is_long
+            return StepPattern(
+                PatternKind.EVERY_NTH,
+                [int(number) for number in numbers[steps]],
+                float(extra[steps].sum()),
+                every=every,
+                hits=hits,
+                chances=chances,
+            )
+    return None
+
+
+def _pauses(numbers: Ints, is_long: Mask, extra: Array, usual: Array) -> StepPattern | None:
+    pause = is_long & ((extra >= _TUNING.pause_s) | (extra >= _TUNING.pause_lengths * usual))
+    if not 0 < pause.sum() <= _TUNING.most_pauses:
+        return None
+    return StepPattern(
+        PatternKind.ONCE, [int(number) for number in numbers[pause]], float(extra[pause].sum())
+    )
+
+
+def _levels(numbers: Ints, lengths: Array) -> list[StepPattern]:
+    """Changes of the level, or its growth: whichever describes the series better, by the Bayesian information criterion with absolute
+    deviations (Laplace errors): N log(mean deviation) + parameters x log N."""
+    per_block = max(_TUNING.fewest_in_block, -(-len(lengths) // _TUNING.blocks))
+    count = len(lengths) // per_block
+    if count < 2 * _TUNING.fewest_blocks:
+        return []
+    blocks = np.median(lengths[: count * per_block].reshape(count, per_block), axis=1)
+    cuts = _cuts(blocks)
+    place = np.arange(count, dtype=float)
+    slope = trend(place, blocks, 0.9)
+    line = slope.slope * place + np.median(blocks - slope.slope * place)
+    grows = slope.sureness >= _TUNING.sure and line[-1] - line[0] >= 2 * _TUNING.level * line[0]
+    if grows and _criterion(blocks - line, 1) < _criterion(blocks - _stairs(blocks, cuts), 2 * len(cuts)):
+        return [_growth(numbers, lengths, float(line[0]), float(line[-1]))]
+    exact = [_exact_cut(lengths, cut * per_block, 2 * per_block) for cut in cuts]
+    return _changes(numbers, lengths, exact)
+
+
+def _criterion(deviations: Array, parameters: int) -> float:
+    count = len(deviations)
+    return count * float(np.log(max(np.abs(deviations).mean(), 1e-12))) + parameters * float(np.log(count))
+
+
+def _cuts(blocks: Array) -> list[int]:
+    """Places of the blocks at which the level changes, in order."""
+    cuts: list[int] = []
+    for _ in range(_TUNING.most_changes):
+        edges = [0, *cuts, len(blocks)]
+        offers = [
+            (gain, start + place)
+            for start, stop in pairwise(edges)
+            if stop - start >= 2 * _TUNING.fewest_blocks
+            for place, gain in [best_split(blocks[start:stop], _TUNING.fewest_blocks)]
+        ]
+        if not offers:
+            break
+        more = sorted([*cuts, max(offers)[1]])
+        if not all(_is_change(blocks, more, place) for place in range(len(more))):
+            break
+        cuts = more
+    return cuts
+
+
+def _is_change(blocks: Array, cuts: Sequence[int], place: int) -> bool:
+    edges = [0, *cuts, len(blocks)]
+    before, after = (np.median(blocks[a:b]) for a, b in list(pairwise(edges))[place : place + 2])
+    spread = scatter_of(blocks - _stairs(blocks, cuts))
+    return bool(abs(after - before) >= max(_TUNING.level * before, _TUNING.level_scatters * float(spread)))
+
+
+def _stairs(blocks: Array, cuts: Sequence[int]) -> Array:
+    """[N] the median of each block's part."""
+    levels = [
+        np.full(stop - start, np.median(blocks[start:stop]))
+        for start, stop in pairwise([0, *cuts, len(blocks)])
+    ]
+    return np.concatenate(levels)
+
+
+def _exact_cut(lengths: Array, near: int, within: int) -> int:
+    """The place of a change that was found among blocks, among the steps ``within`` on either side of it."""
+    start, stop = max(near - within, 0), min(near + within, len(lengths))
+    around = np.log(np.maximum(lengths[start:stop], 1e-9))
+    return start + best_split(around, 1)[0] if stop - start >= 2 else near
+
+
+def _changes(numbers: Ints, lengths: Array, cuts: Sequence[int]) -> list[StepPattern]:
+    edges = [0, *cuts, len(lengths)]
+    levels = [float(np.median(lengths[a:b])) for a, b in pairwise(edges)]
+    return [
+        StepPattern(
+            PatternKind.FROM_STEP,
+            [int(numbers[cut]), int(numbers[stop - 1])],
+            float((lengths[cut:stop] - before).sum()),
+            before_ms=before * 1e3,
+            after_ms=after * 1e3,
+        )
+        for cut, stop, before, after in zip(cuts, edges[2:], levels[:-1], levels[1:], strict=True)
+    ]
+
+
+def _growth(numbers: Ints, lengths: Array, first: float, last: float) -> StepPattern:
+    return StepPattern(
+        PatternKind.GROWING,
+        [int(numbers[0]), int(numbers[-1])],
+        float((lengths - first).sum()),
+        before_ms=first * 1e3,
+        after_ms=last * 1e3,
+    )

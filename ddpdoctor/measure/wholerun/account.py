@@ -1,0 +1,247 @@
+"""Where the wall time of a run went, rank by rank: parts that do not overlap and add up to it.
+
+A rank's time is known from four places: when its launcher started and ended (the run's manifest), when its process group was there and
+when its recording ended (``rank.json``), and its steps, each of which begins when the one before ends. A step that is unlike the others
+for a known reason counts as an ordinary one up to the usual length of a step; what it took beyond that is the reason's part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+
+import msgspec
+import numpy as np
+
+from ddpdoctor.measure.numerics import Array, Ints
+from ddpdoctor.measure.steplog import (
+    DISTURBED,
+    EVALUATION,
+    SUSPENDED,
+    WARM_UP,
+    PatternKind,
+    RankLog,
+    Step,
+    StepPattern,
+    chosen_and_why,
+    lengths_of_run,
+    patterns_of_run,
+    usual_lengths,
+)
+from ddpdoctor.rundir import EventKind
+
+_AS_USUAL = 1.5
+"""Times the usual length that steps without a record may have taken on average: these were ordinary ones, left out of a long log."""
+
+
+class RunPart(StrEnum):
+    """A part of a rank's wall time, in the order of the run."""
+
+    START = "start"
+    """From the launcher's start until the process group is there: the interpreter, imports, the rendezvous."""
+    PREPARATION = "preparation"
+    """Until the first batch is asked for, or the first forward pass: the model, DDP's constructor, the dataset, a restored checkpoint."""
+    FIRST_BATCH = "first_batch"
+    """The wait for the first batch."""
+    WARM_UP = "warm_up"
+    """The first steps, until their lengths have settled, beyond the usual length: compilation, autotuning, caches."""
+    STEPS = "steps"
+    """Ordinary steps, and of all other steps as much as a usual one takes."""
+    SOME_STEPS = "some_steps"
+    """What the steps of a rhythm (every n-th) take longer."""
+    EPOCHS = "epochs"
+    """What steps take longer in which a pass over a loader begins or ends."""
+    EVALUATION = "evaluation"
+    """What steps take longer in which the job evaluates."""
+    CHECKPOINTS = "checkpoints"
+    """What steps take longer in which a rank saves or loads a checkpoint."""
+    PAUSES = "pauses"
+    """What single long steps take longer, for none of the other reasons."""
+    SUSPENDED = "suspended"
+    """What steps take longer in which the rank was stopped from outside."""
+    PROFILER = "profiler"
+    """What steps take longer in which a profiler was opened, closed or saved: ddpdoctor's own or the job's."""
+    END = "end"
+    """From the last step's end until the process group was destroyed, or the recording ended with the process."""
+    TEARDOWN = "teardown"
+    """From there to the launcher's end."""
+    UNKNOWN = "unknown"
+    """Between steps of which some are not recorded."""
+
+
+class Launch(msgspec.Struct, frozen=True):
+    """The launcher of a host, by that host's clock."""
+
+    started_ns: int
+    ended_ns: int | None
+    """None where it was not recorded."""
+
+
+class RankAccount(msgspec.Struct, frozen=True):
+    """One rank's wall time."""
+
+    rank: int
+    parts_s: dict[RunPart, float]
+    """Seconds; parts that took nothing are left out."""
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds from the launcher's start to its end, as far as recorded."""
+        return sum(self.parts_s.values())
+
+
+class RunAccount(msgspec.Struct, frozen=True):
+    """The wall time of a run."""
+
+    ranks: list[RankAccount]
+    parts_s: dict[RunPart, float]
+    """Seconds of each part: the mean over the ranks."""
+    steps: int
+    """How many steps the job took, as far as known."""
+    usual_s: float
+    """Seconds of a usual step: the median of the ordinary ones."""
+    goodput: float
+    """Share of the wall time that the job's steps would take if each were a usual one (0 to 1)."""
+    patterns: list[StepPattern]
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds: the mean over the ranks."""
+        return sum(self.parts_s.values())
+
+
+def run_account(logs: Sequence[RankLog], launches: Mapping[str, Launch]) -> RunAccount | None:
+    """The account of a run; None without a step. ``launches`` by host name: where one is missing, the time before the process group
+    and behind the recording is not known, and left out."""
+    logs = [log for log in logs if log.steps]
+    if not logs:
+        return None
+    why = chosen_and_why(logs)[1]
+    numbers, lengths_s = lengths_of_run(logs)
+    counted = np.array([why.get(number) not in _NOT_THE_JOBS for number in numbers.tolist()], bool)
+    patterns = patterns_of_run(logs, why)
+    reasons = _reasons(logs, why, patterns)
+    usual = _usual(numbers, lengths_s, counted)
+    ranks = [_of_rank(log, launches.get(log.host), reasons, usual) for log in logs]
+    parts = {part: sum(rank.parts_s.get(part, 0.0) for rank in ranks) / len(ranks) for part in RunPart}
+    steps = int(max(log.steps[-1].number for log in logs)) + 1
+    ordinary = [
+        length for number, length in zip(numbers.tolist(), lengths_s, strict=True) if number not in reasons
+    ]
+    usual_s = float(np.median(ordinary)) if ordinary else float(np.median(lengths_s))
+    wall_s = sum(parts.values())
+    return RunAccount(
+        ranks=ranks,
+        parts_s={part: seconds for part, seconds in parts.items() if seconds > 0.0},
+        steps=steps,
+        usual_s=usual_s,
+        goodput=min(steps * usual_s / wall_s, 1.0) if wall_s > 0 else 0.0,
+        patterns=patterns,
+    )
+
+
+_NOT_THE_JOBS = frozenset([WARM_UP, DISTURBED, SUSPENDED])
+"""Reasons for which the length of a step says nothing of the job."""
+_PART_OF_REASON = {
+    WARM_UP: RunPart.WARM_UP,
+    DISTURBED: RunPart.PROFILER,
+    SUSPENDED: RunPart.SUSPENDED,
+    EVALUATION: RunPart.EVALUATION,
+}
+
+
+def _usual(numbers: Ints, lengths_s: Array, counted: Array) -> dict[int, float]:
+    """By number, the usual length of the steps around it, seconds."""
+    known = usual_lengths(lengths_s[counted]) if counted.any() else np.array([float(np.median(lengths_s))])
+    at = numbers[counted] if counted.any() else numbers[:1]
+    places = np.clip(np.searchsorted(at, numbers), 0, len(at) - 1)
+    return dict(zip(numbers.tolist(), known[places].tolist(), strict=True))
+
+
+def _reasons(
+    logs: Sequence[RankLog], why: Mapping[int, str], patterns: Sequence[StepPattern]
+) -> dict[int, RunPart]:
+    """By number, to which part a step's time beyond the usual length belongs; the first reason here counts most."""
+    reasons: dict[int, RunPart] = {}
+    for number, reason in why.items():
+        if reason in _PART_OF_REASON:
+            reasons[number] = _PART_OF_REASON[reason]
+    for log in logs:
+        first = log.steps[0].number
+        for step in log.steps:
+            kinds = {event.kind for event in step.events}
+            if kinds & {EventKind.SAVE, EventKind.LOAD}:
+                reasons.setdefault(step.number, RunPart.CHECKPOINTS)
+            elif step.number > first and (
+                EventKind.ITERATION in kinds or any(event.exhausted for event in step.events)
+            ):
+                reasons.setdefault(step.number, RunPart.EPOCHS)
+    for pattern in patterns:
+        part = {PatternKind.EVERY_NTH: RunPart.SOME_STEPS, PatternKind.ONCE: RunPart.PAUSES}.get(pattern.kind)
+        if part is not None:
+            for number in pattern.steps:
+                reasons.setdefault(number, part)
+    return reasons
+
+
+def _of_rank(
+    log: RankLog, launch: Launch | None, reasons: Mapping[int, RunPart], usual_s: Mapping[int, float]
+) -> RankAccount:
+    parts = dict.fromkeys(RunPart, 0.0)
+    ended_ns = log.record.info.get("ended_ns")
+    first_ns, last_ns = log.steps[0].recorded_ns[0], log.steps[-1].recorded_ns[1]
+    if launch is not None:
+        parts[RunPart.START] = (first_ns - launch.started_ns) / 1e9
+        if isinstance(ended_ns, int) and launch.ended_ns is not None:
+            parts[RunPart.TEARDOWN] = (launch.ended_ns - max(ended_ns, last_ns)) / 1e9
+        elif launch.ended_ns is not None:
+            parts[RunPart.TEARDOWN] = (launch.ended_ns - last_ns) / 1e9
+    if isinstance(ended_ns, int):
+        parts[RunPart.END] = (ended_ns - last_ns) / 1e9
+    before = None
+    for step in log.steps:
+        if before is not None and step.number > before.number + 1:
+            between_s = (step.start_ns - before.end_ns) / 1e9
+            as_usual_s = (step.number - before.number - 1) * usual_s.get(step.number, 0.0)
+            known = between_s <= _AS_USUAL * as_usual_s
+            parts[RunPart.STEPS if known else RunPart.UNKNOWN] += between_s
+        _add_step(
+            parts, step, reasons.get(step.number), usual_s.get(step.number, 0.0), is_first=step.number == 0
+        )
+        before = step
+    return RankAccount(log.rank, {part: seconds for part, seconds in parts.items() if seconds > 0.0})
+
+
+def _add_step(
+    parts: dict[RunPart, float], step: Step, reason: RunPart | None, usual_s: float, *, is_first: bool
+) -> None:
+    """Divide the time of a step among the parts."""
+    length_s = step.length_ns / 1e9
+    if is_first:
+        prepared_s, batch_s = _prepared(step)
+        parts[RunPart.PREPARATION] += prepared_s
+        parts[RunPart.FIRST_BATCH] += batch_s
+        length_s -= prepared_s + batch_s
+    ordinary_s = length_s if reason is None else min(length_s, usual_s)
+    parts[RunPart.STEPS] += ordinary_s
+    if reason is not None:
+        parts[reason] += length_s - ordinary_s
+
+
+def _prepared(step: Step) -> tuple[float, float]:
+    """Seconds of the first step until the first batch is asked for, or else until the first forward pass; and of the wait for it."""
+    asked = [
+        event
+        for event in step.events
+        if event.kind in (EventKind.ITERATION, EventKind.DATA, EventKind.FORWARD)
+    ]
+    if not asked:
+        return 0.0, 0.0
+    first = min(asked, key=lambda event: event.start_ns)
+    if first.kind == EventKind.FORWARD:
+        return first.start_ns / 1e9, 0.0
+    batches = [
+        event for event in step.events if event.kind == EventKind.DATA and event.start_ns >= first.start_ns
+    ]
+    end_ns = min((event.end_ns for event in batches), default=first.end_ns)
+    return first.start_ns / 1e9, (end_ns - first.start_ns) / 1e9

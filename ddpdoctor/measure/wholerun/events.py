@@ -1,0 +1,171 @@
+"""Which ranks took longer, in what and on which lines, in the steps of a pattern.
+
+If one rank takes longer, the others wait for it at the next synchronisation. A rank's own part of a step is what it spent outside of
+collectives, barriers, and what follows in a backward pass once its own gradients are ready; longer own parts are the rank's.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ddpdoctor.measure.runfacts import RunEvent
+from ddpdoctor.measure.sourcelines import LogSourceLines
+from ddpdoctor.measure.steplog import PatternKind, RankLog, Step, StepPattern
+from ddpdoctor.measure.taxonomy import Component
+from ddpdoctor.rundir import EventKind
+
+_KINDS = {
+    EventKind.DATA: "data",
+    EventKind.ITERATION: "data",
+    EventKind.SAVE: "checkpoint",
+    EventKind.LOAD: "checkpoint",
+    EventKind.FORWARD: "compute",
+    EventKind.BACKWARD: "compute",
+    EventKind.OPTIMIZER: "compute",
+    EventKind.COLLECTION: "host",
+}
+_WAITS = frozenset([EventKind.COLLECTIVE, EventKind.BARRIER, EventKind.WAIT, EventKind.BROADCAST])
+_COMPONENTS = {
+    "data": (Component.DATA, Component.EPOCH_START),
+    "checkpoint": (Component.CHECKPOINT,),
+    "host": (Component.HOST,),
+    "compute": (Component.FORWARD, Component.BACKWARD, Component.OPTIMIZER),
+}
+_OWN = 0.5
+"""Part of the extra time by which a rank's own part must be longer, so that the extra time is that rank's."""
+_OFF_CPU = 0.5
+"""Part of the extra time off the CPU, and not waiting for one, from which on it is called so."""
+
+
+def event_of(
+    kind: PatternKind,
+    patterns: Sequence[StepPattern],
+    logs: Sequence[RankLog],
+    lines: LogSourceLines,
+    wall_s: float | None,
+) -> RunEvent | None:
+    """The facts of the pattern of this ``kind`` that takes most time; None without one. ``lines`` are those of the same ``logs``."""
+    pattern = max(
+        (each for each in patterns if each.kind is kind), key=lambda each: abs(each.extra_s), default=None
+    )
+    if pattern is None:
+        return None
+    long, usual = _compared(pattern, logs)
+    of_long, of_usual = ([_median_times(log.steps, steps) for log in logs] for steps in (long, usual))
+    extra = [
+        {work: ns - before.get(work, 0.0) for work, ns in now.items()}
+        for now, before in zip(of_long, of_usual, strict=True)
+    ]
+    beyond_ns = _beyond_ns(logs, long, usual)
+    who = [place for place, times in enumerate(extra) if max(times.values(), default=0.0) >= _OWN * beyond_ns]
+    together = _together(extra, who)
+    work = (
+        max(together, key=lambda name: together[name])
+        if together
+        else "communication"
+        if all(of_long)
+        else None
+    )
+    ranks = None if len(who) in (0, len(logs)) else [logs[place].rank for place in who]
+    where = lines.longer(_COMPONENTS[work], who, long, usual) if work in _COMPONENTS else []
+    return RunEvent(
+        steps=pattern.steps,
+        total_s=pattern.extra_s,
+        longest_s=max(
+            (step.length_ns for log in logs for step in log.steps if step.number in long), default=0
+        )
+        / 1e9,
+        share=pattern.extra_s / wall_s if wall_s else None,
+        every=pattern.every,
+        hits=pattern.hits,
+        chances=pattern.chances,
+        before_ms=pattern.before_ms,
+        after_ms=pattern.after_ms,
+        ranks=ranks,
+        kind=work,
+        off_cpu=_is_off_cpu([logs[place] for place in who], long, beyond_ns),
+        where=where,
+    )
+
+
+def _compared(pattern: StepPattern, logs: Sequence[RankLog]) -> tuple[set[int], set[int]]:
+    """Numbers of the longer steps of a pattern, and of those with which they are compared."""
+    numbers = {step.number for log in logs for step in log.steps}
+    first, last = pattern.steps[0], pattern.steps[-1]
+    match pattern.kind:
+        case PatternKind.FROM_STEP:
+            behind = {number for number in numbers if first <= number <= last}
+            before = {number for number in numbers if 2 * first - last - 1 <= number < first}
+            is_slower = (pattern.after_ms or 0.0) >= (pattern.before_ms or 0.0)
+            return (behind, before) if is_slower else (before, behind)
+        case PatternKind.GROWING:
+            quarter = (last - first) // 4
+            return (
+                {number for number in numbers if last - quarter < number <= last},
+                {number for number in numbers if first <= number < first + quarter},
+            )
+    long = set(pattern.steps)
+    return long, numbers - long
+
+
+def _beyond_ns(logs: Sequence[RankLog], long: set[int], usual: set[int]) -> float:
+    """ns by which the median long step is longer than the median usual one, of the rank with the largest difference."""
+    differences = [0.0]
+    for log in logs:
+        lengths = [[step.length_ns for step in log.steps if step.number in steps] for steps in (long, usual)]
+        if all(lengths):
+            differences.append(float(np.median(lengths[0]) - np.median(lengths[1])))
+    return max(*differences, 1.0)
+
+
+def _own_times(step: Step | None) -> dict[str, float]:
+    """ns of a step by kind, without the time in which the rank may wait for others."""
+    if step is None or not step.in_full:
+        return {}
+    times: defaultdict[str, float] = defaultdict(float)
+    covered = 0
+    end_ns = 0
+    for event in sorted(step.events, key=lambda event: event.start_ns):
+        if event.kind == EventKind.COLLECTION:
+            continue  # within something else
+        begin_ns = max(event.start_ns, end_ns)
+        own_ns = max(min(event.end_ns, step.length_ns) - begin_ns, 0)
+        end_ns = max(end_ns, event.end_ns)
+        covered += own_ns
+        if event.kind in _WAITS:
+            continue
+        if event.kind == EventKind.BACKWARD and event.reductions:
+            own_ns = max(min(event.gradients_ready_ns, event.end_ns) - begin_ns, 0)
+        if event.kind in _KINDS:
+            times[_KINDS[EventKind(event.kind)]] += own_ns
+    times["host"] += max(step.length_ns - covered, 0)
+    return dict(times)
+
+
+def _median_times(steps: Sequence[Step], wanted: set[int]) -> dict[str, float]:
+    """ns by kind of work: the median over the ``wanted`` steps that were recorded in full."""
+    each = [_own_times(step) for step in steps if step.number in wanted and step.in_full]
+    kinds = {kind for times in each for kind in times}
+    return {kind: float(np.median([times.get(kind, 0.0) for times in each])) for kind in kinds}
+
+
+def _together(extra: Sequence[Mapping[str, float]], who: Sequence[int]) -> dict[str, float]:
+    """ns by kind beyond the usual, of the ranks that paused."""
+    total: defaultdict[str, float] = defaultdict(float)
+    for place in who:
+        for kind, ns in extra[place].items():
+            total[kind] += max(ns, 0.0)
+    return dict(total)
+
+
+def _is_off_cpu(logs: Sequence[RankLog], long: set[int], beyond_ns: float) -> bool | None:
+    away_ns = [
+        step.length_ns - step.cpu_ns - step.run_delay_ns
+        for log in logs
+        for step in log.steps
+        if step.number in long and step.cpu_ns is not None and step.run_delay_ns is not None
+    ]
+    return bool(np.median(away_ns) >= _OFF_CPU * beyond_ns) if away_ns else None

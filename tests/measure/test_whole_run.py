@@ -1,0 +1,87 @@
+"""The account of a run: its parts add up to the wall time, and each second is in the part where it was planted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.analysis import Options, analyze
+from ddpdoctor.measure.steplog import Event, RankLog, Step
+from ddpdoctor.measure.wholerun import Launch, RunPart, run_account
+from ddpdoctor.rundir import RankRecord
+
+FIXTURES = Path(__file__).parent.parent.parent / "fixtures"
+MS, S = 1_000_000, 1_000_000_000
+
+
+@pytest.mark.parametrize(
+    "fixture", sorted(FIXTURES.glob("*/manifest.json")), ids=lambda path: path.parent.name
+)
+def test_the_parts_of_a_recorded_run_are_its_wall_time(fixture: Path) -> None:
+    manifest = json.loads(fixture.read_text())
+    facts = analyze(str(fixture.parent), Options(cache=False, jobs=1)).facts["run"]
+    wall_s = (manifest["ended_ns"] - manifest["started_ns"]) / 1e9
+    parts = [
+        value
+        for name, value in facts.items()
+        if name.endswith("_s") and name != "wall_s" and value is not None
+    ]
+    assert facts["wall_s"] == pytest.approx(wall_s, rel=0.01) and sum(parts) == pytest.approx(
+        wall_s, rel=0.01
+    )
+    assert 0.0 < facts["goodput"] < facts["steps_s"] / wall_s * 1.1
+
+
+def job(**planted: dict[int, list[Event] | float]) -> list[RankLog]:
+    """Two ranks of 100 steps of 20 ms. ``lengths_s`` and ``events`` by step number replace the usual ones."""
+    logs = []
+    for rank in range(2):
+        now, steps = 5 * S, []
+        for number in range(100):
+            end = now + round(planted.get("lengths_s", {}).get(number, 0.02) * S)
+            events = planted.get("events", {}).get(number, [Event("fwd", 0, 5 * MS, module=0)])
+            steps.append(Step(number, now, end, tuple(events), (), 0, 0))
+            now = end
+        record = RankRecord("", rank, {"host": "a", "started_ns": 5 * S, "ended_ns": now + S})
+        logs.append(RankLog(rank, record, tuple(steps)))
+    return logs
+
+
+def parts(logs: list[RankLog], ended_s: float) -> dict[RunPart, float]:
+    account = run_account(logs, {"a": Launch(0, round(ended_s * S))})
+    assert account is not None and account.wall_s == pytest.approx(ended_s)
+    return account.parts_s
+
+
+def test_start_end_and_teardown() -> None:
+    found = parts(job(), 10.0)
+    assert found[RunPart.START] == pytest.approx(5.0) and found[RunPart.END] == pytest.approx(1.0)
+    assert found[RunPart.STEPS] == pytest.approx(2.0) and found[RunPart.TEARDOWN] == pytest.approx(2.0)
+
+
+def test_preparation_and_the_first_batch() -> None:
+    first = [Event("data", 3 * S, 2 * S, loader=0), Event("fwd", 5 * S, 5 * MS, module=0)]
+    found = parts(job(lengths_s={0: 5.02}, events={0: first}), 14.0)
+    assert found[RunPart.PREPARATION] == pytest.approx(3.0) and found[RunPart.FIRST_BATCH] == pytest.approx(
+        2.0
+    )
+
+
+def test_a_pause_a_checkpoint_and_an_evaluation() -> None:
+    saves = {50: [Event("save", 0, 900 * MS)]}
+    found = parts(job(lengths_s={30: 8.02, 50: 0.92}, events=saves), 20.0)
+    assert found[RunPart.PAUSES] == pytest.approx(8.0, rel=0.01) and found[
+        RunPart.CHECKPOINTS
+    ] == pytest.approx(0.9, rel=0.01)
+
+
+def test_goodput_is_what_usual_steps_would_take() -> None:
+    account = run_account(job(lengths_s={30: 8.02}), {"a": Launch(0, 20 * S)})
+    assert account is not None and account.goodput == pytest.approx(100 * 0.02 / 20, rel=0.02)
+
+
+def test_without_a_launcher_only_what_is_known_counts() -> None:
+    account = run_account(job(), {})
+    assert account is not None and RunPart.START not in account.parts_s
