@@ -17,6 +17,7 @@ from ddpdoctor.diagnose.jsonvalue import without_numpy
 from ddpdoctor.diagnose.load import load_rules
 from ddpdoctor.diagnose.verdict import verdict, waterfall, without_contradictions
 from ddpdoctor.measure.facts import Facts, StepFacts
+from ddpdoctor.measure.hangfacts import HangFacts
 from ddpdoctor.measure.summary import Drawn
 from ddpdoctor.rundir import Note
 from ddpdoctor.stages import Stage
@@ -43,6 +44,14 @@ class MeasuredJob(msgspec.Struct, frozen=True):
 
 
 _NO_LATE_RANK = "Cannot tell: no training steps were recorded, and nothing shows a rank that others wait for."
+_NONE_IN_DUMPS = "Cannot tell: the flight recorder dumps show no rank that others wait for."
+
+
+def _undecided(hang: HangFacts) -> str:
+    """The verdict on a job of which no steps were recorded and no hang is known."""
+    if hang.undecided is not None:
+        return f"Cannot tell: {hang.undecided}."
+    return _NONE_IN_DUMPS if hang.only_dumps else _NO_LATE_RANK
 
 
 def build_diagnosis(measured: MeasuredJob, options: Options) -> Diagnosis:
@@ -66,7 +75,7 @@ def build_diagnosis(measured: MeasuredJob, options: Options) -> Diagnosis:
         outcome,
         coverage=measured.coverage,
         matched=matched,
-        stopped=_NO_LATE_RANK if facts.hang.looked and facts.hang.state is None else None,
+        stopped=_undecided(facts.hang) if facts.hang.looked and facts.hang.state is None else None,
     )
     if measured.termination is not None:
         before = (

@@ -106,7 +106,7 @@ def _stop_verdict(inputs: Inputs) -> Verdict:
     if inputs.dumps.recordings and (own.facts.state is None or own.facts.unexplained is not None):
         collected = stall.of_dumps(inputs.dumps)
         if collected.facts.state is not None:
-            facts = replace(collected.facts, lasts=False if own.job.over else None)
+            facts = replace(collected.facts, lasts=False if own.job.over else None, only_dumps=None)
             return replace(collected, facts=facts, notes=[*sentences, *collected.notes], job=own.job)
     return replace(own, notes=[*sentences, *inputs.dumps.notes])
 

@@ -192,11 +192,13 @@ class CheckedRule(msgspec.Struct, frozen=True):
 
 
 class SkippedRule(msgspec.Struct, frozen=True):
-    """A rule that was not evaluated (missing data, or an error in the rule), and why."""
+    """A rule that was not evaluated (missing data, not applicable to the job, or an error in the rule), and why."""
 
     rule: str
     title: str
     why: str
+    applies: bool = True
+    """Whether the rule applies to the job, so that data were lacking."""
 
 
 class WaterfallBar(msgspec.Struct, frozen=True):

@@ -48,6 +48,10 @@ class RuleSkippedError(Exception):
     """The rule cannot be evaluated; the text is the reason."""
 
 
+class NotApplicableError(RuleSkippedError):
+    """The rule does not apply to the job."""
+
+
 class NotMeasuredError(RuleSkippedError):
     """Facts that the rule needs were not measured."""
 
@@ -100,7 +104,8 @@ def diagnose(
         try:
             finding = run.finding()
         except RuleSkippedError as reason:
-            outcome.skipped.append(SkippedRule(rule.id, rule.question, str(reason)))
+            applies = not isinstance(reason, NotApplicableError)
+            outcome.skipped.append(SkippedRule(rule.id, rule.question, str(reason), applies))
             if isinstance(reason, NotMeasuredError):
                 not_evaluated.append((run, str(reason)))
             elif isinstance(reason, NotCorroboratedError) and reason.share >= base["warning_share"]:
@@ -198,7 +203,8 @@ class _Run:
         rule = self.rule
         for condition in rule.applies:
             if not self._holds(condition.when):
-                raise RuleSkippedError(condition.otherwise)
+                kind = RuleSkippedError if condition.lacks_data else NotApplicableError
+                raise kind(condition.otherwise)
         self._require(rule.needs)
         withheld: NotCorroboratedError | None = None
         for cost, path in self._candidates():
@@ -251,6 +257,8 @@ class _Run:
 
     def _require(self, paths: list[str]) -> None:
         missing = [path for path in paths if facts_view.lookup(self.tree, path) is None]
+        if "steps.mean_ms" in missing:
+            raise NotMeasuredError("step times were not measured")
         if missing:
             raise NotMeasuredError("not measured: " + ", ".join(missing))
 
@@ -302,7 +310,7 @@ class _Run:
             at_most=cost is not None and self._is_upper_bound(),
             estimated=cost is not None and rule.ceiling is False,
             coverage=Coverage(seen or self.coverage.steps, self.coverage.ranks),
-            evidence=self._evidence(),
+            evidence=self._evidence(names),
             fixes=self._fixes(names),
             bound=self.rule.bound,
             limits=" ".join(rule.limits.split()),
@@ -383,7 +391,7 @@ class _Run:
             rule.ceiling_when is not None and self._holds(rule.ceiling_when)
         )
 
-    def _evidence(self) -> list[Evidence]:
+    def _evidence(self, names: dict[str, Any]) -> list[Evidence]:
         found = []
         for entry in self.rule.evidence:
             path = entry.fact
@@ -395,7 +403,7 @@ class _Run:
                 value = facts_view.lookup(self.tree, path)
             if value is None:
                 continue
-            means = entry.means or facts_view.short_label(path)
+            means = words.render(entry.means, names) if entry.means else facts_view.short_label(path)
             unit = entry.unit if entry.unit is not None else facts_view.unit_of(path)
             found.append(Evidence(path, value, unit, means))
         return found

@@ -31,6 +31,8 @@ class Applies(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     when: str
     otherwise: str
     """Reason in the list of skipped rules if the condition is false."""
+    lacks_data: bool = False
+    """Whether the rule then lacks data; otherwise it does not apply to the job."""
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,7 +50,7 @@ class EvidenceLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     fact: str
     """Path of a fact; ``cost.<name>`` is a field of the rule's own cost."""
     means: str | None = None
-    """Label of the number; None: from the fact's documentation."""
+    """Label of the number (Jinja2); None: from the fact's documentation."""
     unit: str | None = None
 
 
@@ -315,6 +317,7 @@ def _expressions(rule: Rule) -> list[tuple[str, str]]:
 
 def _templates(rule: Rule) -> list[tuple[str, str]]:
     found = [("title", rule.title), ("headline", rule.headline), ("explain", rule.explain)]
+    found += [(f"evidence[{i}].means", line.means) for i, line in enumerate(rule.evidence) if line.means]
     for i, fix in enumerate(rule.fixes):
         found += _texts(f"fixes[{i}]", fix)
     return found

@@ -57,8 +57,9 @@ def verdict(
         )
     share = outcome.thresholds["warning_share"]
     seen = f"{words.count(coverage.steps, 'step')} of {words.count(coverage.ranks, 'rank')}"
-    if outcome.skipped:
-        seen += f"; {len(outcome.skipped)} checks lacked data"
+    lacking = sum(rule.applies for rule in outcome.skipped)
+    if lacking:
+        seen += f"; {words.count(lacking, 'check')} lacked data"
     if outcome.short_window_rules:
         return True, Verdict(
             None,

@@ -117,10 +117,12 @@ def _is_one(job: Mapping[str, Any]) -> bool:
 
 def stopped(hang: Mapping[str, Any], colon: str = "") -> str:
     """How a job stopped, as the predicate of "The job": "hangs", "seems to hang" if a rank computes, "failed", "hung for 310 s until
-    it was killed". With a ``colon``, the positions of its ranks can follow: "hung for 310 s; last seen:"."""
+    it was killed", "hung" for flight recorder dumps. With a ``colon``, where its ranks are can follow: "hung for 310 s; last seen:"."""
     if hang["state"] == "failed":
         return f"failed{colon}"
-    if hang["lasts"] is not False:
+    if hang["lasts"] is None:
+        return f"hung{colon}"
+    if hang["lasts"]:
         # A long computation looks the same.
         computes = (hang["not_reached"] or {}).get("doing") == "loop"
         return f"{'seems to hang' if computes else 'hangs'}{colon}"
@@ -165,11 +167,12 @@ def waiting(stop: Mapping[str, Any], job: Mapping[str, Any] | None = None) -> st
     waiting_ranks = stop["waiting_ranks"]
     if not waiting_ranks:
         return ""
-    text = f"{sentence(ranks(waiting_ranks, job))} {verb(waiting_ranks, 'waits', 'wait', job)} "
+    waits = ("has been waiting", "have been waiting") if stop["since"] else ("waits", "wait")
+    text = f"{sentence(ranks(waiting_ranks, job))} {verb(waiting_ranks, *waits, job)} "
     if stop["collective"]:
         text += f"in {stop['collective']}"
         text += f" number {stop['sequence']}" if stop["sequence"] is not None else ""
-        text += f" of group {stop['group']}" if stop["group"] else ""
+        text += f" of process group {stop['group']}" if stop["group"] else ""
         text += f" ({stop['tensors']})" if stop["tensors"] else ""
     else:
         text += "for other ranks"

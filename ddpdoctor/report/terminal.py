@@ -16,7 +16,14 @@ from ddpdoctor.plain import plain, plain_lines
 from ddpdoctor.report import words
 from ddpdoctor.report.console_output import MOST_CELL_LENGTH, print_wrapped, truncated
 from ddpdoctor.report.experiment_view import TITLE, print_experiment
-from ddpdoctor.report.finding_view import MOST, evidence_words, location, place
+from ddpdoctor.report.finding_view import (
+    MOST,
+    evidence_value,
+    evidence_words,
+    filled_columns,
+    location,
+    place,
+)
 from ddpdoctor.report.hang_view import SHORT_ROWS, hang_table, stacks
 from ddpdoctor.report.memory_view import growing_memory, memory_line
 from ddpdoctor.report.summary import cost_sentence, main_finding, run_line, steps_measured, subtitle
@@ -177,11 +184,13 @@ def _fill_lines(entries: Iterable[Text], width: int) -> list[Text]:
 
 
 def _table(findings: list[Finding], width: int, all_ranks: str) -> Table:
-    """One row per finding. If the column "where" does not fit, its text goes below the rule's id."""
+    """One row per finding, without columns that are empty in all rows. If the column "where" does not fit, its text goes below the
+    rule's id."""
     head = ["finding", "who", "ms/step", *(["90 %"] if width >= WIDE else []), "if fixed", "where"]
     rows = [_row(finding, all_ranks, wide=width >= WIDE) for finding in findings]
+    head, *rows = filled_columns([head, *rows])
     needed = _table_width([head, *rows])
-    if needed > width:
+    if needed > width and head[-1] == "where":
         head = head[:-1]
         rows = [[f"{row[0]}\n  {row[-1]}" if row[-1] else row[0], *row[1:-1]] for row in rows]
         needed = _table_width([head, *rows])
@@ -200,7 +209,7 @@ def _row(finding: Finding, all_ranks: str, *, wide: bool) -> list[str]:
     cells = [
         f"{'↳ ' if finding.caused_by else ''}{finding.rule}",
         words.rank_names(finding.ranks, all_ranks),
-        "?" if cost is None else most + words.significant(cost),
+        words.NO_COST if cost is None else most + words.significant(cost),
         *([_range(finding)] if wide else []),
         words.speedup_text(finding, most),
         location(finding),
@@ -254,7 +263,7 @@ def _finding(finding: Finding, console: Console, verbose: bool) -> None:
         print_wrapped(console, Text("\n\n".join(blocks)))
     if verbose:
         for row in finding.evidence[:MOST]:
-            _line(console, f"  {evidence_words(row)}: {words.quantity(row.value, row.unit)}")
+            _line(console, f"  {evidence_words(row)}: {evidence_value(row)}")
     _places(finding, console, verbose)
     for fix in finding.fixes[: MOST if verbose else 1]:
         console.print()
@@ -311,5 +320,5 @@ def _closing(diagnosis: Diagnosis, console: Console, verbose: bool) -> None:
     if diagnosis.checked or diagnosis.skipped:
         console.print()
         _line(console, words.checks_summary(diagnosis, more="" if verbose else " (`-v` says why)"), "dim")
-    for rule in diagnosis.skipped[:MOST] if verbose else []:
-        _line(console, f"  {rule.rule}: {rule.why}", "dim")
+    for line in words.skipped_by_reason(diagnosis)[:MOST] if verbose else []:
+        _line(console, f"  {line}", "dim")

@@ -13,6 +13,8 @@ from ddpdoctor.measure.taxonomy import Component, Part
 from ddpdoctor.rundir import runs_of
 
 ABSENT = "not recorded"
+NO_COST = "–"
+"""Of a finding without a cost of its own."""
 _UNIT = re.compile(r"_(ms|us|ns|s|bytes|percent|share)$")
 _MOST_SPEEDUP = 10
 """Larger speed-ups are shown as "over 10×"."""
@@ -268,12 +270,25 @@ def count(number: int, noun: str, plural: str | None = None) -> str:
 
 
 def checks_summary(diagnosis: Diagnosis, more: str = "") -> str:
-    """How many rules found nothing and how many lacked data: "26 checks found nothing; 14 lacked data."
+    """How many rules found nothing, do not apply and could not look: "26 checks found nothing; 3 do not apply; 14 lacked data.";
+    ``more`` where some were skipped."""
+    lacking = sum(rule.applies for rule in diagnosis.skipped)
+    others = len(diagnosis.skipped) - lacking
+    parts = [f"{count(len(diagnosis.checked), 'check')} found nothing"]
+    parts += [f"{others} {'does' if others == 1 else 'do'} not apply"] if others else []
+    parts += [f"{lacking} lacked data"] if lacking else []
+    return f"{'; '.join(parts)}{more if diagnosis.skipped else ''}."
 
-    ``more`` follows "lacked data" if any rule did.
-    """
-    found = f"{count(len(diagnosis.checked), 'check')} found nothing"
-    return f"{found}; {len(diagnosis.skipped)} lacked data{more}." if diagnosis.skipped else f"{found}."
+
+def skipped_by_reason(diagnosis: Diagnosis) -> list[str]:
+    """A line for each reason for which rules were skipped, those that lacked data first: the reason, how many, and their ids."""
+    by_reason: dict[tuple[bool, str], list[str]] = {}
+    for rule in sorted(diagnosis.skipped, key=lambda rule: not rule.applies):
+        by_reason.setdefault((rule.applies, rule.why), []).append(rule.rule)
+    return [
+        f"{'' if applies else 'does not apply: '}{why} ({count(len(rules), 'check')}): {', '.join(rules)}"
+        for (applies, why), rules in by_reason.items()
+    ]
 
 
 def is_whole(diagnosis: Diagnosis) -> bool:

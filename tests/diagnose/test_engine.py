@@ -125,9 +125,13 @@ def test_a_measured_cost_counts_even_where_the_rest_is_missing() -> None:
 def test_needs_and_conditions_skip_with_the_reason() -> None:
     needs = rule("a/needs", needs=["host.cores"])
     applies = rule("a/applies", applies=[{"when": "job.ranks_seen > 2.0", "otherwise": "two ranks only"}])
-    assert [entry.why for entry in run(needs, applies).skipped] == [
-        "not measured: host.cores",
-        "two ranks only",
+    lacks = rule(
+        "a/lacks", applies=[{"when": "job.ranks_seen > 2.0", "otherwise": "one recorded", "lacks_data": True}]
+    )
+    assert [(entry.why, entry.applies) for entry in run(needs, applies, lacks).skipped] == [
+        ("not measured: host.cores", True),
+        ("two ranks only", False),
+        ("one recorded", True),
     ]
 
 
