@@ -66,7 +66,7 @@ def open_private(file: Path) -> BinaryIO:
     handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not _is_own(handle, stat.S_ISREG):
         os.close(handle)
-        raise OSError(errno.EACCES, "somebody else may have written it", str(file))
+        raise OSError(errno.EACCES, "another user may have written it", str(file))
     return os.fdopen(handle, "rb")
 
 

@@ -72,11 +72,11 @@ def test_entries_are_opened_through_no_link_and_only_if_nobody_else_wrote_them(f
         with pytest.raises(OSError):
             open_private(folder / other)
     entry.chmod(0o666)
-    with pytest.raises(OSError, match="somebody else"):
+    with pytest.raises(OSError, match="another user"):
         open_private(entry)
     entry.chmod(0o600)
     another_user(monkeypatch)
-    with pytest.raises(OSError, match="somebody else"):
+    with pytest.raises(OSError, match="another user"):
         open_private(entry)
 
 

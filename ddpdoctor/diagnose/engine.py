@@ -308,7 +308,7 @@ class _Run:
             speedup_if_fixed=cost["speedup"] if cost else None,
             speedup_if_fixed_range=_speedups(cost),
             at_most=cost is not None and self._is_upper_bound(),
-            estimated=cost is not None and rule.ceiling is False,
+            estimated=cost is not None and rule.upper_bound is False,
             coverage=Coverage(seen or self.coverage.steps, self.coverage.ranks),
             evidence=self._evidence(names),
             fixes=self._fixes(names),
@@ -385,10 +385,10 @@ class _Run:
 
     def _is_upper_bound(self) -> bool:
         rule = self.rule
-        if rule.ceiling is not None:
-            return rule.ceiling
+        if rule.upper_bound is not None:
+            return rule.upper_bound
         return rule.severity_most is not None or (
-            rule.ceiling_when is not None and self._holds(rule.ceiling_when)
+            rule.upper_bound_when is not None and self._holds(rule.upper_bound_when)
         )
 
     def _evidence(self, names: dict[str, Any]) -> list[Evidence]:

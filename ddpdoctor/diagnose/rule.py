@@ -126,14 +126,15 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     severity: Literal["critical", "warning", "info"] | None = None
     """Fixed severity, for findings without a cost; otherwise it follows from the cost."""
     severity_most: Literal["warning", "info"] | None = None
-    """Highest severity of a rule whose cost is only an upper bound of the saving (unless ``ceiling`` is false)."""
+    """Highest severity of a rule whose cost is only an upper bound of the saving (unless ``upper_bound`` is false)."""
     informs_when: str | None = None
     """CEL: if true, the severity is info regardless of the cost."""
     stops: bool = False
     """Whether the rule reports that the job stopped; such findings come first."""
-    ceiling: bool | None = None
-    """Whether the cost is an upper bound of the saving; null: if ``severity_most`` is set or ``ceiling_when`` holds. False: an estimate."""
-    ceiling_when: str | None = None
+    upper_bound: bool | None = None
+    """Whether the cost is an upper bound of the saving; null: if ``severity_most`` is set or ``upper_bound_when`` holds. False: an
+    estimate."""
+    upper_bound_when: str | None = None
     """CEL: if true, the cost is such an upper bound, else the time that a fix saves."""
     applies: list[Applies] = []
     needs: list[str] = []
@@ -305,7 +306,7 @@ def _expressions(rule: Rule) -> list[tuple[str, str]]:
     found = [("when", rule.when)]
     if rule.costs_ms is not None:
         found.append(("costs_ms", rule.costs_ms))
-    for name in ("informs_when", "ceiling_when"):
+    for name in ("informs_when", "upper_bound_when"):
         condition = getattr(rule, name)
         if condition is not None:
             found.append((name, condition))

@@ -93,7 +93,7 @@ def verb(culprits: Sequence[int] | None, one: str, many: str, job: Mapping[str, 
     return one if (len(culprits) == 1 if culprits else _is_one(job or {})) else many
 
 
-def everybody(job: Mapping[str, Any], many: str, one: str) -> str:
+def all_ranks(job: Mapping[str, Any], many: str, one: str) -> str:
     """All recorded ranks and a verb: "All ranks wait", "All 5 recorded ranks wait", "The one recorded rank waits", or for a job of
     one rank "The training process waits"."""
     return sentence(f"{_all_of(job)} {one if _is_one(job) else many}")
@@ -323,7 +323,7 @@ def _environment() -> jinja2.Environment:
         waiting=waiting_in_job,
         stopped=stopped,
         condition=condition,
-        everybody=everybody,
+        all_ranks=all_ranks,
         others=others,
         line=line,
         at=at,

@@ -270,7 +270,7 @@ def count(number: int, noun: str, plural: str | None = None) -> str:
 
 
 def checks_summary(diagnosis: Diagnosis, more: str = "") -> str:
-    """How many rules found nothing, do not apply and could not look: "26 checks found nothing; 3 do not apply; 14 lacked data.";
+    """How many rules found nothing, do not apply and lacked data: "26 checks found nothing; 3 do not apply; 14 lacked data.";
     ``more`` where some were skipped."""
     lacking = sum(rule.applies for rule in diagnosis.skipped)
     others = len(diagnosis.skipped) - lacking
@@ -292,7 +292,7 @@ def skipped_by_reason(diagnosis: Diagnosis) -> list[str]:
 
 
 def is_whole(diagnosis: Diagnosis) -> bool:
-    """Whether all ranks of the job were recorded, as far as known. If not, transfer and waiting cannot be told apart."""
+    """Whether all ranks of the job were recorded, as far as known. If not, transfer and waiting cannot be separated."""
     world = diagnosis.job.world_size
     return world is None or _ranks_recorded(diagnosis) >= world
 

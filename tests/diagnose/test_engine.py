@@ -56,7 +56,7 @@ def test_a_price_says_how_sure_it_is() -> None:
 
 def test_a_bound_is_told_as_one() -> None:
     most = run(
-        rule("a/b", costs="late.data", ceiling=True),
+        rule("a/b", costs="late.data", upper_bound=True),
         rule("a/c", costs="late.data", severity_most="warning"),
         rule("a/d", costs="late.data"),
     )

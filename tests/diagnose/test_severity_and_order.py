@@ -20,18 +20,20 @@ def test_one_step_is_never_critical() -> None:
 
 
 def test_a_price_may_be_a_ceiling_in_some_cases_only() -> None:
-    for when, ceiling in (("size(cost.where) == 0", True), ("size(cost.where) > 0", False)):
-        assert run(rule("a/b", costs="shared.data", ceiling_when=when)).findings[0].at_most is ceiling
+    for when, upper_bound in (("size(cost.where) == 0", True), ("size(cost.where) > 0", False)):
+        assert run(rule("a/b", costs="shared.data", upper_bound_when=when)).findings[0].at_most is upper_bound
 
 
 def test_an_estimate_is_no_upper_bound() -> None:
-    for severity_most, ceiling, bound in (
+    for severity_most, upper_bound, bound in (
         ("warning", None, True),
         ("warning", False, False),
         (None, True, True),
     ):
-        found = run(rule("a/b", costs="shared.data", severity_most=severity_most, ceiling=ceiling)).findings
-        assert found[0].at_most is bound and found[0].estimated is (ceiling is False)
+        found = run(
+            rule("a/b", costs="shared.data", severity_most=severity_most, upper_bound=upper_bound)
+        ).findings
+        assert found[0].at_most is bound and found[0].estimated is (upper_bound is False)
 
 
 def test_findings_stand_by_cost_whatever_the_thresholds() -> None:

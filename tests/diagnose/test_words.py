@@ -181,4 +181,4 @@ def test_everybody_is_who_was_recorded() -> None:
         (1, 1): "The training process waits",
     }
     for (seen, world), text in said.items():
-        assert words.everybody({"ranks_seen": seen, "world_size": world}, "wait", "waits") == text
+        assert words.all_ranks({"ranks_seen": seen, "world_size": world}, "wait", "waits") == text

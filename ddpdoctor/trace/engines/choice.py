@@ -61,7 +61,7 @@ def warn_of_local_cluster(kind: str, where: str, guarded: bool = False) -> None:
         whom = "which asks for its token"
     else:
         whom = (
-            "which asks nobody for a password: while the traces are read, every user who can reach that address can run "
+            "which needs no password: while the traces are read, every user who can reach that address can run "
             "code as you"
         )
     import logging

@@ -102,8 +102,8 @@ class CollectiveRows:
         position[order] = np.arange(order.size)
         event = position[np.array(self._rows["event"], dtype=np.int64)]
         by_event = np.argsort(event, kind="stable")
-        told = {column: np.array(self._rows[column], np.int64)[by_event] for column in (*_TEXT, *_NUMBERS)}
-        return Collectives.of({"event": event[by_event], **told})
+        columns = {column: np.array(self._rows[column], np.int64)[by_event] for column in (*_TEXT, *_NUMBERS)}
+        return Collectives.of({"event": event[by_event], **columns})
 
 
 def _number(value: Any) -> int:
