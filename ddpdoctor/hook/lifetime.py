@@ -17,7 +17,14 @@ from . import environment, guard, services
 from .patching import guarded
 from .profiling import close_left_open
 from .recording import Session, active
-from .stalls import ends_by, forget_door, forget_faults, leave_door, stand_at_door, tell_end_at_door
+from .stalls import (
+    begin_unjoined,
+    end_unjoined,
+    forget_faults,
+    forget_unjoined,
+    set_fatal_exception,
+    write_unjoined_end,
+)
 
 _MANY_PROCESSES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 """Variables in which launchers of several processes say how many they start: torchrun, Slurm, Open MPI, MPICH."""
@@ -43,7 +50,7 @@ def arm(rank: int, world_size: int) -> Session | None:
     if not run or not place:
         return None
     session = _begun(rank, world_size, run, place)
-    leave_door()
+    end_unjoined()
     if session is not None:
         services.start(session)
         active.start(session)
@@ -100,7 +107,7 @@ def forget() -> None:
     """In a forked child: the recording is the parent's. The child may still become a rank of its own."""
     active.stop()
     forget_faults()
-    forget_door()
+    forget_unjoined()
     del _alone[:]
     guard.reset()
     for reset in at_fork:
@@ -109,19 +116,19 @@ def forget() -> None:
         depth[0] = 0
 
 
-def tell_end(error: BaseException | None = None) -> None:
+def write_end_status(error: BaseException | None = None) -> None:
     """The process is about to end, by ``error`` where somebody has caught that for it: write down how."""
     if error is not None:
-        ends_by(error)
+        set_fatal_exception(error)
     session = active.session
     if session is not None and session.recorder.pid == os.getpid():
-        guarded(_PART, services.tell_end)(session)
-    tell_end_at_door()
+        guarded(_PART, services.write_end_status)(session)
+    write_unjoined_end()
 
 
 def _at_exit() -> None:
     try:
-        tell_end()
+        write_end_status()
         disarm()
     except Exception as error:
         _PART.failed(error)
@@ -129,7 +136,7 @@ def _at_exit() -> None:
 
 def watch_process() -> None:
     """Once per process: end the recording at exit, forget it in forked children, and say that it may become a rank."""
-    stand_at_door()
+    begin_unjoined()
     # The one registered last is called first. A profiler that is still open where the interpreter ends crashes the process.
     atexit.register(guarded(guard.part("profiler window"), close_left_open))
     atexit.register(_at_exit)

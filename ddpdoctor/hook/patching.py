@@ -32,7 +32,7 @@ system, which it knows by these two words in the name of their file: the one way
 """
 
 
-class Seen:
+class Switch:
     """Whether some kind of call is looked at, in the step in progress."""
 
     __slots__ = ("full",)
@@ -41,7 +41,7 @@ class Seen:
         self.full = full
 
 
-always = Seen(True)
+always = Switch(True)
 
 
 def _nothing(first: Any, second: Any) -> None:
@@ -53,7 +53,7 @@ def around(  # noqa: C901
     part: Part,
     before: Before = _nothing,
     after: After = _nothing,
-    seen: Seen = always,
+    seen: Switch = always,
     failed: Callable[[BaseException], None] | None = None,
 ) -> Callable[..., Any]:
     """``original`` between ``before(args, kwargs) -> token`` and ``after(token, result)``.
@@ -110,7 +110,7 @@ def _uncounted(code: types.CodeType) -> types.CodeType:
     return code.replace(co_filename=UNCOUNTED_FILE)
 
 
-def guarded(part: Part, function: Callable[..., None], seen: Seen = always) -> Callable[..., None]:
+def guarded(part: Part, function: Callable[..., None], seen: Switch = always) -> Callable[..., None]:
     """``function`` as a callback that never raises and always returns None; ``seen`` as for ``around``."""
 
     def callback(*args: Any, **kwargs: Any) -> None:

@@ -11,7 +11,7 @@ from .guard import part
 from .patching import guarded
 from .profiling import Captures, Sampler, Window, forget
 from .recording import LAST_SETTINGS_STEP, Session
-from .stalls import Attendant
+from .stalls import StatusThread
 
 _PART = part("step log")
 _COPYING_S = 0.5
@@ -28,7 +28,7 @@ class Services:
         window = Window(session, session.writer)
         self.at_step = guarded(window.part, window.at_step)
         self.captures = Captures(session, session.writer, window)
-        self.attendant = Attendant(session, self.captures)
+        self.status_thread = StatusThread(session, self.captures)
 
 
 at_start: list[Callable[[Session], None]] = []
@@ -51,7 +51,7 @@ def start(session: Session) -> None:
     session.stepping.on_step.append(services.at_step)
     session.writer.document_changed.set()
     services.sampler.start()
-    services.attendant.start()
+    services.status_thread.start()
 
 
 def flush(session: Session, ending: bool = False) -> None:
@@ -71,10 +71,10 @@ def flush(session: Session, ending: bool = False) -> None:
     recorder.heartbeat.end(recorder.step)
     if ending:
         services.sampler.stop(deadline_s)
-        services.attendant.stop()
+        services.status_thread.stop()
     services.sampler.write_out(deadline_s)
     if not session.writer.flush(deadline_s, ending):
-        _tell_what_waits(session)
+        _report_uncopied(session)
     waited_s = time.monotonic() - begun_s - closing_s
     session.patience_s -= min(session.patience_s, max(0.0, waited_s - _NO_WAIT_S))
 
@@ -92,18 +92,18 @@ def _end_steps(session: Session, services: Services, deadline_s: float) -> float
     return captures.closing_s - closed_before_s
 
 
-def _tell_what_waits(session: Session) -> None:
-    words = f"{session.run} did not accept in time what rank {session.rank} recorded last"
-    told = (
-        f"{words}; it waits in {session.spool.directory}, and `ddpdoctor analyze {session.run}` fetches it."
+def _report_uncopied(session: Session) -> None:
+    record = f"{session.run} did not accept in time what rank {session.rank} recorded last"
+    message = (
+        f"{record}; it waits in {session.spool.directory}, and `ddpdoctor analyze {session.run}` fetches it."
     )
-    part("end of the job").failed(TimeoutError(words), words, told)
+    part("end of the job").failed(TimeoutError(record), record, message)
 
 
-def tell_end(session: Session) -> None:
+def write_end_status(session: Session) -> None:
     """The interpreter is left: write down how."""
     if session.services is not None:
-        session.services.attendant.tell_end()
+        session.services.status_thread.write_end_status()
 
 
 def stop(session: Session) -> None:

@@ -39,19 +39,6 @@ whole, and so is the step log of a long job when it is thinned; otherwise JSON-l
 from typing import TYPE_CHECKING
 
 from ..deferred import deferred
-from .asking import (
-    CAPTURE_SCHEMA,
-    MOST_CAPTURE_STEPS,
-    CaptureOrder,
-    answer_of,
-    ask,
-    capture_ordered,
-    forget_questions,
-    new_request,
-    order_capture,
-    question_in,
-)
-from .carrier import SENTINEL, Carrier, has_carrier, remove_root
 from .compaction import DiskBudget, rank_budget
 from .draining import PATIENCE_S, BusyError, discard, drain, recover, spools_in
 from .files import (
@@ -78,7 +65,8 @@ from .handover import (
     TooLargeError,
 )
 from .heartbeat import HEARTBEAT_FILE, Beat, Heartbeat, HeartbeatReader
-from .hostdocs import carry_host_documents, host_document, keep_host_document
+from .host_lock import HANG_MONITOR, HostLock, copier_lock_is_held, remove_root
+from .hostdocs import copy_host_documents, host_document, keep_host_document
 from .layout import (
     ASKED_FILE,
     CALLS_FILE,
@@ -118,8 +106,20 @@ from .layout import (
 )
 from .liveness import State, boot_id, is_over, last_change_s, pid_namespace, writer_of
 from .notes import Note, NoteCode, recorded_notes
-from .owned import NotOursError, encoded, file_identity, make_private_folder, private_folder
+from .owned import UntrustedFileError, encoded, file_identity, make_private_folder, private_folder
 from .phases import LONG_PHASES, WAITING_PHASES, Phase, phase_words
+from .requests import (
+    CAPTURE_SCHEMA,
+    MOST_CAPTURE_STEPS,
+    CaptureRequest,
+    answer_of,
+    ask,
+    capture_requested,
+    delete_requests,
+    new_request,
+    request_capture,
+    request_in,
+)
 from .run_id import OtherRunError, id_of_root, new_run_id, refuse_other_run, run_id
 from .spool import Spool, make_spool_root, own_roots_prefix, roots_of, spool_root
 from .stepevents import (

@@ -186,8 +186,8 @@ def thin(place: int, most_bytes: int, go_on: Callable[[], bool] = lambda: True) 
         every = _every(pieces, head.get("every", 1), most_bytes)
         kept = [piece for piece in pieces if _stays(piece, every)]
         gone = [piece.numbers for piece in pieces if not _stays(piece, every)]
-        told = {"left_out": union([_left_out(handle), *gone])}
-        third = json.dumps(told, separators=(",", ":")).encode() + b"\n"
+        third_line = {"left_out": union([_left_out(handle), *gone])}
+        third = json.dumps(third_line, separators=(",", ":")).encode() + b"\n"
         kept_bytes = sum(piece.end - piece.start for piece in kept)
         lost = size - (len(first) + len(_second_line(0, every)) + len(third) + kept_bytes)
         if lost < most_bytes // 8:

@@ -26,16 +26,16 @@ from .handover import (
     ASIDE,
     CARRIED_FILE,
     DOCUMENTS,
-    LAST_WORDS,
     QUESTIONS,
+    STOP_FILES,
     add_trouble,
     copy_documents,
-    copy_last_words,
+    copy_stop_files,
     handover_file,
     take_traces,
 )
 from .heartbeat import HEARTBEAT_FILE
-from .hostdocs import carry_host_documents
+from .hostdocs import copy_host_documents
 from .layout import (
     MEMORY_FILE,
     MOST_CAPTURES,
@@ -52,7 +52,7 @@ from .layout import (
 )
 from .liveness import WRITER_FILES
 from .owned import (
-    NotOursError,
+    UntrustedFileError,
     file_identity,
     folder,
     is_own,
@@ -92,12 +92,12 @@ def recover(run: str) -> list[str]:
     deadline_s = time.monotonic() + PATIENCE_S
     for root in roots_of(run):
         try:
-            carry_host_documents(root, run)
+            copy_host_documents(root, run)
         except OSError:
             pass  # there are none, or the run directory cannot take the ranks' records either
     for directory, target in spools_of(run):
         try:
-            drain(directory, run=run, deadline_s=deadline_s, last_words=True)
+            drain(directory, run=run, deadline_s=deadline_s, with_stop_files=True)
         except (FileNotFoundError, OtherRunError):
             continue
         except OSError as error:
@@ -144,7 +144,7 @@ def drain(
     deadline_s: float | None = None,
     budget: DiskBudget | None = None,
     beat: Callable[[], None] = lambda: None,
-    last_words: bool = False,
+    with_stop_files: bool = False,
 ) -> str:
     """Copy what a rank's spool holds into its run directory; with ``remove``, delete the spool afterwards. Returns the
     rank's folder there.
@@ -152,7 +152,7 @@ def drain(
     Safe to repeat and to run from several processes. Raises OSError when the target cannot take it, is of another
     run by now (OtherRunError) or not of this user, or when somebody else still copies at ``deadline_s``, monotonic,
     (BusyError); nothing is lost then. ``run`` is where the run directory is now; None: where it was.
-    ``budget`` is what the step log may take there; ``beat`` is called while it gets on. ``last_words``: whatever the rank has
+    ``budget`` is what the step log may take there; ``beat`` is called while it gets on. ``with_stop_files``: whatever the rank has
     written of where it stands is wanted, asked for or not.
     """
     root = os.path.dirname(directory)
@@ -165,14 +165,14 @@ def drain(
             try:
                 with folder(run_of(target), links=True) as run_folder:
                     if not is_own(run_folder):
-                        raise NotOursError(errno.EPERM, "it belongs to another user", run_of(target))
+                        raise UntrustedFileError(errno.EPERM, "it belongs to another user", run_of(target))
                     target = _claimed(target, directory, here, run_folder)
                     with (
                         folder("ranks", run_folder) as ranks,
                         folder(os.path.basename(target), ranks) as place,
                     ):
                         _copy_all(here, place, beat)
-                        copy_last_words(here, place, remove or last_words)
+                        copy_stop_files(here, place, remove or with_stop_files)
                         if remove:
                             clear_thinned(place)
                         elif budget is not None:
@@ -299,7 +299,7 @@ def _clear(spool: int) -> None:
     """Delete the files of a spool that a rank or a copy makes; any other stays, and the folder with it."""
     known = (
         DOCUMENTS
-        | LAST_WORDS
+        | STOP_FILES
         | QUESTIONS
         | WRITER_FILES
         | {TARGET_FILE, RESERVE_FILE, _LOCK_FILE, CARRIED_FILE, HEARTBEAT_FILE}

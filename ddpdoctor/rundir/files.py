@@ -204,8 +204,8 @@ def runs_of(numbers: Iterable[int]) -> list[list[int]]:
 def unreadable(path: str, error: Exception, lost: str = "") -> Note:
     """The note that ``path`` is there and cannot be read; ``lost``: what is therefore not known, without a point."""
     reason = getattr(error, "strerror", None) or error
-    told = f"{path} cannot be read ({reason}): {lost}." if lost else f"{path} cannot be read: {reason}."
-    return Note(told, NoteCode.UNREADABLE)
+    text = f"{path} cannot be read ({reason}): {lost}." if lost else f"{path} cannot be read: {reason}."
+    return Note(text, NoteCode.UNREADABLE)
 
 
 def broken_lines(path: str, count: int) -> Note:

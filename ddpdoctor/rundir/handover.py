@@ -39,7 +39,7 @@ CARRIED_FILE = "carried.json"
 ASIDE = ".copied"
 """Behind the name of a document that is being copied."""
 DOCUMENTS = frozenset([RANK_FILE, FLIGHT_FILE, ENDING_FILE])
-LAST_WORDS = frozenset([PROGRESS_FILE, STANDING_FILE, HANG_FLIGHT_FILE, FAULTS_FILE, CALLS_FILE])
+STOP_FILES = frozenset([PROGRESS_FILE, STANDING_FILE, HANG_FLIGHT_FILE, FAULTS_FILE, CALLS_FILE])
 """Those that stay in the spool, where the launcher's side reads them whatever becomes of the run directory's storage."""
 QUESTION_FILE = "question"
 STACKS_QUESTION, STACKS_FILE = "stacks.question", "stacks.json"
@@ -96,20 +96,20 @@ def _put_back(name: str, aside: str, spool: int) -> None:
     os.unlink(aside, dir_fd=spool)
 
 
-def copy_last_words(spool: int, place: int, over: bool) -> None:
+def copy_stop_files(spool: int, place: int, over: bool) -> None:
     """Bring to the rank's open folder what a rank that stopped has written, where somebody has asked it, or where it is
     ``over``: nobody writes to the spool any more. Raises OSError."""
     mark = [_changed_ns(name, spool) for name in (QUESTION_FILE, STANDING_FILE, FAULTS_FILE)]
-    if not over and (mark[0] is None or _carried(spool).get("last_words") == mark):
+    if not over and (mark[0] is None or _carried(spool).get("with_stop_files") == mark):
         return
-    for name in sorted(LAST_WORDS):
+    for name in sorted(STOP_FILES):
         try:
             data = read_file(name, spool)
         except FileNotFoundError:
             continue
         if data:
             replace_file(name, place, data, mode=0o666)
-    _tell(spool, {**_carried(spool), "last_words": mark})
+    _tell(spool, {**_carried(spool), "with_stop_files": mark})
 
 
 def _changed_ns(name: str, spool: int) -> int | None:
@@ -153,12 +153,12 @@ def _take_trace(spool: int, place: int, beat: Callable[[], None], number: int) -
 
 def _compressed(order: dict[str, Any], place: int, beat: Callable[[], None], name: str) -> dict[str, Any]:
     """What rank.json is to say of the window."""
-    beside = f"{name}.tmp"
+    temporary = f"{name}.tmp"
     raw = str(order["folder"])
     with private_folder(raw) as source:
         try:
-            size = _compress(source, place, beside, order["header"], int(order["max_bytes"]), beat)
-            os.replace(beside, name, src_dir_fd=place, dst_dir_fd=place)
+            size = _compress(source, place, temporary, order["header"], int(order["max_bytes"]), beat)
+            os.replace(temporary, name, src_dir_fd=place, dst_dir_fd=place)
             window: dict[str, Any] = {"state": "saved", "bytes": size}
         except TooLargeError as error:
             window = {"state": "skipped", "why": str(error)}
@@ -166,7 +166,7 @@ def _compressed(order: dict[str, Any], place: int, beat: Callable[[], None], nam
             window = {"state": "failed", "why": f"{type(error).__name__}: {error}"}
         finally:
             try:
-                os.unlink(beside, dir_fd=place)
+                os.unlink(temporary, dir_fd=place)
             except OSError:
                 pass
         for name in os.listdir(source):
@@ -176,19 +176,19 @@ def _compressed(order: dict[str, Any], place: int, beat: Callable[[], None], nam
 
 
 def _compress(
-    source: int, place: int, beside: str, header: dict[str, Any], max_bytes: int, beat: Callable[[], None]
+    source: int, place: int, temporary: str, header: dict[str, Any], max_bytes: int, beat: Callable[[], None]
 ) -> int:
     """Copy a trace, compressed; its size in bytes. Raises TooLargeError, OSError, ValueError."""
     try:
         os.unlink(
-            beside, dir_fd=place
+            temporary, dir_fd=place
         )  # cut off; truncated instead, it might be another name of somebody's file
     except FileNotFoundError:
         pass
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     with (
         open(open_file(RAW_FILE, source, os.O_RDONLY), "rb") as trace,
-        open(open_file(beside, place, flags, 0o666), "wb") as out,
+        open(open_file(temporary, place, flags, 0o666), "wb") as out,
     ):
         first = trace.read(_CHUNK)
         brace = first.find(b"{")

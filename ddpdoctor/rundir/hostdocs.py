@@ -39,7 +39,7 @@ def keep_host_document(root: str, name: str, document: dict[str, Any]) -> None:
         replace_file(name, within, encoded(document))
 
 
-def carry_host_documents(root: str, run: str, known: dict[str, int] | None = None) -> None:
+def copy_host_documents(root: str, run: str, known: dict[str, int] | None = None) -> None:
     """Copy what waits below ``root`` to the folders of the hosts that it is of. ``known`` remembers between two calls what was
     copied. Raises OSError."""
     with private_folder(root) as within:

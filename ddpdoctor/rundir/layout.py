@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from .files import folders_in, is_regular, listed, reading
-from .owned import NotOursError, folder, private_folder, read_file
+from .owned import UntrustedFileError, folder, private_folder, read_file
 
 RUN_SCHEMA = "ddpdoctor.run/1"
 RANK_SCHEMA = "ddpdoctor.rank/2"
@@ -184,7 +184,7 @@ _LONGEST = 1 << 14
 
 @contextmanager
 def opened_spool(spool: str) -> Iterator[int]:
-    """A descriptor of a spool, which is in a root of this user's own. Raises OSError, NotOursError."""
+    """A descriptor of a spool, which is in a root of this user's own. Raises OSError, UntrustedFileError."""
     root, name = os.path.split(spool)
     with private_folder(root) as within, private_folder(name, within) as here:
         yield here
@@ -198,12 +198,12 @@ def target_of(spool: str) -> str:
 
 
 def read_target(spool: int) -> str:
-    """The same of an open spool. Raises OSError, NotOursError."""
+    """The same of an open spool. Raises OSError, UntrustedFileError."""
     target = os.fsdecode(read_file(TARGET_FILE, spool)[:_LONGEST])
     ranks = target if is_unclaimed(target) else os.path.dirname(target)
     named = is_unclaimed(target) or parse_rank_directory(os.path.basename(target)) is not None
     if not (os.path.isabs(target) and os.path.basename(ranks) == _RANKS and named):
-        raise NotOursError(errno.EINVAL, "it names no rank's folder in a run directory", TARGET_FILE)
+        raise UntrustedFileError(errno.EINVAL, "it names no rank's folder in a run directory", TARGET_FILE)
     return target
 
 
@@ -212,7 +212,7 @@ def is_unclaimed(target: str) -> bool:
     return os.path.basename(target) == _RANKS
 
 
-def unclaimed_target(run: str) -> str:
+def target_before_claim(run: str) -> str:
     """The target of a spool whose rank has no folder yet."""
     return os.path.join(os.path.abspath(run), _RANKS)
 

@@ -28,18 +28,18 @@ _NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 """Without O_NONBLOCK, opening a pipe waits for its other end."""
 
 
-class NotOursError(OSError):
+class UntrustedFileError(OSError):
     """What lies there is of another user, or open to others, or no plain file or folder."""
 
 
-def _refuse(path: str, why: str) -> NotOursError:
-    return NotOursError(errno.EPERM, why, path)
+def _refuse(path: str, why: str) -> UntrustedFileError:
+    return UntrustedFileError(errno.EPERM, why, path)
 
 
 @contextmanager
 def private_folder(path: str, inside: int | None = None) -> Iterator[int]:
     """A descriptor of a folder that is this user's, and that nobody else may enter; ``path`` is relative to the descriptor
-    ``inside`` where one is given. Raises OSError, NotOursError."""
+    ``inside`` where one is given. Raises OSError, UntrustedFileError."""
     with folder(path, inside) as handle:
         status = os.fstat(handle)
         if status.st_uid != os.geteuid():
@@ -60,7 +60,7 @@ def folder(path: str, inside: int | None = None, links: bool = False) -> Iterato
 
 
 def make_private_folder(path: str, inside: int | None = None) -> None:
-    """Make a folder that nobody else may enter; one that is there already must be so. Raises OSError, NotOursError."""
+    """Make a folder that nobody else may enter; one that is there already must be so. Raises OSError, UntrustedFileError."""
     try:
         os.mkdir(path, 0o700, dir_fd=inside)
     except FileExistsError:
@@ -69,7 +69,7 @@ def make_private_folder(path: str, inside: int | None = None) -> None:
 
 
 def open_file(name: str, inside: int | None, flags: int, mode: int = 0o600) -> int:
-    """A descriptor of a plain file in a folder, with no other name elsewhere. Raises OSError, NotOursError."""
+    """A descriptor of a plain file in a folder, with no other name elsewhere. Raises OSError, UntrustedFileError."""
     handle = os.open(name, flags | _NO_LINK, mode, dir_fd=inside)
     try:
         status = os.fstat(handle)
@@ -84,14 +84,14 @@ def open_file(name: str, inside: int | None, flags: int, mode: int = 0o600) -> i
 
 
 def read_file(name: str, inside: int, start: int = 0) -> bytes:
-    """The bytes of a plain file from ``start`` on. Raises OSError, NotOursError."""
+    """The bytes of a plain file from ``start`` on. Raises OSError, UntrustedFileError."""
     with open(open_file(name, inside, os.O_RDONLY), "rb") as source:
         source.seek(start)
         return source.read()
 
 
 def read_object(name: str, inside: int) -> dict[str, Any] | None:
-    """The JSON object in a plain file; None where there is no such file, or something else in it. Raises OSError, NotOursError."""
+    """The JSON object in a plain file; None where there is no such file, or something else in it. Raises OSError, UntrustedFileError."""
     try:
         found = json.loads(read_file(name, inside))
     except (FileNotFoundError, ValueError, RecursionError):
@@ -107,18 +107,18 @@ def encoded(document: Any) -> bytes:
 def replace_file(name: str, inside: int | None, data: bytes, mode: int = 0o600) -> None:
     """Put a file in the place of ``name``, as a whole; relative to ``inside`` where one is given. Raises OSError;
     ``name`` then is as before."""
-    beside = f"{name}.{os.getpid()}.tmp"
+    temporary = f"{name}.{os.getpid()}.tmp"
     try:
-        os.unlink(beside, dir_fd=inside)  # of a process that had our number before, or planted
+        os.unlink(temporary, dir_fd=inside)  # of a process that had our number before, or planted
     except FileNotFoundError:
         pass
     try:
-        with open(open_file(beside, inside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as out:
+        with open(open_file(temporary, inside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as out:
             out.write(data)
-        os.replace(beside, name, src_dir_fd=inside, dst_dir_fd=inside)
+        os.replace(temporary, name, src_dir_fd=inside, dst_dir_fd=inside)
     except BaseException:
         try:
-            os.unlink(beside, dir_fd=inside)
+            os.unlink(temporary, dir_fd=inside)
         except OSError:
             pass
         raise
@@ -152,7 +152,7 @@ def is_own_folder(path: str) -> bool:
         return is_own(handle) and not os.fstat(handle).st_mode & stat.S_IWOTH
 
 
-def behind_links(path: str | os.PathLike[str]) -> str:
+def resolve_own_links(path: str | os.PathLike[str]) -> str:
     """An absolute ``path`` behind all links, in folders and in the last place. Raises OSError where one of them, or a pipe, is
     another user's, who may have planted it, say in /tmp."""
     place, rest = os.sep, _parts(os.fspath(path))

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .carrier import has_carrier
 from .draining import spools_of
+from .host_lock import copier_lock_is_held
 from .layout import PROGRESS_FILE, parse_spool_name
 from .liveness import is_over, is_running
 from .spool import roots_of
@@ -54,7 +54,7 @@ def launcher_runs(run: str, manifest: Mapping[str, Any]) -> bool | None:
     runs = is_running(manifest)
     if runs is None and manifest.get("host") == socket.gethostname():
         roots = list(filter(os.path.exists, roots_of(run)))
-        return any(map(has_carrier, roots)) if roots else None
+        return any(map(copier_lock_is_held, roots)) if roots else None
     return runs
 
 

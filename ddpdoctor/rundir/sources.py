@@ -94,15 +94,15 @@ def _sampled_files(samples: str) -> list[str]:
 
 
 def read_sources(run: str, notes: list[Note] | None = None) -> list[dict[str, str | None]]:
-    """Hashes by path, of each host of a run; what is there and broken is told in ``notes``. Never raises."""
+    """Hashes by path, of each host of a run; what is there and broken is found_notes in ``notes``. Never raises."""
     hosts = os.path.join(run, "hosts")
     try:
         names = folders_in(hosts)
     except OSError:
         return []
-    told: list[Note] = [] if notes is None else notes
+    found_notes: list[Note] = [] if notes is None else notes
     documents = [
-        document_in(os.path.join(hosts, name), SOURCES_FILE, SOURCES_SCHEMA, _FIELDS, told, _LOST)
+        document_in(os.path.join(hosts, name), SOURCES_FILE, SOURCES_SCHEMA, _FIELDS, found_notes, _LOST)
         for name in names
     ]
     return [

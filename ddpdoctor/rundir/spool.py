@@ -38,8 +38,8 @@ from .layout import (
     is_unclaimed,
     opened_spool,
     read_target,
+    target_before_claim,
     target_of,
-    unclaimed_target,
 )
 from .liveness import WRITER_FILES, Writing, boot_id, pid_namespace
 from .owned import encoded, identity_of, make_private_folder, open_file, private_folder, replace_file
@@ -134,7 +134,7 @@ class Spool:
         """Make the spool of a rank whose folder in ``run`` is claimed when something is copied there first. Raises
         OSError."""
         self._root = root
-        self._target = unclaimed_target(run)
+        self._target = target_before_claim(run)
         make_private_folder(root)
         with private_folder(root) as within:
             self._name = _new_folder(within, rank)
@@ -278,7 +278,7 @@ class Spool:
         with opened_spool(self.directory) as here:
             return open_file(name, here, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
-    def has_news(self) -> bool:
+    def directory_changed(self) -> bool:
         """Whether a file may have come, gone or been replaced here since the last call; by one system call. Never raises."""
         try:
             changed_ns = os.stat(self.directory).st_mtime_ns

@@ -44,7 +44,19 @@ from .layout import (
 )
 from .notes import Note
 from .stepevents import CallField
-from .typed import ASKED, CALL, ENDING, ENDS, MANIFEST, PROGRESS, STALL, STANDING, Check, fitting, misfits
+from .typed import (
+    ASKED,
+    CALL,
+    ENDING,
+    ENDS,
+    MANIFEST,
+    PROGRESS,
+    STALL,
+    STANDING,
+    Check,
+    fitting,
+    invalid_fields,
+)
 
 PROGRESS_SCHEMA = "ddpdoctor.progress/1"
 STANDING_SCHEMA = "ddpdoctor.standing/2"
@@ -216,7 +228,7 @@ def _calls(data: bytes) -> list[dict[str, Any]]:
             continue
         if (
             isinstance(call, dict)
-            and not misfits(call, CALL)
+            and not invalid_fields(call, CALL)
             and call.get(CallField.NUMBER.value) is not None
         ):
             found.append(call)

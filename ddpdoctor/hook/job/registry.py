@@ -118,10 +118,10 @@ def asks_for_worker(data: Any) -> bool:
 def _class_asks(owner: type) -> bool:
     if owner.__module__.partition(".")[0] in ("builtins", "torch"):
         return False
-    beside: dict[str, Any] = vars(sys.modules.get(owner.__module__, object))  # type: ignore[assignment]
+    module_names: dict[str, Any] = vars(sys.modules.get(owner.__module__, object))  # type: ignore[assignment]
     for member in vars(owner).values():
         for code in _codes(_code_of(member)):
-            called = [_code_of(beside.get(name)) for name in code.co_names]
+            called = [_code_of(module_names.get(name)) for name in code.co_names]
             if any(_ASKS in each.co_names for each in (code, *called) if each is not None):
                 return True
     return False
@@ -149,7 +149,7 @@ _kinds: list[Kinds] = []
 """One, made when it is first needed: it asks for the interpreter's folders, which takes time."""
 
 
-def note_built(thing: Any, dataset: Any, frame: FrameType | None) -> None:
+def record_construction(thing: Any, dataset: Any, frame: FrameType | None) -> None:
     """The constructor of ``thing`` begins, a loader of ``dataset`` unless that is None, in the stack that ends in ``frame``."""
     if _built.find(thing) is not None:
         return

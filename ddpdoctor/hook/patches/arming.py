@@ -11,13 +11,13 @@ from .. import lifetime
 from ..guard import part
 from ..patching import Patches, around, cell_of
 from ..recording import active
-from ..stalls import joining
+from ..stalls import note_join_started
 
 _PART = part("arming")
 
 
 def _before_init(args: Any, kwargs: Any) -> bool | None:
-    joining()
+    note_join_started()
     return True
 
 

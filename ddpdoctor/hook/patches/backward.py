@@ -12,7 +12,7 @@ from typing import Any
 from ...rundir import EventField, EventKind, Phase
 from ..guard import part
 from ..patching import Patches, around
-from ..recording import MOST_PLACES, Call, Session, active, backwards, raising_in, recording_here
+from ..recording import MOST_PLACES, Call, Session, active, backwards, exception_recorder, recording_here
 from . import ddp, optimizers
 
 _PART = part("backward passes")
@@ -157,6 +157,6 @@ def install(patches: Patches) -> None:
     """Replace ``torch.autograd.backward``, which ``Tensor.backward`` looks up at each call."""
     import torch
 
-    failed = raising_in(Phase.BACKWARD)
+    failed = exception_recorder(Phase.BACKWARD)
     wrapper = around(torch.autograd.backward, _PART, _before, _after, failed=failed)
     patches.attribute(torch.autograd, "backward", wrapper)

@@ -19,7 +19,7 @@ from .. import lifetime
 from ..guard import part
 from ..job import group_name
 from ..patching import Before, Patches, around, cell_of
-from ..recording import MOST_PLACES, Call, Recorder, active, raising_in, recording_here
+from ..recording import MOST_PLACES, Call, Recorder, active, exception_recorder, recording_here
 
 _PART = part("collectives")
 
@@ -194,10 +194,10 @@ def install(patches: Patches) -> None:
                 if vars(module).get(name) is function:
                     patches.attribute(module, name, timed)
     work = c10d.Work
-    wait = around(work.wait, _PART, _before_wait, _after_wait, active, raising_in(Phase.WAIT))
+    wait = around(work.wait, _PART, _before_wait, _after_wait, active, exception_recorder(Phase.WAIT))
     patches.attribute(work, "wait", wait)
 
 
 def _timed(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    failed = raising_in(Phase.BARRIER if name in _BARRIERS else Phase.COLLECTIVE)
+    failed = exception_recorder(Phase.BARRIER if name in _BARRIERS else Phase.COLLECTIVE)
     return around(function, _PART, _start_of(name), _end, failed=failed)

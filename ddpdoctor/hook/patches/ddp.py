@@ -14,7 +14,7 @@ from ...rundir import EventField, EventKind, Phase
 from ..guard import part
 from ..job import OpenForward, data_parallel_built, group_name, input_elements
 from ..patching import Patches, around
-from ..recording import Session, active, raising_in, recording_here
+from ..recording import Session, active, exception_recorder, recording_here
 
 _PART = part("DistributedDataParallel")
 _BROADCAST = EventKind.BROADCAST.opening + EventField.MODULE.next_key
@@ -77,7 +77,7 @@ def _after_timed_forward(token: _TimedForward, result: Any) -> None:
     if current.devices is not None and current.devices.timing:
         current.devices.mark("fwd_end")
         if model.reduces:
-            current.devices.gradients_follow(result)
+            current.devices.hook_gradient_end(result)
     current.models.forward_ended(model, end)
 
 
@@ -141,7 +141,7 @@ def interrupt(current: Session, at: int, loss: Any) -> None:
         current.models.forward_ended(model, at)
         model.reduces = getattr(forward.ddp, "require_backward_grad_sync", True)
     if devices is not None and model.reduces:
-        devices.gradients_follow(loss)
+        devices.hook_gradient_end(loss)
 
 
 def pause(current: Session) -> None:
@@ -190,7 +190,7 @@ def install(patches: Patches) -> None:
     _is_grad_enabled = torch.is_grad_enabled
     original = getattr(DistributedDataParallel, "_sync_buffers", None)
     if original is not None:
-        failed = raising_in(Phase.COLLECTIVE)
+        failed = exception_recorder(Phase.COLLECTIVE)
         noted = around(original, _PART, _before_buffers, _after_buffers, failed=failed)
         patches.attribute(DistributedDataParallel, "_sync_buffers", noted)
     original = getattr(DistributedDataParallel, "_run_ddp_forward", None)

@@ -244,9 +244,9 @@ def install(patches: Patches) -> None:
 
     global _backward_here
     lifetime.at_fork.append(_reset)
-    told = getattr(job_torch()._C, "_current_graph_task_id", None)
-    if told is not None:
-        _backward_here, backwards.always = told, False
+    task_id = getattr(job_torch()._C, "_current_graph_task_id", None)
+    if task_id is not None:
+        _backward_here, backwards.always = task_id, False
 
     before, after = guarded(_PART, before_step, starts), _stepped
     not_compiled(after)

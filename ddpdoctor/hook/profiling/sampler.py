@@ -91,7 +91,7 @@ class Sampler:
             if self._stop.wait(pause_s):
                 return
             try:
-                if self._is_of_use():
+                if self._should_sample():
                     self._sample(wanted_ns)
                 if time.monotonic() - self._since >= BATCH_S:
                     self.write_out()
@@ -132,7 +132,7 @@ class Sampler:
     def _later(self) -> int:
         return 1 if time.monotonic() < self._early_until else LATER
 
-    def _is_of_use(self) -> bool:
+    def _should_sample(self) -> bool:
         """Whether a sample is due, and the step is one whose events tell what it is of. In one that goes on since the last look the
         thread may hang, and the sample will tell where."""
         step, last = self._session.recorder.step, self._last_step
@@ -141,14 +141,14 @@ class Sampler:
 
     def _sample(self, wanted_ns: int) -> None:
         """Take a sample that was due at ``wanted_ns``, monotonic; where it came late, look closer at what follows."""
-        held_ns = self._held_ns(wanted_ns)
+        held_ns = self._gil_wait_ns(wanted_ns)
         sample = self._look(held_ns)
         if sample is not None:
             with self._lock:
                 self._samples.append(sample)
         if held_ns >= HELD_NS and time.monotonic() >= self._no_closer_until:
             self._no_closer_until = time.monotonic() + self._later() * CLOSER_EVERY_S
-            self._look_closer()
+            self._sample_densely()
 
     def _look(self, held_ns: int) -> Sample | None:
         stack = stack_of(self._session.recorder.thread)
@@ -159,7 +159,7 @@ class Sampler:
         user: int | None = self._lines.of_stack(stack)
         return None if leaf is None else (now, leaf if user is None else user, leaf, held_ns)
 
-    def _look_closer(self) -> None:
+    def _sample_densely(self) -> None:
         """Want the lock again and again during one step, and take a sample where it is kept.
 
         A thread that runs Python keeps the lock until it calls something that lets go of it, or until somebody has waited for
@@ -174,7 +174,7 @@ class Sampler:
             wanted_ns = last + int(1e9 * CLOSER_S)
             time.sleep(CLOSER_S)
             looks += 1
-            held_ns = self._held_ns(wanted_ns)
+            held_ns = self._gil_wait_ns(wanted_ns)
             sample = self._look(held_ns) if held_ns >= HELD_NS else None
             if sample is not None:
                 with self._lock:
@@ -184,7 +184,7 @@ class Sampler:
             self._looked_ns += last - begun
         self._left_out += looks // LOOKS_PER_SAMPLE
 
-    def _held_ns(self, wanted_ns: int) -> int:
+    def _gil_wait_ns(self, wanted_ns: int) -> int:
         """For how long this thread, awake since ``wanted_ns``, has waited for the lock, and not for a CPU."""
         late_ns = time.monotonic_ns() - wanted_ns
         before, self._no_cpu_ns = self._no_cpu_ns, self._read_no_cpu_ns()
@@ -198,8 +198,8 @@ class Sampler:
     def write_out(self, deadline_s: float | None = None) -> None:
         """Write the samples since the last call; not where the thread, which may not be given a CPU, still does so at
         ``deadline_s``, monotonic."""
-        patience_s = -1.0 if deadline_s is None else max(0.0, deadline_s - time.monotonic())
-        if not self._lock.acquire(timeout=patience_s):
+        timeout_s = -1.0 if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+        if not self._lock.acquire(timeout=timeout_s):
             return
         try:
             samples, self._samples = self._samples, []

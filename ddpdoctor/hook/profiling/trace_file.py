@@ -12,7 +12,7 @@ from typing import Any, Callable
 
 from ...rundir import FLIGHT_FILE, RAW_FILE, TooLargeError, reason_of, spools_in
 from ...rundir.raw_traces import raw_folder
-from ..guard import part, words_of
+from ..guard import error_line, part
 from ..patching import guarded
 from ..recording import Session
 
@@ -55,7 +55,7 @@ class TraceJob:
         """Start to write."""
         self._thread.start()
 
-    def hurry_and_wait(self, deadline_s: float) -> None:
+    def finish_until(self, deadline_s: float) -> None:
         """The job ends: write now, return once it is done or at ``deadline_s``, monotonic."""
         self._hurry.set()
         self._thread.join(timeout=max(0.0, deadline_s - time.monotonic()))
@@ -89,7 +89,7 @@ class TraceJob:
     def _save_trace(self) -> None:
         own = self._session.spool.claimed()
         folders = [tempfile.gettempdir(), *([own] if own else [])]
-        base = room_for(self._expected_bytes * COMPRESSION, folders, _ranks_here(self._session))
+        base = folder_with_space(self._expected_bytes * COMPRESSION, folders, _ranks_here(self._session))
         with raw_folder(base, self._session.run_id) as folder:
             self._result.save(os.path.join(folder.place, RAW_FILE))
             self._result = None
@@ -97,7 +97,7 @@ class TraceJob:
                 self._session.spool.hand_over_trace(folder.path, self._header, self._max_bytes, self._number)
 
 
-def room_for(size: int, folders: Sequence[str], ranks: int) -> str:
+def folder_with_space(size: int, folders: Sequence[str], ranks: int) -> str:
     """The first of ``folders`` half of whose free space holds ``size`` bytes for each of ``ranks``, which look at the same
     moment and know nothing of each other. Raises TooLargeError.
     """
@@ -127,7 +127,7 @@ def _report_failure(session: Session, report: Callable[..., None], error: Except
             report("failed", words)
             return
         _PART.failed(error)
-        report("failed", words_of(error))
+        report("failed", error_line(error))
     except Exception:
         pass
 

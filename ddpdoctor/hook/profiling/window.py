@@ -16,7 +16,7 @@ import threading
 import time
 from typing import Any
 
-from ...rundir import CAPTURE_ANSWER, CAPTURE_SCHEMA, CaptureOrder, Mark, capture_ordered
+from ...rundir import CAPTURE_ANSWER, CAPTURE_SCHEMA, CaptureRequest, Mark, capture_requested
 from .. import environment
 from ..guard import part
 from ..job import job_torch
@@ -65,7 +65,7 @@ def constructed(profiler: Any) -> None:
     """The job builds this one: whoever profiles gives way."""
     seen.append("the job's own " + type(profiler).__module__ + "." + type(profiler).__qualname__)
     for window in list(windows):
-        window._give_way()
+        window._yield_to_user_profiler()
 
 
 _PART = part("profiler window")
@@ -86,13 +86,13 @@ def forget(session: Session) -> None:
 def close_left_open() -> None:
     """At the very end of the process, whatever failed before."""
     for window in windows:
-        window._abandon()
+        window._emergency_close()
 
 
 class Window:
     """Opens, closes and hands over one profiler window of a recording."""
 
-    def __init__(self, session: Session, writer: Writer, order: CaptureOrder | None = None) -> None:
+    def __init__(self, session: Session, writer: Writer, order: CaptureRequest | None = None) -> None:
         """``order``: somebody asks for it while the job runs; None for the first window, whose steps are the job's options."""
         self.part = _PART
         self._session = session
@@ -155,10 +155,10 @@ class Window:
         try:
             self._at_step(step)
         except Exception:
-            self._abandon()
+            self._emergency_close()
             raise
 
-    def _abandon(self) -> None:
+    def _emergency_close(self) -> None:
         """Something of ours failed: a profiler left open would fill the memory, and crash the job at its end."""
         self._session.recorder.always_full = False
         if self._open:
@@ -205,7 +205,7 @@ class Window:
         elif step == self._first - 1:
             self._nodes = node_number()
             self._near_thread = threading.current_thread()
-            recorder.record_whole()
+            recorder.record_all_events()
         elif step >= self._first and (self._near_thread is not None or not self._number):
             self._try_to_open(step)
         elif step >= self._first:
@@ -224,7 +224,7 @@ class Window:
             self._set("skipped", "steps end on one thread after the other")
             return
         self._shorten()
-        recorder.record_whole()
+        recorder.record_all_events()
         self._opener = threading.get_ident()
         self._open = True
         self._busy = "opened"
@@ -278,7 +278,7 @@ class Window:
         settle(self._ended)
         self._close()
 
-    def _give_way(self) -> None:
+    def _yield_to_user_profiler(self) -> None:
         """The job constructs a profiler of its own."""
         self._session.stepping.listening = True
         if self._open and threading.get_ident() == self._opener:
@@ -292,7 +292,7 @@ class Window:
         try:
             self._finish(deadline_s)
         except Exception:
-            self._abandon()
+            self._emergency_close()
             raise
 
     def _finish(self, deadline_s: float) -> None:
@@ -304,7 +304,7 @@ class Window:
         elif self._state["state"] == "waiting":
             self._set("skipped", f"the job ended in step {self._session.recorder.step}, before the window")
         if self._job is not None:
-            self._job.hurry_and_wait(deadline_s + self.closing_s - closed_before_s)
+            self._job.finish_until(deadline_s + self.closing_s - closed_before_s)
             if self._state["state"] == "saving" and not self._job.handed_over:
                 self._state["why"] = "the job ended before its trace was written"
 
@@ -329,7 +329,7 @@ class Captures:
 
     def follow(self) -> None:
         """Do what was ordered, or taken back, since the last call."""
-        order = capture_ordered(self._session.spool.directory)
+        order = capture_requested(self._session.spool.directory)
         newest = self._windows[-1]
         if order is None:
             self._answered = 0
@@ -355,7 +355,7 @@ class Captures:
             # Whoever had nothing to wait for may have unset it at this moment.
             self._session.stepping.listening = True
 
-    def _refusal(self, order: CaptureOrder) -> str | None:
+    def _refusal(self, order: CaptureRequest) -> str | None:
         step = self._session.recorder.step
         if order.first < step + 2:
             return f"it is in step {step} already"

@@ -9,12 +9,12 @@ Which optimizer step ends a training step is ``boundary``'s to say; on a GPU ``d
 
 from .active import active, backwards, starts
 from .crash_records import (
-    MOST_FRAMES_TOLD,
+    MOST_FRAMES_WRITTEN,
     MOST_PLACES,
     Call,
     Frame,
     exception_document,
-    raising_in,
+    exception_recorder,
 )
 from .recorder import Recorder, ThreadTimes, recording_here
 from .session import LAST_SETTINGS_STEP, Session

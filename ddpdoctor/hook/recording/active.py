@@ -5,14 +5,14 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any, Callable
 
-from ..patching import Seen
+from ..patching import Switch
 
 if TYPE_CHECKING:
     from .recorder import Recorder
     from .session import Session
 
 
-class Backwards(Seen):
+class Backwards(Switch):
     """Whether backwards are looked at: also in steps of which only the times are kept, where ``always`` is set."""
 
     __slots__ = ("always",)
@@ -24,11 +24,11 @@ class Backwards(Seen):
         that it is in one."""
 
 
-def _nobody() -> None:
+def _no_optimizer() -> None:
     return None
 
 
-class Starts(Seen):
+class Starts(Switch):
     """Whether starts of optimizer steps are looked at. They need not be in a row of steps of which only the times are kept, where
     one optimizer alone says by its end that a step has ended: such steps are brief."""
 
@@ -36,18 +36,18 @@ class Starts(Seen):
 
     def __init__(self) -> None:
         super().__init__(True)
-        self.alone: Callable[[], Any] = _nobody
+        self.alone: Callable[[], Any] = _no_optimizer
         """Gives that optimizer, which is held weakly; None where it is not known by sight."""
         self.caller: Any = None
         """The code that calls its step: from elsewhere it may be a part of another optimizer's."""
 
     def expect(self, optimizer: Any, by_sight: bool, caller: Any) -> None:
         """The next steps are brief ones of ``optimizer``, called in the frame ``caller``."""
-        self.alone = weakref.ref(optimizer) if by_sight else _nobody
+        self.alone = weakref.ref(optimizer) if by_sight else _no_optimizer
         self.caller = caller.f_code
 
 
-class Active(Seen):
+class Active(Switch):
     """The one recording there is. ``full``: the events of the step in progress are recorded, not only its times."""
 
     __slots__ = ("recorder", "session")

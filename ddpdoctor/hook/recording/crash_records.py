@@ -23,7 +23,7 @@ from ...rundir import (
     Phase,
     Spool,
 )
-from ..guard import text_of
+from ..guard import masked_text
 from ..job import place_of
 from ..patching import UNCOUNTED_FILE
 from .active import active
@@ -128,13 +128,13 @@ class Calls:
 
 Frame = list[Any]
 """File, line, function."""
-MOST_FRAMES_TOLD = 64
+MOST_FRAMES_WRITTEN = 64
 """Frames of a stack that are written down: a trainer's own loop, with torch below it, has 30 to 50."""
 _MOST_LETTERS = 2000
 """Of a message: that of an error in a kernel's compilation has thousands."""
-_MOST_TOLD = 16
+_MOST_WRITTEN = 16
 """Of one process: a program that goes on after each of them is not kept up."""
-_told = [0]
+_written = [0]
 """How often."""
 
 
@@ -142,19 +142,19 @@ def exception_document(error: BaseException, frames: list[Frame]) -> dict[str, A
     """An exception as it is written down; ``frames``, innermost first."""
     return {
         "type": type(error).__name__[:200],
-        "message": text_of(error)[:_MOST_LETTERS],
-        "frames": frames[:MOST_FRAMES_TOLD],
+        "message": masked_text(error)[:_MOST_LETTERS],
+        "frames": frames[:MOST_FRAMES_WRITTEN],
     }
 
 
-def raising_in(phase: Phase) -> Callable[[BaseException], None]:
+def exception_recorder(phase: Phase) -> Callable[[BaseException], None]:
     """What to call with an exception that leaves a call of this kind, on the thread that called."""
 
     def note(error: BaseException) -> None:
         session = active.session
-        if session is None or session.recorder.thread != get_ident() or _told[0] >= _MOST_TOLD:
+        if session is None or session.recorder.thread != get_ident() or _written[0] >= _MOST_WRITTEN:
             return
-        _told[0] += 1
+        _written[0] += 1
         document = {
             "schema": ENDING_SCHEMA,
             "rank": session.rank,
@@ -174,7 +174,7 @@ def _callers() -> list[Frame]:
     """The stack of this thread, innermost first."""
     found: list[Frame] = []
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and len(found) < MOST_FRAMES_TOLD:
+    while frame is not None and len(found) < MOST_FRAMES_WRITTEN:
         if frame.f_code.co_filename != UNCOUNTED_FILE:
             found.append(place_of(frame.f_code, frame.f_lineno))
         frame = frame.f_back

@@ -63,7 +63,7 @@ class Devices:
         """With a name, where something begins or ends on the current stream."""
         self.unmark = guarded(_PART, self._unmark)
         """With a name, where what was said to begin did not."""
-        self.gradients_follow = guarded(_PART, self._gradients_follow)
+        self.hook_gradient_end = guarded(_PART, self._gradients_follow)
         """With what a forward returned, whose backward will reduce the gradients: notes the end of the backward's own work."""
         self.finish = guarded(_PART, self._finish)
         """At the end of the recording."""

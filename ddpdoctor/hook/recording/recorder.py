@@ -108,7 +108,7 @@ class Recorder:
         if times is not None:
             times.close()
 
-    def follow_this_thread(self) -> None:
+    def switch_to_this_thread(self) -> None:
         """Record the calling thread from now on: the one that steps the optimizer is the training thread."""
         self._follow_thread()
         self.events.clear()
@@ -132,7 +132,7 @@ class Recorder:
         """Forwards without gradients in the current step, as far as they are recorded."""
         return self._evaluations[2]
 
-    def record_whole(self) -> None:
+    def record_all_events(self) -> None:
         """Record the current step, which has just begun, and those after it in full, until ``always_full`` is unset."""
         if not active.full:
             self.full_since = self.start_perf_ns

@@ -78,4 +78,4 @@ class Session:
         """The calling thread steps the optimizer: it is the one to record."""
         self.thread_is_known = True
         if self.recorder.thread != get_ident():
-            self.recorder.follow_this_thread()
+            self.recorder.switch_to_this_thread()

@@ -1,6 +1,6 @@
 """The thread that carries what was recorded to the run directory, however slow that is, where nobody else does.
 
-Beside a launcher a process of its own carries, see :mod:`...rundir.carrier`, and no rank touches the run directory: whoever
+Beside a launcher a process of its own carries, see :mod:`...rundir.host_lock`, and no rank touches the run directory: whoever
 waits for storage that has stopped answering cannot end. Where ranks have no launcher on their host, as on a cluster of
 Ray's, only this thread does, and the training thread does not wait for it.
 """
@@ -15,7 +15,16 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...rundir import RANK_FILE, BusyError, DiskBudget, discard, drain, has_carrier, rank_budget, reason_of
+from ...rundir import (
+    RANK_FILE,
+    BusyError,
+    DiskBudget,
+    copier_lock_is_held,
+    discard,
+    drain,
+    rank_budget,
+    reason_of,
+)
 from .. import guard
 from ..patching import guarded
 
@@ -33,7 +42,7 @@ _LOOK_S = 0.1
 _PART = guard.part("run directory")
 
 
-def _lost_words(lost: Sequence[tuple[int, int]], why: str | None) -> list[str]:
+def _lost_messages(lost: Sequence[tuple[int, int]], why: str | None) -> list[str]:
     """What was not recorded because there was no room for it, in words."""
     if not lost:
         return [why] if why else []
@@ -89,7 +98,7 @@ class Writer:
 
     def _run(self) -> None:
         try:
-            if not self._is_carried():
+            if not self._launcher_copies():
                 drain(self._session.spool.directory)
         except OSError as error:
             self._refused = error
@@ -132,7 +141,7 @@ class Writer:
             self.document_changed.set()
             self._failed(error)
         try:
-            if not self._is_carried():
+            if not self._launcher_copies():
                 drain(session.spool.directory, remove=ending, budget=self._budget)
         except BusyError:
             raise
@@ -142,9 +151,9 @@ class Writer:
             return False
         return True
 
-    def _is_carried(self) -> bool:
+    def _launcher_copies(self) -> bool:
         self._looked_s = time.monotonic()
-        self._carried = has_carrier(os.path.dirname(self._session.spool.directory))
+        self._carried = copier_lock_is_held(os.path.dirname(self._session.spool.directory))
         return self._carried
 
     def _look_after(self) -> None:
@@ -159,21 +168,21 @@ class Writer:
     def _current_document(self) -> dict[str, Any]:
         session = self._session
         recorder = session.recorder
-        errors = list(guard.errors) + _lost_words(recorder.lost, session.spool.error)
+        errors = list(guard.errors) + _lost_messages(recorder.lost, session.spool.error)
         session.document["hook"] = {"errors": errors}
         return session.document
 
     def _failed(self, error: Exception) -> None:
         try:
-            words = told = ""
+            record = message = ""
             if isinstance(error, OSError):
                 session = self._session
-                words = f"{session.run} could not be written ({reason_of(error)})."
-                told = (
+                record = f"{session.run} could not be written ({reason_of(error)})."
+                message = (
                     f"what rank {session.rank} records cannot be written to {session.run} ({reason_of(error)}); "
                     "it waits in memory, and the job goes on."
                 )
-            _PART.failed(error, words, told)
+            _PART.failed(error, record, message)
             # A full disk may be emptied, a file server may come back: this part never gives up.
             _PART.off = False
         except Exception:

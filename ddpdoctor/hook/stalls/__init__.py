@@ -6,7 +6,7 @@ the lock, faulthandler writes the stack of its first thread when a signal asks f
 it only says that it is there (``door``). What comes out stands in :mod:`ddpdoctor.rundir.stops`.
 """
 
-from .attendant import Attendant
-from .door import forget_door, joining, leave_door, stand_at_door, tell_end_at_door
 from .faults import forget_faults
-from .rank_status import ends_by
+from .rank_status import set_fatal_exception
+from .status_thread import StatusThread
+from .unjoined import begin_unjoined, end_unjoined, forget_unjoined, note_join_started, write_unjoined_end

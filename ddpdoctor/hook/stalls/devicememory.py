@@ -15,7 +15,7 @@ from ..guard import part
 from ..job import job_torch
 from ..patching import guarded
 from ..recording import Session
-from .rank_status import Whereabouts
+from .rank_status import RankStatus
 
 SAME_LOOKS = 600
 """Looks at one interval, which then doubles: ten minutes tell of a leak in a short job, and a line of 200 bytes a second would
@@ -26,8 +26,8 @@ _PART = part("device memory")
 class DeviceMemory:
     """Of one recording."""
 
-    def __init__(self, session: Session, whereabouts: Whereabouts) -> None:
-        self._session, self._whereabouts = session, whereabouts
+    def __init__(self, session: Session, status: RankStatus) -> None:
+        self._session, self._status = session, status
         self._calls = self._looks = 0
         self._every = 1
         self.look = guarded(_PART, self._look)
@@ -57,7 +57,7 @@ class DeviceMemory:
         self._session.spool.write(MEMORY_FILE, b"".join(line + b"\n" for line in lines))
 
     def _now(self, device: int) -> dict[str, Any]:
-        phase = self._whereabouts.phase()
+        phase = self._status.phase()
         # By its number: the current device is each thread's own.
         counters = job_torch().cuda.memory_stats_as_nested_dict(device)
         allocated, reserved = (counters[f"{kind}_bytes"]["all"] for kind in ("allocated", "reserved"))

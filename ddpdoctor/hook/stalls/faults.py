@@ -63,7 +63,7 @@ class Faults:
         self._handle = handle
         self._file = file_identity(handle)
         _open.append(self)
-        if not fatalsignals.is_enabled() and _nobody_takes_fatal_signals():
+        if not fatalsignals.is_enabled() and _fatal_signals_end_process():
             fatalsignals.enable(file=handle, all_threads=True)
             fatalsignals.ours[0] = True
         self.signal = listen(handle)
@@ -114,7 +114,7 @@ def forget_faults() -> None:
     _open.clear()
 
 
-def _nobody_takes_fatal_signals() -> bool:
+def _fatal_signals_end_process() -> bool:
     """Whether each would end the process: a handler that Python did not set shows as None."""
     numbers = [getattr(signal, name) for name in _FATAL if hasattr(signal, name)]
     return all(signal.getsignal(number) is signal.SIG_DFL for number in numbers)

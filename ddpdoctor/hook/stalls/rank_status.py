@@ -15,7 +15,7 @@ from ...rundir import EventField, Phase
 from ..job import Kinds, place_of
 from ..patching import UNCOUNTED_FILE
 from ..profiling import Place, can_be_read, flight_recorder, stack_of
-from ..recording import MOST_FRAMES_TOLD, Frame, Session, exception_document
+from ..recording import MOST_FRAMES_WRITTEN, Frame, Session, exception_document
 
 ANY: frozenset[str] = frozenset()
 """All functions of a file."""
@@ -106,7 +106,7 @@ _ending: list[BaseException] = []
 """That which is known to end the process, from whoever has caught it to that end."""
 
 
-def ends_by(error: BaseException) -> None:
+def set_fatal_exception(error: BaseException) -> None:
     """The process ends by this exception, although nobody will find it at the end."""
     _ending[:] = [error]
 
@@ -123,7 +123,7 @@ def uncaught() -> BaseException | None:
     return None if trace is not None and trace.tb_frame.f_back is not None else error
 
 
-def described(error: BaseException) -> list[dict[str, Any]]:
+def exception_documents(error: BaseException) -> list[dict[str, Any]]:
     """The exception, and those before it, each with its relation to the one that stands before it in the list."""
     found: list[dict[str, Any]] = []
     seen = set()
@@ -157,7 +157,7 @@ MOST_THREADS = 256
 _EXHAUSTED = f"{EventField.EXHAUSTED.next_key}true"
 
 
-class Whereabouts:
+class RankStatus:
     """Of one recording."""
 
     def __init__(self, session: Session) -> None:
@@ -202,7 +202,7 @@ class Whereabouts:
             return None
         return _phase(stack_of(self._session.recorder.thread), self.evaluates())
 
-    def standing(self, schema: str) -> dict[str, Any]:
+    def with_all_stacks(self, schema: str) -> dict[str, Any]:
         """All of it, with the stacks of all threads."""
         self.errors = []
         document = self.document(schema)
@@ -245,8 +245,8 @@ def _phase(places: Sequence[Place], evaluating: bool) -> Phase:
 
 def frames_of(places: Sequence[Place], ours: bool = False) -> list[Frame]:
     """Frames, innermost first, as they are written down; without the line of a wrapper of ours unless ``ours``."""
-    told = (place_of(code, line) for code, line in places if ours or code.co_filename != UNCOUNTED_FILE)
-    return list(islice(told, MOST_FRAMES_TOLD))
+    written = (place_of(code, line) for code, line in places if ours or code.co_filename != UNCOUNTED_FILE)
+    return list(islice(written, MOST_FRAMES_WRITTEN))
 
 
 def group_numbers() -> dict[str, list[int]]:

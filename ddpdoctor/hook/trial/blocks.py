@@ -94,9 +94,9 @@ class Walk:
         self._tell("applied", "")
 
     def _tell(self, state: str, why: str) -> None:
-        told = self._trial.document["blocks"][self.block]
-        if told["state"] != "refused":
-            told.update(state=state, why=why)
+        block = self._trial.document["blocks"][self.block]
+        if block["state"] != "refused":
+            block.update(state=state, why=why)
 
 
 class _GoesOn:

@@ -29,7 +29,7 @@ MOST_CAPTURE_STEPS = 64
 """Of one capture: the profiler keeps all of it in the memory of the rank."""
 
 
-class CaptureOrder(NamedTuple):
+class CaptureRequest(NamedTuple):
     """A profiler window that somebody asks for while the job runs."""
 
     request: int
@@ -46,7 +46,7 @@ def ask(spool: str, number: int, question: str = QUESTION_FILE) -> None:
         replace_file(question, here, str(number).encode())
 
 
-def question_in(spool: str, question: str = QUESTION_FILE) -> int:
+def request_in(spool: str, question: str = QUESTION_FILE) -> int:
     """The number of the last question to the rank of this spool; 0 where there is none. Never raises."""
     try:
         handle = open_file(os.path.join(spool, question), None, os.O_RDONLY)
@@ -62,13 +62,13 @@ def new_request() -> int:
     return int(time.time() * 10) % _MOST_NUMBER + 1
 
 
-def order_capture(spool: str, order: CaptureOrder) -> None:
+def request_capture(spool: str, order: CaptureRequest) -> None:
     """Ask the rank of this spool for a profiler window. Raises OSError."""
     with opened_spool(spool) as here:
         replace_file(CAPTURE_ORDER, here, encoded(order._asdict()))
 
 
-def capture_ordered(spool: str) -> CaptureOrder | None:
+def capture_requested(spool: str) -> CaptureRequest | None:
     """The window that the rank of this spool was asked for; None where there is none, or what stands there is no order of this
     user's. Never raises."""
     if not os.path.lexists(os.path.join(spool, CAPTURE_ORDER)):
@@ -82,12 +82,12 @@ def capture_ordered(spool: str) -> CaptureOrder | None:
     return _checked(found)
 
 
-def _checked(found: Any) -> CaptureOrder | None:
-    if not isinstance(found, dict) or set(found) != set(CaptureOrder._fields):
+def _checked(found: Any) -> CaptureRequest | None:
+    if not isinstance(found, dict) or set(found) != set(CaptureRequest._fields):
         return None
     if not all(isinstance(value, int) and not isinstance(value, bool) for value in found.values()):
         return None
-    order = CaptureOrder(**found)
+    order = CaptureRequest(**found)
     possible = (
         0 < order.request <= _MOST_NUMBER
         and 0 < order.number <= MOST_CAPTURES
@@ -115,12 +115,12 @@ def _document(spool: str, name: str) -> dict[str, Any] | None:
         return None
 
 
-def forget_questions(spool: str, request: int, *names: str) -> None:
+def delete_requests(spool: str, request: int, *names: str) -> None:
     """Remove a question and its answer, unless somebody else has asked since. Never raises."""
     for name in {STACKS_QUESTION, STACKS_FILE, CAPTURE_ORDER, CAPTURE_ANSWER}.intersection(names):
         try:
             asked = (
-                question_in(spool, name)
+                request_in(spool, name)
                 if name == STACKS_QUESTION
                 else (_document(spool, name) or {}).get("request")
             )

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 
-from .door import is_of_door
 from .hostdocs import HOST_DOCUMENTS
 from .owned import (
     file_identity,
@@ -16,18 +15,19 @@ from .owned import (
     private_folder,
     unlock,
 )
+from .unjoined import is_unjoined_file
 
-_FILE = "carrier"
-SENTINEL = "sentinel"
+_COPIER = "carrier"
+HANG_MONITOR = "sentinel"
 """The file of the office of watching for hangs."""
-METRICS = "metrics"
+METRICS_SERVER = "metrics"
 """The same of serving metrics."""
 
 
-class Carrier:
+class HostLock:
     """This process, once it has taken the office; or, by the name of its file, another one that one process of a host has."""
 
-    def __init__(self, root: str, file: str = _FILE) -> None:
+    def __init__(self, root: str, file: str = _COPIER) -> None:
         self._root, self._file = root, file
         self._handle = -1
 
@@ -56,11 +56,11 @@ class Carrier:
             os.close(handle)
 
 
-def has_carrier(root: str) -> bool:
+def copier_lock_is_held(root: str) -> bool:
     """Whether some other process carries what ranks record below ``root``. Never raises."""
     try:
         with private_folder(root) as within:
-            return lock_holder(_FILE, within) is not None
+            return lock_holder(_COPIER, within) is not None
     except OSError:
         return False
 
@@ -70,7 +70,10 @@ def remove_root(root: str) -> None:
     try:
         with private_folder(root) as within:
             names = os.listdir(within)
-            if all(name in (_FILE, SENTINEL, METRICS, *HOST_DOCUMENTS) or is_of_door(name) for name in names):
+            if all(
+                name in (_COPIER, HANG_MONITOR, METRICS_SERVER, *HOST_DOCUMENTS) or is_unjoined_file(name)
+                for name in names
+            ):
                 for name in names:
                     os.unlink(name, dir_fd=within)
         os.rmdir(root)

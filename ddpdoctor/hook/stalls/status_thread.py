@@ -22,7 +22,7 @@ from ...rundir import (
     End,
     LineField,
     encoded,
-    question_in,
+    request_in,
 )
 from .. import environment
 from ..guard import part
@@ -31,7 +31,7 @@ from ..profiling import Captures
 from ..recording import Session
 from .devicememory import DeviceMemory
 from .faults import Faults, reserve_signal
-from .rank_status import Whereabouts, described, flight, phase_of, uncaught
+from .rank_status import RankStatus, exception_documents, flight, phase_of, uncaught
 
 PERIOD_S = 1.0
 """Between two looks: what 30 to 100 us cost so often is a hundredth of a percent."""
@@ -41,27 +41,27 @@ _THIS_THREAD = getattr(resource, "RUSAGE_THREAD", None)
 _PART = part("watching for hangs")
 
 
-class Attendant:
+class StatusThread:
     """Of one recording."""
 
     def __init__(self, session: Session, captures: Captures) -> None:
         """``captures`` are the profiler windows that somebody may ask for."""
         self._session = session
         self._captures = captures
-        self._whereabouts = Whereabouts(session)
-        self._memory = DeviceMemory(session, self._whereabouts)
+        self._status = RankStatus(session)
+        self._memory = DeviceMemory(session, self._status)
         # The job's own random numbers stay as they are.
         self._random = random.Random(session.rank)
         self._after_s = environment.hang_after_s(os.environ)
         self._stop = threading.Event()
         self._faults: Faults | None = None
         self._answered = self._stacks_answered = 0
-        self._raised = self._told = False
+        self._raised = self._published = False
         self._last_step = self._evaluated = -1
         self._trained = False
         """Whether a model was seen in training mode."""
         self._thread = threading.Thread(
-            target=guarded(_PART, self._run), name="ddpdoctor-attendant", daemon=True
+            target=guarded(_PART, self._run), name="ddpdoctor-status", daemon=True
         )
 
     def start(self) -> None:
@@ -99,26 +99,26 @@ class Attendant:
     def _attend(self) -> None:
         guarded(_PART, self._look)()
         # A rank is asked by files: where none has come or gone, nobody asks.
-        if self._session.spool.has_news() or self._captures.under_way:
-            guarded(_PART, self._tell_stacks)()
+        if self._session.spool.directory_changed() or self._captures.under_way:
+            guarded(_PART, self._answer_stacks)()
             guarded(_PART, self._captures.follow)()
 
     def _look(self) -> None:
         if not self._raised and uncaught() is not None:
             self._raised = True
-            self.tell_end()
+            self.write_end_status()
         step = self._session.recorder.step
         if step == self._last_step:
-            document = self._whereabouts.document(PROGRESS_SCHEMA)
+            document = self._status.document(PROGRESS_SCHEMA)
             self._note_evaluation(step, document["evaluating"])
-            self._told = True
+            self._published = True
             self._keep(PROGRESS_FILE, encoded(document))
-            self._answer(question_in(self._session.spool.directory))
-        elif self._told:
-            self._told = False
+            self._answer(request_in(self._session.spool.directory))
+        elif self._published:
+            self._published = False
             self._withdraw(PROGRESS_FILE)
         if step != self._last_step:
-            self._trained = self._trained or not self._whereabouts.evaluates()
+            self._trained = self._trained or not self._status.evaluates()
         self._last_step = step
 
     def _keep(self, name: str, data: bytes) -> None:
@@ -144,11 +144,11 @@ class Attendant:
             self._session.recorder.pending.append(f"{{{LineField.EVALUATED.key}{step}}}\n")
         self._trained = self._trained or not evaluating
 
-    def _tell_stacks(self) -> None:
+    def _answer_stacks(self) -> None:
         """For whoever watches a job that may well get on."""
-        request = question_in(self._session.spool.directory, STACKS_QUESTION)
+        request = request_in(self._session.spool.directory, STACKS_QUESTION)
         if request and request != self._stacks_answered:
-            document = self._whereabouts.standing(STANDING_SCHEMA)
+            document = self._status.with_all_stacks(STANDING_SCHEMA)
             document["request"] = request
             self._keep(STACKS_FILE, encoded(document))
         self._stacks_answered = request
@@ -157,21 +157,21 @@ class Attendant:
         if request in (0, self._answered):
             return
         self._answered = request
-        document = self._whereabouts.standing(STANDING_SCHEMA)
+        document = self._status.with_all_stacks(STANDING_SCHEMA)
         error = uncaught()
-        document.update(request=request, raised=[] if error is None else described(error))
+        document.update(request=request, raised=[] if error is None else exception_documents(error))
         self._keep(STANDING_FILE, encoded(document))
         entries = flight(self._session)
         if entries is not None:
             self._keep(HANG_FLIGHT_FILE, entries)
 
-    def tell_end(self) -> None:
+    def write_end_status(self) -> None:
         """The interpreter is left: write down how. The exception may be told before that, where other threads keep the process."""
         error = uncaught()
-        document = self._whereabouts.counts(ENDING_SCHEMA)
+        document = self._status.counts(ENDING_SCHEMA)
         document["how"] = (End.IN_ORDER if error is None else End.EXCEPTION).value
         if error is not None:
-            document["raised"] = raised = described(error)
+            document["raised"] = raised = exception_documents(error)
             document["phase"] = phase_of(raised[0]["frames"]).value
         self._session.spool.keep_document(ENDING_FILE, document)
 

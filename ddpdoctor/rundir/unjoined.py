@@ -22,7 +22,7 @@ _MOST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class AtDoor:
+class UnjoinedStatus:
     """What the file of one rank says."""
 
     about: dict[str, Any] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class AtDoor:
     faults: str = ""
 
 
-def open_door(root: str, rank: int) -> tuple[int, str]:
+def create_unjoined_file(root: str, rank: int) -> tuple[int, str]:
     """Make the file of this process; its descriptor and path. Raises OSError."""
     name = f"{_PREFIX}{rank}-{os.getpid()}"
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
@@ -44,7 +44,7 @@ def open_door(root: str, rank: int) -> tuple[int, str]:
     return handle, os.path.join(root, name)
 
 
-def holder_at_door(path: str) -> int | None:
+def unjoined_file_holder(path: str) -> int | None:
     """The process whose file this is, by its id in the caller's pid namespace, 0 if it cannot be seen from there; None where nobody
     holds it. Never raises."""
     try:
@@ -54,12 +54,12 @@ def holder_at_door(path: str) -> int | None:
         return None
 
 
-def say_at_door(handle: int, /, **about: Any) -> None:
+def append_unjoined(handle: int, /, **about: Any) -> None:
     """Add to what is known. Raises OSError."""
     os.write(handle, json.dumps(about, separators=(",", ":"), default=str).encode() + b"\n")
 
 
-def at_door(root: str) -> list[tuple[int, int, str]]:
+def unjoined_files(root: str) -> list[tuple[int, int, str]]:
     """Rank, process id and path of each such file, sorted. Never raises."""
     try:
         with private_folder(root) as within:
@@ -74,13 +74,13 @@ def at_door(root: str) -> list[tuple[int, int, str]]:
     return sorted(found)
 
 
-def read_door(path: str) -> AtDoor:
+def read_unjoined(path: str) -> UnjoinedStatus:
     """What is there. Never raises."""
     try:
         with private_folder(os.path.dirname(path)) as within:
             data = read_file(os.path.basename(path), within)[-_MOST_BYTES:]
     except OSError:
-        return AtDoor()
+        return UnjoinedStatus()
     about: dict[str, Any] = {}
     faults = []
     for line in data.decode(errors="replace").splitlines():
@@ -92,10 +92,10 @@ def read_door(path: str) -> AtDoor:
         except ValueError:
             continue
         about.update(document if isinstance(document, dict) else {})
-    return AtDoor(about, "\n".join(faults))
+    return UnjoinedStatus(about, "\n".join(faults))
 
 
-def close_door(path: str) -> None:
+def remove_unjoined_file(path: str) -> None:
     """Remove the file. Never raises."""
     try:
         with private_folder(os.path.dirname(path)) as within:
@@ -104,6 +104,6 @@ def close_door(path: str) -> None:
         pass
 
 
-def is_of_door(name: str) -> bool:
+def is_unjoined_file(name: str) -> bool:
     """Whether a file of this name in a root is such a file."""
     return name.startswith(_PREFIX)

@@ -11,13 +11,13 @@ import os
 import time
 from threading import get_ident
 
-from ...rundir.door import close_door, open_door, say_at_door
+from ...rundir.unjoined import append_unjoined, create_unjoined_file, remove_unjoined_file
 from .. import environment
 from ..guard import part
 from ..patching import guarded
 from ..profiling import can_be_read, stack_of
 from .faults import listen, reserve_signal, stop_listening
-from .rank_status import described, frames_of, uncaught
+from .rank_status import exception_documents, frames_of, uncaught
 
 _PART = part("watching for ranks that do not join")
 _OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
@@ -37,10 +37,10 @@ def _stand() -> None:
         return
     if int(world_size) < 2 or not environment.hang_after_s(os.environ):
         return
-    handle, path = open_door(root, int(rank))
+    handle, path = create_unjoined_file(root, int(rank))
     _door.append((handle, path))
     reserve_signal()
-    say_at_door(
+    append_unjoined(
         handle,
         rank=int(rank),
         world_size=int(world_size),
@@ -50,23 +50,23 @@ def _stand() -> None:
     )
 
 
-def _joining() -> None:
+def _note_join_started() -> None:
     for handle, _ in _door:
-        say_at_door(handle, joining_ns=time.time_ns())
+        append_unjoined(handle, joining_ns=time.time_ns())
         if can_be_read():
             # Nobody sends it the signal from now on.
-            say_at_door(handle, frames=frames_of(stack_of(get_ident())))
+            append_unjoined(handle, frames=frames_of(stack_of(get_ident())))
 
 
 def _tell_end() -> None:
     error = uncaught()
     if _door and error is not None:
-        say_at_door(_door[0][0], ended_ns=time.time_ns(), raised=described(error))
+        append_unjoined(_door[0][0], ended_ns=time.time_ns(), raised=exception_documents(error))
 
 
 def _leave() -> None:
     for _, path in _door:
-        close_door(path)
+        remove_unjoined_file(path)
     _forget()
 
 
@@ -77,13 +77,13 @@ def _forget() -> None:
         os.close(handle)
 
 
-stand_at_door = guarded(_PART, _stand)
+begin_unjoined = guarded(_PART, _stand)
 """This process may become a rank."""
-joining = guarded(_PART, _joining)
+note_join_started = guarded(_PART, _note_join_started)
 """It has asked to."""
-tell_end_at_door = guarded(_PART, _tell_end)
+write_unjoined_end = guarded(_PART, _tell_end)
 """It ends without."""
-leave_door = guarded(_PART, _leave)
+end_unjoined = guarded(_PART, _leave)
 """It has become one."""
-forget_door = guarded(_PART, _forget)
+forget_unjoined = guarded(_PART, _forget)
 """In a forked child, which is another process."""
