@@ -1,6 +1,7 @@
-"""Whose handler of fatal signals faulthandler's is: a process has one, and the job's own use comes first.
+"""Whether the hook or the job has enabled faulthandler: a process has one handler of fatal signals, and the job's
+own use has precedence.
 
-Imported at the start of every Python below the command, before any code of the job's.
+Imported at the start of every Python below the command, before any code of the job.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ enable, disable, is_enabled = faulthandler.enable, faulthandler.disable, faultha
 
 
 ours = [False]
-"""Whether it is by now."""
+"""Whether the hook has enabled faulthandler, and the job has not since."""
 
 
 def watch() -> None:
-    """Notice the job's own calls."""
+    """Wrap faulthandler's functions to notice calls by the job."""
     for name, original in (("enable", enable), ("disable", disable)):
         setattr(faulthandler, name, _noticed(name, original))
     setattr(faulthandler, "is_enabled", _named("is_enabled", lambda: is_enabled() and not ours[0]))

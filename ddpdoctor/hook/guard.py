@@ -1,4 +1,5 @@
-"""What keeps an error of ours away from the job: counted, told once, and its part switched off when it goes on."""
+"""Errors of the hook never reach the job: they are counted, reported once per process, and a part that keeps failing
+is switched off."""
 
 from __future__ import annotations
 
@@ -6,9 +7,10 @@ import sys
 import traceback
 
 ERRORS_ALLOWED = 3
-"""A part that failed this often stays off: one that is disturbed once or twice goes on, one that is broken costs no more."""
+"""A part that failed this often stays off: an occasional error does not end its recording, and a broken part costs
+no more."""
 _MESSAGES_KEPT = 10
-"""In rank.json, the first ones: they say what began it."""
+"""Messages in rank.json, the first ones."""
 
 errors: list[str] = []
 """What went wrong in this process, for rank.json."""
@@ -26,10 +28,9 @@ class Part:
         self.errors = 0
 
     def failed(self, error: BaseException, record: str = "", message: str = "") -> None:
-        """Count an error, and tell the user, once per process.
+        """Count an error, and report it to the user once per process.
 
-        ``record`` say what happened, ``message`` is the sentence for the user; where they are not given, the error speaks for
-        itself.
+        ``record`` goes into rank.json, ``message`` is the sentence for the user; the default of both names the error.
         """
         self.errors += 1
         if self.errors >= ERRORS_ALLOWED:
@@ -44,13 +45,13 @@ class Part:
 
 
 def error_line(error: BaseException) -> str:
-    """The error in one line, without what its text may hold of URLs and options: it goes into rank.json."""
+    """The error in one line, with secrets masked, for rank.json."""
     text = masked_text(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def masked_text(error: BaseException) -> str:
-    """The error's own words, masked; nothing where its __str__ raises."""
+    """The error's text with secrets masked; "" if its ``__str__`` raises."""
     try:
         # Its patterns take 20 ms, which a process without errors is spared.
         from ..rundir.privacy import mask_text

@@ -30,17 +30,17 @@ _MANY_PROCESSES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SI
 """Variables in which launchers of several processes say how many they start: torchrun, Slurm, Open MPI, MPICH."""
 
 at_fork: list[Callable[[], None]] = []
-"""Called in a forked child: what was in progress is the parent's."""
+"""Functions to call in a forked child, where calls in progress are the parent's."""
 depths: list[list[int]] = []
-"""Of calls in progress, one in another, a number each: 0 in a forked child."""
+"""Counters of nested calls in progress; set to 0 in a forked child."""
 _PART = guard.part("end of the job")
 
 _alone: list[bool] = []
-"""Whether this process may be recorded without a process group; found out once."""
+"""Whether this process may be recorded without a process group; determined once."""
 
 
 def arm(rank: int, world_size: int) -> Session | None:
-    """Start recording this process as ``rank``, or go on with the recording there is where it is of the same rank."""
+    """Start recording this process as ``rank``, or continue the present recording if it is of the same rank."""
     session = active.session
     if session is not None:
         if (session.rank, session.world_size) == (rank, world_size):
@@ -58,7 +58,7 @@ def arm(rank: int, world_size: int) -> Session | None:
 
 
 def _begun(rank: int, world_size: int, run: str, place: str) -> Session | None:
-    """A new recording, with its spool in ``place``; None, and the user is told why, where it cannot be written."""
+    """A new recording, with its spool in ``place``; None if it cannot be written, which is reported to the user."""
     refusing = place
     try:
         spool = Spool(place, rank, run)
@@ -89,7 +89,8 @@ def arm_alone() -> Session | None:
 
 
 def flush() -> None:
-    """Bring everything to the run directory: the process may be about to die. Returns when that is done."""
+    """Copy everything recorded to the run directory, because the process may be about to die. Waits for the copy,
+    for a limited time."""
     session = active.session
     if session is not None and session.recorder.pid == os.getpid():
         services.flush(session)
@@ -117,7 +118,7 @@ def forget() -> None:
 
 
 def write_end_status(error: BaseException | None = None) -> None:
-    """The process is about to end, by ``error`` where somebody has caught that for it: write down how."""
+    """Write how the process ends, just before it does: by ``error`` if a caught exception ends it."""
     if error is not None:
         set_fatal_exception(error)
     session = active.session

@@ -1,14 +1,15 @@
-"""How functions of torch are wrapped: the original is always called, what it returns or raises is what the job gets.
+"""How functions of torch are wrapped: the original is always called, and the job gets what it returns or raises.
 
 A wrapper is seen by ``torch.compile``, which would trace it and crash on what it does, so the code of each is marked to be
 skipped, as ``torch._disable_dynamo(recursive=False)`` does it but without its import of ``torch._dynamo`` (a second, in jobs
 that never compile).
 
-Python runs the job's signal handlers between any two steps of the main thread, also of our code. What one raises is the job's, and goes
-on to it: a DataLoader's handler of SIGCHLD raises where a worker was killed, one of SIGALRM where something takes too long.
+Python runs the job's signal handlers between any two steps of the main thread, also inside the hook's code. What a
+handler raises is passed on to the job: a DataLoader's handler of SIGCHLD raises where a worker was killed, one of
+SIGALRM where something takes too long.
 
-Nor does a wrapper show in what the job prints: its line is taken out of the traceback of an error that passes through it, and
-a warning raised in the original is attributed to the original's caller.
+A wrapper does not show in what the job prints: its line is taken out of the traceback of an error that passes through
+it, and a warning raised in the original is attributed to the original's caller.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ system, which it knows by these two words in the name of their file: the one way
 
 
 class Switch:
-    """Whether some kind of call is looked at, in the step in progress."""
+    """Whether wrappers of some kind of call record anything in the current step."""
 
     __slots__ = ("full",)
 
@@ -101,7 +102,7 @@ def around(  # noqa: C901
 
 
 def _not_counted(function: Any) -> None:
-    """Have ``warnings`` pass over ``function`` in counting frames."""
+    """Have ``warnings`` skip ``function`` when it counts frames."""
     function.__code__ = _uncounted(function.__code__)
 
 
@@ -126,7 +127,8 @@ def guarded(part: Part, function: Callable[..., None], seen: Switch = always) ->
 
 
 def counted(part: Part, error: BaseException) -> bool:
-    """``error``, which was caught, as a failure of ``part``; False where it is the job's own, to be raised again."""
+    """Count ``error``, which was caught, as a failure of ``part``; False if a signal handler of the job raised it,
+    which must be raised again."""
     if is_the_jobs(error):
         return False
     try:
@@ -145,7 +147,8 @@ def not_compiled(function: Any) -> None:
 
 
 def skip_module(module: types.ModuleType) -> None:
-    """Mark all code of a module of ours: ``torch.compile`` leaves our frames alone when the job calls into them."""
+    """Mark all code of a module of the hook, so that ``torch.compile`` skips its frames when the job calls into
+    them."""
     for value in list(vars(module).values()):
         if getattr(value, "__module__", None) != module.__name__:
             continue
@@ -228,7 +231,7 @@ class Patches:
 
 
 torch_patches = Patches()
-"""All that this process has."""
+"""All changes made in this process."""
 
 
 def is_the_jobs(error: BaseException) -> bool:

@@ -1,4 +1,5 @@
-"""What goes with the recording of a rank, started with it and ended with it: writer, sampler, settings and profiler window."""
+"""The helpers of a recording, started and ended with it: writer, sampler, settings, status thread and profiler
+window."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ from .stalls import StatusThread
 
 _PART = part("step log")
 _COPYING_S = 0.5
-"""Of the time that the job's end waits, what the last copy to the run directory is left."""
+"""The part of the wait at the job's end that is reserved for the last copy to the run directory."""
 _NO_WAIT_S = 0.25
-"""So long may an end take without being charged: some jobs end their process group many times."""
+"""Duration of an end that does not reduce the session's budget: some jobs end their process group many times."""
 
 
 class Services:
@@ -36,7 +37,7 @@ at_start: list[Callable[[Session], None]] = []
 
 
 def start(session: Session) -> None:
-    """Begin to write down what is recorded, to sample, and to wait for the profiler window."""
+    """Start the session's helpers and fill in rank.json."""
     session.document = settings.at_start(session)
     session.services = services = Services(session)
 
@@ -55,9 +56,9 @@ def start(session: Session) -> None:
 
 
 def flush(session: Session, ending: bool = False) -> None:
-    """Everything recorded so far to the run directory, as far as the job's end may wait for that.
+    """Copy everything recorded so far to the run directory, within the time that the job's end may wait.
 
-    What is left then stays in the spool. With ``ending``, nothing is recorded any more.
+    The rest stays in the spool. ``ending``: nothing is recorded any more.
     """
     services: Services | None = session.services
     if services is None:
@@ -80,8 +81,8 @@ def flush(session: Session, ending: bool = False) -> None:
 
 
 def _end_steps(session: Session, services: Services, deadline_s: float) -> float:
-    """Nothing more comes of the steps so far; the window is waited for until ``deadline_s``, monotonic. How long torch took to
-    close the profiler, s."""
+    """Finish what the steps so far have begun, waiting for the window until ``deadline_s`` (monotonic). Returns how
+    long torch took to close the profiler, s."""
     captures = services.captures
     closed_before_s = captures.closing_s
     session.stepping.finish()
@@ -101,13 +102,13 @@ def _report_uncopied(session: Session) -> None:
 
 
 def write_end_status(session: Session) -> None:
-    """The interpreter is left: write down how."""
+    """Write how the interpreter ends."""
     if session.services is not None:
         session.services.status_thread.write_end_status()
 
 
 def stop(session: Session) -> None:
-    """The same, and end."""
+    """Flush, then end the session."""
     try:
         flush(session, ending=True)
     finally:

@@ -1,4 +1,4 @@
-"""rank.json: who this rank is, and how its job is set up, as far as that decides its speed."""
+"""rank.json: this rank's identity, and the settings of its job that affect its speed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def at_start(session: Session) -> dict[str, Any]:
 
 
 def after_first_steps(session: Session) -> None:
-    """What shows only once the job has trained for a few steps. Call on the training thread."""
+    """Settings that are known only after the job has trained for a few steps. Call on the training thread."""
     document = session.document
     for fill in (torch_settings, device, process_groups):
         _fill(document, fill)

@@ -10,30 +10,30 @@ whole, and so is the step log of a long job when it is thinned; otherwise JSON-l
     RUN/hosts/<host>/launch-<pid>.json      the same, of each launcher
     RUN/hosts/<host>/telemetry.jsonl        NVML and host samples
     RUN/ranks/<rank:05d>/                   one recording of one rank; a further attempt of it is <rank:05d>.1, .2 ...
-        rank.json                           who this rank is and how it is set up
+        rank.json                           identity and settings of this rank
         steps.jsonl                         one line a step
-        samples.jsonl                       where the training thread was, sampled now and then
-        memory.jsonl                        what its tensors took on its device, looked at now and then
+        samples.jsonl                       samples of the training thread's source line
+        memory.jsonl                        samples of the memory of its tensors on its device
         trace.json.gz                       the profiler window
-        trace.1.json.gz, ...                windows that somebody asked for while the job ran
+        trace.1.json.gz, ...                windows that were requested while the job ran
         flight.json                         torch's flight recorder at the window's end
         progress.json, standing.json, hang_flight.json, faults.txt, ending.json, calls.jsonl
-                                            of a rank that stopped, see ``stops``
-    RUN/hosts/<host>/stall.json, ends.json                                              the same, seen from outside
+                                            status files of a rank that stopped, see ``stops``
+    RUN/hosts/<host>/stall.json, ends.json                                              the launcher's view of the same
     RUN/diagnosis.json, RUN/report.html     written by the analysis
 
 ``docs/formats.md`` describes the fields.
 
 ::
 
-    formats        layout, stepevents, phases, notes, typed (types of fields), run_id
-    a rank writes  spool, segments, heartbeat, raw_traces, sources       door: before init_process_group
-    on the way     draining, handover, hostdocs, compaction, carrier (who copies), waiting (what could not be copied yet)
-    asked meanwhile  asking, presence
-    who lives      liveness, ends (how a job and its ranks ended), fault_text (what faulthandler wrote of them)
-    read           reader, stops
-    files          files, owned
-    masked         privacy, named, secretnames, tokens, packages (library paths)
+    formats     layout, stepevents, phases, notes, typed (types of fields), run_id
+    writing     spool, segments, heartbeat, raw_traces, sources, unjoined (before init_process_group)
+    copying     draining, handover, hostdocs, compaction, host_lock (which process copies), waiting (what is not copied yet)
+    live ranks  requests, presence
+    ends        liveness, ends (how a job and its ranks ended), fault_text (what faulthandler wrote of them)
+    reading     reader, stops
+    files       files, owned
+    masking     privacy, named, secretnames, tokens, packages (library paths)
 """
 
 from typing import TYPE_CHECKING

@@ -1,11 +1,11 @@
 """Keeps the step log of a long job within a budget on disk, while the job runs.
 
-A log that grows beyond it is thinned: the first steps and the newest stay whole, and between them every second, fourth,
-eighth ... block of neighbouring steps. Which ones, the steps' numbers alone decide, so that ranks whose logs are thinned
-at different times still share steps. Lines that are of no step stay.
+A log that grows beyond it is thinned: the first steps and the newest are kept, and between them every second, fourth,
+eighth ... block of neighbouring steps. The choice depends on the steps' numbers alone, so that ranks whose logs are
+thinned at different times still share steps. Lines that belong to no step are kept.
 
-The log is rewritten beside and renamed over itself. Its second line then says how many bytes of the stream it lacks, so
-that a copy from the spool goes on where the last one ended, and the third which steps were left out:
+The log is rewritten to a temporary file, which replaces it. Its second line then says how many bytes of the stream it
+lacks, so that a copy from the spool continues where the last one ended, and the third which steps were left out:
 
     {"thinned":{"shift":bytes,"every":8}}
     {"left_out":[[first,last],...]}
@@ -25,18 +25,18 @@ from .layout import STEPS_FILE, STEPS_SCHEMA
 from .owned import open_file
 
 MOST_RANK_BYTES = 64 * 1024 * 1024
-"""Of one rank's log: some 160,000 steps."""
+"""Bytes of one rank's log at most: some 160,000 steps."""
 MOST_RUN_BYTES = 4 * 1024 * 1024 * 1024
 LEAST_RANK_BYTES = 4 * 1024 * 1024
-"""Of one rank's log, however many ranks there are."""
+"""Bytes of one rank's log that are always allowed, for any number of ranks."""
 BLOCK_STEPS = 512
 """Neighbouring steps that stay or go together: the hook records the first of each block in full however much it thins."""
 _FIRST_SHARE, _NEWEST_SHARE = 1 / 8, 1 / 4
 _KEPT_SHARE = 0.7
-"""Of the budget, after thinning: so it is seldom done."""
+"""Share of the budget that is used after thinning, so that it is seldom done."""
 _PIECE_BYTES = 64 * 1024
 _REST_S = 0.002
-"""Between two pieces: the thread that does this must not hold the interpreter while the job's wants it."""
+"""Seconds between two pieces, so that this thread does not hold the GIL all the time."""
 _BESIDE = STEPS_FILE + ".thin.tmp"
 _HEAD_BYTES = 4096
 _LONGEST_LEFT_OUT = 4 * 1024 * 1024
@@ -67,13 +67,13 @@ def union(parts: Iterable[Ranges]) -> Ranges:
 
 
 def stream_end(handle: int) -> int:
-    """Position in the stream of the end of the open file ``handle``: its size, and what thinning took away. Raises
-    OSError."""
+    """Position in the stream of the end of the open file ``handle``: its size plus the bytes removed by thinning.
+    Raises OSError."""
     return os.fstat(handle).st_size + stream_shift(handle)
 
 
 def stream_end_of(path: str) -> int:
-    """The same of the file at ``path``; 0 where there is none, or it cannot be read."""
+    """As ``stream_end``, for the file at ``path``; 0 if there is none or it cannot be read."""
     try:
         with reading(path) as source:
             return stream_end(source.fileno())
@@ -87,7 +87,7 @@ def stream_shift(handle: int) -> int:
 
 
 def _head(handle: int) -> dict[str, int]:
-    """What the second line says; {} where the file was not thinned. Raises OSError."""
+    """The content of the second line; {} if the file was not thinned. Raises OSError."""
     lines = os.pread(handle, _HEAD_BYTES, 0).split(b"\n", 2)
     if len(lines) < 3 or not lines[1].startswith(b'{"thinned":'):
         return {}
@@ -124,10 +124,10 @@ def _left_out(handle: int) -> Ranges:
 
 
 class DiskBudget:
-    """What one rank's step log may take on disk. For whoever holds the lock of its spool."""
+    """What one rank's step log may take on disk. Only for the process that holds the lock of its spool."""
 
     def __init__(self, most_bytes: int, go_on: Callable[[], bool] = lambda: True) -> None:
-        """``go_on`` is asked now and then; once it says no, a log that is being thinned stays as it was."""
+        """``go_on`` is called now and then; once it returns False, a log that is being thinned stays as it was."""
         self._most, self._go_on = most_bytes, go_on
         self._next = most_bytes
 
@@ -173,8 +173,8 @@ class _Piece:
 def thin(place: int, most_bytes: int, go_on: Callable[[], bool] = lambda: True) -> bool:
     """Thin the step log in a rank's open folder to some two thirds of ``most_bytes``; False where it stayed as it was.
 
-    Nobody may append to it meanwhile; whoever reads it keeps the one that was opened. Raises OSError; the log then is as
-    it was.
+    Nothing may be appended to it meanwhile; a process that reads it keeps the file that it has opened. Raises OSError;
+    the log then is as it was.
     """
     handle = open_file(STEPS_FILE, place, os.O_RDONLY)
     try:
@@ -217,7 +217,8 @@ def _replaced(place: int, handle: int, head: bytes, kept: list[_Piece], go_on: C
 
 
 def clear(place: int) -> None:
-    """Remove from a rank's open folder what a process left that was killed while it thinned the log. Never raises."""
+    """Remove from a rank's open folder the temporary file of a process that was killed during thinning. Never
+    raises."""
     try:
         os.unlink(_BESIDE, dir_fd=place)
     except OSError:

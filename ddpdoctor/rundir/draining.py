@@ -1,12 +1,13 @@
-"""A rank's records on their way to the run directory: the copying side.
+"""Copies spools to the run directory.
 
-Whoever copies may be the rank's own writer thread, its launcher, another launcher of the host, or a reader of the run.
-What lies in memory-backed storage under our name may have been put there by anybody, and the place that it is copied to
-may have been replaced, so both are opened as :mod:`.owned` says, only the files that a rank writes are copied, and a
-spool counts only for the run whose id its root carries.
+A spool is copied by the rank's own writer thread, its launcher's process, another launcher of the host, or a reader of
+the run. Any user may have created what has the name of a spool in memory-backed storage, and the target folder may have
+been replaced. So both are opened as :mod:`.owned` says, only the files that a rank writes are copied, and a spool
+counts only for the run whose id is in its root's name.
 
-Of parts of a stream that were lost on their way whoever copies says so in their place, and goes on behind them: a stream's position in
-the run directory is the file's size there (and what thinning took away), so a gap is filled, or what follows would be copied once a second.
+Parts of a stream that were lost are replaced by a note, and copying continues after them. A stream's position in the
+run directory is the file's size there plus the bytes removed by thinning, so a gap must be filled, or what follows
+would be copied once a second.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ from .stepevents import LineField
 from .waiting import Waiting, reason_of, segments_in, unsaved_sentence, waiting_in, whole_lines
 
 PATIENCE_S = 2.0
-"""How long a copy waits for another one of the same spool, which may be a process that was stopped."""
+"""Seconds that a copy waits for another copy of the same spool, whose process may be suspended."""
 _LOOK_S = 0.02
 _copied_here: dict[tuple[int, int] | None, object] = {}
 """Which spools threads of this process copy, by the identity of their folders."""
@@ -79,13 +80,13 @@ _STREAMS = frozenset([STEPS_FILE, SAMPLES_FILE, MEMORY_FILE])
 
 
 class BusyError(OSError):
-    """Somebody else is copying, for longer than we wait."""
+    """Another process or thread still copies the spool at the deadline."""
 
 
 def recover(run: str) -> list[str]:
     """Copy what ranks of this run left in their spools when they and their launcher were killed; never raises.
 
-    Returns a sentence where the run directory cannot take it, or what lies there is not ours.
+    Returns sentences on what the run directory cannot take, and on files there that are not this user's.
     """
     waiting: list[Waiting] = []
     failure = None
@@ -149,16 +150,16 @@ def drain(
     """Copy what a rank's spool holds into its run directory; with ``remove``, delete the spool afterwards. Returns the
     rank's folder there.
 
-    Safe to repeat and to run from several processes. Raises OSError when the target cannot take it, is of another
-    run by now (OtherRunError) or not of this user, or when somebody else still copies at ``deadline_s``, monotonic,
-    (BusyError); nothing is lost then. ``run`` is where the run directory is now; None: where it was.
-    ``budget`` is what the step log may take there; ``beat`` is called while it gets on. ``with_stop_files``: whatever the rank has
-    written of where it stands is wanted, asked for or not.
+    Safe to repeat and to run from several processes. Raises OSError when the target cannot take it, is of another run
+    by now (OtherRunError) or not of this user, or when another copy is still going on at ``deadline_s``, monotonic
+    (BusyError); nothing is lost then. ``run`` is where the run directory is now; None: where it was. ``budget`` is what
+    the step log may take there; ``beat`` is called as it makes progress. ``with_stop_files``: copy the rank's status
+    files even without a request.
     """
     root = os.path.dirname(directory)
     with opened_spool(directory) as here:
         with _locked(here, time.monotonic() + PATIENCE_S if deadline_s is None else deadline_s):
-            target = read_target(here)  # under the lock: whoever copied before may have claimed a folder
+            target = read_target(here)  # under the lock: an earlier copy may have claimed a folder
             if run is not None:
                 target = _place_in(run, target)
             _refuse_foreign(run_of(target), root)
@@ -207,7 +208,7 @@ def _claimed(target: str, directory: str, spool: int, run: int) -> str:
 
 
 def discard(directory: str) -> None:
-    """Delete a spool with what it holds. Raises OSError; one that somebody else copies stays."""
+    """Delete a spool with what it holds. Raises OSError; one that is being copied stays."""
     with opened_spool(directory) as here:
         with _locked(here, time.monotonic()):
             _clear(here)
@@ -217,7 +218,7 @@ def discard(directory: str) -> None:
 
 @contextmanager
 def _locked(spool: int, deadline_s: float) -> Iterator[None]:
-    """Hold the spool's lock, against other processes and other threads of this one. Raises BusyError."""
+    """Hold the spool's lock against other processes and threads. Raises BusyError."""
     key = file_identity(spool)
     mine = object()
     # In one operation: there is no lock that a fork could inherit.
@@ -319,13 +320,13 @@ _WHY = "their memory was removed before it was copied, as cleaners of /dev/shm d
 
 
 def bridge(out: int, stream: str, done: int, position: int, data: bytes) -> bytes:
-    """What is written to the open file ``out`` from the stream's position ``done`` on, so that ``data`` follows at its own
-    ``position``. Raises OSError."""
+    """Fill the open file ``out`` from the stream's position ``done`` on, so that ``data`` follows at its own
+    ``position``; returns what is to be written. Raises OSError."""
     words = _lost_steps(out, data) if stream == STEPS_FILE else ""
     forms = [f"{words}: {_WHY}.", f"{words}."] if words else []
     filled, missing = b"", position - done
     if not done and missing > _MOST_FILLED_BYTES:
-        # Somebody has removed the log itself, and it may have been long.
+        # The log itself was removed, and it may have been long.
         missing = len(_note(forms[0] if forms else "", 0))
         filled = thinned_head(position - missing)
     while missing > 2 * _LINE_BYTES:

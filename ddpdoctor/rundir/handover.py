@@ -1,14 +1,14 @@
-"""What a rank hands over as a whole: its documents, and the profiler's trace, which whoever carries compresses.
+"""Copies a rank's documents to the run directory, and compresses its profiler traces into it.
 
 ::
 
     <spool>/rank.json, flight.json     as they are to be in the run directory; gone once they are there; and ending.json
     <spool>/progress.json, standing.json, hang_flight.json, faults.txt, calls.jsonl
-                                       of a rank that stopped: copied when somebody asked, or nobody writes here any more
-    <spool>/question                   the number of what the launcher's side asks the rank
-    <spool>/trace.handover             where the trace lies uncompressed, what is to stand before it, how large it may become
+                                       status files of a rank that stopped: copied after a request, or once the rank has ended
+    <spool>/question                   the number of the launcher's request to the rank
+    <spool>/trace.handover             where the uncompressed trace is, what to write before it, how large it may become
     <spool>/trace.<number>.handover    the same of a window that was asked for while the job ran
-    <spool>/carried.json               what became of it: the rank, which has to say so in rank.json, may be gone by then
+    <spool>/carried.json               the outcome, for rank.json: the rank may have ended by then
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ ASIDE = ".copied"
 """Behind the name of a document that is being copied."""
 DOCUMENTS = frozenset([RANK_FILE, FLIGHT_FILE, ENDING_FILE])
 STOP_FILES = frozenset([PROGRESS_FILE, STANDING_FILE, HANG_FLIGHT_FILE, FAULTS_FILE, CALLS_FILE])
-"""Those that stay in the spool, where the launcher's side reads them whatever becomes of the run directory's storage."""
+"""Status files. They stay in the spool, where the launcher reads them even if the run directory's storage hangs."""
 QUESTION_FILE = "question"
 STACKS_QUESTION, STACKS_FILE = "stacks.question", "stacks.json"
 CAPTURE_ORDER, CAPTURE_ANSWER = "capture.order", "capture.json"
 QUESTIONS = frozenset([QUESTION_FILE, STACKS_QUESTION, STACKS_FILE, CAPTURE_ORDER, CAPTURE_ANSWER])
-"""What others ask a rank, see :mod:`.asking`, and what of its answers stays in the spool."""
+"""Requests to a rank, see :mod:`.requests`, and those answers that stay in the spool."""
 RAW_FILE = "trace.json"
 _CHUNK = 1 << 20
 _LEVEL = 3
 """Of gzip: beyond it the time grows faster than the file shrinks."""
 _TRY_AGAIN_S = 30.0
-"""A trace that found no room is compressed anew from its beginning."""
+"""Seconds until a trace that found no room is compressed again from its beginning."""
 _MOST_TROUBLES = 5
 
 
@@ -60,12 +60,12 @@ class TooLargeError(Exception):
 
 
 def handover_file(number: int) -> str:
-    """Name of the file by which a window's trace is handed over; 0 is the first window, for which nobody has to ask."""
+    """Name of the file by which a window's trace is handed over; 0 is the first window, which needs no request."""
     return f"trace.{number}.handover" if number else HANDOVER_FILE
 
 
 def copy_documents(spool: int, place: int) -> None:
-    """Bring the documents in an open spool to the rank's open folder. Raises OSError."""
+    """Copy the documents in an open spool to the rank's open folder, and remove them from the spool. Raises OSError."""
     for name in sorted(DOCUMENTS):
         aside = f"{name}{ASIDE}"
         _put_back(name, aside, spool)  # of a copy that was cut off
@@ -97,8 +97,8 @@ def _put_back(name: str, aside: str, spool: int) -> None:
 
 
 def copy_stop_files(spool: int, place: int, over: bool) -> None:
-    """Bring to the rank's open folder what a rank that stopped has written, where somebody has asked it, or where it is
-    ``over``: nobody writes to the spool any more. Raises OSError."""
+    """Copy the status files to the rank's open folder after a request, or if the rank is ``over``: its process
+    writes to the spool no more. Raises OSError."""
     mark = [_changed_ns(name, spool) for name in (QUESTION_FILE, STANDING_FILE, FAULTS_FILE)]
     if not over and (mark[0] is None or _carried(spool).get("with_stop_files") == mark):
         return
@@ -120,8 +120,8 @@ def _changed_ns(name: str, spool: int) -> int | None:
 
 
 def take_traces(spool: int, place: int, beat: Callable[[], None]) -> None:
-    """Compress the traces that were handed over, if some were, into the rank's open folder, and say in rank.json what became of
-    them. Raises OSError where there is no room; it is tried again later then."""
+    """Compress the traces that were handed over, if some were, into the rank's open folder, and write the outcome to
+    rank.json. Raises OSError where there is no room; it is tried again later then."""
     there = set(os.listdir(spool))
     for number in range(MOST_CAPTURES + 1):
         if handover_file(number) in there:
@@ -152,7 +152,7 @@ def _take_trace(spool: int, place: int, beat: Callable[[], None], number: int) -
 
 
 def _compressed(order: dict[str, Any], place: int, beat: Callable[[], None], name: str) -> dict[str, Any]:
-    """What rank.json is to say of the window."""
+    """Compress one trace. Returns what rank.json is to say of the window."""
     temporary = f"{name}.tmp"
     raw = str(order["folder"])
     with private_folder(raw) as source:
@@ -182,7 +182,7 @@ def _compress(
     try:
         os.unlink(
             temporary, dir_fd=place
-        )  # cut off; truncated instead, it might be another name of somebody's file
+        )  # cut off; truncated instead, it might be a hard link to another file
     except FileNotFoundError:
         pass
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -210,7 +210,7 @@ def _compress(
 
 
 def add_trouble(spool: int, words: str) -> None:
-    """Have rank.json say that something could not be carried, once it can be. Never raises."""
+    """Have rank.json say that something could not be copied, once it can be copied. Never raises."""
     try:
         from .privacy import mask_text
 
@@ -232,7 +232,7 @@ def _tell(spool: int, news: dict[str, Any]) -> None:
 
 
 def _with_news(data: bytes, news: dict[str, Any]) -> bytes:
-    """rank.json with what became of its rank's records on their way."""
+    """The content of rank.json with the outcome of its traces and copies."""
     document = json.loads(data)
     if "window" in news:
         document["window"] = {**(document.get("window") or {}), **news["window"]}

@@ -1,5 +1,8 @@
-"""Who carries what the ranks of a run record on a host to the run directory: one process beside the launcher, or, where
-there is none, each rank itself."""
+"""Exclusive locks, each held by at most one process of a host for a run: that of the process that copies the ranks'
+records, of the hang monitor and of the metrics server.
+
+Without a process that copies, each rank copies its own records.
+"""
 
 from __future__ import annotations
 
@@ -19,25 +22,26 @@ from .unjoined import is_unjoined_file
 
 _COPIER = "carrier"
 HANG_MONITOR = "sentinel"
-"""The file of the office of watching for hangs."""
+"""File of the lock of the process that watches for hangs."""
 METRICS_SERVER = "metrics"
-"""The same of serving metrics."""
+"""File of the lock of the process that serves metrics."""
 
 
 class HostLock:
-    """This process, once it has taken the office; or, by the name of its file, another one that one process of a host has."""
+    """An exclusive lock on ``file`` in the root of a run's spools; by default that of the process which copies them."""
 
     def __init__(self, root: str, file: str = _COPIER) -> None:
         self._root, self._file = root, file
         self._handle = -1
 
     def take(self) -> bool:
-        """Take the office, or see that it is still this process's; False where another process has it, or the root cannot be used."""
+        """Take the lock. True if this process holds it now, also from before; False if another process does, or the
+        root cannot be used."""
         try:
             with private_folder(self._root) as within:
                 if self._handle >= 0 and file_identity(self._handle) == identity_of(self._file, within):
                     return True
-                # Somebody has removed the file: nobody would find the lock.
+                # The file was removed: other processes would not find the lock.
                 self.release()
                 handle = open_file(self._file, within, os.O_RDWR | os.O_CREAT)
                 if lock_now(handle):
@@ -49,7 +53,7 @@ class HostLock:
         return self._handle >= 0
 
     def release(self) -> None:
-        """Give it back."""
+        """Release the lock."""
         handle, self._handle = self._handle, -1
         if handle >= 0:
             unlock(handle)
@@ -57,7 +61,7 @@ class HostLock:
 
 
 def copier_lock_is_held(root: str) -> bool:
-    """Whether some other process carries what ranks record below ``root``. Never raises."""
+    """Whether another process copies the spools in ``root``. Never raises."""
     try:
         with private_folder(root) as within:
             return lock_holder(_COPIER, within) is not None

@@ -1,6 +1,6 @@
-"""What the launcher's side says of a host's ranks that stopped, on its way to the run directory.
+"""The launcher's documents on a host's ranks that stopped, and copying them to the run directory.
 
-It is written where the spools are, for whoever watches over a job must not wait for storage, and carried with them.
+They are written where the spools are, because the hang monitor must not wait for storage, and copied with the spools.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ HOST_DOCUMENTS = (STALL_FILE, ENDS_FILE, ASKED_FILE)
 
 
 def host_document(root: str, name: str) -> dict[str, Any]:
-    """What another launcher of this host has kept there; empty where there is none, or it is not this user's own. Never raises."""
+    """A document that another launcher of this host has written; empty if there is none, or it is not this user's
+    own. Never raises."""
     try:
         with private_folder(root) as within:
             return read_object(name, within) or {}
@@ -33,14 +34,14 @@ def host_document(root: str, name: str) -> dict[str, Any]:
 
 
 def keep_host_document(root: str, name: str, document: dict[str, Any]) -> None:
-    """Have ``document`` replace the one of that ``name``, of the host that its ``host`` names. Raises OSError."""
+    """Write ``document`` in place of the one of that ``name``, for the host that its ``host`` names. Raises OSError."""
     make_private_folder(root)
     with private_folder(root) as within:
         replace_file(name, within, encoded(document))
 
 
 def copy_host_documents(root: str, run: str, known: dict[str, int] | None = None) -> None:
-    """Copy what waits below ``root`` to the folders of the hosts that it is of. ``known`` remembers between two calls what was
+    """Copy the documents below ``root`` to the folders of their hosts. ``known`` remembers what earlier calls
     copied. Raises OSError."""
     with private_folder(root) as within:
         for name in HOST_DOCUMENTS:

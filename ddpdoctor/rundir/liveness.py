@@ -16,8 +16,9 @@ free     it ran on this host before its last start (by the host's name and its b
 free     of another namespace and never seen, another host, or no document                           UNKNOWN
 =======  ==========================================================================================  =========
 
-Of a spool whose writer is UNKNOWN, nobody writes to it once the launcher of its run has closed the manifest and nothing in it
-has changed for a minute, or nothing has for a day: whoever was killed with its launcher, as a container is, closes none (:func:`is_over`).
+A spool whose writer is UNKNOWN counts as over once the launcher of its run has closed the manifest and nothing in it
+has changed for a minute, or nothing has for a day: a launcher killed with its ranks, as with a container, closes no
+manifest (:func:`is_over`).
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ QUIET_S = 60.0
 GONE_S = 24 * 3600.0
 """No rank is so quiet that runs: one that was suspended for long holds its lock."""
 CLOSED_S = 10.0
-"""What a rank wrote last stays so long after it ended its recording, for whoever watches it looks once a second."""
+"""Seconds that a rank's last records stay after the end of its recording, because the hang monitor looks once a
+second."""
 
 
 class State(Enum):
@@ -69,7 +71,8 @@ class Writer(NamedTuple):
 
 
 def boot_id() -> str | None:
-    """Two machines may have one name, but each has a clock of its own, and a start of its own; None where nobody tells."""
+    """The id of this start of the machine: two machines may share a name, but not this id or a clock; None if
+    unknown."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as source:
             return source.read(64).strip()
@@ -96,10 +99,10 @@ def started(pid: int) -> int | None:
 
 
 class Writing:
-    """This process, while it may write to a folder."""
+    """Marks this process as the writer of a folder, until ``end``."""
 
     def __init__(self, folder: int) -> None:
-        """Say so in the open ``folder``. Raises OSError where it cannot be written."""
+        """Write the marks to the open ``folder``. Raises OSError if it cannot be written."""
         self._document: dict[str, Any] = {
             "pid": os.getpid(),
             "started": started(os.getpid()),
@@ -113,10 +116,11 @@ class Writing:
         try:
             lock_now(self._handle)
         except OSError:
-            pass  # a file system without locks: the process itself is the only witness
+            pass  # a file system without locks: only the process itself shows it
 
     def is_in(self, folder: int) -> bool:
-        """Whether what says so is still in ``folder``, and the lock held, which a job that closes all descriptors loses."""
+        """Whether the marks are still in ``folder`` and the lock is held; a job that closes all descriptors loses
+        it."""
         held = file_identity(self._handle) == self._file
         return (
             held
@@ -125,7 +129,7 @@ class Writing:
         )
 
     def end(self, folder: int | None = None) -> None:
-        """It does not write any more, and says so in ``folder``. Never raises."""
+        """Mark in ``folder`` that this process does not write any more. Never raises."""
         if folder is not None:
             try:
                 replace_file(WRITER_FILE, folder, encoded({**self._document, "closed_ns": time.time_ns()}))
@@ -184,7 +188,8 @@ def _out_of_reach(folder: int, known: dict[str, Any], here: int) -> Writer:
 
 
 def _note_seen(folder: int, pid: int, here: int) -> None:
-    """What the number of a writer of another namespace is here, for when it holds its lock no more."""
+    """Note the process id, in this pid namespace, of a writer of another namespace, for when it no longer holds its
+    lock."""
     seen = {"namespace": here, "pid": pid, "started": started(pid)}
     if seen["started"] is not None and read_object(SEEN_FILE, folder) != seen:
         try:
@@ -194,7 +199,7 @@ def _note_seen(folder: int, pid: int, here: int) -> None:
 
 
 def writer_of(spool: str) -> Writer:
-    """The same of a spool by its path. Never raises."""
+    """The writer of a spool given by its path. Never raises."""
     try:
         with opened_spool(spool) as here:
             return writer_in(here)
@@ -203,7 +208,8 @@ def writer_of(spool: str) -> Writer:
 
 
 def is_over(spool: str) -> bool:
-    """Whether nobody will write to a spool again, which two witnesses must say; see the table above. Never raises."""
+    """Whether no process will write to a spool again, which two sources must confirm; see the table above. Never
+    raises."""
     try:
         with opened_spool(spool) as here:
             state = writer_in(here).state

@@ -1,8 +1,8 @@
-"""Folders and files of this user's own, opened so that nobody else can put something in their place.
+"""Opens folders and files of this user's own so that no other user can replace them.
 
-Memory-backed storage and temporary folders are open to every user of a machine: who knows a name can make it first, as a
-link, a pipe, or a folder of his own. So each is opened relative to a descriptor of its folder, no link is followed, and
-what was opened is looked at, not the name.
+Memory-backed storage and temporary folders are open to every user of a machine: another user who knows a name can
+create it first, as a link, a pipe or a folder. So each is opened relative to a descriptor of its folder, no link is
+followed, and the opened file is checked, not the name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import Any
 
 _OTHERS = 0o077
-"""Bits of a folder's mode that let somebody else in."""
+"""Bits of a folder's mode that let other users in."""
 _MOST_PARTS = 4096
 """Of a path, with all that its links lead over."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -38,8 +38,8 @@ def _refuse(path: str, why: str) -> UntrustedFileError:
 
 @contextmanager
 def private_folder(path: str, inside: int | None = None) -> Iterator[int]:
-    """A descriptor of a folder that is this user's, and that nobody else may enter; ``path`` is relative to the descriptor
-    ``inside`` where one is given. Raises OSError, UntrustedFileError."""
+    """A descriptor of a folder that is this user's and that no other user may enter; ``path`` is relative to the
+    descriptor ``inside`` if one is given. Raises OSError, UntrustedFileError."""
     with folder(path, inside) as handle:
         status = os.fstat(handle)
         if status.st_uid != os.geteuid():
@@ -60,7 +60,8 @@ def folder(path: str, inside: int | None = None, links: bool = False) -> Iterato
 
 
 def make_private_folder(path: str, inside: int | None = None) -> None:
-    """Make a folder that nobody else may enter; one that is there already must be so. Raises OSError, UntrustedFileError."""
+    """Make a folder that no other user may enter; an existing one must be so already. Raises OSError,
+    UntrustedFileError."""
     try:
         os.mkdir(path, 0o700, dir_fd=inside)
     except FileExistsError:
@@ -105,11 +106,11 @@ def encoded(document: Any) -> bytes:
 
 
 def replace_file(name: str, inside: int | None, data: bytes, mode: int = 0o600) -> None:
-    """Put a file in the place of ``name``, as a whole; relative to ``inside`` where one is given. Raises OSError;
-    ``name`` then is as before."""
+    """Replace the file ``name`` as a whole, relative to ``inside`` if one is given. Raises OSError; ``name`` then is
+    as before."""
     temporary = f"{name}.{os.getpid()}.tmp"
     try:
-        os.unlink(temporary, dir_fd=inside)  # of a process that had our number before, or planted
+        os.unlink(temporary, dir_fd=inside)  # of an earlier process with the same id, or planted
     except FileNotFoundError:
         pass
     try:
@@ -146,8 +147,8 @@ def is_own(handle: int) -> bool:
 
 
 def is_own_folder(path: str) -> bool:
-    """Whether the folder at ``path`` is of this user, as far as the file system tells users apart, and not everybody may write
-    to it. Raises OSError."""
+    """Whether the folder at ``path`` is of this user, as far as the file system tells users apart, and is not
+    writable for all users. Raises OSError."""
     with folder(path, links=True) as handle:
         return is_own(handle) and not os.fstat(handle).st_mode & stat.S_IWOTH
 
@@ -186,8 +187,7 @@ def _parts(path: str) -> list[str]:
 def lock_now(handle: int) -> bool:
     """Lock an open file; False where another process has. Raises OSError.
 
-    A record lock belongs to a process: unlike one of flock(2), a child forked meanwhile does not inherit it and cannot keep
-    it.
+    A record lock belongs to a process: unlike with flock(2), a child forked meanwhile does not inherit it.
     """
     try:
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -202,8 +202,8 @@ def lock_holder(name: str, inside: int) -> int | None:
     """Which process holds the lock of a file in a folder, by its id in this pid namespace, 0 where it has none there; None where
     none does, or there is no such file. Raises OSError.
 
-    It is asked and never taken: of two processes that try to take a lock, each looks like its holder to the other. For a
-    process that does not hold it: closing the file would lose it.
+    The lock is queried and never taken: of two processes that try to take it, each would look like its holder to the
+    other. For a process that does not hold it: closing the file would lose it.
     """
     try:
         handle = open_file(name, inside, os.O_RDONLY)
@@ -223,7 +223,7 @@ def unlock(handle: int) -> None:
 
 
 def file_identity(handle: int) -> tuple[int, int] | None:
-    """Of the file behind a descriptor, which may by now be another one than when it was opened; None where there is none."""
+    """The identity of the file behind a descriptor, which may have been reused since; None if there is none."""
     try:
         status = os.fstat(handle)
     except OSError:
@@ -232,7 +232,7 @@ def file_identity(handle: int) -> tuple[int, int] | None:
 
 
 def identity_of(name: str, inside: int) -> tuple[int, int] | None:
-    """The same of the file that a folder has by this name."""
+    """The identity of the file with this name in a folder."""
     try:
         status = os.stat(name, dir_fd=inside, follow_symlinks=False)
     except OSError:

@@ -1,4 +1,5 @@
-"""Packages that many jobs use and nobody changes for one of them: of a line in there and one outside, the job's own is told."""
+"""Packages that many jobs use and do not change: of a line in one of them and a line outside, reports show the job's
+own."""
 
 from __future__ import annotations
 

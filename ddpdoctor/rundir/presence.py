@@ -1,5 +1,5 @@
-"""Who of a run is on this host now: its launcher, and the ranks that record, their spools, and where each is, from memory and not
-from storage."""
+"""The processes of a run on this host: its launcher, and the ranks that record, with their spools and status, read
+from memory and not from storage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .typed import PROGRESS
 
 @dataclass(frozen=True)
 class Present:
-    """A rank whose spool is there: it runs, or nobody has tidied up after it yet."""
+    """A rank with a spool: it runs, or its spool has not been removed yet."""
 
     rank: int
     pid: int
@@ -29,12 +29,13 @@ class Present:
 
     @property
     def progress(self) -> dict[str, Any] | None:
-        """Where it is, as it wrote within the last second; None while its steps take less than one. Never raises."""
+        """The status it wrote within the last second; None while its steps take less than one. Never raises."""
         return document_in(self.spool, PROGRESS_FILE, PROGRESS_SCHEMA, PROGRESS, [])
 
 
 def present_ranks(run: str) -> list[Present]:
-    """Those of this host, by rank; of several processes of one rank, as an elastic restart leaves them, the newest. Never raises."""
+    """The ranks of this host, by rank; of several processes of one rank, as an elastic restart leaves them, the
+    newest. Never raises."""
     found: dict[int, Present] = {}
     for spool, _ in sorted(spools_of(run), key=lambda each: _age(each[0])):
         named = parse_spool_name(spool)
@@ -44,7 +45,7 @@ def present_ranks(run: str) -> list[Present]:
 
 
 def living_ranks(run: str) -> list[Present]:
-    """Those of them that still record. Never raises."""
+    """The present ranks that still record. Never raises."""
     return [rank for rank in present_ranks(run) if not is_over(rank.spool)]
 
 

@@ -89,7 +89,7 @@ class Segment:
         else:
             import ctypes
 
-            # Nor may it be given back by anybody else, at the end of the process.
+            # Nor may it be released at the end of the process.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.memory))
 
 

@@ -1,4 +1,4 @@
-"""A rank's records on their way to the run directory: the writing side.
+"""A rank's spool: the writing side of its records.
 
 The training thread must never wait for storage, and what it recorded must survive ``kill -9``. So it writes
 to short segment files in memory-backed local storage (``/dev/shm``), which outlive the process, and another
@@ -11,13 +11,13 @@ or shared file system. A JSON file waits here until it was copied, too.
         <rank:05d>-<pid>/                                    the spool of one rank
             target                                           its folder in the run directory, or RUN/ranks while it has none
             writer.json, writer                              which process writes here, and a lock that it holds, see :mod:`.liveness`
-            lock                                             held by whoever copies
+            lock                                             held by the process that copies
             steps.jsonl.000000000065536                      a segment: the stream, and its first byte's position in that
 
-A segment is written as mapped memory: a system call in each step would be the dearest part of recording it. What was
-copied already is the target's own size, so that a copy that was cut off goes on where it stopped and can be repeated by
-anybody. Who removes the files of a living rank, as a cleaner of temporary files or systemd at a logout does, removes no more
-than their names: the rank makes them again, with what its newest segments hold.
+A segment is written as mapped memory: a system call in each step would be the most expensive part of recording it. The
+target's size shows what was copied already, so that a copy which was cut off continues there and any process can repeat
+it. If another program removes the files of a living rank, such as a cleaner of temporary files or systemd at a logout,
+the rank makes them again with the content of its newest segments.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ from .segments import Segment, room_for_segment
 
 _SHM = "/dev/shm"
 LOOK_AGAIN_S = 1.0
-"""Once there was no room, until it is asked for again: to count what waits takes a system call for each segment, and the
-thread that copies comes by once a second."""
+"""Seconds until room is checked again after there was none: counting uncopied data takes a system call for each
+segment, and the thread that copies runs once a second."""
 RESERVE_FILE = "reserve"
 _RESERVE_BYTES = 64 * 1024
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _MOST_NAMES = 1_000_000
 _made: dict[str, int] = {}
-"""By how a name begins and ends, how many spools this process has made so: whoever watches them knows each by its name, which is
-not used again once it was removed."""
+"""By how a name begins and ends, how many spools this process has made so: the hang monitor identifies a spool by
+its name, which is not used again once it was removed."""
 _TICK_NS = 3_000_000_000
-"""So long after a change the next look counts as one, too: the kernel's times stand still for up to 10 ms, and clocks are put right.
-Looks are a second apart."""
+"""Nanoseconds after a change for which the next check reports one again: the kernel's times stand still for up to 10
+ms, and clocks are adjusted. Checks are a second apart."""
 
 
 def spool_root(run: str) -> str:
@@ -73,8 +73,8 @@ def spool_root(run: str) -> str:
 
 
 def _place_number() -> int:
-    """Of this pid namespace; where the storage may be one that hosts share, of this host too, whose first namespaces have one
-    number."""
+    """The number of this pid namespace; where hosts may share the storage, of this host too, whose first namespaces
+    have one number."""
     namespace = pid_namespace()
     if _base() == _SHM:
         return namespace
@@ -93,7 +93,7 @@ def own_roots_pattern(run_id: str | None) -> str:
 
 
 def path_name(run: str) -> str:
-    """What stands for the id of a run that has none."""
+    """The replacement for the id of a run that has none, from its path."""
     return "path" + hashlib.blake2b(os.path.abspath(run).encode(), digest_size=8).hexdigest()
 
 
@@ -109,8 +109,8 @@ def roots_of(run: str) -> list[str]:
 
 
 def make_spool_root(run: str) -> str:
-    """Make the private folder for the ranks' spools of a run; where another user has something of its name, one whose name has
-    letters more that cannot be foreseen. Raises OSError."""
+    """Make the private folder for the ranks' spools of a run; if another user has created that name, a random suffix
+    is added. Raises OSError."""
     root = spool_root(run)
     try:
         make_private_folder(root)
@@ -176,7 +176,7 @@ class Spool:
         try:
             with opened_spool(self.directory) as here:
                 saved = 0 if full is None else full.in_file(here)
-                # What is no more in a file, because somebody has removed that, is written once more.
+                # What is no longer in a file, because that was removed, is written once more.
                 unsaved = b"" if full is None else full.memory[saved : full.used]
                 position = 0 if full is None else full.start + saved
                 room = room_for_segment(here)
@@ -202,8 +202,8 @@ class Spool:
         return error
 
     def restore(self) -> bool:
-        """Look whether what is written here can still be found by its names; where somebody has removed them, make them again:
-        True then. For one thread, but not the one that writes. Raises OSError."""
+        """Check whether the spool's files still exist by name; make those again that were removed: True then. For
+        one thread, but not the one that writes. Raises OSError."""
         if self._closed:
             return False
         try:
@@ -238,7 +238,7 @@ class Spool:
         return self._writing.is_in(here) and all(self._streams.get(name) is not old for name, old in missing)
 
     def keep(self, name: str, data: bytes) -> None:
-        """Have ``data`` replace the document of that ``name`` in the run directory, once it can. Raises OSError."""
+        """Write ``data`` as the document of that ``name``, to be copied to the run directory. Raises OSError."""
         with opened_spool(self.directory) as here:
             try:
                 replace_file(name, here, data)
@@ -255,11 +255,11 @@ class Spool:
                 _reserve(here)
 
     def keep_document(self, name: str, document: dict[str, Any]) -> None:
-        """The same of a JSON document."""
+        """Write a JSON document, as ``keep`` does. Raises OSError."""
         self.keep(name, encoded(document))
 
     def withdraw(self, name: str) -> None:
-        """Have nobody read the document of that ``name`` any more. Raises OSError."""
+        """Remove the document of that ``name`` from the spool. Raises OSError."""
         with opened_spool(self.directory) as here:
             try:
                 os.unlink(name, dir_fd=here)
@@ -267,7 +267,7 @@ class Spool:
                 pass
 
     def shared(self, name: str, size: int) -> mmap.mmap:
-        """Memory of ``size`` bytes, all NUL, that is the content of a new file here, whatever becomes of the process; until
+        """Memory of ``size`` bytes, all NUL, that is the content of a new file here and survives the process; until
         ``close``. Raises OSError."""
         with opened_spool(self.directory) as here:
             self._shared.append(Segment(name, here, 0, size))
@@ -279,7 +279,8 @@ class Spool:
             return open_file(name, here, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def directory_changed(self) -> bool:
-        """Whether a file may have come, gone or been replaced here since the last call; by one system call. Never raises."""
+        """Whether a file may have been added, removed or replaced here since the last call; by one system call.
+        Never raises."""
         try:
             changed_ns = os.stat(self.directory).st_mtime_ns
         except OSError:
@@ -289,8 +290,9 @@ class Spool:
         return changed_ns != before or time.time_ns() - changed_ns < _TICK_NS
 
     def hand_over_trace(self, raw: str, header: dict[str, Any], max_bytes: int, number: int = 0) -> None:
-        """Leave the profiler's trace in the private folder ``raw`` to whoever carries, see :mod:`.handover`; ``header``'s members are put
-        first in it. ``number`` is that of a window that was asked for while the job runs. Raises OSError."""
+        """Queue the profiler's trace in the private folder ``raw`` for compression, see :mod:`.handover`;
+        ``header``'s members are put first in it. ``number`` is that of a window requested while the job runs. Raises
+        OSError."""
         order = {"folder": raw, "header": header, "max_bytes": max_bytes}
         with opened_spool(self.directory) as here:
             replace_file(handover_file(number), here, encoded(order))
@@ -315,7 +317,7 @@ class Spool:
 
 
 def _reserve(here: int) -> None:
-    """Keep room for rank.json, which says what found none. Never raises."""
+    """Reserve room for rank.json, which reports what could not be stored. Never raises."""
     if identity_of(RESERVE_FILE, here) is None:
         try:
             replace_file(RESERVE_FILE, here, bytes(_RESERVE_BYTES))

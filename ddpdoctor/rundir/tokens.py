@@ -117,7 +117,7 @@ _AFTER_SCHEME = re.compile(r"""://([^\s"'`<>|]+)""")
 _WITHOUT_SCHEME = re.compile(r"""(?<![\w./:@+-])([\w.-]{1,64}:)[^\s@/"'`<>:=]{1,256}@(?=\w)(?!sha256)""")
 """``user:password@host``, as drivers of databases and rsync take it."""
 _WEBHOOK = re.compile(r"(?i:(?:^|/)hooks?\.[^/]+/|/(?:web)?hooks?(?:b2)?/|^maker\.ifttt\.com/)")
-"""Slack, Discord, Teams, Mattermost, Zapier, GitLab and whoever else calls a path so."""
+"""Slack, Discord, Teams, Mattermost, Zapier, GitLab and others with such paths."""
 _CONTAINER_BEFORE_AT = ("abfs", "abfss", "wasb", "wasbs")
 """Schemes of Azure, in which a container's name stands before the ``@``."""
 

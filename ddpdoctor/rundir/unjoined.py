@@ -1,9 +1,9 @@
-"""Ranks that have not joined their process group: each has a file at the root of the spools while that lasts.
+"""The status files of ranks that have not joined their process group, in the root of the spools.
 
 ::
 
-    <root>/unjoined-<rank>-<pid>     lines of JSON objects: what is known of it, when it asked to join, how it ended; between them
-                                     what faulthandler wrote of its stacks, when it was asked
+    <root>/unjoined-<rank>-<pid>     lines of JSON objects: its status, when it began to join, how it ended; between them
+                                     what faulthandler wrote at the request signal
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from .owned import lock_holder, lock_now, open_file, private_folder, read_file
 
 _PREFIX = "unjoined-"
 _MOST_BYTES = 1 << 20
-"""As of the faults of a rank that has joined."""
+"""The same limit as for the faults of a rank that has joined."""
 
 
 @dataclass(frozen=True)
 class UnjoinedStatus:
-    """What the file of one rank says."""
+    """The content of one rank's file."""
 
     about: dict[str, Any] = field(default_factory=dict)
-    """``rank``, ``world_size``, ``signal`` and ``handle`` of its faulthandler, ``joining_ns``, ``raised``; as far as they are
-    there, and of whatever type."""
+    """``rank``, ``world_size``, ``signal`` and ``handle`` of its faulthandler, ``joining_ns``, ``raised``; those
+    that are present, of any type."""
     faults: str = ""
 
 
 def create_unjoined_file(root: str, rank: int) -> tuple[int, str]:
-    """Make the file of this process; its descriptor and path. Raises OSError."""
+    """Make the file of this process. Returns its descriptor and path. Raises OSError."""
     name = f"{_PREFIX}{rank}-{os.getpid()}"
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     with private_folder(root) as within:
         handle = open_file(name, within, flags)
     try:
-        lock_now(handle)  # the kernel says whose it is, in whatever pid namespace that is asked
+        lock_now(handle)  # the kernel reports the holder in the pid namespace of the process that asks
     except OSError:
         pass  # a file system without locks
     return handle, os.path.join(root, name)
 
 
 def unjoined_file_holder(path: str) -> int | None:
-    """The process whose file this is, by its id in the caller's pid namespace, 0 if it cannot be seen from there; None where nobody
-    holds it. Never raises."""
+    """The process whose file this is, by its id in the caller's pid namespace, 0 if it cannot be seen from there;
+    None if no process holds it. Never raises."""
     try:
         with private_folder(os.path.dirname(path)) as within:
             return lock_holder(os.path.basename(path), within)
@@ -55,7 +55,7 @@ def unjoined_file_holder(path: str) -> int | None:
 
 
 def append_unjoined(handle: int, /, **about: Any) -> None:
-    """Add to what is known. Raises OSError."""
+    """Append a JSON object with ``about``. Raises OSError."""
     os.write(handle, json.dumps(about, separators=(",", ":"), default=str).encode() + b"\n")
 
 
@@ -75,7 +75,7 @@ def unjoined_files(root: str) -> list[tuple[int, int, str]]:
 
 
 def read_unjoined(path: str) -> UnjoinedStatus:
-    """What is there. Never raises."""
+    """Read a rank's file; empty without one. Never raises."""
     try:
         with private_folder(os.path.dirname(path)) as within:
             data = read_file(os.path.basename(path), within)[-_MOST_BYTES:]

@@ -1,4 +1,4 @@
-"""What waits in a spool because the run directory could not take it: read where it is, and told in words."""
+"""What waits in a spool because the run directory could not take it: read from the spool, and a sentence about it."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def segments_in(spool: int) -> dict[str, list[tuple[int, str]]]:
 
 
 def written_part(segment: bytes) -> bytes:
-    """What a rank has written to a segment: up to the first NUL, which no line holds. After it there may be later bytes
-    already, in the middle of being copied there."""
+    """What a rank has written to a segment: up to the first NUL, which no line holds. Later bytes may already be
+    there while a line is being written."""
     return segment.partition(b"\0")[0]
 
 

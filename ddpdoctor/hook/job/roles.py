@@ -1,17 +1,19 @@
-"""The roles of optimizers in the training loop, by whose order its rounds are known.
+"""The roles of optimizers in the training loop; the order of the roles determines where a step ends.
 
-Most optimizers have a role of their own. A loop that makes a new one for each of its steps (federated rounds of one local step, a
-task of meta-learning, a helper that makes one, steps it and drops it) never steps the same object twice, and its id may be the next
-one's, or not. There an optimizer takes over a role from one that had stepped at most once:
+Most optimizers have a role of their own. A loop that makes a new one for each of its steps (federated rounds of one
+local step, a task of meta-learning, a helper that makes one, steps it and drops it) never steps the same object twice,
+and its id may or may not be reused. There an optimizer takes over a role from one that had stepped at most once:
 
-* from one that is gone, of the same class and over the same parameters, or else over as many of the same shapes;
-* from one that is still there, kept by somebody or by a cycle of references, where it is the third of its class over the very same
-  parameters: two may well step in turn. One whose role was taken and that steps again gets another.
+* from one that was freed, of the same class and over the same parameters, or else over as many of the same shapes;
+* from one that is still referenced, or in a cycle of references, if it is the third of its class over the very same
+  parameters: two may well step alternately. An optimizer whose role was taken over and that steps again gets another
+  role.
 
-One that has stepped twice has shown what its role is: after it comes another stage of training, with roles of its own.
+One that has stepped twice keeps its role: the next optimizers belong to another stage of training, with roles of their
+own.
 
-Of the job's things nothing is kept alive, and no parameter is referred to weakly either: ``torch.utils.swap_tensors``, and by it
-``Module.to``, refuses those.
+No object of the job is kept alive, and no parameter is referred to weakly either: ``torch.utils.swap_tensors``, and by
+it ``Module.to``, refuses those.
 """
 
 from __future__ import annotations
@@ -22,15 +24,15 @@ from .registry import Held
 from .torch_objects import job_torch
 
 MOST_OPEN = 256
-"""Roles of a kind that can be taken over, and kinds: more optimizers than this, each for some of the parameters, are not made anew
-for each step."""
+"""Roles of a kind that can be taken over, and kinds: more optimizers than this, each for some of the parameters, are
+not made again for each step."""
 
 _Kind = tuple[Any, ...]
 """Class, number of parameters, and shapes of the first and the last."""
 
 
 class Role:
-    """Of an optimizer, and of those made in its place."""
+    """The role of an optimizer and of those made in its place."""
 
     __slots__ = ("first", "gone", "shared", "steps", "turn")
 
@@ -38,17 +40,17 @@ class Role:
         self.first = 0
         """The id of the first parameter: of an optimizer that is gone it may be another's by now."""
         self.turn = 0
-        """How many optimizers have had it."""
+        """How many optimizers have had this role."""
         self.steps = 0
-        """Of the one that has it. From the second on not all are counted."""
+        """Steps of the optimizer that has it; after the second, not all are counted."""
         self.gone = False
-        """Whether that one is."""
+        """Whether that optimizer has been freed."""
         self.shared = False
-        """Whether one took it that was the third over its parameters: so do those after it."""
+        """Whether the third optimizer over its parameters took it; later ones may then take it too."""
 
 
 class _Cast:
-    """An optimizer's turn at a role."""
+    """The assignment of a role to one optimizer."""
 
     __slots__ = ("role", "turn")
 
@@ -59,7 +61,7 @@ class _Cast:
 
 
 class Roles:
-    """Who has which role."""
+    """Assigns roles to optimizers."""
 
     def __init__(self) -> None:
         self._casts: Held[_Cast] = Held(self._leave)

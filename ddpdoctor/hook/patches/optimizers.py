@@ -129,8 +129,9 @@ def after_step(optimizer: Any, end: int) -> None:
 def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
     """What torch calls after each step of an optimizer that has not raised; the caller's caller has called that step.
 
-    Never raises. Most steps of a long job are brief and pass the hook here alone. The model's data has displaced ours from the
-    caches by then, and each function that is called costs 3 to 5 us, so there are no more of them than must be.
+    Never raises. Most steps of a long job are brief and run no more of the hook than this function. The model's data
+    has displaced the hook's from the caches by then, and each function call costs 3 to 5 us, so there are as few as
+    possible.
     """
     at = perf_counter_ns()
     try:
@@ -173,8 +174,8 @@ _look_at_end = guarded(_PART, _step_ended)
 
 
 def _be_brief(optimizer: Any, caller: Any) -> None:
-    """Look at no more starts of steps, where ends tell all: those of which only the times are kept should cost next to nothing.
-    ``caller`` is the frame that has called the step of ``optimizer``."""
+    """Stop looking at starts of steps if their ends suffice: steps of which only the times are kept should cost next
+    to nothing. ``caller`` is the frame that has called the step of ``optimizer``."""
     current = active.session
     if current is None or caller is None or open_step.nests or backwards.always or current.models.open:
         return

@@ -1,4 +1,4 @@
-"""What else is watched, a little each: garbage collections, constructors, profilers of the job's own, and spawned processes."""
+"""Wrappers of garbage collections, constructors, the job's own profilers, and spawned processes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _collecting(phase: str, info: dict[str, Any]) -> None:
 
 
 def install_garbage(patches: Patches) -> None:
-    """Have the collector tell of the collections that stop the training thread."""
+    """Register a callback for the garbage collections that stop the training thread."""
     callback = guarded(part("garbage collection"), _collecting, active)
     patches.add(lambda: gc.callbacks.append(callback), lambda: gc.callbacks.remove(callback))
 

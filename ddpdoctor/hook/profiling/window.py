@@ -1,11 +1,12 @@
-"""Profiler windows: a few steps, the same on all ranks, seen by torch's own profiler.
+"""Profiler windows: a few steps, the same on all ranks, recorded by torch's own profiler.
 
-They are driven from the end of a step, on the training thread. Nothing is ever synchronised: where CUDA is in use a window
-stays open for one step more, so that the kernels of its last step have run. In rank.json it is ``waiting``, ``open``,
-``saving`` and, once its trace is in the run directory, ``saved``; or it is ``skipped``, or ``failed``, and says why.
+They are driven from the end of a step, on the training thread. The device is never synchronized: where CUDA is in use a
+window stays open for one step more, so that the kernels of its last step have run. In rank.json it is ``waiting``,
+``open``, ``saving`` and, once its trace is in the run directory, ``saved``; or it is ``skipped`` or ``failed``, with
+the reason.
 
-A job's own profile wins. Opening a window while its profiler is warming up makes the job crash later, and nothing tells that it is
-warming up. So the construction of a profiler, at any time, rules our windows out for good.
+The job's own profiler has precedence. Opening a window while it is warming up makes the job crash later, and nothing
+shows that it is warming up. So once the job has constructed a profiler, no more windows are opened.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _TOOLS = {
 }
 
 seen: list[str] = []
-"""What profiles this process besides us."""
+"""Profilers that the job has constructed."""
 
 
 def other_tool() -> str:
@@ -62,7 +63,7 @@ def _python_profiler() -> str:
 
 
 def constructed(profiler: Any) -> None:
-    """The job builds this one: whoever profiles gives way."""
+    """The job constructs ``profiler``: end the windows in its favour."""
     seen.append("the job's own " + type(profiler).__module__ + "." + type(profiler).__qualname__)
     for window in list(windows):
         window._yield_to_user_profiler()
@@ -75,16 +76,16 @@ too."""
 
 
 windows: list[Window] = []
-"""Those of sessions that record, and any that could not be closed."""
+"""Windows of active sessions, and any that could not be closed."""
 
 
 def forget(session: Session) -> None:
-    """This session has ended: a job may begin many of them, one for each process group that it makes."""
+    """Drop the windows of an ended session: a job may begin many, one for each process group that it makes."""
     windows[:] = [window for window in windows if window._session is not session or window._open]
 
 
 def close_left_open() -> None:
-    """At the very end of the process, whatever failed before."""
+    """Close any open profiler at the very end of the process."""
     for window in windows:
         window._emergency_close()
 
@@ -93,7 +94,8 @@ class Window:
     """Opens, closes and hands over one profiler window of a recording."""
 
     def __init__(self, session: Session, writer: Writer, order: CaptureRequest | None = None) -> None:
-        """``order``: somebody asks for it while the job runs; None for the first window, whose steps are the job's options."""
+        """``order``: the request for it while the job runs; None for the first window, whose steps are options of
+        ``ddpdoctor run``."""
         self.part = _PART
         self._session = session
         self._writer = writer
@@ -118,9 +120,9 @@ class Window:
         self._ended = 0
         """When collection ended, monotonic ns, while the profiler is still to be closed."""
         self._busy = ""
-        """What is being done to the profiler: it stays so where an interrupt of the job comes in between."""
+        """The operation on the profiler in progress; it stays set if an interrupt of the job comes in between."""
         self._near_thread: threading.Thread | None = None
-        """The one on which the step before it began; None until it is seen to come near."""
+        """The thread on which the step before the window began; None before that."""
         self._nodes = self._step_nodes = 0
         """Number of the next node of the autograd graph as the window came near, and how many the step before it made."""
         self._activities: Any = None
@@ -147,7 +149,7 @@ class Window:
         return self._ended != 0 or state in ("waiting", "open") or saving
 
     def take_back(self) -> None:
-        """It is not wanted any more; once it is open, that changes nothing. For any thread."""
+        """Cancel the window; no effect once it is open. For any thread."""
         self._taken_back = True
 
     def at_step(self, step: int) -> None:
@@ -159,7 +161,8 @@ class Window:
             raise
 
     def _emergency_close(self) -> None:
-        """Something of ours failed: a profiler left open would fill the memory, and crash the job at its end."""
+        """Close the profiler after an error of the hook: left open, it would fill the memory and crash the job at
+        its end."""
         self._session.recorder.always_full = False
         if self._open:
             self._open = False
@@ -245,14 +248,14 @@ class Window:
                 self._set("waiting", f"shortened to {most} steps to stay below --max-trace-mb")
 
     def _end(self, step: int) -> None:
-        """Nothing more is collected from now on, before step number ``step``."""
+        """End collection, before step number ``step``."""
         self._session.recorder.always_full = False
         end_collection()
         self._ended = time.monotonic_ns()
         self._state.update(steps=[self._first, step])
 
     def _close(self) -> None:
-        """What was collected, to be saved."""
+        """Close the profiler and start saving its result."""
         interrupted, self._busy = self._busy, "closed"
         begun_s = time.monotonic()
         result = close_profiler(self._opener)
@@ -279,7 +282,7 @@ class Window:
         self._close()
 
     def _yield_to_user_profiler(self) -> None:
-        """The job constructs a profiler of its own."""
+        """Close the window because the job constructs a profiler of its own."""
         self._session.stepping.listening = True
         if self._open and threading.get_ident() == self._opener:
             if not self._ended:
@@ -287,8 +290,8 @@ class Window:
             self._close_now()
 
     def finish(self, deadline_s: float) -> None:
-        """The job ends: close what is open, and wait until it is saved, at most until ``deadline_s``, monotonic, and as long
-        again as closing took."""
+        """At the job's end: close what is open, and wait until it is saved, at most until ``deadline_s``, monotonic,
+        and as long again as closing took."""
         try:
             self._finish(deadline_s)
         except Exception:
@@ -310,7 +313,7 @@ class Window:
 
 
 class Captures:
-    """Of one recording. ``follow`` is the attendant's, ``finish`` the training thread's."""
+    """The windows of a recording. The status thread calls ``follow``, the training thread ``finish``."""
 
     def __init__(self, session: Session, writer: Writer, first: Window) -> None:
         self._session, self._writer = session, writer
@@ -328,7 +331,7 @@ class Captures:
         return self._windows[-1].is_under_way
 
     def follow(self) -> None:
-        """Do what was ordered, or taken back, since the last call."""
+        """Act on requests and cancellations since the last call."""
         order = capture_requested(self._session.spool.directory)
         newest = self._windows[-1]
         if order is None:
@@ -352,7 +355,7 @@ class Captures:
                 },
             )
         if newest.is_under_way:
-            # Whoever had nothing to wait for may have unset it at this moment.
+            # A window with nothing left to wait for may have unset it at this moment.
             self._session.stepping.listening = True
 
     def _refusal(self, order: CaptureRequest) -> str | None:
@@ -367,6 +370,6 @@ class Captures:
         return f"{other} profiles this job" if other else None
 
     def finish(self, deadline_s: float) -> None:
-        """The job ends: close what is open, and wait until it is saved, see :meth:`.Window.finish`."""
+        """At the job's end: close what is open, and wait until it is saved, see :meth:`.Window.finish`."""
         for window in self._windows:
             guarded(window.part, window.finish)(deadline_s)

@@ -1,4 +1,4 @@
-"""What records in this process, and what of the step in progress: the first thing that all wrappers look at."""
+"""The recording of this process, and what of the current step it records: all wrappers check this first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 class Backwards(Switch):
-    """Whether backwards are looked at: also in steps of which only the times are kept, where ``always`` is set."""
+    """Whether wrappers of backwards record. If ``always`` is set they do so also in steps of which only the times
+    are kept."""
 
     __slots__ = ("always",)
 
@@ -29,17 +30,17 @@ def _no_optimizer() -> None:
 
 
 class Starts(Switch):
-    """Whether starts of optimizer steps are looked at. They need not be in a row of steps of which only the times are kept, where
-    one optimizer alone says by its end that a step has ended: such steps are brief."""
+    """Whether hooks before optimizer steps do anything. They need not while only the times of steps are kept and the
+    end of one optimizer's step ends each step: such steps are called brief."""
 
     __slots__ = ("alone", "caller")
 
     def __init__(self) -> None:
         super().__init__(True)
         self.alone: Callable[[], Any] = _no_optimizer
-        """Gives that optimizer, which is held weakly; None where it is not known by sight."""
+        """Returns that optimizer, which is held weakly; None if it cannot be recognised by identity."""
         self.caller: Any = None
-        """The code that calls its step: from elsewhere it may be a part of another optimizer's."""
+        """The code that calls its step: a call from other code may be part of another optimizer's step."""
 
     def expect(self, optimizer: Any, by_sight: bool, caller: Any) -> None:
         """The next steps are brief ones of ``optimizer``, called in the frame ``caller``."""
@@ -48,19 +49,19 @@ class Starts(Switch):
 
 
 class Active(Switch):
-    """The one recording there is. ``full``: the events of the step in progress are recorded, not only its times."""
+    """The one recording of this process. ``full``: the events of the current step are recorded, not only its times."""
 
     __slots__ = ("recorder", "session")
 
     def __init__(self) -> None:
         super().__init__(False)
         self.session: Session | None = None
-        """None in every process that is not, or not yet, a rank."""
+        """None in a process that is not, or not yet, a rank."""
         self.recorder: Recorder | None = None
-        """The session's: what most wrappers want of it."""
+        """The session's recorder, which most wrappers use."""
 
     def start(self, session: Session) -> None:
-        """From now on this process is recorded."""
+        """Record this process from now on."""
         self.session, self.recorder = session, session.recorder
 
     def record(self, full: bool) -> None:
@@ -70,7 +71,7 @@ class Active(Switch):
         starts.full = True
 
     def stop(self) -> None:
-        """Nobody records any more."""
+        """End the recording of this process."""
         self.session = self.recorder = None
         self.record(full=False)
 

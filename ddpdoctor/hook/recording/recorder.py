@@ -62,7 +62,7 @@ _MORE = EventKind.MORE.opening + EventField.COUNT.next_key
 
 
 class Recorder:
-    """Records the training thread of one rank. Only that thread calls it, but for ``note``."""
+    """Records the training thread of one rank. Only that thread calls it."""
 
     def __init__(self, spool: Spool, kinds: Kinds) -> None:
         self.spool = spool
@@ -103,7 +103,7 @@ class Recorder:
         self._times = ThreadTimes()
 
     def close(self) -> None:
-        """Nothing is recorded any more."""
+        """Stop recording."""
         times, self._times = self._times, None
         if times is not None:
             times.close()
@@ -199,7 +199,7 @@ class Recorder:
             self._keep_definitions()
             self._note_lost(self.step)
         elif waiting:
-            # The attendant's thread may have added one since.
+            # The status thread may have added one since.
             del self.pending[:waiting]
         if self.marks:
             self.marks.clear()
@@ -217,8 +217,8 @@ class Recorder:
             active.record(full)
 
     def end_brief_step(self, at: int) -> bool:
-        """The same of a step of which only the times are kept, and that ended at perf_counter_ns ``at``; False where there is
-        more to do, and nothing is done: at the end of a block, and where something else waits to be written."""
+        """As ``end_step``, for a step of which only the times are kept and which ended at perf_counter_ns ``at``.
+        False, without doing anything, at the end of a block or if something else is to be written."""
         number = self.step + 1
         if not number % BLOCK_STEPS or self.pending or self.events or self.marks:
             return False
@@ -242,7 +242,7 @@ class Recorder:
             self._counters_mask = max(1, min((1 << int(often).bit_length()) - 1, _MOST_COUNTERS_MASK))
 
     def _count_from(self, later_ns: int) -> None:
-        """What is left belongs to a step that began so much later: its end was known in hindsight only."""
+        """Shift the remaining events to a step that began so much later: its end was only known in hindsight."""
         self.events = [
             (
                 begin,
@@ -279,7 +279,7 @@ class Recorder:
         )
 
     def flush_definitions(self) -> None:
-        """Whoever reads where a call came from must find the line's definition."""
+        """Write pending definitions of source lines, so that calls already written can be resolved."""
         if self.pending:
             self.write_now("")
 
@@ -300,7 +300,7 @@ class Recorder:
             self.lost.append((step, step))
 
     def _keep_definitions(self) -> None:
-        """There was no room: of what was to be written before the step, only what later steps refer to is kept."""
+        """After a failed write, keep only those pending lines to which later steps refer."""
         self.pending[:] = [line for line in self.pending if line.startswith(_DEFINITIONS)]
 
 
@@ -395,7 +395,7 @@ class ThreadTimes:
         return self._handle >= 0
 
     def read_ns(self) -> tuple[int, int] | None:
-        """Time on a CPU and time waited for one, so far; None where the system does not tell."""
+        """Time on a CPU and time waited for one, so far; None if the system does not report it."""
         if self._handle < 0:
             return None
         try:
@@ -408,7 +408,7 @@ class ThreadTimes:
             return None
 
     def close(self) -> None:
-        """They are not read any more."""
+        """Stop reading them."""
         handle, self._handle = self._handle, -1
         if handle >= 0 and file_identity(handle) == self._file:
             os.close(handle)

@@ -1,8 +1,8 @@
-"""The thread that carries what was recorded to the run directory, however slow that is, where nobody else does.
+"""The thread that writes rank.json, and copies the spool to the run directory if no launcher's process does.
 
-Beside a launcher a process of its own carries, see :mod:`...rundir.host_lock`, and no rank touches the run directory: whoever
-waits for storage that has stopped answering cannot end. Where ranks have no launcher on their host, as on a cluster of
-Ray's, only this thread does, and the training thread does not wait for it.
+If a launcher runs on this host, a process of its own copies (:mod:`...rundir.host_lock`) and no rank touches the run
+directory: a process that waits for storage which has stopped answering cannot end. If ranks have no launcher on their
+host, as on a Ray cluster, this thread copies, and the training thread does not wait for it.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
     from .session import Session
 
 PERIOD_S = 1.0
-"""Between two copies: what is lost with a host that dies."""
+"""Seconds between two copies: what is lost with a host that dies."""
 CARRIED_PERIOD_S = 5.0
-"""The same between two looks at whether somebody else carries: what waits lies where a process that dies leaves it."""
+"""Seconds between two checks whether a launcher's process copies: the spool survives a process that dies."""
 START_S = 1.0
-"""How long the start of a recording waits to hear whether the run directory can be written to at all."""
+"""Seconds that the start of a recording waits to learn whether the run directory is writable."""
 _LOOK_S = 0.1
-"""Between two looks at whether the thread is alive, of whoever waits for it."""
+"""Seconds between two checks whether the thread is alive, while waiting for it."""
 _PART = guard.part("run directory")
 
 
 def _lost_messages(lost: Sequence[tuple[int, int]], why: str | None) -> list[str]:
-    """What was not recorded because there was no room for it, in words."""
+    """Sentences on what was not recorded because there was no room for it."""
     if not lost:
         return [why] if why else []
     steps = ", ".join(f"{first}" if first == last else f"{first} to {last}" for first, last in lost)
@@ -51,22 +51,22 @@ def _lost_messages(lost: Sequence[tuple[int, int]], why: str | None) -> list[str
 
 
 class Writer:
-    """Drains the spool, through which rank.json goes too, once a second and when asked to."""
+    """Writes rank.json to the spool and copies the spool, once a second and on request."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self.document_changed = threading.Event()
         self._asked = threading.Event()
         self._requests: deque[threading.Event] = deque()
-        """Of those who wait for a copy that begins after they asked."""
+        """Set after a copy that began after the request."""
         self._ending = self._abandoned = False
         self._claimed = threading.Event()
         self._refused: OSError | None = None
         self._carried = False
         self._looked_s = 0.0
         self._dropped = 0
-        """As many as rank.json says."""
-        # A log that is being thinned makes nobody wait who asks for a copy.
+        """Lost records that rank.json reports."""
+        # A request for a copy interrupts the thinning of the log.
         self._budget = DiskBudget(rank_budget(session.world_size), lambda: not self._asked.is_set())
         self._thread = threading.Thread(
             target=guarded(_PART, self._run), name="ddpdoctor-writer", daemon=True
@@ -127,8 +127,8 @@ class Writer:
                     break
 
     def _copy(self, changed: bool, ending: bool) -> bool:
-        """Rewrite rank.json where it has changed, and drain the spool. A failure is counted, and tried again later: the
-        spool keeps what was not copied. Raises BusyError where somebody else copies it."""
+        """Rewrite rank.json where it has changed, and drain the spool. A failure is counted, and tried again later:
+        the spool keeps what was not copied. Raises BusyError if another process or thread copies it."""
         session = self._session
         try:
             changed = session.spool.restore() or changed
@@ -157,7 +157,7 @@ class Writer:
         return self._carried
 
     def _look_after(self) -> None:
-        """Once a second: what was lost is told, and files that somebody has removed are made again."""
+        """Called once a second: report lost records, and make spool files again that another program has removed."""
         spool = self._session.spool
         if spool.dropped != self._dropped:
             self._dropped = spool.dropped

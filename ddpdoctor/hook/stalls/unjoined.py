@@ -1,7 +1,7 @@
-"""A rank on its way to its process group: it says that it is there, and faulthandler answers for it where it stands.
+"""A rank before its process group exists: it has a status file and a faulthandler signal.
 
-Nothing of ours runs meanwhile: there is no thread. faulthandler is asked by a signal (see ``faults``), which the launcher's side sends
-where other ranks have waited for long, but never to a rank that has asked to join.
+The hook runs no thread and no timer meanwhile. The launcher's hang monitor sends the signal (see ``faults``) if other
+ranks have waited for long, but never to a rank that has begun to join.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .rank_status import exception_documents, frames_of, uncaught
 
 _PART = part("watching for ranks that do not join")
 _OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-"""What launchers of ranks set; one that runs in a pod of several may have the first two itself."""
+"""Variables that launchers of ranks set; a launcher in a pod of several may have the first two itself."""
 
 
 _door: list[tuple[int, str]] = []
@@ -54,7 +54,7 @@ def _note_join_started() -> None:
     for handle, _ in _door:
         append_unjoined(handle, joining_ns=time.time_ns())
         if can_be_read():
-            # Nobody sends it the signal from now on.
+            # It is not sent the signal from now on.
             append_unjoined(handle, frames=frames_of(stack_of(get_ident())))
 
 
@@ -78,12 +78,12 @@ def _forget() -> None:
 
 
 begin_unjoined = guarded(_PART, _stand)
-"""This process may become a rank."""
+"""Create the file: this process may become a rank."""
 note_join_started = guarded(_PART, _note_join_started)
-"""It has asked to."""
+"""Note that the process has called init_process_group."""
 write_unjoined_end = guarded(_PART, _tell_end)
-"""It ends without."""
+"""Write the exception that ends the process before it has joined."""
 end_unjoined = guarded(_PART, _leave)
-"""It has become one."""
+"""Remove the file: the process has joined."""
 forget_unjoined = guarded(_PART, _forget)
-"""In a forked child, which is another process."""
+"""Forget the file in a forked child, which is another process."""

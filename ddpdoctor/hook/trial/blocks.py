@@ -1,7 +1,8 @@
-"""Loaders with other workers from some step on: a search walks through them without starting the job anew.
+"""Loaders with other workers from some step on: a search tries several settings without restarting the job.
 
-A training loop holds an iterator, which cannot be given other workers. Its ``__next__`` hands over to one that was built with them
-and goes on in the same sampler, from where the first one's queue had come to: no sample is given twice, those in the queue are lost.
+A training loop holds an iterator, which cannot be given other workers. Its ``__next__`` calls that of an iterator with
+the other workers, which continues in the same sampler after the batches already queued: no sample is given twice, those
+in the queue are lost.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ SETTINGS = ("num_workers", "prefetch_factor", "persistent_workers")
 
 
 class Walk:
-    """Which block of steps a trial is in, and the iterators that give the batches of those that loops hold."""
+    """The current block of steps of a trial, and the iterators that replace those which loops hold."""
 
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
@@ -49,7 +50,7 @@ class Walk:
         self._blocks[iterator] = -1
 
     def giving(self, iterator: Any) -> Any:
-        """The iterator whose turn it is in the place of one that a loop holds."""
+        """The iterator that currently replaces the one that a loop holds."""
         if not self._off and iterator in self._loaders and self._blocks[iterator] != self.block:
             self._blocks[iterator] = self.block
             try:

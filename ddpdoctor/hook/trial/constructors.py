@@ -90,7 +90,7 @@ def _changed(
         return given, {
             name: value for name, value in choose(trial, given).items() if name in signature.parameters
         }
-    except Exception as error:  # a call that the original refuses too, with its own words
+    except Exception as error:  # a call that the original refuses too, with its own message
         _PART.failed(error)
         return {}, {}
 

@@ -1,4 +1,4 @@
-"""What a trial asks for, and settings that are switches of torch."""
+"""The settings and steps that a trial requests, and settings that are switches of torch."""
 
 from __future__ import annotations
 
@@ -134,7 +134,8 @@ NAMES = tuple(_SWITCHES)
 
 
 def apply_in_rank(trial: Trial) -> None:
-    """As the process group is there; what the script sets later holds, and is told."""
+    """Apply the settings once the process group exists. Where the script changes one later, that stays and is
+    reported."""
     for name, (get, change) in _SWITCHES.items():
         if name in trial.settings:
             was = get()
@@ -147,7 +148,7 @@ def apply_in_rank(trial: Trial) -> None:
 
 
 def read_again(trial: Trial) -> None:
-    """At the trial's end: whether the script has set them otherwise."""
+    """At the trial's end, check whether the script has changed them since."""
     for name, (get, _) in _SWITCHES.items():
         change = trial.changes.get(name)
         if change is not None and change["state"] == "applied":
