@@ -22,7 +22,7 @@ DEFAULT_HANG_AFTER_S = 300.0
 """Half of the shortest default timeout of a collective (NCCL's ten minutes, Gloo's thirty)."""
 
 SITE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "site")
-"""The one folder that goes on the job's path."""
+"""The folder that is put on the job's ``PYTHONPATH``."""
 
 
 class HookOptions(NamedTuple):
@@ -59,7 +59,8 @@ def job_environment(run: str, spool: str, options: HookOptions, base: Mapping[st
 
 
 def profile_steps(environment: Mapping[str, str]) -> tuple[int, int] | None:
-    """The window asked for; None where none is, or where the variable is malformed."""
+    """The requested window (first step, step before which it closes); None without one, or if the variable is
+    malformed."""
     first, _, stop = environment.get(PROFILE_STEPS, "").partition(":")
     if not (first.isdecimal() and stop.isdecimal()) or int(first) >= int(stop):
         return None

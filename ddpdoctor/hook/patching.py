@@ -1,14 +1,14 @@
-"""How functions of torch are wrapped: the original is always called, and the job gets what it returns or raises.
+"""Wraps functions of torch: the original is always called, and the job gets what it returns or raises.
 
-A wrapper is seen by ``torch.compile``, which would trace it and crash on what it does, so the code of each is marked to be
-skipped, as ``torch._disable_dynamo(recursive=False)`` does it but without its import of ``torch._dynamo`` (a second, in jobs
-that never compile).
+``torch.compile`` would trace a wrapper and crash on its operations, so the code of each is marked to be skipped, as
+``torch._disable_dynamo(recursive=False)`` does it but without its import of ``torch._dynamo`` (a second, in jobs that
+never compile).
 
-Python runs the job's signal handlers between any two steps of the main thread, also inside the hook's code. What a
-handler raises is passed on to the job: a DataLoader's handler of SIGCHLD raises where a worker was killed, one of
-SIGALRM where something takes too long.
+Python runs the job's signal handlers between any two steps of the main thread, also inside the hook's code. An
+exception of a handler is passed on to the job: a DataLoader's handler of SIGCHLD raises when a worker was killed, one
+of SIGALRM when something takes too long.
 
-A wrapper does not show in what the job prints: its line is taken out of the traceback of an error that passes through
+A wrapper does not show in what the job prints: its line is removed from the traceback of an error that passes through
 it, and a warning raised in the original is attributed to the original's caller.
 """
 
@@ -57,11 +57,11 @@ def around(  # noqa: C901
     seen: Switch = always,
     failed: Callable[[BaseException], None] | None = None,
 ) -> Callable[..., Any]:
-    """``original`` between ``before(args, kwargs) -> token`` and ``after(token, result)``.
+    """A wrapper that calls ``before(args, kwargs) -> token``, ``original`` and ``after(token, result)``.
 
-    There is no ``after`` where the token is None, and neither where ``seen.full`` is false as the call begins: pass ``active``
-    for what is looked at only in steps recorded in full, which makes the others cheaper. ``after`` runs when the original
-    raises, too, with the exception as the result. ``failed`` gets that exception in any case, before the job does.
+    ``after`` is not called if the token is None, or if ``seen.full`` was false when the call began: pass ``active`` for
+    what is recorded only in steps recorded in full, which makes the others cheaper. ``after`` is also called if the
+    original raises, with the exception as the result. ``failed`` gets that exception in any case, before the job does.
     """
 
     @functools.wraps(original)
@@ -181,9 +181,10 @@ def _skip(code: types.CodeType) -> None:
 
 
 def cell_of(function: Any) -> Any | None:
-    """The closure cell, ``func``, in which a function that torch has decorated holds the one that it wraps; None where there is none.
+    """The closure cell ``func`` of a function decorated by torch, which contains the wrapped function; None without
+    one.
 
-    Replacing its content reaches every reference to the decorated function, also one that was imported by name earlier.
+    Replacing its content changes every reference to the decorated function, also one that was imported by name earlier.
     """
     if type(function) is not types.FunctionType or not function.__closure__:
         return None
@@ -192,7 +193,7 @@ def cell_of(function: Any) -> Any | None:
 
 
 class Patches:
-    """The changes made to torch. They can be taken back: the benchmark does, between its blocks of steps."""
+    """The changes made to torch. They can be undone: the benchmark does so between its blocks of steps."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
@@ -216,7 +217,7 @@ class Patches:
         self.add(lambda: setattr(cell, "cell_contents", value), lambda: setattr(cell, "cell_contents", old))
 
     def suspend(self) -> None:
-        """Take all changes back."""
+        """Undo all changes."""
         if self._made:
             self._made = False
             for undo in reversed(self._undo):

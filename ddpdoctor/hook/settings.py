@@ -28,7 +28,7 @@ _PART = part("settings")
 
 
 def at_start(session: Session) -> dict[str, Any]:
-    """What is known when the recording begins. Each part that fails is left out."""
+    """The part of rank.json that is known when the recording begins. Each part that fails is left out."""
     from ..rundir.privacy import recorded_environment  # its patterns are compiled in ranks only
 
     document: dict[str, Any] = {

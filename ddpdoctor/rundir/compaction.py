@@ -226,7 +226,7 @@ def clear(place: int) -> None:
 
 
 def _second_line(shift: int, every: int) -> bytes:
-    """Of the same length whatever ``shift`` is."""
+    """The second line of a thinned log, of the same length for any ``shift``."""
     return b'{"thinned":{"shift":%17d,"every":%d}}\n' % (shift, every)
 
 

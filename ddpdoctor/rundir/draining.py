@@ -130,8 +130,8 @@ def spools_in(root: str) -> list[str]:
 
 
 def _place_in(run: str, target: str) -> str:
-    """``target``, or the same folder below ``run`` where the run was moved there since. Of a copy, and of the same
-    folder seen by another path, what a spool holds goes to the original."""
+    """``target``, or the same folder below ``run`` where the run was moved there since. For a copied run directory,
+    or the same folder by another path, records go to the original."""
     here = os.path.join(os.path.abspath(run), os.path.relpath(target, run_of(target)))
     if here == target or run_id(run) == run_id(run_of(target)):
         return target
@@ -342,7 +342,7 @@ def _note(words: str, size: int) -> bytes:
 
 
 def _lost_steps(out: int, data: bytes) -> str:
-    """Those between what is in the open file and what follows, in words; "" for none."""
+    """The steps missing between the end of the open file and ``data``, as text; "" for none."""
     size = os.fstat(out).st_size
     before = _STEP.findall(os.pread(out, _TAIL_BYTES, max(0, size - _TAIL_BYTES)))
     after = _STEP.search(data)

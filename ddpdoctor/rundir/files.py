@@ -23,7 +23,7 @@ MOST_LINE_BYTES = 16 << 20
 _MOST_NESTED = 40
 """Levels of nesting; the format has six."""
 _BLOCK_BYTES = 512
-"""Of ``st_blocks``, whatever the file system's own are."""
+"""Bytes of a unit of ``st_blocks``, on every file system."""
 _MOST_HOLLOW = 64
 """How many times as large as its stored blocks a file may be: far more than compressing file systems achieve."""
 _LEAST_HOLLOW_BYTES = 64 << 20
@@ -36,8 +36,8 @@ _LINK = "it is a link, and links in a run directory are not followed"
 
 
 def write_json(path: str, document: Any) -> None:
-    """Replace ``path`` as a whole: written beside, flushed, renamed. A link is replaced, never written through. Raises
-    OSError or TypeError; ``path`` then is as before."""
+    """Replace ``path`` as a whole: written to a temporary file, flushed, renamed. A link is replaced, never written
+    through. Raises OSError or TypeError; ``path`` then is as before."""
     replace_file(path, None, encoded(document), mode=0o666)
 
 
@@ -60,7 +60,7 @@ def open_regular(path: str, dir_fd: int | None = None, follow: bool = False) -> 
 
 
 def is_hollow(status: os.stat_result) -> bool:
-    """Whether a file is mostly holes, which take their time to be read and hold nothing."""
+    """Whether a file consists mostly of holes, which take time to read and contain no data."""
     stored = status.st_blocks * _BLOCK_BYTES * _MOST_HOLLOW
     return status.st_size > max(stored, _LEAST_HOLLOW_BYTES)
 

@@ -70,7 +70,7 @@ def copier_lock_is_held(root: str) -> bool:
 
 
 def remove_root(root: str) -> None:
-    """Remove the root of a run's spools where it holds none. Never raises."""
+    """Remove the root of a run's spools if it has no spool. Never raises."""
     try:
         with private_folder(root) as within:
             names = os.listdir(within)

@@ -25,7 +25,7 @@ SAMPLES_FILE = "samples.jsonl"
 MEMORY_FILE = "memory.jsonl"
 TRACE_FILE = "trace.json.gz"
 MOST_CAPTURES = 20
-"""Profiler windows of one recording that are asked for while the job runs."""
+"""Profiler windows of one recording that may be requested while the job runs."""
 FLIGHT_FILE = "flight.json"
 PROGRESS_FILE = "progress.json"
 STANDING_FILE = "standing.json"
@@ -51,7 +51,7 @@ _RANK_DIRECTORY = re.compile(r"^([0-9]{5,9})(?:\.([0-9]{1,6}))?$")
 def is_run_directory(path: str) -> bool:
     """Whether ``path`` is a folder that ``ddpdoctor run`` made (also one whose launcher was killed early).
 
-    Other tools' folders may hold a ``manifest.json`` or ``ranks`` too, so it is looked into.
+    Other tools' folders may contain a ``manifest.json`` or ``ranks`` too, so its content is checked.
     """
     try:
         with reading(os.path.join(path, MANIFEST_FILE)) as manifest:
@@ -91,7 +91,7 @@ def run_directories(path: str) -> RunsBelow:
 
 
 class FilesBelow(NamedTuple):
-    """What lies in a folder and those below it."""
+    """The files in a folder and below it."""
 
     files: list[str]
     """All that is no folder, sorted."""
@@ -218,5 +218,5 @@ def target_before_claim(run: str) -> str:
 
 
 def run_of(target: str) -> str:
-    """The run directory in which a spool's target lies."""
+    """The run directory that contains a spool's target."""
     return os.path.dirname(target if is_unclaimed(target) else os.path.dirname(target))

@@ -50,7 +50,7 @@ WRITER_FILES = frozenset([WRITER_FILE, LOCK_FILE, SEEN_FILE])
 QUIET_S = 60.0
 """A rank that trains touches its spool more often: a step's line every few seconds, or where it is once a second."""
 GONE_S = 24 * 3600.0
-"""No rank is so quiet that runs: one that was suspended for long holds its lock."""
+"""Seconds. A running rank writes more often; one that was suspended for long still holds its lock."""
 CLOSED_S = 10.0
 """Seconds that a rank's last records stay after the end of its recording, because the hang monitor looks once a
 second."""

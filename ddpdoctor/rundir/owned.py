@@ -29,7 +29,7 @@ _NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class UntrustedFileError(OSError):
-    """What lies there is of another user, or open to others, or no plain file or folder."""
+    """The file or folder belongs to another user, is open to others, or is no plain file or folder."""
 
 
 def _refuse(path: str, why: str) -> UntrustedFileError:
@@ -162,7 +162,7 @@ def resolve_own_links(path: str | os.PathLike[str]) -> str:
             return place
         place, rest = os.path.join(place, rest[0]), rest[1:]
         try:
-            # One look tells both what it is and where it leads: it may be another one the next time.
+            # One call returns both its kind and its target: it may be replaced before the next.
             handle = os.open(place, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
             continue

@@ -50,8 +50,9 @@ def living_ranks(run: str) -> list[Present]:
 
 
 def launcher_runs(run: str, manifest: Mapping[str, Any]) -> bool | None:
-    """Whether the launcher runs that wrote the manifest of a run; None if that cannot be known. Of one in another pid namespace of
-    this host its number means nothing: what carries its ranks' records holds a lock, if that can be seen here. Never raises."""
+    """Whether the launcher runs that wrote the manifest of a run; None if that cannot be known. A process id of
+    another pid namespace of this host means nothing; instead, the lock of the process that copies its ranks' records
+    is checked, if it is visible here. Never raises."""
     runs = is_running(manifest)
     if runs is None and manifest.get("host") == socket.gethostname():
         roots = list(filter(os.path.exists, roots_of(run)))

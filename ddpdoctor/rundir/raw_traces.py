@@ -33,7 +33,7 @@ class RawFolder:
         self.path = path
         by_handle = f"/proc/self/fd/{handle}"
         self.place = by_handle if os.path.isdir(by_handle) else path
-        """To write into: others may rename what lies in a folder of theirs."""
+        """The path to write to: another user who owns the parent folder may rename entries in it."""
         self.handed_over = False
         """Whether another process is to compress the trace, and to remove the folder."""
         self._handle = handle

@@ -71,7 +71,7 @@ class RankRecord:
         return self._file(TRACE_FILE)
 
     def capture(self, number: int) -> str | None:
-        """Path of a profiler window that was asked for while the job ran, numbered from 1; None where there is none."""
+        """Path of a profiler window that was requested while the job ran, numbered from 1; None without one."""
         return self._file(capture_file(number))
 
     def lines(self, name: str) -> Iterator[bytes]:

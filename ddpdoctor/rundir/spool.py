@@ -88,7 +88,7 @@ def own_roots_prefix() -> str:
 
 
 def own_roots_pattern(run_id: str | None) -> str:
-    """What the paths of the roots of a run match, in whatever container it recorded; of all runs where it has no id."""
+    """What the paths of the roots of a run match, in any container; those of all runs if it has no id."""
     return os.path.join(glob.escape(_base()), f"{own_roots_prefix()}*-{run_id or ''}*")
 
 
@@ -102,7 +102,7 @@ def _base() -> str:
 
 
 def roots_of(run: str) -> list[str]:
-    """The roots of a run on this host, whatever container it records in. Never raises."""
+    """The roots of a run on this host, of all containers. Never raises."""
     found, known = [spool_root(run)], run_id(run)
     pattern = own_roots_pattern(known) if known else f"{glob.escape(found[0])}-*"
     return [*found, *sorted({*glob.glob(pattern)} - {*found})]
@@ -303,7 +303,7 @@ class Spool:
         return None if is_unclaimed(target) else target
 
     def close(self) -> None:
-        """Close the segments; what they hold stays until it is drained."""
+        """Close the segments; their content stays until it is copied."""
         self._closed = True
         segments, self._streams = [*self._streams.values(), *self._shared], {}
         self._shared.clear()

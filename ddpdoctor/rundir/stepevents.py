@@ -138,11 +138,11 @@ class Mark(_Name):
     """In the ``marks`` of a step: why it is not like the others."""
 
     OPENED = "profiler_open"
-    """The first step of our profiler window: it holds the opening."""
+    """The first step of the profiler window: it includes opening the profiler."""
     PROFILED = "profiled"
     """A step of the window."""
     CLOSED = "profiler_close"
-    """Its beginning holds the closing, a second or more after the window."""
+    """The step at whose start the profiler was closed, a second or more after the window."""
     SAVING = "profiler_save"
     """The trace was being written."""
     USER_PROFILER = "user_profiler"

@@ -1,9 +1,9 @@
-"""How ranks stopped: what a run directory holds of a job that hangs, and of ranks that crashed or raised.
+"""How ranks stopped: the files in a run directory on a job that hangs, and of ranks that crashed or raised.
 
 Of each rank, written in its own process, by threads that do not train::
 
     RUN/ranks/<rank>/progress.json      its status, once a second while a step takes longer than that
-    RUN/ranks/<rank>/standing.json      stacks of all threads, when the launcher asked because the job seemed to hang
+    RUN/ranks/<rank>/standing.json      stacks of all threads, requested by the launcher because the job seemed to hang
     RUN/ranks/<rank>/hang_flight.json   torch's flight recorder at that moment, as torch gives it
     RUN/ranks/<rank>/faults.txt         what faulthandler wrote: at a fatal signal, and where Python's lock was kept for long
     RUN/ranks/<rank>/ending.json        how its Python ended: in order, or by which exception; none where it was killed
@@ -94,7 +94,7 @@ class Standstill(str, Enum):
     ENDED = "ended"
     """The job ended in it."""
     KILLED = "killed"
-    """The launcher ended the job, as it was asked to."""
+    """The launcher ended the job, as requested."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def signal_name(number: int) -> str:
 
 
 def read_stops(run: str, notes: list[Note]) -> Stops:
-    """What ``run`` holds of all this; broken files are reported in ``notes``. Never raises."""
+    """Read these files of ``run``; broken files are reported in ``notes``. Never raises."""
     ranks = []
     for name, path in _folders(os.path.join(run, "ranks")):
         number = parse_rank_directory(name)

@@ -1,9 +1,9 @@
-"""The forms of tokens that say by themselves what they are, most of which carry their service's prefix, and credentials in URLs: before the
-host, and webhooks, which are secrets as a whole.
+"""Forms of tokens that can be recognised without their context, most by a prefix of their service, and credentials
+in URLs: before the host, and webhooks, which are secrets as a whole.
 
-From the services' own pages and gitleaks' rules (https://github.com/gitleaks/gitleaks, MIT), without their lengths where a
-prefix suffices: a service may lengthen its tokens. Each form fails, where it does, within a bounded number of letters
-or begins only where a word begins, so that a text is read in linear time.
+From the services' own pages and gitleaks' rules (https://github.com/gitleaks/gitleaks, MIT), without their lengths
+where a prefix suffices: a service may lengthen its tokens. Each form fails, where it does, within a bounded number of
+letters or begins only where a word begins, so that a text is read in linear time.
 """
 
 from __future__ import annotations

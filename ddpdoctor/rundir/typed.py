@@ -1,5 +1,5 @@
-"""Which types the fields of manifest.json, rank.json and telemetry.jsonl have. A field of another type is left out,
-with a note."""
+"""The types of the fields of manifest.json, rank.json and telemetry.jsonl. A field of another type is left out, with
+a note."""
 
 from __future__ import annotations
 

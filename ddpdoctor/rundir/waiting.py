@@ -17,7 +17,7 @@ _POSITION_DIGITS = 18
 
 
 class Waiting(NamedTuple):
-    """What one rank's spool holds that its run directory does not."""
+    """The records in one rank's spool that are not in its run directory."""
 
     spool: str
     steps: int
@@ -50,8 +50,8 @@ def whole_lines(segment: bytes) -> bytes:
 
 
 def rest_of(spool: str, stream: str, done: int) -> bytes:
-    """What a spool holds of a stream beyond its first ``done`` bytes; nothing where a part in between is gone, for it
-    was copied a moment ago, or where the spool is not this user's own."""
+    """The bytes of a stream in a spool beyond its first ``done`` bytes; empty if a part in between is gone, because
+    it was copied a moment ago, or if the spool is not this user's own."""
     try:
         with opened_spool(spool) as here:
             rest = b""
@@ -67,7 +67,7 @@ def rest_of(spool: str, stream: str, done: int) -> bytes:
 
 
 def waiting_in(spool: str, target: str) -> Waiting:
-    """What ``spool`` holds that is not in the rank's folder ``target``; never raises."""
+    """What is in ``spool`` and not in the rank's folder ``target``. Never raises."""
     steps = size = 0
     try:
         with opened_spool(spool) as here:

@@ -99,7 +99,7 @@ class Models:
         self.known: Numbered[Model] = Numbered()
         self.first: Model | None = None
         self._forwarded: list[Model] = []
-        """Those whose forward has ended since the last backward."""
+        """Models whose forward has ended since the last backward."""
         self.open: list[OpenForward] = []
         """Forwards in progress on the training thread, outermost first."""
 
@@ -117,7 +117,8 @@ class Models:
         return model
 
     def to_reduce(self) -> Model | None:
-        """The first whose gradients DDP reduces in a backward that begins now; None if it reduces none, in ``no_sync()``."""
+        """The first model whose gradients DDP reduces in a backward that begins now; None if it reduces none, as in
+        ``no_sync()``."""
         for reference, _ in self.known.listed[:_MOST_ASKED]:
             ddp = reference()
             if ddp is not None and getattr(ddp, "require_backward_grad_sync", True):
@@ -131,7 +132,8 @@ class Models:
         model.forward_end = at
 
     def after_backward(self, origin: int, since: int) -> str:
-        """The fields of a backward's event: of each model whose forward it went through, whether it was reduced and when.
+        """The fields of a backward's event: for each model whose forward it went through, whether its gradients were
+        reduced and when.
 
         ``origin`` is the start of the step, perf_counter_ns; forwards that ended before ``since`` are those of a backward that
         was not seen.

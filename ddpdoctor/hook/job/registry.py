@@ -187,7 +187,7 @@ def _forget_loader(built: tuple[_Place, int]) -> None:
 
 
 _built: Held[tuple[_Place, int]] = Held(_forget_loader)
-"""Of models and loaders: where each was constructed, and the id of the dataset it was given."""
+"""For models and loaders: where each was constructed, and the id of the loader's dataset."""
 
 
 def _built_by(frame: FrameType | None) -> int:

@@ -66,8 +66,8 @@ class Roles:
     def __init__(self) -> None:
         self._casts: Held[_Cast] = Held(self._leave)
         self._open: dict[_Kind, list[Role]] = {}
-        """Those whose optimizers had stepped at most once when one of the kind was last new, in the order in which they first
-        appeared; the kinds in the order in which one was last new."""
+        """By kind, roles whose optimizers had stepped at most once when an optimizer of the kind was last new, in
+        the order in which they first appeared; kinds are ordered by when one was last new."""
 
     def of(self, optimizer: Any) -> Role:
         """The role of an optimizer that steps."""
@@ -80,7 +80,7 @@ class Roles:
         return cast.role
 
     def _next(self, kind: _Kind, first: int) -> Role:
-        """The role of an optimizer that is new."""
+        """The role for a new optimizer."""
         alike = [role for role in self._open.pop(kind, ()) if role.steps < 2]
         same = [role for role in alike if first and role.first == first]
         left = next((role for role in (*same, *alike) if role.gone), None)
@@ -105,7 +105,8 @@ class Roles:
 
 
 def _described(optimizer: Any) -> tuple[_Kind, int]:
-    """Its kind, and the id of its first parameter; of one that keeps its parameters in another way only the class."""
+    """The kind of an optimizer, and the id of its first parameter; only the class if it keeps its parameters in
+    another way."""
     of_class = type(optimizer).__module__, type(optimizer).__qualname__
     # Not by getattr: a property would be the job's code.
     groups = getattr(optimizer, "__dict__", {}).get("param_groups")
@@ -117,5 +118,5 @@ def _described(optimizer: Any) -> tuple[_Kind, int]:
 
 
 def _shape(parameter: Any) -> Any:
-    """None of one of the job's own class, whose code would be asked for it."""
+    """The shape of a parameter; None for one of the job's own class, whose code would run."""
     return parameter.shape if type(parameter) is job_torch().nn.Parameter else None

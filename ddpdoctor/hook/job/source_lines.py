@@ -52,7 +52,8 @@ class Kinds:
         self._hidden, self._library, self._commands = _folders()
         self._known: dict[str, int] = {}
         self.by_code: dict[int, int] = {}
-        """The kinds of the code objects met so far on the training thread, by id: to hash one is to hash its constants."""
+        """Kinds of code objects by id, filled on the training thread: hashing a code object would hash its
+        constants."""
         self.met: list[CodeType] = []
         """Those code objects, which keep their ids."""
 

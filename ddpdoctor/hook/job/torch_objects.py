@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 MOST_RANKS_LISTED = 64
-"""Of a process group; a larger one is given by its size."""
+"""Ranks of a process group that are listed; a larger one is given by its size."""
 
 
 def job_torch() -> Any:

@@ -52,7 +52,7 @@ _GROUP_POSITION.update(
 )
 """Of the argument ``group``, by function."""
 _BY_NAME = 99
-"""No function has so many arguments: the group is given by its name, if at all."""
+"""Larger than the number of arguments of any function: the group is given by its name, if at all."""
 _TENSOR_POSITION = {
     "reduce_scatter_tensor": 1,
     "all_gather_into_tensor": 1,

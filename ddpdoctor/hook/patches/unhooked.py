@@ -18,7 +18,7 @@ from . import optimizers
 _PART = part("optimizer steps")
 _DYNAMO = "torch._dynamo.eval_frame"
 _MARK = "hooked"
-"""The attribute of a ``step`` that tells torch that it calls the hooks."""
+"""The attribute of a ``step`` by which torch knows that it calls the hooks."""
 
 _Steps = dict[Any, tuple[Any, bool]]
 """By class of optimizer: its ``step``, and whether that is marked."""

@@ -118,7 +118,7 @@ class Sampler:
         step_s = recorder.thinning.step_ns / 1e9
         if recorder.always_full or recorder.thinning.every == 1 or not step_s:
             return pause_s
-        # In between it would be of no use. It goes on in the next steps in full, as if it had never paused.
+        # A sample in between would be useless. The schedule continues in the next steps in full.
         period = pause_s / step_s
         begun = recorder.step + min(
             1.0, (time.perf_counter_ns() - recorder.start_perf_ns) / recorder.thinning.step_ns
@@ -198,8 +198,8 @@ class Sampler:
         return self._no_cpu_ns if times is None else times[1]
 
     def write_out(self, deadline_s: float | None = None) -> None:
-        """Write the samples since the last call; not where the thread, which may not be given a CPU, still does so at
-        ``deadline_s``, monotonic."""
+        """Write the samples since the last call; skipped if the thread still writes at ``deadline_s``, monotonic, as
+        without a CPU."""
         timeout_s = -1.0 if deadline_s is None else max(0.0, deadline_s - time.monotonic())
         if not self._lock.acquire(timeout=timeout_s):
             return

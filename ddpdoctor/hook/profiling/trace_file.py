@@ -39,8 +39,8 @@ class TraceJob:
         expected_bytes: int,
         number: int = 0,
     ) -> None:
-        """``report(state, why)`` is called when it has failed; ``expected_bytes`` are those of the compressed trace, ``number`` is
-        that of a window that was asked for. Call on the training thread."""
+        """``report(state, why)`` is called when it has failed; ``expected_bytes`` are those of the compressed trace,
+        ``number`` is that of a requested window. Call on the training thread."""
         self._number = number
         self._session = session
         self._result = result
@@ -100,8 +100,8 @@ class TraceJob:
 
 
 def folder_with_space(size: int, folders: Sequence[str], ranks: int) -> str:
-    """The first of ``folders`` half of whose free space holds ``size`` bytes for each of ``ranks``, which check at
-    the same moment and independently. Raises TooLargeError."""
+    """The first of ``folders`` in which half of the free space suffices for ``size`` bytes for each of ``ranks``,
+    which check at the same moment and independently. Raises TooLargeError."""
     for folder in folders:
         storage = os.statvfs(folder)
         if storage.f_bavail * storage.f_frsize >= 2 * size * ranks:

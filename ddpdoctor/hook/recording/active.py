@@ -21,8 +21,8 @@ class Backwards(Switch):
     def __init__(self) -> None:
         super().__init__(True)
         self.always = True
-        """Optimizers step inside of backwards, so their beginning and end count; or this torch cannot tell, inside of one,
-        that it is in one."""
+        """Set if optimizers step inside backwards, whose start and end are then needed; or if this torch does not
+        report, inside a backward, that it is in one."""
 
 
 def _no_optimizer() -> None:

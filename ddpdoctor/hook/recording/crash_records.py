@@ -37,7 +37,7 @@ _WIDE = "%10d"
 """A number of fixed width, in a line that is always as long as a slot."""
 _RETURNED = ord("0")
 MOST_PLACES = 10_000
-"""Calls, by place and size, whose fields are remembered, some 300 bytes each."""
+"""Calls, by place and size, whose fields are cached, some 300 bytes each."""
 
 
 class Call:

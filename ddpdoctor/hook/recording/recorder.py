@@ -29,10 +29,10 @@ from .crash_records import Calls
 MOST_EVENTS = 256
 """Events of one step that are written each, some 20 kB of text; the rest are counted."""
 WHOLE_COST = 7
-"""What recording a step in full costs the training thread, beyond one of which only the times are kept, as a multiple of
-what ends it, which is timed. Timed inside real steps, where the caches hold the model and not our code, all calls of the
-hook came to 270 to 300 us in full, to 80 to 90 us in a thinned step, and the end of a full one to 30 us; called in a row
-the same calls take a tenth."""
+"""Extra cost for the training thread of recording a step in full instead of only its times, as a multiple of the
+time that ``end_step`` takes, which is measured. Timed inside real steps, where the caches hold the model and not the
+hook's code, all calls of the hook came to 270 to 300 us in full, to 80 to 90 us in a thinned step, and the end of a
+full one to 30 us; called in a row the same calls take a tenth."""
 COUNTERS_EVERY_NS = 250_000_000
 """About how often the thread's counters are read at both ends of a step: a system call costs as much as several events.
 In steps whose number is a multiple of a power of two, so that ranks share them."""
@@ -73,7 +73,7 @@ class Recorder:
         self.full_since = 0
         """perf_counter_ns at which the recorded steps began of which this is one."""
         self.always_full = False
-        """Set while the profiler window is near or open: its steps are recorded whole whatever that costs."""
+        """Set while the profiler window is near or open: its steps are recorded in full at any cost."""
         self.events: list[tuple[int, int, str]] = []
         self.marks: list[str] = []
         self.pending: list[str] = [_SCHEMA_LINE]
@@ -376,8 +376,8 @@ class Thinning:
 
 
 class ThreadTimes:
-    """What the kernel counts of a thread: how long it ran, and how long it could have but was given no CPU. Of the thread that makes it;
-    read by any."""
+    """What the kernel counts of a thread: how long it ran, and how long it was runnable without a CPU. Of the thread
+    that makes it; read by any."""
 
     __slots__ = ("_file", "_handle")
 

@@ -1,4 +1,4 @@
-"""The recording of one rank, and what is known of its job meanwhile."""
+"""The recording of one rank, and the state of its job."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def stop_listening() -> None:
 
 
 class Faults:
-    """The file, and what is set to write there. Only the status thread calls it, except for ``stop``."""
+    """The file for faulthandler, and its registrations. Only the status thread calls it, except for ``stop``."""
 
     def __init__(self, handle: int) -> None:
         """``handle`` is the open file."""

@@ -38,7 +38,7 @@ _ReadBack = Callable[[Any, str], Any]
 
 
 def install(trial: Trial, patches: Patches) -> None:
-    """Wrap the constructors whose arguments are asked for."""
+    """Wrap the constructors whose arguments are to be changed."""
     import torch
     from torch.nn.parallel import DistributedDataParallel
     from torch.utils.data import DataLoader

@@ -28,7 +28,7 @@ _TOGETHER_S = 10.0
 """Seconds that a rank waits for the others to reach the same step before it ends without them."""
 _LOOK_S = 0.02
 _made: list[tuple[int, str]] = []
-"""By process, the folder that multiprocessing made for it because we asked."""
+"""By process, the folder that multiprocessing made for it at this module's request."""
 
 
 def watch_losses(patches: Patches) -> list[Any]:
@@ -97,7 +97,7 @@ def _all_parameters(session: Session) -> Iterator[Any]:
 
 
 def _wait_for_others(session: Session) -> None:
-    """A rank that leaves while another still receives from it would break that one's step. The rank that holds the
+    """A rank that ends while another still receives from it would break the other's step. The rank that holds the
     store leaves last."""
     if session.world_size < 2:
         return

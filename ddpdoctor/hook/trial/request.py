@@ -12,7 +12,7 @@ from ..job import job_torch
 
 
 class Trial:
-    """The settings asked for, by name. ``document`` is what rank.json says of the trial."""
+    """The requested settings, by name. ``document`` is the ``trial`` field of rank.json."""
 
     def __init__(self, settings: dict[str, Any], steps: int, blocks: Sequence[dict[str, Any]] = ()) -> None:
         self.settings = settings
@@ -43,7 +43,7 @@ class Trial:
         }
 
     def set_to(self, name: str, was: Any, now: Any) -> None:
-        """The setting was ``was``, and reads ``now`` since. Where it does not read as asked, it was not applied."""
+        """Note that the setting was ``was`` and is ``now``. If it differs from the request, it was not applied."""
         change = self.changes[name]
         if name in self._passed:
             self._passed.remove(name)
