@@ -100,7 +100,7 @@ def copy_stop_files(spool: int, place: int, over: bool) -> None:
     """Copy the status files to the rank's open folder after a request, or if the rank is ``over``: its process
     writes to the spool no more. Raises OSError."""
     mark = [_changed_ns(name, spool) for name in (QUESTION_FILE, STANDING_FILE, FAULTS_FILE)]
-    if not over and (mark[0] is None or _carried(spool).get("with_stop_files") == mark):
+    if not over and (mark[0] is None or _carried(spool).get("last_words") == mark):
         return
     for name in sorted(STOP_FILES):
         try:
@@ -109,7 +109,7 @@ def copy_stop_files(spool: int, place: int, over: bool) -> None:
             continue
         if data:
             replace_file(name, place, data, mode=0o666)
-    _tell(spool, {**_carried(spool), "with_stop_files": mark})
+    _tell(spool, {**_carried(spool), "last_words": mark})
 
 
 def _changed_ns(name: str, spool: int) -> int | None:
