@@ -105,7 +105,7 @@ def bound(rank: int) -> list[str]:
 
 
 OFF, TIMES, FULL = range(3)
-"""Kinds of blocks: nothing is recorded, only the steps' times, everything."""
+"""CodeKinds of blocks: nothing is recorded, only the steps' times, everything."""
 
 
 class Switch:

@@ -12,7 +12,7 @@ from typing import Any, Callable
 enable, disable, is_enabled = faulthandler.enable, faulthandler.disable, faulthandler.is_enabled
 
 
-ours = [False]
+enabled_by_hook = [False]
 """Whether the hook has enabled faulthandler, and the job has not since."""
 
 
@@ -20,14 +20,14 @@ def watch() -> None:
     """Wrap faulthandler's functions to notice calls by the job."""
     for name, original in (("enable", enable), ("disable", disable)):
         setattr(faulthandler, name, _noticed(name, original))
-    setattr(faulthandler, "is_enabled", _named("is_enabled", lambda: is_enabled() and not ours[0]))
+    setattr(faulthandler, "is_enabled", _named("is_enabled", lambda: is_enabled() and not enabled_by_hook[0]))
 
 
 def _noticed(name: str, original: Callable[..., Any]) -> Any:
     def called(*args: Any, **kwargs: Any) -> Any:
-        was_ours, ours[0] = ours[0], False
+        was_enabled_by_hook, enabled_by_hook[0] = enabled_by_hook[0], False
         result = original(*args, **kwargs)
-        return result and not was_ours if name == "disable" else result
+        return result and not was_enabled_by_hook if name == "disable" else result
 
     return _named(name, called)
 

@@ -13,7 +13,7 @@ from ..rundir import RANK_SCHEMA, boot_id, pid_namespace
 from .guard import part
 from .job import (
     Listed,
-    Numbered,
+    NumberedWeakMap,
     data_parallel_built,
     describe_ddp,
     describe_loader,
@@ -64,7 +64,7 @@ def after_first_steps(session: Session) -> None:
     document = session.document
     for fill in (torch_settings, device, process_groups):
         _fill(document, fill)
-    kinds: list[tuple[str, Numbered[Any], Any]] = [
+    kinds: list[tuple[str, NumberedWeakMap[Any], Any]] = [
         ("ddp", session.models.known, describe_ddp),
         ("loaders", session.loaders.known, describe_loader),
         ("optimizers", session.optimizers, describe_optimizer),

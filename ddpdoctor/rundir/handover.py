@@ -77,7 +77,7 @@ def copy_documents(spool: int, place: int) -> None:
         try:
             data = read_file(aside, spool)
             if name == RANK_FILE:
-                data = _with_news(data, _carried(spool))
+                data = _with_news(data, _outcomes(spool))
             replace_file(name, place, data, mode=0o666)
         except BaseException:
             _put_back(name, aside, spool)
@@ -100,7 +100,7 @@ def copy_stop_files(spool: int, place: int, over: bool) -> None:
     """Copy the status files to the rank's open folder after a request, or if the rank is ``over``: its process
     writes to the spool no more. Raises OSError."""
     mark = [_changed_ns(name, spool) for name in (QUESTION_FILE, STANDING_FILE, FAULTS_FILE)]
-    if not over and (mark[0] is None or _carried(spool).get("last_words") == mark):
+    if not over and (mark[0] is None or _outcomes(spool).get("last_words") == mark):
         return
     for name in sorted(STOP_FILES):
         try:
@@ -109,7 +109,7 @@ def copy_stop_files(spool: int, place: int, over: bool) -> None:
             continue
         if data:
             replace_file(name, place, data, mode=0o666)
-    _tell(spool, {**_carried(spool), "last_words": mark})
+    _write_outcomes(spool, {**_outcomes(spool), "last_words": mark})
 
 
 def _changed_ns(name: str, spool: int) -> int | None:
@@ -134,19 +134,19 @@ def _take_trace(spool: int, place: int, beat: Callable[[], None], number: int) -
         order = json.loads(read_file(handed_over, spool))
     except FileNotFoundError:
         return
-    news = _carried(spool)
+    news = _outcomes(spool)
     if time.monotonic() < float(news.get("not_before_s") or 0.0):
         return
     try:
         window = _compressed(order, place, beat, capture_file(number) if number else TRACE_FILE)
     except OSError:
-        _tell(spool, {**news, "not_before_s": time.monotonic() + _TRY_AGAIN_S})
+        _write_outcomes(spool, {**news, "not_before_s": time.monotonic() + _TRY_AGAIN_S})
         raise
     if number:
         news.setdefault("captures", {})[str(number)] = window
     else:
         news["window"] = window
-    _tell(spool, news)
+    _write_outcomes(spool, news)
     replace_file(RANK_FILE, place, _with_news(read_file(RANK_FILE, place), news), mode=0o666)
     os.unlink(handed_over, dir_fd=spool)
 
@@ -214,20 +214,20 @@ def add_trouble(spool: int, words: str) -> None:
     try:
         from .privacy import mask_text
 
-        words, news = mask_text(words), _carried(spool)
+        words, news = mask_text(words), _outcomes(spool)
         known = news.setdefault("errors", [])
         if words not in known and len(known) < _MOST_TROUBLES:
             known.append(words)
-            _tell(spool, news)
+            _write_outcomes(spool, news)
     except (OSError, ValueError, AttributeError, TypeError):
         pass
 
 
-def _carried(spool: int) -> dict[str, Any]:
+def _outcomes(spool: int) -> dict[str, Any]:
     return read_object(CARRIED_FILE, spool) or {}
 
 
-def _tell(spool: int, news: dict[str, Any]) -> None:
+def _write_outcomes(spool: int, news: dict[str, Any]) -> None:
     replace_file(CARRIED_FILE, spool, encoded(news))
 
 

@@ -87,7 +87,7 @@ class Heartbeat:
         self._bytes += size
         self._write(_ANSWER_AT, _ANSWER.pack(self._answers, self._bytes, faults))
 
-    def listens(self, signal: int) -> None:
+    def set_signal(self, signal: int) -> None:
         """faulthandler writes a stack at this signal, 0 for none."""
         self._write(_SIGNAL_AT, _ONE.pack(signal))
 

@@ -159,7 +159,7 @@ def writer_in(folder: int) -> Writer:
         if not in_reach:
             return _out_of_reach(folder, known, here)
         pid = known.get("pid") or 0
-    if _said_so(known):
+    if _marked_ended(known):
         return Writer(State.OVER, pid)
     return _by_process(pid, known.get("started"))
 
@@ -169,14 +169,14 @@ def _by_process(pid: Any, began: Any) -> Writer:
     return Writer(State.WRITING, pid) if runs else Writer(State.OVER, pid if isinstance(pid, int) else 0)
 
 
-def _said_so(known: dict[str, Any]) -> bool:
+def _marked_ended(known: dict[str, Any]) -> bool:
     closed_ns = known.get("closed_ns")
     return isinstance(closed_ns, int) and time.time_ns() - closed_ns > CLOSED_S * 1e9
 
 
 def _out_of_reach(folder: int, known: dict[str, Any], here: int) -> Writer:
     """The writer is of another namespace, host or start of the host, and holds no lock."""
-    if _said_so(known):
+    if _marked_ended(known):
         return Writer(State.OVER, 0)
     if known.get("boot") != boot_id():
         earlier = known.get("host") == socket.gethostname() and known.get("boot")

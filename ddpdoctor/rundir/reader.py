@@ -26,7 +26,7 @@ from .layout import (
 )
 from .notes import Note, NoteCode
 from .typed import MANIFEST, RANK, fitting
-from .waiting import reason_of, rest_of
+from .waiting import reason_of, uncopied_bytes
 
 _LINK = "a link, and links in a run directory are not followed"
 _UNKNOWN_OF_JOB = "how the job was started, and how it ended, is not known"
@@ -89,7 +89,7 @@ class RankRecord:
                     else:
                         cut = line
                 done = source.tell() + shift
-        rest = b"" if self.spool is None else rest_of(self.spool, name, done)
+        rest = b"" if self.spool is None else uncopied_bytes(self.spool, name, done)
         yield from (line for line in (cut + rest).splitlines(keepends=True) if line.endswith(b"\n"))
 
     def without(self, name: str, what: str) -> Note:
@@ -127,7 +127,7 @@ class RankRecord:
     def recorded_bytes(self) -> int:
         """Bytes of the step log as it was recorded, before any thinning, by which recordings of the same rank are weighed."""
         size = stream_end_of(os.path.join(self.path, STEPS_FILE))
-        return size + (0 if self.spool is None else len(rest_of(self.spool, STEPS_FILE, size)))
+        return size + (0 if self.spool is None else len(uncopied_bytes(self.spool, STEPS_FILE, size)))
 
 
 def _too_long(source: BinaryIO) -> bytes:
@@ -162,7 +162,7 @@ class RunDirectory:
         spools = {os.path.basename(target): spool for spool, target in spools_of(path)}
         records = _read_ranks(os.path.join(path, "ranks"), spools, notes)
         chosen = _choose(records, notes)
-        _tell_machines_apart(chosen, notes)
+        _separate_equal_hostnames(chosen, notes)
         hosts = {record.host for record in chosen if record.info}
         for record in chosen:
             steps = os.path.join(record.path, STEPS_FILE)
@@ -286,7 +286,7 @@ def _head_of(path: str) -> dict[str, Any]:
     return head if isinstance(head, dict) else {}
 
 
-def _tell_machines_apart(records: list[RankRecord], notes: list[Note]) -> None:
+def _separate_equal_hostnames(records: list[RankRecord], notes: list[Note]) -> None:
     """If machines share a name, as ``localhost``, let the ranks' host names differ: each machine has its own clock."""
     machines: dict[str, dict[str, int]] = {}
     for record in records:

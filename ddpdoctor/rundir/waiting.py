@@ -49,7 +49,7 @@ def whole_lines(segment: bytes) -> bytes:
     return written[: written.rfind(b"\n") + 1]
 
 
-def rest_of(spool: str, stream: str, done: int) -> bytes:
+def uncopied_bytes(spool: str, stream: str, done: int) -> bytes:
     """The bytes of a stream in a spool beyond its first ``done`` bytes; empty if a part in between is gone, because
     it was copied a moment ago, or if the spool is not this user's own."""
     try:
@@ -76,7 +76,7 @@ def waiting_in(spool: str, target: str) -> Waiting:
     except OSError:
         return Waiting(spool, 0, 0)
     for stream in streams:
-        rest = rest_of(spool, stream, stream_end_of(os.path.join(target, stream)))
+        rest = uncopied_bytes(spool, stream, stream_end_of(os.path.join(target, stream)))
         size += len(rest)
         if stream == STEPS_FILE:
             steps = rest.count(b'"t":[')

@@ -10,14 +10,14 @@ from .ddp_models import Loaders, Models, OpenForward, data_parallel_built
 from .registry import (
     MOST_LISTED,
     Listed,
-    Numbered,
+    NumberedWeakMap,
     asks_for_worker,
     batch_size,
     input_elements,
     record_construction,
 )
 from .roles import Role, Roles
-from .source_lines import MOST_FRAMES, Kinds, Lines, calling_frame, place_of
+from .source_lines import MOST_FRAMES, CodeKinds, Lines, calling_frame, place_of
 from .torch_objects import (
     describe_ddp,
     describe_loader,

@@ -14,7 +14,7 @@ from operator import attrgetter, itemgetter
 from typing import Any, Callable
 
 from ...rundir import EventField
-from .registry import MOST_LISTED, Numbered, line_of
+from .registry import MOST_LISTED, NumberedWeakMap, line_of
 from .source_lines import Lines, calling_frame
 from .torch_objects import describe_loader, group_name
 
@@ -96,7 +96,7 @@ class Models:
     """The DDP instances of this process, in the order of their first forward."""
 
     def __init__(self) -> None:
-        self.known: Numbered[Model] = Numbered()
+        self.known: NumberedWeakMap[Model] = NumberedWeakMap()
         self.first: Model | None = None
         self._forwarded: list[Model] = []
         """Models whose forward has ended since the last backward."""
@@ -159,7 +159,7 @@ class Loaders:
     """The DataLoaders of this process, numbered in the order in which they are first iterated."""
 
     def __init__(self) -> None:
-        self.known: Numbered[int] = Numbered()
+        self.known: NumberedWeakMap[int] = NumberedWeakMap()
         """Each with its number; the source line is the one that built it, or else first iterated it."""
         self._iterators: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._last: tuple[Callable[[], Any], int] = (lambda: None, -1)

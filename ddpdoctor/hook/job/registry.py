@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any, Callable, Generic, Optional, TypeVar
 
-from .source_lines import HIDDEN, USER, Kinds, Lines
+from .source_lines import HIDDEN, USER, CodeKinds, Lines
 
 MOST_LISTED = 256
 """Objects of a kind that rank.json describes, the first ones (some 400 bytes each); the others are only counted."""
@@ -19,7 +19,7 @@ Listed = tuple["weakref.ref[Any]", Optional[int]]
 """A thing, weakly, and the number of its source line."""
 
 
-class Held(Generic[Value]):
+class WeakMap(Generic[Value]):
     """A map from objects, held weakly, to values."""
 
     def __init__(self, gone: Callable[[Value], None] = lambda value: None) -> None:
@@ -51,7 +51,7 @@ class Held(Generic[Value]):
         return reference
 
 
-class Numbered(Held[Value]):
+class NumberedWeakMap(WeakMap[Value]):
     """Objects of one kind, numbered in the order in which they were first seen, with a value each."""
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ _Place = tuple[CodeType, int]
 _loaders_of: dict[int, dict[tuple[int, int], list[_Place]]] = {}
 """By the id of a dataset (which its loaders keep alive), then by place (id of the code, line): the place once for
 each living loader constructed there."""
-_kinds: list[Kinds] = []
+_kinds: list[CodeKinds] = []
 """One, made when it is first needed, because reading the interpreter's folders takes time."""
 
 
@@ -155,7 +155,7 @@ def record_construction(thing: Any, dataset: Any, frame: FrameType | None) -> No
     if _built.find(thing) is not None:
         return
     if not _kinds:
-        _kinds.append(Kinds())
+        _kinds.append(CodeKinds())
     # Whatever user's line comes first: a subclass's own constructor counts as one.
     users = _kinds[0].user_frame(frame)
     if users is None:
@@ -186,7 +186,7 @@ def _forget_loader(built: tuple[_Place, int]) -> None:
         _loaders_of.pop(dataset, None)
 
 
-_built: Held[tuple[_Place, int]] = Held(_forget_loader)
+_built: WeakMap[tuple[_Place, int]] = WeakMap(_forget_loader)
 """For models and loaders: where each was constructed, and the id of the loader's dataset."""
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .registry import Held
+from .registry import WeakMap
 from .torch_objects import job_torch
 
 MOST_OPEN = 256
@@ -49,7 +49,7 @@ class Role:
         """Whether the third optimizer over its parameters took it; later ones may then take it too."""
 
 
-class _Cast:
+class _Assignment:
     """The assignment of a role to one optimizer."""
 
     __slots__ = ("role", "turn")
@@ -64,7 +64,7 @@ class Roles:
     """Assigns roles to optimizers."""
 
     def __init__(self) -> None:
-        self._casts: Held[_Cast] = Held(self._leave)
+        self._casts: WeakMap[_Assignment] = WeakMap(self._leave)
         self._open: dict[_Kind, list[Role]] = {}
         """By kind, roles whose optimizers had stepped at most once when an optimizer of the kind was last new, in
         the order in which they first appeared; kinds are ordered by when one was last new."""
@@ -74,7 +74,7 @@ class Roles:
         cast = self._casts.find(optimizer)
         if cast is not None and cast.turn == cast.role.turn:
             return cast.role
-        cast = _Cast(self._next(*_described(optimizer)) if cast is None else Role())
+        cast = _Assignment(self._next(*_described(optimizer)) if cast is None else Role())
         if type(optimizer).__weakrefoffset__:  # as whatever a scaler is given may not have
             self._casts.hold(optimizer, cast)
         return cast.role
@@ -99,7 +99,7 @@ class Roles:
         role.first = first
         return role
 
-    def _leave(self, cast: _Cast) -> None:
+    def _leave(self, cast: _Assignment) -> None:
         if cast.turn == cast.role.turn:
             cast.role.gone = True
 

@@ -17,7 +17,7 @@ from ...rundir.packages import is_well_known
 T = TypeVar("T")
 
 USER, LIBRARY, HIDDEN, WELL_KNOWN = 0, 1, 2, 3
-"""Kinds of code: the user's; an installed package, which may be the job itself; torch, the standard library and the
+"""CodeKinds of code: the user's; an installed package, which may be the job itself; torch, the standard library and the
 hook; an installed package that many jobs use, and the few lines that start a command."""
 MOST_FRAMES = 200
 """Frames of a stack that are read: deeper recursion is not the training loop's."""
@@ -45,14 +45,14 @@ def _folders() -> tuple[tuple[str, ...], tuple[str, ...], str]:
     )
 
 
-class Kinds:
+class CodeKinds:
     """Classifies code by its file name: the user's, a library's, or hidden."""
 
     def __init__(self) -> None:
         self._hidden, self._library, self._commands = _folders()
         self._known: dict[str, int] = {}
         self.by_code: dict[int, int] = {}
-        """Kinds of code objects by id, filled on the training thread: hashing a code object would hash its
+        """CodeKinds of code objects by id, filled on the training thread: hashing a code object would hash its
         constants."""
         self.met: list[CodeType] = []
         """Those code objects, which keep their ids."""
@@ -65,7 +65,7 @@ class Kinds:
             kind = self._known[name] = self._classify(name)
         return kind
 
-    def meet(self, code: CodeType) -> int:
+    def cached_kind(self, code: CodeType) -> int:
         """The kind of ``code``, cached for this code object."""
         kind = self.of(code)
         if len(self.met) < _MOST_LINES:
@@ -134,7 +134,7 @@ def place_of(code: CodeType, line: int | None) -> list[Any]:
 class Lines:
     """Numbers of source lines. A line's definition goes to ``define`` (one JSON line) before its number is first used."""
 
-    def __init__(self, kinds: Kinds, define: Callable[[str], None]) -> None:
+    def __init__(self, kinds: CodeKinds, define: Callable[[str], None]) -> None:
         self._kinds = kinds
         self._define = define
         self._ids: dict[tuple[int, int, int | None], int] = {}
@@ -187,7 +187,7 @@ class Lines:
             code = frame.f_code
             kind = kinds.get(id(code))
             if kind is None:
-                kind = self._kinds.meet(code)
+                kind = self._kinds.cached_kind(code)
             if kind == USER:
                 break
             if kind == LIBRARY:

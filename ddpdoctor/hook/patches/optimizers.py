@@ -154,7 +154,7 @@ def _step_ended(optimizer: Any, at: int, stepped: Any) -> None:
     if starts.full:
         after_step(optimizer, at)
         if not active.full and not open_step.depth:
-            _be_brief(optimizer, stepped.f_back)
+            _expect_brief_steps(optimizer, stepped.f_back)
         return
     current = active.session
     if current is None:
@@ -175,7 +175,7 @@ def _step_ended(optimizer: Any, at: int, stepped: Any) -> None:
 _look_at_end = guarded(_PART, _step_ended)
 
 
-def _be_brief(optimizer: Any, caller: Any) -> None:
+def _expect_brief_steps(optimizer: Any, caller: Any) -> None:
     """Stop looking at starts of steps if their ends suffice: steps of which only the times are kept should cost next
     to nothing. ``caller`` is the frame that has called the step of ``optimizer``."""
     current = active.session

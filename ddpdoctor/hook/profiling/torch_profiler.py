@@ -38,7 +38,7 @@ def open_profiler() -> Any:
     return activities
 
 
-def settle(ended: int) -> None:
+def wait_until_closable(ended: int) -> None:
     """Wait until the profiler whose collection ended at ``ended``, monotonic ns, can be closed."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():

@@ -30,7 +30,7 @@ from .torch_profiler import (
     node_number,
     open_profiler,
     profiler_is_on,
-    settle,
+    wait_until_closable,
 )
 from .trace_file import TraceJob
 
@@ -100,7 +100,7 @@ class Window:
         self._session = session
         self._writer = writer
         self._number = 0 if order is None else order.number
-        self._taken_back = False
+        self._cancelled = False
         self._steps = (
             environment.profile_steps(os.environ)
             if order is None
@@ -148,9 +148,9 @@ class Window:
         saving = state == "saving" and self._job is not None and not self._job.handed_over
         return self._ended != 0 or state in ("waiting", "open") or saving
 
-    def take_back(self) -> None:
+    def cancel(self) -> None:
         """Cancel the window; no effect once it is open. For any thread."""
-        self._taken_back = True
+        self._cancelled = True
 
     def at_step(self, step: int) -> None:
         """Step number ``step`` begins."""
@@ -172,7 +172,7 @@ class Window:
             if threading.get_ident() == self._opener and autograd._profiler_enabled():
                 autograd._enable_record_function(False)
                 try:
-                    settle(time.monotonic_ns())
+                    wait_until_closable(time.monotonic_ns())
                 finally:
                     autograd._enable_record_function(True)
                     autograd._disable_profiler()
@@ -202,7 +202,7 @@ class Window:
 
     def _wait(self, step: int) -> None:
         recorder = self._session.recorder
-        if self._taken_back:
+        if self._cancelled:
             recorder.always_full = False
             self._set("skipped", "it was taken back")
         elif step == self._first - 1:
@@ -278,7 +278,7 @@ class Window:
     def _close_now(self) -> None:
         if not self._ended:
             self._end(self._session.recorder.step)
-        settle(self._ended)
+        wait_until_closable(self._ended)
         self._close()
 
     def _yield_to_user_profiler(self) -> None:
@@ -337,7 +337,7 @@ class Captures:
         if order is None:
             self._answered = 0
             if len(self._windows) > 1:
-                newest.take_back()
+                newest.cancel()
         elif order.request != self._answered:
             self._answered = order.request
             why = self._refusal(order)

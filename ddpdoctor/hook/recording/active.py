@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .session import Session
 
 
-class Backwards(Switch):
+class BackwardSwitch(Switch):
     """Whether wrappers of backwards record. If ``always`` is set they do so also in steps of which only the times
     are kept."""
 
@@ -29,7 +29,7 @@ def _no_optimizer() -> None:
     return None
 
 
-class Starts(Switch):
+class OptimizerStarts(Switch):
     """Whether hooks before optimizer steps do anything. They need not while only the times of steps are kept and the
     end of one optimizer's step ends each step: such steps are called brief."""
 
@@ -77,5 +77,5 @@ class Active(Switch):
 
 
 active = Active()
-backwards = Backwards()
-starts = Starts()
+backwards = BackwardSwitch()
+starts = OptimizerStarts()

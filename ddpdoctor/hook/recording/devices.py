@@ -104,7 +104,7 @@ class Devices:
                 self._marks = [(START, marks[-1][1])]
             else:
                 self._record(START, self._marks)
-        self._recorder.charge(perf_counter_ns() - begun)
+        self._recorder.add_overhead(perf_counter_ns() - begun)
 
     def _mark(self, name: str) -> None:
         self._record(name, self._marks)

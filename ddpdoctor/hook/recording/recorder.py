@@ -22,7 +22,7 @@ from ...rundir import (
     Spool,
     file_identity,
 )
-from ..job import Kinds, Lines
+from ..job import CodeKinds, Lines
 from .active import active
 from .crash_records import Calls
 
@@ -64,7 +64,7 @@ _MORE = EventKind.MORE.opening + EventField.COUNT.next_key
 class Recorder:
     """Records the training thread of one rank. Only that thread calls it."""
 
-    def __init__(self, spool: Spool, kinds: Kinds) -> None:
+    def __init__(self, spool: Spool, kinds: CodeKinds) -> None:
         self.spool = spool
         self.kinds = kinds
         self.pid = os.getpid()
@@ -174,7 +174,7 @@ class Recorder:
         computed_ns, times = process_time_ns(), self._times.read_ns()
         return -1 if times is None else computed_ns + times[1]
 
-    def charge(self, ns: int) -> None:
+    def add_overhead(self, ns: int) -> None:
         """Count time that was spent on recording elsewhere than in ``end_step``."""
         self._block_cost_ns += ns
 

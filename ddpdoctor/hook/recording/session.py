@@ -8,7 +8,7 @@ from types import CodeType
 from typing import Any
 
 from ...rundir import Spool, id_of_root
-from ..job import Kinds, Loaders, Models, Numbered, Roles
+from ..job import CodeKinds, Loaders, Models, NumberedWeakMap, Roles
 from .active import active
 from .devices import devices_of
 from .recorder import Recorder
@@ -47,13 +47,13 @@ class Session:
         self.spool = spool
         self.document: dict[str, Any] = {}
         """The content of rank.json."""
-        self.recorder = Recorder(self.spool, Kinds())
+        self.recorder = Recorder(self.spool, CodeKinds())
         self.stepping = Stepping(self.recorder)
         self.devices = devices_of(self.recorder)
         if self.devices is not None:
             self.stepping.at_every_step = self.devices.at_step
         self.backward, self.models, self.loaders = Backward(), Models(), Loaders()
-        self.optimizers: Numbered[int] = Numbered()
+        self.optimizers: NumberedWeakMap[int] = NumberedWeakMap()
         self.roles = Roles()
         """Of the optimizers."""
         self.thread_is_known = False

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 PERIOD_S = 1.0
 """Seconds between two copies: what is lost with a host that dies."""
-CARRIED_PERIOD_S = 5.0
+CHECK_PERIOD_S = 5.0
 """Seconds between two checks whether a launcher's process copies: the spool survives a process that dies."""
 START_S = 1.0
 """Seconds that the start of a recording waits to learn whether the run directory is writable."""
@@ -62,7 +62,7 @@ class Writer:
         self._ending = self._abandoned = False
         self._claimed = threading.Event()
         self._refused: OSError | None = None
-        self._carried = False
+        self._copied_by_launcher = False
         self._looked_s = 0.0
         self._dropped = 0
         """Lost records that rank.json reports."""
@@ -123,7 +123,7 @@ class Writer:
             changed_again = self.document_changed if copied else self._asked
             while not changed_again.wait(PERIOD_S):
                 guarded(_PART, self._look_after)()
-                if not self._carried or time.monotonic() - self._looked_s > CARRIED_PERIOD_S:
+                if not self._copied_by_launcher or time.monotonic() - self._looked_s > CHECK_PERIOD_S:
                     break
 
     def _copy(self, changed: bool, ending: bool) -> bool:
@@ -153,8 +153,8 @@ class Writer:
 
     def _launcher_copies(self) -> bool:
         self._looked_s = time.monotonic()
-        self._carried = copier_lock_is_held(os.path.dirname(self._session.spool.directory))
-        return self._carried
+        self._copied_by_launcher = copier_lock_is_held(os.path.dirname(self._session.spool.directory))
+        return self._copied_by_launcher
 
     def _look_after(self) -> None:
         """Called once a second: report lost records, and make spool files again that another program has removed."""

@@ -67,7 +67,7 @@ class Faults:
         _open.append(self)
         if not fatalsignals.is_enabled() and _fatal_signals_end_process():
             fatalsignals.enable(file=handle, all_threads=True)
-            fatalsignals.ours[0] = True
+            fatalsignals.enabled_by_hook[0] = True
         self.signal = listen(handle)
         """Of the operating system, at which the stack is written; 0 for none."""
 
@@ -101,8 +101,8 @@ class Faults:
 
 
 def _give_back_fatal() -> None:
-    if fatalsignals.ours[0]:
-        fatalsignals.ours[0] = False
+    if fatalsignals.enabled_by_hook[0]:
+        fatalsignals.enabled_by_hook[0] = False
         fatalsignals.disable()
 
 

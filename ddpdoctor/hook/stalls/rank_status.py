@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from ...rundir import EventField, Phase
-from ..job import Kinds, place_of
+from ..job import CodeKinds, place_of
 from ..patching import UNCOUNTED_FILE
 from ..profiling import Place, can_be_read, flight_recorder, stack_of
 from ..recording import MOST_FRAMES_WRITTEN, Frame, Session, exception_document
@@ -164,7 +164,7 @@ class RankStatus:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._kinds = Kinds()
+        self._kinds = CodeKinds()
         """Not the training thread's, which other threads must not change."""
         self.errors: list[str] = []
 
@@ -241,13 +241,15 @@ class RankStatus:
 
 
 def _phase(places: Sequence[Place], evaluating: bool) -> Phase:
-    phase = phase_of(frames_of(places, ours=True))
+    phase = phase_of(frames_of(places, with_wrappers=True))
     return Phase.EVALUATION if evaluating and phase is Phase.FORWARD else phase
 
 
-def frames_of(places: Sequence[Place], ours: bool = False) -> list[Frame]:
-    """Frames, innermost first, as they are written; without lines of the hook's wrappers unless ``ours``."""
-    written = (place_of(code, line) for code, line in places if ours or code.co_filename != UNCOUNTED_FILE)
+def frames_of(places: Sequence[Place], with_wrappers: bool = False) -> list[Frame]:
+    """Frames, innermost first, as they are written; without lines of the hook's wrappers unless ``with_wrappers``."""
+    written = (
+        place_of(code, line) for code, line in places if with_wrappers or code.co_filename != UNCOUNTED_FILE
+    )
     return list(islice(written, MOST_FRAMES_WRITTEN))
 
 

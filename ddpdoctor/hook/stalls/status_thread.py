@@ -77,13 +77,13 @@ class StatusThread:
         try:
             while not (self._stop.is_set() or _PART.off):
                 self._faults.look()
-                heartbeat.listens(self._faults.signal)
+                heartbeat.set_signal(self._faults.signal)
                 if self._is_stopped_within_period():
                     break
                 self._attend()
         finally:
             # No answer is expected after the end of this thread.
-            heartbeat.listens(0)
+            heartbeat.set_signal(0)
             self._faults.stop()
 
     def _is_stopped_within_period(self) -> bool:

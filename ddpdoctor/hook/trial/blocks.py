@@ -22,7 +22,7 @@ _PART = part("trial")
 SETTINGS = ("num_workers", "prefetch_factor", "persistent_workers")
 
 
-class Walk:
+class IteratorReplacer:
     """The current block of steps of a trial, and the iterators that replace those which loops hold."""
 
     def __init__(self, trial: Trial) -> None:
@@ -49,7 +49,7 @@ class Walk:
         self._current.pop(iterator, None)
         self._blocks[iterator] = -1
 
-    def giving(self, iterator: Any) -> Any:
+    def current_iterator(self, iterator: Any) -> Any:
         """The iterator that currently replaces the one that a loop holds."""
         if not self._off and iterator in self._loaders and self._blocks[iterator] != self.block:
             self._blocks[iterator] = self.block
@@ -57,7 +57,7 @@ class Walk:
                 self._switch(iterator)
             except Exception as error:
                 self._off = True
-                self._tell("refused", f"{type(error).__name__}: {error}")
+                self._set_state("refused", f"{type(error).__name__}: {error}")
         return self._current.get(iterator, iterator)
 
     def _asked(self) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class Walk:
             return
         if isinstance(loader.dataset, IterableDataset):
             self._off = True
-            self._tell("refused", f"{type(loader.dataset).__name__} is iterable: it would begin again")
+            self._set_state("refused", f"{type(loader.dataset).__name__} is iterable: it would begin again")
             return
         wanted = {**self._settings[loader], **self._asked()}
         if not wanted["num_workers"]:
@@ -84,23 +84,23 @@ class Walk:
         if {name: getattr(loader, name) for name in SETTINGS} != wanted:
             for name, value in wanted.items():
                 object.__setattr__(loader, name, value)  # the loader's own refuses some
-            self._current[iterator] = new = _going_on(loader, old)
+            self._current[iterator] = new = _resumed_iterator(loader, old)
             if hasattr(old, "_shutdown_workers"):
                 old._shutdown_workers()
             if getattr(loader, "_iterator", None) is old:
                 loader._iterator = None  # the next loop is to begin with workers of its own
             if new._num_workers != wanted["num_workers"]:
-                self._tell("refused", f"it still has {new._num_workers} workers")
+                self._set_state("refused", f"it still has {new._num_workers} workers")
                 return
-        self._tell("applied", "")
+        self._set_state("applied", "")
 
-    def _tell(self, state: str, why: str) -> None:
+    def _set_state(self, state: str, why: str) -> None:
         block = self._trial.document["blocks"][self.block]
         if block["state"] != "refused":
             block.update(state=state, why=why)
 
 
-class _GoesOn:
+class _ResumedSampler:
     """A sampler in the middle of its pass."""
 
     def __init__(self, sampler: Any, live: Iterator[Any]) -> None:
@@ -113,13 +113,13 @@ class _GoesOn:
         return len(self._sampler)
 
 
-def _going_on(loader: Any, old: Any) -> Any:
+def _resumed_iterator(loader: Any, old: Any) -> Any:
     """A new iterator of the loader, from where ``old`` has come to."""
     from torch.utils.data import dataloader
 
     loaders: Any = dataloader.DataLoader
     original = vars(loaders)["_index_sampler"]
-    sampler = _GoesOn(old._index_sampler, old._sampler_iter)
+    sampler = _ResumedSampler(old._index_sampler, old._sampler_iter)
     loaders._index_sampler = property(lambda each: sampler if each is loader else original.fget(each))
     try:
         return loader._get_iterator()
@@ -133,7 +133,7 @@ def install(trial: Trial, patches: Patches) -> None:
         return
     from torch.utils.data import dataloader
 
-    walk = Walk(trial)
+    replacer = IteratorReplacer(trial)
     iterator, loader = dataloader._BaseDataLoaderIter, dataloader.DataLoader
     begin, following = loader.__iter__, iterator.__next__
 
@@ -141,14 +141,14 @@ def install(trial: Trial, patches: Patches) -> None:
     def began(self: Any) -> Any:
         found = begin(self)
         try:
-            walk.began(self, found)
+            replacer.began(self, found)
         except Exception as error:
             _PART.failed(error)
         return found
 
     @functools.wraps(following)
     def give(self: Any) -> Any:
-        return following(walk.giving(self))
+        return following(replacer.current_iterator(self))
 
     patches.attribute(loader, "__iter__", began)
     patches.attribute(iterator, "__next__", give)

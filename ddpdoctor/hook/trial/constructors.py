@@ -134,7 +134,7 @@ def _loader_arguments(trial: Trial, given: _Given) -> dict[str, Any]:
     if not asked.get("num_workers", given.get("num_workers")):
         for name in ("prefetch_factor", "persistent_workers"):
             if asked.pop(name, None):
-                trial.pass_over(f"loader.{name}", "the loader has no workers")
+                trial.not_applicable(f"loader.{name}", "the loader has no workers")
         if given.get("num_workers"):
             asked.update(
                 prefetch_factor=None, persistent_workers=False, timeout=0, multiprocessing_context=None

@@ -61,7 +61,7 @@ class Trial:
         self._passed.discard(name)
         self.changes[name].update(state="refused", why=why)
 
-    def pass_over(self, name: str, why: str) -> None:
+    def not_applicable(self, name: str, why: str) -> None:
         """There is nothing to set in this thing; it is a refusal unless there is in another one, as with a loader for evaluation
         that has no workers beside one for training that has some."""
         if self.changes[name]["state"] == "not seen":
