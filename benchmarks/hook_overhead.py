@@ -105,7 +105,7 @@ def bound(rank: int) -> list[str]:
 
 
 OFF, TIMES, FULL = range(3)
-"""CodeKinds of blocks: nothing is recorded, only the steps' times, everything."""
+"""Kinds of blocks: nothing is recorded, only the steps' times, everything."""
 
 
 class Switch:

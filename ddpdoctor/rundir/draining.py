@@ -320,8 +320,8 @@ _WHY = "their memory was removed before it was copied, as cleaners of /dev/shm d
 
 
 def bridge(out: int, stream: str, done: int, position: int, data: bytes) -> bytes:
-    """Fill the open file ``out`` from the stream's position ``done`` on, so that ``data`` follows at its own
-    ``position``; returns what is to be written. Raises OSError."""
+    """The bytes to write to the open file ``out`` from the stream's position ``done`` on, so that ``data`` follows
+    at its own ``position``. Raises OSError."""
     words = _lost_steps(out, data) if stream == STEPS_FILE else ""
     forms = [f"{words}: {_WHY}.", f"{words}."] if words else []
     filled, missing = b"", position - done

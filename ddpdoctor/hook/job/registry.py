@@ -108,7 +108,7 @@ _ASKS = "get_worker_info"
 
 
 def asks_for_worker(data: Any) -> bool:
-    """Whether the code of an iterable dataset, of its class or of what it wraps, calls ``get_worker_info``.
+    """Whether the code of an iterable dataset, of its class or of what it wraps, refers to ``get_worker_info``.
 
     The code is read, not run: the dataset's own, and that of functions of its module which it calls.
     """

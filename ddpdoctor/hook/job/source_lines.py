@@ -17,7 +17,7 @@ from ...rundir.packages import is_well_known
 T = TypeVar("T")
 
 USER, LIBRARY, HIDDEN, WELL_KNOWN = 0, 1, 2, 3
-"""CodeKinds of code: the user's; an installed package, which may be the job itself; torch, the standard library and the
+"""Kinds of code: the user's; an installed package, which may be the job itself; torch, the standard library and the
 hook; an installed package that many jobs use, and the few lines that start a command."""
 MOST_FRAMES = 200
 """Frames of a stack that are read: deeper recursion is not the training loop's."""
@@ -52,7 +52,7 @@ class CodeKinds:
         self._hidden, self._library, self._commands = _folders()
         self._known: dict[str, int] = {}
         self.by_code: dict[int, int] = {}
-        """CodeKinds of code objects by id, filled on the training thread: hashing a code object would hash its
+        """Kinds of code objects by id, filled on the training thread: hashing a code object would hash its
         constants."""
         self.met: list[CodeType] = []
         """Those code objects, which keep their ids."""

@@ -161,8 +161,8 @@ class Window:
             raise
 
     def _emergency_close(self) -> None:
-        """Close the profiler after an error of the hook: left open, it would fill the memory and crash the job at
-        its end."""
+        """Close the profiler after an error of the hook: left open, it would use up memory and crash the job at its
+        end."""
         self._session.recorder.always_full = False
         if self._open:
             self._open = False

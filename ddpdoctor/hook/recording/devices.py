@@ -62,7 +62,7 @@ class Devices:
         """Call with a name where something begins or ends on the current stream."""
         self.unmark = guarded(_PART, self._unmark)
         """Call with a name to discard its last begin."""
-        self.hook_gradient_end = guarded(_PART, self._gradients_follow)
+        self.hook_gradient_end = guarded(_PART, self._hook_gradient_end)
         """Call with a forward's output if its backward reduces gradients: records the end of the backward's own
         work."""
         self.finish = guarded(_PART, self._finish)
@@ -130,7 +130,7 @@ class Devices:
         event.record()
         marks.append((name, event))
 
-    def _gradients_follow(self, output: Any) -> None:
+    def _hook_gradient_end(self, output: Any) -> None:
         function = _grad_function(output)
         if function is not None:
             function.register_prehook(self._at_backward)

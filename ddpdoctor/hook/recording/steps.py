@@ -59,7 +59,8 @@ class Stepping:
         self.on_step: list[Callable[[int], None]] = []
         """Called with the number of the step that has just begun, on the training thread."""
         self.at_every_step: Callable[[int], None] | None = None
-        """Called in the same way even without listeners; but not after brief steps, see :class:`.active.OptimizerStarts`."""
+        """Called in the same way even without listeners; but not after brief steps
+        (:class:`.active.OptimizerStarts`)."""
         self._listening = True
         self.every_step_counts = False
         """Whether ``at_every_step`` must be called after brief steps, too."""

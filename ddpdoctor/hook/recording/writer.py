@@ -51,7 +51,8 @@ def _lost_messages(lost: Sequence[tuple[int, int]], why: str | None) -> list[str
 
 
 class Writer:
-    """Writes rank.json to the spool and copies the spool, once a second and on request."""
+    """Writes rank.json to the spool, and copies the spool if no launcher's process does, once a second and on
+    request."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

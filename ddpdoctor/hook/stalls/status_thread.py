@@ -82,7 +82,7 @@ class StatusThread:
                     break
                 self._attend()
         finally:
-            # No answer is expected after the end of this thread.
+            # Without this thread, no answer of it may be expected.
             heartbeat.set_signal(0)
             self._faults.stop()
 

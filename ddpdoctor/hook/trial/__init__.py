@@ -1,6 +1,6 @@
 """A trial: the job as it is but for some settings, for a bounded number of steps, to measure what a change would bring.
 
-Input, from an environment variable: names of settings with their values, and a number of steps; Output: the changed
+Input, from an environment variable: names of settings with their values, and a number of steps. Output: the changed
 settings, in constructors (``constructors``), around calls (``calls``) and in the process, each read back from the thing
 it was set in, loaders with other workers in each of several blocks of steps (``blocks``), and the end of the job
 between two steps (``ending``). The outcome of each is in rank.json, under ``trial``.
