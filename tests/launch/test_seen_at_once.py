@@ -119,7 +119,7 @@ def test_one_that_has_joined_is_not_at_the_door(start) -> None:
 
 @pytest.mark.extended
 def test_the_next_look_comes_as_soon_as_one_records(start) -> None:
-    """It has no variables of a rank, so it stood at no door: one of mp.spawn."""
+    """It has no variables of a rank, so it has no file of an unjoined rank: one of mp.spawn."""
     root, process = start("here", "")
     ranks = HostWatchedRanks(root)
     ranks.look()

@@ -1,4 +1,4 @@
-"""The files of ranks that have not joined: what is read of them, whoever wrote it, and what becomes of them."""
+"""The files of ranks that have not joined their process group: reading them, also of foreign content, and removing them."""
 
 from __future__ import annotations
 

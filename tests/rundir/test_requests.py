@@ -1,4 +1,4 @@
-"""What somebody beside a rank asks it: from its own user alone, and checked."""
+"""Requests to a rank by files in its spool: only its own user can make them, and they are checked."""
 
 from __future__ import annotations
 
