@@ -37,7 +37,7 @@ _KEPT_SHARE = 0.7
 _PIECE_BYTES = 64 * 1024
 _REST_S = 0.002
 """Seconds between two pieces, so that this thread does not hold the GIL all the time."""
-_BESIDE = STEPS_FILE + ".thin.tmp"
+_TEMPORARY = STEPS_FILE + ".thin.tmp"
 _HEAD_BYTES = 4096
 _LONGEST_LEFT_OUT = 4 * 1024 * 1024
 _MOST_SHIFT = 2**53
@@ -131,19 +131,19 @@ class DiskBudget:
         self._most, self._go_on = most_bytes, go_on
         self._next = most_bytes
 
-    def keep(self, place: int) -> None:
+    def keep(self, rank_fd: int) -> None:
         """Thin the log in a rank's open folder where it is too large. Never raises: a log that cannot be thinned stays as
         it is."""
         try:
-            if os.stat(STEPS_FILE, dir_fd=place).st_size <= self._next:
+            if os.stat(STEPS_FILE, dir_fd=rank_fd).st_size <= self._next:
                 return
         except OSError:
             return
         self._next += self._most // 8
         try:
-            thin(place, self._most, self._go_on)
+            thin(rank_fd, self._most, self._go_on)
             # Where that was not possible, not before it has grown by as much again.
-            self._next = max(self._most, os.stat(STEPS_FILE, dir_fd=place).st_size + self._most // 8)
+            self._next = max(self._most, os.stat(STEPS_FILE, dir_fd=rank_fd).st_size + self._most // 8)
         except OSError:
             pass
 
@@ -170,13 +170,13 @@ class _Piece:
             self.numbers.append((step, step))
 
 
-def thin(place: int, most_bytes: int, go_on: Callable[[], bool] = lambda: True) -> bool:
+def thin(rank_fd: int, most_bytes: int, go_on: Callable[[], bool] = lambda: True) -> bool:
     """Thin the step log in a rank's open folder to some two thirds of ``most_bytes``; False where it stayed as it was.
 
     Nothing may be appended to it meanwhile; a process that reads it keeps the file that it has opened. Raises OSError;
     the log then is as it was.
     """
-    handle = open_file(STEPS_FILE, place, os.O_RDONLY)
+    handle = open_file(STEPS_FILE, rank_fd, os.O_RDONLY)
     try:
         size, head = os.fstat(handle).st_size, _head(handle)
         first, begin = _first_lines(handle, 3 if head else 1)
@@ -193,16 +193,16 @@ def thin(place: int, most_bytes: int, go_on: Callable[[], bool] = lambda: True) 
         if lost < most_bytes // 8:
             return False
         head_lines = first + _second_line(head.get("shift", 0) + lost, every) + third
-        return _replaced(place, handle, head_lines, kept, go_on)
+        return _replaced(rank_fd, handle, head_lines, kept, go_on)
     finally:
         os.close(handle)
 
 
-def _replaced(place: int, handle: int, head: bytes, kept: list[_Piece], go_on: Callable[[], bool]) -> bool:
-    clear(place)
+def _replaced(rank_fd: int, handle: int, head: bytes, kept: list[_Piece], go_on: Callable[[], bool]) -> bool:
+    clear(rank_fd)
     mode = os.fstat(handle).st_mode & 0o777
     try:
-        out = open_file(_BESIDE, place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        out = open_file(_TEMPORARY, rank_fd, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:
             while head:
                 head = head[os.write(out, head) :]
@@ -210,17 +210,17 @@ def _replaced(place: int, handle: int, head: bytes, kept: list[_Piece], go_on: C
         finally:
             os.close(out)
         if done:
-            os.replace(_BESIDE, STEPS_FILE, src_dir_fd=place, dst_dir_fd=place)
+            os.replace(_TEMPORARY, STEPS_FILE, src_dir_fd=rank_fd, dst_dir_fd=rank_fd)
         return done
     finally:
-        clear(place)
+        clear(rank_fd)
 
 
-def clear(place: int) -> None:
+def clear(rank_fd: int) -> None:
     """Remove from a rank's open folder the temporary file of a process that was killed during thinning. Never
     raises."""
     try:
-        os.unlink(_BESIDE, dir_fd=place)
+        os.unlink(_TEMPORARY, dir_fd=rank_fd)
     except OSError:
         pass
 

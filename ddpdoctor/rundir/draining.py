@@ -121,7 +121,7 @@ def spools_of(run: str) -> list[tuple[str, str]]:
 def spools_in(root: str) -> list[str]:
     """Paths of the spools in a root, sorted; none where it is missing or not this user's own. Never raises."""
     try:
-        with private_folder(root) as within, os.scandir(within) as entries:
+        with private_folder(root) as root_fd, os.scandir(root_fd) as entries:
             return sorted(
                 os.path.join(root, entry.name) for entry in entries if entry.is_dir(follow_symlinks=False)
             )
@@ -132,10 +132,10 @@ def spools_in(root: str) -> list[str]:
 def _place_in(run: str, target: str) -> str:
     """``target``, or the same folder below ``run`` where the run was moved there since. For a copied run directory,
     or the same folder by another path, records go to the original."""
-    here = os.path.join(os.path.abspath(run), os.path.relpath(target, run_of(target)))
-    if here == target or run_id(run) == run_id(run_of(target)):
+    moved = os.path.join(os.path.abspath(run), os.path.relpath(target, run_of(target)))
+    if moved == target or run_id(run) == run_id(run_of(target)):
         return target
-    return here
+    return moved
 
 
 def drain(
@@ -157,9 +157,9 @@ def drain(
     files even without a request.
     """
     root = os.path.dirname(directory)
-    with opened_spool(directory) as here:
-        with _locked(here, time.monotonic() + PATIENCE_S if deadline_s is None else deadline_s):
-            target = read_target(here)  # under the lock: an earlier copy may have claimed a folder
+    with opened_spool(directory) as spool_fd:
+        with _locked(spool_fd, time.monotonic() + PATIENCE_S if deadline_s is None else deadline_s):
+            target = read_target(spool_fd)  # under the lock: an earlier copy may have claimed a folder
             if run is not None:
                 target = _place_in(run, target)
             _refuse_foreign(run_of(target), root)
@@ -167,25 +167,25 @@ def drain(
                 with folder(run_of(target), links=True) as run_folder:
                     if not is_own(run_folder):
                         raise UntrustedFileError(errno.EPERM, "it belongs to another user", run_of(target))
-                    target = _claimed(target, directory, here, run_folder)
+                    target = _claimed(target, directory, spool_fd, run_folder)
                     with (
                         folder("ranks", run_folder) as ranks,
-                        folder(os.path.basename(target), ranks) as place,
+                        folder(os.path.basename(target), ranks) as rank_fd,
                     ):
-                        _copy_all(here, place, beat)
-                        copy_stop_files(here, place, remove or with_stop_files)
+                        _copy_all(spool_fd, rank_fd, beat)
+                        copy_stop_files(spool_fd, rank_fd, remove or with_stop_files)
                         if remove:
-                            clear_thinned(place)
+                            clear_thinned(rank_fd)
                         elif budget is not None:
-                            budget.keep(place)
+                            budget.keep(rank_fd)
             except OSError as error:
-                add_trouble(here, f"{target} could not be written ({reason_of(error)}).")
+                add_trouble(spool_fd, f"{target} could not be written ({reason_of(error)}).")
                 raise
             if remove:
-                _clear(here)
+                _clear(spool_fd)
         if remove:
-            with private_folder(root) as within:
-                os.rmdir(os.path.basename(directory), dir_fd=within)
+            with private_folder(root) as root_fd:
+                os.rmdir(os.path.basename(directory), dir_fd=root_fd)
     return target
 
 
@@ -209,11 +209,11 @@ def _claimed(target: str, directory: str, spool: int, run: int) -> str:
 
 def discard(directory: str) -> None:
     """Delete a spool with what it holds. Raises OSError; one that is being copied stays."""
-    with opened_spool(directory) as here:
-        with _locked(here, time.monotonic()):
-            _clear(here)
-        with private_folder(os.path.dirname(directory)) as within:
-            os.rmdir(os.path.basename(directory), dir_fd=within)
+    with opened_spool(directory) as spool_fd:
+        with _locked(spool_fd, time.monotonic()):
+            _clear(spool_fd)
+        with private_folder(os.path.dirname(directory)) as root_fd:
+            os.rmdir(os.path.basename(directory), dir_fd=root_fd)
 
 
 @contextmanager
@@ -256,18 +256,18 @@ def _refuse_foreign(run: str, root: str) -> None:
     refuse_other_run(run, known)
 
 
-def _copy_all(spool: int, place: int, beat: Callable[[], None]) -> None:
+def _copy_all(spool: int, rank_fd: int, beat: Callable[[], None]) -> None:
     for stream, parts in segments_in(spool).items():
         if stream in _STREAMS:
-            _copy(parts, spool, stream, place, beat)
-    copy_documents(spool, place)
-    take_traces(spool, place, beat)
+            _copy(parts, spool, stream, rank_fd, beat)
+    copy_documents(spool, rank_fd)
+    take_traces(spool, rank_fd, beat)
 
 
 def _copy(
-    parts: list[tuple[int, str]], spool: int, stream: str, place: int, beat: Callable[[], None]
+    parts: list[tuple[int, str]], spool: int, stream: str, rank_fd: int, beat: Callable[[], None]
 ) -> None:
-    out = open_file(stream, place, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+    out = open_file(stream, rank_fd, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         done = stream_end(out)
         for index, (position, name) in enumerate(parts):

@@ -64,7 +64,7 @@ def handover_file(number: int) -> str:
     return f"trace.{number}.handover" if number else HANDOVER_FILE
 
 
-def copy_documents(spool: int, place: int) -> None:
+def copy_documents(spool: int, rank_fd: int) -> None:
     """Copy the documents in an open spool to the rank's open folder, and remove them from the spool. Raises OSError."""
     for name in sorted(DOCUMENTS):
         aside = f"{name}{ASIDE}"
@@ -78,7 +78,7 @@ def copy_documents(spool: int, place: int) -> None:
             data = read_file(aside, spool)
             if name == RANK_FILE:
                 data = _with_news(data, _outcomes(spool))
-            replace_file(name, place, data, mode=0o666)
+            replace_file(name, rank_fd, data, mode=0o666)
         except BaseException:
             _put_back(name, aside, spool)
             raise
@@ -96,7 +96,7 @@ def _put_back(name: str, aside: str, spool: int) -> None:
     os.unlink(aside, dir_fd=spool)
 
 
-def copy_stop_files(spool: int, place: int, over: bool) -> None:
+def copy_stop_files(spool: int, rank_fd: int, over: bool) -> None:
     """Copy the status files to the rank's open folder after a request, or if the rank is ``over``: its process
     writes to the spool no more. Raises OSError."""
     mark = [_changed_ns(name, spool) for name in (QUESTION_FILE, STANDING_FILE, FAULTS_FILE)]
@@ -108,7 +108,7 @@ def copy_stop_files(spool: int, place: int, over: bool) -> None:
         except FileNotFoundError:
             continue
         if data:
-            replace_file(name, place, data, mode=0o666)
+            replace_file(name, rank_fd, data, mode=0o666)
     _write_outcomes(spool, {**_outcomes(spool), "last_words": mark})
 
 
@@ -119,16 +119,16 @@ def _changed_ns(name: str, spool: int) -> int | None:
         return None
 
 
-def take_traces(spool: int, place: int, beat: Callable[[], None]) -> None:
+def take_traces(spool: int, rank_fd: int, beat: Callable[[], None]) -> None:
     """Compress the traces that were handed over, if some were, into the rank's open folder, and write the outcome to
     rank.json. Raises OSError where there is no room; it is tried again later then."""
     there = set(os.listdir(spool))
     for number in range(MOST_CAPTURES + 1):
         if handover_file(number) in there:
-            _take_trace(spool, place, beat, number)
+            _take_trace(spool, rank_fd, beat, number)
 
 
-def _take_trace(spool: int, place: int, beat: Callable[[], None], number: int) -> None:
+def _take_trace(spool: int, rank_fd: int, beat: Callable[[], None], number: int) -> None:
     handed_over = handover_file(number)
     try:
         order = json.loads(read_file(handed_over, spool))
@@ -138,7 +138,7 @@ def _take_trace(spool: int, place: int, beat: Callable[[], None], number: int) -
     if time.monotonic() < float(news.get("not_before_s") or 0.0):
         return
     try:
-        window = _compressed(order, place, beat, capture_file(number) if number else TRACE_FILE)
+        window = _compressed(order, rank_fd, beat, capture_file(number) if number else TRACE_FILE)
     except OSError:
         _write_outcomes(spool, {**news, "not_before_s": time.monotonic() + _TRY_AGAIN_S})
         raise
@@ -147,18 +147,18 @@ def _take_trace(spool: int, place: int, beat: Callable[[], None], number: int) -
     else:
         news["window"] = window
     _write_outcomes(spool, news)
-    replace_file(RANK_FILE, place, _with_news(read_file(RANK_FILE, place), news), mode=0o666)
+    replace_file(RANK_FILE, rank_fd, _with_news(read_file(RANK_FILE, rank_fd), news), mode=0o666)
     os.unlink(handed_over, dir_fd=spool)
 
 
-def _compressed(order: dict[str, Any], place: int, beat: Callable[[], None], name: str) -> dict[str, Any]:
+def _compressed(order: dict[str, Any], rank_fd: int, beat: Callable[[], None], name: str) -> dict[str, Any]:
     """Compress one trace. Returns what rank.json is to say of the window."""
     temporary = f"{name}.tmp"
     raw = str(order["folder"])
     with private_folder(raw) as source:
         try:
-            size = _compress(source, place, temporary, order["header"], int(order["max_bytes"]), beat)
-            os.replace(temporary, name, src_dir_fd=place, dst_dir_fd=place)
+            size = _compress(source, rank_fd, temporary, order["header"], int(order["max_bytes"]), beat)
+            os.replace(temporary, name, src_dir_fd=rank_fd, dst_dir_fd=rank_fd)
             window: dict[str, Any] = {"state": "saved", "bytes": size}
         except TooLargeError as error:
             window = {"state": "skipped", "why": str(error)}
@@ -166,7 +166,7 @@ def _compressed(order: dict[str, Any], place: int, beat: Callable[[], None], nam
             window = {"state": "failed", "why": f"{type(error).__name__}: {error}"}
         finally:
             try:
-                os.unlink(temporary, dir_fd=place)
+                os.unlink(temporary, dir_fd=rank_fd)
             except OSError:
                 pass
         for name in os.listdir(source):
@@ -176,19 +176,24 @@ def _compressed(order: dict[str, Any], place: int, beat: Callable[[], None], nam
 
 
 def _compress(
-    source: int, place: int, temporary: str, header: dict[str, Any], max_bytes: int, beat: Callable[[], None]
+    source: int,
+    rank_fd: int,
+    temporary: str,
+    header: dict[str, Any],
+    max_bytes: int,
+    beat: Callable[[], None],
 ) -> int:
     """Copy a trace, compressed; its size in bytes. Raises TooLargeError, OSError, ValueError."""
     try:
         os.unlink(
-            temporary, dir_fd=place
+            temporary, dir_fd=rank_fd
         )  # cut off; truncated instead, it might be a hard link to another file
     except FileNotFoundError:
         pass
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     with (
         open(open_file(RAW_FILE, source, os.O_RDONLY), "rb") as trace,
-        open(open_file(temporary, place, flags, 0o666), "wb") as out,
+        open(open_file(temporary, rank_fd, flags, 0o666), "wb") as out,
     ):
         first = trace.read(_CHUNK)
         brace = first.find(b"{")

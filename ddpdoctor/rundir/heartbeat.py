@@ -115,8 +115,8 @@ class HeartbeatReader:
         """The numbers now; None if the rank has no such page, or not yet. Never raises."""
         try:
             if self._handle < 0:
-                with opened_spool(self._spool) as here:
-                    self._handle = open_file(HEARTBEAT_FILE, here, os.O_RDONLY)
+                with opened_spool(self._spool) as spool_fd:
+                    self._handle = open_file(HEARTBEAT_FILE, spool_fd, os.O_RDONLY)
             data = os.pread(self._handle, _ALL.size, 0)
         except OSError:
             return None

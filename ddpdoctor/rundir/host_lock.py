@@ -38,12 +38,12 @@ class HostLock:
         """Take the lock. True if this process holds it now, also from before; False if another process does, or the
         root cannot be used."""
         try:
-            with private_folder(self._root) as within:
-                if self._handle >= 0 and file_identity(self._handle) == identity_of(self._file, within):
+            with private_folder(self._root) as root_fd:
+                if self._handle >= 0 and file_identity(self._handle) == identity_of(self._file, root_fd):
                     return True
                 # The file was removed: other processes would not find the lock.
                 self.release()
-                handle = open_file(self._file, within, os.O_RDWR | os.O_CREAT)
+                handle = open_file(self._file, root_fd, os.O_RDWR | os.O_CREAT)
                 if lock_now(handle):
                     self._handle = handle
                 else:
@@ -63,8 +63,8 @@ class HostLock:
 def copier_lock_is_held(root: str) -> bool:
     """Whether another process copies the spools in ``root``. Never raises."""
     try:
-        with private_folder(root) as within:
-            return lock_holder(_COPIER, within) is not None
+        with private_folder(root) as root_fd:
+            return lock_holder(_COPIER, root_fd) is not None
     except OSError:
         return False
 
@@ -72,14 +72,14 @@ def copier_lock_is_held(root: str) -> bool:
 def remove_root(root: str) -> None:
     """Remove the root of a run's spools if it has no spool. Never raises."""
     try:
-        with private_folder(root) as within:
-            names = os.listdir(within)
+        with private_folder(root) as root_fd:
+            names = os.listdir(root_fd)
             if all(
                 name in (_COPIER, HANG_MONITOR, METRICS_SERVER, *HOST_DOCUMENTS) or is_unjoined_file(name)
                 for name in names
             ):
                 for name in names:
-                    os.unlink(name, dir_fd=within)
+                    os.unlink(name, dir_fd=root_fd)
         os.rmdir(root)
     except OSError:
         pass

@@ -27,8 +27,8 @@ def host_document(root: str, name: str) -> dict[str, Any]:
     """A document that another launcher of this host has written; empty if there is none, or it is not this user's
     own. Never raises."""
     try:
-        with private_folder(root) as within:
-            return read_object(name, within) or {}
+        with private_folder(root) as root_fd:
+            return read_object(name, root_fd) or {}
     except OSError:
         return {}
 
@@ -36,26 +36,26 @@ def host_document(root: str, name: str) -> dict[str, Any]:
 def keep_host_document(root: str, name: str, document: dict[str, Any]) -> None:
     """Write ``document`` in place of the one of that ``name``, for the host that its ``host`` names. Raises OSError."""
     make_private_folder(root)
-    with private_folder(root) as within:
-        replace_file(name, within, encoded(document))
+    with private_folder(root) as root_fd:
+        replace_file(name, root_fd, encoded(document))
 
 
 def copy_host_documents(root: str, run: str, known: dict[str, int] | None = None) -> None:
     """Copy the documents below ``root`` to the folders of their hosts. ``known`` remembers what earlier calls
     copied. Raises OSError."""
-    with private_folder(root) as within:
+    with private_folder(root) as root_fd:
         for name in HOST_DOCUMENTS:
             try:
-                changed_ns = os.stat(name, dir_fd=within, follow_symlinks=False).st_mtime_ns
+                changed_ns = os.stat(name, dir_fd=root_fd, follow_symlinks=False).st_mtime_ns
                 if known is not None and known.get(name) == changed_ns:
                     continue
-                data = read_file(name, within)
+                data = read_file(name, root_fd)
                 host = json.loads(data).get("host")
             except (FileNotFoundError, ValueError, AttributeError):
                 continue
-            place = host_directory(run, str(host))
-            os.makedirs(place, exist_ok=True)
-            with folder(place) as handle:
+            host_folder = host_directory(run, str(host))
+            os.makedirs(host_folder, exist_ok=True)
+            with folder(host_folder) as handle:
                 replace_file(name, handle, data, mode=0o666)
             if known is not None:
                 known[name] = changed_ns

@@ -186,15 +186,15 @@ _LONGEST = 1 << 14
 def opened_spool(spool: str) -> Iterator[int]:
     """A descriptor of a spool, which is in a root of this user's own. Raises OSError, UntrustedFileError."""
     root, name = os.path.split(spool)
-    with private_folder(root) as within, private_folder(name, within) as here:
-        yield here
+    with private_folder(root) as root_fd, private_folder(name, root_fd) as spool_fd:
+        yield spool_fd
 
 
 def target_of(spool: str) -> str:
     """The rank's folder in the run directory that a spool was made for; ``RUN/ranks`` where it has none yet. Raises
     OSError."""
-    with opened_spool(spool) as here:
-        return read_target(here)
+    with opened_spool(spool) as spool_fd:
+        return read_target(spool_fd)
 
 
 def read_target(spool: int) -> str:

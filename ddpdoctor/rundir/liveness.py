@@ -143,8 +143,8 @@ class Writing:
 
 def writer_in(folder: int) -> Writer:
     """Who writes to an open folder, by the table above. Raises OSError where it cannot be read."""
-    known, here = read_object(WRITER_FILE, folder), pid_namespace()
-    in_reach = known is not None and (known.get("namespace"), known.get("boot")) == (here, boot_id())
+    known, own_namespace = read_object(WRITER_FILE, folder), pid_namespace()
+    in_reach = known is not None and (known.get("namespace"), known.get("boot")) == (own_namespace, boot_id())
     if known is not None and in_reach and known.get("pid") == os.getpid():
         # Who opens the lock's file and closes it again loses the lock.
         pid = os.getpid()
@@ -152,12 +152,12 @@ def writer_in(folder: int) -> Writer:
         holder = lock_holder(LOCK_FILE, folder)
         if holder is not None:
             if holder and not in_reach:
-                _note_seen(folder, holder, here)
+                _note_seen(folder, holder, own_namespace)
             return Writer(State.WRITING, holder)
         if known is None:
             return Writer(State.UNKNOWN, 0)
         if not in_reach:
-            return _out_of_reach(folder, known, here)
+            return _out_of_reach(folder, known, own_namespace)
         pid = known.get("pid") or 0
     if _marked_ended(known):
         return Writer(State.OVER, pid)
@@ -174,7 +174,7 @@ def _marked_ended(known: dict[str, Any]) -> bool:
     return isinstance(closed_ns, int) and time.time_ns() - closed_ns > CLOSED_S * 1e9
 
 
-def _out_of_reach(folder: int, known: dict[str, Any], here: int) -> Writer:
+def _out_of_reach(folder: int, known: dict[str, Any], own_namespace: int) -> Writer:
     """The writer is of another namespace, host or start of the host, and holds no lock."""
     if _marked_ended(known):
         return Writer(State.OVER, 0)
@@ -182,15 +182,15 @@ def _out_of_reach(folder: int, known: dict[str, Any], here: int) -> Writer:
         earlier = known.get("host") == socket.gethostname() and known.get("boot")
         return Writer(State.OVER if earlier else State.UNKNOWN, 0)
     seen = read_object(SEEN_FILE, folder)
-    if seen is not None and seen.get("namespace") == here:
+    if seen is not None and seen.get("namespace") == own_namespace:
         return _by_process(seen.get("pid"), seen.get("started"))
     return Writer(State.UNKNOWN, 0)
 
 
-def _note_seen(folder: int, pid: int, here: int) -> None:
+def _note_seen(folder: int, pid: int, own_namespace: int) -> None:
     """Note the process id, in this pid namespace, of a writer of another namespace, for when it no longer holds its
     lock."""
-    seen = {"namespace": here, "pid": pid, "started": started(pid)}
+    seen = {"namespace": own_namespace, "pid": pid, "started": started(pid)}
     if seen["started"] is not None and read_object(SEEN_FILE, folder) != seen:
         try:
             replace_file(SEEN_FILE, folder, encoded(seen))
@@ -201,8 +201,8 @@ def _note_seen(folder: int, pid: int, here: int) -> None:
 def writer_of(spool: str) -> Writer:
     """The writer of a spool given by its path. Never raises."""
     try:
-        with opened_spool(spool) as here:
-            return writer_in(here)
+        with opened_spool(spool) as spool_fd:
+            return writer_in(spool_fd)
     except OSError:
         return Writer(State.UNKNOWN, 0)
 
@@ -211,14 +211,14 @@ def is_over(spool: str) -> bool:
     """Whether no process will write to a spool again, which two sources must confirm; see the table above. Never
     raises."""
     try:
-        with opened_spool(spool) as here:
-            state = writer_in(here).state
+        with opened_spool(spool) as spool_fd:
+            state = writer_in(spool_fd).state
             if state is not State.UNKNOWN:
                 return state is State.OVER
-            quiet_s = time.time() - last_change_s(here)
+            quiet_s = time.time() - last_change_s(spool_fd)
             if quiet_s < QUIET_S or quiet_s > GONE_S:
                 return quiet_s > GONE_S
-            run = run_of(read_target(here))
+            run = run_of(read_target(spool_fd))
     except OSError:
         return False
     manifest = read_json(os.path.join(run, MANIFEST_FILE), [])
@@ -242,9 +242,9 @@ def is_running(document: Mapping[str, Any]) -> bool | None:
 
     One that has ended and was not waited for does not run, nor does one whose id another process has now.
     """
-    pid, here = document.get("pid"), (socket.gethostname(), boot_id(), pid_namespace())
-    of_here = all(here) and tuple(map(document.get, ("host", "boot", "pid_namespace"))) == here
-    if not isinstance(pid, int) or pid <= 0 or not of_here:
+    pid, this_boot = document.get("pid"), (socket.gethostname(), boot_id(), pid_namespace())
+    of_this_boot = all(this_boot) and tuple(map(document.get, ("host", "boot", "pid_namespace"))) == this_boot
+    if not isinstance(pid, int) or pid <= 0 or not of_this_boot:
         return None
     ticks = started(pid)
     if ticks is None:

@@ -42,8 +42,8 @@ class CaptureRequest(NamedTuple):
 
 def ask(spool: str, number: int, question: str = QUESTION_FILE) -> None:
     """Write a request to the rank of this spool, with a ``number`` not used for it before. Raises OSError."""
-    with opened_spool(spool) as here:
-        replace_file(question, here, str(number).encode())
+    with opened_spool(spool) as spool_fd:
+        replace_file(question, spool_fd, str(number).encode())
 
 
 def request_in(spool: str, question: str = QUESTION_FILE) -> int:
@@ -64,8 +64,8 @@ def new_request() -> int:
 
 def request_capture(spool: str, order: CaptureRequest) -> None:
     """Request a profiler window of the rank of this spool. Raises OSError."""
-    with opened_spool(spool) as here:
-        replace_file(CAPTURE_ORDER, here, encoded(order._asdict()))
+    with opened_spool(spool) as spool_fd:
+        replace_file(CAPTURE_ORDER, spool_fd, encoded(order._asdict()))
 
 
 def capture_requested(spool: str) -> CaptureRequest | None:
@@ -74,8 +74,8 @@ def capture_requested(spool: str) -> CaptureRequest | None:
     if not os.path.lexists(os.path.join(spool, CAPTURE_ORDER)):
         return None
     try:
-        with opened_spool(spool) as here:
-            data = read_file(CAPTURE_ORDER, here)
+        with opened_spool(spool) as spool_fd:
+            data = read_file(CAPTURE_ORDER, spool_fd)
         found = json.loads(data) if len(data) <= _MOST_ORDER_BYTES else None
     except (OSError, ValueError, RecursionError):
         return None
@@ -109,8 +109,8 @@ def answer_of(spool: str, answer: str, request: int, since_ns: int | None = None
 
 def _document(spool: str, name: str) -> dict[str, Any] | None:
     try:
-        with opened_spool(spool) as here:
-            return read_object(name, here)
+        with opened_spool(spool) as spool_fd:
+            return read_object(name, spool_fd)
     except OSError:
         return None
 
@@ -125,7 +125,7 @@ def delete_requests(spool: str, request: int, *names: str) -> None:
                 else (_document(spool, name) or {}).get("request")
             )
             if asked == request:
-                with opened_spool(spool) as here:
-                    os.unlink(name, dir_fd=here)
+                with opened_spool(spool) as spool_fd:
+                    os.unlink(name, dir_fd=spool_fd)
         except OSError:
             pass

@@ -78,8 +78,8 @@ def _place_number() -> int:
     namespace = pid_namespace()
     if _base() == _SHM:
         return namespace
-    place = f"{boot_id()} {namespace}".encode()
-    return int.from_bytes(hashlib.blake2b(place, digest_size=7).digest(), "big")
+    identity = f"{boot_id()} {namespace}".encode()
+    return int.from_bytes(hashlib.blake2b(identity, digest_size=7).digest(), "big")
 
 
 def own_roots_prefix() -> str:
@@ -136,16 +136,16 @@ class Spool:
         self._root = root
         self._target = target_before_claim(run)
         make_private_folder(root)
-        with private_folder(root) as within:
-            self._name = _new_folder(within, rank)
+        with private_folder(root) as root_fd:
+            self._name = _new_folder(root_fd, rank)
             self.directory = os.path.join(root, self._name)
             try:
-                with private_folder(self._name, within) as here:
-                    self._writing = Writing(here)
-                    replace_file(TARGET_FILE, here, os.fsencode(self._target))
-                    _reserve(here)
+                with private_folder(self._name, root_fd) as spool_fd:
+                    self._writing = Writing(spool_fd)
+                    replace_file(TARGET_FILE, spool_fd, os.fsencode(self._target))
+                    _reserve(spool_fd)
             except OSError:
-                _remove_begun(self._name, within)
+                _remove_begun(self._name, root_fd)
                 raise
         self._streams: dict[str, Segment] = {}
         self._shared: list[Segment] = []
@@ -174,14 +174,14 @@ class Spool:
         if time.monotonic() < self._no_room_until_s:
             raise OSError(self.error or "there was no room a moment ago")
         try:
-            with opened_spool(self.directory) as here:
-                saved = 0 if full is None else full.in_file(here)
+            with opened_spool(self.directory) as spool_fd:
+                saved = 0 if full is None else full.in_file(spool_fd)
                 # What is no longer in a file, because that was removed, is written once more.
                 unsaved = b"" if full is None else full.memory[saved : full.used]
                 position = 0 if full is None else full.start + saved
-                room = room_for_segment(here)
+                room = room_for_segment(spool_fd)
                 segment = Segment(
-                    f"{stream}.{position:015d}", here, position, max(room, len(unsaved) + least)
+                    f"{stream}.{position:015d}", spool_fd, position, max(room, len(unsaved) + least)
                 )
                 segment.memory[: len(unsaved)] = unsaved
                 segment.used = len(unsaved)
@@ -207,52 +207,54 @@ class Spool:
         if self._closed:
             return False
         try:
-            with opened_spool(self.directory) as here:
-                if self._is_whole(here):
+            with opened_spool(self.directory) as spool_fd:
+                if self._is_whole(spool_fd):
                     return False
         except FileNotFoundError:
             pass
         make_private_folder(self._root)
         with private_folder(self._root) as root:
             make_private_folder(self._name, root)
-            with private_folder(self._name, root) as here:
-                replace_file(TARGET_FILE, here, os.fsencode(self._target))
+            with private_folder(self._name, root) as spool_fd:
+                replace_file(TARGET_FILE, spool_fd, os.fsencode(self._target))
                 self._writing.end()
-                self._writing = Writing(here)
+                self._writing = Writing(spool_fd)
                 for segment in list(self._streams.values()):
                     try:
-                        if not segment.is_in(here):
-                            segment.save(here)
+                        if not segment.is_in(spool_fd):
+                            segment.save(spool_fd)
                     except (FileExistsError, ValueError):
                         continue  # the thread that writes was faster
         self._no_room_until_s = 0.0
         return True
 
-    def _is_whole(self, here: int) -> bool:
-        if identity_of(TARGET_FILE, here) is None:
+    def _is_whole(self, spool_fd: int) -> bool:
+        if identity_of(TARGET_FILE, spool_fd) is None:
             return False
         if is_unclaimed(self._target):
-            self._target = read_target(here)
-        missing = [each for each in list(self._streams.items()) if not each[1].is_in(here)]
+            self._target = read_target(spool_fd)
+        missing = [each for each in list(self._streams.items()) if not each[1].is_in(spool_fd)]
         # One that was full, copied and removed meanwhile has been followed by another.
-        return self._writing.is_in(here) and all(self._streams.get(name) is not old for name, old in missing)
+        return self._writing.is_in(spool_fd) and all(
+            self._streams.get(name) is not old for name, old in missing
+        )
 
     def keep(self, name: str, data: bytes) -> None:
         """Write ``data`` as the document of that ``name``, to be copied to the run directory. Raises OSError."""
-        with opened_spool(self.directory) as here:
+        with opened_spool(self.directory) as spool_fd:
             try:
-                replace_file(name, here, data)
+                replace_file(name, spool_fd, data)
             except OSError as error:
                 if (
                     name != RANK_FILE
                     or error.errno not in _NO_ROOM
-                    or identity_of(RESERVE_FILE, here) is None
+                    or identity_of(RESERVE_FILE, spool_fd) is None
                 ):
                     raise
-                os.unlink(RESERVE_FILE, dir_fd=here)
-                replace_file(name, here, data)
+                os.unlink(RESERVE_FILE, dir_fd=spool_fd)
+                replace_file(name, spool_fd, data)
             if name == RANK_FILE:
-                _reserve(here)
+                _reserve(spool_fd)
 
     def keep_document(self, name: str, document: dict[str, Any]) -> None:
         """Write a JSON document, as ``keep`` does. Raises OSError."""
@@ -260,23 +262,23 @@ class Spool:
 
     def withdraw(self, name: str) -> None:
         """Remove the document of that ``name`` from the spool. Raises OSError."""
-        with opened_spool(self.directory) as here:
+        with opened_spool(self.directory) as spool_fd:
             try:
-                os.unlink(name, dir_fd=here)
+                os.unlink(name, dir_fd=spool_fd)
             except FileNotFoundError:
                 pass
 
     def shared(self, name: str, size: int) -> mmap.mmap:
         """Memory of ``size`` bytes, all NUL, that is the content of a new file here and survives the process; until
         ``close``. Raises OSError."""
-        with opened_spool(self.directory) as here:
-            self._shared.append(Segment(name, here, 0, size))
+        with opened_spool(self.directory) as spool_fd:
+            self._shared.append(Segment(name, spool_fd, 0, size))
         return self._shared[-1].memory
 
     def open_text(self, name: str) -> int:
         """A descriptor of a file here to whose end text is written. Raises OSError."""
-        with opened_spool(self.directory) as here:
-            return open_file(name, here, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        with opened_spool(self.directory) as spool_fd:
+            return open_file(name, spool_fd, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def directory_changed(self) -> bool:
         """Whether a file may have been added, removed or replaced here since the last call; by one system call.
@@ -294,8 +296,8 @@ class Spool:
         ``header``'s members are put first in it. ``number`` is that of a window requested while the job runs. Raises
         OSError."""
         order = {"folder": raw, "header": header, "max_bytes": max_bytes}
-        with opened_spool(self.directory) as here:
-            replace_file(handover_file(number), here, encoded(order))
+        with opened_spool(self.directory) as spool_fd:
+            replace_file(handover_file(number), spool_fd, encoded(order))
 
     def claimed(self) -> str | None:
         """The rank's folder in the run directory; None where it has none yet. Raises OSError."""
@@ -310,27 +312,27 @@ class Spool:
         for segment in segments:
             segment.close()
         try:
-            with opened_spool(self.directory) as here:
-                self._writing.end(here)
+            with opened_spool(self.directory) as spool_fd:
+                self._writing.end(spool_fd)
         except OSError:
             self._writing.end()
 
 
-def _reserve(here: int) -> None:
+def _reserve(spool_fd: int) -> None:
     """Reserve room for rank.json, which reports what could not be stored. Never raises."""
-    if identity_of(RESERVE_FILE, here) is None:
+    if identity_of(RESERVE_FILE, spool_fd) is None:
         try:
-            replace_file(RESERVE_FILE, here, bytes(_RESERVE_BYTES))
+            replace_file(RESERVE_FILE, spool_fd, bytes(_RESERVE_BYTES))
         except OSError:
             pass
 
 
 def _remove_begun(name: str, root: int) -> None:
     try:
-        with private_folder(name, root) as here:
+        with private_folder(name, root) as spool_fd:
             for file in (*WRITER_FILES, TARGET_FILE):
-                if identity_of(file, here) is not None:
-                    os.unlink(file, dir_fd=here)
+                if identity_of(file, spool_fd) is not None:
+                    os.unlink(file, dir_fd=spool_fd)
         os.rmdir(name, dir_fd=root)
     except OSError:
         pass

@@ -35,8 +35,8 @@ def create_unjoined_file(root: str, rank: int) -> tuple[int, str]:
     """Make the file of this process. Returns its descriptor and path. Raises OSError."""
     name = f"{_PREFIX}{rank}-{os.getpid()}"
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-    with private_folder(root) as within:
-        handle = open_file(name, within, flags)
+    with private_folder(root) as root_fd:
+        handle = open_file(name, root_fd, flags)
     try:
         lock_now(handle)  # the kernel reports the holder in the pid namespace of the process that asks
     except OSError:
@@ -48,8 +48,8 @@ def unjoined_file_holder(path: str) -> int | None:
     """The process whose file this is, by its id in the caller's pid namespace, 0 if it cannot be seen from there;
     None if no process holds it. Never raises."""
     try:
-        with private_folder(os.path.dirname(path)) as within:
-            return lock_holder(os.path.basename(path), within)
+        with private_folder(os.path.dirname(path)) as root_fd:
+            return lock_holder(os.path.basename(path), root_fd)
     except OSError:
         return None
 
@@ -62,8 +62,8 @@ def append_unjoined(handle: int, /, **about: Any) -> None:
 def unjoined_files(root: str) -> list[tuple[int, int, str]]:
     """Rank, process id and path of each such file, sorted. Never raises."""
     try:
-        with private_folder(root) as within:
-            names = os.listdir(within)
+        with private_folder(root) as root_fd:
+            names = os.listdir(root_fd)
     except OSError:
         return []
     found = []
@@ -77,8 +77,8 @@ def unjoined_files(root: str) -> list[tuple[int, int, str]]:
 def read_unjoined(path: str) -> UnjoinedStatus:
     """Read a rank's file; empty without one. Never raises."""
     try:
-        with private_folder(os.path.dirname(path)) as within:
-            data = read_file(os.path.basename(path), within)[-_MOST_BYTES:]
+        with private_folder(os.path.dirname(path)) as root_fd:
+            data = read_file(os.path.basename(path), root_fd)[-_MOST_BYTES:]
     except OSError:
         return UnjoinedStatus()
     about: dict[str, Any] = {}
@@ -98,8 +98,8 @@ def read_unjoined(path: str) -> UnjoinedStatus:
 def remove_unjoined_file(path: str) -> None:
     """Remove the file. Never raises."""
     try:
-        with private_folder(os.path.dirname(path)) as within:
-            os.unlink(os.path.basename(path), dir_fd=within)
+        with private_folder(os.path.dirname(path)) as root_fd:
+            os.unlink(os.path.basename(path), dir_fd=root_fd)
     except OSError:
         pass
 

@@ -53,12 +53,12 @@ def uncopied_bytes(spool: str, stream: str, done: int) -> bytes:
     """The bytes of a stream in a spool beyond its first ``done`` bytes; empty if a part in between is gone, because
     it was copied a moment ago, or if the spool is not this user's own."""
     try:
-        with opened_spool(spool) as here:
+        with opened_spool(spool) as spool_fd:
             rest = b""
-            for position, name in segments_in(here).get(stream, []):
+            for position, name in segments_in(spool_fd).get(stream, []):
                 if position > done:
                     break
-                piece = written_part(read_file(name, here, done - position))
+                piece = written_part(read_file(name, spool_fd, done - position))
                 rest += piece
                 done += len(piece)
     except OSError:
@@ -70,9 +70,9 @@ def waiting_in(spool: str, target: str) -> Waiting:
     """What is in ``spool`` and not in the rank's folder ``target``. Never raises."""
     steps = size = 0
     try:
-        with opened_spool(spool) as here:
-            streams = segments_in(here)
-            size = sum(os.stat(n, dir_fd=here).st_size for n in os.listdir(here) if n in DOCUMENTS)
+        with opened_spool(spool) as spool_fd:
+            streams = segments_in(spool_fd)
+            size = sum(os.stat(n, dir_fd=spool_fd).st_size for n in os.listdir(spool_fd) if n in DOCUMENTS)
     except OSError:
         return Waiting(spool, 0, 0)
     for stream in streams:
