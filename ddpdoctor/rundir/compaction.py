@@ -98,8 +98,8 @@ def _head(handle: int) -> dict[str, int]:
         return {}
     if type(shift) is not int or type(every) is not int:
         return {}
-    sound = 0 <= shift < _MOST_SHIFT and 1 <= every <= _MOST_EVERY and every & (every - 1) == 0
-    return {"shift": shift, "every": every} if sound else {}
+    valid = 0 <= shift < _MOST_SHIFT and 1 <= every <= _MOST_EVERY and every & (every - 1) == 0
+    return {"shift": shift, "every": every} if valid else {}
 
 
 def thinned_steps(folder: str) -> Ranges:

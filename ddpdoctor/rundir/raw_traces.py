@@ -88,14 +88,14 @@ def _clear(folder: str, run_id: str | None) -> None:
     if found is None:
         return
     with private_folder(folder) as handle:
-        ours = run_id is not None and found.group(1) == run_id
+        of_this_run = run_id is not None and found.group(1) == run_id
         names = os.listdir(handle)
         if HANDED_OVER in names and glob.glob(own_roots_pattern(found.group(1))):
             return
         # The process that handed it over does not write to it any more.
         state = State.OVER if HANDED_OVER in names else writer_in(handle).state
         aged = state is not State.WRITING and last_change_s(handle) < time.time() - _STALE_S
-        if aged or (ours and state is State.OVER):
+        if aged or (of_this_run and state is State.OVER):
             for name in names:
                 os.unlink(name, dir_fd=handle)
             os.rmdir(folder)

@@ -34,16 +34,16 @@ _Kind = tuple[Any, ...]
 class Role:
     """The role of an optimizer and of those made in its place."""
 
-    __slots__ = ("first", "gone", "shared", "steps", "turn")
+    __slots__ = ("first", "freed", "generation", "shared", "steps")
 
     def __init__(self) -> None:
         self.first = 0
-        """The id of the first parameter: of an optimizer that is gone it may be another's by now."""
-        self.turn = 0
+        """The id of the first parameter: of an optimizer that was freed it may be another's by now."""
+        self.generation = 0
         """How many optimizers have had this role."""
         self.steps = 0
         """Steps of the optimizer that has it; after the second, not all are counted."""
-        self.gone = False
+        self.freed = False
         """Whether that optimizer has been freed."""
         self.shared = False
         """Whether the third optimizer over its parameters took it; later ones may then take it too."""
@@ -52,38 +52,38 @@ class Role:
 class _Assignment:
     """The assignment of a role to one optimizer."""
 
-    __slots__ = ("role", "turn")
+    __slots__ = ("generation", "role")
 
     def __init__(self, role: Role) -> None:
-        role.turn += 1
-        role.steps, role.gone = 0, False
-        self.role, self.turn = role, role.turn
+        role.generation += 1
+        role.steps, role.freed = 0, False
+        self.role, self.generation = role, role.generation
 
 
 class Roles:
     """Assigns roles to optimizers."""
 
     def __init__(self) -> None:
-        self._casts: WeakMap[_Assignment] = WeakMap(self._leave)
+        self._assignments: WeakMap[_Assignment] = WeakMap(self._note_freed)
         self._open: dict[_Kind, list[Role]] = {}
         """By kind, roles whose optimizers had stepped at most once when an optimizer of the kind was last new, in
         the order in which they first appeared; kinds are ordered by when one was last new."""
 
     def of(self, optimizer: Any) -> Role:
         """The role of an optimizer that steps."""
-        cast = self._casts.find(optimizer)
-        if cast is not None and cast.turn == cast.role.turn:
-            return cast.role
-        cast = _Assignment(self._next(*_described(optimizer)) if cast is None else Role())
+        assignment = self._assignments.find(optimizer)
+        if assignment is not None and assignment.generation == assignment.role.generation:
+            return assignment.role
+        assignment = _Assignment(self._next(*_described(optimizer)) if assignment is None else Role())
         if type(optimizer).__weakrefoffset__:  # as whatever a scaler is given may not have
-            self._casts.hold(optimizer, cast)
-        return cast.role
+            self._assignments.hold(optimizer, assignment)
+        return assignment.role
 
     def _next(self, kind: _Kind, first: int) -> Role:
         """The role for a new optimizer."""
         alike = [role for role in self._open.pop(kind, ()) if role.steps < 2]
         same = [role for role in alike if first and role.first == first]
-        left = next((role for role in (*same, *alike) if role.gone), None)
+        left = next((role for role in (*same, *alike) if role.freed), None)
         if left is not None:
             role = left
         elif len(same) > 1 or any(role.shared for role in same):
@@ -99,9 +99,9 @@ class Roles:
         role.first = first
         return role
 
-    def _leave(self, cast: _Assignment) -> None:
-        if cast.turn == cast.role.turn:
-            cast.role.gone = True
+    def _note_freed(self, assignment: _Assignment) -> None:
+        if assignment.generation == assignment.role.generation:
+            assignment.role.freed = True
 
 
 def _described(optimizer: Any) -> tuple[_Kind, int]:

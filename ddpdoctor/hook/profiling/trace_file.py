@@ -160,7 +160,9 @@ def _header(session: Session) -> dict[str, Any]:
                 info["pg_count"] = len(info["pg_config"])
     except Exception as error:
         part("process groups").failed(error)
-    ours = {"rank": session.rank, "world_size": session.world_size, "host": session.document.get("host"), "pid": os.getpid(),
+    identity = {"rank": session.rank, "world_size": session.world_size, "host": session.document.get("host"), "pid": os.getpid(),
             "time_ns": time.time_ns(), "perf_counter_ns": time.perf_counter_ns()}  # fmt: skip
-    header: dict[str, Any] = json.loads(json.dumps({"distributedInfo": info, "ddpdoctor": ours}, default=str))
+    header: dict[str, Any] = json.loads(
+        json.dumps({"distributedInfo": info, "ddpdoctor": identity}, default=str)
+    )
     return header

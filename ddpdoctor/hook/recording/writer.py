@@ -57,7 +57,7 @@ class Writer:
     def __init__(self, session: Session) -> None:
         self._session = session
         self.document_changed = threading.Event()
-        self._asked = threading.Event()
+        self._requested = threading.Event()
         self._requests: deque[threading.Event] = deque()
         """Set after a copy that began after the request."""
         self._ending = self._abandoned = False
@@ -68,7 +68,7 @@ class Writer:
         self._dropped = 0
         """Lost records that rank.json reports."""
         # A request for a copy interrupts the thinning of the log.
-        self._budget = DiskBudget(rank_budget(session.world_size), lambda: not self._asked.is_set())
+        self._budget = DiskBudget(rank_budget(session.world_size), lambda: not self._requested.is_set())
         self._thread = threading.Thread(
             target=guarded(_PART, self._run), name="ddpdoctor-writer", daemon=True
         )
@@ -90,7 +90,7 @@ class Writer:
         request = threading.Event()
         self._ending = self._ending or ending
         self._requests.append(request)
-        self._asked.set()
+        self._requested.set()
         self.document_changed.set()
         while self._thread.is_alive() and time.monotonic() < deadline_s:
             if request.wait(min(_LOOK_S, max(0.0, deadline_s - time.monotonic()))):
@@ -107,7 +107,7 @@ class Writer:
             self._claimed.set()
         self.document_changed.wait(PERIOD_S)
         while not self._abandoned:
-            self._asked.clear()
+            self._requested.clear()
             changed, ending = self.document_changed.is_set(), self._ending
             self.document_changed.clear()
             requests = [self._requests.popleft() for _ in range(len(self._requests))]
@@ -121,7 +121,7 @@ class Writer:
             if ending:
                 return
             # What cannot be written is tried again, but no faster than the rest.
-            changed_again = self.document_changed if copied else self._asked
+            changed_again = self.document_changed if copied else self._requested
             while not changed_again.wait(PERIOD_S):
                 guarded(_PART, self._look_after)()
                 if not self._copied_by_launcher or time.monotonic() - self._looked_s > CHECK_PERIOD_S:

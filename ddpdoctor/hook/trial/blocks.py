@@ -60,7 +60,7 @@ class IteratorReplacer:
                 self._set_state("refused", f"{type(error).__name__}: {error}")
         return self._current.get(iterator, iterator)
 
-    def _asked(self) -> dict[str, Any]:
+    def _wanted_settings(self) -> dict[str, Any]:
         return {
             name.partition(".")[2]: value for name, value in self._trial.blocks[self.block]["set"].items()
         }
@@ -75,7 +75,7 @@ class IteratorReplacer:
             self._off = True
             self._set_state("refused", f"{type(loader.dataset).__name__} is iterable: it would begin again")
             return
-        wanted = {**self._settings[loader], **self._asked()}
+        wanted = {**self._settings[loader], **self._wanted_settings()}
         if not wanted["num_workers"]:
             wanted.update(prefetch_factor=None, persistent_workers=False)
         elif wanted["prefetch_factor"] is None:
