@@ -23,7 +23,7 @@ from ddpdoctor.launch.options import RunOptions
 from ddpdoctor.rundir import (
     MANIFEST_FILE,
     RUN_SCHEMA,
-    NotOursError,
+    UntrustedFileError,
     boot_id,
     encoded,
     host_directory,
@@ -37,7 +37,7 @@ from ddpdoctor.rundir import (
     write_json,
 )
 from ddpdoctor.rundir.liveness import is_running
-from ddpdoctor.rundir.owned import behind_links, folder, is_own, is_own_folder, replace_file
+from ddpdoctor.rundir.owned import folder, is_own, is_own_folder, replace_file, resolve_own_links
 from ddpdoctor.rundir.privacy import mask_command, mask_text, recorded_environment
 
 _TASK_VARIABLES = (
@@ -170,7 +170,7 @@ class Launch:
         self.document.update(fields)
         with folder(str(self.run), links=True) as run, folder("hosts", run) as hosts:
             if not is_own(run):
-                raise NotOursError(errno.EPERM, "it belongs to another user", str(self.run))
+                raise UntrustedFileError(errno.EPERM, "it belongs to another user", str(self.run))
             with folder(self.record.parent.name, hosts) as own:
                 replace_file(self.record.name, own, encoded(self.document), mode=0o666)
             if self.owner:
@@ -245,7 +245,7 @@ def _writable_base() -> Path:
     base = Path(tempfile.gettempdir()) / f"{RUNS_FOLDER}-{os.getuid()}"
     try:
         make_private_folder(str(base))
-    except NotOursError:
+    except UntrustedFileError:
         # Somebody else has taken the name.
         return Path(tempfile.mkdtemp(prefix=f"{RUNS_FOLDER}-"))
     return base
@@ -255,7 +255,7 @@ def _enter(run: Path, identity: JobIdentity, document: dict[str, Any]) -> Launch
     if run.exists() and not run.is_dir():
         raise DdpDoctorError(f"{run} is a file; --out needs a directory that does not exist yet.")
     try:
-        behind_links(run)
+        resolve_own_links(run)
     except OSError as error:
         raise DdpDoctorError(f"{run}: {error.strerror or error}; choose another --out.") from error
     run.mkdir(parents=True, exist_ok=True)

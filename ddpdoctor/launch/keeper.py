@@ -19,11 +19,11 @@ from ddpdoctor.rundir import (
     RANK_FILE,
     TARGET_FILE,
     BusyError,
-    Carrier,
     DiskBudget,
+    HostLock,
     Note,
     OtherRunError,
-    carry_host_documents,
+    copy_host_documents,
     drain,
     host_directory,
     is_over,
@@ -34,7 +34,7 @@ from ddpdoctor.rundir import (
     remove_root,
     spools_in,
 )
-from ddpdoctor.rundir.carrier import METRICS
+from ddpdoctor.rundir.host_lock import METRICS_SERVER
 
 if TYPE_CHECKING:
     from ddpdoctor.telemetry import TelemetrySampler
@@ -61,7 +61,7 @@ class Keeper:
         self._run, self._root, self._host, self._options = run, root, host, options
         self._orders, self._writer = orders, writer
         self._beat = beating(writer, b"\n")
-        self._carrier = Carrier(str(root))
+        self._carrier = HostLock(str(root))
         self._budgets: dict[str, DiskBudget] = {}
         self._told: set[str] = set()
         self._carried: dict[str, int] = {}
@@ -124,7 +124,7 @@ class Keeper:
             )
 
     def _serve(self, orders: int, writer: int) -> None:
-        office = Carrier(str(self._root), METRICS)
+        office = HostLock(str(self._root), METRICS_SERVER)
         if not office.take():
             say(writer)
             while not office.take():
@@ -187,7 +187,7 @@ class Keeper:
         if not self._carrier.take():
             return  # another launcher of this host has one that does
         try:
-            carry_host_documents(str(self._root), str(self._run), self._carried)
+            copy_host_documents(str(self._root), str(self._run), self._carried)
         except OSError as error:
             self._tell(error)
         goes_on = [spool for spool in spools_in(str(self._root)) if not self._carry_spool(spool)]

@@ -16,7 +16,7 @@ from ddpdoctor.rundir import (
     OtherRunError,
     State,
     Waiting,
-    carry_host_documents,
+    copy_host_documents,
     discard,
     drain,
     is_over,
@@ -142,7 +142,7 @@ def drain_spools(root: Path, beat: Callable[[], None] = lambda: None, run: Path 
                 failure = error
     if run is not None:
         try:
-            carry_host_documents(str(root), str(run))
+            copy_host_documents(str(root), str(run))
         except OSError as error:
             failure = failure or error
     remove_root(str(root))

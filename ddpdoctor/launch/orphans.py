@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from ddpdoctor.launch import procfs
 from ddpdoctor.launch.leftovers import ranks_of_spools
-from ddpdoctor.rundir.door import at_door
 from ddpdoctor.rundir.liveness import started
+from ddpdoctor.rundir.unjoined import unjoined_files
 
 GRACE_S = 45.0
 """From SIGTERM to SIGKILL: more than torchrun gives its ranks (30 s)."""
@@ -136,7 +136,7 @@ class Orphans:
 
     def _living_ranks(self, marked: dict[int, _Process]) -> list[_Process]:
         """Those who have shown themselves, and those who have not yet, most of them because they are still to import torch."""
-        at_the_door = {pid: rank for rank, pid, _ in at_door(str(self._root))}
+        at_the_door = {pid: rank for rank, pid, _ in unjoined_files(str(self._root))}
         shown = {**(self._recorded or {}), **ranks_of_spools(self._root), **at_the_door}
         living = {rank for pid, rank in shown.items() if pid in marked}
         ranks = [process for pid, process in marked.items() if pid in shown]

@@ -26,11 +26,11 @@ from ddpdoctor.readable import is_readable
 from ddpdoctor.rundir import (
     ENDS_FILE,
     ENDS_SCHEMA,
-    SENTINEL,
+    HANG_MONITOR,
     STALL_FILE,
     STALL_SCHEMA,
     STANDING_FILE,
-    Carrier,
+    HostLock,
     Standstill,
     ask,
     boot_id,
@@ -69,7 +69,7 @@ class Sentinel:
         self._root, self._options = str(root), options
         self._orders, self._writer = orders, writer
         self._head = {"host": host, "boot": boot_id()}
-        self._office = Carrier(self._root, SENTINEL)
+        self._office = HostLock(self._root, HANG_MONITOR)
         self._ranks = HostWatchedRanks(self._root)
         self._door = Door(self._root)
         self._progress = Progress(options.hang_after_s, Tuning())

@@ -51,10 +51,10 @@ from ddpdoctor.rundir import (
     make_spool_root,
     note_sources,
 )
-from ddpdoctor.rundir.door import at_door, read_door
 from ddpdoctor.rundir.privacy import mask_text
 from ddpdoctor.rundir.raw_traces import clear_raw_folders
 from ddpdoctor.rundir.stops import signal_name
+from ddpdoctor.rundir.unjoined import read_unjoined, unjoined_files
 
 _MOST_NAMED = 8
 
@@ -62,8 +62,8 @@ _MOST_NAMED = 8
 def standing_at_door(root: str) -> str:
     """Who is there, or was when it ended, and whether it has asked to join, in sentences; "" where nobody is."""
     asked: dict[int, bool] = {}
-    for rank, _, path in at_door(root):
-        asked[rank] = asked.get(rank, False) or "joining_ns" in read_door(path).about
+    for rank, _, path in unjoined_files(root):
+        asked[rank] = asked.get(rank, False) or "joining_ns" in read_unjoined(path).about
     told = []
     for has_asked, what in (
         (False, "had not called init_process_group"),

@@ -10,8 +10,14 @@ from typing import Any, ClassVar
 
 from ddpdoctor.launch import procfs
 from ddpdoctor.launch.rankwatch import WatchedRank
-from ddpdoctor.rundir.door import AtDoor, at_door, close_door, holder_at_door, read_door
 from ddpdoctor.rundir.fault_text import innermost_line
+from ddpdoctor.rundir.unjoined import (
+    UnjoinedStatus,
+    read_unjoined,
+    remove_unjoined_file,
+    unjoined_file_holder,
+    unjoined_files,
+)
 
 _FIRST_THREAD = "(most recent call first):"
 """Before each stack that faulthandler writes."""
@@ -23,7 +29,7 @@ class UnjoinedRank(WatchedRank):
     """One of them."""
 
     joined: ClassVar[bool] = False
-    said: AtDoor = field(default_factory=AtDoor)
+    said: UnjoinedStatus = field(default_factory=UnjoinedStatus)
     has_left: bool = False
     """Whether its file is gone: it has joined, and is about to record."""
 
@@ -34,7 +40,7 @@ class UnjoinedRank(WatchedRank):
         if self.has_left:
             return False
         if self.end is None or "raised" not in self.end:
-            self.said = read_door(self.spool)
+            self.said = read_unjoined(self.spool)
         if self.end is not None:
             raised = self.said.about.get("raised") or []
             self.end.update(step=None, raised=raised, joined=False, waits=self.waits)
@@ -56,7 +62,7 @@ class UnjoinedRank(WatchedRank):
         return self.said.faults or _as_fault(self.said.about.get("frames"))
 
     def _found_pid(self) -> int:
-        holder = holder_at_door(self.spool)
+        holder = unjoined_file_holder(self.spool)
         return self.pid if holder is None else holder
 
     @property
@@ -77,7 +83,10 @@ class UnjoinedRank(WatchedRank):
             ours = Path(f"/proc/{self.here_pid}/fd/{handle}").samefile(self.spool)
             if not ours or not procfs.catches(self.here_pid, number):
                 return
-            if not procfs.is_interruptible(self.here_pid) and "joining_ns" not in read_door(self.spool).about:
+            if (
+                not procfs.is_interruptible(self.here_pid)
+                and "joining_ns" not in read_unjoined(self.spool).about
+            ):
                 os.kill(self.here_pid, number)
         except OSError:
             pass  # it has gone, or joined, meanwhile
@@ -110,11 +119,11 @@ class Door:
 
     def look(self, joined: Collection[int]) -> None:
         """Bring all up to date; ``joined`` are the process ids of ranks."""
-        there = at_door(self._root)
+        there = unjoined_files(self._root)
         everybody = {*joined, *(pid for _, pid, _ in there)}
         for rank, pid, path in there:
             if path not in self.known and path not in self._others:
-                at_ns = read_door(path).about.get("at_ns")
+                at_ns = read_unjoined(path).about.get("at_ns")
                 began_ns = at_ns if isinstance(at_ns, int) else 0
                 found = UnjoinedRank(path, rank, pid, began_ns=began_ns)
                 found.open()
@@ -129,7 +138,7 @@ class Door:
             found.look()
             ended = found.end is not None and found.end["in_order"]
             if ended:
-                close_door(path)
+                remove_unjoined_file(path)
             if ended or found.pid in joined:
                 found.close()
                 del self.known[path]

@@ -105,7 +105,7 @@ def read_telemetry(path: Path, around: tuple[int, int] | None = None) -> Telemet
     """
     problems: list[Note] = []
     header: dict[str, Any] = {}
-    samples, notes, misfits, seen, undated = [], list[Note](), set[str](), False, 0
+    samples, notes, invalid_fields, seen, undated = [], list[Note](), set[str](), False, 0
     for document in _documents(path, problems):
         seen = True
         if "schema" in document:
@@ -119,14 +119,14 @@ def read_telemetry(path: Path, around: tuple[int, int] | None = None) -> Telemet
             around is None or around[0] <= document["t_ns"] <= around[1]
         ):
             samples.append(fitting(document, TELEMETRY_SAMPLE, str(path), []))
-            misfits |= document.keys() - samples[-1].keys()
+            invalid_fields |= document.keys() - samples[-1].keys()
         else:
             undated += 1
     if undated or not (samples or problems):
         problems.append(Note(_lack_of_samples(path, len(samples), undated, seen)))
-    if misfits:
+    if invalid_fields:
         problems.append(
-            Note(f"{path}: {', '.join(sorted(misfits))} of some samples are implausible and ignored.")
+            Note(f"{path}: {', '.join(sorted(invalid_fields))} of some samples are implausible and ignored.")
         )
     schema = header.get("schema")
     if not header and seen:

@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.rundir import is_recorded_file, is_run_directory, open_regular
-from ddpdoctor.rundir.owned import behind_links
+from ddpdoctor.rundir.owned import resolve_own_links
 from ddpdoctor.written.forms import Form
 
 STDOUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
@@ -111,7 +111,7 @@ def resolve_target(path: str | os.PathLike[str], noun: str = "file") -> Path:
             break
         if inside.is_symlink():
             raise OSError(errno.ELOOP, f"{inside} is a link inside a run directory")
-    place = Path(behind_links(absolute))
+    place = Path(resolve_own_links(absolute))
     if _run_containing(place) is not None and place.exists() and not (place.is_file() or place.is_dir()):
         raise OSError(errno.EINVAL, "it is a pipe or a device inside a run directory")
     if is_recorded_file(os.path.realpath(place)):

@@ -20,15 +20,15 @@ from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir import (
     CAPTURE_ANSWER,
     STALL_FILE,
-    CaptureOrder,
+    CaptureRequest,
     Present,
     boot_id,
     keep_host_document,
     pid_namespace,
 )
-from ddpdoctor.rundir.asking import CAPTURE_SCHEMA
 from ddpdoctor.rundir.liveness import started
 from ddpdoctor.rundir.owned import make_private_folder
+from ddpdoctor.rundir.requests import CAPTURE_SCHEMA
 from ddpdoctor.rundir.stops import PROGRESS_SCHEMA
 from ddpdoctor.telemetry import LiveRank, LiveRun
 from ddpdoctor.telemetry.live import LiveStep, Tail
@@ -153,7 +153,7 @@ def test_a_stall_is_the_reason_and_not_an_open_window(tmp_path, ago_s):
     said = {"schema": CAPTURE_SCHEMA, "request": 1, "step": 30, "why": "another window is under way"}
     Path(rank.spool, CAPTURE_ANSWER).write_text(json.dumps(said))
     with pytest.raises(UnusableInput) as refused:
-        _order_all(live, [rank], CaptureOrder(1, 1, 40, 8))
+        _order_all(live, [rank], CaptureRequest(1, 1, 40, 8))
     if ago_s == 1:
         assert str(refused.value) == "no window, because rank 0 cannot open one: another window is under way."
     else:
@@ -177,7 +177,7 @@ def test_a_suspended_rank_is_reported_as_stopped(tmp_path, monkeypatch, capsys):
         stacks.callback(tmp_path / "run", False)
         assert capsys.readouterr().out == "rank 0 (process 1) is stopped (SIGSTOP).\n"
         with pytest.raises(UnusableInput, match=r"^no window, because rank 0 is stopped \(SIGSTOP\)\.$"):
-            _order_all(live, [rank], CaptureOrder(1, 1, 40, 8))
+            _order_all(live, [rank], CaptureRequest(1, 1, 40, 8))
     finally:
         process.kill()
         process.wait()

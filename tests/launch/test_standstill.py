@@ -11,7 +11,7 @@ from ddpdoctor.launch.rankwatch import Activity, WatchedRank
 from ddpdoctor.launch.standstill import Progress, Suspicion, Tuning
 from ddpdoctor.launch.unjoined import UnjoinedRank
 from ddpdoctor.rundir import Beat
-from ddpdoctor.rundir.door import AtDoor
+from ddpdoctor.rundir.unjoined import UnjoinedStatus
 
 WAITS = {"0": [36, -1, 35]}
 DONE = {"0": [35, -1, 35]}
@@ -121,7 +121,7 @@ def test_as_long_as_nobody_waits_those_that_have_not_joined_are_building() -> No
     progress = Progress(10.0, Tuning())
     now_s = silent(progress, ranks, 0.0, 1000)
     assert progress.suspicion(ranks) is None
-    ranks[0].said = AtDoor({"joining_ns": 1})  # type: ignore[attr-defined]
+    ranks[0].said = UnjoinedStatus({"joining_ns": 1})  # type: ignore[attr-defined]
     silent(progress, ranks, now_s, 12)
     found = progress.suspicion(ranks)
     assert found is not None
@@ -133,11 +133,11 @@ def test_who_comes_to_join_makes_progress() -> None:
     ranks = [UnjoinedRank("", number, 1_000_000_000 + number, state="S") for number in (0, 1)]
     for rank in ranks:
         rank.meter.cores = 1.0
-    ranks[1].said = AtDoor({"joining_ns": 1})
+    ranks[1].said = UnjoinedStatus({"joining_ns": 1})
     progress = Progress(3.0, Tuning())
     now_s = silent(progress, list(ranks), 0.0, 30)
     assert progress.suspicion(list(ranks)) is None
-    ranks[0].said, ranks[0].meter.cores = AtDoor({"joining_ns": 2}), 0.0
+    ranks[0].said, ranks[0].meter.cores = UnjoinedStatus({"joining_ns": 2}), 0.0
     now_s = silent(progress, list(ranks), now_s, 3)
     assert progress.suspicion(list(ranks)) is None
     silent(progress, list(ranks), now_s, 2)

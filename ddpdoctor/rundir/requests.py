@@ -1,13 +1,13 @@
-"""What somebody beside a rank asks it, by files in its spool, for which the rank's attendant looks once a second.
+"""Requests to a rank, as files in its spool, which its status thread checks once a second.
 
 ::
 
-    <spool>/question          where it stands: the launcher's side asks, because no rank gets on; the answer is ``standing.json``
-    <spool>/stacks.question   the same for ``ddpdoctor stacks``, also of a rank that gets on; the answer is ``stacks.json``
+    <spool>/question          its status, requested by the launcher because no rank makes progress; the answer is ``standing.json``
+    <spool>/stacks.question   the same for ``ddpdoctor stacks``, also if ranks make progress; the answer is ``stacks.json``
     <spool>/capture.order     a profiler window from a step on that all ranks reach later; the answer is ``capture.json``
 
-Of a spool only its own user can have written them: it is opened as :mod:`.owned` says, and what stands there is checked. Nothing is
-told through the job's process groups.
+Of a spool only its own user can have written them: it is opened as :mod:`.owned` says, and its content is checked.
+Nothing is sent through the job's process groups.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ _MOST_ORDER_BYTES = 500
 _LAST_STEP = 1 << 53
 CAPTURE_SCHEMA = "ddpdoctor.capture/1"
 MOST_CAPTURE_STEPS = 64
-"""Of one capture: the profiler keeps all of it in the memory of the rank."""
+"""Steps of one capture: the profiler keeps all of it in the memory of the rank."""
 
 
-class CaptureOrder(NamedTuple):
-    """A profiler window that somebody asks for while the job runs."""
+class CaptureRequest(NamedTuple):
+    """A request for a profiler window while the job runs."""
 
     request: int
-    """Tells this order from any other."""
+    """Unique number of this request."""
     number: int
-    """Of the window: its trace is ``trace.<number>.json.gz``."""
+    """Number of the window: its trace is ``trace.<number>.json.gz``."""
     first: int
     steps: int
 
 
 def ask(spool: str, number: int, question: str = QUESTION_FILE) -> None:
-    """Ask the rank of this spool, by a ``number`` that it was not asked by before. Raises OSError."""
-    with opened_spool(spool) as here:
-        replace_file(question, here, str(number).encode())
+    """Write a request to the rank of this spool, with a ``number`` not used for it before. Raises OSError."""
+    with opened_spool(spool) as spool_fd:
+        replace_file(question, spool_fd, str(number).encode())
 
 
-def question_in(spool: str, question: str = QUESTION_FILE) -> int:
-    """The number of the last question to the rank of this spool; 0 where there is none. Never raises."""
+def request_in(spool: str, question: str = QUESTION_FILE) -> int:
+    """The number of the last request to the rank of this spool; 0 without one. Never raises."""
     try:
         handle = open_file(os.path.join(spool, question), None, os.O_RDONLY)
     except OSError:
@@ -58,36 +58,36 @@ def question_in(spool: str, question: str = QUESTION_FILE) -> int:
 
 
 def new_request() -> int:
-    """A number that nobody has asked by for years."""
+    """A number for a request, not reused for years."""
     return int(time.time() * 10) % _MOST_NUMBER + 1
 
 
-def order_capture(spool: str, order: CaptureOrder) -> None:
-    """Ask the rank of this spool for a profiler window. Raises OSError."""
-    with opened_spool(spool) as here:
-        replace_file(CAPTURE_ORDER, here, encoded(order._asdict()))
+def request_capture(spool: str, order: CaptureRequest) -> None:
+    """Request a profiler window of the rank of this spool. Raises OSError."""
+    with opened_spool(spool) as spool_fd:
+        replace_file(CAPTURE_ORDER, spool_fd, encoded(order._asdict()))
 
 
-def capture_ordered(spool: str) -> CaptureOrder | None:
-    """The window that the rank of this spool was asked for; None where there is none, or what stands there is no order of this
-    user's. Never raises."""
+def capture_requested(spool: str) -> CaptureRequest | None:
+    """The requested window of the rank of this spool; None without one, or if the file is no request of this user's.
+    Never raises."""
     if not os.path.lexists(os.path.join(spool, CAPTURE_ORDER)):
         return None
     try:
-        with opened_spool(spool) as here:
-            data = read_file(CAPTURE_ORDER, here)
+        with opened_spool(spool) as spool_fd:
+            data = read_file(CAPTURE_ORDER, spool_fd)
         found = json.loads(data) if len(data) <= _MOST_ORDER_BYTES else None
     except (OSError, ValueError, RecursionError):
         return None
     return _checked(found)
 
 
-def _checked(found: Any) -> CaptureOrder | None:
-    if not isinstance(found, dict) or set(found) != set(CaptureOrder._fields):
+def _checked(found: Any) -> CaptureRequest | None:
+    if not isinstance(found, dict) or set(found) != set(CaptureRequest._fields):
         return None
     if not all(isinstance(value, int) and not isinstance(value, bool) for value in found.values()):
         return None
-    order = CaptureOrder(**found)
+    order = CaptureRequest(**found)
     possible = (
         0 < order.request <= _MOST_NUMBER
         and 0 < order.number <= MOST_CAPTURES
@@ -98,8 +98,8 @@ def _checked(found: Any) -> CaptureOrder | None:
 
 
 def answer_of(spool: str, answer: str, request: int, since_ns: int | None = None) -> dict[str, Any] | None:
-    """What the rank of this spool has answered to ``request``, or, with ``since_ns``, to whoever asked the same later; None where it
-    has not. Never raises."""
+    """The rank's answer to ``request``, or, with ``since_ns``, any answer since then; None without one. Never
+    raises."""
     found = _document(spool, answer)
     if found is None or found.get("request") == request:
         return found
@@ -109,23 +109,23 @@ def answer_of(spool: str, answer: str, request: int, since_ns: int | None = None
 
 def _document(spool: str, name: str) -> dict[str, Any] | None:
     try:
-        with opened_spool(spool) as here:
-            return read_object(name, here)
+        with opened_spool(spool) as spool_fd:
+            return read_object(name, spool_fd)
     except OSError:
         return None
 
 
-def forget_questions(spool: str, request: int, *names: str) -> None:
-    """Remove a question and its answer, unless somebody else has asked since. Never raises."""
+def delete_requests(spool: str, request: int, *names: str) -> None:
+    """Remove a request and its answer, unless another process has made a request since. Never raises."""
     for name in {STACKS_QUESTION, STACKS_FILE, CAPTURE_ORDER, CAPTURE_ANSWER}.intersection(names):
         try:
             asked = (
-                question_in(spool, name)
+                request_in(spool, name)
                 if name == STACKS_QUESTION
                 else (_document(spool, name) or {}).get("request")
             )
             if asked == request:
-                with opened_spool(spool) as here:
-                    os.unlink(name, dir_fd=here)
+                with opened_spool(spool) as spool_fd:
+                    os.unlink(name, dir_fd=spool_fd)
         except OSError:
             pass

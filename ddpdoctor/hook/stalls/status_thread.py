@@ -1,4 +1,4 @@
-"""The thread beside the training thread that says where that one stands, and what its tensors take."""
+"""The thread that writes the rank's status and answers requests, and samples the device's memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ...rundir import (
     End,
     LineField,
     encoded,
-    question_in,
+    request_in,
 )
 from .. import environment
 from ..guard import part
@@ -31,41 +31,41 @@ from ..profiling import Captures
 from ..recording import Session
 from .devicememory import DeviceMemory
 from .faults import Faults, reserve_signal
-from .rank_status import Whereabouts, described, flight, phase_of, uncaught
+from .rank_status import RankStatus, exception_documents, flight, phase_of, uncaught
 
 PERIOD_S = 1.0
-"""Between two looks: what 30 to 100 us cost so often is a hundredth of a percent."""
+"""Seconds between two looks, each of which costs 30 to 100 us: at most a hundredth of a percent."""
 _END_S = 0.2
-"""More than a look takes."""
+"""Seconds; more than one look takes."""
 _THIS_THREAD = getattr(resource, "RUSAGE_THREAD", None)
 _PART = part("watching for hangs")
 
 
-class Attendant:
-    """Of one recording."""
+class StatusThread:
+    """The status thread of one recording."""
 
     def __init__(self, session: Session, captures: Captures) -> None:
-        """``captures`` are the profiler windows that somebody may ask for."""
+        """``captures`` are the profiler windows on request."""
         self._session = session
         self._captures = captures
-        self._whereabouts = Whereabouts(session)
-        self._memory = DeviceMemory(session, self._whereabouts)
+        self._status = RankStatus(session)
+        self._memory = DeviceMemory(session, self._status)
         # The job's own random numbers stay as they are.
         self._random = random.Random(session.rank)
         self._after_s = environment.hang_after_s(os.environ)
         self._stop = threading.Event()
         self._faults: Faults | None = None
         self._answered = self._stacks_answered = 0
-        self._raised = self._told = False
+        self._raised = self._published = False
         self._last_step = self._evaluated = -1
         self._trained = False
         """Whether a model was seen in training mode."""
         self._thread = threading.Thread(
-            target=guarded(_PART, self._run), name="ddpdoctor-attendant", daemon=True
+            target=guarded(_PART, self._run), name="ddpdoctor-status", daemon=True
         )
 
     def start(self) -> None:
-        """Start the thread, unless nobody watches for hangs."""
+        """Start the thread if hangs are watched for."""
         if self._after_s:
             reserve_signal()
             self._thread.start()
@@ -77,17 +77,17 @@ class Attendant:
         try:
             while not (self._stop.is_set() or _PART.off):
                 self._faults.look()
-                heartbeat.listens(self._faults.signal)
+                heartbeat.set_signal(self._faults.signal)
                 if self._is_stopped_within_period():
                     break
                 self._attend()
         finally:
-            # A rank that does not answer any more must not be taken for one that cannot.
-            heartbeat.listens(0)
+            # Without this thread, no answer of it may be expected.
+            heartbeat.set_signal(0)
             self._faults.stop()
 
     def _is_stopped_within_period(self) -> bool:
-        """Wait for a period, at a random moment of which the device's memory is looked at."""
+        """Wait for one period; the device's memory is read at a random moment of it."""
         before_s = 0.0
         if self._memory.there:
             before_s = PERIOD_S * self._random.random()
@@ -98,35 +98,35 @@ class Attendant:
 
     def _attend(self) -> None:
         guarded(_PART, self._look)()
-        # A rank is asked by files: where none has come or gone, nobody asks.
-        if self._session.spool.has_news() or self._captures.under_way:
-            guarded(_PART, self._tell_stacks)()
+        # Requests are files: if none has come or gone, there is no request.
+        if self._session.spool.directory_changed() or self._captures.under_way:
+            guarded(_PART, self._answer_stacks)()
             guarded(_PART, self._captures.follow)()
 
     def _look(self) -> None:
         if not self._raised and uncaught() is not None:
             self._raised = True
-            self.tell_end()
+            self.write_end_status()
         step = self._session.recorder.step
         if step == self._last_step:
-            document = self._whereabouts.document(PROGRESS_SCHEMA)
+            document = self._status.document(PROGRESS_SCHEMA)
             self._note_evaluation(step, document["evaluating"])
-            self._told = True
+            self._published = True
             self._keep(PROGRESS_FILE, encoded(document))
-            self._answer(question_in(self._session.spool.directory))
-        elif self._told:
-            self._told = False
+            self._answer(request_in(self._session.spool.directory))
+        elif self._published:
+            self._published = False
             self._withdraw(PROGRESS_FILE)
         if step != self._last_step:
-            self._trained = self._trained or not self._whereabouts.evaluates()
+            self._trained = self._trained or not self._status.evaluates()
         self._last_step = step
 
     def _keep(self, name: str, data: bytes) -> None:
-        """Write it, and say so where neither a full nor a removed spool matters."""
+        """Write a file of the spool, and count that in the heartbeat; nothing if the spool is full or removed."""
         try:
             self._session.spool.keep(name, data)
         except OSError:
-            return  # its memory is full, or gone: whoever watches sees that nothing was written
+            return  # its memory is full, or gone: the heartbeat then shows no answer
         faults = resource.getrusage(_THIS_THREAD).ru_minflt if _THIS_THREAD is not None else 0
         self._session.recorder.heartbeat.answered(len(data), faults)
 
@@ -137,18 +137,19 @@ class Attendant:
             pass  # the spool is gone
 
     def _note_evaluation(self, step: int, evaluating: bool) -> None:
-        """Have the step log say it: in a step of which only the times are recorded nothing else does, nor where the job calls
-        the module inside of DDP. A job that trains in evaluation mode all along does not evaluate."""
+        """Write to the step log that the job evaluates: nothing else shows it in a step of which only the times are
+        recorded, or if the job calls the module inside DDP. A job that trains in evaluation mode all along does not
+        evaluate."""
         if evaluating and self._trained and step != self._evaluated:
             self._evaluated = step
             self._session.recorder.pending.append(f"{{{LineField.EVALUATED.key}{step}}}\n")
         self._trained = self._trained or not evaluating
 
-    def _tell_stacks(self) -> None:
-        """For whoever watches a job that may well get on."""
-        request = question_in(self._session.spool.directory, STACKS_QUESTION)
+    def _answer_stacks(self) -> None:
+        """Answer a request for stacks (``ddpdoctor stacks``), which may come while the job makes progress."""
+        request = request_in(self._session.spool.directory, STACKS_QUESTION)
         if request and request != self._stacks_answered:
-            document = self._whereabouts.standing(STANDING_SCHEMA)
+            document = self._status.with_all_stacks(STANDING_SCHEMA)
             document["request"] = request
             self._keep(STACKS_FILE, encoded(document))
         self._stacks_answered = request
@@ -157,21 +158,22 @@ class Attendant:
         if request in (0, self._answered):
             return
         self._answered = request
-        document = self._whereabouts.standing(STANDING_SCHEMA)
+        document = self._status.with_all_stacks(STANDING_SCHEMA)
         error = uncaught()
-        document.update(request=request, raised=[] if error is None else described(error))
+        document.update(request=request, raised=[] if error is None else exception_documents(error))
         self._keep(STANDING_FILE, encoded(document))
         entries = flight(self._session)
         if entries is not None:
             self._keep(HANG_FLIGHT_FILE, entries)
 
-    def tell_end(self) -> None:
-        """The interpreter is left: write down how. The exception may be told before that, where other threads keep the process."""
+    def write_end_status(self) -> None:
+        """Write how the interpreter ends. An exception may be written before the end, if other threads keep the
+        process alive."""
         error = uncaught()
-        document = self._whereabouts.counts(ENDING_SCHEMA)
+        document = self._status.counts(ENDING_SCHEMA)
         document["how"] = (End.IN_ORDER if error is None else End.EXCEPTION).value
         if error is not None:
-            document["raised"] = raised = described(error)
+            document["raised"] = raised = exception_documents(error)
             document["phase"] = phase_of(raised[0]["frames"]).value
         self._session.spool.keep_document(ENDING_FILE, document)
 
@@ -182,7 +184,7 @@ class Attendant:
             self._thread.join(timeout=_END_S)
         if self._faults is not None:
             self._faults.stop()
-        # Where it was last is of interest only of one that does not end like this.
+        # The last status is of interest only if the rank ended in another way.
         self._withdraw(PROGRESS_FILE)
         if uncaught() is None:
             self._withdraw(CALLS_FILE)

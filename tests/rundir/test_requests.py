@@ -1,4 +1,4 @@
-"""What somebody beside a rank asks it: from its own user alone, and checked."""
+"""Requests to a rank by files in its spool: only its own user can make them, and they are checked."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from ddpdoctor.rundir import (
     CAPTURE_ORDER,
     STACKS_FILE,
     STACKS_QUESTION,
-    CaptureOrder,
+    CaptureRequest,
     Spool,
     answer_of,
     ask,
-    capture_ordered,
+    capture_requested,
+    delete_requests,
     discard,
-    forget_questions,
     make_spool_root,
     new_request,
-    order_capture,
     present_ranks,
-    question_in,
+    request_capture,
+    request_in,
 )
 
-ORDER = CaptureOrder(request=7, number=1, first=100, steps=8)
+ORDER = CaptureRequest(request=7, number=1, first=100, steps=8)
 
 
 @pytest.fixture
@@ -47,31 +47,31 @@ def test_whoever_is_asked_need_not_look_twice(spool):
     def calm():
         """As if nothing had happened here for long."""
         os.utime(spool.directory, (1e9, 1e9))
-        assert spool.has_news()
-        assert not spool.has_news()
+        assert spool.directory_changed()
+        assert not spool.directory_changed()
 
     for change in (
-        lambda: order_capture(spool.directory, ORDER),
-        lambda: order_capture(spool.directory, ORDER._replace(request=8)),
-        lambda: forget_questions(spool.directory, 8, CAPTURE_ORDER),
+        lambda: request_capture(spool.directory, ORDER),
+        lambda: request_capture(spool.directory, ORDER._replace(request=8)),
+        lambda: delete_requests(spool.directory, 8, CAPTURE_ORDER),
         lambda: ask(spool.directory, 1, STACKS_QUESTION),
     ):
         calm()
         change()
-        assert spool.has_news()
+        assert spool.directory_changed()
         # What comes in the same tick of the clock as that look cannot be seen by it.
-        assert spool.has_news()
+        assert spool.directory_changed()
 
 
 def test_an_order_arrives_and_is_taken_back(spool):
-    assert capture_ordered(spool.directory) is None
-    order_capture(spool.directory, ORDER)
-    assert capture_ordered(spool.directory) == ORDER
-    forget_questions(spool.directory, ORDER.request + 1, CAPTURE_ORDER)
-    assert capture_ordered(spool.directory) == ORDER  # somebody else's
+    assert capture_requested(spool.directory) is None
+    request_capture(spool.directory, ORDER)
+    assert capture_requested(spool.directory) == ORDER
+    delete_requests(spool.directory, ORDER.request + 1, CAPTURE_ORDER)
+    assert capture_requested(spool.directory) == ORDER  # somebody else's
     for _ in range(2):
-        forget_questions(spool.directory, ORDER.request, CAPTURE_ORDER)
-        assert capture_ordered(spool.directory) is None
+        delete_requests(spool.directory, ORDER.request, CAPTURE_ORDER)
+        assert capture_requested(spool.directory) is None
 
 
 @pytest.mark.parametrize(
@@ -95,13 +95,13 @@ def test_an_order_arrives_and_is_taken_back(spool):
 def test_what_is_no_order_is_none(spool, changed):
     written = json.dumps({**ORDER._asdict(), **changed})
     Path(spool.directory, CAPTURE_ORDER).write_text(written)
-    assert capture_ordered(spool.directory) is None
+    assert capture_requested(spool.directory) is None
 
 
 @pytest.mark.parametrize("content", ["", "[]", "7", "{", "\0" * 40, "[" * 400, " " * 600, '{"request": NaN}'])
 def test_what_is_no_json_is_none(spool, content):
     Path(spool.directory, CAPTURE_ORDER).write_text(content)
-    assert capture_ordered(spool.directory) is None
+    assert capture_requested(spool.directory) is None
 
 
 def test_an_order_that_somebody_else_could_have_written_is_none(spool, tmp_path):
@@ -109,28 +109,28 @@ def test_an_order_that_somebody_else_could_have_written_is_none(spool, tmp_path)
     elsewhere = tmp_path / "planted"
     elsewhere.write_text(json.dumps(ORDER._asdict()))
     place.symlink_to(elsewhere)
-    assert capture_ordered(spool.directory) is None
+    assert capture_requested(spool.directory) is None
     place.unlink()
     os.link(elsewhere, tmp_path / "second")
-    order_capture(spool.directory, ORDER)
+    request_capture(spool.directory, ORDER)
     os.chmod(spool.directory, 0o770)
-    assert capture_ordered(spool.directory) is None
+    assert capture_requested(spool.directory) is None
     os.chmod(spool.directory, 0o700)
     os.link(place, Path(spool.directory, "second.tmp"))
-    assert capture_ordered(spool.directory) is None
+    assert capture_requested(spool.directory) is None
     Path(spool.directory, "second.tmp").unlink()
-    assert capture_ordered(spool.directory) == ORDER
+    assert capture_requested(spool.directory) == ORDER
 
 
 def test_a_pipe_is_not_waited_for(spool):
     os.mkfifo(Path(spool.directory, CAPTURE_ORDER))
-    assert capture_ordered(spool.directory) is None
+    assert capture_requested(spool.directory) is None
 
 
 def test_an_answer_is_of_its_question_alone(spool):
     request = new_request()
     ask(spool.directory, request, STACKS_QUESTION)
-    assert question_in(spool.directory, STACKS_QUESTION) == request and question_in(spool.directory) == 0
+    assert request_in(spool.directory, STACKS_QUESTION) == request and request_in(spool.directory) == 0
     spool.keep_document(STACKS_FILE, {"request": request - 1})
     assert answer_of(spool.directory, STACKS_FILE, request) is None
     spool.keep_document(STACKS_FILE, {"request": request, "step": 4})
@@ -145,9 +145,9 @@ def test_two_who_ask_at_once_both_have_the_answer(spool):
     spool.keep_document(STACKS_FILE, {"request": second, "at_ns": since_ns})
     assert answer_of(spool.directory, STACKS_FILE, first, since_ns) is not None
     assert answer_of(spool.directory, STACKS_FILE, first, since_ns + 1) is None  # of an earlier moment
-    forget_questions(spool.directory, first, STACKS_QUESTION, STACKS_FILE)
+    delete_requests(spool.directory, first, STACKS_QUESTION, STACKS_FILE)
     assert answer_of(spool.directory, STACKS_FILE, second) is not None
-    assert question_in(spool.directory, STACKS_QUESTION) == second
+    assert request_in(spool.directory, STACKS_QUESTION) == second
 
 
 def test_questions_go_with_the_spool(tmp_path):
@@ -157,7 +157,7 @@ def test_questions_go_with_the_spool(tmp_path):
     made = Spool(root, 0, str(run))
     assert [(each.rank, each.pid) for each in present_ranks(str(run))] == [(0, os.getpid())]
     ask(made.directory, 5, STACKS_QUESTION)
-    order_capture(made.directory, ORDER)
+    request_capture(made.directory, ORDER)
     for name in (STACKS_FILE, CAPTURE_ANSWER):
         made.keep_document(name, {})
     made.close()

@@ -1,4 +1,4 @@
-"""The files of ranks that have not joined: what is read of them, whoever wrote it, and what becomes of them."""
+"""The files of ranks that have not joined their process group: reading them, also of foreign content, and removing them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.rundir import make_spool_root, remove_root, spools_in
-from ddpdoctor.rundir.door import at_door, close_door, open_door, read_door, say_at_door
+from ddpdoctor.rundir.unjoined import (
+    append_unjoined,
+    create_unjoined_file,
+    read_unjoined,
+    remove_unjoined_file,
+    unjoined_files,
+)
 from tests.launch.launched import make_run
 
 
@@ -23,18 +29,18 @@ def root(tmp_path):
 
 
 def test_what_is_said_and_what_faulthandler_writes_between(root) -> None:
-    handle, path = open_door(root, 3)
-    say_at_door(handle, rank=3, signal=55)
+    handle, path = create_unjoined_file(root, 3)
+    append_unjoined(handle, rank=3, signal=55)
     os.write(handle, b'Thread 0x07 (most recent call first):\n  File "/j/train.py", line 7 in build\n')
-    say_at_door(handle, joining_ns=12)
+    append_unjoined(handle, joining_ns=12)
     os.write(handle, b'{"joining_ns": [1\n')
     os.close(handle)
-    assert at_door(root) == [(3, os.getpid(), path)] and spools_in(root) == []
-    found = read_door(path)
+    assert unjoined_files(root) == [(3, os.getpid(), path)] and spools_in(root) == []
+    found = read_unjoined(path)
     assert found.about == {"rank": 3, "signal": 55, "joining_ns": 12}
     assert "line 7 in build" in found.faults and "joining" not in found.faults
-    close_door(path)
-    assert at_door(root) == [] and read_door(path).about == {}
+    remove_unjoined_file(path)
+    assert unjoined_files(root) == [] and read_unjoined(path).about == {}
 
 
 def test_a_name_that_is_none_and_a_link_are_passed_over(root, tmp_path) -> None:
@@ -42,12 +48,12 @@ def test_a_name_that_is_none_and_a_link_are_passed_over(root, tmp_path) -> None:
         (Path(root) / name).write_text("{}\n")
     (tmp_path / "elsewhere").write_text('{"rank": 1}\n')
     (Path(root) / "unjoined-1-1").symlink_to(tmp_path / "elsewhere")
-    assert [(rank, pid) for rank, pid, _ in at_door(root)] == [(1, 1)]
-    assert read_door(str(Path(root) / "unjoined-1-1")).about == {}
+    assert [(rank, pid) for rank, pid, _ in unjoined_files(root)] == [(1, 1)]
+    assert read_unjoined(str(Path(root) / "unjoined-1-1")).about == {}
 
 
 def test_what_is_left_of_them_does_not_keep_the_root(root) -> None:
-    handle, _ = open_door(root, 0)
+    handle, _ = create_unjoined_file(root, 0)
     os.close(handle)
     remove_root(root)
     assert not Path(root).exists()
