@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .borne import borne_by_marks
 from .buckets import (
     Reduction,
     bucket_savings,
@@ -17,11 +16,12 @@ from .buckets import (
     favoured_cap_bytes,
     transfer_costs,
 )
+from .confirmation import confirmed_by_events
 from .context import Context, Costs, RareSource, ReducerCosts
-from .excluded_steps import epoch_starts, lone_evaluations
+from .excluded_steps import epoch_starts, evaluations_on_some_ranks
 from .late import arrival_facts, late_work
 from .merge import costs_under, merge
-from .rare import lost_share, rare_costs, rare_pauses
+from .rare import lengthening_share, rare_costs, rare_pauses
 from .shared import (
     redundant_reductions,
     shared_synchronisations,
@@ -44,7 +44,7 @@ PRICERS: tuple[Pricer, ...] = (
 )
 """Who prices what by replays of the graph that speaks; asked where it has cycles. Where two price one cause, the larger price
 stands; of equal ones the first."""
-PRICERS_OF_RECORDINGS: tuple[Pricer, ...] = (rare_pauses, lone_evaluations)
+PRICERS_OF_RECORDINGS: tuple[Pricer, ...] = (rare_pauses, evaluations_on_some_ranks)
 """Who prices by the recordings themselves; asked in any case, after those."""
 
 

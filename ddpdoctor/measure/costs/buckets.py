@@ -21,8 +21,8 @@ from ddpdoctor.measure.numerics import Array
 from ddpdoctor.measure.taxonomy import COMPUTATION, SharedCause, SyncKind
 
 from .context import Context, Costs
+from .price_range import range_of_share
 from .shared import exposed_transfers, usual_transfer
-from .sureness import part_of
 
 
 class _Tuning(msgspec.Struct, frozen=True):
@@ -121,31 +121,31 @@ def _saved(context: Context, communication: Cost | None) -> BucketSavings:
     if facts.backward_ms is None:
         facts = replace(facts, backward_ms=_likely_backward_ms(context))
     if _reduction(facts, context.message) is None:
-        return BucketSavings(no_overlap=_beside_backward(context, facts, communication))
+        return BucketSavings(no_overlap=_with_overlap(context, facts, communication))
     return bucket_savings(
         facts,
         context.message,
         communication,
         context.pricing.mean_ns / 1e6,
         issue_ns=float(np.median(context.reducer.issue_ns or (0.0,))),
-        disturbed_ms=disturbed_ns(context.graph) / 1e6 if context.speaks_of_hosts else 0.0,
-        beside=lambda ms: context.transfer_beside_ns(context.graph, ms * 1e6) / 1e6,
+        disturbed_ms=disturbed_ns(context.graph) / 1e6 if context.host_timed else 0.0,
+        overlappable=lambda ms: context.overlappable_transfer_ns(context.graph, ms * 1e6) / 1e6,
     )
 
 
 def _likely_backward_ms(context: Context) -> float:
     """Where nothing tells the backward pass from the forward: of what a step computes, its usual part."""
     computed = [component([group.work], COMPUTATION)[0].sum(axis=1) for group in context.graph.groups]
-    beside = [
+    overlapped = [
         component([group.hidden], COMPUTATION)[0].sum(axis=1)
         for group in context.graph.groups
         if group.hidden is not None
     ]
-    whole_ns = sum(float(np.median(np.concatenate(of_kind))) for of_kind in (computed, beside) if of_kind)
+    whole_ns = sum(float(np.median(np.concatenate(of_kind))) for of_kind in (computed, overlapped) if of_kind)
     return _TUNING.backward_share * whole_ns / 1e6 / (context.reductions.syncs_per_step or 1.0)
 
 
-def _beside_backward(context: Context, facts: BucketFacts, communication: Cost | None) -> Cost | None:
+def _with_overlap(context: Context, facts: BucketFacts, communication: Cost | None) -> Cost | None:
     """What reducing beside the backward pass would save of messages whose sizes are not known: sent as they are, but each when
     its part of that pass is done."""
     if communication is None or not facts.per_sync or not _starts_late(facts):
@@ -157,7 +157,7 @@ def _beside_backward(context: Context, facts: BucketFacts, communication: Cost |
         return None
     left_ms = behind_ns(messages_ns, (facts.backward_ms or 0.0) * 1e6) / 1e6 * (facts.syncs_per_step or 1.0)
     hidden_ms = communication.ms_per_step - left_ms
-    saved_ms = context.transfer_beside_ns(context.graph, hidden_ms * 1e6) / 1e6
+    saved_ms = context.overlappable_transfer_ns(context.graph, hidden_ms * 1e6) / 1e6
     return _saving(saved_ms, context.pricing.mean_ns / 1e6, communication, bounded=saved_ms < hidden_ms)
 
 
@@ -173,14 +173,14 @@ def bucket_savings(
     *,
     issue_ns: float = 0.0,
     disturbed_ms: float = 0.0,
-    beside: Callable[[float], float] = float,
+    overlappable: Callable[[float], float] = float,
 ) -> BucketSavings:
     """What of the exposed ``communication`` other buckets would save.
 
     ``mean_ms`` is the mean step. ``issue_ns`` is what issuing a bucket costs the thread that computes the gradients, where it
     is known: fewer buckets save it as well, hidden or not. ``disturbed_ms`` is exposed transfer beyond the usual (see
     :func:`disturbed_ns`): what disturbs messages meets them in proportion to the time they take, so that it goes as they go.
-    ``beside`` says what of a saving, ms, the machine lets run beside the computation.
+    ``overlappable`` says what of a saving, ms, the machine lets run beside the computation.
     """
     reduction = _reduction(facts, message)
     if reduction is None or communication is None or not mean_ms:
@@ -195,7 +195,7 @@ def bucket_savings(
     most_count = max(1, int(reduction.total_bytes / (facts.largest_parameter_bytes or 1.0)))
     spread_count = min(int(max(reduction.count, best_count)), most_count)
     hidden_ms = exposed_ms - reduction.exposed_ms(spread_count)
-    spread_ms = beside(hidden_ms)
+    spread_ms = overlappable(hidden_ms)
     return BucketSavings(
         _saving(small_ms, mean_ms, communication) if too_many else None,
         _saving(spread_ms, mean_ms, communication, bounded=spread_ms < hidden_ms)
@@ -274,7 +274,7 @@ def _saving(ms: float, mean_ms: float, like: Cost, *, bounded: bool = False) -> 
     more is left of it than the cores allow, of which none may be won."""
     if ms <= 0:
         return None
-    ends = part_of(like, ms, _TUNING.model_share)
+    ends = range_of_share(like, ms, _TUNING.model_share)
     return Cost(
         **saving(ms, mean_ms),
         low_ms_per_step=0.0 if ends and bounded else ends.get("low_ms_per_step"),

@@ -62,7 +62,7 @@ class Context(msgspec.Struct, frozen=True, dict=True):
     reducer: ReducerCosts = msgspec.field(default_factory=ReducerCosts)
     reductions: BucketFacts = BucketFacts()
     message: MessageCost = msgspec.field(default_factory=MessageCost)
-    speaks_of_hosts: bool = True
+    host_timed: bool = True
     """Whether ``graph`` is that of the step logs, in which a busy machine's disturbances of transfers show."""
 
     cores: Cores | None = None
@@ -92,7 +92,7 @@ class Context(msgspec.Struct, frozen=True, dict=True):
             ]
         )
 
-    def as_often_as_saved(self, cost: Cost) -> Cost:
+    def per_recorded_save(self, cost: Cost) -> Cost:
         """What checkpoints cost, spread over all steps recorded in full but those of the warm-up: few have one, and some of those are
         set aside, as the profiler or an evaluation disturbed them. ``share`` then refers to the mean step with as many."""
         if self.graph.source != "step-log" or not self.logs:
@@ -119,9 +119,9 @@ class Context(msgspec.Struct, frozen=True, dict=True):
             **persistence(numbers, saved).as_facts(),
         )
 
-    def transfer_beside_ns(self, graph: Graph, gain_ns: float) -> float:
+    def overlappable_transfer_ns(self, graph: Graph, gain_ns: float) -> float:
         """What of ``gain_ns`` is left where transfers of ``graph`` run beside the computation: on hosts, whose cores do both, as
         much as there are cores for; on devices all of it."""
         if self.cores is None or all(group.on_device for group in graph.groups):
             return gain_ns
-        return self.pricing.beside_ns(gain_ns * self.cores.hidden_share)
+        return self.pricing.overlappable_ns(gain_ns * self.cores.hidden_share)

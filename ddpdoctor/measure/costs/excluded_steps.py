@@ -40,7 +40,7 @@ def epoch_starts(context: Context) -> Costs:
     The latter are spread over all steps; ``share`` then refers to the mean step with them.
     """
     measured = common_work(context, _COMPONENTS)
-    stalls_ns = _beside_evaluations(context) if context.mean_step_ms else {}
+    stalls_ns = _evaluation_stalls(context) if context.mean_step_ms else {}
     cost = _together(context, measured, stalls_ns) if stalls_ns else measured
     return {} if cost is None else {f"shared.{SharedCause.DATA_EPOCH_START}": cost}
 
@@ -64,7 +64,7 @@ def _together(context: Context, measured: Cost | None, stalls_ns: Mapping[int, f
     )
 
 
-def _beside_evaluations(context: Context) -> dict[int, float]:
+def _evaluation_stalls(context: Context) -> dict[int, float]:
     """By number, of all steps recorded in full but those of the warm-up and those that the profiler disturbed, ns: the longest stall over
     the ranks, as all meet after it, where some rank evaluates; else 0. {} where there is no such stall."""
     logs = context.logs
@@ -93,7 +93,7 @@ def _stall_ns(step: Step, loaders: Collection[int]) -> float:
     return waits
 
 
-class _LoneEvaluations(msgspec.Struct, frozen=True):
+class _PartialEvaluations(msgspec.Struct, frozen=True):
     """Steps in which the same ranks, half of all at most, evaluate and the others do not."""
 
     positions: tuple[int, ...]
@@ -108,7 +108,7 @@ class _LoneEvaluations(msgspec.Struct, frozen=True):
     """[N] by which a step with such an evaluation is longer than the median of those without any; else 0."""
 
 
-def lone_evaluations(context: Context) -> Costs:
+def evaluations_on_some_ranks(context: Context) -> Costs:
     """``late.evaluation``: what it costs that the same ranks, half of all at most, evaluate; {} where that does not happen.
 
     Saved is, where the E ranks that evaluate share the work with all W, (W - E) / W of the time by which the steps with an
@@ -133,7 +133,7 @@ def lone_evaluations(context: Context) -> Costs:
     return {f"late.{LateCause.EVALUATION}": cost}
 
 
-def _find(context: Context) -> _LoneEvaluations | None:
+def _find(context: Context) -> _PartialEvaluations | None:
     logs = context.logs
     if not evaluated(logs):
         return None
@@ -148,7 +148,7 @@ def _find(context: Context) -> _LoneEvaluations | None:
         return None
     positions = alone.most_common(1)[0][0]
     hit = np.array([ranks == positions for ranks in evaluating])
-    return _LoneEvaluations(
+    return _PartialEvaluations(
         positions,
         np.array([number for number, _ in together]),
         [steps for _, steps in together],
@@ -167,7 +167,7 @@ def _lengths_ns(together: Sequence[Sequence[Step]], evaluating: Sequence[tuple[i
     return lengths
 
 
-def _where(logs: Sequence[RankLog], alone: _LoneEvaluations) -> list[Where]:
+def _where(logs: Sequence[RankLog], alone: _PartialEvaluations) -> list[Where]:
     """Lines that take the batches of these evaluations, or call the module, most frequent first."""
     training = [log.main_loaders for log in logs]
     lines: Counter[CodeLine] = Counter()

@@ -27,11 +27,11 @@ from ddpdoctor.measure.replay import replay_all, without_work
 from ddpdoctor.measure.sourcelines import joined
 from ddpdoctor.measure.taxonomy import LATE_COMPONENTS, Components, LateCause
 
-from .borne import borne_by_marks
+from .confirmation import confirmed_by_events
 from .context import Context, Costs
-from .merge import grown
+from .merge import add_cost
 from .shared import different_work
-from .why import awake_longer_ms, cause_of_computing_longer, only_phase
+from .why import awake_longer_ms, cause_of_computing_longer, slower_phase
 
 
 class _ArrivalsTuning(msgspec.Struct, frozen=True):
@@ -167,10 +167,10 @@ def late_work(context: Context) -> Costs:
         costs[cause] = computing
     saving = costs.get(LateCause.CHECKPOINT)
     if saving is not None:
-        often = costs[LateCause.CHECKPOINT] = context.as_often_as_saved(saving)
+        often = costs[LateCause.CHECKPOINT] = context.per_recorded_save(saving)
         more_ms = often.ms_per_step - saving.ms_per_step
         if more_ms:
-            total = grown(total, often, total.ms_per_step + more_ms, pricing.mean_ns / 1e6 + more_ms)
+            total = add_cost(total, often, total.ms_per_step + more_ms, pricing.mean_ns / 1e6 + more_ms)
     costs[LateCause.TOTAL] = total
     return {f"late.{cause}": cost for cause, cost in costs.items()}
 
@@ -186,8 +186,11 @@ def _removals(context: Context) -> dict[LateCause, _Removal]:
     removals = {
         cause: removal for cause, removal in removals.items() if any(work.any() for work in removal.work)
     }
-    beside = {LateCause.UNKNOWN: unseen(context.graph, attribution), LateCause.HOST: different_work(context)}
-    for cause, more in beside.items():
+    unattributed = {
+        LateCause.UNKNOWN: unseen(context.graph, attribution),
+        LateCause.HOST: different_work(context),
+    }
+    for cause, more in unattributed.items():
         if more is not None:
             seen = removals.get(cause)
             whole = [a + b for a, b in zip(seen.work, more, strict=True)] if seen else more
@@ -201,29 +204,29 @@ def _removals(context: Context) -> dict[LateCause, _Removal]:
 
 def _cost(context: Context, cause: LateCause, removal: _Removal, part: Value) -> Cost:
     attribution, in_turn = context.attribution, cause == LateCause.TURNS
-    told: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if in_turn:
-        told["period_steps"] = len(context.graph.ranks) if attribution.rotates else None
-        told["kinds"] = list(attribution.causes_in_turn)
+        fields["period_steps"] = len(context.graph.ranks) if attribution.rotates else None
+        fields["kinds"] = list(attribution.causes_in_turn)
     positions = None if in_turn else _stragglers(removal.work, len(context.graph.ranks))
-    phase = only_phase(context.graph, positions) if cause == LateCause.COMPUTE and positions else None
+    phase = slower_phase(context.graph, positions) if cause == LateCause.COMPUTE and positions else None
     if phase is not None:
-        told["phase"], told["lines_of"] = word_of(phase), (phase,)
+        fields["phase"], fields["lines_of"] = word_of(phase), (phase,)
     if cause in attribution.stands_out_in or cause != LateCause.DATA:
-        told["stands_out_in"] = attribution.stands_out_in.get(cause, [])
+        fields["stands_out_in"] = attribution.stands_out_in.get(cause, [])
     if positions and not removal.of_each:
-        told |= borne_by_marks(context.drawn, cause, removal.work, positions)
+        fields |= confirmed_by_events(context.drawn, cause, removal.work, positions)
         if cause == LateCause.HOST:
-            told["awake_ms"] = awake_longer_ms(context.graph, removal.work, positions)
+            fields["awake_ms"] = awake_longer_ms(context.graph, removal.work, positions)
     if removal.of_each and positions:
-        told["where"] = _lines_of_each(context, removal, positions)
+        fields["where"] = _lines_of_each(context, removal, positions)
     return context.pricing.cost(
         [without_work(removal.work)],
         _when_late(context, cause, removal),
         removal.components,
         positions,
         part=part,
-        **told,
+        **fields,
     )
 
 

@@ -1,4 +1,4 @@
-"""All costs together: the one place where a cause that two pricers know gets one price."""
+"""All costs range_of_sum: the one place where a cause that two pricers know gets one price."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ddpdoctor.measure.facts import Cost, saving
 from ddpdoctor.measure.taxonomy import LATE_COMPONENTS, LateCause
 
 from .context import Costs
-from .sureness import together
+from .price_range import range_of_sum
 
 _TOTAL = f"late.{LateCause.TOTAL}"
 _WORK = frozenset(f"late.{cause}" for cause in LATE_COMPONENTS)
@@ -27,7 +27,7 @@ _COMPUTING = tuple(
 
 def merge(priced: Iterable[Costs], mean_ms: float | None) -> Costs:
     """Of a cause that several pricers found, the larger cost stands, never both: a window shows a few steps, the log of the
-    whole run what comes now and then. All lateness together (``late.total``) grows by what stands beyond it.
+    whole run what comes now and then. All lateness range_of_sum (``late.total``) grows by what stands beyond it.
 
     ``mean_ms`` is the mean step.
     """
@@ -45,7 +45,7 @@ def merge(priced: Iterable[Costs], mean_ms: float | None) -> Costs:
         if more_ms > 0:
             if total is not None:
                 whole_ms = total.ms_per_step + more_ms
-                merged[_TOTAL] = grown(total, price, whole_ms, mean_ms or whole_ms)
+                merged[_TOTAL] = add_cost(total, price, whole_ms, mean_ms or whole_ms)
             else:
                 merged[_TOTAL] = msgspec.structs.replace(price, ranks=None)
     return merged
@@ -57,9 +57,9 @@ def costs_under(group: str, costs: Costs) -> dict[str, Cost]:
     return {path.removeprefix(prefix): price for path, price in costs.items() if path.startswith(prefix)}
 
 
-def grown(cost: Cost, more: Cost, ms: float, mean_ms: float) -> Cost:
-    """``cost`` grown to ``ms`` by what ``more`` has beyond it, and as unsure as both."""
-    unsure = {**dict.fromkeys(("low_ms_per_step", "high_ms_per_step")), **together(cost, more, ms)}
+def add_cost(cost: Cost, more: Cost, ms: float, mean_ms: float) -> Cost:
+    """``cost`` add_cost to ``ms`` by what ``more`` has beyond it, and as unsure as both."""
+    unsure = {**dict.fromkeys(("low_ms_per_step", "high_ms_per_step")), **range_of_sum(cost, more, ms)}
     return msgspec.structs.replace(
         cost,
         **saving(ms, mean_ms),

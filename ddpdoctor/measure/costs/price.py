@@ -20,7 +20,7 @@ from ddpdoctor.measure.replay import Change, replay_all
 from ddpdoctor.measure.sourcelines import SourceLines
 from ddpdoctor.measure.taxonomy import LATENT, Component, Components, LateCause
 
-from .sureness import Sureness, range_fields
+from .price_range import PriceRange, range_fields
 
 
 class _Tuning(msgspec.Struct, frozen=True):
@@ -70,7 +70,7 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
         """[cycles] ns: the cycles as they were."""
         return replay_all(self.graph)
 
-    def beside_ns(self, gain_ns: float) -> float:
+    def overlappable_ns(self, gain_ns: float) -> float:
         """What of a gain is left where the work is moved beside the step, and none of it removed."""
         if self.cores is None:
             return gain_ns
@@ -92,13 +92,13 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
         where: list[Where] | None = None,
         lines_of: Components = (),
         operation: str | None = None,
-        **told: Any,
+        **fields: Any,
     ) -> Cost:
         """What the changes save.
 
         ``spent`` [N, K, R or 1] ns per group is the time that goes into the cause, whose work is of these ``components``,
         and ``positions`` the stragglers (None: all ranks are concerned). With ``usually`` a cycle gains no more than cycles
-        usually do. ``part`` is the cause's share of what several causes save together. ``where``, ``operation`` and ``told``
+        usually do. ``part`` is the cause's share of what several causes save together. ``where``, ``operation`` and ``fields``
         are fields of the :class:`Cost` that the caller knows better; ``lines_of``, those of the components whose lines are meant.
         """
         gains = _gains_ns(self.graph, self.measured_ns, changes, usually)
@@ -121,7 +121,7 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
                 "where": self._where(lines_of or components, positions, hit) if where is None else where,
                 "gap": self.lines.gap(components, positions, self._when_hit(hit)) if components else None,
                 "operation": operation or self.lines.operation(components, positions),
-                **told,
+                **fields,
             }
         )
 
@@ -134,10 +134,12 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
         return hit
 
     def _range_ns(self, gains: Array, either_ns: Sequence[float]) -> tuple[float, float] | None:
-        """(low, high) of the mean of ``gains`` [cycles, group by group], see :class:`Sureness`; wide enough for both means
+        """(low, high) of the mean of ``gains`` [cycles, group by group], see :class:`PriceRange`; wide enough for both means
         where it is not decided what waits for what."""
         rest = self.measured_ns - gains
-        ends_ns = Sureness(gains[self._order], rest[self._order], self.graph.clock_error_ns or 0.0).range_ns()
+        ends_ns = PriceRange(
+            gains[self._order], rest[self._order], self.graph.clock_error_ns or 0.0
+        ).range_ns()
         return None if ends_ns is None else (min(*ends_ns, *either_ns), max(*ends_ns, *either_ns))
 
     def _saving(
@@ -154,7 +156,7 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
         return {
             "ms_per_step": own_ns / 1e6,
             **range_fields(gain_ns, ends_ns, *others_ns),
-            "beside_ms_per_step": self._beside_ms(own_ns, components, positions),
+            "beside_ms_per_step": self._overlappable_ms(own_ns, components, positions),
             "share": own_ns / self.mean_ns,
             "speedup": self.mean_ns / max(self.mean_ns - gain_ns, 1.0),
             "alone_ms_per_step": None if part is None else part.first_ns / 1e6,
@@ -188,7 +190,7 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
         ]
         return [(graph, replay_all(graph)) for graph in graphs]
 
-    def _beside_ms(
+    def _overlappable_ms(
         self, own_ns: float, components: Components, positions: Sequence[int] | None
     ) -> float | None:
         """Of making batches, which a loader's workers do beside the step; None where the machine is not known, too. What nothing
@@ -197,7 +199,7 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
             return None
         ranks = self.graph.ranks if positions is None else [self.graph.ranks[p] for p in positions]
         asleep = min((self.asleep.get(rank, 0.0) for rank in ranks), default=0.0)
-        return max(self.beside_ns(own_ns), asleep * own_ns) / 1e6
+        return max(self.overlappable_ns(own_ns), asleep * own_ns) / 1e6
 
     def _single_steps(self, components: Components, hit: Mask, gain_ns: float) -> list[int]:
         """Steps of a short window that are told one by one. Checkpoints and waiting for data are recognised by what they are:
@@ -206,8 +208,8 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
         if not self.short or hit.all():
             return []
         few = 0 < hit.sum() < _TUNING.pattern and gain_ns >= STANDOUT.window_share * self.mean_ns
-        told = Component.CHECKPOINT in components or (Component.DATA in components and bool(few))
-        return sorted(self.steps[hit].tolist()) if told else []
+        listed = Component.CHECKPOINT in components or (Component.DATA in components and bool(few))
+        return sorted(self.steps[hit].tolist()) if listed else []
 
     def _where(self, components: Components, positions: Sequence[int] | None, hit: Mask) -> list[Where]:
         if not components:

@@ -31,7 +31,7 @@ from ddpdoctor.measure.sourcelines import SourceLines
 from ddpdoctor.measure.taxonomy import INDEX, RECORDED, Components
 
 from .context import Context, Costs, RareSource
-from .sureness import Sureness, range_fields
+from .price_range import PriceRange, range_fields
 
 
 class _Tuning(msgspec.Struct, frozen=True):
@@ -176,7 +176,7 @@ class _Pauses(msgspec.Struct, frozen=True, dict=True):
 
     def _cost(self, amount: Array, positions: list[int] | None) -> Cost:
         """``amount`` [N] ns that was lost in each cycle, 0 where nothing happened."""
-        lost = amount * lost_share(self.duration, amount)
+        lost = amount * lengthening_share(self.duration, amount)
         gain_ns = float(lost.mean())
         hit = amount > 0
         everyone = range(len(self.graph.ranks))
@@ -184,7 +184,7 @@ class _Pauses(msgspec.Struct, frozen=True, dict=True):
         others = [] if positions is None else [rank for rank in everyone if rank not in positions]
         return Cost(
             **saving(gain_ns / 1e6, self.graph.mean_cycle_ns / 1e6),
-            **range_fields(gain_ns, Sureness(lost, self.duration - lost).range_ns()),
+            **range_fields(gain_ns, PriceRange(lost, self.duration - lost).range_ns()),
             ranks=None if positions is None else [self.graph.ranks[p] for p in positions],
             own_ms=float(self.own[:, concerned].mean()) / 1e6,
             typical_ms=float(np.median(self.own[:, others].mean(axis=0))) / 1e6 if others else None,
@@ -194,7 +194,7 @@ class _Pauses(msgspec.Struct, frozen=True, dict=True):
         )
 
 
-def lost_share(duration: Array, amount: Array) -> float:
+def lengthening_share(duration: Array, amount: Array) -> float:
     """Share of the stops ([N] ns, 0 where there is none) by which the steps ([N] ns) became longer."""
     usual = float(np.median(duration[amount <= 0])) if (amount <= 0).any() else float(np.median(duration))
     stops = np.flatnonzero(amount > 0)

@@ -36,7 +36,7 @@ from .context import Context, Costs
 from .price import set_by_hosts
 from .why import awake_of_all_ms
 
-_OWN_CODE = (SharedCause.HOST, SharedCause.OUTSIDE)
+_USER_CODE = (SharedCause.HOST, SharedCause.OUTSIDE)
 """What a script does by itself, which may be one thing on one rank and another on the next."""
 MOSTLY_THE_SAME = 0.8
 """Part of the ranks' stack samples that lies at lines where all of them are, from which on they are taken to do the same: counting
@@ -52,14 +52,14 @@ USUAL_TRANSFER = 0.4
 def shared_work(context: Context) -> Costs:
     """``shared.*`` of each kind of work; the first batches of an epoch have a pricer of their own."""
     costs = {
-        cause: common_work(context, components, told_apart=cause in _OWN_CODE)
+        cause: common_work(context, components, by_kind=cause in _USER_CODE)
         for cause, components in SHARED_COMPONENTS.items()
         if cause != SharedCause.DATA_EPOCH_START
     }
     saving = costs[SharedCause.CHECKPOINT]
     if saving is not None:
-        costs[SharedCause.CHECKPOINT] = context.as_often_as_saved(saving)
-    for cause in _OWN_CODE:
+        costs[SharedCause.CHECKPOINT] = context.per_recorded_save(saving)
+    for cause in _USER_CODE:
         if (own := costs[cause]) is not None:
             awake_ms = awake_of_all_ms(context.graph, own.own_ms)
             costs[cause] = msgspec.structs.replace(own, awake_ms=awake_ms)
@@ -124,33 +124,33 @@ def starved_of_cpu(context: Context) -> Costs:
     return _known({SharedCause.CPU_STARVED: context.pricing.cost([without_work(removed)], removed)})
 
 
-def common_work(context: Context, components: Components, *, told_apart: bool = False) -> Cost | None:
+def common_work(context: Context, components: Components, *, by_kind: bool = False) -> Cost | None:
     """What all ranks spend on this work. Where it takes long now on this rank, now on that one, as chance has it, all of it:
-    else the part that the ranks have in common, without the stragglers' excess. Where it is ``told_apart``, what two ranks do
+    else the part that the ranks have in common, without the stragglers' excess. Where it is ``by_kind``, what two ranks do
     is common only if it is of one kind, and at the same lines."""
     attribution = context.attribution
     by_chance = {c for kind in attribution.by_chance for c in LATE_COMPONENTS[kind]}
-    everybody = by_chance.issuperset(components)
-    kinds = [(each,) for each in components] if told_apart else [components]
+    all_ranks = by_chance.issuperset(components)
+    kinds = [(each,) for each in components] if by_kind else [components]
     removed: list[Array] = []
     alone: list[Array] = []
     for group, claimed in zip(context.graph.groups, attribution.claimed, strict=True):
         both = _work_and_alone(group, components)
-        parts = [_in_common(component([*both, claimed], kind), everybody, group.like) for kind in kinds]
+        parts = [_in_common(component([*both, claimed], kind), all_ranks, group.like) for kind in kinds]
         removed.append(np.sum([part for part, _ in parts], axis=0))
         alone.append(np.sum([part for _, part in parts], axis=0))
     if not sum(float(work.sum()) for work in removed):
         return None
-    same = context.lines.in_common(components, context.pricing.steps) if told_apart else None
+    same = context.lines.in_common(components, context.pricing.steps) if by_kind else None
     if same is not None and same < MOSTLY_THE_SAME:
         removed, alone = [same * work for work in removed], [same * work for work in alone]
     return context.pricing.cost([without_work(removed, alone)], removed, components)
 
 
-def _in_common(of_kind: Sequence[Array], everybody: bool, like: LikeSegments | None) -> tuple[Array, Array]:
+def _in_common(of_kind: Sequence[Array], all_ranks: bool, like: LikeSegments | None) -> tuple[Array, Array]:
     """[N, K, R] ns, twice: of the work, and of what each rank would have by itself. ``of_kind``: both, and the stragglers' excess."""
     work, own, excess = of_kind
-    if everybody:
+    if all_ranks:
         return np.clip(work, 0, None), np.clip(own, 0, None)
     return common_part(work - excess, own - excess, like), common_part(own - excess, own - excess, like)
 
@@ -159,7 +159,7 @@ def different_work(context: Context) -> list[Array] | None:
     """[N, K, R] ns per group: what ranks spend alike on code of their own, but each at other lines, so that none is late for the
     others and the step is as long as if one were. None where most of it lies at the same lines, or that is not known."""
     graph, components = context.graph, LATE_COMPONENTS[LateCause.HOST]
-    if len(graph.ranks) < 2 or not context.speaks_of_hosts:
+    if len(graph.ranks) < 2 or not context.host_timed:
         return None
     same = context.lines.in_common(components, context.pricing.steps)
     if same is None or same >= DIFFERENT:

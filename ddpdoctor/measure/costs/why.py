@@ -85,7 +85,7 @@ class _PhaseTuning(msgspec.Struct, frozen=True):
 _PHASE = _PhaseTuning()
 
 
-def only_phase(graph: Graph, positions: Sequence[int]) -> Component | None:
+def slower_phase(graph: Graph, positions: Sequence[int]) -> Component | None:
     """The phase in which alone these ranks compute longer; None where others are longer too, or cannot tell."""
     others = [position for position in range(len(graph.ranks)) if position not in positions]
     if not others or not positions:
@@ -101,8 +101,10 @@ def only_phase(graph: Graph, positions: Sequence[int]) -> Component | None:
     if excess <= 0 or typical <= 0:
         return None
     slower = excess / typical * float(np.median(usual[:, rest].sum(axis=1)))
-    told = slower >= _PHASE.least * excess
-    return PHASES[longest] if told and _most(more[:, rest].sum(axis=1)) <= _PHASE.part * slower else None
+    comparable = slower >= _PHASE.least * excess
+    return (
+        PHASES[longest] if comparable and _most(more[:, rest].sum(axis=1)) <= _PHASE.part * slower else None
+    )
 
 
 def _most(values: Array) -> float:

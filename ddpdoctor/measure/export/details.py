@@ -143,9 +143,9 @@ def _sampled(samples: Samples) -> Iterator[pl.DataFrame]:
         [f"{basename(line.file)}:{line.line} {line.function}" for line in shown], return_inverse=True
     )
     before = name.copy()
-    before[samples.keepers.follower] = name[samples.keepers.keeper]  # the likeliest is the last
+    before[samples.gil_owners.follower] = name[samples.gil_owners.owner]  # the likeliest is the last
     for of_rank in samples.ranks:
-        at = np.flatnonzero((of_rank.stack >= 0) & (of_rank.kind != Kind.LOOK))
+        at = np.flatnonzero((of_rank.stack >= 0) & (of_rank.kind != Kind.BURST))
         if len(at) < 2:
             continue
         stack, follows = of_rank.stack[at], of_rank.kind[at] == Kind.FOLLOWING

@@ -123,8 +123,8 @@ def rise_of(progress: Array, held_bytes: Array, *, cache: bool = False) -> Rise 
         or (slopes > TUNING.above * mean_slope).mean() < TUNING.rising
         or fallen > TUNING.given_back * grown
         or floors[-1] <= floors[-3]
-        or not _goes_on(steps, floors, steady)
-        or not _goes_on(*_floors(clock, progress, held_bytes), steady)
+        or not _keeps_rising(steps, floors, steady)
+        or not _keeps_rising(*_floors(clock, progress, held_bytes), steady)
     ):
         return None
     whole = all_along.slope * float(progress[-1] - progress[0])
@@ -145,7 +145,7 @@ def _floors(cut: Array, progress: Array, held_bytes: Array) -> tuple[Array, Arra
     return steps[on], floors[on]
 
 
-def _goes_on(steps: Array, floors: Array, steady: float) -> bool:
+def _keeps_rising(steps: Array, floors: Array, steady: float) -> bool:
     """Whether the last floors rise as the first ones do; True where the job made too few steps in one of these parts to say."""
     some = max(3, int(TUNING.part * len(floors)))
     if len(floors) < some + 1:
@@ -168,7 +168,7 @@ _PASSES = 0.95
 """Of a pass over the data: batches that are dropped, and steps that were not recorded, are missing in it."""
 
 
-class Place(StrEnum):
+class MemoryKind(StrEnum):
     """Where memory is held."""
 
     PROCESS = "process"
@@ -176,14 +176,14 @@ class Place(StrEnum):
     DEVICE = "device"
 
 
-class Watched(msgspec.Struct, frozen=True):
+class Observation(msgspec.Struct, frozen=True):
     """Times are epoch ns, as the steps' are."""
 
     begin_ns: int
     end_ns: int
     step_ns: float
     """Mean length of the steps in between."""
-    data_in: Place | None
+    data_in: MemoryKind | None
     """Where the data set lies that feeds the training, and a cache of it; None where no DataLoader does."""
     cache_may_fill: bool
     """Whether the passes over the data were too few to tell such a cache, which slows down, from a leak."""
@@ -201,7 +201,7 @@ class Watched(msgspec.Struct, frozen=True):
         return (self.end_ns - self.begin_ns) / (3600 * _SECOND_NS)
 
 
-def watched(log: RankLog) -> Watched | None:
+def observation_of(log: RankLog) -> Observation | None:
     """None where the rank was recorded for too short a time."""
     steps = log.steps[WARM_UP_STEPS:]
     if len(steps) < 2:
@@ -209,7 +209,7 @@ def watched(log: RankLog) -> Watched | None:
     first, end = log.steps[0].start_ns, steps[-1].end_ns
     settled = first + int(_SETTLING_SHARE * (end - first))
     begin = max(steps[0].start_ns, settled, _window_end_ns(log) + _AFTER_WINDOW_NS)
-    passes = _Passes.of(log)
+    passes = _Epochs.of(log)
     after = None if passes is None else passes.end_ns(first, end)
     if after is not None and enough((end - max(after, begin)) // _SECOND_NS):
         begin = max(after, begin)
@@ -218,11 +218,11 @@ def watched(log: RankLog) -> Watched | None:
     rows = [step for step in steps if step.start_ns >= begin]
     if len(rows) < 2:
         return None
-    return Watched(
+    return Observation(
         begin,
         end,
         step_ns=(rows[-1].start_ns - rows[0].start_ns) / max(rows[-1].number - rows[0].number, 1),
-        data_in=None if passes is None else Place.WORKERS if passes.workers else Place.PROCESS,
+        data_in=None if passes is None else MemoryKind.WORKERS if passes.workers else MemoryKind.PROCESS,
         cache_may_fill=passes is not None and passes.may_fill((begin - first) / (end - first)),
         workers_end=passes is not None and passes.workers_end,
         workers_ended=passes is not None and passes.workers_end and after is not None,
@@ -244,7 +244,7 @@ def _window_end_ns(log: RankLog) -> int:
     return end
 
 
-class _Passes(msgspec.Struct, frozen=True):
+class _Epochs(msgspec.Struct, frozen=True):
     """Over the data of the loader that feeds the training."""
 
     recorded: float
@@ -262,7 +262,7 @@ class _Passes(msgspec.Struct, frozen=True):
     """Of a pass, likewise."""
 
     @classmethod
-    def of(cls, log: RankLog) -> _Passes | None:
+    def of(cls, log: RankLog) -> _Epochs | None:
         """None where no DataLoader feeds the training."""
         settings = log.main_loader_settings
         if settings is None:
@@ -297,10 +297,10 @@ class _Passes(msgspec.Struct, frozen=True):
 
     def end_ns(self, first_ns: int, end_ns: int) -> int | None:
         """When the first pass was over; None where it was not, or nothing tells."""
-        told = [] if self.second_ns is None else [self.second_ns]
+        ends = [] if self.second_ns is None else [self.second_ns]
         if self.recorded > 1:
-            told.append(first_ns + int((end_ns - first_ns) / self.recorded))
-        return min(told, default=None)
+            ends.append(first_ns + int((end_ns - first_ns) / self.recorded))
+        return min(ends, default=None)
 
     @property
     def steps_left(self) -> float | None:

@@ -13,7 +13,7 @@ from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.summary import RankMemory
 from ddpdoctor.measure.telemetry import HostTelemetry
 
-from .growing import Place
+from .growing import MemoryKind
 from .rank import Rank, host_free, ranks_of
 
 _KEPT_FREE = 0.1
@@ -46,28 +46,28 @@ def memory_of(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> Me
     for rank in ranks:
         here.setdefault(rank.log.host, []).append(rank)
     free = {name: _host_free(hosts[name], own) for name, own in here.items() if name in hosts}
-    grows = {place: [rank for rank in ranks if place in rank.rises] for place in Place}
-    grows[Place.WORKERS] = [rank for rank in grows[Place.WORKERS] if not _inherits(rank)]
+    grows = {place: [rank for rank in ranks if place in rank.rises] for place in MemoryKind}
+    grows[MemoryKind.WORKERS] = [rank for rank in grows[MemoryKind.WORKERS] if not _inherits(rank)]
 
     def on_host(rank: Rank) -> tuple[float | None, float]:
         name = rank.log.host
         together = sum(
             each.hourly(place)
-            for place in (Place.PROCESS, Place.WORKERS)
+            for place in (MemoryKind.PROCESS, MemoryKind.WORKERS)
             for each in grows[place]
             if each.log.host == name
         )
         return free[name][1] if name in free else None, together
 
     facts = MemoryFacts(
-        watched_hours=_watched_hours(ranks, Place.PROCESS),
-        process=_growth(grows[Place.PROCESS], Place.PROCESS, on_host),
-        workers=_growth(grows[Place.WORKERS], Place.WORKERS, on_host),
-        device_watched_hours=_watched_hours(ranks, Place.DEVICE),
+        watched_hours=_observed_hours(ranks, MemoryKind.PROCESS),
+        process=_growth(grows[MemoryKind.PROCESS], MemoryKind.PROCESS, on_host),
+        workers=_growth(grows[MemoryKind.WORKERS], MemoryKind.WORKERS, on_host),
+        device_watched_hours=_observed_hours(ranks, MemoryKind.DEVICE),
         device=_growth(
-            grows[Place.DEVICE],
-            Place.DEVICE,
-            lambda rank: (rank.device_free, rank.hourly(Place.DEVICE)),
+            grows[MemoryKind.DEVICE],
+            MemoryKind.DEVICE,
+            lambda rank: (rank.device_free, rank.hourly(MemoryKind.DEVICE)),
         ),
         **_amounts(ranks),
         **_room(ranks, here, free, hosts),
@@ -75,7 +75,9 @@ def memory_of(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> Me
         reserved_peak_bytes=_most(rank.device.reserved_peak for rank in ranks if rank.device),
         allocation_retries=_most(rank.device.retries for rank in ranks if rank.device),
     )
-    return Memory(facts, {rank.log.rank: told for rank in ranks if (told := rank.told) is not None}, notes)
+    return Memory(
+        facts, {rank.log.rank: summary for rank in ranks if (summary := rank.summary) is not None}, notes
+    )
 
 
 def _host_free(host: HostTelemetry, ranks: Sequence[Rank]) -> tuple[float | None, float | None]:
@@ -88,16 +90,18 @@ def _host_free(host: HostTelemetry, ranks: Sequence[Rank]) -> tuple[float | None
 
 def _inherits(rank: Rank) -> bool:
     """Whether its workers grow no more than they would by being forked from it."""
-    own = rank.rises.get(Place.PROCESS)
+    own = rank.rises.get(MemoryKind.PROCESS)
     workers = int((rank.log.main_loader_settings or {}).get("num_workers") or 1)
-    return own is not None and rank.rises[Place.WORKERS].slope / workers < _INHERITED * own.slope
+    return own is not None and rank.rises[MemoryKind.WORKERS].slope / workers < _INHERITED * own.slope
 
 
-def _watched_hours(ranks: Sequence[Rank], place: Place) -> float | None:
-    return _most(rank.watched.hours for rank in ranks if rank.watched is not None and place in rank.looked)
+def _observed_hours(ranks: Sequence[Rank], place: MemoryKind) -> float | None:
+    return _most(
+        rank.observation.hours for rank in ranks if rank.observation is not None and place in rank.observed
+    )
 
 
-def _growth(growing: Sequence[Rank], place: Place, left: _Free) -> Growth | None:
+def _growth(growing: Sequence[Rank], place: MemoryKind, left: _Free) -> Growth | None:
     if not growing:
         return None
     fastest = max(growing, key=lambda rank: rank.hourly(place))
@@ -128,7 +132,7 @@ def _growth(growing: Sequence[Rank], place: Place, left: _Free) -> Growth | None
     )
 
 
-def _bounded(growing: Sequence[Rank], place: Place, host: str) -> float | None:
+def _bounded(growing: Sequence[Rank], place: MemoryKind, host: str) -> float | None:
     still = [rank.still_grows(place) for rank in growing if rank.log.host == host]
     known = [each for each in still if each is not None]
     return sum(known) if len(known) == len(still) else None
@@ -187,8 +191,8 @@ def _room(
     left, total, fullest = min(devices, key=lambda each: each[0] / each[1])
     room: dict[str, Any] = {"limit_bytes": total, "headroom_bytes": left, "headroom_share": left / total}
     device = fullest.device
-    if device is not None and device.comes_and_goes >= _LEAST_ACTIVATIONS * device.allocated_peak > 0:
-        room["batch_times"] = 1.0 + (1 - _KEPT_FREE) * left / device.comes_and_goes
+    if device is not None and device.step_swing >= _LEAST_ACTIVATIONS * device.allocated_peak > 0:
+        room["batch_times"] = 1.0 + (1 - _KEPT_FREE) * left / device.step_swing
     return room
 
 

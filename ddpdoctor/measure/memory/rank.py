@@ -20,7 +20,7 @@ from ddpdoctor.measure.telemetry import HostTelemetry
 from ddpdoctor.rundir import MEMORY_FILE, MEMORY_SCHEMA, Phase
 from ddpdoctor.rundir.files import broken_lines
 
-from .growing import Place, Rise, Watched, aliased, enough, rise_of, watched
+from .growing import MemoryKind, Observation, Rise, aliased, enough, observation_of, rise_of
 
 _PROCESS_FIELDS = ("process_memory_bytes", "process_rss_bytes")
 """The first that was read counts: not every system tells pages of files from others."""
@@ -118,7 +118,7 @@ class _Line(msgspec.Struct, frozen=True):
     retries: Annotated[int, Meta(ge=0, le=2**53)] | None = None
 
     @property
-    def is_look(self) -> bool:
+    def is_reading(self) -> bool:
         """Whether it tells what was taken at a moment."""
         return self.t_ns is not None and self.allocated_bytes is not None
 
@@ -151,14 +151,14 @@ class DeviceMemory(msgspec.Struct, frozen=True):
     """By phase of a step, most that tensors took."""
 
     @property
-    def comes_and_goes(self) -> int:
+    def step_swing(self) -> int:
         """What tensors take at most beyond what they take at least, once the job has warmed up."""
         return self.allocated_peak - int(self.allocated[len(self.allocated) // 2 :].min())
 
 
 def device_memory(log: RankLog, notes: list[str]) -> DeviceMemory | None:
     """None where the rank recorded none, or something else stands in its file, which is told in ``notes``."""
-    looks, total = _looks(log, notes)
+    looks, total = _readings(log, notes)
     if not looks:
         return None
     phases: dict[str, int] = {}
@@ -179,7 +179,7 @@ def device_memory(log: RankLog, notes: list[str]) -> DeviceMemory | None:
     )
 
 
-def _looks(log: RankLog, notes: list[str]) -> tuple[list[_Line], int | None]:
+def _readings(log: RankLog, notes: list[str]) -> tuple[list[_Line], int | None]:
     """(looks by time, bytes of the device): what a rank can have written."""
     path = f"{log.record.path}/{MEMORY_FILE}"
     try:
@@ -194,8 +194,8 @@ def _looks(log: RankLog, notes: list[str]) -> tuple[list[_Line], int | None]:
     if not lines or lines[0].schema != MEMORY_SCHEMA:
         notes.append(f"{path} does not begin with a line of {MEMORY_SCHEMA} and is ignored.")
         return [], None
-    looks = [line for line in lines if line.is_look]
-    broken += sum(not line.is_look and line.schema is None for line in lines)
+    looks = [line for line in lines if line.is_reading]
+    broken += sum(not line.is_reading and line.schema is None for line in lines)
     total = next((line.total_bytes for line in lines if line.total_bytes is not None), None)
     if total is not None:
         possible = [line for line in looks if line.most_bytes <= total]
@@ -234,11 +234,11 @@ class Rank(msgspec.Struct, frozen=True):
     """What is known of one rank; what is held in its process, its children and, by tensors, on its device."""
 
     log: RankLog
-    watched: Watched | None
-    held: Mapping[Place, Held]
-    rises: Mapping[Place, Rise]
+    observation: Observation | None
+    held: Mapping[MemoryKind, Held]
+    rises: Mapping[MemoryKind, Rise]
     """Of those that grow, while they were watched."""
-    looked: frozenset[Place]
+    observed: frozenset[MemoryKind]
     """Which were watched for long enough."""
     device: DeviceMemory | None
     device_total: float | None
@@ -247,26 +247,30 @@ class Rank(msgspec.Struct, frozen=True):
 
     def per_hour(self, bytes_per_step: float) -> float:
         """At the pace at which the rank trained while it was watched."""
-        assert self.watched is not None
-        return bytes_per_step * 3600e9 / self.watched.step_ns
+        assert self.observation is not None
+        return bytes_per_step * 3600e9 / self.observation.step_ns
 
-    def hourly(self, place: Place) -> float:
+    def hourly(self, place: MemoryKind) -> float:
         """Bytes per hour by which it grows there."""
         return self.per_hour(self.rises[place].slope)
 
-    def may_be_cache(self, place: Place) -> bool:
+    def may_be_cache(self, place: MemoryKind) -> bool:
         """Whether a data set that still fills a cache lies there."""
-        return self.watched is not None and self.watched.data_in == place and self.watched.cache_may_fill
+        return (
+            self.observation is not None
+            and self.observation.data_in == place
+            and self.observation.cache_may_fill
+        )
 
-    def ends_with_pass(self, place: Place) -> bool:
+    def ends_with_pass(self, place: MemoryKind) -> bool:
         """Whether workers hold it that end with the pass over the data."""
-        return place == Place.WORKERS and self.watched is not None and self.watched.workers_end
+        return place == MemoryKind.WORKERS and self.observation is not None and self.observation.workers_end
 
-    def still_grows(self, place: Place) -> float | None:
+    def still_grows(self, place: MemoryKind) -> float | None:
         """Bytes, at most, where a cache or workers that end bound it; None where nothing does, or that is unknown."""
-        if self.watched is None or not (self.may_be_cache(place) or self.ends_with_pass(place)):
+        if self.observation is None or not (self.may_be_cache(place) or self.ends_with_pass(place)):
             return None
-        left = self.watched.steps_left
+        left = self.observation.steps_left
         return None if left is None else left * self.rises[place].slope
 
     @property
@@ -286,21 +290,23 @@ class Rank(msgspec.Struct, frozen=True):
     @property
     def settled_on_host(self) -> float | None:
         """Most that process and children held, each at its own time, once the job had settled."""
-        if self.watched is None:
+        if self.observation is None:
             return None
-        span = self.watched.begin_ns, self.watched.end_ns
-        process, workers = (self.held[each].within(*span).most for each in (Place.PROCESS, Place.WORKERS))
+        span = self.observation.begin_ns, self.observation.end_ns
+        process, workers = (
+            self.held[each].within(*span).most for each in (MemoryKind.PROCESS, MemoryKind.WORKERS)
+        )
         return None if process is None else process + (workers or 0.0)
 
     @property
-    def told(self) -> RankMemory | None:
+    def summary(self) -> RankMemory | None:
         """What the table of ranks shows; None where nothing is known."""
-        if self.held[Place.PROCESS].most is None and self.device_most is None:
+        if self.held[MemoryKind.PROCESS].most is None and self.device_most is None:
             return None
-        rise = self.rises.get(Place.PROCESS)
+        rise = self.rises.get(MemoryKind.PROCESS)
         return RankMemory(
-            process_bytes=self.held[Place.PROCESS].most,
-            workers_bytes=self.held[Place.WORKERS].most,
+            process_bytes=self.held[MemoryKind.PROCESS].most,
+            workers_bytes=self.held[MemoryKind.WORKERS].most,
             grows_bytes_per_hour=self.per_hour(rise.slope) if rise else None,
             allocated_peak_bytes=float(self.device.allocated_peak) if self.device else None,
             reserved_peak_bytes=float(self.device.reserved_peak) if self.device else None,
@@ -320,26 +326,26 @@ def ranks_of(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry], notes:
 def _rank(
     log: RankLog, hosts: Mapping[str, HostTelemetry], gpu: tuple[str, int] | None, notes: list[str]
 ) -> Rank:
-    host, device, span = hosts.get(log.host), device_memory(log, notes), watched(log)
+    host, device, span = hosts.get(log.host), device_memory(log, notes), observation_of(log)
     used, total = (None, None) if gpu is None else memory_of_gpu(hosts[gpu[0]], gpu[1])
     held = {
-        Place.PROCESS: NOTHING if host is None else process_held(log, host),
-        Place.WORKERS: NOTHING if host is None else workers_held(log, host),
-        Place.DEVICE: NOTHING if device is None else Held(device.times_ns, device.allocated),
+        MemoryKind.PROCESS: NOTHING if host is None else process_held(log, host),
+        MemoryKind.WORKERS: NOTHING if host is None else workers_held(log, host),
+        MemoryKind.DEVICE: NOTHING if device is None else Held(device.times_ns, device.allocated),
     }
-    rises, looked = {}, set()
+    rises, observed = {}, set()
     for place, whole in held.items() if span is not None else ():
         assert span is not None
         part = whole.within(span.begin_ns, span.end_ns)
         progress = _progress(log, part)
         if not enough(len(progress)) or aliased(progress % 1.0):
             continue
-        looked.add(place)
+        observed.add(place)
         rise = rise_of(progress, part.bytes_, cache=span.data_in == place)
-        if rise is not None and not (place == Place.WORKERS and span.workers_ended):
+        if rise is not None and not (place == MemoryKind.WORKERS and span.workers_ended):
             rises[place] = rise
     stated = device.total_bytes if device is not None else None
-    return Rank(log, span, held, rises, frozenset(looked), device, float(stated) if stated else total, used)
+    return Rank(log, span, held, rises, frozenset(observed), device, float(stated) if stated else total, used)
 
 
 def _progress(log: RankLog, held: Held) -> Array:

@@ -5,7 +5,7 @@ needed twice and would hold for any time series lives here, so that the rooms ab
 """
 
 from .changes import best_split
-from .durations import lasting
+from .durations import format_duration
 from .fairness import Value, fair_shares
 from .intervals import (
     EMPTY,

@@ -32,7 +32,7 @@ class _Channel(msgspec.Struct, frozen=True):
     """One kind of sending or receiving between neighbouring model chunks *c* (upper) and *c* + 1."""
 
     kind: str
-    beside: str
+    computation: str
     """The kind of computation that makes what is sent, or takes what is received."""
     lower: bool
     """Whether this end is at chunk *c* + 1."""
@@ -93,7 +93,10 @@ def pipeline_dag(ops: Operations) -> Dag:
         in_order(_where(ops, worker, FORWARD, BACKWARD), ops.start_s, ops.sequence),
         in_order(_where(ops, worker, GATHER, REDUCE), ops.start_s, ops.sequence),
         *(in_order(_where(ops, worker, kind), ops.start_s, ops.sequence) for kind in PEER_TO_PEER),
-        *(_beside(ops, worker, channel, ends) for channel, ends in zip(_CHANNELS, attached, strict=True)),
+        *(
+            _message_edges(ops, worker, channel, ends)
+            for channel, ends in zip(_CHANNELS, attached, strict=True)
+        ),
         *_first_backward(ops, worker),
         _meet(*_last(ops, GATHER), *_first(ops, FORWARD)),
         *_after_compute(ops, worker),
@@ -124,7 +127,7 @@ def _attach(ops: Operations, channel: _Channel) -> _Attached:
     last_chunk = int(model_chunk.max(initial=0))
     boundary = model_chunk - 1 if channel.lower else model_chunk
     has_neighbour = (boundary >= 0) & (boundary < last_chunk)
-    messages, computations = ops.of_kind(channel.kind), ops.of_kind(channel.beside)
+    messages, computations = ops.of_kind(channel.kind), ops.of_kind(channel.computation)
     sent = np.bincount(worker[messages], minlength=workers)
     for_all = sent == np.bincount(worker[computations], minlength=workers)
     computations &= has_neighbour | for_all[worker]
@@ -151,12 +154,12 @@ def _sorted(rows: Indices, *keys: NDArray[np.generic]) -> Indices:
     return rows[np.lexsort([key[rows] for key in reversed(keys)])]
 
 
-def _beside(ops: Operations, worker: Indices, channel: _Channel, ends: _Attached) -> Edges:
+def _message_edges(ops: Operations, worker: Indices, channel: _Channel, ends: _Attached) -> Edges:
     """A send waits for its computation. A computation waits for its receive, and that, posted no sooner, for
     the computation of the same kind before."""
     if not channel.receives:
         return ends.computations, ends.messages
-    before, after = in_order(_where(ops, worker, channel.beside), ops.sequence)
+    before, after = in_order(_where(ops, worker, channel.computation), ops.sequence)
     previous = np.full(ops.size, ALONE)
     previous[after] = before
     earlier = previous[ends.computations]
@@ -245,7 +248,7 @@ def _messages(ops: Operations, attached: list[_Attached]) -> Indices:
         key[:, rows] = (
             ops.step[rows],
             ops.replica[rows],
-            np.full(len(rows), channel.beside == FORWARD, np.int64),
+            np.full(len(rows), channel.computation == FORWARD, np.int64),
             ends.boundary[real],
             ops.micro_batch[computations],
         )

@@ -5,7 +5,7 @@ The idea: both kinds of recording answer the same questions (:class:`SourceLines
 which of them speaks.
 """
 
-from .of_logs import LogSourceLines
-from .of_windows import WindowSourceLines
+from .from_logs import LogSourceLines
+from .from_windows import WindowSourceLines
 from .ranking import SourceLines, joined, ranked
 from .table import Kind, Samples, samples_of

@@ -15,7 +15,7 @@ from ddpdoctor.measure.places import CodeLine, Stack
 from ddpdoctor.measure.taxonomy import Component
 
 from .callers import by_line
-from .fewsamples import most_likely
+from .sparse_samples import most_probable_line
 from .table import Kind, Samples
 
 _COUNTING_SIGMAS = 2.0
@@ -60,10 +60,10 @@ def counted(
         steps_wanted = of_rank.steps_of(wanted)
         within = of_rank.in_steps(steps_wanted)
         weights = samples.weights(position, within & of_rank.while_doing(components, gap))
-        at += parts[position] * (weights.seen + np.maximum(weights.before, weights.looked))
+        at += parts[position] * (weights.seen + np.maximum(weights.before, weights.burst))
         behind += parts[position] * weights.following
         count += round(float(weights.at_random.sum()))
-        taken += int(np.count_nonzero(within & (of_rank.kind != Kind.LOOK)))
+        taken += int(np.count_nonzero(within & (of_rank.kind != Kind.BURST)))
         seconds += int(of_rank.lengths_ns[steps_wanted].sum()) / 1e9
         steps += int(steps_wanted.sum())
     return SampleCounts(
@@ -123,7 +123,7 @@ def beyond(mine: SampleCounts, theirs: SampleCounts, fewest: int) -> dict[CodeLi
     scale = scale_of(mine, theirs)
     return (
         _net(mine.at, theirs.at, scale, fewest)
-        or most_likely(mine.at, theirs.at, scale)
+        or most_probable_line(mine.at, theirs.at, scale)
         or _net(mine.behind, theirs.behind, scale, fewest)
     )
 

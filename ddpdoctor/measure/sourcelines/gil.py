@@ -66,20 +66,20 @@ def moments_of(samples: Ints) -> Ints:
     return samples[:, 0] - np.where((held_ns >= HELD_NS) & (held_ns < ASKED_NS), held_ns, 0)
 
 
-class Keepers(msgspec.Struct, frozen=True):
+class GilOwners(msgspec.Struct, frozen=True):
     """Which stacks keep Python's lock just before the program comes to others, M pairs."""
 
     follower: Ints
     """[M] a stack that is not the one that keeps the lock."""
-    keeper: Ints
+    owner: Ints
     """[M] one that does before it, the likeliest last."""
     share: Array
     """[M] how likely that is; of a follower's they add up to 1."""
 
 
-def keepers_of(stacks: dict[CallStack, int], stack: Ints, waited_ns: Ints) -> tuple[Mask, Keepers]:
+def gil_owners_of(stacks: dict[CallStack, int], stack: Ints, waited_ns: Ints) -> tuple[Mask, GilOwners]:
     """By samples [S] of all ranks, which show these stacks (-1: not known) after so long a wait: which of them are of what ran before,
-    and what that was, where any stack was seen to keep the lock. ``stacks``, each with its number, gets keepers that no sample shows."""
+    and what that was, where any stack was seen to keep the lock. ``stacks``, each with its number, gets gil_owners that no sample shows."""
     keep, lets_go = _seen(list(stacks), stack, waited_ns)
     follows = (waited_ns >= HELD_NS) & ((waited_ns < ASKED_NS) | np.append(lets_go, False)[stack])
     shown, followers = list(stacks), np.unique(stack[follows & (stack >= 0)])
@@ -93,8 +93,8 @@ def keepers_of(stacks: dict[CallStack, int], stack: Ints, waited_ns: Ints) -> tu
 
     found = [before(shown[follower].lines) for follower in followers.tolist()]
     found.append((np.empty(0, np.int64), np.empty(0)))
-    keeper, share = (np.concatenate(column) for column in zip(*found, strict=True))
-    return follows, Keepers(np.repeat(followers, [len(each) for each, _ in found[:-1]]), keeper, share)
+    owner, share = (np.concatenate(column) for column in zip(*found, strict=True))
+    return follows, GilOwners(np.repeat(followers, [len(each) for each, _ in found[:-1]]), owner, share)
 
 
 def _seen(stacks: Sequence[CallStack], stack: Ints, waited_ns: Ints) -> tuple[dict[CallStack, int], Mask]:
@@ -122,11 +122,11 @@ def _before(stack: Stack, keep: Mapping[CallStack, int]) -> list[CallStack]:
     return sorted((each for each, distance in apart.items() if distance == least), key=keep.__getitem__)
 
 
-def _apart(follower: Stack, keeper: Stack) -> tuple[int, bool, int] | None:
+def _apart(follower: Stack, owner: Stack) -> tuple[int, bool, int] | None:
     """How far before: what the program ran within more calls in common is nearer; then what stands above it in their function, by
     lines, and what stands below it last, as in a loop. None where nothing says which comes first."""
     common = 0
-    for a, b in zip(reversed(follower), reversed(keeper), strict=False):
+    for a, b in zip(reversed(follower), reversed(owner), strict=False):
         if (a.file, a.function) != (b.file, b.function):
             break
         if a.line != b.line:

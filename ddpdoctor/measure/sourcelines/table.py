@@ -20,7 +20,7 @@ from ddpdoctor.measure.steplog import RankLog, Step, no_samples
 from ddpdoctor.measure.taxonomy import Component
 from ddpdoctor.rundir import EventKind
 
-from .gil import ASKED_NS, CallStack, Keepers, are_first, keepers_of, moments_of
+from .gil import ASKED_NS, CallStack, GilOwners, are_first, gil_owners_of, moments_of
 
 EVENTS: dict[Component, tuple[EventKind, ...]] = {
     Component.DATA: (EventKind.DATA,),
@@ -63,7 +63,7 @@ class Kind(IntEnum):
     """A sample of a random moment, which shows where the thread was."""
     FOLLOWING = 1
     """One that shows what followed."""
-    LOOK = 2
+    BURST = 2
     """The first of some looks in close succession that had to ask for Python's lock."""
 
 
@@ -101,9 +101,9 @@ class RankSamples(msgspec.Struct, frozen=True, eq=False, dict=True):
         return self.log.activities.gaps.kind_at(self.time_ns - self.log.activities.origin_ns)
 
     @cached_property
-    def per_look(self) -> float:
+    def per_burst(self) -> float:
         """Samples of random moments that a first look stands for: those of as much time as Python lets it wait."""
-        in_steps = np.count_nonzero((self.step >= 0) & (self.kind != Kind.LOOK))
+        in_steps = np.count_nonzero((self.step >= 0) & (self.kind != Kind.BURST))
         return ASKED_NS * in_steps / max(self.log.looked_ns, 1)
 
     def steps_of(self, numbers: Collection[int]) -> Mask:
@@ -138,7 +138,7 @@ class Weights(msgspec.Struct, frozen=True):
     """Those that show what followed, at the stacks that probably kept Python's lock."""
     following: Array
     """The rest of them, at the stacks that they show."""
-    looked: Array
+    burst: Array
     """What looks in close succession stand for: another measure of ``before``."""
 
     @property
@@ -154,7 +154,7 @@ class Samples(msgspec.Struct, frozen=True, eq=False, dict=True):
     """Each once."""
     ranks: list[RankSamples]
     """By position of the log."""
-    keepers: Keepers
+    gil_owners: GilOwners
 
     @cached_property
     def outside(self) -> Mask:
@@ -163,15 +163,15 @@ class Samples(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     def weights(self, position: int, chosen: Mask | slice = slice(None)) -> Weights:
         """Of the ``chosen`` rows of a rank."""
-        rows, keepers, count = self.ranks[position], self.keepers, len(self.stacks)
+        rows, gil_owners, count = self.ranks[position], self.gil_owners, len(self.stacks)
         kind, stack = rows.kind[chosen], rows.stack[chosen]
         seen, following, looks = (
             np.bincount(stack[(stack >= 0) & (kind == each)], minlength=count).astype(float) for each in Kind
         )
-        shares = keepers.share * following[keepers.follower]
-        before = np.bincount(keepers.keeper, shares, count).astype(float)
-        following[keepers.follower] = 0.0
-        return Weights(seen, before, following, looks * rows.per_look)
+        shares = gil_owners.share * following[gil_owners.follower]
+        before = np.bincount(gil_owners.owner, shares, count).astype(float)
+        following[gil_owners.follower] = 0.0
+        return Weights(seen, before, following, looks * rows.per_burst)
 
     def by_stack(self, weights: Array, whole: bool = False) -> dict[Stack, float]:
         """The stacks that weigh something; ``weights``: [K]. The user's lines alone, or the ``whole`` of them with a library's."""
@@ -188,10 +188,10 @@ def samples_of(logs: Sequence[RankLog]) -> Samples:
     rows = [np.concatenate([log.samples, log.closer]) for log in logs]
     shown = [_shown(log, of_rank, stacks) for log, of_rank in zip(logs, rows, strict=True)]
     waited_ns = np.concatenate([no_samples()[:, 3], *(of_rank[:, 3] for of_rank in rows)])
-    follows, keepers = keepers_of(stacks, np.concatenate([no_samples()[:, 1], *shown]), waited_ns)
+    follows, gil_owners = gil_owners_of(stacks, np.concatenate([no_samples()[:, 1], *shown]), waited_ns)
     of_ranks = np.split(follows, np.cumsum([len(of_rank) for of_rank in rows]))
     ranks = [_of_rank(*of_rank) for of_rank in zip(logs, rows, shown, of_ranks[: len(logs)], strict=True)]
-    return Samples(list(stacks), ranks, keepers)
+    return Samples(list(stacks), ranks, gil_owners)
 
 
 def _shown(log: RankLog, rows: Ints, stacks: dict[CallStack, int]) -> Ints:
@@ -218,7 +218,7 @@ def _of_rank(log: RankLog, rows: Ints, stack: Ints, follows: Mask) -> RankSample
     doing = _doing(log.steps, time_ns[asked])
     kept = ~looks
     kept[asked] = are_first(rows[asked, 0], rows[asked, 3], step[asked], doing)
-    kind = np.where(looks, Kind.LOOK, np.where(follows, Kind.FOLLOWING, Kind.SEEN))
+    kind = np.where(looks, Kind.BURST, np.where(follows, Kind.FOLLOWING, Kind.SEEN))
     return RankSamples(log, *(column[kept] for column in (time_ns, step, stack, kind)))
 
 

@@ -1,4 +1,4 @@
-"""Step logs of a run directory, read with a bound: one frozen :class:`.RankLog` per rank."""
+"""Read the step logs of a run directory, with a limit on their size: one frozen :class:`.RankLog` per rank."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ddpdoctor.rundir import SAMPLES_FILE, STEPS_FILE, RankRecord, RunDirectory
 from ddpdoctor.rundir.compaction import STEP_LINE
 from ddpdoctor.rundir.files import broken_lines, unreadable
 
-from .bound import MOST_STEPS, Bound, bound_of
 from .log import UNKNOWN_LINES, RankLog
+from .read_limit import MOST_STEPS, ReadLimit, read_limit_of
 from .records import EVALUATED, DeviceTimes, LogRecord, Step
 
 _MOST_PLACES = 100_000
-"""Source lines, notes and broken numbers of one log that are kept: no script has as many."""
+"""Most source lines of one log that are read: no script has as many."""
 _MOST_CALLERS = 32
-"""Lines above one another that are kept: the hook tells fewer."""
+"""Most callers of a line that are read: the hook records fewer."""
 _MOST_NOTES = 200
-"""Of one log: what a file repeats more often than that nobody reads."""
+"""Most notes of one log that are read."""
 _LOST = {
     STEPS_FILE: "what this rank did in the steps behind the fault is not known",
     SAMPLES_FILE: UNKNOWN_LINES,
@@ -36,7 +36,7 @@ _SECOND_NS = 10**9
 """A second: samples are thinned by whole ones."""
 _YEAR_NS = 366 * 86_400 * _SECOND_NS
 _MOST_APART_S = 1 << 20
-"""So far apart, 12 days, are the seconds to which samples are thinned at most."""
+"""Largest distance, 12 days, of the seconds to which samples are thinned out."""
 
 
 class RunLogs(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class RunLogs(msgspec.Struct, frozen=True):
 def read_logs(
     runs: Sequence[RunDirectory], progress: Callable[[int, int], None] | None = None
 ) -> list[RunLogs]:
-    """The step logs of a job that was recorded to ``runs``, with one bound for all; of each rank the first.
+    """The step logs of a job that was recorded to ``runs``, with one limit for all. Of a rank in several runs, the first is read.
 
     ``progress(done, total)`` is called with the number of ranks, first with none.
     """
@@ -59,7 +59,7 @@ def read_logs(
             first.setdefault(record.rank, record)
     if progress is not None and first:
         progress(0, len(first))
-    bound = bound_of(list(first.values()))
+    bound = read_limit_of(list(first.values()))
     read: dict[int, RankLog] = {}
     for rank, record in first.items():
         read[rank] = read_rank_log(record, bound)
@@ -82,12 +82,12 @@ def _of_run(run: RunDirectory, first: dict[int, RankRecord], read: dict[int, Ran
     return RunLogs(logs, notes)
 
 
-def read_rank_log(record: RankRecord, bound: Bound | None = None) -> RankLog:
+def read_rank_log(record: RankRecord, bound: ReadLimit | None = None) -> RankLog:
     """Read steps.jsonl and samples.jsonl of one rank; broken lines are left out and noted.
 
     ``bound`` is that of all ranks of the run; None: of this one alone.
     """
-    limit = bound_of([record]) if bound is None else bound
+    limit = read_limit_of([record]) if bound is None else bound
     read = _read_steps(record, limit)
     sampled = _read_samples(record, limit, read.steps)
     return RankLog(
@@ -106,7 +106,7 @@ def read_rank_log(record: RankRecord, bound: Bound | None = None) -> RankLog:
 
 
 class _StepsFile(msgspec.Struct):
-    """What stands in a rank's steps.jsonl, while it is read."""
+    """Contents of a rank's steps.jsonl, while it is read."""
 
     steps: list[Step] = msgspec.field(default_factory=list)
     where: dict[int, Where] = msgspec.field(default_factory=dict)
@@ -116,9 +116,9 @@ class _StepsFile(msgspec.Struct):
 
 
 def _records(
-    record: RankRecord, name: str, bound: Bound, notes: list[str]
+    record: RankRecord, name: str, bound: ReadLimit, notes: list[str]
 ) -> Iterator[tuple[LogRecord, int]]:
-    """The lines of a file that ``bound`` keeps, each with its bytes; at the end a note on those that are broken."""
+    """The lines of a file within the limit ``bound``, each with its size in bytes. Broken lines are counted in a note."""
     decode = msgspec.json.Decoder(LogRecord).decode
     path, broken, given = Path(record.path) / name, 0, 0
     try:
@@ -133,13 +133,13 @@ def _records(
     except FileNotFoundError:
         pass
     except OSError as error:
-        if given or name != STEPS_FILE:  # a rank of which no step is known is told of with the others
+        if given or name != STEPS_FILE:  # a rank without any step is reported together with others
             notes.append(unreadable(str(path), error, _LOST[name]).text)
     if broken:
         notes.append(broken_lines(str(path), broken).text)
 
 
-def _read_steps(rank: RankRecord, bound: Bound) -> _StepsFile:
+def _read_steps(rank: RankRecord, bound: ReadLimit) -> _StepsFile:
     read = _StepsFile()
     odd = beyond = size = 0
     for record, record_bytes in _records(rank, STEPS_FILE, bound, read.notes):
@@ -152,7 +152,7 @@ def _read_steps(rank: RankRecord, bound: Bound) -> _StepsFile:
             else:
                 odd += 1
         else:
-            _take(read, record, bound, rank.rank)
+            _read_other(read, record, bound, rank.rank)
     read.steps = [step.marked(EVALUATED) if step.number in read.evaluated else step for step in read.steps]
     path = f"{rank.path}/{STEPS_FILE}"
     if odd:
@@ -167,8 +167,8 @@ def _read_steps(rank: RankRecord, bound: Bound) -> _StepsFile:
     return read
 
 
-def _take(read: _StepsFile, record: LogRecord, bound: Bound, rank: int) -> None:
-    """What a line says that is no step."""
+def _read_other(read: _StepsFile, record: LogRecord, bound: ReadLimit, rank: int) -> None:
+    """Read a line that is not a step: device times, an evaluation mark, a source line or a note."""
     if record.device is not None and record.device_times_ns:
         if bound.keeps(record.device) and len(read.device_times) <= MOST_STEPS:
             read.device_times[record.device] = DeviceTimes(record.device_start_ns, record.device_times_ns)
@@ -182,7 +182,7 @@ def _take(read: _StepsFile, record: LogRecord, bound: Bound, rank: int) -> None:
 
 
 class _SamplesFile(msgspec.Struct):
-    """What stands in a rank's samples.jsonl, while it is read."""
+    """Contents of a rank's samples.jsonl, while it is read."""
 
     samples: array[int] = msgspec.field(default_factory=lambda: array("q"))
     closer: array[int] = msgspec.field(default_factory=lambda: array("q"))
@@ -198,10 +198,12 @@ class _SamplesFile(msgspec.Struct):
         return rows
 
 
-def _read_samples(rank: RankRecord, bound: Bound, steps: Sequence[Step]) -> _SamplesFile:
-    """The samples taken in the steps that were read: all of them or, where they are too many, those of every second, every
-    fourth, ... second of the epoch, the same on all ranks; of seconds in which they are too many even so, the first. With their
-    source lines, and notes."""
+def _read_samples(rank: RankRecord, bound: ReadLimit, steps: Sequence[Step]) -> _SamplesFile:
+    """The samples taken in the steps that were read, with their source lines, and notes.
+
+    Where there are too many, those of every 2nd, 4th, 8th, ... second of the epoch are kept, the same seconds on all ranks.
+    Where these are still too many, the first are kept.
+    """
     spans = _Spans(None if bound.kept is None else steps)
     around = span_around([steps])
     read = _SamplesFile()
@@ -245,8 +247,8 @@ def _keep_samples(
 
 
 def span_around(steps: Iterable[Sequence[Step]]) -> tuple[int, int] | None:
-    """From a year before the first of some ranks' steps to a year after the last, epoch ns; None without any. What is dated
-    otherwise was not taken while they ran, whatever happened to the clock."""
+    """From a year before the first step of these ranks to a year after the last, epoch ns; None without steps. Samples dated
+    outside of it were not taken in this run."""
     every = [step for of_rank in steps for step in of_rank]
     if not every:
         return None
@@ -254,7 +256,7 @@ def span_around(steps: Iterable[Sequence[Step]]) -> tuple[int, int] | None:
 
 
 def _of_every(seconds: int, numbers: array[int]) -> array[int]:
-    """The samples, ``_COLUMNS`` numbers each, of every so many seconds of the epoch."""
+    """The samples, ``_COLUMNS`` numbers each, of seconds of the epoch divisible by ``seconds``."""
     table = np.array(numbers, np.int64).reshape(-1, _COLUMNS)
     return array("q", table[table[:, 0] // _SECOND_NS % seconds == 0].tobytes())
 
@@ -268,7 +270,7 @@ def _place(places: dict[int, Where], record: LogRecord) -> None:
 
 
 class _Spans:
-    """When runs of neighbouring ``steps`` ran, epoch ns; None: always."""
+    """Time spans of runs of consecutive ``steps``, epoch ns; None: all time."""
 
     def __init__(self, steps: Sequence[Step] | None) -> None:
         self._always = steps is None
@@ -276,7 +278,7 @@ class _Spans:
         self._starts, self._ends = (side.tolist() for side in union(bounds[:, 0], bounds[:, 1]))
 
     def hold(self, moment: int) -> bool:
-        """Whether it lies in one of them."""
+        """Whether ``moment``, epoch ns, is in one of the spans."""
         place = bisect_right(self._starts, moment) - 1
         return self._always or (place >= 0 and moment < self._ends[place])
 

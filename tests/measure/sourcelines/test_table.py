@@ -160,7 +160,7 @@ def test_where_no_line_was_seen_to_keep_the_lock_a_sample_stays_at_the_line_that
 def test_of_looks_that_go_on_waiting_the_first_stands_for_what_python_lets_it_wait():
     looks = [(20 * MS, 0, 6 * MS), (26 * MS, 0, 5 * MS), (50 * MS, 0, 6 * MS)]
     samples = samples_of([held_log([(n * MS, 2, 0) for n in range(100)], looks, looked_ns=50 * MS)])
-    assert by_line(samples, samples.weights(0).looked) == {18: pytest.approx(2 * 5 * 100 / 50)}
+    assert by_line(samples, samples.weights(0).burst) == {18: pytest.approx(2 * 5 * 100 / 50)}
     assert samples.weights(0).at_random.sum() == 100
 
 

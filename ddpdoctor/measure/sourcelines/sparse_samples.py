@@ -31,7 +31,7 @@ class _Tuning(msgspec.Struct, frozen=True):
 _TUNING = _Tuning()
 
 
-def most_likely(
+def most_probable_line(
     mine: Mapping[CodeLine, float], theirs: Mapping[CodeLine, float], scale: float
 ) -> dict[CodeLine, float]:
     """The line with its samples beyond ``theirs``, which are multiplied by ``scale`` to be those of as much time; {} where there

@@ -203,7 +203,7 @@ class WindowSourceLines(SourceLines):
             issued = window.collectives.issued[rows]
             launched.update(frames_during(window, (issued, issued + _LAUNCH_NS)))
             waited.update(frames_waiting(window, kinds))
-        return joined(_told(launched), _told(waited))
+        return joined(_heaviest(launched), _heaviest(waited))
 
     def work(
         self,
@@ -219,7 +219,7 @@ class WindowSourceLines(SourceLines):
         gap = None if found is None else found.gap
         stacks = _stacks_of(chosen, components, gap)
         if not others or not (_is_launched(chosen[0], components) or (chosen[0].on_device and gap)):
-            return _told(stacks)
+            return _heaviest(stacks)
         usual = by_line(_stacks_of(others, components, gap))
         slower = _slower(by_line(stacks), usual, len(chosen) / len(others))
         return with_heaviest(ranked(slower), stacks)
@@ -282,7 +282,7 @@ def _is_launched(window: Window, components: Sequence[Component]) -> bool:
     return window.on_device and set(DEVICE_WORK).issuperset(components)
 
 
-def _told(stacks: Mapping[Stack, float]) -> list[Where]:
+def _heaviest(stacks: Mapping[Stack, float]) -> list[Where]:
     return with_heaviest(ranked(by_line(stacks)), stacks)
 
 

@@ -35,7 +35,7 @@ class _Tuning(msgspec.Struct, frozen=True):
 _TUNING = _Tuning()
 
 
-def borne_by_marks(
+def confirmed_by_events(
     drawn: Array, cause: LateCause, removed: Sequence[Array], positions: Sequence[int]
 ) -> dict[str, Any]:
     """The fields ``late_ms``, ``drawn_ms`` (means over the ranks) and ``drawn_as`` of a cost. ``removed`` [N, K, R] ns per group is

@@ -36,7 +36,7 @@ class _Tuning(msgspec.Struct, frozen=True):
 _TUNING = _Tuning()
 
 
-class Sureness(msgspec.Struct, frozen=True):
+class PriceRange(msgspec.Struct, frozen=True):
     """What is known of a price besides itself, ns."""
 
     gains: Array
@@ -87,7 +87,7 @@ def range_fields(gain_ns: float, ends_ns: tuple[float, float] | None, *others_ns
     return {"low_ms_per_step": max(0.0, low_ns) / 1e6, "high_ms_per_step": high_ns / 1e6}
 
 
-def part_of(whole: Cost, ms: float, assumed_share: float) -> dict[str, Any]:
+def range_of_share(whole: Cost, ms: float, assumed_share: float) -> dict[str, Any]:
     """The same fields of ``ms`` that are saved of what ``whole`` prices: as far off as that is, ms, and by ``assumed_share``
     of itself besides (a standard deviation)."""
     sides = _sides_ms(whole)
@@ -95,7 +95,7 @@ def part_of(whole: Cost, ms: float, assumed_share: float) -> dict[str, Any]:
     return {} if sides is None else _around(ms, *(float(np.hypot(side, assumed_ms)) for side in sides))
 
 
-def together(one: Cost, other: Cost, ms: float) -> dict[str, Any]:
+def range_of_sum(one: Cost, other: Cost, ms: float) -> dict[str, Any]:
     """The same fields of ``ms`` that two costs come to: {} where it is not known how sure one of them is."""
     sides = _sides_ms(one), _sides_ms(other)
     if sides[0] is None or sides[1] is None:
