@@ -1,4 +1,4 @@
-"""Counting stack samples: at which of the user's lines the training thread was while it did some kind of work."""
+"""Count stack samples by the user's line, while the training thread did some kind of work."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from .sparse_samples import most_probable_line
 from .table import Kind, Samples
 
 _COUNTING_SIGMAS = 2.0
-"""Counts scatter by their square root: a line stands out by twice that."""
+"""Counts scatter by their square root; a difference of twice that is significant."""
 
 
 class SampleCounts(msgspec.Struct, frozen=True):
-    """Samples of some ranks in some steps; a sample that may be of an operator counts for less than one."""
+    """Counts of samples of some ranks in some steps; a sample that may be of an operator counts less than 1."""
 
     at: Mapping[CodeLine, float]
     """In the components' time, by line."""
     outside: Mapping[CodeLine, float]
     """Those of them whose innermost frame is not torch's."""
     behind: Mapping[CodeLine, float]
-    """Those of which only the line is known that follows, see :mod:`.gil`."""
+    """Samples of which only the line that ran next is known, see :mod:`.gil`."""
     stacks: Mapping[Stack, float]
-    """Both ``at`` and ``behind``, by the line and those that called it."""
+    """Both ``at`` and ``behind``, by call stack."""
     samples: int
     """In the components' time, on all lines."""
     taken: int
-    """Whatever the thread did."""
+    """Samples in these steps, for any work of the thread."""
     seconds: float
     steps: int
-    """Steps times ranks looked at."""
+    """Steps times ranks."""
 
 
 def counted(
@@ -50,8 +50,8 @@ def counted(
     parts: Sequence[Array | float],
     gap: Gap | None = None,
 ) -> SampleCounts:
-    """Count the samples of these ranks in the ``wanted`` steps, those of one ``gap`` between phases where it is given. ``parts``: by
-    position, how much a sample counts for, or that by stack."""
+    """Count the samples of these ranks in the ``wanted`` steps, optionally only in one ``gap`` between phases. ``parts``: by position,
+    the weight of a sample, or [K] weights by stack."""
     at, behind = np.zeros((2, len(samples.stacks)))
     count = taken = steps = 0
     seconds = 0.0
@@ -79,8 +79,8 @@ def counted(
 
 
 def common_of(together: SampleCounts, each: Sequence[SampleCounts]) -> SampleCounts:
-    """Counts of all ranks ``together``, of each rank no more at a line than the (lower) median rank has there, but for the
-    counting error: what one rank does more is not common."""
+    """Counts that the ranks have in common: at each line, of each rank no more than the (lower) median rank has there plus the
+    counting error. ``together``: the counts of all ranks."""
     at: dict[CodeLine, float] = {}
     outside: dict[CodeLine, float] = {}
     for line, kept in _kept(each).items():
@@ -92,8 +92,8 @@ def common_of(together: SampleCounts, each: Sequence[SampleCounts]) -> SampleCou
 
 
 def same_lines(each: Sequence[SampleCounts]) -> float:
-    """Part of what the ranks have alike that lies at lines which all have: of each rank no more counts than the (lower) median
-    rank has."""
+    """Part (0 to 1) of the ranks' samples at lines that they have in common; of each rank no more samples count than the (lower)
+    median rank has."""
     wholes = [sum(counts.at.values()) for counts in each]
     middle = sorted(wholes)[(len(each) - 1) // 2]
     kept = _kept(each)
@@ -117,9 +117,10 @@ def _kept(each: Sequence[SampleCounts]) -> dict[CodeLine, list[float]]:
 
 
 def beyond(mine: SampleCounts, theirs: SampleCounts, fewest: int) -> dict[CodeLine, float]:
-    """Samples at each line beyond those of other ranks in as much time, where they stand out of the counting error, and are
-    ``fewest`` at least; where there is none, at the line that is most likely what these ranks do more; else at the lines that
-    follow."""
+    """Excess samples by line, over other ranks in as much time, where significant and at least ``fewest``.
+
+    Where no line is, the most probable line; else lines that ran next (``behind``) with a significant excess.
+    """
     scale = scale_of(mine, theirs)
     return (
         _net(mine.at, theirs.at, scale, fewest)
@@ -140,5 +141,5 @@ def _net(
 
 
 def scale_of(mine: SampleCounts, theirs: SampleCounts) -> float:
-    """By which other ranks' samples are multiplied to be those of as much time; 0 without any."""
+    """Factor that scales other ranks' samples to the same time; 0 where there are none."""
     return mine.seconds / theirs.seconds if theirs.seconds else 0.0

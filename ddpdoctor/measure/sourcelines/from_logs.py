@@ -1,5 +1,4 @@
-"""The user's source lines behind the measurements of a step log: from the calls that were recorded, and from
-stack samples."""
+"""The user's source lines from step logs: from recorded calls and stack samples."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from .ranking import SourceLines, chosen_and_others, joined, ranked
 from .table import Samples, kinds_of, samples_of
 
 _FEWEST_SAMPLES = 3
-"""Samples below which a line may be there by chance."""
+"""Fewest samples of a reported line: with fewer it may be chance."""
 _ENOUGH_SAMPLES = 8
 """Samples of a line from which its time is stated: the counting error is then a third of it."""
 
@@ -31,7 +30,7 @@ _ENOUGH_SAMPLES = 8
 class LogSourceLines(SourceLines):
     """For step logs.
 
-    ``python_parts``, by position and line, says which part of the samples of host work is Python and not an operator,
+    ``python_parts``, by position and line, is the part of the samples of host work that is Python and not an operator,
     see :func:`ddpdoctor.measure.graph.python_parts`.
     """
 
@@ -64,7 +63,7 @@ class LogSourceLines(SourceLines):
         return cache(lambda line: usual(line, stacks))
 
     def _called(self, calls: Mapping[CodeLine, float]) -> list[Where]:
-        """The lines of most recorded calls, or time in them, each with its usual callers."""
+        """The heaviest lines by recorded calls, or time in them, each with its usual callers."""
         return [where.called_from(*self._usual(where.stack[0])) for where in ranked(calls)]
 
     def syncs(self, kinds: Sequence[SyncKind]) -> list[Where]:
@@ -80,7 +79,7 @@ class LogSourceLines(SourceLines):
     def operation(
         self, components: Sequence[Component | SyncKind], positions: Sequence[int] | None
     ) -> str | None:
-        """A step log knows no kernels."""
+        """None: a step log has no kernels."""
         return None
 
     def work(
@@ -90,7 +89,7 @@ class LogSourceLines(SourceLines):
         steps: Ints,
         or_else: Ints | None = None,
     ) -> list[Where]:
-        """Lines of this kind of work: sampled ones where there are enough samples, else the recorded call's."""
+        """Lines of this kind of work: sampled lines where there are enough samples, then those of recorded calls."""
         chosen, _ = chosen_and_others(positions, len(self.logs))
         wanted = {int(step) for step in steps}
         calls = _calls([self.logs[position] for position in chosen], components, wanted)
@@ -102,8 +101,8 @@ class LogSourceLines(SourceLines):
     def longer(
         self, components: Sequence[Component], positions: Sequence[int], steps: set[int], others: set[int]
     ) -> list[Where]:
-        """Lines of this kind of work that the ranks at these positions show more often in ``steps`` than in the ``others``; the recorded
-        call's where no sample says more."""
+        """Lines of this kind of work with more samples in ``steps`` than in the ``others`` on the ranks at these positions, then those of
+        recorded calls."""
         mine, theirs = (self._counted(positions, components, chosen, None) for chosen in (steps, others))
         places = ranked(beyond(mine, theirs, _FEWEST_SAMPLES))
         sampled = with_heaviest(places, mine.stacks, theirs.stacks, scale_of(mine, theirs))
@@ -122,7 +121,7 @@ class LogSourceLines(SourceLines):
     def main_gap(
         self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
     ) -> MainGap | None:
-        """Of what no event of the log covers."""
+        """The gap of work that no event of the log covers."""
         if not lies_in_gaps(components):
             return None
         wanted = {int(step) for step in steps}
@@ -135,7 +134,7 @@ class LogSourceLines(SourceLines):
     def _sampled(
         self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
     ) -> list[Where]:
-        """Most sampled lines, in samples per second of steps, less what the other ranks show at the same line."""
+        """Lines with most samples per second of steps, less those of the other ranks at the same line."""
         chosen, others = chosen_and_others(positions, len(self.logs))
         wanted = {int(step) for step in steps}
         found = self.main_gap(components, positions, steps)
@@ -153,7 +152,7 @@ class LogSourceLines(SourceLines):
     def _counted(
         self, positions: Sequence[int], components: Sequence[Component], wanted: set[int], gap: Gap | None
     ) -> SampleCounts:
-        # The part of a line's samples that is Python tells of its host work alone, not of what lies in the gaps.
+        # The Python part of a line's samples is known for host work, not for work in the gaps.
         only_python = Component.HOST in components and set(components).isdisjoint(IN_GAPS)
         parts = self._python if only_python else [1.0] * len(self.logs)
         return counted(self.samples, positions, components, wanted, parts, gap)
@@ -162,7 +161,7 @@ class LogSourceLines(SourceLines):
 def _calls(
     logs: Sequence[RankLog], components: Sequence[Component], wanted: set[int]
 ) -> Mapping[CodeLine, float]:
-    """ns that recorded calls of this kind of work take, by their lines."""
+    """ns in recorded calls of this kind of work, by line."""
     kinds = kinds_of(components)
     calls: Counter[CodeLine] = Counter()
     for log in logs if kinds else ():
@@ -179,7 +178,7 @@ def _calls(
 
 
 def _python_ms(mine: SampleCounts, theirs: SampleCounts, line: CodeLine) -> float | None:
-    """Milliseconds per step at a line outside torch, beyond those of the other ranks; None with too few samples."""
+    """ms per step at a line outside torch, in excess of the other ranks; None with too few samples."""
     count = mine.outside.get(line, 0.0) - scale_of(mine, theirs) * theirs.outside.get(line, 0.0)
     if count < _ENOUGH_SAMPLES or not mine.steps:
         return None

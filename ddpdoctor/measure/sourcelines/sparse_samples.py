@@ -1,10 +1,10 @@
-"""Which line it is that some ranks run and others do not, where samples are too few for any line to stand out by itself.
+"""The line that most probably has the excess of some ranks, where samples are too few for any line to be significant.
 
-That these ranks do more is known by then, from what was timed in every step; samples only say where. So the lines are weighed
-against each other, and against one that no sample met. If line i is where the excess of E samples lies, its count is that of its
-usual rate plus a Poisson number of mean E, and every other line's is that of its usual rate. What the other ranks' count o says
-of that rate is the Gamma distribution of shape o + a; a count at the usual rate is then negative binomial (Gelman et al., Bayesian
-Data Analysis, section 2.6).
+That these ranks do more work is already known, from event times in every step; samples only show where. So the lines are compared
+with each other, and with a line that no sample hit. If line i has the excess of E samples, its count is that of its usual rate plus a
+Poisson number of mean E, and every other line's count is that of its usual rate. Given the other ranks' count o, that rate has the
+Gamma distribution of shape o + a; a count at the usual rate is then negative binomial (Gelman et al., Bayesian Data Analysis,
+section 2.6).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ddpdoctor.measure.places import CodeLine
 
 class _Tuning(msgspec.Struct, frozen=True):
     likely: float = 0.8
-    """Probability from which on a line is named: four times as likely as all others and what was not seen together."""
+    """Posterior probability from which on a line is named: four times that of all other lines and the unsampled one together."""
     fewest: float = 2.0
-    """Samples beyond the other ranks' that a named line has at least: one meets any line."""
+    """Excess samples that a named line has at least: a single sample may be of any line."""
     rate_shape: float = 0.3
-    """a: lines that other ranks never showed are mostly rare. Between Jeffreys' 0.5 and none."""
+    """a: lines without samples on other ranks are mostly rare there. Between Jeffreys' 0.5 and none."""
 
 
 _TUNING = _Tuning()
@@ -34,8 +34,8 @@ _TUNING = _Tuning()
 def most_probable_line(
     mine: Mapping[CodeLine, float], theirs: Mapping[CodeLine, float], scale: float
 ) -> dict[CodeLine, float]:
-    """The line with its samples beyond ``theirs``, which are multiplied by ``scale`` to be those of as much time; {} where there
-    are no other ranks, or no line is likely enough."""
+    """The most probable line with its excess samples over ``scale`` times ``theirs``; {} where there are no other ranks, or no line
+    is probable enough."""
     if scale <= 0:
         return {}
     net = {line: count - scale * theirs.get(line, 0.0) for line, count in mine.items()}
@@ -49,7 +49,7 @@ def most_probable_line(
 
 
 def _odds(count: int, other: int, scale: float, excess: float) -> float:
-    """By how much likelier a line's count is if the excess lies there than if it does not."""
+    """Likelihood ratio of a line's count: with the excess at this line over without it."""
     usual = _log_usual(count, other, scale)
     if excess <= 0:
         return 1.0
@@ -59,8 +59,8 @@ def _odds(count: int, other: int, scale: float, excess: float) -> float:
 
 
 def _log_usual(count: int, other: int, scale: float) -> Array:
-    """[count + 1] logarithm of the probability of each count up to this one where other ranks in 1 / ``scale`` times as much time have
-    ``other``."""
+    """[count + 1] log probability of each count up to ``count``, where other ranks have ``other`` samples in 1 / ``scale`` times as
+    much time."""
     shape, part = other + _TUNING.rate_shape, 1.0 / (1.0 + scale)
     before = np.arange(count)
     ratios = np.log((before + shape) / (before + 1) * (1.0 - part))
