@@ -1,4 +1,4 @@
-"""What all ranks alike spend: work, synchronisations, transfers, waiting for a CPU."""
+"""Price what all ranks have in common: work, synchronisations, transfers, waiting for a CPU."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from .price import set_by_hosts
 from .why import awake_of_all_ms
 
 _USER_CODE = (SharedCause.HOST, SharedCause.OUTSIDE)
-"""What a script does by itself, which may be one thing on one rank and another on the next."""
+"""Causes in the user's own code, which may be different work on each rank."""
 MOSTLY_THE_SAME = 0.8
-"""Part of the ranks' stack samples that lies at lines where all of them are, from which on they are taken to do the same: counting
-errors and noise hide one in five."""
+"""Part of the ranks' stack samples at common lines from which on they count as doing the same work: counting errors and noise hide one
+in five."""
 DIFFERENT = 0.5
-"""The same part, below which they do different things: the larger half tells, as elsewhere."""
+"""The same part, below which they count as doing different work."""
 LEAST_DIFFERENT = 0.05
-"""Part of the step that such work must take to be told: what rules warn of. Any loop spends less than that at lines of its own."""
+"""Part of the step from which on such different work is reported: the least that rules warn of."""
 USUAL_TRANSFER = 0.4
-"""Quantile of the transfers over the cycles that counts as what the transfer itself needs: as of gains, see ``price``."""
+"""Quantile of the transfers over the cycles that counts as the transfer itself, without disturbances; as for gains, see ``price``."""
 
 
 def shared_work(context: Context) -> Costs:
@@ -67,12 +67,12 @@ def shared_work(context: Context) -> Costs:
 
 
 def shared_synchronisations(context: Context) -> Costs:
-    """``shared.*`` of barriers, blocking collectives, hosts' waiting for their devices, and broadcasts of buffers."""
+    """``shared.*`` of barriers, blocking collectives, host-device synchronisations, and broadcasts of buffers."""
     return _known({cause: _without_syncs(context, kind) for cause, kind in SHARED_SYNCS.items()})
 
 
 def exposed_transfers(context: Context) -> dict[SharedCause, Cost | None]:
-    """Transfers that come back in every step with nothing to hide them, by cause."""
+    """Cost of the exposed transfers of every step, by cause."""
     return {cause: _exposed_transfer(context, kind) for cause, kind in SHARED_TRANSFERS.items()}
 
 
@@ -102,8 +102,8 @@ def _reduced_again(group: CycleGroup, k: int) -> bool:
 
 
 def without_reductions(graph: Graph, synced_ns: Sequence[float] = ()) -> list[Change]:
-    """Takes out the reductions that are done again later in the step, with what they cost the training thread of each rank
-    before its arrival: ``synced_ns`` by position, 0 where unknown, see :class:`~.context.ReducerCosts`."""
+    """Changes that remove the reductions repeated later in the step, and the time that they take on each rank's training thread before
+    its arrival: ``synced_ns`` by position, 0 where unknown, see :class:`~.context.ReducerCosts`."""
     if not any(synced_ns):
         return [without_sync(_reduced_again)]
     own = np.array(synced_ns)
@@ -116,8 +116,8 @@ def without_reductions(graph: Graph, synced_ns: Sequence[float] = ()) -> list[Ch
 
 
 def starved_of_cpu(context: Context) -> Costs:
-    """``shared.cpu_starved``: of each rank's run delay no more than the (lower) median rank has in the same step, spread over
-    its work; in steps in which not all ranks read it, what it usually is."""
+    """``shared.cpu_starved``: each rank's run delay, up to that of the (lower) median rank in the same step, spread over its work. In
+    steps in which not all ranks read it, the mean of the other steps."""
     removed = [_common_run_delay(context.graph, group) for group in context.graph.groups]
     if not any(delay.any() for delay in removed):
         return {}
@@ -125,9 +125,9 @@ def starved_of_cpu(context: Context) -> Costs:
 
 
 def common_work(context: Context, components: Components, *, by_kind: bool = False) -> Cost | None:
-    """What all ranks spend on this work. Where it takes long now on this rank, now on that one, as chance has it, all of it:
-    else the part that the ranks have in common, without the stragglers' excess. Where it is ``by_kind``, what two ranks do
-    is common only if it is of one kind, and at the same lines."""
+    """Cost of this work on all ranks. Where its excess is on a random rank in each step, all of it counts; else the part that the ranks
+    have in common, without the stragglers' excess. With ``by_kind``, work is common only if it is of the same component, and at the
+    same lines."""
     attribution = context.attribution
     by_chance = {c for kind in attribution.by_chance for c in LATE_COMPONENTS[kind]}
     all_ranks = by_chance.issuperset(components)
@@ -148,7 +148,8 @@ def common_work(context: Context, components: Components, *, by_kind: bool = Fal
 
 
 def _in_common(of_kind: Sequence[Array], all_ranks: bool, like: LikeSegments | None) -> tuple[Array, Array]:
-    """[N, K, R] ns, twice: of the work, and of what each rank would have by itself. ``of_kind``: both, and the stragglers' excess."""
+    """[N, K, R] ns, twice: common part of the work, and of the work that each rank would have without the others. ``of_kind``: both, and
+    the stragglers' excess."""
     work, own, excess = of_kind
     if all_ranks:
         return np.clip(work, 0, None), np.clip(own, 0, None)
@@ -156,8 +157,8 @@ def _in_common(of_kind: Sequence[Array], all_ranks: bool, like: LikeSegments | N
 
 
 def different_work(context: Context) -> list[Array] | None:
-    """[N, K, R] ns per group: what ranks spend alike on code of their own, but each at other lines, so that none is late for the
-    others and the step is as long as if one were. None where most of it lies at the same lines, or that is not known."""
+    """[N, K, R] ns per group: equally long work of the ranks, but at different lines on each. No rank is late then, yet the step is as
+    long as if one were. None where most of it is at the same lines, or where that is unknown."""
     graph, components = context.graph, LATE_COMPONENTS[LateCause.HOST]
     if len(graph.ranks) < 2 or not context.host_timed:
         return None
@@ -176,8 +177,7 @@ def different_work(context: Context) -> list[Array] | None:
 
 
 def _exposed_transfer(context: Context, kind: SyncKind) -> Cost | None:
-    """Exposed transfer that comes back in every step. What goes beyond it in some steps is a disturbance (a busy CPU or
-    link), and no reason to change the job."""
+    """Cost of the exposed transfer of every step. An excess in some steps is a disturbance (a busy CPU or link), and does not count."""
     taken = [usual_transfer(group, kind) for group in context.graph.groups]
     if not any(transfer.any() for transfer in taken):
         return None
@@ -186,7 +186,7 @@ def _exposed_transfer(context: Context, kind: SyncKind) -> Cost | None:
 
 
 def usual_transfer(group: CycleGroup, kind: SyncKind = SyncKind.GRADIENTS) -> Array:
-    """[N, K] ns: exposed transfer of this kind of collectives, cut at what it usually takes over the cycles."""
+    """[N, K] ns: exposed transfer of this kind of collectives, limited to its usual length over the cycles."""
     exposed = group.transfer if group.exposed is None else group.exposed
     taken = exposed * np.array([sync.kind == kind for sync in group.syncs])[None, :]
     usual: Array = np.minimum(taken, np.quantile(taken, USUAL_TRANSFER, axis=0)[None, :])
@@ -206,7 +206,7 @@ def _without_syncs(context: Context, kind: SyncKind) -> Cost | None:
         spent,
         where=context.lines.syncs(kinds),
         operation=_names(graph, kinds) or context.lines.operation(kinds, None),
-        # A broadcast is there in every step: what it takes beyond the usual in some is a busy machine.
+        # A broadcast is in every step: an excess in some of them is a busy machine.
         usually=kind == SyncKind.BROADCAST,
     )
 
@@ -227,15 +227,15 @@ def _time_inside(group: CycleGroup, kinds: Sequence[str]) -> Array:
 
 
 def _work_and_alone(group: CycleGroup, components: Components) -> tuple[Array, Array]:
-    """[N, K, R, C] ns: the work, and as each rank would have it by itself. Where hosts set the pace, what devices wait for them
-    beside a synchronisation counts as well."""
+    """[N, K, R, C] ns, twice: the work, and the work that each rank would have without the others. Where devices wait for hosts, waiting
+    that overlaps with a synchronisation counts as well."""
     if set_by_hosts(group, components):
         return group.continued(group.work), group.work_since
     return group.work, group.work_alone
 
 
 def _common_run_delay(graph: Graph, group: CycleGroup) -> Array:
-    """[N, K, R] ns"""
+    """[N, K, R] ns of run delay that the ranks have in common, spread over each rank's work."""
     by_step = [dict(zip(rank.steps.tolist(), rank.run_delay.tolist(), strict=True)) for rank in graph.steps]
     delay = np.array([[delays.get(int(step), np.nan) for delays in by_step] for step in group.steps])
     known = ~np.isnan(delay).any(axis=1)
