@@ -98,7 +98,8 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
 
         ``spent`` [N, K, R or 1] ns per group is the time of the cause, whose work is of these ``components``, and ``positions``
         are the stragglers (None: all ranks). With ``usually`` a cycle gains at most the usual gain of a cycle. ``part`` is the cause's
-        share of what several causes save together. ``where``, ``operation`` and ``fields`` override fields of the :class:`Cost`; ``lines_of`` are the components whose source lines to use, where not all.
+        share of what several causes save together. ``where``, ``operation`` and ``fields`` override fields of the :class:`Cost`;
+        ``lines_of`` are the components whose source lines to use, where not all.
         """
         gains = _gains_ns(self.graph, self.measured_ns, changes, usually)
         gain_ns = max(0.0, float(gains.mean()))

@@ -1,9 +1,8 @@
-"""Everything recorded, on one clock, as three tables: steps, collectives, events. For timelines and Parquet.
+"""All recordings, on one clock, as three tables: steps, collectives, events. For timelines and Parquet.
 
-All times are int64 ns since 1970 on the common clock (the first host's), unless the traces have clocks of
-their own. Where both step logs and a profiler window with device events exist, both are in the tables, told
-apart by ``source``; collectives then come from the window, for a host's log shows when they were issued, not
-when they ran.
+All times are int64 ns since 1970 on the common clock (the first host's), unless the traces have clocks of their own. Where
+both step logs and a profiler window with device events exist, both are in the tables, distinguished by ``source``.
+Collectives then come from the window, as a host's log shows when they were issued, not when they ran.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ STEPS = {
     "end_ns": pl.Int64,
     "marks": pl.String,
 }
-"""One row for each rank and step. ``marks``: what was special, such as profiled; comma-separated."""
+"""One row for each rank and step. ``marks``: comma-separated flags of the step, such as profiled."""
 
 COLLECTIVES = {
     "rank": pl.Int32,
@@ -86,7 +85,7 @@ class Tables(msgspec.Struct, frozen=True):
 def recorded_tables(
     recorded: Sequence[RankLog], windows: Sequence[Window], telemetry: Mapping[str, HostTelemetry]
 ) -> Tables:
-    """Align and tabulate."""
+    """Align the recordings and build the tables."""
     given = [log for log in recorded if log.steps]
     aligned, notes = align_logs(given)
     logs, _ = set_suspended_aside(aligned, telemetry)

@@ -1,4 +1,4 @@
-"""The memory of all ranks as facts: who grows, who holds more than the others, what is left."""
+"""Facts on the memory of all ranks: growth, ranks that use more than the others, headroom."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from .growing import MemoryKind
 from .rank import Rank, host_free, ranks_of
 
 _KEPT_FREE = 0.1
-"""Of the headroom: allocators round up, and fragments are lost."""
+"""Part of the headroom that is not usable: allocators round up, and fragments are lost."""
 _LEAST_ACTIVATIONS = 0.05
-"""Of the peak: where less comes and goes, no look fell between two steps' activations."""
+"""Part of the peak that activations must take for an estimate: with less, no reading fell between two steps' activations."""
 _INHERITED = 2.0
-"""Workers that are forked anew hold what the rank held then: they grow by themselves where each of them grows by more than
-this multiple of what the rank does."""
+"""Newly forked workers inherit the rank's memory. Workers grow by themselves where each of them grows by more than this multiple of the
+rank's growth."""
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """Of a job."""
+    """Memory of a job."""
 
     facts: MemoryFacts
     ranks: Mapping[int, RankMemory]
-    """What the table of ranks shows; of ranks of which nothing is known, none."""
+    """Rank number → memory in the table of ranks; without ranks of which nothing is known."""
     notes: Sequence[str] = ()
 
 
 _Free = Callable[[Rank], tuple[float | None, float]]
-"""Of a rank's host or device: bytes that are left, and by how many per hour all that grows there grows."""
+"""Rank → (free bytes of its host or device, growth of everything there in bytes per hour)."""
 
 
 def memory_of(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> Memory:
-    """Everything that is known of the memory of a recorded job."""
+    """Facts and notes on the memory of a recorded job."""
     notes: list[str] = []
     ranks = ranks_of(logs, hosts, notes)
     here: dict[str, list[Rank]] = {}
@@ -81,7 +81,7 @@ def memory_of(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> Me
 
 
 def _host_free(host: HostTelemetry, ranks: Sequence[Rank]) -> tuple[float | None, float | None]:
-    """(limit, least that was free) while the ranks trained."""
+    """(limit, least free memory) while the ranks trained, bytes; None where unknown."""
     steps = [step for rank in ranks for step in rank.log.steps]
     if not steps:
         return None, None
@@ -89,7 +89,7 @@ def _host_free(host: HostTelemetry, ranks: Sequence[Rank]) -> tuple[float | None
 
 
 def _inherits(rank: Rank) -> bool:
-    """Whether its workers grow no more than they would by being forked from it."""
+    """Whether the growth of the rank's workers is explained by forking from the growing rank."""
     own = rank.rises.get(MemoryKind.PROCESS)
     workers = int((rank.log.main_loader_settings or {}).get("num_workers") or 1)
     return own is not None and rank.rises[MemoryKind.WORKERS].slope / workers < _INHERITED * own.slope
@@ -139,7 +139,7 @@ def _bounded(growing: Sequence[Rank], place: MemoryKind, host: str) -> float | N
 
 
 def _amounts(ranks: Sequence[Rank]) -> dict[str, Any]:
-    """Who holds more than the others, of the device where all ranks tell of theirs, of the host in a job on CPUs."""
+    """Facts on ranks that use more than the others: device memory where all ranks recorded it, host memory in jobs on CPUs."""
     on_device = all(rank.device_most is not None for rank in ranks)
     if not ranks or not (on_device or _on_cpus(ranks)):
         return {}
@@ -169,8 +169,7 @@ def _room(
     free: Mapping[str, tuple[float | None, float | None]],
     hosts: Mapping[str, HostTelemetry],
 ) -> dict[str, Any]:
-    """What was never used, of what a larger batch would take; on CPUs it is divided among all ranks that were seen on the host,
-    those without a step log among them."""
+    """Facts on memory that was never used; on CPUs it is divided among all ranks on the host, including those without a step log."""
     if ranks and _on_cpus(ranks):
         known = [
             (left / limit, left / _ranks_on(hosts[name], here[name]), limit)
@@ -197,8 +196,8 @@ def _room(
 
 
 def _ranks_on(host: HostTelemetry, recorded: Sequence[Rank]) -> int:
-    """How many of the job are on a host: those with a step log, and others that were seen there. An earlier attempt may have had more
-    ranks than the job has."""
+    """Number of the job's ranks on a host: those with a step log, and others in its telemetry with a rank number below the world size, as
+    an earlier attempt may have had more ranks."""
     world = int(recorded[0].log.record.info.get("world_size") or 0)
     known = {rank.log.rank for rank in recorded}
     return len(known.union(rank for rank in host.ranks if rank < world))

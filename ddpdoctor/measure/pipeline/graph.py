@@ -2,8 +2,8 @@
 
 The dependencies are those of Megatron's pipeline schedules as modelled for the what-if analysis of Lin et al.,
 "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI '25, section 3. A *worker* is a
-replica's stage: it computes in one stream, has one stream for each direction of sending and receiving, and one
-for the exchange of parameters and gradients with the other replicas.
+replica's stage: it has one stream for computation, one for each direction of sending and receiving, and one for the exchange
+of parameters and gradients with the other replicas.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Channel(msgspec.Struct, frozen=True):
 
     kind: str
     computation: str
-    """The kind of computation that makes what is sent, or takes what is received."""
+    """Kind of computation that produces the sent data, or uses the received data."""
     lower: bool
     """Whether this end is at chunk *c* + 1."""
 
@@ -51,7 +51,7 @@ _CHANNELS = (
 
 
 class _Attached(msgspec.Struct, frozen=True):
-    """Sends or receives with the computations that they belong to, one for one."""
+    """Sends or receives with the computation of each."""
 
     messages: Indices
     computations: Indices
@@ -63,8 +63,8 @@ class _Attached(msgspec.Struct, frozen=True):
 
 
 def whole_steps(ops: Operations) -> NDArray[np.bool_]:
-    """[N] whether the operation lies in a step that is there from end to end: every worker ran its optimizer,
-    and every message has its computation and its other end."""
+    """[N] whether the operation is in a complete step: every worker ran its optimizer, and every message has its computation and its
+    other end."""
     worker = _key(ops.replica, ops.stage)
     finished = ops.of_kind(OPTIMIZER)
     steps, seen = np.unique(
@@ -145,7 +145,7 @@ def _attach(ops: Operations, channel: _Channel) -> _Attached:
 
 
 def _model_chunk(ops: Operations) -> Indices:
-    """[N] as recorded; otherwise chunks are dealt to the stages in turn."""
+    """[N] model chunk as recorded; otherwise chunks are assigned to the stages round-robin."""
     dealt = np.maximum(ops.chunk, 0) * (int(ops.stage.max(initial=0)) + 1) + ops.stage
     return np.where(ops.model_chunk < 0, dealt, ops.model_chunk)
 
