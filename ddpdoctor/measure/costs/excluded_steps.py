@@ -37,11 +37,11 @@ def epoch_starts(context: Context) -> Costs:
     """
     measured = common_work(context, _COMPONENTS)
     stalls_ns = _evaluation_stalls(context) if context.mean_step_ms else {}
-    cost = _together(context, measured, stalls_ns) if stalls_ns else measured
+    cost = _with_evaluation_stalls(context, measured, stalls_ns) if stalls_ns else measured
     return {} if cost is None else {f"shared.{SharedCause.DATA_EPOCH_START}": cost}
 
 
-def _together(context: Context, measured: Cost | None, stalls_ns: Mapping[int, float]) -> Cost:
+def _with_evaluation_stalls(context: Context, measured: Cost | None, stalls_ns: Mapping[int, float]) -> Cost:
     numbers, lost_ns = np.array(list(stalls_ns)), np.array(list(stalls_ns.values()))
     stalled = lost_ns > 0
     extra_ms = float(lost_ns.sum()) / len(numbers) / 1e6
@@ -133,11 +133,13 @@ def _find(context: Context) -> _PartialEvaluations | None:
     logs = context.logs
     if not evaluated(logs):
         return None
-    together = context.undisturbed
-    evaluating = [tuple(p for p, log in enumerate(logs) if number in log.evaluated) for number, _ in together]
+    undisturbed = context.undisturbed
+    evaluating = [
+        tuple(p for p, log in enumerate(logs) if number in log.evaluated) for number, _ in undisturbed
+    ]
     if not any(evaluating):
         return None
-    lengths_ns = _lengths_ns([steps for _, steps in together], evaluating)
+    lengths_ns = _lengths_ns([steps for _, steps in undisturbed], evaluating)
     alone = Counter(ranks for ranks in evaluating if ranks and 2 * len(ranks) <= len(logs))
     usual = [length for length, ranks in zip(lengths_ns, evaluating, strict=True) if not ranks]
     if not alone or not usual:
@@ -146,16 +148,16 @@ def _find(context: Context) -> _PartialEvaluations | None:
     hit = np.array([ranks == positions for ranks in evaluating])
     return _PartialEvaluations(
         positions,
-        np.array([number for number, _ in together]),
-        [steps for _, steps in together],
+        np.array([number for number, _ in undisturbed]),
+        [steps for _, steps in undisturbed],
         hit,
         np.where(hit, np.clip(lengths_ns - np.median(usual), 0, None), 0.0),
     )
 
 
-def _lengths_ns(together: Sequence[Sequence[Step]], evaluating: Sequence[tuple[int, ...]]) -> Array:
+def _lengths_ns(undisturbed: Sequence[Sequence[Step]], evaluating: Sequence[tuple[int, ...]]) -> Array:
     """[N] ns of each step: median over the ranks that evaluate in it, or over all where none does."""
-    each = np.array([[step.length_ns for step in steps] for steps in together], float)
+    each = np.array([[step.length_ns for step in steps] for steps in undisturbed], float)
     lengths: Array = np.median(each, axis=1)
     for n, ranks in enumerate(evaluating):
         if ranks:

@@ -101,12 +101,12 @@ def _lateness(group: CycleGroup, places: Ints) -> Array:
     own = np.nan_to_num(behind(group)[:, :, places])
     late = np.zeros(group.arrival.shape)
     for k in range(len(group.syncs)):
-        brought = own[:, k - 1] if k and not _brings_together(group, k - 1) else 0.0
+        brought = own[:, k - 1] if k and not _releases_together(group, k - 1) else 0.0
         late[:, k, places] = np.clip(own[:, k] - brought, 0, None)
     return late
 
 
-def _brings_together(group: CycleGroup, k: int) -> bool:
+def _releases_together(group: CycleGroup, k: int) -> bool:
     sync = group.syncs[k]
     return len(sync.members) == group.arrival.shape[2] and sync.root is None and not group.on_device
 
@@ -195,9 +195,9 @@ def _removals(context: Context) -> dict[LateCause, _Removal]:
             whole = [a + b for a, b in zip(seen.work, more, strict=True)] if seen else more
             removals[cause] = _Removal(whole, LATE_COMPONENTS[cause], of_each=cause == LateCause.HOST)
     if attribution.in_turn:
-        together = [amount.sum(axis=-1) for amount in attribution.in_turn]
+        summed = [amount.sum(axis=-1) for amount in attribution.in_turn]
         components = tuple(c for kind in attribution.causes_in_turn for c in LATE_COMPONENTS[kind])
-        removals[LateCause.TURNS] = _Removal(together, components)
+        removals[LateCause.TURNS] = _Removal(summed, components)
     return removals
 
 

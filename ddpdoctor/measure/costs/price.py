@@ -111,7 +111,7 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
         return Cost(
             **{
                 **self._saving(gain_ns, ends_ns, part, components, positions),
-                **_if_decided(gain_ns, part, either_ns),
+                **_either_way_fields(gain_ns, part, either_ns),
                 "ranks": None if positions is None else [self.graph.ranks[p] for p in positions],
                 "own_ms": own_ms,
                 "typical_ms": typical_ms,
@@ -166,17 +166,17 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
     def _either_way_ns(self, changes: Sequence[Change], usually: bool) -> tuple[float, float] | None:
         """(mean gain if all computation with an uncertain dependency waits for its collective, mean gain if none does); None where no
         dependency is uncertain, or it makes little difference."""
-        if not self._decided:
+        if not self._either_way_graphs:
             return None
         waiting, going_on = (
             max(0.0, float(_gains_ns(graph, measured_ns, changes, usually).mean()))
-            for graph, measured_ns in self._decided
+            for graph, measured_ns in self._either_way_graphs
         )
         matters = abs(waiting - going_on) > _TUNING.close * max(waiting, going_on)
         return (waiting, going_on) if matters else None
 
     @cached_property
-    def _decided(self) -> list[tuple[Graph, Array]]:
+    def _either_way_graphs(self) -> list[tuple[Graph, Array]]:
         """(graph, its [cycles] lengths) with every uncertain dependency present, and with each absent; [] where none is uncertain, or
         on CPUs, where they do not matter."""
         sure = [
@@ -245,7 +245,7 @@ def _gains_ns(graph: Graph, measured_ns: Array, changes: Sequence[Change], usual
     return np.minimum(gains, np.quantile(gains, _TUNING.usual_gain)) if usually else gains
 
 
-def _if_decided(
+def _either_way_fields(
     gain_ns: float, part: Value | None, either_ns: tuple[float, float] | None
 ) -> dict[str, float]:
     """The fields of a cost for both assumptions on uncertain dependencies, where these matter."""

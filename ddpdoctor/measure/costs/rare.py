@@ -138,25 +138,25 @@ class _Pauses(msgspec.Struct, frozen=True, dict=True):
         return self._outliers(self.delayed)
 
     @cached_property
-    def carried(self) -> Mask:
+    def concentrated(self) -> Mask:
         """[N, R] mask of pauses that are concentrated in few ranks."""
-        carried = carried_by_few(self.pauses, self.delayed, self.steps)
-        carried &= carried.sum(axis=0) >= LATENESS.fewest_spikes
-        return carried
+        concentrated = carried_by_few(self.pauses, self.delayed, self.steps)
+        concentrated &= concentrated.sum(axis=0) >= LATENESS.fewest_spikes
+        return concentrated
 
     def of_stragglers(self) -> Cost | None:
         """Cost of the pauses of few ranks; None where there are none."""
-        if not self.carried.any():
+        if not self.concentrated.any():
             return None
-        positions = np.flatnonzero(self.carried.any(axis=0)).tolist()
-        return self._cost(np.where(self.carried, self.delayed, 0.0).max(axis=1), positions)
+        positions = np.flatnonzero(self.concentrated.any(axis=0)).tolist()
+        return self._cost(np.where(self.concentrated, self.delayed, 0.0).max(axis=1), positions)
 
     def of_all(self) -> Cost | None:
         """Cost of pauses of all ranks together, or of a different rank each time; None where there are too few."""
-        together = np.where(self._outliers(self.beyond), self.beyond, 0.0)
-        middle = (together.shape[1] - 1) // 2
-        everywhere = np.sort(together, axis=1)[:, middle]
-        scattered = np.where(self.pauses, self.delayed, 0.0).max(axis=1) * (not self.carried.any())
+        outliers = np.where(self._outliers(self.beyond), self.beyond, 0.0)
+        middle = (outliers.shape[1] - 1) // 2
+        everywhere = np.sort(outliers, axis=1)[:, middle]
+        scattered = np.where(self.pauses, self.delayed, 0.0).max(axis=1) * (not self.concentrated.any())
         amount = np.maximum(everywhere, scattered)
         return self._cost(amount, None) if (amount > 0).sum() >= LATENESS.fewest_spikes else None
 

@@ -82,12 +82,12 @@ def redundant_reductions(context: Context) -> Costs:
     chosen = [np.array([_reduced_again(group, k) for k in range(len(group.syncs))]) for group in groups]
     if not any(again.any() for again in chosen):
         return {}
-    taken = [
+    transfers = [
         group.transfer[:, :, None] * again[None, :, None] for group, again in zip(groups, chosen, strict=True)
     ]
     changes = without_reductions(context.graph, context.reducer.synced_ns)
     where = context.lines.syncs([SyncKind.GRADIENTS])
-    return _known({SharedCause.REDUNDANT_SYNC: context.pricing.cost(changes, taken, where=where)})
+    return _known({SharedCause.REDUNDANT_SYNC: context.pricing.cost(changes, transfers, where=where)})
 
 
 def _reduced_again(group: CycleGroup, k: int) -> bool:
@@ -178,18 +178,18 @@ def different_work(context: Context) -> list[Array] | None:
 
 def _exposed_transfer(context: Context, kind: SyncKind) -> Cost | None:
     """Cost of the exposed transfer of every step. An excess in some steps is a disturbance (a busy CPU or link), and does not count."""
-    taken = [usual_transfer(group, kind) for group in context.graph.groups]
-    if not any(transfer.any() for transfer in taken):
+    transfers = [usual_transfer(group, kind) for group in context.graph.groups]
+    if not any(transfer.any() for transfer in transfers):
         return None
-    spent = [transfer[:, :, None] for transfer in taken]
-    return context.pricing.cost([without_transfer(taken)], spent, where=context.lines.syncs([kind]))
+    spent = [transfer[:, :, None] for transfer in transfers]
+    return context.pricing.cost([without_transfer(transfers)], spent, where=context.lines.syncs([kind]))
 
 
 def usual_transfer(group: CycleGroup, kind: SyncKind = SyncKind.GRADIENTS) -> Array:
     """[N, K] ns: exposed transfer of this kind of collectives, limited to its usual length over the cycles."""
     exposed = group.transfer if group.exposed is None else group.exposed
-    taken = exposed * np.array([sync.kind == kind for sync in group.syncs])[None, :]
-    usual: Array = np.minimum(taken, np.quantile(taken, USUAL_TRANSFER, axis=0)[None, :])
+    transfers = exposed * np.array([sync.kind == kind for sync in group.syncs])[None, :]
+    usual: Array = np.minimum(transfers, np.quantile(transfers, USUAL_TRANSFER, axis=0)[None, :])
     return usual
 
 

@@ -159,9 +159,9 @@ def _rows(
 def _log_collectives(logs: Sequence[RankLog]) -> list[tuple[object, ...]]:
     ranks = [log.rank for log in logs]
     matched, _ = match_syncs(logs)
-    together = {(sync.key, position): sync for sync in matched for position in sync.points}
+    by_point = {(sync.key, position): sync for sync in matched for position in sync.points}
     return [
-        _log_collective(ranks, position, point, together.get((point.key, position)))
+        _log_collective(ranks, position, point, by_point.get((point.key, position)))
         for position, log in enumerate(logs)
         for point in log.sync_points
     ]
@@ -192,10 +192,10 @@ def _window_collectives(windows: Sequence[Window], matched: Matched) -> list[tup
         comms, steps = window.collectives, step_of(window, window.collectives.issued)
         for i in range(len(comms)):
             size = float(comms.bytes[i])
-            together = int(latest_of[i]) if latest_of[i] >= 0 else None
+            last_arrival = int(latest_of[i]) if latest_of[i] >= 0 else None
             step = int(steps[i]) if steps[i] >= 0 and window.steps else None
             what = (comms.kind[i], comms.operation[i], comms.group[i])
-            times = _times(int(arrival[i]), together, int(comms.end[i]))
+            times = _times(int(arrival[i]), last_arrival, int(comms.end[i]))
             rows.append((window.rank, TRACE, step, *what, *times, None if np.isnan(size) else size))
     return rows
 
@@ -204,5 +204,5 @@ def _times(arrival: int, last: int | None, end: int) -> tuple[int | None, ...]:
     """The columns of times, in their order: arrival, last arrival, end, wait, transfer."""
     if last is None:
         return arrival, None, end, None, None
-    together = min(max(last, arrival), end)
-    return arrival, last, end, together - arrival, end - together
+    release = min(max(last, arrival), end)
+    return arrival, last, end, release - arrival, end - release

@@ -51,13 +51,13 @@ def memory_of(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> Me
 
     def on_host(rank: Rank) -> tuple[float | None, float]:
         name = rank.log.host
-        together = sum(
+        hourly = sum(
             each.hourly(place)
             for place in (MemoryKind.PROCESS, MemoryKind.WORKERS)
             for each in grows[place]
             if each.log.host == name
         )
-        return free[name][1] if name in free else None, together
+        return free[name][1] if name in free else None, hourly
 
     facts = MemoryFacts(
         watched_hours=_observed_hours(ranks, MemoryKind.PROCESS),

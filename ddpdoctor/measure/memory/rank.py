@@ -26,16 +26,16 @@ _PROCESS_FIELDS = ("process_memory_bytes", "process_rss_bytes")
 """The first available one is used: not every system reports memory without pages of files."""
 
 
-class Held(msgspec.Struct, frozen=True):
+class Series(msgspec.Struct, frozen=True):
     """Bytes over time."""
 
     times_ns: Array
     bytes_: Array
 
-    def within(self, begin_ns: float, end_ns: float) -> Held:
+    def within(self, begin_ns: float, end_ns: float) -> Series:
         """The readings between two times, epoch ns, both included."""
         inside = (self.times_ns >= begin_ns) & (self.times_ns <= end_ns)
-        return Held(self.times_ns[inside], self.bytes_[inside])
+        return Series(self.times_ns[inside], self.bytes_[inside])
 
     @property
     def most(self) -> float | None:
@@ -43,28 +43,28 @@ class Held(msgspec.Struct, frozen=True):
         return float(self.bytes_.max()) if len(self.bytes_) else None
 
 
-NOTHING = Held(np.empty(0), np.empty(0))
+NO_READINGS = Series(np.empty(0), np.empty(0))
 
 
-def process_held(log: RankLog, host: HostTelemetry) -> Held:
+def process_memory(log: RankLog, host: HostTelemetry) -> Series:
     """Memory of the rank's own process."""
     for field in _PROCESS_FIELDS:
         times, held = _column(log, host, field)
         known = ~np.isnan(held)
         if known.any():
-            return Held(times[known], held[known])
-    return NOTHING
+            return Series(times[known], held[known])
+    return NO_READINGS
 
 
-def workers_held(log: RankLog, host: HostTelemetry) -> Held:
+def workers_memory(log: RankLog, host: HostTelemetry) -> Series:
     """Memory of all children together, at readings with the most frequent number of children: between epochs, workers start and end."""
     times, held = _column(log, host, "children_memory_bytes")
     _, children = _column(log, host, "num_children")
     numbers, often = np.unique(children[(children > 0) & ~np.isnan(held)], return_counts=True)
     if not len(numbers):
-        return NOTHING
+        return NO_READINGS
     usual = (children == numbers[often.argmax()]) & ~np.isnan(held)
-    return Held(times[usual], held[usual])
+    return Series(times[usual], held[usual])
 
 
 def _column(log: RankLog, host: HostTelemetry, field: str) -> tuple[Array, Array]:
@@ -233,7 +233,7 @@ class Rank(msgspec.Struct, frozen=True):
 
     log: RankLog
     observation: Observation | None
-    held: Mapping[MemoryKind, Held]
+    held: Mapping[MemoryKind, Series]
     rises: Mapping[MemoryKind, Rise]
     """Growth of those that grow in the observation period."""
     observed: frozenset[MemoryKind]
@@ -327,9 +327,9 @@ def _rank(
     host, device, span = hosts.get(log.host), device_memory(log, notes), observation_of(log)
     used, total = (None, None) if gpu is None else memory_of_gpu(hosts[gpu[0]], gpu[1])
     held = {
-        MemoryKind.PROCESS: NOTHING if host is None else process_held(log, host),
-        MemoryKind.WORKERS: NOTHING if host is None else workers_held(log, host),
-        MemoryKind.DEVICE: NOTHING if device is None else Held(device.times_ns, device.allocated),
+        MemoryKind.PROCESS: NO_READINGS if host is None else process_memory(log, host),
+        MemoryKind.WORKERS: NO_READINGS if host is None else workers_memory(log, host),
+        MemoryKind.DEVICE: NO_READINGS if device is None else Series(device.times_ns, device.allocated),
     }
     rises, observed = {}, set()
     for place, whole in held.items() if span is not None else ():
@@ -346,7 +346,7 @@ def _rank(
     return Rank(log, span, held, rises, frozenset(observed), device, float(stated) if stated else total, used)
 
 
-def _progress(log: RankLog, held: Held) -> Array:
+def _progress(log: RankLog, held: Series) -> Array:
     """[N] steps done at each reading, including the fraction of the running step."""
     starts = np.array([step.start_ns for step in log.steps], float)
     ends = np.array([step.end_ns for step in log.steps], float)

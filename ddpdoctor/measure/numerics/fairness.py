@@ -1,7 +1,7 @@
 """Shapley values: the share of each of several causes in their common cost, where they hide each other.
 
 Example: rank 0 is 3 ms late because of data, rank 3 is 5 ms late because of its own Python work. Without the work a step is
-2 ms shorter, without the data as long as before, without both 5 ms shorter. So the causes cost 5 ms together, but 2 ms and
+2 ms shorter, without the data as long as before, without both 5 ms shorter. So the causes cost 5 ms work, but 2 ms and
 0 ms alone. A cause's share is its saving, averaged over all orders in which the causes can be removed (Shapley, "A value for
 n-person games", 1953; for a cost set by the largest one, Littlechild and Owen, "A simple expression for the Shapley value in a
 special case", 1973). Shares add up to the common saving; a cause that no other hides gets what it saves alone. Here: 1.5 ms for
@@ -44,8 +44,8 @@ def fair_shares(
     gains_ns = {frozenset[_Cause](): 0.0}
     for size in range(1, len(causes) + 1):
         for chosen in combinations(causes, size):
-            together = [sum(parts) for parts in zip(*(removed[cause] for cause in chosen), strict=True)]
-            gains_ns[frozenset(chosen)] = max(0.0, gain_ns(together))
+            work = [sum(parts) for parts in zip(*(removed[cause] for cause in chosen), strict=True)]
+            gains_ns[frozenset(chosen)] = max(0.0, gain_ns(work))
     everything = frozenset(causes)
     return {
         cause: Value(

@@ -33,7 +33,7 @@ def straggler_facts(stragglers: Stragglers) -> Facts:
         job=JobFacts(world_size=stragglers.world_size, ranks_seen=len(stragglers.workers)),
         steps=StepFacts(
             source="trace",
-            seen=len(lengths) + stragglers.set_aside,
+            seen=len(lengths) + stragglers.excluded_steps,
             measured=len(lengths),
             mean_ms=float(lengths.mean()),
             median_ms=float(np.median(lengths)),

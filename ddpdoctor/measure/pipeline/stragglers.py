@@ -79,7 +79,7 @@ class Stragglers(msgspec.Struct, frozen=True, kw_only=True):
 
     steps: list[int]
     """Numbers of the steps analysed."""
-    set_aside: int
+    excluded_steps: int
     """Steps excluded because operations are missing in them."""
     world_size: int | None
     replicas: int
@@ -150,7 +150,7 @@ def measure_stragglers(operations: Operations) -> Stragglers:
     Incomplete steps and operations of unknown kinds are excluded, both with a note. Raises UnusableInput where no complete step is
     left or the order of operations contradicts itself.
     """
-    ops, set_aside, notes = _usable(operations)
+    ops, excluded_steps, notes = _usable(operations)
     job = _WhatIf(ops, pipeline_dag(ops))
     by_replica = {int(r): job.slowdown_by(ops.replica == r) for r in np.unique(ops.replica)}
     by_stage = {int(s): job.slowdown_by(ops.stage == s) for s in np.unique(ops.stage)}
@@ -159,7 +159,7 @@ def measure_stragglers(operations: Operations) -> Stragglers:
     slow_workers = _slow_workers(workers)
     return Stragglers(
         steps=np.unique(ops.step).tolist(),
-        set_aside=set_aside,
+        excluded_steps=excluded_steps,
         world_size=ops.world_size,
         replicas=len(by_replica),
         stages=len(by_stage),

@@ -35,7 +35,7 @@ class SampleCounts(msgspec.Struct, frozen=True):
     """Both ``at`` and ``behind``, by call stack."""
     samples: int
     """In the components' time, on all lines."""
-    taken: int
+    any_work: int
     """Samples in these steps, for any work of the thread."""
     seconds: float
     steps: int
@@ -53,7 +53,7 @@ def counted(
     """Count the samples of these ranks in the ``wanted`` steps, optionally only in one ``gap`` between phases. ``parts``: by position,
     the weight of a sample, or [K] weights by stack."""
     at, behind = np.zeros((2, len(samples.stacks)))
-    count = taken = steps = 0
+    count = any_work = steps = 0
     seconds = 0.0
     for position in positions:
         of_rank = samples.ranks[position]
@@ -63,7 +63,7 @@ def counted(
         at += parts[position] * (weights.seen + np.maximum(weights.before, weights.burst))
         behind += parts[position] * weights.following
         count += round(float(weights.at_random.sum()))
-        taken += int(np.count_nonzero(within & (of_rank.kind != Kind.BURST)))
+        any_work += int(np.count_nonzero(within & (of_rank.kind != Kind.BURST)))
         seconds += int(of_rank.lengths_ns[steps_wanted].sum()) / 1e9
         steps += int(steps_wanted.sum())
     return SampleCounts(
@@ -72,15 +72,15 @@ def counted(
         behind=by_line(samples.by_stack(behind)),
         stacks=samples.by_stack(at + behind),
         samples=count,
-        taken=taken,
+        any_work=any_work,
         seconds=seconds,
         steps=steps,
     )
 
 
-def common_of(together: SampleCounts, each: Sequence[SampleCounts]) -> SampleCounts:
+def common_of(all_ranks: SampleCounts, each: Sequence[SampleCounts]) -> SampleCounts:
     """Counts that the ranks have in common: at each line, of each rank no more than the (lower) median rank has there plus the
-    counting error. ``together``: the counts of all ranks."""
+    counting error. ``all_ranks``: the counts of all ranks."""
     at: dict[CodeLine, float] = {}
     outside: dict[CodeLine, float] = {}
     for line, kept in _kept(each).items():
@@ -88,7 +88,7 @@ def common_of(together: SampleCounts, each: Sequence[SampleCounts]) -> SampleCou
         outside[line] = sum(
             part * counts.outside.get(line, 0.0) for part, counts in zip(kept, each, strict=True)
         )
-    return replace(together, at=at, outside=outside)
+    return replace(all_ranks, at=at, outside=outside)
 
 
 def same_lines(each: Sequence[SampleCounts]) -> float:
@@ -116,30 +116,30 @@ def _kept(each: Sequence[SampleCounts]) -> dict[CodeLine, list[float]]:
     return kept
 
 
-def beyond(mine: SampleCounts, theirs: SampleCounts, fewest: int) -> dict[CodeLine, float]:
+def excess_samples(selected: SampleCounts, reference: SampleCounts, fewest: int) -> dict[CodeLine, float]:
     """Excess samples by line, over other ranks in as much time, where significant and at least ``fewest``.
 
     Where no line is, the most probable line; else lines that ran next (``behind``) with a significant excess.
     """
-    scale = scale_of(mine, theirs)
+    scale = scale_of(selected, reference)
     return (
-        _net(mine.at, theirs.at, scale, fewest)
-        or most_probable_line(mine.at, theirs.at, scale)
-        or _net(mine.behind, theirs.behind, scale, fewest)
+        _net(selected.at, reference.at, scale, fewest)
+        or most_probable_line(selected.at, reference.at, scale)
+        or _net(selected.behind, reference.behind, scale, fewest)
     )
 
 
 def _net(
-    mine: Mapping[CodeLine, float], theirs: Mapping[CodeLine, float], scale: float, fewest: int
+    selected: Mapping[CodeLine, float], reference: Mapping[CodeLine, float], scale: float, fewest: int
 ) -> dict[CodeLine, float]:
     net: dict[CodeLine, float] = {}
-    for line, count in mine.items():
-        other = theirs.get(line, 0.0)
+    for line, count in selected.items():
+        other = reference.get(line, 0.0)
         if count - scale * other >= max(fewest, _COUNTING_SIGMAS * sqrt(count + scale**2 * other)):
             net[line] = count - scale * other
     return net
 
 
-def scale_of(mine: SampleCounts, theirs: SampleCounts) -> float:
+def scale_of(selected: SampleCounts, reference: SampleCounts) -> float:
     """Factor that scales other ranks' samples to the same time; 0 where there are none."""
-    return mine.seconds / theirs.seconds if theirs.seconds else 0.0
+    return selected.seconds / reference.seconds if reference.seconds else 0.0

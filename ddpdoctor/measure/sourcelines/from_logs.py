@@ -16,7 +16,7 @@ from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.taxonomy import IN_GAPS, Component, SyncKind
 
 from .callers import usual, with_heaviest
-from .counts import SampleCounts, beyond, common_of, counted, same_lines, scale_of
+from .counts import SampleCounts, common_of, counted, excess_samples, same_lines, scale_of
 from .gaps import MainGap, free_gaps, gaps_of_log, lies_in_gaps, main_gap
 from .ranking import SourceLines, chosen_and_others, joined, ranked
 from .table import Samples, kinds_of, samples_of
@@ -103,9 +103,11 @@ class LogSourceLines(SourceLines):
     ) -> list[Where]:
         """Lines of this kind of work with more samples in ``steps`` than in the ``others`` on the ranks at these positions, then those of
         recorded calls."""
-        mine, theirs = (self._counted(positions, components, chosen, None) for chosen in (steps, others))
-        places = ranked(beyond(mine, theirs, _FEWEST_SAMPLES))
-        sampled = with_heaviest(places, mine.stacks, theirs.stacks, scale_of(mine, theirs))
+        selected, reference = (
+            self._counted(positions, components, chosen, None) for chosen in (steps, others)
+        )
+        places = ranked(excess_samples(selected, reference, _FEWEST_SAMPLES))
+        sampled = with_heaviest(places, selected.stacks, reference.stacks, scale_of(selected, reference))
         return joined(
             sampled, self._called(_calls([self.logs[place] for place in positions], components, steps))
         )
@@ -125,11 +127,11 @@ class LogSourceLines(SourceLines):
         if not lies_in_gaps(components):
             return None
         wanted = {int(step) for step in steps}
-        own, theirs = (
+        own, reference = (
             [gaps_of_log(self.logs[position], self._free_gaps(position), wanted) for position in some]
             for some in chosen_and_others(positions, len(self.logs))
         )
-        return main_gap(own, theirs, components)
+        return main_gap(own, reference, components)
 
     def _sampled(
         self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
@@ -139,14 +141,18 @@ class LogSourceLines(SourceLines):
         wanted = {int(step) for step in steps}
         found = self.main_gap(components, positions, steps)
         gap = None if found is None else found.gap
-        mine = self._counted(chosen, components, wanted, gap)
+        selected = self._counted(chosen, components, wanted, gap)
         if Component.HOST in components and not others:
-            mine = common_of(mine, [self._counted([each], components, wanted, gap) for each in chosen])
-        theirs = self._counted(others, components, wanted, gap)
-        places = ranked(beyond(mine, theirs, _FEWEST_SAMPLES))
+            selected = common_of(
+                selected, [self._counted([each], components, wanted, gap) for each in chosen]
+            )
+        reference = self._counted(others, components, wanted, gap)
+        places = ranked(excess_samples(selected, reference, _FEWEST_SAMPLES))
         return [
-            msgspec.structs.replace(where, python_ms=_python_ms(mine, theirs, where.stack[0]))
-            for where in with_heaviest(places, mine.stacks, theirs.stacks, scale_of(mine, theirs))
+            msgspec.structs.replace(where, python_ms=_python_ms(selected, reference, where.stack[0]))
+            for where in with_heaviest(
+                places, selected.stacks, reference.stacks, scale_of(selected, reference)
+            )
         ]
 
     def _counted(
@@ -177,9 +183,9 @@ def _calls(
     return calls
 
 
-def _python_ms(mine: SampleCounts, theirs: SampleCounts, line: CodeLine) -> float | None:
+def _python_ms(selected: SampleCounts, reference: SampleCounts, line: CodeLine) -> float | None:
     """ms per step at a line outside torch, in excess of the other ranks; None with too few samples."""
-    count = mine.outside.get(line, 0.0) - scale_of(mine, theirs) * theirs.outside.get(line, 0.0)
-    if count < _ENOUGH_SAMPLES or not mine.steps:
+    count = selected.outside.get(line, 0.0) - scale_of(selected, reference) * reference.outside.get(line, 0.0)
+    if count < _ENOUGH_SAMPLES or not selected.steps:
         return None
-    return 1e3 * mine.seconds / mine.steps * count / mine.taken
+    return 1e3 * selected.seconds / selected.steps * count / selected.any_work

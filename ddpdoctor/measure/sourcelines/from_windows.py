@@ -270,8 +270,11 @@ def _time_of(window: Window, components: Sequence[str]) -> Intervals:
     named = [window.sets[name] for name in components if name in window.sets]
     if Component.HOST in components:
         others = [times for name, times in window.sets.items() if name not in components]
-        taken = union_of(*others, (window.collectives.start, window.collectives.end))
-        edges = np.concatenate(([window.span[0]], taken[1])), np.concatenate((taken[0], [window.span[1]]))
+        covered_times = union_of(*others, (window.collectives.start, window.collectives.end))
+        edges = (
+            np.concatenate(([window.span[0]], covered_times[1])),
+            np.concatenate((covered_times[0], [window.span[1]])),
+        )
         named.append(union(*edges))
     return union_of(*named) if named else EMPTY
 

@@ -44,8 +44,8 @@ def free_gaps(log: RankLog) -> dict[Gap, Intervals]:
     activities, origin_ns = log.activities, log.activities.origin_ns
     points = [(point.arrival_ns - origin_ns, point.end_ns - origin_ns) for point in log.sync_points]
     syncs = np.array(points, float).reshape(-1, 2)
-    taken = union_of(union(syncs[:, 0], syncs[:, 1]), *activities.sets.values())
-    return {gap: subtract(activities.gaps.among([gap]), taken) for gap in activities.gaps.kinds}
+    covered_times = union_of(union(syncs[:, 0], syncs[:, 1]), *activities.sets.values())
+    return {gap: subtract(activities.gaps.among([gap]), covered_times) for gap in activities.gaps.kinds}
 
 
 def gaps_of_log(log: RankLog, free: Mapping[Gap, Intervals], wanted: set[int]) -> RankGaps:
@@ -62,8 +62,8 @@ def gaps_of_log(log: RankLog, free: Mapping[Gap, Intervals], wanted: set[int]) -
 
 def gaps_of_window(window: Window, work: Intervals) -> RankGaps:
     """The part of ``work`` in the gaps of a window."""
-    taken = union(window.collectives.start, window.collectives.end)
-    own = work if window.on_device else subtract(work, taken)
+    covered_times = union(window.collectives.start, window.collectives.end)
+    own = work if window.on_device else subtract(work, covered_times)
     times = {gap: intersect(own, inside) for gap, inside in window.in_gaps.items()}
     per_step = 1.0 / max(len(window.steps), 1)
     elsewhere = subtract(own, union_of(EMPTY, *times.values()))

@@ -83,15 +83,15 @@ def gil_owners_of(stacks: dict[CallStack, int], stack: Ints, waited_ns: Ints) ->
     ``stack`` [S] is the stack that each sample of all ranks shows (-1: unknown), after ``waited_ns`` [S]. Owners without samples are
     added to ``stacks`` (stack → number).
     """
-    keep, lets_go = _seen(list(stacks), stack, waited_ns)
-    follows = (waited_ns >= HELD_NS) & ((waited_ns < ASKED_NS) | np.append(lets_go, False)[stack])
+    holders, releases = _holders_and_releasers(list(stacks), stack, waited_ns)
+    follows = (waited_ns >= HELD_NS) & ((waited_ns < ASKED_NS) | np.append(releases, False)[stack])
     shown, followers = list(stacks), np.unique(stack[follows & (stack >= 0)])
-    numbers = {each: stacks.setdefault(each, len(stacks)) for each in keep}
+    numbers = {each: stacks.setdefault(each, len(stacks)) for each in holders}
 
     @cache
     def before(lines: Stack) -> tuple[Ints, Array]:
-        nearest = _before(lines, keep)
-        asked = np.array([keep[each] for each in nearest], float)
+        nearest = _before(lines, holders)
+        asked = np.array([holders[each] for each in nearest], float)
         return np.array([numbers[each] for each in nearest], np.int64), asked / max(asked.sum(), 1.0)
 
     found = [before(shown[follower].lines) for follower in followers.tolist()]
@@ -100,7 +100,9 @@ def gil_owners_of(stacks: dict[CallStack, int], stack: Ints, waited_ns: Ints) ->
     return follows, GilOwners(np.repeat(followers, [len(each) for each, _ in found[:-1]]), owner, share)
 
 
-def _seen(stacks: Sequence[CallStack], stack: Ints, waited_ns: Ints) -> tuple[dict[CallStack, int], Mask]:
+def _holders_and_releasers(
+    stacks: Sequence[CallStack], stack: Ints, waited_ns: Ints
+) -> tuple[dict[CallStack, int], Mask]:
     """(stacks that hold the GIL → samples in which it was requested from them, [K] which of the ``stacks`` release it by themselves).
     All of torch's innermost lines count as one."""
     places: dict[CallStack, int] = {}
@@ -113,19 +115,21 @@ def _seen(stacks: Sequence[CallStack], stack: Ints, waited_ns: Ints) -> tuple[di
     lines: dict[Stack, int] = {}
     line = np.array([lines.setdefault(each.lines, len(lines)) for each in places], np.int64)
     at_line = np.bincount(line, following)[line]
-    lets_go = (following >= asked) | (asked < _LEAST_SEEN * at_line)
-    keep = {each: int(asked[number]) for each, number in places.items() if not lets_go[number]}
-    return keep, lets_go[place]
+    releases = (following >= asked) | (asked < _LEAST_SEEN * at_line)
+    holders = {each: int(asked[number]) for each, number in places.items() if not releases[number]}
+    return holders, releases[place]
 
 
-def _before(stack: Stack, keep: Mapping[CallStack, int]) -> list[CallStack]:
+def _before(stack: Stack, holders: Mapping[CallStack, int]) -> list[CallStack]:
     """Stacks that hold the GIL just before ``stack``, the likeliest last; [] where none is known."""
-    apart = {each: distance for each in keep if (distance := _apart(stack, each.lines)) is not None}
-    least = min(apart.values(), default=None)
-    return sorted((each for each, distance in apart.items() if distance == least), key=keep.__getitem__)
+    distances = {each: distance for each in holders if (distance := _distance(stack, each.lines)) is not None}
+    least = min(distances.values(), default=None)
+    return sorted(
+        (each for each, distance in distances.items() if distance == least), key=holders.__getitem__
+    )
 
 
-def _apart(follower: Stack, owner: Stack) -> tuple[int, bool, int] | None:
+def _distance(follower: Stack, owner: Stack) -> tuple[int, bool, int] | None:
     """Sort key of the distance between two stacks, the nearest lowest: first by the number of common callers, then lines above the
     follower in the same function by distance, then lines below it (as in a loop). None where their order is unknown."""
     common = 0
@@ -138,7 +142,7 @@ def _apart(follower: Stack, owner: Stack) -> tuple[int, bool, int] | None:
     return (-common, False, 0) if common else None
 
 
-def are_first(taken_ns: Ints, waited_ns: Ints, *others: Ints) -> Mask:
+def begin_wait(taken_ns: Ints, waited_ns: Ints, *others: Ints) -> Mask:
     """[L] which burst samples begin a wait for the GIL, rather than continue the wait of the sample before. A change in any of the
     ``others`` [L] also begins a new one."""
     goes_on = taken_ns[1:] - waited_ns[1:] - taken_ns[:-1] < HELD_NS + _BETWEEN_LOOKS_NS

@@ -32,18 +32,20 @@ _TUNING = _Tuning()
 
 
 def most_probable_line(
-    mine: Mapping[CodeLine, float], theirs: Mapping[CodeLine, float], scale: float
+    selected: Mapping[CodeLine, float], reference: Mapping[CodeLine, float], scale: float
 ) -> dict[CodeLine, float]:
-    """The most probable line with its excess samples over ``scale`` times ``theirs``; {} where there are no other ranks, or no line
+    """The most probable line with its excess samples over ``scale`` times ``reference``; {} where there are no other ranks, or no line
     is probable enough."""
     if scale <= 0:
         return {}
-    net = {line: count - scale * theirs.get(line, 0.0) for line, count in mine.items()}
-    excess = max(sum(mine.values()) - scale * sum(theirs.values()), *net.values(), 0.0) if net else 0.0
+    net = {line: count - scale * reference.get(line, 0.0) for line, count in selected.items()}
+    excess = max(sum(selected.values()) - scale * sum(reference.values()), *net.values(), 0.0) if net else 0.0
     best = max(net, key=lambda line: net[line], default=None)
     if best is None or net[best] < _TUNING.fewest:
         return {}
-    odds = {line: _odds(round(mine[line]), round(theirs.get(line, 0.0)), scale, excess) for line in net}
+    odds = {
+        line: _odds(round(selected[line]), round(reference.get(line, 0.0)), scale, excess) for line in net
+    }
     likely = odds[best] / (sum(odds.values()) + exp(-excess))
     return {best: net[best]} if likely >= _TUNING.likely else {}
 

@@ -20,7 +20,7 @@ from ddpdoctor.measure.steplog import RankLog, Step, no_samples
 from ddpdoctor.measure.taxonomy import Component
 from ddpdoctor.rundir import EventKind
 
-from .gil import ASKED_NS, CallStack, GilOwners, are_first, gil_owners_of, moments_of
+from .gil import ASKED_NS, CallStack, GilOwners, begin_wait, gil_owners_of, moments_of
 
 EVENTS: dict[Component, tuple[EventKind, ...]] = {
     Component.DATA: (EventKind.DATA,),
@@ -165,13 +165,13 @@ class Samples(msgspec.Struct, frozen=True, eq=False, dict=True):
         """Weights of the ``chosen`` rows of the rank at ``position``."""
         rows, gil_owners, count = self.ranks[position], self.gil_owners, len(self.stacks)
         kind, stack = rows.kind[chosen], rows.stack[chosen]
-        seen, following, looks = (
+        seen, following, bursts = (
             np.bincount(stack[(stack >= 0) & (kind == each)], minlength=count).astype(float) for each in Kind
         )
         shares = gil_owners.share * following[gil_owners.follower]
         before = np.bincount(gil_owners.owner, shares, count).astype(float)
         following[gil_owners.follower] = 0.0
-        return Weights(seen, before, following, looks * rows.per_burst)
+        return Weights(seen, before, following, bursts * rows.per_burst)
 
     def by_stack(self, weights: Array, whole: bool = False) -> dict[Stack, float]:
         """Weight by call path, of ``weights`` [K] that are not 0. Paths are of the user's lines; ``whole``: with the innermost one."""
@@ -212,13 +212,13 @@ def _shown(log: RankLog, rows: Ints, stacks: dict[CallStack, int]) -> Ints:
 
 def _of_rank(log: RankLog, rows: Ints, stack: Ints, follows: Mask) -> RankSamples:
     """The samples of one rank; ``stack`` [S] is what each shows, ``follows`` [S] whether that ran after the holder of the GIL."""
-    time_ns, looks = moments_of(rows), np.arange(len(rows)) >= len(log.samples)
+    time_ns, bursts = moments_of(rows), np.arange(len(rows)) >= len(log.samples)
     step = log.steps_at(time_ns)
-    asked = np.flatnonzero(looks & ~follows & (step >= 0))
+    asked = np.flatnonzero(bursts & ~follows & (step >= 0))
     doing = _doing(log.steps, time_ns[asked])
-    kept = ~looks
-    kept[asked] = are_first(rows[asked, 0], rows[asked, 3], step[asked], doing)
-    kind = np.where(looks, Kind.BURST, np.where(follows, Kind.FOLLOWING, Kind.SEEN))
+    kept = ~bursts
+    kept[asked] = begin_wait(rows[asked, 0], rows[asked, 3], step[asked], doing)
+    kind = np.where(bursts, Kind.BURST, np.where(follows, Kind.FOLLOWING, Kind.SEEN))
     return RankSamples(log, *(column[kept] for column in (time_ns, step, stack, kind)))
 
 

@@ -133,15 +133,15 @@ def activities_of(
     spans = _spans(steps, origin_ns, with_workers)
     gaps = NO_GAPS if on_device_time else _gaps(steps, origin_ns)
     sets: dict[str, Intervals] = {}
-    taken = EMPTY
+    covered = EMPTY
     for component in (*_ON_DEVICE, *_ON_HOST) if on_device_time else (*_ON_HOST, *_ON_DEVICE):
         table = np.array(spans.pop(component, []), float).reshape(-1, 2)
         recorded = union(table[:, 0], table[:, 1])
-        sets[component] = subtract(recorded, taken)
-        taken = union_of(taken, recorded)
+        sets[component] = subtract(recorded, covered)
+        covered = union_of(covered, recorded)
     saves = sets[Component.CHECKPOINT]
     if len(saves[0]):
-        prepared = preparations(saves, gaps, taken, _waits(steps, origin_ns))
+        prepared = preparations(saves, gaps, covered, _waits(steps, origin_ns))
         sets[Component.CHECKPOINT] = union_of(saves, prepared)
     return Activities(origin_ns, sets, gaps)
 

@@ -39,7 +39,7 @@ steps are read in all; these are then the first of the block."""
 class ReadLimit(msgspec.Struct, frozen=True):
     """What is read of each rank of a run."""
 
-    kept: Ranges | None = None
+    numbers: Ranges | None = None
     """Numbers of the steps; None: all."""
     left_out: int = 0
     """Steps that any rank recorded and that are not read, including those thinned out on disk."""
@@ -47,9 +47,9 @@ class ReadLimit(msgspec.Struct, frozen=True):
     """Most bytes of step lines decoded of one rank."""
     most_samples: int = MOST_SAMPLES
 
-    def keeps(self, number: int) -> bool:
+    def includes(self, number: int) -> bool:
         """Whether the step of this number is read."""
-        return self.kept is None or contains(self.kept, number)
+        return self.numbers is None or contains(self.numbers, number)
 
 
 def read_limit_of(records: Sequence[RankRecord]) -> ReadLimit:
@@ -68,12 +68,12 @@ def read_limit_of(records: Sequence[RankRecord]) -> ReadLimit:
         most, steps, size = max(most, size_of(own)), steps + size_of(own), size + own_size
         present, shared = union([present, own]), own if shared is None else _common(shared, own)
     affordable = min(MOST_STEPS, MOST_BYTES // ranks * steps // max(size, 1))
-    kept = (
+    chosen = (
         present if most <= affordable else _spread(present, shared or present, max(affordable, FEWEST_STEPS))
     )
     recorded = size_of(union([present, *thinned]))
     return ReadLimit(
-        kept, recorded - size_of(kept), 4 * max(MOST_BYTES // ranks, _LEAST_BYTES), MOST_SAMPLES // ranks
+        chosen, recorded - size_of(chosen), 4 * max(MOST_BYTES // ranks, _LEAST_BYTES), MOST_SAMPLES // ranks
     )
 
 

@@ -59,10 +59,10 @@ def read_logs(
             first.setdefault(record.rank, record)
     if progress is not None and first:
         progress(0, len(first))
-    bound = read_limit_of(list(first.values()))
+    limit = read_limit_of(list(first.values()))
     read: dict[int, RankLog] = {}
     for rank, record in first.items():
-        read[rank] = read_rank_log(record, bound)
+        read[rank] = read_rank_log(record, limit)
         if progress is not None:
             progress(len(read), len(first))
     return [_of_run(run, first, read) for run in runs]
@@ -82,12 +82,12 @@ def _of_run(run: RunDirectory, first: dict[int, RankRecord], read: dict[int, Ran
     return RunLogs(logs, notes)
 
 
-def read_rank_log(record: RankRecord, bound: ReadLimit | None = None) -> RankLog:
+def read_rank_log(record: RankRecord, limit: ReadLimit | None = None) -> RankLog:
     """Read steps.jsonl and samples.jsonl of one rank; broken lines are left out and noted.
 
-    ``bound`` is that of all ranks of the run; None: of this one alone.
+    ``limit`` is that of all ranks of the run; None: of this one alone.
     """
-    limit = read_limit_of([record]) if bound is None else bound
+    limit = read_limit_of([record]) if limit is None else limit
     read = _read_steps(record, limit)
     sampled = _read_samples(record, limit, read.steps)
     return RankLog(
@@ -116,14 +116,18 @@ class _StepsFile(msgspec.Struct):
 
 
 def _records(
-    record: RankRecord, name: str, bound: ReadLimit, notes: list[str]
+    record: RankRecord, name: str, limit: ReadLimit, notes: list[str]
 ) -> Iterator[tuple[LogRecord, int]]:
-    """The lines of a file within the limit ``bound``, each with its size in bytes. Broken lines are counted in a note."""
+    """The lines of a file within ``limit``, each with its size in bytes. Broken lines are counted in a note."""
     decode = msgspec.json.Decoder(LogRecord).decode
     path, broken, given = Path(record.path) / name, 0, 0
     try:
         for line in record.lines(name):
-            if bound.kept is not None and (match := STEP_LINE.match(line)) and not bound.keeps(int(match[2])):
+            if (
+                limit.numbers is not None
+                and (match := STEP_LINE.match(line))
+                and not limit.includes(int(match[2]))
+            ):
                 continue
             try:
                 yield decode(line), len(line)
@@ -139,20 +143,20 @@ def _records(
         notes.append(broken_lines(str(path), broken).text)
 
 
-def _read_steps(rank: RankRecord, bound: ReadLimit) -> _StepsFile:
+def _read_steps(rank: RankRecord, limit: ReadLimit) -> _StepsFile:
     read = _StepsFile()
     odd = beyond = size = 0
-    for record, record_bytes in _records(rank, STEPS_FILE, bound, read.notes):
+    for record, record_bytes in _records(rank, STEPS_FILE, limit, read.notes):
         if record.step is not None and isinstance(record.time_ns, list):
             size += record_bytes
-            if size > bound.most_bytes or not bound.keeps(record.step):
+            if size > limit.most_bytes or not limit.includes(record.step):
                 beyond += 1
             elif len(record.time_ns) == 2 and record.time_ns[0] < record.time_ns[1]:
                 read.steps.append(_step(record.step, record))
             else:
                 odd += 1
         else:
-            _read_other(read, record, bound, rank.rank)
+            _read_other(read, record, limit, rank.rank)
     read.steps = [step.marked(EVALUATED) if step.number in read.evaluated else step for step in read.steps]
     path = f"{rank.path}/{STEPS_FILE}"
     if odd:
@@ -167,13 +171,13 @@ def _read_steps(rank: RankRecord, bound: ReadLimit) -> _StepsFile:
     return read
 
 
-def _read_other(read: _StepsFile, record: LogRecord, bound: ReadLimit, rank: int) -> None:
+def _read_other(read: _StepsFile, record: LogRecord, limit: ReadLimit, rank: int) -> None:
     """Read a line that is not a step: device times, an evaluation mark, a source line or a note."""
     if record.device is not None and record.device_times_ns:
-        if bound.keeps(record.device) and len(read.device_times) <= MOST_STEPS:
+        if limit.includes(record.device) and len(read.device_times) <= MOST_STEPS:
             read.device_times[record.device] = DeviceTimes(record.device_start_ns, record.device_times_ns)
     elif record.evaluated is not None:
-        if bound.keeps(record.evaluated):
+        if limit.includes(record.evaluated):
             read.evaluated.add(record.evaluated)
     elif record.where is not None:
         _place(read.where, record)
@@ -198,17 +202,17 @@ class _SamplesFile(msgspec.Struct):
         return rows
 
 
-def _read_samples(rank: RankRecord, bound: ReadLimit, steps: Sequence[Step]) -> _SamplesFile:
+def _read_samples(rank: RankRecord, limit: ReadLimit, steps: Sequence[Step]) -> _SamplesFile:
     """The samples taken in the steps that were read, with their source lines, and notes.
 
     Where there are too many, those of every 2nd, 4th, 8th, ... second of the epoch are kept, the same seconds on all ranks.
     Where these are still too many, the first are kept.
     """
-    spans = _Spans(None if bound.kept is None else steps)
+    spans = _Spans(None if limit.numbers is None else steps)
     around = span_around([steps])
     read = _SamplesFile()
-    every, most, count, undated = 1, _COLUMNS * bound.most_samples, 0, 0
-    for record, _ in _records(rank, SAMPLES_FILE, bound, read.notes):
+    every, most, count, undated = 1, _COLUMNS * limit.most_samples, 0, 0
+    for record, _ in _records(rank, SAMPLES_FILE, limit, read.notes):
         if record.where is not None:
             _place(read.where, record)
             continue

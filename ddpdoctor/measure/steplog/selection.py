@@ -155,11 +155,11 @@ def disturbed(step: Step) -> bool:
 def settled_steps(logs: Sequence[RankLog]) -> StepsByNumber:
     """Steps that all ranks recorded in full, without the warm-up and steps in which a rank was stopped."""
     everywhere = recorded_everywhere(logs)
-    aside = _suspended(everywhere).union(_warm_up(everywhere))
+    excluded = _suspended(everywhere).union(_warm_up(everywhere))
     return {
         number: steps
         for number, steps in everywhere.items()
-        if number not in aside and all(step.in_full for step in steps)
+        if number not in excluded and all(step.in_full for step in steps)
     }
 
 

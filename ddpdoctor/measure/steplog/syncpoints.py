@@ -147,15 +147,15 @@ def _of_calls(step: Step, seen: _Seen, job: _Job) -> Iterator[SyncPoint]:
             pending = None
 
 
-def _called(step: Step, call: Event, met: Event, seen: _Seen, phases: _Phases) -> SyncPoint:
-    """The point of a collective's ``call``, during whose ``met`` event the rank waits in it."""
+def _called(step: Step, call: Event, wait: Event, seen: _Seen, phases: _Phases) -> SyncPoint:
+    """The point of a collective's ``call``, during whose ``wait`` event the rank waits in it."""
     return SyncPoint(
         _key(step, seen, "call", call.group),
-        phases.kind_of(call, met),
+        phases.kind_of(call, wait),
         call.operation or call.kind,
         step.number,
-        step.start_of(met),
-        step.end_of(met),
+        step.start_of(wait),
+        step.end_of(wait),
         group=call.group,
         root=(call.source or 0) if call.operation in ROOTED else None,
         message_bytes=call.message_bytes,
@@ -181,7 +181,7 @@ class _Phases(msgspec.Struct, frozen=True):
         behind = [start_ns for start_ns in updates if last_ns is None or start_ns >= last_ns]
         return cls(job, backwards, None if job.has_ddp else last_ns, min(behind, default=None))
 
-    def kind_of(self, call: Event, met: Event) -> SyncKind:
+    def kind_of(self, call: Event, wait: Event) -> SyncKind:
         """Kind of a collective. Without DDP, those between backward and optimizer average the gradients. Where parameters are
         sharded, the sharding library's calls are ``MODEL``, not the script's collectives."""
         if call.kind == EventKind.BARRIER:
@@ -189,7 +189,7 @@ class _Phases(msgspec.Struct, frozen=True):
         since, until = self.averages_from_ns, self.averages_until_ns
         if since is not None and since <= call.start_ns and (until is None or call.start_ns <= until):
             return SyncKind.GRADIENTS
-        inside = any(event.start_ns <= met.start_ns < event.end_ns for event in self.backwards)
+        inside = any(event.start_ns <= wait.start_ns < event.end_ns for event in self.backwards)
         if self.job.sharded and (call.operation in _OF_SHARDS or inside):
             return SyncKind.MODEL
         return SyncKind.COLLECTIVE

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddpdoctor.measure.places import CodeLine, Where
-from ddpdoctor.measure.sourcelines.counts import SampleCounts, beyond, counted
+from ddpdoctor.measure.sourcelines.counts import SampleCounts, counted, excess_samples
 from ddpdoctor.measure.sourcelines.table import EVENTS, samples_of
 from ddpdoctor.measure.steplog import Event, RankLog, Step
 from ddpdoctor.measure.taxonomy import Component
@@ -175,4 +175,4 @@ def test_what_stands_out_does_so_of_the_counting_error_of_both():
     mine = SampleCounts({first: 83.0, second: 90.0, third: 80.0}, {}, {}, {}, 0, 0, 40.0, 1)
     theirs = SampleCounts(dict.fromkeys(mine.at, 12.0), {}, {}, {}, 0, 0, 10.0, 1)
     # Two standard deviations are 2 * sqrt(83 + 16 * 12) = 33.2 for the first.
-    assert beyond(mine, theirs, 1) == {first: 35.0, second: 42.0}
+    assert excess_samples(mine, theirs, 1) == {first: 35.0, second: 42.0}
