@@ -35,7 +35,7 @@ class Tuning(msgspec.Struct, frozen=True):
     """More would make each too short to hold an evaluation."""
     readings: int = 2
     """Fewest readings per window: the lower of two is no peak."""
-    sureness: float = 3.0
+    z_score: float = 3.0
     """Significance of the rise, in standard deviations: by chance once in a thousand."""
     rising: float = 0.7
     """Least share of floors above the previous one: growth in a few large steps, as at each checkpoint, is not reported."""
@@ -118,7 +118,7 @@ def rise_of(progress: Array, held_bytes: Array, *, cache: bool = False) -> Rise 
     if (
         grown < max(TUNING.least_bytes, TUNING.least_share * float(floors[0]))
         or all_along.low <= 0
-        or all_along.sureness < TUNING.sureness
+        or all_along.z_score < TUNING.z_score
         or (slopes > TUNING.above * mean_slope).mean() < TUNING.rising
         or fallen > TUNING.given_back * grown
         or floors[-1] <= floors[-3]

@@ -132,7 +132,7 @@ class Trend(msgspec.Struct, frozen=True):
     low: float
     high: float
     """Confidence interval of the slope at the given level, with ``low`` (Sen 1968)."""
-    sureness: float
+    z_score: float
     """Kendall's S over its standard deviation under no trend: above 3 by chance once in a thousand."""
 
 
@@ -150,5 +150,5 @@ def trend(times: Array, values: Array, level: float) -> Trend:
         slope=float(np.median(slopes)),
         low=float(slopes[low]),
         high=float(slopes[high]),
-        sureness=float(np.sign(rise).sum()) / deviation,
+        z_score=float(np.sign(rise).sum()) / deviation,
     )

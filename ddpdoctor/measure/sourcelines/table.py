@@ -104,7 +104,7 @@ class RankSamples(msgspec.Struct, frozen=True, eq=False, dict=True):
     def per_burst(self) -> float:
         """Number of ordinary samples that a burst sample stands for: those in ``ASKED_NS``."""
         in_steps = np.count_nonzero((self.step >= 0) & (self.kind != Kind.BURST))
-        return ASKED_NS * in_steps / max(self.log.looked_ns, 1)
+        return ASKED_NS * in_steps / max(self.log.burst_ns, 1)
 
     def steps_of(self, numbers: Collection[int]) -> Mask:
         """[N] mask of the log's steps with these numbers."""
@@ -185,7 +185,7 @@ class Samples(msgspec.Struct, frozen=True, eq=False, dict=True):
 def samples_of(logs: Sequence[RankLog]) -> Samples:
     """The samples of ``logs``, which must be on one clock."""
     stacks: dict[CallStack, int] = {}
-    rows = [np.concatenate([log.samples, log.closer]) for log in logs]
+    rows = [np.concatenate([log.samples, log.burst_samples]) for log in logs]
     shown = [_shown(log, of_rank, stacks) for log, of_rank in zip(logs, rows, strict=True)]
     waited_ns = np.concatenate([no_samples()[:, 3], *(of_rank[:, 3] for of_rank in rows)])
     follows, gil_owners = gil_owners_of(stacks, np.concatenate([no_samples()[:, 1], *shown]), waited_ns)

@@ -200,9 +200,9 @@ class RankLog(msgspec.Struct, frozen=True, eq=False, dict=True):
     """[S, 4] epoch ns, user line, innermost line, ns that the sampling thread waited for the GIL, 0 below
     :data:`ddpdoctor.rundir.HELD_NS`; the lines are ids into ``sample_where``."""
     sample_where: Mapping[int, Where] = msgspec.field(default_factory=dict)
-    closer: Ints = msgspec.field(default_factory=no_samples)
+    burst_samples: Ints = msgspec.field(default_factory=no_samples)
     """[C, 4] the same of burst samples (taken in close succession): only those that waited for the GIL."""
-    looked_ns: int = 0
+    burst_ns: int = 0
     """Total length of the bursts, ns."""
     notes: Sequence[str] = ()
     device_times: Mapping[int, DeviceTimes] = msgspec.field(default_factory=dict)
@@ -287,20 +287,20 @@ class RankLog(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     def shifted(self, steps_ns: Ints, samples_ns: Ints | int) -> RankLog:
         """The same log on another clock, ``steps_ns`` [N] and ``samples_ns`` [S] later; itself where nothing moves."""
-        samples, closer = self.samples, self.closer
+        samples, burst_samples = self.samples, self.burst_samples
         if np.any(samples_ns):
             samples = samples.copy()
             samples[:, 0] += samples_ns
             samples.flags.writeable = False
-            closer = self.closer.copy()
-            closer[:, 0] += _shift_of(closer[:, 0], self.samples[:, 0], samples_ns)
-            closer.flags.writeable = False
+            burst_samples = self.burst_samples.copy()
+            burst_samples[:, 0] += _shift_of(burst_samples[:, 0], self.samples[:, 0], samples_ns)
+            burst_samples.flags.writeable = False
         steps = self.steps
         if steps_ns.any():
             steps = tuple(step.shifted(ns) for step, ns in zip(steps, steps_ns.tolist(), strict=True))
         if steps is self.steps and samples is self.samples:
             return self
-        return replace(self, steps=steps, samples=samples, closer=closer)
+        return replace(self, steps=steps, samples=samples, burst_samples=burst_samples)
 
 
 def _shift_of(times: Ints, known: Ints, shifts: Ints | int) -> Ints | int:

@@ -89,7 +89,7 @@ class Tuning(msgspec.Struct, frozen=True):
     """Of one level."""
     most_changes: int = 4
     """Levels that alternate more often are scatter."""
-    sure: float = 4.0
+    z_score: float = 4.0
     """Standard deviations of Kendall's statistic beyond which a series rises."""
 
 
@@ -187,7 +187,7 @@ def _levels(numbers: Ints, lengths: Array) -> list[StepPattern]:
     place = np.arange(count, dtype=float)
     slope = trend(place, blocks, 0.9)
     line = slope.slope * place + np.median(blocks - slope.slope * place)
-    grows = slope.sureness >= _TUNING.sure and line[-1] - line[0] >= 2 * _TUNING.level * line[0]
+    grows = slope.z_score >= _TUNING.z_score and line[-1] - line[0] >= 2 * _TUNING.level * line[0]
     if grows and _criterion(blocks - line, 1) < _criterion(blocks - _stairs(blocks, cuts), 2 * len(cuts)):
         return [_growth(numbers, lengths, float(line[0]), float(line[-1]))]
     exact = [_exact_cut(lengths, cut * per_block, 2 * per_block) for cut in cuts]

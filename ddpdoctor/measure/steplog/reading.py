@@ -97,8 +97,8 @@ def read_rank_log(record: RankRecord, limit: ReadLimit | None = None) -> RankLog
         read.where,
         sampled.table(sampled.samples),
         sampled.where,
-        sampled.table(sampled.closer),
-        sampled.looked_ns,
+        sampled.table(sampled.burst_samples),
+        sampled.burst_ns,
         [*read.notes, *sampled.notes],
         read.device_times,
         left_out=limit.left_out,
@@ -189,8 +189,8 @@ class _SamplesFile(msgspec.Struct):
     """Contents of a rank's samples.jsonl, while it is read."""
 
     samples: array[int] = msgspec.field(default_factory=lambda: array("q"))
-    closer: array[int] = msgspec.field(default_factory=lambda: array("q"))
-    looked_ns: int = 0
+    burst_samples: array[int] = msgspec.field(default_factory=lambda: array("q"))
+    burst_ns: int = 0
     where: dict[int, Where] = msgspec.field(default_factory=dict)
     notes: list[str] = msgspec.field(default_factory=list)
 
@@ -222,15 +222,15 @@ def _read_samples(rank: RankRecord, limit: ReadLimit, steps: Sequence[Step]) -> 
         if around is not None and not around[0] <= record.time_ns <= around[1]:
             undated += len(record.samples)
         elif record.time_ns // _SECOND_NS % every == 0:
-            read.looked_ns += record.looked_ns if spans.hold(record.time_ns) else 0
+            read.burst_ns += record.looked_ns if spans.hold(record.time_ns) else 0
             _keep_samples(record, record.time_ns, record.samples, read.samples, spans)
-            _keep_samples(record, record.time_ns, record.closer, read.closer, spans)
+            _keep_samples(record, record.time_ns, record.closer, read.burst_samples, spans)
             while len(read.samples) > most and every < _MOST_APART_S:
                 every *= 2
                 read.samples = _of_every(every, read.samples)
             del read.samples[most:]
-            if len(read.closer) > most:
-                read.closer, read.looked_ns = array("q"), 0
+            if len(read.burst_samples) > most:
+                read.burst_samples, read.burst_ns = array("q"), 0
     if undated:
         lost = f": {_LOST[SAMPLES_FILE]}" if undated == count else ""
         path = Path(rank.path) / SAMPLES_FILE

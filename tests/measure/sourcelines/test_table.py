@@ -116,7 +116,7 @@ def test_lines_of_two_numbers_that_show_the_same_are_counted_together():
     assert found.at == {CodeLine("train.py", 8, "main"): found.samples} and found.samples > 20
 
 
-def held_log(samples, closer=(), looked_ns=0):
+def held_log(samples, burst_samples=(), burst_ns=0):
     """Ten steps without events; two lines of ``slow`` are called where ``main`` stands before line 57."""
     slow = [Where("train.py", line, "slow", callers=(CodeLine("train.py", 55, "main"),)) for line in (18, 19)]
     where = {0: slow[0], 1: slow[1], 2: Where("train.py", 57, "main")}
@@ -125,7 +125,7 @@ def held_log(samples, closer=(), looked_ns=0):
     )
     rows, looks = (
         np.array([(10**12 + at, line, line, waited) for at, line, waited in some], np.int64).reshape(-1, 4)
-        for some in (samples, closer)
+        for some in (samples, burst_samples)
     )
     return RankLog(
         0,
@@ -133,8 +133,8 @@ def held_log(samples, closer=(), looked_ns=0):
         steps,
         samples=rows,
         sample_where=where,
-        closer=looks,
-        looked_ns=looked_ns,
+        burst_samples=looks,
+        burst_ns=burst_ns,
     )
 
 
@@ -159,7 +159,7 @@ def test_where_no_line_was_seen_to_keep_the_lock_a_sample_stays_at_the_line_that
 
 def test_of_looks_that_go_on_waiting_the_first_stands_for_what_python_lets_it_wait():
     looks = [(20 * MS, 0, 6 * MS), (26 * MS, 0, 5 * MS), (50 * MS, 0, 6 * MS)]
-    samples = samples_of([held_log([(n * MS, 2, 0) for n in range(100)], looks, looked_ns=50 * MS)])
+    samples = samples_of([held_log([(n * MS, 2, 0) for n in range(100)], looks, burst_ns=50 * MS)])
     assert by_line(samples, samples.weights(0).burst) == {18: pytest.approx(2 * 5 * 100 / 50)}
     assert samples.weights(0).at_random.sum() == 100
 

@@ -147,7 +147,7 @@ def test_close_looks_are_weighed_by_the_looking_in_the_steps_that_are_read(tmp_p
             f'{{"t":{s["t"][0]},"c":[[5,1,1]],"h":[5000000],"n":1000}}\n' for s in steps if "step" in s
         )
     (log,) = logs_of(run)
-    assert len(log.closer) == len(log.steps) < 550 and log.looked_ns == 1_000 * len(log.closer)
+    assert len(log.burst_samples) == len(log.steps) < 550 and log.burst_ns == 1_000 * len(log.burst_samples)
 
 
 def event(**fields: object) -> str:
