@@ -64,7 +64,7 @@ def verdict(
     if outcome.too_few:
         return True, Verdict(
             None,
-            f"No format_duration problem was found ({seen}), but this happened once: {outcome.headlines[outcome.too_few[0]]}",
+            f"No lasting problem was found ({seen}), but this happened once: {outcome.headlines[outcome.too_few[0]]}",
         )
     told = next(
         (f for f in outcome.findings if (f.share or 0.0) >= share or f.rule in outcome.informing), None

@@ -86,10 +86,10 @@ def test_the_verdict_is_that_nothing_can_be_told() -> None:
 
 
 def test_a_few_long_steps_that_nothing_explains_do_not_hide_a_lasting_fault() -> None:
-    format_duration = finding(10.0)
-    outcome = Outcome(findings=[format_duration], headlines={"a/b": "Rank 1 is late"}, thresholds=LIMITS)
+    lasting = finding(10.0)
+    outcome = Outcome(findings=[lasting], headlines={"a/b": "Rank 1 is late"}, thresholds=LIMITS)
     left = without_contradictions(outcome, facts_view.tree(facts(mean=1400.0)))
-    assert left.findings == [format_duration] and not left.skipped
+    assert left.findings == [lasting] and not left.skipped
     assert left.errors[0].startswith("A step takes 1") and "no rule explains why" in left.errors[0]
     assert verdict(left, coverage=Coverage(100, 2)) == (False, Verdict("a/b", "Rank 1 is late"))
     nothing = without_contradictions(Outcome(thresholds=LIMITS), facts_view.tree(facts(mean=1400.0)))
