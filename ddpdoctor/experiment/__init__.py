@@ -1,8 +1,8 @@
 """``ddpdoctor try``: the job again with one setting changed, measured against the job as it is.
 
-In come a command, or the findings of a run, and the settings to try; out goes an Answer (``diagnose.tried``): of each variant the measured
-step time with its interval, what was expected of it, and a verdict. Each trial is the job itself, unchanged on disk, for a bounded
-number of steps; what the hook changes in it is in :mod:`ddpdoctor.hook.trial`. The way::
+In come a command, or the findings of a run, and the settings to try; out goes a TrialsReport (``diagnose.trials``): of each variant the
+measured step time with its interval, what was expected of it, and a verdict. Each trial is the job itself, unchanged on disk, for a
+bounded number of steps; what the hook changes in it is in :mod:`ddpdoctor.hook.trial`. The way::
 
     settings     what can be changed, and what that may do to results
     proposals    which of it a diagnosis suggests, and what it is expected to bring; what to walk through where nobody knows the best value

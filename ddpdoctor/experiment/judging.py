@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ddpdoctor.diagnose.tried import Parity
+from ddpdoctor.diagnose.trials import Parity
 from ddpdoctor.measure.numerics import mean_error, normal
 
 from .running import Trial

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 import ddpdoctor
-from ddpdoctor.diagnose.tried import Answer, Baseline, Variant
+from ddpdoctor.diagnose.trials import Baseline, TrialsReport, Variant
 
 from .judging import MEASURED_FROM, Round, change_of, interval, level_ms, parity, ratios, verdict
 from .proposals import Proposal
@@ -246,7 +246,7 @@ class Experiment:
         limit_s = max(_LEAST_LIMIT_S, _LONGER * max(known)) if known else self._plan.budget.total_s
         return max(1.0, min(limit_s, self._plan.budget.left_s))
 
-    def answer(self, command: Sequence[str]) -> Answer:
+    def answer(self, command: Sequence[str]) -> TrialsReport:
         """What is known so far; ``command`` masked."""
         middle, ends = self._baseline_ms(rare=False)
         baseline = Baseline(
@@ -256,7 +256,7 @@ class Experiment:
             trials=len(self._compared),
             failed=[trial.why for trial in self._baseline if trial.why],
         )
-        return Answer(
+        return TrialsReport(
             tool_version=ddpdoctor.__version__,
             created_ns=time.time_ns(),
             command=list(command),

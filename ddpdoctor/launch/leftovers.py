@@ -184,8 +184,12 @@ def clear_spools_of_earlier_runs(run: Path, root: Path) -> None:
             if other == root:
                 continue
             spools = [s for s in spools_in(str(other)) if Path(_target_of(s)).is_relative_to(run)]
-            beside = [p for p in run.parent.iterdir() if p != run and (p / MANIFEST_FILE).is_file()]
-            if not spools or any(str(other) in roots_of(str(path)) for path in beside):
+            # The runs beside this one are looked at only if they have to be: their storage may not answer.
+            if not spools or any(
+                str(other) in roots_of(str(path))
+                for path in run.parent.iterdir()
+                if path != run and (path / MANIFEST_FILE).is_file()
+            ):
                 continue
             for spool in spools:
                 if is_over(spool):

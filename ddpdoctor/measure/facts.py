@@ -203,9 +203,9 @@ class ArrivalFacts(msgspec.Struct, frozen=True, kw_only=True):
     late_ranks: list[int] | None = None
     """Ranks that are late by a tenth of the step or more, and by twice as much as the median of the others, the latest first."""
     late_ms: dict[str, float] | None = None
-    """Mean lateness per step of each late rank, against the median rank, of two against the other one."""
+    """Mean lateness per step, relative to the median rank (of two ranks, to the other one)."""
     late_steps: dict[str, int] | None = None
-    """Steps in which each late rank is late."""
+    """Steps in which the rank is late."""
     on_time_saves_ms: float | None = None
     """Step time saved with the unexplained late ranks on time (replayed); null if the lateness of all has a price under ``late``."""
 
@@ -214,15 +214,15 @@ class CommunicationFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Collectives: waiting apart from transfer."""
 
     wait_ms: float | None = None
-    """Wait in collectives for another rank, beside which the rank computes nothing, mean over ranks."""
+    """Wait in collectives for another rank (no computation running), mean over ranks."""
     transfer_ms: float | None = None
-    """Exposed transfer, beside which the rank computes nothing, mean over ranks."""
+    """Exposed transfer (no computation running), mean over ranks."""
     total_transfer_ms: float | None = None
     """All transfer, hidden or not, mean over ranks."""
     exposed_ms: float | None = None
     """Time in collectives without concurrent computation, waiting included, median rank; known even if ranks are not matched."""
     hidden_share: float | None = None
-    """Share of the time in collectives that computation hides."""
+    """Share of the time in collectives, waiting included, that computation hides."""
     bytes_per_step: float | None = None
     """Bytes that a rank contributes to collectives per step."""
     sharded_share: float | None = None
@@ -238,7 +238,7 @@ class CommunicationFacts(msgspec.Struct, frozen=True, kw_only=True):
     matched: int | None = None
     unmatched: int | None = None
     clock_error_us: float | None = None
-    """Error bound of the common clock."""
+    """Clock alignment error between ranks, at most."""
     slow_link_ranks: list[int] | None = None
     """Ranks of process groups whose transfers are persistently slower than those of comparable groups; null without any."""
 

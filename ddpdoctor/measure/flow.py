@@ -57,7 +57,7 @@ from ddpdoctor.measure.taxonomy import RARE_ON_DEVICE, RARE_ON_HOST
 from ddpdoctor.measure.telemetry import HostTelemetry
 from ddpdoctor.measure.wholerun import Launch, run_facts
 from ddpdoctor.measure.window import Window, with_bucket_sizes
-from ddpdoctor.stages import WINDOWS_READ, Progress, Stage, counted, no_progress
+from ddpdoctor.stages import WINDOWS_READ, Progress, Stage, no_progress, progress_counter
 
 
 class Measurement(msgspec.Struct, frozen=True):
@@ -85,7 +85,7 @@ def measure(
     stopped, which is found elsewhere. ``launches``: when the launcher of each host started and ended, by host name."""
     graphs, recorded, notes = _aligned(logs, windows, telemetry, progress)
     aside = all_set_aside(graphs.told, recorded)
-    told = counted(progress, Stage.MEASURE)
+    told = progress_counter(progress, Stage.MEASURE)
     told(0, 5)
     gpu = gpu_facts(graphs.windows, graphs.logs, telemetry)
     told(1, 5)
@@ -105,7 +105,7 @@ def measure(
         bandwidth=[] if graphs.window is None else bandwidth_points(graphs.window, _hosts(graphs.windows)),
     )
     told(4, 5)
-    costs = price_all(context, counted(progress, Stage.PRICE))
+    costs = price_all(context, progress_counter(progress, Stage.PRICE))
     return Measurement(
         facts=replace(
             _facts(graphs, context, costs, gpu, telemetry, aside, hang or HangFacts(), memory),
@@ -137,7 +137,7 @@ def _aligned(
     progress: Progress,
 ) -> tuple[Graphs, Sequence[RankLog], list[str]]:
     """The graphs, the logs on one clock, and what was done to them."""
-    told = counted(progress, Stage.ALIGN, begin=WINDOWS_READ)
+    told = progress_counter(progress, Stage.ALIGN, begin=WINDOWS_READ)
     told(0, 2)
     aligned, set_clocks = align_logs(logs)
     recorded, suspended = set_suspended_aside(aligned, telemetry)

@@ -7,13 +7,14 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from ddpdoctor.measure.hangfacts import Standing
+from ddpdoctor.measure.hangfacts import Standing, StopFacts
 from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.rundir.phases import Phase, phase_words
 from ddpdoctor.rundir.stops import signal_name
 
 from .evidence import RankEvidence, RunEvidence
 from .frames import MOST_FRAMES, place_of
+from .recording import Operation, Recording
 
 
 class Activity(msgspec.Struct, frozen=True):
@@ -126,8 +127,10 @@ def last_at(each: RankEvidence) -> Where | None:
     return next((place for o in reversed(issued) if (place := place_of(o.frames))), None)
 
 
-def standing_of(each: RankEvidence, guilty: Iterable[int], run: RunEvidence) -> Standing:
-    """Its row in the table of where each rank is."""
+def standing_of(
+    each: RankEvidence, guilty: Iterable[int], run: RunEvidence, stop: StopFacts | None = None
+) -> Standing:
+    """Its row in the table of where each rank is; ``stop`` is the reason that the report names first."""
     does = activity(each) if run.stood(each) else None
     return Standing(
         rank=each.rank,
@@ -135,7 +138,7 @@ def standing_of(each: RankEvidence, guilty: Iterable[int], run: RunEvidence) -> 
         guilty=each.rank in guilty,
         step=each.step,
         phase=phase_words(each.phase),
-        collective=_last_collective(each),
+        collective=_collective(each, stop),
         state=_state(each, does, each.rank in guilty, run.stood(each)),
         since_s=_stood_s(each, run),
         where=last_at(each) or (each.sampled if run.asked is not None and not run.hangs else None),
@@ -172,9 +175,9 @@ def _state(each: RankEvidence, does: Activity | None, guilty: bool, stood: bool)
     if recording is None:
         seen = each.stack or each.phase is not None or each.step is not None
         return None if seen else "left no dump"
-    if any(o.pending for o in (*recording.operations, *recording.messages)):
+    if recording.pending:
         return "has collectives pending" if guilty else "waits for other ranks"
-    return "has nothing pending"
+    return "has nothing pending" if recording.is_listed else None
 
 
 def _before_joining(each: RankEvidence) -> str:
@@ -184,10 +187,49 @@ def _before_joining(each: RankEvidence) -> str:
     return f"{'waited in' if each.waits else 'had not called'} init_process_group, "
 
 
-def _last_collective(each: RankEvidence) -> str | None:
+def _collective(each: RankEvidence, stop: StopFacts | None) -> str | None:
+    """The collective in which it waits, else the first unfinished one, else the last one."""
     recording = each.recording
-    if recording is not None and (recording.operations or recording.messages):
-        last = max((*recording.operations[-1:], *recording.messages[-1:]), key=lambda each: each.order)
-        return f"{last.name} number {last.sequence} of {last.group.words}"
+    if recording is not None:
+        pending = recording.pending
+        if pending:
+            ours = (o for o in pending if stop and each.rank in stop.waiting_ranks and _is_of(o, stop))
+            return _named(next(ours, pending[0]))
+        issued = max(
+            (*recording.operations[-1:], *recording.messages[-1:]), key=lambda o: o.order, default=None
+        )
+        if issued is not None:
+            return f"{_named(issued)}, finished"
     called = each.calls[-1] if each.calls else None
-    return None if called is None or called.turn is None else f"{called.words}, number {called.turn}"
+    if called is not None and called.turn is not None:
+        return f"{called.words}, number {called.turn}"
+    return None if recording is None else _counted(recording, stop)
+
+
+def _is_of(operation: Operation, stop: StopFacts) -> bool:
+    return (operation.name, operation.sequence, operation.group.words) == (
+        stop.collective,
+        stop.sequence,
+        stop.group,
+    )
+
+
+def _counted(recording: Recording, stop: StopFacts | None) -> str | None:
+    """What a rank issued last in the group of ``stop``, where its recording has the number alone."""
+    counts = {group.words: count for group, count in recording.enqueued.items()}
+    count = counts.get(stop.group) if stop and stop.group else None
+    if not count or not stop:
+        return None
+    return f"number {count} of {stop.group}{', finished' if recording.is_listed else ''}"
+
+
+def _named(operation: Operation) -> str:
+    """An operation with its group, and its number or the other rank."""
+    pair, members = operation.pair, operation.group.members
+    if pair is None:
+        return f"{operation.name} number {operation.sequence} of {operation.group.words}"
+    if members is None or max(pair) >= len(members):
+        return f"{operation.name} of {operation.group.words}"
+    if operation.name.startswith("send"):
+        return f"send to rank {members[pair[1]]}"
+    return f"receive from rank {members[pair[0]]}"

@@ -412,7 +412,7 @@ def _recording(
     if not counts:
         return None
     path = str(Path(stop.path)) if stop is not None else ""
-    return Recording(rank, path, known, [], [], enqueued=counts)
+    return Recording(rank, path, known, [], [], enqueued=counts, is_listed=False)
 
 
 def _groups_of(info: Mapping[str, Any]) -> dict[str, GroupKey]:

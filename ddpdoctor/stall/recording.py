@@ -133,6 +133,14 @@ class Recording(msgspec.Struct, frozen=True):
     forgotten: bool = False
     """Whether older operations were overwritten."""
     written_ns: int | None = None
+    is_listed: bool = True
+    """Whether it lists operations, so that what is not listed as unfinished is finished; else it has numbers alone."""
+
+    @property
+    def pending(self) -> list[Operation]:
+        """What is issued and not finished, in the order of issue."""
+        issued = (*self.operations, *self.messages)
+        return sorted((each for each in issued if each.pending), key=lambda each: each.order)
 
     @property
     def last_ns(self) -> int | None:

@@ -37,6 +37,14 @@ class Stuck(msgspec.Struct, frozen=True):
     def since_ns(self) -> int | None:
         return self.operation.created_ns
 
+    def is_of(self, operation: Operation) -> bool:
+        """Whether ``operation`` is a rank's part of this collective."""
+        return (
+            operation.pair is None
+            and operation.sequence == self.sequence
+            and operation.group.name == self.group.name
+        )
+
 
 def stuck_collectives(
     tables: Sequence[Table], recordings: Mapping[int, Recording]
@@ -165,7 +173,7 @@ class Why(StrEnum):
     STOPPED_EARLY = "stopped early"
     """It waits, too, but those that wait for the same went on issuing and it did not."""
     NO_RECORDING = "no recording"
-    """All others are there, and it left none, or an old one."""
+    """Others may wait for it, and it left no recording, or an old one: whether it arrived is unknown."""
     CIRCLE = "circle"
     """It and others wait for each other."""
     UNFINISHED = "unfinished"
@@ -216,7 +224,7 @@ def blame(tables: Sequence[Table], recordings: Mapping[int, Recording]) -> Blame
     found = (
         roots
         # A dump that is not there may be lost or unreadable: that names no rank beside those whose own dumps do.
-        or {rank: Root(rank, Why.NO_RECORDING, stuck) for stuck in reversed(missed) for rank in stuck.unknown}
+        or _without_recording(missed, recordings)
         or {
             rank: Root(rank, Why.CIRCLE, stuck, behind[rank])
             for stuck in reversed(missed)
@@ -226,6 +234,22 @@ def blame(tables: Sequence[Table], recordings: Mapping[int, Recording]) -> Blame
         or _of_messages(partners, recordings)
     )
     return Blame(sorted(found.values(), key=lambda root: root.rank), missed, whole)
+
+
+def _without_recording(missed: Sequence[Stuck], recordings: Mapping[int, Recording]) -> dict[int, Root]:
+    """Ranks without a recording in the collectives that a rank issued before all else that it has pending; where no collective is the
+    first of any rank, in all of them."""
+    first = {rank: pending[0] for rank, recording in recordings.items() if (pending := recording.pending)}
+    ahead = [
+        stuck
+        for stuck in missed
+        if stuck.unknown and any(stuck.is_of(first[rank]) for rank in stuck.waiting if rank in first)
+    ]
+    return {
+        rank: Root(rank, Why.NO_RECORDING, stuck)
+        for stuck in reversed(ahead or missed)
+        for rank in stuck.unknown
+    }
 
 
 class _Excuses:
@@ -332,11 +356,12 @@ def _of_devices(
 def _of_messages(
     partners: Mapping[int, list[Partner]], recordings: Mapping[int, Recording]
 ) -> dict[int, Root]:
-    """Ranks whose part of a send or receive is missing and that have no part of another pending."""
+    """Ranks whose part of a send or receive is missing and that have no part of another pending; those without a recording only
+    where no recording shows one."""
     roots: dict[int, Root] = {}
     for rank, others in partners.items():
         for other in others:
             if other.lacks and not any(each.lacks for each in partners.get(other.rank, ())):
                 why = Why.NO_MESSAGE if other.rank in recordings else Why.NO_RECORDING
                 roots.setdefault(other.rank, Root(other.rank, why, None, partner=rank))
-    return roots
+    return {rank: root for rank, root in roots.items() if root.why is Why.NO_MESSAGE} or roots

@@ -238,7 +238,7 @@ def _over_all_steps(cost: Cost, context: Context) -> Cost:
     of_all = set.intersection(*(set(of_rank) for of_rank in lengths))
     longest = {step: max(of_rank[step] for of_rank in lengths) for step in of_all}
     known = set(context.pricing.steps.tolist())
-    usual = [ns for step, ns in longest.items() if step in known]
+    usual = [ns for step, ns in longest.items() if step in known.difference(cost.stands_out_in)]
     if not usual:
         return cost
     most_ns = float(np.median(usual)) + _TUNING.shows * lost_ns

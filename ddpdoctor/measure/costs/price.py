@@ -14,7 +14,7 @@ from ddpdoctor.measure.attribution import STANDOUT, component
 from ddpdoctor.measure.facts import Cost
 from ddpdoctor.measure.graph import CycleGroup, Graph
 from ddpdoctor.measure.metrics import Cores
-from ddpdoctor.measure.numerics import Array, Ints, Mask, Value, persistence
+from ddpdoctor.measure.numerics import PERSISTENCE, Array, Ints, Mask, Value, persistence
 from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.replay import Change, replay_all
 from ddpdoctor.measure.sourcelines import SourceLines
@@ -31,8 +31,6 @@ class _Tuning(msgspec.Struct, frozen=True):
     set the price."""
     close: float = 0.2
     """Two prices that differ by more than this part of the larger are both reported."""
-    pattern: int = 3
-    """Occurrences that rules require for a pattern."""
 
 
 _TUNING = _Tuning()
@@ -206,7 +204,9 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
         is certain. A wait for data is listed only where it costs enough of the window, and fewer than three times."""
         if not self.short or hit.all():
             return []
-        few = 0 < hit.sum() < _TUNING.pattern and gain_ns >= STANDOUT.window_share * self.mean_ns
+        few = (
+            0 < hit.sum() < PERSISTENCE.fewest_of_pattern and gain_ns >= STANDOUT.window_share * self.mean_ns
+        )
         listed = Component.CHECKPOINT in components or (Component.DATA in components and bool(few))
         return sorted(self.steps[hit].tolist()) if listed else []
 

@@ -182,7 +182,9 @@ def _exposed_transfer(context: Context, kind: SyncKind) -> Cost | None:
     if not any(transfer.any() for transfer in transfers):
         return None
     spent = [transfer[:, :, None] for transfer in transfers]
-    return context.pricing.cost([without_transfer(transfers)], spent, where=context.lines.syncs([kind]))
+    names = _names(context.graph, [kind]) if kind == SyncKind.MODEL else None
+    where = context.lines.syncs([kind])
+    return context.pricing.cost([without_transfer(transfers)], spent, where=where, operation=names)
 
 
 def usual_transfer(group: CycleGroup, kind: SyncKind = SyncKind.GRADIENTS) -> Array:

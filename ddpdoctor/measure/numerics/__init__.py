@@ -22,13 +22,17 @@ from .intervals import (
 )
 from .significance import (
     CHANCE,
+    PERSISTENCE,
     Persistence,
+    above_others,
+    above_zero,
     binomial_tail,
     carried_by_few,
     chance_of_places,
     chance_of_ranks,
     chance_of_rhythm,
     persistence,
+    shares_of_step,
 )
 from .stats import (
     Array,

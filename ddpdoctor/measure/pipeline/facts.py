@@ -11,7 +11,7 @@ import numpy as np
 from ddpdoctor.measure.facts import Cost, Facts, JobFacts, LateFacts, PipelineFacts, StepFacts, saving
 from ddpdoctor.measure.numerics import persistence
 
-from .stragglers import Removed, Stragglers, Worker
+from .stragglers import SLOWEST_SHARE, Removed, Stragglers, Worker
 
 _HIT_SHARE = 0.02
 """A step counts as hit where it loses this share of the mean step: steps of one job differ by as much."""
@@ -56,16 +56,20 @@ def straggler_facts(stragglers: Stragglers) -> Facts:
 
 
 def summary_of(stragglers: Stragglers) -> str:
-    """A one-sentence summary, with the quantities of the paper."""
-    shares = [
+    """The analysis in words, with the quantities of the paper."""
+    removals = {
+        f"due to the slowest {100 * SLOWEST_SHARE:g} % of the workers, M_W": stragglers.without_slowest,
+        "due to the last stage, M_S": stragglers.without_last_stage,
+    }
+    shares = "; ".join(
         f"{name} = {removed.share:.3f}"
-        for name, removed in (("M_W", stragglers.without_slowest), ("M_S", stragglers.without_last_stage))
+        for name, removed in removals.items()
         if removed is not None and removed.share is not None
-    ]
+    )
     return (
         f"What-if analysis of {len(stragglers.workers)} traced workers ({stragglers.replicas} replicas of {stragglers.stages} "
         f"pipeline stages): the job takes S = {stragglers.slowdown:.3f} times what it would if every operation took "
-        f"its typical time{''.join(f'; {share}' for share in shares)}."
+        f"its typical time.{f' Shares of the excess: {shares}.' if shares else ''}"
     )
 
 

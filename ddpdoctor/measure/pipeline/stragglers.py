@@ -186,7 +186,7 @@ def _usable(ops: Operations) -> tuple[Operations, int, list[str]]:
         notes.append(
             f"{ops.source}: {int((~known).sum())} operation(s) of unknown kind were skipped: {names}."
         )
-    chosen = places.only(known)
+    chosen = places.select(known)
     whole = whole_steps(chosen)
     if not whole.any():
         raise UnusableInput(
@@ -196,7 +196,7 @@ def _usable(ops: Operations) -> tuple[Operations, int, list[str]]:
     steps = len(np.unique(places.step)) - len(np.unique(chosen.step[whole]))
     if steps:
         notes.append(f"{ops.source}: {steps} step(s) in which operations are missing were excluded.")
-    return chosen.only(whole), steps, notes
+    return chosen.select(whole), steps, notes
 
 
 def _one_rank_each(ops: Operations, notes: list[str]) -> Operations:
@@ -211,7 +211,7 @@ def _one_rank_each(ops: Operations, notes: list[str]) -> Operations:
             f"{ops.source}: {len(np.unique(ops.rank[~first]))} rank(s) share a replica and stage with a lower "
             "one, which represents them."
         )
-    return ops.only(first)
+    return ops.select(first)
 
 
 def _typical(ops: Operations, work: Times) -> Times:

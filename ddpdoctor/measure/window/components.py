@@ -211,7 +211,7 @@ def saving(trace: RankTrace, computes: NDArray[np.bool_], main: int, in_use: Int
 def collecting(trace: RankTrace, main: int) -> Intervals:
     """When Python's garbage collector ran on the training thread. Known in traces with stacks, where ``gc.collect`` was called,
     and of every collection where the profiler was asked for them (``record_python_gc_info``)."""
-    return _frames(trace, main, classify.is_collection)
+    return _frames(trace, main, classify.is_garbage_collection)
 
 
 def _frames(trace: RankTrace, main: int, predicate: Callable[[str], bool]) -> Intervals:

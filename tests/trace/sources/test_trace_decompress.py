@@ -12,7 +12,7 @@ import pytest
 from ddpdoctor.trace.sources import Source
 from tests.trace.trace_files import document, events
 
-PIECES = "ddpdoctor.trace.sources.pieces"
+PIECES = "ddpdoctor.trace.sources.decompress"
 TEXT = json.dumps(document(events(3000)), indent=1).encode()
 PACKED = gzip.compress(TEXT, 6, mtime=0)
 
@@ -68,12 +68,12 @@ FILES = {
 @pytest.mark.parametrize("name", FILES)
 def test_what_is_quicker_gives_what_zlib_gives(tmp_path, monkeypatch, name, quick):
     monkeypatch.setattr(f"{PIECES}._READ_BYTES", 1 << 12)
-    monkeypatch.setattr(f"{PIECES}._GROWS_FREELY_BYTES", 0)
+    monkeypatch.setattr(f"{PIECES}._UNLIMITED_BYTES", 0)
     (tmp_path / "t.json.gz").write_bytes(FILES[name])
     found = []
     for inflate in (None, quick()):
-        monkeypatch.setattr(f"{PIECES}._quick_inflate", lambda inflate=inflate: inflate)
+        monkeypatch.setattr(f"{PIECES}._isal_decompressor", lambda inflate=inflate: inflate)
         source = Source(str(tmp_path / "t.json.gz"))
-        found.append((b"".join(source.pieces(1 << 14)), source.broken))
+        found.append((b"".join(source.pieces(1 << 14)), source.read_error))
     assert found[0] == found[1]
     assert found[1][0][:100] == TEXT[:100] and (found[1][1] is None) == (name in [*FILES][:4])

@@ -1,6 +1,6 @@
-"""Bytes of a trace, decompressed piece by piece: plain, gzip or zstd, told by content and not by name.
+"""Decompresses a trace in pieces: plain, gzip or zstd, recognised by content.
 
-What is decompressed at a time is bounded, and so is how far a file may grow: a few kilobytes can hold terabytes.
+The size of a piece and the compression ratio are bounded, because a few kilobytes can decompress to terabytes.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from typing import Any, BinaryIO, TypeVar
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir import reason_of
 
-from .files import is_url, open_place, size_of
+from .files import is_url, open_source, size_of
 
 T = TypeVar("T")
 
-_DEPTH = 2
-"""Pieces that wait at most: enough to even out the two sides, few enough to keep memory flat."""
+_QUEUE_PIECES = 2
+"""Most pieces in the queue: enough to decouple producer and consumer, few enough to bound memory."""
 _POLL_S = 0.1
-"""How long a side may not notice that the other has gone; nobody waits so long while both work."""
-_PATIENCE_S = 1.0
-"""How long a thread that is told to stop may take: longer than the decompression of a piece."""
+"""Interval at which a blocked side checks whether the other has ended."""
+_JOIN_TIMEOUT_S = 1.0
+"""Longest wait for the thread to stop; longer than the decompression of a piece."""
 
 
 class _End:
-    """The end of the iterator, with the error that ended it."""
+    """Marks the end of the iterator, with the error that ended it or None."""
 
     def __init__(self, error: BaseException | None) -> None:
         self.error = error
@@ -55,12 +55,12 @@ def _produce(items: Iterator[T], queue: Queue[T | _End], stop: threading.Event) 
     put(_End(error))
 
 
-def ahead(items: Iterator[T]) -> Generator[T, None, None]:
-    """``items``, produced by a thread of its own.
+def prefetch(items: Iterator[T]) -> Generator[T, None, None]:
+    """Yields ``items``, which a separate thread produces in advance.
 
-    Its errors are raised here; leaving the loop early ends the thread.
+    Raises the errors of ``items``; closing the generator stops the thread.
     """
-    queue: Queue[T | _End] = Queue(_DEPTH)
+    queue: Queue[T | _End] = Queue(_QUEUE_PIECES)
     stop = threading.Event()
     thread = threading.Thread(
         target=_produce, args=(items, queue, stop), name="ddpdoctor-decompress", daemon=True
@@ -79,68 +79,68 @@ def ahead(items: Iterator[T]) -> Generator[T, None, None]:
             yield item
     finally:
         stop.set()
-        thread.join(timeout=_PATIENCE_S)  # it may hang in a read from a pipe or a network
+        thread.join(timeout=_JOIN_TIMEOUT_S)  # it may hang in a read from a pipe or a network
 
 
 PIECE_BYTES = 2 << 20
-"""Decompressed bytes handed on at a time."""
+"""Decompressed bytes per piece."""
 _READ_BYTES = 1 << 18
-"""Read of a file at a time, as it lies there."""
+"""Compressed bytes per read of the file."""
 _FED_BYTES = 1 << 8
-"""Fed at a time to a new gzip member, and always to zstd: what is left of the bytes is copied when a member ends, and
-a block of zstd makes up to 128 KiB of 4 bytes."""
-_MOST_GROWTH = 200
-"""Times its compressed size that a trace may have: JSON of profilers has 10 to 30 times."""
-_GROWS_FREELY_BYTES = 64 << 20
-"""Up to this size it may have any: little can be done with so much."""
+"""Compressed bytes per call for a new gzip member, and always for zstd: the rest of the input is copied when a member ends,
+and a block of zstd expands 4 bytes to up to 128 KiB."""
+_MAX_RATIO = 200
+"""Highest compression ratio of a trace; profilers' JSON has 10 to 30."""
+_UNLIMITED_BYTES = 64 << 20
+"""Up to this decompressed size, any ratio is accepted."""
 
 GZIP = b"\x1f\x8b"
 ZSTD = b"\x28\xb5\x2f\xfd"
 LFS_POINTER = b"version https://git-lfs"
-_MOST_PADDING = 16
-"""Reads of zeros between two gzip members: tapes and block devices fill up their last block."""
+_MAX_PADDING_READS = 16
+"""Most reads of zero padding between two gzip members; tapes and block devices pad their last block."""
 _ZEROS = re.compile(rb"\0++")
 
 
 class Source:
     """One trace as a stream of decompressed pieces.
 
-    ``broken`` says afterwards why the stream ended early, if it did.
+    ``read_error`` is the reason if the stream ended early, else None.
     """
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.broken: str | None = None
-        self._taken_bytes = 0
+        self.read_error: str | None = None
+        self._consumed_bytes = 0
         self._size_bytes = 0
 
     @property
-    def part(self) -> float:
-        """Which part of the file was taken from it so far; 0 where nobody knows how long it is."""
-        return self._taken_bytes / self._size_bytes if self._size_bytes else 0.0
+    def fraction_read(self) -> float:
+        """Share of the file that has been read, 0 to 1; 0 if its size is unknown."""
+        return self._consumed_bytes / self._size_bytes if self._size_bytes else 0.0
 
     def pieces(self, piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
-        """Decompressed content in order, in pieces of about ``piece_bytes``.
+        """Yields the decompressed content in order, in pieces of about ``piece_bytes``.
 
-        Raises :class:`UnusableInput` where the file cannot be opened, is empty, or is a Git LFS pointer.
+        Raises :class:`UnusableInput` if the file cannot be opened, is empty, or is a Git LFS pointer.
         """
         try:
-            stream = open_place(self.path)
+            stream = open_source(self.path)
         except OSError as error:
             raise UnusableInput(f"{self.path} cannot be opened: {reason_of(error).lower()}.") from None
         with stream:
             self._size_bytes = size_of(stream)
             first = self._read(stream, _READ_BYTES)
             if not first:
-                raise UnusableInput(f"{self.path} {self.broken or 'is empty'}.")
+                raise UnusableInput(f"{self.path} {self.read_error or 'is empty'}.")
             if first.startswith(LFS_POINTER):
                 raise UnusableInput(
                     f"{self.path} is a Git LFS pointer, not the trace itself: fetch it with `git lfs pull`."
                 )
             if first.startswith(GZIP):
-                yield from self._bounded(_joined(self._unpacked(first, stream, piece_bytes), piece_bytes))
+                yield from self._limit_growth(_rejoin(self._gunzip(first, stream, piece_bytes), piece_bytes))
             elif first.startswith(ZSTD):
-                yield from self._bounded(_joined(self._zstd(first, stream), piece_bytes))
+                yield from self._limit_growth(_rejoin(self._zstd(first, stream), piece_bytes))
             else:
                 yield first
                 while piece := self._read(stream, piece_bytes):
@@ -150,69 +150,69 @@ class Source:
         try:
             data = stream.read(size)
         except OSError as error:
-            self.broken = f"could not be read to its end ({reason_of(error).lower()})"
+            self.read_error = f"could not be read to its end ({reason_of(error).lower()})"
             return b""
-        self._taken_bytes += len(data)
+        self._consumed_bytes += len(data)
         return data
 
-    def _bounded(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
-        """``pieces`` as far as they are in proportion to what was read of the file."""
-        given_bytes = 0
+    def _limit_growth(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        """Yields ``pieces`` until their total exceeds the highest ratio to the bytes read from the file."""
+        output_bytes = 0
         for piece in pieces:
-            given_bytes += len(piece)
-            if given_bytes > max(_GROWS_FREELY_BYTES, _MOST_GROWTH * self._taken_bytes):
-                self.broken = (
-                    f"is compressed more than {_MOST_GROWTH}-fold, as no trace is, "
-                    f"and was read to the first {(given_bytes - len(piece)) >> 20} MiB"
+            output_bytes += len(piece)
+            if output_bytes > max(_UNLIMITED_BYTES, _MAX_RATIO * self._consumed_bytes):
+                self.read_error = (
+                    f"is compressed more than {_MAX_RATIO}-fold, as no trace is, "
+                    f"and was read to the first {(output_bytes - len(piece)) >> 20} MiB"
                 )
                 return
             yield piece
 
-    def _unpacked(self, first: bytes, stream: BinaryIO, piece_bytes: int) -> Iterator[bytes]:
-        """What a gzip file holds: a file that can be read twice by what is quickest, and where that finds a fault by zlib, which
-        says which and how far the file goes."""
-        inflate = _quick_inflate() if self._size_bytes and not is_url(self.path) else None
+    def _gunzip(self, first: bytes, stream: BinaryIO, piece_bytes: int) -> Iterator[bytes]:
+        """Yields the content of a gzip file. Uses ISA-L if it is installed and the file can be read twice; on an error restarts
+        with zlib, which gives the exact position of the error."""
+        inflate = _isal_decompressor() if self._size_bytes and not is_url(self.path) else None
         if inflate is None:
             yield from self._gzip(first, stream, piece_bytes)
             return
-        given_bytes = 0
+        output_bytes = 0
         try:
             for piece in self._gzip(first, stream, piece_bytes, inflate):
-                given_bytes += len(piece)
+                output_bytes += len(piece)
                 yield piece
             return
-        except _FaultyError:
-            self.broken, self._taken_bytes = None, 0
+        except _GzipError:
+            self.read_error, self._consumed_bytes = None, 0
         stream.seek(0)
         for piece in self._gzip(self._read(stream, _READ_BYTES), stream, piece_bytes):
-            if len(piece) > given_bytes:
-                yield piece[given_bytes:]
-            given_bytes = max(0, given_bytes - len(piece))
+            if len(piece) > output_bytes:
+                yield piece[output_bytes:]
+            output_bytes = max(0, output_bytes - len(piece))
 
     def _gzip(
         self, first: bytes, stream: BinaryIO, piece_bytes: int, inflate: Callable[..., Any] | None = None
     ) -> Iterator[bytes]:
-        """Members of a gzip file, one after the other; what was decompressed before a fault is kept. With another ``inflate`` than
-        zlib's, raises _FaultyError where there is one."""
+        """Yields the content of all members of a gzip file, up to an error. With an ``inflate`` other than zlib's, raises
+        _GzipError on an error."""
         compressed = memoryview(first)
         while compressed:
             member, fed_bytes = (inflate or zlib.decompressobj)(wbits=31), _FED_BYTES
             while not member.eof:
                 if not compressed and not (compressed := memoryview(self._read(stream, _READ_BYTES))):
                     if inflate is not None:
-                        raise _FaultyError
-                    self.broken = self.broken or "ends in the middle of its gzip data"
+                        raise _GzipError
+                    self.read_error = self.read_error or "ends in the middle of its gzip data"
                     if rest := member.flush():
                         yield rest
                     return
-                sound, fed = member.copy() if inflate is None else None, compressed[:fed_bytes]
+                before, fed = member.copy() if inflate is None else None, compressed[:fed_bytes]
                 try:
                     piece = member.decompress(fed, piece_bytes)
-                except Exception as error:  # zlib.error; what others raise is none
-                    if sound is None:
-                        raise _FaultyError from error
-                    self.broken = f"has damaged gzip data ({error})"
-                    yield _up_to_the_fault(sound, bytes(fed))
+                except Exception as error:  # zlib.error, or another library's own error
+                    if before is None:
+                        raise _GzipError from error
+                    self.read_error = f"has damaged gzip data ({error})"
+                    yield _salvage_before_error(before, bytes(fed))
                     return
                 left = len(member.unused_data) if member.eof else len(member.unconsumed_tail)
                 compressed, fed_bytes = compressed[len(fed) - left :], min(2 * fed_bytes, _READ_BYTES)
@@ -220,10 +220,10 @@ class Source:
                     yield piece
             compressed = self._without_padding(compressed, stream)
             if compressed and not bytes(compressed[:2]).startswith(GZIP[: len(compressed)]):
-                return  # padding or a signature after the last member: gzip(1) ignores it too
+                return  # trailing data after the last member, which gzip(1) ignores too
 
     def _without_padding(self, compressed: memoryview, stream: BinaryIO) -> memoryview:
-        for _ in range(_MOST_PADDING):
+        for _ in range(_MAX_PADDING_READS):
             compressed = compressed or memoryview(self._read(stream, _READ_BYTES))
             if (padding := _ZEROS.match(compressed)) is None:
                 break
@@ -249,18 +249,18 @@ class Source:
                 compressed = compressed[len(fed) - len(decompressor.unused_data) :]
                 compressed = compressed or memoryview(self._read(stream, _READ_BYTES))
             if not decompressor.eof:
-                self.broken = self.broken or "ends in the middle of its zstd data"
+                self.read_error = self.read_error or "ends in the middle of its zstd data"
         except zstandard.ZstdError as error:
-            self.broken = f"has damaged zstd data ({error})"
+            self.read_error = f"has damaged zstd data ({error})"
 
 
-class _FaultyError(Exception):
-    """Something is wrong with a gzip file."""
+class _GzipError(Exception):
+    """A gzip file is damaged or truncated."""
 
 
 @cache
-def _quick_inflate() -> Callable[..., Any] | None:
-    """What decompresses as zlib does in a third of the time, where it is installed; it cannot be copied."""
+def _isal_decompressor() -> Callable[..., Any] | None:
+    """ISA-L's ``decompressobj``, three times as fast as zlib's but without ``copy``; None if it is not installed."""
     try:
         from isal import isal_zlib  # type: ignore[import-not-found]
     except ImportError:
@@ -269,8 +269,8 @@ def _quick_inflate() -> Callable[..., Any] | None:
     return found
 
 
-def _joined(pieces: Iterator[bytes], piece_bytes: int) -> Iterator[bytes]:
-    """``pieces`` put together to ``piece_bytes`` or more: each one costs a look at what was left of the one before."""
+def _rejoin(pieces: Iterator[bytes], piece_bytes: int) -> Iterator[bytes]:
+    """Yields ``pieces`` joined to at least ``piece_bytes``, because each piece is decoded together with the rest of the last."""
     waiting: list[bytes] = []
     waiting_bytes = 0
     for piece in pieces:
@@ -283,8 +283,8 @@ def _joined(pieces: Iterator[bytes], piece_bytes: int) -> Iterator[bytes]:
         yield b"".join(waiting)
 
 
-def _up_to_the_fault(member: zlib._Decompress, compressed: bytes) -> bytes:
-    """What can be decompressed before the fault, byte by byte: a call that fails keeps its output to itself."""
+def _salvage_before_error(member: zlib._Decompress, compressed: bytes) -> bytes:
+    """Decompresses byte by byte up to an error, because a call that fails returns no output."""
     pieces = []
     try:
         for i in range(len(compressed)):

@@ -15,8 +15,8 @@ from ddpdoctor.cli.export import command
 from ddpdoctor.diagnose.diagnosis import Series
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.report import redact, write_json
-from ddpdoctor.trackers import check_mlflow, tracked
-from ddpdoctor.trackers.tracked import MAXIMUM, MEDIAN
+from ddpdoctor.trackers import check_mlflow, tracker_run
+from ddpdoctor.trackers.contents import MAXIMUM, MEDIAN
 from tests.report import samples
 
 
@@ -27,7 +27,7 @@ def curve(run, name, of):
 
 def test_each_rank_has_its_numbers_by_step():
     diagnosis = samples.unhealthy()
-    run = tracked(diagnosis)
+    run = tracker_run(diagnosis)
     series = diagnosis.series
     for r, rank in enumerate(series.ranks):
         times = curve(run, "step_ms", f"rank_{rank:05d}")
@@ -58,7 +58,7 @@ def test_many_ranks_and_long_runs_are_bounded():
         step_ms=[(row * 10)[:3000] for row in series.step_ms],
         late_ms=[(row * 10)[:3000] for row in series.late_ms],
     )
-    run = tracked(msgspec.structs.replace(diagnosis, series=long))
+    run = tracker_run(msgspec.structs.replace(diagnosis, series=long))
     ranks = {each.of for each in run.curves}
     assert {MEDIAN, MAXIMUM} < ranks
     assert len(ranks) == 16 + 2
@@ -71,11 +71,11 @@ def test_many_ranks_and_long_runs_are_bounded():
 
 
 def test_what_was_not_measured_is_not_there():
-    assert tracked(samples.minimal()).curves == []
+    assert tracker_run(samples.minimal()).curves == []
     gaps = Series(
         steps=[0, 1, 2], ranks=[0, 1], step_ms=[[1.0, None, 3.0], [None, None, None]], late_ms=[[], []]
     )
-    run = tracked(msgspec.structs.replace(samples.minimal(), series=gaps))
+    run = tracker_run(msgspec.structs.replace(samples.minimal(), series=gaps))
     assert curve(run, "step_ms", "rank_00000").steps == [0, 2]
     assert curve(run, "step_ms", "rank_00001").steps == []
     assert curve(run, "step_ms", MEDIAN).values == [1.0, 3.0]
@@ -84,7 +84,7 @@ def test_what_was_not_measured_is_not_there():
 
 
 def test_anybodys_names_are_letters_for_a_tracker():
-    run = tracked(samples.hostile())
+    run = tracker_run(samples.hostile())
     assert re.fullmatch(r"[A-Za-z0-9._-]+", run.name)
     unhealthy = samples.unhealthy()
     found = [
@@ -92,7 +92,7 @@ def test_anybodys_names_are_letters_for_a_tracker():
         for rule in ("../../a", "/", "x\u202e\x1b[31m", "y" * 5000)
     ]
     source = [f"/tmp/{'r' * 5000}.json"]
-    odd = tracked(
+    odd = tracker_run(
         msgspec.structs.replace(unhealthy, findings=found, source=source, breakdown={"<b>//..": 0.5})
     )
     assert len(odd.name) == 100
@@ -110,8 +110,8 @@ def test_anybodys_names_are_letters_for_a_tracker():
 def test_redaction_reaches_all_of_it():
     diagnosis = samples.unhealthy()
     host = diagnosis.job.hosts[0]
-    assert host in repr(tracked(diagnosis))
-    assert host not in repr(tracked(redact(diagnosis)))
+    assert host in repr(tracker_run(diagnosis))
+    assert host not in repr(tracker_run(redact(diagnosis)))
 
 
 @pytest.mark.parametrize("option", ["tensorboard", "mlflow", "wandb"])

@@ -1,4 +1,4 @@
-"""The lines that a diagnosis names, where their files are here: what stands there, and where in its repository that is."""
+"""Adds to a diagnosis the text of the source lines that it names, and their folder's path in its repository."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ddpdoctor.report.project import project_root
 from ddpdoctor.rundir import Note, hash_of, read_sources, source_bytes
 
 AROUND = 2
-"""Lines before and after."""
-_MOST_LETTERS = 200
-"""Of a line."""
+"""Lines of context before and after."""
+_MAX_CHARACTERS = 200
+"""Most characters of a line."""
 CHANGED = "the file has changed since the run"
 
 
 def with_repository(diagnosis: Diagnosis) -> Diagnosis:
-    """The same diagnosis with where the folder of the user's lines lies in its repository, where that is here."""
+    """The diagnosis with :attr:`.Job.folder_in_repository`, if the repository is on this machine."""
     root = project_root(diagnosis)
     if root is None:
         return diagnosis
@@ -36,7 +36,7 @@ def with_repository(diagnosis: Diagnosis) -> Diagnosis:
 
 
 def with_source_text(diagnosis: Diagnosis, runs: Sequence[str]) -> Diagnosis:
-    """The same diagnosis, the lines of its findings with their text; secrets in it are masked."""
+    """The diagnosis with the text of its findings' source lines; secrets in the text are masked."""
     notes: list[Note] = []
     hashes = [files for run in runs for files in read_sources(run, notes)]
     if notes:
@@ -46,7 +46,7 @@ def with_source_text(diagnosis: Diagnosis, runs: Sequence[str]) -> Diagnosis:
 
     @cache
     def lines_of(path: str) -> list[str] | str | None:
-        """The file's lines; why there are none; None where the run says nothing of it, or nobody may read it here."""
+        """The file's lines, or a reason why they are not shown; None if the run has no hash of the file or it cannot be read."""
         known = {files[path] for files in hashes if path in files}
         if not known:
             return None
@@ -56,7 +56,7 @@ def with_source_text(diagnosis: Diagnosis, runs: Sequence[str]) -> Diagnosis:
             return None
         return data.decode("utf-8", "replace").split("\n") if known == {hash_of(data)} else CHANGED
 
-    def told(where: Where) -> Where:
+    def with_text(where: Where) -> Where:
         lines = lines_of(where.file)
         if isinstance(lines, str):
             return msgspec.structs.replace(where, text_missing=lines)
@@ -66,11 +66,11 @@ def with_source_text(diagnosis: Diagnosis, runs: Sequence[str]) -> Diagnosis:
         shown = lines[first - 1 : where.line + AROUND]
         from ddpdoctor.rundir.privacy import mask_text
 
-        text = SourceText(first, [mask_text(line.rstrip("\r")[:_MOST_LETTERS]) for line in shown])
+        text = SourceText(first, [mask_text(line.rstrip("\r")[:_MAX_CHARACTERS]) for line in shown])
         return msgspec.structs.replace(where, text=text)
 
     findings = [
-        msgspec.structs.replace(finding, where=[told(where) for where in finding.where])
+        msgspec.structs.replace(finding, where=[with_text(where) for where in finding.where])
         for finding in diagnosis.findings
     ]
     return msgspec.structs.replace(diagnosis, findings=findings)

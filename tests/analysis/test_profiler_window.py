@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ddpdoctor.analysis.profiled import profiled_in
+from ddpdoctor.analysis.profiler_window import steps_of_profiler_window
 from ddpdoctor.measure.steplog import OPENED, PROFILED, Step
 
 STEP_NS = 1_000_000
@@ -33,12 +33,12 @@ def trace_of(first, steps, stray=()):
 @pytest.mark.parametrize("first", WINDOWS)
 def test_it_is_the_one_in_which_its_events_lie(first, moved_ns):
     trace = trace_of(first, len(WINDOWS[first]), stray=[0])
-    found = profiled_in(trace, steps(moved_ns))
+    found = steps_of_profiler_window(trace, steps(moved_ns))
     assert [step.number for step in found] == list(WINDOWS[first])
 
 
 def test_of_one_window_it_is_that_and_of_an_empty_trace_none():
     alone = [step for step in steps() if step.number < 20]
-    assert [step.number for step in profiled_in(trace_of(500, 2), alone)] == [5, 6, 7]
-    assert profiled_in(trace_of(5, 3), [step for step in alone if not step.marks]) == []
-    assert profiled_in(SimpleNamespace(size=0, start_ns=np.array([], np.int64)), alone) == []
+    assert [step.number for step in steps_of_profiler_window(trace_of(500, 2), alone)] == [5, 6, 7]
+    assert steps_of_profiler_window(trace_of(5, 3), [step for step in alone if not step.marks]) == []
+    assert steps_of_profiler_window(SimpleNamespace(size=0, start_ns=np.array([], np.int64)), alone) == []

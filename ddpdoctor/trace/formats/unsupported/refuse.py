@@ -1,4 +1,4 @@
-"""Which files these are, and what is said of each."""
+"""The kinds of unsupported files, how they are recognised, and the message for each."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ddpdoctor.trace.formats import Candidate
 
 
 class _Kind(msgspec.Struct, frozen=True):
-    endings: Sequence[str]
-    """Of the names of such files, in lower case."""
-    says: str
-    """What follows the file's name."""
-    marks: Sequence[bytes] = ()
-    """In the first bytes of such files, whatever they are called; all of them."""
-    read_as: str = ""
-    """The ending of what it becomes when it is converted: where that lies beside it, this file is passed over."""
+    suffixes: Sequence[str]
+    """Suffixes of file names, in lower case."""
+    message: str
+    """The message after the file's name."""
+    magic: Sequence[bytes] = ()
+    """Byte strings that all occur in the first bytes of such files, regardless of the name."""
+    converted_suffix: str = ""
+    """Suffix of the converted file: if that exists next to it, this file is ignored."""
 
 
 _KINDS = (
@@ -28,29 +28,29 @@ _KINDS = (
         (".nsys-rep", ".qdrep"),
         "is a report of Nsight Systems, which only its own programs read: run "
         "nsys export --type sqlite --include-blobs true {path} and name the .sqlite file.",
-        read_as=".sqlite",
+        converted_suffix=".sqlite",
     ),
     _Kind(
         (".qdstrm",),
         "is an unfinished report of Nsight Systems: run QdstrmImporter -i {path}, then nsys export --type sqlite on the report.",
-        read_as=".sqlite",
+        converted_suffix=".sqlite",
     ),
     _Kind(
         (".pftrace", ".perfetto-trace", ".perfetto", ".pftrace.gz"),
         "is a trace of Perfetto: run its traceconv json {path} {path}.json and name the JSON, or name what PyTorch's own "
         "profiler wrote.",
-        read_as=".json",
+        converted_suffix=".json",
     ),
     _Kind(
         (".rocpd",),
         "is a database of ROCm's rocprofv3: record the steps with torch.profiler, whose traces are read on ROCm, too.",
-        marks=(b"SQLite format 3\0", b"rocpd_"),
+        magic=(b"SQLite format 3\0", b"rocpd_"),
     ),
     _Kind(
         (),
         "comes from NCCL Inspector, which shows how long collectives took but not what ranks did in between: record the same steps "
         "with torch.profiler or Nsight Systems.",
-        marks=(b'"header"', b'"coll_perf"', b'"coll_sn"'),
+        magic=(b'"header"', b'"coll_perf"', b'"coll_sn"'),
     ),
     _Kind(
         (".ncu-rep",),
@@ -66,31 +66,33 @@ _KINDS = (
 def recognises(candidate: Candidate) -> bool:
     """See :class:`ddpdoctor.trace.formats.Format`."""
     kind = _kind(candidate)
-    return kind is not None and not _is_read_already(candidate.path, kind)
+    return kind is not None and not _is_converted(candidate.path, kind)
 
 
 def read(path: str, rank: int | None) -> NoReturn:
-    """Raises :class:`UnusableInput`, for whatever rank, with the sentence that belongs to the file."""
+    """Raises :class:`UnusableInput` with the message for the file."""
     del rank
     kind = _kind(Candidate(path))
-    raise UnusableInput(f"{path} {kind.says.format(path=path) if kind else 'is not read'}")
+    raise UnusableInput(f"{path} {kind.message.format(path=path) if kind else 'is not read'}")
 
 
 def _kind(candidate: Candidate) -> _Kind | None:
     name = candidate.path.lower()
     for kind in _KINDS:
-        if kind.endings and name.endswith(tuple(kind.endings)):
+        if kind.suffixes and name.endswith(tuple(kind.suffixes)):
             return kind
-        if kind.marks and (head := candidate.head) and all(mark in head for mark in kind.marks):
+        if kind.magic and (head := candidate.head) and all(mark in head for mark in kind.magic):
             return kind
     return None
 
 
-def _is_read_already(path: str, kind: _Kind) -> bool:
-    """Whether what it becomes when it is converted lies beside it."""
-    if not kind.read_as:
+def _is_converted(path: str, kind: _Kind) -> bool:
+    """Whether its converted file exists next to it."""
+    if not kind.converted_suffix:
         return False
     try:
-        return any(Path(f"{base}{kind.read_as}").is_file() for base in (path, path.rpartition(".")[0]))
+        return any(
+            Path(f"{base}{kind.converted_suffix}").is_file() for base in (path, path.rpartition(".")[0])
+        )
     except (OSError, ValueError):
         return False

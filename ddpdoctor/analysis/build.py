@@ -1,4 +1,4 @@
-"""Measured numbers against rules: the diagnosis, built once."""
+"""Applies the rules to a measured job and builds the diagnosis."""
 
 from __future__ import annotations
 
@@ -17,35 +17,44 @@ from ddpdoctor.diagnose.jsonvalue import without_numpy
 from ddpdoctor.diagnose.load import load_rules
 from ddpdoctor.diagnose.verdict import verdict, waterfall, without_contradictions
 from ddpdoctor.measure.facts import Facts, StepFacts
+from ddpdoctor.measure.hangfacts import HangFacts
 from ddpdoctor.measure.summary import Drawn
 from ddpdoctor.rundir import Note
 from ddpdoctor.stages import Stage
 
-from .inputs import said_once
+from .inputs import merge_notes
 from .options import Options
 
 
-class Measured(msgspec.Struct, frozen=True):
-    """A job in numbers: what rules look at, and from ``standing`` on what reports draw and only step logs and traces tell."""
+class MeasuredJob(msgspec.Struct, frozen=True):
+    """The measurements of a job: the facts for rules, and from ``standing`` on the data that only reports show."""
 
     source: list[str]
     facts: Facts
     coverage: Coverage
     set_aside: dict[str, int]
-    """Steps not measured, by reason."""
+    """Number of steps excluded from measurement, by reason."""
     notes: list[Note]
     job: Job
-    ended: str | None = None
-    """How somebody ended the job, as a sentence without its point, where nothing worse stopped it."""
+    termination: str | None = None
+    """Sentence, without full stop, on how the job was ended from outside; None if it was not."""
     standing: list[Standing] = msgspec.field(default_factory=list)
     drawn: Drawn = msgspec.field(default_factory=Drawn)
     hta: dict[str, Any] | None = None
 
 
-_NOBODY_WAITS = "Cannot tell: no training steps were recorded, and nothing shows a rank that others wait for."
+_NO_LATE_RANK = "Cannot tell: no training steps were recorded, and nothing shows a rank that others wait for."
+_NONE_IN_DUMPS = "Cannot tell: the flight recorder dumps show no rank that others wait for."
 
 
-def judged(measured: Measured, options: Options) -> Diagnosis:
+def _undecided(hang: HangFacts) -> str:
+    """The verdict on a job of which no steps were recorded and no hang is known."""
+    if hang.undecided is not None:
+        return f"Cannot tell: {hang.undecided}."
+    return _NONE_IN_DUMPS if hang.only_dumps else _NO_LATE_RANK
+
+
+def build_diagnosis(measured: MeasuredJob, options: Options) -> Diagnosis:
     """The diagnosis of ``measured`` by the rules of ``options``."""
     options.progress(Stage.RULES, None)
     facts = measured.facts
@@ -66,16 +75,16 @@ def judged(measured: Measured, options: Options) -> Diagnosis:
         outcome,
         coverage=measured.coverage,
         matched=matched,
-        stopped=_NOBODY_WAITS if facts.hang.looked and facts.hang.state is None else None,
+        stopped=_undecided(facts.hang) if facts.hang.looked and facts.hang.state is None else None,
     )
-    if measured.ended is not None:
+    if measured.termination is not None:
         before = (
             f"In the steps before that: {sentence.headline}" if facts.steps.seen else "No step was recorded."
         )
-        sentence = Verdict(sentence.rule, f"{measured.ended}. {before}")
+        sentence = Verdict(sentence.rule, f"{measured.termination}. {before}")
     drawn = {name: value for name, value in asdict(measured.drawn).items() if name != "window"}
-    told = [note.text for note in said_once(measured.notes)]
-    chosen = [*_suppressed(outcome.suppressed, options), *_replaced(rules.replaced)]
+    noted = [note.text for note in merge_notes(measured.notes)]
+    chosen = [*_suppressed_note(outcome.suppressed, options), *_replaced_note(rules.replaced)]
     diagnosis = Diagnosis(
         tool_version=__version__,
         created_ns=time.time_ns(),
@@ -86,7 +95,7 @@ def judged(measured: Measured, options: Options) -> Diagnosis:
         steps=_steps(facts.steps, measured.set_aside, measured.drawn.window),
         breakdown=facts.breakdown,
         findings=outcome.findings,
-        notes=list(dict.fromkeys([*chosen, *told, *outcome.errors])),
+        notes=list(dict.fromkeys([*chosen, *noted, *outcome.errors])),
         checked=outcome.checked,
         skipped=outcome.skipped,
         standing=measured.standing,
@@ -98,14 +107,14 @@ def judged(measured: Measured, options: Options) -> Diagnosis:
     return without_numpy(diagnosis)
 
 
-def _suppressed(rules: Sequence[str], options: Options) -> list[str]:
+def _suppressed_note(rules: Sequence[str], options: Options) -> list[str]:
     if not rules:
         return []
     by = options.suppressed_by or "the caller"
     return [f"{words.count(len(rules), 'rule')} suppressed by {by}: {', '.join(rules)}."]
 
 
-def _replaced(rules: Sequence[str]) -> list[str]:
+def _replaced_note(rules: Sequence[str]) -> list[str]:
     if not rules:
         return []
     others = "another" if len(rules) == 1 else "others"
@@ -115,5 +124,5 @@ def _replaced(rules: Sequence[str]) -> list[str]:
 
 
 def _steps(steps: StepFacts, set_aside: dict[str, int], window: WindowCost | None) -> Steps:
-    told = {name: getattr(steps, name) for name in Steps.__struct_fields__ if hasattr(steps, name)}
-    return Steps(count=steps.seen, set_aside=set_aside, window=window, **told)
+    noted = {name: getattr(steps, name) for name in Steps.__struct_fields__ if hasattr(steps, name)}
+    return Steps(count=steps.seen, set_aside=set_aside, window=window, **noted)

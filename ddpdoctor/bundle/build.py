@@ -1,4 +1,4 @@
-"""Writes a bundle: the modules that record, what they need beside the standard library, and how it was made."""
+"""Writes a bundle: the modules that record, the packages that they need, and build information."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from pathlib import Path
 
 import ddpdoctor
 from ddpdoctor.bundle.commandline import Option
-from ddpdoctor.bundle.recording import MADE_FILE
+from ddpdoctor.bundle.recording import BUILD_FILE
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.rundir import RUN_SCHEMA, is_run_directory
 from ddpdoctor.written import BUNDLE, WrittenFolder, is_stdout, write_file
 
 _PACKAGE = Path(ddpdoctor.__file__).parent
-_RECORDS = (
+_INCLUDED = (
     *("__init__.py", "deferred.py", "errors.py", "parentdeath.py", "plain.py", "readable.py", "streams.py"),
     *("hook", "rundir", "launch", "telemetry"),
     *("bundle/__init__.py", "bundle/commandline.py", "bundle/recording.py"),
 )
-_RECORDS_NOT = (
+_EXCLUDED = (
     *("launch/checkup.py", "launch/jobpython.py"),
     *("telemetry/live.py", "telemetry/prometheus.py", "telemetry/reader.py"),
     "telemetry/scrapes.py",
 )
-"""Of those, what other commands need and a recording does not: they ask for msgspec or numpy."""
+"""Modules of these packages that recording does not need and that import msgspec or numpy."""
 _STANDINS = "standins"
-"""Folder of the bundle that is searched after all others: an environment that has the real package uses it."""
+"""Folder of the bundle at the end of ``sys.path``: an installed package takes precedence over the replacement here."""
 _NVML = ("pynvml", "nvidia-ml-py")
-"""Plain Python over the driver's library, so it can go along; by its module and its distribution."""
+"""Module and distribution name of NVML's Python binding, which is pure Python and is included."""
 _OLDEST_PYTHON = (3, 9)
-_START = """\
+_MAIN = """\
 import os
 import sys
 
@@ -49,8 +49,8 @@ from ddpdoctor.bundle.recording import main
 
 main()
 """
-_NOT_BEFORE = (1980, 1, 1, 0, 0, 0)
-"""The first moment that an archive can tell; all entries have it, so that the same sources give the same bytes."""
+_ENTRY_TIME = (1980, 1, 1, 0, 0, 0)
+"""Modification time of all entries, the earliest of the ZIP format, so that equal sources give equal bytes."""
 
 
 @dataclass(frozen=True)
@@ -60,26 +60,26 @@ class Bundle:
     path: Path
     bytes: int
     sha256: str
-    """Of what is in it: names and contents."""
+    """Hash of all names and contents."""
     versions: Mapping[str, str]
 
 
 def write_bundle(out: Path, options: Sequence[Option], help_text: str) -> Bundle:
-    """Write a bundle whose ``run`` takes ``options``: a file where the name ends in .pyz or .zip, else a folder.
+    """Write a bundle whose ``run`` takes ``options``: a file if the name ends in .pyz or .zip, else a folder.
 
-    The same sources give the same bytes. An earlier bundle is replaced if nobody changed it since; in a folder, what else lies
-    there stays. Raises DdpDoctorError otherwise, or if nothing can be written.
+    Equal sources give equal bytes. An earlier bundle is replaced if it is unchanged; other files in a folder stay. Raises
+    DdpDoctorError if ``out`` has other content or cannot be written.
     """
-    _check_place(out)
+    _check_target(out)
     files = dict(_files())
     versions = {"ddpdoctor": ddpdoctor.__version__, "schema": RUN_SCHEMA, **_nvml_version(files)}
     digest = _digest(files)
-    made = {"versions": versions, "sha256": digest, "options": options, "help": help_text}
-    files[f"ddpdoctor/bundle/{MADE_FILE}"] = json.dumps(made, indent=1, sort_keys=True).encode() + b"\n"
+    document = {"versions": versions, "sha256": digest, "options": options, "help": help_text}
+    files[f"ddpdoctor/bundle/{BUILD_FILE}"] = json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"
     if out.suffix in (".pyz", ".zip"):
         write_file(out, _archive(files), BUNDLE, mode=0o777)
     else:
-        folder = WrittenFolder(out, "bundle", alone=True)
+        folder = WrittenFolder(out, "bundle", must_be_empty=True)
         folder.check(files)
         folder.remove(folder.others(files))
         folder.write(sorted(files.items()))
@@ -87,12 +87,12 @@ def write_bundle(out: Path, options: Sequence[Option], help_text: str) -> Bundle
 
 
 def _files() -> Iterator[tuple[str, bytes]]:
-    """Name in the bundle, and content, of all that goes into it but how it was made."""
-    for name in _RECORDS:
+    """Yields (name, content) of all files of the bundle except the build information."""
+    for name in _INCLUDED:
         place = _PACKAGE / name
         for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
             inside = file.relative_to(_PACKAGE).as_posix()
-            if inside not in _RECORDS_NOT:
+            if inside not in _EXCLUDED:
                 yield f"ddpdoctor/{inside}", file.read_bytes()
     for file in sorted((_PACKAGE / "bundle" / _STANDINS).glob("*.py")):
         yield f"{_STANDINS}/{file.name}", file.read_bytes()
@@ -100,7 +100,7 @@ def _files() -> Iterator[tuple[str, bytes]]:
     if found is not None and found.origin is not None:
         yield f"{_STANDINS}/{_NVML[0]}.py", Path(found.origin).read_bytes()
     words = ".".join(map(str, _OLDEST_PYTHON))
-    start = _START.format(oldest=_OLDEST_PYTHON, words=words, standins=_STANDINS)
+    start = _MAIN.format(oldest=_OLDEST_PYTHON, words=words, standins=_STANDINS)
     yield "__main__.py", start.encode()
 
 
@@ -118,7 +118,7 @@ def _digest(files: Mapping[str, bytes]) -> str:
     return whole.hexdigest()
 
 
-def _check_place(out: Path) -> None:
+def _check_target(out: Path) -> None:
     if is_stdout(out):
         raise DdpDoctorError("a bundle is a file or a folder: name one.")
     if any(is_run_directory(str(folder)) for folder in out.absolute().parents):
@@ -126,13 +126,13 @@ def _check_place(out: Path) -> None:
 
 
 def _archive(files: Mapping[str, bytes]) -> bytes:
-    """A zip archive whose comment is its seal, which is yet to be appended."""
+    """A ZIP archive with space for its seal as comment; the seal itself is appended by :func:`write_file`."""
     whole = io.BytesIO()
     whole.write(b"#!/usr/bin/env python3\n")
-    # Not compressed: ranks import from it, also by a Python that lacks zlib, and no version of zlib decides about its bytes.
+    # Not compressed: a Python without zlib can import from it, and the bytes do not depend on zlib's version.
     with zipfile.ZipFile(whole, "a", zipfile.ZIP_STORED) as archive:
         for name, content in sorted(files.items()):
-            entry = zipfile.ZipInfo(name, _NOT_BEFORE)
+            entry = zipfile.ZipInfo(name, _ENTRY_TIME)
             entry.create_system, entry.external_attr = 3, (stat.S_IFREG | 0o644) << 16  # as on Unix
             archive.writestr(entry, content)
         archive.comment = bytes(BUNDLE.seal_bytes)

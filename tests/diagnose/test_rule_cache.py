@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ddpdoctor.diagnose import kept, load
-from ddpdoctor.diagnose.kept import Kept
+from ddpdoctor.diagnose import load, rule_cache
 from ddpdoctor.diagnose.load import load_rules, packaged_folder, read_folder
+from ddpdoctor.diagnose.rule_cache import CachedResult
 from ddpdoctor.errors import RuleError
 from ddpdoctor.measure.facts import Facts
 
@@ -73,15 +73,15 @@ def test_a_faulty_rule_is_refused_each_time(tmp_path, cache):
 def test_other_code_does_not_find_what_this_code_kept(tmp_path, cache, monkeypatch, changed):
     folder = team(tmp_path)
     read_folder(folder)
-    kept._checker.cache_clear()
+    rule_cache._code_hash.cache_clear()
     if changed == "version":
         monkeypatch.setattr("ddpdoctor.__version__", "0.0.test")
     elif changed == "code":
-        monkeypatch.setattr(kept, "_CODE", kept._CODE[:-1])
+        monkeypatch.setattr(rule_cache, "_CODE_FILES", rule_cache._CODE_FILES[:-1])
     else:
-        monkeypatch.setattr(kept, "_installed", lambda: [b"another Jinja2"])
+        monkeypatch.setattr(rule_cache, "_package_versions", lambda: [b"another Jinja2"])
     read_folder(folder)
-    kept._checker.cache_clear()
+    rule_cache._code_hash.cache_clear()
     assert len(list(cache.iterdir())) == 2
 
 
@@ -97,15 +97,15 @@ def test_a_damaged_entry_is_made_again(tmp_path, cache, damage):
 
 
 def test_an_entry_of_another_shape_is_made_again(cache):
-    Kept(dict[str, str], {"a": b"content"}).write({"b": "c"})
+    CachedResult(dict[str, str], {"a": b"content"}).write({"b": "c"})
     (entry,) = cache.iterdir()
-    entry.rename(Kept(dict[str, int], {"a": b"content"})._entry)
-    assert Kept(dict[str, int], {"a": b"content"}).read() is None
+    entry.rename(CachedResult(dict[str, int], {"a": b"content"})._entry)
+    assert CachedResult(dict[str, int], {"a": b"content"}).read() is None
 
 
 def test_what_the_format_would_change_is_not_kept(cache):
     for value in ({1, 2}, float("nan"), (1, 2)):
-        Kept(dict, {"a": b"content"}).write({"test": value})
+        CachedResult(dict, {"a": b"content"}).write({"test": value})
     assert not cache.exists()
 
 
@@ -116,12 +116,12 @@ def test_trouble_with_the_folder_is_no_error(tmp_path, monkeypatch):
 
 
 def test_entries_are_the_users_own_and_few(tmp_path, cache):
-    for number in range(kept._MOST_ENTRIES + 5):
-        Kept(dict[str, int], {"a": b"%d" % number}).write({"n": number})
+    for number in range(rule_cache._MAX_ENTRIES + 5):
+        CachedResult(dict[str, int], {"a": b"%d" % number}).write({"n": number})
     entries = list(cache.iterdir())
-    assert len(entries) == kept._MOST_ENTRIES
+    assert len(entries) == rule_cache._MAX_ENTRIES
     assert {stat.S_IMODE(entry.stat().st_mode) for entry in entries} == {0o600}
-    assert Kept(dict[str, int], {"a": b"%d" % number}).read() == {"n": number}
+    assert CachedResult(dict[str, int], {"a": b"%d" % number}).read() == {"n": number}
 
 
 def test_code_that_any_fact_comes_from_is_part_of_the_key():
@@ -137,4 +137,4 @@ def test_code_that_any_fact_comes_from_is_part_of_the_key():
                     yield from modules(each)
 
     found = {f"{name.removeprefix('ddpdoctor.').replace('.', '/')}.py" for name in modules(Facts)}
-    assert "measure/hangfacts.py" in found and found <= set(kept._CODE)
+    assert "measure/hangfacts.py" in found and found <= set(rule_cache._CODE_FILES)

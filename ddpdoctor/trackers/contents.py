@@ -1,4 +1,4 @@
-"""What of a diagnosis a tracker gets: numbers by step, one number a run, parameters, words and files; of any job at most so many."""
+"""Selects what of a diagnosis is exported to a tracker (curves by step, metrics, parameters, texts, files) and limits its size."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from ddpdoctor.report.markdown import finding_markdown
 
 @dataclass(frozen=True)
 class Tuning:
-    """How much a tracker gets: what its pages draw at once."""
+    """Limits of an export, chosen for what a tracker's pages can show."""
 
     most_ranks: int = 16
-    """With curves of their own; of more ranks those that matter most, and of all the median and the maximum."""
+    """Ranks with their own curves: the most relevant ones; plus median and maximum over all ranks."""
     most_points: int = 400
-    """Of a curve; as many as a report has."""
+    """Points per curve, as in a report."""
     most_params: int = 200
     most_letters: int = 500
-    """Of a parameter: older servers of MLflow take no more."""
+    """Characters per parameter, the limit of older MLflow servers."""
     most_findings: int = 50
     most_letters_of_name: int = 100
-    """Of a run, which becomes a folder, and of a number: MLflow takes 250."""
+    """Characters of a run's name, which becomes a folder, and of a metric's name; MLflow's limit is 250."""
 
 
 _TUNING = Tuning()
@@ -41,10 +41,10 @@ MEDIAN, MAXIMUM = "median", "max"
 
 @dataclass(frozen=True)
 class Curve:
-    """Numbers by step."""
+    """A series of numbers by step."""
 
     name: str
-    """With its unit, such as ``step_ms``."""
+    """Name with unit, such as ``step_ms``."""
     of: str
     """``rank_00003``, or ``median`` or ``max`` over all ranks."""
     steps: list[int]
@@ -52,44 +52,44 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Tracked:
-    """A run as trackers show it."""
+class TrackerRun:
+    """The data of one run for a tracker."""
 
     name: str
-    """Letters, digits, dots, dashes and underscores."""
+    """Name of letters, digits, dots, dashes and underscores."""
     recording: str
-    """Hexadecimal digits that tell the recording from others of its name."""
+    """Hexadecimal id that distinguishes recordings of the same name."""
     started_s: float | None
     """Epoch seconds."""
     params: dict[str, str]
     metrics: dict[str, float]
-    """One number for the whole run."""
+    """Metrics of the whole run."""
     curves: list[Curve]
     tags: dict[str, str]
     verdict: str
     """Markdown, with all findings in short."""
     findings: dict[str, str]
-    """Markdown of each, by its number and rule."""
+    """Markdown of each finding, by number and rule."""
     files: dict[str, bytes]
     note: str = ""
-    """What was left out."""
+    """Note on ranks without curves; "" if all have them."""
 
 
-def tracked(diagnosis: Diagnosis) -> Tracked:
-    """What of ``diagnosis`` goes to a tracker."""
-    ranks = _chosen(diagnosis)
-    left_out = len(diagnosis.series.ranks) - len(ranks)
+def tracker_run(diagnosis: Diagnosis) -> TrackerRun:
+    """The data of ``diagnosis`` for a tracker."""
+    ranks = _ranks_with_curves(diagnosis)
+    omitted = len(diagnosis.series.ranks) - len(ranks)
     note = ""
-    if left_out:
+    if omitted:
         note = (
             f"curves of {len(ranks)} ranks, and the median and maximum of all {words.count(len(diagnosis.series.ranks), 'rank')}: "
             "those that the findings name, those that keep others waiting, and the first."
         )
     found = diagnosis.findings[: _TUNING.most_findings]
     job = diagnosis.job
-    return Tracked(
-        name=_name(diagnosis),
-        recording=_recording(diagnosis),
+    return TrackerRun(
+        name=_run_name(diagnosis),
+        recording=_recording_id(diagnosis),
         started_s=None if job.started_ns is None else job.started_ns / 1e9,
         params=dict(islice(_params(diagnosis), _TUNING.most_params)),
         metrics=_metrics(diagnosis),
@@ -112,28 +112,28 @@ def tracked(diagnosis: Diagnosis) -> Tracked:
     )
 
 
-def _name(diagnosis: Diagnosis) -> str:
-    """After the first path that was analysed, so that two recordings can be told apart."""
+def _run_name(diagnosis: Diagnosis) -> str:
+    """Name of the run, from the first path that was analysed."""
     path = PurePath(diagnosis.source[0] if diagnosis.source else "")
     last = path.stem if path.suffix in (".json", ".html") else path.name
     short = re.sub(r"[^A-Za-z0-9._-]+", "_", last)[: _TUNING.most_letters_of_name]
     return short.strip("._") or "ddpdoctor"
 
 
-def _recording(diagnosis: Diagnosis) -> str:
-    """By when the job was started; of traces, which do not tell that, by where they lie and what was measured."""
+def _recording_id(diagnosis: Diagnosis) -> str:
+    """Id of the recording: a hash of the job's start time, or for traces, which lack it, of their paths and step times."""
     started_ns, steps = diagnosis.job.started_ns, diagnosis.steps
-    told = (diagnosis.source, steps.count, steps.median_ms) if started_ns is None else started_ns
-    return hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:8]
+    identity = (diagnosis.source, steps.count, steps.median_ms) if started_ns is None else started_ns
+    return hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:8]
 
 
 def _key(name: str) -> str:
-    """``name`` as every tracker takes it: plain letters, and no path that leads upwards."""
+    """``name`` in a form that every tracker accepts: ASCII, without ``..`` as a part."""
     parts = re.sub(r"[^A-Za-z0-9_./ -]", "_", name[: _TUNING.most_letters_of_name]).split("/")
     return "/".join(part for part in parts if part.strip(". ")) or "unnamed"
 
 
-def _chosen(diagnosis: Diagnosis) -> list[int]:
+def _ranks_with_curves(diagnosis: Diagnosis) -> list[int]:
     ranks = diagnosis.series.ranks
     if len(ranks) <= _TUNING.most_ranks:
         return list(ranks)
@@ -161,8 +161,8 @@ def _series(diagnosis: Diagnosis, ranks: Sequence[int]) -> Iterator[Curve]:
             yield _curve(name, MAXIMUM, steps, known, np.nanmax(table[:, known], axis=0))
         for r, rank in enumerate(series.ranks):
             if rank in ranks:
-                here = ~np.isnan(table[r])
-                yield _curve(name, _of_rank(rank), steps, here, table[r, here])
+                recorded = ~np.isnan(table[r])
+                yield _curve(name, _of_rank(rank), steps, recorded, table[r, recorded])
 
 
 def _curve(name: str, of: str, steps: list[int], known: np.ndarray, values: np.ndarray) -> Curve:
@@ -172,7 +172,7 @@ def _curve(name: str, of: str, steps: list[int], known: np.ndarray, values: np.n
 
 
 def _breakdowns(diagnosis: Diagnosis, ranks: Sequence[int]) -> Iterator[Curve]:
-    """The parts of each rank's step, at the last one: what a tracker shows as bars."""
+    """Yields the breakdown of each rank's mean step as curves with one point, at the last step, which trackers show as bars."""
     last = [diagnosis.series.steps[-1] if diagnosis.series.steps else 0]
     for rank in diagnosis.ranks:
         if rank.rank in ranks:
@@ -199,7 +199,7 @@ def _metrics(diagnosis: Diagnosis) -> dict[str, float]:
             for severity in SEVERITIES
         },
     }
-    # The dearest of a rule comes first.
+    # The costliest finding of a rule comes first and must be assigned last.
     for finding in reversed(diagnosis.findings[: _TUNING.most_findings]):
         found[f"cost_ms/{_key(finding.rule)}"] = finding.costs_ms_per_step
     return {name: float(value) for name, value in found.items() if value is not None and np.isfinite(value)}
@@ -221,8 +221,8 @@ def _params(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
 
 
 def _leaves(value: JsonValue, path: str) -> Iterator[tuple[str, str]]:
-    """What stands at the ends of nested values, by its path; a list of groups is numbered where it has several. What is null was not
-    recorded."""
+    """Yields (path, text) of the leaves of nested values; entries of a list of several mappings are numbered. Null values are
+    skipped."""
     if isinstance(value, Mapping):
         for name, item in value.items():
             yield from _leaves(item, f"{path}/{name}" if path else str(name))

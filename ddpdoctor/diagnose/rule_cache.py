@@ -1,9 +1,8 @@
-"""What was made of files that hardly ever change, kept in the user's cache folder: rules that were read and checked,
-the documentation of the facts. To make them anew takes longer than most analyses of a small trace.
+"""Disk cache of checked rules and of the facts' documentation, which take longer to load than a small trace to analyse.
 
-An entry is found by a hash of everything that it depends on: the files' content, the code that reads and checks
-them, and the packages that judge expressions and texts. It is data, never code, and only what is without a fault is
-kept; an entry that cannot be read, or that somebody else may have written, is ignored and made again.
+The key is a hash of the files' content, of the code that reads and checks them, and of the installed packages that this code
+uses. Entries are MessagePack data, never code. An entry that cannot be read, or that another user can write, is ignored and
+written again.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 import ddpdoctor
-from ddpdoctor.cachefolder import cache_folder, is_own, keep_newest, make_own, open_own
+from ddpdoctor.cachefolder import cache_folder, is_private, keep_newest, make_private, open_private
 from ddpdoctor.written import replace_file
 
 T = TypeVar("T")
 
 _SUFFIX = ".msgpack"
-_MOST_ENTRIES = 32
-"""The least recently used entries go beyond this number: who edits rules makes one with each change."""
-_CODE = (
+_MAX_ENTRIES = 32
+"""Beyond this number, the least recently used entries are removed; each change of a rule file adds one."""
+_CODE_FILES = (
     "diagnose/conditions.py",
     "diagnose/facts_view.py",
-    "diagnose/kept.py",
+    "diagnose/rule_cache.py",
     "diagnose/rule.py",
     "diagnose/words.py",
     "measure/facts.py",
@@ -42,13 +41,12 @@ _CODE = (
     "measure/places.py",
     "measure/taxonomy.py",
 )
-_SUM_BYTES = 16
+_CHECKSUM_BYTES = 16
 _PACKAGES = ("cel", "jinja2", "msgspec", "yaml")
 
 
-class Kept(Generic[T]):
-    """The place of what was made of ``contents`` (files by name), of type ``kind``. Trouble with the cache is no
-    error."""
+class CachedResult(Generic[T]):
+    """The cache entry of a value of type ``kind`` derived from ``contents`` (files by name). Errors of the cache are ignored."""
 
     def __init__(self, kind: type[T], contents: Mapping[str, bytes]) -> None:
         self._decoder = msgspec.msgpack.Decoder(kind)
@@ -57,39 +55,39 @@ class Kept(Generic[T]):
             self._entry = cache_folder("rules") / f"{_key(kind, contents)}{_SUFFIX}"
 
     def read(self) -> T | None:
-        """What was kept; None where nothing was."""
-        if self._entry is None or not is_own(self._entry.parent):
+        """The cached value; None if there is none."""
+        if self._entry is None or not is_private(self._entry.parent):
             return None
         try:
-            with open_own(self._entry) as stream:
+            with open_private(self._entry) as stream:
                 content = stream.read()
-            data = content[_SUM_BYTES:]
-            if content[:_SUM_BYTES] != _sum(data):
+            data = content[_CHECKSUM_BYTES:]
+            if content[:_CHECKSUM_BYTES] != _checksum(data):
                 return None
             os.utime(self._entry)
             return self._decoder.decode(data)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return None
 
-    def write(self, made: T) -> None:
-        """Keeps ``made`` where the format carries it exactly."""
+    def write(self, value: T) -> None:
+        """Stores ``value`` if MessagePack represents it exactly."""
         if self._entry is None:
             return
         try:
-            data = msgspec.msgpack.encode(made)
-            if self._decoder.decode(data) == made and make_own(self._entry.parent):
-                replace_file(self._entry, lambda stream: stream.write(_sum(data) + data))
-                keep_newest(self._entry.parent, _SUFFIX, most=_MOST_ENTRIES)
+            data = msgspec.msgpack.encode(value)
+            if self._decoder.decode(data) == value and make_private(self._entry.parent):
+                replace_file(self._entry, lambda stream: stream.write(_checksum(data) + data))
+                keep_newest(self._entry.parent, _SUFFIX, most=_MAX_ENTRIES)
         except (OSError, OverflowError, TypeError, ValueError):
-            pass  # a test of a rule may hold what YAML knows and MessagePack does not
+            pass  # a rule's test can have a YAML value that MessagePack does not have
 
 
-def _sum(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=_SUM_BYTES).digest()
+def _checksum(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=_CHECKSUM_BYTES).digest()
 
 
 def _key(kind: Any, contents: Mapping[str, bytes]) -> str:
-    digest = _checker().copy()
+    digest = _code_hash().copy()
     _add(digest, str(kind).encode())
     for name, content in contents.items():
         _add(digest, name.encode())
@@ -98,11 +96,11 @@ def _key(kind: Any, contents: Mapping[str, bytes]) -> str:
 
 
 @functools.cache
-def _checker() -> hashlib.blake2b:
-    """Hash of the code that reads and checks rules, our own and the packages'."""
+def _code_hash() -> hashlib.blake2b:
+    """Hash of the code that reads and checks rules, and of the packages that it uses."""
     digest = hashlib.blake2b(f"{ddpdoctor.__version__} {sys.version}".encode(), digest_size=20)
     package = Path(ddpdoctor.__file__).parent
-    for content in (*((package / name).read_bytes() for name in _CODE), *_installed()):
+    for content in (*((package / name).read_bytes() for name in _CODE_FILES), *_package_versions()):
         _add(digest, content)
     return digest
 
@@ -112,8 +110,8 @@ def _add(digest: hashlib.blake2b, content: bytes) -> None:
     digest.update(content)
 
 
-def _installed() -> list[bytes]:
-    """What changes when one of the packages is installed anew."""
+def _package_versions() -> list[bytes]:
+    """Path, size and time of each package's main file, which change when it is installed again."""
     found = []
     for name in _PACKAGES:
         spec = find_spec(name)
