@@ -224,7 +224,7 @@ def _measure_operations(paths: Sequence[str], tables: Sequence[str]) -> Measured
         source=list(paths),
         facts=facts,
         coverage=Coverage(facts.steps.measured, facts.job.ranks_seen),
-        set_aside={"incomplete": stragglers.set_aside} if stragglers.set_aside else {},
+        set_aside={"incomplete": stragglers.excluded_steps} if stragglers.excluded_steps else {},
         notes=[Note(sentence) for sentence in (*stragglers.notes, summary_of(stragglers))],
         job=Job(world_size=stragglers.world_size, ranks_seen=ranks),
     )

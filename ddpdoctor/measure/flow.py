@@ -167,7 +167,7 @@ def _context(
         ),
         reductions=reductions_of(graph, graphs.log, graphs.window, logs, windows),
         message=MessageCost() if graphs.window is None else message_cost(graphs.window, _hosts(windows)),
-        speaks_of_hosts=graphs.log_speaks,
+        host_timed=graphs.log_speaks,
         cores=host_cores(telemetry, logs),
         asleep=asleep_shares(logs),
     )

@@ -1,8 +1,8 @@
-"""Which steps of a long run are read: the first, the newest, and blocks of neighbouring ones in between.
+"""Which steps of a long run are read: the first, the newest, and blocks of consecutive steps in between.
 
-What is kept of a step takes about seven times its line's size in memory, so a week of short steps on many ranks is more
-than a machine holds. The bound is set before anything is decoded, from the numbers of the steps alone, and is the same
-for all ranks: the graph of a run needs steps that all of them kept.
+A decoded step takes about seven times its line's size in memory, so a week of short steps on many ranks does not fit. The
+limit is set before anything is decoded, from the step numbers alone. It is the same for all ranks, since the graph of a run
+needs steps that were read on all of them.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ MOST_SAMPLES = 2_000_000
 _LEAST_BYTES = 4 << 20
 """Lines of steps of one rank that may be decoded in any case."""
 _LEAST_LINE_BYTES = 60
-"""Of a step whose times alone were kept."""
+"""Of a step of which only the times are on disk."""
 _FEWEST_BLOCKS = 16
-"""So that each stretch of a run has one, as long as a sixteenth of it."""
+"""Each sixteenth of a run then has one."""
 _LEAST_BLOCK_STEPS = 64
-"""Neighbouring steps that are kept together, so that rhythms stay visible: fewer than :data:`BLOCK_STEPS` where few steps
-are kept at all, and then the first of such a block."""
+"""Consecutive steps that are read together, so that periodic patterns stay visible. Fewer than :data:`BLOCK_STEPS` where few
+steps are read in all; these are then the first of the block."""
 
 
-class Bound(msgspec.Struct, frozen=True):
+class ReadLimit(msgspec.Struct, frozen=True):
     """What is read of each rank of a run."""
 
-    kept: Ranges | None = None
+    numbers: Ranges | None = None
     """Numbers of the steps; None: all."""
     left_out: int = 0
-    """Steps that some rank recorded and that are not read, those that were thinned out on disk among them."""
+    """Steps that any rank recorded and that are not read, including those thinned out on disk."""
     most_bytes: int = MOST_BYTES
-    """Lines of steps decoded of one rank, whatever their numbers."""
+    """Most bytes of step lines decoded of one rank."""
     most_samples: int = MOST_SAMPLES
 
-    def keeps(self, number: int) -> bool:
+    def includes(self, number: int) -> bool:
         """Whether the step of this number is read."""
-        return self.kept is None or contains(self.kept, number)
+        return self.numbers is None or contains(self.numbers, number)
 
 
-def bound_of(records: Sequence[RankRecord]) -> Bound:
-    """What to read of the ranks of one job. Where their step logs may be too long they are read through once, and nothing
-    is decoded."""
+def read_limit_of(records: Sequence[RankRecord]) -> ReadLimit:
+    """The limit for the ranks of one job. Step logs that may be too long are scanned once for their step numbers, without
+    decoding."""
     sizes = [record.recorded_bytes for record in records]
     ranks = max(len(records), 1)
     thinned = [numbers for record in records if (numbers := thinned_steps(record.path))]
     if not thinned and sum(sizes) <= MOST_BYTES and not any(map(_has_many_steps, records, sizes)):
-        return Bound(most_samples=MOST_SAMPLES // ranks)
+        return ReadLimit(most_samples=MOST_SAMPLES // ranks)
     present: Ranges = []
     shared: Ranges | None = None
     most = steps = size = 0
@@ -68,17 +68,17 @@ def bound_of(records: Sequence[RankRecord]) -> Bound:
         most, steps, size = max(most, size_of(own)), steps + size_of(own), size + own_size
         present, shared = union([present, own]), own if shared is None else _common(shared, own)
     affordable = min(MOST_STEPS, MOST_BYTES // ranks * steps // max(size, 1))
-    kept = (
+    chosen = (
         present if most <= affordable else _spread(present, shared or present, max(affordable, FEWEST_STEPS))
     )
     recorded = size_of(union([present, *thinned]))
-    return Bound(
-        kept, recorded - size_of(kept), 4 * max(MOST_BYTES // ranks, _LEAST_BYTES), MOST_SAMPLES // ranks
+    return ReadLimit(
+        chosen, recorded - size_of(chosen), 4 * max(MOST_BYTES // ranks, _LEAST_BYTES), MOST_SAMPLES // ranks
     )
 
 
 def _has_many_steps(record: RankRecord, size: int) -> bool:
-    """Whether the log of ``size`` bytes may hold more steps than are read: its lines are counted where it is long enough."""
+    """Whether the log of ``size`` bytes may contain more than ``MOST_STEPS`` steps. Counts its lines where it is large enough."""
     if size <= MOST_STEPS * _LEAST_LINE_BYTES:
         return False
     try:
@@ -88,7 +88,7 @@ def _has_many_steps(record: RankRecord, size: int) -> bool:
 
 
 def _numbers(record: RankRecord) -> tuple[Ranges, int]:
-    """Of the steps in a rank's log, and the bytes of their lines."""
+    """Step numbers in a rank's log, and the bytes of their lines."""
     numbers: Ranges = []
     first, last, size = 0, -2, 0
     try:
@@ -120,8 +120,10 @@ def contains(ranges: Ranges, number: int) -> bool:
 
 
 def _spread(present: Ranges, shared: Ranges, most: int) -> Ranges:
-    """About ``most`` of the numbers: an eighth of them the first, a quarter the newest, and blocks evenly between, of those
-    that all ranks have: they may have thinned theirs differently."""
+    """About ``most`` of the numbers: the first eighth, the newest quarter, and evenly spaced blocks between them.
+
+    The blocks are of steps that all ranks have, as ranks may have thinned out different steps.
+    """
     first, newest = most // 8, most // 4
     begin, end = _at(present, first), _at(present, size_of(present) - newest)
     room = most - first - newest
@@ -142,7 +144,7 @@ def _spread(present: Ranges, shared: Ranges, most: int) -> Ranges:
 
 
 def _at(present: Ranges, position: int) -> int:
-    """The number at a place in the order of all; the one after the last beyond it."""
+    """The number at ``position``, counted from the lowest; the last number + 1 beyond the end."""
     before = 0
     for first, last in present:
         if position <= before + last - first:

@@ -1,6 +1,4 @@
-"""What stands behind the measurements of a profiler window: the innermost of the user's annotations (``record_function``), operators or
-Python frames (traces ``with_stack``).
-"""
+"""The user's source lines from profiler windows: Python frames (traces ``with_stack``), annotations (``record_function``), operators."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ from .gaps import MainGap, gaps_of_window, lies_in_gaps, main_gap
 from .ranking import SourceLines, chosen_and_others, joined, ranked
 
 _EXPLAINS = 0.5
-"""An annotation explains a component when it covers this share of the component's time: more than all others together."""
+"""An annotation explains a component when it covers at least this share of the component's time."""
 
 
 class Annotations(msgspec.Struct, frozen=True):
@@ -93,10 +91,10 @@ _LIBRARY = (
     "contextlib.py",
     "<built-in",
 )
-"""What the name of a frame's file contains that is not the user's."""
+"""Parts of the file names of frames that are not the user's."""
 LOOKED_UP = 200
-"""Times for which frames are looked up, those of the greatest weight first: each look passes over all frames of the trace, and
-the rest would change the order of lines by nothing."""
+"""Most times for which frames are looked up, the heaviest first: the rest would not change the order of lines, and each look-up
+scans all frames of the trace."""
 
 
 def has_frames(window: Window) -> bool:
@@ -105,14 +103,14 @@ def has_frames(window: Window) -> bool:
 
 
 def frames_during(window: Window, time: Intervals) -> Counter[Stack]:
-    """Stacks of user frames, and how many ns each covers the time."""
+    """Stacks of user frames, and the ns of ``time`` in each."""
     start, end = np.asarray(time[0]), np.asarray(time[1])
     return _frames_at(window, (start + end) / 2 - window.shifted_ns, end - start)
 
 
 def frames_launching(window: Window, time: Intervals) -> Counter[Stack]:
-    """User frames that launched what the device computes and copies in this time, and how long it takes: the host is
-    elsewhere by then."""
+    """Stacks of user frames that launched the device's computation and copies in this time, and their ns. The host itself is
+    at later work by then."""
     trace = window.trace
     every = np.flatnonzero(trace.category_mask(*DEVICE) & ~classify.communication_kernels(trace))
     rows = every[holds(time, trace.start_ns[every] + trace.duration_ns[every] / 2 + window.shifted_ns)]
@@ -122,19 +120,19 @@ def frames_launching(window: Window, time: Intervals) -> Counter[Stack]:
 
 
 def frames_waiting(window: Window, kinds: Sequence[SyncKind]) -> Counter[Stack]:
-    """User frames in which the host waited for its device, and the idle time that follows from each."""
+    """Stacks of user frames in which the host waited for its device, and the ns of device idle time caused by each."""
     rows, cost_ns = waits_of(window, kinds)
     return _frames_at(window, (window.trace.start_ns[rows] + window.trace.end_ns[rows]) / 2, cost_ns)
 
 
 def waits_of(window: Window, kinds: Sequence[str]) -> tuple[Ints, Array]:
-    """(events, ns of idle time that follows from each): the calls of these kinds in which the host waited."""
+    """(rows of the calls of these kinds in which the host waited, ns of device idle time caused by each)."""
     chosen = np.isin(window.waits.kind, kinds) & (window.waits.cost_ns > 0)
     return window.waits.row[chosen], window.waits.cost_ns[chosen]
 
 
 def _frames_at(window: Window, times: NDArray[Any], weights: NDArray[Any]) -> Counter[Stack]:
-    """The user frames open at these times of the trace's own clock, and the weight of each stack."""
+    """Stacks of the user frames open at ``times`` (the trace's own clock), and the weight of each stack."""
     stacks: Counter[Stack] = Counter()
     trace = window.trace
     if not has_frames(window) or not len(times):
@@ -156,9 +154,10 @@ def _frames_at(window: Window, times: NDArray[Any], weights: NDArray[Any]) -> Co
 
 
 def _of_user(names: Sequence[str]) -> Stack:
-    """Those of these frames, the innermost first, that are the user's.
+    """The user's frames among ``names``, the innermost first.
 
-    A script may be named like a module of Python's own: such a one is taken where there is nothing else.
+    Frames of files named like a module of the standard library are dropped, unless there are no others: a script may have such a
+    name.
     """
     matches = (_FRAME.match(name) for name in names)
     foreign = [
@@ -170,18 +169,18 @@ def _of_user(names: Sequence[str]) -> Stack:
 
 
 def _is_known(file: str) -> bool:
-    """Whether a file, relative to the folder of Python's path that holds it (profiles name files so), is of the standard
-    library's, or of a package that is nobody's own script."""
+    """Whether a file is of the standard library or a well-known package. Profiles name files relative to their folder on Python's
+    path."""
     name = file.partition("/")[0].removesuffix(".py")
     return name in sys.stdlib_module_names or name in WELL_KNOWN
 
 
 _T = TypeVar("_T")
 _STANDS_OUT = 1.05
-"""A line stands out on a slower device when its work takes longer by this factor than by what all work there does: kernels of
-equal work repeat to one or two per cent."""
+"""A line is reported on a slower device when its slowdown is more than this factor times that of all work there: times of equal kernels
+repeat to within 1 to 2 %."""
 _MOST_WINDOWS = 32
-"""Of more ranks that share a cause so many, evenly spread, tell its lines and operators: the others would say the same."""
+"""Most ranks of a cause of which lines and operators are read, evenly spread; the others would give the same."""
 _LAUNCH_NS = 1_000
 """Time after a launch in which the frame that made it is still open."""
 
@@ -194,8 +193,8 @@ class WindowSourceLines(SourceLines):
         self._annotations = cache(lambda position: annotations_of(windows[position]))
 
     def syncs(self, kinds: Sequence[SyncKind]) -> list[Where]:
-        """User frames in which collectives of these kinds were launched, then those in which the host waited for its
-        device, by the idle time that followed."""
+        """User frames that launched collectives of these kinds, then those in which the host waited for its device, by the idle
+        time that followed."""
         launched: Counter[Stack] = Counter()
         waited: Counter[Stack] = Counter()
         for window in _spread(self.windows):
@@ -203,7 +202,7 @@ class WindowSourceLines(SourceLines):
             issued = window.collectives.issued[rows]
             launched.update(frames_during(window, (issued, issued + _LAUNCH_NS)))
             waited.update(frames_waiting(window, kinds))
-        return joined(_told(launched), _told(waited))
+        return joined(_heaviest(launched), _heaviest(waited))
 
     def work(
         self,
@@ -212,14 +211,14 @@ class WindowSourceLines(SourceLines):
         steps: Ints,
         or_else: Ints | None = None,
     ) -> list[Where]:
-        """User frames open during this kind of work; of what late ranks' devices do, those that take longer there than the
-        rest does. None where all do alike: then it is no line, but what runs it."""
+        """User frames open during this kind of work. For device work of late ranks, only frames whose slowdown exceeds that of all
+        work there; [] where all work is slower alike, as the cause is then the device and no line."""
         chosen, others = self._chosen_and_others(positions)
         found = self.main_gap(components, positions, steps)
         gap = None if found is None else found.gap
         stacks = _stacks_of(chosen, components, gap)
         if not others or not (_is_launched(chosen[0], components) or (chosen[0].on_device and gap)):
-            return _told(stacks)
+            return _heaviest(stacks)
         usual = by_line(_stacks_of(others, components, gap))
         slower = _slower(by_line(stacks), usual, len(chosen) / len(others))
         return with_heaviest(ranked(slower), stacks)
@@ -227,7 +226,7 @@ class WindowSourceLines(SourceLines):
     def main_gap(
         self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
     ) -> MainGap | None:
-        """In any of the window's steps."""
+        """The gap over all of the window's steps; ``steps`` is not used."""
         if not lies_in_gaps(components):
             return None
         own, theirs = (
@@ -267,29 +266,32 @@ def _spread(items: Sequence[_T]) -> Sequence[_T]:
 
 
 def _time_of(window: Window, components: Sequence[str]) -> Intervals:
-    """When the window did these kinds of work; ``host`` is what no other component covers."""
+    """Times of these kinds of work; ``host`` is what no other component covers."""
     named = [window.sets[name] for name in components if name in window.sets]
     if Component.HOST in components:
         others = [times for name, times in window.sets.items() if name not in components]
-        taken = union_of(*others, (window.collectives.start, window.collectives.end))
-        edges = np.concatenate(([window.span[0]], taken[1])), np.concatenate((taken[0], [window.span[1]]))
+        covered_times = union_of(*others, (window.collectives.start, window.collectives.end))
+        edges = (
+            np.concatenate(([window.span[0]], covered_times[1])),
+            np.concatenate((covered_times[0], [window.span[1]])),
+        )
         named.append(union(*edges))
     return union_of(*named) if named else EMPTY
 
 
 def _is_launched(window: Window, components: Sequence[Component]) -> bool:
-    """Whether this kind of work is done by a device, which some line launched before."""
+    """Whether a device does this kind of work, launched earlier by the host."""
     return window.on_device and set(DEVICE_WORK).issuperset(components)
 
 
-def _told(stacks: Mapping[Stack, float]) -> list[Where]:
+def _heaviest(stacks: Mapping[Stack, float]) -> list[Where]:
     return with_heaviest(ranked(by_line(stacks)), stacks)
 
 
 def _stacks_of(
     windows: Sequence[Window], components: Sequence[Component], gap: Gap | None = None
 ) -> Counter[Stack]:
-    """Stacks of user frames, and ns of this kind of work in each; of one ``gap`` between phases where it is given."""
+    """Stacks of user frames, and ns of this kind of work in each; optionally only in one ``gap`` between phases."""
     stacks: Counter[Stack] = Counter()
     for window in windows:
         if not has_frames(window):
@@ -307,7 +309,7 @@ def _stacks_of(
 def _slower(
     late: Mapping[CodeLine, float], others: Mapping[CodeLine, float], scale: float
 ) -> dict[CodeLine, float]:
-    """Lines that take longer on late devices, by more than all work does there, and ns by which they do.
+    """Lines that are slower on late devices by more than all work there, and their excess in ns.
 
     ``scale``: late windows per other window.
     """
@@ -321,7 +323,7 @@ def _slower(
 
 
 def _waiting_call(windows: Sequence[Window], kinds: Sequence[str]) -> str | None:
-    """The operator (``aten::item``), or without one the call of the runtime, whose waiting leads to most idle time."""
+    """Name of the operator (``aten::item``), or else of the runtime call, whose waits cause most idle time."""
     calls: Counter[str] = Counter()
     for window in windows:
         trace = window.trace
@@ -335,14 +337,14 @@ def _waiting_call(windows: Sequence[Window], kinds: Sequence[str]) -> str | None
 
 
 def _outermost(trace: RankTrace, rows: Ints) -> Ints:
-    """For each event of the host the first operator of its thread that is open when it starts, else the event itself."""
+    """[N] for each host event the outermost operator of its thread open at its start, else the event itself."""
     found = rows.copy()
     operators = trace.category_mask("cpu_op") & trace.name_mask(lambda n: n.startswith("aten::"))
     for lane in np.unique(trace.lane[rows]):
         of_lane = np.flatnonzero(operators & (trace.lane == lane))
         asked = np.flatnonzero(trace.lane[rows] == lane)
         at = trace.start_ns[rows[asked]]
-        # The first that ends later is the one with which the latest end so far goes beyond.
+        # The first operator that ends later is where the running maximum of ends exceeds the start.
         place = np.searchsorted(np.maximum.accumulate(trace.end_ns[of_lane]), at, side="right")
         asked, at, place = (values[place < len(of_lane)] for values in (asked, at, place))
         is_open = trace.start_ns[of_lane[place]] <= at

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ddpdoctor.analysis import Options, analyze
-from ddpdoctor.measure.costs import borne_by_marks
+from ddpdoctor.measure.costs import confirmed_by_events
 from ddpdoctor.measure.graph import OperatorShares
 from ddpdoctor.measure.metrics import timeline
 from ddpdoctor.measure.steplog import Activities
@@ -34,7 +34,7 @@ def said(world, ms, cycles=30, every=1):
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_more_in_a_gap_is_no_longer_computation(world):
-    found = borne_by_marks(
+    found = confirmed_by_events(
         drawn(world, host=on(0, world, 12.0)[:, 0]), LateCause.COMPUTE, said(world, 12.0), [0]
     )
     assert found["late_ms"] == 12 and abs(found["drawn_ms"]) < 1, found
@@ -45,7 +45,7 @@ def test_more_in_a_gap_is_no_longer_computation(world):
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_longer_phases_bear_it(world, where):
     base = {"forward": 5.0, "backward": 10.0}[where]
-    found = borne_by_marks(
+    found = confirmed_by_events(
         drawn(world, **{where: base + on(0, world, 12.0)[:, 0]}), LateCause.COMPUTE, said(world, 12.0), [0]
     )
     assert found["drawn_ms"] == pytest.approx(12, abs=1) and found["drawn_as"] is None
@@ -55,26 +55,26 @@ def test_a_rank_that_is_slower_in_phases_and_gaps_alike():
     """The larger part of it lies in the gap, and is the same computation, slower."""
     slow = 1 + 0.4 * np.eye(4)[0]
     work = drawn(4, forward=5 * slow, backward=10 * slow, optimizer=slow, host=40 * slow, jitter=0.0)
-    found = borne_by_marks(work, LateCause.COMPUTE, said(4, 22.0), [0])
+    found = confirmed_by_events(work, LateCause.COMPUTE, said(4, 22.0), [0])
     assert found["drawn_ms"] == pytest.approx(22, abs=0.1)
 
 
 def test_only_the_steps_count_in_which_it_happens():
     now_and_then = on(0, 2, 50.0, 30, every=10)[:, 0]
     work = drawn(2, data=now_and_then)
-    assert borne_by_marks(work, LateCause.DATA, said(2, 50.0, every=10), [0])["drawn_ms"] == pytest.approx(
-        50, abs=3
-    )
+    assert confirmed_by_events(work, LateCause.DATA, said(2, 50.0, every=10), [0])[
+        "drawn_ms"
+    ] == pytest.approx(50, abs=3)
     other_steps = drawn(2, data=np.roll(now_and_then, 5, axis=0))
-    found = borne_by_marks(other_steps, LateCause.DATA, said(2, 50.0, every=10), [0])
+    found = confirmed_by_events(other_steps, LateCause.DATA, said(2, 50.0, every=10), [0])
     assert found["drawn_ms"] == 0 and found["drawn_as"] is None, "no kind of work shows it"
 
 
 def test_nothing_is_asked_where_no_phase_is_marked_or_nothing_is_known():
     unmarked = drawn(2, forward=0.0, backward=0.0, host=30.0 + on(0, 2, 12.0)[:, 0])
-    assert borne_by_marks(unmarked, LateCause.COMPUTE, said(2, 12.0), [0]) == {}
-    assert borne_by_marks(drawn(2), LateCause.UNKNOWN, said(2, 12.0), [0]) == {}
-    assert borne_by_marks(drawn(2), LateCause.DATA, said(2, 0.0), [0]) == {}
+    assert confirmed_by_events(unmarked, LateCause.COMPUTE, said(2, 12.0), [0]) == {}
+    assert confirmed_by_events(drawn(2), LateCause.UNKNOWN, said(2, 12.0), [0]) == {}
+    assert confirmed_by_events(drawn(2), LateCause.DATA, said(2, 0.0), [0]) == {}
 
 
 @pytest.mark.parametrize("world", WORLDS)

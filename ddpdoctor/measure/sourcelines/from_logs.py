@@ -1,5 +1,4 @@
-"""The user's source lines behind the measurements of a step log: from the calls that were recorded, and from
-stack samples."""
+"""The user's source lines from step logs: from recorded calls and stack samples."""
 
 from __future__ import annotations
 
@@ -17,13 +16,13 @@ from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.taxonomy import IN_GAPS, Component, SyncKind
 
 from .callers import usual, with_heaviest
-from .counts import SampleCounts, beyond, common_of, counted, same_lines, scale_of
+from .counts import SampleCounts, common_of, counted, excess_samples, same_lines, scale_of
 from .gaps import MainGap, free_gaps, gaps_of_log, lies_in_gaps, main_gap
 from .ranking import SourceLines, chosen_and_others, joined, ranked
 from .table import Samples, kinds_of, samples_of
 
 _FEWEST_SAMPLES = 3
-"""Samples below which a line may be there by chance."""
+"""Fewest samples of a reported line: with fewer it may be chance."""
 _ENOUGH_SAMPLES = 8
 """Samples of a line from which its time is stated: the counting error is then a third of it."""
 
@@ -31,7 +30,7 @@ _ENOUGH_SAMPLES = 8
 class LogSourceLines(SourceLines):
     """For step logs.
 
-    ``python_parts``, by position and line, says which part of the samples of host work is Python and not an operator,
+    ``python_parts``, by position and line, is the part of the samples of host work that is Python and not an operator,
     see :func:`ddpdoctor.measure.graph.python_parts`.
     """
 
@@ -64,7 +63,7 @@ class LogSourceLines(SourceLines):
         return cache(lambda line: usual(line, stacks))
 
     def _called(self, calls: Mapping[CodeLine, float]) -> list[Where]:
-        """The lines of most recorded calls, or time in them, each with its usual callers."""
+        """The heaviest lines by recorded calls, or time in them, each with its usual callers."""
         return [where.called_from(*self._usual(where.stack[0])) for where in ranked(calls)]
 
     def syncs(self, kinds: Sequence[SyncKind]) -> list[Where]:
@@ -80,7 +79,7 @@ class LogSourceLines(SourceLines):
     def operation(
         self, components: Sequence[Component | SyncKind], positions: Sequence[int] | None
     ) -> str | None:
-        """A step log knows no kernels."""
+        """None: a step log has no kernels."""
         return None
 
     def work(
@@ -90,7 +89,7 @@ class LogSourceLines(SourceLines):
         steps: Ints,
         or_else: Ints | None = None,
     ) -> list[Where]:
-        """Lines of this kind of work: sampled ones where there are enough samples, else the recorded call's."""
+        """Lines of this kind of work: sampled lines where there are enough samples, then those of recorded calls."""
         chosen, _ = chosen_and_others(positions, len(self.logs))
         wanted = {int(step) for step in steps}
         calls = _calls([self.logs[position] for position in chosen], components, wanted)
@@ -102,11 +101,13 @@ class LogSourceLines(SourceLines):
     def longer(
         self, components: Sequence[Component], positions: Sequence[int], steps: set[int], others: set[int]
     ) -> list[Where]:
-        """Lines of this kind of work that the ranks at these positions show more often in ``steps`` than in the ``others``; the recorded
-        call's where no sample says more."""
-        mine, theirs = (self._counted(positions, components, chosen, None) for chosen in (steps, others))
-        places = ranked(beyond(mine, theirs, _FEWEST_SAMPLES))
-        sampled = with_heaviest(places, mine.stacks, theirs.stacks, scale_of(mine, theirs))
+        """Lines of this kind of work with more samples in ``steps`` than in the ``others`` on the ranks at these positions, then those of
+        recorded calls."""
+        selected, reference = (
+            self._counted(positions, components, chosen, None) for chosen in (steps, others)
+        )
+        places = ranked(excess_samples(selected, reference, _FEWEST_SAMPLES))
+        sampled = with_heaviest(places, selected.stacks, reference.stacks, scale_of(selected, reference))
         return joined(
             sampled, self._called(_calls([self.logs[place] for place in positions], components, steps))
         )
@@ -122,38 +123,42 @@ class LogSourceLines(SourceLines):
     def main_gap(
         self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
     ) -> MainGap | None:
-        """Of what no event of the log covers."""
+        """The gap of work that no event of the log covers."""
         if not lies_in_gaps(components):
             return None
         wanted = {int(step) for step in steps}
-        own, theirs = (
+        own, reference = (
             [gaps_of_log(self.logs[position], self._free_gaps(position), wanted) for position in some]
             for some in chosen_and_others(positions, len(self.logs))
         )
-        return main_gap(own, theirs, components)
+        return main_gap(own, reference, components)
 
     def _sampled(
         self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
     ) -> list[Where]:
-        """Most sampled lines, in samples per second of steps, less what the other ranks show at the same line."""
+        """Lines with most samples per second of steps, less those of the other ranks at the same line."""
         chosen, others = chosen_and_others(positions, len(self.logs))
         wanted = {int(step) for step in steps}
         found = self.main_gap(components, positions, steps)
         gap = None if found is None else found.gap
-        mine = self._counted(chosen, components, wanted, gap)
+        selected = self._counted(chosen, components, wanted, gap)
         if Component.HOST in components and not others:
-            mine = common_of(mine, [self._counted([each], components, wanted, gap) for each in chosen])
-        theirs = self._counted(others, components, wanted, gap)
-        places = ranked(beyond(mine, theirs, _FEWEST_SAMPLES))
+            selected = common_of(
+                selected, [self._counted([each], components, wanted, gap) for each in chosen]
+            )
+        reference = self._counted(others, components, wanted, gap)
+        places = ranked(excess_samples(selected, reference, _FEWEST_SAMPLES))
         return [
-            msgspec.structs.replace(where, python_ms=_python_ms(mine, theirs, where.stack[0]))
-            for where in with_heaviest(places, mine.stacks, theirs.stacks, scale_of(mine, theirs))
+            msgspec.structs.replace(where, python_ms=_python_ms(selected, reference, where.stack[0]))
+            for where in with_heaviest(
+                places, selected.stacks, reference.stacks, scale_of(selected, reference)
+            )
         ]
 
     def _counted(
         self, positions: Sequence[int], components: Sequence[Component], wanted: set[int], gap: Gap | None
     ) -> SampleCounts:
-        # The part of a line's samples that is Python tells of its host work alone, not of what lies in the gaps.
+        # The Python part of a line's samples is known for host work, not for work in the gaps.
         only_python = Component.HOST in components and set(components).isdisjoint(IN_GAPS)
         parts = self._python if only_python else [1.0] * len(self.logs)
         return counted(self.samples, positions, components, wanted, parts, gap)
@@ -162,7 +167,7 @@ class LogSourceLines(SourceLines):
 def _calls(
     logs: Sequence[RankLog], components: Sequence[Component], wanted: set[int]
 ) -> Mapping[CodeLine, float]:
-    """ns that recorded calls of this kind of work take, by their lines."""
+    """ns in recorded calls of this kind of work, by line."""
     kinds = kinds_of(components)
     calls: Counter[CodeLine] = Counter()
     for log in logs if kinds else ():
@@ -178,9 +183,9 @@ def _calls(
     return calls
 
 
-def _python_ms(mine: SampleCounts, theirs: SampleCounts, line: CodeLine) -> float | None:
-    """Milliseconds per step at a line outside torch, beyond those of the other ranks; None with too few samples."""
-    count = mine.outside.get(line, 0.0) - scale_of(mine, theirs) * theirs.outside.get(line, 0.0)
-    if count < _ENOUGH_SAMPLES or not mine.steps:
+def _python_ms(selected: SampleCounts, reference: SampleCounts, line: CodeLine) -> float | None:
+    """ms per step at a line outside torch, in excess of the other ranks; None with too few samples."""
+    count = selected.outside.get(line, 0.0) - scale_of(selected, reference) * reference.outside.get(line, 0.0)
+    if count < _ENOUGH_SAMPLES or not selected.steps:
         return None
-    return 1e3 * mine.seconds / mine.steps * count / mine.taken
+    return 1e3 * selected.seconds / selected.steps * count / selected.any_work

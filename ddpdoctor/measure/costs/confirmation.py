@@ -1,8 +1,8 @@
-"""Whether the recorded steps bear what is said of a late rank.
+"""Check a late rank's excess against its recorded events alone.
 
-What is said rests on more than marks: on the operators' share of a gap, on waiting that hides work, on what is the same work and only
-slower. Beside it, a report draws the marks. Here the ranks are compared once more, by those marks alone, in the steps in
-which the rank is said to be late: whoever computes longer has longer phases there, and no longer gap between them.
+The excess of a late rank also rests on estimates: the operators' share of a gap, waiting that hides work, work that is only slower. A
+report draws the recorded events next to it. Here the ranks are compared once more by these events alone, in the steps in which the
+rank is late: a rank that computes longer has longer phases there, and no longer gap between them.
 """
 
 from __future__ import annotations
@@ -29,17 +29,20 @@ from ddpdoctor.measure.taxonomy import (
 
 class _Tuning(msgspec.Struct, frozen=True):
     most: float = 0.5
-    """Part of the lateness that must show elsewhere for that to be named: most of it, as for all causes."""
+    """Part of the lateness that the events must show for another kind of work, for that kind to be named."""
 
 
 _TUNING = _Tuning()
 
 
-def borne_by_marks(
+def confirmed_by_events(
     drawn: Array, cause: LateCause, removed: Sequence[Array], positions: Sequence[int]
 ) -> dict[str, Any]:
-    """The fields ``late_ms``, ``drawn_ms`` (means over the ranks) and ``drawn_as`` of a cost. ``removed`` [N, K, R] ns per group is
-    what these ranks are said to do longer for the cause; {} where they are not said to be late, or nothing of that kind is drawn."""
+    """The fields ``late_ms``, ``drawn_ms`` (means over the ranks) and ``drawn_as`` of a cost.
+
+    ``drawn`` [cycles, R, C] is the recorded work, ``removed`` [N, K, R] ns per group the excess of these ranks for the cause. {} where
+    they have no excess, or nothing of that kind is recorded.
+    """
     said = np.concatenate([of_group.sum(axis=1) for of_group in removed])
     hits = {position: said[:, position] > 0 for position in positions if (said[:, position] > 0).any()}
     components = LATE_COMPONENTS.get(cause)
@@ -68,8 +71,8 @@ def _of(drawn: Array, components: Components) -> Array:
 
 
 def _beyond(drawn: Array, cause: LateCause) -> Array:
-    """[cycles, R] ns of a kind of work beyond the median of the other ranks; of computation with what a rank that is slower in its
-    phases is slower by, as much, in the gaps between them."""
+    """[cycles, R] ns of a kind of work in excess of the median of the other ranks. For computation, a rank that is slower in its phases
+    is allowed the same slowdown in the gaps between them: up to that, a longer gap counts as computation too."""
     own = _of(drawn, LATE_COMPONENTS[cause])
     beyond: Array = own - others_median(own)
     if cause != LateCause.COMPUTE:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ddpdoctor.measure.sourcelines import WindowSourceLines
-from ddpdoctor.measure.sourcelines.of_windows import _MOST_WINDOWS, _spread
+from ddpdoctor.measure.sourcelines.from_windows import _MOST_WINDOWS, _spread
 from ddpdoctor.measure.window import read_window
 from ddpdoctor.trace import load_trace
 from tests.trace.trace_files import document, event, write
