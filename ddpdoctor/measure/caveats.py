@@ -34,7 +34,7 @@ def caveats(graphs: Graphs) -> list[str]:
 
 def _refused(graphs: Graphs) -> Iterator[str]:
     window = graphs.window
-    if window is not None and graphs.speaking is window and window.refused:
+    if window is not None and graphs.primary is window and window.refused:
         yield (
             f"Collectives could not be matched across ranks: {window.refused}. "
             "Waiting and transfer cannot be separated, and no rank is reported as late."
@@ -44,18 +44,18 @@ def _refused(graphs: Graphs) -> Iterator[str]:
 def _not_whole(graphs: Graphs) -> Iterator[str]:
     """How many collectives lack members, and why."""
     window = graphs.window
-    found = window.wholeness if window is not None else None
-    if found is None or not found.lacking:
+    found = window.coverage if window is not None else None
+    if found is None or not found.incomplete:
         return
     reasons = {
-        "a rank whose window does not cover them": found.cut,
-        "a rank whose events are missing": found.lost,
-        "a rank that has no more of them although its window goes on": found.left,
+        "a rank whose window does not cover them": found.outside_window,
+        "a rank whose events are missing": found.event_missing,
+        "a rank that has no more of them although its window goes on": found.rank_stopped,
     }
-    told = "; ".join(
+    why = "; ".join(
         f"{count} {'lacks' if count == 1 else 'lack'} {who}" for who, count in reasons.items() if count
     )
-    yield f"{found.whole} of {found.whole + found.lacking} collectives in the window were found on all their ranks: {told}."
+    yield f"{found.complete} of {found.complete + found.incomplete} collectives in the window were found on all their ranks: {why}."
 
 
 def _one_rank(graphs: Graphs) -> Iterator[str]:
@@ -83,7 +83,7 @@ def _nameless(graphs: Graphs) -> Iterator[str]:
         "world size": any(meta.world_size for meta in metas),
         "backend": any(meta.backend for meta in metas),
     }
-    unknown = [what for what, told in known.items() if not told]
+    unknown = [what for what, is_known in known.items() if not is_known]
     if nameless and unknown:
         others = " and others" if len(nameless) > 1 else ""
         yield (
@@ -93,7 +93,7 @@ def _nameless(graphs: Graphs) -> Iterator[str]:
 
 
 def _hosts_unseen(graphs: Graphs) -> Iterator[str]:
-    devices = [window for window in graphs.windows if window.on_device] if graphs.window_speaks else []
+    devices = [window for window in graphs.windows if window.on_device] if graphs.primary_is_window else []
     unseen = [window for window in devices if not window.host_seen]
     if unseen:
         yield (
@@ -106,7 +106,7 @@ def _devices_unseen(graphs: Graphs) -> Iterator[str]:
     """An export without its table of kernels, a profiler that was not allowed to see the device."""
     hosts = [window for window in graphs.windows if not window.on_device]
     unseen = [window for window in hosts if window.trace.category_mask(*RUNTIME_CALLS).any()]
-    if unseen and graphs.window_speaks:
+    if unseen and graphs.primary_is_window:
         yield (
             f"The traces of {_some(unseen, graphs.windows)} show calls of the device's runtime, but no kernel: what the devices did is "
             "missing, so compute means the hosts' own work here, and nothing is said of the devices. Record, or export, the kernels too."
@@ -127,7 +127,7 @@ def _no_window(graphs: Graphs) -> Iterator[str]:
 
 def _few_steps(graphs: Graphs) -> Iterator[str]:
     """Of a run of few steps: how little was seen of it."""
-    measured, aside = graphs.told.cycles, sum(graphs.told.set_aside.values())
+    measured, aside = graphs.timing.cycles, sum(graphs.timing.set_aside.values())
     if graphs.logs and 0 < measured < _TUNING.few_steps:
         left_out = f", and {aside} more {'are' if aside > 1 else 'is'} left out" if aside else ""
         steps = "step is" if measured == 1 else "steps are"

@@ -6,7 +6,7 @@ idea: durations come from monotonic clocks, hosts are tied by the collectives th
 not credible is refused.
 """
 
-from .log_clocks import align_logs, moved_trace, put_in_order
-from .matching import Matched, Wholeness, align_and_match
-from .suspensions import set_suspended_aside
+from .log_clocks import align_logs, moved_trace, use_monotonic_time
+from .matching import MatchCoverage, Matched, align_and_match
+from .suspensions import exclude_suspended
 from .trace_clocks import fit_clock, vote_offsets

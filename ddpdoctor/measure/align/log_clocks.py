@@ -33,14 +33,14 @@ class OrderTuning(msgspec.Struct, frozen=True):
     """Readings this near to each other are of a clock that nobody has set."""
     reading_ns: int = 100_000
     """What two readings of clocks that agree may lie apart: a trace is not copied for that."""
-    told_ns: int = 100_000_000
+    reported_ns: int = 100_000_000
     """A clock that is set by less needs no sentence: time servers do so now and then."""
 
 
 ORDER = OrderTuning()
 
 
-def put_in_order(logs: Sequence[RankLog]) -> tuple[list[RankLog], list[str]]:
+def use_monotonic_time(logs: Sequence[RankLog]) -> tuple[list[RankLog], list[str]]:
     """The logs with their steps, and stack samples, on the monotonic time of their run; and what was set in between, in
     sentences. ``moved_ns`` of a step leads back to the wall clock."""
     hosts: dict[str, list[_Rank]] = defaultdict(list)
@@ -52,9 +52,9 @@ def put_in_order(logs: Sequence[RankLog]) -> tuple[list[RankLog], list[str]]:
     for host, ranks in hosts.items():
         leader = max(ranks, key=lambda rank: (-rank.block[-1], len(rank.block)))
         for rank in ranks:
-            placed = rank if rank is leader else rank.following(leader)
-            ordered[id(rank.log)] = placed.ordered_log()
-        notes += [_set_note(host, step, ns) for step, ns in leader.settings()]
+            placed = rank if rank is leader else rank.placed_by(leader)
+            ordered[id(rank.log)] = placed.corrected_log()
+        notes += [_set_note(host, step, ns) for step, ns in leader.clock_jumps()]
     return [ordered.get(id(log), log) for log in logs], notes
 
 
@@ -105,7 +105,7 @@ class _Rank(msgspec.Struct, frozen=True):
         """[N] ns by which the wall clock is ahead of the time of the run."""
         return self.recorded - self.time
 
-    def following(self, leader: _Rank) -> _Rank:
+    def placed_by(self, leader: _Rank) -> _Rank:
         """The rank as it stands to the leader, one of the same host, by the wall clock: both read the same one in the same
         steps."""
         places = {number: place for place, number in enumerate(leader.number.tolist())}
@@ -122,13 +122,13 @@ class _Rank(msgspec.Struct, frozen=True):
             time[first:stop] += shift_ns
         return replace(self, time=time)
 
-    def settings(self) -> Iterator[tuple[int, int]]:
+    def clock_jumps(self) -> Iterator[tuple[int, int]]:
         """(step, ns): when the wall clock was set by how much."""
         ahead = running_median(self.ahead, ORDER.neighbours)
-        for place in np.flatnonzero(np.abs(np.diff(ahead)) >= ORDER.told_ns):
+        for place in np.flatnonzero(np.abs(np.diff(ahead)) >= ORDER.reported_ns):
             yield int(self.number[place]), int(ahead[place + 1] - ahead[place])
 
-    def ordered_log(self) -> RankLog:
+    def corrected_log(self) -> RankLog:
         """The rank's log on the time of the run."""
         return self.log.shifted(-self.ahead, _samples_moved(_periods(self), self.log.samples[:, 0]))
 
@@ -177,7 +177,7 @@ class HostsTuning(msgspec.Struct, frozen=True):
 
     fewest: int = 3
     """Collectives that both hosts took part in: of fewer no median tells what is usual."""
-    beside_gap: int = 32
+    around_gap: int = 32
     """Collectives on either side of a gap that tell whether a clock was set in it."""
     set_ns: int = 20_000_000
     """Clocks that differ by this much more behind a gap, beyond any drift, were set in it."""
@@ -227,7 +227,7 @@ def _host_note(leader: str, host: str, correction: _Correction | None) -> str:
             "and were not aligned."
         )
     fit = correction.fit
-    if not correction.tells:
+    if not correction.exceeds_error:
         return f"Clock of host {host}: no offset against {leader} beyond the error of {fit.error_ns / 1e6:.3f} ms."
     return (
         f"Clock of host {host}: {fit.offset_ns / 1e6:+.3f} ms against {leader}, drift {fit.drift * 1e6:+.1f} ppm, corrected by "
@@ -258,12 +258,12 @@ class _Ends(msgspec.Struct, frozen=True):
 class _Correction(msgspec.Struct, frozen=True):
     """What takes the logs of a host to the leader's clock."""
 
-    settings: Sequence[tuple[int, int]]
+    clock_jumps: Sequence[tuple[int, int]]
     """(the first step behind a gap in which the clock was set, ns): taken back first."""
     fit: ClockFit
 
     @property
-    def tells(self) -> bool:
+    def exceeds_error(self) -> bool:
         """Whether the clocks are further apart than is known."""
         return abs(self.fit.offset_ns) > self.fit.error_ns
 
@@ -272,13 +272,13 @@ class _Correction(msgspec.Struct, frozen=True):
         numbers = np.array([step.number for step in log.steps], np.int64)
         starts = np.array([step.start_ns for step in log.steps], np.int64)
         sampled = log.samples[:, 0].copy()
-        for step, by_ns in self.settings:
+        for step, by_ns in self.clock_jumps:
             behind = numbers >= step
             if behind.any():
                 begin = starts[behind.argmax()]
                 sampled -= np.where(sampled >= begin, by_ns, 0)
                 starts -= np.where(behind, by_ns, 0)
-        if self.tells:
+        if self.exceeds_error:
             starts += self.fit.correction(starts)
             sampled += self.fit.correction(sampled)
         recorded = np.array([step.start_ns for step in log.steps], np.int64)
@@ -295,19 +295,19 @@ def _correction(reference: _Ends, other: _Ends) -> _Correction | None:
     # Where steps are missing, and the wall clock bridges the gap.
     blocks_of = (np.array([of.block[key] for key in keys], np.int64) for of in (reference, other))
     edges = np.any([np.diff(block) != 0 for block in blocks_of], axis=0)
-    settings = []
+    clock_jumps = []
     ahead = theirs - ours
     for row in (np.flatnonzero(edges) + 1).tolist():
         if by_ns := _set_by(ours, ahead, row):
             theirs[row:] -= by_ns
-            settings.append((other.points[keys[row]].step, by_ns))
-    return _Correction(settings, fit_clock(ours, theirs))
+            clock_jumps.append((other.points[keys[row]].step, by_ns))
+    return _Correction(clock_jumps, fit_clock(ours, theirs))
 
 
 def _set_by(ours: Ints, ahead: Ints, row: int) -> int:
     """ns by which a clock was set before this row; 0 where drift explains it."""
-    before = slice(max(0, row - HOSTS.beside_gap), row)
-    behind = slice(row, row + HOSTS.beside_gap)
+    before = slice(max(0, row - HOSTS.around_gap), row)
+    behind = slice(row, row + HOSTS.around_gap)
     by_ns = int(np.median(ahead[behind]) - np.median(ahead[before]))
     apart_ns = abs(float(np.median(ours[behind]) - np.median(ours[before])))
     return by_ns if abs(by_ns) > HOSTS.set_ns + HOSTS.most_drift * apart_ns else 0

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from ddpdoctor.measure.numerics import Array, Ints, Mask, scatter_of
 
-from .labels import Ordered, differ, meet
+from .collective_keys import CollectiveSequence, can_be_same, steps_differ
 
 
 class ChainTuning(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ Stretch = tuple[Ints, Ints]
 """Rows of one rank and of another that may belong together."""
 
 
-class Limits(msgspec.Struct, frozen=True):
+class EndTolerance(msgspec.Struct, frozen=True):
     """What is known of clocks and ends."""
 
     clock_ns: float
@@ -47,39 +47,53 @@ class Limits(msgspec.Struct, frozen=True):
     ends_ns: float
     """By which ends of one collective may be, however short it is."""
 
-    def credible_ns(self, a: Ordered, b: Ordered) -> Array:
+    def credible_ns(self, a: CollectiveSequence, b: CollectiveSequence) -> Array:
         """By which the ends of these may be apart, the one's rows beside the other's."""
         length = np.minimum(a.end - a.start, b.end - b.start)
         allowed: Array = np.maximum(self.ends_ns, CHAINS.of_length * length)
         return allowed
 
 
-def filled(line: Ordered, other: Ordered, row: Ints, limits: Limits) -> Ints:
+def fill_between(
+    reference: CollectiveSequence, other: CollectiveSequence, row: Ints, tolerance: EndTolerance
+) -> Ints:
     """``row`` [M] with what could be paired between those that are."""
-    row = _filled(line, other, row, limits, 0)
-    return row if line.one_order else _filled(line, other, row, limits, CHAINS.crossing)
+    row = _fill_all(reference, other, row, tolerance, 0)
+    return row if reference.one_order else _fill_all(reference, other, row, tolerance, CHAINS.crossing)
 
 
-def _filled(line: Ordered, other: Ordered, row: Ints, limits: Limits, crossing: int) -> Ints:
+def _fill_all(
+    reference: CollectiveSequence,
+    other: CollectiveSequence,
+    row: Ints,
+    tolerance: EndTolerance,
+    crossing: int,
+) -> Ints:
     row = row.copy()
-    taken = np.zeros(len(line), bool)
+    taken = np.zeros(len(reference), bool)
     taken[row[row >= 0]] = True
     for ours, theirs in list(_between(taken, row, crossing)):
-        for left, theirs_left in _blocks(line, other, (ours[~taken[ours]], theirs)):
-            _fill(line, other, row, (left, theirs_left), limits)
+        for left, theirs_left in _blocks(reference, other, (ours[~taken[ours]], theirs)):
+            _fill_stretch(reference, other, row, (left, theirs_left), tolerance)
             taken[row[theirs_left[row[theirs_left] >= 0]]] = True
     return row
 
 
-def _fill(line: Ordered, other: Ordered, row: Ints, stretch: Stretch, limits: Limits) -> None:
+def _fill_stretch(
+    reference: CollectiveSequence,
+    other: CollectiveSequence,
+    row: Ints,
+    stretch: Stretch,
+    tolerance: EndTolerance,
+) -> None:
     """Writes into ``row`` the pairs of a stretch."""
     ours, theirs = stretch
-    a, b = line.taken(ours), other.taken(theirs)
-    worth = _worth(a, b, limits).reshape(len(a), len(b))
-    if len(ours) == len(theirs) and worth.diagonal().all() and _enclosed(row, ours, theirs):
+    a, b = reference.select(ours), other.select(theirs)
+    scores = _pair_scores(a, b, tolerance).reshape(len(a), len(b))
+    if len(ours) == len(theirs) and scores.diagonal().all() and _enclosed(row, ours, theirs):
         row[theirs] = ours
         return
-    at, there = _best_chain(worth)
+    at, there = _best_chain(scores)
     row[theirs[there]] = ours[at]
 
 
@@ -99,7 +113,7 @@ def _between(taken: Mask, row: Ints, crossing: int) -> Iterator[Stretch]:
             yield ours[first[begin] : last[begin]], theirs[begin:end]
 
 
-def _blocks(line: Ordered, other: Ordered, stretch: Stretch) -> Iterator[Stretch]:
+def _blocks(reference: CollectiveSequence, other: CollectiveSequence, stretch: Stretch) -> Iterator[Stretch]:
     """A long stretch in parts, cut at the same times on both ranks."""
     ours, theirs = stretch
     if len(theirs) <= CHAINS.block:
@@ -107,7 +121,7 @@ def _blocks(line: Ordered, other: Ordered, stretch: Stretch) -> Iterator[Stretch
         return
     cuts = np.arange(CHAINS.block, len(theirs), CHAINS.block)
     at = np.maximum.accumulate(other.end[theirs])[cuts - 1]
-    our_cuts = np.searchsorted(np.maximum.accumulate(line.end[ours]), at, side="right")
+    our_cuts = np.searchsorted(np.maximum.accumulate(reference.end[ours]), at, side="right")
     yield from zip(np.split(ours, our_cuts), np.split(theirs, cuts), strict=True)
 
 
@@ -118,23 +132,27 @@ def _enclosed(row: Ints, ours: Ints, theirs: Ints) -> bool:
     return bool(inside) and len(ours) == ours[-1] - ours[0] + 1 == behind - before - 1
 
 
-def _worth(a: Ordered, b: Ordered, limits: Limits) -> Array:
+def _pair_scores(a: CollectiveSequence, b: CollectiveSequence, tolerance: EndTolerance) -> Array:
     """[N * M] from 0 to 1, the nearer the ends the more; 0 of what is unlike, or where one comes after another has left."""
     ours, theirs = np.repeat(np.arange(len(a)), len(b)), np.tile(np.arange(len(b)), len(a))
-    a, b = a.taken(ours), b.taken(theirs)
-    possible = (a.label == b.label) & ~differ(a.step, b.step) & meet(a, b, np.arange(len(a)), limits.clock_ns)
-    nearness = 1.0 - (np.abs(a.end - b.end) / limits.credible_ns(a, b)) ** 2
+    a, b = a.select(ours), b.select(theirs)
+    possible = (
+        (a.label == b.label)
+        & ~steps_differ(a.step, b.step)
+        & can_be_same(a, b, np.arange(len(a)), tolerance.clock_ns)
+    )
+    nearness = 1.0 - (np.abs(a.end - b.end) / tolerance.credible_ns(a, b)) ** 2
     by_order = (a.step == b.step) & (b.step >= 0) & (not b.on_device)
     least = np.where(by_order, CHAINS.in_order, 0.0)
     return np.where(possible, np.maximum(nearness, least), 0.0)
 
 
-def _best_chain(worth: Array) -> Stretch:
+def _best_chain(scores: Array) -> Stretch:
     """(Rows, columns) of the pairs, increasing in both, that are worth the most together."""
-    rows, columns = worth.shape
+    rows, columns = scores.shape
     best = np.zeros((rows + 1, columns + 1))
     for i in range(rows):
-        taken = best[i, :-1] + worth[i]
+        taken = best[i, :-1] + scores[i]
         best[i + 1, 1:] = np.maximum.accumulate(np.maximum(best[i, 1:], taken))
     chain: list[tuple[int, int]] = []
     i, j = rows, columns
@@ -167,53 +185,57 @@ class SureTuning(msgspec.Struct, frozen=True):
 SURE = SureTuning()
 
 
-def paired(line: Ordered, other: Ordered, scatter_ns: float, clock_ns: float = 0.0) -> Ints:
-    """[M] row in ``line`` of each collective of ``other``, on one clock; -1 where it is missing there.
+def align_sequences(
+    reference: CollectiveSequence, other: CollectiveSequence, scatter_ns: float, clock_ns: float = 0.0
+) -> Ints:
+    """[M] row in ``reference`` of each collective of ``other``, on one clock; -1 where it is missing there.
 
     ``scatter_ns``: of ends; ``clock_ns``: by which the clock may be wrong, 0 where both ranks have the same.
     """
-    if not len(line) or not len(other):
+    if not len(reference) or not len(other):
         return np.full(len(other), -1, np.int64)
     clock_ns = max(SURE.tightest_ns, clock_ns)
-    near = _nearest(line, other, clock_ns)
-    other = replace(other, step=_steps_alike(line, other, near))
-    by_step = in_equal_steps(line, other)
-    by_step[~meet(line, other, by_step, clock_ns)] = -1
-    apart_ns = np.abs(line.end[by_step] - other.end)[by_step >= 0]
+    near = _nearest(reference, other, clock_ns)
+    other = replace(other, step=_steps_alike(reference, other, near))
+    by_step = in_equal_steps(reference, other)
+    by_step[~can_be_same(reference, other, by_step, clock_ns)] = -1
+    apart_ns = np.abs(reference.end[by_step] - other.end)[by_step >= 0]
     scatter_ns = max(scatter_ns, float(scatter_of(apart_ns)) if len(apart_ns) else 0.0)
-    limits = Limits(clock_ns, max(SURE.tightest_ns, SURE.scatters * scatter_ns))
+    tolerance = EndTolerance(clock_ns, max(SURE.tightest_ns, SURE.scatters * scatter_ns))
     if other.on_device:
-        beside = np.abs(line.end[by_step] - other.end) <= limits.credible_ns(line.taken(by_step), other)
-        by_step = np.where((by_step >= 0) & beside, by_step, -1)
-    sure = _sure(line, other, near, SURE.clear * scatter_ns)
-    sure[(sure >= 0) & differ(line.step[sure], other.step)] = -1
+        near_ends = np.abs(reference.end[by_step] - other.end) <= tolerance.credible_ns(
+            reference.select(by_step), other
+        )
+        by_step = np.where((by_step >= 0) & near_ends, by_step, -1)
+    sure = _certain(reference, other, near, SURE.clear * scatter_ns)
+    sure[(sure >= 0) & steps_differ(reference.step[sure], other.step)] = -1
     both = (sure >= 0) & (by_step >= 0) & (sure != by_step)
     row = np.where(sure >= 0, sure, by_step)
     row[both] = -1
-    row = _once(row, len(line))
-    if line.one_order:
+    row = _once(row, len(reference))
+    if reference.one_order:
         row = _increasing(row)
-    return filled(line, other, row, limits)
+    return fill_between(reference, other, row, tolerance)
 
 
-def surely_paired(line: Ordered, other: Ordered) -> Ints:
-    """[M] as :func:`paired`, but only what time alone makes sure."""
-    return _sure(line, other, _nearest(line, other, np.inf), 0.0)
+def certain_pairs(reference: CollectiveSequence, other: CollectiveSequence) -> Ints:
+    """[M] as :func:`align_sequences`, but only what time alone makes sure."""
+    return _certain(reference, other, _nearest(reference, other, np.inf), 0.0)
 
 
-def _nearest(line: Ordered, other: Ordered, error_ns: float) -> Ints:
+def _nearest(reference: CollectiveSequence, other: CollectiveSequence, error_ns: float) -> Ints:
     """[M] the one of the same kind whose end is the nearest, where that holds the other way round, too."""
-    there, _ = _closest(line.label, line.end, other.label, other.end)
-    back, _ = _closest(other.label, other.end, line.label, line.end)
+    there, _ = _closest(reference.label, reference.end, other.label, other.end)
+    back, _ = _closest(other.label, other.end, reference.label, reference.end)
     there = np.where((there >= 0) & (back[there] == np.arange(len(other))), there, -1)
-    there[~meet(line, other, there, error_ns)] = -1
+    there[~can_be_same(reference, other, there, error_ns)] = -1
     return there
 
 
-def _sure(line: Ordered, other: Ordered, near: Ints, clear_ns: float) -> Ints:
+def _certain(reference: CollectiveSequence, other: CollectiveSequence, near: Ints, clear_ns: float) -> Ints:
     """[M] those that lie nearer to each other than to any neighbour of theirs, by far."""
-    gap = np.minimum(spacing(line.label, line.end)[near], spacing(other.label, other.end))
-    sure = (near >= 0) & (np.abs(line.end[near] - other.end) <= SURE.near * gap) & (gap >= clear_ns)
+    gap = np.minimum(spacing(reference.label, reference.end)[near], spacing(other.label, other.end))
+    sure = (near >= 0) & (np.abs(reference.end[near] - other.end) <= SURE.near * gap) & (gap >= clear_ns)
     return np.where(sure, near, -1)
 
 
@@ -250,29 +272,29 @@ def _closest(label: Ints, end: Ints, at_label: Ints, at: Ints) -> tuple[Ints, Ar
     return row, away
 
 
-def _steps_alike(line: Ordered, other: Ordered, near: Ints) -> Ints:
-    """[M] steps of ``other`` as ``line`` counts them: profilers need not have begun to count together."""
-    known = (near >= 0) & (line.step[near] >= 0) & (other.step >= 0)
-    ahead = int(np.median((line.step[near] - other.step)[known])) if known.any() else 0
+def _steps_alike(reference: CollectiveSequence, other: CollectiveSequence, near: Ints) -> Ints:
+    """[M] steps of ``other`` as ``reference`` counts them: profilers need not have begun to count together."""
+    known = (near >= 0) & (reference.step[near] >= 0) & (other.step >= 0)
+    ahead = int(np.median((reference.step[near] - other.step)[known])) if known.any() else 0
     return np.where(other.step >= 0, other.step + ahead, other.step)
 
 
-def in_equal_steps(line: Ordered, other: Ordered) -> Ints:
-    """[M] as :func:`paired`, by place among those of a kind in a step, where both have as many; no clock is asked."""
+def in_equal_steps(reference: CollectiveSequence, other: CollectiveSequence) -> Ints:
+    """[M] as :func:`align_sequences`, by place among those of a kind in a step, where both have as many; no clock is asked."""
     row = np.full(len(other), -1, np.int64)
-    ours, theirs = np.flatnonzero(line.step >= 0), np.flatnonzero(other.step >= 0)
+    ours, theirs = np.flatnonzero(reference.step >= 0), np.flatnonzero(other.step >= 0)
     if not len(ours) or not len(theirs):
         return row
-    first = min(line.step[ours].min(), other.step[theirs].min())
-    steps = int(max(line.step[ours].max(), other.step[theirs].max()) - first) + 1
-    a = line.label[ours] * steps + line.step[ours] - first
+    first = min(reference.step[ours].min(), other.step[theirs].min())
+    steps = int(max(reference.step[ours].max(), other.step[theirs].max()) - first) + 1
+    a = reference.label[ours] * steps + reference.step[ours] - first
     b = other.label[theirs] * steps + other.step[theirs] - first
     codes, a_count = np.unique(a, return_counts=True)
     b_codes, b_count = np.unique(b, return_counts=True)
     common, at, b_at = np.intersect1d(codes, b_codes, assume_unique=True, return_indices=True)
     alike = common[a_count[at] == b_count[b_at]]
     ours, theirs = ours[np.isin(a, alike)], theirs[np.isin(b, alike)]
-    a = line.label[ours] * steps + line.step[ours] - first
+    a = reference.label[ours] * steps + reference.step[ours] - first
     b = other.label[theirs] * steps + other.step[theirs] - first
     row[theirs[np.argsort(b, kind="stable")]] = ours[np.argsort(a, kind="stable")]
     return row
@@ -304,25 +326,25 @@ def _increasing(row: Ints) -> Ints:
     return kept
 
 
-def merged(
-    members: Mapping[int, tuple[Ints, Ordered]], world: int, scatter_ns: float, clock_ns: float
+def merge_ranks(
+    members: Mapping[int, tuple[Ints, CollectiveSequence]], world: int, scatter_ns: float, clock_ns: float
 ) -> Ints:
     """[L, world] row of each collective in the windows of its members, in order; -1 where it is missing.
 
     ``members``: position → (rows in the window's collectives, the collectives on the common clock). One rank after the other
     is laid beside what those before it have; what they lack is put in where it comes.
     """
-    lines: Ordered | None = None
+    reference: CollectiveSequence | None = None
     table = np.empty((0, world), np.int64)
     for position, (rows, own) in members.items():
-        if lines is None:
-            lines, table = own, np.full((len(rows), world), -1, np.int64)
+        if reference is None:
+            reference, table = own, np.full((len(rows), world), -1, np.int64)
             table[:, position] = rows
             continue
-        row = paired(lines, own, scatter_ns, clock_ns)
+        row = align_sequences(reference, own, scatter_ns, clock_ns)
         has = row >= 0
         table[row[has], position] = rows[has]
-        lines = _met(lines, own, row)
+        reference = _with_member(reference, own, row)
         new = np.flatnonzero(~has)
         if not len(new):
             continue
@@ -330,19 +352,19 @@ def merged(
         added[:, position] = rows[new]
         # Behind the last of its own that the lines know, in its own order.
         behind = np.maximum.accumulate(row)[new]
-        place = np.concatenate((np.arange(len(lines)), behind))
-        order = np.lexsort((np.concatenate((np.full(len(lines), -1), new)), place))
-        lines = lines.joined(own.taken(new)).taken(order)
+        place = np.concatenate((np.arange(len(reference)), behind))
+        order = np.lexsort((np.concatenate((np.full(len(reference), -1), new)), place))
+        reference = reference.joined(own.select(new)).select(order)
         table = np.concatenate((table, added))[order]
     return table
 
 
-def _met(lines: Ordered, own: Ordered, row: Ints) -> Ordered:
+def _with_member(reference: CollectiveSequence, own: CollectiveSequence, row: Ints) -> CollectiveSequence:
     """The lines with one more member in these rows: the last has come later, the first has left earlier."""
     has = row >= 0
     at = row[has]
-    start, left, step = lines.start.copy(), lines.left.copy(), lines.step.copy()
+    start, left, step = reference.start.copy(), reference.left.copy(), reference.step.copy()
     start[at] = np.maximum(start[at], own.start[has])
     left[at] = np.minimum(left[at], own.left[has])
     step[at] = np.where(step[at] < 0, own.step[has], step[at])
-    return replace(lines, start=start, left=left, step=step)
+    return replace(reference, start=start, left=left, step=step)

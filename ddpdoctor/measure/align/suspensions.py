@@ -72,7 +72,7 @@ class _Stop(msgspec.Struct, frozen=True):
     """False: it may be the job's own, which does the same again and again."""
 
 
-def set_suspended_aside(
+def exclude_suspended(
     logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]
 ) -> tuple[list[RankLog], list[str]]:
     """The logs with a mark on the steps in which ranks were stopped; and, in sentences, which those are."""
@@ -83,7 +83,7 @@ def set_suspended_aside(
         for stop in stops:
             by_number[log.steps[stop.place].number].append((log.rank, stop))
         marked.append(_marked(log, stops))
-    return marked, [_told(number, stops, len(logs)) for number, stops in sorted(by_number.items())]
+    return marked, [_note(number, stops, len(logs)) for number, stops in sorted(by_number.items())]
 
 
 def _marked(log: RankLog, stops: Sequence[_Stop]) -> RankLog:
@@ -95,7 +95,7 @@ def _marked(log: RankLog, stops: Sequence[_Stop]) -> RankLog:
     return replace(log, steps=tuple(steps))
 
 
-def _told(number: int, stops: Sequence[tuple[int, _Stop]], world: int) -> str:
+def _note(number: int, stops: Sequence[tuple[int, _Stop]], world: int) -> str:
     ranks = [rank for rank, _ in stops]
     who = (
         "The job was"
@@ -124,7 +124,7 @@ def _stops(log: RankLog, host: HostTelemetry | None) -> list[_Stop]:
         return []
     readings = np.empty(0, np.int64) if host is None else host.host_column("cpu_percent")[0]
     evidence = _Evidence(log, host, lengths, np.sort(log.samples[:, 0]), readings)
-    stops = [stop for place in long if (stop := evidence.stop_in(place, usual)) is not None]
+    stops = [stop for place in long if (stop := evidence.find_stop(place, usual)) is not None]
     alike: dict[str, list[_Stop]] = defaultdict(list)
     for stop in stops:
         if not stop.sure:
@@ -145,31 +145,31 @@ class _Evidence(msgspec.Struct, frozen=True):
     readings: Ints
     """Times of its host's telemetry, by the wall clock."""
 
-    def stop_in(self, place: int, usual_ns: int) -> _Stop | None:
+    def find_stop(self, place: int, usual_ns: int) -> _Stop | None:
         """The stop in this step; None where there was none."""
         step, beyond_ns = self.log.steps[place], int(self.lengths[place]) - usual_ns
-        quiet = self._quiet(step, beyond_ns)
+        quiet = self._telemetry_gap(step, beyond_ns)
         if place < WARM_UP_STEPS and not quiet:
             # Libraries are loaded and kernels compiled in them, and they are set aside anyway.
             return None
-        stop = self._silence(place, beyond_ns)
+        stop = self._longest_silence(place, beyond_ns)
         if stop is None:
-            unseen = not len(self.sampled) and not len(self.readings) and self._far(place)
+            unseen = not len(self.sampled) and not len(self.readings) and self._far_longest(place)
             return _Stop(place, beyond_ns, "", seen=quiet) if quiet or unseen else None
         if stop.ns < max(TUNING.least_ns, TUNING.mostly * beyond_ns):
             return None
-        runs = self._runs(step, stop.ns)
+        runs = self._had_cpu(step, stop.ns)
         if quiet or (not stop.call and not runs):
             return stop
         return replace(stop, sure=False) if runs is False else None
 
-    def _far(self, place: int) -> bool:
+    def _far_longest(self, place: int) -> bool:
         """Whether the step is far beyond all but at most one other."""
         others = np.sort(np.delete(self.lengths, place))
         longest = int(others[-min(TUNING.most_alike, len(others))])
         return bool(self.lengths[place] >= max(TUNING.far_ns, TUNING.far * longest))
 
-    def _silence(self, place: int, beyond_ns: int) -> _Stop | None:
+    def _longest_silence(self, place: int, beyond_ns: int) -> _Stop | None:
         """The longest time in the step without a sample; None where the sampling does not tell."""
         step, sampled = self.log.steps[place], self.sampled
         if not len(sampled) or sampled[0] > step.end_ns:
@@ -191,7 +191,7 @@ class _Evidence(msgspec.Struct, frozen=True):
         ]
         return _Stop(place, min(end - start, beyond_ns), holding[0] if holding else "", seen=True)
 
-    def _runs(self, step: Step, ns: int) -> bool | None:
+    def _had_cpu(self, step: Step, ns: int) -> bool | None:
         """Whether the training thread had a CPU meanwhile or waited for one, or the rank's processes, as telemetry saw them,
         had one; None: not known."""
         if step.cpu_ns is not None:
@@ -205,7 +205,7 @@ class _Evidence(msgspec.Struct, frozen=True):
         known = known[~np.isnan(known)]
         return float(known.mean()) >= 100 * TUNING.computes if len(known) else None
 
-    def _quiet(self, step: Step, beyond_ns: int) -> bool:
+    def _telemetry_gap(self, step: Step, beyond_ns: int) -> bool:
         """Whether the launcher's telemetry of this host has a hole as long as what the step took beyond the usual."""
         readings = self.readings
         if len(readings) < 3:

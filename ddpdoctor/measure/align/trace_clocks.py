@@ -26,8 +26,8 @@ from numpy.typing import ArrayLike, NDArray
 from ddpdoctor.measure.numerics import scatter_of
 from ddpdoctor.measure.window import Window
 
-from .labels import Groups, Ordered
-from .sequence_alignment import in_equal_steps, paired, surely_paired
+from .collective_keys import CollectiveSequence, Groups
+from .sequence_alignment import align_sequences, certain_pairs, in_equal_steps
 
 
 class FitTuning(msgspec.Struct, frozen=True):
@@ -181,7 +181,7 @@ class SearchTuning(msgspec.Struct, frozen=True):
 SEARCH = SearchTuning()
 
 
-def on_one_clock(
+def align_trace_clocks(
     windows: Sequence[Window], groups: Sequence[Groups]
 ) -> tuple[list[Window], list[Groups], float]:
     """(The windows and their collectives on the first host's clock, error bound in ns). All have collectives."""
@@ -254,7 +254,7 @@ def _ends(reference: Groups, other: Groups, scatter_ns: float, fit: ClockFit | N
         line, theirs = reference[key][1], other[key][1]
         moved = theirs if fit is None else theirs.by_clock(fit.correction(theirs.end))
         # An offset is a median of many ends: it is known better than one of them scatters.
-        row = paired(line, moved, scatter_ns, scatter_ns)
+        row = align_sequences(line, moved, scatter_ns, scatter_ns)
         ends.append((line.end[row[row >= 0]], theirs.end[row >= 0]))
     a, b = zip(*ends, strict=True)
     return np.concatenate(a), np.concatenate(b)
@@ -286,7 +286,7 @@ def _fit_of_two(reference: Groups, other: Groups) -> ClockFit | None:
     return None
 
 
-def _best(line: Ordered, other: Ordered) -> ClockFit | None:
+def _best(line: CollectiveSequence, other: CollectiveSequence) -> ClockFit | None:
     """The fit by which the same steps, or else the most ends, come to lie beside each other, unless another scatters clearly
     less."""
     by_step, others = (
@@ -305,7 +305,7 @@ def _best(line: Ordered, other: Ordered) -> ClockFit | None:
     return chosen
 
 
-def _to_try(line: Ordered, other: Ordered) -> tuple[list[ClockFit], list[ClockFit]]:
+def _to_try(line: CollectiveSequence, other: CollectiveSequence) -> tuple[list[ClockFit], list[ClockFit]]:
     """Clocks to try: by step and place; and by votes, and by place in the whole window."""
     middle = float(np.median(other.end))
     votes = vote_offsets(line.end, line.label, other.end, other.label)
@@ -317,12 +317,12 @@ def _to_try(line: Ordered, other: Ordered) -> tuple[list[ClockFit], list[ClockFi
     return by_step, [*(ClockFit(offset, 0.0, middle, 0.0, 0) for offset in votes), *by_place]
 
 
-def _grown(line: Ordered, other: Ordered, fit: ClockFit) -> ClockFit | None:
+def _grown(line: CollectiveSequence, other: CollectiveSequence, fit: ClockFit) -> ClockFit | None:
     """``fit`` to what is surely the same in a growing part of the window; None where nothing is."""
     size, count = SEARCH.tried, len(other)
     while True:
         begin = max(0, count // 2 - size // 2)
-        part = other.taken(np.arange(begin, min(count, begin + size)))
+        part = other.select(np.arange(begin, min(count, begin + size)))
         ends = _sure_ends(line, part, fit)
         if len(ends[0]) < 2:
             return None
@@ -332,14 +332,14 @@ def _grown(line: Ordered, other: Ordered, fit: ClockFit) -> ClockFit | None:
         size *= SEARCH.growth
 
 
-def _sure_ends(line: Ordered, part: Ordered, fit: ClockFit) -> Ends:
+def _sure_ends(line: CollectiveSequence, part: CollectiveSequence, fit: ClockFit) -> Ends:
     moved = part.by_clock(fit.correction(part.end))
     first, last = int(moved.start.min()), int(moved.end.max())
-    beside = line.taken(np.flatnonzero((line.end >= 2 * first - last) & (line.start <= 2 * last - first)))
-    if not len(beside):
-        return beside.end, beside.end
-    row = surely_paired(beside, moved)
-    return beside.end[row[row >= 0]], part.end[row >= 0]
+    nearby = line.select(np.flatnonzero((line.end >= 2 * first - last) & (line.start <= 2 * last - first)))
+    if not len(nearby):
+        return nearby.end, nearby.end
+    row = certain_pairs(nearby, moved)
+    return nearby.end[row[row >= 0]], part.end[row >= 0]
 
 
 def _on_clock(window: Window, fit: ClockFit) -> Window:

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from ddpdoctor.measure.align import Matched, align_and_match, align_logs, set_suspended_aside
+from ddpdoctor.measure.align import Matched, align_and_match, align_logs, exclude_suspended
 from ddpdoctor.measure.numerics import Intervals, Ints
 from ddpdoctor.measure.steplog import MatchedSync, RankLog, SyncPoint, match_syncs
 from ddpdoctor.measure.taxonomy import DEVICE_COMPUTATION, NO_WORK
@@ -89,7 +89,7 @@ def recorded_tables(
     """Align and tabulate."""
     given = [log for log in recorded if log.steps]
     aligned, notes = align_logs(given)
-    logs, _ = set_suspended_aside(aligned, telemetry)
+    logs, _ = exclude_suspended(aligned, telemetry)
     shown = any(window.on_device for window in windows) or not logs
     drawn, matched = align_and_match(windows if shown else [])
     if matched.refused:

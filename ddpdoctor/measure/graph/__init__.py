@@ -16,10 +16,10 @@ from .graph import (
     LikeSegments,
     RankSteps,
     Sync,
-    all_set_aside,
+    all_excluded_steps,
     measured_steps,
     recorded_steps,
 )
 from .operators import OperatorShares, operator_shares, python_parts
-from .speaking import Graphs, Recording, build_graphs
+from .primary import Graphs, Recording, build_graphs
 from .standalone_times import issue_time_ns, latent_in_windows

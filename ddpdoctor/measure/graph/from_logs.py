@@ -22,7 +22,7 @@ from ddpdoctor.measure.steplog import (
 from ddpdoctor.measure.taxonomy import IN_GAPS, INDEX, Component, LateCause, SyncKind
 from ddpdoctor.rundir import EventKind
 
-from .graph import CycleGroup, Graph, RankSteps, Sync, set_aside
+from .graph import CycleGroup, Graph, RankSteps, Sync, excluded_steps
 from .operators import OperatorShares
 from .segments import Segments, work_in
 from .standalone_times import batch_time_ns, batches_per_step, latent_data
@@ -66,7 +66,7 @@ def graph_of_logs(logs: Sequence[RankLog], operators: Mapping[int, OperatorShare
         ranks,
         groups,
         steps,
-        set_aside(steps, groups, reason),
+        excluded_steps(steps, groups, reason),
         matched=len(matched),
         unmatched=unmatched,
     )

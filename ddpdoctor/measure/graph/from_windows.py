@@ -29,7 +29,7 @@ from ddpdoctor.trace import classify
 
 from .cutting import Cut, MatchedCollectives, cut_into_cycles, matched_collectives
 from .dependencies import lane_of
-from .graph import CycleGroup, Graph, RankSteps, Sync, recorded_steps, set_aside
+from .graph import CycleGroup, Graph, RankSteps, Sync, excluded_steps, recorded_steps
 from .segments import Segments, cycle_group, idle_after, rest_of, work_in
 from .standalone_times import issue_time_ns, latent_in_windows, with_issue_times
 
@@ -152,12 +152,12 @@ def graph_of_windows(windows: Sequence[Window]) -> tuple[Graph, list[Window]]:
         ranks=tuple(window.rank for window in seen),
         groups=groups,
         steps=steps,
-        set_aside=set_aside(steps, groups, reason),
+        set_aside=excluded_steps(steps, groups, reason),
         matched=len(matched.rows) if usable else 0,
         unmatched=matched.unmatched,
         refused=matched.refused,
         clock_error_ns=matched.error_ns,
-        wholeness=matched.wholeness if usable else None,
+        coverage=matched.coverage if usable else None,
     )
     return graph, [window.shifted(origin) for window in seen]
 

@@ -33,7 +33,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from ddpdoctor.measure.align import Wholeness
+from ddpdoctor.measure.align import MatchCoverage
 from ddpdoctor.measure.numerics import Array, Ints, nan_median
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.taxonomy import INDEX, LATENT, Component, LateCause
@@ -117,7 +117,7 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
     """[N, K, R] ns of the work that is a device's idle time after its host waited for it, by the kind of what was waited
     for (see ``window.idle``). {}: none, or unknown."""
     on_device: bool = False
-    """Collectives run on a device beside the computation, which only some of them hold up (see ``replay.lanes``)."""
+    """Collectives run on a device beside the computation, which only some of them hold up (see ``replay.overlapped``)."""
     dependent: Array | None = None
     """[K, R] from 0 to 1: how sure the timeline is that the rank's computation waits for the collective (see
     :mod:`.dependencies`)."""
@@ -296,7 +296,7 @@ class Graph(msgspec.Struct, frozen=True):
     unmatched: int = 0
     refused: str | None = None
     clock_error_ns: float | None = None
-    wholeness: Wholeness | None = None
+    coverage: MatchCoverage | None = None
     """Of a window: how many collectives were found on all ranks."""
 
     @property
@@ -377,7 +377,7 @@ def measured_steps(groups: Iterable[CycleGroup]) -> set[int]:
     return {int(number) for group in groups for number in group.steps}
 
 
-def set_aside(
+def excluded_steps(
     steps: Iterable[RankSteps], groups: Iterable[CycleGroup], reason: Callable[[int], str]
 ) -> dict[str, int]:
     """How many steps are not measured, by ``reason`` of their numbers."""
@@ -385,7 +385,7 @@ def set_aside(
     return dict(Counter(reason(number) for number in sorted(left)))
 
 
-def all_set_aside(graph: Graph, logs: Sequence[RankLog]) -> dict[str, int]:
+def all_excluded_steps(graph: Graph, logs: Sequence[RankLog]) -> dict[str, int]:
     """The same of ``graph``, with the steps of ``logs`` that it does not know at all, and those that were not read."""
     known = recorded_steps(graph.steps) | measured_steps(graph.groups)
     unknown = {step.number for log in logs for step in log.steps} - known

@@ -8,7 +8,7 @@ A cycle is replayed from the state in which its ranks really were at its beginni
     ready[r]      = end[k] + lag[k, r]
 
 (at a broadcast, the maximum is over those for whom the rank waits: see ``CycleGroup.together``). In a profiler
-window the computation beside a reduction is known as well, and is replayed in a lane of its own (:mod:`.lanes`). With
+window the computation beside a reduction is known as well, and is replayed in a lane of its own (:mod:`.overlapped`). With
 nothing changed this gives back the measured times (a test holds it to that). A scenario takes out ``work``, changes
 ``transfer``, or drops the synchronisation itself, in which case each member goes on with what it computed beside
 it. The form is that of the what-if analysis of large jobs (Lin et al., "Understanding Stragglers in Large Model
@@ -25,7 +25,7 @@ import numpy as np
 from ddpdoctor.measure.graph import CycleGroup, Graph, LikeSegments
 from ddpdoctor.measure.numerics import Array
 
-from .lanes import length_ns, when_ready
+from .overlapped import length_ns, when_ready
 
 
 class Scenario(msgspec.Struct):

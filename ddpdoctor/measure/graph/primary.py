@@ -40,10 +40,10 @@ _NO_WINDOW = (
 class Graphs(msgspec.Struct, frozen=True):
     """All graphs of a run, and which of them speaks of causes."""
 
-    speaker: Recording
+    recording: Recording
     why: str
     """A sentence for the user."""
-    speaking: Graph
+    primary: Graph
     log: Graph | None
     """Of the step logs; in device time where the devices' own times speak."""
     window: Graph | None
@@ -61,25 +61,25 @@ class Graphs(msgspec.Struct, frozen=True):
     """Whether the job computes on devices."""
 
     @property
-    def told(self) -> Graph:
+    def timing(self) -> Graph:
         """Whose step times are told: the whole run's where there is one."""
-        return self.log if self.log is not None and self.log.groups else self.speaking
+        return self.log if self.log is not None and self.log.groups else self.primary
 
     @property
-    def log_speaks(self) -> bool:
+    def primary_is_log(self) -> bool:
         """Whether the graph that speaks is that of the step logs."""
-        return self.speaking is self.log
+        return self.primary is self.log
 
     @property
-    def window_speaks(self) -> bool:
+    def primary_is_window(self) -> bool:
         """Whether lines and operations are those of the window."""
-        return self.speaker is Recording.WINDOW
+        return self.recording is Recording.WINDOW
 
     @property
     def operators_seen(self) -> bool:
         """Whether the operators outside forward, backward and optimizer were seen, on every rank."""
         seen = sum(shares.seen for shares in self.operator_shares.values())
-        return self.window_speaks or seen == len(self.logs)
+        return self.primary_is_window or seen == len(self.logs)
 
 
 def build_graphs(logs: Sequence[RankLog], windows: Sequence[Window]) -> Graphs:
@@ -99,20 +99,20 @@ def build_graphs(logs: Sequence[RankLog], windows: Sequence[Window]) -> Graphs:
     window_seen = (on_device or more_windows) and window_graph is not None and window_graph.cycles > 0
     windows_of_all = window_seen and len(windows) >= len(logs)
     if timed is not None and not windows_of_all and not _synchronise_on_hosts(logs):
-        speaker, own_logs = Recording.DEVICE_LOG, timed
+        recording, own_logs = Recording.DEVICE_LOG, timed
         log_graph: Graph | None = graph_of_logs(timed)
     else:
         log_graph, own_logs = (graph_of_logs(logs, shares) if logs else None), list(logs)
-        speaker = Recording.WINDOW if window_seen or log_graph is None else Recording.HOST_LOG
-    speaking = window_graph if speaker is Recording.WINDOW else log_graph
-    assert speaking is not None, "neither step logs nor windows"
+        recording = Recording.WINDOW if window_seen or log_graph is None else Recording.HOST_LOG
+    primary = window_graph if recording is Recording.WINDOW else log_graph
+    assert primary is not None, "neither step logs nor windows"
     return Graphs(
-        speaker=speaker,
-        why=_why(speaker, len(logs), len(windows), on_device),
-        speaking=speaking,
+        recording=recording,
+        why=_why(recording, len(logs), len(windows), on_device),
+        primary=primary,
         log=log_graph,
         window=window_graph,
-        device=graph_of_logs(timed) if timed is not None and speaker is Recording.WINDOW else None,
+        device=graph_of_logs(timed) if timed is not None and recording is Recording.WINDOW else None,
         logs=own_logs,
         device_logs=timed or [],
         windows=aligned,
@@ -121,14 +121,14 @@ def build_graphs(logs: Sequence[RankLog], windows: Sequence[Window]) -> Graphs:
     )
 
 
-def _why(speaker: Recording, logs: int, windows: int, on_device: bool) -> str:
-    if speaker is Recording.WINDOW and not logs:
+def _why(recording: Recording, logs: int, windows: int, on_device: bool) -> str:
+    if recording is Recording.WINDOW and not logs:
         return _NO_LOGS
-    if speaker is Recording.WINDOW and windows > logs:
+    if recording is Recording.WINDOW and windows > logs:
         return _MORE_WINDOWS
-    if speaker is Recording.HOST_LOG and on_device:
+    if recording is Recording.HOST_LOG and on_device:
         return _NO_WINDOW
-    return _WHY[speaker]
+    return _WHY[recording]
 
 
 def _on_cuda(logs: Sequence[RankLog]) -> bool:

@@ -17,10 +17,10 @@ _UNEQUAL = ("alltoall", "sendrecv", "send", "recv", "gather", "scatter", "unknow
 """Operations to which ranks may contribute unlike amounts: their sizes tell nothing."""
 _ROOTED = ("broadcast", "reduce", "gather", "scatter", "send", "recv", "unknown")
 """Operations that a rank may have left before another comes: whoever only gives need not wait for who takes."""
-_COLUMNS = ("label", "kind", "step", "start", "end", "left", "meets")
+_COLUMNS = ("label", "kind", "step", "start", "end", "left", "synchronizes")
 
 
-class Ordered(msgspec.Struct, frozen=True):
+class CollectiveSequence(msgspec.Struct, frozen=True):
     """Collectives of one process group in their order, [M]; times int64 ns."""
 
     label: Ints
@@ -34,7 +34,7 @@ class Ordered(msgspec.Struct, frozen=True):
     end: Ints
     left: Ints
     """When the first of them left."""
-    meets: Mask
+    synchronizes: Mask
     """Nobody leaves it before all have come, and no number says what is the same."""
     one_order: bool = False
     """Whether one order holds for all: the group is known, or its host issues them one by one."""
@@ -44,38 +44,38 @@ class Ordered(msgspec.Struct, frozen=True):
     def __len__(self) -> int:
         return len(self.label)
 
-    def taken(self, rows: Ints) -> Ordered:
+    def select(self, rows: Ints) -> CollectiveSequence:
         """These rows only."""
         columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in _COLUMNS}
         return replace(self, **columns)
 
-    def joined(self, more: Ordered) -> Ordered:
+    def joined(self, more: CollectiveSequence) -> CollectiveSequence:
         """These, and more behind them."""
         columns: dict[str, Any] = {
             name: np.concatenate((getattr(self, name), getattr(more, name))) for name in _COLUMNS
         }
         return replace(self, **columns)
 
-    def by_clock(self, correction_ns: Ints) -> Ordered:
+    def by_clock(self, correction_ns: Ints) -> CollectiveSequence:
         """The same by another clock, which is ahead by so much at each end."""
         moved = {name: getattr(self, name) + correction_ns for name in ("start", "end", "left")}
         return replace(self, **moved)
 
 
-def differ(a: Ints, b: Ints) -> Mask:
+def steps_differ(a: Ints, b: Ints) -> Mask:
     """Where two steps are known, and are not the same."""
     different: Mask = (a >= 0) & (b >= 0) & (a != b)
     return different
 
 
-def meet(line: Ordered, other: Ordered, row: Ints, error_ns: float) -> Mask:
-    """[M] which of ``other`` can be the one in this ``row`` of ``line``: nobody comes after another has left."""
-    after = np.maximum(line.start[row] - other.left, other.start - line.left[row])
-    possible: Mask = (row >= 0) & ((after <= error_ns) | ~other.meets)
+def can_be_same(reference: CollectiveSequence, other: CollectiveSequence, row: Ints, error_ns: float) -> Mask:
+    """[M] which of ``other`` can be the one in this ``row`` of ``reference``: nobody comes after another has left."""
+    after = np.maximum(reference.start[row] - other.left, other.start - reference.left[row])
+    possible: Mask = (row >= 0) & ((after <= error_ns) | ~other.synchronizes)
     return possible
 
 
-Groups = dict[Hashable, tuple[Ints, Ordered]]
+Groups = dict[Hashable, tuple[Ints, CollectiveSequence]]
 """Process group → rows in the window's collectives, and the collectives in their order."""
 
 
@@ -89,7 +89,7 @@ def group_keys(window: Window) -> list[Hashable]:
     return [known.get(name, name) for name in window.collectives.group]
 
 
-def ordered(windows: Sequence[Window], numbers: bool = True) -> list[Groups]:
+def sequences_of(windows: Sequence[Window], numbers: bool = True) -> list[Groups]:
     """Of each window its collectives by process group, those between two ranks left out. ``numbers``: those that have
     one are told apart by it."""
     keys = _with_lost_groups([group_keys(window) for window in windows])
@@ -115,7 +115,7 @@ def ordered(windows: Sequence[Window], numbers: bool = True) -> list[Groups]:
 def _by_group(window: Window, keys: Sequence[Hashable], label: Ints, kind: Ints) -> Groups:
     comms = window.collectives
     step = step_of_collectives(window) if window.steps else np.full(len(comms), UNKNOWN_STEP)
-    meets = ~np.isin(np.array(comms.operation, dtype=str), _ROOTED) & (label == kind)
+    synchronizes = ~np.isin(np.array(comms.operation, dtype=str), _ROOTED) & (label == kind)
     codes: dict[Hashable, int] = {}
     code = np.array([codes.setdefault(key, len(codes)) for key in keys], np.int64)
     groups: Groups = {}
@@ -125,14 +125,14 @@ def _by_group(window: Window, keys: Sequence[Hashable], label: Ints, kind: Ints)
         if len(rows):
             groups[key] = (
                 rows,
-                Ordered(
+                CollectiveSequence(
                     label[rows],
                     kind[rows],
                     step[rows],
                     comms.start[rows],
                     comms.end[rows],
                     comms.end[rows],
-                    meets[rows],
+                    synchronizes[rows],
                     one_order=key != "" or not window.on_device,
                     on_device=window.on_device,
                 ),
