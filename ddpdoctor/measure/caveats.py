@@ -94,7 +94,7 @@ def _nameless(graphs: Graphs) -> Iterator[str]:
 
 def _hosts_unseen(graphs: Graphs) -> Iterator[str]:
     devices = [window for window in graphs.windows if window.on_device] if graphs.primary_is_window else []
-    unseen = [window for window in devices if not window.host_seen]
+    unseen = [window for window in devices if not window.shows_host]
     if unseen:
         yield (
             f"The traces of {_some(unseen, devices)} do not show what the host did (operators, runtime calls): why a device idles there "

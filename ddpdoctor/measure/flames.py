@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from ddpdoctor.measure.graph import Graph
-from ddpdoctor.measure.metrics import behind
+from ddpdoctor.measure.metrics import lateness_ns
 from ddpdoctor.measure.places import CodeLine, Stack
 from ddpdoctor.measure.sourcelines import Samples
 from ddpdoctor.measure.summary import Flame, FlameFrame, RankSummary
@@ -95,7 +95,7 @@ def late_steps(graph: Graph) -> tuple[set[int], list[set[int]]]:
         return set(), late
     least_ns = LATE_SHARE * float(np.median(graph.lengths_ns))
     for group in graph.groups if len(late) > 1 else ():
-        by_rank = np.nanmax(np.nan_to_num(behind(group)), axis=1) >= least_ns
+        by_rank = np.nanmax(np.nan_to_num(lateness_ns(group)), axis=1) >= least_ns
         for position, steps in enumerate(late):
             steps.update(group.steps[by_rank[:, position]].tolist())
     return set(graph.numbers.tolist()), late

@@ -33,6 +33,7 @@ from ddpdoctor.measure.metrics import (
     MessageCost,
     asleep_shares,
     bandwidth_points,
+    bucket_facts,
     communication_facts,
     critical_breakdown,
     ddp_facts,
@@ -41,11 +42,10 @@ from ddpdoctor.measure.metrics import (
     host_facts,
     job_facts,
     loader_facts,
+    longest_steps_note,
     message_cost,
-    outstanding,
     rank_summaries,
     reducer_work,
-    reductions_of,
     series,
     step_facts,
     timeline,
@@ -85,17 +85,17 @@ def measure(
     stopped, which is found elsewhere. ``launches``: when the launcher of each host started and ended, by host name."""
     graphs, recorded, notes = _aligned(logs, windows, telemetry, progress)
     aside = all_excluded_steps(graphs.timing, recorded)
-    told = counted(progress, Stage.MEASURE)
-    told(0, 5)
+    report = counted(progress, Stage.MEASURE)
+    report(0, 5)
     gpu = gpu_facts(graphs.windows, graphs.logs, telemetry)
-    told(1, 5)
+    report(1, 5)
     parts = python_parts(graphs.logs, graphs.windows, graphs.operator_shares)
     log_lines = LogSourceLines(graphs.logs, parts)
     context = _context(graphs, log_lines, gpu, telemetry)
     memory = memory_of(logs, telemetry)
-    told(2, 5)
+    report(2, 5)
     ranks = _summaries(graphs, memory)
-    told(3, 5)
+    report(3, 5)
     drawn = Drawn(
         speaker=Speaker(graphs.recording, graphs.why),
         ranks=ranks,
@@ -104,7 +104,7 @@ def measure(
         flames=flames(graphs.log, log_lines.samples, ranks) if graphs.log is not None else [],
         bandwidth=[] if graphs.window is None else bandwidth_points(graphs.window, _hosts(graphs.windows)),
     )
-    told(4, 5)
+    report(4, 5)
     costs = price_all(context, counted(progress, Stage.PRICE))
     return Measurement(
         facts=replace(
@@ -114,7 +114,7 @@ def measure(
         graphs=graphs,
         logs=recorded,
         drawn=drawn,
-        notes=[*notes, *outstanding(graphs.timing), *caveats(graphs), *memory.notes],
+        notes=[*notes, *longest_steps_note(graphs.timing), *caveats(graphs), *memory.notes],
         set_aside=aside,
     )
 
@@ -137,11 +137,11 @@ def _aligned(
     progress: Progress,
 ) -> tuple[Graphs, Sequence[RankLog], list[str]]:
     """The graphs, the logs on one clock, and what was done to them."""
-    told = counted(progress, Stage.ALIGN, begin=WINDOWS_READ)
-    told(0, 2)
+    report = counted(progress, Stage.ALIGN, begin=WINDOWS_READ)
+    report(0, 2)
     aligned, set_clocks = align_logs(logs)
     recorded, suspended = exclude_suspended(aligned, telemetry)
-    told(1, 2)
+    report(1, 2)
     graphs = build_graphs(recorded, with_bucket_sizes(windows, _bucket_bytes(recorded)))
     return graphs, recorded, [*set_clocks, *suspended]
 
@@ -165,7 +165,7 @@ def _context(
             synced_ns=tuple(work.whole_ns if work else 0.0 for work in reducers),
             issue_ns=tuple(work.issue_ns for work in reducers if work),
         ),
-        reductions=reductions_of(graph, graphs.log, graphs.window, logs, windows),
+        reductions=bucket_facts(graph, graphs.log, graphs.window, logs, windows),
         message=MessageCost() if graphs.window is None else message_cost(graphs.window, _hosts(windows)),
         speaks_of_hosts=graphs.primary_is_log,
         cores=host_cores(telemetry, logs),

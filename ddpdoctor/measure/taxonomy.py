@@ -177,11 +177,11 @@ WAITING_FOR_DATA: Components = (Component.DATA, Component.EPOCH_START)
 COMPUTATION: Components = (Component.FORWARD, Component.BACKWARD)
 HOST_IDLE: Components = (Component.DEVICE_SYNC, Component.LAUNCH, Component.HOST)
 """A device's idle time that its host answers for; on a CPU only ``host`` is there."""
-IN_GAPS: Components = (Component.LOSS, Component.OUTSIDE)
+BETWEEN_PHASES: Components = (Component.LOSS, Component.OUTSIDE)
 """Operators between the phases."""
 PHASES: Components = (*COMPUTATION, Component.OPTIMIZER)
 """What each step computes."""
-DEVICE_COMPUTATION: Components = (*PHASES, *IN_GAPS)
+DEVICE_COMPUTATION: Components = (*PHASES, *BETWEEN_PHASES)
 """What kernels other than collectives do, whichever phase launched them."""
 DEVICE_WORK: Components = (Component.COPY, *DEVICE_COMPUTATION)
 """What a device does, and can do beside a collective."""
@@ -194,7 +194,7 @@ LATE_COMPONENTS: dict[LateCause, Components] = {
     LateCause.COPY: (Component.COPY,),
     LateCause.COMPUTE: COMPUTATION,
     LateCause.OPTIMIZER: (Component.OPTIMIZER,),
-    LateCause.HOST: (Component.HOST, Component.LAUNCH, Component.DEVICE_SYNC, *IN_GAPS),
+    LateCause.HOST: (Component.HOST, Component.LAUNCH, Component.DEVICE_SYNC, *BETWEEN_PHASES),
     LateCause.COLLECTION: (Component.COLLECTION,),
     LateCause.CHECKPOINT: (Component.CHECKPOINT,),
     LateCause.UNKNOWN: NO_WORK,
@@ -246,7 +246,7 @@ only."""
 RARE_ON_DEVICE: dict[str, Components] = {LateCause.COMPUTE: DEVICE_COMPUTATION}
 """The same of device time, in which whatever runs is computation."""
 
-LATENT: dict[str, Components] = {
+STANDALONE: dict[str, Components] = {
     LateCause.DATA: (Component.DATA,),
     LateCause.HOST: HOST_IDLE,
 }

@@ -18,7 +18,7 @@ from ddpdoctor.measure.numerics import Array, Ints, Mask, Value, persistence
 from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.replay import Change, replay_all
 from ddpdoctor.measure.sourcelines import SourceLines
-from ddpdoctor.measure.taxonomy import LATENT, Component, Components, LateCause
+from ddpdoctor.measure.taxonomy import STANDALONE, Component, Components, LateCause
 
 from .sureness import Sureness, range_fields
 
@@ -178,12 +178,14 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
         """The graph with every close dependency taken to be one, and to be none, each with its cycles as they are then; [] where
         none is close, or none matters: on CPUs."""
         sure = [
-            group.dependent for group in self.graph.groups if group.on_device and group.dependent is not None
+            group.dependency_probability
+            for group in self.graph.groups
+            if group.on_device and group.dependency_probability is not None
         ]
         if not any(((of_group > 0) & (of_group < 1)).any() for of_group in sure):
             return []
         graphs = [
-            replace(self.graph, groups=[group.decided(waits) for group in self.graph.groups])
+            replace(self.graph, groups=[group.with_dependencies(waits) for group in self.graph.groups])
             for waits in (True, False)
         ]
         return [(graph, replay_all(graph)) for graph in graphs]
@@ -256,12 +258,14 @@ def _if_decided(
 
 def set_by_hosts(group: CycleGroup, components: Components) -> bool:
     """Whether devices' waiting for hosts is among these components, part of which hides in the wait for other ranks."""
-    return LateCause.HOST in group.latent and not set(components).isdisjoint(LATENT[LateCause.HOST])
+    return LateCause.HOST in group.standalone_ns and not set(components).isdisjoint(
+        STANDALONE[LateCause.HOST]
+    )
 
 
 def _whole_work(group: CycleGroup, components: Components) -> Array:
     """[N, R] ns of these components in the cycle, beside synchronisations too; where hosts set the pace, as each rank would
     have them by itself."""
-    work = group.work_since if set_by_hosts(group, components) else group.continued(group.work)
+    work = group.work_with_overlap if set_by_hosts(group, components) else group.with_overlap(group.work)
     whole: Array = component([work], components)[0].sum(axis=1)
     return whole

@@ -6,7 +6,7 @@ synchronisation, so cycles are independent, and both kinds of recording become o
 """
 
 from .cutting import matched_collectives
-from .dependencies import Lane, dependence
+from .dependencies import ComputeTimeline, dependency_probability
 from .from_logs import graph_of_logs
 from .from_windows import graph_of_windows
 from .graph import (
@@ -22,4 +22,4 @@ from .graph import (
 )
 from .operators import OperatorShares, operator_shares, python_parts
 from .primary import Graphs, Recording, build_graphs
-from .standalone_times import issue_time_ns, latent_in_windows
+from .standalone_times import issue_time_ns, standalone_data_of_windows

@@ -51,7 +51,7 @@ class MatchedCollectives(msgspec.Struct, frozen=True, dict=True):
         members = [tuple(np.flatnonzero(self.member[m]).tolist()) for m in first]
         alike, known = alike.reshape(-1), dict[Sync, Sync]()
         syncs = np.empty(len(self.rows), object)
-        for window, chosen, rows in self._told_by():
+        for window, chosen, rows in self._by_first_member():
             comms = window.collectives
             micros = window.micro_batches(comms.issued[rows]).tolist()
             updates = window.updates_before(comms.issued[rows]).tolist()
@@ -71,21 +71,21 @@ class MatchedCollectives(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def message_bytes(self) -> Array:
         """[M] bytes that a rank contributes; NaN where unknown."""
-        told = np.full(len(self.rows), np.nan)
-        for window, chosen, rows in self._told_by():
-            told[chosen] = window.collectives.bytes[rows]
-        return told
+        by_rank = np.full(len(self.rows), np.nan)
+        for window, chosen, rows in self._by_first_member():
+            by_rank[chosen] = window.collectives.bytes[rows]
+        return by_rank
 
     @cached_property
     def reduces_gradients(self) -> Mask:
         """[M]"""
         reduces = np.zeros(len(self.rows), bool)
-        for window, chosen, rows in self._told_by():
+        for window, chosen, rows in self._by_first_member():
             kind = window.collectives.kind
             reduces[chosen] = [kind[row] == SyncKind.GRADIENTS for row in rows.tolist()]
         return reduces
 
-    def _told_by(self) -> Iterator[tuple[Window, Ints, Ints]]:
+    def _by_first_member(self) -> Iterator[tuple[Window, Ints, Ints]]:
         """Windows, the collectives whose first member each is, and their rows: what it says of one holds for all."""
         first = self.member.argmax(axis=1)
         for r, window in enumerate(self.windows):
@@ -111,28 +111,28 @@ def matched_collectives(windows: Sequence[Window], rows: Ints) -> MatchedCollect
 
 def _steps(windows: Sequence[Window], rows: Ints) -> Ints:
     """[M] by majority; once more where profilers did not begin to count together, by the count of most."""
-    told = np.full(rows.shape, _NO_PART)
+    by_rank = np.full(rows.shape, _NO_PART)
     for r, window in enumerate(windows):
         has = rows[:, r] >= 0
-        told[has, r] = step_of_collectives(window)[rows[has, r]]
-    steps = _majority(told)
-    known = (told != _NO_PART) & (told != UNKNOWN_STEP) & (steps != UNKNOWN_STEP)[:, None]
+        by_rank[has, r] = step_of_collectives(window)[rows[has, r]]
+    steps = _majority(by_rank)
+    known = (by_rank != _NO_PART) & (by_rank != UNKNOWN_STEP) & (steps != UNKNOWN_STEP)[:, None]
     ahead = [
-        int(np.median((told[:, r] - steps)[known[:, r]])) if known[:, r].any() else 0
+        int(np.median((by_rank[:, r] - steps)[known[:, r]])) if known[:, r].any() else 0
         for r in range(len(windows))
     ]
-    return _majority(np.where(known, told - np.array(ahead, np.int64), told)) if any(ahead) else steps
+    return _majority(np.where(known, by_rank - np.array(ahead, np.int64), by_rank)) if any(ahead) else steps
 
 
-def _majority(told: Ints) -> Ints:
+def _majority(by_rank: Ints) -> Ints:
     """[M] the most frequent of the known steps [M, R] of those who take part."""
-    votes = told != _NO_PART
-    known = votes & (told != UNKNOWN_STEP)
+    votes = by_rank != _NO_PART
+    known = votes & (by_rank != UNKNOWN_STEP)
     votes = np.where(known.any(axis=1)[:, None], known, votes)
     most = np.iinfo(np.int64).max
-    steps: Ints = np.where(votes, told, most).min(axis=1, initial=most)
-    for m in np.flatnonzero(((told != steps[:, None]) & votes).any(axis=1)):
-        of_ranks = told[m, votes[m]].tolist()
+    steps: Ints = np.where(votes, by_rank, most).min(axis=1, initial=most)
+    for m in np.flatnonzero(((by_rank != steps[:, None]) & votes).any(axis=1)):
+        of_ranks = by_rank[m, votes[m]].tolist()
         steps[m] = max(set(of_ranks), key=of_ranks.count)
     return steps
 

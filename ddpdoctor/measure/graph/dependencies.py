@@ -66,7 +66,7 @@ class Tuning(msgspec.Struct, frozen=True):
 TUNING = Tuning()
 
 
-class Lane(msgspec.Struct, frozen=True):
+class ComputeTimeline(msgspec.Struct, frozen=True):
     """What a rank's device computes, and when its host launched that; ns from one origin."""
 
     computes: Intervals
@@ -88,7 +88,7 @@ class Lane(msgspec.Struct, frozen=True):
         return float(np.clip(usual, TUNING.start_ns, TUNING.slowest_start_ns))
 
 
-class _Standstills(msgspec.Struct, frozen=True):
+class _ComputeStalls(msgspec.Struct, frozen=True):
     """What the computation of one rank did about the end of each collective; [N, K], NaN where it does not go on."""
 
     idle: Array
@@ -101,7 +101,7 @@ class _Standstills(msgspec.Struct, frozen=True):
     """0 to 1: how much it stood still."""
 
 
-def lane_of(window: Window) -> Lane:
+def compute_timeline(window: Window) -> ComputeTimeline:
     """The lane of a window, on the clock of its computation."""
     trace, starts = window.trace, window.compute[0]
     computes = trace.category_mask("kernel", "gpu_memset") & ~classify.communication_kernels(trace)
@@ -116,29 +116,33 @@ def lane_of(window: Window) -> Lane:
         launched[known] = (trace.end_ns[calls[place]] + window.shifted_ns)[known]
     waits = window.waits
     host_waits = (trace.start_ns[waits.row] + window.shifted_ns, waits.end + window.shifted_ns)
-    return Lane(window.compute, launched, np.sort(window.collectives.end), host_waits)
+    return ComputeTimeline(window.compute, launched, np.sort(window.collectives.end), host_waits)
 
 
-def dependence(lanes: Sequence[Lane], arrival: Array, end: Array) -> Array:
+def dependency_probability(timelines: Sequence[ComputeTimeline], arrival: Array, end: Array) -> Array:
     """[K, R] from 0 to 1: how sure it is that the rank's computation stood still for the collective, and went on at its end.
 
     ``arrival`` and ``end`` [N, K, R] are those of its own part, NaN where it takes none, by the clock of the lanes.
     """
     sure = np.zeros(arrival.shape[1:])
-    for r, lane in enumerate(lanes):
+    for r, timeline in enumerate(timelines):
         takes_part = ~np.isnan(end[:, :, r])
-        if len(lane.computes[0]) and takes_part.any():
-            seen = _standstills(lane, arrival[:, :, r], end[:, :, r])
+        if len(timeline.computes[0]) and takes_part.any():
+            seen = _compute_stalls(timeline, arrival[:, :, r], end[:, :, r])
             share = seen.weight.sum(axis=0) / np.maximum(takes_part.sum(axis=0), 1)
             still = np.clip((share - TUNING.rarely) / (TUNING.mostly - TUNING.rarely), 0.0, 1.0)
-            odds = _by_gap(seen, lane.start_ns) + _by_host(seen, lane.start_ns) + _together(seen)
+            odds = (
+                _gap_odds(seen, timeline.start_ns)
+                + _launch_odds(seen, timeline.start_ns)
+                + _covariation_odds(seen)
+            )
             likely = 1.0 / (1.0 + np.exp(-odds))
             sure[:, r] = still * np.clip((likely - TUNING.clear) / (1.0 - 2.0 * TUNING.clear), 0.0, 1.0)
     return sure
 
 
-def _standstills(lane: Lane, arrival: Array, end: Array) -> _Standstills:
-    starts, ends = lane.computes
+def _compute_stalls(timeline: ComputeTimeline, arrival: Array, end: Array) -> _ComputeStalls:
+    starts, ends = timeline.computes
     over = np.nan_to_num(end)
     index = np.searchsorted(starts, over - TUNING.rounding_ns)
     following = np.minimum(index, len(starts) - 1)
@@ -148,20 +152,20 @@ def _standstills(lane: Lane, arrival: Array, end: Array) -> _Standstills:
     enough = np.minimum(TUNING.idle_ns, TUNING.whole * length)
     part = idle / np.maximum(enough, TUNING.rounding_ns)
     weight = np.clip((part - TUNING.partly) / (1.0 - TUNING.partly), 0.0, 1.0)
-    later = np.searchsorted(lane.over, over + TUNING.rounding_ns, side="right")
-    another = lane.over[np.minimum(later, len(lane.over) - 1)] if len(lane.over) else over
+    later = np.searchsorted(timeline.over, over + TUNING.rounding_ns, side="right")
+    another = timeline.over[np.minimum(later, len(timeline.over) - 1)] if len(timeline.over) else over
     answered = (another > over + TUNING.rounding_ns) & (another <= np.nan_to_num(goes_on))
-    return _Standstills(
+    return _ComputeStalls(
         idle=idle,
         gap=np.maximum(goes_on - over, 0.0),
-        launched=_launched(lane, over, over - lane.launched[following]),
+        launched=_launched(timeline, over, over - timeline.launched[following]),
         weight=np.where(np.isnan(goes_on) | answered, 0.0, weight),
     )
 
 
-def _launched(lane: Lane, over: Array, launched: Array) -> Array:
+def _launched(timeline: ComputeTimeline, over: Array, launched: Array) -> Array:
     """``launched`` before the end, with no doubt where the host put that off because it waited for its device meanwhile."""
-    begins, ends = lane.host_waits
+    begins, ends = timeline.host_waits
     if not len(ends):
         return launched
     call = np.searchsorted(ends, over - TUNING.rounding_ns)
@@ -170,19 +174,19 @@ def _launched(lane: Lane, over: Array, launched: Array) -> Array:
     return np.where(waited & (launched < 0), np.inf, launched)
 
 
-def _by_gap(seen: _Standstills, start_ns: float) -> Array:
+def _gap_odds(seen: _ComputeStalls, start_ns: float) -> Array:
     """[K] log odds: a start after a wait is soon, with a long tail; any other is anywhere in the standstill."""
     whole = np.minimum(seen.idle, 1e3 * TUNING.idle_ns) + seen.gap
     odds = np.log(np.maximum(whole, 1.0) / start_ns) - 2.0 * np.log1p(seen.gap / start_ns)
     return np.clip(_mean(odds, seen.weight), -TUNING.most_by_gap, TUNING.most_by_gap)
 
 
-def _by_host(seen: _Standstills, start_ns: float) -> Array:
+def _launch_odds(seen: _ComputeStalls, start_ns: float) -> Array:
     """[K] log odds: for what was launched before the end, against what was launched later."""
     return TUNING.most_by_host * _mean(np.tanh(seen.launched / start_ns), seen.weight)
 
 
-def _together(seen: _Standstills) -> Array:
+def _covariation_odds(seen: _ComputeStalls) -> Array:
     """[K] log odds: what the start keeps its distance from, cycle by cycle."""
     counts = seen.weight > 0
     number = counts.sum(axis=0)

@@ -19,13 +19,13 @@ from ddpdoctor.measure.steplog import (
     chosen_and_why,
     match_syncs,
 )
-from ddpdoctor.measure.taxonomy import IN_GAPS, INDEX, Component, LateCause, SyncKind
+from ddpdoctor.measure.taxonomy import BETWEEN_PHASES, INDEX, Component, LateCause, SyncKind
 from ddpdoctor.rundir import EventKind
 
 from .graph import CycleGroup, Graph, RankSteps, Sync, excluded_steps
 from .operators import OperatorShares
 from .segments import Segments, work_in
-from .standalone_times import batch_time_ns, batches_per_step, latent_data
+from .standalone_times import batch_time_ns, batches_per_step, standalone_data_ns
 
 _MOST_CELLS = 20_000_000
 """Bound on N x K x R x C, so that a long run of many ranks stays in memory (8 bytes each)."""
@@ -51,10 +51,13 @@ def graph_of_logs(logs: Sequence[RankLog], operators: Mapping[int, OperatorShare
         reasons = {**reasons, **unmeasured}
         groups = [builder.group(syncs, of_kind) for syncs, of_kind in cycles.items()]
     else:
-        groups = builder.alone(logs, measured)
+        groups = builder.unmatched_cycles(logs, measured)
     batch_times = [batch_time_ns(log) for log in logs]
     batches = [batches_per_step(log) for log in logs]
-    groups = [group.with_latent(LateCause.DATA, latent_data(group, batch_times, batches)) for group in groups]
+    groups = [
+        group.with_standalone(LateCause.DATA, standalone_data_ns(group, batch_times, batches))
+        for group in groups
+    ]
     steps = [_rank_steps(log, origin_ns) for log in logs]
     full = {step.number for log in logs for step in log.steps if step.in_full}
 
@@ -175,7 +178,7 @@ class _Builder(msgspec.Struct, frozen=True):
         times = [[time(point) for point in sync.points.values()] for sync in syncs]
         return (np.array(times, np.int64) - self.origin_ns).astype(float)
 
-    def alone(self, logs: Sequence[RankLog], measured: set[int]) -> list[CycleGroup]:
+    def unmatched_cycles(self, logs: Sequence[RankLog], measured: set[int]) -> list[CycleGroup]:
         """Cycles of ranks that never meet: cut at the ends of the optimizer's steps."""
         ranks = [{step.number: step for step in log.steps} for log in logs]
         numbers = [n for n in sorted(measured) if all(n in steps for steps in ranks)]
@@ -202,7 +205,7 @@ class _Builder(msgspec.Struct, frozen=True):
         work = work_in(segments, [(own.sets, Component.HOST) for own in self.activities])
         recorded = work.sum(axis=1)
         for r, shares in self.operators.items():
-            unmarked = (self.activities[r].unmarked(component) for component in IN_GAPS)
+            unmarked = (self.activities[r].unmarked(component) for component in BETWEEN_PHASES)
             left, right = segments.left[:, :, r], segments.right[:, :, r]
             _count_operators(
                 work[:, :, r], [np.nan_to_num(covered(gap, left, right)) for gap in unmarked], shares
@@ -213,8 +216,8 @@ class _Builder(msgspec.Struct, frozen=True):
 def _count_operators(work: Array, gaps: Sequence[Array], shares: OperatorShares) -> None:
     """Count, in the ``work`` [N, K, C] of a rank, the operators' share of its usual host time as computation: what a cycle
     has beyond that, the quiet window did not show. ``gaps``, [N, K] ns each, of it lie between phases that were marked."""
-    for gap, component in zip(gaps, IN_GAPS, strict=True):
-        share = shares.in_gaps[component]
+    for gap, component in zip(gaps, BETWEEN_PHASES, strict=True):
+        share = shares.phase_gaps[component]
         usual = np.minimum(gap, np.median(gap, axis=0)) if shares.seen else gap
         work[..., INDEX[component]] += usual * share
         work[..., INDEX[Component.HOST]] -= usual * share

@@ -28,10 +28,10 @@ from ddpdoctor.measure.window import Window, launches
 from ddpdoctor.trace import classify
 
 from .cutting import Cut, MatchedCollectives, cut_into_cycles, matched_collectives
-from .dependencies import lane_of
+from .dependencies import compute_timeline
 from .graph import CycleGroup, Graph, RankSteps, Sync, excluded_steps, recorded_steps
 from .segments import Segments, cycle_group, idle_after, rest_of, work_in
-from .standalone_times import issue_time_ns, latent_in_windows, with_issue_times
+from .standalone_times import issue_time_ns, standalone_data_of_windows, with_issue_times
 
 Marks = Sequence[tuple[int, int, int]]
 
@@ -140,7 +140,7 @@ def graph_of_windows(windows: Sequence[Window]) -> tuple[Graph, list[Window]]:
     if cut.whole_window:
         # Before its first event nothing is known of a rank.
         seen = [window.with_set(Component.UNSEEN, union([0], [window.span[0]])) for window in own]
-    groups = _groups(cut, table, seen) or _alone(seen)
+    groups = _groups(cut, table, seen) or _unmatched_cycles(seen)
     steps = [_rank_steps(window) for window in seen]
     numbers = recorded_steps(steps)
 
@@ -164,8 +164,8 @@ def graph_of_windows(windows: Sequence[Window]) -> tuple[Graph, list[Window]]:
 
 def _alike(windows: Sequence[Window]) -> Sequence[Window]:
     """The windows, with what the optimizer computes among the rest where not all of them tell it apart, by who launched it."""
-    told = [bool(window.collectives.launch_seen.any()) for window in windows if len(window.collectives)]
-    if all(told) or not any(told):
+    recorded = [bool(window.collectives.launch_known.any()) for window in windows if len(window.collectives)]
+    if all(recorded) or not any(recorded):
         return windows
     return [_without_optimizer(window) for window in windows]
 
@@ -186,16 +186,18 @@ def _with_unmatched(window: Window) -> Window:
 
 def _groups(cut: Cut, table: MatchedCollectives, windows: Sequence[Window]) -> list[CycleGroup]:
     """The cycles between matched collectives, with the work that hides in waits for other ranks."""
-    lanes = [lane_of(window) for window in windows] if cut.cycles else []
-    groups = [cycle_group(syncs, cycles, table, windows, lanes) for syncs, cycles in cut.cycles.items()]
-    groups = [group.with_latent(LateCause.DATA, latent_in_windows(group, windows)) for group in groups]
+    timelines = [compute_timeline(window) for window in windows] if cut.cycles else []
+    groups = [cycle_group(syncs, cycles, table, windows, timelines) for syncs, cycles in cut.cycles.items()]
+    groups = [
+        group.with_standalone(LateCause.DATA, standalone_data_of_windows(group, windows)) for group in groups
+    ]
     if not groups or not all(window.on_device for window in windows):
         return groups
     times_ns = np.array([issue_time_ns(window) for window in windows])
     return [with_issue_times(group, times_ns) for group in groups]
 
 
-def _alone(windows: Sequence[Window]) -> list[CycleGroup]:
+def _unmatched_cycles(windows: Sequence[Window]) -> list[CycleGroup]:
     """Without matched collectives: each rank by itself, from step mark to step mark."""
     bounds = [_bounds(window) for window in windows]
     fewest = min((len(of_rank) for of_rank in bounds), default=0)

@@ -36,9 +36,9 @@ from numpy.typing import NDArray
 from ddpdoctor.measure.align import MatchCoverage
 from ddpdoctor.measure.numerics import Array, Ints, nan_median
 from ddpdoctor.measure.steplog import RankLog
-from ddpdoctor.measure.taxonomy import INDEX, LATENT, Component, LateCause
+from ddpdoctor.measure.taxonomy import INDEX, STANDALONE, Component, LateCause
 
-READY_BATCH = 0.02
+READY_BATCH_SHARE = 0.02
 """Part of a step within which a batch that stands ready is taken: its tensors come through shared memory and a queue in
 tenths of a millisecond. No wait for data, but part of what a host does to issue the step."""
 _TRACE = 1e-3
@@ -87,21 +87,21 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
     """[N, K, R, C] ns of each component beside the synchronisation, between own arrival and own end; None where none
     can run beside one. A rank that waits in a reduction while its backward pass goes on computes no less than the
     late one: both counts belong together."""
-    ahead: Array | None = None
+    hidden_after_ready: Array | None = None
     """[N, K, R, C] ns of it since the rank was ready for its last synchronisation. Ranks that wait there do much of the next
     cycle's work meanwhile, the one that is late does it afterwards: of all it is the next cycle's. None: nothing."""
-    carried: Array | None = None
+    carried_in: Array | None = None
     """[N, R, C] ns that the rank had done ahead of the cycle in that way. None: nothing."""
-    beside: Array | None = None
+    concurrent_compute: Array | None = None
     """[N, K, R] ns of computation between own arrival and own end: work that stays when the synchronisation
     goes. None: nothing."""
-    beside_wait: Array | None = None
+    concurrent_compute_in_wait: Array | None = None
     """[N, K, R] ns of it while the rank waits for the last one to arrive. None: nothing."""
     exposed: Array | None = None
     """[N, K] ns of the transfer that a faster link would save: the least over the members of the time in which that member
     does not compute. None where nothing runs beside a transfer."""
-    latent: dict[str, Array] = msgspec.field(default_factory=dict)
-    """[N, R] ns, by the kinds of :data:`LATENT`, that each rank would take if it waited for no other rank: more than it did
+    standalone_ns: dict[str, Array] = msgspec.field(default_factory=dict)
+    """[N, R] ns, by the kinds of :data:`STANDALONE`, that each rank would take if it waited for no other rank: more than it did
     where its loader's workers make batches, or its host issues work, in the time in which it waits for others. Left out: as
     it did."""
     issue_time_ns: Array | None = None
@@ -110,7 +110,7 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
     ready: Array | None = None
     """[N, K, R] when each part could have started had the synchronisation before it been over: earlier than the
     arrival where it was queued. None: at the arrival."""
-    behind: NDArray[np.int64] | None = None
+    queued_after: NDArray[np.int64] | None = None
     """[N, K, R] place of the collective, of whatever group, behind whose part of the same rank each part was queued; -1 where
     it was not. None: nothing is known of queues."""
     idle_after: dict[str, Array] = msgspec.field(default_factory=dict)
@@ -118,7 +118,7 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
     for (see ``window.idle``). {}: none, or unknown."""
     on_device: bool = False
     """Collectives run on a device beside the computation, which only some of them hold up (see ``replay.overlapped``)."""
-    dependent: Array | None = None
+    dependency_probability: Array | None = None
     """[K, R] from 0 to 1: how sure the timeline is that the rank's computation waits for the collective (see
     :mod:`.dependencies`)."""
 
@@ -143,17 +143,17 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
         return self.common_end - self.last_arrival
 
     @cached_property
-    def lag(self) -> Array:
+    def exit_skew(self) -> Array:
         """[N, K, R] own end minus common end; negative where a rank goes on before the others."""
         return self.end - self.common_end[:, :, None]
 
     @cached_property
     def released(self) -> Array:
-        """[N, K, R] when each rank waits for no other any more (see :meth:`together`): between own arrival and own end."""
+        """[N, K, R] when each rank waits for no other any more (see :meth:`released_at`): between own arrival and own end."""
         released = self.arrival.copy()
         for k, sync in enumerate(self.syncs):
             own = list(sync.members)
-            released[:, k, own] = np.clip(self.together(k), self.arrival[:, k, own], self.end[:, k, own])
+            released[:, k, own] = np.clip(self.released_at(k), self.arrival[:, k, own], self.end[:, k, own])
         return released
 
     @cached_property
@@ -166,7 +166,7 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
         """Which segments of different ranks are the same part of a step."""
         return like_segments(self.syncs, self.arrival.shape[2])
 
-    def together(self, k: int, arrival: Array | None = None) -> Array:
+    def released_at(self, k: int, arrival: Array | None = None) -> Array:
         """[N, members] from when each member waits for nobody any more, for the measured or other arrivals [N, members].
 
         At a broadcast that is the root's arrival, or the last member's for those who were seen to leave only after that:
@@ -183,61 +183,67 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
         waits_for_all = self.end[:, k, members] >= measured.max(axis=1, keepdims=True)
         return np.where(waits_for_all, last, np.maximum(at, at[:, [root]]))
 
-    def decided(self, waits: bool) -> CycleGroup:
+    def with_dependencies(self, waits: bool) -> CycleGroup:
         """The group with all that is not sure about what computations wait for taken to be so, or not to be so."""
-        if self.dependent is None:
+        if self.dependency_probability is None:
             return self
-        open_question = (self.dependent > 0) & (self.dependent < 1)
-        return replace(self, dependent=np.where(open_question, float(waits), self.dependent))
+        open_question = (self.dependency_probability > 0) & (self.dependency_probability < 1)
+        return replace(
+            self, dependency_probability=np.where(open_question, float(waits), self.dependency_probability)
+        )
 
-    def with_latent(self, kind: str, latent: Array | None) -> CycleGroup:
+    def with_standalone(self, kind: str, standalone_ns: Array | None) -> CycleGroup:
         """The group with what is known of one kind of latent work, [N, R] ns."""
-        return self if latent is None else replace(self, latent={**self.latent, kind: latent})
+        return (
+            self
+            if standalone_ns is None
+            else replace(self, standalone_ns={**self.standalone_ns, kind: standalone_ns})
+        )
 
     @cached_property
-    def work_alone(self) -> Array:
+    def work_standalone(self) -> Array:
         """[N, K, R, C] ns: the work, with the wait for data and for the host that the rank would have by itself."""
         work = self.work
-        if LateCause.DATA in self.latent:
-            work = self._with_latent_data(work)
-        if LateCause.HOST in self.latent:
-            work = self._with_latent_host(work)
+        if LateCause.DATA in self.standalone_ns:
+            work = self._with_standalone_data(work)
+        if LateCause.HOST in self.standalone_ns:
+            work = self._with_standalone_host(work)
         return work
 
-    def _with_latent_data(self, work: Array) -> Array:
+    def _with_standalone_data(self, work: Array) -> Array:
         """``work`` with the wait that others hide where data is waited for: by this rank, or else by any."""
         column = INDEX[Component.DATA]
         data = work[..., column]
         typical = np.broadcast_to(data.sum(axis=2, keepdims=True), data.shape)
         own = np.where(data.sum(axis=1, keepdims=True) > 0, data, typical)
         whole = np.maximum(own.sum(axis=1, keepdims=True), 1.0)
-        missing = np.clip(self.latent[LateCause.DATA] - data.sum(axis=1), 0, None)
+        missing = np.clip(self.standalone_ns[LateCause.DATA] - data.sum(axis=1), 0, None)
         more = work.copy()
         more[..., column] += missing[:, None, :] * own / whole
         return more
 
-    def _with_latent_host(self, work: Array) -> Array:
+    def _with_standalone_host(self, work: Array) -> Array:
         """``work`` with the idle time that others hide where the device of that rank idles which hides least of it."""
-        columns = [INDEX[component] for component in (Component.DATA, *LATENT[LateCause.HOST])]
+        columns = [INDEX[component] for component in (Component.DATA, *STANDALONE[LateCause.HOST])]
         idle = work[..., columns]
-        taking = idle[..., 0].sum(axis=1, keepdims=True) <= READY_BATCH * self.duration[:, None, None]
+        taking = idle[..., 0].sum(axis=1, keepdims=True) <= READY_BATCH_SHARE * self.duration[:, None, None]
         idle[..., 0] *= taking
         shown = idle.sum(axis=(1, 3)).argmax(axis=1)
         most = idle[np.arange(len(idle)), :, shown][:, :, None]
         takes_part = ~np.isnan(self.arrival)[..., None]
         pattern = np.maximum(most - idle, _TRACE * np.abs(most) + _TRACE) * takes_part
-        missing = np.clip(self.latent[LateCause.HOST] - idle[..., 1:].sum(axis=(1, 3)), 0, None)
+        missing = np.clip(self.standalone_ns[LateCause.HOST] - idle[..., 1:].sum(axis=(1, 3)), 0, None)
         whole = np.maximum(pattern.sum(axis=(1, 3), keepdims=True), _TRACE)
         more = work.copy()
         more[..., columns] += missing[:, None, :, None] * pattern / whole
         return more
 
     @cached_property
-    def work_since(self) -> Array:
-        """[N, K, R, C] ns: :attr:`work_alone`, with what ran beside the synchronisation before."""
-        return self.continued(self.work_alone)
+    def work_with_overlap(self) -> Array:
+        """[N, K, R, C] ns: :attr:`work_standalone`, with what ran beside the synchronisation before."""
+        return self.with_overlap(self.work_standalone)
 
-    def continued(self, work: Array) -> Array:
+    def with_overlap(self, work: Array) -> Array:
         """[N, K, R, C] ns: ``work`` with what ran beside the synchronisation before, of which it is the continuation.
 
         What runs beside the cycle's last one belongs to the next cycle, as this one begins with what was carried into it.
@@ -245,13 +251,15 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
         if self.hidden is None:
             return work
         work = work.copy()
-        beside = self.hidden if self.ahead is None else self.hidden - self.ahead
+        hidden_in_cycle = (
+            self.hidden if self.hidden_after_ready is None else self.hidden - self.hidden_after_ready
+        )
         for r in range(work.shape[2]):
             own = [k for k, sync in enumerate(self.syncs) if r in sync.members]
-            if self.carried is not None:
-                work[:, own[0], r] += self.carried[:, r]
+            if self.carried_in is not None:
+                work[:, own[0], r] += self.carried_in[:, r]
             for k, following in pairwise(own):
-                work[:, following, r] += beside[:, k, r]
+                work[:, following, r] += hidden_in_cycle[:, k, r]
         return work
 
     @cached_property

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from ddpdoctor.measure.numerics import Intervals, Ints, complement, covered, intersect, subtract, total, union
 from ddpdoctor.measure.steplog import RankLog, Step
-from ddpdoctor.measure.taxonomy import IN_GAPS, Component
-from ddpdoctor.measure.window import Window, main_lane, rows_of
+from ddpdoctor.measure.taxonomy import BETWEEN_PHASES, Component
+from ddpdoctor.measure.window import Window, event_union, main_lane
 from ddpdoctor.rundir import EventKind
 
 
@@ -43,7 +43,7 @@ class OperatorShares(msgspec.Struct, frozen=True):
 
     whole: float
     """Of all of it."""
-    in_gaps: Mapping[Component, float]
+    phase_gaps: Mapping[Component, float]
     """Of the gaps between the phases, by the kind of work that operators are there."""
     marked: bool
     """Whether the log marks the phases, so that a gap is one."""
@@ -77,11 +77,11 @@ def _seen(log: RankLog, window: Window, marked: bool) -> OperatorShares | None:
     starts, ends = _operators(window)
     operators = (starts - origin_ns, ends - origin_ns)
     gaps = log.activities.since(origin_ns)
-    parts = {component: intersect(host, gaps.unmarked(component)) for component in IN_GAPS}
+    parts = {component: intersect(host, gaps.unmarked(component)) for component in BETWEEN_PHASES}
     whole = _filled(host, operators) or 0.0
-    in_gaps = {component: _filled(part, operators) for component, part in parts.items()}
-    told = {component: whole * marked if share is None else share for component, share in in_gaps.items()}
-    return OperatorShares(whole, told, marked, True)
+    phase_gaps = {component: _filled(part, operators) for component, part in parts.items()}
+    known = {component: whole * marked if share is None else share for component, share in phase_gaps.items()}
+    return OperatorShares(whole, known, marked, True)
 
 
 def _filled(host: Intervals, operators: Intervals) -> float | None:
@@ -111,7 +111,7 @@ def _host_time(log: RankLog, window: Window) -> Intervals:
 def _operators(window: Window) -> Intervals:
     """Starts and ends, epoch ns, of the operators on the training thread."""
     trace = window.trace
-    return rows_of(trace, trace.category_mask("cpu_op") & (trace.lane == main_lane(trace)))
+    return event_union(trace, trace.category_mask("cpu_op") & (trace.lane == main_lane(trace)))
 
 
 class _Pattern:

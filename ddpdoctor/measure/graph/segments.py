@@ -15,7 +15,7 @@ from ddpdoctor.measure.taxonomy import COMPONENTS, DEVICE_WORK, INDEX, Component
 from ddpdoctor.measure.window import QUEUED_NS, ROUNDING_NS, Window
 
 from .cutting import Cycle, MatchedCollectives
-from .dependencies import Lane, dependence
+from .dependencies import ComputeTimeline, dependency_probability
 from .graph import CycleGroup, Sync
 
 
@@ -79,9 +79,9 @@ def cycle_group(
     cycles: Sequence[Cycle],
     matched: MatchedCollectives,
     windows: Sequence[Window],
-    lanes: Sequence[Lane],
+    timelines: Sequence[ComputeTimeline],
 ) -> CycleGroup:
-    """The group of these cycles, all of which have this sequence of synchronisations; ``lanes``: what the windows compute."""
+    """The group of these cycles, all of which have this sequence of synchronisations; ``timelines``: what the windows compute."""
     bodies = np.array([cycle.body for cycle in cycles])
     on_device = all(window.on_device for window in windows)
     segments = Segments(_begin(cycles, matched), matched.arrival[bodies], matched.end[bodies], on_device)
@@ -98,17 +98,17 @@ def cycle_group(
         work=work,
         message_bytes=matched.message_bytes[bodies],
         hidden=hidden,
-        ahead=_ahead(windows, segments, ready, hidden),
-        carried=_carried(windows, cycles, matched),
-        beside=_within(computes, arrival, end),
+        hidden_after_ready=_hidden_after_ready(windows, segments, ready, hidden),
+        carried_in=_carried_in(windows, cycles, matched),
+        concurrent_compute=_within(computes, arrival, end),
         exposed=_exposed(computes, arrival, end),
         ready=ready,
-        behind=queued_behind(arrival, end, ready) if on_device else None,
+        queued_after=queued_behind(arrival, end, ready) if on_device else None,
         idle_after=idle_after(windows, segments),
         on_device=on_device,
-        dependent=dependence(lanes, arrival, end),
+        dependency_probability=dependency_probability(timelines, arrival, end),
     )
-    return replace(group, beside_wait=_within(computes, arrival, group.released))
+    return replace(group, concurrent_compute_in_wait=_within(computes, arrival, group.released))
 
 
 def _begin(cycles: Sequence[Cycle], matched: MatchedCollectives) -> Array:
@@ -129,7 +129,7 @@ def _within(of_rank: Sequence[Intervals], left: Array, right: Array) -> Array:
 
 def rest_of(window: Window) -> Component:
     """What the time is that no set of a window covers: the host's, if it was recorded at all."""
-    return Component.HOST if window.host_seen else Component.IDLE
+    return Component.HOST if window.shows_host else Component.IDLE
 
 
 def work_between(sets: Mapping[str, Intervals], left: Array, right: Array, rest: Component) -> Array:
@@ -183,7 +183,7 @@ def _hidden(windows: Sequence[Window], segments: Segments, work: Array) -> Array
     return hidden
 
 
-def _ahead(windows: Sequence[Window], segments: Segments, ready: Array, hidden: Array) -> Array:
+def _hidden_after_ready(windows: Sequence[Window], segments: Segments, ready: Array, hidden: Array) -> Array:
     """[N, K, R, C] ns of what is ``hidden`` that comes after the rank was ready for the cycle's last collective that it has."""
     arrival, end = segments.arrival, segments.end
     since = np.where(np.isnan(arrival), -np.inf, ready).max(axis=1, keepdims=True)
@@ -194,11 +194,11 @@ def _ahead(windows: Sequence[Window], segments: Segments, ready: Array, hidden: 
             whole = np.nan_to_num(covered(own, arrival[:, :, r], end[:, :, r]))
             part = np.nan_to_num(covered(own, later[:, :, r], end[:, :, r]))
             share[:, :, r, INDEX[component]] = part / np.maximum(whole, 1.0)
-    ahead: Array = hidden * share
-    return ahead
+    after_ready: Array = hidden * share
+    return after_ready
 
 
-def _carried(windows: Sequence[Window], cycles: Sequence[Cycle], matched: MatchedCollectives) -> Array:
+def _carried_in(windows: Sequence[Window], cycles: Sequence[Cycle], matched: MatchedCollectives) -> Array:
     """[N, R, C] ns of each rank's work of a device since it was ready for the collective at whose end its cycle begins."""
     ranks = np.arange(len(windows))
     carried = np.zeros((len(cycles), len(windows), len(COMPONENTS)))

@@ -39,14 +39,14 @@ from ddpdoctor.measure.window import (
     RUNTIME_CALLS,
     Window,
     collecting,
+    event_union,
     launch_pairs,
     main_lane,
-    rows_of,
 )
 from ddpdoctor.rundir import EventKind
 from ddpdoctor.trace import RankTrace, classify
 
-from .graph import READY_BATCH, CycleGroup
+from .graph import READY_BATCH_SHARE, CycleGroup
 
 _FEWEST_PAIRS = 8
 """Pairs of neighbouring batches, and batches made between them, from which a batch time is taken."""
@@ -73,7 +73,7 @@ def batch_time_ns(log: RankLog) -> float | None:
     return took / made
 
 
-def latent_data(
+def standalone_data_ns(
     group: CycleGroup,
     batch_times_ns: Sequence[float | None],
     batches: Sequence[float],
@@ -91,8 +91,8 @@ def latent_data(
     needed = np.array(
         [(each_ns or 0.0) * number for each_ns, number in zip(batch_times_ns, batches, strict=True)]
     )
-    latent: Array = np.maximum(data, needed[None, :] - rest)
-    return latent
+    standalone_ns: Array = np.maximum(data, needed[None, :] - rest)
+    return standalone_ns
 
 
 def batches_per_step(log: RankLog) -> float:
@@ -144,8 +144,8 @@ class LoaderTuning(msgspec.Struct, frozen=True):
 LOADER = LoaderTuning()
 
 
-def latent_in_windows(group: CycleGroup, windows: Sequence[Window]) -> Array | None:
-    """[N, R] :func:`latent_data` of jobs on a device; None where no worker sets the time.
+def standalone_data_of_windows(group: CycleGroup, windows: Sequence[Window]) -> Array | None:
+    """[N, R] :func:`standalone_data_ns` of jobs on a device; None where no worker sets the time.
 
     Their hosts run ahead of the device: they wait for each batch of a loader that is not quick enough, also where the device
     does not stand still for it.
@@ -153,9 +153,12 @@ def latent_in_windows(group: CycleGroup, windows: Sequence[Window]) -> Array | N
     times = [_batch_time_ns(window) for window in windows]
     if all(time is None for time in times):
         return None
-    waits = np.nansum(group.wait - (0.0 if group.beside_wait is None else group.beside_wait), axis=1)
+    waits = np.nansum(
+        group.wait - (0.0 if group.concurrent_compute_in_wait is None else group.concurrent_compute_in_wait),
+        axis=1,
+    )
     batches = [classify.next_batches(of.trace).sum() / max(len(of.steps), 1) for of in windows]
-    return latent_data(group, times, batches, waits)
+    return standalone_data_ns(group, times, batches, waits)
 
 
 def _batch_time_ns(window: Window) -> float | None:
@@ -170,7 +173,7 @@ def _batch_time_ns(window: Window) -> float | None:
     if len(rows) < LOADER.fewest_batches or classify.IN_PROCESS in trace.name_of(int(rows[0])):
         return None
     ends = trace.end_ns[rows].astype(float)
-    longest_ns = max(READY_BATCH * float(np.median(np.diff(ends))), LOADER.longest_ready_ns)
+    longest_ns = max(READY_BATCH_SHARE * float(np.median(np.diff(ends))), LOADER.longest_ready_ns)
     waited = ends - trace.start_ns[rows] >= longest_ns
     in_a_row = waited[:-1] & waited[1:]
     if in_a_row.sum() < max(LOADER.fewest_batches - 1, LOADER.mostly * len(rows)):
@@ -203,7 +206,7 @@ def issue_time_ns(window: Window) -> float:
     pause does not count. NaN where less than two steps are marked, or no launches or nothing else of the host was recorded."""
     trace = window.trace
     calls, events = launch_pairs(trace, trace.category_mask(*DEVICE))
-    known = window.on_device and window.host_seen and len(calls) > 0
+    known = window.on_device and window.shows_host and len(calls) > 0
     if not known or len(window.steps) < ISSUE.fewest_steps:
         return float("nan")
     start, end = np.array([(start, end) for _, start, end in window.steps], np.int64).T - window.shifted_ns
@@ -212,10 +215,10 @@ def issue_time_ns(window: Window) -> float:
     before = np.concatenate(([0.0], np.cumsum(excess)))
     waited = before[np.searchsorted(launched, end)] - before[np.searchsorted(launched, start)]
     # When an event says what the host did, on any of its threads.
-    seen = rows_of(trace, trace.category_mask("cpu_op", "python_function", *RUNTIME_CALLS))
-    told = covered(subtract(seen, blocked), start, end)
+    seen = event_union(trace, trace.category_mask("cpu_op", "python_function", *RUNTIME_CALLS))
+    shown = covered(subtract(seen, blocked), start, end)
     free = (end - start) - covered(blocked, start, end) - waited
-    needed = np.minimum(free, told * (1.0 + ISSUE.most_between))
+    needed = np.minimum(free, shown * (1.0 + ISSUE.most_between))
     return max(0.0, float(min(needed.mean(), np.median(needed))))
 
 
@@ -224,10 +227,10 @@ def _blocked(trace: RankTrace, step_ns: float) -> Intervals:
     calls = trace.category_mask(*RUNTIME_CALLS)
     waits = calls & (trace.name_mask(classify.is_sync_call) | (trace.duration_ns > ISSUE.blocked_ns))
     collectives = trace.category_mask("cpu_op") & trace.name_mask(classify.is_gloo)
-    batches = classify.next_batches(trace) & (trace.duration_ns > READY_BATCH * step_ns)
+    batches = classify.next_batches(trace) & (trace.duration_ns > READY_BATCH_SHARE * step_ns)
     main = main_lane(trace)
     saves = trace.category_mask("python_function") & (trace.lane == main) & trace.name_mask(classify.is_save)
-    return union_of(rows_of(trace, waits | collectives | batches | saves), collecting(trace, main))
+    return union_of(event_union(trace, waits | collectives | batches | saves), collecting(trace, main))
 
 
 def _queued(trace: RankTrace, calls: Ints, events: Ints, blocked: Intervals) -> tuple[Ints, Array]:
@@ -263,14 +266,14 @@ def _full(queued: Ints) -> NDArray[np.bool_]:
     return full | near_most if most >= ISSUE.fewest_queued and 2 * near_most.sum() >= len(queued) else full
 
 
-def latent_idle(group: CycleGroup, times_ns: Array) -> Array:
+def hidden_idle_ns(group: CycleGroup, times_ns: Array) -> Array:
     """[N, R] ns that each rank's device would wait for its host beyond what it does, if the rank waited for no other.
 
     By itself a rank needs the cycle without what it merely waits, and with the wait for data that hides there, but no less
     than its host needs to issue the step. Transfer beside which it would then work, as the slowest rank does, is no wait.
     """
-    beside = 0.0 if group.beside_wait is None else group.beside_wait
-    waits = np.nansum(group.wait - beside, axis=1)
+    concurrent = 0.0 if group.concurrent_compute_in_wait is None else group.concurrent_compute_in_wait
+    waits = np.nansum(group.wait - concurrent, axis=1)
     spent = group.work.sum(axis=(1, 3))
     if group.hidden is not None:
         waits = np.clip(waits - group.hidden[..., INDEX[Component.LAUNCH]].sum(axis=1), 0, None)
@@ -278,9 +281,9 @@ def latent_idle(group: CycleGroup, times_ns: Array) -> Array:
     idle = group.duration[:, None] - spent
     transfer = (idle - waits).min(axis=1, keepdims=True)
     alone = group.duration[:, None] - np.maximum(idle - transfer, 0.0)
-    if LateCause.DATA in group.latent:
+    if LateCause.DATA in group.standalone_ns:
         data = group.work[..., INDEX[Component.DATA]].sum(axis=1)
-        alone = alone + np.clip(group.latent[LateCause.DATA] - data, 0, None)
+        alone = alone + np.clip(group.standalone_ns[LateCause.DATA] - data, 0, None)
     more: Array = np.clip(np.nan_to_num(times_ns - alone), 0, None)
     return more
 
@@ -288,8 +291,8 @@ def latent_idle(group: CycleGroup, times_ns: Array) -> Array:
 def with_issue_times(group: CycleGroup, times_ns: Array) -> CycleGroup:
     """The group with the hosts' issue times [R] ns, and the devices' idle time that hides in waits for other ranks."""
     timed = replace(group, issue_time_ns=np.minimum(np.nan_to_num(times_ns), group.duration[:, None]))
-    more = latent_idle(timed, times_ns)
+    more = hidden_idle_ns(timed, times_ns)
     if not more.any():
         return timed
     idle = group.work[..., _IDLE].sum(axis=(1, 3))
-    return timed.with_latent(LateCause.HOST, idle + more)
+    return timed.with_standalone(LateCause.HOST, idle + more)

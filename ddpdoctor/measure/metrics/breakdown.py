@@ -33,16 +33,18 @@ class Split(NamedTuple):
 def splits(group: CycleGroup) -> Iterator[Split]:
     """Waiting and transfer in each synchronisation. Time in which a rank is in several at once counts in the first."""
     nothing = np.zeros_like(group.arrival)
-    beside = nothing if group.beside is None else group.beside
-    beside_wait = nothing if group.beside_wait is None else group.beside_wait
+    concurrent_compute = nothing if group.concurrent_compute is None else group.concurrent_compute
+    concurrent_compute_in_wait = (
+        nothing if group.concurrent_compute_in_wait is None else group.concurrent_compute_in_wait
+    )
     over = group.begin.copy()
     for k, sync in enumerate(group.syncs):
         own = list(sync.members)
         arrival, released, end = (of[:, k, own] for of in (group.arrival, group.released, group.end))
         new = 1.0 - np.clip((over[:, own] - arrival) / np.maximum(end - arrival, 1.0), 0.0, 1.0)
         over[:, own] = np.maximum(over[:, own], end)
-        hidden = np.minimum(beside[:, k, own], end - arrival)
-        in_wait = np.minimum(beside_wait[:, k, own], np.minimum(hidden, released - arrival))
+        hidden = np.minimum(concurrent_compute[:, k, own], end - arrival)
+        in_wait = np.minimum(concurrent_compute_in_wait[:, k, own], np.minimum(hidden, released - arrival))
         in_transfer = hidden - in_wait
         yield Split(
             new * (released - arrival - in_wait),
@@ -106,8 +108,10 @@ def _critical(group: CycleGroup) -> Array:
         own_end = group.end[rows, k, rank]
         rank = np.where(here, _waited_for(group, k, rank), rank)
         spent = np.where(here, own_end - group.arrival[rows, k, rank], 0.0)
-        beside = np.zeros(cycles) if group.beside is None else group.beside[rows, k, rank]
-        hidden = np.clip(np.minimum(beside, spent), 0, None)
+        concurrent_compute = (
+            np.zeros(cycles) if group.concurrent_compute is None else group.concurrent_compute[rows, k, rank]
+        )
+        hidden = np.clip(np.minimum(concurrent_compute, spent), 0, None)
         part = Part.BARRIER if sync.kind == SyncKind.BARRIER else Part.COMM_TRANSFER
         total[_COLUMN[Part.COMPUTE]] += hidden.sum()
         total[_COLUMN[part]] += (spent - hidden).sum()

@@ -22,10 +22,10 @@ from ddpdoctor.measure.taxonomy import SyncKind
 from ddpdoctor.measure.window import (
     UNKNOWN_STEP,
     Window,
+    event_union,
     launched_inside,
     launches,
     main_lane,
-    rows_of,
     step_of_collectives,
 )
 from ddpdoctor.rundir import EventKind
@@ -138,8 +138,8 @@ def _of_rank(log: RankLog, window: Window) -> ReducerWork | None:
         return None
     trace = window.trace
     own = trace.category_mask("cpu_op") & (trace.lane == main_lane(trace))
-    copies = rows_of(trace, own & trace.name_mask(lambda name: name.startswith(_COPIES)))
-    issues = rows_of(trace, own & trace.name_mask(lambda name: name in _ISSUES))
+    copies = event_union(trace, own & trace.name_mask(lambda name: name.startswith(_COPIES)))
+    issues = event_union(trace, own & trace.name_mask(lambda name: name in _ISSUES))
     start, arrival, stop = (np.array(times) for times in zip(*passes, strict=True))
     both = union_of(copies, issues)
     # What is issued elsewhere is the script's own, such as metrics.
@@ -156,7 +156,7 @@ _UNKNOWN_IF_0 = ("median_bytes", "backward_ms", "syncs_per_step")
 """Facts of which a log's 0 says that it does not know."""
 
 
-def reductions_of(
+def bucket_facts(
     graph: Graph,
     log_graph: Graph | None,
     window_graph: Graph | None,
@@ -165,19 +165,19 @@ def reductions_of(
 ) -> BucketFacts:
     """How the gradients are reduced: what the logs say of the buckets, completed by what the window shows; ``graph`` is the one that
     speaks for the job."""
-    told = _told(logs, graph, log_graph or graph) if logs else BucketFacts()
+    from_logs = _from_logs(logs, graph, log_graph or graph) if logs else BucketFacts()
     if window_graph is None:
-        return told
-    shown = _shown(windows, told.syncs_per_step or _syncs(window_graph))
+        return from_logs
+    shown = _from_windows(windows, from_logs.syncs_per_step or _syncs(window_graph))
     known = {
         name: value
-        for name, value in asdict(told).items()
+        for name, value in asdict(from_logs).items()
         if value or (value is not None and name not in _UNKNOWN_IF_0)
     }
     return replace(shown, **known)
 
 
-def _told(logs: Sequence[RankLog], graph: Graph, log_graph: Graph) -> BucketFacts:
+def _from_logs(logs: Sequence[RankLog], graph: Graph, log_graph: Graph) -> BucketFacts:
     """Buckets as DDP states them on the first rank, and when and how often gradients are reduced: in a log once for each backward
     pass, in a window once for each bucket."""
     modules = logs[0].record.info.get("ddp") or []
@@ -234,7 +234,7 @@ def _tail_ms(graph: Graph) -> float | None:
     return float(np.mean(np.concatenate(tails_ns))) / 1e6 if tails_ns else None
 
 
-def _shown(windows: Sequence[Window], syncs: float) -> BucketFacts:
+def _from_windows(windows: Sequence[Window], syncs: float) -> BucketFacts:
     """What the windows show, with so many reductions of all gradients in a step."""
     steps = marked_steps(windows)
     chosen = [in_marked_steps(window) & of_kind(window, SyncKind.GRADIENTS) for window in windows]

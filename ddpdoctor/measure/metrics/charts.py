@@ -56,10 +56,10 @@ def rank_summaries(
     ]
 
 
-def behind(group: CycleGroup) -> Array:
+def lateness_ns(group: CycleGroup) -> Array:
     """[N, K, R] ns by which each rank arrives later than the median rank, of two than the other one; 0 where it is earlier. What
     it waited before for some of them only makes it no later itself."""
-    own = group.arrival - _brought_along(group)
+    own = group.arrival - _inherited_wait(group)
     return np.clip(own - typical_arrival(own), 0, None)
 
 
@@ -71,28 +71,28 @@ def typical_arrival(arrival: Array) -> Array:
     return np.where(of_two, np.nan_to_num(arrival, nan=np.inf).min(axis=-1, keepdims=True), middle)
 
 
-def _brought_along(group: CycleGroup) -> Array:
+def _inherited_wait(group: CycleGroup) -> Array:
     """[N, K, R] ns that a rank waited in a collective that not all members had part in, and behind which this one was queued:
     what is reduced within a host first waits there for the host's last rank."""
     brought = np.zeros(group.arrival.shape)
-    if group.behind is None:
+    if group.queued_after is None:
         return brought
     wait = group.wait
     for k, sync in enumerate(group.syncs):
-        for j in np.unique(group.behind[:, k]):
+        for j in np.unique(group.queued_after[:, k]):
             if j >= 0 and not set(sync.members) <= set(group.syncs[j].members):
-                queued = group.behind[:, k] == j
+                queued = group.queued_after[:, k] == j
                 brought[:, k] = np.where(queued, wait[:, j] + brought[:, j], brought[:, k])
     return brought
 
 
 def lateness(graph: Graph) -> tuple[Array, Array]:
-    """[R] ns per cycle: lateness as of :func:`behind`, and the waiting that a rank causes to each other
+    """[R] ns per cycle: lateness as of :func:`lateness_ns`, and the waiting that a rank causes to each other
     rank by being last."""
     world = len(graph.ranks)
     late, caused = np.zeros(world), np.zeros(world)
     for group in graph.groups:
-        late += np.nansum(behind(group), axis=(0, 1))
+        late += np.nansum(lateness_ns(group), axis=(0, 1))
         for k, sync in enumerate(group.syncs):
             members = np.array(sync.members)
             if len(members) < 2 or sync.kind == SyncKind.STEP_END:
@@ -116,7 +116,7 @@ def series(graph: Graph) -> Series:
         number: row
         for group in graph.groups
         for number, row in zip(
-            group.steps.tolist(), np.nan_to_num(np.nanmax(behind(group), axis=1)), strict=True
+            group.steps.tolist(), np.nan_to_num(np.nanmax(lateness_ns(group), axis=1)), strict=True
         )
         if number in place
     }

@@ -249,8 +249,8 @@ def transfers(graph: Graph, hosts: Sequence[str]) -> list[Transfer]:
             spanned = len({hosts[position] for position in sync.members})
             sizes = group.message_bytes[:, k]
             times_ns = (group.transfer if sync.root is None else from_root)[:, k]
-            told = (sizes > 0) & (times_ns > 0)
-            pairs = zip(sizes[told].tolist(), times_ns[told].tolist(), strict=True)
+            usable = (sizes > 0) & (times_ns > 0)
+            pairs = zip(sizes[usable].tolist(), times_ns[usable].tolist(), strict=True)
             known += [Transfer(operation, size, ns, sync.kind, ranks, spanned) for size, ns in pairs]
     return known
 

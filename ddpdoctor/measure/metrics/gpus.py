@@ -14,7 +14,7 @@ from ddpdoctor.measure.facts import GpuFacts
 from ddpdoctor.measure.numerics import Ints, covered, total, union_of
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.telemetry import HostTelemetry
-from ddpdoctor.measure.window import Window, launched_inside, rows_of
+from ddpdoctor.measure.window import Window, event_union, launched_inside
 from ddpdoctor.trace import classify
 
 from .columns import Span, during, mean, most, readings, steps_span
@@ -277,7 +277,7 @@ def _copies(window: Window, steps: int) -> tuple[float | None, float | None]:
         return None, None
     pageable = to_device & trace.name_mask(lambda name: "pageable" in name.lower())
     moved = trace.bytes[to_device]
-    return total(rows_of(trace, pageable)) / steps / 1e6, float(moved[moved > 0].sum()) / steps
+    return total(event_union(trace, pageable)) / steps / 1e6, float(moved[moved > 0].sum()) / steps
 
 
 def gpu_facts(

@@ -16,13 +16,13 @@ from ddpdoctor.measure.graph import issue_time_ns
 from ddpdoctor.measure.numerics import covered
 from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.steplog import WARM_UP_STEPS, RankLog, first
-from ddpdoctor.measure.window import Window, main_lane, rows_of
+from ddpdoctor.measure.window import Window, event_union, main_lane
 from ddpdoctor.rundir import EventKind
 from ddpdoctor.rundir.packages import is_well_known
 from ddpdoctor.trace import classify
 
 
-def users_line(log: RankLog, number: Any) -> Where | None:
+def creation_line(log: RankLog, number: Any) -> Where | None:
     """The line to change, by its number in the log's table; None where only a framework's was seen, as in processes that
     Lightning spawns."""
     line = log.where.get(number) if isinstance(number, int) else None
@@ -42,12 +42,12 @@ def ddp_facts(
         return DdpFacts(find_unused_parameters=searches_unused(windows), search_ms=search_ms)
     ddp = max(log.record.info["ddp"], key=lambda module: module.get("parameters_bytes") or 0)
     stated = ddp.get("find_unused_parameters")
-    told = {name: ddp.get(name) for name in DdpFacts.__struct_fields__} | {
+    known = {name: ddp.get(name) for name in DdpFacts.__struct_fields__} | {
         "find_unused_parameters": searches_unused(windows) if stated is None else stated,
         "search_ms": search_ms,
-        "where": users_line(log, ddp.get("where")),
+        "where": creation_line(log, ddp.get("where")),
     }
-    return DdpFacts(**told)
+    return DdpFacts(**known)
 
 
 def loader_facts(
@@ -68,13 +68,13 @@ def _loaders_of_logs(logs: Sequence[RankLog], asleep: Mapping[int, float]) -> Lo
         return LoaderFacts(wait_ms=median_ms)
     log, settings = rank
     slowest = max(logs, key=lambda log: by_rank.get(log.rank, 0.0))
-    told = {name: settings.get(name) for name in LoaderFacts.__struct_fields__} | {
-        "where": users_line(log, settings.get("where")),
+    known = {name: settings.get(name) for name in LoaderFacts.__struct_fields__} | {
+        "where": creation_line(log, settings.get("where")),
         "wait_ms": median_ms,
         "ready_batches": _ready_batches(logs),
         "computing_share": 1 - asleep[slowest.rank] if slowest.rank in asleep else None,
     }
-    return LoaderFacts(**told)
+    return LoaderFacts(**known)
 
 
 def _wait_ms(log: RankLog) -> float | None:
@@ -91,15 +91,15 @@ def asleep_shares(logs: Sequence[RankLog]) -> dict[int, float]:
     which that was recorded. Ranks of which none was are left out."""
     shares = {}
     for log in logs:
-        told = [
+        known = [
             event
             for step in log.steps[WARM_UP_STEPS:]
             for event in step.events
             if event.gives_batch and event.asleep_ns >= 0
         ]
-        whole_ns = sum(event.duration_ns for event in told)
+        whole_ns = sum(event.duration_ns for event in known)
         if whole_ns:
-            shares[log.rank] = min(sum(event.asleep_ns for event in told) / whole_ns, 1.0)
+            shares[log.rank] = min(sum(event.asleep_ns for event in known) / whole_ns, 1.0)
     return shares
 
 
@@ -158,7 +158,7 @@ def _of_one_search_ns(window: Window, latency_us: float | None) -> float | None:
     walks = int((own & trace.name_mask(_is_search)).sum())
     if not walks:
         return None
-    start, end = rows_of(trace, own & trace.name_mask(lambda name: name in _SEARCHED))
+    start, end = event_union(trace, own & trace.name_mask(lambda name: name in _SEARCHED))
     spent = float((end - start).sum())
     if not window.on_device:
         return (spent + walks * (latency_us or 0.0) * 1e3) / walks
@@ -192,12 +192,12 @@ def job_facts(logs: Sequence[RankLog], windows: Sequence[Window], ranks_seen: in
     that speaks of causes."""
     if not logs:
         return _job_of_windows(windows)
-    told = replace(_job_of_logs(logs), ranks_seen=ranks_seen)
+    known = replace(_job_of_logs(logs), ranks_seen=ranks_seen)
     if not windows:
-        return told
+        return known
     seen = _job_of_windows(windows)
-    unknown = [name for name in told.__struct_fields__ if getattr(told, name) is None]
-    return replace(told, **{name: getattr(seen, name) for name in unknown})
+    unknown = [name for name in known.__struct_fields__ if getattr(known, name) is None]
+    return replace(known, **{name: getattr(seen, name) for name in unknown})
 
 
 def _job_of_logs(logs: Sequence[RankLog]) -> JobFacts:
@@ -205,13 +205,13 @@ def _job_of_logs(logs: Sequence[RankLog]) -> JobFacts:
     infos = [log.record.info for log in logs]
     device = first(infos, "device") or ("cuda" if any(log.device_times for log in logs) else None)
     without = False if any("rank" in info for info in infos) else None
-    told = {name: first(infos, name) for name in JobFacts.__struct_fields__} | {
+    known = {name: first(infos, name) for name in JobFacts.__struct_fields__} | {
         "ranks_seen": len(logs),
         "hosts": len({log.host for log in logs if log.host}) or None,
         "device": str(device).split(":")[0] if device else None,
         "is_ddp": True if any(log.has_ddp for log in logs) else without,
     }
-    return JobFacts(**told)
+    return JobFacts(**known)
 
 
 def _job_of_windows(windows: Sequence[Window]) -> JobFacts:

@@ -75,7 +75,7 @@ def step_facts(
     )
 
 
-def outstanding(graph: Graph) -> list[str]:
+def longest_steps_note(graph: Graph) -> list[str]:
     """A sentence on the longest measured steps, where a few of them take most of the time."""
     if not graph.groups:
         return []

@@ -4,7 +4,7 @@ In: a :class:`~ddpdoctor.measure.graph.Graph` and changes (work, transfers or sy
 cycle. The idea: unchanged, the replay gives the measured times exactly, so that what a change saves is its price.
 """
 
-from .overlapped import when_ready
+from .overlapped import place_removed_work
 from .replay import (
     Change,
     baseline,

@@ -27,7 +27,7 @@ from ddpdoctor.measure.numerics import Array
 from ddpdoctor.measure.taxonomy import SyncKind
 
 
-def held_by(group: CycleGroup) -> Array:
+def waits_for_end(group: CycleGroup) -> Array:
     """[K, R] from 0 to 1: how sure it is that the computation of a rank waits for the end of a collective: by what that is for, as it
     is not DDP's, or the last bucket of a backward pass; or as it was seen to. 0 where the rank takes no part."""
     last_of = {
@@ -35,16 +35,16 @@ def held_by(group: CycleGroup) -> Array:
         for k, sync in enumerate(group.syncs)
         if sync.kind == SyncKind.GRADIENTS
     }
-    held = np.zeros(group.arrival.shape[1:])
+    waits = np.zeros(group.arrival.shape[1:])
     for k, sync in enumerate(group.syncs):
         is_last = last_of.get((sync.micro, sync.group, sync.members)) == k
-        held[k, list(sync.members)] = is_last or sync.kind != SyncKind.GRADIENTS
-    if group.dependent is not None:
-        held = np.maximum(held, np.where(np.isnan(group.arrival[0]), 0.0, group.dependent))
-    return held
+        waits[k, list(sync.members)] = is_last or sync.kind != SyncKind.GRADIENTS
+    if group.dependency_probability is not None:
+        waits = np.maximum(waits, np.where(np.isnan(group.arrival[0]), 0.0, group.dependency_probability))
+    return waits
 
 
-def when_ready(group: CycleGroup, removed: Array) -> Array:
+def place_removed_work(group: CycleGroup, removed: Array) -> Array:
     """[N, K, R] ns: ``removed`` work at the collectives for which it made the rank ready later.
 
     What is removed is told by segments, which end when a rank's part of a collective starts. Others, whose part waits in the
@@ -56,20 +56,20 @@ def when_ready(group: CycleGroup, removed: Array) -> Array:
         return removed
     late = np.nan_to_num(np.clip(group.ready - _middle(group.ready), 0, None))
     takes_part = ~np.isnan(group.ready)
-    passing = 1.0 - held_by(group)
+    passed_on = 1.0 - waits_for_end(group)
     following = np.zeros_like(removed)
     for k in range(removed.shape[1] - 2, -1, -1):
-        following[:, k] = passing[k] * (removed[:, k + 1] + following[:, k + 1])
+        following[:, k] = passed_on[k] * (removed[:, k + 1] + following[:, k + 1])
     moved = np.zeros_like(removed)
-    told, placed = np.zeros_like(group.begin), np.zeros_like(group.begin)
+    removed_so_far, placed_so_far = np.zeros_like(group.begin), np.zeros_like(group.begin)
     for k in range(removed.shape[1]):
-        told = told + removed[:, k]
-        whole = told + following[:, k]
+        removed_so_far = removed_so_far + removed[:, k]
+        whole = removed_so_far + following[:, k]
         excess = np.clip(whole - _middle(whole), 0, None)
         least = np.where(takes_part[:, k], np.minimum(late[:, k], excess), 0.0)
-        now = np.minimum(np.maximum(np.maximum(told, placed), least), whole)
-        moved[:, k] = now - placed
-        told, placed = passing[k] * told, passing[k] * now
+        now = np.minimum(np.maximum(np.maximum(removed_so_far, placed_so_far), least), whole)
+        moved[:, k] = now - placed_so_far
+        removed_so_far, placed_so_far = passed_on[k] * removed_so_far, passed_on[k] * now
     return moved
 
 
@@ -81,44 +81,44 @@ def _middle(values: Array) -> Array:
 
 
 def length_ns(
-    group: CycleGroup, removed: Array, transfer: Array, synchronises: Sequence[bool], relief: Array
+    group: CycleGroup, removed: Array, transfer: Array, synchronises: Sequence[bool], issue_time_saved: Array
 ) -> Array:
     """[N] ns: the length of each cycle by the formula of the module, but no less than the slowest host needs to issue it; the arguments
-    are those of a :class:`.replay.Scenario`, ``removed`` as :func:`when_ready` has it."""
+    are those of a :class:`.replay.Scenario`, ``removed`` as :func:`place_removed_work` has it."""
     free: dict[tuple[str, tuple[int, ...]], Array] = {}
     ends: list[Array] = []
     shift, left_out, over = np.zeros_like(group.begin), np.zeros_like(group.begin), group.begin.copy()
     ready = group.arrival if group.ready is None else group.ready
-    for k, (sync, held) in enumerate(zip(group.syncs, held_by(group), strict=True)):
+    for k, (sync, waits) in enumerate(zip(group.syncs, waits_for_end(group), strict=True)):
         own = list(sync.members)
         left_out[:, own] += removed[:, k, own]
         lane = np.maximum(ready[:, k, own] + shift[:, own] - left_out[:, own], group.begin[:, own])
         if synchronises[k]:
             # Each process group has a stream of its own, which may wait for that of another.
             busy = free.get((sync.group, sync.members), group.begin[:, own])
-            start = np.maximum(np.maximum(lane, busy), _after_queue(group, k, ends)[:, own])
-            goes_on = start.max(axis=1)[:, None] + transfer[:, k, None] + group.lag[:, k, own]
+            start = np.maximum(np.maximum(lane, busy), _queue_released_at(group, k, ends)[:, own])
+            goes_on = start.max(axis=1)[:, None] + transfer[:, k, None] + group.exit_skew[:, k, own]
             free[sync.group, sync.members] = goes_on
             over[:, own] = np.maximum(over[:, own], goes_on)
         else:
-            goes_on = lane if group.beside is None else lane + group.beside[:, k, own]
+            goes_on = lane if group.concurrent_compute is None else lane + group.concurrent_compute[:, k, own]
         ends.append(np.full_like(over, -np.inf))
         ends[k][:, own] = goes_on
-        shift[:, own] += held[own] * (goes_on - group.end[:, k, own] - shift[:, own])
-        left_out[:, own] *= 1.0 - held[own]
+        shift[:, own] += waits[own] * (goes_on - group.end[:, k, own] - shift[:, own])
+        left_out[:, own] *= 1.0 - waits[own]
     length: Array = np.nanmax(over, axis=1) - np.nanmax(group.begin, axis=1)
-    least = 0.0 if group.issue_time_ns is None else (group.issue_time_ns - relief).max(axis=1)
+    least = 0.0 if group.issue_time_ns is None else (group.issue_time_ns - issue_time_saved).max(axis=1)
     return np.maximum(length, least)
 
 
-def _after_queue(group: CycleGroup, k: int, ends: Sequence[Array]) -> Array:
+def _queue_released_at(group: CycleGroup, k: int, ends: Sequence[Array]) -> Array:
     """[N, R] ns when those collectives are over, of which these are the ``ends``, behind which the parts of this one were queued; -inf
     where there are none."""
     after: Array = np.full(group.begin.shape, -np.inf)
-    if group.behind is None:
+    if group.queued_after is None:
         return after
-    for number in np.unique(group.behind[:, k]):
+    for number in np.unique(group.queued_after[:, k]):
         if 0 <= number < k:
             queued = group.arrival[:, k] - group.end[:, number]
-            after = np.where(group.behind[:, k] == number, ends[number] + queued, after)
+            after = np.where(group.queued_after[:, k] == number, ends[number] + queued, after)
     return after

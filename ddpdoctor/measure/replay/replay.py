@@ -7,7 +7,7 @@ A cycle is replayed from the state in which its ranks really were at its beginni
     end[k]        = max over members of arrival[k, r] + transfer[k]
     ready[r]      = end[k] + lag[k, r]
 
-(at a broadcast, the maximum is over those for whom the rank waits: see ``CycleGroup.together``). In a profiler
+(at a broadcast, the maximum is over those for whom the rank waits: see ``CycleGroup.released_at``). In a profiler
 window the computation beside a reduction is known as well, and is replayed in a lane of its own (:mod:`.overlapped`). With
 nothing changed this gives back the measured times (a test holds it to that). A scenario takes out ``work``, changes
 ``transfer``, or drops the synchronisation itself, in which case each member goes on with what it computed beside
@@ -25,7 +25,7 @@ import numpy as np
 from ddpdoctor.measure.graph import CycleGroup, Graph, LikeSegments
 from ddpdoctor.measure.numerics import Array
 
-from .overlapped import length_ns, when_ready
+from .overlapped import length_ns, place_removed_work
 
 
 class Scenario(msgspec.Struct):
@@ -37,7 +37,7 @@ class Scenario(msgspec.Struct):
     """[N, K] ns"""
     synchronises: list[bool]
     """[K] whether the members still wait for each other; where not, the transfer is skipped too."""
-    relief: Array
+    issue_time_saved: Array
     """[N, R] ns that each rank's host needs less to issue the step."""
 
 
@@ -54,8 +54,8 @@ def baseline(group: CycleGroup) -> Scenario:
 def replay(group: CycleGroup, scenario: Scenario) -> Array:
     """[N] ns: the length of each cycle in the scenario."""
     if group.on_device:
-        removed = when_ready(group, scenario.removed)
-        return length_ns(group, removed, scenario.transfer, scenario.synchronises, scenario.relief)
+        removed = place_removed_work(group, scenario.removed)
+        return length_ns(group, removed, scenario.transfer, scenario.synchronises, scenario.issue_time_saved)
     ready = group.begin.copy()
     own = group.work.sum(axis=3)
     work = own - np.minimum(scenario.removed, np.maximum(own, 0.0))
@@ -65,7 +65,11 @@ def replay(group: CycleGroup, scenario: Scenario) -> Array:
         if scenario.synchronises[k]:
             ready[:, members] = _synchronised(group, k, arrival, scenario.transfer[:, k])
         else:
-            ready[:, members] = arrival if group.beside is None else arrival + group.beside[:, k, members]
+            ready[:, members] = (
+                arrival
+                if group.concurrent_compute is None
+                else arrival + group.concurrent_compute[:, k, members]
+            )
     length: Array = np.nanmax(ready, axis=1) - np.nanmax(group.begin, axis=1)
     return length
 
@@ -75,9 +79,9 @@ def _synchronised(group: CycleGroup, k: int, arrival: Array, transfer: Array) ->
     sync = group.syncs[k]
     members = list(sync.members)
     if sync.root is None:
-        going_on: Array = (arrival.max(axis=1) + transfer)[:, None] + group.lag[:, k, members]
+        going_on: Array = (arrival.max(axis=1) + transfer)[:, None] + group.exit_skew[:, k, members]
         return going_on
-    return group.together(k, arrival) + (group.end[:, k, members] - group.together(k))
+    return group.released_at(k, arrival) + (group.end[:, k, members] - group.released_at(k))
 
 
 def replay_all(graph: Graph, changes: Sequence[Change] = ()) -> Array:
@@ -97,7 +101,9 @@ def without_work(removed: Sequence[Array], alone: Sequence[Array] | None = None)
 
     def change(group: CycleGroup, position: int, scenario: Scenario) -> None:
         scenario.removed = scenario.removed + removed[position]
-        scenario.relief = scenario.relief + (removed if alone is None else alone)[position].sum(axis=1)
+        scenario.issue_time_saved = scenario.issue_time_saved + (removed if alone is None else alone)[
+            position
+        ].sum(axis=1)
 
     return change
 
@@ -131,7 +137,7 @@ def common_part(work: Array, alone: Array, like: LikeSegments | None = None) -> 
     """[N, K, R] ns that the ranks have in common: of each, no more than the (lower) median rank has in the same segment, or in
     those that are ``like`` it.
 
-    ``alone`` is the same work as each rank would have it by itself, see :attr:`CycleGroup.work_alone`.
+    ``alone`` is the same work as each rank would have it by itself, see :attr:`CycleGroup.work_standalone`.
     """
     parts = np.clip(alone if like is None else like.by_part(alone), 0, None)
     middle = np.sort(parts, axis=2)[:, :, (alone.shape[2] - 1) // 2, None]

@@ -14,7 +14,7 @@ from ddpdoctor.measure.numerics import Array, Ints
 from ddpdoctor.measure.phases import Gap
 from ddpdoctor.measure.places import CodeLine, Stack, Where
 from ddpdoctor.measure.steplog import RankLog
-from ddpdoctor.measure.taxonomy import IN_GAPS, Component, SyncKind
+from ddpdoctor.measure.taxonomy import BETWEEN_PHASES, Component, SyncKind
 
 from .callers import usual, with_heaviest
 from .counts import SampleCounts, beyond, common_of, counted, same_lines, scale_of
@@ -154,7 +154,7 @@ class LogSourceLines(SourceLines):
         self, positions: Sequence[int], components: Sequence[Component], wanted: set[int], gap: Gap | None
     ) -> SampleCounts:
         # The part of a line's samples that is Python tells of its host work alone, not of what lies in the gaps.
-        only_python = Component.HOST in components and set(components).isdisjoint(IN_GAPS)
+        only_python = Component.HOST in components and set(components).isdisjoint(BETWEEN_PHASES)
         parts = self._python if only_python else [1.0] * len(self.logs)
         return counted(self.samples, positions, components, wanted, parts, gap)
 

@@ -8,7 +8,7 @@ copies, launches and annotations say of why time went by is decided here, once, 
 from .collectives import ROUNDING_NS, Collectives
 from .components import collecting
 from .idle import QUEUED_LAUNCHES, WAITED_FOR
-from .launches import CUDA_CALLS, DEVICE, RUNTIME_CALLS, launch_pairs, launched_inside, launches, rows_of
+from .launches import CUDA_CALLS, DEVICE, RUNTIME_CALLS, event_union, launch_pairs, launched_inside, launches
 from .reading import main_lane, read_window
 from .window import (
     QUEUED_NS,

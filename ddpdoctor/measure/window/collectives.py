@@ -32,7 +32,7 @@ class Collectives(msgspec.Struct, frozen=True):
     end: NDArray[np.int64]
     issued: NDArray[np.int64]
     """When the host launched it; the start where that is not known."""
-    launch_seen: Mask
+    launch_known: Mask
     """Whether that is known."""
     operation: Sequence[str]
     group: Sequence[str]
@@ -93,7 +93,7 @@ def collectives_of_kernels(trace: RankTrace, kernels: Ints, main: int) -> Collec
         start=start,
         end=trace.end_ns[rows],
         issued=at,
-        launch_seen=call >= 0,
+        launch_known=call >= 0,
         operation=operation,
         group=[trace.names[said] if said >= 0 else "" for said in groups],
         group_size=np.array([table.group_size[m] if m >= 0 else -1 for m in entries], np.int64),
@@ -226,7 +226,7 @@ def collectives_of_gloo(trace: RankTrace) -> Collectives:
         start=start,
         end=trace.end_ns[runs],
         issued=start,
-        launch_seen=np.ones(count, bool),
+        launch_known=np.ones(count, bool),
         operation=operation,
         group=[""] * count,
         group_size=unknown,

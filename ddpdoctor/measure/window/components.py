@@ -21,12 +21,12 @@ from ddpdoctor.measure.numerics import (
     union_of,
 )
 from ddpdoctor.measure.phases import Gap, Gaps, by_gap, gap_component, gaps_between
-from ddpdoctor.measure.taxonomy import IN_GAPS, Component
+from ddpdoctor.measure.taxonomy import BETWEEN_PHASES, Component
 from ddpdoctor.trace import RankTrace, classify
 
 from .collectives import ENGINE, Collectives
-from .idle import DeviceTimeline, after_sync, device_gaps, waits_and_idle
-from .launches import CUDA_CALLS, host_recorded, launched_inside, launches, rows_of
+from .idle import DeviceTimeline, after_sync, device_gaps, host_syncs_and_idle
+from .launches import CUDA_CALLS, event_union, host_recorded, launched_inside, launches
 
 
 def device_work(
@@ -38,26 +38,26 @@ def device_work(
     computes = _computes(trace, moving)
     gaps = device_gaps(trace, computes | (moving & ~_communicates(trace)), collectives.end)
     # What it was busy with, as the trace shows it; and with what that lacks.
-    kernels, communicating = rows_of(trace, computes), union(collectives.start, collectives.end)
+    kernels, communicating = event_union(trace, computes), union(collectives.start, collectives.end)
     saved = saving(trace, computes, main, in_use=union_of(kernels, communicating))
-    copies = subtract(subtract(rows_of(trace, moving & ~computes), kernels), saved)
+    copies = subtract(subtract(event_union(trace, moving & ~computes), kernels), saved)
     shown = union_of(kernels, copies, communicating)
     filled = union_of(kernels, subtract(subtract(gaps.by_device, saved), copies))
     # Why it stood idle.
     idle = subtract(subtract(complement(shown, *span), saved), filled)
     collected = intersect(idle, collecting(trace, main))
     uncollected = subtract(idle, collected)
-    data = intersect(uncollected, rows_of(trace, classify.next_batches(trace)))
+    data = intersect(uncollected, event_union(trace, classify.next_batches(trace)))
     rest = subtract(uncollected, data)
     waiting = intersect(rest, after_sync(trace, uncollected))
-    calls = rows_of(trace, trace.category_mask(*CUDA_CALLS, "cpu_op"))
+    calls = event_union(trace, trace.category_mask(*CUDA_CALLS, "cpu_op"))
     issuing = intersect(subtract(rest, waiting), calls)
     late = subtract(rest, gaps.queued)
     # From the device's last event to the end of the last step: what the host works there comes before its next launch.
     tail = EMPTY if last_step_end is None else union([span[1]], [last_step_end])
     timeline = DeviceTimeline(subtract(shown, saved), union_of(late, tail), computes)
-    waits, idle_after = waits_and_idle(trace, collectives, timeline)
-    optimizer = rows_of(trace, computes & launched_inside(trace, classify.optimizer_steps(trace)))
+    waits, idle_after = host_syncs_and_idle(trace, collectives, timeline)
+    optimizer = event_union(trace, computes & launched_inside(trace, classify.optimizer_steps(trace)))
     host_gaps = gaps_on_host(trace, main)
     launched = _launched_in(trace, main, host_gaps, computes)
     between = _between(launched, optimizer)
@@ -78,7 +78,7 @@ def device_work(
         "late_launches": intersect(gaps.for_host, communicating) if host_recorded(trace) else EMPTY,
         "waits": waits,
         "idle_after": idle_after,
-        "in_gaps": {
+        "phase_gaps": {
             gap: union_of(launched.get(gap, EMPTY), intersect(late, host_gaps.among([gap])))
             for gap in host_gaps.kinds
         },
@@ -99,7 +99,7 @@ def _launched_in(trace: RankTrace, main: int, gaps: Gaps, computes: Mask) -> Map
 def _between(launched: Mapping[Gap, Intervals], taken: Intervals) -> dict[str, Intervals]:
     """The same by kind of work, each apart from what is ``taken`` and from the others: streams run beside each other."""
     sets: dict[str, Intervals] = {}
-    for component in IN_GAPS:
+    for component in BETWEEN_PHASES:
         own = [times for gap, times in launched.items() if gap_component(gap) is component]
         sets[component] = subtract(union_of(EMPTY, *own), union_of(taken, *sets.values()))
     return sets
@@ -122,16 +122,16 @@ def host_work(trace: RankTrace, main: int) -> dict[str, Any]:
     annotated = on_main & trace.category_mask("cpu_op", "user_annotation")
 
     def named(predicate: Callable[[str], bool]) -> Intervals:
-        return rows_of(trace, annotated & trace.name_mask(predicate))
+        return event_union(trace, annotated & trace.name_mask(predicate))
 
     data = named(classify.is_dataloader)
     optimizer = subtract(named(classify.is_optimizer_step), data)
     backward = subtract(named(lambda n: n.startswith(ENGINE)), optimizer)
     operators = on_main & trace.category_mask("cpu_op") & ~trace.name_mask(lambda n: n.startswith("c10d::"))
-    rest = union_of(rows_of(trace, operators), named(classify.is_ddp_forward))
+    rest = union_of(event_union(trace, operators), named(classify.is_ddp_forward))
     computing = subtract(rest, union_of(data, optimizer, backward))
     gaps = gaps_on_host(trace, main)
-    between = {component: intersect(computing, gaps.of(component)) for component in IN_GAPS}
+    between = {component: intersect(computing, gaps.of(component)) for component in BETWEEN_PHASES}
     sets = {
         Component.DATA: data,
         Component.OPTIMIZER: optimizer,
@@ -139,8 +139,8 @@ def host_work(trace: RankTrace, main: int) -> dict[str, Any]:
         Component.FORWARD: subtract(computing, union_of(*between.values())),
         **between,
     }
-    in_gaps = {gap: gaps.among([gap]) for gap in gaps.kinds}
-    return {"sets": sets, "compute": union_of(optimizer, backward, computing), "in_gaps": in_gaps}
+    phase_gaps = {gap: gaps.among([gap]) for gap in gaps.kinds}
+    return {"sets": sets, "compute": union_of(optimizer, backward, computing), "phase_gaps": phase_gaps}
 
 
 _BEFORE_FORWARD = (Component.DATA, Component.OPTIMIZER)
@@ -168,10 +168,12 @@ def gaps_on_host(trace: RankTrace, main: int) -> Gaps:
     engine = annotated & trace.name_mask(lambda n: n.startswith(ENGINE))
     found = gaps_between(
         {
-            Component.DATA: rows_of(trace, on_main & annotated & trace.name_mask(classify.is_dataloader)),
-            Component.FORWARD: rows_of(trace, on_main & annotated & trace.name_mask(classify.is_ddp_forward)),
-            Component.BACKWARD: rows_of(trace, engine),
-            Component.OPTIMIZER: rows_of(
+            Component.DATA: event_union(trace, on_main & annotated & trace.name_mask(classify.is_dataloader)),
+            Component.FORWARD: event_union(
+                trace, on_main & annotated & trace.name_mask(classify.is_ddp_forward)
+            ),
+            Component.BACKWARD: event_union(trace, engine),
+            Component.OPTIMIZER: event_union(
                 trace, on_main & annotated & trace.name_mask(classify.is_optimizer_step)
             ),
         }

@@ -157,7 +157,7 @@ _WAIT, _BATCH, _GAP = range(3)
 WAITED_FOR = frozenset((SyncKind.DEVICE_SYNC, *_RESULTS))
 
 
-class Waits(msgspec.Struct, frozen=True):
+class HostSyncs(msgspec.Struct, frozen=True):
     """The calls in which a host waited for its busy device, in order of their ends; times on the trace's own clock."""
 
     row: Ints = np.empty(0, np.int64)
@@ -169,7 +169,7 @@ class Waits(msgspec.Struct, frozen=True):
     kind: Sequence[SyncKind] = ()
     """[W] ``barrier``, ``collective`` (a result of one is waited for) or ``device_sync``; calls between which next to
     nothing is computed drain one queue together, and have the kind of the foremost."""
-    drain: Ints = np.empty(0, np.int64)
+    queue_drain: Ints = np.empty(0, np.int64)
     """[W] number of that group of calls."""
     cost_ns: Times = np.empty(0)
     """[W] ns of idle time that follows from the call; of a group, each has its part by the time it waited."""
@@ -196,9 +196,9 @@ class Batches(msgspec.Struct, frozen=True):
     """[B] whether the workers had not made it yet."""
 
 
-def waits_and_idle(
+def host_syncs_and_idle(
     trace: RankTrace, comms: Collectives, device: DeviceTimeline
-) -> tuple[Waits, dict[str, Intervals]]:
+) -> tuple[HostSyncs, dict[str, Intervals]]:
     """The calls that wait, and the parts of ``device.late`` that follow from each kind of them."""
     waits = _find_waits(trace, comms, device)
     if not len(waits.row) or not len(device.late[0]):
@@ -207,9 +207,9 @@ def waits_and_idle(
     # What of the device's work a full launch queue holds.
     most_ns = QUEUED_LAUNCHES * total(device.busy) / max(int(trace.category_mask(*DEVICE).sum()), 1)
     saved, last = _saved(waits, device, _batches(trace), most_ns)
-    cost = np.bincount(waits.drain[last], saved, minlength=int(waits.drain.max()) + 1)
-    waited = np.bincount(waits.drain, waits.waited_ns)
-    waits = replace(waits, cost_ns=(cost / waited)[waits.drain] * waits.waited_ns)
+    cost = np.bincount(waits.queue_drain[last], saved, minlength=int(waits.queue_drain.max()) + 1)
+    waited = np.bincount(waits.queue_drain, waits.waited_ns)
+    waits = replace(waits, cost_ns=(cost / waited)[waits.queue_drain] * waits.waited_ns)
     kind = np.array(waits.kind)[last]
     idle = {
         name: union(starts[kind == name], np.minimum(starts + saved, ends)[kind == name])
@@ -218,7 +218,7 @@ def waits_and_idle(
     return waits, {name: intervals for name, intervals in idle.items() if len(intervals[0])}
 
 
-def _saved(waits: Waits, device: DeviceTimeline, batches: Batches, most_ns: float) -> tuple[Times, Ints]:
+def _saved(waits: HostSyncs, device: DeviceTimeline, batches: Batches, most_ns: float) -> tuple[Times, Ints]:
     """[gaps] ns that each gap in ``device.late`` would be shorter, and the last call that waited before its end (the
     first one where there is none)."""
     starts, ends = device.late
@@ -250,32 +250,32 @@ def _batches(trace: RankTrace) -> Batches:
     return Batches(trace.end_ns[rows], trace.duration_ns[rows] > TUNING.empty_loader_ns)
 
 
-def _find_waits(trace: RankTrace, comms: Collectives, device: DeviceTimeline) -> Waits:
+def _find_waits(trace: RankTrace, comms: Collectives, device: DeviceTimeline) -> HostSyncs:
     """The calls that wait for a busy device, in groups that drain one queue, by what they wait for."""
     launch, launched = launch_pairs(trace, device.computes)
     rows, waited = _waits_of_hosts(trace, launch, device.busy)
     if not len(rows):
-        return Waits()
+        return HostSyncs()
     order = np.argsort(trace.end_ns[launch], kind="stable")
     at = trace.end_ns[launch][order]
     work = np.concatenate(([0], np.cumsum(trace.duration_ns[launched][order])))
     before = work[np.searchsorted(at, trace.start_ns[rows])]
-    drain = np.concatenate(([0], np.cumsum(np.diff(before) > TUNING.same_result_ns)))
+    queue_drain = np.concatenate(([0], np.cumsum(np.diff(before) > TUNING.same_result_ns)))
     issued = work[np.searchsorted(at, comms.issued)]
     # Of each group, the foremost kind.
-    places = np.full(int(drain[-1]) + 1, len(_RESULTS))
-    np.minimum.at(places, drain, _results(comms, issued, trace.start_ns[rows], before))
+    places = np.full(int(queue_drain[-1]) + 1, len(_RESULTS))
+    np.minimum.at(places, queue_drain, _results(comms, issued, trace.start_ns[rows], before))
     # A group that hardly waited has not drained the queue: that was empty.
-    kept = np.flatnonzero(np.bincount(drain, waited)[drain] >= LAUNCH_SLACK_NS)
+    kept = np.flatnonzero(np.bincount(queue_drain, waited)[queue_drain] >= LAUNCH_SLACK_NS)
     if not len(kept):
-        return Waits()
-    _, numbered = np.unique(drain[kept], return_inverse=True)
-    return Waits(
+        return HostSyncs()
+    _, numbered = np.unique(queue_drain[kept], return_inverse=True)
+    return HostSyncs(
         row=rows[kept],
         end=trace.end_ns[rows[kept]],
         waited_ns=waited[kept],
-        kind=[(*_RESULTS, SyncKind.DEVICE_SYNC)[place] for place in places[drain[kept]].tolist()],
-        drain=numbered.astype(np.int64),
+        kind=[(*_RESULTS, SyncKind.DEVICE_SYNC)[place] for place in places[queue_drain[kept]].tolist()],
+        queue_drain=numbered.astype(np.int64),
         cost_ns=np.zeros(len(kept)),
     )
 

@@ -25,7 +25,7 @@ def host_recorded(trace: RankTrace) -> bool:
     return bool((calls & ~np.isin(trace.correlation, launched)).any())
 
 
-def rows_of(trace: RankTrace, mask: Mask) -> Intervals:
+def event_union(trace: RankTrace, mask: Mask) -> Intervals:
     """Union of the events in ``mask``."""
     return union(trace.start_ns[mask], trace.end_ns[mask])
 
@@ -60,7 +60,7 @@ def launched_inside(trace: RankTrace, marks: Mask) -> Mask:
     if marks.any():
         rows = np.flatnonzero(trace.category_mask(*DEVICE))
         calls = launches(trace, rows)
-        inside[rows] = (calls >= 0) & holds(rows_of(trace, marks), trace.start_ns[calls])
+        inside[rows] = (calls >= 0) & holds(event_union(trace, marks), trace.start_ns[calls])
     return inside
 
 

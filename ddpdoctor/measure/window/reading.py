@@ -36,8 +36,8 @@ def read_window(trace: RankTrace, bounds: Steps | None = None, host: str = "") -
     on_device = bool(trace.category_mask("kernel").any())
     main = main_lane(trace)
     collectives = _collectives(trace, main)
-    host_seen = not on_device or host_recorded(trace)
-    steps = bounds or _steps(trace, main) or ([] if host_seen else _steps_on_device(trace))
+    shows_host = not on_device or host_recorded(trace)
+    steps = bounds or _steps(trace, main) or ([] if shows_host else _steps_on_device(trace))
     span = _span(trace, on_device)
     work = (
         device_work(trace, main, collectives, span, last_step_end=steps[-1][2] if steps else None)
@@ -53,7 +53,7 @@ def read_window(trace: RankTrace, bounds: Steps | None = None, host: str = "") -
         steps=steps,
         span=span,
         collectives=collectives,
-        host_seen=host_seen,
+        shows_host=shows_host,
         forwards=np.sort(trace.start_ns[forward]),
         updates=np.sort(trace.start_ns[classify.optimizer_steps(trace)]),
         elements=amounts(trace, steps),

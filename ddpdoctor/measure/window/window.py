@@ -19,7 +19,7 @@ from ddpdoctor.measure.taxonomy import SyncKind
 from ddpdoctor.trace import RankTrace
 
 from .collectives import ROUNDING_NS, Collectives
-from .idle import Waits
+from .idle import HostSyncs
 
 UNKNOWN_STEP = -1
 """Number of the step of what lies outside the marked ones."""
@@ -47,13 +47,13 @@ class Window(msgspec.Struct, frozen=True):
     late_launches: Intervals = EMPTY
     """Beside a collective: no computation, because the host was late to launch it. A rank that waits in a collective
     loses there what others lose before it."""
-    host_seen: bool = True
+    shows_host: bool = True
     """Whether the trace records anything of what the host did. Else it is unknown why the device idles."""
-    waits: Waits = Waits()
+    waits: HostSyncs = HostSyncs()
     """Where the host waited for its device; on the trace's own clock."""
     idle_after: Mapping[str, Intervals] = msgspec.field(default_factory=dict)
     """The device's idle time that follows from them, by their kind."""
-    in_gaps: Mapping[Gap, Intervals] = msgspec.field(default_factory=dict)
+    phase_gaps: Mapping[Gap, Intervals] = msgspec.field(default_factory=dict)
     """The gaps between the phases of training steps, by their kind, with what a device computes for them later; {} where the
     trace does not mark the phases."""
     forwards: Ints = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
@@ -80,7 +80,7 @@ class Window(msgspec.Struct, frozen=True):
             compute=moved(self.compute),
             late_launches=moved(self.late_launches),
             idle_after={kind: moved(intervals) for kind, intervals in self.idle_after.items()},
-            in_gaps={gap: moved(intervals) for gap, intervals in self.in_gaps.items()},
+            phase_gaps={gap: moved(intervals) for gap, intervals in self.phase_gaps.items()},
             forwards=self.forwards + offset_ns,
             updates=self.updates + offset_ns,
             shifted_ns=self.shifted_ns + offset_ns,
@@ -129,8 +129,8 @@ def step_of_collectives(window: Window) -> Ints:
     """
     comms = window.collectives
     steps = step_of(window, comms.issued)
-    if window.on_device and comms.launch_seen.any():
-        steps = np.where(comms.launch_seen, steps, UNKNOWN_STEP)
+    if window.on_device and comms.launch_known.any():
+        steps = np.where(comms.launch_known, steps, UNKNOWN_STEP)
     return steps
 
 
