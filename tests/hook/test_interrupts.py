@@ -49,7 +49,7 @@ def names(error: BaseException) -> list[str]:
     return [frame.name for frame in traceback.extract_tb(error.__traceback__)]
 
 
-def creation_line(function) -> WorkerKilledError:
+def users_line(function) -> WorkerKilledError:
     with pytest.raises(WorkerKilledError) as caught:
         function()
     return caught.value
@@ -71,7 +71,7 @@ def test_what_a_handler_raises_goes_to_the_job_from_its_own_line(handled, place)
         "after_an_error": lambda: around(fails, part, nothing, strike),
         "callback": lambda: guarded(part, strike),
     }[place]()
-    error = creation_line(wrapped)
+    error = users_line(wrapped)
     assert part.errors == 0
     assert "users_line" in names(error) and "strike" not in names(error) and "before" not in names(error)
 

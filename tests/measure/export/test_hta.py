@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.measure.export import hta_results, hta_trace
 from ddpdoctor.measure.numerics import complement, intersect, subtract, total, union
-from ddpdoctor.measure.window import read_window, event_union
+from ddpdoctor.measure.window import event_union, read_window
 from ddpdoctor.report.job_view import hta_tables
 from ddpdoctor.trace import classify, find_traces, load_traces
 from tests.generator import SMALL, Config, cpu_job, generate
