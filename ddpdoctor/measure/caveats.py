@@ -1,4 +1,4 @@
-"""What a reader of the numbers must know: of which recordings they cannot be better than they are, in sentences."""
+"""Limits of the recording that a reader of the numbers must know, in sentences."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ddpdoctor.measure.window import RUNTIME_CALLS, Window
 
 class _Tuning(msgspec.Struct, frozen=True):
     few_steps: int = 10
-    """Measured steps of a whole run below which it is said how few they are: of fewer, one in ten need not be among them."""
+    """A run with fewer measured steps gets a note: an event of every tenth step need not be among them."""
 
 
 _TUNING = _Tuning()
 
 
 def caveats(graphs: Graphs) -> list[str]:
-    """Of one run, one sentence each."""
+    """The limits of one run's recording, one sentence each."""
     of_traces = [] if graphs.logs else [*_one_rank(graphs), *_missing_ranks(graphs), *_nameless(graphs)]
     return [
         *_refused(graphs),
@@ -103,7 +103,7 @@ def _hosts_unseen(graphs: Graphs) -> Iterator[str]:
 
 
 def _devices_unseen(graphs: Graphs) -> Iterator[str]:
-    """An export without its table of kernels, a profiler that was not allowed to see the device."""
+    """Traces with runtime calls but no kernels: an export without its table of kernels, or a profiler without access to the device."""
     hosts = [window for window in graphs.windows if not window.on_device]
     unseen = [window for window in hosts if window.trace.category_mask(*RUNTIME_CALLS).any()]
     if unseen and graphs.primary_is_window:
@@ -126,7 +126,7 @@ def _no_window(graphs: Graphs) -> Iterator[str]:
 
 
 def _few_steps(graphs: Graphs) -> Iterator[str]:
-    """Of a run of few steps: how little was seen of it."""
+    """A note for a run of few measured steps."""
     measured, aside = graphs.timing.cycles, sum(graphs.timing.set_aside.values())
     if graphs.logs and 0 < measured < _TUNING.few_steps:
         left_out = f", and {aside} more {'are' if aside > 1 else 'is'} left out" if aside else ""

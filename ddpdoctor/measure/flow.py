@@ -1,7 +1,7 @@
-"""Everything together: step logs, windows and telemetry → facts and what reports draw.
+"""Step logs, windows and telemetry → facts and what reports draw.
 
-One flow of stages, each with a frozen result: what was read is aligned, becomes graphs of which one speaks, is measured,
-attributed and priced; then facts are built, once.
+The stages, each with a frozen result: align the recordings, build graphs and choose the primary one, measure, attribute, price; then
+build the facts once.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Measurement(msgspec.Struct, frozen=True):
     facts: Facts
     graphs: Graphs
     logs: Sequence[RankLog]
-    """All that were recorded, on one clock."""
+    """All logs, on one clock."""
     drawn: Drawn
     notes: list[str] = msgspec.field(default_factory=list)
     set_aside: dict[str, int] = msgspec.field(default_factory=dict)
@@ -81,8 +81,8 @@ def measure(
     progress: Progress = no_progress,
     launches: Mapping[str, Launch] | None = None,
 ) -> Measurement:
-    """Measure a run. ``logs`` and ``windows`` are ordered by rank; either may be empty, not both. ``hang``: whether and how it
-    stopped, which is found elsewhere. ``launches``: when the launcher of each host started and ended, by host name."""
+    """Measure a run. ``logs`` and ``windows`` are ordered by rank; either may be empty, not both. ``hang``: whether and how the job
+    stopped. ``launches``: when the launcher of each host started and ended, by host name."""
     graphs, recorded, notes = _aligned(logs, windows, telemetry, progress)
     aside = all_excluded_steps(graphs.timing, recorded)
     report = counted(progress, Stage.MEASURE)
@@ -136,7 +136,7 @@ def _aligned(
     telemetry: Mapping[str, HostTelemetry],
     progress: Progress,
 ) -> tuple[Graphs, Sequence[RankLog], list[str]]:
-    """The graphs, the logs on one clock, and what was done to them."""
+    """The graphs, the logs on one clock, and notes on their clocks and suspensions."""
     report = counted(progress, Stage.ALIGN, begin=WINDOWS_READ)
     report(0, 2)
     aligned, set_clocks = align_logs(logs)
@@ -149,7 +149,7 @@ def _aligned(
 def _context(
     graphs: Graphs, log_lines: LogSourceLines, gpu: GpuFacts, telemetry: Mapping[str, HostTelemetry]
 ) -> Context:
-    """What is known before anything is priced."""
+    """The inputs of the pricers."""
     graph, logs, windows = graphs.primary, graphs.logs, graphs.windows
     reducers = reducer_work(logs, windows) if graphs.primary_is_log else []
     return Context(
@@ -174,7 +174,7 @@ def _context(
 
 
 def _rare_sources(graphs: Graphs, log_lines: LogSourceLines) -> list[RareSource]:
-    """The window shows a few steps; what stops a host, or slows a device, now and then is in the logs of the whole run."""
+    """Graphs of the whole run for rare events, which a window of a few steps does not show."""
     sources = []
     if graphs.primary_is_window and graphs.log is not None and graphs.log.groups:
         sources.append(RareSource(graphs.log, log_lines, RARE_ON_HOST))

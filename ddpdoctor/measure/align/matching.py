@@ -1,6 +1,5 @@
-"""The same collective on every rank: by process group and sequence number where the trace has them, else by the order in
-which each rank has its group's collectives. Which have all their members, and why others lack some.
-"""
+"""Find the same collective on every rank: by process group and sequence number where the trace has them, else by the order in which
+each rank has its group's collectives. Count the collectives that lack members, with the reasons."""
 
 from __future__ import annotations
 
@@ -19,36 +18,36 @@ from .sequence_alignment import merge_ranks, spacing
 from .trace_clocks import align_trace_clocks, several_clocks
 
 _LEFT = 2
-"""Collectives at the end of a window that a rank lacks in a row: of one alone, its event may be lost."""
+"""Collectives in a row at the end of a window that a rank must lack to count as stopped: the event of a single one may be missing."""
 
 
 class MatchCoverage(msgspec.Struct, frozen=True):
     """How many collectives of several ranks were found on all of them, and why others were not.
 
-    One that lacks several members for different reasons counts by the gravest: the first here that holds.
+    A collective that lacks several members for different reasons counts once, by the first reason in this order.
     """
 
     complete: int = 0
     rank_stopped: int = 0
-    """A member's window goes on, without any more collectives of the group."""
+    """A member's window continues, without any more collectives of the group."""
     event_missing: int = 0
-    """A member has the collectives before and behind it: its event is missing."""
+    """A member has the collectives before and after it: its event is missing."""
     outside_window: int = 0
-    """A member's window does not reach it."""
+    """A member's window does not cover it."""
 
     @property
     def incomplete(self) -> int:
-        """Those that lack members."""
+        """Collectives that lack members."""
         return self.rank_stopped + self.event_missing + self.outside_window
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """Of each collective of a group, [L]."""
+    """Members and ends of each collective of a group, [L]."""
 
     members: Ints
-    """Ranks on which it is found."""
+    """Number of ranks on which it is found."""
     reached: Ints
-    """Ranks of the group whose windows reach it."""
+    """Number of ranks of the group whose windows cover it."""
     first: Ints
     """ns of the first member's end."""
     last: Ints
@@ -56,12 +55,12 @@ class Spread(msgspec.Struct, frozen=True):
 
     @property
     def end_spread_ns(self) -> Array:
-        """From the first to the last end."""
+        """[L] ns from the first to the last end."""
         return (self.last - self.first).astype(float)
 
 
 def spread_of(windows: Sequence[Window], table: Ints) -> Spread:
-    """Of the collectives in these rows [L, R], see :func:`.sequence_alignment.merge_ranks`."""
+    """The spread of the collectives in ``table`` [L, R], see :func:`.sequence_alignment.merge_ranks`."""
     first = np.full(len(table), np.iinfo(np.int64).max)
     last = np.full(len(table), np.iinfo(np.int64).min)
     members = np.flatnonzero((table >= 0).any(axis=0)).tolist()
@@ -77,7 +76,7 @@ def spread_of(windows: Sequence[Window], table: Ints) -> Spread:
 
 
 def coverage(windows: Sequence[Window], shared: Sequence[tuple[Ints, Spread]]) -> MatchCoverage:
-    """Of the collectives of groups of which several ranks are here, and where their ends lie."""
+    """The coverage of the collectives of ``shared`` groups, those with several recorded ranks."""
     counts = np.zeros(4, np.int64)
     for table, spread in shared:
         members = np.flatnonzero((table >= 0).any(axis=0)).tolist()
@@ -103,23 +102,23 @@ def coverage(windows: Sequence[Window], shared: Sequence[tuple[Ints, Spread]]) -
 
 
 class Tuning(msgspec.Struct, frozen=True):
-    """What is credible."""
+    """When a match is plausible."""
 
     least_matched: float = 0.5
-    """Part of the collectives that must be matched: of windows that overlap by less, most are somebody else's."""
+    """Share of the collectives that must be matched: windows that overlap by less are probably from different jobs."""
     by_chance: float = 0.2
-    """Of the distance to the next one of its kind. The ends of unrelated collectives lie a quarter of it apart in the
-    median, those of one collective less than its own length, whatever that is."""
+    """Share of the distance to the next collective of the same kind. Ends of unrelated collectives are a quarter of it apart in the
+    median, ends of one collective less than its own length."""
     same_end_ns: int = 150_000
-    """Ends as near as this are together, however closely collectives follow each other: above the 90 microseconds that
-    are seen within a host."""
+    """Ends within this time are the same, however close collectives follow each other: more than the 90 microseconds that are measured
+    within a host."""
 
 
 TUNING = Tuning()
 
 
 class Matched(msgspec.Struct, frozen=True):
-    """Collectives matched over windows."""
+    """Collectives matched across windows."""
 
     rows: NDArray[np.int64]
     """[M, R] row in each window's collectives, -1 where the rank has no part in it."""
@@ -129,7 +128,7 @@ class Matched(msgspec.Struct, frozen=True):
     error_ns: float | None = None
     """Error bound of the clocks' alignment; None where nothing was aligned."""
     coverage: MatchCoverage = msgspec.field(default_factory=MatchCoverage)
-    """How many have all their members."""
+    """How many collectives have all their members."""
 
 
 def align_and_match(windows: Sequence[Window]) -> tuple[list[Window], Matched]:
@@ -167,7 +166,8 @@ def align_and_match(windows: Sequence[Window]) -> tuple[list[Window], Matched]:
 def _why_implausible(
     windows: Sequence[Window], groups: Mapping[int, Groups], shared: Sequence[tuple[Ints, Spread]]
 ) -> str | None:
-    """Why a matching cannot be right: too few are found on several ranks, or ends lie as far apart as by chance."""
+    """Why a match is implausible: too few collectives are on several ranks, or ends are as far apart as by chance. None if it is
+    plausible."""
     several = sum(int((spread.members > 1).sum()) for _, spread in shared)
     possible = sum(int((spread.reached > 1).sum()) for _, spread in shared)
     if shared and several <= TUNING.least_matched * possible:
@@ -195,8 +195,8 @@ def _why_implausible(
 
 
 def _distances(windows: Sequence[Window], groups: Mapping[int, Groups]) -> dict[int, Array]:
-    """Of each rank [M] ns from the end of each collective to the nearest of its kind. Of Gloo's, whose ends come when their
-    threads get a CPU, their steps tell which is which: there it is a step's length."""
+    """By position, [M] ns from the end of each collective to the nearest of its kind. Ends on Gloo are delayed until their threads get
+    a CPU, and steps identify the collective: there it is at least a step's length."""
     found = {}
     for position, of_rank in groups.items():
         window = windows[position]

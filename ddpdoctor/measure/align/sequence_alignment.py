@@ -1,8 +1,8 @@
-"""Two ranks' sequences of collectives, one beside the other: which of the one is which of the other; and of all ranks, one after another.
+"""Align two ranks' sequences of collectives, and merge the ranks one after another.
 
-On each rank the collectives of a process group come in the same order. What is told apart by step and place, or by ends
-that lie nearer to each other than to any neighbour's, is sure; between two sure pairs a dynamic programme takes the best
-chain of the rest. Ends are evidence: what excludes a pair is that one rank came after the other had left.
+On each rank the collectives of a process group come in the same order. Pairs are certain that step and place identify, or whose ends
+are nearer to each other than to any neighbour's. Between two certain pairs dynamic programming finds the best chain of the rest.
+Distant ends are evidence only; a pair is excluded if one rank arrived after the other had left.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from .collective_keys import CollectiveSequence, can_be_same, steps_differ
 
 
 class ChainTuning(msgspec.Struct, frozen=True):
-    """What a pair is worth that is not sure."""
+    """Scores of pairs that are not certain."""
 
     of_length: float = 0.5
-    """Of a collective's length: twice the spread that sends and receives show."""
+    """Share of a collective's length: twice the spread that sends and receives show."""
     in_order: float = 0.05
-    """What a pair is worth for which only the order and the step speak, where ends come when threads get a CPU."""
+    """Score of a pair by order and step alone, where an end is delayed until a thread gets a CPU."""
     block: int = 256
-    """Collectives that are compared with each other at once where nothing between them is sure."""
+    """Collectives that are compared at once where nothing between them is certain."""
     crossing: int = 4
-    """Places by which the collectives of two streams may come in another order on another rank."""
+    """Places by which the collectives of two streams may be reordered on another rank."""
 
 
 CHAINS = ChainTuning()
@@ -40,15 +40,15 @@ Stretch = tuple[Ints, Ints]
 
 
 class EndTolerance(msgspec.Struct, frozen=True):
-    """What is known of clocks and ends."""
+    """Errors of clocks and ends."""
 
     clock_ns: float
-    """By which two clocks may be apart."""
+    """Largest error between two clocks."""
     ends_ns: float
-    """By which ends of one collective may be, however short it is."""
+    """Largest difference between ends of one collective, however short it is."""
 
     def credible_ns(self, a: CollectiveSequence, b: CollectiveSequence) -> Array:
-        """By which the ends of these may be apart, the one's rows beside the other's."""
+        """Largest plausible difference between the ends of ``a`` and ``b``, row by row."""
         length = np.minimum(a.end - a.start, b.end - b.start)
         allowed: Array = np.maximum(self.ends_ns, CHAINS.of_length * length)
         return allowed
@@ -57,7 +57,7 @@ class EndTolerance(msgspec.Struct, frozen=True):
 def fill_between(
     reference: CollectiveSequence, other: CollectiveSequence, row: Ints, tolerance: EndTolerance
 ) -> Ints:
-    """``row`` [M] with what could be paired between those that are."""
+    """``row`` [M] completed by the pairs found between those that it has."""
     row = _fill_all(reference, other, row, tolerance, 0)
     return row if reference.one_order else _fill_all(reference, other, row, tolerance, CHAINS.crossing)
 
@@ -86,7 +86,7 @@ def _fill_stretch(
     stretch: Stretch,
     tolerance: EndTolerance,
 ) -> None:
-    """Writes into ``row`` the pairs of a stretch."""
+    """Write the pairs of a stretch into ``row``."""
     ours, theirs = stretch
     a, b = reference.select(ours), other.select(theirs)
     scores = _pair_scores(a, b, tolerance).reshape(len(a), len(b))
@@ -98,11 +98,11 @@ def _fill_stretch(
 
 
 def _between(taken: Mask, row: Ints, crossing: int) -> Iterator[Stretch]:
-    """The stretches where both have collectives that are not paired yet."""
+    """The stretches where both ranks have unpaired collectives."""
     ours, theirs = np.flatnonzero(~taken), np.flatnonzero(row < 0)
     if not len(ours) or not len(theirs):
         return
-    # Of what is paired before and behind each of theirs, the rows in ours.
+    # Rows of the reference that are paired before and after each of them.
     low = np.maximum.accumulate(row)[theirs]
     high = np.minimum.accumulate(np.where(row >= 0, row, len(taken))[::-1])[::-1][theirs]
     low, high = np.minimum(low, high) - crossing, np.maximum(low, high) + crossing
@@ -126,14 +126,15 @@ def _blocks(reference: CollectiveSequence, other: CollectiveSequence, stretch: S
 
 
 def _enclosed(row: Ints, ours: Ints, theirs: Ints) -> bool:
-    """Whether what is paired beside a stretch adjoins it on both ranks: then it has the same neighbours."""
+    """Whether the pairs around a stretch adjoin it on both ranks, so that it has the same neighbours."""
     before, behind = int(theirs[0]) - 1, int(theirs[-1]) + 1
     inside = before >= 0 and behind < len(row) and row[before] == ours[0] - 1 and row[behind] == ours[-1] + 1
     return bool(inside) and len(ours) == ours[-1] - ours[0] + 1 == behind - before - 1
 
 
 def _pair_scores(a: CollectiveSequence, b: CollectiveSequence, tolerance: EndTolerance) -> Array:
-    """[N * M] from 0 to 1, the nearer the ends the more; 0 of what is unlike, or where one comes after another has left."""
+    """[N * M] score from 0 to 1, higher for nearer ends; 0 for different labels or steps, or where one rank arrives after the other has
+    left."""
     ours, theirs = np.repeat(np.arange(len(a)), len(b)), np.tile(np.arange(len(b)), len(a))
     a, b = a.select(ours), b.select(theirs)
     possible = (
@@ -148,7 +149,7 @@ def _pair_scores(a: CollectiveSequence, b: CollectiveSequence, tolerance: EndTol
 
 
 def _best_chain(scores: Array) -> Stretch:
-    """(Rows, columns) of the pairs, increasing in both, that are worth the most together."""
+    """(Rows, columns) of the pairs, increasing in both, with the largest sum of ``scores`` [N, M]."""
     rows, columns = scores.shape
     best = np.zeros((rows + 1, columns + 1))
     for i in range(rows):
@@ -169,17 +170,17 @@ def _best_chain(scores: Array) -> Stretch:
 
 
 class SureTuning(msgspec.Struct, frozen=True):
-    """What makes a pair sure, and what it is worth where it is not."""
+    """What makes a pair certain."""
 
     near: float = 0.25
-    """Of the distance to the nearest neighbour of the same kind: ends that lie nearer are no neighbour's. Unrelated
-    sequences have half of their ends there, but no two in a row."""
+    """Share of the distance to the nearest neighbour of the same kind: closer ends belong together. In unrelated sequences half of the
+    ends are that close, but no two in a row."""
     clear: float = 12.0
-    """Neighbours closer than so many times the ends' scatter are not told apart by time."""
+    """Multiple of the ends' scatter below which neighbours cannot be separated by time."""
     scatters: float = 6.0
-    """So many times the clocks' error may lie between two ends: of normal errors, none in a million is left out."""
+    """Multiple of the clocks' error that may be between two ends: excludes less than one in a million normal errors."""
     tightest_ns: float = 150_000.0
-    """Above the 90 microseconds by which ends scatter within a host, and of the order of what a device's clock is off."""
+    """More than the 90 microseconds by which ends scatter within a host, and of the order of the error of a device's clock."""
 
 
 SURE = SureTuning()
@@ -190,7 +191,7 @@ def align_sequences(
 ) -> Ints:
     """[M] row in ``reference`` of each collective of ``other``, on one clock; -1 where it is missing there.
 
-    ``scatter_ns``: of ends; ``clock_ns``: by which the clock may be wrong, 0 where both ranks have the same.
+    ``scatter_ns``: scatter of ends; ``clock_ns``: error of the clock, 0 where both ranks have the same.
     """
     if not len(reference) or not len(other):
         return np.full(len(other), -1, np.int64)
@@ -219,12 +220,12 @@ def align_sequences(
 
 
 def certain_pairs(reference: CollectiveSequence, other: CollectiveSequence) -> Ints:
-    """[M] as :func:`align_sequences`, but only what time alone makes sure."""
+    """[M] as :func:`align_sequences`, but only pairs that are certain by time alone."""
     return _certain(reference, other, _nearest(reference, other, np.inf), 0.0)
 
 
 def _nearest(reference: CollectiveSequence, other: CollectiveSequence, error_ns: float) -> Ints:
-    """[M] the one of the same kind whose end is the nearest, where that holds the other way round, too."""
+    """[M] row of the same kind with the nearest end, where each is the other's nearest; else -1."""
     there, _ = _closest(reference.label, reference.end, other.label, other.end)
     back, _ = _closest(other.label, other.end, reference.label, reference.end)
     there = np.where((there >= 0) & (back[there] == np.arange(len(other))), there, -1)
@@ -233,7 +234,7 @@ def _nearest(reference: CollectiveSequence, other: CollectiveSequence, error_ns:
 
 
 def _certain(reference: CollectiveSequence, other: CollectiveSequence, near: Ints, clear_ns: float) -> Ints:
-    """[M] those that lie nearer to each other than to any neighbour of theirs, by far."""
+    """[M] row of the pairs in ``near`` that are much nearer to each other than to any neighbour; else -1."""
     gap = np.minimum(spacing(reference.label, reference.end)[near], spacing(other.label, other.end))
     sure = (near >= 0) & (np.abs(reference.end[near] - other.end) <= SURE.near * gap) & (gap >= clear_ns)
     return np.where(sure, near, -1)
@@ -273,14 +274,14 @@ def _closest(label: Ints, end: Ints, at_label: Ints, at: Ints) -> tuple[Ints, Ar
 
 
 def _steps_alike(reference: CollectiveSequence, other: CollectiveSequence, near: Ints) -> Ints:
-    """[M] steps of ``other`` as ``reference`` counts them: profilers need not have begun to count together."""
+    """[M] steps of ``other`` in the numbering of ``reference``: profilers may start to count in different steps."""
     known = (near >= 0) & (reference.step[near] >= 0) & (other.step >= 0)
     ahead = int(np.median((reference.step[near] - other.step)[known])) if known.any() else 0
     return np.where(other.step >= 0, other.step + ahead, other.step)
 
 
 def in_equal_steps(reference: CollectiveSequence, other: CollectiveSequence) -> Ints:
-    """[M] as :func:`align_sequences`, by place among those of a kind in a step, where both have as many; no clock is asked."""
+    """[M] as :func:`align_sequences`, by place among those of a kind in a step, where both ranks have the same number; without clocks."""
     row = np.full(len(other), -1, np.int64)
     ours, theirs = np.flatnonzero(reference.step >= 0), np.flatnonzero(other.step >= 0)
     if not len(ours) or not len(theirs):
@@ -301,13 +302,13 @@ def in_equal_steps(reference: CollectiveSequence, other: CollectiveSequence) -> 
 
 
 def _once(row: Ints, count: int) -> Ints:
-    """``row`` without those that are asked for twice."""
+    """``row`` without values that occur twice."""
     asked = np.bincount(row[row >= 0], minlength=count)
     return np.where((row >= 0) & (asked[row] == 1), row, -1)
 
 
 def _increasing(row: Ints) -> Ints:
-    """The longest part of ``row`` that increases; the rest is -1."""
+    """The longest increasing subsequence of ``row``; the rest is -1."""
     at = np.flatnonzero(row >= 0)
     if (np.diff(row[at]) > 0).all():
         return row
@@ -331,8 +332,8 @@ def merge_ranks(
 ) -> Ints:
     """[L, world] row of each collective in the windows of its members, in order; -1 where it is missing.
 
-    ``members``: position → (rows in the window's collectives, the collectives on the common clock). One rank after the other
-    is laid beside what those before it have; what they lack is put in where it comes.
+    ``members``: position → (rows in the window's collectives, the collectives on the common clock). Ranks are aligned one after another
+    with the merged sequence; collectives that it lacks are inserted in order.
     """
     reference: CollectiveSequence | None = None
     table = np.empty((0, world), np.int64)
@@ -350,7 +351,7 @@ def merge_ranks(
             continue
         added = np.full((len(new), world), -1, np.int64)
         added[:, position] = rows[new]
-        # Behind the last of its own that the lines know, in its own order.
+        # After the last of this rank's collectives that the reference has, in this rank's order.
         behind = np.maximum.accumulate(row)[new]
         place = np.concatenate((np.arange(len(reference)), behind))
         order = np.lexsort((np.concatenate((np.full(len(reference), -1), new)), place))
@@ -360,7 +361,7 @@ def merge_ranks(
 
 
 def _with_member(reference: CollectiveSequence, own: CollectiveSequence, row: Ints) -> CollectiveSequence:
-    """The lines with one more member in these rows: the last has come later, the first has left earlier."""
+    """The merged sequence with one more member in these rows: latest start, earliest end."""
     has = row >= 0
     at = row[has]
     start, left, step = reference.start.copy(), reference.left.copy(), reference.step.copy()

@@ -1,8 +1,8 @@
 """The dependency graph of a run: cycles of work and synchronisations.
 
-In: logs or windows on one clock. Out: a :class:`Graph` of :class:`CycleGroup`, dense arrays over cycles, synchronisations,
-ranks and components of work; every recorded step is in it or has a reason. The idea: ranks stand together at the end of a
-synchronisation, so cycles are independent, and both kinds of recording become one form that can be measured and replayed.
+In: logs or windows on one clock. Out: a :class:`Graph` of :class:`CycleGroup`, dense arrays over cycles, synchronisations, ranks and
+components of work; every recorded step is in it or has a reason. Ranks are together at the end of a synchronisation, so cycles are
+independent of each other. Logs and windows become the same form, which can be measured and replayed.
 """
 
 from .cutting import matched_collectives

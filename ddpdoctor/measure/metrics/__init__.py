@@ -1,8 +1,8 @@
-"""What is measured without asking for causes: times, breakdown, communication, devices, machines, settings.
+"""Measurements that need no causes: times, breakdown, communication, devices, hosts, settings.
 
-In: the graph, the logs and windows behind it, telemetry. Out: groups of facts, and what reports draw. The idea: one function
-of one module builds a group of facts, whole; nothing here is priced and nobody is accused. What is known only from elsewhere,
-such as a favoured bucket size, is an argument.
+In: the graph, the logs and windows behind it, telemetry. Out: groups of facts, and what reports draw. One function builds one whole
+group of facts; nothing here is priced, and no rank is named as a cause. Values from other stages, such as the best bucket size, are
+arguments.
 """
 
 from .breakdown import critical_breakdown, cycle_breakdown, rank_breakdown

@@ -1,8 +1,8 @@
 """One rank's profiler window, reduced to what the analysis needs.
 
-In: the columns of one trace (:class:`ddpdoctor.trace.RankTrace`). Out: a :class:`Window`: its steps, its collectives, and
-disjoint sets of intervals for what the device, or on a CPU the training thread, did in between. The idea: whatever kernels,
-copies, launches and annotations say of why time went by is decided here, once, on the trace's own clock.
+In: the columns of one trace (:class:`ddpdoctor.trace.RankTrace`). Out: a :class:`Window`: its steps, its collectives, and disjoint sets
+of intervals for what the device, or on a CPU the training thread, did in between. Kernels, copies, launches and annotations are
+interpreted here, once, on the trace's own clock.
 """
 
 from .collectives import ROUNDING_NS, Collectives
