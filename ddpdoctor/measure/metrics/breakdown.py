@@ -1,5 +1,4 @@
-"""Where the time of a step goes: per rank, and on the critical path. The parts do not overlap and add up to
-the step."""
+"""The time of a step in parts that do not overlap and add up to it: per rank, and on the critical path."""
 
 from __future__ import annotations
 
@@ -18,20 +17,20 @@ _COLUMN: dict[Part, int] = {part: place for place, part in enumerate(PARTS)}
 
 
 class Split(NamedTuple):
-    """How the time that members spend in a synchronisation divides, ns, [N, members] each."""
+    """The time of the members in a synchronisation, ns, [N, members] each."""
 
     wait: Array
-    """Exposed: the rank waits for another and computes nothing beside it."""
+    """Exposed wait: the rank waits for another and computes nothing meanwhile."""
     transfer: Array
     """Exposed transfer."""
     hidden_wait: Array
     """Computation while the rank waits."""
     hidden_transfer: Array
-    """Computation beside the transfer."""
+    """Computation during the transfer."""
 
 
 def splits(group: CycleGroup) -> Iterator[Split]:
-    """Waiting and transfer in each synchronisation. Time in which a rank is in several at once counts in the first."""
+    """Waiting and transfer in each synchronisation. Where a rank is in several at once, the time counts in the first."""
     nothing = np.zeros_like(group.arrival)
     concurrent_compute = nothing if group.concurrent_compute is None else group.concurrent_compute
     concurrent_compute_in_wait = (
@@ -63,7 +62,7 @@ def rank_breakdown(graph: Graph) -> Array:
 
 
 def cycle_breakdown(group: CycleGroup) -> Array:
-    """[N, R, parts] ns for each cycle of a group. Communication beside which the rank computes counts as computation."""
+    """[N, R, parts] ns for each cycle of a group. Communication that overlaps with the rank's computation counts as computation."""
     cycles, _, world = group.arrival.shape
     result = np.zeros((cycles, world, len(PARTS)))
     for c, component in enumerate(COMPONENTS):
@@ -83,9 +82,9 @@ def cycle_breakdown(group: CycleGroup) -> Array:
 def critical_breakdown(graph: Graph) -> dict[str, float]:
     """Shares of the critical path per part, summing to 1; {} without cycles.
 
-    The path is followed backwards: from a synchronisation's end to its last arrival (transfer), along that
-    rank's work to the end of the synchronisation before, and so on. Nobody waits on it. Transfer beside which that rank
-    computes counts as computation: it costs nothing.
+    The path is followed backwards: from a synchronisation's end to its last arrival (transfer), along that rank's work to the end of
+    the previous synchronisation, and so on. No rank waits on it. Transfer that overlaps with that rank's computation counts as
+    computation: it costs nothing.
     """
     total = np.zeros(len(PARTS))
     for group in graph.groups:
@@ -121,8 +120,8 @@ def _critical(group: CycleGroup) -> Array:
 
 
 def _waited_for(group: CycleGroup, k: int, rank: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[N] the rank whose arrival let ``rank`` ([N], one for each cycle) go on from synchronisation ``k``: the last to arrive,
-    the root of a broadcast, or itself."""
+    """[N] the rank for which ``rank`` ([N], one for each cycle) waited at synchronisation ``k``: the last to arrive, the root of a
+    broadcast, or itself."""
     sync, rows = group.syncs[k], np.arange(len(rank))
     if sync.kind == SyncKind.STEP_END:
         return rank

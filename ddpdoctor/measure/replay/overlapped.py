@@ -1,19 +1,18 @@
-"""Replaying a window: the computation of each rank in one lane, its collectives in another.
+"""Replay a window with overlap: each rank's computation and its collectives run concurrently.
 
-A bucket that is reduced beside the backward pass ends earlier on a faster link, or when a straggler is late no
-more, but the next one is ready no earlier: the backward pass has to get there. For bucket *k* and rank *r*, with
-``ready`` from the trace (the computation before it is done, whether or not it was then queued),
+A bucket that is reduced during the backward pass ends earlier on a faster link, or without a straggler, but the next one is ready no
+earlier: the backward pass has to reach it. For bucket *k* and rank *r*, with ``ready`` from the trace (the computation before it is
+done, queued or not),
 
     lane[k, r]  = ready[k, r] + shift[r] - removed work of r since the computation last waited
     start[k, r] = max(lane[k, r], end[k - 1, r], end[j, r]), k - 1 being the one before in the same process group, and j
                   that of any group behind which it was queued (across hosts, say, what was reduced within each)
     end[k, r]   = max over members of start[k, r] + transfer[k] + lag[k, r]
 
-and the computation moves, ``shift[r] = end[k, r] - measured end[k, r]``, where it waits: for the last bucket of a
-backward pass, for every collective that is not DDP's, and where it was seen to stand still for one (see ``graph.dependencies``:
-sharded parameters, tensor parallelism in the backward pass); where that is not sure, by as much of it as it is likely. With
-nothing changed this gives back the measured times. It is the view of dPRO (Hu et al., MLSys '22), cut down to what a step of
-data parallel training needs.
+and the computation moves, ``shift[r] = end[k, r] - measured end[k, r]``, where it waits: for the last bucket of a backward pass, for
+every collective that is not DDP's, and where it was idle because of one (see ``graph.dependencies``: sharded parameters, tensor
+parallelism in the backward pass). An uncertain dependency moves it by its probability. With nothing changed this gives the measured
+times. The method is dPRO's (Hu et al., MLSys '22), reduced to a step of data parallel training.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from ddpdoctor.measure.taxonomy import SyncKind
 
 
 def waits_for_end(group: CycleGroup) -> Array:
-    """[K, R] from 0 to 1: how sure it is that the computation of a rank waits for the end of a collective: by what that is for, as it
-    is not DDP's, or the last bucket of a backward pass; or as it was seen to. 0 where the rank takes no part."""
+    """[K, R] probability that the computation of a rank waits for the end of a collective: 1 for collectives that are not DDP's and for
+    the last bucket of a backward pass, else as measured. 0 where the rank takes no part."""
     last_of = {
         (sync.micro, sync.group, sync.members): k
         for k, sync in enumerate(group.syncs)
@@ -45,12 +44,12 @@ def waits_for_end(group: CycleGroup) -> Array:
 
 
 def place_removed_work(group: CycleGroup, removed: Array) -> Array:
-    """[N, K, R] ns: ``removed`` work at the collectives for which it made the rank ready later.
+    """[N, K, R] ns: ``removed`` work, moved to the collectives for which it made the rank ready later.
 
-    What is removed is told by segments, which end when a rank's part of a collective starts. Others, whose part waits in the
-    queue for that of the late rank before it, have computed more by then, so that the late rank's work seems to exceed theirs
-    only behind its last bucket. When it was ready tells more: a rank that was ready L later than the others had done L of its
-    excess by then, or all of it. Nothing is moved beyond a collective for which the computation waits, and nothing added.
+    ``removed`` is measured by segments, which end when a rank's part of a collective starts. A rank whose part is queued after the late
+    rank's has computed more by then, so the late rank's excess appears only after its last bucket. The time at which it was ready shows
+    more: a rank that was ready L later than the others had done L of its excess by then, or all of it. No work is moved across a
+    collective for which the computation waits, and none is added.
     """
     if group.ready is None or not removed.any():
         return removed
@@ -74,7 +73,7 @@ def place_removed_work(group: CycleGroup, removed: Array) -> Array:
 
 
 def _middle(values: Array) -> Array:
-    """The (lower) median rank's, over the last axis, which stays."""
+    """Lower median over the last axis, which is kept."""
     known = np.maximum((~np.isnan(values)).sum(axis=-1, keepdims=True), 1)
     middle: Array = np.take_along_axis(np.sort(values, axis=-1), (known - 1) // 2, axis=-1)
     return middle
@@ -83,8 +82,8 @@ def _middle(values: Array) -> Array:
 def length_ns(
     group: CycleGroup, removed: Array, transfer: Array, synchronises: Sequence[bool], issue_time_saved: Array
 ) -> Array:
-    """[N] ns: the length of each cycle by the formula of the module, but no less than the slowest host needs to issue it; the arguments
-    are those of a :class:`.replay.Scenario`, ``removed`` as :func:`place_removed_work` has it."""
+    """[N] ns: the length of each cycle by the formula of the module, at least the time in which the slowest host issues it. The
+    arguments are those of a :class:`.replay.Scenario`, ``removed`` after :func:`place_removed_work`."""
     free: dict[tuple[str, tuple[int, ...]], Array] = {}
     ends: list[Array] = []
     shift, left_out, over = np.zeros_like(group.begin), np.zeros_like(group.begin), group.begin.copy()
@@ -94,7 +93,7 @@ def length_ns(
         left_out[:, own] += removed[:, k, own]
         lane = np.maximum(ready[:, k, own] + shift[:, own] - left_out[:, own], group.begin[:, own])
         if synchronises[k]:
-            # Each process group has a stream of its own, which may wait for that of another.
+            # Each process group has its own stream, which may wait for that of another.
             busy = free.get((sync.group, sync.members), group.begin[:, own])
             start = np.maximum(np.maximum(lane, busy), _queue_released_at(group, k, ends)[:, own])
             goes_on = start.max(axis=1)[:, None] + transfer[:, k, None] + group.exit_skew[:, k, own]
@@ -112,8 +111,8 @@ def length_ns(
 
 
 def _queue_released_at(group: CycleGroup, k: int, ends: Sequence[Array]) -> Array:
-    """[N, R] ns when those collectives are over, of which these are the ``ends``, behind which the parts of this one were queued; -inf
-    where there are none."""
+    """[N, R] ns when the collectives end after which the parts of collective ``k`` were queued, by the replayed ``ends``; -inf where
+    there are none."""
     after: Array = np.full(group.begin.shape, -np.inf)
     if group.queued_after is None:
         return after

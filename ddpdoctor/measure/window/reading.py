@@ -1,8 +1,8 @@
-"""Reduces a trace to a :class:`Window`, and tells how much there was to compute in each step, by the shapes that a trace records.
+"""Reduce a trace to a :class:`Window`, with the amount of work in each step by the recorded shapes.
 
-Multiplications of matrices are nearly all of a model's computation, and weights nearly all of its elements: with twice the
-tokens, the elements of all inputs grow by little, the multiplications double. So where a trace shows any, they are counted,
-else elements.
+Multiplications of matrices are nearly all of a model's computation, and weights nearly all of its elements: with twice the tokens, the
+elements of all inputs grow by little, the multiplications double. So multiplications are counted where a trace shows any, else
+elements.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Steps = Sequence[tuple[int, int, int]]
 def read_window(trace: RankTrace, bounds: Steps | None = None, host: str = "") -> Window:
     """Reduce a trace.
 
-    ``bounds`` are the steps where something better than the trace's own marks knows them, ``host`` is the rank's host where
-    the trace does not tell.
+    ``bounds``: the steps, where they are known better than by the trace's own marks; ``host``: the rank's host where the trace does not
+    state it.
     """
     on_device = bool(trace.category_mask("kernel").any())
     main = main_lane(trace)
