@@ -22,7 +22,7 @@ RANGE_LEVEL = 0.9
 
 
 _LEAST_STEP_MS = 1e-6
-"""No step is shorter, whatever is saved of it."""
+"""Lower bound of the step time that remains after a saving; avoids division by zero."""
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):

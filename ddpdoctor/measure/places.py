@@ -30,8 +30,8 @@ class Where(CodeLine, frozen=True):
     share: float | None = None
     """Share of the samples or events of this cause that point to this line."""
     python_ms: float | None = None
-    """Time per step that stack samples find at this line outside torch: neither in its operators nor in its own
-    Python. Mean over the ranks and steps concerned; null where the line was not sampled often enough to tell."""
+    """Time per step that stack samples find at this line outside torch: neither in its operators nor in its own Python. Mean over the
+    ranks and steps concerned; null where the line was not sampled often enough."""
     callers: Stack = ()
     """The user's lines from which it was called, the nearest first, without lines of libraries. As many as distinguish this way to the
     line from others that were seen; none where no caller was recorded."""

@@ -104,8 +104,8 @@ class LateCause(StrEnum):
     """The part of ``compute`` explained by more samples or larger shapes on the late rank."""
     OPTIMIZER = "optimizer"
     HOST = "host"
-    """The rank's own work outside forward, backward, optimizer and data, Python and operators alike; on a GPU: gaps without
-    kernels, and kernels that were launched there."""
+    """The rank's own work outside forward, backward, optimizer and data, both Python and operators; on a GPU: gaps without kernels, and
+    kernels that were launched there."""
     COLLECTION = "collection"
     """Python garbage collection."""
     CHECKPOINT = "checkpoint"

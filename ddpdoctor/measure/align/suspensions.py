@@ -66,7 +66,7 @@ class _Stop(msgspec.Struct, frozen=True):
     """Index of the step in its log."""
     ns: int
     call: str
-    """Kind of the call in which it lies, "" for none of ``_WAITS``."""
+    """Kind of the call in which it happens, "" for none of ``_WAITS``."""
     seen: bool
     """Whether there is evidence of the suspension other than the step's length."""
     sure: bool = True

@@ -36,8 +36,8 @@ from .communication import in_marked_steps, marked_steps, of_kind
 _ENGINE = "autograd::engine::evaluate_function"
 """How the autograd engine's own events begin (torch/csrc/autograd/engine.cpp)."""
 _AMONG = 0.1
-"""Part of the time from the first to the last reduction of a step in which something may be computed, though no backward pass
-goes on: buckets are copied into their gradients."""
+"""Share of the time from the first to the last reduction of a step in which the device may compute after the backward pass: buckets are
+copied into their gradients."""
 
 
 def backward_of(window: Window) -> tuple[float, float] | None:
@@ -80,7 +80,7 @@ def backward_of(window: Window) -> tuple[float, float] | None:
 
 
 def _in_steps(window: Window, at: Ints) -> Iterator[Ints]:
-    """For each marked step, which of the host times lie in it."""
+    """For each marked step, the index of the host times in it."""
     order = np.argsort(at, kind="stable")
     bounds = np.array([(low, high) for _, low, high in window.steps], np.int64)
     for first, behind in np.searchsorted(at[order], bounds):
@@ -88,8 +88,8 @@ def _in_steps(window: Window, at: Ints) -> Iterator[Ints]:
 
 
 def reduces_behind(window: Window) -> bool:
-    """Whether two reductions of gradients or more follow each other in each step, with next to no computation beside or between
-    them: then the backward pass is over when the first begins, whatever else the trace lacks."""
+    """Whether each step has two or more reductions of gradients in a row, with nearly no computation during or between them: then the
+    backward pass is over when the first begins, even if the trace lacks other events."""
     step = np.where(of_kind(window, SyncKind.GRADIENTS), step_of_collectives(window), UNKNOWN_STEP)
     order = np.argsort(step, kind="stable")
     numbers, first, count = np.unique(step[order], return_index=True, return_counts=True)
@@ -109,7 +109,7 @@ _ISSUES = ("c10d::allreduce_", "c10d::allreduce_coalesced_")
 
 
 class ReducerWork(msgspec.Struct, frozen=True):
-    """Means over the reductions that the window shows, on one rank."""
+    """Means over the reductions that the window of one rank shows."""
 
     whole_ns: float
     """ns of copying and issuing in one backward pass, up to the arrival of the rank (its last gradient)."""

@@ -226,7 +226,7 @@ def _sets(
 
 
 def _work_spans(rank: int, lane: str, sets: Mapping[str, Intervals], cycle: _Cycle) -> list[Span]:
-    """Bars of a rank's work, the shortest left out."""
+    """Bars of a rank's work, without the shortest ones."""
     shortest = _TUNING.shortest_share * (cycle.end - cycle.origin)
     spans = []
     for name, intervals in sets.items():

@@ -31,7 +31,7 @@ from .breakdown import splits
 from .links import slow_link_ranks
 
 _TRANSFERRING = (SyncKind.GRADIENTS, SyncKind.COLLECTIVE, SyncKind.BROADCAST, SyncKind.MODEL)
-"""Synchronisations that move bytes; a barrier has a part of the breakdown of its own."""
+"""Synchronisations that send bytes; barriers are a separate part of the breakdown."""
 _SHARDED = ("allgather", "reducescatter")
 """Operations with which sharded parameters and gradients are sent (FSDP, ZeRO)."""
 

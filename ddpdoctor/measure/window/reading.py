@@ -116,7 +116,7 @@ def _steps(trace: RankTrace, main: int) -> list[tuple[int, int, int]]:
 
 
 def _steps_on_device(trace: RankTrace) -> list[tuple[int, int, int]]:
-    """The steps as the device's streams went through them: from the first stream to the last."""
+    """The steps by the marks on the device's streams: from the first stream's begin to the last stream's end."""
     rows = np.flatnonzero(trace.name_mask(_is_step) & trace.category_mask("gpu_user_annotation"))
     if not len(rows):
         return []
@@ -141,16 +141,16 @@ def _outermost_ends(trace: RankTrace, rows: NDArray[np.int64]) -> set[int]:
 
 
 _PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
-"""What linear layers, and attention without a kernel of its own, come down to, forward and backward."""
+"""Operators of linear layers, and of attention without its own kernel, forward and backward."""
 _MOST_DIMENSIONS = 32
-"""So many of them are still a number when they are multiplied; tensors have five."""
+"""Largest number of dimensions whose product is a finite number; tensors have five."""
 _ATTENTION = ("attention_forward", "attention_backward")
-"""How the names of torch's own kernels of attention end."""
+"""Suffixes of the names of torch's own attention kernels."""
 
 
 def amounts(trace: RankTrace, steps: Sequence[tuple[int, int, int]]) -> dict[int, float]:
-    """Step → products and sums of matrix multiplications and attention, else elements of all operators' inputs; {} without
-    shapes. Comparable between ranks of one job, not more."""
+    """Step → multiply-adds of matrix multiplications and attention, else elements of all operators' inputs; {} without shapes. Only
+    comparable between ranks of one job."""
     rows = np.flatnonzero(trace.shapes >= 0)
     if not len(rows) or not steps:
         return {}
@@ -169,8 +169,8 @@ def amounts(trace: RankTrace, steps: Sequence[tuple[int, int, int]]) -> dict[int
 
 @lru_cache(1 << 16)
 def _products(name: str, shapes: str) -> float:
-    """Multiply-adds of one operator; 0.0 where it is no such operator, or its shapes do not fit one. The ranks of a job share
-    nearly all of these texts."""
+    """Multiply-adds of one operator; 0.0 for other operators, or shapes that do not fit one. The ranks of a job share nearly all of
+    these texts."""
     if name in _PRODUCTS:
         matrices = [dims for dims in _dimensions(shapes) if len(dims) in (2, 3)][-2:]
         if len(matrices) == 2 and matrices[0][-1] == matrices[1][-2]:
@@ -190,7 +190,7 @@ def _elements(shapes: str) -> float:
 
 
 def _dimensions(text: str) -> list[list[int]]:
-    """The tensors' dimensions in an "Input Dims" text; scalars and lists of tensors are passed over."""
+    """The tensors' dimensions in an "Input Dims" text, without scalars and lists of tensors."""
     try:
         inputs = json.loads(text)
     except (ValueError, RecursionError):
