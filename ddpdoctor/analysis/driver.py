@@ -156,7 +156,7 @@ def _measure(prepared: PreparedJob, options: Options) -> MeasuredJob:
         options.progress,
         launches_by_host(inputs.runs),
     )
-    facts, seen = measurement.facts, measurement.graphs.speaking.ranks
+    facts, seen = measurement.facts, measurement.graphs.primary.ranks
     manifest = launch_of(inputs.runs[0]) if inputs.runs else {}
     job = job_of(inputs, facts.job, seen, manifest, stopped)
     return MeasuredJob(

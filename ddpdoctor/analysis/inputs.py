@@ -16,7 +16,7 @@ import msgspec
 from ddpdoctor.diagnose import words
 from ddpdoctor.diagnose.diagnosis import RUNNING, UNKNOWN
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.measure.align import put_in_order
+from ddpdoctor.measure.align import use_monotonic_time
 from ddpdoctor.measure.steplog import RankLog, notes_on_records, read_logs, span_around
 from ddpdoctor.rundir import (
     STEPS_FILE,
@@ -112,7 +112,7 @@ def load(paths: Sequence[str], options: Options, skipped: Sequence[str] = ()) ->
         runs, [path for path in others if path not in dumps.files], options, dumps, below
     )
     recorded = sorted((log for run in runs for log in run.logs), key=lambda log: log.rank)
-    logs, set_clocks = put_in_order(recorded)
+    logs, set_clocks = use_monotonic_time(recorded)
     return Inputs(
         runs=[run.directory for run in runs],
         logs=logs,

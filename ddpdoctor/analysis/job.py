@@ -14,7 +14,7 @@ from ddpdoctor.diagnose import words
 from ddpdoctor.diagnose.diagnosis import RUNNING, UNKNOWN, Job
 from ddpdoctor.measure.facts import JobFacts
 from ddpdoctor.measure.hangfacts import Standing
-from ddpdoctor.measure.metrics import users_line
+from ddpdoctor.measure.metrics import creation_line
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.wholerun import Launch
 from ddpdoctor.rundir import RunDirectory
@@ -140,7 +140,7 @@ def _with_lines(log: RankLog, value: Any) -> Any:
         return [_with_lines(log, one) for one in value]
     if not isinstance(value, Mapping) or "where" not in value:
         return value
-    line = users_line(log, value["where"])
+    line = creation_line(log, value["where"])
     return {**value, "where": None if line is None else f"{basename(line.file)}:{line.line}"}
 
 

@@ -1,4 +1,4 @@
-"""What a reader of the numbers must know: of which recordings they cannot be better than they are, in sentences."""
+"""Limits of the recording that a reader of the numbers must know, in sentences."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ddpdoctor.measure.window import RUNTIME_CALLS, Window
 
 class _Tuning(msgspec.Struct, frozen=True):
     few_steps: int = 10
-    """Measured steps of a whole run below which it is said how few they are: of fewer, one in ten need not be among them."""
+    """A run with fewer measured steps gets a note: an event of every tenth step need not be among them."""
 
 
 _TUNING = _Tuning()
 
 
 def caveats(graphs: Graphs) -> list[str]:
-    """Of one run, one sentence each."""
+    """The limits of one run's recording, one sentence each."""
     of_traces = [] if graphs.logs else [*_one_rank(graphs), *_missing_ranks(graphs), *_nameless(graphs)]
     return [
         *_refused(graphs),
@@ -34,7 +34,7 @@ def caveats(graphs: Graphs) -> list[str]:
 
 def _refused(graphs: Graphs) -> Iterator[str]:
     window = graphs.window
-    if window is not None and graphs.speaking is window and window.refused:
+    if window is not None and graphs.primary is window and window.refused:
         yield (
             f"Collectives could not be matched across ranks: {window.refused}. "
             "Waiting and transfer cannot be separated, and no rank is reported as late."
@@ -44,18 +44,18 @@ def _refused(graphs: Graphs) -> Iterator[str]:
 def _not_whole(graphs: Graphs) -> Iterator[str]:
     """How many collectives lack members, and why."""
     window = graphs.window
-    found = window.wholeness if window is not None else None
-    if found is None or not found.lacking:
+    found = window.coverage if window is not None else None
+    if found is None or not found.incomplete:
         return
     reasons = {
-        "a rank whose window does not cover them": found.cut,
-        "a rank whose events are missing": found.lost,
-        "a rank that has no more of them although its window goes on": found.left,
+        "a rank whose window does not cover them": found.outside_window,
+        "a rank whose events are missing": found.event_missing,
+        "a rank that has no more of them although its window goes on": found.rank_stopped,
     }
-    told = "; ".join(
+    why = "; ".join(
         f"{count} {'lacks' if count == 1 else 'lack'} {who}" for who, count in reasons.items() if count
     )
-    yield f"{found.whole} of {found.whole + found.lacking} collectives in the window were found on all their ranks: {told}."
+    yield f"{found.complete} of {found.complete + found.incomplete} collectives in the window were found on all their ranks: {why}."
 
 
 def _one_rank(graphs: Graphs) -> Iterator[str]:
@@ -83,7 +83,7 @@ def _nameless(graphs: Graphs) -> Iterator[str]:
         "world size": any(meta.world_size for meta in metas),
         "backend": any(meta.backend for meta in metas),
     }
-    unknown = [what for what, told in known.items() if not told]
+    unknown = [what for what, is_known in known.items() if not is_known]
     if nameless and unknown:
         others = " and others" if len(nameless) > 1 else ""
         yield (
@@ -93,8 +93,8 @@ def _nameless(graphs: Graphs) -> Iterator[str]:
 
 
 def _hosts_unseen(graphs: Graphs) -> Iterator[str]:
-    devices = [window for window in graphs.windows if window.on_device] if graphs.window_speaks else []
-    unseen = [window for window in devices if not window.host_seen]
+    devices = [window for window in graphs.windows if window.on_device] if graphs.primary_is_window else []
+    unseen = [window for window in devices if not window.shows_host]
     if unseen:
         yield (
             f"The traces of {_some(unseen, devices)} do not show what the host did (operators, runtime calls): why a device idles there "
@@ -103,10 +103,10 @@ def _hosts_unseen(graphs: Graphs) -> Iterator[str]:
 
 
 def _devices_unseen(graphs: Graphs) -> Iterator[str]:
-    """An export without its table of kernels, a profiler that was not allowed to see the device."""
+    """Traces with runtime calls but no kernels: an export without its table of kernels, or a profiler without access to the device."""
     hosts = [window for window in graphs.windows if not window.on_device]
     unseen = [window for window in hosts if window.trace.category_mask(*RUNTIME_CALLS).any()]
-    if unseen and graphs.window_speaks:
+    if unseen and graphs.primary_is_window:
         yield (
             f"The traces of {_some(unseen, graphs.windows)} show calls of the device's runtime, but no kernel: what the devices did is "
             "missing, so compute means the hosts' own work here, and nothing is said of the devices. Record, or export, the kernels too."
@@ -126,8 +126,8 @@ def _no_window(graphs: Graphs) -> Iterator[str]:
 
 
 def _few_steps(graphs: Graphs) -> Iterator[str]:
-    """Of a run of few steps: how little was seen of it."""
-    measured, aside = graphs.told.cycles, sum(graphs.told.set_aside.values())
+    """A note for a run of few measured steps."""
+    measured, aside = graphs.timing.cycles, sum(graphs.timing.set_aside.values())
     if graphs.logs and 0 < measured < _TUNING.few_steps:
         left_out = f", and {aside} more {'are' if aside > 1 else 'is'} left out" if aside else ""
         steps = "step is" if measured == 1 else "steps are"

@@ -18,11 +18,11 @@ from .runfacts import RunFacts
 from .taxonomy import LateCause, SharedCause
 
 RANGE_LEVEL = 0.9
-"""How often the saving lies in the range of its price, once the cause is fixed."""
+"""Level of a price's interval: the probability that the saving lies in it, once the cause is fixed."""
 
 
 _LEAST_STEP_MS = 1e-6
-"""No step is shorter, whatever is saved of it."""
+"""Lower bound of the step time that remains after a saving; avoids division by zero."""
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,12 +32,12 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """Measured step time minus replayed step time without the cause, mean over the measured steps. If ranks are late for several
     causes, which hide behind each other: this cause's part of what all of them cost (its Shapley value), so that parts add up."""
     low_ms_per_step: float | None = None
-    """Lower end of the range in which the saving lies nine times in ten, once the cause is fixed; null if there are too few cycles."""
+    """Lower end of the 90 % interval of the saving, once the cause is fixed; null if there are too few cycles."""
     high_ms_per_step: float | None = None
-    """Upper end of that range, never above the mean step."""
+    """Upper end of that interval, at most the mean step."""
     beside_ms_per_step: float | None = None
-    """How much of it is saved if the same work is done beside the step instead, as by a loader's workers, with the cores that
-    were idle; time in which nothing computed needs none. Null if that is unknown, or if no work would move."""
+    """Saving if the same work is done concurrently with the step, as by a loader's workers, on the cores that were idle; time in which
+    nothing computed needs none. Null if that is unknown, or if no work would move."""
     share: float
     """``ms_per_step`` / mean step time."""
     speedup: float
@@ -49,7 +49,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     waiting_ms_per_step: float | None = None
     """``ms_per_step`` if computation waits for the collectives for which that is unclear; null if the difference is below a fifth."""
     going_on_ms_per_step: float | None = None
-    """``ms_per_step`` if computation continues beside them."""
+    """``ms_per_step`` if computation continues during them."""
     ranks: list[int] | None = None
     """Culprit ranks, never the victims; null if all ranks are concerned."""
     own_ms: float | None = None
@@ -59,11 +59,11 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     late_ms: float | None = None
     """How much longer each of its ranks takes, on average, in the median step in which it happens; null except under ``late``."""
     drawn_ms: float | None = None
-    """How much longer it takes by the marks that those steps recorded, and reports draw; null if no such work is marked."""
+    """How much longer it takes by the marks that those steps recorded and the timeline shows; null if no such work is marked."""
     drawn_as: str | None = None
     """The cause under ``late`` of which those marks show most of ``late_ms``, if they do not show it of this one."""
     awake_ms: float | None = None
-    """How long training threads ran during host work on CPUs, or were ready to (late ranks: longer than others); null elsewhere."""
+    """How long training threads were running or runnable during host work on CPUs (late ranks: longer than others); null elsewhere."""
     occurrence_ms: float | None = None
     """Median lateness, or duration, in the steps in which it happens."""
     steps_hit: int = 0
@@ -79,9 +79,9 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     period_steps: int | None = None
     """Steps from one occurrence to the next, if periodic."""
     stands_out_in: list[int] = []
-    """Steps that stand far out in a window too short to show how often they happen; empty if there is more evidence."""
+    """Outlier steps in a window too short to show how often they happen; empty if there is more evidence."""
     kinds: list[str] = []
-    """Kinds of work that make ranks late in turn, as named under ``late`` (``turns`` only)."""
+    """Kinds of work that make different ranks late in different steps, as named under ``late`` (``turns`` only)."""
     where: list[Where] = []
     gap: str | None = None
     """Where in a training step work outside the phases happens: ``between optimizer.step() and the next batch``; null if unclear."""
@@ -101,11 +101,11 @@ IN_MS = (
     "going_on_ms_per_step",
     "beside_ms_per_step",
 )
-"""Fields of a cost that say what is saved, means over the steps."""
+"""Fields of a cost that are savings, means over the steps."""
 
 
 def scaled(cost: Cost, factor: float, step_ms: float, also: tuple[str, ...] = ()) -> Cost:
-    """``cost`` of which this part counts, in a mean step of this length; of the fields ``also`` named, too."""
+    """``cost`` multiplied by ``factor``, for a mean step of ``step_ms``; the fields ``also`` are multiplied, too."""
     known = {name: ms for name in (*IN_MS, *also) if (ms := getattr(cost, name)) is not None}
     of_all = {name: factor * ms for name, ms in known.items()}
     return msgspec.structs.replace(cost, **{**of_all, **saving(of_all["ms_per_step"], step_ms)})
@@ -118,11 +118,11 @@ def saving(ms_per_step: float, step_ms: float) -> dict[str, Any]:
 
 
 class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Who ran."""
+    """The job and its environment."""
 
     world_size: int | None = None
     ranks_seen: int = 0
-    """Ranks in the recording that speaks of causes: the step logs, or the profiler windows."""
+    """Ranks in the primary recording: the step logs, or the profiler windows."""
     hosts: int | None = None
     backend: str | None = None
     device: str | None = None
@@ -145,7 +145,7 @@ class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Where step times come from: "step-log" (the whole run) or "trace" (the profiler window only)."""
     seen: int = 0
     measured: int = 0
-    """Measured steps: warm-up, profiler-disturbed, evaluation and incomplete steps are set aside."""
+    """Measured steps: warm-up, profiler-disturbed, evaluation and incomplete steps are excluded."""
     mean_ms: float | None = None
     median_ms: float | None = None
     p95_ms: float | None = None
@@ -154,7 +154,7 @@ class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: float | None = None
     """Median samples per rank and micro-batch."""
     batch_size_most: float | None = None
-    """Mean batch size of the rank that gets most samples per step, relative to the median of the others (1.0: even)."""
+    """Mean batch size of the rank with the most samples per step, relative to the median of the others (1.0: even)."""
     input_most: float | None = None
     """Work of the rank with the largest inputs, relative to the median of the others (1.0: even): elements, or products by shapes."""
     micro_batches: float | None = None
@@ -178,7 +178,7 @@ if TYPE_CHECKING:
 else:
 
     def _by_cause(name: str, causes: type[StrEnum], doc: str) -> type[msgspec.Struct]:
-        """A struct with one cost for each cause of the taxonomy, which says what it is."""
+        """A struct with one cost for each cause of the taxonomy."""
         fields = [(cause.value, Cost | None, None) for cause in causes]
         return msgspec.defstruct(
             name, fields, frozen=True, kw_only=True, module=__name__, namespace={"__doc__": doc}
@@ -192,13 +192,13 @@ else:
     SharedFacts = _by_cause(
         "SharedFacts",
         SharedCause,
-        """What all ranks spend alike: each a :class:`Cost` of the part common to the ranks (its excess on one
+        """What all ranks spend: each a :class:`Cost` of the part common to the ranks (its excess on one
     rank is in ``late``).""",
     )
 
 
 class ArrivalFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Who arrives late at synchronisations on average, whether or not that costs time."""
+    """Ranks that arrive late at synchronisations on average, whether or not that costs time."""
 
     late_ranks: list[int] | None = None
     """Ranks that are late by a tenth of the step or more, and by twice as much as the median of the others, the latest first."""
@@ -207,11 +207,12 @@ class ArrivalFacts(msgspec.Struct, frozen=True, kw_only=True):
     late_steps: dict[str, int] | None = None
     """Steps in which the rank is late."""
     on_time_saves_ms: float | None = None
-    """Step time saved with the unexplained late ranks on time (replayed); null if the lateness of all has a price under ``late``."""
+    """Step time saved with the unexplained late ranks on time (what-if estimate); null if the lateness of all has a price under
+    ``late``."""
 
 
 class CommunicationFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Collectives: waiting apart from transfer."""
+    """Collectives: waiting and transfer, separately."""
 
     wait_ms: float | None = None
     """Wait in collectives for another rank (no computation running), mean over ranks."""
@@ -252,9 +253,9 @@ class BucketFacts(msgspec.Struct, frozen=True, kw_only=True):
     total_bytes: float | None = None
     cap_bytes: float | None = None
     largest_parameter_bytes: float | None = None
-    """Size of the largest parameter of the largest DDP module: the bucket that holds it cannot be smaller."""
+    """Size of the largest parameter of the largest DDP module: its bucket cannot be smaller."""
     favoured_cap_bytes: float | None = None
-    """Bucket size that the measured latency and bandwidth favour."""
+    """Best bucket size by the measured latency and bandwidth."""
     backward_ms: float | None = None
     first_ready_share: float | None = None
     """Part of the backward pass after which the first bucket is ready."""
@@ -293,7 +294,8 @@ class DdpFacts(msgspec.Struct, frozen=True, kw_only=True):
     find_unused_parameters: bool | None = None
     unused_parameter_bytes: float | None = None
     search_ms: float | None = None
-    """Time per step to find unused parameters: on a device, what its work does not hide; otherwise with the message about them."""
+    """Time per step to find unused parameters: on a device, the part that its work does not hide; otherwise with the message about
+    them."""
     gradient_as_bucket_view: bool | None = None
     static_graph: bool | None = None
     broadcast_buffers: bool | None = None
@@ -343,7 +345,7 @@ class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The machines, while the steps after the warm-up ran. The busiest host is the one with the smallest part of its cores to spare."""
+    """The hosts, while the steps after the warm-up ran. The busiest host is the one with the smallest share of idle cores."""
 
     cores: float | None = None
     ranks_per_host: float | None = None
@@ -352,7 +354,7 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     idle_cores: float | None = None
     """Idle cores on the busiest host."""
     run_delay_share: float | None = None
-    """Share of the step in which the training thread was ready but had no CPU, on the worst rank."""
+    """Share of the step in which the training thread was runnable but had no CPU, on the worst rank."""
     threads_per_rank: float | None = None
     memory_used_share: float | None = None
     swap_bytes_per_s: float | None = None
@@ -365,7 +367,7 @@ class PipelineFacts(msgspec.Struct, frozen=True, kw_only=True):
     stages: int | None = None
     replicas: int | None = None
     slowdown: float | None = None
-    """Step time relative to a replay in which every operation takes its typical time; 1.0 if nothing straggles."""
+    """Step time relative to a replay in which every operation takes its typical time; 1.0 without stragglers."""
     slow_stages: list[int] | None = None
     """Stages that are slow on every replica."""
     stage: Cost | None = None

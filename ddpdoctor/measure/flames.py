@@ -1,7 +1,6 @@
-"""Where a rank's training thread is in its steps, by its stack samples: the slowest rank in the steps in which it comes late, beside
-its usual steps and a usual rank.
+"""Flame graphs from the stack samples of training threads: the slowest rank in its late steps, its other steps, and a usual rank.
 
-Of a sample the user's lines are known, from the outermost that was kept to the one at which the thread was, and the innermost line of all.
+A sample has the user's lines from the outermost that was kept to the one at which the thread was, and the innermost line of all.
 """
 
 from __future__ import annotations
@@ -12,24 +11,24 @@ import msgspec
 import numpy as np
 
 from ddpdoctor.measure.graph import Graph
-from ddpdoctor.measure.metrics import behind
+from ddpdoctor.measure.metrics import lateness_ns
 from ddpdoctor.measure.places import CodeLine, Stack
 from ddpdoctor.measure.sourcelines import Samples
 from ddpdoctor.measure.summary import Flame, FlameFrame, RankSummary
 
 LATE_SHARE = 0.05
-"""Of the median step: from there on lateness makes a warning."""
+"""Share of the median step from which on lateness is a warning."""
 
 
 class Tuning(msgspec.Struct, frozen=True):
     """How much of the samples is drawn."""
 
     fewest: int = 8
-    """Samples below which a picture of them is chance."""
+    """Fewer samples are not drawn: the picture would be chance."""
     least_share: float = 0.004
     """Of all samples: narrower frames are about two pixels wide."""
     most_frames: int = 160
-    """Of one graph, the widest: what keeps a report small."""
+    """Frames of one graph, the widest ones: bounds the size of a report."""
     deepest: int = 24
     """Frames above each other; user lines that a sample keeps are fewer."""
 
@@ -41,14 +40,14 @@ class StepSamples(msgspec.Struct, frozen=True):
     """The stack samples of some steps of a rank."""
 
     stacks: dict[Stack, float]
-    """How many were taken at each, a library's line included."""
+    """Samples by stack, a library's line included."""
     steps: int
     mean_ms: float
     """Of the steps; 0 where there is none."""
 
 
 def samples_in(samples: Samples, position: int, numbers: Collection[int]) -> StepSamples:
-    """Those of a rank in the steps of these numbers."""
+    """The samples of the rank at ``position`` in the steps ``numbers``."""
     of_rank = samples.ranks[position]
     steps = of_rank.steps_of(numbers)
     weights = samples.weights(position, of_rank.in_steps(steps)).at_random
@@ -58,7 +57,7 @@ def samples_in(samples: Samples, position: int, numbers: Collection[int]) -> Ste
 
 
 def flames(graph: Graph, samples: Samples, ranks: Sequence[RankSummary]) -> list[Flame]:
-    """The slowest rank in its late steps, or in all where that is how it always is; the same rank in its other steps; and a usual rank.
+    """The slowest rank in its late steps, or in all steps where it is always late; the same rank in its other steps; and a usual rank.
     Fewer where samples, or ranks, are missing. ``samples`` are those of the logs of ``graph``."""
     if not samples.stacks:
         return []
@@ -68,7 +67,7 @@ def flames(graph: Graph, samples: Samples, ranks: Sequence[RankSummary]) -> list
     )
     slowest, usual = order[0], order[(len(order) + 1) // 2] if len(order) > 1 else None
     recorded = set(samples.ranks[slowest].numbers.tolist())
-    # Steps that are set aside (warm-up, profiled, evaluations) are neither late nor usual.
+    # Excluded steps (warm-up, profiled, evaluations) are neither late nor usual.
     numbers = recorded & measured or recorded
     others = numbers - late[slowest]
     drawn: list[_Tree | None] = []
@@ -89,13 +88,13 @@ def flames(graph: Graph, samples: Samples, ranks: Sequence[RankSummary]) -> list
 
 
 def late_steps(graph: Graph) -> tuple[set[int], list[set[int]]]:
-    """(All measured steps; by position those in which a rank comes later than the median by ``LATE_SHARE`` of the median step.)"""
+    """(All measured steps; by position those in which a rank arrives later than the median by ``LATE_SHARE`` of the median step.)"""
     late: list[set[int]] = [set() for _ in graph.ranks]
     if not graph.groups:
         return set(), late
     least_ns = LATE_SHARE * float(np.median(graph.lengths_ns))
     for group in graph.groups if len(late) > 1 else ():
-        by_rank = np.nanmax(np.nan_to_num(behind(group)), axis=1) >= least_ns
+        by_rank = np.nanmax(np.nan_to_num(lateness_ns(group)), axis=1) >= least_ns
         for position, steps in enumerate(late):
             steps.update(group.steps[by_rank[:, position]].tolist())
     return set(graph.numbers.tolist()), late
@@ -120,11 +119,11 @@ class _Tree(msgspec.Struct, frozen=True):
 
     @property
     def each_ms(self) -> float:
-        """What a sample stands for."""
+        """Time of one sample, ms per step."""
         return self.mean_ms / self.root.count
 
     def flame(self, against: _Tree | None) -> Flame:
-        """The frames to draw; ``against``: those of which each says how much longer it is."""
+        """The frames to draw, each with its difference to the same frame of ``against``."""
         found: list[tuple[FlameFrame, CodeLine]] = []
         self._lay(self.root, against, against.root if against else None, 0, 0.0, found)
         kept = sorted(found, key=lambda pair: -pair[0].ms)[: _TUNING.most_frames]
@@ -165,7 +164,7 @@ class _Tree(msgspec.Struct, frozen=True):
 
 
 def _tree(samples: Samples, position: int, which: str, numbers: Collection[int]) -> _Tree | None:
-    """None of too few samples."""
+    """The samples as a tree of frames; None for too few samples."""
     found = samples_in(samples, position, numbers)
     root = _Node(sum(found.stacks.values()))
     if round(root.count) < _TUNING.fewest:

@@ -1,7 +1,7 @@
-"""Everything together: step logs, windows and telemetry → facts and what reports draw.
+"""Step logs, windows and telemetry → facts and what reports draw.
 
-One flow of stages, each with a frozen result: what was read is aligned, becomes graphs of which one speaks, is measured,
-attributed and priced; then facts are built, once.
+The stages, each with a frozen result: align the recordings, build graphs and choose the primary one, measure, attribute, price; then
+build the facts once.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from ddpdoctor.measure.align import align_logs, set_suspended_aside
+from ddpdoctor.measure.align import align_logs, exclude_suspended
 from ddpdoctor.measure.attribution import attribute
 from ddpdoctor.measure.caveats import caveats
 from ddpdoctor.measure.costs import (
@@ -26,13 +26,14 @@ from ddpdoctor.measure.costs import (
 )
 from ddpdoctor.measure.facts import Facts, GpuFacts, LateFacts, SharedFacts
 from ddpdoctor.measure.flames import flames
-from ddpdoctor.measure.graph import Graphs, all_set_aside, build_graphs, python_parts
+from ddpdoctor.measure.graph import Graphs, all_excluded_steps, build_graphs, python_parts
 from ddpdoctor.measure.hangfacts import HangFacts
 from ddpdoctor.measure.memory import Memory, memory_of
 from ddpdoctor.measure.metrics import (
     MessageCost,
     asleep_shares,
     bandwidth_points,
+    bucket_facts,
     communication_facts,
     critical_breakdown,
     ddp_facts,
@@ -41,11 +42,10 @@ from ddpdoctor.measure.metrics import (
     host_facts,
     job_facts,
     loader_facts,
+    longest_steps_note,
     message_cost,
-    outstanding,
     rank_summaries,
     reducer_work,
-    reductions_of,
     series,
     step_facts,
     timeline,
@@ -66,7 +66,7 @@ class Measurement(msgspec.Struct, frozen=True):
     facts: Facts
     graphs: Graphs
     logs: Sequence[RankLog]
-    """All that were recorded, on one clock."""
+    """All logs, on one clock."""
     drawn: Drawn
     notes: list[str] = msgspec.field(default_factory=list)
     set_aside: dict[str, int] = msgspec.field(default_factory=dict)
@@ -81,30 +81,30 @@ def measure(
     progress: Progress = no_progress,
     launches: Mapping[str, Launch] | None = None,
 ) -> Measurement:
-    """Measure a run. ``logs`` and ``windows`` are ordered by rank; either may be empty, not both. ``hang``: whether and how it
-    stopped, which is found elsewhere. ``launches``: when the launcher of each host started and ended, by host name."""
+    """Measure a run. ``logs`` and ``windows`` are ordered by rank; either may be empty, not both. ``hang``: whether and how the job
+    stopped. ``launches``: when the launcher of each host started and ended, by host name."""
     graphs, recorded, notes = _aligned(logs, windows, telemetry, progress)
-    aside = all_set_aside(graphs.told, recorded)
-    told = progress_counter(progress, Stage.MEASURE)
-    told(0, 5)
+    aside = all_excluded_steps(graphs.timing, recorded)
+    report = progress_counter(progress, Stage.MEASURE)
+    report(0, 5)
     gpu = gpu_facts(graphs.windows, graphs.logs, telemetry)
-    told(1, 5)
+    report(1, 5)
     parts = python_parts(graphs.logs, graphs.windows, graphs.operator_shares)
     log_lines = LogSourceLines(graphs.logs, parts)
     context = _context(graphs, log_lines, gpu, telemetry)
     memory = memory_of(logs, telemetry)
-    told(2, 5)
+    report(2, 5)
     ranks = _summaries(graphs, memory)
-    told(3, 5)
+    report(3, 5)
     drawn = Drawn(
-        speaker=Speaker(graphs.speaker, graphs.why),
+        speaker=Speaker(graphs.recording, graphs.why),
         ranks=ranks,
-        series=series(graphs.log if graphs.log is not None else graphs.speaking),
-        timeline=timeline(graphs.speaking, graphs.logs, graphs.windows),
+        series=series(graphs.log if graphs.log is not None else graphs.primary),
+        timeline=timeline(graphs.primary, graphs.logs, graphs.windows),
         flames=flames(graphs.log, log_lines.samples, ranks) if graphs.log is not None else [],
         bandwidth=[] if graphs.window is None else bandwidth_points(graphs.window, _hosts(graphs.windows)),
     )
-    told(4, 5)
+    report(4, 5)
     costs = price_all(context, progress_counter(progress, Stage.PRICE))
     return Measurement(
         facts=replace(
@@ -114,7 +114,7 @@ def measure(
         graphs=graphs,
         logs=recorded,
         drawn=drawn,
-        notes=[*notes, *outstanding(graphs.told), *caveats(graphs), *memory.notes],
+        notes=[*notes, *longest_steps_note(graphs.timing), *caveats(graphs), *memory.notes],
         set_aside=aside,
     )
 
@@ -136,12 +136,12 @@ def _aligned(
     telemetry: Mapping[str, HostTelemetry],
     progress: Progress,
 ) -> tuple[Graphs, Sequence[RankLog], list[str]]:
-    """The graphs, the logs on one clock, and what was done to them."""
-    told = progress_counter(progress, Stage.ALIGN, begin=WINDOWS_READ)
-    told(0, 2)
+    """The graphs, the logs on one clock, and notes on their clocks and suspensions."""
+    report = progress_counter(progress, Stage.ALIGN, begin=WINDOWS_READ)
+    report(0, 2)
     aligned, set_clocks = align_logs(logs)
-    recorded, suspended = set_suspended_aside(aligned, telemetry)
-    told(1, 2)
+    recorded, suspended = exclude_suspended(aligned, telemetry)
+    report(1, 2)
     graphs = build_graphs(recorded, with_bucket_sizes(windows, _bucket_bytes(recorded)))
     return graphs, recorded, [*set_clocks, *suspended]
 
@@ -149,14 +149,14 @@ def _aligned(
 def _context(
     graphs: Graphs, log_lines: LogSourceLines, gpu: GpuFacts, telemetry: Mapping[str, HostTelemetry]
 ) -> Context:
-    """What is known before anything is priced."""
-    graph, logs, windows = graphs.speaking, graphs.logs, graphs.windows
-    reducers = reducer_work(logs, windows) if graphs.log_speaks else []
+    """The inputs of the pricers."""
+    graph, logs, windows = graphs.primary, graphs.logs, graphs.windows
+    reducers = reducer_work(logs, windows) if graphs.primary_is_log else []
     return Context(
         graph=graph,
         attribution=attribute(graph, short=not logs and all(window.on_device for window in windows)),
-        lines=WindowSourceLines(windows) if graphs.window_speaks else log_lines,
-        mean_step_ms=graphs.told.mean_cycle_ns / 1e6 if graphs.told.groups else None,
+        lines=WindowSourceLines(windows) if graphs.primary_is_window else log_lines,
+        mean_step_ms=graphs.timing.mean_cycle_ns / 1e6 if graphs.timing.groups else None,
         logs=logs,
         windows=windows,
         rare_sources=_rare_sources(graphs, log_lines),
@@ -165,18 +165,18 @@ def _context(
             synced_ns=tuple(work.whole_ns if work else 0.0 for work in reducers),
             issue_ns=tuple(work.issue_ns for work in reducers if work),
         ),
-        reductions=reductions_of(graph, graphs.log, graphs.window, logs, windows),
+        reductions=bucket_facts(graph, graphs.log, graphs.window, logs, windows),
         message=MessageCost() if graphs.window is None else message_cost(graphs.window, _hosts(windows)),
-        host_timed=graphs.log_speaks,
+        host_timed=graphs.primary_is_log,
         cores=host_cores(telemetry, logs),
         asleep=asleep_shares(logs),
     )
 
 
 def _rare_sources(graphs: Graphs, log_lines: LogSourceLines) -> list[RareSource]:
-    """The window shows a few steps; what stops a host, or slows a device, now and then is in the logs of the whole run."""
+    """Graphs of the whole run for rare events, which a window of a few steps does not show."""
     sources = []
-    if graphs.window_speaks and graphs.log is not None and graphs.log.groups:
+    if graphs.primary_is_window and graphs.log is not None and graphs.log.groups:
         sources.append(RareSource(graphs.log, log_lines, RARE_ON_HOST))
     if graphs.device is not None:
         sources.append(RareSource(graphs.device, LogSourceLines(graphs.device_logs), RARE_ON_DEVICE))
@@ -194,14 +194,14 @@ def _facts(
     memory: Memory,
 ) -> Facts:
     """Every group of facts, each built by one call."""
-    logs, windows, graph = graphs.logs, graphs.windows, graphs.speaking
+    logs, windows, graph = graphs.logs, graphs.windows, graphs.primary
     cap_bytes = favoured_cap_bytes(context, costs)
     job = job_facts(logs, windows, len(graph.ranks))
     return Facts(
         job=job,
         steps=step_facts(
-            graphs.told,
-            graphs.told.cycles + sum(set_aside.values()),
+            graphs.timing,
+            graphs.timing.cycles + sum(set_aside.values()),
             graphs.operators_seen,
             context.attribution.inputs_explain,
             job.world_size,
@@ -222,8 +222,8 @@ def _facts(
 
 
 def _summaries(graphs: Graphs, memory: Memory) -> list[RankSummary]:
-    graph = graphs.speaking
-    if graphs.log_speaks:
+    graph = graphs.primary
+    if graphs.primary_is_log:
         hosts = _hosts(graphs.logs)
         devices = [log.record.info.get("device") for log in graphs.logs]
         return rank_summaries(graph, hosts, devices, memory.ranks)

@@ -60,7 +60,7 @@ class HangFacts(msgspec.Struct, frozen=True, kw_only=True):
     state: str | None = None
     """"hangs" (when last checked) or "failed" (it ended, not in order); null if neither."""
     lasts: bool | None = None
-    """Whether it still hung when last checked, so that its processes can be asked; null if unknown."""
+    """Whether it still hung when last checked, so that its processes can be inspected; null if unknown."""
     until: str | None = None
     """What ended a job that hung, as words that follow "until": "SIGTERM ended it". Null if it still hangs, or if that is unknown."""
     since_s: float | None = None
@@ -103,19 +103,19 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     host: str | None = None
     guilty: bool = False
-    """Whether a finding names it."""
+    """Whether a finding names this rank."""
     step: int | None = None
-    """The step that it is in."""
+    """Its current step."""
     phase: str | None = None
-    """In which part of it, in words."""
+    """The phase of the step, in words."""
     collective: str | None = None
     """The collective in which it waits, else the first one that it issued and that is not finished, else the last one, with group and
     number."""
     state: str | None = None
-    """What it does there, as far as that is seen, or how it ended."""
+    """What it does there, if known, or how it ended."""
     since_s: float | None = None
-    """For how long, when it was last looked at."""
+    """For how long, when last checked."""
     where: Where | None = None
     """The line of the user's program."""
     stack: list[CodeLine] = []
-    """All that its training thread was in, the innermost first."""
+    """Stack of its training thread, the innermost line first."""

@@ -1,7 +1,7 @@
 """The gaps between the phases of a training step: waiting for data, forward, backward, optimizer.
 
-What lies there belongs to no phase, whatever runs: a loss, a teacher, a metric, a rollout. Where one rank does more of it than the
-others, it is work of its own, and not the same computation that takes longer.
+Work in a gap belongs to no phase: a loss, a teacher model, a metric, a rollout. Where one rank does more of it than the others, it is
+additional work, not the same computation that takes longer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ddpdoctor.measure.numerics import EMPTY, Array, Intervals, Ints, place_in, 
 from ddpdoctor.measure.taxonomy import Component
 
 Gap = tuple[Component, Component]
-"""The phases before and behind it."""
+"""The phases before and after it."""
 
 _WORDS: dict[Component, tuple[str, str]] = {
     Component.DATA: ("the batch", "the next batch"),
@@ -26,23 +26,23 @@ _WORDS: dict[Component, tuple[str, str]] = {
     Component.BACKWARD: ("backward()", "backward()"),
     Component.OPTIMIZER: ("optimizer.step()", "optimizer.step()"),
 }
-"""What a phase is called before a gap, and behind one."""
+"""Name of a phase before a gap, and after one."""
 
 
 def gap_component(gap: Gap) -> Component:
-    """What operators in a gap are: a loss or the like where a step needs some to get on, else work outside the phases."""
+    """Component of operators in a gap: ``loss`` where a step needs some to continue, else ``outside``."""
     before, behind = gap
     needed = before is Component.FORWARD or behind in (Component.BACKWARD, Component.OPTIMIZER)
     return Component.LOSS if needed else Component.OUTSIDE
 
 
 def word_of(phase: Component) -> str:
-    """What a phase is called: ``the forward pass``."""
+    """Name of a phase: ``the forward pass``."""
     return _WORDS[phase][0]
 
 
 def words_of(gap: Gap) -> str:
-    """Where it lies, for a reader: ``between optimizer.step() and the next batch``."""
+    """The gap in words: ``between optimizer.step() and the next batch``."""
     before, behind = gap
     return f"between {_WORDS[before][0]} and {_WORDS[behind][1]}"
 
@@ -57,7 +57,7 @@ class Gaps(msgspec.Struct, frozen=True):
     kinds: tuple[Gap, ...]
 
     def shifted(self, by_ns: int) -> Gaps:
-        """The same, later by this much."""
+        """The gaps, later by ``by_ns``."""
         return replace(self, times=(self.times[0] + by_ns, self.times[1] + by_ns))
 
     def at(self, moments: NDArray[Any]) -> Ints:
@@ -71,21 +71,21 @@ class Gaps(msgspec.Struct, frozen=True):
         return kinds
 
     def of(self, component: Component) -> Intervals:
-        """All whose operators are of this kind of work."""
+        """The gaps whose operators are of this component."""
         return self.among([gap for gap in self.kinds if gap_component(gap) is component])
 
     def among(self, gaps: list[Gap]) -> Intervals:
-        """All of these kinds."""
+        """The gaps of these kinds."""
         chosen = np.isin(self.kind, [place for place, gap in enumerate(self.kinds) if gap in gaps])
         return self.times[0][chosen], self.times[1][chosen]
 
 
 NO_GAPS = Gaps(EMPTY, np.empty(0, np.int64), ())
-"""Of a rank whose phases were not all marked: nobody knows where a gap would be."""
+"""The gaps of a rank whose phases were not all marked: unknown."""
 
 
 def gaps_between(phases: Mapping[Component, Intervals]) -> Gaps:
-    """The gaps between these phases, which may overlap; none where a forward, backward or optimizer is marked nowhere."""
+    """The gaps between these phases, which may overlap; none where no forward, no backward or no optimizer is marked."""
     needed = (Component.FORWARD, Component.BACKWARD, Component.OPTIMIZER)
     if not all(len(phases.get(component, EMPTY)[0]) for component in needed):
         return NO_GAPS
@@ -111,7 +111,7 @@ def gaps_between(phases: Mapping[Component, Intervals]) -> Gaps:
 def by_gap(
     gaps: Gaps, moments: NDArray[Any], starts: NDArray[Any], ends: NDArray[Any]
 ) -> dict[Gap, Intervals]:
-    """Intervals by the gap in which each was begun, at its ``moment``."""
+    """Intervals by the gap in which each began, at its moment in ``moments``."""
     kind = gaps.kind_at(moments)
     return {
         gap: union(starts[kind == place], ends[kind == place])

@@ -1,4 +1,4 @@
-"""Lines of the user's program, as findings name them: where, called from where, and what stands there."""
+"""Lines of the user's program, as findings name them: file and line, callers, and text."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ class Where(CodeLine, frozen=True):
     share: float | None = None
     """Share of the samples or events of this cause that point to this line."""
     python_ms: float | None = None
-    """Time per step that stack samples find at this line outside torch: neither in its operators nor in its own
-    Python. Mean over the ranks and steps concerned; null where the line was not sampled often enough to tell."""
+    """Time per step that stack samples find at this line outside torch: neither in its operators nor in its own Python. Mean over the
+    ranks and steps concerned; null where the line was not sampled often enough."""
     callers: Stack = ()
-    """The user's lines from which it was called, the nearest first; libraries' between them are left out. As many as tell this
-    way to the line from others that were seen; none where nobody saw who called it."""
+    """The user's lines from which it was called, the nearest first, without lines of libraries. As many as distinguish this way to the
+    line from others that were seen; none where no caller was recorded."""
     text: SourceText | None = None
-    """What stands there, where the file could be read at the analysis and is as it was in the run."""
+    """Text of the line, where the file could be read at the analysis and is as it was in the run."""
     text_missing: str | None = None
-    """Why there is no text although the file is there; null where it was not looked for."""
+    """Why there is no text although the file exists; null where it was not read."""
     more_callers: int = 0
-    """Other ways by which the line was called, each of which takes a notable part of the time; 0 where none was seen."""
+    """Other call paths to the line, each of which takes a notable part of the time; 0 where none was seen."""
 
     @property
     def way(self) -> Stack:
-        """The line, and those above it."""
+        """The line and its callers."""
         return (self, *self.callers)
 
     @property
     def stack(self) -> Stack:
-        """The same without what was measured at the line: two that are alike are equal."""
+        """The line and its callers without the measurements, so that equal places compare equal."""
         return (CodeLine(self.file, self.line, self.function), *self.callers)
 
     def called_from(self, callers: Stack, more: int = 0) -> Where:

@@ -27,14 +27,14 @@ class RunEvent(msgspec.Struct, frozen=True, kw_only=True):
     before_ms: float | None = None
     """Median step time before a change, or at the beginning of the growth."""
     after_ms: float | None = None
-    """Median step time behind a change, or at the end of the growth."""
+    """Median step time after a change, or at the end of the growth."""
     ranks: list[int] | None = None
     """The ranks that took longer while the others waited; null where all did, or it is unknown which."""
     kind: str | None = None
-    """What took the time there: "data" (the wait for a batch), "checkpoint", "host" (code outside forward, backward and optimizer),
-    "compute" (forward, backward or optimizer), "communication" (all ranks in a collective); null where nothing shows it."""
+    """Kind of work that took the time there: "data" (the wait for a batch), "checkpoint", "host" (code outside forward, backward and
+    optimizer), "compute" (forward, backward or optimizer), "communication" (all ranks in a collective); null where nothing shows it."""
     off_cpu: bool | None = None
-    """Whether the training thread was neither running nor waiting for a core for most of it; null where the scheduler was not read."""
+    """Whether the training thread was neither running nor runnable for most of it; null where the scheduler was not read."""
     where: list[Where] = []
     """The lines."""
 
@@ -49,7 +49,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     start_s: float | None = None
     """From the launcher's start until the process group was there: interpreter, imports, rendezvous."""
     preparation_s: float | None = None
-    """From there until the first batch was asked for: the model, DDP's constructor, the dataset, a restored checkpoint."""
+    """From there until the first batch was requested: the model, DDP's constructor, the dataset, a restored checkpoint."""
     first_batch_s: float | None = None
     """The wait for the first batch."""
     warm_up_s: float | None = None
@@ -81,4 +81,4 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     change: RunEvent | None = None
     """The step time changed at one step, for good or until the next change: the largest such change; null without one."""
     growth: RunEvent | None = None
-    """Steps get longer all along; null where they do not."""
+    """Steps get longer throughout the run; null where they do not."""

@@ -8,7 +8,7 @@ from .places import CodeLine
 
 
 class Speaker(msgspec.Struct, frozen=True):
-    """The recording whose times are taken for the job's."""
+    """The primary recording: the one that causes are measured by."""
 
     recording: str
     """"host-log" (the step logs), "device-log" (the step logs in the devices' own time) or "window" (the profiled steps)."""
@@ -17,21 +17,21 @@ class Speaker(msgspec.Struct, frozen=True):
 
 
 class RankMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory of one rank, the most that was held while it was recorded; null where that is unknown."""
+    """Peak memory of one rank while it was recorded; null where that is unknown."""
 
     process_bytes: float | None = None
     """Of its own process, without pages of files."""
     workers_bytes: float | None = None
     """Of its child processes together; what forked ones share counts for each."""
     grows_bytes_per_hour: float | None = None
-    """How its process grows all along; null where it does not, or was watched for too short a time."""
+    """Growth of its process throughout the run; null where it does not grow, or was watched for too short a time."""
     allocated_peak_bytes: float | None = None
     """Tensors on its device."""
     reserved_peak_bytes: float | None = None
     """What PyTorch's allocator reserved on its device."""
     device_total_bytes: float | None = None
     phase_peak_bytes: dict[str, float] = {}
-    """By phase of a step: most that tensors took on the device in it, as far as looks at random moments saw it."""
+    """Peak memory of tensors on the device by phase of a step, from samples at random moments."""
 
 
 class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,14 +45,14 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     breakdown_ms: dict[str, float] = {}
     """Mean milliseconds per step and part; adds up to ``step_ms``."""
     late_ms: float | None = None
-    """Mean lateness at synchronisation points per step against the median rank, of two against the other one."""
+    """Mean lateness at synchronisation points per step, relative to the median rank (of two ranks: to the other one)."""
     caused_wait_ms: float | None = None
     """By how much it was the last to arrive, ahead of the second last, summed over a step's synchronisations; mean per step."""
     memory: RankMemory | None = None
 
 
 class WindowCost(msgspec.Struct, frozen=True, kw_only=True):
-    """What our own profiler window cost the job, once. Step times leave it out where there are enough other steps."""
+    """What ddpdoctor's profiler window cost the job, once. Step times exclude it where there are enough other steps."""
 
     first: int
     """The first and the last step inside."""
@@ -60,7 +60,7 @@ class WindowCost(msgspec.Struct, frozen=True, kw_only=True):
     step_ms: float
     """Median of those steps, without the one that opened the window."""
     extra_ms: float
-    """What they, and the steps in which the window was opened, closed and saved, took more than as many usual ones."""
+    """Extra time of these steps and of those in which the window was opened, closed and saved, compared with as many usual ones."""
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +108,7 @@ class FlameFrame(msgspec.Struct, frozen=True):
     ms: float
     """Time per step in it and in what it calls."""
     beyond_ms: float | None = None
-    """What of it is beyond the same frame of the graph that it is compared with; null in that one."""
+    """Difference to the same frame of the graph it is compared with; null in that graph."""
 
 
 class Flame(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,13 +122,13 @@ class Flame(msgspec.Struct, frozen=True, kw_only=True):
     mean_ms: float
     """Mean length of those steps, which is the whole width."""
     against: str | None = None
-    """What its frames are compared with: rank and steps of another graph."""
+    """The graph its frames are compared with: rank and steps."""
     places: list[CodeLine] = []
     frames: list[FlameFrame] = []
 
 
 class BandwidthPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Collectives of one operation and size class, by process groups of as many ranks on as many hosts."""
+    """Collectives of one operation and size class, in process groups with the same numbers of ranks and hosts."""
 
     operation: str
     bytes: float
@@ -155,7 +155,7 @@ class TelemetrySeries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drawn(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it, as a diagnosis has it by these names."""
+    """Everything that reports draw, by its names in a diagnosis."""
 
     speaker: Speaker | None = None
     window: WindowCost | None = None

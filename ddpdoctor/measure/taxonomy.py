@@ -1,10 +1,9 @@
 """The vocabulary of the analysis: kinds of work, synchronisations, causes, parts of a step, and how they relate.
 
-All that counts, prices or draws work takes its names from here, so that one question has one answer: is a launch host
-work? Where one rank is late, it is (:data:`LATE_COMPONENTS`): whatever its host did, the others waited for it. What all
-ranks alike spend on launching has a cause of its own, with a remedy of its own (:data:`SHARED_COMPONENTS`). Is the
-optimizer computation? In the breakdown of a step it is (:data:`PART_OF`), and so it is in the time of a device, which
-only computes (:data:`RARE_ON_DEVICE`); as a cause it stands alone, since other things mend it.
+Code that counts, prices or draws work takes its names from here. A component may count differently in different tables. Launching is
+host work where one rank is late (:data:`LATE_COMPONENTS`); launching that all ranks have in common is a cause of its own, with its own
+fix (:data:`SHARED_COMPONENTS`). The optimizer is computation in the breakdown of a step (:data:`PART_OF`) and in device time
+(:data:`RARE_ON_DEVICE`); as a cause it is separate, since its fix is another one.
 
 To add a cause: a member here with its components, a pricer in ``costs``, a rule in ``rules``. See docs/architecture.md.
 """
@@ -28,10 +27,10 @@ class Component(StrEnum):
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
     LOSS = "loss"
-    """Operators in a gap between phases that a step needs: a loss, clipping of gradients, the forward of a model that nothing
-    marks. See :func:`ddpdoctor.measure.phases.gap_component`."""
+    """Operators in a gap between phases that a step needs: a loss, clipping of gradients, the forward of an unmarked model. See
+    :func:`ddpdoctor.measure.phases.gap_component`."""
     OUTSIDE = "outside"
-    """Operators in any other gap: from the optimizer's step to the next forward pass, where a step needs none."""
+    """Operators in any other gap, such as from the optimizer's step to the next forward pass."""
     COLLECTION = "collection"
     """Python's garbage collection."""
     CHECKPOINT = "checkpoint"
@@ -40,10 +39,10 @@ class Component(StrEnum):
     LAUNCH = "launch"
     """The device idles between kernels while the host issues them."""
     HOST = "host"
-    """The rank's own Python work outside the others, and what it does there where nothing tells Python from operators; on a
-    device: no kernel runs, and none of the others says why."""
+    """Python work outside the other components, and all host time there where Python and operators cannot be separated; on a device: no
+    kernel runs, for no reason among the other components."""
     UNMATCHED = "unmatched"
-    """Exposed time in collectives that could not be matched: waiting and transferring cannot be told apart."""
+    """Exposed time in collectives that could not be matched: waiting and transfer cannot be separated."""
     UNSEEN = "unseen"
     """The time before the rank's own window began."""
     IDLE = "idle"
@@ -105,30 +104,29 @@ class LateCause(StrEnum):
     """The part of ``compute`` explained by more samples or larger shapes on the late rank."""
     OPTIMIZER = "optimizer"
     HOST = "host"
-    """The rank's own work outside forward, backward, optimizer and data, Python and operators alike; on a GPU: gaps without
-    kernels, and kernels that were launched there."""
+    """The rank's own work outside forward, backward, optimizer and data, both Python and operators; on a GPU: gaps without kernels, and
+    kernels that were launched there."""
     COLLECTION = "collection"
     """Python garbage collection."""
     CHECKPOINT = "checkpoint"
     """torch.save and distributed checkpoints."""
     EVALUATION = "evaluation"
-    """Evaluation on these ranks alone, in steps that are set aside: what sharing it among all ranks saves, spread over all
-    steps."""
+    """Evaluation on these ranks alone, in steps that are excluded: what sharing it among all ranks saves, spread over all steps."""
     CPU_STARVED = "cpu_starved"
-    """Ready to run but without a CPU (scheduler's run delay)."""
+    """Runnable but without a CPU (scheduler's run delay)."""
     THROTTLED = "throttled"
     """The part of ``compute`` explained by lowered GPU clocks on the late rank."""
     UNKNOWN = "unknown"
     """Lateness for which no activity was recorded."""
     TURNS = "turns"
-    """Lateness that changes from rank to rank, with no single rank to blame: all ranks are concerned. Its
-    ``period_steps`` is the number of ranks if the step number decides whose turn it is, else null."""
+    """Lateness of different ranks in different steps: no single rank is the culprit, all ranks are concerned. Its ``period_steps`` is
+    the number of ranks if the step number decides which rank is late, else null."""
     TOTAL = "total"
-    """All lateness, whatever its cause: the step time if nobody were late."""
+    """All lateness, of any cause: the step time if no rank were late."""
 
 
 class SharedCause(StrEnum):
-    """What all ranks alike spend: the names of the facts under ``shared``, and what each is."""
+    """What all ranks spend: the names of the facts under ``shared``, and what each is."""
 
     DATA = "data"
     DATA_EPOCH_START = "data_epoch_start"
@@ -137,14 +135,14 @@ class SharedCause(StrEnum):
     OPTIMIZER = "optimizer"
     HOST = "host"
     IDLE = "idle"
-    """The devices are idle, in no collective, and what their hosts did was not recorded: the devices had no work, for whatever
+    """The devices are idle, in no collective, and what their hosts did was not recorded: the devices had no work, for an unknown
     reason."""
     OUTSIDE = "outside"
     """Everything between the optimizer's step and the next forward pass except the wait for data: operators, and the Python work
     of ``host``."""
     BARRIER = "barrier"
-    """Explicit barriers: what steps save if ranks do not meet there, and hosts do not wait there for their
-    devices, which are idle afterwards (see ``device_sync``)."""
+    """Explicit barriers: what steps save if ranks do not synchronize there, and hosts do not wait there for their devices, which are
+    idle afterwards (see ``device_sync``)."""
     COLLECTIVE = "collective"
     """Blocking collectives called from Python (metrics), without DDP's own; including the idle time of devices whose hosts
     wait for the result."""
@@ -164,11 +162,11 @@ class SharedCause(StrEnum):
     REDUNDANT_SYNC = "redundant_sync"
     """Gradient reductions in all micro-batches of a step except the last."""
     SMALL_BUCKETS = "small_buckets"
-    """Per-message cost that fewer, larger buckets would save (the favoured bucket size replayed)."""
+    """Per-message cost that fewer, larger buckets would save (what-if estimate with the best bucket size)."""
     NO_OVERLAP = "no_overlap"
     """Transfer that could have been hidden behind the backward pass, but was not."""
     CPU_STARVED = "cpu_starved"
-    """Ready to run but without a CPU (scheduler's run delay): what all ranks lose alike."""
+    """Runnable but without a CPU (scheduler's run delay): what all ranks lose."""
 
 
 Components = tuple[Component, ...]
@@ -176,25 +174,25 @@ Components = tuple[Component, ...]
 WAITING_FOR_DATA: Components = (Component.DATA, Component.EPOCH_START)
 COMPUTATION: Components = (Component.FORWARD, Component.BACKWARD)
 HOST_IDLE: Components = (Component.DEVICE_SYNC, Component.LAUNCH, Component.HOST)
-"""A device's idle time that its host answers for; on a CPU only ``host`` is there."""
-IN_GAPS: Components = (Component.LOSS, Component.OUTSIDE)
+"""A device's idle time that its host causes; on a CPU only ``host`` occurs."""
+BETWEEN_PHASES: Components = (Component.LOSS, Component.OUTSIDE)
 """Operators between the phases."""
 PHASES: Components = (*COMPUTATION, Component.OPTIMIZER)
 """What each step computes."""
-DEVICE_COMPUTATION: Components = (*PHASES, *IN_GAPS)
-"""What kernels other than collectives do, whichever phase launched them."""
+DEVICE_COMPUTATION: Components = (*PHASES, *BETWEEN_PHASES)
+"""What kernels other than collectives do, in all phases."""
 DEVICE_WORK: Components = (Component.COPY, *DEVICE_COMPUTATION)
-"""What a device does, and can do beside a collective."""
+"""What a device does, and can do concurrently with a collective."""
 
 NO_WORK: Components = (Component.UNMATCHED, Component.UNSEEN, Component.IDLE)
-"""No work of the rank's that is known: collectives that could not be matched, and time of which nothing was recorded."""
+"""No known work: collectives that could not be matched, and time of which nothing was recorded."""
 
 LATE_COMPONENTS: dict[LateCause, Components] = {
     LateCause.DATA: WAITING_FOR_DATA,
     LateCause.COPY: (Component.COPY,),
     LateCause.COMPUTE: COMPUTATION,
     LateCause.OPTIMIZER: (Component.OPTIMIZER,),
-    LateCause.HOST: (Component.HOST, Component.LAUNCH, Component.DEVICE_SYNC, *IN_GAPS),
+    LateCause.HOST: (Component.HOST, Component.LAUNCH, Component.DEVICE_SYNC, *BETWEEN_PHASES),
     LateCause.COLLECTION: (Component.COLLECTION,),
     LateCause.CHECKPOINT: (Component.CHECKPOINT,),
     LateCause.UNKNOWN: NO_WORK,
@@ -204,8 +202,8 @@ LATE_COMPONENTS: dict[LateCause, Components] = {
 RECORDED: frozenset[LateCause] = frozenset(
     {LateCause.DATA, LateCause.COPY, LateCause.COLLECTION, LateCause.CHECKPOINT}
 )
-"""Causes that are recorded as such: an outlier there is what it says, also where it strikes each rank at its own time. It
-then accuses nobody, and is common to all."""
+"""Causes that are recorded as such: an outlier is real even where each rank has it in other steps. Then no single rank is the culprit,
+and the cause is common to all."""
 
 SHARED_COMPONENTS: dict[str, Components] = {
     SharedCause.DATA: (Component.DATA,),
@@ -241,16 +239,15 @@ RARE_ON_HOST: dict[str, Components] = {
     LateCause.CHECKPOINT: (Component.CHECKPOINT,),
     LateCause.HOST: (Component.HOST,),
 }
-"""What stops the host of a device now and then, as its step log shows it. ``host`` is told apart from waiting by lateness
-only."""
+"""What stops the host of a device occasionally, as its step log shows it. ``host`` and waiting can be separated by lateness only."""
 RARE_ON_DEVICE: dict[str, Components] = {LateCause.COMPUTE: DEVICE_COMPUTATION}
-"""The same of device time, in which whatever runs is computation."""
+"""The same of device time, in which all work is computation."""
 
-LATENT: dict[str, Components] = {
+STANDALONE: dict[str, Components] = {
     LateCause.DATA: (Component.DATA,),
     LateCause.HOST: HOST_IDLE,
 }
-"""Kinds of work that can hide in the wait for other ranks: loaders make batches meanwhile, hosts issue work."""
+"""Kinds of work that can hide in the wait for other ranks: meanwhile loaders prepare batches and hosts issue work."""
 
 PART_OF: dict[Component, Part] = {
     Component.DATA: Part.DATA_WAIT,
@@ -276,4 +273,4 @@ DRAWN_AS: dict[Component, str] = {
     **{component: PART_OF[component] for component in COMPONENTS},
     **{component: component for component in PHASES},
 }
-"""Component → what it is in a timeline: a part of the breakdown, and computation by its phases."""
+"""Component → its kind in a timeline: a part of the breakdown, and computation by its phases."""

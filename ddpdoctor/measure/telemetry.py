@@ -1,4 +1,4 @@
-"""What the analysis reads of a host's telemetry; the readings themselves are ``ddpdoctor.telemetry``'s."""
+"""The interface through which the analysis reads a host's telemetry; ``ddpdoctor.telemetry`` implements it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Column = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 
 class HostTelemetry(Protocol):
-    """What is read of one host's telemetry (``telemetry.reader.Telemetry`` has it)."""
+    """One host's telemetry (``telemetry.reader.Telemetry`` implements it)."""
 
     @property
     def header(self) -> dict[str, Any]: ...

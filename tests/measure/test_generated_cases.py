@@ -30,7 +30,7 @@ def check(made, folder):
     """Rank, cause and cost of a case against its truth."""
     truth = generate(made.config, folder)
     measurement = measured(folder)
-    assert measurement.graphs.speaking.refused is None
+    assert measurement.graphs.primary.refused is None
     late = found(measurement.facts.late)
     mean_ms = truth.mean_step_us / 1e3
     assert measurement.facts.steps.mean_ms == pytest.approx(mean_ms, rel=TOLERANCE)
@@ -124,7 +124,7 @@ def test_shapes_of_jobs_and_recordings(name, tmp_path):
     config = SHAPES[name]
     truth = generate(config, tmp_path / "traces")
     measurement = measured(tmp_path / "traces")
-    assert measurement.graphs.speaking.refused is None
+    assert measurement.graphs.primary.refused is None
     assert accused(measurement) == {"data": list(config.plants[0].ranks)}
     total = measurement.facts.late.total
     mean_ms = truth.mean_step_us / 1e3

@@ -44,7 +44,7 @@ def test_healthy_hosts_are_not_accused(tmp_path):
 def test_the_replay_of_what_was_measured_gives_the_measured_steps(tmp_path):
     """What starts when another group's collective is over does so in the replay, too."""
     generate(replace(TWICE, plants=(Plant("slow_forward", ranks=(2,), ms=3.0),)), tmp_path / "traces")
-    graph = measured(tmp_path / "traces").graphs.speaking
+    graph = measured(tmp_path / "traces").graphs.primary
     durations = np.concatenate([group.duration for group in graph.groups])
     assert replay_all(graph) == pytest.approx(durations, rel=1e-3)
 
@@ -52,13 +52,13 @@ def test_the_replay_of_what_was_measured_gives_the_measured_steps(tmp_path):
 def test_no_work_is_negative(tmp_path):
     """A rank is in several collectives at once, and works before none of them for less than no time."""
     generate(replace(TWICE, plants=(Plant("slow_forward", ranks=(2,), ms=3.0),)), tmp_path / "traces")
-    graph = measured(tmp_path / "traces").graphs.speaking
+    graph = measured(tmp_path / "traces").graphs.primary
     assert min(group.work.min() for group in graph.groups) > -1.0
 
 
 def test_the_neighbour_is_not_late_itself(tmp_path):
     """What it waited within its host is not its own lateness for the others."""
     generate(replace(TWICE, plants=(Plant("slow_data", ranks=(1,), ms=3.0),)), tmp_path / "traces")
-    late_ns, _ = lateness(measured(tmp_path / "traces").graphs.speaking)
+    late_ns, _ = lateness(measured(tmp_path / "traces").graphs.primary)
     assert late_ns.argmax() == 1
     assert np.delete(late_ns, 1).max() < 0.2 * late_ns[1]

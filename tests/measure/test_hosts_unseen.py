@@ -101,7 +101,7 @@ def test_operators_stand_for_calls_that_were_not_recorded(tmp_path):
     generate(config, tmp_path / "traces")
     measurement = measured(tmp_path / "traces")
     assert accused(measurement) == {"host": [1]}
-    groups = measurement.graphs.speaking.groups
+    groups = measurement.graphs.primary.groups
     assert not any(group.work[..., INDEX[Component.IDLE]].any() for group in groups)
 
 
@@ -133,7 +133,7 @@ COUPLED = replace(
 @EXTENDED
 def test_the_length_of_a_step_is_no_host_s_pace(tmp_path):
     generate(COUPLED, tmp_path / "traces")
-    step_ns = measured(tmp_path / "traces").graphs.speaking.mean_cycle_ns
+    step_ns = measured(tmp_path / "traces").graphs.primary.mean_cycle_ns
     paces_ns = np.array([issue_time_ns(window) for window in windows_of(tmp_path / "traces")])
     assert (paces_ns < 0.5 * step_ns).all()
 

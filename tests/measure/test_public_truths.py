@@ -82,15 +82,15 @@ def test_windows_that_do_not_begin_at_the_same_collective():
     assert caused_ms(name)[2] * 3 == pytest.approx(3127, rel=0.03)
     # By the median of the others, rank 0 was 4.4 ms late in ten collectives.
     assert caused_ms(name)[0] * 3 == pytest.approx(4.4, abs=1)
-    assert of(name).graphs.speaking.matched == 33
+    assert of(name).graphs.primary.matched == 33
 
 
 def test_the_ends_of_a_long_all_to_all_are_spread():
     """The big one ends on the four ranks at 59.8, 59.9, 60.0 and 60.1 ms: one collective, to which rank 2 comes last."""
     name = "torchrec/sst_long_a2a_optimizer_3"
     assert accused(of(name)) == {"host": [2]}
-    whole = of(name).graphs.speaking.wholeness
-    assert (whole.whole, whole.lacking, of(name).facts.communication.unmatched) == (31, 1, 0)
+    whole = of(name).graphs.primary.coverage
+    assert (whole.complete, whole.incomplete, of(name).facts.communication.unmatched) == (31, 1, 0)
     assert caused_ms(name)[2] == pytest.approx(49, abs=2)
     # Read by hand: 18 ms on its host, less the 10 ms that the others' hosts lose behind it.
     assert of(name).facts.late.host.ms_per_step == pytest.approx(8.4, rel=1 / 3)
@@ -111,14 +111,14 @@ def test_eight_ranks_in_one_step():
     assert accused(measurement) == {"unknown": [7]}
     assert measurement.facts.communication.total_transfer_ms == pytest.approx(0.22, abs=0.02)
     caused = caused_ms(name)
-    assert max(caused, key=caused.get) == 7 and measurement.graphs.speaking.matched == 8
+    assert max(caused, key=caused.get) == 7 and measurement.graphs.primary.matched == 8
 
 
 def test_a_match_that_is_not_credible_is_refused():
     measurement = of("hta/two_of_128_sampled")
     assert (
-        measurement.graphs.speaking.refused
-        and measurement.graphs.speaking.matched == 0
+        measurement.graphs.primary.refused
+        and measurement.graphs.primary.matched == 0
         and accused(measurement) == {}
     )
     assert measurement.facts.communication.wait_ms is None, "absent, not zero"
@@ -155,7 +155,7 @@ def test_a_reduction_per_parameter():
 
 
 def test_a_slow_step_stands_out():
-    group = of("hta/cpu_only").graphs.speaking.groups[0]
+    group = of("hta/cpu_only").graphs.primary.groups[0]
     lengths_ms = dict(zip(group.steps.tolist(), (group.duration / 1e6).tolist(), strict=True))
     assert lengths_ms.pop(553) == pytest.approx(425, abs=1)
     assert all(209 < ms < 221 for ms in lengths_ms.values())

@@ -62,7 +62,7 @@ def test_each_cycles_work_is_that_from_ready_to_ready(tmp_path):
     origin = min(window.span[0] for window in windows)
     (group,) = graph.groups
     columns = [INDEX[component] for component in DEVICE_WORK]
-    work_ns = group.continued(group.work)[..., columns].sum(axis=(1, 3))
+    work_ns = group.with_overlap(group.work)[..., columns].sum(axis=(1, 3))
     for r, window in enumerate(windows):
         ready = group.ready[:, -1, r] + origin
         spent = [

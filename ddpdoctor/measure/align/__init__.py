@@ -1,12 +1,11 @@
-"""All ranks on one clock, and the same collective found on each.
+"""Put all ranks on one clock, and find the same collective on each.
 
-In: logs and windows by their own clocks. Out: the same on the run's common clock, logs as new ones, with what was noticed
-on the way (clocks that were set, machines that slept, processes that were stopped), and :class:`Matched` collectives. The
-idea: durations come from monotonic clocks, hosts are tied by the collectives that their ranks leave together, and what is
-not credible is refused.
+In: logs and windows by their own clocks. Out: copies on the run's common clock, notes (clocks that were set, machines that slept,
+processes that were suspended), and :class:`Matched` collectives. Durations come from monotonic clocks; hosts are aligned by the
+collectives that their ranks leave together; an implausible match is refused.
 """
 
-from .log_clocks import align_logs, moved_trace, put_in_order
-from .matching import Matched, Wholeness, align_and_match
-from .suspensions import set_suspended_aside
+from .log_clocks import align_logs, moved_trace, use_monotonic_time
+from .matching import MatchCoverage, Matched, align_and_match
+from .suspensions import exclude_suspended
 from .trace_clocks import fit_clock, vote_offsets

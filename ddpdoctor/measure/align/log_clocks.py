@@ -1,10 +1,9 @@
-"""One clock for step logs: time by monotonic durations, so that a clock that is set meanwhile changes no step, and hosts by their ends.
+"""One clock for step logs: steps on monotonic time, and hosts aligned by the ends of their collectives.
 
-A step of a log has an exact duration, taken from the monotonic clock, and a start by the wall clock, which may be set
-in the middle of a run, and which goes on while a machine sleeps. Steps of a rank join: step n + 1 begins where step n
-ends. So the steps are put one after the other again, and the wall clock says no more than where the ranks of a host stand
-against each other; hosts are tied by the collectives that their
-ranks leave together. Only where steps are missing in between the wall clock bridges the gap.
+A step has an exact duration, from the monotonic clock, and a start by the wall clock. The wall clock may be set in the middle of a run,
+and goes on while a machine sleeps. Step n + 1 begins where step n ends, so a rank's time is the sum of its durations. The wall clock
+only relates the ranks of a host, and bridges steps that are missing. Hosts are aligned by the collectives that their ranks leave
+together.
 """
 
 from __future__ import annotations
@@ -25,24 +24,24 @@ from .trace_clocks import ClockFit, fit_clock
 
 
 class OrderTuning(msgspec.Struct, frozen=True):
-    """What counts as a clock that was set, and is told."""
+    """When a clock counts as set, and is reported."""
 
     neighbours: int = 33
-    """Readings of the wall clock whose median counts: one that is interrupted by another process tells a wrong time."""
+    """Readings of the wall clock whose median counts: a single one is wrong where another process interrupted it."""
     same_ns: int = 1_000_000
-    """Readings this near to each other are of a clock that nobody has set."""
+    """Readings that differ by less belong to a clock that was not set."""
     reading_ns: int = 100_000
-    """What two readings of clocks that agree may lie apart: a trace is not copied for that."""
-    told_ns: int = 100_000_000
-    """A clock that is set by less needs no sentence: time servers do so now and then."""
+    """Largest difference between two readings of clocks that agree; a trace is not copied for less."""
+    reported_ns: int = 100_000_000
+    """A clock that is set by less is not reported: time servers do that occasionally."""
 
 
 ORDER = OrderTuning()
 
 
-def put_in_order(logs: Sequence[RankLog]) -> tuple[list[RankLog], list[str]]:
-    """The logs with their steps, and stack samples, on the monotonic time of their run; and what was set in between, in
-    sentences. ``moved_ns`` of a step leads back to the wall clock."""
+def use_monotonic_time(logs: Sequence[RankLog]) -> tuple[list[RankLog], list[str]]:
+    """The logs with their steps and stack samples on the monotonic time of their run, and notes on clocks that were set. ``moved_ns``
+    of a step leads back to the wall clock."""
     hosts: dict[str, list[_Rank]] = defaultdict(list)
     for log in logs:
         if log.steps:
@@ -52,14 +51,14 @@ def put_in_order(logs: Sequence[RankLog]) -> tuple[list[RankLog], list[str]]:
     for host, ranks in hosts.items():
         leader = max(ranks, key=lambda rank: (-rank.block[-1], len(rank.block)))
         for rank in ranks:
-            placed = rank if rank is leader else rank.following(leader)
-            ordered[id(rank.log)] = placed.ordered_log()
-        notes += [_set_note(host, step, ns) for step, ns in leader.settings()]
+            placed = rank if rank is leader else rank.placed_by(leader)
+            ordered[id(rank.log)] = placed.corrected_log()
+        notes += [_set_note(host, step, ns) for step, ns in leader.clock_jumps()]
     return [ordered.get(id(log), log) for log in logs], notes
 
 
 def moved_trace(trace: RankTrace, profiled: Sequence[Step]) -> RankTrace:
-    """A rank's trace, whose times are of the wall clock, on the time of its steps that the profiler saw."""
+    """A rank's trace, recorded by the wall clock, moved to the time of its ``profiled`` steps."""
     moved_ns = int(np.median([step.moved_ns for step in profiled])) if profiled else 0
     if abs(moved_ns) < ORDER.reading_ns:
         return trace
@@ -67,7 +66,7 @@ def moved_trace(trace: RankTrace, profiled: Sequence[Step]) -> RankTrace:
 
 
 def blocks(steps: Sequence[Step]) -> Ints:
-    """[N] which steps follow each other without one missing in between: they have the same number here."""
+    """[N] number of the block of consecutive steps to which each step belongs."""
     numbers = np.array([step.number for step in steps], np.int64)
     return np.concatenate(([0], np.cumsum(np.diff(numbers) != 1))) if len(numbers) else numbers
 
@@ -79,7 +78,7 @@ def _set_note(host: str, step: int, ns: int) -> str:
 
 
 class _Rank(msgspec.Struct, frozen=True):
-    """One rank's steps, [N] each, and their time as it is put together."""
+    """One rank's steps, [N] each, and their reconstructed time."""
 
     log: RankLog
     number: Ints
@@ -91,7 +90,7 @@ class _Rank(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, log: RankLog) -> _Rank:
-        """Each step where the one before ends, the first and those after a gap where the wall clock has them."""
+        """Each step begins where the one before ends; the first one, and those after a gap, where the wall clock has them."""
         recorded = np.array([step.start_ns for step in log.steps], np.int64)
         length = np.array([step.length_ns for step in log.steps], np.int64)
         block = blocks(log.steps)
@@ -105,8 +104,8 @@ class _Rank(msgspec.Struct, frozen=True):
         """[N] ns by which the wall clock is ahead of the time of the run."""
         return self.recorded - self.time
 
-    def following(self, leader: _Rank) -> _Rank:
-        """The rank as it stands to the leader, one of the same host, by the wall clock: both read the same one in the same
+    def placed_by(self, leader: _Rank) -> _Rank:
+        """The rank shifted to the time of ``leader``, a rank of the same host, by the wall clock: both read the same one in the same
         steps."""
         places = {number: place for place, number in enumerate(leader.number.tolist())}
         theirs, own = leader.ahead, self.ahead
@@ -122,28 +121,28 @@ class _Rank(msgspec.Struct, frozen=True):
             time[first:stop] += shift_ns
         return replace(self, time=time)
 
-    def settings(self) -> Iterator[tuple[int, int]]:
-        """(step, ns): when the wall clock was set by how much."""
+    def clock_jumps(self) -> Iterator[tuple[int, int]]:
+        """(step, ns) of each jump of the wall clock."""
         ahead = running_median(self.ahead, ORDER.neighbours)
-        for place in np.flatnonzero(np.abs(np.diff(ahead)) >= ORDER.told_ns):
+        for place in np.flatnonzero(np.abs(np.diff(ahead)) >= ORDER.reported_ns):
             yield int(self.number[place]), int(ahead[place + 1] - ahead[place])
 
-    def ordered_log(self) -> RankLog:
+    def corrected_log(self) -> RankLog:
         """The rank's log on the time of the run."""
         return self.log.shifted(-self.ahead, _samples_moved(_periods(self), self.log.samples[:, 0]))
 
 
 class _Period(msgspec.Struct, frozen=True):
-    """From one setting of the wall clock to the next."""
+    """The time between two jumps of the wall clock."""
 
     end: int
-    """By that clock, ns."""
+    """Its end by that clock, ns."""
     ahead: int
     """ns by which it is ahead of the time of the run."""
 
 
 def _periods(rank: _Rank) -> list[_Period]:
-    """Of the rank's wall clock, in the order in which they went by."""
+    """The periods of the rank's wall clock, in order."""
     ahead = running_median(rank.ahead, ORDER.neighbours)
     cuts = [0]
     for place in np.flatnonzero(np.diff(ahead)).tolist():
@@ -158,8 +157,8 @@ def _periods(rank: _Rank) -> list[_Period]:
 
 
 def _samples_moved(periods: Sequence[_Period], times: Ints) -> Ints:
-    """[S] what takes times, read from the wall clock one after the other, to the time of the run. A clock that is set back
-    shows the same times twice: where they go back, the next period has begun."""
+    """[S] ns to add to each time to get from the wall clock to the time of the run. A clock that is set back shows the same times
+    twice: where times decrease, the next period has begun."""
     if len(periods) == 1:
         return np.full(len(times), -periods[0].ahead)
     moved, place, before = [], 0, None
@@ -173,24 +172,24 @@ def _samples_moved(periods: Sequence[_Period], times: Ints) -> Ints:
 
 
 class HostsTuning(msgspec.Struct, frozen=True):
-    """When two clocks are compared at all, and when one was set where nothing was recorded."""
+    """When two clocks are compared, and when one counts as set in a gap of the recording."""
 
     fewest: int = 3
-    """Collectives that both hosts took part in: of fewer no median tells what is usual."""
-    beside_gap: int = 32
-    """Collectives on either side of a gap that tell whether a clock was set in it."""
+    """Collectives that both hosts took part in: the median of fewer is not reliable."""
+    around_gap: int = 32
+    """Collectives on either side of a gap that decide whether a clock was set in it."""
     set_ns: int = 20_000_000
-    """Clocks that differ by this much more behind a gap, beyond any drift, were set in it."""
+    """Clocks whose difference changes by this much more than drift across a gap were set in it."""
     most_drift: float = 5e-4
-    """As which time servers slew a clock at most."""
+    """Largest rate at which time servers slew a clock."""
 
 
 HOSTS = HostsTuning()
 
 
 def align_logs(logs: Sequence[RankLog]) -> tuple[list[RankLog], list[str]]:
-    """The logs, each on the first host's clock by the ends of the collectives that ranks of both hosts took part in, or of a host
-    that shares some with it; and, in sentences, what their clocks are apart."""
+    """The logs on the first host's clock, by the ends of the collectives that ranks of both hosts took part in, or via a third host;
+    and notes on the offsets of their clocks."""
     hosts: dict[str, list[RankLog]] = defaultdict(list)
     for log in logs:
         hosts[log.host].append(log)
@@ -227,7 +226,7 @@ def _host_note(leader: str, host: str, correction: _Correction | None) -> str:
             "and were not aligned."
         )
     fit = correction.fit
-    if not correction.tells:
+    if not correction.exceeds_error:
         return f"Clock of host {host}: no offset against {leader} beyond the error of {fit.error_ns / 1e6:.3f} ms."
     return (
         f"Clock of host {host}: {fit.offset_ns / 1e6:+.3f} ms against {leader}, drift {fit.drift * 1e6:+.1f} ppm, corrected by "
@@ -236,11 +235,11 @@ def _host_note(leader: str, host: str, correction: _Correction | None) -> str:
 
 
 class _Ends(msgspec.Struct, frozen=True):
-    """When a host's ranks left the collectives that all leave together; of each collective, the first of its ranks."""
+    """When a host's ranks left the collectives that all leave together; for each collective, the first of its ranks."""
 
     points: Mapping[Key, SyncPoint]
     block: Mapping[Key, int]
-    """The block of neighbouring steps, on that rank, to which it belongs."""
+    """The block of consecutive steps, on that rank, to which it belongs."""
 
     @classmethod
     def of(cls, logs: Sequence[RankLog]) -> _Ends:
@@ -256,15 +255,15 @@ class _Ends(msgspec.Struct, frozen=True):
 
 
 class _Correction(msgspec.Struct, frozen=True):
-    """What takes the logs of a host to the leader's clock."""
+    """The correction from a host's clock to the leader's clock."""
 
-    settings: Sequence[tuple[int, int]]
-    """(the first step behind a gap in which the clock was set, ns): taken back first."""
+    clock_jumps: Sequence[tuple[int, int]]
+    """(first step after a gap in which the clock was set, ns); undone first."""
     fit: ClockFit
 
     @property
-    def tells(self) -> bool:
-        """Whether the clocks are further apart than is known."""
+    def exceeds_error(self) -> bool:
+        """Whether the offset is larger than its error."""
         return abs(self.fit.offset_ns) > self.fit.error_ns
 
     def applied(self, log: RankLog) -> RankLog:
@@ -272,13 +271,13 @@ class _Correction(msgspec.Struct, frozen=True):
         numbers = np.array([step.number for step in log.steps], np.int64)
         starts = np.array([step.start_ns for step in log.steps], np.int64)
         sampled = log.samples[:, 0].copy()
-        for step, by_ns in self.settings:
+        for step, by_ns in self.clock_jumps:
             behind = numbers >= step
             if behind.any():
                 begin = starts[behind.argmax()]
                 sampled -= np.where(sampled >= begin, by_ns, 0)
                 starts -= np.where(behind, by_ns, 0)
-        if self.tells:
+        if self.exceeds_error:
             starts += self.fit.correction(starts)
             sampled += self.fit.correction(sampled)
         recorded = np.array([step.start_ns for step in log.steps], np.int64)
@@ -286,28 +285,28 @@ class _Correction(msgspec.Struct, frozen=True):
 
 
 def _correction(reference: _Ends, other: _Ends) -> _Correction | None:
-    """By the collectives of two hosts; None where they have too few in common."""
+    """The correction by the collectives of two hosts; None where they have too few in common."""
     common = set(reference.points) & set(other.points)
     keys = sorted(common, key=lambda key: reference.points[key].end_ns)
     if len(keys) < HOSTS.fewest:
         return None
     ours, theirs = (np.array([of.points[key].end_ns for key in keys], np.int64) for of in (reference, other))
-    # Where steps are missing, and the wall clock bridges the gap.
+    # Clock jumps across gaps, which only the wall clock bridges.
     blocks_of = (np.array([of.block[key] for key in keys], np.int64) for of in (reference, other))
     edges = np.any([np.diff(block) != 0 for block in blocks_of], axis=0)
-    settings = []
+    clock_jumps = []
     ahead = theirs - ours
     for row in (np.flatnonzero(edges) + 1).tolist():
         if by_ns := _set_by(ours, ahead, row):
             theirs[row:] -= by_ns
-            settings.append((other.points[keys[row]].step, by_ns))
-    return _Correction(settings, fit_clock(ours, theirs))
+            clock_jumps.append((other.points[keys[row]].step, by_ns))
+    return _Correction(clock_jumps, fit_clock(ours, theirs))
 
 
 def _set_by(ours: Ints, ahead: Ints, row: int) -> int:
-    """ns by which a clock was set before this row; 0 where drift explains it."""
-    before = slice(max(0, row - HOSTS.beside_gap), row)
-    behind = slice(row, row + HOSTS.beside_gap)
+    """ns by which a clock was set before this row; 0 where drift explains the difference."""
+    before = slice(max(0, row - HOSTS.around_gap), row)
+    behind = slice(row, row + HOSTS.around_gap)
     by_ns = int(np.median(ahead[behind]) - np.median(ahead[before]))
     apart_ns = abs(float(np.median(ours[behind]) - np.median(ours[before])))
     return by_ns if abs(by_ns) > HOSTS.set_ns + HOSTS.most_drift * apart_ns else 0

@@ -1,6 +1,5 @@
-"""The same collective on every rank: by process group and sequence number where the trace has them, else by the order in
-which each rank has its group's collectives. Which have all their members, and why others lack some.
-"""
+"""Find the same collective on every rank: by process group and sequence number where the trace has them, else by the order in which
+each rank has its group's collectives. Count the collectives that lack members, with the reasons."""
 
 from __future__ import annotations
 
@@ -14,54 +13,54 @@ from numpy.typing import NDArray
 from ddpdoctor.measure.numerics import Array, Ints
 from ddpdoctor.measure.window import Window
 
-from .labels import Groups, Ordered, ordered
-from .sequence_alignment import merged, spacing
-from .trace_clocks import on_one_clock, several_clocks
+from .collective_keys import CollectiveSequence, Groups, sequences_of
+from .sequence_alignment import merge_ranks, spacing
+from .trace_clocks import align_trace_clocks, several_clocks
 
 _LEFT = 2
-"""Collectives at the end of a window that a rank lacks in a row: of one alone, its event may be lost."""
+"""Collectives in a row at the end of a window that a rank must lack to count as stopped: the event of a single one may be missing."""
 
 
-class Wholeness(msgspec.Struct, frozen=True):
+class MatchCoverage(msgspec.Struct, frozen=True):
     """How many collectives of several ranks were found on all of them, and why others were not.
 
-    One that lacks several members for different reasons counts by the gravest: the first here that holds.
+    A collective that lacks several members for different reasons counts once, by the first reason in this order.
     """
 
-    whole: int = 0
-    left: int = 0
-    """A member's window goes on, without any more collectives of the group."""
-    lost: int = 0
-    """A member has the collectives before and behind it: its event is missing."""
-    cut: int = 0
-    """A member's window does not reach it."""
+    complete: int = 0
+    rank_stopped: int = 0
+    """A member's window continues, without any more collectives of the group."""
+    event_missing: int = 0
+    """A member has the collectives before and after it: its event is missing."""
+    outside_window: int = 0
+    """A member's window does not cover it."""
 
     @property
-    def lacking(self) -> int:
-        """Those that lack members."""
-        return self.left + self.lost + self.cut
+    def incomplete(self) -> int:
+        """Collectives that lack members."""
+        return self.rank_stopped + self.event_missing + self.outside_window
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """Of each collective of a group, [L]."""
+    """Members and ends of each collective of a group, [L]."""
 
     members: Ints
-    """Ranks on which it is found."""
+    """Number of ranks on which it is found."""
     reached: Ints
-    """Ranks of the group whose windows reach it."""
+    """Number of ranks of the group whose windows cover it."""
     first: Ints
     """ns of the first member's end."""
     last: Ints
     """ns of the last member's end."""
 
     @property
-    def apart_ns(self) -> Array:
-        """From the first to the last end."""
+    def end_spread_ns(self) -> Array:
+        """[L] ns from the first to the last end."""
         return (self.last - self.first).astype(float)
 
 
 def spread_of(windows: Sequence[Window], table: Ints) -> Spread:
-    """Of the collectives in these rows [L, R], see :func:`.sequence_alignment.merged`."""
+    """The spread of the collectives in ``table`` [L, R], see :func:`.sequence_alignment.merge_ranks`."""
     first = np.full(len(table), np.iinfo(np.int64).max)
     last = np.full(len(table), np.iinfo(np.int64).min)
     members = np.flatnonzero((table >= 0).any(axis=0)).tolist()
@@ -76,8 +75,8 @@ def spread_of(windows: Sequence[Window], table: Ints) -> Spread:
     return Spread((table >= 0).sum(axis=1), reached, first, last)
 
 
-def wholeness(windows: Sequence[Window], shared: Sequence[tuple[Ints, Spread]]) -> Wholeness:
-    """Of the collectives of groups of which several ranks are here, and where their ends lie."""
+def coverage(windows: Sequence[Window], shared: Sequence[tuple[Ints, Spread]]) -> MatchCoverage:
+    """The coverage of the collectives of ``shared`` groups, those with several recorded ranks."""
     counts = np.zeros(4, np.int64)
     for table, spread in shared:
         members = np.flatnonzero((table >= 0).any(axis=0)).tolist()
@@ -99,27 +98,27 @@ def wholeness(windows: Sequence[Window], shared: Sequence[tuple[Ints, Spread]]) 
             int((lost & ~left).sum()),
             int((cut & ~lost & ~left).sum()),
         ]
-    return Wholeness(*counts.tolist())
+    return MatchCoverage(*counts.tolist())
 
 
 class Tuning(msgspec.Struct, frozen=True):
-    """What is credible."""
+    """When a match is plausible."""
 
     least_matched: float = 0.5
-    """Part of the collectives that must be matched: of windows that overlap by less, most are somebody else's."""
+    """Share of the collectives that must be matched: windows that overlap by less are probably from different jobs."""
     by_chance: float = 0.2
-    """Of the distance to the next one of its kind. The ends of unrelated collectives lie a quarter of it apart in the
-    median, those of one collective less than its own length, whatever that is."""
-    told_apart_ns: int = 150_000
-    """Ends as near as this are together, however closely collectives follow each other: above the 90 microseconds that
-    are seen within a host."""
+    """Share of the distance to the next collective of the same kind. Ends of unrelated collectives are a quarter of it apart in the
+    median, ends of one collective less than its own length."""
+    same_end_ns: int = 150_000
+    """Ends within this time are the same, however close collectives follow each other: more than the 90 microseconds that are measured
+    within a host."""
 
 
 TUNING = Tuning()
 
 
 class Matched(msgspec.Struct, frozen=True):
-    """Collectives matched over windows."""
+    """Collectives matched across windows."""
 
     rows: NDArray[np.int64]
     """[M, R] row in each window's collectives, -1 where the rank has no part in it."""
@@ -128,8 +127,8 @@ class Matched(msgspec.Struct, frozen=True):
     """Why the matching cannot be right."""
     error_ns: float | None = None
     """Error bound of the clocks' alignment; None where nothing was aligned."""
-    wholeness: Wholeness = msgspec.field(default_factory=Wholeness)
-    """How many have all their members."""
+    coverage: MatchCoverage = msgspec.field(default_factory=MatchCoverage)
+    """How many collectives have all their members."""
 
 
 def align_and_match(windows: Sequence[Window]) -> tuple[list[Window], Matched]:
@@ -139,17 +138,17 @@ def align_and_match(windows: Sequence[Window]) -> tuple[list[Window], Matched]:
         unmatched = sum(len(window.collectives) for window in windows)
         return list(windows), Matched(np.empty((0, len(windows)), np.int64), unmatched)
     taking_part = [windows[position] for position in active]
-    moved, groups, error_ns = on_one_clock(taking_part, ordered(taking_part))
+    moved, groups, error_ns = align_trace_clocks(taking_part, sequences_of(taking_part))
     by_position = dict(zip(active, moved, strict=True))
     aligned = [by_position.get(position, window) for position, window in enumerate(windows)]
     of_ranks = dict(zip(active, groups, strict=True))
     clock_ns = error_ns if several_clocks(taking_part) else 0.0
     # By process group, those with one rank among them.
-    by_group: dict[Hashable, dict[int, tuple[Ints, Ordered]]] = defaultdict(dict)
+    by_group: dict[Hashable, dict[int, tuple[Ints, CollectiveSequence]]] = defaultdict(dict)
     for position, of_rank in of_ranks.items():
         for key, of_group in of_rank.items():
             by_group[key][position] = of_group
-    tables = [merged(of_group, len(windows), error_ns, clock_ns) for of_group in by_group.values()]
+    tables = [merge_ranks(of_group, len(windows), error_ns, clock_ns) for of_group in by_group.values()]
     shared = [(table, spread_of(aligned, table)) for table in tables if (table >= 0).any(axis=0).sum() > 1]
     lines = np.concatenate([np.empty((0, len(windows)), np.int64), *tables])
     members = (lines >= 0).sum(axis=1)
@@ -157,17 +156,18 @@ def align_and_match(windows: Sequence[Window]) -> tuple[list[Window], Matched]:
     matched = Matched(
         rows=rows,
         unmatched=sum(len(window.collectives) for window in windows) - int(members[members > 1].sum()),
-        refused=_refused(aligned, of_ranks, shared),
+        refused=_why_implausible(aligned, of_ranks, shared),
         error_ns=error_ns,
-        wholeness=wholeness(aligned, shared),
+        coverage=coverage(aligned, shared),
     )
     return aligned, matched
 
 
-def _refused(
+def _why_implausible(
     windows: Sequence[Window], groups: Mapping[int, Groups], shared: Sequence[tuple[Ints, Spread]]
 ) -> str | None:
-    """Why a matching cannot be right: too few are found on several ranks, or ends lie as far apart as by chance."""
+    """Why a match is implausible: too few collectives are on several ranks, or ends are as far apart as by chance. None if it is
+    plausible."""
     several = sum(int((spread.members > 1).sum()) for _, spread in shared)
     possible = sum(int((spread.reached > 1).sum()) for _, spread in shared)
     if shared and several <= TUNING.least_matched * possible:
@@ -175,18 +175,18 @@ def _refused(
             f"only {several} of {possible} collectives are found on several ranks: the windows do not overlap, events are "
             "missing from the traces, or they come from different jobs"
         )
-    beside = _distances(windows, groups)
+    distances = _distances(windows, groups)
     apart, of_distance = [np.empty(0)], [np.empty(0)]
     for table, spread in shared:
         chosen = spread.members > 1
         nearest = np.min(
-            [np.where(table[chosen, p] >= 0, of[table[chosen, p]], np.inf) for p, of in beside.items()],
+            [np.where(table[chosen, p] >= 0, of[table[chosen, p]], np.inf) for p, of in distances.items()],
             axis=0,
         )
-        apart.append(spread.apart_ns[chosen])
-        of_distance.append(spread.apart_ns[chosen] / nearest)
+        apart.append(spread.end_spread_ns[chosen])
+        of_distance.append(spread.end_spread_ns[chosen] / nearest)
     apart_ns, shares = np.concatenate(apart), np.concatenate(of_distance)
-    if len(shares) and np.median(apart_ns) > TUNING.told_apart_ns and np.median(shares) > TUNING.by_chance:
+    if len(shares) and np.median(apart_ns) > TUNING.same_end_ns and np.median(shares) > TUNING.by_chance:
         return (
             f"the ends of the same collectives are {np.median(apart_ns) / 1e6:.1f} ms apart (median), as far as those of "
             "unrelated collectives: they are not the same"
@@ -195,8 +195,8 @@ def _refused(
 
 
 def _distances(windows: Sequence[Window], groups: Mapping[int, Groups]) -> dict[int, Array]:
-    """Of each rank [M] ns from the end of each collective to the nearest of its kind. Of Gloo's, whose ends come when their
-    threads get a CPU, their steps tell which is which: there it is a step's length."""
+    """By position, [M] ns from the end of each collective to the nearest of its kind. Ends on Gloo are delayed until their threads get
+    a CPU, and steps identify the collective: there it is at least a step's length."""
     found = {}
     for position, of_rank in groups.items():
         window = windows[position]

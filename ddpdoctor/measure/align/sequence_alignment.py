@@ -1,8 +1,8 @@
-"""Two ranks' sequences of collectives, one beside the other: which of the one is which of the other; and of all ranks, one after another.
+"""Align two ranks' sequences of collectives, and merge the ranks one after another.
 
-On each rank the collectives of a process group come in the same order. What is told apart by step and place, or by ends
-that lie nearer to each other than to any neighbour's, is sure; between two sure pairs a dynamic programme takes the best
-chain of the rest. Ends are evidence: what excludes a pair is that one rank came after the other had left.
+On each rank the collectives of a process group come in the same order. Pairs are certain that step and place identify, or whose ends
+are nearer to each other than to any neighbour's. Between two certain pairs dynamic programming finds the best chain of the rest.
+Distant ends are evidence only; a pair is excluded if one rank arrived after the other had left.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from msgspec.structs import replace
 
 from ddpdoctor.measure.numerics import Array, Ints, Mask, scatter_of
 
-from .labels import Ordered, differ, meet
+from .collective_keys import CollectiveSequence, can_be_same, steps_differ
 
 
 class ChainTuning(msgspec.Struct, frozen=True):
-    """What a pair is worth that is not sure."""
+    """Scores of pairs that are not certain."""
 
     of_length: float = 0.5
-    """Of a collective's length: twice the spread that sends and receives show."""
+    """Share of a collective's length: twice the spread that sends and receives show."""
     in_order: float = 0.05
-    """What a pair is worth for which only the order and the step speak, where ends come when threads get a CPU."""
+    """Score of a pair by order and step alone, where an end is delayed until a thread gets a CPU."""
     block: int = 256
-    """Collectives that are compared with each other at once where nothing between them is sure."""
+    """Collectives that are compared at once where nothing between them is certain."""
     crossing: int = 4
-    """Places by which the collectives of two streams may come in another order on another rank."""
+    """Places by which the collectives of two streams may be reordered on another rank."""
 
 
 CHAINS = ChainTuning()
@@ -39,56 +39,70 @@ Stretch = tuple[Ints, Ints]
 """Rows of one rank and of another that may belong together."""
 
 
-class Limits(msgspec.Struct, frozen=True):
-    """What is known of clocks and ends."""
+class EndTolerance(msgspec.Struct, frozen=True):
+    """Errors of clocks and ends."""
 
     clock_ns: float
-    """By which two clocks may be apart."""
+    """Largest error between two clocks."""
     ends_ns: float
-    """By which ends of one collective may be, however short it is."""
+    """Largest difference between ends of one collective, however short it is."""
 
-    def credible_ns(self, a: Ordered, b: Ordered) -> Array:
-        """By which the ends of these may be apart, the one's rows beside the other's."""
+    def credible_ns(self, a: CollectiveSequence, b: CollectiveSequence) -> Array:
+        """Largest plausible difference between the ends of ``a`` and ``b``, row by row."""
         length = np.minimum(a.end - a.start, b.end - b.start)
         allowed: Array = np.maximum(self.ends_ns, CHAINS.of_length * length)
         return allowed
 
 
-def filled(line: Ordered, other: Ordered, row: Ints, limits: Limits) -> Ints:
-    """``row`` [M] with what could be paired between those that are."""
-    row = _filled(line, other, row, limits, 0)
-    return row if line.one_order else _filled(line, other, row, limits, CHAINS.crossing)
+def fill_between(
+    reference: CollectiveSequence, other: CollectiveSequence, row: Ints, tolerance: EndTolerance
+) -> Ints:
+    """``row`` [M] completed by the pairs found between those that it has."""
+    row = _fill_all(reference, other, row, tolerance, 0)
+    return row if reference.one_order else _fill_all(reference, other, row, tolerance, CHAINS.crossing)
 
 
-def _filled(line: Ordered, other: Ordered, row: Ints, limits: Limits, crossing: int) -> Ints:
+def _fill_all(
+    reference: CollectiveSequence,
+    other: CollectiveSequence,
+    row: Ints,
+    tolerance: EndTolerance,
+    crossing: int,
+) -> Ints:
     row = row.copy()
-    taken = np.zeros(len(line), bool)
+    taken = np.zeros(len(reference), bool)
     taken[row[row >= 0]] = True
     for ours, theirs in list(_between(taken, row, crossing)):
-        for left, theirs_left in _blocks(line, other, (ours[~taken[ours]], theirs)):
-            _fill(line, other, row, (left, theirs_left), limits)
+        for left, theirs_left in _blocks(reference, other, (ours[~taken[ours]], theirs)):
+            _fill_stretch(reference, other, row, (left, theirs_left), tolerance)
             taken[row[theirs_left[row[theirs_left] >= 0]]] = True
     return row
 
 
-def _fill(line: Ordered, other: Ordered, row: Ints, stretch: Stretch, limits: Limits) -> None:
-    """Writes into ``row`` the pairs of a stretch."""
+def _fill_stretch(
+    reference: CollectiveSequence,
+    other: CollectiveSequence,
+    row: Ints,
+    stretch: Stretch,
+    tolerance: EndTolerance,
+) -> None:
+    """Write the pairs of a stretch into ``row``."""
     ours, theirs = stretch
-    a, b = line.taken(ours), other.taken(theirs)
-    worth = _worth(a, b, limits).reshape(len(a), len(b))
-    if len(ours) == len(theirs) and worth.diagonal().all() and _enclosed(row, ours, theirs):
+    a, b = reference.select(ours), other.select(theirs)
+    scores = _pair_scores(a, b, tolerance).reshape(len(a), len(b))
+    if len(ours) == len(theirs) and scores.diagonal().all() and _enclosed(row, ours, theirs):
         row[theirs] = ours
         return
-    at, there = _best_chain(worth)
+    at, there = _best_chain(scores)
     row[theirs[there]] = ours[at]
 
 
 def _between(taken: Mask, row: Ints, crossing: int) -> Iterator[Stretch]:
-    """The stretches where both have collectives that are not paired yet."""
+    """The stretches where both ranks have unpaired collectives."""
     ours, theirs = np.flatnonzero(~taken), np.flatnonzero(row < 0)
     if not len(ours) or not len(theirs):
         return
-    # Of what is paired before and behind each of theirs, the rows in ours.
+    # Rows of the reference that are paired before and after each of them.
     low = np.maximum.accumulate(row)[theirs]
     high = np.minimum.accumulate(np.where(row >= 0, row, len(taken))[::-1])[::-1][theirs]
     low, high = np.minimum(low, high) - crossing, np.maximum(low, high) + crossing
@@ -99,7 +113,7 @@ def _between(taken: Mask, row: Ints, crossing: int) -> Iterator[Stretch]:
             yield ours[first[begin] : last[begin]], theirs[begin:end]
 
 
-def _blocks(line: Ordered, other: Ordered, stretch: Stretch) -> Iterator[Stretch]:
+def _blocks(reference: CollectiveSequence, other: CollectiveSequence, stretch: Stretch) -> Iterator[Stretch]:
     """A long stretch in parts, cut at the same times on both ranks."""
     ours, theirs = stretch
     if len(theirs) <= CHAINS.block:
@@ -107,34 +121,39 @@ def _blocks(line: Ordered, other: Ordered, stretch: Stretch) -> Iterator[Stretch
         return
     cuts = np.arange(CHAINS.block, len(theirs), CHAINS.block)
     at = np.maximum.accumulate(other.end[theirs])[cuts - 1]
-    our_cuts = np.searchsorted(np.maximum.accumulate(line.end[ours]), at, side="right")
+    our_cuts = np.searchsorted(np.maximum.accumulate(reference.end[ours]), at, side="right")
     yield from zip(np.split(ours, our_cuts), np.split(theirs, cuts), strict=True)
 
 
 def _enclosed(row: Ints, ours: Ints, theirs: Ints) -> bool:
-    """Whether what is paired beside a stretch adjoins it on both ranks: then it has the same neighbours."""
+    """Whether the pairs around a stretch adjoin it on both ranks, so that it has the same neighbours."""
     before, behind = int(theirs[0]) - 1, int(theirs[-1]) + 1
     inside = before >= 0 and behind < len(row) and row[before] == ours[0] - 1 and row[behind] == ours[-1] + 1
     return bool(inside) and len(ours) == ours[-1] - ours[0] + 1 == behind - before - 1
 
 
-def _worth(a: Ordered, b: Ordered, limits: Limits) -> Array:
-    """[N * M] from 0 to 1, the nearer the ends the more; 0 of what is unlike, or where one comes after another has left."""
+def _pair_scores(a: CollectiveSequence, b: CollectiveSequence, tolerance: EndTolerance) -> Array:
+    """[N * M] score from 0 to 1, higher for nearer ends; 0 for different labels or steps, or where one rank arrives after the other has
+    left."""
     ours, theirs = np.repeat(np.arange(len(a)), len(b)), np.tile(np.arange(len(b)), len(a))
-    a, b = a.taken(ours), b.taken(theirs)
-    possible = (a.label == b.label) & ~differ(a.step, b.step) & meet(a, b, np.arange(len(a)), limits.clock_ns)
-    nearness = 1.0 - (np.abs(a.end - b.end) / limits.credible_ns(a, b)) ** 2
+    a, b = a.select(ours), b.select(theirs)
+    possible = (
+        (a.label == b.label)
+        & ~steps_differ(a.step, b.step)
+        & can_be_same(a, b, np.arange(len(a)), tolerance.clock_ns)
+    )
+    nearness = 1.0 - (np.abs(a.end - b.end) / tolerance.credible_ns(a, b)) ** 2
     by_order = (a.step == b.step) & (b.step >= 0) & (not b.on_device)
     least = np.where(by_order, CHAINS.in_order, 0.0)
     return np.where(possible, np.maximum(nearness, least), 0.0)
 
 
-def _best_chain(worth: Array) -> Stretch:
-    """(Rows, columns) of the pairs, increasing in both, that are worth the most together."""
-    rows, columns = worth.shape
+def _best_chain(scores: Array) -> Stretch:
+    """(Rows, columns) of the pairs, increasing in both, with the largest sum of ``scores`` [N, M]."""
+    rows, columns = scores.shape
     best = np.zeros((rows + 1, columns + 1))
     for i in range(rows):
-        taken = best[i, :-1] + worth[i]
+        taken = best[i, :-1] + scores[i]
         best[i + 1, 1:] = np.maximum.accumulate(np.maximum(best[i, 1:], taken))
     chain: list[tuple[int, int]] = []
     i, j = rows, columns
@@ -151,69 +170,73 @@ def _best_chain(worth: Array) -> Stretch:
 
 
 class SureTuning(msgspec.Struct, frozen=True):
-    """What makes a pair sure, and what it is worth where it is not."""
+    """What makes a pair certain."""
 
     near: float = 0.25
-    """Of the distance to the nearest neighbour of the same kind: ends that lie nearer are no neighbour's. Unrelated
-    sequences have half of their ends there, but no two in a row."""
+    """Share of the distance to the nearest neighbour of the same kind: closer ends belong together. In unrelated sequences half of the
+    ends are that close, but no two in a row."""
     clear: float = 12.0
-    """Neighbours closer than so many times the ends' scatter are not told apart by time."""
+    """Multiple of the ends' scatter below which neighbours cannot be separated by time."""
     scatters: float = 6.0
-    """So many times the clocks' error may lie between two ends: of normal errors, none in a million is left out."""
+    """Multiple of the clocks' error that may be between two ends: excludes less than one in a million normal errors."""
     tightest_ns: float = 150_000.0
-    """Above the 90 microseconds by which ends scatter within a host, and of the order of what a device's clock is off."""
+    """More than the 90 microseconds by which ends scatter within a host, and of the order of the error of a device's clock."""
 
 
 SURE = SureTuning()
 
 
-def paired(line: Ordered, other: Ordered, scatter_ns: float, clock_ns: float = 0.0) -> Ints:
-    """[M] row in ``line`` of each collective of ``other``, on one clock; -1 where it is missing there.
+def align_sequences(
+    reference: CollectiveSequence, other: CollectiveSequence, scatter_ns: float, clock_ns: float = 0.0
+) -> Ints:
+    """[M] row in ``reference`` of each collective of ``other``, on one clock; -1 where it is missing there.
 
-    ``scatter_ns``: of ends; ``clock_ns``: by which the clock may be wrong, 0 where both ranks have the same.
+    ``scatter_ns``: scatter of ends; ``clock_ns``: error of the clock, 0 where both ranks have the same.
     """
-    if not len(line) or not len(other):
+    if not len(reference) or not len(other):
         return np.full(len(other), -1, np.int64)
     clock_ns = max(SURE.tightest_ns, clock_ns)
-    near = _nearest(line, other, clock_ns)
-    other = replace(other, step=_steps_alike(line, other, near))
-    by_step = in_equal_steps(line, other)
-    by_step[~meet(line, other, by_step, clock_ns)] = -1
-    apart_ns = np.abs(line.end[by_step] - other.end)[by_step >= 0]
+    near = _nearest(reference, other, clock_ns)
+    other = replace(other, step=_steps_alike(reference, other, near))
+    by_step = in_equal_steps(reference, other)
+    by_step[~can_be_same(reference, other, by_step, clock_ns)] = -1
+    apart_ns = np.abs(reference.end[by_step] - other.end)[by_step >= 0]
     scatter_ns = max(scatter_ns, float(scatter_of(apart_ns)) if len(apart_ns) else 0.0)
-    limits = Limits(clock_ns, max(SURE.tightest_ns, SURE.scatters * scatter_ns))
+    tolerance = EndTolerance(clock_ns, max(SURE.tightest_ns, SURE.scatters * scatter_ns))
     if other.on_device:
-        beside = np.abs(line.end[by_step] - other.end) <= limits.credible_ns(line.taken(by_step), other)
-        by_step = np.where((by_step >= 0) & beside, by_step, -1)
-    sure = _sure(line, other, near, SURE.clear * scatter_ns)
-    sure[(sure >= 0) & differ(line.step[sure], other.step)] = -1
+        near_ends = np.abs(reference.end[by_step] - other.end) <= tolerance.credible_ns(
+            reference.select(by_step), other
+        )
+        by_step = np.where((by_step >= 0) & near_ends, by_step, -1)
+    sure = _certain(reference, other, near, SURE.clear * scatter_ns)
+    sure[(sure >= 0) & steps_differ(reference.step[sure], other.step)] = -1
     both = (sure >= 0) & (by_step >= 0) & (sure != by_step)
     row = np.where(sure >= 0, sure, by_step)
     row[both] = -1
-    row = _once(row, len(line))
-    if line.one_order:
+    row = _once(row, len(reference))
+    if reference.one_order:
         row = _increasing(row)
-    return filled(line, other, row, limits)
+    return fill_between(reference, other, row, tolerance)
 
 
-def surely_paired(line: Ordered, other: Ordered) -> Ints:
-    """[M] as :func:`paired`, but only what time alone makes sure."""
-    return _sure(line, other, _nearest(line, other, np.inf), 0.0)
+def certain_pairs(reference: CollectiveSequence, other: CollectiveSequence) -> Ints:
+    """[M] as :func:`align_sequences`, but only pairs that are certain by time alone."""
+    return _certain(reference, other, _nearest(reference, other, np.inf), 0.0)
 
 
-def _nearest(line: Ordered, other: Ordered, error_ns: float) -> Ints:
-    """[M] the one of the same kind whose end is the nearest, where that holds the other way round, too."""
-    there, _ = _closest(line.label, line.end, other.label, other.end)
-    back, _ = _closest(other.label, other.end, line.label, line.end)
+def _nearest(reference: CollectiveSequence, other: CollectiveSequence, error_ns: float) -> Ints:
+    """[M] row of the same kind with the nearest end, where each is the other's nearest; else -1."""
+    there, _ = _closest(reference.label, reference.end, other.label, other.end)
+    back, _ = _closest(other.label, other.end, reference.label, reference.end)
     there = np.where((there >= 0) & (back[there] == np.arange(len(other))), there, -1)
-    there[~meet(line, other, there, error_ns)] = -1
+    there[~can_be_same(reference, other, there, error_ns)] = -1
     return there
 
 
-def _sure(line: Ordered, other: Ordered, near: Ints, clear_ns: float) -> Ints:
-    """[M] those that lie nearer to each other than to any neighbour of theirs, by far."""
-    gap = np.minimum(spacing(line.label, line.end)[near], spacing(other.label, other.end))
-    sure = (near >= 0) & (np.abs(line.end[near] - other.end) <= SURE.near * gap) & (gap >= clear_ns)
+def _certain(reference: CollectiveSequence, other: CollectiveSequence, near: Ints, clear_ns: float) -> Ints:
+    """[M] row of the pairs in ``near`` that are much nearer to each other than to any neighbour; else -1."""
+    gap = np.minimum(spacing(reference.label, reference.end)[near], spacing(other.label, other.end))
+    sure = (near >= 0) & (np.abs(reference.end[near] - other.end) <= SURE.near * gap) & (gap >= clear_ns)
     return np.where(sure, near, -1)
 
 
@@ -250,42 +273,42 @@ def _closest(label: Ints, end: Ints, at_label: Ints, at: Ints) -> tuple[Ints, Ar
     return row, away
 
 
-def _steps_alike(line: Ordered, other: Ordered, near: Ints) -> Ints:
-    """[M] steps of ``other`` as ``line`` counts them: profilers need not have begun to count together."""
-    known = (near >= 0) & (line.step[near] >= 0) & (other.step >= 0)
-    ahead = int(np.median((line.step[near] - other.step)[known])) if known.any() else 0
+def _steps_alike(reference: CollectiveSequence, other: CollectiveSequence, near: Ints) -> Ints:
+    """[M] steps of ``other`` in the numbering of ``reference``: profilers may start to count in different steps."""
+    known = (near >= 0) & (reference.step[near] >= 0) & (other.step >= 0)
+    ahead = int(np.median((reference.step[near] - other.step)[known])) if known.any() else 0
     return np.where(other.step >= 0, other.step + ahead, other.step)
 
 
-def in_equal_steps(line: Ordered, other: Ordered) -> Ints:
-    """[M] as :func:`paired`, by place among those of a kind in a step, where both have as many; no clock is asked."""
+def in_equal_steps(reference: CollectiveSequence, other: CollectiveSequence) -> Ints:
+    """[M] as :func:`align_sequences`, by place among those of a kind in a step, where both ranks have the same number; without clocks."""
     row = np.full(len(other), -1, np.int64)
-    ours, theirs = np.flatnonzero(line.step >= 0), np.flatnonzero(other.step >= 0)
+    ours, theirs = np.flatnonzero(reference.step >= 0), np.flatnonzero(other.step >= 0)
     if not len(ours) or not len(theirs):
         return row
-    first = min(line.step[ours].min(), other.step[theirs].min())
-    steps = int(max(line.step[ours].max(), other.step[theirs].max()) - first) + 1
-    a = line.label[ours] * steps + line.step[ours] - first
+    first = min(reference.step[ours].min(), other.step[theirs].min())
+    steps = int(max(reference.step[ours].max(), other.step[theirs].max()) - first) + 1
+    a = reference.label[ours] * steps + reference.step[ours] - first
     b = other.label[theirs] * steps + other.step[theirs] - first
     codes, a_count = np.unique(a, return_counts=True)
     b_codes, b_count = np.unique(b, return_counts=True)
     common, at, b_at = np.intersect1d(codes, b_codes, assume_unique=True, return_indices=True)
     alike = common[a_count[at] == b_count[b_at]]
     ours, theirs = ours[np.isin(a, alike)], theirs[np.isin(b, alike)]
-    a = line.label[ours] * steps + line.step[ours] - first
+    a = reference.label[ours] * steps + reference.step[ours] - first
     b = other.label[theirs] * steps + other.step[theirs] - first
     row[theirs[np.argsort(b, kind="stable")]] = ours[np.argsort(a, kind="stable")]
     return row
 
 
 def _once(row: Ints, count: int) -> Ints:
-    """``row`` without those that are asked for twice."""
+    """``row`` without values that occur twice."""
     asked = np.bincount(row[row >= 0], minlength=count)
     return np.where((row >= 0) & (asked[row] == 1), row, -1)
 
 
 def _increasing(row: Ints) -> Ints:
-    """The longest part of ``row`` that increases; the rest is -1."""
+    """The longest increasing subsequence of ``row``; the rest is -1."""
     at = np.flatnonzero(row >= 0)
     if (np.diff(row[at]) > 0).all():
         return row
@@ -304,45 +327,45 @@ def _increasing(row: Ints) -> Ints:
     return kept
 
 
-def merged(
-    members: Mapping[int, tuple[Ints, Ordered]], world: int, scatter_ns: float, clock_ns: float
+def merge_ranks(
+    members: Mapping[int, tuple[Ints, CollectiveSequence]], world: int, scatter_ns: float, clock_ns: float
 ) -> Ints:
     """[L, world] row of each collective in the windows of its members, in order; -1 where it is missing.
 
-    ``members``: position → (rows in the window's collectives, the collectives on the common clock). One rank after the other
-    is laid beside what those before it have; what they lack is put in where it comes.
+    ``members``: position → (rows in the window's collectives, the collectives on the common clock). Ranks are aligned one after another
+    with the merged sequence; collectives that it lacks are inserted in order.
     """
-    lines: Ordered | None = None
+    reference: CollectiveSequence | None = None
     table = np.empty((0, world), np.int64)
     for position, (rows, own) in members.items():
-        if lines is None:
-            lines, table = own, np.full((len(rows), world), -1, np.int64)
+        if reference is None:
+            reference, table = own, np.full((len(rows), world), -1, np.int64)
             table[:, position] = rows
             continue
-        row = paired(lines, own, scatter_ns, clock_ns)
+        row = align_sequences(reference, own, scatter_ns, clock_ns)
         has = row >= 0
         table[row[has], position] = rows[has]
-        lines = _met(lines, own, row)
+        reference = _with_member(reference, own, row)
         new = np.flatnonzero(~has)
         if not len(new):
             continue
         added = np.full((len(new), world), -1, np.int64)
         added[:, position] = rows[new]
-        # Behind the last of its own that the lines know, in its own order.
+        # After the last of this rank's collectives that the reference has, in this rank's order.
         behind = np.maximum.accumulate(row)[new]
-        place = np.concatenate((np.arange(len(lines)), behind))
-        order = np.lexsort((np.concatenate((np.full(len(lines), -1), new)), place))
-        lines = lines.joined(own.taken(new)).taken(order)
+        place = np.concatenate((np.arange(len(reference)), behind))
+        order = np.lexsort((np.concatenate((np.full(len(reference), -1), new)), place))
+        reference = reference.joined(own.select(new)).select(order)
         table = np.concatenate((table, added))[order]
     return table
 
 
-def _met(lines: Ordered, own: Ordered, row: Ints) -> Ordered:
-    """The lines with one more member in these rows: the last has come later, the first has left earlier."""
+def _with_member(reference: CollectiveSequence, own: CollectiveSequence, row: Ints) -> CollectiveSequence:
+    """The merged sequence with one more member in these rows: latest start, earliest end."""
     has = row >= 0
     at = row[has]
-    start, left, step = lines.start.copy(), lines.left.copy(), lines.step.copy()
+    start, left, step = reference.start.copy(), reference.left.copy(), reference.step.copy()
     start[at] = np.maximum(start[at], own.start[has])
     left[at] = np.minimum(left[at], own.left[has])
     step[at] = np.where(step[at] < 0, own.step[has], step[at])
-    return replace(lines, start=start, left=left, step=step)
+    return replace(reference, start=start, left=left, step=step)

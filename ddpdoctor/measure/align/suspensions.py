@@ -1,15 +1,16 @@
-"""Steps in which ranks were stopped from outside: by a signal, a frozen container, a scheduler that gives the machine to others.
+"""Find steps in which ranks were suspended from outside: by a signal, a frozen container, or a scheduler.
 
-Such a step says nothing of the job, and one of an hour would drown all others in the mean. A long step of the job's own, as a
-batch that comes from a storage that hangs, says much, and stays. What tells them apart:
+Such a step says nothing about the job, and a long one would dominate the mean. A long step of the job itself, such as a batch from
+storage that hangs, is measured. Evidence:
 
-- In a process that is stopped no thread runs, so the one that samples the training thread falls silent; in a stall it goes
-  on. What holds the interpreter's lock silences it, too, but computes.
-- Where the launcher is stopped along with its ranks, telemetry has no readings either. Where it goes on, it sees whether a
-  rank computes.
-- What happens again and again in the same kind of call, while the launcher goes on, is the job's own.
+- In a suspended process no thread runs, so the thread that samples the training thread stops, too; in a stall it continues. A thread
+that holds the interpreter's lock also stops it, but uses a CPU.
 
-Where nothing was sampled, only a step that takes many times as long as any other can be one.
+- Where the launcher is suspended with its ranks, telemetry has no readings either. Otherwise telemetry shows whether a rank uses a CPU.
+
+- What happens repeatedly in the same kind of call, while the launcher continues, is the job's own.
+
+Without samples, only a step many times as long as any other counts.
 """
 
 from __future__ import annotations
@@ -28,54 +29,54 @@ from ddpdoctor.measure.telemetry import HostTelemetry
 from ddpdoctor.rundir import EventKind, listed
 
 _WAITS = (EventKind.DATA, EventKind.ITERATION, EventKind.SAVE, EventKind.LOAD)
-"""Kinds of calls in which a job's own stall keeps all threads from running: native code that holds the interpreter's lock."""
+"""Kinds of calls in which a job's own stall can stop all threads: native code that holds the interpreter's lock."""
 
 _MOST_NAMED = 8
-"""Ranks that a sentence names one by one, as elsewhere."""
+"""Ranks that a note names one by one."""
 
 
 class Tuning(msgspec.Struct, frozen=True):
-    """What tells a stop from outside from a long step of the job's own."""
+    """When a long step counts as a suspension."""
 
     least_ns: int = 2_000_000_000
-    """The sampling thread looks every 0.4 s at the most: silent for so long it was stopped, or kept from running."""
+    """The sampling thread takes a sample every 0.4 s at most: without samples for this long it was suspended, or kept from running."""
     least_steps: float = 3.0
-    """Multiple of the rank's median step: what is shorter does not disturb its numbers."""
+    """Multiple of the rank's median step: shorter suspensions do not disturb its numbers."""
     mostly: float = 0.5
-    """Of what the step took beyond the median."""
+    """Share of the time by which the step exceeds the median."""
     computes: float = 0.2
-    """A process that had a CPU, or waited for one, for this share of the time was not stopped."""
+    """A process that was running or runnable for this share of the time was not suspended."""
     most_alike: int = 2
-    """Stops in the same kind of call; what happens more often is the job's own."""
+    """Suspensions in the same kind of call; if there are more, they are the job's own."""
     silent_readings: float = 3.0
-    """Telemetry is silent where so many readings in a row are missing."""
+    """Missing telemetry readings in a row that count as a gap."""
     far: float = 20.0
-    """Multiple of the longest other step, where nothing else tells."""
+    """Multiple of the longest other step, where there is no other evidence."""
     far_ns: int = 10_000_000_000
-    """And so long at least: libraries that are loaded late, or a full disk, take seconds."""
+    """And at least this long: lazy loading of libraries, or a full disk, takes seconds."""
 
 
 TUNING = Tuning()
 
 
 class _Stop(msgspec.Struct, frozen=True):
-    """A step in which a rank may have been stopped."""
+    """A step in which a rank may have been suspended."""
 
     place: int
-    """Of the step in its log."""
+    """Index of the step in its log."""
     ns: int
     call: str
-    """Kind of the call that holds it, "" for none of ``_WAITS``."""
+    """Kind of the call in which it happens, "" for none of ``_WAITS``."""
     seen: bool
-    """Whether something tells that the process was stopped, beyond the length of the step."""
+    """Whether there is evidence of the suspension other than the step's length."""
     sure: bool = True
-    """False: it may be the job's own, which does the same again and again."""
+    """False: it may be the job's own, if it repeats."""
 
 
-def set_suspended_aside(
+def exclude_suspended(
     logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]
 ) -> tuple[list[RankLog], list[str]]:
-    """The logs with a mark on the steps in which ranks were stopped; and, in sentences, which those are."""
+    """The logs with the suspended steps marked, and notes that name them."""
     marked: list[RankLog] = []
     by_number: dict[int, list[tuple[int, _Stop]]] = defaultdict(list)
     for log in logs:
@@ -83,7 +84,7 @@ def set_suspended_aside(
         for stop in stops:
             by_number[log.steps[stop.place].number].append((log.rank, stop))
         marked.append(_marked(log, stops))
-    return marked, [_told(number, stops, len(logs)) for number, stops in sorted(by_number.items())]
+    return marked, [_note(number, stops, len(logs)) for number, stops in sorted(by_number.items())]
 
 
 def _marked(log: RankLog, stops: Sequence[_Stop]) -> RankLog:
@@ -95,7 +96,7 @@ def _marked(log: RankLog, stops: Sequence[_Stop]) -> RankLog:
     return replace(log, steps=tuple(steps))
 
 
-def _told(number: int, stops: Sequence[tuple[int, _Stop]], world: int) -> str:
+def _note(number: int, stops: Sequence[tuple[int, _Stop]], world: int) -> str:
     ranks = [rank for rank, _ in stops]
     who = (
         "The job was"
@@ -113,8 +114,8 @@ def _told(number: int, stops: Sequence[tuple[int, _Stop]], world: int) -> str:
 
 
 def _stops(log: RankLog, host: HostTelemetry | None) -> list[_Stop]:
-    """Where the rank was stopped. What silences it in the same kind of call, without computing, may be the job's own: that
-    counts where it is seldom."""
+    """The suspensions of a rank. A stop of the sampling in the same kind of call, without use of a CPU, may be the job's own: it counts
+    if it is rare."""
     lengths = np.array([step.length_ns for step in log.steps], np.int64)
     if len(lengths) < 2:
         return []
@@ -124,7 +125,7 @@ def _stops(log: RankLog, host: HostTelemetry | None) -> list[_Stop]:
         return []
     readings = np.empty(0, np.int64) if host is None else host.host_column("cpu_percent")[0]
     evidence = _Evidence(log, host, lengths, np.sort(log.samples[:, 0]), readings)
-    stops = [stop for place in long if (stop := evidence.stop_in(place, usual)) is not None]
+    stops = [stop for place in long if (stop := evidence.find_stop(place, usual)) is not None]
     alike: dict[str, list[_Stop]] = defaultdict(list)
     for stop in stops:
         if not stop.sure:
@@ -134,43 +135,43 @@ def _stops(log: RankLog, host: HostTelemetry | None) -> list[_Stop]:
 
 
 class _Evidence(msgspec.Struct, frozen=True):
-    """What tells whether a rank was stopped in a long step."""
+    """Evidence of whether a rank was suspended in a long step."""
 
     log: RankLog
     host: HostTelemetry | None
     lengths: Ints
-    """[N] of its steps, ns."""
+    """[N] length of its steps, ns."""
     sampled: Ints
     """Times of its stack samples, in order."""
     readings: Ints
     """Times of its host's telemetry, by the wall clock."""
 
-    def stop_in(self, place: int, usual_ns: int) -> _Stop | None:
-        """The stop in this step; None where there was none."""
+    def find_stop(self, place: int, usual_ns: int) -> _Stop | None:
+        """The suspension in this step; None where there was none."""
         step, beyond_ns = self.log.steps[place], int(self.lengths[place]) - usual_ns
-        quiet = self._quiet(step, beyond_ns)
+        quiet = self._telemetry_gap(step, beyond_ns)
         if place < WARM_UP_STEPS and not quiet:
-            # Libraries are loaded and kernels compiled in them, and they are set aside anyway.
+            # Libraries are loaded and kernels compiled in them, and they are excluded anyway.
             return None
-        stop = self._silence(place, beyond_ns)
+        stop = self._longest_silence(place, beyond_ns)
         if stop is None:
-            unseen = not len(self.sampled) and not len(self.readings) and self._far(place)
+            unseen = not len(self.sampled) and not len(self.readings) and self._far_longest(place)
             return _Stop(place, beyond_ns, "", seen=quiet) if quiet or unseen else None
         if stop.ns < max(TUNING.least_ns, TUNING.mostly * beyond_ns):
             return None
-        runs = self._runs(step, stop.ns)
+        runs = self._had_cpu(step, stop.ns)
         if quiet or (not stop.call and not runs):
             return stop
         return replace(stop, sure=False) if runs is False else None
 
-    def _far(self, place: int) -> bool:
-        """Whether the step is far beyond all but at most one other."""
+    def _far_longest(self, place: int) -> bool:
+        """Whether the step is much longer than all but at most one other."""
         others = np.sort(np.delete(self.lengths, place))
         longest = int(others[-min(TUNING.most_alike, len(others))])
         return bool(self.lengths[place] >= max(TUNING.far_ns, TUNING.far * longest))
 
-    def _silence(self, place: int, beyond_ns: int) -> _Stop | None:
-        """The longest time in the step without a sample; None where the sampling does not tell."""
+    def _longest_silence(self, place: int, beyond_ns: int) -> _Stop | None:
+        """The longest time in the step without a sample; None where the samples do not show it."""
         step, sampled = self.log.steps[place], self.sampled
         if not len(sampled) or sampled[0] > step.end_ns:
             return None
@@ -191,22 +192,22 @@ class _Evidence(msgspec.Struct, frozen=True):
         ]
         return _Stop(place, min(end - start, beyond_ns), holding[0] if holding else "", seen=True)
 
-    def _runs(self, step: Step, ns: int) -> bool | None:
-        """Whether the training thread had a CPU meanwhile or waited for one, or the rank's processes, as telemetry saw them,
-        had one; None: not known."""
+    def _had_cpu(self, step: Step, ns: int) -> bool | None:
+        """Whether the training thread was running or runnable meanwhile or, by telemetry, the rank's processes were running; None: not
+        known."""
         if step.cpu_ns is not None:
             return step.cpu_ns + (step.run_delay_ns or 0) >= TUNING.computes * ns
         if self.host is None:
             return None
         times, percent = self.host.rank_column(self.log.rank, "cpu_percent")
         start, end = step.recorded_ns
-        # The first reading in the step is of the time before as well.
+        # The first reading in the step also covers the time before.
         known = percent[(times >= start) & (times < end)][1:]
         known = known[~np.isnan(known)]
         return float(known.mean()) >= 100 * TUNING.computes if len(known) else None
 
-    def _quiet(self, step: Step, beyond_ns: int) -> bool:
-        """Whether the launcher's telemetry of this host has a hole as long as what the step took beyond the usual."""
+    def _telemetry_gap(self, step: Step, beyond_ns: int) -> bool:
+        """Whether the launcher's telemetry of this host has a gap as long as the step's excess over the usual."""
         readings = self.readings
         if len(readings) < 3:
             return False

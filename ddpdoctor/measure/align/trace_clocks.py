@@ -1,14 +1,12 @@
-"""Traces of several hosts on the first host's clock.
+"""Put the traces of several hosts on the first host's clock.
 
-All members of a collective leave it together: an allreduce is over for everybody when the last piece has
-arrived. So the ends of the same collectives on two ranks differ by the offset between their clocks plus some
-tens of microseconds of scatter, whoever was late. Between hosts the offset and its drift are fitted to these
-differences robustly; within a host the clock is shared. NTP leaves milliseconds between hosts, CUPTI's own
-conversion hundreds of microseconds.
+All members of a collective leave it together: an all-reduce ends for all ranks when the last piece has arrived. So the ends of the same
+collective on two ranks differ by the offset between their clocks plus tens of microseconds of scatter, independently of which rank was
+late. Between hosts the offset and its drift are fitted robustly to these differences; within a host the clock is shared. NTP leaves
+milliseconds between hosts, CUPTI's own conversion hundreds of microseconds.
 
-Which collective is which, and how far the clocks are apart, are found together: steps and places, or a vote, give offsets
-to try; the one by which the ends come to lie nearest to each other is fitted to a growing part of the window, as the drift
-becomes known.
+Matching and offset are found together. Steps and places, or a vote, give candidate offsets. The one with the nearest ends is fitted to
+a growing part of the window, as the drift becomes known.
 """
 
 from __future__ import annotations
@@ -26,40 +24,40 @@ from numpy.typing import ArrayLike, NDArray
 from ddpdoctor.measure.numerics import scatter_of
 from ddpdoctor.measure.window import Window
 
-from .labels import Groups, Ordered
-from .sequence_alignment import in_equal_steps, paired, surely_paired
+from .collective_keys import CollectiveSequence, Groups
+from .sequence_alignment import align_sequences, certain_pairs, in_equal_steps
 
 
 class FitTuning(msgspec.Struct, frozen=True):
     """How offsets are voted on, and a drift is fitted."""
 
     bin_ns: int = 200_000
-    """Offsets as near as this agree: above the 90 microseconds by which ends scatter within a host."""
+    """Offsets within this time agree: more than the 90 microseconds by which ends scatter within a host."""
     reach: int = 1200
-    """Events of the other clock, around its middle, with which they are compared: windows do not begin together."""
+    """Events of the other clock, around its middle, that are compared: windows do not begin together."""
     most_paired: int = 200
-    """Events of the reference, around its middle, that vote: enough for any vote, and bounds the time that it takes."""
+    """Events of the reference, around its middle, that vote: enough for any vote, and bounds the time."""
     peaks: int = 12
-    """Offsets to try: those a step apart have almost as many votes."""
+    """Candidate offsets: those a step apart have nearly as many votes."""
     near_ns: int = 50_000_000
     """Offsets that a synchronised clock can have; others are tried later."""
     nearly: float = 0.5
-    """Of the most votes: fewer are an accident. Spread ends take many from the right one."""
+    """Share of the most votes; fewer are an accident. Spread ends take many votes from the right offset."""
     drift_events: int = 8
-    """A drift is fitted to no fewer: the scatter of fewer tells nothing of the error of their slope."""
+    """Fewest events to which a drift is fitted: the scatter of fewer does not show the error of the slope."""
     usual_drift: float = 1e-4
-    """Of the time, standard deviation: crystals drift by 1e-4 at most. A fitted drift counts by how well it is known beside this: in
-    a window of 50 ms, in which a clock drifts by 5 us at most, the ends of collectives, which scatter by 15, tell nothing of it."""
+    """Standard deviation of drift as a share of time: crystals drift by 1e-4 at most. A fitted drift is weighted by its error relative
+    to this: in a window of 50 ms, in which a clock drifts by 5 us at most, the ends of collectives scatter by 15 us and do not show it."""
     most_drift: float = 1e-3
     """NTP slews by 5e-4."""
     trims: int = 4
-    """Rounds of trimming; it has settled by then."""
+    """Rounds of trimming; it has converged by then."""
     outlier: float = 4.0
     """Standard deviations beyond which a difference is trimmed."""
     least_scatter_ns: float = 2_000.0
-    """What is within this of the fit is not trimmed: times are rounded to the microsecond."""
+    """Differences within this of the fit are not trimmed: times are rounded to the microsecond."""
     fewest_left: int = 3
-    """A trimming that leaves fewer is not done."""
+    """A trimming that leaves fewer pairs is not done."""
 
 
 FIT = FitTuning()
@@ -72,7 +70,7 @@ class ClockFit(msgspec.Struct, frozen=True):
     drift: float
     origin_ns: float
     error_ns: float
-    """Robust scatter of the differences that are left: the error bound of a single collective's alignment."""
+    """Robust scatter of the residuals: the error bound of a single collective's alignment."""
     pairs: int
 
     def correction(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -85,11 +83,11 @@ class ClockFit(msgspec.Struct, frozen=True):
 def vote_offsets(
     reference: NDArray[np.int64], reference_labels: ArrayLike, other: NDArray[np.int64], labels: ArrayLike
 ) -> list[float]:
-    """Offsets of ``other`` against ``reference`` (ns) on which many pairs of alike events agree, those that clocks can have
-    first, the nearest to zero before others; [] without any pair.
+    """Offsets of ``other`` relative to ``reference`` (ns) on which many pairs of events with equal labels agree; plausible ones first,
+    then by distance to zero; [] without any pair.
 
-    Events stand in order of time with labels that must be equal for a pair. Where steps repeat evenly, offsets one step
-    apart get almost as many votes: none of them is chosen here.
+    Events are in order of time. Where steps repeat evenly, offsets one step apart get nearly as many votes: this function does not
+    choose between them.
     """
     ours, theirs = _middle(len(reference), FIT.most_paired), _middle(len(other), FIT.reach)
     alike = np.asarray(reference_labels)[ours][:, None] == np.asarray(labels)[theirs]
@@ -132,20 +130,20 @@ def fit_clock(reference: NDArray[np.int64], other: NDArray[np.int64]) -> ClockFi
 
 
 def _drift(local: NDArray[np.float64], difference: NDArray[np.float64], before: float) -> float:
-    """Growth of the difference with time, the nearer to 0 the less sure it is; as ``before`` where the events do not tell, 0 where no
-    clock drifts so."""
+    """Growth of the difference with time, shrunk towards 0 by its error; ``before`` where there are too few events, 0 where it exceeds
+    any real drift."""
     if len(local) < FIT.drift_events or not (span := np.ptp(local)):
         return before
     drift = _theil_sen(local, difference)
     left = difference - drift * local
-    # Of the slope through events spread evenly over the span: https://en.wikipedia.org/wiki/Simple_linear_regression
+    # Error of the slope through events spread evenly over the span: https://en.wikipedia.org/wiki/Simple_linear_regression
     error = float(scatter_of(np.abs(left - np.median(left)))) * np.sqrt(12 / len(local)) / span
     known = FIT.usual_drift**2 / (FIT.usual_drift**2 + error**2)
     return drift * known if abs(drift) <= FIT.most_drift else 0.0
 
 
 def _theil_sen(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
-    """Median of the slopes between events half the window apart: outliers on either side do not move it."""
+    """Median of the slopes between events half the window apart: robust to outliers on either side."""
     order = np.argsort(x, kind="stable")
     at, value = x[order], y[order]
     half = len(at) // 2
@@ -159,29 +157,29 @@ Ends = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 class SearchTuning(msgspec.Struct, frozen=True):
-    """How offsets are tried."""
+    """How candidate offsets are compared."""
 
     references: int = 2
-    """Ranks with which each is compared: by two, the one's disturbed ends are outweighed."""
+    """Ranks with which each is compared: a second one outweighs disturbed ends of the first."""
     tried: int = 1000
-    """Collectives by which an offset is tried; a drift of 1e-4 moves them by microseconds."""
+    """Collectives by which a candidate is tested; a drift of 1e-4 moves them by microseconds."""
     growth: int = 4
-    """So much longer is the part of the window that is fitted next."""
+    """Factor by which the fitted part of the window grows."""
     as_many: float = 0.9
-    """Of the most pairs: as many."""
+    """Share of the most pairs that counts as equally many."""
     by_step: float = 0.5
-    """Of the most pairs: as many are enough where the steps' numbers speak for an offset. Windows that begin in different steps
-    share fewer collectives than they hold, and steps of one length lie as well beside each other's neighbours."""
+    """Share of the most pairs that is enough for an offset by step numbers. Windows that begin in different steps share fewer
+    collectives than they have, and with steps of equal length an offset by one step matches as well."""
     clearly: float = 0.5
-    """Of another offset's scatter: less than this is no accident."""
+    """Share of another offset's scatter below which a difference is no accident."""
     settling: int = 2
-    """Rounds of matching and fitting at the end; the clocks' error is that of the matched by then."""
+    """Final rounds of matching and fitting, which give the error of the clocks."""
 
 
 SEARCH = SearchTuning()
 
 
-def on_one_clock(
+def align_trace_clocks(
     windows: Sequence[Window], groups: Sequence[Groups]
 ) -> tuple[list[Window], list[Groups], float]:
     """(The windows and their collectives on the first host's clock, error bound in ns). All have collectives."""
@@ -221,14 +219,14 @@ def on_one_clock(
 
 
 def several_clocks(windows: Sequence[Window]) -> bool:
-    """Whether clocks had to be brought together."""
+    """Whether the windows come from several hosts."""
     return len(_by_host(windows)) > 1
 
 
 def _by_host(windows: Sequence[Window]) -> list[list[int]]:
     hosts: dict[str, list[int]] = defaultdict(list)
     for position, window in enumerate(windows):
-        # Files without a host name may come from different hosts: each is aligned by itself.
+        # Files without a host name may come from different hosts: each is aligned separately.
         hosts[window.host or f"rank {window.rank}"].append(position)
     return list(hosts.values())
 
@@ -240,7 +238,7 @@ def _errors_within(groups: Sequence[Groups]) -> list[float]:
 
 
 def _joined(pairs: Sequence[Ends]) -> Ends | None:
-    """None where less than two collectives are the same."""
+    """The ends of all pairs concatenated; None for less than two collectives."""
     if not pairs:
         return None
     a, b = (np.concatenate(ends) for ends in zip(*pairs, strict=True))
@@ -248,20 +246,20 @@ def _joined(pairs: Sequence[Ends]) -> Ends | None:
 
 
 def _ends(reference: Groups, other: Groups, scatter_ns: float, fit: ClockFit | None = None) -> Ends:
-    """Of the collectives of two ranks that are matched when ``other`` is put on the clock that ``fit`` gives."""
+    """Ends of the collectives of two ranks that match when ``other`` is on the clock of ``fit``."""
     ends: list[Ends] = [(np.empty(0, np.int64), np.empty(0, np.int64))]
     for key in reference.keys() & other.keys():
         line, theirs = reference[key][1], other[key][1]
         moved = theirs if fit is None else theirs.by_clock(fit.correction(theirs.end))
-        # An offset is a median of many ends: it is known better than one of them scatters.
-        row = paired(line, moved, scatter_ns, scatter_ns)
+        # An offset is a median of many ends, so its error is below the scatter of one.
+        row = align_sequences(line, moved, scatter_ns, scatter_ns)
         ends.append((line.end[row[row >= 0]], theirs.end[row >= 0]))
     a, b = zip(*ends, strict=True)
     return np.concatenate(a), np.concatenate(b)
 
 
 def _fit(pairs: Sequence[tuple[Groups, Groups]]) -> ClockFit | None:
-    """The clock of a host, by its ranks beside ranks on the common clock."""
+    """The clock of a host, by its ranks relative to ranks on the common clock."""
     found = [fit for reference, other in pairs if (fit := _fit_of_two(reference, other)) is not None]
     if not found:
         return None
@@ -275,7 +273,7 @@ def _fit(pairs: Sequence[tuple[Groups, Groups]]) -> ClockFit | None:
 
 
 def _fit_of_two(reference: Groups, other: Groups) -> ClockFit | None:
-    """By the process group that has the most in common."""
+    """The fit by the process group with the most collectives in common."""
     keys = sorted(
         reference.keys() & other.keys(), key=lambda key: -min(len(reference[key][1]), len(other[key][1]))
     )
@@ -286,9 +284,8 @@ def _fit_of_two(reference: Groups, other: Groups) -> ClockFit | None:
     return None
 
 
-def _best(line: Ordered, other: Ordered) -> ClockFit | None:
-    """The fit by which the same steps, or else the most ends, come to lie beside each other, unless another scatters clearly
-    less."""
+def _best(line: CollectiveSequence, other: CollectiveSequence) -> ClockFit | None:
+    """The fit with which the same steps, or else the most ends, match, unless another scatters clearly less."""
     by_step, others = (
         [fit for tried in to_try if (fit := _grown(line, other, tried)) is not None]
         for to_try in _to_try(line, other)
@@ -305,8 +302,8 @@ def _best(line: Ordered, other: Ordered) -> ClockFit | None:
     return chosen
 
 
-def _to_try(line: Ordered, other: Ordered) -> tuple[list[ClockFit], list[ClockFit]]:
-    """Clocks to try: by step and place; and by votes, and by place in the whole window."""
+def _to_try(line: CollectiveSequence, other: CollectiveSequence) -> tuple[list[ClockFit], list[ClockFit]]:
+    """Candidate clocks: by step and place; and by votes, and by place in the whole window."""
     middle = float(np.median(other.end))
     votes = vote_offsets(line.end, line.label, other.end, other.label)
     in_one_step = (replace(of, step=np.zeros_like(of.step)) for of in (line, other))
@@ -317,12 +314,12 @@ def _to_try(line: Ordered, other: Ordered) -> tuple[list[ClockFit], list[ClockFi
     return by_step, [*(ClockFit(offset, 0.0, middle, 0.0, 0) for offset in votes), *by_place]
 
 
-def _grown(line: Ordered, other: Ordered, fit: ClockFit) -> ClockFit | None:
-    """``fit`` to what is surely the same in a growing part of the window; None where nothing is."""
+def _grown(line: CollectiveSequence, other: CollectiveSequence, fit: ClockFit) -> ClockFit | None:
+    """``fit`` refined by certain pairs in a growing part of the window; None where there are none."""
     size, count = SEARCH.tried, len(other)
     while True:
         begin = max(0, count // 2 - size // 2)
-        part = other.taken(np.arange(begin, min(count, begin + size)))
+        part = other.select(np.arange(begin, min(count, begin + size)))
         ends = _sure_ends(line, part, fit)
         if len(ends[0]) < 2:
             return None
@@ -332,19 +329,19 @@ def _grown(line: Ordered, other: Ordered, fit: ClockFit) -> ClockFit | None:
         size *= SEARCH.growth
 
 
-def _sure_ends(line: Ordered, part: Ordered, fit: ClockFit) -> Ends:
+def _sure_ends(line: CollectiveSequence, part: CollectiveSequence, fit: ClockFit) -> Ends:
     moved = part.by_clock(fit.correction(part.end))
     first, last = int(moved.start.min()), int(moved.end.max())
-    beside = line.taken(np.flatnonzero((line.end >= 2 * first - last) & (line.start <= 2 * last - first)))
-    if not len(beside):
-        return beside.end, beside.end
-    row = surely_paired(beside, moved)
-    return beside.end[row[row >= 0]], part.end[row >= 0]
+    nearby = line.select(np.flatnonzero((line.end >= 2 * first - last) & (line.start <= 2 * last - first)))
+    if not len(nearby):
+        return nearby.end, nearby.end
+    row = certain_pairs(nearby, moved)
+    return nearby.end[row[row >= 0]], part.end[row >= 0]
 
 
 def _on_clock(window: Window, fit: ClockFit) -> Window:
-    """The window by another clock. It is short: drift is applied to the collectives and to work one by one, and to
-    everything else at its middle."""
+    """The window on the common clock. As it is short, drift is applied to the collectives and to work one by one, and to everything
+    else at its middle."""
     middle = np.array([(window.span[0] + window.span[1]) // 2])
     whole = int(fit.correction(middle)[0])
     moved, own = window.shifted(whole), window.collectives

@@ -79,7 +79,11 @@ def _caused_ns(group: CycleGroup) -> Array:
         order = np.argsort(arrival, axis=1, kind="stable")
         last, second = members[order[:, -1]], members[order[:, -2]]
         waited = group.arrival[cycles, k, last] - group.arrival[cycles, k, second]
-        computed = 0.0 if group.beside_wait is None else group.beside_wait[cycles, k, second]
+        computed = (
+            0.0
+            if group.concurrent_compute_in_wait is None
+            else group.concurrent_compute_in_wait[cycles, k, second]
+        )
         caused[cycles, k, last] = np.clip(waited - computed, 0.0, None)
     return caused
 

@@ -27,8 +27,8 @@ import numpy as np
 from ddpdoctor.measure.graph import CycleGroup, Graph
 from ddpdoctor.measure.numerics import Array, Ints, Mask
 from ddpdoctor.measure.taxonomy import (
+    BETWEEN_PHASES,
     DEVICE_WORK,
-    IN_GAPS,
     INDEX,
     LATE_COMPONENTS,
     NO_WORK,
@@ -42,7 +42,7 @@ COLUMNS = {
 }
 """Kind of work → its columns on the axis of components. Each column belongs to one kind."""
 _PHASES = [INDEX[component] for component in PHASES]
-_GAPS = [INDEX[component] for component in IN_GAPS]
+_GAPS = [INDEX[component] for component in BETWEEN_PHASES]
 _IDLE = INDEX[Component.IDLE]
 _WHY_IDLE = [place for kind, place in INDEX.items() if kind not in (*DEVICE_WORK, *NO_WORK)]
 """Columns of what a device's idle time is where its host was recorded."""
@@ -81,7 +81,7 @@ class Comparison(msgspec.Struct, frozen=True):
 def compare(graph: Graph) -> Comparison:
     """Compare the ranks of a graph that has cycles and more than one rank."""
     duration_ns = np.concatenate([group.duration for group in graph.groups])
-    work = _slower_in_gaps([group.work_since for group in graph.groups])
+    work = _slower_in_gaps([group.work_with_overlap for group in graph.groups])
     by_part = [
         _beyond_others(group.like.by_part(of_group))
         for group, of_group in zip(graph.groups, work, strict=True)

@@ -111,7 +111,7 @@ def levels(graph: Graph) -> Levels | None:
         or not all(group.on_device for group in graph.groups)
     ):
         return None
-    work = [np.clip(group.work_since[..., _COLUMNS], 0, None) for group in graph.groups]
+    work = [np.clip(group.work_with_overlap[..., _COLUMNS], 0, None) for group in graph.groups]
     usual = _usual(np.concatenate([of_group.sum(axis=(1, 3)) for of_group in work]))
     pieces = [_pieces(group, of_group, usual) for group, of_group in zip(graph.groups, work, strict=True)]
     if not _is_waited_for(graph, pieces):
@@ -183,7 +183,9 @@ def _cuts(group: CycleGroup) -> list[tuple[int, int]]:
     runs = [(sync.kind, sync.micro, sync.group) for sync in group.syncs]
     cuts = []
     for k, sync in enumerate(group.syncs):
-        stops = group.dependent is not None and bool(group.dependent[k].mean() >= LEVELS.mostly)
+        stops = group.dependency_probability is not None and bool(
+            group.dependency_probability[k].mean() >= LEVELS.mostly
+        )
         last_bucket = sync.kind == SyncKind.GRADIENTS and runs[k] not in runs[k + 1 :]
         if k == len(runs) - 1 or (len(sync.members) == world and (stops or last_bucket)):
             cuts.append(k + 1)

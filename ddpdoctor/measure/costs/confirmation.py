@@ -16,8 +16,8 @@ import numpy as np
 from ddpdoctor.measure.attribution import others_median
 from ddpdoctor.measure.numerics import Array
 from ddpdoctor.measure.taxonomy import (
+    BETWEEN_PHASES,
     COMPUTATION,
-    IN_GAPS,
     INDEX,
     LATE_COMPONENTS,
     PHASES,
@@ -79,7 +79,7 @@ def _beyond(drawn: Array, cause: LateCause) -> Array:
         return beyond
     usual = np.median(_of(drawn, PHASES), axis=0)
     slower = np.clip(usual / np.maximum(others_median(usual), 1.0) - 1.0, 0.0, None)
-    gaps = _of(drawn, (*IN_GAPS, Component.HOST))
+    gaps = _of(drawn, (*BETWEEN_PHASES, Component.HOST))
     others = others_median(gaps)
     alike: Array = np.clip(np.minimum(gaps - others, slower * others), 0.0, None)
     return beyond + alike

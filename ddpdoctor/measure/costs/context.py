@@ -87,7 +87,7 @@ class Context(msgspec.Struct, frozen=True, dict=True):
         """[cycles, R, C] ns of each kind of work as it was recorded, group after group."""
         return np.concatenate(
             [
-                group.continued(group.work).sum(axis=1) if group.recorded is None else group.recorded
+                group.with_overlap(group.work).sum(axis=1) if group.recorded is None else group.recorded
                 for group in self.graph.groups
             ]
         )

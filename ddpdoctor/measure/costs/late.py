@@ -18,7 +18,7 @@ import numpy as np
 from ddpdoctor.measure.attribution import Attribution, component, unseen
 from ddpdoctor.measure.facts import ArrivalFacts, Cost, scaled
 from ddpdoctor.measure.graph import CycleGroup, Graph
-from ddpdoctor.measure.metrics import behind, lateness
+from ddpdoctor.measure.metrics import lateness, lateness_ns
 from ddpdoctor.measure.numerics import Array, Ints, Value, fair_shares
 from ddpdoctor.measure.phases import word_of
 from ddpdoctor.measure.places import Where
@@ -58,7 +58,7 @@ def arrival_facts(graph: Graph, costs: Costs) -> ArrivalFacts:
     priced_ms = {p: sum(c.ms_per_step for c in causes if graph.ranks[p] in (c.ranks or ())) for p in late}
     unpriced = [p for p in late if priced_ms[p] < _ARRIVALS.priced * float(late_ns[p]) / 1e6]
     per_cycle = np.concatenate(
-        [np.nan_to_num(behind(group)).max(axis=1, initial=0.0) for group in graph.groups]
+        [np.nan_to_num(lateness_ns(group)).max(axis=1, initial=0.0) for group in graph.groups]
     )
     return ArrivalFacts(
         late_ranks=[graph.ranks[place] for place in late],
@@ -96,9 +96,9 @@ def _saved_ms(graph: Graph, places: Ints) -> float:
 
 
 def _lateness(group: CycleGroup, places: Ints) -> Array:
-    """[N, K, R] ns: lateness of these ranks at each synchronisation (see :func:`behind`), less what is carried over from a previous
+    """[N, K, R] ns: lateness of these ranks at each synchronisation (see :func:`lateness_ns`), less what is carried over from a previous
     synchronisation that did not release all ranks together."""
-    own = np.nan_to_num(behind(group)[:, :, places])
+    own = np.nan_to_num(lateness_ns(group)[:, :, places])
     late = np.zeros(group.arrival.shape)
     for k in range(len(group.syncs)):
         brought = own[:, k - 1] if k and not _releases_together(group, k - 1) else 0.0

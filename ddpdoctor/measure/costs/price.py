@@ -18,7 +18,7 @@ from ddpdoctor.measure.numerics import PERSISTENCE, Array, Ints, Mask, Value, pe
 from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.replay import Change, replay_all
 from ddpdoctor.measure.sourcelines import SourceLines
-from ddpdoctor.measure.taxonomy import LATENT, Component, Components, LateCause
+from ddpdoctor.measure.taxonomy import STANDALONE, Component, Components, LateCause
 
 from .price_range import PriceRange, range_fields
 
@@ -178,12 +178,14 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
         """(graph, its [cycles] lengths) with every uncertain dependency present, and with each absent; [] where none is uncertain, or
         on CPUs, where they do not matter."""
         sure = [
-            group.dependent for group in self.graph.groups if group.on_device and group.dependent is not None
+            group.dependency_probability
+            for group in self.graph.groups
+            if group.on_device and group.dependency_probability is not None
         ]
         if not any(((of_group > 0) & (of_group < 1)).any() for of_group in sure):
             return []
         graphs = [
-            replace(self.graph, groups=[group.decided(waits) for group in self.graph.groups])
+            replace(self.graph, groups=[group.with_dependencies(waits) for group in self.graph.groups])
             for waits in (True, False)
         ]
         return [(graph, replay_all(graph)) for graph in graphs]
@@ -257,12 +259,14 @@ def _either_way_fields(
 
 def set_by_hosts(group: CycleGroup, components: Components) -> bool:
     """Whether these components include devices' waiting for hosts, part of which is hidden in the wait for other ranks."""
-    return LateCause.HOST in group.latent and not set(components).isdisjoint(LATENT[LateCause.HOST])
+    return LateCause.HOST in group.standalone_ns and not set(components).isdisjoint(
+        STANDALONE[LateCause.HOST]
+    )
 
 
 def _whole_work(group: CycleGroup, components: Components) -> Array:
     """[N, R] ns of these components in the cycle, including work that overlaps with synchronisations; where devices wait for hosts, as
     each rank would have them without the others."""
-    work = group.work_since if set_by_hosts(group, components) else group.continued(group.work)
+    work = group.work_with_overlap if set_by_hosts(group, components) else group.with_overlap(group.work)
     whole: Array = component([work], components)[0].sum(axis=1)
     return whole

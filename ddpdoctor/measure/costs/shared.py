@@ -221,8 +221,8 @@ def _names(graph: Graph, kinds: Sequence[str]) -> str | None:
 def _time_inside(group: CycleGroup, kinds: Sequence[str]) -> Array:
     """[N, K, R] ns inside synchronisations of these kinds, waiting included."""
     inside = np.nan_to_num(group.end - group.arrival)
-    if group.beside is not None:
-        inside = np.clip(inside - group.beside, 0, None)
+    if group.concurrent_compute is not None:
+        inside = np.clip(inside - group.concurrent_compute, 0, None)
     chosen = np.array([sync.kind in kinds for sync in group.syncs])
     time: Array = inside * chosen[None, :, None]
     return time
@@ -232,8 +232,8 @@ def _work_and_alone(group: CycleGroup, components: Components) -> tuple[Array, A
     """[N, K, R, C] ns, twice: the work, and the work that each rank would have without the others. Where devices wait for hosts, waiting
     that overlaps with a synchronisation counts as well."""
     if set_by_hosts(group, components):
-        return group.continued(group.work), group.work_since
-    return group.work, group.work_alone
+        return group.with_overlap(group.work), group.work_with_overlap
+    return group.work, group.work_standalone
 
 
 def _common_run_delay(graph: Graph, group: CycleGroup) -> Array:

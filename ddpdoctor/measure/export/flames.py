@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from ddpdoctor.measure.align import align_logs, set_suspended_aside
+from ddpdoctor.measure.align import align_logs, exclude_suspended
 from ddpdoctor.measure.flames import late_steps, samples_in
 from ddpdoctor.measure.graph import build_graphs
 from ddpdoctor.measure.places import CodeLine
@@ -24,7 +24,7 @@ def flame_graphs(
     logs: Sequence[RankLog], telemetry: Mapping[str, HostTelemetry], wanted: Collection[int]
 ) -> Iterator[tuple[int, dict[str, Any] | None]]:
     """(rank, speedscope document of the ``wanted`` steps, or None without samples). Each of ``logs`` must have steps."""
-    recorded, _ = set_suspended_aside(align_logs(logs)[0], telemetry)
+    recorded, _ = exclude_suspended(align_logs(logs)[0], telemetry)
     graph = build_graphs(recorded, []).log if recorded else None
     if graph is None:
         return

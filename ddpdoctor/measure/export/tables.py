@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from ddpdoctor.measure.align import Matched, align_and_match, align_logs, set_suspended_aside
+from ddpdoctor.measure.align import Matched, align_and_match, align_logs, exclude_suspended
 from ddpdoctor.measure.numerics import Intervals, Ints
 from ddpdoctor.measure.steplog import MatchedSync, RankLog, SyncPoint, match_syncs
 from ddpdoctor.measure.taxonomy import DEVICE_COMPUTATION, NO_WORK
@@ -88,7 +88,7 @@ def recorded_tables(
     """Align the recordings and build the tables."""
     given = [log for log in recorded if log.steps]
     aligned, notes = align_logs(given)
-    logs, _ = set_suspended_aside(aligned, telemetry)
+    logs, _ = exclude_suspended(aligned, telemetry)
     shown = any(window.on_device for window in windows) or not logs
     drawn, matched = align_and_match(windows if shown else [])
     if matched.refused:

@@ -1,12 +1,12 @@
 """The dependency graph of a run: cycles of work and synchronisations.
 
-In: logs or windows on one clock. Out: a :class:`Graph` of :class:`CycleGroup`, dense arrays over cycles, synchronisations,
-ranks and components of work; every recorded step is in it or has a reason. The idea: ranks stand together at the end of a
-synchronisation, so cycles are independent, and both kinds of recording become one form that can be measured and replayed.
+In: logs or windows on one clock. Out: a :class:`Graph` of :class:`CycleGroup`, dense arrays over cycles, synchronisations, ranks and
+components of work; every recorded step is in it or has a reason. Ranks are together at the end of a synchronisation, so cycles are
+independent of each other. Logs and windows become the same form, which can be measured and replayed.
 """
 
 from .cutting import matched_collectives
-from .dependencies import Lane, dependence
+from .dependencies import ComputeTimeline, dependency_probability
 from .from_logs import graph_of_logs
 from .from_windows import graph_of_windows
 from .graph import (
@@ -16,10 +16,10 @@ from .graph import (
     LikeSegments,
     RankSteps,
     Sync,
-    all_set_aside,
+    all_excluded_steps,
     measured_steps,
     recorded_steps,
 )
 from .operators import OperatorShares, operator_shares, python_parts
-from .speaking import Graphs, Recording, build_graphs
-from .standalone_times import issue_time_ns, latent_in_windows
+from .primary import Graphs, Recording, build_graphs
+from .standalone_times import issue_time_ns, standalone_data_of_windows

@@ -1,4 +1,4 @@
-"""Where the cycles of a profiler window begin and end, and which matched collectives each holds."""
+"""Cut a profiler window into cycles of matched collectives."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ddpdoctor.measure.window import UNKNOWN_STEP, Window, arrivals, step_of_col
 from .graph import Sync
 
 _NO_PART = np.iinfo(np.int64).min
-"""Stands for the step of a collective in which a rank takes no part."""
+"""The step of a collective in which a rank takes no part."""
 _FEW_STEPS = 2
-"""Of no more marked steps, no two need be whole and neighbours: then the whole window is the cycle."""
+"""With this many marked steps or fewer, no two need be whole and neighbours: then the whole window is the cycle."""
 
 
 class MatchedCollectives(msgspec.Struct, frozen=True, dict=True):
@@ -31,11 +31,11 @@ class MatchedCollectives(msgspec.Struct, frozen=True, dict=True):
     arrival: Array
     end: Array
     ready: Array
-    """When each part could have started had the collectives before it been over."""
+    """When each part could have started if the previous collectives had been over."""
     last_arrival: Array
     """[M]"""
     step: Ints
-    """[M] the step as the hosts that launched it know it, by majority."""
+    """[M] step in which the hosts launched it, by majority."""
 
     @cached_property
     def member(self) -> Mask:
@@ -44,14 +44,14 @@ class MatchedCollectives(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def syncs(self) -> Sequence[Sync]:
-        """[M] what kind of synchronisation each is, and whose; one object for all that are alike."""
+        """[M] the synchronisation of each collective; equal ones share one object."""
         _, first, alike = np.unique(
             np.packbits(self.member, axis=1), axis=0, return_index=True, return_inverse=True
         )
         members = [tuple(np.flatnonzero(self.member[m]).tolist()) for m in first]
         alike, known = alike.reshape(-1), dict[Sync, Sync]()
         syncs = np.empty(len(self.rows), object)
-        for window, chosen, rows in self._told_by():
+        for window, chosen, rows in self._by_first_member():
             comms = window.collectives
             micros = window.micro_batches(comms.issued[rows]).tolist()
             updates = window.updates_before(comms.issued[rows]).tolist()
@@ -71,22 +71,22 @@ class MatchedCollectives(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def message_bytes(self) -> Array:
         """[M] bytes that a rank contributes; NaN where unknown."""
-        told = np.full(len(self.rows), np.nan)
-        for window, chosen, rows in self._told_by():
-            told[chosen] = window.collectives.bytes[rows]
-        return told
+        by_rank = np.full(len(self.rows), np.nan)
+        for window, chosen, rows in self._by_first_member():
+            by_rank[chosen] = window.collectives.bytes[rows]
+        return by_rank
 
     @cached_property
     def reduces_gradients(self) -> Mask:
         """[M]"""
         reduces = np.zeros(len(self.rows), bool)
-        for window, chosen, rows in self._told_by():
+        for window, chosen, rows in self._by_first_member():
             kind = window.collectives.kind
             reduces[chosen] = [kind[row] == SyncKind.GRADIENTS for row in rows.tolist()]
         return reduces
 
-    def _told_by(self) -> Iterator[tuple[Window, Ints, Ints]]:
-        """Windows, the collectives whose first member each is, and their rows: what it says of one holds for all."""
+    def _by_first_member(self) -> Iterator[tuple[Window, Ints, Ints]]:
+        """(Window, the collectives whose first member it is, their rows). All members agree on what is read from it."""
         first = self.member.argmax(axis=1)
         for r, window in enumerate(self.windows):
             chosen = np.flatnonzero(first == r)
@@ -102,7 +102,7 @@ def matched_collectives(windows: Sequence[Window], rows: Ints) -> MatchedCollect
         own = rows[has, r]
         arrives, queued = arrivals(window)
         arrival[has, r] = arrives[own]
-        # Only of one that was queued is it known that it could have started earlier.
+        # Only a queued one is known to have been ready earlier.
         ready[has, r] = np.where(queued, window.collectives.ready, arrives)[own]
         end[has, r] = window.collectives.end[own]
     last_arrival = np.nanmax(arrival, axis=1)
@@ -110,41 +110,41 @@ def matched_collectives(windows: Sequence[Window], rows: Ints) -> MatchedCollect
 
 
 def _steps(windows: Sequence[Window], rows: Ints) -> Ints:
-    """[M] by majority; once more where profilers did not begin to count together, by the count of most."""
-    told = np.full(rows.shape, _NO_PART)
+    """[M] step by majority; by a second majority where profilers started to count in different steps, in the numbering of most."""
+    by_rank = np.full(rows.shape, _NO_PART)
     for r, window in enumerate(windows):
         has = rows[:, r] >= 0
-        told[has, r] = step_of_collectives(window)[rows[has, r]]
-    steps = _majority(told)
-    known = (told != _NO_PART) & (told != UNKNOWN_STEP) & (steps != UNKNOWN_STEP)[:, None]
+        by_rank[has, r] = step_of_collectives(window)[rows[has, r]]
+    steps = _majority(by_rank)
+    known = (by_rank != _NO_PART) & (by_rank != UNKNOWN_STEP) & (steps != UNKNOWN_STEP)[:, None]
     ahead = [
-        int(np.median((told[:, r] - steps)[known[:, r]])) if known[:, r].any() else 0
+        int(np.median((by_rank[:, r] - steps)[known[:, r]])) if known[:, r].any() else 0
         for r in range(len(windows))
     ]
-    return _majority(np.where(known, told - np.array(ahead, np.int64), told)) if any(ahead) else steps
+    return _majority(np.where(known, by_rank - np.array(ahead, np.int64), by_rank)) if any(ahead) else steps
 
 
-def _majority(told: Ints) -> Ints:
-    """[M] the most frequent of the known steps [M, R] of those who take part."""
-    votes = told != _NO_PART
-    known = votes & (told != UNKNOWN_STEP)
+def _majority(by_rank: Ints) -> Ints:
+    """[M] the most frequent of the known steps [M, R] of the members."""
+    votes = by_rank != _NO_PART
+    known = votes & (by_rank != UNKNOWN_STEP)
     votes = np.where(known.any(axis=1)[:, None], known, votes)
     most = np.iinfo(np.int64).max
-    steps: Ints = np.where(votes, told, most).min(axis=1, initial=most)
-    for m in np.flatnonzero(((told != steps[:, None]) & votes).any(axis=1)):
-        of_ranks = told[m, votes[m]].tolist()
+    steps: Ints = np.where(votes, by_rank, most).min(axis=1, initial=most)
+    for m in np.flatnonzero(((by_rank != steps[:, None]) & votes).any(axis=1)):
+        of_ranks = by_rank[m, votes[m]].tolist()
         steps[m] = max(set(of_ranks), key=of_ranks.count)
     return steps
 
 
 class Cycle(msgspec.Struct, frozen=True):
-    """One cycle: which collectives it holds, and after which it begins."""
+    """One cycle: its collectives, and those after which it begins."""
 
     step: int
     after: Ints | None
-    """Of each rank, the collective at whose end its cycle begins; None: the cycle begins with the window."""
+    """[R] the collective at whose end each rank's cycle begins; None: the cycle begins with the window."""
     body: Sequence[int]
-    """In order of their last arrivals, or of those of the cycles that are alike."""
+    """In order of their last arrivals, or of the usual last arrivals in cycles with the same collectives."""
 
 
 class Cut(msgspec.Struct, frozen=True):
@@ -158,9 +158,9 @@ class Cut(msgspec.Struct, frozen=True):
 def _by_sequence(matched: MatchedCollectives, cycles: Sequence[Cycle]) -> dict[tuple[Sync, ...], list[Cycle]]:
     """The cycles by their sequence of synchronisations.
 
-    On devices collectives of several groups run side by side, and which of two comes first, chance decides from cycle to cycle.
-    Cycles of the same collectives are put in one order, by when the last member usually arrives, so that they can be
-    compared; one that cannot have gone in that order keeps its own.
+    On devices collectives of several groups run concurrently, and their order varies by chance from cycle to cycle. Cycles of the same
+    collectives get one order, by the usual last arrival, so that they can be compared; a cycle for which that order is impossible keeps
+    its own.
     """
     alike: dict[frozenset[tuple[Sync, int]], list[tuple[Cycle, dict[tuple[Sync, int], int]]]] = defaultdict(
         list
@@ -186,7 +186,7 @@ def _by_sequence(matched: MatchedCollectives, cycles: Sequence[Cycle]) -> dict[t
 
 
 def _may_be_in_order(matched: MatchedCollectives, body: Ints) -> bool:
-    """Whether nobody left one of these, which run on devices, before it came to one that is placed ahead of it."""
+    """Whether no rank left one of these collectives, which run on devices, before it arrived at one that is placed earlier."""
     if not all(window.on_device for window in matched.windows):
         return False
     arrival = np.where(np.isnan(matched.arrival[body]), -np.inf, matched.arrival[body])
@@ -195,7 +195,7 @@ def _may_be_in_order(matched: MatchedCollectives, body: Ints) -> bool:
 
 
 def cut_into_cycles(matched: MatchedCollectives) -> Cut:
-    """Cycles from the end of one step's last collective of all to the end of the next one's."""
+    """Cycles from the end of one step's last collective of all ranks to the end of the next step's."""
     order = np.argsort(matched.last_arrival, kind="stable")
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
@@ -209,22 +209,22 @@ def cut_into_cycles(matched: MatchedCollectives) -> Cut:
         after, last = lasts[before], lasts[step]
         if after is not None and last is not None and step == before + 1:
             body = _between(matched, order, place, after, last)
-            # Where steps were mistaken on a rank, its last collective of one may lie behind that of the next, with nothing between.
+            # Where the step is wrong on a rank, its last collective of one step may come after that of the next, with nothing between.
             if matched.member[body].any(axis=0).all():
                 cycles.append(Cycle(step, after, body))
     if cycles:
         return Cut(_by_sequence(matched, cycles))
     if len(steps) > _FEW_STEPS:
-        # Steps were marked, but no two neighbours matched: their length is known, who waited for whom is not.
+        # Steps were marked, but no two neighbours matched: their length is known, but not which rank waited for which.
         return Cut({})
     return _whole_window(matched, [int(m) for m in order], steps)
 
 
 def _lasts(matched: MatchedCollectives, of_step: Ints) -> Ints | None:
-    """Where each rank's cycle ends: its last reduction of gradients in the step, else its last collective.
+    """[R] where each rank's cycle ends: its last reduction of gradients in the step, else its last collective.
 
-    Where all ranks reduce together that is one and the same; with tensor parallelism each group has its
-    own. None where a rank has no collective in the step.
+    Where all ranks reduce together this is one collective; with tensor parallelism each group has its own. None where a rank has no
+    collective in the step.
     """
     for candidates in (of_step[matched.reduces_gradients[of_step]], of_step):
         member = matched.member[candidates]
@@ -235,8 +235,8 @@ def _lasts(matched: MatchedCollectives, of_step: Ints) -> Ints | None:
 
 
 def _between(matched: MatchedCollectives, order: Ints, place: Ints, after: Ints, last: Ints) -> list[int]:
-    """The collectives, in ``order``, behind each member's one in ``after`` and up to its one in ``last``; ``place`` is that of
-    each in ``order``."""
+    """The collectives, in ``order``, after each member's one in ``after`` and up to its one in ``last``; ``place`` is that of each in
+    ``order``."""
     low, high = place[after], place[last]
     near = order[low.min() : high.max() + 1]
     at = place[near][:, None]
@@ -246,10 +246,9 @@ def _between(matched: MatchedCollectives, order: Ints, place: Ints, after: Ints,
 
 
 def _whole_window(matched: MatchedCollectives, order: Sequence[int], steps: Sequence[int]) -> Cut:
-    """One step, or no steps marked: the window is the cycle, from the earliest event of any rank to the last
-    collective of all. What hosts that were ahead of their devices had launched before the one step is not of it: there
-    the cycle begins at the last collective of all that is.
-    """
+    """One step, or no steps marked: the window is the cycle, from the earliest event of any rank to the last collective of all. Work
+    that hosts ahead of their devices had launched before the one step is not part of it: the cycle then begins at the last collective
+    of all ranks before it."""
     whole = set(np.flatnonzero(matched.member.all(axis=1)).tolist())
     full = [m for m in order if m in whole]
     if not full:

@@ -1,18 +1,20 @@
-"""How sure it is, by the timeline, that the computation of a rank waits for a collective.
+"""Estimate from the timeline the probability that the computation of a rank waits for a collective.
 
-DDP's buckets hold up nothing but the end of the backward pass. Those of sharded parameters, or of tensor parallelism,
-look alike in a trace and are waited for: the next kernel has long been launched, and starts when the collective
-is over. That is a dependency, and a replay must keep it.
+With DDP's buckets only the end of the backward pass waits. Collectives of sharded parameters, or of tensor parallelism, look the same
+in a trace, but computation waits for them: the next kernel has long been launched, and starts when the collective is over. A replay
+must keep that dependency.
 
-No single gap decides. The computation must have stood still in most cycles, and no other collective may have ended in between; then
-three kinds of evidence add up as logarithms of odds:
+No single gap decides. The computation must have been idle in most cycles, and no other collective may have ended in between; then three
+kinds of evidence add up as logarithms of odds:
 
-- **coincidence**: a computation that goes on for a reason of its own may do so at any time of its standstill, one that waited
-  does so within some usual start times of kernels on this device;
-- **the host**: a kernel that was launched before the end, and an idle device that did not start it, waited for something; one that
-  was launched later waited for its host, unless that waited for the device meanwhile;
-- **moving together**: over the cycles, a computation that waits keeps its distance from the collective's end, one that does
-  not keeps it from what it did before, or from its launch.
+- **coincidence**: computation that resumes for another reason may do so at any time of its idle period; one that waited resumes within
+some usual start times of kernels on this device;
+
+- **the host**: a kernel that was launched before the end, and an idle device that did not start it, waited for something; one that was
+launched later waited for its host, unless the host waited for the device meanwhile;
+
+- **covariation**: over the cycles, a computation that waits keeps its distance from the collective's end; one that does not keeps its
+distance from what it did before, or from its launch.
 """
 
 from __future__ import annotations
@@ -28,51 +30,49 @@ from ddpdoctor.trace import classify
 
 
 class Tuning(msgspec.Struct, frozen=True):
-    """What shows that a computation stood still for a collective, and how much."""
+    """When a computation counts as idle because of a collective."""
 
     start_ns: float = 20_000.0
-    """From an event on another stream to the kernel that waits for it, or from a launch to its kernel, at least: 5 to 20 us on
-    devices of today. Where kernels usually take longer, that counts instead."""
+    """Shortest time from an event on another stream to the kernel that waits for it, or from a launch to its kernel: 5 to 20 us on
+    current devices. Where kernels usually take longer, that counts instead."""
     slowest_start_ns: float = 100_000.0
-    """And at most: beyond, the host is what kernels wait for."""
+    """Longest such time: beyond it, kernels wait for the host."""
     idle_ns: float = 100_000.0
-    """A computation that stood still for longer before did so for the collective: gaps between launched kernels are
-    shorter."""
+    """A computation that was idle for longer before waited for the collective: gaps between launched kernels are shorter."""
     whole: float = 0.9
-    """Or for this part of a collective that is itself shorter."""
+    """Or for this share of a collective that is shorter."""
     partly: float = 0.6
-    """Of either: from here on a standstill begins to count."""
+    """Share of either from which on an idle period begins to count."""
     rarely: float = 0.25
-    """Of the cycles: up to here the computation does not stand still."""
+    """Share of the cycles up to which the computation counts as not idle."""
     mostly: float = 0.75
-    """Of the cycles: from here on it does."""
+    """Share of the cycles from which on it counts as idle."""
     most_by_gap: float = 4.0
-    """Logarithm of the odds that a coincidence can speak for or against, about fifty to one: cycles are alike, so that they are
-    one draw and not many."""
+    """Largest logarithm of odds from coincidence, about fifty to one: cycles are similar, so they count as one observation."""
     most_by_host: float = 3.0
-    """The same of the launch, twenty to one: an idle device starts at once what is launched and waits for nothing."""
+    """The same from the launch, twenty to one: an idle device that waits for nothing starts launched work at once."""
     most_together: float = 6.0
-    """The same of what moves together, over all cycles: four hundred to one."""
+    """The same from covariation, over all cycles: four hundred to one."""
     fewest_cycles: int = 3
-    """Of which it can be told what scatters."""
+    """Fewest cycles of which scatter is estimated."""
     least_scatter_ns: float = 5_000.0
-    """By which a kernel's start scatters in any case."""
+    """Least scatter of a kernel's start."""
     clear: float = 0.1
-    """Probability that counts as none, and distance from one that counts as certainty."""
+    """Probability below which there is no dependency, and distance from one within which it is certain."""
     rounding_ns: float = 1_000.0
-    """Clocks are read to the microsecond: a start that is rounded to before the end follows it all the same."""
+    """Clocks are read to the microsecond: a start that is rounded to before the end still follows it."""
 
 
 TUNING = Tuning()
 
 
-class Lane(msgspec.Struct, frozen=True):
-    """What a rank's device computes, and when its host launched that; ns from one origin."""
+class ComputeTimeline(msgspec.Struct, frozen=True):
+    """When a rank's device computes, and when its host launched that; ns from one origin."""
 
     computes: Intervals
     """The union of its kernels."""
     launched: Array
-    """[kernels] when that with which each interval begins was launched; NaN where unknown."""
+    """[kernels] when the first kernel of each interval was launched; NaN where unknown."""
     over: Array
     """Ends of all its collectives, in order."""
     host_waits: Intervals = (np.empty(0), np.empty(0))
@@ -88,21 +88,21 @@ class Lane(msgspec.Struct, frozen=True):
         return float(np.clip(usual, TUNING.start_ns, TUNING.slowest_start_ns))
 
 
-class _Standstills(msgspec.Struct, frozen=True):
-    """What the computation of one rank did about the end of each collective; [N, K], NaN where it does not go on."""
+class _ComputeStalls(msgspec.Struct, frozen=True):
+    """The computation of one rank around the end of each collective; [N, K], NaN where no computation follows."""
 
     idle: Array
-    """From its last computation to the end, ns; negative where it computes on."""
+    """From the last computation to the end, ns; negative where computation continues."""
     gap: Array
     """From the end to the next computation."""
     launched: Array
-    """From that one's launch to the end; negative where it was launched later."""
+    """From the launch of the next computation to the end; negative where it was launched later."""
     weight: Array
-    """0 to 1: how much it stood still."""
+    """0 to 1: how far the computation was idle."""
 
 
-def lane_of(window: Window) -> Lane:
-    """The lane of a window, on the clock of its computation."""
+def compute_timeline(window: Window) -> ComputeTimeline:
+    """The compute timeline of a window, on its clock."""
     trace, starts = window.trace, window.compute[0]
     computes = trace.category_mask("kernel", "gpu_memset") & ~classify.communication_kernels(trace)
     rows = np.flatnonzero(computes)
@@ -116,29 +116,33 @@ def lane_of(window: Window) -> Lane:
         launched[known] = (trace.end_ns[calls[place]] + window.shifted_ns)[known]
     waits = window.waits
     host_waits = (trace.start_ns[waits.row] + window.shifted_ns, waits.end + window.shifted_ns)
-    return Lane(window.compute, launched, np.sort(window.collectives.end), host_waits)
+    return ComputeTimeline(window.compute, launched, np.sort(window.collectives.end), host_waits)
 
 
-def dependence(lanes: Sequence[Lane], arrival: Array, end: Array) -> Array:
-    """[K, R] from 0 to 1: how sure it is that the rank's computation stood still for the collective, and went on at its end.
+def dependency_probability(timelines: Sequence[ComputeTimeline], arrival: Array, end: Array) -> Array:
+    """[K, R] probability that the rank's computation was idle because of the collective, and resumed at its end.
 
-    ``arrival`` and ``end`` [N, K, R] are those of its own part, NaN where it takes none, by the clock of the lanes.
+    ``arrival`` and ``end`` [N, K, R]: of the rank's own part, NaN where it takes none, on the clock of the timelines.
     """
     sure = np.zeros(arrival.shape[1:])
-    for r, lane in enumerate(lanes):
+    for r, timeline in enumerate(timelines):
         takes_part = ~np.isnan(end[:, :, r])
-        if len(lane.computes[0]) and takes_part.any():
-            seen = _standstills(lane, arrival[:, :, r], end[:, :, r])
+        if len(timeline.computes[0]) and takes_part.any():
+            seen = _compute_stalls(timeline, arrival[:, :, r], end[:, :, r])
             share = seen.weight.sum(axis=0) / np.maximum(takes_part.sum(axis=0), 1)
             still = np.clip((share - TUNING.rarely) / (TUNING.mostly - TUNING.rarely), 0.0, 1.0)
-            odds = _by_gap(seen, lane.start_ns) + _by_host(seen, lane.start_ns) + _together(seen)
+            odds = (
+                _gap_odds(seen, timeline.start_ns)
+                + _launch_odds(seen, timeline.start_ns)
+                + _covariation_odds(seen)
+            )
             likely = 1.0 / (1.0 + np.exp(-odds))
             sure[:, r] = still * np.clip((likely - TUNING.clear) / (1.0 - 2.0 * TUNING.clear), 0.0, 1.0)
     return sure
 
 
-def _standstills(lane: Lane, arrival: Array, end: Array) -> _Standstills:
-    starts, ends = lane.computes
+def _compute_stalls(timeline: ComputeTimeline, arrival: Array, end: Array) -> _ComputeStalls:
+    starts, ends = timeline.computes
     over = np.nan_to_num(end)
     index = np.searchsorted(starts, over - TUNING.rounding_ns)
     following = np.minimum(index, len(starts) - 1)
@@ -148,20 +152,20 @@ def _standstills(lane: Lane, arrival: Array, end: Array) -> _Standstills:
     enough = np.minimum(TUNING.idle_ns, TUNING.whole * length)
     part = idle / np.maximum(enough, TUNING.rounding_ns)
     weight = np.clip((part - TUNING.partly) / (1.0 - TUNING.partly), 0.0, 1.0)
-    later = np.searchsorted(lane.over, over + TUNING.rounding_ns, side="right")
-    another = lane.over[np.minimum(later, len(lane.over) - 1)] if len(lane.over) else over
+    later = np.searchsorted(timeline.over, over + TUNING.rounding_ns, side="right")
+    another = timeline.over[np.minimum(later, len(timeline.over) - 1)] if len(timeline.over) else over
     answered = (another > over + TUNING.rounding_ns) & (another <= np.nan_to_num(goes_on))
-    return _Standstills(
+    return _ComputeStalls(
         idle=idle,
         gap=np.maximum(goes_on - over, 0.0),
-        launched=_launched(lane, over, over - lane.launched[following]),
+        launched=_launched(timeline, over, over - timeline.launched[following]),
         weight=np.where(np.isnan(goes_on) | answered, 0.0, weight),
     )
 
 
-def _launched(lane: Lane, over: Array, launched: Array) -> Array:
-    """``launched`` before the end, with no doubt where the host put that off because it waited for its device meanwhile."""
-    begins, ends = lane.host_waits
+def _launched(timeline: ComputeTimeline, over: Array, launched: Array) -> Array:
+    """``launched``, but infinite where the host delayed the launch because it waited for its device."""
+    begins, ends = timeline.host_waits
     if not len(ends):
         return launched
     call = np.searchsorted(ends, over - TUNING.rounding_ns)
@@ -170,20 +174,20 @@ def _launched(lane: Lane, over: Array, launched: Array) -> Array:
     return np.where(waited & (launched < 0), np.inf, launched)
 
 
-def _by_gap(seen: _Standstills, start_ns: float) -> Array:
-    """[K] log odds: a start after a wait is soon, with a long tail; any other is anywhere in the standstill."""
+def _gap_odds(seen: _ComputeStalls, start_ns: float) -> Array:
+    """[K] log odds: a start after a wait is soon, with a long tail; any other is equally likely anywhere in the idle period."""
     whole = np.minimum(seen.idle, 1e3 * TUNING.idle_ns) + seen.gap
     odds = np.log(np.maximum(whole, 1.0) / start_ns) - 2.0 * np.log1p(seen.gap / start_ns)
     return np.clip(_mean(odds, seen.weight), -TUNING.most_by_gap, TUNING.most_by_gap)
 
 
-def _by_host(seen: _Standstills, start_ns: float) -> Array:
-    """[K] log odds: for what was launched before the end, against what was launched later."""
+def _launch_odds(seen: _ComputeStalls, start_ns: float) -> Array:
+    """[K] log odds: positive for launches before the end, negative for later ones."""
     return TUNING.most_by_host * _mean(np.tanh(seen.launched / start_ns), seen.weight)
 
 
-def _together(seen: _Standstills) -> Array:
-    """[K] log odds: what the start keeps its distance from, cycle by cycle."""
+def _covariation_odds(seen: _ComputeStalls) -> Array:
+    """[K] log odds: whether the start keeps its distance from the collective's end or from what came before, over the cycles."""
     counts = seen.weight > 0
     number = counts.sum(axis=0)
     before = np.fmin(seen.idle, seen.launched)
@@ -203,7 +207,7 @@ def _scatter(values: Array) -> Array:
 
 
 def _mean(values: Array, weight: Array) -> Array:
-    """[K] weighted by how much the computation stood still; 0 where nothing is known."""
+    """[K] mean weighted by how far the computation was idle; 0 where nothing is known."""
     known = np.where(np.isnan(values), 0.0, weight)
     mean: Array = (known * np.nan_to_num(values)).sum(axis=0) / np.maximum(known.sum(axis=0), 1e-9)
     return mean

@@ -19,13 +19,13 @@ from ddpdoctor.measure.steplog import (
     match_syncs,
     select_steps,
 )
-from ddpdoctor.measure.taxonomy import IN_GAPS, INDEX, Component, LateCause, SyncKind
+from ddpdoctor.measure.taxonomy import BETWEEN_PHASES, INDEX, Component, LateCause, SyncKind
 from ddpdoctor.rundir import EventKind
 
-from .graph import CycleGroup, Graph, RankSteps, Sync, set_aside
+from .graph import CycleGroup, Graph, RankSteps, Sync, excluded_steps
 from .operators import OperatorShares
 from .segments import Segments, work_in
-from .standalone_times import batch_time_ns, batches_per_step, latent_data
+from .standalone_times import batch_time_ns, batches_per_step, standalone_data_ns
 
 _MOST_CELLS = 20_000_000
 """Bound on N x K x R x C, so that a long run of many ranks stays in memory (8 bytes each)."""
@@ -39,7 +39,7 @@ _BOUNDED = "left out, to bound memory"
 def graph_of_logs(logs: Sequence[RankLog], operators: Mapping[int, OperatorShares] | None = None) -> Graph:
     """Build the graph; ``logs`` are on a common clock, one per rank, ordered by rank.
 
-    ``operators`` (by position) tell which part of a rank's host time is computation, see :mod:`.operators`.
+    ``operators`` (by position): the part of a rank's host time that is computation, see :mod:`.operators`.
     """
     ranks = tuple(log.rank for log in logs)
     matched, unmatched = match_syncs(logs)
@@ -51,10 +51,13 @@ def graph_of_logs(logs: Sequence[RankLog], operators: Mapping[int, OperatorShare
         reasons = {**reasons, **unmeasured}
         groups = [builder.group(syncs, of_kind) for syncs, of_kind in cycles.items()]
     else:
-        groups = builder.alone(logs, measured)
+        groups = builder.unmatched_cycles(logs, measured)
     batch_times = [batch_time_ns(log) for log in logs]
     batches = [batches_per_step(log) for log in logs]
-    groups = [group.with_latent(LateCause.DATA, latent_data(group, batch_times, batches)) for group in groups]
+    groups = [
+        group.with_standalone(LateCause.DATA, standalone_data_ns(group, batch_times, batches))
+        for group in groups
+    ]
     steps = [_rank_steps(log, origin_ns) for log in logs]
     full = {step.number for log in logs for step in log.steps if step.in_full}
 
@@ -66,30 +69,30 @@ def graph_of_logs(logs: Sequence[RankLog], operators: Mapping[int, OperatorShare
         ranks,
         groups,
         steps,
-        set_aside(steps, groups, reason),
+        excluded_steps(steps, groups, reason),
         matched=len(matched),
         unmatched=unmatched,
     )
 
 
 class _Cycle(msgspec.Struct, frozen=True):
-    """From the end of one synchronisation of all ranks to the end of the one that cuts the next step."""
+    """From the end of one synchronisation of all ranks to the end of the one that ends the next step's cycle."""
 
     step: int
     before: MatchedSync
-    """At whose end it begins."""
+    """The synchronisation at whose end it begins."""
     syncs: Sequence[MatchedSync]
 
 
 _ARRIVAL, _END = attrgetter("arrival_ns"), attrgetter("end_ns")
 _Cycles = dict[tuple[Sync, ...], list[_Cycle]]
-"""Those that are alike in their synchronisations."""
+"""Cycles by their sequence of synchronisations."""
 
 
 def _cycles(
     matched: Iterable[MatchedSync], measured: set[int], ranks: Sequence[int]
 ) -> tuple[_Cycles, dict[int, str]]:
-    """The cycles of the measured steps; and of those that have none, why."""
+    """The cycles of the measured steps, and for measured steps without one the reason."""
     cycles: _Cycles = defaultdict(list)
     reasons: dict[int, str] = {}
     for step, cycle in _of_steps(matched, len(ranks)):
@@ -141,14 +144,14 @@ def _sync(matched: MatchedSync, ranks: Sequence[int]) -> Sync:
         members=tuple(sorted(matched.points)),
         micro=first.micro,
         group=first.group,
-        # A root that was not seen to take part holds nobody up, as far as anybody knows.
+        # As far as is known, no rank waits for a root that was not recorded as a member.
         root=root if root in matched.points else None,
         update=first.update,
     )
 
 
 class _Builder(msgspec.Struct, frozen=True):
-    """Makes groups of cycles: when each rank arrived and went on, and what it did in between."""
+    """Builds groups of cycles: when each rank arrived and continued, and what it did in between."""
 
     origin_ns: int
     """Epoch ns from which all times of the graph count."""
@@ -156,7 +159,7 @@ class _Builder(msgspec.Struct, frozen=True):
     operators: Mapping[int, OperatorShares]
 
     def group(self, syncs: tuple[Sync, ...], cycles: Sequence[_Cycle]) -> CycleGroup:
-        """Cycles that are alike in their synchronisations."""
+        """The group of cycles with the same synchronisations."""
         world = len(self.activities)
         arrival = np.full((len(cycles), len(syncs), world), np.nan)
         end = np.full((len(cycles), len(syncs), world), np.nan)
@@ -171,12 +174,12 @@ class _Builder(msgspec.Struct, frozen=True):
         return self._group(syncs, [cycle.step for cycle in cycles], begin, arrival, end, message)
 
     def _since(self, syncs: Sequence[MatchedSync], time: Callable[[SyncPoint], int]) -> Array:
-        """[N, members] ns after the origin: a ``time`` of the parts of synchronisations that have the same members."""
+        """[N, members] ns after the origin: ``time`` of each member's part in synchronisations with the same members."""
         times = [[time(point) for point in sync.points.values()] for sync in syncs]
         return (np.array(times, np.int64) - self.origin_ns).astype(float)
 
-    def alone(self, logs: Sequence[RankLog], measured: set[int]) -> list[CycleGroup]:
-        """Cycles of ranks that never meet: cut at the ends of the optimizer's steps."""
+    def unmatched_cycles(self, logs: Sequence[RankLog], measured: set[int]) -> list[CycleGroup]:
+        """Cycles of ranks that never synchronize: cut at the ends of the optimizer's steps."""
         ranks = [{step.number: step for step in log.steps} for log in logs]
         numbers = [n for n in sorted(measured) if all(n in steps for steps in ranks)]
         if not numbers:
@@ -197,12 +200,12 @@ class _Builder(msgspec.Struct, frozen=True):
         end: Array,
         message: Array,
     ) -> CycleGroup:
-        """The cycles of these times, with what each rank did in each segment."""
+        """The group of cycles with these times, and the components of each segment."""
         segments = Segments(begin, arrival, end)
         work = work_in(segments, [(own.sets, Component.HOST) for own in self.activities])
         recorded = work.sum(axis=1)
         for r, shares in self.operators.items():
-            unmarked = (self.activities[r].unmarked(component) for component in IN_GAPS)
+            unmarked = (self.activities[r].unmarked(component) for component in BETWEEN_PHASES)
             left, right = segments.left[:, :, r], segments.right[:, :, r]
             _count_operators(
                 work[:, :, r], [np.nan_to_num(covered(gap, left, right)) for gap in unmarked], shares
@@ -211,10 +214,10 @@ class _Builder(msgspec.Struct, frozen=True):
 
 
 def _count_operators(work: Array, gaps: Sequence[Array], shares: OperatorShares) -> None:
-    """Count, in the ``work`` [N, K, C] of a rank, the operators' share of its usual host time as computation: what a cycle
-    has beyond that, the quiet window did not show. ``gaps``, [N, K] ns each, of it lie between phases that were marked."""
-    for gap, component in zip(gaps, IN_GAPS, strict=True):
-        share = shares.in_gaps[component]
+    """Count, in the ``work`` [N, K, C] of a rank, the operators' share of its usual host time as computation; the window does not show
+    what a cycle has beyond the usual. ``gaps``, [N, K] ns each: the host time between marked phases."""
+    for gap, component in zip(gaps, BETWEEN_PHASES, strict=True):
+        share = shares.phase_gaps[component]
         usual = np.minimum(gap, np.median(gap, axis=0)) if shares.seen else gap
         work[..., INDEX[component]] += usual * share
         work[..., INDEX[Component.HOST]] -= usual * share
@@ -240,7 +243,7 @@ def _rank_steps(log: RankLog, origin_ns: int) -> RankSteps:
 
 
 def _samples(step: Step) -> float:
-    """Of all batches of the step; NaN where none tells its size."""
+    """Samples of all batches of the step; NaN where no size is known."""
     sizes = [event.count for event in step.events if event.gives_batch and event.count >= 0]
     return float(sum(sizes)) if sizes else float("nan")
 

@@ -1,15 +1,14 @@
 """Profiler windows of all ranks → the dependency graph of the window.
 
-On a device the chain of communication kernels is followed: a rank's segment runs from the end of its previous
-collective to the start of its own part in the next. What its device (or, for a job on CPUs, its training
-thread) did in that time is the work of the segment. A bucket that is reduced while the backward pass goes on
-therefore costs only the time for which the communication stream stood still.
+On a device the chain of communication kernels is followed: a rank's segment runs from the end of its previous collective to the start
+of its own part in the next. What its device (or, for a job on CPUs, its training thread) did in that time is the work of the segment. A
+bucket that is reduced during the backward pass therefore costs only the time for which the communication stream was idle.
 
-Steps of windows in which nothing marks them: an optimizer that works on whole lists of tensors is known by its kernels.
+Windows without step marks: an optimizer that works on whole lists of tensors is recognised by its kernels.
 
-What those kernels do between two reductions of gradients belongs to one update of the parameters, with the clipping before it and
-the zeroing behind it; a step lasts from the end of one update to the end of the next. The ranks number their updates alike, by
-the matched collective behind which each comes, wherever their windows begin.
+What those kernels do between two reductions of gradients is one update of the parameters, with the clipping before it and the zeroing
+after it; a step lasts from the end of one update to the end of the next. Updates have the same number on all ranks, by the matched
+collective after which each comes, independently of where the windows begin.
 """
 
 from __future__ import annotations
@@ -28,26 +27,27 @@ from ddpdoctor.measure.window import Window, launches
 from ddpdoctor.trace import classify
 
 from .cutting import Cut, MatchedCollectives, cut_into_cycles, matched_collectives
-from .dependencies import lane_of
-from .graph import CycleGroup, Graph, RankSteps, Sync, recorded_steps, set_aside
+from .dependencies import compute_timeline
+from .graph import CycleGroup, Graph, RankSteps, Sync, excluded_steps, recorded_steps
 from .segments import Segments, cycle_group, idle_after, rest_of, work_in
-from .standalone_times import issue_time_ns, latent_in_windows, with_issue_times
+from .standalone_times import issue_time_ns, standalone_data_of_windows, with_issue_times
 
 Marks = Sequence[tuple[int, int, int]]
 
 
 class _Tuning(msgspec.Struct, frozen=True):
     shortest: float = 0.3
-    """Part of the usual distance between updates: what comes sooner is part of the same, as a norm that is reduced before it."""
+    """Share of the usual distance between updates: what comes sooner is part of the same update, such as a norm that is reduced before
+    it."""
     whole: float = 0.9
-    """Part of the usual step that a window shows before its first update, where that step is whole."""
+    """Share of the usual step that a window must show before its first update for that step to count as whole."""
 
 
 _TUNING = _Tuning()
 
 
 def with_steps_of_updates(windows: Sequence[Window], rows: Ints) -> Sequence[Window]:
-    """The windows with such steps where no rank's trace marks any; ``rows`` [M, R] are the matched collectives."""
+    """The windows with steps by updates, where no rank's trace marks steps; ``rows`` [M, R] are the matched collectives."""
     if any(window.steps or not window.on_device for window in windows):
         return windows
     found = [_updates(window, rows[:, r]) for r, window in enumerate(windows)]
@@ -61,8 +61,8 @@ def with_steps_of_updates(windows: Sequence[Window], rows: Ints) -> Sequence[Win
 
 
 def _updates(window: Window, matched: Ints) -> tuple[Ints, Ints]:
-    """([U] the matched collective behind which each update comes, [U] when its last kernel was over; where launches were
-    recorded, when that was launched)."""
+    """([U] the matched collective after which each update comes, [U] when its last kernel ended; where launches were recorded, when
+    that was launched)."""
     trace = window.trace
     kernels = np.flatnonzero(trace.category_mask("kernel") & trace.name_mask(classify.is_optimizer_kernel))
     reductions = np.array([kind == SyncKind.GRADIENTS for kind in window.collectives.kind], bool)
@@ -71,7 +71,7 @@ def _updates(window: Window, matched: Ints) -> tuple[Ints, Ints]:
     if not len(kernels) or not len(known):
         return np.empty(0, np.int64), np.empty(0, np.int64)
     kernels = kernels[np.argsort(trace.start_ns[kernels], kind="stable")]
-    # By their starts: which of a collective's end and what waits for it is read first is a matter of microseconds.
+    # By their starts: the order of a collective's end and the kernel that waits for it is uncertain by microseconds.
     begins = window.collectives.start[matched[known]]
     order = np.argsort(begins, kind="stable")
     start = trace.start_ns[kernels] + window.shifted_ns
@@ -83,7 +83,7 @@ def _updates(window: Window, matched: Ints) -> tuple[Ints, Ints]:
 
 
 def _apart(behind: Ints, over: Ints) -> tuple[Ints, Ints]:
-    """The updates without those that the next one follows too soon to be a step of its own."""
+    """The updates without those that are too close to the next one to be a step."""
     if len(over) < 2:
         return behind, over
     distance = np.diff(over)
@@ -93,7 +93,7 @@ def _apart(behind: Ints, over: Ints) -> tuple[Ints, Ints]:
 
 
 def _agreed(behind: Sequence[Ints]) -> Ints:
-    """Matched collectives behind which at least half of the ranks that tell their updates have one."""
+    """Matched collectives after which at least half of the ranks have an update; empty where a rank has none."""
     telling = sum(len(of_rank) > 0 for of_rank in behind)
     if telling < len(behind):
         return np.empty(0, np.int64)
@@ -125,8 +125,8 @@ _IDLE = [INDEX[component] for component in HOST_IDLE]
 def graph_of_windows(windows: Sequence[Window]) -> tuple[Graph, list[Window]]:
     """Align, match and build; one window per rank, ordered by rank.
 
-    Beside the graph, returns the windows on the common clock, with the two components of work that only all of them together
-    tell: what was not matched, and what was not seen.
+    Also returns the windows on the common clock, with two components that need all windows: unmatched communication and unrecorded
+    time.
     """
     aligned, matched = align_and_match(windows)
     origin = min((window.span[0] for window in aligned), default=0)
@@ -138,9 +138,9 @@ def graph_of_windows(windows: Sequence[Window]) -> tuple[Graph, list[Window]]:
     cut = cut_into_cycles(table) if usable else Cut({})
     seen = own
     if cut.whole_window:
-        # Before its first event nothing is known of a rank.
+        # Nothing is known of a rank before its first event.
         seen = [window.with_set(Component.UNSEEN, union([0], [window.span[0]])) for window in own]
-    groups = _groups(cut, table, seen) or _alone(seen)
+    groups = _groups(cut, table, seen) or _unmatched_cycles(seen)
     steps = [_rank_steps(window) for window in seen]
     numbers = recorded_steps(steps)
 
@@ -152,20 +152,21 @@ def graph_of_windows(windows: Sequence[Window]) -> tuple[Graph, list[Window]]:
         ranks=tuple(window.rank for window in seen),
         groups=groups,
         steps=steps,
-        set_aside=set_aside(steps, groups, reason),
+        set_aside=excluded_steps(steps, groups, reason),
         matched=len(matched.rows) if usable else 0,
         unmatched=matched.unmatched,
         refused=matched.refused,
         clock_error_ns=matched.error_ns,
-        wholeness=matched.wholeness if usable else None,
+        coverage=matched.coverage if usable else None,
     )
     return graph, [window.shifted(origin) for window in seen]
 
 
 def _alike(windows: Sequence[Window]) -> Sequence[Window]:
-    """The windows, with what the optimizer computes among the rest where not all of them tell it apart, by who launched it."""
-    told = [bool(window.collectives.launch_seen.any()) for window in windows if len(window.collectives)]
-    if all(told) or not any(told):
+    """The windows; the optimizer's work is counted as other computation in all of them where some lack launches, and so cannot separate
+    it."""
+    recorded = [bool(window.collectives.launch_known.any()) for window in windows if len(window.collectives)]
+    if all(recorded) or not any(recorded):
         return windows
     return [_without_optimizer(window) for window in windows]
 
@@ -176,8 +177,8 @@ def _without_optimizer(window: Window) -> Window:
 
 
 def _with_unmatched(window: Window) -> Window:
-    """The window with its exposed communication as a component, for where that is not matched: what is left between
-    collectives, or all of it."""
+    """The window with its exposed communication as a component, for where that is not matched: the parts between collectives, or all of
+    it."""
     if not len(window.collectives):
         return window
     exposed = subtract(union(window.collectives.start, window.collectives.end), window.compute)
@@ -185,18 +186,20 @@ def _with_unmatched(window: Window) -> Window:
 
 
 def _groups(cut: Cut, table: MatchedCollectives, windows: Sequence[Window]) -> list[CycleGroup]:
-    """The cycles between matched collectives, with the work that hides in waits for other ranks."""
-    lanes = [lane_of(window) for window in windows] if cut.cycles else []
-    groups = [cycle_group(syncs, cycles, table, windows, lanes) for syncs, cycles in cut.cycles.items()]
-    groups = [group.with_latent(LateCause.DATA, latent_in_windows(group, windows)) for group in groups]
+    """The cycles between matched collectives, with the work hidden in waits for other ranks."""
+    timelines = [compute_timeline(window) for window in windows] if cut.cycles else []
+    groups = [cycle_group(syncs, cycles, table, windows, timelines) for syncs, cycles in cut.cycles.items()]
+    groups = [
+        group.with_standalone(LateCause.DATA, standalone_data_of_windows(group, windows)) for group in groups
+    ]
     if not groups or not all(window.on_device for window in windows):
         return groups
     times_ns = np.array([issue_time_ns(window) for window in windows])
     return [with_issue_times(group, times_ns) for group in groups]
 
 
-def _alone(windows: Sequence[Window]) -> list[CycleGroup]:
-    """Without matched collectives: each rank by itself, from step mark to step mark."""
+def _unmatched_cycles(windows: Sequence[Window]) -> list[CycleGroup]:
+    """Cycles without matched collectives: each rank separately, from step mark to step mark."""
     bounds = [_bounds(window) for window in windows]
     fewest = min((len(of_rank) for of_rank in bounds), default=0)
     if not fewest:
@@ -224,7 +227,7 @@ def _alone(windows: Sequence[Window]) -> list[CycleGroup]:
 def _as_usual_at_first(idle: Array, most: Array) -> Array:
     """``idle`` [N, K, R] with the first cycle's no less than usual, up to ``most`` [K, R].
 
-    How long the hosts waited just before the window is not known: they are taken to have waited as in its steps.
+    How long the hosts waited just before the window is unknown: they are assumed to have waited as in its steps.
     """
     usual = np.median(idle[1:], axis=0) if len(idle) > 1 else idle[0]
     first = np.maximum(idle[0], np.minimum(usual, most))

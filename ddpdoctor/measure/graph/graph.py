@@ -1,22 +1,20 @@
-"""The dependency graph of a run: cycles of work and synchronisation, in a form that can be measured,
-attributed and replayed.
+"""The dependency graph of a run: cycles of work and synchronisation, in a form that can be measured, attributed and replayed.
 
-A *cycle* is a step seen from the synchronisation points: from the end of the last one in step *i - 1* to the
-end of the last one in step *i*. All ranks stand together at both ends, so cycles are independent of each
-other, and their mean length is the mean step time. Inside, each rank works in *segments*, from its own end of
-one synchronisation to its own arrival at the next:
+A *cycle* is a step seen from the synchronisation points: from the end of the last one in step *i - 1* to the end of the last one in
+step *i*. All ranks are together at both ends, so cycles are independent of each other, and their mean length is the mean step time.
+Inside, each rank works in *segments*, from its own end of one synchronisation to its own arrival at the next:
 
     begin -> work -> arrival | wait | transfer | own end -> work -> arrival ...
 
-Cycles with the same sequence of synchronisations are kept in one :class:`CycleGroup` of dense arrays with
-axes N (cycles), K (synchronisations), R (ranks) and C (components of work). Times are float64 ns on the run's
-common clock; NaN where a rank takes no part.
+Cycles with the same sequence of synchronisations are kept in one :class:`CycleGroup` of dense arrays with axes N (cycles), K
+(synchronisations), R (ranks) and C (components of work). Times are float64 ns on the run's common clock; NaN where a rank takes no
+part.
 
-Segments of different ranks are alike, though they end at synchronisations of different ranks, where they are the same part of a
-step. Where hosts reduce among their own ranks first, each rank is in one of several groups that do the same at the same place. What
-ranks have in common, or do longer than others, is told by comparing like with like: the first segment before a reduction within
-a host with the first of each other host. Segments are alike that end at as many ranks' synchronisation of one kind, of the same
-backward pass, and are as many of those into the rank's own cycle.
+Ranks are compared by corresponding segments. Segments that end at synchronisations of different ranks can be the same part of a step:
+where hosts reduce among their own ranks first, each rank is in one of several groups that do the same at the same place. The first
+segment before a reduction within a host then corresponds to the first one of each other host. Segments correspond if they end at a
+synchronisation of the same kind, of as many ranks and of the same backward pass, and have the same place among those in the rank's own
+cycle.
 
 Every step that was recorded is measured, or has a reason why not.
 """
@@ -33,16 +31,16 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from ddpdoctor.measure.align import Wholeness
+from ddpdoctor.measure.align import MatchCoverage
 from ddpdoctor.measure.numerics import Array, Ints, nan_median
 from ddpdoctor.measure.steplog import RankLog
-from ddpdoctor.measure.taxonomy import INDEX, LATENT, Component, LateCause
+from ddpdoctor.measure.taxonomy import INDEX, STANDALONE, Component, LateCause
 
-READY_BATCH = 0.02
-"""Part of a step within which a batch that stands ready is taken: its tensors come through shared memory and a queue in
-tenths of a millisecond. No wait for data, but part of what a host does to issue the step."""
+READY_BATCH_SHARE = 0.02
+"""Share of a step up to which taking a batch means that it was ready: its tensors come through shared memory and a queue in tenths of a
+millisecond. This is not a wait for data, but part of the host's time to launch the step."""
 _TRACE = 1e-3
-"""ns, and part of the most idle time: what is left where no rank shows the other idle, so that nothing is divided by zero."""
+"""ns, and share of the largest idle time: a remainder that avoids division by zero where no rank shows the other idle."""
 
 
 class Sync(msgspec.Struct, frozen=True):
@@ -57,11 +55,11 @@ class Sync(msgspec.Struct, frozen=True):
     """Number of the backward pass within the step, for gradients."""
     group: str = ""
     root: int | None = None
-    """Position of the one rank for which all others wait (broadcast); None where all wait for all."""
+    """Position of the root of a broadcast, for which all others wait; None where all wait for all."""
     size: int = 0
     """Ranks in its process group, recorded or not; 0 where unknown."""
     update: int = 0
-    """How many steps of optimizers there were before it in the step: a GAN's two train one model after the other."""
+    """Number of optimizer steps before it in the step: a GAN has two, which train one model after the other."""
 
 
 class CycleGroup(msgspec.Struct, frozen=True, dict=True):
@@ -82,45 +80,42 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
     message_bytes: Array
     """[N, K] bytes that a rank contributes; NaN where unknown."""
     recorded: Array | None = None
-    """[N, R, C] ns of each component in the cycle by the marks of step logs alone, whatever ``work`` makes of them; None: of a window."""
+    """[N, R, C] ns of each component in the cycle by the marks of the step logs alone, before ``work`` is refined; None for a window."""
     hidden: Array | None = None
-    """[N, K, R, C] ns of each component beside the synchronisation, between own arrival and own end; None where none
-    can run beside one. A rank that waits in a reduction while its backward pass goes on computes no less than the
-    late one: both counts belong together."""
-    ahead: Array | None = None
-    """[N, K, R, C] ns of it since the rank was ready for its last synchronisation. Ranks that wait there do much of the next
-    cycle's work meanwhile, the one that is late does it afterwards: of all it is the next cycle's. None: nothing."""
-    carried: Array | None = None
-    """[N, R, C] ns that the rank had done ahead of the cycle in that way. None: nothing."""
-    beside: Array | None = None
-    """[N, K, R] ns of computation between own arrival and own end: work that stays when the synchronisation
-    goes. None: nothing."""
-    beside_wait: Array | None = None
+    """[N, K, R, C] ns of each component that runs concurrently with the synchronisation, between own arrival and own end; None where
+    none can. A rank that waits in a reduction while its backward pass continues computes as much as the late one, so both counts belong
+    together."""
+    hidden_after_ready: Array | None = None
+    """[N, K, R, C] ns of ``hidden`` after the rank was ready for its last synchronisation. Ranks that wait there do much of the next
+    cycle's work meanwhile, and the late one does it afterwards: on all ranks it belongs to the next cycle. None: nothing."""
+    carried_in: Array | None = None
+    """[N, R, C] ns of the cycle's work that the rank did before the cycle in that way. None: nothing."""
+    concurrent_compute: Array | None = None
+    """[N, K, R] ns of computation between own arrival and own end: work that remains if the synchronisation is removed. None: nothing."""
+    concurrent_compute_in_wait: Array | None = None
     """[N, K, R] ns of it while the rank waits for the last one to arrive. None: nothing."""
     exposed: Array | None = None
-    """[N, K] ns of the transfer that a faster link would save: the least over the members of the time in which that member
-    does not compute. None where nothing runs beside a transfer."""
-    latent: dict[str, Array] = msgspec.field(default_factory=dict)
-    """[N, R] ns, by the kinds of :data:`LATENT`, that each rank would take if it waited for no other rank: more than it did
-    where its loader's workers make batches, or its host issues work, in the time in which it waits for others. Left out: as
-    it did."""
+    """[N, K] ns of the transfer that a faster link would save: the minimum over the members of the time in which that member does not
+    compute. None where nothing overlaps with a transfer."""
+    standalone_ns: dict[str, Array] = msgspec.field(default_factory=dict)
+    """[N, R] ns, by the kinds of :data:`STANDALONE`, that each rank would take if it waited for no other rank. More than measured where
+    its loader's workers prepare batches, or its host issues work, while it waits for others. A missing kind: as measured."""
     issue_time_ns: Array | None = None
-    """[N, R] ns that each rank's host needs to issue the step, in which no rank can be quicker (see :mod:`.standalone_times`); 0
-    where unknown. None: the same."""
+    """[N, R] ns that each rank's host needs to issue the step, a lower bound of the rank's step time (see :mod:`.standalone_times`); 0
+    where unknown. None: 0 for all."""
     ready: Array | None = None
-    """[N, K, R] when each part could have started had the synchronisation before it been over: earlier than the
-    arrival where it was queued. None: at the arrival."""
-    behind: NDArray[np.int64] | None = None
-    """[N, K, R] place of the collective, of whatever group, behind whose part of the same rank each part was queued; -1 where
-    it was not. None: nothing is known of queues."""
+    """[N, K, R] when each part could have started if the previous synchronisation had been over: earlier than the arrival where it was
+    queued. None: at the arrival."""
+    queued_after: NDArray[np.int64] | None = None
+    """[N, K, R] place of the collective, of any group, after which each part of the same rank was queued; -1 where it was not queued.
+    None: queues are unknown."""
     idle_after: dict[str, Array] = msgspec.field(default_factory=dict)
-    """[N, K, R] ns of the work that is a device's idle time after its host waited for it, by the kind of what was waited
-    for (see ``window.idle``). {}: none, or unknown."""
+    """[N, K, R] ns of the work that is a device's idle time after its host waited for it, by the kind of synchronisation (see
+    ``window.idle``). {}: none, or unknown."""
     on_device: bool = False
-    """Collectives run on a device beside the computation, which only some of them hold up (see ``replay.lanes``)."""
-    dependent: Array | None = None
-    """[K, R] from 0 to 1: how sure the timeline is that the rank's computation waits for the collective (see
-    :mod:`.dependencies`)."""
+    """Collectives run on a device concurrently with the computation, which waits for only some of them (see ``replay.overlapped``)."""
+    dependency_probability: Array | None = None
+    """[K, R] probability that the rank's computation waits for the collective (see :mod:`.dependencies`)."""
 
     @cached_property
     def last_arrival(self) -> Array:
@@ -130,10 +125,9 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def common_end(self) -> Array:
-        """[N, K] when the synchronisation is over: the median of the members' own ends, not before the last
-        arrival.
+        """[N, K] when the synchronisation is over: the median of the members' own ends, at the earliest the last arrival.
 
-        A member cannot finish before the last one has arrived; ends differ by how soon each is woken.
+        A member cannot finish before the last one has arrived; ends differ by how soon each thread wakes up.
         """
         return np.maximum(nan_median(self.end, axis=2), self.last_arrival)
 
@@ -143,17 +137,17 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
         return self.common_end - self.last_arrival
 
     @cached_property
-    def lag(self) -> Array:
-        """[N, K, R] own end minus common end; negative where a rank goes on before the others."""
+    def exit_skew(self) -> Array:
+        """[N, K, R] own end minus common end; negative where a rank continues before the others."""
         return self.end - self.common_end[:, :, None]
 
     @cached_property
     def released(self) -> Array:
-        """[N, K, R] when each rank waits for no other any more (see :meth:`together`): between own arrival and own end."""
+        """[N, K, R] when each rank stops waiting for others (see :meth:`released_at`): between own arrival and own end."""
         released = self.arrival.copy()
         for k, sync in enumerate(self.syncs):
             own = list(sync.members)
-            released[:, k, own] = np.clip(self.together(k), self.arrival[:, k, own], self.end[:, k, own])
+            released[:, k, own] = np.clip(self.released_at(k), self.arrival[:, k, own], self.end[:, k, own])
         return released
 
     @cached_property
@@ -163,14 +157,14 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def like(self) -> LikeSegments:
-        """Which segments of different ranks are the same part of a step."""
+        """Corresponding segments of the ranks."""
         return like_segments(self.syncs, self.arrival.shape[2])
 
-    def together(self, k: int, arrival: Array | None = None) -> Array:
-        """[N, members] from when each member waits for nobody any more, for the measured or other arrivals [N, members].
+    def released_at(self, k: int, arrival: Array | None = None) -> Array:
+        """[N, members] time at which each member may leave, for the measured or other arrivals [N, members]: the last arrival.
 
-        At a broadcast that is the root's arrival, or the last member's for those who were seen to leave only after that:
-        how far a broadcast synchronises depends on its algorithm (trees pass on, small messages are not waited for).
+        At a broadcast it is the root's arrival, or the last member's for members that left only after that: how far a broadcast
+        synchronises depends on its algorithm (trees forward data, small messages are buffered).
         """
         sync = self.syncs[k]
         members = list(sync.members)
@@ -183,75 +177,83 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
         waits_for_all = self.end[:, k, members] >= measured.max(axis=1, keepdims=True)
         return np.where(waits_for_all, last, np.maximum(at, at[:, [root]]))
 
-    def decided(self, waits: bool) -> CycleGroup:
-        """The group with all that is not sure about what computations wait for taken to be so, or not to be so."""
-        if self.dependent is None:
+    def with_dependencies(self, waits: bool) -> CycleGroup:
+        """The group with every uncertain dependency set: computations wait (``waits``) or do not."""
+        if self.dependency_probability is None:
             return self
-        open_question = (self.dependent > 0) & (self.dependent < 1)
-        return replace(self, dependent=np.where(open_question, float(waits), self.dependent))
+        open_question = (self.dependency_probability > 0) & (self.dependency_probability < 1)
+        return replace(
+            self, dependency_probability=np.where(open_question, float(waits), self.dependency_probability)
+        )
 
-    def with_latent(self, kind: str, latent: Array | None) -> CycleGroup:
-        """The group with what is known of one kind of latent work, [N, R] ns."""
-        return self if latent is None else replace(self, latent={**self.latent, kind: latent})
+    def with_standalone(self, kind: str, standalone_ns: Array | None) -> CycleGroup:
+        """The group with the standalone time of one kind, [N, R] ns; unchanged for None."""
+        return (
+            self
+            if standalone_ns is None
+            else replace(self, standalone_ns={**self.standalone_ns, kind: standalone_ns})
+        )
 
     @cached_property
-    def work_alone(self) -> Array:
-        """[N, K, R, C] ns: the work, with the wait for data and for the host that the rank would have by itself."""
+    def work_standalone(self) -> Array:
+        """[N, K, R, C] ns: the work, with the wait for data and for the host that the rank would have without other ranks."""
         work = self.work
-        if LateCause.DATA in self.latent:
-            work = self._with_latent_data(work)
-        if LateCause.HOST in self.latent:
-            work = self._with_latent_host(work)
+        if LateCause.DATA in self.standalone_ns:
+            work = self._with_standalone_data(work)
+        if LateCause.HOST in self.standalone_ns:
+            work = self._with_standalone_host(work)
         return work
 
-    def _with_latent_data(self, work: Array) -> Array:
-        """``work`` with the wait that others hide where data is waited for: by this rank, or else by any."""
+    def _with_standalone_data(self, work: Array) -> Array:
+        """``work`` with the hidden wait for data added where data is waited for: by this rank, or else by any."""
         column = INDEX[Component.DATA]
         data = work[..., column]
         typical = np.broadcast_to(data.sum(axis=2, keepdims=True), data.shape)
         own = np.where(data.sum(axis=1, keepdims=True) > 0, data, typical)
         whole = np.maximum(own.sum(axis=1, keepdims=True), 1.0)
-        missing = np.clip(self.latent[LateCause.DATA] - data.sum(axis=1), 0, None)
+        missing = np.clip(self.standalone_ns[LateCause.DATA] - data.sum(axis=1), 0, None)
         more = work.copy()
         more[..., column] += missing[:, None, :] * own / whole
         return more
 
-    def _with_latent_host(self, work: Array) -> Array:
-        """``work`` with the idle time that others hide where the device of that rank idles which hides least of it."""
-        columns = [INDEX[component] for component in (Component.DATA, *LATENT[LateCause.HOST])]
+    def _with_standalone_host(self, work: Array) -> Array:
+        """``work`` with the hidden idle time added where the device of the rank with the most visible idle time idles."""
+        columns = [INDEX[component] for component in (Component.DATA, *STANDALONE[LateCause.HOST])]
         idle = work[..., columns]
-        taking = idle[..., 0].sum(axis=1, keepdims=True) <= READY_BATCH * self.duration[:, None, None]
+        taking = idle[..., 0].sum(axis=1, keepdims=True) <= READY_BATCH_SHARE * self.duration[:, None, None]
         idle[..., 0] *= taking
         shown = idle.sum(axis=(1, 3)).argmax(axis=1)
         most = idle[np.arange(len(idle)), :, shown][:, :, None]
         takes_part = ~np.isnan(self.arrival)[..., None]
         pattern = np.maximum(most - idle, _TRACE * np.abs(most) + _TRACE) * takes_part
-        missing = np.clip(self.latent[LateCause.HOST] - idle[..., 1:].sum(axis=(1, 3)), 0, None)
+        missing = np.clip(self.standalone_ns[LateCause.HOST] - idle[..., 1:].sum(axis=(1, 3)), 0, None)
         whole = np.maximum(pattern.sum(axis=(1, 3), keepdims=True), _TRACE)
         more = work.copy()
         more[..., columns] += missing[:, None, :, None] * pattern / whole
         return more
 
     @cached_property
-    def work_since(self) -> Array:
-        """[N, K, R, C] ns: :attr:`work_alone`, with what ran beside the synchronisation before."""
-        return self.continued(self.work_alone)
+    def work_with_overlap(self) -> Array:
+        """[N, K, R, C] ns: :attr:`work_standalone`, with what overlapped with the previous synchronisation."""
+        return self.with_overlap(self.work_standalone)
 
-    def continued(self, work: Array) -> Array:
-        """[N, K, R, C] ns: ``work`` with what ran beside the synchronisation before, of which it is the continuation.
+    def with_overlap(self, work: Array) -> Array:
+        """[N, K, R, C] ns: ``work`` with what overlapped with the previous synchronisation.
 
-        What runs beside the cycle's last one belongs to the next cycle, as this one begins with what was carried into it.
+        What overlaps with the cycle's last synchronisation belongs to the next cycle; this cycle begins with ``carried_in``.
         """
         if self.hidden is None:
             return work
         work = work.copy()
-        beside = self.hidden if self.ahead is None else self.hidden - self.ahead
+        hidden_in_cycle = (
+            self.hidden if self.hidden_after_ready is None else self.hidden - self.hidden_after_ready
+        )
         for r in range(work.shape[2]):
             own = [k for k, sync in enumerate(self.syncs) if r in sync.members]
-            if self.carried is not None:
-                work[:, own[0], r] += self.carried[:, r]
+            if self.carried_in is not None:
+                work[:, own[0], r] += self.carried_in[:, r]
             for k, following in pairwise(own):
-                work[:, following, r] += beside[:, k, r]
+                work[:, following, r] += hidden_in_cycle[:, k, r]
         return work
 
     @cached_property
@@ -262,7 +264,7 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
 
 
 class RankSteps(msgspec.Struct, frozen=True):
-    """One rank's steps as recorded, whether measured or set aside."""
+    """One rank's steps as recorded, measured or excluded."""
 
     steps: NDArray[np.int64]
     start: Array
@@ -270,14 +272,14 @@ class RankSteps(msgspec.Struct, frozen=True):
     samples: Array
     """[N] samples that the loaders gave in the step; NaN where unknown."""
     run_delay: Array
-    """[N] ns in which the training thread was ready but had no CPU; NaN where unknown."""
+    """[N] ns in which the training thread was runnable but had no CPU; NaN where unknown."""
     micro_batches: Array
     """[N] backward passes."""
     cpu: Array | None = None
     """[N] ns that the training thread ran on a CPU; NaN where unknown."""
     elements: Array | None = None
-    """[N] elements of the forwards' inputs, or in traces with shapes of all operators': the amount of work
-    where samples are not known or differ in size; NaN where unknown."""
+    """[N] elements of the forwards' inputs, or in traces with shapes those of all operators: the amount of work where samples are
+    unknown or differ in size; NaN where unknown."""
 
 
 class Graph(msgspec.Struct, frozen=True):
@@ -296,7 +298,7 @@ class Graph(msgspec.Struct, frozen=True):
     unmatched: int = 0
     refused: str | None = None
     clock_error_ns: float | None = None
-    wholeness: Wholeness | None = None
+    coverage: MatchCoverage | None = None
     """Of a window: how many collectives were found on all ranks."""
 
     @property
@@ -316,17 +318,17 @@ class Graph(msgspec.Struct, frozen=True):
 
     @property
     def numbers(self) -> Ints:
-        """[cycles] step numbers, likewise."""
+        """[cycles] step number of each cycle, group after group."""
         return np.concatenate([np.empty(0, np.int64), *(group.steps for group in self.groups)])
 
 
 class LikeSegments(msgspec.Struct, frozen=True):
-    """The K segments of R ranks as S parts of a step, each of which a rank has once at most."""
+    """Corresponding segments: the K segments of R ranks as S parts of a step. A rank has each part at most once."""
 
     part: Ints
     """[K, R] part of the step; -1 where the rank takes no part in what ends the segment."""
     segment: Ints
-    """[S, R] the other way round; -1 where the rank has no such part."""
+    """[S, R] segment of each part; -1 where the rank has no such part."""
 
     def by_part(self, values: Array) -> Array:
         """[N, S, R, ...] of ``values`` [N, K, R, ...]; 0 where a rank has no such part."""
@@ -338,7 +340,7 @@ class LikeSegments(msgspec.Struct, frozen=True):
 
 
 def like_segments(syncs: Sequence[Sync], world: int) -> LikeSegments:
-    """Find the like segments of a sequence of synchronisations."""
+    """The corresponding segments of a sequence of synchronisations of ``world`` ranks."""
     if all(len(sync.members) == world for sync in syncs):
         same = np.broadcast_to(np.arange(len(syncs))[:, None], (len(syncs), world))
         return LikeSegments(same, same)
@@ -357,7 +359,7 @@ def like_segments(syncs: Sequence[Sync], world: int) -> LikeSegments:
 
 
 def _placed(values: Array, places: Ints) -> Array:
-    """``values`` [N, X, R, ...] at these places [Y, R]: [N, Y, R, ...]; 0 where a place is -1."""
+    """``values`` [N, X, R, ...] at ``places`` [Y, R]: [N, Y, R, ...]; 0 where a place is -1."""
     taken: Array = values[:, places, np.arange(places.shape[1])]
     taken[:, places < 0] = 0.0
     return taken
@@ -377,16 +379,17 @@ def measured_steps(groups: Iterable[CycleGroup]) -> set[int]:
     return {int(number) for group in groups for number in group.steps}
 
 
-def set_aside(
+def excluded_steps(
     steps: Iterable[RankSteps], groups: Iterable[CycleGroup], reason: Callable[[int], str]
 ) -> dict[str, int]:
-    """How many steps are not measured, by ``reason`` of their numbers."""
+    """Number of steps that are not measured, by ``reason`` of their numbers."""
     left = recorded_steps(steps) - measured_steps(groups)
     return dict(Counter(reason(number) for number in sorted(left)))
 
 
-def all_set_aside(graph: Graph, logs: Sequence[RankLog]) -> dict[str, int]:
-    """The same of ``graph``, with the steps of ``logs`` that it does not know at all, and those that were not read."""
+def all_excluded_steps(graph: Graph, logs: Sequence[RankLog]) -> dict[str, int]:
+    """Number of excluded steps of ``graph`` by reason, with the steps of ``logs`` that it does not contain, and those that were not
+    read."""
     known = recorded_steps(graph.steps) | measured_steps(graph.groups)
     unknown = {step.number for log in logs for step in log.steps} - known
     reason = "outside the profiled window" if graph.source == "trace" else "not timed on every device"

@@ -1,9 +1,8 @@
-"""Operators outside forward, backward and optimizer: is a rank's own time in its loop Python, or computation?
+"""Split host time outside forward, backward and optimizer into Python and operators.
 
-A step log knows the regions that torch marks; what a loop computes besides (a loss, a hand-written layer, a
-model without DDP) looks like host work there. The profiled window shows the operators, and their share of
-that time is taken for the whole run. The same for source lines: one that stack samples in the window meet inside operators
-computes, and is not what a loop's Python does.
+A step log has the regions that torch marks; other computation of the loop (a loss, a hand-written layer, a model without DDP) looks
+like host work there. The profiler window shows the operators, and their share of that time is applied to the whole run. Likewise for
+source lines: a line that stack samples in the window find inside operators computes, and is not Python work.
 """
 
 from __future__ import annotations
@@ -17,20 +16,20 @@ from numpy.typing import NDArray
 
 from ddpdoctor.measure.numerics import Intervals, Ints, complement, covered, intersect, subtract, total, union
 from ddpdoctor.measure.steplog import RankLog, Step
-from ddpdoctor.measure.taxonomy import IN_GAPS, Component
-from ddpdoctor.measure.window import Window, main_lane, rows_of
+from ddpdoctor.measure.taxonomy import BETWEEN_PHASES, Component
+from ddpdoctor.measure.window import Window, event_union, main_lane
 from ddpdoctor.rundir import EventKind
 
 
 class Tuning(msgspec.Struct, frozen=True):
-    """How finely operators are looked for, and how much is needed to tell."""
+    """Resolution and minimum of data."""
 
     least_ns: int = 200_000
-    """Host time in the window: of less, edges of events that are read to the microsecond are too large a part."""
+    """Least host time in the window: of less, edges rounded to the microsecond are too large a part."""
     places: int = 64
-    """Parts of each gap in which operators are looked for."""
+    """Number of parts of each gap in which operators are located."""
     prior: float = 0.5
-    """Samples' worth of what is known of all lines together."""
+    """Weight, in samples, of the share over all lines."""
 
 
 TUNING = Tuning()
@@ -39,23 +38,22 @@ _Signature = tuple[str, ...]
 
 
 class OperatorShares(msgspec.Struct, frozen=True):
-    """Which part (0 to 1) of a rank's host time operators fill."""
+    """Share (0 to 1) of a rank's host time in operators."""
 
     whole: float
-    """Of all of it."""
-    in_gaps: Mapping[Component, float]
-    """Of the gaps between the phases, by the kind of work that operators are there."""
+    """Share of all host time."""
+    phase_gaps: Mapping[Component, float]
+    """Share of the gaps between the phases, by the component of operators there."""
     marked: bool
-    """Whether the log marks the phases, so that a gap is one."""
+    """Whether the log marks the phases, so that gaps are known."""
     seen: bool
-    """Whether a window showed it."""
+    """Whether a window shows it."""
 
 
 def operator_shares(logs: Sequence[RankLog], windows: Sequence[Window]) -> dict[int, OperatorShares]:
-    """By position of the log. Of jobs on CPUs only.
+    """Operator shares by position of the log, for jobs on CPUs.
 
-    Where no window shows operators, what lies between a forward pass and its optimizer is taken for the loss that a step
-    needs there, and all else for unknown.
+    Where no window shows operators, time between a forward pass and its optimizer is assumed to be the loss, and the rest is unknown.
     """
     by_rank = _on_hosts(windows)
     shares = {}
@@ -70,34 +68,34 @@ def operator_shares(logs: Sequence[RankLog], windows: Sequence[Window]) -> dict[
 
 
 def _seen(log: RankLog, window: Window, marked: bool) -> OperatorShares | None:
-    """What the window shows; None where there is too little host time in it."""
+    """The shares that the window shows; None where it has too little host time."""
     host, origin_ns = _host_time(log, window), window.span[0]
     if total(host) <= TUNING.least_ns:
         return None
     starts, ends = _operators(window)
     operators = (starts - origin_ns, ends - origin_ns)
     gaps = log.activities.since(origin_ns)
-    parts = {component: intersect(host, gaps.unmarked(component)) for component in IN_GAPS}
+    parts = {component: intersect(host, gaps.unmarked(component)) for component in BETWEEN_PHASES}
     whole = _filled(host, operators) or 0.0
-    in_gaps = {component: _filled(part, operators) for component, part in parts.items()}
-    told = {component: whole * marked if share is None else share for component, share in in_gaps.items()}
-    return OperatorShares(whole, told, marked, True)
+    phase_gaps = {component: _filled(part, operators) for component, part in parts.items()}
+    known = {component: whole * marked if share is None else share for component, share in phase_gaps.items()}
+    return OperatorShares(whole, known, marked, True)
 
 
 def _filled(host: Intervals, operators: Intervals) -> float | None:
-    """The part of host time that operators fill; None of next to nothing."""
+    """Share of host time in operators; None for too little host time."""
     whole = total(host)
     return total(intersect(host, operators)) / whole if whole > TUNING.least_ns else None
 
 
 def _on_hosts(windows: Sequence[Window]) -> dict[int, Window]:
-    """By rank: those in which the host computes."""
+    """The windows of hosts that compute, by rank."""
     return {window.rank: window for window in windows if not window.on_device}
 
 
 def _host_time(log: RankLog, window: Window) -> Intervals:
-    """Where the log marks neither work nor a synchronisation, within the window and outside of evaluations: what a job
-    computes there outside of DDP says nothing of training steps. In ns since the window's begin."""
+    """Intervals, ns since the window's begin, in which the log marks neither work nor a synchronisation, within the window and outside
+    of evaluations: operators there say nothing about training steps."""
     origin_ns, end_ns = window.span
     marked = list(log.activities.since(origin_ns).sets.values())
     syncs = np.array([(p.arrival_ns - origin_ns, p.end_ns - origin_ns) for p in log.sync_points], float)
@@ -111,11 +109,11 @@ def _host_time(log: RankLog, window: Window) -> Intervals:
 def _operators(window: Window) -> Intervals:
     """Starts and ends, epoch ns, of the operators on the training thread."""
     trace = window.trace
-    return rows_of(trace, trace.category_mask("cpu_op") & (trace.lane == main_lane(trace)))
+    return event_union(trace, trace.category_mask("cpu_op") & (trace.lane == main_lane(trace)))
 
 
 class _Pattern:
-    """Where operators run in the gaps between what the log marks, as the steps inside the window show it."""
+    """Where operators run in the gaps between what the log marks, in the steps inside the window."""
 
     def __init__(self, log: RankLog, window: Window) -> None:
         self.origin_ns, end_ns = window.span
@@ -131,7 +129,7 @@ class _Pattern:
         self._filled = {signature: np.mean(alike, axis=0) for signature, alike in shares.items()}
 
     def _gaps(self, step: Step) -> tuple[_Signature, NDArray[np.float64], NDArray[np.float64]]:
-        """Kinds of what is marked in a step, in order, and the gaps before, between and after, in ns since the origin."""
+        """Kinds of the marked events in a step, in order, and the gaps before, between and after them, ns since the origin."""
         kinds, left, right = [], [step.start_ns], []
         for event in sorted(step.events, key=lambda event: event.start_ns):
             if event.kind == EventKind.MORE:
@@ -148,9 +146,8 @@ class _Pattern:
         return tuple(kinds), starts, np.maximum(ends, starts + 1.0)
 
     def operators_at(self, step: Step, times: Ints) -> NDArray[np.float64] | None:
-        """Probability that an operator runs at each of these times of a step, epoch ns; NaN inside of what is marked. None
-        where no step of the window is like it.
-        """
+        """Probability that an operator runs at each of these times of a step, epoch ns; NaN inside a marked event. None where no step
+        of the window has the same marks."""
         signature, left, right = self._gaps(step)
         filled = self._filled.get(signature)
         if filled is None:
@@ -166,12 +163,11 @@ class _Pattern:
 def python_parts(
     logs: Sequence[RankLog], windows: Sequence[Window], shares: Mapping[int, OperatorShares]
 ) -> list[dict[tuple[str, int], float]]:
-    """By position: file and number of a user line -> part (0 to 1) of its samples that is Python, not an operator.
+    """By position: file and number of a user line -> share (0 to 1) of its samples that is Python, not an operator.
 
-    A sample tells by its place between what the step log marks: whether operators run there in the steps of the window
-    that are marked alike. With the weight of half a sample, the operators' share of all host time (``shares``, see
-    :func:`operator_shares`) counts beside them: a line is mostly one or the other. Lines without such samples have that
-    share; where there was no window, no line is here.
+    A sample counts by whether operators run at its place, between the marks of the step log, in steps of the window with the same
+    marks. With the weight of half a sample, the operators' share of all host time (``shares``, see :func:`operator_shares`) is added: a
+    line is mostly one or the other. Lines without such samples have that share; without a window the result is empty.
     """
     by_rank = _on_hosts(windows)
     return [
@@ -183,7 +179,7 @@ def python_parts(
 
 
 def _python_parts(log: RankLog, window: Window, usual: float) -> dict[tuple[str, int], float]:
-    """Of one rank, whose host time operators fill by the share ``usual``."""
+    """The same for one rank; ``usual`` is the share of its host time in operators."""
     pattern = _Pattern(log, window)
     lines = {number: (place.file, place.line) for number, place in log.sample_where.items()}
     seen: Counter[tuple[str, int] | None] = Counter()

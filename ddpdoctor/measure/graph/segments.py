@@ -1,4 +1,4 @@
-"""What each rank did in the segments of a window's cycles, and beside their collectives."""
+"""The work of each rank in the segments of a window's cycles, and concurrently with their collectives."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ddpdoctor.measure.taxonomy import COMPONENTS, DEVICE_WORK, INDEX, Component
 from ddpdoctor.measure.window import QUEUED_NS, ROUNDING_NS, Window
 
 from .cutting import Cycle, MatchedCollectives
-from .dependencies import Lane, dependence
+from .dependencies import ComputeTimeline, dependency_probability
 from .graph import CycleGroup, Sync
 
 
 class Segments(msgspec.Struct, frozen=True, dict=True):
-    """When the segments of alike cycles begin and end; axes as in :class:`CycleGroup`."""
+    """When the segments of cycles with the same synchronisations begin and end; axes as in :class:`CycleGroup`."""
 
     begin: Array
     """[N, R]"""
@@ -29,11 +29,11 @@ class Segments(msgspec.Struct, frozen=True, dict=True):
     end: Array
     """[N, K, R]"""
     on_device: bool = False
-    """Whether a rank may be in several collectives at once, each on a stream of its own."""
+    """Whether a rank may be in several collectives at once, each on its own stream."""
 
     @cached_property
     def left(self) -> Array:
-        """[N, K, R] own end of the collective before; of a rank outside a collective, its segment goes on."""
+        """[N, K, R] own end of the previous collective; a segment continues across collectives of other ranks."""
         if self.on_device:
             return _over_before(self.begin, self.arrival, self.end)
         left = np.empty(self.arrival.shape)
@@ -45,12 +45,12 @@ class Segments(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def right(self) -> Array:
-        """[N, K, R] own arrival; where the rank was still in another collective then, the segment has no length."""
+        """[N, K, R] own arrival; the segment is empty where the rank was still in another collective."""
         return np.maximum(self.arrival, self.left) if self.on_device else self.arrival
 
 
 def _over_before(begin: Array, arrival: Array, end: Array) -> Array:
-    """[N, K, R] when all collectives were over that the rank entered before this one; no work of its own ends earlier."""
+    """[N, K, R] when all collectives ended that the rank entered before this one; no work of its own ends earlier."""
     order = np.argsort(arrival, axis=1, kind="stable")
     ends = np.nan_to_num(np.take_along_axis(end, order, axis=1), nan=-np.inf)
     over = np.maximum.accumulate(np.concatenate((begin[:, None], ends), axis=1), axis=1)[:, :-1]
@@ -60,7 +60,7 @@ def _over_before(begin: Array, arrival: Array, end: Array) -> Array:
 
 
 def queued_behind(arrival: Array, end: Array, ready: Array) -> NDArray[np.int64]:
-    """[N, K, R] the collective at whose end the rank's part could start, having been ready before; -1: none that is known."""
+    """[N, K, R] the collective at whose end the rank's part, which was ready before, could start; -1: none known."""
     count = arrival.shape[1]
     moments = np.concatenate((end, arrival + ROUNDING_NS), axis=1)
     order = np.argsort(moments, axis=1, kind="stable")
@@ -79,9 +79,9 @@ def cycle_group(
     cycles: Sequence[Cycle],
     matched: MatchedCollectives,
     windows: Sequence[Window],
-    lanes: Sequence[Lane],
+    timelines: Sequence[ComputeTimeline],
 ) -> CycleGroup:
-    """The group of these cycles, all of which have this sequence of synchronisations; ``lanes``: what the windows compute."""
+    """The group of these cycles, which have the same sequence of synchronisations; ``timelines``: what the devices compute."""
     bodies = np.array([cycle.body for cycle in cycles])
     on_device = all(window.on_device for window in windows)
     segments = Segments(_begin(cycles, matched), matched.arrival[bodies], matched.end[bodies], on_device)
@@ -98,21 +98,21 @@ def cycle_group(
         work=work,
         message_bytes=matched.message_bytes[bodies],
         hidden=hidden,
-        ahead=_ahead(windows, segments, ready, hidden),
-        carried=_carried(windows, cycles, matched),
-        beside=_within(computes, arrival, end),
+        hidden_after_ready=_hidden_after_ready(windows, segments, ready, hidden),
+        carried_in=_carried_in(windows, cycles, matched),
+        concurrent_compute=_within(computes, arrival, end),
         exposed=_exposed(computes, arrival, end),
         ready=ready,
-        behind=queued_behind(arrival, end, ready) if on_device else None,
+        queued_after=queued_behind(arrival, end, ready) if on_device else None,
         idle_after=idle_after(windows, segments),
         on_device=on_device,
-        dependent=dependence(lanes, arrival, end),
+        dependency_probability=dependency_probability(timelines, arrival, end),
     )
-    return replace(group, beside_wait=_within(computes, arrival, group.released))
+    return replace(group, concurrent_compute_in_wait=_within(computes, arrival, group.released))
 
 
 def _begin(cycles: Sequence[Cycle], matched: MatchedCollectives) -> Array:
-    """[N, R] where each rank's cycle begins; the windows' clock begins at the first event of any rank."""
+    """[N, R] when each rank's cycle begins; the windows' clock begins at the first event of any rank."""
     ranks = np.arange(len(matched.windows))
     return np.array(
         [np.zeros(len(ranks)) if cycle.after is None else matched.end[cycle.after, ranks] for cycle in cycles]
@@ -128,13 +128,13 @@ def _within(of_rank: Sequence[Intervals], left: Array, right: Array) -> Array:
 
 
 def rest_of(window: Window) -> Component:
-    """What the time is that no set of a window covers: the host's, if it was recorded at all."""
-    return Component.HOST if window.host_seen else Component.IDLE
+    """Component of the time that no set of a window covers: the host's, if it was recorded at all."""
+    return Component.HOST if window.shows_host else Component.IDLE
 
 
 def work_between(sets: Mapping[str, Intervals], left: Array, right: Array, rest: Component) -> Array:
-    """[..., C] ns per component between two times [...], of which what no set covers is the ``rest``. Where a rank was woken after it had
-    arrived at the next point by another's clock, that is negative by a hair."""
+    """[..., C] ns per component between two times [...]; what no set covers is the ``rest``. Slightly negative where, by another rank's
+    clock, a rank was woken after it arrived at the next point."""
     work = np.zeros((*left.shape, len(COMPONENTS)))
     for name, intervals in sets.items():
         work[..., INDEX[name]] = covered(intervals, left, right)
@@ -143,8 +143,8 @@ def work_between(sets: Mapping[str, Intervals], left: Array, right: Array, rest:
 
 
 def work_in(segments: Segments, of_ranks: Sequence[tuple[Mapping[str, Intervals], Component]]) -> Array:
-    """[N, K, R, C] ns of each component in each segment, 0 where a rank has no part in what ends it; ``of_ranks``: what each did, and
-    what the rest of its time is."""
+    """[N, K, R, C] ns of each component in each segment, 0 where a rank takes no part in the synchronisation; ``of_ranks``: the sets of
+    each rank, and the component of the rest of its time."""
     left, right = segments.left, segments.right
     work = np.empty((*right.shape, len(COMPONENTS)))
     for r, (sets, rest) in enumerate(of_ranks):
@@ -153,8 +153,7 @@ def work_in(segments: Segments, of_ranks: Sequence[tuple[Mapping[str, Intervals]
 
 
 def _exposed(computes: Sequence[Intervals], arrival: Array, end: Array) -> Array:
-    """[N, K] ns of each transfer that a faster link would save: the least over the ranks of the time without
-    computation beside it."""
+    """[N, K] ns of each transfer that a faster link would save: the minimum over the ranks of the time without concurrent computation."""
     last, over = np.nanmax(arrival, axis=2), nan_median(end, axis=2)
     least: Array = np.clip(over - last, 0, None)
     for r, compute in enumerate(computes):
@@ -164,8 +163,8 @@ def _exposed(computes: Sequence[Intervals], arrival: Array, end: Array) -> Array
 
 
 def _hidden(windows: Sequence[Window], segments: Segments, work: Array) -> Array:
-    """[N, K, R, C] ns of computation, copies and late launches in the cycle that lie outside the segments, each beside
-    the collective beside which it runs. Where a rank is in several at once, their parts add up to the whole."""
+    """[N, K, R, C] ns of computation, copies and late launches in the cycle outside the segments, by the collective that they overlap
+    with. Where a rank is in several at once, their parts add up to the whole."""
     hidden = np.zeros(work.shape)
     for r, window in enumerate(windows):
         begin, arrival, end = segments.begin[:, r], segments.arrival[:, :, r], segments.end[:, :, r]
@@ -183,8 +182,8 @@ def _hidden(windows: Sequence[Window], segments: Segments, work: Array) -> Array
     return hidden
 
 
-def _ahead(windows: Sequence[Window], segments: Segments, ready: Array, hidden: Array) -> Array:
-    """[N, K, R, C] ns of what is ``hidden`` that comes after the rank was ready for the cycle's last collective that it has."""
+def _hidden_after_ready(windows: Sequence[Window], segments: Segments, ready: Array, hidden: Array) -> Array:
+    """[N, K, R, C] ns of ``hidden`` after the rank was ready for its last collective of the cycle."""
     arrival, end = segments.arrival, segments.end
     since = np.where(np.isnan(arrival), -np.inf, ready).max(axis=1, keepdims=True)
     later = np.clip(since, arrival, end)
@@ -194,12 +193,12 @@ def _ahead(windows: Sequence[Window], segments: Segments, ready: Array, hidden: 
             whole = np.nan_to_num(covered(own, arrival[:, :, r], end[:, :, r]))
             part = np.nan_to_num(covered(own, later[:, :, r], end[:, :, r]))
             share[:, :, r, INDEX[component]] = part / np.maximum(whole, 1.0)
-    ahead: Array = hidden * share
-    return ahead
+    after_ready: Array = hidden * share
+    return after_ready
 
 
-def _carried(windows: Sequence[Window], cycles: Sequence[Cycle], matched: MatchedCollectives) -> Array:
-    """[N, R, C] ns of each rank's work of a device since it was ready for the collective at whose end its cycle begins."""
+def _carried_in(windows: Sequence[Window], cycles: Sequence[Cycle], matched: MatchedCollectives) -> Array:
+    """[N, R, C] ns of each rank's device work after it was ready for the collective at whose end its cycle begins."""
     ranks = np.arange(len(windows))
     carried = np.zeros((len(cycles), len(windows), len(COMPONENTS)))
     begins = [n for n, cycle in enumerate(cycles) if cycle.after is not None]
@@ -212,7 +211,7 @@ def _carried(windows: Sequence[Window], cycles: Sequence[Cycle], matched: Matche
 
 
 def _device_work(window: Window) -> Iterator[tuple[Component, Intervals]]:
-    """What can run beside a collective of a window, by kind."""
+    """Work of a window that can overlap with a collective, by component."""
     for component in DEVICE_WORK:
         if component in window.sets:
             yield component, window.sets[component]
@@ -220,7 +219,7 @@ def _device_work(window: Window) -> Iterator[tuple[Component, Intervals]]:
 
 
 def idle_after(windows: Sequence[Window], segments: Segments) -> dict[str, Array]:
-    """[N, K, R] ns of each segment that are idle after each kind of waiting."""
+    """[N, K, R] ns of each segment that are idle after each kind of host synchronisation."""
     idle: dict[str, Array] = {}
     left, right = segments.left, segments.right
     for r, window in enumerate(windows):

@@ -1,23 +1,22 @@
-"""What each rank would need if it waited for no other: for its batches, by logs and by windows, and for its host to issue a step.
+"""Time that each rank would need without waiting for others: for its batches, from logs and from windows, and for its host to issue a
+step.
 
-How fast loader workers make batches tells, also where the rank does not wait for them: ranks meet in every step, so the rank
-whose workers are slowest by a hair sets the pace: it waits for every batch, while the others' workers, nearly as slow, build up
-a reserve and their ranks never wait. Mending only the rank that waits would gain that hair. What tells is the pace of
-production: batches that were used plus those that came to stand ready, over the time that took, while no worker was idle for
-want of room.
+The batch time of the loader's workers matters even where the rank does not wait for them. Ranks synchronize in every step, so the
+slowest rank sets the step time. That rank waits for every batch, while the other ranks' workers, nearly as slow, build up a reserve and
+their ranks never wait. Fixing only the rank that waits would gain very little. The batch time is measured by production: batches that
+were used plus those that became ready, over the time that took, while no worker was idle because the queue was full.
 
-The time that its host needs to issue a step tells the same, also where its device does not stand idle for it. Where all hosts
-are slower than their devices, only the slowest one's device is seen to wait for launches: the other hosts, quicker by a hair,
-run ahead, their devices' idle time moves into the wait for that rank, and mending it alone would gain that hair. What tells is
-what each host needs to issue a step,
+The same holds for the time in which a host issues a step, even where its device is not idle for it. Where all hosts are slower than
+their devices, only the slowest one's device visibly waits for launches. The other hosts run ahead, and their devices' idle time moves
+into the wait for that rank. What counts is
 
     issue time = length of the step on the host - time in which the host was blocked
 
-which no rank can beat, whoever else is mended. Blocked is a host in a call that waits for the device, in a launch while the
-launch queue is full, and in a collective on the CPU. Waiting for data, collecting garbage and saving have prices of their own
-and do not count either. Time that no event covers is Python between the operators, as far as there usually is; beyond that it is
-unknown, neither work nor waiting, and bounds nothing: hosts that wait for each other unseen have steps of one length, which is
-nobody's pace. What remains is rather too little than too much: a host whose issue time is not known is not held to be a straggler.
+which is a lower bound of the rank's step time, also if other ranks are fixed. A host is blocked in a call that waits for the device, in
+a launch while the launch queue is full, and in a collective on the CPU. Waiting for data, garbage collection and saving have prices of
+their own and do not count either. Time that no event covers is Python between the operators, up to the usual amount. Beyond that it is
+unknown, neither work nor waiting, and bounds nothing: hosts that wait for each other without record have steps of one length. The
+result is rather too small than too large: a host with an unknown issue time is not reported as a straggler.
 """
 
 from __future__ import annotations
@@ -39,24 +38,23 @@ from ddpdoctor.measure.window import (
     RUNTIME_CALLS,
     Window,
     collecting,
+    event_union,
     launch_pairs,
     main_lane,
-    rows_of,
 )
 from ddpdoctor.rundir import EventKind
 from ddpdoctor.trace import RankTrace, classify
 
-from .graph import READY_BATCH, CycleGroup
+from .graph import READY_BATCH_SHARE, CycleGroup
 
 _FEWEST_PAIRS = 8
-"""Pairs of neighbouring batches, and batches made between them, from which a batch time is taken."""
+"""Fewest pairs of neighbouring batches, and batches prepared between them, for a batch time."""
 _DEFAULT_PREFETCH = 2
 """DataLoader's prefetch_factor."""
 
 
 def batch_time_ns(log: RankLog) -> float | None:
-    """Time that the workers of this rank's training loader take per batch, ns; None where there are none, or
-    where a worker was always idle."""
+    """ns that the workers of this rank's training loader take per batch; None where there are none, or where a worker was always idle."""
     loader = usual_loader(log.steps)
     if loader is None or loader not in log.loaders_with_workers:
         return None
@@ -64,7 +62,7 @@ def batch_time_ns(log: RankLog) -> float | None:
     took, made, pairs = 0.0, 0, 0
     for (since_ns, before), (at_ns, ready) in _neighbours(log, loader):
         if 0 <= before < room and 0 <= ready < room:
-            # With a reserve of q batches at each request, this many were made between the two.
+            # From the ready batches at two requests follows how many were prepared between them.
             took += at_ns - since_ns
             made += 1 + ready - before
             pairs += 1
@@ -73,7 +71,7 @@ def batch_time_ns(log: RankLog) -> float | None:
     return took / made
 
 
-def latent_data(
+def standalone_data_ns(
     group: CycleGroup,
     batch_times_ns: Sequence[float | None],
     batches: Sequence[float],
@@ -81,8 +79,8 @@ def latent_data(
 ) -> Array | None:
     """[N, R] ns: the wait for data that each rank would have in each cycle if it waited for no other rank.
 
-    A rank needs, for everything but data, the cycle without its own ``waits`` [N, R] (by default all of the group's); its
-    workers need its batch time for each of its ``batches`` a step. None where no batch time is known.
+    A rank needs, for everything but data, the cycle without its own ``waits`` [N, R] (by default all of the group's); its workers need
+    its batch time for each of its ``batches`` per step. None where no batch time is known.
     """
     if all(each is None for each in batch_times_ns):
         return None
@@ -91,8 +89,8 @@ def latent_data(
     needed = np.array(
         [(each_ns or 0.0) * number for each_ns, number in zip(batch_times_ns, batches, strict=True)]
     )
-    latent: Array = np.maximum(data, needed[None, :] - rest)
-    return latent
+    standalone_ns: Array = np.maximum(data, needed[None, :] - rest)
+    return standalone_ns
 
 
 def batches_per_step(log: RankLog) -> float:
@@ -102,14 +100,14 @@ def batches_per_step(log: RankLog) -> float:
 
 
 def _room(loader: dict[str, Any]) -> int:
-    """Ready batches from which on some worker may have nothing to do: all its own are ready. Where the settings are lost, as of one
-    worker."""
+    """Number of ready batches from which on a worker may be idle: all its own are ready. One worker is assumed where the settings are
+    missing."""
     deep = loader.get("prefetch_factor") or _DEFAULT_PREFETCH
     return int((deep - 1) * (loader.get("num_workers") or 1) + 1)
 
 
 _Request = tuple[int, int]
-"""For a batch: when, epoch ns, and how many stood ready; -1 where that is not known."""
+"""A request for a batch: time, epoch ns, and number of ready batches; -1 where unknown."""
 
 
 def _neighbours(log: RankLog, loader: int) -> Iterator[tuple[_Request, _Request]]:
@@ -131,38 +129,40 @@ def _neighbours(log: RankLog, loader: int) -> Iterator[tuple[_Request, _Request]
 
 
 class LoaderTuning(msgspec.Struct, frozen=True):
-    """From which batches the time that workers need is taken."""
+    """Which batches count for the batch time."""
 
     fewest_batches: int = 4
-    """A window has some ten steps, of which the first are those of the reserve."""
+    """A window has about ten steps, of which the first use the reserve."""
     longest_ready_ns: int = 500_000
-    """Taking a batch that stands ready takes tenths of a millisecond, which may be a larger part of a short step."""
+    """Taking a ready batch takes tenths of a millisecond, which may be a large share of a short step."""
     mostly: float = 0.5
-    """Part of the batches for which the host must wait two times in a row: else most stood ready."""
+    """Share of the batches for which the host must wait twice in a row: else most were ready."""
 
 
 LOADER = LoaderTuning()
 
 
-def latent_in_windows(group: CycleGroup, windows: Sequence[Window]) -> Array | None:
-    """[N, R] :func:`latent_data` of jobs on a device; None where no worker sets the time.
+def standalone_data_of_windows(group: CycleGroup, windows: Sequence[Window]) -> Array | None:
+    """[N, R] :func:`standalone_data_ns` of jobs on a device; None where no loader's workers limit the step.
 
-    Their hosts run ahead of the device: they wait for each batch of a loader that is not quick enough, also where the device
-    does not stand still for it.
+    Hosts run ahead of the device: they wait for each batch of a loader that is too slow, even where the device is not idle for it.
     """
     times = [_batch_time_ns(window) for window in windows]
     if all(time is None for time in times):
         return None
-    waits = np.nansum(group.wait - (0.0 if group.beside_wait is None else group.beside_wait), axis=1)
+    waits = np.nansum(
+        group.wait - (0.0 if group.concurrent_compute_in_wait is None else group.concurrent_compute_in_wait),
+        axis=1,
+    )
     batches = [classify.next_batches(of.trace).sum() / max(len(of.steps), 1) for of in windows]
-    return latent_data(group, times, batches, waits)
+    return standalone_data_ns(group, times, batches, waits)
 
 
 def _batch_time_ns(window: Window) -> float | None:
-    """Time per batch of the workers of this rank, ns. None where there are no workers, or where most batches stood ready.
+    """ns per batch of the workers of this rank. None where there are no workers, or where most batches were ready.
 
-    The host waited for two batches in a row: none stood ready at the first, so the second was made between the ends of the
-    two waits.
+    If the host waited for two batches in a row, none was ready at the first, so the second was prepared between the ends of the two
+    waits.
     """
     trace = window.trace
     rows = np.flatnonzero(classify.next_batches(trace))
@@ -170,7 +170,7 @@ def _batch_time_ns(window: Window) -> float | None:
     if len(rows) < LOADER.fewest_batches or classify.IN_PROCESS in trace.name_of(int(rows[0])):
         return None
     ends = trace.end_ns[rows].astype(float)
-    longest_ns = max(READY_BATCH * float(np.median(np.diff(ends))), LOADER.longest_ready_ns)
+    longest_ns = max(READY_BATCH_SHARE * float(np.median(np.diff(ends))), LOADER.longest_ready_ns)
     waited = ends - trace.start_ns[rows] >= longest_ns
     in_a_row = waited[:-1] & waited[1:]
     if in_a_row.sum() < max(LOADER.fewest_batches - 1, LOADER.mostly * len(rows)):
@@ -179,19 +179,20 @@ def _batch_time_ns(window: Window) -> float | None:
 
 
 class IssueTuning(msgspec.Struct, frozen=True):
-    """When a host is blocked, and what its time is taken from."""
+    """When a host is blocked, and which steps count."""
 
     blocked_ns: int = 100_000
     """A call of the runtime that takes longer waits for something: a launch takes some microseconds."""
     nearly_full: float = 0.8
-    """Of the launch queue, or of the most that it held where it mostly holds nearly so much: then the device sets the time."""
+    """Share of the launch queue's capacity, or of the largest number of launches in it where it is usually near that: then the device
+    limits the host."""
     fewest_queued: int = 32
-    """A queue that never held more was never full, whatever the driver's limit."""
+    """A queue that never had more launches was never full, independently of the driver's limit."""
     fewest_steps: int = 2
-    """One step alone may hold a pause, and nothing tells."""
+    """Fewest steps: a single one may contain a pause."""
     most_between: float = 1.0
-    """Time between a host's events for each that they take: where steps of models ran without pauses, events covered 0.67 to
-    0.94 of the time in which the host was not blocked."""
+    """Largest ratio of time between a host's events to time in them: in steps of models without pauses, events covered 0.67 to 0.94 of
+    the time in which the host was not blocked."""
 
 
 ISSUE = IssueTuning()
@@ -203,7 +204,7 @@ def issue_time_ns(window: Window) -> float:
     pause does not count. NaN where less than two steps are marked, or no launches or nothing else of the host was recorded."""
     trace = window.trace
     calls, events = launch_pairs(trace, trace.category_mask(*DEVICE))
-    known = window.on_device and window.host_seen and len(calls) > 0
+    known = window.on_device and window.shows_host and len(calls) > 0
     if not known or len(window.steps) < ISSUE.fewest_steps:
         return float("nan")
     start, end = np.array([(start, end) for _, start, end in window.steps], np.int64).T - window.shifted_ns
@@ -211,28 +212,28 @@ def issue_time_ns(window: Window) -> float:
     launched, excess = _queued(trace, calls, events, blocked)
     before = np.concatenate(([0.0], np.cumsum(excess)))
     waited = before[np.searchsorted(launched, end)] - before[np.searchsorted(launched, start)]
-    # When an event says what the host did, on any of its threads.
-    seen = rows_of(trace, trace.category_mask("cpu_op", "python_function", *RUNTIME_CALLS))
-    told = covered(subtract(seen, blocked), start, end)
+    # When an event shows what the host did, on any of its threads.
+    seen = event_union(trace, trace.category_mask("cpu_op", "python_function", *RUNTIME_CALLS))
+    shown = covered(subtract(seen, blocked), start, end)
     free = (end - start) - covered(blocked, start, end) - waited
-    needed = np.minimum(free, told * (1.0 + ISSUE.most_between))
+    needed = np.minimum(free, shown * (1.0 + ISSUE.most_between))
     return max(0.0, float(min(needed.mean(), np.median(needed))))
 
 
 def _blocked(trace: RankTrace, step_ns: float) -> Intervals:
-    """When the host does not issue work: it waits, or does what is measured apart."""
+    """When the host does not issue work: it waits, or does work that is measured separately."""
     calls = trace.category_mask(*RUNTIME_CALLS)
     waits = calls & (trace.name_mask(classify.is_sync_call) | (trace.duration_ns > ISSUE.blocked_ns))
     collectives = trace.category_mask("cpu_op") & trace.name_mask(classify.is_gloo)
-    batches = classify.next_batches(trace) & (trace.duration_ns > READY_BATCH * step_ns)
+    batches = classify.next_batches(trace) & (trace.duration_ns > READY_BATCH_SHARE * step_ns)
     main = main_lane(trace)
     saves = trace.category_mask("python_function") & (trace.lane == main) & trace.name_mask(classify.is_save)
-    return union_of(rows_of(trace, waits | collectives | batches | saves), collecting(trace, main))
+    return union_of(event_union(trace, waits | collectives | batches | saves), collecting(trace, main))
 
 
 def _queued(trace: RankTrace, calls: Ints, events: Ints, blocked: Intervals) -> tuple[Ints, Array]:
-    """(starts of the launches in order, ns before the end of each that a full queue may have cost): of the time since the
-    launch before, what goes beyond the usual with room in the queue; all of it where there never was room."""
+    """(starts of the launches in order, ns before the end of each that a full queue may have cost): the time since the previous launch
+    beyond the usual with room in the queue; all of it where there never was room."""
     order = np.argsort(trace.end_ns[calls], kind="stable")
     start, end = trace.start_ns[calls][order], trace.end_ns[calls][order]
     full = _full(_in_queue(trace, end, events))
@@ -242,35 +243,34 @@ def _queued(trace: RankTrace, calls: Ints, events: Ints, blocked: Intervals) -> 
 
 
 def _in_queue(trace: RankTrace, launched: Ints, events: Ints) -> Ints:
-    """How many launches the queue held at each of these times, in order, at which one ended; of the ``events`` that they
-    launched."""
+    """[M] launches in the queue when each launch ended, in order; ``events`` are those that were launched."""
     done = np.sort(trace.end_ns[trace.category_mask(*DEVICE)])
     # Device events without a launch in the trace were in the queue when the window began.
     unknown = len(done) - len(events)
     queued: Ints = unknown + np.arange(len(launched)) - np.searchsorted(done, launched)
     if not unknown:
-        # Or were not recorded at all: until the first launch that is in the trace has run, as many as at that time.
+        # Or were not recorded at all: until the first recorded launch has run, use the number at that time.
         seen = int(np.searchsorted(launched, trace.start_ns[events].min()))
         queued[:seen] = np.maximum(queued[:seen], queued[min(seen, len(queued) - 1)])
     return queued
 
 
 def _full(queued: Ints) -> NDArray[np.bool_]:
-    """When the queue held nearly as much as it can, or as it mostly did."""
+    """[M] whether the queue was nearly full, or at its usual maximum."""
     most = int(queued.max())
     full: NDArray[np.bool_] = queued >= ISSUE.nearly_full * QUEUED_LAUNCHES
     near_most = queued >= ISSUE.nearly_full * most
     return full | near_most if most >= ISSUE.fewest_queued and 2 * near_most.sum() >= len(queued) else full
 
 
-def latent_idle(group: CycleGroup, times_ns: Array) -> Array:
-    """[N, R] ns that each rank's device would wait for its host beyond what it does, if the rank waited for no other.
+def hidden_idle_ns(group: CycleGroup, times_ns: Array) -> Array:
+    """[N, R] ns that each rank's device would wait for its host beyond the measured idle time, if the rank waited for no other.
 
-    By itself a rank needs the cycle without what it merely waits, and with the wait for data that hides there, but no less
-    than its host needs to issue the step. Transfer beside which it would then work, as the slowest rank does, is no wait.
+    Without other ranks, a rank needs the cycle without its waits and with the wait for data that they hide, but at least the time in
+    which its host issues the step. Transfer that would then overlap with work, as on the slowest rank, is no wait.
     """
-    beside = 0.0 if group.beside_wait is None else group.beside_wait
-    waits = np.nansum(group.wait - beside, axis=1)
+    concurrent = 0.0 if group.concurrent_compute_in_wait is None else group.concurrent_compute_in_wait
+    waits = np.nansum(group.wait - concurrent, axis=1)
     spent = group.work.sum(axis=(1, 3))
     if group.hidden is not None:
         waits = np.clip(waits - group.hidden[..., INDEX[Component.LAUNCH]].sum(axis=1), 0, None)
@@ -278,18 +278,18 @@ def latent_idle(group: CycleGroup, times_ns: Array) -> Array:
     idle = group.duration[:, None] - spent
     transfer = (idle - waits).min(axis=1, keepdims=True)
     alone = group.duration[:, None] - np.maximum(idle - transfer, 0.0)
-    if LateCause.DATA in group.latent:
+    if LateCause.DATA in group.standalone_ns:
         data = group.work[..., INDEX[Component.DATA]].sum(axis=1)
-        alone = alone + np.clip(group.latent[LateCause.DATA] - data, 0, None)
+        alone = alone + np.clip(group.standalone_ns[LateCause.DATA] - data, 0, None)
     more: Array = np.clip(np.nan_to_num(times_ns - alone), 0, None)
     return more
 
 
 def with_issue_times(group: CycleGroup, times_ns: Array) -> CycleGroup:
-    """The group with the hosts' issue times [R] ns, and the devices' idle time that hides in waits for other ranks."""
+    """The group with the hosts' issue times [R] ns, and the devices' idle time hidden in waits for other ranks."""
     timed = replace(group, issue_time_ns=np.minimum(np.nan_to_num(times_ns), group.duration[:, None]))
-    more = latent_idle(timed, times_ns)
+    more = hidden_idle_ns(timed, times_ns)
     if not more.any():
         return timed
     idle = group.work[..., _IDLE].sum(axis=(1, 3))
-    return timed.with_latent(LateCause.HOST, idle + more)
+    return timed.with_standalone(LateCause.HOST, idle + more)

@@ -1,15 +1,15 @@
-"""What is measured without asking for causes: times, breakdown, communication, devices, machines, settings.
+"""Measurements that need no causes: times, breakdown, communication, devices, hosts, settings.
 
-In: the graph, the logs and windows behind it, telemetry. Out: groups of facts, and what reports draw. The idea: one function
-of one module builds a group of facts, whole; nothing here is priced and nobody is accused. What is known only from elsewhere,
-such as a favoured bucket size, is an argument.
+In: the graph, the logs and windows behind it, telemetry. Out: groups of facts, and what reports draw. One function builds one whole
+group of facts; nothing here is priced, and no rank is named as a cause. Values from other stages, such as the best bucket size, are
+arguments.
 """
 
 from .breakdown import critical_breakdown, cycle_breakdown, rank_breakdown
-from .buckets import reducer_work, reductions_of
+from .buckets import bucket_facts, reducer_work
 from .charts import (
-    behind,
     lateness,
+    lateness_ns,
     rank_summaries,
     readings,
     series,
@@ -30,6 +30,6 @@ from .communication import (
 )
 from .gpus import device_errors, gpu_facts, memory_of_gpu, rank_gpus
 from .hosts import Cores, host_cores, host_facts
-from .job import asleep_shares, ddp_facts, job_facts, loader_facts, users_line
+from .job import asleep_shares, creation_line, ddp_facts, job_facts, loader_facts
 from .links import slow_link_ranks
-from .steps import outstanding, step_facts, window_cost
+from .steps import longest_steps_note, step_facts, window_cost

@@ -1,5 +1,4 @@
-"""Where the time of a step goes: per rank, and on the critical path. The parts do not overlap and add up to
-the step."""
+"""The time of a step in parts that do not overlap and add up to it: per rank, and on the critical path."""
 
 from __future__ import annotations
 
@@ -18,31 +17,33 @@ _COLUMN: dict[Part, int] = {part: place for place, part in enumerate(PARTS)}
 
 
 class Split(NamedTuple):
-    """How the time that members spend in a synchronisation divides, ns, [N, members] each."""
+    """The time of the members in a synchronisation, ns, [N, members] each."""
 
     wait: Array
-    """Exposed: the rank waits for another and computes nothing beside it."""
+    """Exposed wait: the rank waits for another and computes nothing meanwhile."""
     transfer: Array
     """Exposed transfer."""
     hidden_wait: Array
     """Computation while the rank waits."""
     hidden_transfer: Array
-    """Computation beside the transfer."""
+    """Computation during the transfer."""
 
 
 def splits(group: CycleGroup) -> Iterator[Split]:
-    """Waiting and transfer in each synchronisation. Time in which a rank is in several at once counts in the first."""
+    """Waiting and transfer in each synchronisation. Where a rank is in several at once, the time counts in the first."""
     nothing = np.zeros_like(group.arrival)
-    beside = nothing if group.beside is None else group.beside
-    beside_wait = nothing if group.beside_wait is None else group.beside_wait
+    concurrent_compute = nothing if group.concurrent_compute is None else group.concurrent_compute
+    concurrent_compute_in_wait = (
+        nothing if group.concurrent_compute_in_wait is None else group.concurrent_compute_in_wait
+    )
     over = group.begin.copy()
     for k, sync in enumerate(group.syncs):
         own = list(sync.members)
         arrival, released, end = (of[:, k, own] for of in (group.arrival, group.released, group.end))
         new = 1.0 - np.clip((over[:, own] - arrival) / np.maximum(end - arrival, 1.0), 0.0, 1.0)
         over[:, own] = np.maximum(over[:, own], end)
-        hidden = np.minimum(beside[:, k, own], end - arrival)
-        in_wait = np.minimum(beside_wait[:, k, own], np.minimum(hidden, released - arrival))
+        hidden = np.minimum(concurrent_compute[:, k, own], end - arrival)
+        in_wait = np.minimum(concurrent_compute_in_wait[:, k, own], np.minimum(hidden, released - arrival))
         in_transfer = hidden - in_wait
         yield Split(
             new * (released - arrival - in_wait),
@@ -61,7 +62,7 @@ def rank_breakdown(graph: Graph) -> Array:
 
 
 def cycle_breakdown(group: CycleGroup) -> Array:
-    """[N, R, parts] ns for each cycle of a group. Communication beside which the rank computes counts as computation."""
+    """[N, R, parts] ns for each cycle of a group. Communication that overlaps with the rank's computation counts as computation."""
     cycles, _, world = group.arrival.shape
     result = np.zeros((cycles, world, len(PARTS)))
     for c, component in enumerate(COMPONENTS):
@@ -81,9 +82,9 @@ def cycle_breakdown(group: CycleGroup) -> Array:
 def critical_breakdown(graph: Graph) -> dict[str, float]:
     """Shares of the critical path per part, summing to 1; {} without cycles.
 
-    The path is followed backwards: from a synchronisation's end to its last arrival (transfer), along that
-    rank's work to the end of the synchronisation before, and so on. Nobody waits on it. Transfer beside which that rank
-    computes counts as computation: it costs nothing.
+    The path is followed backwards: from a synchronisation's end to its last arrival (transfer), along that rank's work to the end of
+    the previous synchronisation, and so on. No rank waits on it. Transfer that overlaps with that rank's computation counts as
+    computation: it costs nothing.
     """
     total = np.zeros(len(PARTS))
     for group in graph.groups:
@@ -106,8 +107,10 @@ def _critical(group: CycleGroup) -> Array:
         own_end = group.end[rows, k, rank]
         rank = np.where(here, _waited_for(group, k, rank), rank)
         spent = np.where(here, own_end - group.arrival[rows, k, rank], 0.0)
-        beside = np.zeros(cycles) if group.beside is None else group.beside[rows, k, rank]
-        hidden = np.clip(np.minimum(beside, spent), 0, None)
+        concurrent_compute = (
+            np.zeros(cycles) if group.concurrent_compute is None else group.concurrent_compute[rows, k, rank]
+        )
+        hidden = np.clip(np.minimum(concurrent_compute, spent), 0, None)
         part = Part.BARRIER if sync.kind == SyncKind.BARRIER else Part.COMM_TRANSFER
         total[_COLUMN[Part.COMPUTE]] += hidden.sum()
         total[_COLUMN[part]] += (spent - hidden).sum()
@@ -117,8 +120,8 @@ def _critical(group: CycleGroup) -> Array:
 
 
 def _waited_for(group: CycleGroup, k: int, rank: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[N] the rank whose arrival let ``rank`` ([N], one for each cycle) go on from synchronisation ``k``: the last to arrive,
-    the root of a broadcast, or itself."""
+    """[N] the rank for which ``rank`` ([N], one for each cycle) waited at synchronisation ``k``: the last to arrive, the root of a
+    broadcast, or itself."""
     sync, rows = group.syncs[k], np.arange(len(rank))
     if sync.kind == SyncKind.STEP_END:
         return rank

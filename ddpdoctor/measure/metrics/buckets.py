@@ -1,9 +1,9 @@
-"""DDP's gradient buckets: what the module states, what the step logs timed, what the window shows, beside the backward pass.
+"""Facts about DDP's gradient buckets: settings, times of the step logs, and what the window shows.
 
-A reduction of gradients costs the training thread itself before the last gradient is ready, too. On a CPU the reducer copies
-each gradient into its bucket and hands each full bucket to the backend in the middle of the backward pass, on the thread that
-computes. A step log counts that as computation. It goes when the reduction goes (``no_sync``), and the handing-over when
-buckets become fewer; the profiled window shows how long it takes.
+A reduction of gradients also costs the training thread time before the last gradient is ready. On a CPU the reducer copies each
+gradient into its bucket and hands each full bucket to the backend during the backward pass, on the thread that computes. A step log
+counts that as computation. It disappears without the reduction (``no_sync``), and handing over takes less with fewer buckets; the
+profiler window shows how long it takes.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ddpdoctor.measure.taxonomy import SyncKind
 from ddpdoctor.measure.window import (
     UNKNOWN_STEP,
     Window,
+    event_union,
     launched_inside,
     launches,
     main_lane,
-    rows_of,
     step_of_collectives,
 )
 from ddpdoctor.rundir import EventKind
@@ -36,8 +36,8 @@ from .communication import in_marked_steps, marked_steps, of_kind
 _ENGINE = "autograd::engine::evaluate_function"
 """How the autograd engine's own events begin (torch/csrc/autograd/engine.cpp)."""
 _AMONG = 0.1
-"""Part of the time from the first to the last reduction of a step in which something may be computed, though no backward pass
-goes on: buckets are copied into their gradients."""
+"""Share of the time from the first to the last reduction of a step in which the device may compute after the backward pass: buckets are
+copied into their gradients."""
 
 
 def backward_of(window: Window) -> tuple[float, float] | None:
@@ -80,7 +80,7 @@ def backward_of(window: Window) -> tuple[float, float] | None:
 
 
 def _in_steps(window: Window, at: Ints) -> Iterator[Ints]:
-    """For each marked step, which of the host times lie in it."""
+    """For each marked step, the index of the host times in it."""
     order = np.argsort(at, kind="stable")
     bounds = np.array([(low, high) for _, low, high in window.steps], np.int64)
     for first, behind in np.searchsorted(at[order], bounds):
@@ -88,8 +88,8 @@ def _in_steps(window: Window, at: Ints) -> Iterator[Ints]:
 
 
 def reduces_behind(window: Window) -> bool:
-    """Whether two reductions of gradients or more follow each other in each step, with next to no computation beside or between
-    them: then the backward pass is over when the first begins, whatever else the trace lacks."""
+    """Whether each step has two or more reductions of gradients in a row, with nearly no computation during or between them: then the
+    backward pass is over when the first begins, even if the trace lacks other events."""
     step = np.where(of_kind(window, SyncKind.GRADIENTS), step_of_collectives(window), UNKNOWN_STEP)
     order = np.argsort(step, kind="stable")
     numbers, first, count = np.unique(step[order], return_index=True, return_counts=True)
@@ -109,17 +109,16 @@ _ISSUES = ("c10d::allreduce_", "c10d::allreduce_coalesced_")
 
 
 class ReducerWork(msgspec.Struct, frozen=True):
-    """Means over the reductions that the window shows, on one rank."""
+    """Means over the reductions that the window of one rank shows."""
 
     whole_ns: float
-    """Copying and issuing in one backward pass, up to the arrival of the rank (its last gradient)."""
+    """ns of copying and issuing in one backward pass, up to the arrival of the rank (its last gradient)."""
     issue_ns: float
-    """Issuing one bucket."""
+    """ns of issuing one bucket."""
 
 
 def reducer_work(logs: Sequence[RankLog], windows: Sequence[Window]) -> list[ReducerWork | None]:
-    """By position of the log; None for ranks whose window shows no reduction, and for devices, beside whose work the host
-    does this."""
+    """By position of the log; None for ranks whose window shows no reduction, and for devices, whose hosts do this concurrently."""
     by_rank = {window.rank: window for window in windows if not window.on_device}
     return [_of_rank(log, by_rank[log.rank]) if log.rank in by_rank else None for log in logs]
 
@@ -138,11 +137,11 @@ def _of_rank(log: RankLog, window: Window) -> ReducerWork | None:
         return None
     trace = window.trace
     own = trace.category_mask("cpu_op") & (trace.lane == main_lane(trace))
-    copies = rows_of(trace, own & trace.name_mask(lambda name: name.startswith(_COPIES)))
-    issues = rows_of(trace, own & trace.name_mask(lambda name: name in _ISSUES))
+    copies = event_union(trace, own & trace.name_mask(lambda name: name.startswith(_COPIES)))
+    issues = event_union(trace, own & trace.name_mask(lambda name: name in _ISSUES))
     start, arrival, stop = (np.array(times) for times in zip(*passes, strict=True))
     both = union_of(copies, issues)
-    # What is issued elsewhere is the script's own, such as metrics.
+    # Calls outside a backward pass are the script's own, such as metrics.
     inside = holds((start, stop), issues[0])
     if not inside.any():
         return None
@@ -153,33 +152,32 @@ def _of_rank(log: RankLog, window: Window) -> ReducerWork | None:
 
 
 _UNKNOWN_IF_0 = ("median_bytes", "backward_ms", "syncs_per_step")
-"""Facts of which a log's 0 says that it does not know."""
+"""Facts for which 0 in a log means unknown."""
 
 
-def reductions_of(
+def bucket_facts(
     graph: Graph,
     log_graph: Graph | None,
     window_graph: Graph | None,
     logs: Sequence[RankLog],
     windows: Sequence[Window],
 ) -> BucketFacts:
-    """How the gradients are reduced: what the logs say of the buckets, completed by what the window shows; ``graph`` is the one that
-    speaks for the job."""
-    told = _told(logs, graph, log_graph or graph) if logs else BucketFacts()
+    """How gradients are reduced: from the logs, completed from the windows; ``graph`` is the primary one."""
+    from_logs = _from_logs(logs, graph, log_graph or graph) if logs else BucketFacts()
     if window_graph is None:
-        return told
-    shown = _shown(windows, told.syncs_per_step or _syncs(window_graph))
+        return from_logs
+    shown = _from_windows(windows, from_logs.syncs_per_step or _syncs(window_graph))
     known = {
         name: value
-        for name, value in asdict(told).items()
+        for name, value in asdict(from_logs).items()
         if value or (value is not None and name not in _UNKNOWN_IF_0)
     }
     return replace(shown, **known)
 
 
-def _told(logs: Sequence[RankLog], graph: Graph, log_graph: Graph) -> BucketFacts:
-    """Buckets as DDP states them on the first rank, and when and how often gradients are reduced: in a log once for each backward
-    pass, in a window once for each bucket."""
+def _from_logs(logs: Sequence[RankLog], graph: Graph, log_graph: Graph) -> BucketFacts:
+    """Buckets as DDP states them on the first rank, and how often gradients are reduced: a log counts one reduction per backward pass,
+    a window one per bucket."""
     modules = logs[0].record.info.get("ddp") or []
     sizes = [float(size) for ddp in modules for size in ddp.get("bucket_bytes") or []]
     cap = next((cap for ddp in modules if (cap := ddp.get("bucket_cap_bytes"))), None)
@@ -201,13 +199,13 @@ def _told(logs: Sequence[RankLog], graph: Graph, log_graph: Graph) -> BucketFact
 
 
 def _per_cycle(graph: Graph, kind: SyncKind) -> float | None:
-    """Mean number of synchronisations of one kind."""
+    """Mean number of synchronisations of one kind per cycle."""
     counts = [sum(sync.kind == kind for sync in group.syncs) * len(group.steps) for group in graph.groups]
     return sum(counts) / graph.cycles if graph.cycles else None
 
 
 def _reducing_backwards(logs: Sequence[RankLog]) -> Iterator[Event]:
-    """Backward passes after the warm-up that reduced gradients and were told when each bucket was ready."""
+    """Backward passes after the warm-up that reduced gradients, with the time at which each bucket was ready."""
     for log in logs:
         for step in log.steps[WARM_UP_STEPS:]:
             for event in step.events:
@@ -234,8 +232,8 @@ def _tail_ms(graph: Graph) -> float | None:
     return float(np.mean(np.concatenate(tails_ns))) / 1e6 if tails_ns else None
 
 
-def _shown(windows: Sequence[Window], syncs: float) -> BucketFacts:
-    """What the windows show, with so many reductions of all gradients in a step."""
+def _from_windows(windows: Sequence[Window], syncs: float) -> BucketFacts:
+    """Bucket facts from the windows; ``syncs``: reductions of all gradients per step."""
     steps = marked_steps(windows)
     chosen = [in_marked_steps(window) & of_kind(window, SyncKind.GRADIENTS) for window in windows]
     counts = [float(rows.sum()) / steps for rows in chosen]
@@ -262,7 +260,7 @@ def _shown(windows: Sequence[Window], syncs: float) -> BucketFacts:
 
 
 def _syncs(graph: Graph) -> float:
-    """Backward passes whose gradients were reduced, for each step of an optimizer."""
+    """Backward passes with reduced gradients per step of an optimizer."""
     counts = [
         len({sync.micro for sync in group.syncs if sync.kind == SyncKind.GRADIENTS})
         / max(1, len({sync.update for sync in group.syncs if sync.kind == SyncKind.GRADIENTS}))

@@ -1,6 +1,5 @@
-"""What reports draw: per-rank summaries and series over time from the graph, one typical step over all ranks as bars on the common clock,
-and telemetry over time.
-"""
+"""Data that reports draw: per-rank summaries and series over time from the graph, one typical step over all ranks as bars on the common
+clock, and telemetry over time."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from ddpdoctor.measure.window import Window
 from .breakdown import rank_breakdown
 
 _MOST_IN_SERIES = 400
-"""Of a series: about two pixels of the report's chart for each."""
+"""Points of a series: about two pixels of the report's chart for each."""
 
 
 def rank_summaries(
@@ -56,43 +55,42 @@ def rank_summaries(
     ]
 
 
-def behind(group: CycleGroup) -> Array:
-    """[N, K, R] ns by which each rank arrives later than the median rank, of two than the other one; 0 where it is earlier. What
-    it waited before for some of them only makes it no later itself."""
-    own = group.arrival - _brought_along(group)
+def lateness_ns(group: CycleGroup) -> Array:
+    """[N, K, R] ns by which each rank arrives later than the median rank (of two ranks: than the other one); 0 where it is earlier.
+    Waiting in earlier collectives of some of the members does not count."""
+    own = group.arrival - _inherited_wait(group)
     return np.clip(own - typical_arrival(own), 0, None)
 
 
 def typical_arrival(arrival: Array) -> Array:
-    """[..., 1] when the median rank arrives, of arrivals [..., R] in which NaN takes no part; of two the first, for which the other
-    one makes all of the wait."""
+    """[..., 1] when the median rank arrives, for arrivals [..., R] with NaN for non-members; of two the first, since the other one
+    causes the whole wait."""
     of_two = (~np.isnan(arrival)).sum(axis=-1, keepdims=True) == 2
     middle = nan_median(arrival, axis=-1, keepdims=True)
     return np.where(of_two, np.nan_to_num(arrival, nan=np.inf).min(axis=-1, keepdims=True), middle)
 
 
-def _brought_along(group: CycleGroup) -> Array:
-    """[N, K, R] ns that a rank waited in a collective that not all members had part in, and behind which this one was queued:
-    what is reduced within a host first waits there for the host's last rank."""
+def _inherited_wait(group: CycleGroup) -> Array:
+    """[N, K, R] ns that a rank waited in an earlier collective of only some members, after which this one was queued: what is reduced
+    within a host first waits there for the host's last rank."""
     brought = np.zeros(group.arrival.shape)
-    if group.behind is None:
+    if group.queued_after is None:
         return brought
     wait = group.wait
     for k, sync in enumerate(group.syncs):
-        for j in np.unique(group.behind[:, k]):
+        for j in np.unique(group.queued_after[:, k]):
             if j >= 0 and not set(sync.members) <= set(group.syncs[j].members):
-                queued = group.behind[:, k] == j
+                queued = group.queued_after[:, k] == j
                 brought[:, k] = np.where(queued, wait[:, j] + brought[:, j], brought[:, k])
     return brought
 
 
 def lateness(graph: Graph) -> tuple[Array, Array]:
-    """[R] ns per cycle: lateness as of :func:`behind`, and the waiting that a rank causes to each other
-    rank by being last."""
+    """[R] ns per cycle: lateness by :func:`lateness_ns`, and the wait that a rank causes to each other rank by being last."""
     world = len(graph.ranks)
     late, caused = np.zeros(world), np.zeros(world)
     for group in graph.groups:
-        late += np.nansum(behind(group), axis=(0, 1))
+        late += np.nansum(lateness_ns(group), axis=(0, 1))
         for k, sync in enumerate(group.syncs):
             members = np.array(sync.members)
             if len(members) < 2 or sync.kind == SyncKind.STEP_END:
@@ -111,12 +109,12 @@ def series(graph: Graph) -> Series:
         return Series()
     place = {number: i for i, number in enumerate(numbers)}
     stride = -(-len(numbers) // _MOST_IN_SERIES)
-    # Of each cycle, the largest lateness of each rank.
+    # The largest lateness of each rank in each cycle.
     late = {
         number: row
         for group in graph.groups
         for number, row in zip(
-            group.steps.tolist(), np.nan_to_num(np.nanmax(behind(group), axis=1)), strict=True
+            group.steps.tolist(), np.nan_to_num(np.nanmax(lateness_ns(group), axis=1)), strict=True
         )
         if number in place
     }
@@ -133,7 +131,7 @@ def series(graph: Graph) -> Series:
 
 
 def _thinned(values: Array, stride: int) -> list[float | None]:
-    """Means of so many neighbours each; None where none of them is known."""
+    """Means of ``stride`` neighbours each; None where none of them is known."""
     padded = np.pad(values, (0, -len(values) % stride), constant_values=np.nan).reshape(-1, stride)
     known = (~np.isnan(padded)).sum(axis=1)
     means = np.nan_to_num(padded).sum(axis=1) / np.maximum(known, 1)
@@ -146,15 +144,15 @@ class Tuning(msgspec.Struct, frozen=True):
     """How much of a step is drawn."""
 
     most_ranks: int = 16
-    """Lanes that fit on a screen one above the other."""
+    """Ranks that fit on a screen one above the other."""
     first_ranks: int = 4
-    """Drawn in any case where there are more ranks: the first ones, often of one host."""
+    """First ranks that are drawn in any case, often of one host."""
     last_ranks: int = 2
-    """Drawn in any case; the other places are the stragglers'."""
+    """Last ranks that are drawn in any case; the other places are the stragglers'."""
     most_spans: int = 1200
-    """The longest ones: what a browser draws at once, and keeps the report small."""
+    """Longest spans that are drawn: bounds the size of the report."""
     shortest_share: float = 0.001
-    """Of the step: about one pixel."""
+    """Share of the step below which a span is not drawn: about one pixel."""
 
 
 _TUNING = Tuning()
@@ -169,11 +167,11 @@ class _Cycle(msgspec.Struct, frozen=True):
     origin: float
     """When the first rank begins."""
     end: float
-    """When the last rank is through."""
+    """When the last rank ends."""
 
 
 def timeline(graph: Graph, logs: Sequence[RankLog], windows: Sequence[Window]) -> Timeline | None:
-    """The cycle that is nearest to the median, with the ranks that matter most where there are many."""
+    """The cycle nearest to the median, with the most relevant ranks where there are many."""
     if not graph.groups:
         return None
     cycle = _typical(graph)
@@ -196,8 +194,8 @@ def timeline(graph: Graph, logs: Sequence[RankLog], windows: Sequence[Window]) -
 
 
 def _typical(graph: Graph) -> _Cycle:
-    """Of the largest group, the cycle that is nearest to the median of all: in its length, and in what each rank does in it. One that
-    only takes as long as usual may do so for another reason than usual."""
+    """The cycle of the largest group that is nearest to the median of all, in its length and in the work of each rank: a cycle of usual
+    length alone may have it for an unusual reason."""
     group = max(graph.groups, key=lambda group: len(group.steps))
     work = group.work.sum(axis=1)
     unlike = np.abs(work - np.median(work, axis=0)).sum(axis=2).max(axis=1)
@@ -219,7 +217,7 @@ def _positions(group: CycleGroup) -> list[int]:
 def _sets(
     graph: Graph, position: int, logs: Sequence[RankLog], windows: Sequence[Window]
 ) -> Mapping[str, Intervals]:
-    """What a rank did, by components, on the clock of the graph."""
+    """A rank's work by component, on the clock of the graph."""
     if graph.source == "step-log":
         start = min(log.start_ns for log in logs if log.steps)
         return logs[position].activities.since(start).sets
@@ -228,7 +226,7 @@ def _sets(
 
 
 def _work_spans(rank: int, lane: str, sets: Mapping[str, Intervals], cycle: _Cycle) -> list[Span]:
-    """Bars of a rank's work, the shortest left out."""
+    """Bars of a rank's work, without the shortest ones."""
     shortest = _TUNING.shortest_share * (cycle.end - cycle.origin)
     spans = []
     for name, intervals in sets.items():
@@ -266,7 +264,7 @@ def _span(rank: int, lane: str, kind: str, name: str, cycle: _Cycle, start: floa
 
 
 _MOST_IN_CURVE = 300
-"""Of a curve: more than a chart of the report has room for."""
+"""Points of a curve: a chart of the report has no room for more."""
 _HOST_FIELDS = (("cpu_percent", "%"), ("memory_used_bytes", "bytes"))
 _GPU_FIELDS = (
     ("gpu_utilization_percent", "%"),
@@ -278,7 +276,7 @@ _GPU_FIELDS = (
 _RANK_FIELDS = (("process_memory_bytes", "bytes"), ("children_memory_bytes", "bytes"))
 """Fields of the samples, each with its unit."""
 _MOST_RANKS = 32
-"""Of the job, of which each is drawn: of more, a chart shows nothing, and the report becomes long."""
+"""Ranks of the job up to which each is drawn: with more, the chart is unreadable."""
 
 
 Reading = tuple[str, str, str, NDArray[np.int64], NDArray[np.float64]]
@@ -286,7 +284,7 @@ Reading = tuple[str, str, str, NDArray[np.int64], NDArray[np.float64]]
 
 
 def readings(hosts: Mapping[str, HostTelemetry]) -> Iterator[Reading]:
-    """Everything that is drawn of the hosts, their GPUs and ranks, less what was never read."""
+    """All readings of the hosts, their GPUs and ranks that are drawn, without empty columns."""
     for name in hosts:
         yield from _of_host(name, hosts)
 
@@ -315,7 +313,7 @@ def telemetry_series(hosts: Mapping[str, HostTelemetry], started_ns: int | None)
 
 
 def _curve(reading: Reading, origin_ns: int) -> TelemetrySeries:
-    """Every so manieth reading."""
+    """The reading, thinned to a curve."""
     source, field, unit, times, values = reading
     stride = -(-len(values) // _MOST_IN_CURVE)
     return TelemetrySeries(

@@ -15,13 +15,13 @@ Span = tuple[int, int]
 
 
 def steps_span(logs: Sequence[RankLog]) -> Span | None:
-    """Of the steps after the warm-up of one host's logs; None without any."""
+    """Span of the steps after the warm-up in one host's logs; None without any."""
     spans = [step.recorded_ns for log in logs for step in log.steps[WARM_UP_STEPS:]]
     return (min(begin for begin, _ in spans), max(end for _, end in spans)) if spans else None
 
 
 def during(column: Column, span: Span | None) -> Column:
-    """The readings in this time; all where it is None."""
+    """The readings within ``span``; all where it is None."""
     times, values = column
     if span is None:
         return column
@@ -30,7 +30,7 @@ def during(column: Column, span: Span | None) -> Column:
 
 
 def readings(column: Column) -> Array:
-    """The values that were read."""
+    """The values without missing readings."""
     values: Array = column[1][~np.isnan(column[1])]
     return values
 

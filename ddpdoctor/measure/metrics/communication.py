@@ -1,4 +1,4 @@
-"""Collectives as facts: waiting apart from transfer, what is hidden, how many bytes, which links are slow.
+"""Facts about collectives: waiting and transfer, overlap, bytes, bandwidth, slow links.
 
 Bandwidth is that of the transfer alone, by the formulas of nccl-tests.
 
@@ -31,9 +31,9 @@ from .breakdown import splits
 from .links import slow_link_ranks
 
 _TRANSFERRING = (SyncKind.GRADIENTS, SyncKind.COLLECTIVE, SyncKind.BROADCAST, SyncKind.MODEL)
-"""Synchronisations that move bytes; a barrier has a part of the breakdown of its own."""
+"""Synchronisations that send bytes; barriers are a separate part of the breakdown."""
 _SHARDED = ("allgather", "reducescatter")
-"""Operations with which sharded parameters and gradients travel (FSDP, ZeRO)."""
+"""Operations with which sharded parameters and gradients are sent (FSDP, ZeRO)."""
 
 
 def communication_facts(
@@ -43,17 +43,17 @@ def communication_facts(
     windows: Sequence[Window],
     latency_us: float | None,
 ) -> CommunicationFacts:
-    """Waiting and transfer in ``graph``, which speaks for the job, and what only a window can show.
+    """Waiting and transfer in ``graph``, the primary one, and what only a window shows.
 
-    Single collectives, their bytes and their bandwidth are in the window; where the step logs speak, they say how long the
-    ranks wait and transfer over the whole run. ``latency_us`` is what :func:`message_cost` found.
+    Single collectives, their bytes and their bandwidth come from the window. Where the step logs are primary, wait and transfer over
+    the whole run come from them. ``latency_us`` is the result of :func:`message_cost`.
     """
     shown = graph if window_graph is None else window_graph
     logs_speak = graph is not window_graph and graph.matched > 0
     matched = graph if logs_speak else shown
     wait_ms, exposed_ms, _ = wait_and_transfer_ms(matched)
     total_ms = wait_and_transfer_ms(shown)[2]
-    # A few steps of less transfer than the run exposes on average do not tell how much of it is hidden.
+    # If the window's total transfer is below the run's exposed transfer, it does not show how much is hidden.
     tells = not (logs_speak and total_ms is not None and total_ms < (exposed_ms or 0.0))
     hosts = [rank.host for rank in (logs if window_graph is None else windows)]
     median_bus, best_bus = large_bus_gb_per_s(bandwidth_points(shown, hosts))
@@ -63,7 +63,7 @@ def communication_facts(
         sums = [float(np.nansum(group.message_bytes)) for group in graph.groups]
         bytes_per_step = sum(sums) / max(graph.cycles, 1) or None
     counts = [in_marked_steps(window).sum() for window in windows]
-    # By the window where its collectives were matched: it shows more of them than the step logs.
+    # The window where its collectives were matched: it shows more of them than the step logs.
     compared = shown if shown is window_graph and shown.matched else graph
     compared_hosts = [rank.host for rank in (windows if compared is window_graph else logs)]
     return CommunicationFacts(
@@ -134,7 +134,7 @@ def _bytes_per_step(windows: Sequence[Window]) -> float | None:
 
 
 def _sharded_share(windows: Sequence[Window]) -> float | None:
-    """Of the time in collectives with which gradients, or the parameters that they belong to, travel."""
+    """Share of sharding operations in the time of collectives that send gradients or the parameters they belong to."""
     spent = [
         (float(length), operation in _SHARDED)
         for window in windows
@@ -157,23 +157,23 @@ def marked_steps(windows: Sequence[Window]) -> float:
 
 
 def in_marked_steps(window: Window) -> NDArray[np.bool_]:
-    """[M] the collectives that the host launched in the marked steps; all of them where none is marked."""
+    """[M] whether the host launched each collective in the marked steps; all of them where none is marked."""
     inside: NDArray[np.bool_] = step_of_collectives(window) != UNKNOWN_STEP
     return inside
 
 
 def of_kind(window: Window, kind: str) -> NDArray[np.bool_]:
-    """[M] the collectives of one kind."""
+    """[M] whether each collective is of this kind."""
     return np.array([own == kind for own in window.collectives.kind], bool)
 
 
 def communicating(window: Window) -> Intervals:
-    """When the rank is in any collective."""
+    """Intervals in which the rank is in any collective."""
     return union(window.collectives.start, window.collectives.end)
 
 
 _FEWEST_MESSAGES = 3
-"""A line through two points fits any two; the third is the first that could contradict it."""
+"""Fewest messages for a line: two points never contradict it."""
 
 
 class MessageCost(msgspec.Struct, frozen=True):
@@ -184,7 +184,7 @@ class MessageCost(msgspec.Struct, frozen=True):
 
 
 def message_cost(graph: Graph, hosts: Sequence[str]) -> MessageCost:
-    """Of all reductions in the window by such process groups as reduce the gradients; ``hosts`` by position."""
+    """The cost over all reductions in the window in the kind of process group that reduces the gradients; ``hosts`` by position."""
     reductions = [of for of in transfers(graph, hosts) if of.operation == "allreduce"]
     gradients_ns = [of.ns if of.kind == SyncKind.GRADIENTS else 0.0 for of in reductions]
     reductions = of_longest(reductions, gradients_ns)
@@ -201,9 +201,9 @@ class Tuning(msgspec.Struct, frozen=True):
     """How a line is fitted to messages of several sizes."""
 
     least_class_share: float = 0.05
-    """Of all messages, for a size class to count: the median of fewer is that of the disturbances that they met."""
+    """Share of all messages that a size class needs to count: disturbances move the median of fewer."""
     least_size_ratio: float = 2.0
-    """Largest over smallest size class: between sizes that are nearer, transfers differ by less than they scatter."""
+    """Least ratio of the largest to the smallest size class: transfers of closer sizes differ by less than they scatter."""
 
 
 _TUNING = Tuning()
@@ -212,7 +212,7 @@ _LARGE_BYTES = 1 << 20
 
 
 class Transfer(NamedTuple):
-    """One collective of known size, from when its members wait for none of them to its end."""
+    """One collective of known size, from when all its members are released to its end."""
 
     operation: str
     bytes: float
@@ -221,7 +221,7 @@ class Transfer(NamedTuple):
     ranks: int
     """In its process group."""
     hosts: int
-    """On which those of them are that were recorded."""
+    """Hosts of its recorded ranks."""
 
 
 _Of = TypeVar("_Of", Transfer, BandwidthPoint)
@@ -239,7 +239,7 @@ def bus_factor(operation: str, ranks: int) -> float:
 
 
 def transfers(graph: Graph, hosts: Sequence[str]) -> list[Transfer]:
-    """Every collective whose size is known, and which took any time; ``hosts`` by position."""
+    """Every collective with a known size and a duration above 0; ``hosts`` by position."""
     known = []
     for group in graph.groups:
         from_root = nan_median(group.end - group.released, axis=2)
@@ -249,15 +249,15 @@ def transfers(graph: Graph, hosts: Sequence[str]) -> list[Transfer]:
             spanned = len({hosts[position] for position in sync.members})
             sizes = group.message_bytes[:, k]
             times_ns = (group.transfer if sync.root is None else from_root)[:, k]
-            told = (sizes > 0) & (times_ns > 0)
-            pairs = zip(sizes[told].tolist(), times_ns[told].tolist(), strict=True)
+            usable = (sizes > 0) & (times_ns > 0)
+            pairs = zip(sizes[usable].tolist(), times_ns[usable].tolist(), strict=True)
             known += [Transfer(operation, size, ns, sync.kind, ranks, spanned) for size, ns in pairs]
     return known
 
 
 def bandwidth_points(graph: Graph, hosts: Sequence[str]) -> list[BandwidthPoint]:
-    """Median transfer and bus bandwidth per operation, ranks and hosts of the process group, and power of two of bytes. Groups
-    within a host and between hosts use other links."""
+    """Median transfer and bus bandwidth per operation, ranks and hosts of the process group, and power of two of bytes. Groups within a
+    host and between hosts use different links."""
     classes: dict[tuple[str, int, int, int], list[Transfer]] = defaultdict(list)
     for of in transfers(graph, hosts):
         classes[of.operation, of.ranks, of.hosts, int(np.log2(of.bytes))].append(of)
@@ -265,7 +265,7 @@ def bandwidth_points(graph: Graph, hosts: Sequence[str]) -> list[BandwidthPoint]
 
 
 def _point(alike: list[Transfer]) -> BandwidthPoint:
-    """One size class of one operation."""
+    """The point of one size class of one operation."""
     first = alike[0]
     size = float(np.median([transfer.bytes for transfer in alike]))
     taken_ns = float(np.median([transfer.ns for transfer in alike]))
@@ -281,7 +281,7 @@ def _point(alike: list[Transfer]) -> BandwidthPoint:
 
 
 def of_longest(of_groups: Sequence[_Of], spent: Sequence[float]) -> list[_Of]:
-    """Those of the process groups, by ranks and hosts, in which most time is ``spent``."""
+    """The transfers or points of the kind of process group (ranks, hosts) in which most time is ``spent``."""
     sums: dict[tuple[int, int], float] = defaultdict(float)
     for of, time in zip(of_groups, spent, strict=True):
         sums[of.ranks, of.hosts] += time
@@ -292,10 +292,9 @@ def of_longest(of_groups: Sequence[_Of], spent: Sequence[float]) -> list[_Of]:
 def latency_and_rate(sizes: Array, times_ns: Array) -> tuple[float, float | None]:
     """(ns per message, bytes per ns) of the line time = latency + bytes / rate, fitted robustly.
 
-    Medians per size class (a power of two), weighted so that each counts by its relative error: transfers scatter
-    by a share of their length. Classes of a few messages among many are left out: one that met no disturbance, or a large
-    one, would tilt the line. Where all messages have about one size, the latency is at most the whole time and
-    the rate is None.
+    Medians per size class (a power of two), weighted by their relative error: transfers scatter by a share of their length. Classes
+    with few messages are left out: a disturbed one would tilt the line. Where all messages have about one size, the latency is at most
+    the whole time and the rate is None.
     """
     classes = np.round(np.log2(np.maximum(sizes, 1.0)))
     every = [classes == size_class for size_class in np.unique(classes)]
@@ -314,8 +313,7 @@ def latency_and_rate(sizes: Array, times_ns: Array) -> tuple[float, float | None
 
 
 def large_bus_gb_per_s(points: list[BandwidthPoint]) -> tuple[float | None, float | None]:
-    """(median over classes of at least 1 MiB, best of all classes), of the process groups, by ranks and hosts, that transfer
-    longest: those of others are no measure of their links."""
+    """(median over classes of at least 1 MiB, best of all classes), in the kind of process group (ranks, hosts) that transfers longest."""
     points = of_longest(points, [point.count * point.transfer_ms for point in points])
     large = [point.bus_gb_per_s for point in points if point.bytes >= _LARGE_BYTES]
     best = max((point.bus_gb_per_s for point in points), default=None)

@@ -1,4 +1,4 @@
-"""Devices as facts: from the kernels in the windows, and from what NVML read beside the run (clocks, memory, links, errors)."""
+"""Facts about devices: from the kernels in the windows, and from NVML's readings during the run (clocks, memory, links, errors)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddpdoctor.measure.facts import GpuFacts
 from ddpdoctor.measure.numerics import Ints, covered, total, union_of
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.telemetry import HostTelemetry
-from ddpdoctor.measure.window import Window, launched_inside, rows_of
+from ddpdoctor.measure.window import Window, event_union, launched_inside
 from ddpdoctor.trace import classify
 
 from .columns import Span, during, mean, most, readings, steps_span
@@ -32,13 +32,14 @@ _SLOWDOWNS = frozenset(
 )
 """Clock-event reasons under which a busy GPU runs slower than it could (NVML, nvmlClocksEventReasons)."""
 _THROTTLED_SHARE = 0.2
-"""Of a GPU's samples, from which on it is throttled: short caps of power come and go on healthy GPUs."""
+"""Share of a GPU's samples from which on it is throttled: short power caps are normal on healthy GPUs."""
 _BUS_ID_CHARACTERS = 10
-"""Of a PCI bus id, from its end: ``00:1e.0`` and the last two digits of the domain, of which NVML writes eight, torch four."""
+"""Characters from the end of a PCI bus id that are compared: ``00:1e.0`` and the last two digits of the domain, of which NVML writes
+eight, torch four."""
 
 
 class _Gpu(msgspec.Struct, frozen=True):
-    """What was read of one rank's GPU."""
+    """Readings of one rank's GPU."""
 
     rank: int
     utilization_percent: float | None
@@ -66,7 +67,7 @@ class _Gpu(msgspec.Struct, frozen=True):
 
 
 def _readings_of(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> GpuFacts:
-    """What NVML read of the GPUs on which the ranks ran; all None where it read none of them."""
+    """NVML's readings of the ranks' GPUs; all None where there are none."""
     spans = {name: steps_span([log for log in logs if log.host == name]) for name in hosts}
     placed = rank_gpus(logs, hosts).items()
     gpus = [_read(rank, hosts[host], index, spans[host]) for rank, (host, index) in placed]
@@ -93,7 +94,7 @@ def _readings_of(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) ->
 
 
 def device_errors(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> dict[int, list[str]]:
-    """Rank → what NVML counted on its GPU during the run, parts of sentences; only of those with any."""
+    """Rank → errors that NVML counted on its GPU during the run, parts of sentences; only ranks with any."""
     found = {rank: _problems(hosts[host], index) for rank, (host, index) in rank_gpus(logs, hosts).items()}
     return {rank: problems for rank, problems in found.items() if problems}
 
@@ -139,7 +140,7 @@ def _same_gpu(gpu: dict[str, Any], info: dict[str, Any]) -> bool:
 
 
 def _read(rank: int, host: HostTelemetry, index: int, span: Span | None) -> _Gpu:
-    """Everything of one GPU; means and shares while the steps ran."""
+    """The readings of one GPU; means and shares while the steps ran."""
     used, whole = memory_of_gpu(host, index)
     slowed_share, slowed_by = _slowdowns(*host.gpu_values(index, "throttle_reasons"), span)
     widest = _static(host, index).get("pcie_width_max")
@@ -177,7 +178,7 @@ def _slowdowns(times: Ints, samples: list[Any], span: Span | None) -> tuple[floa
 
 
 def _problems(host: HostTelemetry, index: int) -> list[str]:
-    """Memory errors that were counted during the run, and errors of the driver (Xid), as sentences' parts."""
+    """Memory errors during the run, and errors of the driver (Xid), parts of sentences."""
     problems = []
     ecc = readings(host.gpu_column(index, "ecc_uncorrected_total"))
     if len(ecc) > 1 and ecc[-1] > ecc[0]:
@@ -226,7 +227,7 @@ _TENSOR = (
 
 
 def _numbers_of(window: Window) -> dict[str, float | None]:
-    """The facts of these names by the device of one window that has one. Kernels of collectives are no computation."""
+    """Facts, by name, from the window of one rank with a device. Kernels of collectives are no computation."""
     trace, steps = window.trace, max(len(window.steps), 1)
     span_ns = max(window.span[1] - window.span[0], 1)
     compute = trace.category_mask("kernel") & ~trace.name_mask(classify.is_communication_kernel)
@@ -255,7 +256,7 @@ def _idle_share(window: Window, span_ns: int) -> float:
 
 
 def _matmul_shares(window: Window, compute: NDArray[np.bool_]) -> tuple[float | None, float | None]:
-    """Of the time of computation kernels that multiply matrices, and of their time on tensor cores."""
+    """Share of matrix multiplications in the time of computation kernels, and of tensor cores in their time."""
     trace = window.trace
     matmul = compute & trace.name_mask(lambda name: any(part in name for part in _MATMUL))
     tensor = matmul & trace.name_mask(lambda name: any(part in name.lower() for part in _TENSOR))
@@ -277,13 +278,13 @@ def _copies(window: Window, steps: int) -> tuple[float | None, float | None]:
         return None, None
     pageable = to_device & trace.name_mask(lambda name: "pageable" in name.lower())
     moved = trace.bytes[to_device]
-    return total(rows_of(trace, pageable)) / steps / 1e6, float(moved[moved > 0].sum()) / steps
+    return total(event_union(trace, pageable)) / steps / 1e6, float(moved[moved > 0].sum()) / steps
 
 
 def gpu_facts(
     windows: Sequence[Window], logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]
 ) -> GpuFacts:
-    """What the devices did, median rank, and how their clocks, memory, links and errors were; None without either."""
+    """Work of the devices, median rank, and their clocks, memory, links and errors; None without either."""
     on_device = [window for window in windows if window.on_device]
     ranks = [_numbers_of(window) for window in on_device]
     return replace(
@@ -294,7 +295,7 @@ def gpu_facts(
 
 
 def _median(values: Sequence[float | None]) -> float | None:
-    """Of those that are known."""
+    """Median of the known values; None without any."""
     known = [value for value in values if value is not None]
     return float(np.median(known)) if known else None
 

@@ -1,13 +1,12 @@
-"""The machines while the measured steps ran: processors, memory, and threads that had to wait for a CPU.
+"""Facts about the hosts while the measured steps ran: CPU, memory, and threads that waited for a core.
 
-Cores of the busiest host: what the job uses of them, what stands idle, and what that leaves for work done beside a step. Work
-that is moved, and not removed (a loader's workers, transfers beside the backward pass), still takes its time on a CPU. A job
-that uses J cores in steps of length T does ``J x T`` of work in each. Given all cores that it has or that stand idle, J + I, it
-cannot be quicker than
+Cores of the busiest host: how many the job uses, how many are idle, and what that leaves for concurrent work. Work that is moved, not
+removed (a loader's workers, transfers during the backward pass), still needs CPU time. A job that uses J cores in steps of length T
+does ``J x T`` of work in each. With all cores that it uses or that are idle, J + I, a step takes at least
 
     T x J / (J + I)
 
-And what is to run beside a computation needs a core that the computation leaves free.
+Work that overlaps with computation needs a core that the computation leaves free.
 """
 
 from __future__ import annotations
@@ -27,31 +26,31 @@ from .columns import during, mean, steps_span
 
 
 class Cores(msgspec.Struct, frozen=True):
-    """Of one host, means while the steps ran."""
+    """Cores of one host, means while the steps ran."""
 
     job: float
     """Used by the job's ranks and their workers."""
     idle: float
     ranks: int
     computing: float | None
-    """Threads with which its ranks compute, all together; None where unknown."""
+    """Computing threads of all its ranks; None where unknown."""
     host: str = ""
 
     def least_step(self, step: float) -> float:
-        """What a step of this length takes at least where no work is removed from it."""
+        """Lower bound of a step's length where no work is removed from it."""
         return step * self.job / (self.job + self.idle)
 
     @property
     def hidden_share(self) -> float:
-        """Part (0 to 1) of a transfer by threads of the host for which the computation beside it leaves a core; 1 where the
-        number of threads is unknown."""
+        """Share (0 to 1) of a transfer by host threads that can overlap with computation, by free cores; 1 where the number of threads
+        is unknown."""
         if self.computing is None:
             return 1.0
         return float(np.clip((self.job + self.idle - self.computing) / self.ranks, 0.0, 1.0))
 
 
 def host_cores(hosts: Mapping[str, HostTelemetry], logs: Sequence[RankLog]) -> Cores | None:
-    """The host with the smallest part of its cores to spare; None where telemetry tells of none while the steps ran."""
+    """Cores of the host with the smallest share of idle ones; None where telemetry has none while the steps ran."""
     here: dict[str, list[RankLog]] = {}
     for log in logs:
         here.setdefault(log.host, []).append(log)
@@ -81,8 +80,8 @@ def _of_host(host: HostTelemetry, logs: Sequence[RankLog]) -> Cores | None:
 def host_facts(
     hosts: Mapping[str, HostTelemetry], logs: Sequence[RankLog], graph: Graph, cores_used: Cores | None
 ) -> HostFacts:
-    """Cores of the busiest host, memory of the one that swaps most, I/O of the one that waits most for it, from telemetry; run
-    delay and threads of all ranks, from the step logs."""
+    """Cores of the busiest host, memory of the one that swaps most, I/O of the one that waits most for it, from telemetry; run delay
+    and threads of all ranks, from the step logs."""
     read = {name: _read(host, [log for log in logs if log.host == name]) for name, host in hosts.items()}
     nothing = HostFacts()
     fullest = max(
@@ -103,7 +102,7 @@ def host_facts(
 
 
 def _read(host: HostTelemetry, logs: Sequence[RankLog]) -> HostFacts:
-    """What was read of one host, on which ranks with these logs ran: means while their steps did."""
+    """Readings of one host, means while the steps of its ranks (``logs``) ran."""
     stated, span = host.header.get("host_facts") or {}, steps_span(logs)
 
     def mean_of(field: str) -> float | None:
@@ -126,14 +125,14 @@ def _read(host: HostTelemetry, logs: Sequence[RankLog]) -> HostFacts:
 
 
 def _threads(logs: Sequence[RankLog]) -> list[float]:
-    """With how many threads torch computes on each rank that says it."""
+    """Number of torch's threads on each rank that states it."""
     counts = [(log.record.info.get("threads") or {}).get("torch") for log in logs]
     return [float(count) for count in counts if count]
 
 
 def _run_delay_share(graph: Graph) -> float | None:
-    """Share of the step in which the training thread was ready but had no CPU, on the worst rank, over those of the
-    measured steps in which its counters were read."""
+    """Share of the step in which the training thread was runnable but had no CPU, on the worst rank, over the measured steps with that
+    record."""
     shares = []
     measured = measured_steps(graph.groups)
     for steps in graph.steps:

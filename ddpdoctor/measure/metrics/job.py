@@ -1,6 +1,5 @@
-"""The job as facts: who ran, its loader and how long ranks wait for it, DDP's settings and its search for unused parameters. What the ranks
-state, or where there are no step logs, what the traces say of themselves.
-"""
+"""Facts about the job, its loader, DDP's settings and its search for unused parameters: from the ranks' records, or without step logs
+from the traces."""
 
 from __future__ import annotations
 
@@ -16,14 +15,14 @@ from ddpdoctor.measure.graph import issue_time_ns
 from ddpdoctor.measure.numerics import covered
 from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.steplog import WARM_UP_STEPS, RankLog, first
-from ddpdoctor.measure.window import Window, main_lane, rows_of
+from ddpdoctor.measure.window import Window, event_union, main_lane
 from ddpdoctor.rundir import EventKind
 from ddpdoctor.rundir.packages import is_well_known
 from ddpdoctor.trace import classify
 
 
-def users_line(log: RankLog, number: Any) -> Where | None:
-    """The line to change, by its number in the log's table; None where only a framework's was seen, as in processes that
+def creation_line(log: RankLog, number: Any) -> Where | None:
+    """The line to change, by its number in the log's table; None where only a framework's line was recorded, as in processes that
     Lightning spawns."""
     line = log.where.get(number) if isinstance(number, int) else None
     return None if line is None or is_well_known(line.file) else line
@@ -34,7 +33,7 @@ def ddp_facts(
 ) -> DdpFacts:
     """Settings of the largest DDP module of the first rank that has one. ``latency_us`` and ``searches``: see :func:`_search_ms`.
 
-    Whether unused parameters are looked for is seen in the windows where no setting says it.
+    Whether DDP searches unused parameters comes from the windows where no setting states it.
     """
     log = next((log for log in logs if log.record.info.get("ddp")), None)
     search_ms = _search_ms(windows, latency_us, searches)
@@ -42,12 +41,12 @@ def ddp_facts(
         return DdpFacts(find_unused_parameters=searches_unused(windows), search_ms=search_ms)
     ddp = max(log.record.info["ddp"], key=lambda module: module.get("parameters_bytes") or 0)
     stated = ddp.get("find_unused_parameters")
-    told = {name: ddp.get(name) for name in DdpFacts.__struct_fields__} | {
+    known = {name: ddp.get(name) for name in DdpFacts.__struct_fields__} | {
         "find_unused_parameters": searches_unused(windows) if stated is None else stated,
         "search_ms": search_ms,
-        "where": users_line(log, ddp.get("where")),
+        "where": creation_line(log, ddp.get("where")),
     }
-    return DdpFacts(**told)
+    return DdpFacts(**known)
 
 
 def loader_facts(
@@ -68,17 +67,17 @@ def _loaders_of_logs(logs: Sequence[RankLog], asleep: Mapping[int, float]) -> Lo
         return LoaderFacts(wait_ms=median_ms)
     log, settings = rank
     slowest = max(logs, key=lambda log: by_rank.get(log.rank, 0.0))
-    told = {name: settings.get(name) for name in LoaderFacts.__struct_fields__} | {
-        "where": users_line(log, settings.get("where")),
+    known = {name: settings.get(name) for name in LoaderFacts.__struct_fields__} | {
+        "where": creation_line(log, settings.get("where")),
         "wait_ms": median_ms,
         "ready_batches": _ready_batches(logs),
         "computing_share": 1 - asleep[slowest.rank] if slowest.rank in asleep else None,
     }
-    return LoaderFacts(**told)
+    return LoaderFacts(**known)
 
 
 def _wait_ms(log: RankLog) -> float | None:
-    """Mean time in ``next`` per step after the warm-up; None where no batch was asked for."""
+    """Mean ms in ``next`` per step after the warm-up; None where no batch was requested."""
     waits_ns = [
         [event.duration_ns for event in step.events if event.kind == EventKind.DATA and not event.exhausted]
         for step in log.steps[WARM_UP_STEPS:]
@@ -87,25 +86,25 @@ def _wait_ms(log: RankLog) -> float | None:
 
 
 def asleep_shares(logs: Sequence[RankLog]) -> dict[int, float]:
-    """By rank, the part of the time in ``next`` in which its process neither computed nor waited for a core, of the batches of
-    which that was recorded. Ranks of which none was are left out."""
+    """By rank, the share of the time in ``next`` in which its process was neither running nor runnable, over batches with that record.
+    Ranks without any are left out."""
     shares = {}
     for log in logs:
-        told = [
+        known = [
             event
             for step in log.steps[WARM_UP_STEPS:]
             for event in step.events
             if event.gives_batch and event.asleep_ns >= 0
         ]
-        whole_ns = sum(event.duration_ns for event in told)
+        whole_ns = sum(event.duration_ns for event in known)
         if whole_ns:
-            shares[log.rank] = min(sum(event.asleep_ns for event in told) / whole_ns, 1.0)
+            shares[log.rank] = min(sum(event.asleep_ns for event in known) / whole_ns, 1.0)
     return shares
 
 
 def _ready_batches(logs: Sequence[RankLog]) -> float | None:
-    """Mean number of batches that stood ready when one was asked for, on the rank with the fewest, where the loader tells: while
-    others wait for that rank, theirs make batches in advance."""
+    """Mean number of batches that were ready at a request, on the rank with the fewest, where the loader shows it: while other ranks
+    wait for that rank, their workers prepare batches in advance."""
     each = [
         [
             event.batches_ready
@@ -119,7 +118,7 @@ def _ready_batches(logs: Sequence[RankLog]) -> float | None:
 
 
 def _loader_of_windows(windows: Sequence[Window]) -> LoaderFacts:
-    """What traces say of the loader: whether it makes batches in the training process itself, and the waits."""
+    """Loader facts from traces: whether batches are prepared in the training process itself, and the waits."""
     in_process = any(classify.IN_PROCESS in name for window in windows for name in window.trace.names)
     waits_ms = []
     for window in windows:
@@ -135,16 +134,16 @@ def _loader_of_windows(windows: Sequence[Window]) -> LoaderFacts:
 SEARCH = "torch.distributed.ddp.reducer::search_unused_parameters"
 """The walk over the autograd graph (torch/csrc/distributed/c10d/reducer.cpp)."""
 _SEARCHED = (SEARCH, "_DDPSink", "_DDPSinkBackward")
-"""The walk, and what DDP then wraps the outputs in, forward and backward."""
+"""The walk, and the functions around the outputs, forward and backward."""
 _HOST_BOUND = 0.9
-"""Of a step that its host needs to issue it, from which on the host sets the pace: the queue of launches empties between
-steps, so that it is never all of it."""
+"""Share of a step that its host needs to issue it, from which on the host limits the step: the queue of launches is empty between
+steps, so it is never the whole step."""
 
 
 def _search_ms(windows: Sequence[Window], latency_us: float | None, searches: float) -> float | None:
-    """What looking for unused parameters costs a step with so many searches: the walk over the graph, and one more message
-    that tells the other ranks which were used. On a device no message, for it is sent beside the others, and only what its work
-    hides not, unless the host sets the pace. None where no window shows a search."""
+    """ms per step of searching unused parameters, with ``searches`` per step: the walk over the graph, and a message with the used
+    ones. On a device the message is sent concurrently and does not count, and the walk counts where the device's work does not hide it,
+    or fully if the host limits the step. None where no window shows a search."""
     per_search_ns = [
         spent_ns for window in windows if (spent_ns := _of_one_search_ns(window, latency_us)) is not None
     ]
@@ -152,26 +151,26 @@ def _search_ms(windows: Sequence[Window], latency_us: float | None, searches: fl
 
 
 def _of_one_search_ns(window: Window, latency_us: float | None) -> float | None:
-    """What one search costs a rank; None where its window shows none."""
+    """ns that one search costs a rank; None where its window shows none."""
     trace = window.trace
     own = trace.category_mask("cpu_op") & (trace.lane == main_lane(trace))
     walks = int((own & trace.name_mask(_is_search)).sum())
     if not walks:
         return None
-    start, end = rows_of(trace, own & trace.name_mask(lambda name: name in _SEARCHED))
+    start, end = event_union(trace, own & trace.name_mask(lambda name: name in _SEARCHED))
     spent = float((end - start).sum())
     if not window.on_device:
         return (spent + walks * (latency_us or 0.0) * 1e3) / walks
     lengths = [end - start for _, start, end in window.steps]
     if lengths and issue_time_ns(window) >= _HOST_BOUND * float(np.median(lengths)):
-        # The host needs nearly all of the step to issue it: whatever it does takes longer for it.
+        # The host needs nearly all of the step to issue it: any work there makes it longer.
         return spent / walks
     hidden = covered(window.compute, start + window.shifted_ns, end + window.shifted_ns)
     return (spent - float(hidden.sum())) / walks
 
 
 def searches_unused(windows: Sequence[Window]) -> bool | None:
-    """Whether DDP looks for unused parameters in the windows; None where they do not tell."""
+    """Whether DDP searches unused parameters in the windows; None where they do not show it."""
     telling = [window.trace for window in windows if len(window.forwards)]
     return any(bool(trace.name_mask(_is_search).any()) for trace in telling) if telling else None
 
@@ -183,21 +182,21 @@ def _is_search(name: str) -> bool:
 _DDP_FORWARD = "DistributedDataParallel.forward"
 """The annotation around each forward call of a wrapped model (torch/nn/parallel/distributed.py)."""
 _DATA_PARALLEL = re.compile(r"(?<![A-Za-z])DataParallel\.forward|nn\.Module: DataParallel_\d")
-"""``torch.nn.DataParallel`` as it stands in the name of its annotation or of a Python frame, not another class whose name
-ends so: DistributedDataParallel, FullyShardedDataParallel."""
+"""``torch.nn.DataParallel`` in the name of an annotation or of a Python frame, not another class whose name ends the same:
+DistributedDataParallel, FullyShardedDataParallel."""
 
 
 def job_facts(logs: Sequence[RankLog], windows: Sequence[Window], ranks_seen: int) -> JobFacts:
-    """Who ran, from the first rank that says it; what no rank's record says, from the traces. ``ranks_seen``: those in the recording
-    that speaks of causes."""
+    """Job facts from the first rank that states each; what no record states, from the traces. ``ranks_seen``: ranks in the primary
+    recording."""
     if not logs:
         return _job_of_windows(windows)
-    told = replace(_job_of_logs(logs), ranks_seen=ranks_seen)
+    known = replace(_job_of_logs(logs), ranks_seen=ranks_seen)
     if not windows:
-        return told
+        return known
     seen = _job_of_windows(windows)
-    unknown = [name for name in told.__struct_fields__ if getattr(told, name) is None]
-    return replace(told, **{name: getattr(seen, name) for name in unknown})
+    unknown = [name for name in known.__struct_fields__ if getattr(known, name) is None]
+    return replace(known, **{name: getattr(seen, name) for name in unknown})
 
 
 def _job_of_logs(logs: Sequence[RankLog]) -> JobFacts:
@@ -205,13 +204,13 @@ def _job_of_logs(logs: Sequence[RankLog]) -> JobFacts:
     infos = [log.record.info for log in logs]
     device = first(infos, "device") or ("cuda" if any(log.device_times for log in logs) else None)
     without = False if any("rank" in info for info in infos) else None
-    told = {name: first(infos, name) for name in JobFacts.__struct_fields__} | {
+    known = {name: first(infos, name) for name in JobFacts.__struct_fields__} | {
         "ranks_seen": len(logs),
         "hosts": len({log.host for log in logs if log.host}) or None,
         "device": str(device).split(":")[0] if device else None,
         "is_ddp": True if any(log.has_ddp for log in logs) else without,
     }
-    return JobFacts(**told)
+    return JobFacts(**known)
 
 
 def _job_of_windows(windows: Sequence[Window]) -> JobFacts:

@@ -1,9 +1,9 @@
-"""Which ranks' links are slower than others': only where the same transfer is made by several groups.
+"""Find ranks with slow links, where several groups make the same transfer.
 
-All members of a collective end together, so one group alone does not tell which of its links is slow. Where
-several process groups reduce the same number of bytes with as many ranks on as many hosts, as tensor-parallel
-groups do, their transfers can be compared. Where sizes were not recorded, those at the same place among as many of a group's
-collectives are, of groups whose ranks compute as much: replicas of one model exchange the same.
+All members of a collective end together, so one group alone does not show which of its links is slow. Transfers are compared where
+several process groups reduce the same number of bytes with as many ranks on as many hosts, as tensor-parallel groups do. Without
+recorded sizes, collectives at the same place among as many of a group's are compared, for groups whose ranks compute as much: replicas
+of one model exchange the same.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ Alike = tuple[str, float | Place, int, int]
 
 
 class Tuning(msgspec.Struct, frozen=True):
-    """When a group's transfers are slower than those of like groups."""
+    """When a group's transfers are slower than those of corresponding groups."""
 
     slower: float = 1.5
-    """Times the other groups' median transfer: links of one kind differ by a few per cent, one that trained at half
-    its width or rate by a factor of two."""
+    """Multiple of the other groups' median transfer: links of one kind differ by a few per cent, one that trained at half its width or
+    rate by a factor of two."""
     fewest: int = 3
-    """Transfers of a group in a size class: of two, one may be an accident and its median half of that."""
+    """Fewest transfers of a group in a size class: of two, one may be an accident and is half of the median."""
     mostly: float = 0.5
-    """Part of the places, of more than which a group whose sizes are not known must be slower."""
+    """Share of the places at which a group without known sizes must be slower."""
     as_much: float = 1.1
-    """Times the computation of another group's ranks up to which theirs is the same: a device that is throttled is slower by more, as are
-    stages that hold another part of a model."""
+    """Ratio of the ranks' computation up to which two groups compute the same: throttled devices and other stages of a model differ by
+    more."""
     quantile: float = 0.25
-    """The quickest quarter of the group's own, and the slowest of each other's, must lie apart as well."""
+    """Quantile: the group's quickest quarter must also be slower than each other group's slowest quarter."""
 
 
 _TUNING = Tuning()
 
 
 def slow_link_ranks(graph: Graph, hosts: Sequence[str]) -> list[int] | None:
-    """Ranks (numbers) of groups whose transfers are persistently slower than those of like groups; ``hosts`` by
-    position. Of ranks in slow groups of several kinds (of both dimensions of a mesh, say), those that are in most.
-    Empty where there are like groups and none is slower; None where groups cannot be compared."""
+    """Ranks (numbers) of groups whose transfers are persistently slower than those of corresponding groups; ``hosts`` by position. If
+    ranks are in slow groups of several kinds (such as both dimensions of a mesh), only those in the most. Empty where there are
+    corresponding groups and none is slower; None where groups cannot be compared."""
     several = {sync.members for group in graph.groups for sync in group.syncs if len(sync.members) > 1}
     if len(several) < 2:
         return None
@@ -73,7 +73,7 @@ def slow_link_ranks(graph: Graph, hosts: Sequence[str]) -> list[int] | None:
             slow_groups.update(slow)
     if not compared:
         return None
-    # A slow link slows whatever goes over it; a single place may hold other messages, which no size tells apart.
+    # A slow link slows all transfers over it; a single place may have other messages, which no size shows.
     slow_groups.update(of for of, slower in slow_places.items() if slower > _TUNING.mostly * places[of])
     times_slow = Counter(position for members in slow_groups for position in members)
     most = max(times_slow.values(), default=0)
@@ -86,7 +86,7 @@ def _overlap(groups: Mapping[Members, Array]) -> bool:
 
 
 def _computed_ns(graph: Graph) -> Array:
-    """[R] ns that each rank computes in a usual cycle, beside collectives too; zeros where there is no cycle."""
+    """[R] ns that each rank computes in a median cycle, overlapped with collectives or not; zeros without cycles."""
     if not graph.groups:
         return np.zeros(len(graph.ranks))
     columns = [INDEX[component] for component in DEVICE_COMPUTATION]

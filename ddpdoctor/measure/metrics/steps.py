@@ -1,4 +1,4 @@
-"""Step times and batch sizes as facts, and what our own profiler window cost the job."""
+"""Facts about step times and batch sizes, and what ddpdoctor's profiler window cost the job."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from ddpdoctor.measure.summary import WindowCost
 
 
 class Tuning(msgspec.Struct, frozen=True):
-    """When single steps are worth a sentence."""
+    """When long steps get a note."""
 
     apart: float = 1.1
-    """Times the median that the mean may be without a word, where a few steps make the difference."""
+    """Ratio of mean to median above which there is a note if a few steps make the difference."""
     slow: float = 1.5
-    """Times the median that the mean may be without a word in any case."""
+    """Ratio of mean to median above which there is a note in any case."""
     few: int = 100
-    """One step in so many is few."""
+    """Few steps are one in this many."""
     always_few: int = 3
-    """So many are few in the shortest run, and so many are named."""
+    """Or this many in a short run, and so many are named."""
 
 
 _TUNING = Tuning()
@@ -43,8 +43,8 @@ def step_facts(
 ) -> StepFacts:
     """Times of the measured cycles; sizes of the batches that the loaders gave.
 
-    ``graph`` is the one whose times are told, ``seen`` counts the steps that were recorded; ``operators_seen`` and
-    ``input_explains`` are the facts of these names. What all ranks do together is not known where one of ``world_size`` is missing.
+    ``graph``: the one for step times; ``seen``: number of recorded steps; ``operators_seen`` and ``input_explains`` are the facts of
+    these names. Totals over all ranks are unknown where one of ``world_size`` is missing.
     """
     if not graph.groups:
         return StepFacts(
@@ -75,8 +75,8 @@ def step_facts(
     )
 
 
-def outstanding(graph: Graph) -> list[str]:
-    """A sentence on the longest measured steps, where a few of them take most of the time."""
+def longest_steps_note(graph: Graph) -> list[str]:
+    """A note on the longest measured steps, where a few of them take most of the time."""
     if not graph.groups:
         return []
     lengths_ns = graph.lengths_ns
@@ -94,8 +94,7 @@ def outstanding(graph: Graph) -> list[str]:
 
 
 def _means(graph: Graph, amounts: Sequence[Array | None]) -> Array | None:
-    """[R] mean amount per measured step; ``amounts`` is, by rank, [N] one for each of its steps. None where a rank's is
-    not known."""
+    """[R] mean amount per measured step; ``amounts``: for each rank, [N] values of its steps. None where a rank has none."""
     measured = list(measured_steps(graph.groups))
     means = []
     for steps, values in zip(graph.steps, amounts, strict=True):
@@ -109,7 +108,7 @@ def _means(graph: Graph, amounts: Sequence[Array | None]) -> Array | None:
 
 
 def _most(amounts: Array | None) -> float | None:
-    """What the rank with most has, relative to the median of the others."""
+    """Largest rank's amount / median of the other ranks."""
     if amounts is None or len(amounts) < 2 or not np.median(amounts):
         return None
     leader = int(amounts.argmax())
@@ -128,9 +127,8 @@ def _micro_batches(graph: Graph) -> float | None:
 
 
 def window_cost(logs: Sequence[RankLog], usual_ms: float | None) -> WindowCost | None:
-    """Of the steps that all ranks recorded, each as long as its longest rank's, against a usual one of ``usual_ms``. None
-    where no window was open, or what a usual step takes is not known.
-    """
+    """Cost of the window in steps that all ranks recorded, each as long as its longest rank's, relative to a usual one of ``usual_ms``.
+    None where no window was open, or the usual step time is unknown."""
     everywhere = recorded_everywhere(logs)
     length = {number: longest_ns(steps) / 1e6 for number, steps in everywhere.items()}
     marks = {number: {mark for step in steps for mark in step.marks} for number, steps in everywhere.items()}
@@ -153,6 +151,6 @@ def window_cost(logs: Sequence[RankLog], usual_ms: float | None) -> WindowCost |
 
 
 def _first_window(profiled: Sequence[int], marks: Mapping[int, set[str]]) -> list[int]:
-    """Those before a window that somebody asked for while the job ran: what that cost they know."""
+    """The profiled steps before a window that a user requested during the run, whose cost does not count."""
     later = [n for n in profiled[1:] if OPENED in marks[n]]
     return [n for n in profiled if not later or n < later[0]]

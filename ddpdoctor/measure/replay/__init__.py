@@ -1,10 +1,10 @@
-"""What a step would have taken: the graph replayed with something changed.
+"""What-if estimates: the graph replayed with something changed.
 
-In: a :class:`~ddpdoctor.measure.graph.Graph` and changes (work, transfers or synchronisations taken out). Out: the length of each
-cycle. The idea: unchanged, the replay gives the measured times exactly, so that what a change saves is its price.
+In: a :class:`~ddpdoctor.measure.graph.Graph` and changes (work, transfers or synchronisations removed). Out: the length of each cycle.
+Unchanged, the replay gives the measured times exactly, so that what a change saves is its price.
 """
 
-from .lanes import when_ready
+from .overlapped import place_removed_work
 from .replay import (
     Change,
     baseline,

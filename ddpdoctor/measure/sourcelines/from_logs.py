@@ -13,7 +13,7 @@ from ddpdoctor.measure.numerics import Array, Ints
 from ddpdoctor.measure.phases import Gap
 from ddpdoctor.measure.places import CodeLine, Stack, Where
 from ddpdoctor.measure.steplog import RankLog
-from ddpdoctor.measure.taxonomy import IN_GAPS, Component, SyncKind
+from ddpdoctor.measure.taxonomy import BETWEEN_PHASES, Component, SyncKind
 
 from .callers import usual, with_heaviest
 from .counts import SampleCounts, common_of, counted, excess_samples, same_lines, scale_of
@@ -159,7 +159,7 @@ class LogSourceLines(SourceLines):
         self, positions: Sequence[int], components: Sequence[Component], wanted: set[int], gap: Gap | None
     ) -> SampleCounts:
         # The Python part of a line's samples is known for host work, not for work in the gaps.
-        only_python = Component.HOST in components and set(components).isdisjoint(IN_GAPS)
+        only_python = Component.HOST in components and set(components).isdisjoint(BETWEEN_PHASES)
         parts = self._python if only_python else [1.0] * len(self.logs)
         return counted(self.samples, positions, components, wanted, parts, gap)
 

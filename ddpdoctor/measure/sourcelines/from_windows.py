@@ -301,7 +301,7 @@ def _stacks_of(
         for kinds, stacks_in in ((on_device, frames_launching), (on_host, frames_during)):
             if kinds:
                 time = _time_of(window, kinds)
-                within = time if gap is None else intersect(time, window.in_gaps.get(gap, EMPTY))
+                within = time if gap is None else intersect(time, window.phase_gaps.get(gap, EMPTY))
                 stacks.update(stacks_in(window, within))
     return stacks
 

@@ -10,7 +10,7 @@ import numpy as np
 from ddpdoctor.measure.numerics import EMPTY, Intervals, intersect, subtract, total, union, union_of
 from ddpdoctor.measure.phases import Gap, gap_component, words_of
 from ddpdoctor.measure.steplog import RankLog
-from ddpdoctor.measure.taxonomy import IN_GAPS, PHASES, Component
+from ddpdoctor.measure.taxonomy import BETWEEN_PHASES, PHASES, Component
 from ddpdoctor.measure.window import Window
 
 
@@ -64,7 +64,7 @@ def gaps_of_window(window: Window, work: Intervals) -> RankGaps:
     """The part of ``work`` in the gaps of a window."""
     covered_times = union(window.collectives.start, window.collectives.end)
     own = work if window.on_device else subtract(work, covered_times)
-    times = {gap: intersect(own, inside) for gap, inside in window.in_gaps.items()}
+    times = {gap: intersect(own, inside) for gap, inside in window.phase_gaps.items()}
     per_step = 1.0 / max(len(window.steps), 1)
     elsewhere = subtract(own, union_of(EMPTY, *times.values()))
     return RankGaps(times, per_step, per_step * total(elsewhere))
@@ -72,7 +72,7 @@ def gaps_of_window(window: Window, work: Intervals) -> RankGaps:
 
 def lies_in_gaps(components: Sequence[Component]) -> bool:
     """Whether this is work between the phases only."""
-    return not set(components).isdisjoint(IN_GAPS) and set(components).isdisjoint(PHASES)
+    return not set(components).isdisjoint(BETWEEN_PHASES) and set(components).isdisjoint(PHASES)
 
 
 class MainGap(msgspec.Struct, frozen=True):

@@ -35,7 +35,7 @@ PROFILED, OPENED = Mark.PROFILED, Mark.OPENED
 """Marks of a step: inside our window; the window was opened in it."""
 AROUND_WINDOW = (OPENED, Mark.CLOSED, Mark.SAVING)
 SUSPENDED = "suspended"
-"""Mark given by :func:`ddpdoctor.measure.align.set_suspended_aside`: the process was stopped in this step. As a reason for
+"""Mark given by :func:`ddpdoctor.measure.align.exclude_suspended`: the process was stopped in this step. As a reason for
 exclusion, the next step has it too."""
 _DISTURBED_BY = (*AROUND_WINDOW, Mark.USER_PROFILER)
 

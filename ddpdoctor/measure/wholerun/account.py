@@ -1,8 +1,8 @@
-"""Where the wall time of a run went, rank by rank: parts that do not overlap and add up to it.
+"""Divide the wall time of a run, rank by rank, into parts that do not overlap and add up to it.
 
-A rank's time is known from four places: when its launcher started and ended (the run's manifest), when its process group was there and
-when its recording ended (``rank.json``), and its steps, each of which begins when the one before ends. A step that is unlike the others
-for a known reason counts as an ordinary one up to the usual length of a step; what it took beyond that is the reason's part.
+A rank's time comes from: the start and end of its launcher (the run's manifest), the time when its process group existed and the end of
+its recording (``rank.json``), and its steps, each of which begins when the one before ends. A step that is long for a known reason
+counts as an ordinary one up to the usual length; the rest is the reason's part.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ddpdoctor.measure.steplog import (
 from ddpdoctor.rundir import EventKind
 
 _AS_USUAL = 1.5
-"""Times the usual length that steps without a record may have taken on average: these were ordinary ones, left out of a long log."""
+"""Multiple of the usual length up to which unrecorded steps count, on average, as ordinary ones that were dropped from a long log."""
 
 
 class RunPart(StrEnum):
@@ -40,33 +40,33 @@ class RunPart(StrEnum):
     START = "start"
     """From the launcher's start until the process group is there: the interpreter, imports, the rendezvous."""
     PREPARATION = "preparation"
-    """Until the first batch is asked for, or the first forward pass: the model, DDP's constructor, the dataset, a restored checkpoint."""
+    """Until the first batch is requested, or the first forward pass: the model, DDP's constructor, the dataset, a restored checkpoint."""
     FIRST_BATCH = "first_batch"
     """The wait for the first batch."""
     WARM_UP = "warm_up"
-    """The first steps, until their lengths have settled, beyond the usual length: compilation, autotuning, caches."""
+    """Extra time of the first steps, until their lengths are stable: compilation, autotuning, caches."""
     STEPS = "steps"
-    """Ordinary steps, and of all other steps as much as a usual one takes."""
+    """Ordinary steps, and the usual length of all other steps."""
     SOME_STEPS = "some_steps"
-    """What the steps of a rhythm (every n-th) take longer."""
+    """Extra time of every n-th step."""
     EPOCHS = "epochs"
-    """What steps take longer in which a pass over a loader begins or ends."""
+    """Extra time of steps in which a pass over a loader begins or ends."""
     EVALUATION = "evaluation"
-    """What steps take longer in which the job evaluates."""
+    """Extra time of steps in which the job evaluates."""
     CHECKPOINTS = "checkpoints"
-    """What steps take longer in which a rank saves or loads a checkpoint."""
+    """Extra time of steps in which a rank saves or loads a checkpoint."""
     PAUSES = "pauses"
-    """What single long steps take longer, for none of the other reasons."""
+    """Extra time of single long steps, for none of the other reasons."""
     SUSPENDED = "suspended"
-    """What steps take longer in which the rank was stopped from outside."""
+    """Extra time of steps in which the rank was suspended from outside."""
     PROFILER = "profiler"
-    """What steps take longer in which a profiler was opened, closed or saved: ddpdoctor's own or the job's."""
+    """Extra time of steps in which a profiler was opened, closed or saved: ddpdoctor's own or the job's."""
     END = "end"
     """From the last step's end until the process group was destroyed, or the recording ended with the process."""
     TEARDOWN = "teardown"
     """From there to the launcher's end."""
     UNKNOWN = "unknown"
-    """Between steps of which some are not recorded."""
+    """Gaps in which steps were not recorded."""
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -82,7 +82,7 @@ class RankAccount(msgspec.Struct, frozen=True):
 
     rank: int
     parts_s: dict[RunPart, float]
-    """Seconds; parts that took nothing are left out."""
+    """Seconds by part, without empty parts."""
 
     @property
     def wall_s(self) -> float:
@@ -97,7 +97,7 @@ class RunAccount(msgspec.Struct, frozen=True):
     parts_s: dict[RunPart, float]
     """Seconds of each part: the mean over the ranks."""
     steps: int
-    """How many steps the job took, as far as known."""
+    """Number of steps of the job, as far as known."""
     usual_s: float
     """Seconds of a usual step: the median of the ordinary ones."""
     goodput: float
@@ -111,8 +111,8 @@ class RunAccount(msgspec.Struct, frozen=True):
 
 
 def run_account(logs: Sequence[RankLog], launches: Mapping[str, Launch]) -> RunAccount | None:
-    """The account of a run; None without a step. ``launches`` by host name: where one is missing, the time before the process group
-    and behind the recording is not known, and left out."""
+    """The account of a run; None without a step. ``launches`` by host name: where one is missing, the time before the process group and
+    after the recording is unknown, and not included."""
     logs = [log for log in logs if log.steps]
     if not logs:
         return None
@@ -141,7 +141,7 @@ def run_account(logs: Sequence[RankLog], launches: Mapping[str, Launch]) -> RunA
 
 
 _NOT_THE_JOBS = frozenset([WARM_UP, DISTURBED, SUSPENDED])
-"""Reasons for which the length of a step says nothing of the job."""
+"""Reasons for which the length of a step says nothing about the job."""
 _PART_OF_REASON = {
     WARM_UP: RunPart.WARM_UP,
     DISTURBED: RunPart.PROFILER,
@@ -161,7 +161,7 @@ def _usual(numbers: Ints, lengths_s: Array, counted: Array) -> dict[int, float]:
 def _reasons(
     logs: Sequence[RankLog], why: Mapping[int, str], patterns: Sequence[StepPattern]
 ) -> dict[int, RunPart]:
-    """By number, to which part a step's time beyond the usual length belongs; the first reason here counts most."""
+    """By number, the part to which a step's time beyond the usual length belongs; the first reason here counts."""
     reasons: dict[int, RunPart] = {}
     for number, reason in why.items():
         if reason in _PART_OF_REASON:
@@ -229,7 +229,8 @@ def _add_step(
 
 
 def _prepared(step: Step) -> tuple[float, float]:
-    """Seconds of the first step until the first batch is asked for, or else until the first forward pass; and of the wait for it."""
+    """(Seconds of the first step until the first batch is requested, or else until the first forward pass; seconds of the wait for the
+    batch.)"""
     asked = [
         event
         for event in step.events

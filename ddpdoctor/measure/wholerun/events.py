@@ -1,7 +1,8 @@
-"""Which ranks took longer, in what and on which lines, in the steps of a pattern.
+"""Find the ranks that took longer in the steps of a pattern, with the kind of work and the lines.
 
-If one rank takes longer, the others wait for it at the next synchronisation. A rank's own part of a step is what it spent outside of
-collectives, barriers, and what follows in a backward pass once its own gradients are ready; longer own parts are the rank's.
+If one rank takes longer, the others wait for it at the next synchronisation. A rank's own part of a step is the time outside of
+collectives and barriers, and without the rest of a backward pass after its own gradients are ready. A longer own part is caused by the
+rank.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ _COMPONENTS = {
     "compute": (Component.FORWARD, Component.BACKWARD, Component.OPTIMIZER),
 }
 _OWN = 0.5
-"""Part of the extra time by which a rank's own part must be longer, so that the extra time is that rank's."""
+"""Share of the extra time by which a rank's own part must be longer to cause it."""
 _OFF_CPU = 0.5
-"""Part of the extra time off the CPU, and not waiting for one, from which on it is called so."""
+"""Share of the extra time neither running nor runnable, from which on it counts as off-CPU."""
 
 
 def event_of(
@@ -47,7 +48,7 @@ def event_of(
     lines: LogSourceLines,
     wall_s: float | None,
 ) -> RunEvent | None:
-    """The facts of the pattern of this ``kind`` that takes most time; None without one. ``lines`` are those of the same ``logs``."""
+    """Facts of the pattern of this ``kind`` that takes most time; None without one. ``lines`` are those of the same ``logs``."""
     pattern = max(
         (each for each in patterns if each.kind is kind), key=lambda each: abs(each.extra_s), default=None
     )
@@ -112,7 +113,7 @@ def _compared(pattern: StepPattern, logs: Sequence[RankLog]) -> tuple[set[int], 
 
 
 def _beyond_ns(logs: Sequence[RankLog], long: set[int], usual: set[int]) -> float:
-    """ns by which the median long step is longer than the median usual one, of the rank with the largest difference."""
+    """ns by which the median long step is longer than the median usual one, on the rank with the largest difference."""
     differences = [0.0]
     for log in logs:
         lengths = [[step.length_ns for step in log.steps if step.number in steps] for steps in (long, usual)]
@@ -122,7 +123,7 @@ def _beyond_ns(logs: Sequence[RankLog], long: set[int], usual: set[int]) -> floa
 
 
 def _own_times(step: Step | None) -> dict[str, float]:
-    """ns of a step by kind, without the time in which the rank may wait for others."""
+    """ns of a step by kind of work, without the time in which the rank may wait for others."""
     if step is None or not step.in_full:
         return {}
     times: defaultdict[str, float] = defaultdict(float)
@@ -153,7 +154,7 @@ def _median_times(steps: Sequence[Step], wanted: set[int]) -> dict[str, float]:
 
 
 def _together(extra: Sequence[Mapping[str, float]], who: Sequence[int]) -> dict[str, float]:
-    """ns by kind beyond the usual, of the ranks that paused."""
+    """ns by kind of work beyond the usual, summed over the ranks at positions ``who``."""
     total: defaultdict[str, float] = defaultdict(float)
     for place in who:
         for kind, ns in extra[place].items():

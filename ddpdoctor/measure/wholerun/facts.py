@@ -13,7 +13,7 @@ from .events import event_of
 
 
 def run_facts(logs: Sequence[RankLog], launches: Mapping[str, Launch], lines: LogSourceLines) -> RunFacts:
-    """The facts ``run``; ``lines`` are those of the same ``logs``. The wall time is known where the launcher of each rank is."""
+    """The facts ``run``; ``lines`` are those of the same ``logs``. The wall time is known where the launchers of all ranks are."""
     account = run_account(logs, launches)
     if account is None:
         return RunFacts()

@@ -1,6 +1,5 @@
-"""A rank's collectives in its profiler window, as columns: on a device NCCL-like kernels, with the metadata that newer traces have of them;
-on CPUs Gloo's annotations, paired with the calls that issued them.
-"""
+"""A rank's collectives in its profiler window, as columns: NCCL-like kernels on a device, with the metadata of newer traces; on CPUs
+Gloo's annotations, paired with the calls that issued them."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from ddpdoctor.trace import RankTrace, classify
 from .launches import launches
 
 ROUNDING_NS = 1_000
-"""Clocks are read to the microsecond: what started behind another may seem to start so much before its end."""
+"""Clocks are read to the microsecond: an event may seem to start this much before the end of the event that it follows."""
 
 ENGINE = "autograd::engine::evaluate_function"
 """How the names of the autograd engine's functions begin."""
@@ -31,9 +30,9 @@ class Collectives(msgspec.Struct, frozen=True):
     """When this rank's part can start: its kernel's start; on the CPU, when it issued the collective."""
     end: NDArray[np.int64]
     issued: NDArray[np.int64]
-    """When the host launched it; the start where that is not known."""
-    launch_seen: Mask
-    """Whether that is known."""
+    """When the host launched it; its start where unknown."""
+    launch_known: Mask
+    """Whether the launch time is known."""
     operation: Sequence[str]
     group: Sequence[str]
     """Process group, "" where the trace does not say."""
@@ -46,8 +45,8 @@ class Collectives(msgspec.Struct, frozen=True):
     kind: Sequence[SyncKind]
     point_to_point: NDArray[np.bool_]
     ready: NDArray[np.int64]
-    """When this rank's part could have started had the collectives before it been over: the computation that it
-    waits for is done, and the host has launched it. Not after the start."""
+    """When this rank's part could have started if the previous collectives had been over: the computation it waits for is done, and the
+    host has launched it. At most the start."""
 
     def __len__(self) -> int:
         return len(self.start)
@@ -70,15 +69,15 @@ _ELEMENT_BYTES = {
 }  # fmt: skip
 """torch's types of elements, as traces name them."""
 _SMALL_BYTES = 1 << 20
-"""A script beside DDP reduces losses and metrics, which are kilobytes; DDP's first bucket, its smallest, has 1 MiB."""
+"""Scripts reduce losses and metrics, which are kilobytes; DDP's first bucket, its smallest, has 1 MiB."""
 _BARRIER_BYTES = 8
 """NCCL has no barrier: torch makes one of an allreduce of a single element."""
 _BETWEEN_RANKS = ("alltoall", "sendrecv", "send", "recv")
-"""Operations that DDP has no use for: a model's own."""
+"""Operations that DDP does not use: a model's own."""
 
 
 def collectives_of_kernels(trace: RankTrace, kernels: Ints, main: int) -> Collectives:
-    """The collectives that the kernels in these rows are; ``main`` is the training thread's lane."""
+    """The collectives of the kernels in these rows; ``main`` is the training thread's lane."""
     rows = kernels[np.argsort(trace.start_ns[kernels], kind="stable")]
     start, call = trace.start_ns[rows], launches(trace, rows)
     at = np.where(call >= 0, trace.start_ns[call], start)
@@ -93,7 +92,7 @@ def collectives_of_kernels(trace: RankTrace, kernels: Ints, main: int) -> Collec
         start=start,
         end=trace.end_ns[rows],
         issued=at,
-        launch_seen=call >= 0,
+        launch_known=call >= 0,
         operation=operation,
         group=[trace.names[said] if said >= 0 else "" for said in groups],
         group_size=np.array([table.group_size[m] if m >= 0 else -1 for m in entries], np.int64),
@@ -150,7 +149,7 @@ def _ready(trace: RankTrace, issued: Ints, start: Ints) -> Ints:
 
 
 def _computed(trace: RankTrace, start: Ints) -> Ints:
-    """[M] end of the last computation that was over when the collective started: it waited for no later one."""
+    """[M] end of the last kernel that finished before the collective started: it waited for no later one."""
     ends = np.sort(trace.end_ns[_computes(trace)])
     over = np.searchsorted(ends, start, side="right") - 1
     ready: Ints = np.where(over >= 0, ends[np.clip(over, 0, None)], start) if len(ends) else start.copy()
@@ -164,8 +163,8 @@ def _computes(trace: RankTrace) -> Mask:
 def _kinds(
     trace: RankTrace, main: int, call: Ints, at: Ints, operation: list[str], size: NDArray[np.float64]
 ) -> list[SyncKind]:
-    """[M] what each collective is for, issued by a ``call`` (its row, -1 where unknown) at this time, ns: launched by the backward
-    pass's thread, inside DDP's forward, or by the script itself."""
+    """[M] kind of each collective, issued by ``call`` (its row, -1 where unknown) at time ``at``, ns: launched by the backward pass's
+    thread, inside DDP's forward, or by the script itself."""
     forward = trace.name_mask(classify.is_ddp_forward) & trace.category_mask("user_annotation", "cpu_op")
     in_forward = holds(union(trace.start_ns[forward], trace.end_ns[forward]), at)
     on_main = (call >= 0) & (trace.lane[call] == main)
@@ -187,7 +186,7 @@ def _kinds(
 
 
 def _inside_layers(trace: RankTrace, call: Ints, at: Ints) -> Mask:
-    """[M] which collectives a layer's own backward issues, as SyncBatchNorm's and tensor parallelism's do.
+    """[M] whether a layer's own backward issues the collective, as SyncBatchNorm's and tensor parallelism's do.
 
     Gradients are reduced by hooks of their accumulation, or between two functions of the engine.
     """
@@ -207,15 +206,15 @@ _ENGINE_GAP_NS = 1_000_000
 """The engine issues a bucket's reduction between two of its functions, in a gap of microseconds."""
 
 _AT_ONCE_NS = 2_000_000
-"""From a call to its run, with none running meanwhile: a thread that waits for work takes it in tens of microseconds, on a busy
-machine once it has a CPU."""
+"""Time from a call to its run, with none running meanwhile: an idle thread starts work within tens of microseconds, on a busy host once
+it has a CPU."""
 _LONGER = 10.0
-"""Times the usual such time, where that is long: beyond, a run is another call's, which was not recorded."""
+"""Multiple of the usual such time, where that is long, beyond which a run belongs to another, unrecorded call."""
 
 
 def collectives_of_gloo(trace: RankTrace) -> Collectives:
-    """The collectives that Gloo annotated: the call on the issuing thread is the arrival; the run loop's event, which
-    starts later, tells the end."""
+    """The collectives that Gloo annotated: the call on the issuing thread is the arrival; the run loop's event, which starts later,
+    gives the end."""
     annotated = trace.category_mask("user_annotation", "cpu_op")
     runs = np.flatnonzero(annotated & trace.name_mask(classify.is_gloo))
     runs = runs[np.argsort(trace.start_ns[runs], kind="stable")]
@@ -226,7 +225,7 @@ def collectives_of_gloo(trace: RankTrace) -> Collectives:
         start=start,
         end=trace.end_ns[runs],
         issued=start,
-        launch_seen=np.ones(count, bool),
+        launch_known=np.ones(count, bool),
         operation=operation,
         group=[""] * count,
         group_size=unknown,
@@ -239,13 +238,13 @@ def collectives_of_gloo(trace: RankTrace) -> Collectives:
 
 
 def _gloo_operation(trace: RankTrace, row: int) -> str:
-    """The operation of a whole group that the event's name says; "" where it says none, or one between two ranks."""
+    """The operation of a whole group in the event's name; "" for none, or for one between two ranks."""
     operation = classify.communication_operation(trace.name_of(row))
     return operation if operation is not None and operation != "sendrecv" else ""
 
 
 def _issued(trace: RankTrace, runs: Ints, operation: list[str]) -> Ints:
-    """[M] start of the call that issued each run, in the order of both; of the run itself where that call is not recorded."""
+    """[M] start of the call that issued each run, in the order of both; of the run itself where no call was recorded."""
     calls = np.flatnonzero(trace.category_mask("cpu_op") & trace.name_mask(lambda n: n.startswith("c10d::")))
     calls = calls[np.argsort(trace.start_ns[calls], kind="stable")]
     calling = np.array([_gloo_operation(trace, int(row)) for row in calls], dtype=str)
@@ -260,10 +259,10 @@ def _issued(trace: RankTrace, runs: Ints, operation: list[str]) -> Ints:
 
 
 def _calls_of(called: Ints, start: Ints, end: Ints) -> Ints:
-    """[M] which of the calls [N] each run from ``start`` to ``end`` is, all in order; -1: none that is recorded.
+    """[M] index of the call [N] of each run from ``start`` to ``end``, all in order; -1: none that was recorded.
 
-    No run starts before its call, and none is left when the next burst of calls begins. So each burst shows how many calls
-    without a run, and runs without a call, there were before: a lost event does not make all later runs those of other calls.
+    No run starts before its call, and all runs end before the next burst of calls. So each burst shows how many calls without a run,
+    and runs without a call, came before: a lost event does not shift all later pairs.
     """
     if not len(called) or not len(start):
         return np.full(len(start), -1, np.int64)
@@ -274,7 +273,7 @@ def _calls_of(called: Ints, start: Ints, end: Ints) -> Ints:
     first = quiet[np.unique(run[quiet], return_index=True)[1]]
     burst = int(np.diff(first, prepend=0, append=len(called)).max())
     ahead = _least_of_next(most_ahead, burst)
-    # Behind a loss the next burst tells, before it the last one, but for the first burst.
+    # After a loss the next burst shows the shift, before it the previous one, except for the first burst.
     ahead[burst - 1 :] = np.maximum(ahead, _least_of_next(most_ahead[::-1], burst)[::-1])[burst - 1 :]
     call: Ints = np.arange(len(start)) + ahead
     call[(call < 0) | (call >= len(called))] = -1
@@ -286,7 +285,7 @@ def _calls_of(called: Ints, start: Ints, end: Ints) -> Ints:
 
 
 def _least_of_next(values: Ints, count: int) -> Ints:
-    """[M] the least of each value and those behind it, of so many in all."""
+    """[M] minimum of each value and the following ones, ``count`` in all."""
     least, width = values.copy(), 1
     while width < min(count, len(values)):
         further = min(width, count - width)
@@ -296,7 +295,7 @@ def _least_of_next(values: Ints, count: int) -> Ints:
 
 
 def _gloo_kinds(trace: RankTrace, operation: list[str], issued: Ints) -> list[SyncKind]:
-    """[M] what each collective is for: in the backward pass it reduces gradients, else the script called it."""
+    """[M] kind of each collective: gradients in the backward pass, else called by the script."""
     engine = trace.name_ids(lambda n: n.startswith(ENGINE))
     functions = np.isin(trace.name, engine)
     starts, ends = union(trace.start_ns[functions], trace.end_ns[functions])

@@ -1,6 +1,5 @@
-"""What a rank did beside its collectives, as one of the two kinds of recording shows it: with a device, kernels, copies, and why the device
-stood idle; without one, the training thread's own operators. With the gaps between the phases, checkpoints and garbage collections.
-"""
+"""Components of a rank's work outside its collectives, from a trace: with a device, kernels, copies, and reasons for idle time; without
+one, the training thread's operators. Also gaps between the phases, checkpoints and garbage collections."""
 
 from __future__ import annotations
 
@@ -21,43 +20,43 @@ from ddpdoctor.measure.numerics import (
     union_of,
 )
 from ddpdoctor.measure.phases import Gap, Gaps, by_gap, gap_component, gaps_between
-from ddpdoctor.measure.taxonomy import IN_GAPS, Component
+from ddpdoctor.measure.taxonomy import BETWEEN_PHASES, Component
 from ddpdoctor.trace import RankTrace, classify
 
 from .collectives import ENGINE, Collectives
-from .idle import DeviceTimeline, after_sync, device_gaps, waits_and_idle
-from .launches import CUDA_CALLS, host_recorded, launched_inside, launches, rows_of
+from .idle import DeviceTimeline, after_sync, device_gaps, host_syncs_and_idle
+from .launches import CUDA_CALLS, event_union, host_recorded, launched_inside, launches
 
 
 def device_work(
     trace: RankTrace, main: int, collectives: Collectives, span: tuple[int, int], last_step_end: int | None
 ) -> dict[str, Any]:
-    """What the device computed, copied and waited for, as fields of a :class:`Window`, on the trace's own clock; the sets do not overlap,
-    but for collectives. ``main`` is the training thread's lane, ``span`` the window's."""
+    """What the device computed, copied and waited for, as fields of a :class:`Window`, on the trace's own clock; the sets overlap with
+    collectives only. ``main`` is the training thread's lane, ``span`` the window's."""
     moving = trace.category_mask("gpu_memcpy")
     computes = _computes(trace, moving)
     gaps = device_gaps(trace, computes | (moving & ~_communicates(trace)), collectives.end)
-    # What it was busy with, as the trace shows it; and with what that lacks.
-    kernels, communicating = rows_of(trace, computes), union(collectives.start, collectives.end)
+    # Work that the trace shows, and work that it lacks.
+    kernels, communicating = event_union(trace, computes), union(collectives.start, collectives.end)
     saved = saving(trace, computes, main, in_use=union_of(kernels, communicating))
-    copies = subtract(subtract(rows_of(trace, moving & ~computes), kernels), saved)
+    copies = subtract(subtract(event_union(trace, moving & ~computes), kernels), saved)
     shown = union_of(kernels, copies, communicating)
     filled = union_of(kernels, subtract(subtract(gaps.by_device, saved), copies))
-    # Why it stood idle.
+    # Reasons for idle time.
     idle = subtract(subtract(complement(shown, *span), saved), filled)
     collected = intersect(idle, collecting(trace, main))
     uncollected = subtract(idle, collected)
-    data = intersect(uncollected, rows_of(trace, classify.next_batches(trace)))
+    data = intersect(uncollected, event_union(trace, classify.next_batches(trace)))
     rest = subtract(uncollected, data)
     waiting = intersect(rest, after_sync(trace, uncollected))
-    calls = rows_of(trace, trace.category_mask(*CUDA_CALLS, "cpu_op"))
+    calls = event_union(trace, trace.category_mask(*CUDA_CALLS, "cpu_op"))
     issuing = intersect(subtract(rest, waiting), calls)
     late = subtract(rest, gaps.queued)
-    # From the device's last event to the end of the last step: what the host works there comes before its next launch.
+    # From the device's last event to the end of the last step: the host's work there comes before its next launch.
     tail = EMPTY if last_step_end is None else union([span[1]], [last_step_end])
     timeline = DeviceTimeline(subtract(shown, saved), union_of(late, tail), computes)
-    waits, idle_after = waits_and_idle(trace, collectives, timeline)
-    optimizer = rows_of(trace, computes & launched_inside(trace, classify.optimizer_steps(trace)))
+    waits, idle_after = host_syncs_and_idle(trace, collectives, timeline)
+    optimizer = event_union(trace, computes & launched_inside(trace, classify.optimizer_steps(trace)))
     host_gaps = gaps_on_host(trace, main)
     launched = _launched_in(trace, main, host_gaps, computes)
     between = _between(launched, optimizer)
@@ -74,11 +73,11 @@ def device_work(
             Component.FORWARD: subtract(filled, union_of(optimizer, *between.values())),
         },
         "compute": kernels,
-        # A host of which nothing is known may have waited for the collective, too.
+        # A host of which nothing was recorded may also have waited for the collective.
         "late_launches": intersect(gaps.for_host, communicating) if host_recorded(trace) else EMPTY,
         "waits": waits,
         "idle_after": idle_after,
-        "in_gaps": {
+        "phase_gaps": {
             gap: union_of(launched.get(gap, EMPTY), intersect(late, host_gaps.among([gap])))
             for gap in host_gaps.kinds
         },
@@ -97,9 +96,9 @@ def _launched_in(trace: RankTrace, main: int, gaps: Gaps, computes: Mask) -> Map
 
 
 def _between(launched: Mapping[Gap, Intervals], taken: Intervals) -> dict[str, Intervals]:
-    """The same by kind of work, each apart from what is ``taken`` and from the others: streams run beside each other."""
+    """``launched`` by component, without ``taken`` and without overlap: streams run concurrently."""
     sets: dict[str, Intervals] = {}
-    for component in IN_GAPS:
+    for component in BETWEEN_PHASES:
         own = [times for gap, times in launched.items() if gap_component(gap) is component]
         sets[component] = subtract(union_of(EMPTY, *own), union_of(taken, *sets.values()))
     return sets
@@ -110,28 +109,28 @@ def _communicates(trace: RankTrace) -> Mask:
 
 
 def _computes(trace: RankTrace, moving: Mask) -> Mask:
-    """[events] A copy within the device, as of a bucket into its gradients, is work like any other."""
+    """[events] whether each event computes. A copy within the device, such as of a bucket into its gradients, counts as computation."""
     inside = moving & trace.name_mask(lambda n: classify.memcpy_kind(n) == "DtoD")
     return (trace.category_mask("kernel", "gpu_memset") | inside) & ~_communicates(trace)
 
 
 def host_work(trace: RankTrace, main: int) -> dict[str, Any]:
-    """The same of a CPU: what the training thread, on lane ``main``, computes: the data loader's and the optimizer's time first, then the
-    backward pass's, what runs between the phases, and any other operator is the forward pass's."""
+    """The same for a CPU, from the training thread on lane ``main``: time of the data loader and the optimizer first, then of the
+    backward pass, then what runs between the phases; any other operator is the forward pass's."""
     on_main = trace.lane == main
     annotated = on_main & trace.category_mask("cpu_op", "user_annotation")
 
     def named(predicate: Callable[[str], bool]) -> Intervals:
-        return rows_of(trace, annotated & trace.name_mask(predicate))
+        return event_union(trace, annotated & trace.name_mask(predicate))
 
     data = named(classify.is_dataloader)
     optimizer = subtract(named(classify.is_optimizer_step), data)
     backward = subtract(named(lambda n: n.startswith(ENGINE)), optimizer)
     operators = on_main & trace.category_mask("cpu_op") & ~trace.name_mask(lambda n: n.startswith("c10d::"))
-    rest = union_of(rows_of(trace, operators), named(classify.is_ddp_forward))
+    rest = union_of(event_union(trace, operators), named(classify.is_ddp_forward))
     computing = subtract(rest, union_of(data, optimizer, backward))
     gaps = gaps_on_host(trace, main)
-    between = {component: intersect(computing, gaps.of(component)) for component in IN_GAPS}
+    between = {component: intersect(computing, gaps.of(component)) for component in BETWEEN_PHASES}
     sets = {
         Component.DATA: data,
         Component.OPTIMIZER: optimizer,
@@ -139,8 +138,8 @@ def host_work(trace: RankTrace, main: int) -> dict[str, Any]:
         Component.FORWARD: subtract(computing, union_of(*between.values())),
         **between,
     }
-    in_gaps = {gap: gaps.among([gap]) for gap in gaps.kinds}
-    return {"sets": sets, "compute": union_of(optimizer, backward, computing), "in_gaps": in_gaps}
+    phase_gaps = {gap: gaps.among([gap]) for gap in gaps.kinds}
+    return {"sets": sets, "compute": union_of(optimizer, backward, computing), "phase_gaps": phase_gaps}
 
 
 _BEFORE_FORWARD = (Component.DATA, Component.OPTIMIZER)
@@ -155,23 +154,25 @@ _USUAL_INSTEAD: dict[Gap, tuple[Gap, ...]] = {
         for behind in (Component.DATA, Component.FORWARD)
     },
 }
-"""A gap that leaves a phase out → those that there are where the phase is marked."""
+"""A gap in which a phase is missing → the gaps that there are where the phase is marked."""
 _SELDOM = 0.5
-"""Times those from which on phases are left out by the job, as the optimizer is where micro-batches are accumulated."""
+"""Ratio to the usual gaps from which on a job omits the phase, such as the optimizer with accumulated micro-batches."""
 
 
 def gaps_on_host(trace: RankTrace, main: int) -> Gaps:
-    """The gaps between the phases of the training thread, on lane ``main``, and the backward passes of its engine's threads; none
-    where the trace does not mark them all."""
+    """The gaps between the phases of the training thread, on lane ``main``, and the backward passes of its engine's threads; none where
+    the trace does not mark all phases."""
     on_main = trace.lane == main
     annotated = trace.category_mask("cpu_op", "user_annotation")
     engine = annotated & trace.name_mask(lambda n: n.startswith(ENGINE))
     found = gaps_between(
         {
-            Component.DATA: rows_of(trace, on_main & annotated & trace.name_mask(classify.is_dataloader)),
-            Component.FORWARD: rows_of(trace, on_main & annotated & trace.name_mask(classify.is_ddp_forward)),
-            Component.BACKWARD: rows_of(trace, engine),
-            Component.OPTIMIZER: rows_of(
+            Component.DATA: event_union(trace, on_main & annotated & trace.name_mask(classify.is_dataloader)),
+            Component.FORWARD: event_union(
+                trace, on_main & annotated & trace.name_mask(classify.is_ddp_forward)
+            ),
+            Component.BACKWARD: event_union(trace, engine),
+            Component.OPTIMIZER: event_union(
                 trace, on_main & annotated & trace.name_mask(classify.is_optimizer_step)
             ),
         }
@@ -183,8 +184,8 @@ def gaps_on_host(trace: RankTrace, main: int) -> Gaps:
 
 
 def _is_none(gap: Gap, found: Gaps) -> bool:
-    """Whether it lies within a phase: a backward pass goes on between two functions of its engine, and a phase that is left out in
-    a few steps only was there, but profilers drop events."""
+    """Whether the gap lies within a phase: a backward pass continues between two functions of its engine, and a phase missing in only a
+    few steps was there, since profilers drop events."""
     if gap == (Component.BACKWARD, Component.BACKWARD):
         return True
     usual = _USUAL_INSTEAD.get(gap)
@@ -196,13 +197,14 @@ def _is_none(gap: Gap, found: Gaps) -> bool:
 
 
 _SAVED_BYTES = 16 << 20
-"""What a step copies out besides (a loss, metrics) is bytes to kilobytes; states go out as a whole, and are then written."""
+"""Least bytes of a save: other copies to the host (a loss, metrics) are bytes to kilobytes; states are copied as a whole, and then
+written."""
 
 
 def saving(trace: RankTrace, computes: NDArray[np.bool_], main: int, in_use: Intervals) -> Intervals:
     """When the rank saves its state and the device waits for it.
 
-    ``computes`` are the kernels but for communication, ``main`` the training thread's lane, and ``in_use`` is when the device
+    ``computes`` are the kernels except for communication, ``main`` is the training thread's lane, and ``in_use`` is when the device
     computes or communicates: a save that the device's queued work hides stops nothing.
     """
     return union_of(_bursts(trace, computes), subtract(_frames(trace, main, classify.is_save), in_use))

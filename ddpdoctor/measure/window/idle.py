@@ -1,27 +1,24 @@
-"""Gaps on a device's timeline: does it stand idle because its host is late, or has it work that the trace
-lacks?
+"""Classify gaps on a device's timeline, and find the idle time that host synchronisations cause.
 
-A gap before a kernel that was launched only after the gap had begun is the host's. One before a kernel that
-was queued already is the device's own: it was busy with something that was not recorded (profilers drop
-events under load), or waited for another stream. HolisticTraceAnalysis draws the same line between "host
-wait" and the rest. What the device spends waiting for a collective to end is neither. Where a launch was not
-recorded, it lies between those around it; of a gap that begins and ends between these nothing is known.
+A gap before a kernel that was launched only after the gap had begun is the host's. One before a kernel that was already queued is the
+device's: it did work that was not recorded (profilers drop events under load), or waited for another stream. HolisticTraceAnalysis
+draws the same line between "host wait" and the rest. Time in which the device waits for a collective to end is neither. An unrecorded
+launch is between the known ones around it; a gap that begins and ends between these is unknown.
 
-A host that waits for its device lets the device wait for it afterwards: which idle time follows from which call.
+After a host synchronisation the launch queue is empty until the host has launched again.
 
-Issuing work is free as long as the host is ahead of its device. A call that waits (``.item()``, ``synchronize``, a
-barrier, a copy from pageable memory) ends that: the queue is empty when it returns, and the device idles until
-Python has prepared and launched the next work, kernel by kernel until the host is ahead again. Had the host not
-waited, it would have been earlier by all that it has waited, and gaps up to that length would not be there. With
-``lead`` the time by which the host, and ``saved`` the time by which the device would be earlier,
+Launching costs nothing as long as the host is ahead of its device (run-ahead). A call that waits (``.item()``, ``synchronize``, a
+barrier, a copy from pageable memory) ends that: the queue is empty when it returns, and the device idles until Python has prepared and
+launched the next work, kernel by kernel until the host is ahead again. Without the wait the host would have been earlier by the time it
+waited, and gaps up to that length would not exist. With ``lead`` the time by which the host, and ``saved`` the time by which the device
+would be earlier,
 
     lead  = lead + waited          where a call waits for a busy device
     saved = min(lead, saved + gap)  where the device idles until the host has launched
 
-and the growth of ``saved`` in a gap is what the calls before it cost there. What is beyond is the host's own slowness:
-over a step the device gains no more than the host waited in it, so that the step takes the longer of the host's own time
-and of the device's. No host runs ahead by more than its launch queue holds, nor past a batch that its loader's workers
-had not made.
+the growth of ``saved`` in a gap is what the calls before it cost there. The rest of the gap is the host's own slowness: over a step the
+device gains at most what the host waited in it, so that the step takes the longer of the host's own time and the device's. No host runs
+ahead by more than its launch queue contains, nor past a batch that its loader's workers had not prepared.
 """
 
 from __future__ import annotations
@@ -42,24 +39,24 @@ from .collectives import Collectives
 from .launches import CUDA_CALLS, DEVICE, launch_pairs, launches
 
 LAUNCH_SLACK_NS = 30_000
-"""A launch reaches an idle device, and a host is woken from waiting for one, within this time: both take some 5 to 20
+"""Longest time from a launch to its start on an idle device, and from the device's end to the host's return: both take some 5 to 20
 microseconds by CUDA's own timelines."""
 _SHORT_NS = 10_000
-"""A gap of this length between queued kernels is what one kernel after the other costs (about 1 us), and fewer
-kernels save it, as they save launching."""
+"""Longest gap between queued kernels that is the normal cost of consecutive kernels (about 1 us), which fewer kernels save, as they
+save launching."""
 _NEVER = np.iinfo(np.int64).max // 2
-"""ns: after all that was recorded, negative before it; half, so that sums do not overflow."""
+"""ns after every recorded time, negated before it; half the maximum, so that sums do not overflow."""
 
 
 class DeviceGaps(msgspec.Struct, frozen=True):
-    """Gaps between a device's own events, beside collectives too."""
+    """Gaps between a device's own events, during collectives too."""
 
     for_host: Intervals
-    """The host had not launched the next."""
+    """Gaps in which the host had not launched the next event."""
     by_device: Intervals
-    """The next was launched already."""
+    """Gaps in which the next event was already launched."""
     queued: Intervals
-    """Of the first, those between queued kernels: what one kernel after the other costs."""
+    """The part of ``for_host`` between queued kernels: the normal cost of consecutive kernels."""
 
 
 def device_gaps(trace: RankTrace, own: NDArray[np.bool_], comm_end: NDArray[np.int64]) -> DeviceGaps:
@@ -93,8 +90,8 @@ def device_gaps(trace: RankTrace, own: NDArray[np.bool_], comm_end: NDArray[np.i
 
 
 def _host_waits(trace: RankTrace, at: NDArray[Any]) -> tuple[Mask, Ints]:
-    """(Whether the host is in a call that waits for the device at, or is released just before, each time; when the last such call that
-    had begun was over.)"""
+    """(Whether the host is in a call that waits for the device at each time, or returns from it just before; end of the last such call
+    that had begun.)"""
     calls = trace.name_mask(classify.is_sync_call) & trace.category_mask(*CUDA_CALLS)
     order = np.argsort(trace.start_ns[calls], kind="stable")
     index = np.searchsorted(trace.start_ns[calls][order], at, side="right")
@@ -104,11 +101,11 @@ def _host_waits(trace: RankTrace, at: NDArray[Any]) -> tuple[Mask, Ints]:
 
 
 def _launched(trace: RankTrace, rows: Ints) -> tuple[Ints, Ints]:
-    """([M], [M]) when the host had launched each device event (rows in order of start) at the earliest and at the latest:
-    where neither its call nor its operator was recorded, between those before and behind it that are known."""
+    """([M], [M]) earliest and latest time at which the host launched each device event (rows in order of start); they differ where
+    neither its call nor its operator was recorded, and it lies between known ones."""
     calls = launches(trace, rows)
     known = calls >= 0
-    # An operator goes on behind the launch, a copy's until the copy is done.
+    # An operator ends after the launch, a copy's when the copy is done.
     at = np.minimum(trace.end_ns[np.clip(calls, 0, None)], trace.start_ns[rows])
     latest: Ints = np.minimum.accumulate(np.where(known, at, _NEVER)[::-1])[::-1]
     before = np.maximum.accumulate(np.where(known, at, -_NEVER))
@@ -116,10 +113,9 @@ def _launched(trace: RankTrace, rows: Ints) -> tuple[Ints, Ints]:
 
 
 def after_sync(trace: RankTrace, idle: Intervals) -> Intervals:
-    """Idle gaps that begin while the host waits for the device: the host let the queue run dry.
+    """Idle gaps that begin while the host waits for the device, so that the queue is empty.
 
-    Of such a gap, the part up to the first call after the host was released; what comes later is the host's own work, or
-    launching.
+    Only the part of a gap up to the first call after the host returned; the rest is the host's own work, or launching.
     """
     held, release = _host_waits(trace, idle[0])
     if not held.any():
@@ -136,28 +132,28 @@ def after_sync(trace: RankTrace, idle: Intervals) -> Intervals:
 Times = NDArray[np.float64]
 
 QUEUED_LAUNCHES = 1024
-"""Launches that CUDA holds for a device before the host has to wait."""
+"""Launches that CUDA queues for a device before the host has to wait."""
 
 
 class Tuning(msgspec.Struct, frozen=True):
-    """What tells a wait from an ordinary call."""
+    """When a call counts as a wait."""
 
     same_result_ns: int = 100_000
-    """Computation between two calls that wait, or between a collective and the call that waits for its result: a mean, a
-    stack, some microseconds each. More is a phase of the model."""
+    """Computation between two calls that wait, or between a collective and the call that waits for its result, below which they belong
+    together: a mean or a stack takes some microseconds, more is a phase of the model."""
     empty_loader_ns: int = 2_000_000
-    """Taking a batch that stands ready takes tenths of a millisecond; a host that is longer at it waits for the workers."""
+    """Longest time to take a ready batch; a host that takes longer waits for the workers."""
 
 
 TUNING = Tuning()
 
 _RESULTS = (SyncKind.BARRIER, SyncKind.COLLECTIVE)
-"""Collectives for whose results a host waits, the foremost first."""
+"""Collectives for whose results a host waits, the strongest kind first."""
 _WAIT, _BATCH, _GAP = range(3)
 WAITED_FOR = frozenset((SyncKind.DEVICE_SYNC, *_RESULTS))
 
 
-class Waits(msgspec.Struct, frozen=True):
+class HostSyncs(msgspec.Struct, frozen=True):
     """The calls in which a host waited for its busy device, in order of their ends; times on the trace's own clock."""
 
     row: Ints = np.empty(0, np.int64)
@@ -167,49 +163,49 @@ class Waits(msgspec.Struct, frozen=True):
     waited_ns: Times = np.empty(0)
     """[W] ns of the call in which the device was busy."""
     kind: Sequence[SyncKind] = ()
-    """[W] ``barrier``, ``collective`` (a result of one is waited for) or ``device_sync``; calls between which next to
-    nothing is computed drain one queue together, and have the kind of the foremost."""
-    drain: Ints = np.empty(0, np.int64)
+    """[W] ``barrier``, ``collective`` (its result is waited for) or ``device_sync``; calls with nearly no computation between them
+    drain one queue together, and have the strongest kind among them."""
+    queue_drain: Ints = np.empty(0, np.int64)
     """[W] number of that group of calls."""
     cost_ns: Times = np.empty(0)
-    """[W] ns of idle time that follows from the call; of a group, each has its part by the time it waited."""
+    """[W] ns of idle time that the call causes; in a group, each has its share by the time it waited."""
 
 
 class DeviceTimeline(msgspec.Struct, frozen=True):
-    """What a rank's device did, on the trace's own clock."""
+    """Work of a rank's device, on the trace's own clock."""
 
     busy: Intervals
-    """Computing, copying or communicating, checkpoints apart."""
+    """Computing, copying or communicating, without checkpoints."""
     late: Intervals
-    """Idle because the host had not launched, waits for data apart."""
+    """Idle because the host had not launched, without waits for data."""
     computes: Mask
-    """[events] kernels that compute."""
+    """[events] whether each event is a kernel that computes."""
 
 
 class Batches(msgspec.Struct, frozen=True):
-    """Batches taken from loaders with workers. One that is late comes no earlier to a host that is: what was gained since
-    the batch before is lost."""
+    """Batches taken from loaders with workers. A late batch comes no earlier to an earlier host: what was gained since the previous
+    batch is lost."""
 
     end: Ints
     """[B] ns"""
     late: Mask
-    """[B] whether the workers had not made it yet."""
+    """[B] whether the workers had not prepared it yet."""
 
 
-def waits_and_idle(
+def host_syncs_and_idle(
     trace: RankTrace, comms: Collectives, device: DeviceTimeline
-) -> tuple[Waits, dict[str, Intervals]]:
-    """The calls that wait, and the parts of ``device.late`` that follow from each kind of them."""
+) -> tuple[HostSyncs, dict[str, Intervals]]:
+    """The host synchronisations, and the parts of ``device.late`` that each kind of them causes."""
     waits = _find_waits(trace, comms, device)
     if not len(waits.row) or not len(device.late[0]):
         return waits, {}
     starts, ends = device.late
-    # What of the device's work a full launch queue holds.
+    # The device's work in a full launch queue.
     most_ns = QUEUED_LAUNCHES * total(device.busy) / max(int(trace.category_mask(*DEVICE).sum()), 1)
     saved, last = _saved(waits, device, _batches(trace), most_ns)
-    cost = np.bincount(waits.drain[last], saved, minlength=int(waits.drain.max()) + 1)
-    waited = np.bincount(waits.drain, waits.waited_ns)
-    waits = replace(waits, cost_ns=(cost / waited)[waits.drain] * waits.waited_ns)
+    cost = np.bincount(waits.queue_drain[last], saved, minlength=int(waits.queue_drain.max()) + 1)
+    waited = np.bincount(waits.queue_drain, waits.waited_ns)
+    waits = replace(waits, cost_ns=(cost / waited)[waits.queue_drain] * waits.waited_ns)
     kind = np.array(waits.kind)[last]
     idle = {
         name: union(starts[kind == name], np.minimum(starts + saved, ends)[kind == name])
@@ -218,9 +214,9 @@ def waits_and_idle(
     return waits, {name: intervals for name, intervals in idle.items() if len(intervals[0])}
 
 
-def _saved(waits: Waits, device: DeviceTimeline, batches: Batches, most_ns: float) -> tuple[Times, Ints]:
-    """[gaps] ns that each gap in ``device.late`` would be shorter, and the last call that waited before its end (the
-    first one where there is none)."""
+def _saved(waits: HostSyncs, device: DeviceTimeline, batches: Batches, most_ns: float) -> tuple[Times, Ints]:
+    """([gaps] ns by which each gap in ``device.late`` would be shorter, [gaps] index of the last call that waited before its end, 0
+    where there is none)."""
     starts, ends = device.late
     events = sorted(
         [(int(at), _WAIT, i) for i, at in enumerate(waits.end)]
@@ -250,39 +246,39 @@ def _batches(trace: RankTrace) -> Batches:
     return Batches(trace.end_ns[rows], trace.duration_ns[rows] > TUNING.empty_loader_ns)
 
 
-def _find_waits(trace: RankTrace, comms: Collectives, device: DeviceTimeline) -> Waits:
+def _find_waits(trace: RankTrace, comms: Collectives, device: DeviceTimeline) -> HostSyncs:
     """The calls that wait for a busy device, in groups that drain one queue, by what they wait for."""
     launch, launched = launch_pairs(trace, device.computes)
     rows, waited = _waits_of_hosts(trace, launch, device.busy)
     if not len(rows):
-        return Waits()
+        return HostSyncs()
     order = np.argsort(trace.end_ns[launch], kind="stable")
     at = trace.end_ns[launch][order]
     work = np.concatenate(([0], np.cumsum(trace.duration_ns[launched][order])))
     before = work[np.searchsorted(at, trace.start_ns[rows])]
-    drain = np.concatenate(([0], np.cumsum(np.diff(before) > TUNING.same_result_ns)))
+    queue_drain = np.concatenate(([0], np.cumsum(np.diff(before) > TUNING.same_result_ns)))
     issued = work[np.searchsorted(at, comms.issued)]
-    # Of each group, the foremost kind.
-    places = np.full(int(drain[-1]) + 1, len(_RESULTS))
-    np.minimum.at(places, drain, _results(comms, issued, trace.start_ns[rows], before))
-    # A group that hardly waited has not drained the queue: that was empty.
-    kept = np.flatnonzero(np.bincount(drain, waited)[drain] >= LAUNCH_SLACK_NS)
+    # The strongest kind of each group.
+    places = np.full(int(queue_drain[-1]) + 1, len(_RESULTS))
+    np.minimum.at(places, queue_drain, _results(comms, issued, trace.start_ns[rows], before))
+    # A group that hardly waited found the queue empty.
+    kept = np.flatnonzero(np.bincount(queue_drain, waited)[queue_drain] >= LAUNCH_SLACK_NS)
     if not len(kept):
-        return Waits()
-    _, numbered = np.unique(drain[kept], return_inverse=True)
-    return Waits(
+        return HostSyncs()
+    _, numbered = np.unique(queue_drain[kept], return_inverse=True)
+    return HostSyncs(
         row=rows[kept],
         end=trace.end_ns[rows[kept]],
         waited_ns=waited[kept],
-        kind=[(*_RESULTS, SyncKind.DEVICE_SYNC)[place] for place in places[drain[kept]].tolist()],
-        drain=numbered.astype(np.int64),
+        kind=[(*_RESULTS, SyncKind.DEVICE_SYNC)[place] for place in places[queue_drain[kept]].tolist()],
+        queue_drain=numbered.astype(np.int64),
         cost_ns=np.zeros(len(kept)),
     )
 
 
 def _waits_of_hosts(trace: RankTrace, launch: Ints, busy: Intervals) -> tuple[Ints, Times]:
-    """(calls that wait for the device, in order of their ends, ns of each in which it was busy), on threads that launch
-    work. A copy that returns when it is done counts only where it waited for more than itself."""
+    """(calls that wait for the device, in order of their ends, ns of each in which it was busy), on threads that launch work. A call
+    that returns when its own copy is done counts only if it waited for more than the copy."""
     launching = np.isin(trace.lane, np.unique(trace.lane[launch]))
     calls = trace.category_mask(*CUDA_CALLS) & trace.name_mask(classify.is_sync_call) & launching
     # Calls of the runtime that return only when their own copy is done.
@@ -296,8 +292,8 @@ def _waits_of_hosts(trace: RankTrace, launch: Ints, busy: Intervals) -> tuple[In
 
 
 def _results(comms: Collectives, issued: Ints, at: Ints, computed: Ints) -> Ints:
-    """[W] place in ``_RESULTS`` of what calls at these times wait for: the result of a collective, where since its issue next
-    to nothing was computed; behind them for any other. ``issued`` and ``computed`` are ns of computation launched before each
+    """[W] place in ``_RESULTS`` of what the calls at times ``at`` wait for: the result of a collective, if nearly nothing was computed
+    since its issue; the number of kinds for any other. ``issued`` and ``computed`` are ns of computation launched before each
     collective and each call."""
     places = np.full(len(at), len(_RESULTS))
     for place in reversed(range(len(_RESULTS))):

@@ -1,4 +1,4 @@
-"""Which call of the host launched which event of the device."""
+"""Find the host call that launched each device event."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ RUNTIME_CALLS = (*CUDA_CALLS, "xpu_runtime")
 
 
 def host_recorded(trace: RankTrace) -> bool:
-    """Whether the trace says what the host did between its launches: by operators, Python frames, or calls of the runtime that
-    launch nothing, such as those that wait. Annotations say in which phase a host was, no more."""
+    """Whether the trace records what the host did between its launches: operators, Python frames, or runtime calls that launch nothing,
+    such as those that wait. Annotations only show the phase."""
     if trace.category_mask("cpu_op", "python_function").any():
         return True
     calls = trace.category_mask(*RUNTIME_CALLS)
@@ -25,7 +25,7 @@ def host_recorded(trace: RankTrace) -> bool:
     return bool((calls & ~np.isin(trace.correlation, launched)).any())
 
 
-def rows_of(trace: RankTrace, mask: Mask) -> Intervals:
+def event_union(trace: RankTrace, mask: Mask) -> Intervals:
     """Union of the events in ``mask``."""
     return union(trace.start_ns[mask], trace.end_ns[mask])
 
@@ -54,18 +54,17 @@ def launch_pairs(trace: RankTrace, device: Mask) -> tuple[Ints, Ints]:
 
 
 def launched_inside(trace: RankTrace, marks: Mask) -> Mask:
-    """[events] the device events that were launched, as far as that was recorded, while one of the marked host events was
-    open."""
+    """[events] whether each device event was launched, as far as recorded, during one of the marked host events."""
     inside = np.zeros(trace.size, bool)
     if marks.any():
         rows = np.flatnonzero(trace.category_mask(*DEVICE))
         calls = launches(trace, rows)
-        inside[rows] = (calls >= 0) & holds(rows_of(trace, marks), trace.start_ns[calls])
+        inside[rows] = (calls >= 0) & holds(event_union(trace, marks), trace.start_ns[calls])
     return inside
 
 
 def rows_with_number(rows: Ints, numbers: Ints, wanted: Ints) -> Ints:
-    """[wanted] the last of ``rows`` that has each wanted number; -1 without."""
+    """[wanted] the last of ``rows`` that has each wanted number; -1 without one."""
     if not len(rows):
         return np.full(len(wanted), -1, np.int64)
     order = np.argsort(numbers, kind="stable")

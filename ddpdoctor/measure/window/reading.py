@@ -1,8 +1,8 @@
-"""Reduces a trace to a :class:`Window`, and tells how much there was to compute in each step, by the shapes that a trace records.
+"""Reduce a trace to a :class:`Window`, with the amount of work in each step by the recorded shapes.
 
-Multiplications of matrices are nearly all of a model's computation, and weights nearly all of its elements: with twice the
-tokens, the elements of all inputs grow by little, the multiplications double. So where a trace shows any, they are counted,
-else elements.
+Multiplications of matrices are nearly all of a model's computation, and weights nearly all of its elements: with twice the tokens, the
+elements of all inputs grow by little, the multiplications double. So multiplications are counted where a trace shows any, else
+elements.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Steps = Sequence[tuple[int, int, int]]
 def read_window(trace: RankTrace, bounds: Steps | None = None, host: str = "") -> Window:
     """Reduce a trace.
 
-    ``bounds`` are the steps where something better than the trace's own marks knows them, ``host`` is the rank's host where
-    the trace does not tell.
+    ``bounds``: the steps, where they are known better than by the trace's own marks; ``host``: the rank's host where the trace does not
+    state it.
     """
     on_device = bool(trace.category_mask("kernel").any())
     main = main_lane(trace)
     collectives = _collectives(trace, main)
-    host_seen = not on_device or host_recorded(trace)
-    steps = bounds or _steps(trace, main) or ([] if host_seen else _steps_on_device(trace))
+    shows_host = not on_device or host_recorded(trace)
+    steps = bounds or _steps(trace, main) or ([] if shows_host else _steps_on_device(trace))
     span = _span(trace, on_device)
     work = (
         device_work(trace, main, collectives, span, last_step_end=steps[-1][2] if steps else None)
@@ -53,7 +53,7 @@ def read_window(trace: RankTrace, bounds: Steps | None = None, host: str = "") -
         steps=steps,
         span=span,
         collectives=collectives,
-        host_seen=host_seen,
+        shows_host=shows_host,
         forwards=np.sort(trace.start_ns[forward]),
         updates=np.sort(trace.start_ns[classify.optimizer_steps(trace)]),
         elements=amounts(trace, steps),
@@ -116,7 +116,7 @@ def _steps(trace: RankTrace, main: int) -> list[tuple[int, int, int]]:
 
 
 def _steps_on_device(trace: RankTrace) -> list[tuple[int, int, int]]:
-    """The steps as the device's streams went through them: from the first stream to the last."""
+    """The steps by the marks on the device's streams: from the first stream's begin to the last stream's end."""
     rows = np.flatnonzero(trace.name_mask(_is_step) & trace.category_mask("gpu_user_annotation"))
     if not len(rows):
         return []
@@ -141,16 +141,16 @@ def _outermost_ends(trace: RankTrace, rows: NDArray[np.int64]) -> set[int]:
 
 
 _PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
-"""What linear layers, and attention without a kernel of its own, come down to, forward and backward."""
+"""Operators of linear layers, and of attention without its own kernel, forward and backward."""
 _MOST_DIMENSIONS = 32
-"""So many of them are still a number when they are multiplied; tensors have five."""
+"""Largest number of dimensions whose product is a finite number; tensors have five."""
 _ATTENTION = ("attention_forward", "attention_backward")
-"""How the names of torch's own kernels of attention end."""
+"""Suffixes of the names of torch's own attention kernels."""
 
 
 def amounts(trace: RankTrace, steps: Sequence[tuple[int, int, int]]) -> dict[int, float]:
-    """Step → products and sums of matrix multiplications and attention, else elements of all operators' inputs; {} without
-    shapes. Comparable between ranks of one job, not more."""
+    """Step → multiply-adds of matrix multiplications and attention, else elements of all operators' inputs; {} without shapes. Only
+    comparable between ranks of one job."""
     rows = np.flatnonzero(trace.shapes >= 0)
     if not len(rows) or not steps:
         return {}
@@ -169,8 +169,8 @@ def amounts(trace: RankTrace, steps: Sequence[tuple[int, int, int]]) -> dict[int
 
 @lru_cache(1 << 16)
 def _products(name: str, shapes: str) -> float:
-    """Multiply-adds of one operator; 0.0 where it is no such operator, or its shapes do not fit one. The ranks of a job share
-    nearly all of these texts."""
+    """Multiply-adds of one operator; 0.0 for other operators, or shapes that do not fit one. The ranks of a job share nearly all of
+    these texts."""
     if name in _PRODUCTS:
         matrices = [dims for dims in _dimensions(shapes) if len(dims) in (2, 3)][-2:]
         if len(matrices) == 2 and matrices[0][-1] == matrices[1][-2]:
@@ -190,7 +190,7 @@ def _elements(shapes: str) -> float:
 
 
 def _dimensions(text: str) -> list[list[int]]:
-    """The tensors' dimensions in an "Input Dims" text; scalars and lists of tensors are passed over."""
+    """The tensors' dimensions in an "Input Dims" text, without scalars and lists of tensors."""
     try:
         inputs = json.loads(text)
     except (ValueError, RecursionError):

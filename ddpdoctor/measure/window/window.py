@@ -1,7 +1,7 @@
 """One rank's profiler window: steps, collectives, and what device and host did when.
 
-Times are int64 ns on the trace's own clock until :meth:`Window.shifted` gives a window on the common one. Nothing in a
-window is ever changed: what later stages learn goes into a new one.
+Times are int64 ns on the trace's own clock; :meth:`Window.shifted` gives a window on the common one. A window is immutable: later
+stages return new ones.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from ddpdoctor.measure.taxonomy import SyncKind
 from ddpdoctor.trace import RankTrace
 
 from .collectives import ROUNDING_NS, Collectives
-from .idle import Waits
+from .idle import HostSyncs
 
 UNKNOWN_STEP = -1
-"""Number of the step of what lies outside the marked ones."""
+"""Step number outside the marked steps."""
 QUEUED_NS = 20_000
-"""A collective that starts this soon after the one before it was waiting for it."""
+"""A collective that starts within this time after the previous one was queued."""
 
 
 class Window(msgspec.Struct, frozen=True):
-    """What one rank's window holds."""
+    """The content of one rank's window."""
 
     trace: RankTrace
     rank: int
@@ -45,23 +45,23 @@ class Window(msgspec.Struct, frozen=True):
     compute: Intervals = EMPTY
     """All computation, for overlap."""
     late_launches: Intervals = EMPTY
-    """Beside a collective: no computation, because the host was late to launch it. A rank that waits in a collective
-    loses there what others lose before it."""
-    host_seen: bool = True
-    """Whether the trace records anything of what the host did. Else it is unknown why the device idles."""
-    waits: Waits = Waits()
-    """Where the host waited for its device; on the trace's own clock."""
+    """During a collective: no computation, because the host launched it late. A rank that waits in a collective loses there what others
+    lose before it."""
+    shows_host: bool = True
+    """Whether the trace records what the host did. Otherwise it is unknown why the device idles."""
+    waits: HostSyncs = HostSyncs()
+    """Host synchronisations; on the trace's own clock."""
     idle_after: Mapping[str, Intervals] = msgspec.field(default_factory=dict)
-    """The device's idle time that follows from them, by their kind."""
-    in_gaps: Mapping[Gap, Intervals] = msgspec.field(default_factory=dict)
-    """The gaps between the phases of training steps, by their kind, with what a device computes for them later; {} where the
-    trace does not mark the phases."""
+    """The device's idle time that they cause, by their kind."""
+    phase_gaps: Mapping[Gap, Intervals] = msgspec.field(default_factory=dict)
+    """The gaps between the phases of training steps, by their kind, with the device's later work for them; {} where the trace does not
+    mark the phases."""
     forwards: Ints = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
     """Starts of DDP's forward calls on the host: one per micro-batch."""
     updates: Ints = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
     """Starts of the steps of optimizers on the host."""
     elements: Mapping[int, float] = msgspec.field(default_factory=dict)
-    """Step → how much there was to compute, where the trace records shapes, see :mod:`.reading`."""
+    """Step → amount of work, where the trace records shapes, see :mod:`.reading`."""
     shifted_ns: int = 0
     """ns by which the window was moved from the trace's own clock."""
 
@@ -80,7 +80,7 @@ class Window(msgspec.Struct, frozen=True):
             compute=moved(self.compute),
             late_launches=moved(self.late_launches),
             idle_after={kind: moved(intervals) for kind, intervals in self.idle_after.items()},
-            in_gaps={gap: moved(intervals) for gap, intervals in self.in_gaps.items()},
+            phase_gaps={gap: moved(intervals) for gap, intervals in self.phase_gaps.items()},
             forwards=self.forwards + offset_ns,
             updates=self.updates + offset_ns,
             shifted_ns=self.shifted_ns + offset_ns,
@@ -91,12 +91,11 @@ class Window(msgspec.Struct, frozen=True):
         return replace(self, sets={**self.sets, name: intervals})
 
     def micro_batches(self, at: Ints) -> Ints:
-        """[M] number, within its step, of the micro-batch to which each host time belongs; 0 where the trace shows
-        no forward calls."""
+        """[M] number, within its step, of the micro-batch at each host time; 0 where the trace shows no forward calls."""
         return (self._since_step(self.forwards, at) - 1).clip(min=0)
 
     def updates_before(self, at: Ints) -> Ints:
-        """[M] how many steps of optimizers began before each host time in its step."""
+        """[M] number of optimizer steps that began before each host time in its step."""
         return self._since_step(self.updates, at)
 
     def _since_step(self, moments: Ints, at: Ints) -> Ints:
@@ -111,7 +110,7 @@ class Window(msgspec.Struct, frozen=True):
 def step_of(window: Window, at: Ints) -> Ints:
     """[M] step in which each host time lies; :data:`UNKNOWN_STEP` outside the marked steps, 0 where none is marked.
 
-    What lies between the marks of two steps is the first one's, unless a step's mark is missing there.
+    Time between the marks of two steps belongs to the first one, unless a step's mark is missing there.
     """
     if not window.steps:
         return np.zeros(len(at), np.int64)
@@ -124,22 +123,21 @@ def step_of(window: Window, at: Ints) -> Ints:
 def step_of_collectives(window: Window) -> Ints:
     """[M] step in which the host launched each collective; :data:`UNKNOWN_STEP` outside the marked steps.
 
-    A kernel whose launch is not in the trace was launched before the window began, by a host that was ahead of its device:
-    its own start would put it into a later step. Unless no launch was recorded at all.
+    A kernel without a recorded launch was launched before the window began, by a host that was ahead of its device: by its own start it
+    would be in a later step. If no launch was recorded at all, the start counts.
     """
     comms = window.collectives
     steps = step_of(window, comms.issued)
-    if window.on_device and comms.launch_seen.any():
-        steps = np.where(comms.launch_seen, steps, UNKNOWN_STEP)
+    if window.on_device and comms.launch_known.any():
+        steps = np.where(comms.launch_known, steps, UNKNOWN_STEP)
     return steps
 
 
 def arrivals(window: Window) -> tuple[Ints, NDArray[np.bool_]]:
     """[M] when each collective can start, ns, and whether it was queued until then.
 
-    On a device each process group has a stream of its own, and a rank may be in several collectives at once: a part was
-    queued where it started as another ended. On a CPU it can start behind another when that one is over, so that a rank is in
-    one at a time.
+    On a device each process group has its own stream, and a rank may be in several collectives at once: a part was queued where it
+    started as another ended. On a CPU a collective can start when the previous one is over, so that a rank is in one at a time.
     """
     comms = window.collectives
     if window.on_device:
@@ -155,7 +153,7 @@ def arrivals(window: Window) -> tuple[Ints, NDArray[np.bool_]]:
 def _starts_as_another_ends(comms: Collectives) -> NDArray[np.bool_]:
     order = np.argsort(comms.end, kind="stable")
     before = np.searchsorted(comms.end[order], comms.start + ROUNDING_NS, side="right") - 1
-    # One that is shorter than the clock's rounding is not behind itself.
+    # A collective shorter than the clock's rounding is not queued after itself.
     before -= (before >= 0) & (order[np.maximum(before, 0)] == np.arange(len(comms)))
     over = comms.end[order[np.maximum(before, 0)]] if len(comms) else comms.end
     queued: NDArray[np.bool_] = (before >= 0) & (comms.start - over < QUEUED_NS)
@@ -163,10 +161,10 @@ def _starts_as_another_ends(comms: Collectives) -> NDArray[np.bool_]:
 
 
 def with_bucket_sizes(windows: Sequence[Window], bucket_bytes: Sequence[float]) -> list[Window]:
-    """The windows with the sizes of DDP's buckets on Gloo's reductions, whose traces do not tell them.
+    """The windows with the sizes of DDP's buckets on Gloo's reductions, whose traces lack them.
 
-    Buckets come in the order of ``bucket_bytes`` in every backward pass. A step that does not hold a multiple of them stays
-    as it is.
+    Buckets come in the order of ``bucket_bytes`` in every backward pass. A step whose number of reductions is not a multiple of that of
+    the buckets is unchanged.
     """
     return [_with_bucket_sizes(window, np.asarray(bucket_bytes, float)) for window in windows]
 

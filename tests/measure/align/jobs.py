@@ -122,7 +122,7 @@ def _of_rank(job, kinds, rank, start_ms, end_ms, random) -> Recorded:
         start=started,
         end=local(end_ms[own]),
         issued=started - 1000,
-        launch_seen=np.ones(len(own), bool),
+        launch_known=np.ones(len(own), bool),
         operation=[kinds[n].operation for n in own],
         group=[kinds[n].group for n in own],
         group_size=np.full(len(own), -1, np.int64),

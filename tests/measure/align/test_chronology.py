@@ -139,5 +139,5 @@ def test_times_of_a_run_never_go_back(tmp_path):
     folder = record(tmp_path / "run", Job(world=2, steps=40))
     set_clock(folder, (EPOCH_NS + 400_000_000, -3600 * S))
     found, _ = measured(folder)
-    for steps in found.graphs.speaking.steps:
+    for steps in found.graphs.primary.steps:
         assert (steps.start[1:] == steps.end[:-1]).all()

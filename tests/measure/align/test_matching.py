@@ -64,12 +64,17 @@ def test_no_two_are_taken_for_one_and_hardly_any_is_missed(name, seed):
 
 def test_what_is_missing_has_a_reason():
     _, found = matched(Job(spread=0.25))
-    assert found.wholeness.whole == len(found.rows) == 60 and found.wholeness.lacking == 0
-    assert matched(Job(spread=0.25, leaves={2: 31}))[1].wholeness.left == 60 - 31
-    cut = matched(Job(spread=0.25, cut=(0, 7, -3, 11)))[1].wholeness
-    assert (cut.whole, cut.cut, cut.lost, cut.left) == (60 - 11 - 3, 11 + 3, 0, 0)
-    lost = matched(Job(spread=0.25, lost=0.03, steps=30))[1].wholeness
-    assert lost.lost > 0 and lost.cut <= 1 and lost.left == 0
+    assert found.coverage.complete == len(found.rows) == 60 and found.coverage.incomplete == 0
+    assert matched(Job(spread=0.25, leaves={2: 31}))[1].coverage.rank_stopped == 60 - 31
+    cut = matched(Job(spread=0.25, cut=(0, 7, -3, 11)))[1].coverage
+    assert (cut.complete, cut.outside_window, cut.event_missing, cut.rank_stopped) == (
+        60 - 11 - 3,
+        11 + 3,
+        0,
+        0,
+    )
+    lost = matched(Job(spread=0.25, lost=0.03, steps=30))[1].coverage
+    assert lost.event_missing > 0 and lost.outside_window <= 1 and lost.rank_stopped == 0
 
 
 def of_two_jobs(one, other, offset_ms=0.0):

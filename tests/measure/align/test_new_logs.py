@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from ddpdoctor.measure.align import align_logs, put_in_order, set_suspended_aside
+from ddpdoctor.measure.align import align_logs, exclude_suspended, use_monotonic_time
 from ddpdoctor.measure.steplog import SUSPENDED, RankLog, read_logs
 from ddpdoctor.rundir import RunDirectory
 from tests.measure.clocks import length_of, set_clock, start_of, suspend
@@ -34,7 +34,7 @@ def test_a_clock_that_was_set(tmp_path):
     set_clock(folder, (start_of(folder, 30) + length_of(folder, 30) // 3, 40 * S))
     recorded = logs_of(folder)
     before, early = times(recorded), arrivals(recorded[0])
-    ordered, notes = put_in_order(recorded)
+    ordered, notes = use_monotonic_time(recorded)
     assert len(notes) == 1 and times(recorded) == before and arrivals(recorded[0]) == early
     moved = [step.moved_ns for step in ordered[0].steps]
     assert moved[:31] == [0] * 31 and moved[31:] == [-40 * S] * 29
@@ -55,9 +55,9 @@ def test_hosts_whose_clocks_differ(tmp_path):
 def test_a_rank_that_was_stopped(tmp_path):
     folder = record(tmp_path / "run", Job(world=2, steps=60))
     suspend(folder, 30, 3600 * S, (1,))
-    recorded, _ = put_in_order(logs_of(folder))
+    recorded, _ = use_monotonic_time(logs_of(folder))
     before = times(recorded)
-    marked, notes = set_suspended_aside(recorded, {})
+    marked, notes = exclude_suspended(recorded, {})
     assert len(notes) == 1 and times(recorded) == before
     stopped = [[step.number for step in log.steps if SUSPENDED in step.marks] for log in marked]
     assert 30 in stopped[0] + stopped[1]

@@ -99,11 +99,15 @@ def test_what_evens_out_within_the_step_counts_where_the_ranks_meet_in_between()
     syncs = [between, *reductions(4)]
     hot = np.stack([np.roll(np.array([9.0, 3.0, 3.0, 3.0]), n) for n in range(7)])
     work = work_array(7, 2, 4, forward=np.stack([hot, 18.0 - 2 * hot + hot], axis=1))
-    group = replace(cycles_of(syncs, work), on_device=True, dependent=np.array([[True] * 4, [False] * 4]))
+    group = replace(
+        cycles_of(syncs, work), on_device=True, dependency_probability=np.array([[True] * 4, [False] * 4])
+    )
     late = late_of(graph_of(group))
     assert late["turns"].ms_per_step == pytest.approx((9.0 - 4.5) + (15.0 - 13.5), rel=0.02)
     apart = replace(
-        group, dependent=np.zeros((2, 4), bool), syncs=(replace(between, kind="gradients"), syncs[1])
+        group,
+        dependency_probability=np.zeros((2, 4), bool),
+        syncs=(replace(between, kind="gradients"), syncs[1]),
     )
     assert "turns" not in late_of(graph_of(apart))
 

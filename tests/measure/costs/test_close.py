@@ -29,7 +29,7 @@ def cost_of_first_transfer(sure):
         work=np.zeros((1, 2, 2, len(COMPONENTS))),
         message_bytes=np.full((1, 2), 1e6),
         on_device=True,
-        dependent=np.full((2, 2), sure),
+        dependency_probability=np.full((2, 2), sure),
     )
     graph = Graph(source="trace", ranks=(0, 1), groups=[group], steps=[], set_aside={})
     removed = [np.array([[3.0 * MS, 0.0]])]

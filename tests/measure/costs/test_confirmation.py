@@ -108,7 +108,7 @@ def test_the_marks_of_logs_are_summed_by_themselves(tmp_path):
 def test_a_finding_that_the_chart_contradicts_is_withheld(tmp_path, monkeypatch):
     """All of the time in a gap is taken for computation of the phases, as a wrong measure would."""
     wrong = OperatorShares(1.0, {Component.LOSS: 0.0, Component.OUTSIDE: 0.0}, marked=False, seen=True)
-    shares = "ddpdoctor.measure.graph.speaking.operator_shares"
+    shares = "ddpdoctor.measure.graph.primary.operator_shares"
     monkeypatch.setattr(shares, lambda logs, _: dict.fromkeys(range(len(logs)), wrong))
     run = record(tmp_path / "run", Job(world=3, steps=30, data=0.2, extra=in_a_gap))
     diagnosis = analyze(str(run), Options(cache=False, jobs=1))

@@ -52,7 +52,7 @@ def test_a_stop_outside_the_window_is_found_and_priced(kind, cause, ms, line, tm
     config = Config(**{**vars(RUN), "plants": (now_and_then(kind, ms),)})
     measurement = measured(config, tmp_path)
     late = found(measurement.facts.late)
-    assert set(late) == {cause, "total"} and measurement.graphs.speaking.source == "trace"
+    assert set(late) == {cause, "total"} and measurement.graphs.primary.source == "trace"
     cost = late[cause]
     assert (cost.ranks, cost.persistence, cost.period_steps, cost.steps_hit) == ([1], "periodic", 20, 3)
     true_ms = mean_ms(config) - mean_ms(without(config, 0))

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.measure.export import hta_results, hta_trace
 from ddpdoctor.measure.numerics import complement, intersect, subtract, total, union
-from ddpdoctor.measure.window import read_window, rows_of
+from ddpdoctor.measure.window import event_union, read_window
 from ddpdoctor.report.job_view import hta_tables
 from ddpdoctor.trace import classify, find_traces, load_traces
 from tests.generator import SMALL, Config, cpu_job, generate
@@ -90,7 +90,7 @@ def test_our_overlap_and_idle_time_are_those_of_hta(name):
     assert len(times) == len(traces)
     for trace in traces:
         window, rank = read_window(trace), trace.meta.rank or 0
-        kernels = rows_of(
+        kernels = event_union(
             trace,
             trace.category_mask("kernel")
             & ~np.isin(trace.name, trace.name_ids(classify.is_communication_kernel)),
@@ -105,7 +105,7 @@ def test_our_overlap_and_idle_time_are_those_of_hta(name):
         # Gaps are taken with float64 ends of epoch times in ns, which are 256 ns apart.
         assert idle_ns / 1e3 == pytest.approx(idle_us, rel=3e-4, abs=3)
         # Our computation holds memsets and copies within the device, which HTA counts as memory.
-        inside = rows_of(
+        inside = event_union(
             trace,
             trace.category_mask("gpu_memset")
             | (

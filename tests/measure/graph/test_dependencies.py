@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ddpdoctor.analysis import Options, analyze
-from ddpdoctor.measure.graph import CycleGroup, Lane, Sync, dependence
+from ddpdoctor.measure.graph import ComputeTimeline, CycleGroup, Sync, dependency_probability
 from ddpdoctor.measure.replay import baseline, replay
 from ddpdoctor.measure.taxonomy import COMPONENTS
 from tests.generator import SMALL, Config, Plant, generate
@@ -23,7 +23,7 @@ def lane(computes_ns, launched_ns=None, over=(), host_waits=()):
     table = np.array(computes_ns, float).reshape(-1, 2)
     launched = np.full(len(table), np.nan) if launched_ns is None else np.array(launched_ns, float)
     waits = np.array(host_waits, float).reshape(-1, 2)
-    return Lane(
+    return ComputeTimeline(
         (table[:, 0], table[:, 1]), launched, np.sort(np.array(over, float)), (waits[:, 0], waits[:, 1])
     )
 
@@ -31,7 +31,7 @@ def lane(computes_ns, launched_ns=None, over=(), host_waits=()):
 def of_one(*computes_ms):
     """How sure it is that a rank with these kernels waits for a collective from 10 to 14 ms."""
     own = lane([[edge * MS for edge in pair] for pair in computes_ms])
-    return dependence([own], np.full((3, 1, 1), ARRIVAL), np.full((3, 1, 1), END))[0, 0]
+    return dependency_probability([own], np.full((3, 1, 1), ARRIVAL), np.full((3, 1, 1), END))[0, 0]
 
 
 def over_cycles(ends, resumed, launched=None, host_waits=()):
@@ -51,7 +51,7 @@ def over_cycles(ends, resumed, launched=None, host_waits=()):
     end = (begin + ends)[:, None, None]
     waits = [(b + one, b + other) for b, (one, other) in zip(begin, host_waits, strict=False)]
     own = lane(kernels, known, end.ravel(), waits)
-    return dependence([own], (begin + ARRIVAL)[:, None, None], end)[0, 0]
+    return dependency_probability([own], (begin + ARRIVAL)[:, None, None], end)[0, 0]
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,9 @@ def test_short_collectives_between_kernels_are_rather_waited_for():
     """Tensor parallelism: 60 us of transfer in which nothing else runs."""
     arrival, end = np.array([[[1.0]]]) * MS, np.array([[[1.06]]]) * MS
     kernels = lane([(0.0, 1.0 * MS), (1.063 * MS, 2.0 * MS)])
-    assert dependence([kernels], arrival, end)[0, 0] > 0.6
+    assert dependency_probability([kernels], arrival, end)[0, 0] > 0.6
     launched = lane([(0.0, 1.0 * MS), (1.063 * MS, 2.0 * MS)], [0.0, 0.1 * MS])
-    assert dependence([launched], arrival, end)[0, 0] == 1.0
+    assert dependency_probability([launched], arrival, end)[0, 0] == 1.0
 
 
 def test_ranks_are_judged_alone_and_by_most_of_their_cycles():
@@ -86,9 +86,9 @@ def test_ranks_are_judged_alone_and_by_most_of_their_cycles():
     waits = lane(np.array([(0, 10.0), (14.01, 30.0), (34.01, 50.0), (54.01, 60.0)]) * MS)
     computes_on = lane([(0.0, 60.0 * MS)])
     mostly = lane(np.array([(0, 10.0), (14.01, 30.0), (34.01, 60.0)]) * MS)
-    sure = dependence([waits, computes_on, waits], arrival, end)
+    sure = dependency_probability([waits, computes_on, waits], arrival, end)
     assert sure.tolist() == [[1.0, 0.0, 0.0]]
-    assert 0 < dependence([mostly], arrival[:, :, :1], end[:, :, :1])[0, 0] < 1
+    assert 0 < dependency_probability([mostly], arrival[:, :, :1], end[:, :, :1])[0, 0] < 1
 
 
 def test_no_microsecond_decides():
@@ -130,7 +130,7 @@ def test_the_computation_waits_for_the_last_of_several_collectives():
     own = lane(kernels, over=[*first, *second])
     end = np.stack([first, second], axis=1)[:, :, None]
     arrival = np.stack([begin + 10 * MS, first], axis=1)[:, :, None]
-    assert dependence([own], arrival, end).ravel() == pytest.approx([0.0, 1.0], abs=0.1)
+    assert dependency_probability([own], arrival, end).ravel() == pytest.approx([0.0, 1.0], abs=0.1)
 
 
 def _priced(folder, world, gap_us, late_ms, seed):
@@ -174,10 +174,10 @@ def test_what_is_waited_for_moves_the_computation(seen, saved):
         *(syncs, np.array([1]), np.zeros((1, 2)), arrival, end, np.zeros((1, 2, 2, len(COMPONENTS)))),
         np.full((1, 2), 1e6),
         on_device=True,
-        dependent=np.full((2, 2), seen),
+        dependency_probability=np.full((2, 2), seen),
     )
     world = baseline(group)
     assert replay(group, world)[0] == 28 * MS
-    assert group.decided(True).dependent[0].tolist() == [float(seen > 0)] * 2
+    assert group.with_dependencies(True).dependency_probability[0].tolist() == [float(seen > 0)] * 2
     world.transfer[:, 0] -= 3 * MS
     assert replay(group, world)[0] == (28 - saved) * MS

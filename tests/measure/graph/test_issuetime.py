@@ -107,7 +107,7 @@ def test_a_slow_device_for_which_all_hosts_wait_in_full_queues(queue_depth, tmp_
     late = late_of(graph)
     assert late["compute"].ranks == [2]
     assert late["compute"].ms_per_step == pytest.approx(truth_ms, rel=0.15)
-    assert not any("host" in group.latent for group in graph.groups)
+    assert not any("host" in group.standalone_ns for group in graph.groups)
 
 
 def test_free_communication_gains_nothing_where_the_hosts_set_the_pace(tmp_path):

@@ -57,7 +57,7 @@ def test_cycles_are_compared_whichever_host_reduced_first(hosts, tmp_path):
     config = Config(world_size=sum(hosts), hosts=hosts, within_hosts_first=True, jitter=0.03, plants=(plant,))
     truth = generate(config, tmp_path)
     measurement = measured(tmp_path)
-    assert len(measurement.graphs.speaking.groups) == 1
+    assert len(measurement.graphs.primary.groups) == 1
     assert accused(measurement) == {}
     common = measurement.facts.shared.host
     assert common.ms_per_step == pytest.approx(truth.plants[0].cost_us_per_step / 1e3, rel=0.2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddpdoctor.measure.graph import latent_in_windows
+from ddpdoctor.measure.graph import standalone_data_of_windows
 from ddpdoctor.measure.taxonomy import INDEX, SyncKind
 from ddpdoctor.measure.window import read_window
 from ddpdoctor.trace import load_trace
@@ -43,7 +43,7 @@ def test_a_loader_nearly_as_slow_as_the_slowest_has_a_wait_of_its_own(tmp_path):
     """Rank 1 waits for data, rank 0 for rank 1; rank 0's host waits for its batches all the same, 97 ms for each."""
     windows = [window_of(tmp_path, 0, [50.0] * 7, EVERY * 0.97), window_of(tmp_path, 1, [60.0] * 7, EVERY)]
     group = group_of([0.0, 39.0])
-    latent = latent_in_windows(group, windows)
+    latent = standalone_data_of_windows(group, windows)
     assert latent[:, 0] == pytest.approx(36.0 * MS) and latent[:, 1] == pytest.approx(39.0 * MS)
     assert group.work[..., INDEX["data"]].sum(axis=1)[:, 0] == pytest.approx(0.0)
 
@@ -57,10 +57,10 @@ def test_a_loader_whose_batches_stand_ready_or_are_made_in_the_process_has_no_pa
         window_of(tmp_path, 0, waits_ms, EVERY * 0.97, name),
         window_of(tmp_path, 1, [60.0] * 7, EVERY),
     ]
-    latent = latent_in_windows(group_of([0.0, 39.0]), windows)
+    latent = standalone_data_of_windows(group_of([0.0, 39.0]), windows)
     assert latent[:, 0] == pytest.approx(0.0) and latent[:, 1] == pytest.approx(39.0 * MS)
 
 
 def test_without_any_pace_nothing_is_said(tmp_path):
     windows = [window_of(tmp_path, rank, [0.1] * 7, EVERY) for rank in (0, 1)]
-    assert latent_in_windows(group_of([0.0, 39.0]), windows) is None
+    assert standalone_data_of_windows(group_of([0.0, 39.0]), windows) is None

@@ -80,7 +80,9 @@ def test_communication_beside_computation_is_computation():
     group = cycles_of(syncs, work_array(3, 1, 2, forward=np.array([[6.0, 10.0]])), transfer_ms=2.0)
     beside = np.broadcast_to(np.array([4.0, 2.0]) * MS, (3, 1, 2))
     waiting = np.broadcast_to(np.array([3.0, 0.0]) * MS, (3, 1, 2))
-    graph = graph_of(replace(group, beside=beside, beside_wait=waiting, on_device=True))
+    graph = graph_of(
+        replace(group, concurrent_compute=beside, concurrent_compute_in_wait=waiting, on_device=True)
+    )
     rows = [of(row) for row in rank_breakdown(graph)]
     assert rows[0] == pytest.approx({"compute": 10.0, "comm_wait": 1.0, "comm_transfer": 1.0})
     assert rows[1] == pytest.approx({"compute": 12.0})

@@ -42,7 +42,11 @@ def computing_beside():
     group = cycles_of(reductions(2), work_array(3, 1, 2, forward=np.array([[6.0, 10.0]])), transfer_ms=2.0)
     beside = np.broadcast_to(np.array([4.0, 1.0]) * MS, (3, 1, 2))
     waiting = np.broadcast_to(np.array([3.0, 0.0]) * MS, (3, 1, 2))
-    return replace(group, beside=beside, beside_wait=waiting, on_device=True), (0.5, 1.0, 2.0)
+    return replace(group, concurrent_compute=beside, concurrent_compute_in_wait=waiting, on_device=True), (
+        0.5,
+        1.0,
+        2.0,
+    )
 
 
 def groups_at_once():

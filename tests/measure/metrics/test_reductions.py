@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
-from ddpdoctor.measure.metrics import reductions_of
+from ddpdoctor.measure.metrics import bucket_facts
 from tests.measure.made import cycles_of, graph_of, reductions, work_array
 
 
@@ -19,5 +19,5 @@ def of_buckets(count):
 def test_a_window_shows_buckets_and_a_log_backward_passes(buckets, passes, windows):
     logs = [SimpleNamespace(record=SimpleNamespace(info={}), steps=[])] * 2
     window = replace(of_buckets(buckets), source="trace")
-    assert reductions_of(window, of_buckets(passes), window, logs, windows).syncs_per_step == passes
-    assert reductions_of(window, None, window, [], windows).syncs_per_step is None, "the windows show none"
+    assert bucket_facts(window, of_buckets(passes), window, logs, windows).syncs_per_step == passes
+    assert bucket_facts(window, None, window, [], windows).syncs_per_step is None, "the windows show none"

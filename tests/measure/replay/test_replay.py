@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from ddpdoctor.measure.graph import Sync
 from ddpdoctor.measure.replay import (
     baseline,
+    place_removed_work,
     replay,
     replay_all,
-    when_ready,
     without_sync,
     without_transfer,
     without_work,
@@ -194,5 +194,5 @@ def test_what_all_ranks_do_stays_where_it_was_told():
     early = common.copy()
     early[:, 0] = 0.5 * MS
     group = slow.groups[0]
-    np.testing.assert_allclose(when_ready(group, common), common)
-    np.testing.assert_allclose(when_ready(group, early).sum(axis=1), early.sum(axis=1))
+    np.testing.assert_allclose(place_removed_work(group, common), common)
+    np.testing.assert_allclose(place_removed_work(group, early).sum(axis=1), early.sum(axis=1))

@@ -78,7 +78,7 @@ def test_device_times_of_all_ranks_speak_beside_a_window_of_one(logs_of, tmp_pat
     generate(Config(**SMALL, world_size=2, steps=4), tmp_path)
     windows = windows_of(tmp_path)
     logs = logs_of("seldom")
-    speakers = [build_graphs(logs, seen).speaker for seen in (windows, windows[:1], [])]
+    speakers = [build_graphs(logs, seen).recording for seen in (windows, windows[:1], [])]
     assert speakers == [Recording.WINDOW, Recording.DEVICE_LOG, Recording.DEVICE_LOG]
 
 

@@ -81,7 +81,7 @@ def test_breakdown_of_each_rank_adds_up_to_its_step(tmp_path):
 def test_a_rank_without_a_recording(tmp_path):
     job = Job(extra=plant(2, data=6.0))
     victim, _ = measured(record(tmp_path / "victim", job, missing=(0,)))
-    assert only_culprit(victim, "data", [2], 6.0).ranks == [2] and victim.graphs.speaking.ranks == (1, 2, 3)
+    assert only_culprit(victim, "data", [2], 6.0).ranks == [2] and victim.graphs.primary.ranks == (1, 2, 3)
     culprit, _ = measured(record(tmp_path / "culprit", job, missing=(2,)))
     assert late_facts(culprit) == {}, "the others are punctual"
     # Nobody at hand was late: what they waited for is part of the transfer's upper bound.
@@ -93,7 +93,7 @@ def test_a_rank_that_ended_early_limits_what_is_measured(tmp_path):
     lines = log_of(folder, 3).read_text().splitlines(keepends=True)
     log_of(folder, 3).write_text("".join(lines[:-10]))
     found, _ = measured(folder)
-    assert found.facts.steps.measured == 17 and found.graphs.speaking.set_aside["missing on a rank"] == 10
+    assert found.facts.steps.measured == 17 and found.graphs.primary.set_aside["missing on a rank"] == 10
     only_culprit(found, "data", [2], 6.0)
 
 
@@ -142,7 +142,7 @@ def test_runs_of_two_hosts_in_two_folders(tmp_path):
     job = Job(hosts=("a", "a", "b", "b"), offset_ns={"b": 2_000_000_000}, extra=plant(3, data=6.0))
     a, b = (record(tmp_path / name, job, missing=gone) for name, gone in (("a", (2, 3)), ("b", (0, 1))))
     found, _ = measured(a, b)
-    assert found.graphs.speaking.ranks == (0, 1, 2, 3)
+    assert found.graphs.primary.ranks == (0, 1, 2, 3)
     only_culprit(found, "data", [3], 6.0)
 
 
@@ -195,7 +195,7 @@ def test_gathering_sharded_parameters_is_no_metric(tmp_path):
 def test_asynchronous_metrics_are_met_where_they_are_waited_for(tmp_path):
     found, _ = measured(record(tmp_path / "run", Job(metric="async", extra=plant(2, host=5.0))))
     only_culprit(found, "host", [2], 5.0)
-    assert found.graphs.speaking.unmatched == 0 and found.facts.buckets.collectives_per_step == 1
+    assert found.graphs.primary.unmatched == 0 and found.facts.buckets.collectives_per_step == 1
 
 
 def test_two_ranks_of_two_are_late_for_two_causes(tmp_path):

@@ -37,7 +37,7 @@ def test_a_stragglers_wait_for_data_is_the_sum_of_its_events():
     finding = diagnosis.findings[0]
     assert finding.rule == "dataloader/one-rank-late" and finding.ranks == cost["ranks"] == [1]
 
-    graph = measure(prepared.logs, prepared.windows, prepared.inputs.telemetry).graphs.speaking
+    graph = measure(prepared.logs, prepared.windows, prepared.inputs.telemetry).graphs.primary
     measured = [step for group in graph.groups for step in group.steps.tolist()]
     assert len(measured) == diagnosis.steps.measured == cost["steps_seen"]
     waits = data_wait_ns(rank=1)

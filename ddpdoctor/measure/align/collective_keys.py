@@ -1,4 +1,4 @@
-"""By what a collective is known on every rank: its process group, operation and size, its number and its step."""
+"""The key of a collective on every rank: its process group, operation, size, sequence number and step."""
 
 from __future__ import annotations
 
@@ -14,74 +14,74 @@ from ddpdoctor.measure.numerics import Ints, Mask
 from ddpdoctor.measure.window import UNKNOWN_STEP, Window, step_of_collectives
 
 _UNEQUAL = ("alltoall", "sendrecv", "send", "recv", "gather", "scatter", "unknown")
-"""Operations to which ranks may contribute unlike amounts: their sizes tell nothing."""
+"""Operations to which ranks may contribute different amounts: their sizes identify nothing."""
 _ROOTED = ("broadcast", "reduce", "gather", "scatter", "send", "recv", "unknown")
-"""Operations that a rank may have left before another comes: whoever only gives need not wait for who takes."""
-_COLUMNS = ("label", "kind", "step", "start", "end", "left", "meets")
+"""Operations that a rank may leave before another arrives: a rank that only sends need not wait for the receivers."""
+_COLUMNS = ("label", "kind", "step", "start", "end", "left", "synchronizes")
 
 
-class Ordered(msgspec.Struct, frozen=True):
-    """Collectives of one process group in their order, [M]; times int64 ns."""
+class CollectiveSequence(msgspec.Struct, frozen=True):
+    """Collectives of one process group in order, [M]; times int64 ns."""
 
     label: Ints
-    """Alike on all ranks: stands for operation and size, and the collective's number where it has one."""
+    """Equal on all ranks: a code for operation and size, and the collective's number where it has one."""
     kind: Ints
     """The same without the number."""
     step: Ints
-    """In which the host launched it; -1 unknown."""
+    """Step in which the host launched it; -1 unknown."""
     start: Ints
-    """When the last of those who are known to take part came."""
+    """Latest start among the members known so far."""
     end: Ints
     left: Ints
-    """When the first of them left."""
-    meets: Mask
-    """Nobody leaves it before all have come, and no number says what is the same."""
+    """Earliest end among the members known so far."""
+    synchronizes: Mask
+    """Whether no rank leaves it before all have arrived, and no sequence number identifies it."""
     one_order: bool = False
-    """Whether one order holds for all: the group is known, or its host issues them one by one."""
+    """Whether all streams have one order: the group is known, or its host issues the collectives one by one."""
     on_device: bool = True
-    """Else ends come when a thread gets a CPU."""
+    """If false, an end is delayed until a thread gets a CPU."""
 
     def __len__(self) -> int:
         return len(self.label)
 
-    def taken(self, rows: Ints) -> Ordered:
+    def select(self, rows: Ints) -> CollectiveSequence:
         """These rows only."""
         columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in _COLUMNS}
         return replace(self, **columns)
 
-    def joined(self, more: Ordered) -> Ordered:
-        """These, and more behind them."""
+    def joined(self, more: CollectiveSequence) -> CollectiveSequence:
+        """The collectives of ``self`` followed by those of ``more``."""
         columns: dict[str, Any] = {
             name: np.concatenate((getattr(self, name), getattr(more, name))) for name in _COLUMNS
         }
         return replace(self, **columns)
 
-    def by_clock(self, correction_ns: Ints) -> Ordered:
-        """The same by another clock, which is ahead by so much at each end."""
+    def by_clock(self, correction_ns: Ints) -> CollectiveSequence:
+        """The same on another clock, ``correction_ns`` to be added at each end."""
         moved = {name: getattr(self, name) + correction_ns for name in ("start", "end", "left")}
         return replace(self, **moved)
 
 
-def differ(a: Ints, b: Ints) -> Mask:
-    """Where two steps are known, and are not the same."""
+def steps_differ(a: Ints, b: Ints) -> Mask:
+    """Where both steps are known and different."""
     different: Mask = (a >= 0) & (b >= 0) & (a != b)
     return different
 
 
-def meet(line: Ordered, other: Ordered, row: Ints, error_ns: float) -> Mask:
-    """[M] which of ``other`` can be the one in this ``row`` of ``line``: nobody comes after another has left."""
-    after = np.maximum(line.start[row] - other.left, other.start - line.left[row])
-    possible: Mask = (row >= 0) & ((after <= error_ns) | ~other.meets)
+def can_be_same(reference: CollectiveSequence, other: CollectiveSequence, row: Ints, error_ns: float) -> Mask:
+    """[M] whether each of ``other`` can be the one in this ``row`` of ``reference``: neither rank starts after the other has left."""
+    after = np.maximum(reference.start[row] - other.left, other.start - reference.left[row])
+    possible: Mask = (row >= 0) & ((after <= error_ns) | ~other.synchronizes)
     return possible
 
 
-Groups = dict[Hashable, tuple[Ints, Ordered]]
+Groups = dict[Hashable, tuple[Ints, CollectiveSequence]]
 """Process group → rows in the window's collectives, and the collectives in their order."""
 
 
 def group_keys(window: Window) -> list[Hashable]:
-    """Process group of each collective, told apart by its ranks where the file lists them: names repeat between
-    disjoint groups in some versions. As text, which remembers its hash: a group may have thousands of ranks."""
+    """Process group of each collective, with its ranks where the file lists them: names repeat between disjoint groups in some
+    versions. As text, whose hash is cached: a group may have thousands of ranks."""
     known: dict[str, Hashable] = {}
     for group in window.trace.meta.process_groups:
         if group.get("ranks"):
@@ -89,9 +89,9 @@ def group_keys(window: Window) -> list[Hashable]:
     return [known.get(name, name) for name in window.collectives.group]
 
 
-def ordered(windows: Sequence[Window], numbers: bool = True) -> list[Groups]:
-    """Of each window its collectives by process group, those between two ranks left out. ``numbers``: those that have
-    one are told apart by it."""
+def sequences_of(windows: Sequence[Window], numbers: bool = True) -> list[Groups]:
+    """For each window its collectives by process group, without those between two ranks. ``numbers``: whether sequence numbers are part
+    of the labels."""
     keys = _with_lost_groups([group_keys(window) for window in windows])
     sizes = [_sizes(window, of_window) for window, of_window in zip(windows, keys, strict=True)]
     only = _only_sizes(windows, keys, sizes)
@@ -115,7 +115,7 @@ def ordered(windows: Sequence[Window], numbers: bool = True) -> list[Groups]:
 def _by_group(window: Window, keys: Sequence[Hashable], label: Ints, kind: Ints) -> Groups:
     comms = window.collectives
     step = step_of_collectives(window) if window.steps else np.full(len(comms), UNKNOWN_STEP)
-    meets = ~np.isin(np.array(comms.operation, dtype=str), _ROOTED) & (label == kind)
+    synchronizes = ~np.isin(np.array(comms.operation, dtype=str), _ROOTED) & (label == kind)
     codes: dict[Hashable, int] = {}
     code = np.array([codes.setdefault(key, len(codes)) for key in keys], np.int64)
     groups: Groups = {}
@@ -125,14 +125,14 @@ def _by_group(window: Window, keys: Sequence[Hashable], label: Ints, kind: Ints)
         if len(rows):
             groups[key] = (
                 rows,
-                Ordered(
+                CollectiveSequence(
                     label[rows],
                     kind[rows],
                     step[rows],
                     comms.start[rows],
                     comms.end[rows],
                     comms.end[rows],
-                    meets[rows],
+                    synchronizes[rows],
                     one_order=key != "" or not window.on_device,
                     on_device=window.on_device,
                 ),
@@ -141,7 +141,7 @@ def _by_group(window: Window, keys: Sequence[Hashable], label: Ints, kind: Ints)
 
 
 def _with_lost_groups(keys: list[list[Hashable]]) -> list[list[Hashable]]:
-    """Where all that is named belongs to one group, so does what lost its name."""
+    """The keys, where only one group is named: collectives without a name get that name."""
     names = {key for of_window in keys for key in set(of_window)}
     named = names - {""}
     if len(named) != 1 or "" not in names:
@@ -150,7 +150,7 @@ def _with_lost_groups(keys: list[list[Hashable]]) -> list[list[Hashable]]:
 
 
 def _sizes(window: Window, keys: Sequence[Hashable]) -> list[float]:
-    """Bytes of each collective, -1 where they are unknown or tell nothing."""
+    """Bytes of each collective, -1 where they are unknown or identify nothing."""
     comms = window.collectives
     known = np.nan_to_num(comms.bytes, nan=-1.0).tolist()
     return [-1.0 if op in _UNEQUAL else size for op, size in zip(comms.operation, known, strict=True)]
@@ -159,7 +159,7 @@ def _sizes(window: Window, keys: Sequence[Hashable]) -> list[float]:
 def _only_sizes(
     windows: Sequence[Window], keys: Sequence[Sequence[Hashable]], sizes: Sequence[Sequence[float]]
 ) -> dict[Hashable, float]:
-    """(Group, operation) → the size of all those whose size is known, where they have the same."""
+    """(Group, operation) → the size of those whose size is known, where all have the same."""
     seen: dict[Hashable, set[float]] = defaultdict(set)
     for window, of_window, size in zip(windows, keys, sizes, strict=True):
         for what in set(zip(of_window, window.collectives.operation, size, strict=True)):

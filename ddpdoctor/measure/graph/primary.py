@@ -1,4 +1,4 @@
-"""Which recording speaks for the job: the step logs, the profiled window, or the devices' own times."""
+"""Choose the primary recording: the step logs, the profiler window, or the devices' own times."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .operators import OperatorShares, operator_shares
 
 
 class Recording(StrEnum):
-    """What can speak for a job."""
+    """The recordings that can be the primary one."""
 
     HOST_LOG = "host-log"
     DEVICE_LOG = "device-log"
@@ -38,21 +38,21 @@ _NO_WINDOW = (
 
 
 class Graphs(msgspec.Struct, frozen=True):
-    """All graphs of a run, and which of them speaks of causes."""
+    """All graphs of a run, and which of them causes are measured by."""
 
-    speaker: Recording
+    recording: Recording
     why: str
     """A sentence for the user."""
-    speaking: Graph
+    primary: Graph
     log: Graph | None
-    """Of the step logs; in device time where the devices' own times speak."""
+    """Of the step logs; in device time where that is the primary recording."""
     window: Graph | None
     device: Graph | None
-    """Of the step logs in device time, for what slows devices now and then, where those times do not speak themselves."""
+    """Of the step logs in device time, for rare slow steps of devices; None where it is the primary recording."""
     logs: Sequence[RankLog]
-    """Those behind ``log``."""
+    """The logs that ``log`` was built from."""
     device_logs: Sequence[RankLog]
-    """Those behind ``device``."""
+    """The logs that ``device`` was built from."""
     windows: Sequence[Window]
     """On the run's clock."""
     operator_shares: Mapping[int, OperatorShares]
@@ -61,35 +61,35 @@ class Graphs(msgspec.Struct, frozen=True):
     """Whether the job computes on devices."""
 
     @property
-    def told(self) -> Graph:
-        """Whose step times are told: the whole run's where there is one."""
-        return self.log if self.log is not None and self.log.groups else self.speaking
+    def timing(self) -> Graph:
+        """The graph that step times are reported from: the whole run's where there is one."""
+        return self.log if self.log is not None and self.log.groups else self.primary
 
     @property
-    def log_speaks(self) -> bool:
-        """Whether the graph that speaks is that of the step logs."""
-        return self.speaking is self.log
+    def primary_is_log(self) -> bool:
+        """Whether the primary graph is that of the step logs."""
+        return self.primary is self.log
 
     @property
-    def window_speaks(self) -> bool:
-        """Whether lines and operations are those of the window."""
-        return self.speaker is Recording.WINDOW
+    def primary_is_window(self) -> bool:
+        """Whether the profiler window is the primary recording."""
+        return self.recording is Recording.WINDOW
 
     @property
     def operators_seen(self) -> bool:
-        """Whether the operators outside forward, backward and optimizer were seen, on every rank."""
+        """Whether the operators outside forward, backward and optimizer were recorded, on every rank."""
         seen = sum(shares.seen for shares in self.operator_shares.values())
-        return self.window_speaks or seen == len(self.logs)
+        return self.primary_is_window or seen == len(self.logs)
 
 
 def build_graphs(logs: Sequence[RankLog], windows: Sequence[Window]) -> Graphs:
     """The graphs of logs and windows on one clock, ordered by rank; either may be empty, not both.
 
-    The whole run speaks where the hosts' clocks tell when work was done: jobs on CPUs. With a device the host
-    only issues work, so the profiled window speaks, and the step logs give the step times, settings and
-    source lines. It speaks as well where it shows more ranks than there are step logs: what looks like transfer in those may be
-    waiting for the others. Where the run was timed by CUDA events, it speaks in device time where there are windows of fewer
-    ranks, or none, and of what slowed a device outside them.
+    The step logs are primary where the hosts' clocks show when work was done: jobs on CPUs. With a device the host only issues work, so
+    the profiler window is primary, and the step logs give the step times, settings and source lines. The window is also primary where
+    it has more ranks than there are step logs: what looks like transfer in the logs may be waiting for the missing ranks. Where the run
+    was timed by CUDA events, device time is primary if fewer ranks, or none, have a window; else it shows what slowed a device outside
+    the window.
     """
     timed = in_device_time(logs)
     on_device = timed is not None or any(window.on_device for window in windows) or _on_cuda(logs)
@@ -99,20 +99,20 @@ def build_graphs(logs: Sequence[RankLog], windows: Sequence[Window]) -> Graphs:
     window_seen = (on_device or more_windows) and window_graph is not None and window_graph.cycles > 0
     windows_of_all = window_seen and len(windows) >= len(logs)
     if timed is not None and not windows_of_all and not _synchronise_on_hosts(logs):
-        speaker, own_logs = Recording.DEVICE_LOG, timed
+        recording, own_logs = Recording.DEVICE_LOG, timed
         log_graph: Graph | None = graph_of_logs(timed)
     else:
         log_graph, own_logs = (graph_of_logs(logs, shares) if logs else None), list(logs)
-        speaker = Recording.WINDOW if window_seen or log_graph is None else Recording.HOST_LOG
-    speaking = window_graph if speaker is Recording.WINDOW else log_graph
-    assert speaking is not None, "neither step logs nor windows"
+        recording = Recording.WINDOW if window_seen or log_graph is None else Recording.HOST_LOG
+    primary = window_graph if recording is Recording.WINDOW else log_graph
+    assert primary is not None, "neither step logs nor windows"
     return Graphs(
-        speaker=speaker,
-        why=_why(speaker, len(logs), len(windows), on_device),
-        speaking=speaking,
+        recording=recording,
+        why=_why(recording, len(logs), len(windows), on_device),
+        primary=primary,
         log=log_graph,
         window=window_graph,
-        device=graph_of_logs(timed) if timed is not None and speaker is Recording.WINDOW else None,
+        device=graph_of_logs(timed) if timed is not None and recording is Recording.WINDOW else None,
         logs=own_logs,
         device_logs=timed or [],
         windows=aligned,
@@ -121,14 +121,14 @@ def build_graphs(logs: Sequence[RankLog], windows: Sequence[Window]) -> Graphs:
     )
 
 
-def _why(speaker: Recording, logs: int, windows: int, on_device: bool) -> str:
-    if speaker is Recording.WINDOW and not logs:
+def _why(recording: Recording, logs: int, windows: int, on_device: bool) -> str:
+    if recording is Recording.WINDOW and not logs:
         return _NO_LOGS
-    if speaker is Recording.WINDOW and windows > logs:
+    if recording is Recording.WINDOW and windows > logs:
         return _MORE_WINDOWS
-    if speaker is Recording.HOST_LOG and on_device:
+    if recording is Recording.HOST_LOG and on_device:
         return _NO_WINDOW
-    return _WHY[speaker]
+    return _WHY[recording]
 
 
 def _on_cuda(logs: Sequence[RankLog]) -> bool:
@@ -136,7 +136,7 @@ def _on_cuda(logs: Sequence[RankLog]) -> bool:
 
 
 def _synchronise_on_hosts(logs: Sequence[RankLog]) -> bool:
-    """Whether steps usually hold collectives that Python called, which logs in device time leave out."""
+    """Whether most steps have collectives called from Python, which logs in device time lack."""
     calls = [
         any(event.kind in (EventKind.COLLECTIVE, EventKind.BARRIER) for event in step.events)
         for log in logs
