@@ -13,7 +13,7 @@ from typing import Any
 from ddpdoctor.cli.rank_answers import STOPPED, answers, is_stopped, running_ranks
 from ddpdoctor.cli.say import say
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.launch.standstill import Tuning
+from ddpdoctor.launch.hang_detection import Tuning
 from ddpdoctor.rundir import (
     CAPTURE_ANSWER,
     CAPTURE_ORDER,

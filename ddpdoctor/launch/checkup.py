@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from ddpdoctor.launch.directory import RUNS_FOLDER
-from ddpdoctor.launch.jobpython import Interpreter, asked, interpreter_of
+from ddpdoctor.launch.jobpython import Interpreter, interpreter_of, probe_interpreter
 from ddpdoctor.telemetry import HostSampler, NvmlSampler
 from ddpdoctor.telemetry.cgroup import Cgroup
 
@@ -69,7 +69,7 @@ def checks_for(command: Sequence[str]) -> list[Check]:
     Raises DdpDoctorError where there is no such command. Nothing is written but to a temporary folder.
     """
     interpreter = interpreter_of(command)
-    told = asked(interpreter.path)
+    told = probe_interpreter(interpreter.path)
     host = HostSampler().facts
     checks: tuple[tuple[str, Callable[[], tuple[CheckState, str]]], ...] = (
         ("Job's Python", lambda: _python(told, interpreter, command)),

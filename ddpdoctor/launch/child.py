@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from ddpdoctor.launch.alone import UnpreparedError, as_own, execute, inherited, not_started, preparing
+from ddpdoctor.launch.group_signals import GroupSignalDetector
 from ddpdoctor.launch.orphans import GRACE_S
-from ddpdoctor.launch.witness import GroupWitness
 
 _FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS)
 _OF_OUR_WRITING = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTTIN, signal.SIGTTOU)
@@ -93,7 +93,7 @@ class Child:
         with preparing("what the caller left to it cannot be read"):
             self._libc = ctypes.CDLL(None, use_errno=True)
             self._caller = inherited(self._libc)
-        self._witness: GroupWitness | None = None
+        self._group_signals: GroupSignalDetector | None = None
         self._asked_to_stop = False
         self._is_ended_here = False
         self._kill_at_s: float | None = None
@@ -103,15 +103,15 @@ class Child:
                 # Where it is ignored, the kernel throws the job's exit code away.
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 signal.pthread_sigmask(signal.SIG_BLOCK, [*_FORWARDED, signal.SIGCHLD])
-                self._witness = GroupWitness(_FORWARDED, self._libc)
+                self._group_signals = GroupSignalDetector(_FORWARDED, self._libc)
                 self.pid = self._start(list(command), dict(environment))
         except BaseException:
             self._undo()
             raise
 
     def _undo(self) -> None:
-        if self._witness is not None:
-            self._witness.close()
+        if self._group_signals is not None:
+            self._group_signals.close()
         ignored = signal.SIGCHLD in self._caller.ignored
         signal.signal(signal.SIGCHLD, signal.SIG_IGN if ignored else signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._caller.blocked)
@@ -196,7 +196,9 @@ class Child:
 
     def _pass_on(self, received: signal.struct_siginfo) -> None:
         number = received.si_signo
-        by_group = self._witness is not None and self._witness.saw(number, received.si_code)
+        by_group = self._group_signals is not None and self._group_signals.was_sent_to_group(
+            number, received.si_code
+        )
         if not by_group:
             self._send(number)
         if number in _ASKING:
@@ -216,8 +218,8 @@ class Child:
         """Give the signals back their former meaning in this process, but for those that end it: they wait until somebody
         unblocks them. True where one of these came after the job's end.
         """
-        if self._witness is not None:
-            self._witness.close()
+        if self._group_signals is not None:
+            self._group_signals.close()
         signal.sigtimedwait([signal.SIGCHLD], 0)
         asked_to_end = False
         while (received := signal.sigtimedwait(_FORWARDED, 0)) is not None:

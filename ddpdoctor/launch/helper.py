@@ -36,43 +36,43 @@ _LONGER = 5
 _Result = TypeVar("_Result")
 
 
-class NoAnswerError(OSError):
+class StorageTimeoutError(OSError):
     """The storage did not answer in time."""
 
 
-class Patience:
+class HeartbeatTimeout:
     """With a child that beats while it gets on. One that merely gets no processor, or waits for something that has a
     deadline of its own, is given longer than one that the kernel keeps waiting.
     """
 
     def __init__(self, pid: int, patience_s: float) -> None:
         self._pid, self._patience_s = pid, patience_s
-        self.renew()
+        self.restart()
 
-    def renew(self) -> None:
+    def restart(self) -> None:
         """It has beaten."""
         self._since_s = time.monotonic()
 
-    def ask(self) -> None:
-        """Raises NoAnswerError once there is none left."""
+    def check(self) -> None:
+        """Raises StorageTimeoutError once there is none left."""
         silent_s = time.monotonic() - self._since_s
         # The kernel keeps its main thread from running until something answers.
         kept_waiting = procfs.state_of(self._pid) == "D"
         most_s = self._patience_s if kept_waiting else self._patience_s * _LONGER
         if silent_s > most_s:
-            raise NoAnswerError("its storage does not answer")
+            raise StorageTimeoutError("its storage does not answer")
 
 
-def bounded(work: Callable[[Beat], _Result], patience_s: float) -> _Result:
+def run_with_timeout(work: Callable[[Beat], _Result], patience_s: float) -> _Result:
     """What ``work`` returns, or raises, both of which can be pickled; it is done in a forked process, which is left
-    behind, with NoAnswerError raised, once it has not beaten for ``patience_s``. For the main thread.
+    behind, with StorageTimeoutError raised, once it has not beaten for ``patience_s``. For the main thread.
     """
     try:
         pid, reader = _forked(lambda writer: _answer_with(work, writer))
     except OSError:  # no further process is allowed
         return work(lambda: None)
     try:
-        kind, data = _answer(reader, Patience(pid, patience_s))
+        kind, data = _answer(reader, HeartbeatTimeout(pid, patience_s))
     finally:
         os.close(reader)
         leave(pid)
@@ -94,7 +94,7 @@ def _forked(work: Callable[[int], None], *kept: int) -> tuple[int, int]:
         raise
     if pid == 0:
         try:
-            hold_no_streams([writer, *kept])
+            close_inherited_files([writer, *kept])
             work(writer)
         finally:
             os._exit(0)
@@ -112,7 +112,7 @@ def leave(pid: int) -> None:
         pass
 
 
-def hold_no_streams(kept: Iterable[int]) -> None:
+def close_inherited_files(kept: Iterable[int]) -> None:
     """Close all files of this process but ``kept``: an end of the job's pipes kept open here would keep their readers
     waiting, and this process may stay when all others have ended."""
     keep = set(kept)
@@ -170,7 +170,7 @@ def _pickled(error: Exception) -> bytes:
     return data
 
 
-def _answer(reader: int, patience: Patience) -> tuple[bytes, bytes]:
+def _answer(reader: int, patience: HeartbeatTimeout) -> tuple[bytes, bytes]:
     """The kind of the answer, and its bytes."""
     data = b""
     while True:
@@ -179,15 +179,15 @@ def _answer(reader: int, patience: Patience) -> tuple[bytes, bytes]:
         if len(data) >= head and len(data) >= head + _SIZE.unpack(data[1:head])[0]:
             return data[:1], data[head:]
         while not is_readable(reader, LOOK_S):
-            patience.ask()
-        patience.renew()
+            patience.check()
+        patience.restart()
         piece = os.read(reader, _PIECE_BYTES)
         if not piece:
             raise OSError("the process that was to write to it has died")
         data += piece
 
 
-IN_ORDER = b"."
+JOB_ENDED = b"."
 """Sent by a launcher whose job has ended; one that was killed sends nothing."""
 _ANSWER_BYTES = 1 << 16
 _UNHEARD_S = 5.0
@@ -200,13 +200,13 @@ Work = Callable[[int, int], None]
 is gone), and by which it is answered."""
 
 
-class Beside:
+class HelperProcess:
     """The launcher's side of it. For the main thread."""
 
     def __init__(self, name: str, work: Work) -> None:
         self._name, self._work = name, work
         self._pid = self._orders = self._answers = 0
-        self._patience: Patience | None = None
+        self._patience: HeartbeatTimeout | None = None
         self._reader: threading.Thread | None = None
 
     def start(self) -> None:
@@ -231,7 +231,7 @@ class Beside:
         """What it says goes to ``told`` from now on, in a thread. Nothing where it could not be started."""
         if not self._pid:
             return
-        self._patience = Patience(self._pid, patience_s)
+        self._patience = HeartbeatTimeout(self._pid, patience_s)
         reader = threading.Thread(
             target=_listen,
             args=(self._answers, self._patience, told),
@@ -264,38 +264,38 @@ class Beside:
 
     def _send_end(self) -> None:
         try:
-            os.write(self._orders, IN_ORDER)
+            os.write(self._orders, JOB_ENDED)
         except OSError:
             pass  # it has died
         os.close(self._orders)
 
     def end(self) -> None:
-        """Have it bring what it does to an end. Raises NoAnswerError where it does not get on: it is left behind then."""
+        """Have it bring what it does to an end. Raises StorageTimeoutError where it does not get on: it is left behind then."""
         if not self._pid or self._patience is None:
             return
         if self._reader is None:
             self.stop(_UNHEARD_S)
             return
         self._send_end()
-        self._patience.renew()
+        self._patience.restart()
         try:
             while self._reader.is_alive():
                 self._reader.join(LOOK_S)
                 if self._reader.is_alive():
-                    self._patience.ask()
+                    self._patience.check()
         finally:
             leave(self._pid)
 
 
-def _listen(answers: int, patience: Patience, told: Callable[[dict[str, Any]], None]) -> None:
+def _listen(answers: int, patience: HeartbeatTimeout, told: Callable[[dict[str, Any]], None]) -> None:
     with os.fdopen(answers, "rb") as lines:
         for line in lines:
-            patience.renew()
+            patience.restart()
             if line.strip():
                 told(json.loads(line))
 
 
-def say(writer: int, **what: Any) -> None:
+def send(writer: int, **what: Any) -> None:
     """Tell the launcher; nobody listens where it is gone."""
     try:
         os.write(writer, json.dumps(what).encode() + b"\n")
@@ -311,7 +311,7 @@ _MOST_SENTENCE_BYTES = 1 << 14
 """Of its answer, a sentence; a pipe holds more, so that nobody waits for the other."""
 
 
-class Diagnosing:
+class AnalysisProcess:
     """For a process that waits for several things at once."""
 
     def __init__(self, diagnose: Callable[[], str] | None) -> None:

@@ -96,7 +96,7 @@ def _interpreter(path: str) -> Interpreter:
     return Interpreter(shutil.which("python") or shutil.which("python3") or sys.executable, False)
 
 
-def asked(interpreter: str) -> dict[str, Any]:
+def probe_interpreter(interpreter: str) -> dict[str, Any]:
     """What it says of itself under the environment in which ``run`` starts a job: ``python``, ``executable``, ``hook`` (whether the
     recorder came in), and where torch is there ``torch``, ``cuda``, ``devices``, ``distributed``, ``backends``, ``profiler``.
     ``error`` says what failed. Takes as long as an import of torch.

@@ -29,8 +29,8 @@ from ddpdoctor.launch.alone import (
 )
 from ddpdoctor.launch.child import Child, ExitStatus
 from ddpdoctor.launch.directory import Launch, default_run_name, job_identity, new_manifest, open_run
-from ddpdoctor.launch.helper import Beat, Beside, NoAnswerError, bounded
-from ddpdoctor.launch.keeper import Keeper
+from ddpdoctor.launch.hang_monitor import END_S, HangMonitor
+from ddpdoctor.launch.helper import Beat, HelperProcess, StorageTimeoutError, run_with_timeout
 from ddpdoctor.launch.leftovers import (
     HostRanks,
     clear_spools_of_earlier_runs,
@@ -38,7 +38,7 @@ from ddpdoctor.launch.leftovers import (
 )
 from ddpdoctor.launch.options import RunOptions
 from ddpdoctor.launch.orphans import Orphans
-from ddpdoctor.launch.sentinel import END_S, Sentinel
+from ddpdoctor.launch.storage_process import StorageProcess
 from ddpdoctor.rundir import (
     ASKED_FILE,
     ASKED_SCHEMA,
@@ -59,7 +59,7 @@ from ddpdoctor.rundir.stops import signal_name
 _MOST_NAMED = 8
 
 
-def standing_at_door(root: str) -> str:
+def ranks_before_init(root: str) -> str:
     """Who is there, or was when it ended, and whether it has asked to join, in sentences; "" where nobody is."""
     asked: dict[int, bool] = {}
     for rank, _, path in at_door(root):
@@ -77,7 +77,7 @@ def standing_at_door(root: str) -> str:
     return " ".join(told)
 
 
-def no_rank(program: str, ended_by: int | None, unjoined: str) -> Note:
+def no_rank_note(program: str, ended_by: int | None, unjoined: str) -> Note:
     """Why, where ``program`` was ended by the signal ``ended_by``, or by itself; ``unjoined`` is what ``standing_at_door`` gave."""
     if ended_by is not None:
         name = signal_name(ended_by)
@@ -189,14 +189,14 @@ def _started(
         drain_spools(place.spool)
 
     with preparing("the run directory cannot be created", but=DdpDoctorError):
-        place = bounded(prepare, _START_S)
+        place = run_with_timeout(prepare, _START_S)
     try:
         with preparing("the recording cannot be prepared"):
             recording = _Recording(place, options, base, diagnose)
         return recording, Child(command, recording.environment, recording.note_asked)
     except BaseException:
         with suppress(Exception):
-            bounded(take_back, _ANSWER_S)
+            run_with_timeout(take_back, _ANSWER_S)
         raise
 
 
@@ -239,10 +239,14 @@ class _Recording:
         launch = self.launch
         self.ranks = HostRanks(launch.run, launch.host)
         kept = launch.run, place.spool, launch.host, options
-        self.keeper = Beside("keeper", lambda orders, writer: Keeper(*kept, orders, writer).keep())
+        self.storage_process = HelperProcess(
+            "storage", lambda orders, writer: StorageProcess(*kept, orders, writer).run()
+        )
         own = None if diagnose is None or not launch.owner else partial(diagnose, launch.run)
         watched = place.spool, launch.host, options, own
-        self.sentinel = Beside("sentinel", lambda orders, writer: Sentinel(*watched, orders, writer).watch())
+        self.hang_monitor = HelperProcess(
+            "hang-monitor", lambda orders, writer: HangMonitor(*watched, orders, writer).run()
+        )
         self.marker = f"{launch.host}:{launch.record.stem}:{launch.document['started_ns']}"
         asked = HookOptions(
             profile_steps=(options.profile_steps or DEFAULT_PROFILE_STEPS) if options.profile else None,
@@ -270,22 +274,22 @@ class _Recording:
             self.manifest_notes += [Note(text, NoteCode(code)) for text, code in said.get("notes", [])]
 
         try:
-            self.keeper.start()
+            self.storage_process.start()
         except Exception as error:
             self.notes.append(f"No telemetry: {error}.")
         try:
-            self.sentinel.start()
+            self.hang_monitor.start()
         except Exception as error:
             self.notes.append(f"The job is not watched for hangs: {error}.")
         try:
-            self.keeper.listen(heard, _ANSWER_S)
-            self.sentinel.listen(heard, END_S)
+            self.storage_process.listen(heard, _ANSWER_S)
+            self.hang_monitor.listen(heard, END_S)
         except Exception as error:  # no further thread is allowed
             self.notes.append(f"The recording may be incomplete: {error}.")
         status = child.wait()
         try:
             recorded, stopped = self._finish(command, status, child)
-        except NoAnswerError:
+        except StorageTimeoutError:
             recorded, stopped = 0, False
             self.unsaved.append(
                 f"{self.launch.run} does not answer: what has not been copied there yet waits in memory ({self.spool}); "
@@ -318,15 +322,15 @@ class _Recording:
             pass  # its memory is full, or gone
 
     def _finish(self, command: Sequence[str], status: ExitStatus, child: Child) -> tuple[int, bool]:
-        """Gather what the job left; the number of ranks recorded, and whether it is known how ranks stopped. Raises NoAnswerError.
+        """Gather what the job left; the number of ranks recorded, and whether it is known how ranks stopped. Raises StorageTimeoutError.
 
         Each stage is done in a process of its own, which can be left behind.
         """
         ended_ns = time.time_ns()
-        unjoined = standing_at_door(str(self.spool))
-        with suppress(NoAnswerError):  # how the ranks ended is then not written down
-            self.sentinel.end()
-        self.keeper.end()
+        unjoined = ranks_before_init(str(self.spool))
+        with suppress(StorageTimeoutError):  # how the ranks ended is then not written down
+            self.hang_monitor.end()
+        self.storage_process.end()
         self._stage(self._wait_for_traces)
         if child.is_to_end or status.signal is not None:
             end_orphans = partial(self._end_orphans, child.was_told_by_group, self._recorded_ranks())
@@ -334,12 +338,14 @@ class _Recording:
                 self.notes.append("Processes of the job may still run: they could not be looked for.")
         for stage in (self._collect, self._wait_for_others):
             if not self._stage(stage):
-                raise NoAnswerError
+                raise StorageTimeoutError
         self._note_sources()
         # Somebody may have ended the command, which then leaves with an exit code, as torchrun does.
         ended_by = status.signal or (self._asked_by if status.code else None)
-        nothing = no_rank(command[0], ended_by, unjoined)
-        recorded, stopped, notes = bounded(lambda beat: self._complete(status, ended_ns, nothing), _ANSWER_S)
+        nothing = no_rank_note(command[0], ended_by, unjoined)
+        recorded, stopped, notes = run_with_timeout(
+            lambda beat: self._complete(status, ended_ns, nothing), _ANSWER_S
+        )
         self.notes = [*notes, *self.notes]
         return recorded, stopped
 
@@ -368,10 +374,10 @@ class _Recording:
     def _stage(self, stage: Callable[[Beat], _Said]) -> bool:
         """Do what comes after the job's end, and keep what it has to say; whether it was answered."""
         try:
-            notes, unsaved = bounded(stage, _ANSWER_S)
+            notes, unsaved = run_with_timeout(stage, _ANSWER_S)
             self.notes += notes
             self.unsaved += unsaved
-        except NoAnswerError:
+        except StorageTimeoutError:
             return False
         except Exception as error:
             self.notes.append(f"The recording may be incomplete: {type(error).__name__}: {error}.")
@@ -384,7 +390,7 @@ class _Recording:
     def _recorded_ranks(self) -> dict[int, int] | None:
         """By process id, the ranks of this host in the run directory; None where it does not answer."""
         try:
-            return bounded(lambda beat: {pid: rank for rank, pid in self.ranks.all()}, _ANSWER_S)
+            return run_with_timeout(lambda beat: {pid: rank for rank, pid in self.ranks.all()}, _ANSWER_S)
         except Exception:
             return None
 
@@ -404,7 +410,7 @@ class _Recording:
         slow or gone: that costs the report the text of its lines, and nothing else."""
         launch = self.launch
         try:
-            bounded(
+            run_with_timeout(
                 lambda beat: note_sources(
                     str(launch.run), launch.host, self.ranks.folders(), launch.document["started_ns"]
                 ),
@@ -413,7 +419,7 @@ class _Recording:
         except Exception as error:
             why = (
                 "its storage does not answer"
-                if isinstance(error, NoAnswerError)
+                if isinstance(error, StorageTimeoutError)
                 else f"{type(error).__name__}: {error}"
             )
             self.manifest_notes.append(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ddpdoctor.launch.hang_detection import HangCandidate
 from ddpdoctor.launch.rankwatch import Activity, WatchedRank
-from ddpdoctor.launch.standstill import Suspicion
 from ddpdoctor.rundir import phase_words
 from ddpdoctor.rundir.fault_text import innermost_line
 
@@ -13,23 +13,23 @@ _MOST_NAMED = 3
 """Ranks that are told one by one; the report has all."""
 
 
-def hang_sentences(suspicion: Suspicion, here: str) -> list[str]:
+def hang_sentences(candidate: HangCandidate, here: str) -> list[str]:
     """That a job stands still, and who stands where. ``here`` is added where the job has ranks elsewhere, too."""
-    longest_s = suspicion.longest_gap_s
+    longest_s = candidate.longest_gap_s
     before = f" (its longest pause before was {_seconds(longest_s)})" if longest_s else ""
-    nobody = not any(rank.joined for rank in (*suspicion.guilty, *suspicion.waiting))
+    nobody = not any(rank.joined for rank in (*candidate.blocking, *candidate.waiting))
     what = "joined its process group" if nobody else "finished a step"
-    since = f"no rank{here} has {what} for {_seconds(suspicion.silent_s)}{before}"
-    computing = [rank for rank in suspicion.guilty if rank.computes]
+    since = f"no rank{here} has {what} for {_seconds(candidate.silent_s)}{before}"
+    computing = [rank for rank in candidate.blocking if rank.computes]
     or_not = f", or rank {computing[0].rank} computes for long" if computing else ""
-    return [f"{since}: the job seems to hang{or_not}.", _who(suspicion)]
+    return [f"{since}: the job seems to hang{or_not}.", _who(candidate)]
 
 
-def unknown_sentence(suspicion: Suspicion, here: str) -> str:
+def unknown_sentence(candidate: HangCandidate, here: str) -> str:
     """That no step was finished for long, and why nobody can say whether the job hangs."""
     return (
-        f"no rank{here} has finished a step for {_seconds(suspicion.silent_s)}; whether the job hangs is not known: "
-        f"{_named(suspicion.unknown)}."
+        f"no rank{here} has finished a step for {_seconds(candidate.silent_s)}; whether the job hangs is not known: "
+        f"{_named(candidate.unknown)}."
     )
 
 
@@ -38,14 +38,14 @@ def elsewhere_sentence(silent_s: float, computing: Sequence[WatchedRank]) -> str
     return f"no rank of this host has finished a step for {_seconds(silent_s)}; ranks of other hosts may wait for it: {_named(computing)}."
 
 
-def _who(suspicion: Suspicion) -> str:
-    if not suspicion.guilty:
-        return f"all ranks wait for others: {_named(suspicion.waiting)}."
-    waiting = ", ".join(str(rank.rank) for rank in suspicion.waiting[:8])
-    more = " ..." if len(suspicion.waiting) > 8 else ""
-    many = len(suspicion.waiting) > 1
+def _who(candidate: HangCandidate) -> str:
+    if not candidate.blocking:
+        return f"all ranks wait for others: {_named(candidate.waiting)}."
+    waiting = ", ".join(str(rank.rank) for rank in candidate.waiting[:8])
+    more = " ..." if len(candidate.waiting) > 8 else ""
+    many = len(candidate.waiting) > 1
     rest = f"; rank{'s' if many else ''} {waiting}{more} wait{'' if many else 's'}" if waiting else ""
-    return f"{_named(suspicion.guilty)}{rest}."
+    return f"{_named(candidate.blocking)}{rest}."
 
 
 def _named(ranks: Sequence[WatchedRank]) -> str:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable
 
 from ddpdoctor.launch.alone import signals_of, status_of
-from ddpdoctor.launch.helper import hold_no_streams
+from ddpdoctor.launch.helper import close_inherited_files
 from ddpdoctor.parentdeath import die_with_parent
 
 _FROM_KERNEL = 0x80
@@ -24,7 +24,7 @@ _PATIENCE_S = 0.02
 _ENDING_S = 0.5
 
 
-class GroupWitness:
+class GroupSignalDetector:
     """A process that does nothing but be signalled. Start it before any thread."""
 
     def __init__(self, signals: Iterable[int], libc: ctypes.CDLL) -> None:
@@ -33,7 +33,7 @@ class GroupWitness:
         self._seen: set[int] = set()
         self._pid = self._start()
 
-    def saw(self, number: int, origin: int) -> bool:
+    def was_sent_to_group(self, number: int, origin: int) -> bool:
         """Whether signal ``number``, received here with siginfo code ``origin``, went to the whole group.
 
         Where the witness could not be started, signals of the terminal are known by their origin.
@@ -72,7 +72,7 @@ class GroupWitness:
         except OSError:
             pid = -1
         if pid == 0:
-            _stand_by(self._libc, launcher_pid)
+            _wait_until_killed(self._libc, launcher_pid)
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         return max(pid, 0)
 
@@ -96,11 +96,11 @@ def _end(pid: int) -> None:
         pass
 
 
-def _stand_by(libc: ctypes.CDLL, launcher_pid: int) -> None:
+def _wait_until_killed(libc: ctypes.CDLL, launcher_pid: int) -> None:
     """The witness's life: until it is killed, or its launcher is gone."""
     try:
         die_with_parent(signal.SIGKILL, libc)
-        hold_no_streams([])
+        close_inherited_files([])
         while os.getppid() == launcher_pid:
             time.sleep(3600)
     finally:

@@ -42,20 +42,20 @@ class Tuning:
 
 
 @dataclass(frozen=True)
-class Suspicion:
+class HangCandidate:
     """A job that stands still."""
 
     silent_s: float
     after_s: float
     longest_gap_s: float
-    guilty: tuple[WatchedRank, ...]
+    blocking: tuple[WatchedRank, ...]
     """Those that do not wait for others; empty where all do, or none does."""
     waiting: tuple[WatchedRank, ...]
     unknown: tuple[WatchedRank, ...] = ()
     """Those that show nothing: with any of them, whether the job hangs is not known."""
 
 
-class Progress:
+class ProgressTracker:
     """Of one host's ranks."""
 
     def __init__(self, after_s: float | None, tuning: Tuning) -> None:
@@ -68,7 +68,7 @@ class Progress:
         self._steps_seen = 0
         self._attempt: frozenset[int] = frozenset()
         """Process ids of the attempt whose steps are counted: an elastic restart begins another one."""
-        self.got_on = False
+        self.progressed = False
         """Whether the last look showed something new."""
         self.paused_in: str | None = None
         """In what phase, other than a step's usual ones, a rank works."""
@@ -98,10 +98,10 @@ class Progress:
         is_held = bool(held) and (not suspended or self._suspended_s < self._tuning.most_suspended_s)
         if is_held:
             self._since_step_s = 0.0
-        self.got_on = stepped or moved or self.paused_in is not None
+        self.progressed = stepped or moved or self.paused_in is not None
         early = any(not rank.joined for rank in ranks) and not any(rank.waits for rank in ranks)
         uncounted = any(rank.joined and rank.alive and not rank.counts for rank in ranks)
-        if self.got_on or is_held or early or uncounted or not ranks:
+        if self.progressed or is_held or early or uncounted or not ranks:
             self.silent_s = 0.0
 
     def _note_attempt(self, ranks: Sequence[WatchedRank]) -> None:
@@ -116,10 +116,10 @@ class Progress:
         left, waiting, dead = _sorted(ranks)
         return bool(left) and self.silent_s >= self._after_s(left, waiting, dead)
 
-    def suspicion(self, ranks: Sequence[WatchedRank]) -> Suspicion | None:
+    def hang_candidate(self, ranks: Sequence[WatchedRank]) -> HangCandidate | None:
         """What is to be thought of it now; None where nothing is."""
         left, waiting, dead = _sorted(ranks)
-        guilty = tuple(rank for rank in left if not rank.waits)
+        blocking = tuple(rank for rank in left if not rank.waits)
         after_s = self._after_s(left, waiting, dead)
         if not left or self.silent_s < after_s:
             return None
@@ -127,8 +127,8 @@ class Progress:
         if not waiting and (any(rank.busy for rank in left) or alone or _is_through(left)):
             # Nobody is kept waiting, and somebody works, or is alone with the end of the job, which others have ended in order.
             return None
-        unknown = tuple(rank for rank in guilty if rank.activity is Activity.UNKNOWN)
-        return Suspicion(self.silent_s, after_s, self.longest_gap_s, (*dead, *guilty), waiting, unknown)
+        unknown = tuple(rank for rank in blocking if rank.activity is Activity.UNKNOWN)
+        return HangCandidate(self.silent_s, after_s, self.longest_gap_s, (*dead, *blocking), waiting, unknown)
 
     def _after_s(
         self, left: Sequence[WatchedRank], waiting: Sequence[WatchedRank], dead: Sequence[WatchedRank]

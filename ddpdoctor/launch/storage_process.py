@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpdoctor.launch.helper import IN_ORDER, LOOK_S, Beside, beating, say
+from ddpdoctor.launch.helper import JOB_ENDED, LOOK_S, HelperProcess, beating, send
 from ddpdoctor.launch.leftovers import HostRanks, drain_stale_spools, stale_roots
 from ddpdoctor.launch.options import RunOptions
 from ddpdoctor.readable import is_readable
@@ -51,7 +51,7 @@ _OTHERS_S = 1.0
 """How long the end of a job waits until what other runs left is copied; the next run goes on with it."""
 
 
-class Keeper:
+class StorageProcess:
     """In that process."""
 
     def __init__(
@@ -68,19 +68,19 @@ class Keeper:
         self._samples = False
         """Whether the host is sampled here, or cannot be: by who carries its ranks' records."""
         self._sampler: TelemetrySampler | None = None
-        self._metrics: Beside | None = None
+        self._metrics: HelperProcess | None = None
 
     def _warn(self, sentence: str) -> None:
-        say(self._writer, warn=sentence)
+        send(self._writer, warn=sentence)
 
     def _note(self, *notes: Note) -> None:
-        say(self._writer, notes=[(note.text, note.code.value) for note in notes])
+        send(self._writer, notes=[(note.text, note.code.value) for note in notes])
 
-    def keep(self) -> None:
+    def run(self) -> None:
         """Until the launcher says that its job has ended, or, where it was killed, its ranks are gone."""
         self._start_metrics()
         # Ranks look for a carrier as soon as they begin.
-        others = Beside("others", lambda orders, writer: drain_stale_spools(self._root))
+        others = HelperProcess("others", lambda orders, writer: drain_stale_spools(self._root))
         self._samples = self._carrier.take()
         if self._samples and stale_roots(self._root):
             with suppress(OSError):  # no further process is allowed: another run does it
@@ -89,7 +89,7 @@ class Keeper:
             return
         while not is_readable(self._orders, PERIOD_S):
             self._carry()
-        if os.read(self._orders, 1) != IN_ORDER:
+        if os.read(self._orders, 1) != JOB_ENDED:
             self._outlive()
         self._do_beating(self._stop)
         others.stop(_OTHERS_S)
@@ -114,7 +114,7 @@ class Keeper:
         """Start the process that serves metrics, if they are asked for: before there is any thread, for it is forked."""
         if self._options.prometheus is None:
             return
-        metrics = Beside("metrics", self._serve)
+        metrics = HelperProcess("metrics", self._serve)
         try:
             metrics.start()
             self._metrics = metrics
@@ -126,7 +126,7 @@ class Keeper:
     def _serve(self, orders: int, writer: int) -> None:
         office = Carrier(str(self._root), METRICS)
         if not office.take():
-            say(writer)
+            send(writer)
             while not office.take():
                 if is_readable(orders, PERIOD_S):
                     return
@@ -134,7 +134,7 @@ class Keeper:
 
         if self._options.prometheus is not None:
             serve_metrics(
-                self._run, self._host, self._options.prometheus, orders, lambda text: say(writer, warn=text)
+                self._run, self._host, self._options.prometheus, orders, lambda text: send(writer, warn=text)
             )
         office.release()
 
