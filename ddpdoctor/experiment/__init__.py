@@ -15,6 +15,6 @@ number of steps; what the hook changes in it is in :mod:`ddpdoctor.hook.trial`. 
 
 from .measuring import Experiment, Plan
 from .patches import patch_of
-from .proposals import Proposal, informed, of_settings, proposals, tuning
+from .proposals import Proposal, of_settings, proposals, tuning, with_expectation
 from .running import Budget, Command, own_command, run_trial
 from .settings import parse_setting, setting_of

@@ -28,7 +28,7 @@ from .running import (
 )
 from .settings import Results, setting_of
 
-Said = Callable[[str], None]
+Log = Callable[[str], None]
 MOST_ROUNDS = 7
 _FAILED_BASELINES = 2
 _LEAST_LIMIT_S, _LONGER = 180.0, 6.0
@@ -66,7 +66,7 @@ class _Arm:
     rounds: list[Round] = field(default_factory=list)
     decided: str = ""
     """The verdict, once more trials would not change it."""
-    left: bool = False
+    is_dropped: bool = False
     """Others were faster in the first rounds."""
 
     @property
@@ -74,7 +74,7 @@ class _Arm:
         """Of the rounds so far, see :func:`.judging.ratios`."""
         return ratios(self.rounds, self.proposal.in_some_steps)
 
-    def judge(self) -> None:
+    def update_verdict(self) -> None:
         """The verdict of the rounds so far."""
         self.decided = verdict(change_of(self.ratios)[1]) or ""
 
@@ -82,8 +82,8 @@ class _Arm:
 class Experiment:
     """The trials of a plan. :meth:`answer` may be asked for at any time, also when :meth:`run` was interrupted."""
 
-    def __init__(self, plan: Plan, said: Said) -> None:
-        self._plan, self._said = plan, said
+    def __init__(self, plan: Plan, said: Log) -> None:
+        self._plan, self._log = plan, said
         self._baseline: list[Trial] = []
         self._arms = [_Arm(proposal) for proposal in plan.proposals]
         self._notes: list[str] = []
@@ -101,7 +101,7 @@ class Experiment:
             set(arm.proposal.settings) <= set(OF_BLOCKS) for arm in self._arms
         )
         for number in range(self._plan.rounds):
-            arms = [arm for arm in self._arms if not arm.decided and not arm.left]
+            arms = [arm for arm in self._arms if not arm.decided and not arm.is_dropped]
             if number % 2:
                 arms.reverse()
             if self._in_blocks and self._has_time_for_blocks(len(arms)) and not self._baseline_fails():
@@ -138,8 +138,8 @@ class Experiment:
             before, trial, after = trials[2 * number : 2 * number + 3]
             # In its first block the job itself warms up.
             arm.rounds.append(Round(before if number else after, trial, after))
-            arm.judge()
-            self._said(f"{arm.proposal.words}: {_told(trial)}, beside {_told(after)} unchanged")
+            arm.update_verdict()
+            self._log(f"{arm.proposal.words}: {_summary(trial)}, beside {_summary(after)} unchanged")
         self._of_block_s = trials[0].took_s / len(trials)
         self._baseline += [replace(trial, took_s=self._of_block_s) for trial in trials[2::2]]
         return True
@@ -189,7 +189,7 @@ class Experiment:
 
     def _note(self, words: str) -> None:
         self._notes.append(words)
-        self._said(words)
+        self._log(words)
 
     def _steps_for(self, loaders: Sequence[tuple[int, int]]) -> int:
         """Steps of a trial that outlast every queue, up to a bound: once for the warm-up, and three times to be measured."""
@@ -205,34 +205,34 @@ class Experiment:
     def _leave_slower_half(self) -> None:
         """Successive halving (Jamieson and Talwalkar, AISTATS 2016): what is slow after few trials gets no more of them. A variant
         is decided early as well as late: all that were faster, or are not known to be otherwise, stay."""
-        running = [arm for arm in self._arms if arm.decided in ("", "faster") and not arm.left]
+        running = [arm for arm in self._arms if arm.decided in ("", "faster") and not arm.is_dropped]
         by_speed = sorted(running, key=lambda arm: change_of(arm.ratios)[0])
         for arm in by_speed[max(1, (len(by_speed) + 1) // 2) :]:
-            arm.left = True
+            arm.is_dropped = True
 
     def _as_it_is(self) -> Trial:
         trial = run_trial(self._plan.command, {}, self._steps, self._limit_s())
         self._baseline.append(trial)
-        self._said(f"unchanged: {_told(trial)}")
+        self._log(f"unchanged: {_summary(trial)}")
         return trial
 
     def _measure(self, arm: _Arm, before: Trial) -> Trial:
         """One round of a variant; the baseline behind it, which is the next one's before it."""
         trial = run_trial(self._plan.command, arm.proposal.settings, self._steps, self._limit_s())
         refused = trial.refused
-        self._said(
-            f"{arm.proposal.words}: {_told(trial) if trial.why or not refused else f'not applied ({refused})'}"
+        self._log(
+            f"{arm.proposal.words}: {_summary(trial) if trial.why or not refused else f'not applied ({refused})'}"
         )
         if trial.why or refused:
             arm.decided = "failed" if trial.why else "not applied"
             arm.rounds.append(Round(before, trial, before))
             return before
         arm.rounds.append(Round(before, trial, before))  # kept where an interrupt comes before the next
-        arm.judge()
+        arm.update_verdict()
         after = self._as_it_is()
         # The very first trial reads files from disk that later ones find in memory.
         arm.rounds[-1] = Round(after if before is self._baseline[0] else before, trial, after)
-        arm.judge()
+        arm.update_verdict()
         return after
 
     def _baseline_fails(self) -> bool:
@@ -321,14 +321,14 @@ def _why(arm: _Arm, trials: Sequence[Trial], ends: Sequence[float] | None) -> st
         return trials[-1].refused[:_MOST_WHY]
     if not trials:
         return "no trial of it came to an end"
-    if not arm.decided and arm.left:
+    if not arm.decided and arm.is_dropped:
         return "dropped from further rounds: others were faster"
     if not arm.decided and ends is None:
         return f"{len(trials)} of the {MEASURED_FROM} rounds that a verdict needs"
     return "" if arm.decided else "trials differ by more than the change gains: more trials would decide"
 
 
-def _told(trial: Trial) -> str:
+def _summary(trial: Trial) -> str:
     if trial.why:
         return f"failed, {trial.why}"
     return f"{np.median(trial.step_ms):.1f} ms per step ({len(trial.step_ms)} steps)"

@@ -57,7 +57,7 @@ def of_settings(settings: Sequence[tuple[str, Any]]) -> list[Proposal]:
     return [*alone, Proposal(together, in_some_steps=rare)] if len(together) > 1 else alone
 
 
-def informed(asked: Proposal, suggested: Sequence[Proposal]) -> Proposal:
+def with_expectation(asked: Proposal, suggested: Sequence[Proposal]) -> Proposal:
     """A change that the user asks for, with what is expected of the suggestions that it holds.
 
     It holds one whose first setting, which is what the fix is about, it sets to the same, or, where more does more, to more than

@@ -87,7 +87,7 @@ class Child:
         """Start ``command``; ``asked`` is called with the number of each signal that asks it to end, once that was passed on. Raises
         CommandNotStartedError, and UnpreparedError where it was not tried; this process is as it was then."""
         self._asked = asked
-        self.is_to_end = self.was_told_by_group = False
+        self.is_to_end = self.was_signalled_by_group = False
         """Whether somebody asked for the job's end, in a way that its caller has not ignored; and whether the last who did asked the
         whole process group."""
         with preparing("what the caller left to it cannot be read"):
@@ -203,7 +203,7 @@ class Child:
             self._send(number)
         if number in _ASKING:
             if number not in self._caller.ignored:
-                self.is_to_end, self.was_told_by_group = True, by_group
+                self.is_to_end, self.was_signalled_by_group = True, by_group
             self._asked(number)
         if number in (signal.SIGTSTP, signal.SIGCONT):
             self._asked_to_stop = number == signal.SIGTSTP

@@ -85,7 +85,7 @@ class ProgressTracker:
             (rank.phase or "other" for rank in ranks if does.get(rank.pid) is Activity.WORKS), None
         )
         signs = {rank.pid: rank.signs for rank in ranks}
-        moved, self._signs = _moved(self._signs, signs), signs
+        moved, self._signs = _has_new_sign(self._signs, signs), signs
         if stepped:
             if self._steps_seen:
                 # What comes before the first step is of another kind.
@@ -113,12 +113,12 @@ class ProgressTracker:
 
     def is_long(self, ranks: Sequence[WatchedRank]) -> bool:
         """Whether nothing has shown for as long as would do, whoever waits for whom: others may do so elsewhere."""
-        left, waiting, dead = _sorted(ranks)
+        left, waiting, dead = _by_state(ranks)
         return bool(left) and self.silent_s >= self._after_s(left, waiting, dead)
 
     def hang_candidate(self, ranks: Sequence[WatchedRank]) -> HangCandidate | None:
         """What is to be thought of it now; None where nothing is."""
-        left, waiting, dead = _sorted(ranks)
+        left, waiting, dead = _by_state(ranks)
         blocking = tuple(rank for rank in left if not rank.waits)
         after_s = self._after_s(left, waiting, dead)
         if not left or self.silent_s < after_s:
@@ -151,7 +151,7 @@ class ProgressTracker:
         return after_s
 
 
-def _sorted(
+def _by_state(
     ranks: Sequence[WatchedRank],
 ) -> tuple[list[WatchedRank], tuple[WatchedRank, ...], tuple[WatchedRank, ...]]:
     """Those that are left, of them those that wait, and those that died."""
@@ -161,7 +161,7 @@ def _sorted(
     return left, waiting, dead
 
 
-def _moved(before: dict[int, tuple[Any, ...]], now: dict[int, tuple[Any, ...]]) -> bool:
+def _has_new_sign(before: dict[int, tuple[Any, ...]], now: dict[int, tuple[Any, ...]]) -> bool:
     """Whether a rank has said something new of itself; to say nothing any more is not new."""
     return any(signs and before.get(pid) not in (None, (), signs) for pid, signs in now.items())
 

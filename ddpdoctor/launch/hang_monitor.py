@@ -77,7 +77,7 @@ class HangMonitor:
         self._request = 0
         self._asked_s: float | None = None
         """When the ranks were asked where they are, monotonic; None while no answer is waited for."""
-        self._asked_for_others = self._told_unknown = False
+        self._asked_for_others = self._is_unknown_reported = False
         self._stall: dict[str, Any] | None = None
         """What is written of the standstill that lasts."""
         self._written_s = 0.0
@@ -153,7 +153,7 @@ class HangMonitor:
         candidate = self._progress.hang_candidate(current)
         if candidate is None:
             self._asked_s = None
-            self._told_unknown = self._told_unknown and not self._progress.progressed
+            self._is_unknown_reported = self._is_unknown_reported and not self._progress.progressed
             self._ask_for_others(current)
         elif self._asked_s is None:
             self._ask_all(current)
@@ -170,8 +170,8 @@ class HangMonitor:
 
     def _report_unknown(self, candidate: HangCandidate, current: list[WatchedRank]) -> None:
         """Once for each standstill. Nothing is written: it is not known that there is one."""
-        if not self._told_unknown:
-            self._told_unknown = True
+        if not self._is_unknown_reported:
+            self._is_unknown_reported = True
             send(self._writer, warn=unknown_sentence(candidate, self._here(current)))
 
     def _ask_for_others(self, current: list[WatchedRank]) -> None:
@@ -291,8 +291,8 @@ class HangMonitor:
             return False
         self._asked_s = None
         doubts = proof.doubts(current, self._has_answered)
-        if doubts and not kill.told:
-            kill.told = True
+        if doubts and not kill.is_doubt_reported:
+            kill.is_doubt_reported = True
             send(self._writer, warn=f"the job is not ended: {doubts[0]}.")
         return kill.look(doubts, current)
 

@@ -89,7 +89,7 @@ class Orphans:
         self._launchers: set[_Process] = set()
         self._no_ranks: set[_Process] = set()
         """What has a rank's environment, and was started by one."""
-        self._told_s: dict[_Process, float] = {}
+        self._sigterm_s: dict[_Process, float] = {}
         """When each was sent SIGTERM, monotonic."""
 
     def end(self, beat: Callable[[], None] = lambda: None, told_group: int = 0) -> Rest:
@@ -112,7 +112,7 @@ class Orphans:
                 return Rest(*(sorted(each.pid for each in group) for group in (launchers, self._ranks, left)))
             for process in left:
                 if told_group and _group(process.pid) == told_group:
-                    self._told_s.setdefault(process, now_s)
+                    self._sigterm_s.setdefault(process, now_s)
             told_group = 0
             for process in self._due(left, marked):
                 self._signal(process)
@@ -162,10 +162,10 @@ class Orphans:
 
     def _signal(self, process: _Process) -> None:
         now_s = time.monotonic()
-        if process not in self._told_s:
-            self._told_s[process] = now_s
+        if process not in self._sigterm_s:
+            self._sigterm_s[process] = now_s
             self._send(process, signal.SIGTERM)
-        elif now_s > min(self._told_s[process] + self._grace_s, self._begun_s + 2 * self._grace_s):
+        elif now_s > min(self._sigterm_s[process] + self._grace_s, self._begun_s + 2 * self._grace_s):
             self._send(process, signal.SIGKILL)
 
     def _send(self, process: _Process, number: int) -> None:

@@ -56,7 +56,7 @@ class Kill:
         self._proven_s: float | None = None
         """When a look first proved it, monotonic."""
         self._lines: frozenset[Line] = frozenset()
-        self.told = False
+        self.is_doubt_reported = False
         """Whether the user knows why the job is not ended."""
 
     def is_due(self, being_diagnosed: bool) -> bool:

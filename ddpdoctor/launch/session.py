@@ -221,7 +221,7 @@ class _Place(NamedTuple):
     """Where its ranks' spools lie on this host."""
 
 
-_Said = tuple[list[str], list[str]]
+_StageResult = tuple[list[str], list[str]]
 """What a stage after the job's end has to say: notes, and what could not be saved."""
 
 
@@ -333,7 +333,7 @@ class _Recording:
         self.storage_process.end()
         self._stage(self._wait_for_traces)
         if child.is_to_end or status.signal is not None:
-            end_orphans = partial(self._end_orphans, child.was_told_by_group, self._recorded_ranks())
+            end_orphans = partial(self._end_orphans, child.was_signalled_by_group, self._recorded_ranks())
             if not self._stage(end_orphans):
                 self.notes.append("Processes of the job may still run: they could not be looked for.")
         for stage in (self._collect, self._wait_for_others):
@@ -371,7 +371,7 @@ class _Recording:
             said.append(f"{self.launch.run} could not be completed: {error}.")
         return recorded, stopped, said
 
-    def _stage(self, stage: Callable[[Beat], _Said]) -> bool:
+    def _stage(self, stage: Callable[[Beat], _StageResult]) -> bool:
         """Do what comes after the job's end, and keep what it has to say; whether it was answered."""
         try:
             notes, unsaved = run_with_timeout(stage, _ANSWER_S)
@@ -383,7 +383,7 @@ class _Recording:
             self.notes.append(f"The recording may be incomplete: {type(error).__name__}: {error}.")
         return True
 
-    def _wait_for_traces(self, beat: Beat) -> _Said:
+    def _wait_for_traces(self, beat: Beat) -> _StageResult:
         self.ranks.wait_for_traces()
         return [], []
 
@@ -394,12 +394,14 @@ class _Recording:
         except Exception:
             return None
 
-    def _end_orphans(self, told_by_group: bool, recorded: Mapping[int, int] | None, beat: Beat) -> _Said:
+    def _end_orphans(
+        self, told_by_group: bool, recorded: Mapping[int, int] | None, beat: Beat
+    ) -> _StageResult:
         """Until nobody of this launcher's job writes any more."""
         orphans = Orphans(_LAUNCHER_VARIABLE, self.marker, self.spool, recorded)
         return orphans.end(beat, os.getpgrp() if told_by_group else 0).sentences(), []
 
-    def _collect(self, beat: Beat) -> _Said:
+    def _collect(self, beat: Beat) -> _StageResult:
         unsaved = drain_spools(self.spool, beat, self.launch.run)
         folders = [tempfile.gettempdir(), *map(str, (self.launch.run / "ranks").glob("*"))]
         clear_raw_folders(folders, self.launch.document["run_id"])
@@ -426,7 +428,7 @@ class _Recording:
                 Note(f"The report shows no source text: the job's files could not be read ({why}).")
             )
 
-    def _wait_for_others(self, beat: Beat) -> _Said:
+    def _wait_for_others(self, beat: Beat) -> _StageResult:
         """The owner analyses, so it lets the run's other launchers end first, for a while."""
         deadline_s, pause_s = time.monotonic() + _OTHERS_S, 0.1
         while self.launch.owner and (others := self.launch.others_running()):

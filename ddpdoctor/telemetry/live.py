@@ -183,13 +183,13 @@ def _phases(events: list[_Event], length_ns: int) -> tuple[tuple[LivePhase, int]
 class Lateness:
     """How late the ranks were, in the newest steps that all of them recorded in full."""
 
-    of_ranks_ms: dict[int, float] = field(default_factory=dict)
+    by_rank_ms: dict[int, float] = field(default_factory=dict)
     """Median by rank; empty where none are comparable."""
     newest_ns: int = 0
     """When the newest of those steps ended, epoch ns."""
 
 
-class Tail:
+class FileTail:
     """The whole lines that were added to a file since the last look."""
 
     def __init__(self, path: Path) -> None:
@@ -197,7 +197,7 @@ class Tail:
         self._shift = 0
         """Bytes that thinning had taken from the file before ``_position``."""
 
-    def new(self) -> Iterator[bytes]:
+    def read_new_lines(self) -> Iterator[bytes]:
         """The new lines; none where the file is missing or is no regular file."""
         try:
             with reading(str(self.path)) as source:
@@ -222,9 +222,9 @@ class LiveRank:
     rank: int
     host: str
     pid: int | None
-    log: Tail
+    log: FileTail
     steps: deque[LiveStep] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
-    in_full: deque[LiveStep] = field(default_factory=lambda: deque(maxlen=KEPT_FULL))
+    detailed: deque[LiveStep] = field(default_factory=lambda: deque(maxlen=KEPT_FULL))
     """Those whose events were recorded: of a job with short steps one block in up to 64. They stay until there are newer ones."""
     ended: bool = False
     """Whether its process group was destroyed or its process has ended in order."""
@@ -236,7 +236,7 @@ class LiveRank:
 
     def look(self) -> None:
         """Take in the steps written since the last look; broken lines are passed over."""
-        for text in self.log.new():
+        for text in self.log.read_new_lines():
             try:
                 line = decode_line(text)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -246,7 +246,7 @@ class LiveRank:
                 self.steps.append(step)
                 self.ended = False
                 if step.full:
-                    self.in_full.append(step)
+                    self.detailed.append(step)
             elif line.end:
                 self.ended = True
 
@@ -260,13 +260,13 @@ class LiveRank:
         """The newest ``count`` steps, without the first of all: it holds the start of the job."""
         return [step for step in list(self.steps)[-count:] if step.number > 0]
 
-    def recent_in_full(self, count: int) -> list[LiveStep]:
+    def recent_detailed(self, count: int) -> list[LiveStep]:
         """The same of those that were recorded in full, however long ago."""
-        return [step for step in list(self.in_full)[-count:] if step.number > 0]
+        return [step for step in list(self.detailed)[-count:] if step.number > 0]
 
-    def full_age_s(self) -> float | None:
+    def detail_age_s(self) -> float | None:
         """How long ago the newest step ended that was recorded in full, by this machine's clock; None where there is none."""
-        recent = self.recent_in_full(1)
+        recent = self.recent_detailed(1)
         return age_s(recent[0].end_ns) if recent else None
 
 
@@ -289,7 +289,7 @@ class LiveRun:
         """Newest telemetry sample by host."""
         self.lateness = Lateness()
         """As of the newest steps that all ranks have recorded in full: it stays, and grows old, until there are newer ones."""
-        self._telemetry: dict[str, Tail] = {}
+        self._telemetry: dict[str, FileTail] = {}
         self._folders: set[str] = set()
 
     def look(self) -> None:
@@ -303,10 +303,10 @@ class LiveRun:
         for rank in self.ranks.values():
             rank.look()
         found = self.lateness_of(RECENT_STEPS)
-        self.lateness = found if found.of_ranks_ms else self.lateness
+        self.lateness = found if found.by_rank_ms else self.lateness
         for folder in _folders(self.path / "hosts"):
-            tail = self._telemetry.setdefault(folder.name, Tail(folder / TELEMETRY_FILE))
-            for line in tail.new():
+            tail = self._telemetry.setdefault(folder.name, FileTail(folder / TELEMETRY_FILE))
+            for line in tail.read_new_lines():
                 sample = _sample(line)
                 # The final sample is taken when the ranks are gone.
                 if sample is not None and not (sample.get("final") and folder.name in self.samples):
@@ -321,7 +321,7 @@ class LiveRun:
         self._folders.add(folder.name)
         self.lateness = Lateness()
         self.ranks[rank] = LiveRank(
-            rank, str(info.get("host") or ""), info.get("pid"), Tail(folder / STEPS_FILE)
+            rank, str(info.get("host") or ""), info.get("pid"), FileTail(folder / STEPS_FILE)
         )
         self.ranks = dict(sorted(self.ranks.items()))
 
@@ -340,14 +340,14 @@ class LiveRun:
         since = [] if self.over else [live.since_last_step_s() for live in self.ranks.values()]
         return min((seconds for seconds in since if seconds is not None), default=None)
 
-    def stands_s(self) -> float | None:
+    def long_silence_s(self) -> float | None:
         """The same where that is long for this job; None where it is not."""
         silent_s = self.silent_s()
         times = [ms for live in self.ranks.values() if (ms := step_ms(live, RECENT_STEPS)) is not None]
         usual_s = max(times, default=0.0) / 1e3
         return None if silent_s is None or silent_s < max(_SILENT_S, _SILENT_STEPS * usual_s) else silent_s
 
-    def is_there(self, rank: int, told: Mapping[str, Any]) -> bool:
+    def is_current_position(self, rank: int, told: Mapping[str, Any]) -> bool:
         """Whether what ``rank`` told of where it is, is of the step that it is in: who keeps Python's lock cannot take back older words."""
         live, step = self.ranks.get(rank), told.get("step")
         return live is None or step is None or step >= live.steps_total
@@ -359,7 +359,7 @@ class LiveRun:
         """
         arrivals = {
             rank: {
-                step.number: step for step in live.recent_in_full(KEPT_FULL) if step.arrival_ns is not None
+                step.number: step for step in live.recent_detailed(KEPT_FULL) if step.arrival_ns is not None
             }
             for rank, live in self.ranks.items()
         }
@@ -395,7 +395,7 @@ class LiveRun:
         for live in self.ranks.values():
             if host not in (None, live.host):
                 continue
-            steps = [step for step in live.recent_in_full(count) if step.samples]
+            steps = [step for step in live.recent_detailed(count) if step.samples]
             if not steps:
                 return None
             whole_ms = step_ms(live, count)
@@ -419,13 +419,13 @@ def step_ms(live: LiveRank, count: int) -> float | None:
 
 def data_wait_ms(live: LiveRank, count: int) -> float | None:
     """Median time per step in which the rank's training thread waited for data, in ms."""
-    return _median([s.data_wait_ns / 1e6 for s in live.recent_in_full(count) if s.data_wait_ns is not None])
+    return _median([s.data_wait_ns / 1e6 for s in live.recent_detailed(count) if s.data_wait_ns is not None])
 
 
 def phase_shares(live: LiveRank, count: int) -> dict[LivePhase, float]:
     """What its training thread was in, as shares of the newest ``count`` steps that were recorded in full; empty where none were."""
     spent: dict[LivePhase, int] = {}
-    for step in live.recent_in_full(count):
+    for step in live.recent_detailed(count):
         for phase, ns in step.phases_ns:
             spent[phase] = spent.get(phase, 0) + ns
     whole = sum(spent.values())

@@ -50,7 +50,7 @@ class ProcessTreeSampler:
         self._rank_pids = rank_pids
         self._ranks: dict[int, _Rank] = {}
         self._parents: dict[int, int | None] = {}
-        self._newborn: set[int] = set()
+        self._started_since: set[int] = set()
 
     def sample(self) -> dict[str, dict[str, object]]:
         """Per rank ``RANK_FIELDS``; None where the process is gone or not ours to read."""
@@ -66,7 +66,7 @@ class ProcessTreeSampler:
 
     def _children(self) -> dict[int, list[int]]:
         pids = psutil.pids()
-        self._newborn = set(pids) - self._parents.keys()
+        self._started_since = set(pids) - self._parents.keys()
         self._parents = {pid: self._parents[pid] if pid in self._parents else _parent(pid) for pid in pids}
         children: dict[int, list[int]] = {}
         for pid, parent in self._parents.items():
@@ -83,7 +83,7 @@ class ProcessTreeSampler:
                 known = self._ranks[rank] = _Rank(psutil.Process(pid))
             if not known.process.is_running():  # also where the pid names another process by now
                 return values
-            return values | _measure(known, _descendants(pid, children), self._newborn)
+            return values | _measure(known, _descendants(pid, children), self._started_since)
         except (psutil.Error, OSError):
             return values
 

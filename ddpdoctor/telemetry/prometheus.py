@@ -90,7 +90,7 @@ def _samples(run: LiveRun, host: str) -> Iterator[Sample]:
 
 
 def _rank_samples(live: LiveRank, late: Lateness, used: Mapping[str, Any]) -> Iterator[Sample]:
-    late_ms = late.of_ranks_ms.get(live.rank)
+    late_ms = late.by_rank_ms.get(live.rank)
     labels = {"host": live.host, "rank": str(live.rank)}
     yield "ddpdoctor_steps_total", labels, live.steps_total
     yield "ddpdoctor_since_last_step_seconds", labels, live.since_last_step_s()
@@ -98,7 +98,7 @@ def _rank_samples(live: LiveRank, late: Lateness, used: Mapping[str, Any]) -> It
     yield "ddpdoctor_late_seconds", labels, _scaled(late_ms, 1e-3)
     yield "ddpdoctor_late_age_seconds", labels, None if late_ms is None else age_s(late.newest_ns)
     yield "ddpdoctor_data_wait_seconds", labels, _scaled(data_wait_ms(live, RECENT_STEPS), 1e-3)
-    yield "ddpdoctor_recorded_age_seconds", labels, live.full_age_s()
+    yield "ddpdoctor_recorded_age_seconds", labels, live.detail_age_s()
     yield "ddpdoctor_rank_cpu_cores", labels, _scaled(used.get("cpu_percent"), 0.01)
     yield "ddpdoctor_rank_memory_bytes", labels, used.get("rss_bytes")
 

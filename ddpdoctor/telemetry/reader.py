@@ -136,7 +136,7 @@ def read_telemetry(path: Path, around: tuple[int, int] | None = None) -> Telemet
             Note(f"{path} has the schema {schema!r}, which is not {TELEMETRY_SCHEMA}; it is not used.")
         )
         samples = []
-    _go_on(samples)
+    _undo_clock_steps(samples)
     return Telemetry(str(path), header, samples, list(dict.fromkeys(notes)) + problems)
 
 
@@ -150,7 +150,7 @@ def _lack_of_samples(path: Path, kept: int, undated: int, seen: bool) -> str:
     )
 
 
-def _go_on(samples: list[dict[str, Any]]) -> None:
+def _undo_clock_steps(samples: list[dict[str, Any]]) -> None:
     """Where the clock was set back meanwhile, the times go on as they had before, in place: samples are written in order."""
     behind, usual = 0, 0
     for before, sample in pairwise(samples):
