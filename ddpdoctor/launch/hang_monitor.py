@@ -1,7 +1,7 @@
-"""The process beside the launcher that watches whether the job gets on, and how its ranks end.
+"""The hang monitor: a process that watches whether the job makes progress, and how its ranks end.
 
-It reads what ranks write to memory, and /proc, and writes to memory: neither storage that hangs, which may be why the job
-does, nor a rank that does not answer keeps it. It may be killed or stopped; the job and the launcher then go on without it.
+It reads /proc and what ranks write to memory, and writes to memory, so neither storage nor a rank that hangs can block it. If it is
+killed or stopped, the job and the launcher go on without it.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ from ddpdoctor.rundir import (
 )
 
 PERIOD_S = 1.0
-"""Between two looks: each costs 0.2 ms a rank."""
+"""Between two polls: each costs 0.2 ms per rank."""
 _ANSWERS_S = 5.0
-"""Until ranks that were asked have answered: their attendants look once a second, where processors are short more rarely."""
+"""Deadline for answers of ranks: their status threads look for requests once a second, more rarely if processors are short."""
 _AGAIN_S = 30.0
-"""Between two updates of what is written of a standstill that lasts."""
+"""Between two updates of ``stall.json`` during a hang."""
 END_S = 0.3
-"""Times five, where it is not the kernel that keeps it: so long the end of a job waits for this process."""
+"""Time at the end of a job for this process to end, five times as long unless it is blocked in the kernel."""
 _AFTER_LAUNCHER_S = 60.0
-"""How long the ranks may take to end whose launcher was killed."""
+"""Time that ranks get to end after their launcher was killed."""
 
 
 class HangMonitor:
-    """In that process."""
+    """The work of this process."""
 
     def __init__(
         self,
@@ -64,8 +64,8 @@ class HangMonitor:
         orders: int,
         writer: int,
     ) -> None:
-        """``diagnose`` analyses the run while the job hangs, in a process of its own, and returns a sentence for the user; ``orders`` and
-        ``writer`` are those of :data:`.helper.Work`."""
+        """``diagnose`` analyses the run during a hang, in a process of its own, and returns a sentence for the user. ``orders``,
+        ``writer``: see :data:`.helper.Work`."""
         self._root, self._options = str(root), options
         self._orders, self._writer = orders, writer
         self._head = {"host": host, "boot": boot_id()}
@@ -73,28 +73,28 @@ class HangMonitor:
         self._ranks = HostWatchedRanks(self._root)
         self._door = Door(self._root)
         self._progress = ProgressTracker(options.hang_after_s, Tuning())
-        self._diagnosing = AnalysisProcess(diagnose)
+        self._analysis = AnalysisProcess(diagnose)
         self._request = 0
         self._asked_s: float | None = None
-        """When the ranks were asked where they are, monotonic; None while no answer is waited for."""
+        """When the ranks' positions were requested, monotonic seconds; None while no answer is awaited."""
         self._asked_for_others = self._is_unknown_reported = False
         self._stall: dict[str, Any] | None = None
-        """What is written of the standstill that lasts."""
+        """``stall.json`` of the present hang; None without one."""
         self._written_s = 0.0
         self._kill: proof.Kill | None = None
         self._began_ns = time.time_ns()
         self._ended_by_another = False
         self._ends: dict[str, Any] = {}
         self._seen_before: dict[int, dict[str, Any]] | None = None
-        """By process id, the ends that another launcher's sentinel had noted before this one took its place."""
+        """By process id, the ends that another launcher's hang monitor noted before this one took over."""
 
     def run(self) -> None:
-        """Until the launcher says that its job has ended, or, where it was killed, its ranks are gone."""
+        """Poll until the launcher reports the end of its job or, if it was killed, until its ranks are gone."""
         while not is_readable(self._orders, 0):
-            self._ranks.wait(PERIOD_S, [self._orders, *self._diagnosing.handles, *self._door.handles])
+            self._ranks.wait(PERIOD_S, [self._orders, *self._analysis.handles, *self._door.handles])
             self._poll()
         if os.read(self._orders, 1) != JOB_ENDED:
-            # There is nobody left who could end the job, so no document may say that it was.
+            # The launcher is gone and cannot end the job, so no document may say that it did.
             self._options, self._kill = replace(self._options, on_hang="report"), None
             deadline_s = time.monotonic() + _AFTER_LAUNCHER_S
             while time.monotonic() < deadline_s and any(rank.alive for rank in self._ranks.known.values()):
@@ -105,14 +105,14 @@ class HangMonitor:
 
     def _poll(self) -> None:
         self._end_with_others()
-        # How a process ended can be told only by who had opened it before: also by the one that takes the office later.
+        # The exit code of a process is visible only to monitors that had opened its pidfd before: all monitors poll, also without the lock.
         stepped = self._look()
         if not self._office.take():
-            return  # another launcher of this host has one that does
+            return  # another launcher's hang monitor is responsible for this host
         current = self._current()
         self._progress.look(time.monotonic(), stepped, current)
         self._write_ends()
-        if (sentence := self._diagnosing.sentence()) is not None:
+        if (sentence := self._analysis.sentence()) is not None:
             send(self._writer, warn=sentence)
         if self._options.hang_after_s == 0:
             return
@@ -124,13 +124,13 @@ class HangMonitor:
             self._check_for_hang(current)
 
     def _look(self) -> bool:
-        """Bring all ranks of this host up to date; whether one of them has finished a step."""
+        """Update all ranks of this host; whether one of them has finished a step."""
         stepped = self._ranks.look(self._door.seen)
         self._door.look([rank.pid for rank in self._ranks.known.values()])
         return stepped
 
     def _end_with_others(self) -> None:
-        """One launcher of a host finds that all of its ranks hang, and ends its own: so does each of the others that was asked to."""
+        """With ``--on-hang kill``, end this launcher's job too if another launcher of this host has ended its own."""
         if self._options.on_hang != "kill" or self._stall is not None or self._ended_by_another:
             return
         stall = host_document(self._root, STALL_FILE)
@@ -142,7 +142,7 @@ class HangMonitor:
             send(self._writer, warn=f"the job is ended, as --on-hang kill asks: {found}.", end_job=True)
 
     def _current(self) -> list[WatchedRank]:
-        """The ranks of this host, those that have not joined among them."""
+        """The ranks of this host, before and after ``init_process_group``, by rank."""
         joined = self._ranks.current(self._door.newest_start_ns())
         if any(rank.steps for rank in joined):
             return joined  # a job that trains has all of its ranks
@@ -165,17 +165,17 @@ class HangMonitor:
                 self._report_hang(candidate, current)
 
     def _is_late(self) -> bool:
-        """Whether who has not answered the last request will not."""
+        """Whether the deadline for answers to the last request has passed."""
         return self._asked_s is None or time.monotonic() - self._asked_s > _ANSWERS_S
 
     def _report_unknown(self, candidate: HangCandidate, current: list[WatchedRank]) -> None:
-        """Once for each standstill. Nothing is written: it is not known that there is one."""
+        """Warn, once per silence, that it is unknown whether the job hangs. Nothing is written to the run directory."""
         if not self._is_unknown_reported:
             self._is_unknown_reported = True
             send(self._writer, warn=unknown_sentence(candidate, self._here(current)))
 
     def _ask_for_others(self, current: list[WatchedRank]) -> None:
-        """Once, where nobody waits here and ranks of other hosts may: what these do is known then, whatever becomes of them."""
+        """Request positions, once per silence, if no rank waits here: ranks of other hosts may wait for ranks of this host."""
         if self._progress.progressed:
             self._asked_for_others = False
         elif not self._asked_for_others and self._here(current) and self._progress.is_long(current):
@@ -224,7 +224,7 @@ class HangMonitor:
         self._write_stall(self._stall)
         for sentence in hang_sentences(candidate, self._here(current)):
             send(self._writer, warn=sentence)
-        self._diagnosing.start()
+        self._analysis.start()
         if self._options.on_hang != "kill":
             return
         if why := self._why_spared(candidate, current):
@@ -241,7 +241,7 @@ class HangMonitor:
         return None
 
     def _here(self, current: list[WatchedRank]) -> str:
-        """Words for a job that has ranks on other hosts."""
+        """Words for messages of a job that has ranks on other hosts; empty for others."""
         sizes = [size for rank in current if isinstance(size := rank.progress.get("world_size"), int)]
         return " of this host" if max(sizes, default=0) > len(current) else ""
 
@@ -262,7 +262,7 @@ class HangMonitor:
 
     def _follow_hang(self, stall: dict[str, Any], current: list[WatchedRank]) -> None:
         if stall["state"] == Standstill.KILLED.value:
-            return  # whatever its ranks do while they are ended
+            return  # the ranks are being ended
         if self._progress.progressed:
             self._resume(stall)
         elif self._kill is not None and self._is_time_to_kill(self._kill, current):
@@ -281,9 +281,9 @@ class HangMonitor:
         send(self._writer, warn=f"the job goes on, after {stall['silent_s']:.0f} s.")
 
     def _is_time_to_kill(self, kill: proof.Kill, current: list[WatchedRank]) -> bool:
-        """Whether a look now, at ranks that were asked again, proves what an earlier one did. The report is waited for, which says more
-        of a job that still runs."""
-        if not kill.is_due(bool(self._diagnosing.handles)):
+        """Whether a second poll, after a new request for positions, confirms the hang. The report is awaited first, as it shows more while
+        the job still runs."""
+        if not kill.is_due(bool(self._analysis.handles)):
             return False
         if self._asked_s is None:
             self._ask_all(current)
@@ -311,7 +311,7 @@ class HangMonitor:
             self._keep(ENDS_FILE, {"schema": ENDS_SCHEMA, **self._head, **ends})
 
     def _with_those_seen_before(self, ends: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """A process that had ended before this one watched has left no exit code here."""
+        """``ends``, with exit codes from an earlier hang monitor for processes that ended before this one started."""
         if self._seen_before is None:
             noted = host_document(self._root, ENDS_FILE).get("ends")
             rows = noted if isinstance(noted, list) else []
@@ -330,8 +330,8 @@ class HangMonitor:
         self._look()
         if self._office.take():
             self._write_ends()
-            # When it was killed stays as it is: launchers that have begun since must not take it for theirs.
+            # The time of a kill is kept: later launchers must not take it for their own.
             if self._stall is not None and self._stall["state"] == Standstill.LASTS.value:
                 self._stall["state"] = Standstill.ENDED.value
                 self._write_stall(self._stall)
-        self._diagnosing.leave()
+        self._analysis.abandon()

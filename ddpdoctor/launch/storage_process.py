@@ -1,5 +1,5 @@
-"""The process beside the launcher that touches storage: it copies the ranks' records from memory to the run directory, and samples
-the host."""
+"""The storage process: the only process that touches storage while the job runs. It copies the ranks' records from memory to the run
+directory, and samples the host."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ _SAMPLER_S = 2.0
 """How long telemetry may take to end."""
 _METRICS_START_S, _METRICS_STOP_S = 10.0, 1.0
 _AFTER_LAUNCHER_S = 60.0
-"""How long the ranks may take to end whose launcher was killed; torchrun gives them 30 s."""
+"""Time that ranks get to end after their launcher was killed; torchrun gives them 30 s."""
 _STOPPING_S = 3.5
-"""More than telemetry and metrics take to end, unless they never do."""
+"""More than telemetry and metrics need to end, unless they are blocked."""
 _OTHERS_S = 1.0
-"""How long the end of a job waits until what other runs left is copied; the next run goes on with it."""
+"""Time at the end of a job to copy records that other runs left; the next run continues."""
 
 
 class StorageProcess:
-    """In that process."""
+    """The work of this process."""
 
     def __init__(
         self, run: Path, root: Path, host: str, options: RunOptions, orders: int, writer: int
@@ -66,7 +66,7 @@ class StorageProcess:
         self._told: set[str] = set()
         self._carried: dict[str, int] = {}
         self._samples = False
-        """Whether the host is sampled here, or cannot be: by who carries its ranks' records."""
+        """Whether this process samples the host, or has tried to."""
         self._sampler: TelemetrySampler | None = None
         self._metrics: HelperProcess | None = None
 
@@ -77,13 +77,13 @@ class StorageProcess:
         send(self._writer, notes=[(note.text, note.code.value) for note in notes])
 
     def run(self) -> None:
-        """Until the launcher says that its job has ended, or, where it was killed, its ranks are gone."""
+        """Copy until the launcher reports the end of its job or, if it was killed, until its ranks are gone."""
         self._start_metrics()
         # Ranks look for a carrier as soon as they begin.
         others = HelperProcess("others", lambda orders, writer: drain_stale_spools(self._root))
         self._samples = self._carrier.take()
         if self._samples and stale_roots(self._root):
-            with suppress(OSError):  # no further process is allowed: another run does it
+            with suppress(OSError):  # no further process is allowed: a later run does it
                 others.start()
         if not self._do_beating(self._start):
             return
@@ -96,11 +96,11 @@ class StorageProcess:
         self._carrier.release()
 
     def _do_beating(self, work: Callable[[], None]) -> bool:
-        """Do ``work`` in a thread; False where it goes on for long after the job's end, and is left behind."""
+        """Call ``work`` in a thread, with heartbeats; False if it is abandoned, ``_STOPPING_S`` after the job's end."""
         thread = threading.Thread(target=work, daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:  # none is allowed any more: the recording is carried all the same
+        except RuntimeError as error:  # no further thread is allowed: records are copied all the same
             self._note(Note(f"No telemetry: {error}."))
             return True
         left_s = _STOPPING_S
@@ -111,7 +111,7 @@ class StorageProcess:
         return not thread.is_alive()
 
     def _start_metrics(self) -> None:
-        """Start the process that serves metrics, if they are asked for: before there is any thread, for it is forked."""
+        """Start the process that serves metrics, with ``--prometheus``. It is forked, so before any thread."""
         if self._options.prometheus is None:
             return
         metrics = HelperProcess("metrics", self._serve)
@@ -146,7 +146,7 @@ class StorageProcess:
             self._warn(said["warn"])
 
     def _sample(self) -> None:
-        """Begin sampling, in a thread, if that is asked for. For when the job runs: what telemetry imports must not delay it."""
+        """Start sampling in a thread, unless ``--no-telemetry``. Called once the job runs: the imports must not delay it."""
         if not self._options.telemetry:
             return
         try:
@@ -181,7 +181,7 @@ class StorageProcess:
 
     def _carry(self) -> None:
         try:
-            make_private_folder(str(self._root))  # again, where somebody has removed it
+            make_private_folder(str(self._root))  # again, if it was removed
         except OSError:
             return
         if not self._carrier.take():
@@ -192,11 +192,11 @@ class StorageProcess:
             self._tell(error)
         goes_on = [spool for spool in spools_in(str(self._root)) if not self._carry_spool(spool)]
         if goes_on and not self._samples:
-            self._samples = True  # the launcher of which this was has ended
+            self._samples = True  # the launcher that sampled has ended
             self._do_beating(self._sample)
 
     def _carry_spool(self, spool: str) -> bool:
-        """Whether nothing more comes from it."""
+        """Copy what is new in a spool; whether its rank has ended."""
         over = is_over(spool)
         try:
             target = drain(spool, remove=over, budget=self._budgets.get(spool), beat=self._beat)
@@ -224,7 +224,7 @@ class StorageProcess:
             )
 
     def _budget(self, target: str) -> DiskBudget | None:
-        """What the step log of a rank may take; None until the rank has said of how many it is one."""
+        """Size limit of a rank's step log; None until the rank has recorded the world size."""
         world_size = (read_json(str(Path(target) / RANK_FILE), []) or {}).get("world_size")
         return DiskBudget(rank_budget(world_size), self._may_go_on) if isinstance(world_size, int) else None
 

@@ -231,7 +231,7 @@ def test_nobody_ends_a_job_whose_launcher_was_killed_and_none_says_so(tmp_path, 
     watch._orders, launcher = os.pipe()
     watch._kill, watch._ranks.known = proof.Kill(0.0), {"spool": a_rank(1)}
     seen = []
-    monkeypatch.setattr(watch, "_turn", lambda: seen.append((watch._options.on_hang, watch._kill)))
+    monkeypatch.setattr(watch, "_poll", lambda: seen.append((watch._options.on_hang, watch._kill)))
     monkeypatch.setattr(watch._ranks, "wait", lambda *_: time.sleep(0.02))
     monkeypatch.setattr(watch, "_finish", lambda: None)
     os.close(launcher)
@@ -290,7 +290,7 @@ def test_the_second_hang_is_analysed_though_the_first_ones_analysis_goes_on(tmp_
     first, second = sorted(marks.iterdir(), key=lambda path: path.stat().st_mtime_ns)
     until(lambda: not started(int(first.name)), within_s=20)
     assert started(int(second.name))
-    diagnosing.leave()
+    diagnosing.abandon()
 
 
 def found(number: int, began_ns: int, died_ns: int | None = None) -> WatchedRank:
