@@ -1,4 +1,4 @@
-"""A standstill in sentences, for the terminal."""
+"""Sentences on a hang, for the terminal."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ddpdoctor.rundir import phase_words
 from ddpdoctor.rundir.fault_text import innermost_line
 
 _MOST_NAMED = 3
-"""Ranks that are told one by one; the report has all."""
+"""Ranks listed one by one; the report has all."""
 
 
 def hang_sentences(candidate: HangCandidate, here: str) -> list[str]:
-    """That a job stands still, and who stands where. ``here`` is added where the job has ranks elsewhere, too."""
+    """Two sentences: that the job seems to hang, and where each rank is. ``here``: " of this host" if the job has ranks elsewhere, too."""
     longest_s = candidate.longest_gap_s
     before = f" (its longest pause before was {_seconds(longest_s)})" if longest_s else ""
-    nobody = not any(rank.joined for rank in (*candidate.blocking, *candidate.waiting))
-    what = "joined its process group" if nobody else "finished a step"
+    none_joined = not any(rank.joined for rank in (*candidate.blocking, *candidate.waiting))
+    what = "joined its process group" if none_joined else "finished a step"
     since = f"no rank{here} has {what} for {_seconds(candidate.silent_s)}{before}"
     computing = [rank for rank in candidate.blocking if rank.computes]
     or_not = f", or rank {computing[0].rank} computes for long" if computing else ""
@@ -26,7 +26,7 @@ def hang_sentences(candidate: HangCandidate, here: str) -> list[str]:
 
 
 def unknown_sentence(candidate: HangCandidate, here: str) -> str:
-    """That no step was finished for long, and why nobody can say whether the job hangs."""
+    """That no step was finished for long, and why it is unknown whether the job hangs."""
     return (
         f"no rank{here} has finished a step for {_seconds(candidate.silent_s)}; whether the job hangs is not known: "
         f"{_named(candidate.unknown)}."
@@ -34,7 +34,7 @@ def unknown_sentence(candidate: HangCandidate, here: str) -> str:
 
 
 def elsewhere_sentence(silent_s: float, computing: Sequence[WatchedRank]) -> str:
-    """Where no rank of this host waits, what others may wait for that are elsewhere."""
+    """That no rank of this host waits, and which of them compute: ranks of other hosts may wait for them."""
     return f"no rank of this host has finished a step for {_seconds(silent_s)}; ranks of other hosts may wait for it: {_named(computing)}."
 
 
@@ -49,8 +49,8 @@ def _who(candidate: HangCandidate) -> str:
 
 
 def _named(ranks: Sequence[WatchedRank]) -> str:
-    told = "; ".join(map(_of, ranks[:_MOST_NAMED]))
-    return told + (f"; and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else "")
+    listed = "; ".join(map(_of, ranks[:_MOST_NAMED]))
+    return listed + (f"; and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else "")
 
 
 def _of(rank: WatchedRank) -> str:
