@@ -1,4 +1,4 @@
-"""Who waits for whom in a process group, and which ranks keep the others waiting."""
+"""The wait graph of the process groups: which ranks wait for which, and which block the others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ file servers' clocks differ a little."""
 
 
 class Stuck(msgspec.Struct, frozen=True):
-    """A collective at which some ranks stand."""
+    """A collective in which some ranks wait."""
 
     group: GroupKey
     sequence: int
@@ -77,7 +77,7 @@ def _of(table: Table, recordings: Mapping[int, Recording]) -> list[Stuck]:
         unknown = [*(rank for rank in ranks if rank not in known), *table.unrecorded]
         found += _stuck(table, place, known, unknown)
     if not by_place and table.unrecorded:
-        # What somebody has finished, all have issued.
+        # A collective that one member has finished was issued by all.
         place = next((n for n in pending if all(n in seat.pending for seat in seats.values())), -1)
         found += _stuck(table, place, [], table.unrecorded)
     return found
@@ -151,8 +151,8 @@ def _global(message: Operation) -> tuple[int, int] | None:
 
 
 _LEAST_PEERS = 3
-"""So many ranks that wait at the same collective must have issued more, all of them the same, before one that did not is told to
-have stopped by itself: the hosts of two may just run ahead of their devices by different amounts."""
+"""Ranks that wait in the same collective and must have issued more, all of them the same, before a rank that did not is reported to have
+stopped by itself: two hosts may run ahead of their devices by different amounts."""
 _LOGS = 0
 """The rank that reads results by itself, to print them, in most jobs: that it stops before others says nothing."""
 
@@ -161,7 +161,7 @@ class Why(StrEnum):
     """By what a rank is found to be a root."""
 
     NOT_ISSUED = "not issued"
-    """Its recording shows that it has not issued the collective, and that it waits for nobody."""
+    """Its recording shows that it has not issued the collective, and that it waits for no rank."""
     STOPPED_EARLY = "stopped early"
     """It waits, too, but those that wait for the same went on issuing and it did not."""
     NO_RECORDING = "no recording"
@@ -204,15 +204,15 @@ def blame(tables: Sequence[Table], recordings: Mapping[int, Recording]) -> Blame
     behind = _unfinished(tables, recordings)
     roots: dict[int, Root] = {}
 
-    def add(among: Sequence[Stuck], beside_root: bool) -> None:
+    def add(among: Sequence[Stuck], with_root: bool) -> None:
         for stuck in among:
             for rank in stuck.missing:
-                why = excuses.why_root(rank, stuck, beside_root)
+                why = excuses.why_root(rank, stuck, with_root)
                 if why is not None and rank not in roots:
                     roots[rank] = Root(rank, why, stuck, behind[rank])
 
-    add(missed, beside_root=False)
-    add([each for each in missed if roots.keys() & set(each.missing)], beside_root=True)
+    add(missed, with_root=False)
+    add([each for each in missed if roots.keys() & set(each.missing)], with_root=True)
     found = (
         roots
         # A dump that is not there may be lost or unreadable: that names no rank beside those whose own dumps do.
@@ -247,24 +247,26 @@ class _Excuses:
         self.partners = partners
         self.beside = _components(tables)
 
-    def why_root(self, rank: int, stuck: Stuck, beside_root: bool = False) -> Why | None:
+    def why_root(self, rank: int, stuck: Stuck, with_root: bool = False) -> Why | None:
         """Why ``rank``, missing at ``stuck``, is a root; None where it waits for others itself.
 
-        Where those that are kept by the same went on issuing, it is not that which stopped it. ``beside_root``: a root is missing
+        Where those that are kept by the same went on issuing, it is not that which stopped it. ``with_root``: a root is missing
         there, too, so that a message of a rank without a recording is no excuse by itself.
         """
         held = [wait for wait in self.waits.get(rank, ()) if set(wait.absent) - {rank}]
-        # It stands in a collective that all members have issued, and one of those is kept by somebody else.
-        beside = any(self._is_kept(other, rank) for other in self.beside.get(rank, ()) if other != rank)
-        if self._awaits_message(rank, seen=True, all_lack=not beside_root):
+        # It waits in a collective that all members have issued, and one of those is blocked by another rank.
+        bound_is_kept = any(
+            self._is_kept(other, rank) for other in self.beside.get(rank, ()) if other != rank
+        )
+        if self._awaits_message(rank, seen=True, all_lack=not with_root):
             return None
         perhaps = self._awaits_message(rank)
-        if not held and not beside and not perhaps:
+        if not held and not bound_is_kept and not perhaps:
             return Why.NOT_ISSUED
         if _LOGS in stuck.missing:
             return None
         peers = [set(stuck.waiting) & set(wait.waiting) for wait in held]
-        if beside:
+        if bound_is_kept:
             peers.append(set(stuck.waiting) & set(self.beside[rank]))
         if perhaps:
             peers.append({each for each in stuck.waiting if self._awaits_message(each)})
@@ -322,7 +324,7 @@ def _unfinished(tables: Sequence[Table], ranks: Iterable[int]) -> dict[int, tupl
 def _of_devices(
     behind: Mapping[int, tuple[Operation, ...]], recordings: Mapping[int, Recording]
 ) -> dict[int, Root]:
-    """Ranks whose devices lag where all have issued everything: less than half of them, or nothing is told."""
+    """Ranks whose devices lag where all have issued everything: fewer than half of the ranks, else none."""
     lagging = [rank for rank, operations in behind.items() if operations]
     if not 0 < len(lagging) < len(recordings) / 2:
         return {}
