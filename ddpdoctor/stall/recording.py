@@ -101,7 +101,7 @@ class GroupKey(msgspec.Struct, frozen=True):
     name: str
     description: str = ""
     members: tuple[int, ...] | None = None
-    """Global ranks, where the dump tells them."""
+    """Global ranks; None if the dump does not list them."""
 
     def __hash__(self) -> int:
         """Without most of the members: keys are looked up once for each operation, and a group may have many."""

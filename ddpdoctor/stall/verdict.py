@@ -155,7 +155,7 @@ def _hang(
     notes: list[str],
     only_dumps: bool,
 ) -> dict[str, StopFacts]:
-    """Why ranks stand of which none died or raised."""
+    """The cause of a hang in which no rank died or raised."""
     alive = [each for each in run.ranks.values() if run.stood(each)]
     if alive and all(each.phase == Phase.RENDEZVOUS for each in alive):
         return {"rendezvous": _simple(run, [], alive, "wait for a process group to be created")}
@@ -219,7 +219,7 @@ def _issued(rank: int, operation: Operation) -> str:
 
 
 def _of_roots(roots: Sequence[Root], run: RunEvidence, only_dumps: bool) -> dict[str, StopFacts]:
-    """Ranks that did not come, by what each of them does."""
+    """The fact for ranks that did not reach the collective, by their activity."""
     ranks = [run.ranks[root.rank] for root in roots]
     stuck = min((root.stuck for root in roots if root.stuck), key=lambda s: s.since_ns or 0, default=None)
     activities = [activity(each) for each in ranks]
@@ -248,7 +248,7 @@ def _of_roots(roots: Sequence[Root], run: RunEvidence, only_dumps: bool) -> dict
 
 
 def _seen(root: Root, each: RankEvidence) -> list[str]:
-    """What shows that a rank is a root, a sentence each."""
+    """Sentences that show why a rank is a root."""
     said = []
     recording = each.recording
     if root.stuck is not None and root.why in (Why.NOT_ISSUED, Why.STOPPED_EARLY, Why.CIRCLE):
@@ -287,7 +287,7 @@ def _missing(rank: int, stuck: Stuck, recording: Recording | None) -> str:
 
 
 def _of_waits(run: RunEvidence, found: Blame) -> dict[str, StopFacts]:
-    """Without flight recorders that tell: who waits for others, and who does something else."""
+    """The cause without usable flight recorders: which ranks wait for others, and which do something else."""
     alive = [each for each in run.ranks.values() if run.stood(each)]
     busy = [each for each in alive if each.waits is False]
     waiting = [each for each in alive if each.waits]

@@ -12,8 +12,8 @@ from .groups import Table
 from .recording import GroupKey, Operation, Recording
 
 _SLACK_NS = 5_000_000_000
-"""A dump that was written so long before others issued a collective says nothing of it: watchdogs look every second or so, and
-file servers' clocks differ a little."""
+"""A dump that was written this long before others issued a collective does not show whether its rank issued it: watchdogs poll about once
+a second, and file servers' clocks differ."""
 
 
 class Stuck(msgspec.Struct, frozen=True):
@@ -22,7 +22,7 @@ class Stuck(msgspec.Struct, frozen=True):
     group: GroupKey
     sequence: int
     operation: Operation
-    """As the first of those that wait issued it."""
+    """The operation of the first waiting rank."""
     waiting: tuple[int, ...]
     missing: tuple[int, ...] = ()
     """Members whose recording shows that they have not issued it."""
@@ -41,7 +41,7 @@ class Stuck(msgspec.Struct, frozen=True):
 def stuck_collectives(
     tables: Sequence[Table], recordings: Mapping[int, Recording]
 ) -> tuple[list[Stuck], list[Stuck]]:
-    """Collectives that members miss, and those at which all members stand; both with the first one first."""
+    """(Collectives that some members have not issued, collectives in which all members wait), each in order of time."""
     missed: list[Stuck] = []
     whole: list[Stuck] = []
     for table in tables:
@@ -57,7 +57,7 @@ def _when(stuck: Stuck) -> tuple[int, int]:
 
 
 def _of(table: Table, recordings: Mapping[int, Recording]) -> list[Stuck]:
-    """The collectives of one group that members miss, one for each place at which such a member stands."""
+    """The collectives of one group that some members have not issued, one for each position of such a member."""
     seats = table.seats
     pending = sorted({number for seat in seats.values() for number in seat.pending})
     if not pending:
@@ -111,7 +111,7 @@ def _would_tell(recording: Recording, table: Table, place: int) -> bool:
 
 
 def _shared(table: Table) -> set[int]:
-    """Numbers of the collectives that all members have issued and none has finished."""
+    """Sequence numbers of collectives that all members have issued and none has finished."""
     seats = list(table.seats.values())
     if len(seats) < len(table.members) or not seats:
         return set()
@@ -127,7 +127,7 @@ class Partner(msgspec.Struct, frozen=True):
 
 
 def partners_of(recordings: Mapping[int, Recording]) -> dict[int, list[Partner]]:
-    """By rank, those it exchanges messages with that are not through."""
+    """By rank, its partners in pending sends and receives."""
     open_: Counter[tuple[int, int, int]] = Counter()
     for recording in recordings.values():
         for message in recording.messages:
@@ -154,18 +154,18 @@ _LEAST_PEERS = 3
 """Ranks that wait in the same collective and must have issued more, all of them the same, before a rank that did not is reported to have
 stopped by itself: two hosts may run ahead of their devices by different amounts."""
 _LOGS = 0
-"""The rank that reads results by itself, to print them, in most jobs: that it stops before others says nothing."""
+"""In most jobs this rank reads results to print them, so that it may stop before the others."""
 
 
 class Why(StrEnum):
-    """By what a rank is found to be a root."""
+    """Why a rank is a root."""
 
     NOT_ISSUED = "not issued"
     """Its recording shows that it has not issued the collective, and that it waits for no rank."""
     STOPPED_EARLY = "stopped early"
-    """It waits, too, but those that wait for the same went on issuing and it did not."""
+    """It waits, too, but ranks that wait for the same have issued more than it."""
     NO_RECORDING = "no recording"
-    """All others are there, and it left none, or an old one."""
+    """All others have issued it, and this rank left no dump, or an old one."""
     CIRCLE = "circle"
     """It and others wait for each other."""
     UNFINISHED = "unfinished"
@@ -175,29 +175,29 @@ class Why(StrEnum):
 
 
 class Root(msgspec.Struct, frozen=True):
-    """A rank that keeps others, and is kept by none."""
+    """A rank that blocks others and is blocked by none."""
 
     rank: int
     why: Why
     stuck: Stuck | None
     """The first collective at which others wait for it."""
     unfinished: tuple[Operation, ...] = ()
-    """What it has pending and others have finished: its device, or what watches it, had stopped by then."""
+    """Operations that it has pending and others have finished: its device, or the thread that watches it, had stopped."""
     partner: int | None = None
-    """Who waits for its message."""
+    """The rank that waits for its message."""
 
 
 class Blame(msgspec.Struct, frozen=True):
-    """Who keeps the job."""
+    """The ranks that block the job."""
 
     roots: list[Root]
     missed: list[Stuck]
     whole: list[Stuck]
-    """Collectives at which all members stand."""
+    """Collectives in which all members wait."""
 
 
 def blame(tables: Sequence[Table], recordings: Mapping[int, Recording]) -> Blame:
-    """Follow all that wait to the roots."""
+    """Find the roots: the ranks that all others wait for, directly or not."""
     missed, whole = stuck_collectives(tables, recordings)
     partners = partners_of(recordings)
     excuses = _Excuses(tables, missed, partners, recordings)
@@ -215,7 +215,7 @@ def blame(tables: Sequence[Table], recordings: Mapping[int, Recording]) -> Blame
     add([each for each in missed if roots.keys() & set(each.missing)], with_root=True)
     found = (
         roots
-        # A dump that is not there may be lost or unreadable: that names no rank beside those whose own dumps do.
+        # A missing dump may be lost or unreadable, so it names a rank only if no dump names one.
         or {rank: Root(rank, Why.NO_RECORDING, stuck) for stuck in reversed(missed) for rank in stuck.unknown}
         or {
             rank: Root(rank, Why.CIRCLE, stuck, behind[rank])
@@ -229,7 +229,7 @@ def blame(tables: Sequence[Table], recordings: Mapping[int, Recording]) -> Blame
 
 
 class _Excuses:
-    """Why a rank that is missing somewhere need not be at fault."""
+    """Decides whether a rank that has not issued a collective is itself blocked."""
 
     def __init__(
         self,
@@ -293,7 +293,7 @@ class _Excuses:
 
 
 def _components(tables: Sequence[Table]) -> dict[int, list[int]]:
-    """Rank → all that it is bound to by collectives that every member has issued and none has finished, by whatever way."""
+    """Rank → ranks connected to it by collectives that every member has issued and none has finished, directly or via others."""
     bound: dict[int, list[int]] = {}
     for table in tables:
         if not _shared(table):
@@ -306,7 +306,7 @@ def _components(tables: Sequence[Table]) -> dict[int, list[int]]:
 
 
 def _unfinished(tables: Sequence[Table], ranks: Iterable[int]) -> dict[int, tuple[Operation, ...]]:
-    """By rank, what it has pending and other members have finished: its part of it is done, and nothing of it noted that."""
+    """By rank, the operations that it has pending and other members have finished."""
     found: dict[int, list[Operation]] = {rank: [] for rank in ranks}
     for table in tables:
         seats = table.seats
