@@ -63,8 +63,8 @@ class StorageProcess:
         self._beat = beating(writer, b"\n")
         self._carrier = Carrier(str(root))
         self._budgets: dict[str, DiskBudget] = {}
-        self._told: set[str] = set()
-        self._carried: dict[str, int] = {}
+        self._warned: set[str] = set()
+        self._copied: dict[str, int] = {}
         self._samples = False
         """Whether this process samples the host, or has tried to."""
         self._sampler: TelemetrySampler | None = None
@@ -85,17 +85,17 @@ class StorageProcess:
         if self._samples and stale_roots(self._root):
             with suppress(OSError):  # no further process is allowed: a later run does it
                 others.start()
-        if not self._do_beating(self._start):
+        if not self._run_with_heartbeats(self._start):
             return
         while not is_readable(self._orders, PERIOD_S):
-            self._carry()
+            self._copy_records()
         if os.read(self._orders, 1) != JOB_ENDED:
-            self._outlive()
-        self._do_beating(self._stop)
+            self._wait_for_ranks()
+        self._run_with_heartbeats(self._stop)
         others.stop(_OTHERS_S)
         self._carrier.release()
 
-    def _do_beating(self, work: Callable[[], None]) -> bool:
+    def _run_with_heartbeats(self, work: Callable[[], None]) -> bool:
         """Call ``work`` in a thread, with heartbeats; False if it is abandoned, ``_STOPPING_S`` after the job's end."""
         thread = threading.Thread(target=work, daemon=True)
         try:
@@ -169,17 +169,17 @@ class StorageProcess:
             self._sampler.stop(timeout_s=_SAMPLER_S)
             self._note(*self._sampler.notes)
 
-    def _outlive(self) -> None:
+    def _wait_for_ranks(self) -> None:
         deadline_s = time.monotonic() + _AFTER_LAUNCHER_S
         while time.monotonic() < deadline_s and (spools := spools_in(str(self._root))):
-            self._carry()
+            self._copy_records()
             if all(is_over(spool) for spool in spools):
                 break
             time.sleep(PERIOD_S)
         self._carrier.release()
         remove_root(str(self._root))
 
-    def _carry(self) -> None:
+    def _copy_records(self) -> None:
         try:
             make_private_folder(str(self._root))  # again, if it was removed
         except OSError:
@@ -187,15 +187,15 @@ class StorageProcess:
         if not self._carrier.take():
             return  # another launcher of this host has one that does
         try:
-            carry_host_documents(str(self._root), str(self._run), self._carried)
+            carry_host_documents(str(self._root), str(self._run), self._copied)
         except OSError as error:
-            self._tell(error)
-        goes_on = [spool for spool in spools_in(str(self._root)) if not self._carry_spool(spool)]
+            self._warn_once(error)
+        goes_on = [spool for spool in spools_in(str(self._root)) if not self._copy_spool(spool)]
         if goes_on and not self._samples:
             self._samples = True  # the launcher that sampled has ended
-            self._do_beating(self._sample)
+            self._run_with_heartbeats(self._sample)
 
-    def _carry_spool(self, spool: str) -> bool:
+    def _copy_spool(self, spool: str) -> bool:
         """Copy what is new in a spool; whether its rank has ended."""
         over = is_over(spool)
         try:
@@ -206,18 +206,18 @@ class StorageProcess:
             return over
         except FileNotFoundError as error:
             if (Path(spool) / TARGET_FILE).exists():  # otherwise it is being made, or was removed
-                self._tell(error)
+                self._warn_once(error)
         except OSError as error:
-            self._tell(error)
+            self._warn_once(error)
         except Exception as error:
             self._note(Note(f"{spool}: {type(error).__name__}: {error}."))
         self._beat()
         return over
 
-    def _tell(self, error: OSError) -> None:
+    def _warn_once(self, error: OSError) -> None:
         reason = "it holds another run by now" if isinstance(error, OtherRunError) else reason_of(error)
-        if reason not in self._told:
-            self._told.add(reason)
+        if reason not in self._warned:
+            self._warned.add(reason)
             self._warn(
                 f"what the ranks of this host record cannot be written to {self._run} ({reason}); it waits in memory, and "
                 "the job goes on."

@@ -181,8 +181,8 @@ def gradients(where: Where | None) -> Call:
 def disagreeing(
     by_rank: Mapping[int, Sequence[Call]], pending: Mapping[int, Call], usual: Usual
 ) -> list[int]:
-    """Ranks whose calls in one step differ from those of the others; all ranks if undecided, none if all agree. ``pending``: the call of each
-    rank that had not returned."""
+    """Ranks whose calls in one step differ from those of the others; all ranks if undecided, none if all agree. ``pending``: the call of
+    each rank that had not returned."""
     if len({call.key for call in pending.values()}) < 2 and len(pending) > 1:
         return []
     strange = [rank for rank in pending if by_rank[rank] and not usual.knows(by_rank[rank])]

@@ -27,8 +27,8 @@ _CALLS = {
 }
 """Opcodes by which a pickle could run code, with the reason for the refusal."""
 _LONGEST_KEY = 1024
-"""Most characters of a key. Keys must be strings, as in torch's dumps: string hashes are randomised, while integers can be chosen so that all
-collide in a dict."""
+"""Most characters of a key. Keys must be strings, as in torch's dumps: string hashes are randomised, while integers can be chosen so that
+all collide in a dict."""
 _CONSTANTS: dict[int, Any] = {0x4E: None, 0x88: True, 0x89: False}
 _TUPLES = {0x85: 1, 0x86: 2, 0x87: 3}
 _MOST_DIGITS_BYTES = 8

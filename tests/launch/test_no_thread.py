@@ -44,7 +44,7 @@ def test_the_storage_process_carries_on_without_telemetry(no_thread, tmp_path):
     answers, writer = os.pipe()
     began = []
     storage_process = StorageProcess(tmp_path, tmp_path, "", RunOptions(), 0, writer)
-    assert storage_process._do_beating(lambda: began.append(1)) and not began
+    assert storage_process._run_with_heartbeats(lambda: began.append(1)) and not began
     assert b"No telemetry: can't start new thread" in os.read(answers, 1000)
     os.close(answers)
     os.close(writer)
