@@ -13,7 +13,7 @@ from typing import Any
 from ddpdoctor.cli.rank_answers import STOPPED, answers, is_stopped, running_ranks
 from ddpdoctor.cli.say import say
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.launch.standstill import Tuning
+from ddpdoctor.launch.hang_detection import Tuning
 from ddpdoctor.rundir import (
     CAPTURE_ANSWER,
     CAPTURE_ORDER,
@@ -114,7 +114,11 @@ def _longest_wait_s(live: LiveRun, ranks: Sequence[Present]) -> float:
     steps = [step for each in live.ranks.values() for step in each.recent(KEPT_STEPS)]
     longest_s = max((step.duration_ms for step in steps), default=0.0) / 1e3
     documents = {rank.rank: rank.progress or {} for rank in ranks}
-    phases = {document.get("phase") for rank, document in documents.items() if live.is_there(rank, document)}
+    phases = {
+        document.get("phase")
+        for rank, document in documents.items()
+        if live.is_current_position(rank, document)
+    }
     in_long_phase = bool(phases & {*LONG_PHASES, Phase.DEBUGGER})
     return max(_LEAST_S, _TIMES_LONGEST * longest_s) * (_TIMES_IN_LONG_PHASE if in_long_phase else 1.0)
 
@@ -169,7 +173,7 @@ def _order_all(live: LiveRun, ranks: Sequence[Present], order: CaptureRequest) -
         delete_requests(rank.spool, order.request, CAPTURE_ORDER, CAPTURE_ANSWER)
     if stopped := [rank.rank for rank in ranks if is_stopped(rank)]:
         raise UnusableInput(f"no window, because rank {stopped[0]} is {STOPPED}.")
-    if refused and (stalled_s := live.stands_s()) is not None:
+    if refused and (stalled_s := live.long_silence_s()) is not None:
         raise UnusableInput(
             f"no window, because windows open and close at the ends of steps, and {_silence_text(live, stalled_s)}"
         )

@@ -164,12 +164,12 @@ def _with_suggestions(
     chosen: Sequence[Proposal], diagnosis: Diagnosis, bounds: bool
 ) -> tuple[list[Proposal], list[Proposal]]:
     """(``chosen`` with what the findings expect of them, the other changes that the findings suggest)."""
-    from ddpdoctor.experiment import informed, proposals
+    from ddpdoctor.experiment import proposals, with_expectation
 
     every = proposals(diagnosis, bounds=True)
     chosen_settings = [each.settings for each in chosen]
     suggested = [each for each in proposals(diagnosis, bounds=bounds) if each.settings not in chosen_settings]
-    return [informed(each, every) for each in chosen], suggested
+    return [with_expectation(each, every) for each in chosen], suggested
 
 
 def _check_number(tried: Sequence[Proposal]) -> None:

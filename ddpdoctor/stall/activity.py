@@ -1,4 +1,4 @@
-"""What a stopped rank does, and its row in the table of where each rank stands."""
+"""The activity of a stopped rank, and its row in the table of positions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .recording import Operation, Recording
 
 
 class Activity(msgspec.Struct, frozen=True):
-    """What it does: a word for rules, and words for readers that go on ``rank 3 ...``."""
+    """What a rank does: a word for rules, and a phrase that continues ``rank 3 ...``."""
 
     name: str
     says: str
@@ -66,7 +66,7 @@ _FILES = (
     (re.compile(r"[/\\](?:threading|queue|concurrent[/\\]futures[/\\]\w+)\.py$"), _LOCK),
     (re.compile(r"[/\\](?:subprocess|multiprocessing[/\\]\w+)\.py$"), _PIPE),
 )
-"""Files of the innermost function."""
+"""Activity by the file of the innermost function."""
 _FUTEX = re.compile(r"futex")
 _READS = re.compile(r"^(?:0|1|2|17|18|19|20|74|75|257|267) ")
 """System calls on files: read, write, open, pread, pwrite, readv, writev, fsync, fdatasync, openat, readlinkat (x86-64)."""
@@ -107,7 +107,7 @@ def _waiting(stack: Sequence[CodeLine], waits_in: str, syscall: str) -> Activity
 
 
 def activity(each: RankEvidence) -> Activity | None:
-    """What a rank does, by all that is known of it; None where nothing shows it."""
+    """The activity of a rank, from /proc, its phase and its stack; None if unknown."""
     found = _seen_doing(each)
     if each.joined or each.waits:
         return found
@@ -118,7 +118,7 @@ def activity(each: RankEvidence) -> Activity | None:
 
 
 def last_at(each: RankEvidence) -> Where | None:
-    """Where a rank is, or called the last collective that it is known to have issued."""
+    """The rank's position, else the line of its last known collective."""
     if each.where is None and each.open_call is not None:
         return each.open_call.where
     if each.where is not None or each.recording is None:
@@ -130,7 +130,7 @@ def last_at(each: RankEvidence) -> Where | None:
 def standing_of(
     each: RankEvidence, guilty: Iterable[int], run: RunEvidence, stop: StopFacts | None = None
 ) -> Standing:
-    """Its row in the table of where each rank is; ``stop`` is the reason that the report names first."""
+    """The rank's row in the table of positions; ``stop`` is the reason that the report names first."""
     does = activity(each) if run.stood(each) else None
     return Standing(
         rank=each.rank,
@@ -147,7 +147,7 @@ def standing_of(
 
 
 def _stood_s(each: RankEvidence, run: RunEvidence) -> float | None:
-    """For how long it stands in its step; None of a job that did not hang."""
+    """Seconds that it has been in its step; None if the job did not hang."""
     if not run.stood(each):
         return None
     looked_ns = run.looked_ns or each.seen_ns
@@ -181,7 +181,7 @@ def _state(each: RankEvidence, does: Activity | None, guilty: bool, stood: bool)
 
 
 def _before_joining(each: RankEvidence) -> str:
-    """How far one had come that had not joined its process group."""
+    """For a rank that had not joined its process group, how far it had come; else ""."""
     if each.joined:
         return ""
     return f"{'waited in' if each.waits else 'had not called'} init_process_group, "

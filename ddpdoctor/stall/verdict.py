@@ -1,4 +1,4 @@
-"""What the evidence of a stopped job comes to: the facts of the family hang, and where each rank stands."""
+"""From the evidence of a stopped job to the facts of the family ``hang`` and the position of each rank."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .waiting import Blame, Root, Stuck, Why, blame
 
 
 def of_devices(causes: dict[str, StopFacts], run: RunEvidence) -> dict[str, StopFacts]:
-    """``causes``, of which one is the device's where errors were counted on those of all ranks that it names, or it names none."""
+    """``causes``; a single cause becomes a device error if NVML counted errors on the devices of all of its ranks (or it has none)."""
     if not causes or not run.devices:
         return causes
     counted = [
@@ -40,8 +40,8 @@ def of_devices(causes: dict[str, StopFacts], run: RunEvidence) -> dict[str, Stop
     (name, first), *rest = causes.items()
     named = set(first.ranks or run.devices)
     if rest or not named <= set(run.devices):
-        told = replace(first, evidence=[*first.evidence, *counted])
-        return {**causes, name: told}
+        with_errors = replace(first, evidence=[*first.evidence, *counted])
+        return {**causes, name: with_errors}
     errors = [error for rank in sorted(named) for error in run.devices[rank]]
     message = first.message if name == "device" else ", ".join(dict.fromkeys(errors))
     return {
@@ -50,13 +50,13 @@ def of_devices(causes: dict[str, StopFacts], run: RunEvidence) -> dict[str, Stop
 
 
 _MOST_EVIDENCE = 12
-_MOST_RANKS = 8
-"""As many are told of one by one."""
 """Sentences of a finding."""
+_MOST_RANKS = 8
+"""Ranks listed in a sentence."""
 
 
 def of_dumps(dumps: Dumps) -> Verdict:
-    """The verdict on dumps without any run of ours."""
+    """The verdict on dumps without a run directory."""
     run = RunEvidence(
         {each.rank: RankEvidence(each.rank, recording=each) for each in dumps.recordings},
         hangs=True,
@@ -68,8 +68,8 @@ def of_dumps(dumps: Dumps) -> Verdict:
         oom_kills=0,
         notes=[],
     )
-    everybody = expected_ranks(dumps.recordings)
-    without = [rank for rank in everybody if rank not in run.ranks]
+    all_ranks = expected_ranks(dumps.recordings)
+    without = [rank for rank in all_ranks if rank not in run.ranks]
     notes = list(dumps.notes)
     if without:
         notes.append(f"{_ranks(without)} left no flight recorder dump that could be read.")
@@ -100,7 +100,7 @@ def _of_run(run: RunEvidence) -> Verdict:
 
 
 def _asked_below_the_launcher(run: RunEvidence) -> Asked | None:
-    """Where somebody ended torchrun itself, it passes the signal on to all ranks and leaves with 1."""
+    """The signal that ended torchrun itself, which passes it on to all ranks and exits with code 1."""
     ends = {None if each.raised else each.signal for each in run.ranks.values()}
     return Asked(min(number for number in ends if number)) if ends and ends <= POLITE else None
 
@@ -170,7 +170,7 @@ def _hang(
     few: str | None,
     only_dumps: bool,
 ) -> dict[str, StopFacts]:
-    """Why ranks stand of which none died or raised."""
+    """The cause of a hang in which no rank died or raised."""
     alive = [each for each in run.ranks.values() if run.stood(each)]
     if alive and all(each.phase == Phase.RENDEZVOUS for each in alive):
         return {"rendezvous": _simple(run, [], alive, "wait for a process group to be created")}
@@ -235,7 +235,7 @@ def _issued(rank: int, operation: Operation) -> str:
 
 
 def _of_roots(roots: Sequence[Root], run: RunEvidence, only_dumps: bool) -> dict[str, StopFacts]:
-    """Ranks that did not come, by what each of them does."""
+    """The fact for ranks that did not reach the collective, by their activity."""
     ranks = [run.ranks[root.rank] for root in roots]
     stuck = min((root.stuck for root in roots if root.stuck), key=lambda s: s.since_ns or 0, default=None)
     activities = [activity(each) for each in ranks]
@@ -338,7 +338,7 @@ def _last_in(stuck: Stuck, recording: Recording | None) -> int | None:
 
 
 def _of_waits(run: RunEvidence, found: Blame) -> dict[str, StopFacts]:
-    """Without flight recorders that tell: who waits for others, and who does something else."""
+    """The cause without usable flight recorders: which ranks wait for others, and which do something else."""
     alive = [each for each in run.ranks.values() if run.stood(each)]
     busy = [each for each in alive if each.waits is False]
     waiting = [each for each in alive if each.waits]
@@ -413,21 +413,21 @@ def _of_stuck(stuck: Stuck, run: RunEvidence) -> dict[str, Any]:
 
 
 def _of_message(roots: Sequence[Root], run: RunEvidence) -> dict[str, Any]:
-    """Of ranks for whose messages others wait, or whose devices lag."""
+    """Fields of the facts on ranks whose messages others wait for, or whose devices lag."""
     partners = sorted({root.partner for root in roots if root.partner is not None})
     first = next((root.unfinished[0] for root in roots if root.unfinished), None)
-    told: dict[str, Any] = {"waiting_ranks": partners}
+    fields: dict[str, Any] = {"waiting_ranks": partners}
     for partner in partners[:1]:
         recording = run.ranks[partner].recording
         first = next((m for m in (recording.messages if recording else ()) if m.pending), first)
     if first is not None:
-        told |= {
+        fields |= {
             "group": first.group.words,
             "collective": first.name,
             "sequence": first.sequence,
             "tensors": _tensors(first),
         }
-    return told
+    return fields
 
 
 def _called_at(each: RankEvidence, operation: Operation) -> Where | None:
@@ -439,7 +439,7 @@ def _first_step(ranks: Sequence[RankEvidence]) -> int | None:
 
 
 def _moment(at_ns: int | None) -> str | None:
-    """A moment in words, to the second."""
+    """A moment as text, to the second."""
     if not at_ns:
         return None
     return datetime.fromtimestamp(at_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

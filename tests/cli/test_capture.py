@@ -31,7 +31,7 @@ from ddpdoctor.rundir.owned import make_private_folder
 from ddpdoctor.rundir.requests import CAPTURE_SCHEMA
 from ddpdoctor.rundir.stops import PROGRESS_SCHEMA
 from ddpdoctor.telemetry import LiveRank, LiveRun
-from ddpdoctor.telemetry.live import LiveStep, Tail
+from ddpdoctor.telemetry.live import FileTail, LiveStep
 from tests.cli.live import DOCTOR, ENVIRONMENT, live_run, steps_of
 from tests.commands import ROOT, command
 from tests.hook.recording import JOBS, forked
@@ -111,7 +111,7 @@ def standing(folder, step_s, phase=None, stall=None):
     """A rank of 30 steps of ``step_s`` each, with its phase and the monitor's state."""
     live = LiveRun(folder / "run")
     steps = deque(LiveStep(number, 0, int(step_s * 1e9)) for number in range(30))
-    live.ranks[0] = LiveRank(0, "here", 1, Tail(folder / "steps.jsonl"), steps)
+    live.ranks[0] = LiveRank(0, "here", 1, FileTail(folder / "steps.jsonl"), steps)
     make_private_folder(str(folder / "root"))
     spool = folder / "root" / "00000-1"
     spool.mkdir(0o700)

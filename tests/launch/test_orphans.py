@@ -161,7 +161,7 @@ def test_where_it_cannot_be_known_who_is_a_rank_nobody_is_ended(job: Job) -> Non
 @pytest.mark.extended
 def test_who_was_told_with_its_group_is_not_told_again(job: Job) -> None:
     launcher = job.start("launcher", deaf="yes", starts="ranks")
-    rest = of_job(job.tmp, grace_s=1.0).end(told_group=launcher)
+    rest = of_job(job.tmp, grace_s=1.0).end(signalled_group=launcher)
     assert rest.living == [] and "launcher" not in job.signalled()
     assert sorted(job.signalled()) == ["0", "1"], "a launcher that was killed leaves them to us"
 

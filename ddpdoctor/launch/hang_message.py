@@ -1,56 +1,56 @@
-"""A standstill in sentences, for the terminal."""
+"""Sentences on a hang, for the terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ddpdoctor.launch.hang_detection import HangCandidate
 from ddpdoctor.launch.rankwatch import Activity, WatchedRank
-from ddpdoctor.launch.standstill import Suspicion
 from ddpdoctor.rundir import phase_words
 from ddpdoctor.rundir.fault_text import innermost_line
 
 _MOST_NAMED = 3
-"""Ranks that are told one by one; the report has all."""
+"""Ranks listed one by one; the report has all."""
 
 
-def hang_sentences(suspicion: Suspicion, here: str) -> list[str]:
-    """That a job stands still, and who stands where. ``here`` is added where the job has ranks elsewhere, too."""
-    longest_s = suspicion.longest_gap_s
+def hang_sentences(candidate: HangCandidate, here: str) -> list[str]:
+    """Two sentences: that the job seems to hang, and where each rank is. ``here``: " of this host" if the job has ranks elsewhere, too."""
+    longest_s = candidate.longest_gap_s
     before = f" (its longest pause before was {_seconds(longest_s)})" if longest_s else ""
-    nobody = not any(rank.joined for rank in (*suspicion.guilty, *suspicion.waiting))
-    what = "joined its process group" if nobody else "finished a step"
-    since = f"no rank{here} has {what} for {_seconds(suspicion.silent_s)}{before}"
-    computing = [rank for rank in suspicion.guilty if rank.computes]
+    none_joined = not any(rank.joined for rank in (*candidate.blocking, *candidate.waiting))
+    what = "joined its process group" if none_joined else "finished a step"
+    since = f"no rank{here} has {what} for {_seconds(candidate.silent_s)}{before}"
+    computing = [rank for rank in candidate.blocking if rank.computes]
     or_not = f", or rank {computing[0].rank} computes for long" if computing else ""
-    return [f"{since}: the job seems to hang{or_not}.", _who(suspicion)]
+    return [f"{since}: the job seems to hang{or_not}.", _who(candidate)]
 
 
-def unknown_sentence(suspicion: Suspicion, here: str) -> str:
-    """That no step was finished for long, and why nobody can say whether the job hangs."""
+def unknown_sentence(candidate: HangCandidate, here: str) -> str:
+    """That no step was finished for long, and why it is unknown whether the job hangs."""
     return (
-        f"no rank{here} has finished a step for {_seconds(suspicion.silent_s)}; whether the job hangs is not known: "
-        f"{_named(suspicion.unknown)}."
+        f"no rank{here} has finished a step for {_seconds(candidate.silent_s)}; whether the job hangs is not known: "
+        f"{_named(candidate.unknown)}."
     )
 
 
 def elsewhere_sentence(silent_s: float, computing: Sequence[WatchedRank]) -> str:
-    """Where no rank of this host waits, what others may wait for that are elsewhere."""
+    """That no rank of this host waits, and which of them compute: ranks of other hosts may wait for them."""
     return f"no rank of this host has finished a step for {_seconds(silent_s)}; ranks of other hosts may wait for it: {_named(computing)}."
 
 
-def _who(suspicion: Suspicion) -> str:
-    if not suspicion.guilty:
-        return f"all ranks wait for others: {_named(suspicion.waiting)}."
-    waiting = ", ".join(str(rank.rank) for rank in suspicion.waiting[:8])
-    more = " ..." if len(suspicion.waiting) > 8 else ""
-    many = len(suspicion.waiting) > 1
+def _who(candidate: HangCandidate) -> str:
+    if not candidate.blocking:
+        return f"all ranks wait for others: {_named(candidate.waiting)}."
+    waiting = ", ".join(str(rank.rank) for rank in candidate.waiting[:8])
+    more = " ..." if len(candidate.waiting) > 8 else ""
+    many = len(candidate.waiting) > 1
     rest = f"; rank{'s' if many else ''} {waiting}{more} wait{'' if many else 's'}" if waiting else ""
-    return f"{_named(suspicion.guilty)}{rest}."
+    return f"{_named(candidate.blocking)}{rest}."
 
 
 def _named(ranks: Sequence[WatchedRank]) -> str:
-    told = "; ".join(map(_of, ranks[:_MOST_NAMED]))
-    return told + (f"; and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else "")
+    listed = "; ".join(map(_of, ranks[:_MOST_NAMED]))
+    return listed + (f"; and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else "")
 
 
 def _of(rank: WatchedRank) -> str:

@@ -1,5 +1,5 @@
-"""The process beside the launcher that touches storage: it copies the ranks' records from memory to the run directory, and samples
-the host."""
+"""The storage process: the only process that touches storage while the job runs. It copies the ranks' records from memory to the run
+directory, and samples the host."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpdoctor.launch.helper import IN_ORDER, LOOK_S, Beside, beating, say
+from ddpdoctor.launch.helper import JOB_ENDED, LOOK_S, HelperProcess, beating, send
 from ddpdoctor.launch.leftovers import HostRanks, drain_stale_spools, stale_roots
 from ddpdoctor.launch.options import RunOptions
 from ddpdoctor.readable import is_readable
@@ -44,15 +44,15 @@ _SAMPLER_S = 2.0
 """How long telemetry may take to end."""
 _METRICS_START_S, _METRICS_STOP_S = 10.0, 1.0
 _AFTER_LAUNCHER_S = 60.0
-"""How long the ranks may take to end whose launcher was killed; torchrun gives them 30 s."""
+"""Time that ranks get to end after their launcher was killed; torchrun gives them 30 s."""
 _STOPPING_S = 3.5
-"""More than telemetry and metrics take to end, unless they never do."""
+"""More than telemetry and metrics need to end, unless they are blocked."""
 _OTHERS_S = 1.0
-"""How long the end of a job waits until what other runs left is copied; the next run goes on with it."""
+"""Time at the end of a job to copy records that other runs left; the next run continues."""
 
 
-class Keeper:
-    """In that process."""
+class StorageProcess:
+    """The work of this process."""
 
     def __init__(
         self, run: Path, root: Path, host: str, options: RunOptions, orders: int, writer: int
@@ -63,44 +63,44 @@ class Keeper:
         self._beat = beating(writer, b"\n")
         self._carrier = HostLock(str(root))
         self._budgets: dict[str, DiskBudget] = {}
-        self._told: set[str] = set()
-        self._carried: dict[str, int] = {}
+        self._warned: set[str] = set()
+        self._copied: dict[str, int] = {}
         self._samples = False
-        """Whether the host is sampled here, or cannot be: by who carries its ranks' records."""
+        """Whether this process samples the host, or has tried to."""
         self._sampler: TelemetrySampler | None = None
-        self._metrics: Beside | None = None
+        self._metrics: HelperProcess | None = None
 
     def _warn(self, sentence: str) -> None:
-        say(self._writer, warn=sentence)
+        send(self._writer, warn=sentence)
 
     def _note(self, *notes: Note) -> None:
-        say(self._writer, notes=[(note.text, note.code.value) for note in notes])
+        send(self._writer, notes=[(note.text, note.code.value) for note in notes])
 
-    def keep(self) -> None:
-        """Until the launcher says that its job has ended, or, where it was killed, its ranks are gone."""
+    def run(self) -> None:
+        """Copy until the launcher reports the end of its job or, if it was killed, until its ranks are gone."""
         self._start_metrics()
         # Ranks look for a carrier as soon as they begin.
-        others = Beside("others", lambda orders, writer: drain_stale_spools(self._root))
+        others = HelperProcess("others", lambda orders, writer: drain_stale_spools(self._root))
         self._samples = self._carrier.take()
         if self._samples and stale_roots(self._root):
-            with suppress(OSError):  # no further process is allowed: another run does it
+            with suppress(OSError):  # no further process is allowed: a later run does it
                 others.start()
-        if not self._do_beating(self._start):
+        if not self._run_with_heartbeats(self._start):
             return
         while not is_readable(self._orders, PERIOD_S):
-            self._carry()
-        if os.read(self._orders, 1) != IN_ORDER:
-            self._outlive()
-        self._do_beating(self._stop)
+            self._copy_records()
+        if os.read(self._orders, 1) != JOB_ENDED:
+            self._wait_for_ranks()
+        self._run_with_heartbeats(self._stop)
         others.stop(_OTHERS_S)
         self._carrier.release()
 
-    def _do_beating(self, work: Callable[[], None]) -> bool:
-        """Do ``work`` in a thread; False where it goes on for long after the job's end, and is left behind."""
+    def _run_with_heartbeats(self, work: Callable[[], None]) -> bool:
+        """Call ``work`` in a thread, with heartbeats; False if it is abandoned, ``_STOPPING_S`` after the job's end."""
         thread = threading.Thread(target=work, daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:  # none is allowed any more: the recording is carried all the same
+        except RuntimeError as error:  # no further thread is allowed: records are copied all the same
             self._note(Note(f"No telemetry: {error}."))
             return True
         left_s = _STOPPING_S
@@ -111,10 +111,10 @@ class Keeper:
         return not thread.is_alive()
 
     def _start_metrics(self) -> None:
-        """Start the process that serves metrics, if they are asked for: before there is any thread, for it is forked."""
+        """Start the process that serves metrics, with ``--prometheus``. It is forked, so before any thread."""
         if self._options.prometheus is None:
             return
-        metrics = Beside("metrics", self._serve)
+        metrics = HelperProcess("metrics", self._serve)
         try:
             metrics.start()
             self._metrics = metrics
@@ -126,7 +126,7 @@ class Keeper:
     def _serve(self, orders: int, writer: int) -> None:
         office = HostLock(str(self._root), METRICS_SERVER)
         if not office.take():
-            say(writer)
+            send(writer)
             while not office.take():
                 if is_readable(orders, PERIOD_S):
                     return
@@ -134,7 +134,7 @@ class Keeper:
 
         if self._options.prometheus is not None:
             serve_metrics(
-                self._run, self._host, self._options.prometheus, orders, lambda text: say(writer, warn=text)
+                self._run, self._host, self._options.prometheus, orders, lambda text: send(writer, warn=text)
             )
         office.release()
 
@@ -146,7 +146,7 @@ class Keeper:
             self._warn(said["warn"])
 
     def _sample(self) -> None:
-        """Begin sampling, in a thread, if that is asked for. For when the job runs: what telemetry imports must not delay it."""
+        """Start sampling in a thread, unless ``--no-telemetry``. Called once the job runs: the imports must not delay it."""
         if not self._options.telemetry:
             return
         try:
@@ -169,34 +169,34 @@ class Keeper:
             self._sampler.stop(timeout_s=_SAMPLER_S)
             self._note(*self._sampler.notes)
 
-    def _outlive(self) -> None:
+    def _wait_for_ranks(self) -> None:
         deadline_s = time.monotonic() + _AFTER_LAUNCHER_S
         while time.monotonic() < deadline_s and (spools := spools_in(str(self._root))):
-            self._carry()
+            self._copy_records()
             if all(is_over(spool) for spool in spools):
                 break
             time.sleep(PERIOD_S)
         self._carrier.release()
         remove_root(str(self._root))
 
-    def _carry(self) -> None:
+    def _copy_records(self) -> None:
         try:
-            make_private_folder(str(self._root))  # again, where somebody has removed it
+            make_private_folder(str(self._root))  # again, if it was removed
         except OSError:
             return
         if not self._carrier.take():
             return  # another launcher of this host has one that does
         try:
-            copy_host_documents(str(self._root), str(self._run), self._carried)
+            copy_host_documents(str(self._root), str(self._run), self._copied)
         except OSError as error:
-            self._tell(error)
-        goes_on = [spool for spool in spools_in(str(self._root)) if not self._carry_spool(spool)]
+            self._warn_once(error)
+        goes_on = [spool for spool in spools_in(str(self._root)) if not self._copy_spool(spool)]
         if goes_on and not self._samples:
-            self._samples = True  # the launcher of which this was has ended
-            self._do_beating(self._sample)
+            self._samples = True  # the launcher that sampled has ended
+            self._run_with_heartbeats(self._sample)
 
-    def _carry_spool(self, spool: str) -> bool:
-        """Whether nothing more comes from it."""
+    def _copy_spool(self, spool: str) -> bool:
+        """Copy what is new in a spool; whether its rank has ended."""
         over = is_over(spool)
         try:
             target = drain(spool, remove=over, budget=self._budgets.get(spool), beat=self._beat)
@@ -206,25 +206,25 @@ class Keeper:
             return over
         except FileNotFoundError as error:
             if (Path(spool) / TARGET_FILE).exists():  # otherwise it is being made, or was removed
-                self._tell(error)
+                self._warn_once(error)
         except OSError as error:
-            self._tell(error)
+            self._warn_once(error)
         except Exception as error:
             self._note(Note(f"{spool}: {type(error).__name__}: {error}."))
         self._beat()
         return over
 
-    def _tell(self, error: OSError) -> None:
+    def _warn_once(self, error: OSError) -> None:
         reason = "it holds another run by now" if isinstance(error, OtherRunError) else reason_of(error)
-        if reason not in self._told:
-            self._told.add(reason)
+        if reason not in self._warned:
+            self._warned.add(reason)
             self._warn(
                 f"what the ranks of this host record cannot be written to {self._run} ({reason}); it waits in memory, and "
                 "the job goes on."
             )
 
     def _budget(self, target: str) -> DiskBudget | None:
-        """What the step log of a rank may take; None until the rank has said of how many it is one."""
+        """Size limit of a rank's step log; None until the rank has recorded the world size."""
         world_size = (read_json(str(Path(target) / RANK_FILE), []) or {}).get("world_size")
         return DiskBudget(rank_budget(world_size), self._may_go_on) if isinstance(world_size, int) else None
 

@@ -1,10 +1,9 @@
-"""Tells a signal sent to the whole process group from one sent to the launcher alone.
+"""Detects whether a signal was sent to the whole process group or to the launcher alone.
 
-^C, ``timeout``, a scheduler or a service manager signal every process of a group, and the job gets the signal
-itself; a supervisor that knows only the launcher's process id relies on it being passed on. Passing on what
-the job has got already would hurt: torchrun takes a second SIGTERM as an order to stop cleaning up. The
-signal itself does not tell the two apart, so a second process waits in the launcher's group with all signals
-blocked, and what is pending there was sent to everybody.
+^C, ``timeout``, a scheduler or a service manager signal every process of a group, so the job gets the signal
+itself. A supervisor that knows only the launcher's process id relies on the launcher passing it on. A signal must not reach the job
+twice: torchrun stops its cleanup on a second SIGTERM. A second process of the launcher's group blocks all signals; a signal that is
+pending there (``/proc/PID/status``) was sent to the whole group.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ import time
 from collections.abc import Iterable
 
 from ddpdoctor.launch.alone import signals_of, status_of
-from ddpdoctor.launch.helper import hold_no_streams
+from ddpdoctor.launch.helper import close_inherited_files
 from ddpdoctor.parentdeath import die_with_parent
 
 _FROM_KERNEL = 0x80
-_PATIENCE_S = 0.02
+_PENDING_S = 0.02
 _ENDING_S = 0.5
 
 
-class GroupWitness:
-    """A process that does nothing but be signalled. Start it before any thread."""
+class GroupSignalDetector:
+    """A process in the launcher's group that blocks all signals. Start it before any thread."""
 
     def __init__(self, signals: Iterable[int], libc: ctypes.CDLL) -> None:
         self._libc = libc
@@ -33,15 +32,15 @@ class GroupWitness:
         self._seen: set[int] = set()
         self._pid = self._start()
 
-    def saw(self, number: int, origin: int) -> bool:
+    def was_sent_to_group(self, number: int, origin: int) -> bool:
         """Whether signal ``number``, received here with siginfo code ``origin``, went to the whole group.
 
-        Where the witness could not be started, signals of the terminal are known by their origin.
+        If the process could not be started, only signals of the terminal are recognised, by their origin.
         """
         if number in self._seen:
             self._seen.discard(number)
             return True
-        deadline_s = time.monotonic() + _PATIENCE_S
+        deadline_s = time.monotonic() + _PENDING_S
         while number not in _pending(self._pid):
             if time.monotonic() > deadline_s:
                 return origin == _FROM_KERNEL
@@ -50,17 +49,14 @@ class GroupWitness:
         return True
 
     def _replace(self, number: int) -> None:
-        """A fresh witness, as what is pending stays so.
-
-        The old one goes last, lest a signal comes between the two.
-        """
+        """Start a new process: a pending signal stays pending. The old one is ended last, so that no signal is missed between the two."""
         old, self._pid = self._pid, self._start()
         before, after = _pending(old), _pending(self._pid)
         self._seen |= (before & self._signals) - after - {number}
         _end(old)
 
     def close(self) -> None:
-        """End the witness."""
+        """End the process."""
         _end(self._pid)
         self._pid = 0
 
@@ -72,7 +68,7 @@ class GroupWitness:
         except OSError:
             pid = -1
         if pid == 0:
-            _stand_by(self._libc, launcher_pid)
+            _wait_until_killed(self._libc, launcher_pid)
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         return max(pid, 0)
 
@@ -84,7 +80,7 @@ def _pending(pid: int) -> set[int]:
 
 
 def _end(pid: int) -> None:
-    """End process ``pid``, and wait for that for a moment: a child that nobody waited for goes with this process."""
+    """Kill process ``pid`` and wait up to ``_ENDING_S`` for its end."""
     if not pid:
         return
     deadline_s = time.monotonic() + _ENDING_S
@@ -96,11 +92,11 @@ def _end(pid: int) -> None:
         pass
 
 
-def _stand_by(libc: ctypes.CDLL, launcher_pid: int) -> None:
-    """The witness's life: until it is killed, or its launcher is gone."""
+def _wait_until_killed(libc: ctypes.CDLL, launcher_pid: int) -> None:
+    """Sleep until killed, or until the launcher is gone."""
     try:
         die_with_parent(signal.SIGKILL, libc)
-        hold_no_streams([])
+        close_inherited_files([])
         while os.getppid() == launcher_pid:
             time.sleep(3600)
     finally:

@@ -1,7 +1,7 @@
-"""The process beside the launcher that watches whether the job gets on, and how its ranks end.
+"""The hang monitor: a process that watches whether the job makes progress, and how its ranks end.
 
-It reads what ranks write to memory, and /proc, and writes to memory: neither storage that hangs, which may be why the job
-does, nor a rank that does not answer keeps it. It may be killed or stopped; the job and the launcher then go on without it.
+It reads /proc and what ranks write to memory, and writes to memory, so neither storage nor a rank that hangs can block it. If it is
+killed or stopped, the job and the launcher go on without it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 
 from ddpdoctor.hook.environment import DEFAULT_HANG_AFTER_S
 from ddpdoctor.launch import proof
-from ddpdoctor.launch.hangwords import elsewhere_sentence, hang_sentences, unknown_sentence
-from ddpdoctor.launch.helper import IN_ORDER, Diagnosing, say
+from ddpdoctor.launch.hang_detection import HangCandidate, ProgressTracker, Tuning
+from ddpdoctor.launch.hang_message import elsewhere_sentence, hang_sentences, unknown_sentence
+from ddpdoctor.launch.helper import JOB_ENDED, AnalysisProcess, send
 from ddpdoctor.launch.options import RunOptions
 from ddpdoctor.launch.procfs import process_document
 from ddpdoctor.launch.rankwatch import Activity, HostWatchedRanks, WatchedRank
-from ddpdoctor.launch.standstill import Progress, Suspicion, Tuning
 from ddpdoctor.launch.unjoined import Door, UnjoinedRank
 from ddpdoctor.readable import is_readable
 from ddpdoctor.rundir import (
@@ -41,19 +41,19 @@ from ddpdoctor.rundir import (
 )
 
 PERIOD_S = 1.0
-"""Between two looks: each costs 0.2 ms a rank."""
+"""Between two polls: each costs 0.2 ms per rank."""
 _ANSWERS_S = 5.0
-"""Until ranks that were asked have answered: their attendants look once a second, where processors are short more rarely."""
+"""Deadline for answers of ranks: their status threads look for requests once a second, more rarely if processors are short."""
 _AGAIN_S = 30.0
-"""Between two updates of what is written of a standstill that lasts."""
+"""Between two updates of ``stall.json`` during a hang."""
 END_S = 0.3
-"""Times five, where it is not the kernel that keeps it: so long the end of a job waits for this process."""
+"""Time at the end of a job for this process to end, five times as long unless it is blocked in the kernel."""
 _AFTER_LAUNCHER_S = 60.0
-"""How long the ranks may take to end whose launcher was killed."""
+"""Time that ranks get to end after their launcher was killed."""
 
 
-class Sentinel:
-    """In that process."""
+class HangMonitor:
+    """The work of this process."""
 
     def __init__(
         self,
@@ -64,73 +64,73 @@ class Sentinel:
         orders: int,
         writer: int,
     ) -> None:
-        """``diagnose`` analyses the run while the job hangs, in a process of its own, and returns a sentence for the user; ``orders`` and
-        ``writer`` are those of :data:`.helper.Work`."""
+        """``diagnose`` analyses the run during a hang, in a process of its own, and returns a sentence for the user. ``orders``,
+        ``writer``: see :data:`.helper.Work`."""
         self._root, self._options = str(root), options
         self._orders, self._writer = orders, writer
         self._head = {"host": host, "boot": boot_id()}
         self._office = HostLock(self._root, HANG_MONITOR)
         self._ranks = HostWatchedRanks(self._root)
         self._door = Door(self._root)
-        self._progress = Progress(options.hang_after_s, Tuning())
-        self._diagnosing = Diagnosing(diagnose)
+        self._progress = ProgressTracker(options.hang_after_s, Tuning())
+        self._analysis = AnalysisProcess(diagnose)
         self._request = 0
         self._asked_s: float | None = None
-        """When the ranks were asked where they are, monotonic; None while no answer is waited for."""
-        self._asked_for_others = self._told_unknown = False
+        """When the ranks' positions were requested, monotonic seconds; None while no answer is awaited."""
+        self._asked_for_others = self._is_unknown_reported = False
         self._stall: dict[str, Any] | None = None
-        """What is written of the standstill that lasts."""
+        """``stall.json`` of the present hang; None without one."""
         self._written_s = 0.0
         self._kill: proof.Kill | None = None
         self._began_ns = time.time_ns()
         self._ended_by_another = False
         self._ends: dict[str, Any] = {}
         self._seen_before: dict[int, dict[str, Any]] | None = None
-        """By process id, the ends that another launcher's sentinel had noted before this one took its place."""
+        """By process id, the ends that another launcher's hang monitor noted before this one took over."""
 
-    def watch(self) -> None:
-        """Until the launcher says that its job has ended, or, where it was killed, its ranks are gone."""
+    def run(self) -> None:
+        """Poll until the launcher reports the end of its job or, if it was killed, until its ranks are gone."""
         while not is_readable(self._orders, 0):
-            self._ranks.wait(PERIOD_S, [self._orders, *self._diagnosing.handles, *self._door.handles])
-            self._turn()
-        if os.read(self._orders, 1) != IN_ORDER:
-            # There is nobody left who could end the job, so no document may say that it was.
+            self._ranks.wait(PERIOD_S, [self._orders, *self._analysis.handles, *self._door.handles])
+            self._poll()
+        if os.read(self._orders, 1) != JOB_ENDED:
+            # The launcher is gone and cannot end the job, so no document may say that it did.
             self._options, self._kill = replace(self._options, on_hang="report"), None
             deadline_s = time.monotonic() + _AFTER_LAUNCHER_S
             while time.monotonic() < deadline_s and any(rank.alive for rank in self._ranks.known.values()):
                 self._ranks.wait(PERIOD_S, [])
-                self._turn()
+                self._poll()
         self._finish()
         self._office.release()
 
-    def _turn(self) -> None:
+    def _poll(self) -> None:
         self._end_with_others()
-        # How a process ended can be told only by who had opened it before: also by the one that takes the office later.
+        # The exit code of a process is visible only to monitors that had opened its pidfd before: all monitors poll, also without the lock.
         stepped = self._look()
         if not self._office.take():
-            return  # another launcher of this host has one that does
+            return  # another launcher's hang monitor is responsible for this host
         current = self._current()
         self._progress.look(time.monotonic(), stepped, current)
         self._write_ends()
-        if (sentence := self._diagnosing.sentence()) is not None:
-            say(self._writer, warn=sentence)
+        if (sentence := self._analysis.sentence()) is not None:
+            send(self._writer, warn=sentence)
         if self._options.hang_after_s == 0:
             return
         for rank in current:
             rank.ask_stack((self._options.hang_after_s or DEFAULT_HANG_AFTER_S) / 2)
         if self._stall is not None:
-            self._go_on(self._stall, current)
+            self._follow_hang(self._stall, current)
         else:
-            self._suspect(current)
+            self._check_for_hang(current)
 
     def _look(self) -> bool:
-        """Bring all ranks of this host up to date; whether one of them has finished a step."""
+        """Update all ranks of this host; whether one of them has finished a step."""
         stepped = self._ranks.look(self._door.seen)
         self._door.look([rank.pid for rank in self._ranks.known.values()])
         return stepped
 
     def _end_with_others(self) -> None:
-        """One launcher of a host finds that all of its ranks hang, and ends its own: so does each of the others that was asked to."""
+        """With ``--on-hang kill``, end this launcher's job too if another launcher of this host has ended its own."""
         if self._options.on_hang != "kill" or self._stall is not None or self._ended_by_another:
             return
         stall = host_document(self._root, STALL_FILE)
@@ -139,44 +139,44 @@ class Sentinel:
         if killed and isinstance(looked_ns, int) and looked_ns > self._began_ns:
             self._ended_by_another = True
             found = "another launcher of this host has found that all of its ranks hang"
-            say(self._writer, warn=f"the job is ended, as --on-hang kill asks: {found}.", end_job=True)
+            send(self._writer, warn=f"the job is ended, as --on-hang kill asks: {found}.", end_job=True)
 
     def _current(self) -> list[WatchedRank]:
-        """The ranks of this host, those that have not joined among them."""
+        """The ranks of this host, before and after ``init_process_group``, by rank."""
         joined = self._ranks.current(self._door.newest_start_ns())
         if any(rank.steps for rank in joined):
             return joined  # a job that trains has all of its ranks
         found = [*joined, *self._door.current([rank.rank for rank in joined])]
         return sorted(found, key=lambda rank: rank.rank)
 
-    def _suspect(self, current: list[WatchedRank]) -> None:
-        suspicion = self._progress.suspicion(current)
-        if suspicion is None:
+    def _check_for_hang(self, current: list[WatchedRank]) -> None:
+        candidate = self._progress.hang_candidate(current)
+        if candidate is None:
             self._asked_s = None
-            self._told_unknown = self._told_unknown and not self._progress.got_on
+            self._is_unknown_reported = self._is_unknown_reported and not self._progress.progressed
             self._ask_for_others(current)
         elif self._asked_s is None:
             self._ask_all(current)
-        elif all(map(self._has_answered, suspicion.waiting + suspicion.guilty)) or self._is_late():
-            if suspicion.unknown:
-                self._tell_unknown(suspicion, current)
+        elif all(map(self._has_answered, candidate.waiting + candidate.blocking)) or self._is_late():
+            if candidate.unknown:
+                self._report_unknown(candidate, current)
             else:
                 self._asked_s = None
-                self._declare(suspicion, current)
+                self._report_hang(candidate, current)
 
     def _is_late(self) -> bool:
-        """Whether who has not answered the last request will not."""
+        """Whether the deadline for answers to the last request has passed."""
         return self._asked_s is None or time.monotonic() - self._asked_s > _ANSWERS_S
 
-    def _tell_unknown(self, suspicion: Suspicion, current: list[WatchedRank]) -> None:
-        """Once for each standstill. Nothing is written: it is not known that there is one."""
-        if not self._told_unknown:
-            self._told_unknown = True
-            say(self._writer, warn=unknown_sentence(suspicion, self._here(current)))
+    def _report_unknown(self, candidate: HangCandidate, current: list[WatchedRank]) -> None:
+        """Warn, once per silence, that it is unknown whether the job hangs. Nothing is written to the run directory."""
+        if not self._is_unknown_reported:
+            self._is_unknown_reported = True
+            send(self._writer, warn=unknown_sentence(candidate, self._here(current)))
 
     def _ask_for_others(self, current: list[WatchedRank]) -> None:
-        """Once, where nobody waits here and ranks of other hosts may: what these do is known then, whatever becomes of them."""
-        if self._progress.got_on:
+        """Request positions, once per silence, if no rank waits here: ranks of other hosts may wait for ranks of this host."""
+        if self._progress.progressed:
             self._asked_for_others = False
         elif not self._asked_for_others and self._here(current) and self._progress.is_long(current):
             self._asked_for_others = True
@@ -184,7 +184,7 @@ class Sentinel:
             self._asked_s = None
             computing = [rank for rank in current if rank.alive and rank.activity is Activity.COMPUTES]
             if computing:
-                say(self._writer, warn=elsewhere_sentence(self._progress.silent_s, computing))
+                send(self._writer, warn=elsewhere_sentence(self._progress.silent_s, computing))
 
     def _ask_all(self, current: list[WatchedRank]) -> None:
         self._request, self._asked_s = new_request(), time.monotonic()
@@ -209,39 +209,39 @@ class Sentinel:
         document = read_json(str(Path(rank.spool) / STANDING_FILE), []) or {}
         return document.get("request") == self._request
 
-    def _declare(self, suspicion: Suspicion, current: list[WatchedRank]) -> None:
+    def _report_hang(self, candidate: HangCandidate, current: list[WatchedRank]) -> None:
         now_ns = time.time_ns()
         last_ns = max((rank.last_step_ns for rank in current if rank.last_step_ns is not None), default=None)
         self._stall = {
             "schema": STALL_SCHEMA,
             **self._head,
             "state": Standstill.LASTS.value,
-            "silent_since_ns": now_ns - int(suspicion.silent_s * 1e9) if last_ns is None else last_ns,
+            "silent_since_ns": now_ns - int(candidate.silent_s * 1e9) if last_ns is None else last_ns,
             "detected_ns": now_ns,
             "paused_in": None,
             "ranks": [self._rank_document(rank) for rank in current],
         }
         self._write_stall(self._stall)
-        for sentence in hang_sentences(suspicion, self._here(current)):
-            say(self._writer, warn=sentence)
-        self._diagnosing.start()
+        for sentence in hang_sentences(candidate, self._here(current)):
+            send(self._writer, warn=sentence)
+        self._analysis.start()
         if self._options.on_hang != "kill":
             return
-        if why := self._why_spared(suspicion, current):
-            say(self._writer, warn=f"the job is not ended: {why}.")
+        if why := self._why_spared(candidate, current):
+            send(self._writer, warn=f"the job is not ended: {why}.")
             return
-        self._kill = proof.Kill(suspicion.after_s)
+        self._kill = proof.Kill(candidate.after_s)
         self._kill.look(proof.doubts(current, self._has_answered), current)
 
-    def _why_spared(self, suspicion: Suspicion, current: list[WatchedRank]) -> str | None:
-        if not suspicion.guilty and self._here(current):
+    def _why_spared(self, candidate: HangCandidate, current: list[WatchedRank]) -> str | None:
+        if not candidate.blocking and self._here(current):
             return "all ranks of this host wait for ranks of other hosts, where the one has to be ended that they wait for"
-        if not suspicion.waiting and not all(rank.alive for rank in suspicion.guilty):
+        if not candidate.waiting and not all(rank.alive for rank in candidate.blocking):
             return "a rank has died, and no other is known to wait for it"
         return None
 
     def _here(self, current: list[WatchedRank]) -> str:
-        """Words for a job that has ranks on other hosts."""
+        """Words for messages of a job that has ranks on other hosts; empty for others."""
         sizes = [size for rank in current if isinstance(size := rank.progress.get("world_size"), int)]
         return " of this host" if max(sizes, default=0) > len(current) else ""
 
@@ -260,16 +260,16 @@ class Sentinel:
             **({"joined": False, "faults": rank.faults} if isinstance(rank, UnjoinedRank) else {}),
         }
 
-    def _go_on(self, stall: dict[str, Any], current: list[WatchedRank]) -> None:
+    def _follow_hang(self, stall: dict[str, Any], current: list[WatchedRank]) -> None:
         if stall["state"] == Standstill.KILLED.value:
-            return  # whatever its ranks do while they are ended
-        if self._progress.got_on:
+            return  # the ranks are being ended
+        if self._progress.progressed:
             self._resume(stall)
         elif self._kill is not None and self._is_time_to_kill(self._kill, current):
             self._kill = None
             stall["state"] = Standstill.KILLED.value
             self._write_stall(stall)
-            say(self._writer, warn="the job is ended, as --on-hang kill asks.", end_job=True)
+            send(self._writer, warn="the job is ended, as --on-hang kill asks.", end_job=True)
         elif time.monotonic() - self._written_s > _AGAIN_S:
             stall["ranks"] = [self._rank_document(rank) for rank in current]
             self._write_stall(stall)
@@ -278,12 +278,12 @@ class Sentinel:
         stall.update(state=Standstill.RESUMED.value, paused_in=self._progress.paused_in)
         self._write_stall(stall)
         self._stall = self._kill = self._asked_s = None
-        say(self._writer, warn=f"the job goes on, after {stall['silent_s']:.0f} s.")
+        send(self._writer, warn=f"the job goes on, after {stall['silent_s']:.0f} s.")
 
     def _is_time_to_kill(self, kill: proof.Kill, current: list[WatchedRank]) -> bool:
-        """Whether a look now, at ranks that were asked again, proves what an earlier one did. The report is waited for, which says more
-        of a job that still runs."""
-        if not kill.is_due(bool(self._diagnosing.handles)):
+        """Whether a second poll, after a new request for positions, confirms the hang. The report is awaited first, as it shows more while
+        the job still runs."""
+        if not kill.is_due(bool(self._analysis.handles)):
             return False
         if self._asked_s is None:
             self._ask_all(current)
@@ -291,9 +291,9 @@ class Sentinel:
             return False
         self._asked_s = None
         doubts = proof.doubts(current, self._has_answered)
-        if doubts and not kill.told:
-            kill.told = True
-            say(self._writer, warn=f"the job is not ended: {doubts[0]}.")
+        if doubts and not kill.is_doubt_reported:
+            kill.is_doubt_reported = True
+            send(self._writer, warn=f"the job is not ended: {doubts[0]}.")
         return kill.look(doubts, current)
 
     def _write_stall(self, stall: dict[str, Any]) -> None:
@@ -311,7 +311,7 @@ class Sentinel:
             self._keep(ENDS_FILE, {"schema": ENDS_SCHEMA, **self._head, **ends})
 
     def _with_those_seen_before(self, ends: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """A process that had ended before this one watched has left no exit code here."""
+        """``ends``, with exit codes from an earlier hang monitor for processes that ended before this one started."""
         if self._seen_before is None:
             noted = host_document(self._root, ENDS_FILE).get("ends")
             rows = noted if isinstance(noted, list) else []
@@ -330,8 +330,8 @@ class Sentinel:
         self._look()
         if self._office.take():
             self._write_ends()
-            # When it was killed stays as it is: launchers that have begun since must not take it for theirs.
+            # The time of a kill is kept: later launchers must not take it for their own.
             if self._stall is not None and self._stall["state"] == Standstill.LASTS.value:
                 self._stall["state"] = Standstill.ENDED.value
                 self._write_stall(self._stall)
-        self._diagnosing.leave()
+        self._analysis.abandon()
