@@ -20,13 +20,13 @@ test-all: $(EVERYTHING)/.installed  ## all tests but the nightly ones, with all 
 test-slow: $(EVERYTHING)/.installed  ## the nightly tests: long sweeps, and each further kind of real job
 	$(EVERYTHING)/bin/python -m tests.suite slow $(ARGUMENTS)
 
-check: $(INSTALLED)  ## lint, format, types, layers, generated documentation and the site with its links
+check: $(INSTALLED)  ## lint, format, types, layers, words, generated documentation and the site with its links
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python docs/generate.py --check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q
-	$(BIN)/python -m pytest -q tests/test_layers.py
+	$(BIN)/python -m pytest -q tests/test_layers.py tests/test_vocabulary.py
 
 bench: $(INSTALLED)  ## what the recording and the analysis cost
 	set -e; for benchmark in benchmarks/*.py; do echo "== $$benchmark"; $(BIN)/python "$$benchmark"; done

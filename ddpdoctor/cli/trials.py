@@ -352,7 +352,7 @@ def _store(answer: TrialsReport, run: Path) -> None:
     try:
         check_file(path, TRIALS)
         if path.exists():
-            backup = _copy_beside(path)
+            backup = _copy_to_neighbour(path)
         write_trials(answer, path)
     except (OSError, DdpDoctorError) as error:
         if backup is not None:
@@ -365,7 +365,7 @@ def _store(answer: TrialsReport, run: Path) -> None:
     say(f"written: {path}", err=True)
 
 
-def _copy_beside(path: Path) -> Path:
+def _copy_to_neighbour(path: Path) -> Path:
     """Copy ``path`` to the first free name with a number; returns the copy's path. Raises OSError."""
     content = path.read_bytes()
     for number in range(1, 1 << 20):

@@ -1,8 +1,8 @@
 """``ddpdoctor try``: the job again with one setting changed, measured against the job as it is.
 
 Input: a command, or the findings of a run, and the settings to try. Output: a TrialsReport (``diagnose.trials``) with the measured step
-time of each variant, its interval, the expected step time, and a verdict. Each trial runs the job, unchanged on disk, for a bounded number of
-steps; :mod:`ddpdoctor.hook.trial` applies the settings. Modules::
+time of each variant, its interval, the expected step time, and a verdict. Each trial runs the job, unchanged on disk, for a
+bounded number of steps; :mod:`ddpdoctor.hook.trial` applies the settings. Modules::
 
     settings     what can be changed, and what that may do to results
     proposals    settings that a diagnosis suggests, with the expected step time; value ranges of ``--tune``

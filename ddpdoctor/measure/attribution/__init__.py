@@ -2,7 +2,7 @@
 
 In: a graph. Out: an :class:`Attribution`: how much more each rank did of each kind of work than the others, where that stands
 out of scatter. The idea: a rank is late for what it did since the ranks were last together, never for time inside a collective,
-and never for what hits everybody alike. Each kind of work gets a verdict (:mod:`.judging`) from the ranks' comparison
+and never for what all ranks have in common. Each kind of work gets a verdict (:mod:`.judging`) from the ranks' comparison
 (:mod:`.comparison`); what verdicts say of whole cycles is spread over their segments again (:mod:`.comparison`).
 """
 

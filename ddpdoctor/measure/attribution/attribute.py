@@ -28,7 +28,7 @@ from .levels import Levels, levels
 
 
 class UnseenTuning(msgspec.Struct, frozen=True):
-    """From where on a rank is late though nobody saw with what."""
+    """Lateness from which on a rank is late although no work of it explains that."""
 
     step_share: float = 0.05
     """Share of the step that it must keep the others waiting: what rules warn of."""

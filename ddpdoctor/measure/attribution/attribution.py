@@ -11,7 +11,7 @@ from ddpdoctor.measure.taxonomy import INDEX, Component, LateCause
 
 
 class Attribution(msgspec.Struct, frozen=True):
-    """Excess work per group of the graph, each [N, K, R, C] ns, zero where nobody is late."""
+    """Excess work per group of the graph, each [N, K, R, C] ns, zero where no rank is late."""
 
     excess: list[Array]
     """What makes the stragglers late: no more in a cycle than they do longer in all."""

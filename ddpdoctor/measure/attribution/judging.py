@@ -102,10 +102,10 @@ def judge(
     # What one rank makes the others lose, less than chance forbids to call it a straggler, is not all ranks'.
     of_several = not is_of_one(np.where(where, more, 0.0).sum(axis=0))
     proven = of_several and made_by_the_job(where, comparison.steps, ranks, evidence.place_chance[cause])
-    told = where if proven else evidence.standing_out.in_turn.get(cause)
-    if told is None:
+    chosen = where if proven else evidence.standing_out.in_turn.get(cause)
+    if chosen is None:
         return Verdict(cause, stands_out_in=seen.stands_out_in)
-    in_turn = Turns(told, proven, rotate(told, comparison.steps))
+    in_turn = Turns(chosen, proven, rotate(chosen, comparison.steps))
     return Verdict(cause, turns=in_turn, stands_out_in=seen.stands_out_in)
 
 
@@ -130,7 +130,7 @@ def _seen_late(cause: LateCause, comparison: Comparison, evidence: Evidence) -> 
 
 
 def _or_of_few(seen: LateCycles, comparison: Comparison) -> LateCycles:
-    """Where nobody stands out: checkpoints of the few ranks, half of all at most, that alone ever save one.
+    """Where no rank stands out: checkpoints of the few ranks, half of all at most, that alone ever save one.
 
     What a rank is seen to do, and the others never, is no chance, however seldom.
     """
@@ -154,7 +154,7 @@ def _or_standing_out(seen: LateCycles, comparison: Comparison, where: Mask) -> L
 
 def _but_starving(seen: LateCycles, comparison: Comparison, evidence: Evidence) -> LateCycles:
     """Without the steps in which all ranks wait for data, one a little longer than another, and without those in which the
-    rank itself waits for nothing: that makes nobody late."""
+    rank itself waits for nothing: that makes no rank late."""
     waiting = evidence.waits_ns > LATENESS.persistent_share * comparison.step_ns
     late = seen.late & ~evidence.starving[:, None] & waiting
     return replace(seen, late=late, by_chance=seen.by_chance or not late.any())

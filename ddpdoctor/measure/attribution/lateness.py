@@ -40,8 +40,8 @@ class LatenessTuning(msgspec.Struct, frozen=True):
     fewest_spikes: int = 2
     """Outliers of a rank below which it is not late with them: one is some rank's in any case."""
     straggles: float = 0.25
-    """Part of the first rank's excess from which on another rank is late, too: less is what would remain of the wait if only the first
-    were mended, and small beside it."""
+    """Part of the first rank's excess from which on another rank is late, too: the others would wait for less than that
+    if only the first were fixed."""
     most_stalls: int = 2
     """Outliers of a rank that is late in every cycle, which are no part of what lasts; three are a pattern, as rules have it."""
     stalls_share: float = 0.1

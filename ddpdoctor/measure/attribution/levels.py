@@ -1,13 +1,13 @@
-"""Work that differs between the ranks in each step, on whichever rank: what it costs that all wait for the slowest.
+"""Random load imbalance: work differs from rank to rank and step to step, and all ranks wait for the slowest.
 
-Sequences of any length, or experts that get any number of tokens: each rank has its own share of work, drawn anew in each
-step. Nobody stands out, and all wait between two synchronisations for
+Sequences of any length, or experts that get any number of tokens: each rank has a different, random share of work in each
+step. No rank stands out, and all wait between two synchronisations for
 
     max over ranks - mean over ranks
 
-of the work there. On a device that is no noise of a busy machine: kernels of equal work repeat to one or two per cent, and a
-device is shared with nobody as a rule. Told is what changes from step to step; by what a rank's work differs usually, in the
-same direction, is its own (:mod:`.judging`), and stays. It counts where
+of the work there. On a device this is not the noise of a busy machine: kernels of equal work repeat to one or two per cent, and
+devices are rarely shared. Reported is what changes from step to step. A rank's usual difference in one direction is its own
+(:mod:`.judging`) and not part of it. It counts where
 
 - the differences are larger than kernels of equal work show (:class:`LevelsTuning`), or the sizes of the inputs explain them;
 - the ranks wait for it in half of the cycles, and in three at least.

@@ -1,11 +1,10 @@
-"""Single cycles of one rank that stand out of a short window, which cannot show how often such cycles come.
+"""Single cycles of one rank that stand out of a short window, which cannot show how often such cycles occur.
 
-The step log of a whole run tells a rank that pauses from a machine that disturbs whom it meets
-(:mod:`ddpdoctor.measure.numerics.significance`). In a trace of five to ten steps nothing is unlikely enough for that: one pause is
-some rank's in any case, and two are the same one's in every fourth job of four ranks. On a device such a window is quiet,
-though: kernels of equal work repeat to one or two per cent. What stands far out of everything else in it, and makes up a good
-part of it, is therefore told as what was seen: who, in which of the recorded steps, by how much. How often it happens is left
-open.
+The step log of a whole run can distinguish a rank that pauses from a machine that delays ranks at random
+(:mod:`ddpdoctor.measure.numerics.significance`). A trace of five to ten steps cannot: a single pause is always on some rank, and
+two are on the same rank in every fourth job of four ranks. On a device such a window has little noise, though: kernels of equal
+work repeat to one or two per cent. So an outlier far from everything else in the window, and a good part of it, is reported as
+observed: which rank, in which of the recorded steps, by how much. How often it happens remains open.
 
 A cycle of a rank stands out in a kind of work where
 
@@ -16,11 +15,11 @@ A cycle of a rank stands out in a kind of work where
   has values of all sizes in between;
 - the others are at most half as much disturbed in that cycle: a step that is long everywhere is long by different amounts.
 
-It is told where they cost a tenth of the window together. Where all such cycles are the same few ranks', these are stragglers;
-where they are now one rank's, now another's, in three cycles at least, all wait in turn and nobody is. In two cycles that is
-what a machine does that disturbs whom it meets.
+It is reported if these cycles together cost a tenth of the window. If they are all on the same few ranks, these are stragglers.
+If the rank changes, and there are at least three such cycles, the ranks wait for each other in turn and none is a straggler. Two
+cycles on different ranks are what a machine does that delays ranks at random.
 
-That is no test. Of simulated windows of 2 to 16 ranks alike, whose work scatters by 2 to 10 %, at most 3 % tell of some rank, and with a
+That is no test. Of simulated windows of 2 to 16 ranks alike, whose work scatters by 2 to 10 %, at most 3 % report a rank, and with a
 heavy tail (Student's with three degrees of freedom) up to 10 % of those of two cycles, 6 % of four and 3 % of eight.
 
 Waiting for data that strikes all ranks in the same cycles is no one's: see :func:`all_starve`.
@@ -39,7 +38,7 @@ from .lateness import LATENESS, is_of_one
 
 
 class StandoutTuning(msgspec.Struct, frozen=True):
-    """What stands out of a short window, and what of it is told."""
+    """What stands out of a short window, and what of it is reported."""
 
     window_share: float = 0.1
     """Share of the window's time that the cycles must cost together: a job counts as straggling from 1.1 times the ideal step
@@ -69,7 +68,7 @@ def standing_out(comparison: Comparison) -> StandingOut:
     a disturbance is of another kind wherever it meets a rank.
     """
     late_ns = _late_ns(comparison)
-    large = {cause: ns > 0 for cause, ns in late_ns.items() if _is_told(ns, comparison.duration_ns)}
+    large = {cause: ns > 0 for cause, ns in late_ns.items() if _is_reported(ns, comparison.duration_ns)}
     unrecorded = [ns > 0 for cause, ns in late_ns.items() if cause not in RECORDED]
     united = np.logical_or.reduce(unrecorded) if unrecorded else np.zeros(comparison.work.shape[:2], bool)
     return StandingOut(
@@ -122,7 +121,7 @@ def _own(comparison: Comparison, cause: LateCause) -> tuple[Array, Array]:
     return comparison.work[:, :, column], comparison.more[:, :, column]
 
 
-def _is_told(late_ns: Array, duration_ns: Array) -> bool:
+def _is_reported(late_ns: Array, duration_ns: Array) -> bool:
     """Whether cycles that stand out, [cycles, R], cost enough of the window."""
     return bool(late_ns.max(axis=1).sum() >= STANDOUT.window_share * duration_ns.sum())
 

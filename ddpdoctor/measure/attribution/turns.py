@@ -10,9 +10,9 @@ and median say nothing. What a rank does beyond the others in single cycles is t
   machine's disturbances hardly would (:mod:`ddpdoctor.measure.numerics.significance`), or the rank was given more to compute than
   the others in those steps.
 
-Ranks whose forward or backward takes long at random, with the same amount of work, are not told from a machine whose cores
-share a cache, a clock or a hypervisor: waiting for a CPU is recorded, that is not. Nothing is said about them. On devices
-kernels tell: see :mod:`.levels`.
+Ranks whose forward or backward takes long at random, with the same amount of work, cannot be distinguished from a machine whose cores
+share a cache, a clock or a hypervisor: the wait for a CPU is recorded, such sharing is not. They are not reported. On devices,
+kernel times show it: see :mod:`.levels`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Whose outliers they are: one rank's, or those of a machine that disturbs whom it happens to meet; and when something happens:
-always, in a stretch of steps, every k steps, or now and then.
+"""Whether outliers belong to a few ranks, or to a machine that delays ranks at random; and when something happens: always, in a
+stretch of steps, every k steps, or now and then.
 
 *Who.* If disturbances strike the R ranks at random, some F ranks get at least k of n of them with a probability of at
 most C(R, F) * P(Binomial(n, F / R) >= k). They are not alike: a rank that pauses for 57 ms in every tenth step is not excused by a hundred
-pauses of 3 ms that strike everybody. So each counts by its weight w, the square of its size, and n is their effective number,
+pauses of 3 ms that hit all ranks. So each counts by its weight w, the square of its size, and n is their effective number,
 (sum of w)^2 / sum of w^2 (Kish, "Survey Sampling", 1965), of which k is the part of the few. That looks at sizes only, so chance has the
 same odds among them.
 
@@ -42,13 +42,13 @@ class ChanceTuning(msgspec.Struct, frozen=True):
     unlikely: float = 0.02
     """Probability below which chance is not believed: the usual one in fifty, as several kinds of work are looked at."""
     ruled_out: float = 0.001
-    """Probability below which the machine is ruled out as the cause, whoever it strikes."""
+    """Probability below which random delays by the machine are ruled out as the cause."""
     rather_unlikely: float = 0.1
     """Probability that will do where the machine is ruled out and all outliers are of one rank; see the module's text."""
     mostly: float = 0.5
     """Part of the whole that the few must carry at least: more than all others together."""
     fair_shares: float = 1.5
-    """Times their fair share of all outliers that the few must carry: scatter that strikes everybody is nobody's."""
+    """Times their fair share of all outliers that the few must carry: scatter that hits all ranks belongs to none."""
     comparable: float = 0.25
     """Part of the first rank's weight that makes another one of the few, and of the effective weight that makes an outlier a large one:
     pauses of one kind differ by half in size."""
@@ -75,7 +75,7 @@ CHANCE = ChanceTuning()
 
 
 def carried_by_few(outliers: Mask, difference: Array, steps: Ints, place_chance: float = 1.0) -> Mask:
-    """The outliers [cycles, R] of the few ranks that carry most of them; none where they strike everybody alike.
+    """The outliers [cycles, R] of the few ranks that carry most of them; none where they hit all ranks alike.
 
     ``difference`` [cycles, R] says how large each is, ``place_chance`` how probable it is that a machine's disturbances fall
     into this kind of work as these do.
@@ -314,7 +314,7 @@ class PersistenceTuning(msgspec.Struct, frozen=True):
     """From where on occurrences make a pattern."""
 
     always_share: float = 0.8
-    """Share of the steps, or of those of a stretch, that is as good as all: outliers and noise hide one in five."""
+    """Share of the steps, or of those of a stretch, that counts as all: outliers and noise hide one in five."""
     regular_share: float = 0.75
     """Share of the distances between occurrences that must be multiples of the most frequent one."""
     fewest_of_pattern: int = 3
