@@ -74,7 +74,7 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
         """What of a gain is left where the work is moved beside the step, and none of it removed."""
         if self.cores is None:
             return gain_ns
-        return min(gain_ns, self.mean_ns - self.cores.least_step(self.mean_ns))
+        return min(gain_ns, self.mean_ns - self.cores.shortest_step(self.mean_ns))
 
     def gains_ns(self, changes: Sequence[Change]) -> Array:
         """[cycles] ns that each cycle is shorter with the changes."""
