@@ -8,7 +8,7 @@ as most are once a job has run for a minute; and steps recorded in full. Steps s
 tails. So of each kind the midmean is taken, the mean of its middle half, in each of some groups of neighbouring rounds; printed are the
 means over the groups, with their standard errors.
 
-The threads beside the training thread work all along, as in a long run after its first minute, and the run directory has a carrier
+The threads beside the training thread work all along, as in a long run after its first minute, and the copier lock is held
 as under ``ddpdoctor run``. What they cost comes last, of an undisturbed stretch: their CPU time, which the system counts exactly, in us a
 second. It is added whole, though other cores may do that work, to what an average step takes beyond the step without the hook: that is
 the sum, in us and as a share. Not in it are the processes beside the job, and the profiler window, which is not open.
@@ -73,15 +73,15 @@ def launch(ranks: int, words: list[str], pin: bool = False) -> None:
     sys.path.insert(0, str(ROOT))
     from ddpdoctor.hook.environment import HookOptions, job_environment
     from ddpdoctor.launch.leftovers import drain_spools
-    from ddpdoctor.rundir import Carrier, make_spool_root
+    from ddpdoctor.rundir import HostLock, make_spool_root
 
     with socket.socket() as found, tempfile.TemporaryDirectory() as run:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
         found.close()
         spool = make_spool_root(run)
-        carrier = Carrier(spool)
-        carrier.take()
+        lock = HostLock(spool)
+        lock.take()
         common = job_environment(run, spool, HookOptions(profile_steps=None), os.environ)
         common.update(
             MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(ranks), OMP_NUM_THREADS="1"
@@ -94,7 +94,7 @@ def launch(ranks: int, words: list[str], pin: bool = False) -> None:
         ]
         for process in started:
             process.wait()
-        carrier.release()
+        lock.release()
         drain_spools(Path(spool))
 
 

@@ -2,8 +2,8 @@
 
     python benchmarks/watching.py [--ranks 2] [--seconds 30]
 
-A job of small steps is run as users run it. Printed are, for each second of the job, the processor time of a rank's attendant (a
-thread beside the training thread), while steps are taken and while one lasts long, and of the sentinel (a process beside the
+A job of small steps is run as users run it. Printed are, for each second of the job, the processor time of a rank's status thread (a
+thread beside the training thread), while steps are taken and while one lasts long, and of the hang monitor (a process beside the
 launcher) by rank; and what is added to each collective that the training thread calls from Python, in a step of which only the
 times are recorded. Called in a row: in a real step, with other things in the caches, it is a few times as much.
 """
@@ -63,18 +63,20 @@ def launch(folder: Path, ranks: int, seconds: float) -> None:
     )
     while not (folder / "steps").exists() and process.poll() is None:
         time.sleep(0.1)
-    pid = sentinel_of(process.pid)
+    pid = hang_monitor_of(process.pid)
     before = cpu_us(pid)
     time.sleep(seconds * 0.9)
     spent = cpu_us(pid) - before
     _, said = process.communicate()
     if process.returncode:
         sys.exit(said)
-    print(f"{'sentinel, each rank, while steps are taken':<52} {spent / ranks / (seconds * 0.9):8.0f} us/s")
+    print(
+        f"{'hang monitor, each rank, while steps are taken':<52} {spent / ranks / (seconds * 0.9):8.0f} us/s"
+    )
 
 
-def sentinel_of(launcher: int) -> int:
-    """The child of the launcher that holds the office of watching."""
+def hang_monitor_of(launcher: int) -> int:
+    """The child of the launcher that watches for hangs."""
     for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
         if any(
             str(handle.readlink()).endswith("/sentinel") for handle in Path(f"/proc/{child}/fd").iterdir()
@@ -112,18 +114,18 @@ def work(seconds: float) -> None:
     step()
     dist.barrier()
     Path("steps").touch()
-    attendant = "ddpdoctor-attendant"
-    began_s, before_us = time.monotonic(), thread_us(attendant)
+    status_thread = "ddpdoctor-status"
+    began_s, before_us = time.monotonic(), thread_us(status_thread)
     while time.monotonic() - began_s < seconds:
         time.sleep(STEP_S)
         step()
-    stepping_us = (thread_us(attendant) - before_us) / (time.monotonic() - began_s)
-    before_us = thread_us(attendant)
+    stepping_us = (thread_us(status_thread) - before_us) / (time.monotonic() - began_s)
+    before_us = thread_us(status_thread)
     time.sleep(seconds)
-    standing_us = (thread_us(attendant) - before_us) / seconds
+    standing_us = (thread_us(status_thread) - before_us) / seconds
     if dist.get_rank() == 0:
-        print(f"{'attendant of a rank, while steps are taken':<52} {stepping_us:8.0f} us/s")
-        print(f"{'attendant of a rank, while one step lasts':<52} {standing_us:8.0f} us/s")
+        print(f"{'status thread of a rank, while steps are taken':<52} {stepping_us:8.0f} us/s")
+        print(f"{'status thread of a rank, while one step lasts':<52} {standing_us:8.0f} us/s")
         print(f"{'a collective called from Python, written down':<52} {a_call_us():8.2f} us")
     dist.barrier()
     dist.destroy_process_group()

@@ -1,7 +1,7 @@
 """ddpdoctor: finds out why a PyTorch DistributedDataParallel job is slow.
 
-The import is light on purpose: a training script may ``import ddpdoctor`` for :func:`step`, and a job must
-not pay for the analysis it does not run. ``docs/api.md`` shows what the functions are for.
+Importing it loads no dependencies, because a training script may ``import ddpdoctor`` for :func:`step`; the analysis is
+imported when it is called. ``docs/api.md`` shows the use of the functions.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ def analyze(
     redact: bool = False,
     engine: str | None = None,
 ) -> Diagnosis:
-    """Diagnose one job: its run directory (several where its hosts wrote to separate folders), profiler traces, or a report
-    or ``diagnosis.json`` made earlier, which is read as it is.
+    """Diagnose one job: its run directory (several if its hosts wrote to separate folders), its profiler traces, or an existing
+    report or ``diagnosis.json``, which is read.
 
-    What ``ddpdoctor analyze`` does, without printing and without a ``ddpdoctor.toml``. ``rules``: folders of further rules.
-    ``job``: which one, where the traces are of several. ``redact``: without names of hosts, users and outer paths. ``engine``:
-    where traces are read: ``"dask"``, ``"ray"``, or processes of this machine. Raises ``ddpdoctor.errors.UnusableInput`` where
-    nothing can be analysed; whatever is missing or broken besides is named in ``notes``.
+    Like ``ddpdoctor analyze``, but without output and without ``ddpdoctor.toml``. ``rules``: folders of additional rules.
+    ``job``: number of the job, if the traces are of several. ``redact``: removes names of hosts and users, and paths outside the
+    project. ``engine``: ``"dask"`` or ``"ray"`` to read traces on a cluster; default: processes of this machine. Raises
+    ``ddpdoctor.errors.UnusableInput`` if nothing can be analysed; other missing or damaged data are listed in ``notes``.
     """
     from ddpdoctor.analysis import Options, analyze_or_read
     from ddpdoctor.report import redact as redacted
@@ -58,8 +58,8 @@ def analyze(
 
 
 def compare(before: Diagnosis | Place, after: Diagnosis | Place) -> Comparison:
-    """Whether the job is faster than before, by how much, and which findings came and went; each a diagnosis, or a path to
-    :func:`analyze`."""
+    """Compare two diagnoses, or paths for :func:`analyze`: whether the job became faster, by how much, and which findings are new
+    or gone."""
     from ddpdoctor.diagnose.diagnosis import Diagnosis
     from ddpdoctor.report.compare import compare as compare_diagnoses
 
@@ -68,9 +68,9 @@ def compare(before: Diagnosis | Place, after: Diagnosis | Place) -> Comparison:
 
 
 def frames(*paths: Place | Sequence[Place], job: int | None = None, engine: str | None = None) -> Frames:
-    """What was recorded, of all ranks on one clock, as polars frames: ``steps``, ``collectives``, ``events`` and ``ranks``.
+    """The recorded data of all ranks on one clock as polars data frames: ``steps``, ``collectives``, ``events`` and ``ranks``.
 
-    ``docs/export.md`` has their columns. Raises ``ddpdoctor.errors.UnusableInput`` where nothing can be measured.
+    ``docs/export.md`` describes their columns. Raises ``ddpdoctor.errors.UnusableInput`` if nothing can be measured.
     """
     from ddpdoctor.analysis import Options
     from ddpdoctor.analysis import frames as frames_of
@@ -79,21 +79,21 @@ def frames(*paths: Place | Sequence[Place], job: int | None = None, engine: str 
 
 
 def to_html(diagnosis: Diagnosis, *, static: bool = False) -> str:
-    """The report: one document that asks nobody for anything; ``static`` without its interactive charts, 0.6 MB smaller."""
+    """The HTML report as one self-contained document; ``static``: without interactive charts, 0.6 MB smaller."""
     from ddpdoctor.report import render_html
 
     return render_html(diagnosis, static=static)
 
 
 def to_json(diagnosis: Diagnosis) -> str:
-    """``diagnosis.json``, of the schema ``ddpdoctor.diagnosis/1``."""
+    """The content of ``diagnosis.json``, schema ``ddpdoctor.diagnosis/1``."""
     from ddpdoctor.report import to_json as encoded
 
     return encoded(diagnosis).decode()
 
 
 def _listed(paths: Sequence[Place | Sequence[Place]]) -> list[str]:
-    """Paths, and paths in lists of them."""
+    """A flat list of paths from arguments that are paths or lists of paths."""
     return [
         str(each)
         for given in paths

@@ -1,4 +1,4 @@
-"""The user's cache folder, used only where nobody else can have written: what is kept there is believed later."""
+"""The user's cache folder. It is used only if no other user can write to it, because its content is trusted."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def cache_folder(name: str) -> Path:
-    """``$XDG_CACHE_HOME/ddpdoctor/<name>``, by default below ``~/.cache``. RuntimeError where there is no home folder."""
+    """``$XDG_CACHE_HOME/ddpdoctor/<name>``, by default below ``~/.cache``. Raises RuntimeError if there is no home folder."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "ddpdoctor" / name
 
 
-def is_own(folder: Path) -> bool:
-    """Whether a folder of :func:`cache_folder`, and the one around it, are real folders of this user that nobody else may
-    write to."""
+def is_private(folder: Path) -> bool:
+    """Whether a folder of :func:`cache_folder` and its parent are folders (no links) of this user that no other user can write."""
     return all(_is_own(place, stat.S_ISDIR) for place in (folder.parent, folder))
 
 
-def make_own(folder: Path) -> bool:
-    """Makes a folder of :func:`cache_folder`; whether it then :func:`is_own`. In another user's home folder, where root may
-    write, none is made: that user could not write to it."""
+def make_private(folder: Path) -> bool:
+    """Creates a folder of :func:`cache_folder`; returns whether it :func:`is_private`. Does nothing in another user's home folder
+    (as root), because that user could not write to the new folder."""
     around = folder.parent
     existing = next((place for place in (around, *around.parents) if place.exists()), around)
     if existing.stat().st_uid not in {0, os.geteuid()}:
@@ -37,20 +36,20 @@ def make_own(folder: Path) -> bool:
     around.parent.mkdir(parents=True, exist_ok=True)
     for place in (around, folder):
         place.mkdir(mode=0o700, exist_ok=True)
-    return is_own(folder)
+    return is_private(folder)
 
 
-def own_entries(folder: Path, suffix: str) -> list[Path]:
-    """Files of a folder of :func:`cache_folder` that are entries, or what a killed process left of one; nothing else there is
-    ddpdoctor's to remove. Raises OSError."""
+def cache_entries(folder: Path, suffix: str) -> list[Path]:
+    """Files of a folder of :func:`cache_folder` that are entries, or temporary files of a killed process; ddpdoctor may remove only
+    these. Raises OSError."""
     entry = re.compile(rf"[0-9a-f]{{40}}{re.escape(suffix)}|\.ddpdoctor-[0-9a-f]{{16}}\.new")
     return [file for file in folder.iterdir() if entry.fullmatch(file.name) and not file.is_dir()]
 
 
 def keep_newest(folder: Path, suffix: str, *, most_bytes: float = inf, most: float = inf) -> None:
-    """Removes those of :func:`own_entries` that were used longest ago until the rest is no more than this. Raises OSError."""
+    """Remove the least recently used :func:`cache_entries` until at most ``most`` of ``most_bytes`` in all are left. Raises OSError."""
     entries = []
-    for file in own_entries(folder, suffix):
+    for file in cache_entries(folder, suffix):
         with contextlib.suppress(OSError):  # another process may be removing them too
             status = file.lstat()
             entries.append((status.st_mtime, status.st_size, file))
@@ -62,12 +61,12 @@ def keep_newest(folder: Path, suffix: str, *, most_bytes: float = inf, most: flo
         left, left_bytes = left - 1, left_bytes - size
 
 
-def open_own(file: Path) -> BinaryIO:
-    """A file that this user wrote, and nobody else may; through no link. Raises OSError."""
+def open_private(file: Path) -> BinaryIO:
+    """Opens a file of this user that no other user can write; no link. Raises OSError."""
     handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not _is_own(handle, stat.S_ISREG):
         os.close(handle)
-        raise OSError(errno.EACCES, "somebody else may have written it", str(file))
+        raise OSError(errno.EACCES, "another user may have written it", str(file))
     return os.fdopen(handle, "rb")
 
 

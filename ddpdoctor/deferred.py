@@ -1,4 +1,4 @@
-"""Packages whose modules are imported when one of their names is first asked for, because a command needs few of them."""
+"""Lazy imports: a package's modules are imported on the first access to one of their names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def deferred(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """A ``__getattr__`` for ``package``: ``modules`` are those within it, with the names that each has, a space between them."""
+    """A module-level ``__getattr__`` for ``package``; ``modules``: submodule → the names that it defines, separated by spaces."""
     places = {name: module for module, names in modules.items() for name in names.split()}
 
     def attribute(name: str) -> Any:

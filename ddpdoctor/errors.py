@@ -1,10 +1,10 @@
-"""The one hierarchy of errors that a user may see; ``cli`` prints each as a single line on stderr."""
+"""Errors shown to the user; ``cli`` prints each as a single line on stderr."""
 
 from __future__ import annotations
 
 
 class DdpDoctorError(Exception):
-    """Something the user can act on: the message says what is wrong with which input, and what to do next."""
+    """An error that the user can fix; the message names the input, the problem, and what to do."""
 
 
 class UnusableInput(DdpDoctorError):

@@ -1,22 +1,22 @@
-"""Names that somebody may have meant."""
+"""Suggestions for misspelled names."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-_LEAST_ALIKE = 0.6
-"""Of difflib's ratio: its own default, at which ``num_wokers`` finds ``num_workers``."""
-_MOST = 3
+_MIN_SIMILARITY = 0.6
+"""Least difflib ratio, its default, at which ``num_wokers`` matches ``num_workers``."""
+_MAX_NAMES = 3
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A question to append to a refusal, with those of ``known`` that are like ``name``; "" where none is."""
+    """ " Did you mean ...?" with the names in ``known`` similar to ``name``, to append to an error message; "" if there are none."""
     names = sorted(set(known))
-    near = difflib.get_close_matches(name, names, _MOST, _LEAST_ALIKE)
-    # Of a dotted name the last part alone, under another heading.
+    near = difflib.get_close_matches(name, names, _MAX_NAMES, _MIN_SIMILARITY)
+    # Otherwise dotted names with the same last part.
     end = name.rpartition(".")[2]
-    near = near or [each for each in names if "." in each and each.rpartition(".")[2] == end][:_MOST]
+    near = near or [each for each in names if "." in each and each.rpartition(".")[2] == end][:_MAX_NAMES]
     if not near:
         return ""
     *first, last = near

@@ -1,4 +1,4 @@
-"""What the kernel does to a process when its parent dies, see prctl(2): a launcher that is killed leaves nobody behind."""
+"""Makes the kernel signal a process when its parent dies, see prctl(2), so a killed launcher leaves no processes behind."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ PR_SET_PDEATHSIG, PR_GET_PDEATHSIG = 1, 2
 
 
 def die_with_parent(number: int, libc: ctypes.CDLL | None = None) -> None:
-    """Have this process get the signal ``number`` when its parent dies. ``libc``: for a process fresh from a fork, which had
-    better load nothing."""
+    """Have the kernel send this process the signal ``number`` when its parent dies. ``libc``: an already loaded libc, for a process
+    just after fork, which should load no library."""
     if libc is None:
         import ctypes
 

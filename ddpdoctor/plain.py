@@ -1,24 +1,24 @@
-"""Text from elsewhere (a name, a note, a line of a file) as a reader may be shown it.
+"""Makes text from other sources (a name, a note, a line of a file) safe to print.
 
-A terminal obeys what it is sent: escape sequences move the cursor, set the title, fill the clipboard or make a link, and marks
-for the direction of writing let a name read as another one. So every text passes here on its way out.
+Escape sequences can move a terminal's cursor, set its title, fill the clipboard or create links, and bidirectional control
+characters can make a name look like another one. All such text is passed through here before it is printed.
 """
 
 from __future__ import annotations
 
 MARK = "�"
 _KEPT = "\u00a0"
-"""Not printable for Python, and harmless: it keeps a number and its unit together."""
+"""No-break space, which Python's ``isprintable`` excludes: it keeps a number and its unit together."""
 
 
 def plain(text: str) -> str:
-    """``text`` on one line: each end of a line, which could fake a sentence of ours, becomes a space, and each character that
-    is no letter, sign or space (controls, marks for the direction of writing, halves of surrogates) becomes a mark."""
+    """``text`` on one line: line ends, which could fake a message of ddpdoctor, become spaces, and unprintable characters (control
+    characters, bidirectional controls, surrogates) become :data:`MARK`."""
     return plain_lines(text).replace("\n", " ")
 
 
 def plain_lines(text: str) -> str:
-    """The same with the ends of lines kept."""
+    """Like :func:`plain`, but keeps line ends."""
     if text.isprintable():
         return text
     text = text.replace("\r\n", "\n").replace("\t", " ")

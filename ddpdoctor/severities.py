@@ -1,11 +1,11 @@
-"""How severe findings are: known to the command line, which need not load the diagnosis for it."""
+"""Severities of findings, in their own module so that the command line does not import the diagnosis."""
 
 from __future__ import annotations
 
 SEVERITIES = ("critical", "warning", "info")
-"""The severest first."""
+"""The most severe first."""
 
 
 def is_as_severe(severity: str, least: str) -> bool:
-    """Whether ``severity`` is ``least`` or severer."""
+    """Whether ``severity`` is at least as severe as ``least``."""
     return severity in SEVERITIES[: SEVERITIES.index(least) + 1]

@@ -1,4 +1,4 @@
-"""The stages of an analysis, by which commands show how far it has come."""
+"""The stages of an analysis, for progress reports."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Stage(StrEnum):
-    """What an analysis is doing, in the order in which it does it."""
+    """A stage of an analysis; members are in the order of execution."""
 
     LOGS = "reading step logs"
     TRACES = "reading traces"
@@ -19,20 +19,20 @@ class Stage(StrEnum):
 
 
 WINDOWS_READ = 0.5
-"""Part of ``ALIGN`` after which each trace is a window; then they are put on one clock, and into graphs."""
+"""Share of ``ALIGN`` for reducing traces to windows; the rest is clock alignment and building graphs."""
 
 Progress = Callable[[Stage, float | None], None]
-"""Called with the stage and the part of it that is done, 0 to 1; None where nobody can tell."""
+"""Called with the stage and the share of it that is done, 0 to 1; None if unknown."""
 
 
 def no_progress(stage: Stage, part: float | None) -> None:
-    """The :data:`Progress` that nobody sees."""
+    """A :data:`Progress` that does nothing."""
 
 
-def counted(
+def progress_counter(
     progress: Progress, stage: Stage, begin: float = 0.0, end: float = 1.0
 ) -> Callable[[int, int], None]:
-    """What tells ``progress`` of a stage, from one part of it to another, by (things done, things in all)."""
+    """A callback (items done, total items) that reports to ``progress`` the shares of ``stage`` from ``begin`` to ``end``."""
 
     def show(done: int, total: int) -> None:
         progress(stage, begin + (end - begin) * done / max(total, 1))

@@ -1,4 +1,4 @@
-"""Standard streams as a caller may leave them to a command: closed, gone, or of a narrow encoding."""
+"""Handles standard streams that are closed, have no reader, or have a limited encoding."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import sys
 
 
 def prepare_streams() -> None:
-    """Where the caller closed a stream, words go nowhere; a letter that a stream's encoding lacks becomes a mark."""
+    """Redirect closed standard streams to /dev/null, and replace characters that a stream's encoding lacks."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)
         except OSError:
-            # Takes this number, the lowest free one, lest a file of ours does. The job finds it closed.
+            # Occupies this descriptor, the lowest free one, so that no other file gets it. Not inherited by the job.
             os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
-            # Not inherited: a job finds the stream as closed as its caller left it.
+            # Not inherited: the job gets the stream closed, as the caller left it.
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
         elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="replace")
 
 
-def flushed(code: int) -> int:
-    """``code``, once nothing is left to write: a reader that has gone (``| head``) is no error to report."""
+def flush_stdout(code: int) -> int:
+    """Flush standard output and return ``code``; a closed pipe (``| head``) is no error."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:

@@ -78,10 +78,13 @@ def rule_page(rule: Rule, common: Common) -> str:
     headline, finding = _example(rule, common)
     parts.append(f"## What it says\n\nFor example:\n\n> **{headline}**\n>\n> {finding.explanation}")
     if rule.evidence:
-        rows = [f"| `{line.fact}` | {_cell(line.means or _doc(line.fact))} |" for line in rule.evidence]
+        means = [
+            each.means if each.means and "{" not in each.means else _doc(each.fact) for each in rule.evidence
+        ]
+        rows = [f"| `{each.fact}` | {_cell(text)} |" for each, text in zip(rule.evidence, means, strict=True)]
         parts.append("## Evidence\n\n| fact | meaning |\n| --- | --- |\n" + "\n".join(rows))
     parts.append("## Fixes\n\n" + "\n\n".join(_fix(rule, fix, common) for fix in rule.fixes))
-    parts.append("## When it is wrong\n\n" + " ".join(rule.limits.split()))
+    parts.append("## Limits\n\n" + " ".join(rule.limits.split()))
     return "\n\n".join(parts) + "\n"
 
 

@@ -175,7 +175,7 @@ def test_frames_hold_steps_collectives_and_ranks_that_add_up():
 
 
 def test_frames_price_and_diagnose_nothing(monkeypatch):
-    for name in ("ddpdoctor.measure.flow.price_all", "ddpdoctor.analysis.judge.diagnose"):
+    for name in ("ddpdoctor.measure.flow.price_all", "ddpdoctor.analysis.build.diagnose"):
         monkeypatch.setattr(name, None)
     assert ddpdoctor.frames(RUN).ranks.height == 2
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.cachefolder import cache_folder, is_own, keep_newest, make_own, open_own
+from ddpdoctor.cachefolder import cache_folder, is_private, keep_newest, make_private, open_private
 
 
 @pytest.fixture
@@ -24,64 +24,64 @@ def another_user(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_folder_of_ones_own_is_made_for_oneself_alone(folder):
-    assert not is_own(folder) and make_own(folder) and is_own(folder)
+    assert not is_private(folder) and make_private(folder) and is_private(folder)
     assert {stat.S_IMODE(place.stat().st_mode) for place in (folder, folder.parent)} == {0o700}
 
 
 @pytest.mark.parametrize("which", ["folder", "around"])
 def test_a_folder_that_others_may_write_to_is_not_used(folder, which):
-    make_own(folder)
+    make_private(folder)
     (folder if which == "folder" else folder.parent).chmod(0o770)
-    assert not is_own(folder) and not make_own(folder)
+    assert not is_private(folder) and not make_private(folder)
 
 
 @pytest.mark.parametrize("which", ["folder", "around"])
 def test_a_link_is_not_used(folder, tmp_path, which):
-    make_own(folder)
+    make_private(folder)
     place = folder if which == "folder" else folder.parent
     place.rename(tmp_path / "moved")
     place.symlink_to(tmp_path / "moved")
-    assert not is_own(folder) and not make_own(folder)
+    assert not is_private(folder) and not make_private(folder)
 
 
 def test_a_folder_of_another_user_is_not_used_and_none_is_made_beside_it(folder, monkeypatch):
     """Root with the home folder of a user neither reads that user's cache nor makes one that the user cannot write to."""
     folder.parent.parent.mkdir()
-    make_own(folder)
+    make_private(folder)
     if os.geteuid() == 0:  # what is root's may be used by all
         os.chown(folder.parent.parent, 4711, -1)
         os.chown(folder.parent, 4711, -1)
     else:
         another_user(monkeypatch)
-    assert not is_own(folder) and not make_own(folder)
+    assert not is_private(folder) and not make_private(folder)
     folder.rmdir()
     folder.parent.rmdir()
-    assert not make_own(folder) and not folder.parent.exists()
+    assert not make_private(folder) and not folder.parent.exists()
 
 
 def test_entries_are_opened_through_no_link_and_only_if_nobody_else_wrote_them(folder, tmp_path, monkeypatch):
-    make_own(folder)
+    make_private(folder)
     entry = folder / "entry"
     entry.write_bytes(b"kept")
     entry.chmod(0o600)
-    with open_own(entry) as stream:
+    with open_private(entry) as stream:
         assert stream.read() == b"kept"
     (folder / "link").symlink_to(entry)
     os.mkfifo(folder / "fifo")
     for other in ("link", "fifo", "none"):
         with pytest.raises(OSError):
-            open_own(folder / other)
+            open_private(folder / other)
     entry.chmod(0o666)
-    with pytest.raises(OSError, match="somebody else"):
-        open_own(entry)
+    with pytest.raises(OSError, match="another user"):
+        open_private(entry)
     entry.chmod(0o600)
     another_user(monkeypatch)
-    with pytest.raises(OSError, match="somebody else"):
-        open_own(entry)
+    with pytest.raises(OSError, match="another user"):
+        open_private(entry)
 
 
 def test_only_entries_are_ever_removed(folder):
-    make_own(folder)
+    make_private(folder)
     own = [folder / name for name in ("notes.txt", "a.cached", "b.msgpack", f"{'0' * 40}.txt")]
     for file in own:
         file.write_text("mine")

@@ -15,25 +15,25 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from ddpdoctor.analysis import Options, analyze, road
+from ddpdoctor.analysis import Options, analyze, driver
 from ddpdoctor.measure import flow
 from ddpdoctor.rundir import RunDirectory
 
 STAGES = {
     "analysis": {
-        "read": (road, "load"),
-        "windows": (road, "windows_of"),
+        "read": (driver, "load"),
+        "windows": (driver, "windows_of"),
         "align logs": (flow, "align_logs"),
         "graphs": (flow, "build_graphs"),
         "attribution": (flow, "attribute"),
         "prices": (flow, "price_all"),
-        "other measures": (road, "measure"),
-        "judge": (road, "judged"),
+        "other measures": (driver, "measure"),
+        "judge": (driver, "judged"),
     },
     "opening": {
-        "list": (road, "with_runs_below"),
+        "list": (driver, "with_runs_below"),
         "open": (RunDirectory, "open"),
-        "read": (road, "load"),
+        "read": (driver, "load"),
     },
 }
 """Where the road takes each stage from."""
@@ -68,7 +68,7 @@ def main(place: str, only: str = "analysis") -> None:
     for stage, (owner, name) in STAGES[only].items():
         setattr(owner, name, clock.timed(stage, getattr(owner, name)))
     counted: list[int] = []
-    load = road.load
+    load = driver.load
 
     def counting(*arguments: Any) -> Any:
         inputs = load(*arguments)
@@ -76,10 +76,10 @@ def main(place: str, only: str = "analysis") -> None:
         counted.append(sum(len(log.steps) for log in inputs.logs))
         return inputs
 
-    road.load = counting
+    driver.load = counting
     options = Options(cache=False, jobs=1)
     if only == "opening":
-        road.load(road.with_runs_below([place]), options)
+        driver.load(driver.expand_run_directories([place]), options)
     else:
         analyze([place], options)
     print(

@@ -1,12 +1,12 @@
-"""The road from paths to a diagnosis. The command line and the Python API both take it, and it alone knows all stages.
+"""The analysis pipeline from paths to a diagnosis, used by the command line and the Python API.
 
-In come paths and :class:`Options`, out comes a :class:`~ddpdoctor.diagnose.diagnosis.Diagnosis`. What each stage gives is
-frozen, and the next one takes nothing else::
+Takes paths and :class:`Options`, returns a :class:`~ddpdoctor.diagnose.diagnosis.Diagnosis`. The result of each stage is
+immutable and the only input of the next::
 
-    paths ─► load ─► Inputs ─► prepare ─► Prepared (with windows) ─► measured ─► Measured ─► judged ─► Diagnosis, built once
+    paths ─► load ─► Inputs ─► prepare ─► PreparedJob (with windows) ─► measure ─► MeasuredJob ─► build_diagnosis ─► Diagnosis
 
-A table of operations (Parquet) comes to Measured by a way of its own. Notes keep their codes until the Diagnosis, which
-has their sentences.
+A table of operations (Parquet) is measured separately into a MeasuredJob. Notes keep their codes up to the Diagnosis, which
+has their text only.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import ddpdoctor.report
 from ddpdoctor.deferred import deferred
 from ddpdoctor.stages import Progress
 
+from .driver import PreparedJob, analyze, analyze_or_read, conclude, prepare
 from .inputs import Inputs, load
 from .job import command_and_start
 from .options import Options
-from .road import Prepared, analyze, analyze_or_read, conclude, prepare
 
 if TYPE_CHECKING:
     from .dataframes import Frames, frames
 
 
-# They need polars, which takes longer to import than a small trace to analyse.
+# They import polars, which takes longer than analysing a small trace.
 __getattr__ = deferred(__name__, {"dataframes": "Frames frames"})

@@ -1,4 +1,4 @@
-"""What was recorded as data frames, for whoever asks questions of their own."""
+"""The recorded data as polars data frames, for the user's own analyses."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from ddpdoctor.diagnose.diagnosis import RankSummary
 from ddpdoctor.measure.export import recorded_tables
 from ddpdoctor.measure.flow import summaries
 
+from .driver import prepare
 from .options import Options
-from .road import prepare
 
 
 @dataclass(frozen=True, repr=False)
 class Frames:
-    """All ranks of a job on one clock. Times are int64 ns since 1970, unless the traces have clocks of their own."""
+    """Data of all ranks on one clock. Times are int64 ns since 1970, unless the traces have their own clocks."""
 
     steps: pl.DataFrame
     """One row for each rank and step."""
     collectives: pl.DataFrame
     """One row for each rank and collective, with its wait for the last rank and its transfer."""
     events: pl.DataFrame
-    """One row for each stretch of work."""
+    """One row for each interval of work."""
     ranks: pl.DataFrame
-    """One row for each rank: its mean step, lateness, and the parts of its step in ms."""
+    """One row for each rank: mean step, lateness, and the breakdown of its step, ms."""
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{each.name} {len(getattr(self, each.name)):,}" for each in fields(self))
@@ -41,11 +41,11 @@ _RANKS = {
     "late_ms": pl.Float64,
     "caused_wait_ms": pl.Float64,
 }
-"""What of a :class:`RankSummary` is a column; its breakdown has one for each part."""
+"""Fields of :class:`RankSummary` that are columns; its breakdown adds one column per part."""
 
 
 def frames(paths: Sequence[str], options: Options) -> Frames:
-    """Read, align and measure. Raises UnusableInput where there is nothing to measure."""
+    """Read, align and measure. Raises UnusableInput if there is nothing to measure."""
     prepared = prepare(paths, options)
     tables = recorded_tables(prepared.logs, prepared.windows, prepared.inputs.telemetry)
     recorded = prepared.logs, prepared.windows, prepared.inputs.telemetry

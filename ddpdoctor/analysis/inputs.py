@@ -1,4 +1,4 @@
-"""Reading everything at some paths: run directories with their logs and telemetry, and profiler traces."""
+"""Reads everything at the given paths: run directories with step logs and telemetry, profiler traces, flight recorder dumps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from ddpdoctor.rundir import (
 )
 from ddpdoctor.rundir.liveness import is_running
 from ddpdoctor.rundir.stops import launches_of
-from ddpdoctor.stages import Stage, counted
+from ddpdoctor.stages import Stage, progress_counter
 from ddpdoctor.stall import Dumps, find_dumps
 from ddpdoctor.telemetry.reader import Telemetry, read_telemetry
 from ddpdoctor.trace import RankTrace, TraceSet, find_traces, load_traces
@@ -46,14 +46,14 @@ from ddpdoctor.trace.sources import is_url
 
 from .options import Options
 
-_MOST_MISSING = 1000
-"""Missing ranks that are listed; whoever misses more misses the job."""
-_WHOSE = re.compile(r"Rank (\d+): ")
+_MAX_MISSING_RANKS = 1000
+"""Most missing ranks that are listed."""
+_RANK_PREFIX = re.compile(r"Rank (\d+): ")
 _FOLDER = re.compile(r"/ranks/(\d{5,})(?:\.\d+)?(?=[/ :])")
 
 
 class Inputs(msgspec.Struct, frozen=True):
-    """What was read at the paths, in order of the ranks."""
+    """All data that were read, sorted by rank."""
 
     runs: list[RunDirectory]
     logs: Sequence[RankLog]
@@ -62,11 +62,11 @@ class Inputs(msgspec.Struct, frozen=True):
     """By host."""
     notes: list[Note]
     dumps: Dumps
-    """Of torch's flight recorder, that others collected."""
+    """Dumps of torch's flight recorder that ddpdoctor did not record."""
 
 
 class _Run(msgspec.Struct, frozen=True):
-    """What was read of one run directory."""
+    """The data of one run directory."""
 
     directory: RunDirectory
     logs: Sequence[RankLog]
@@ -74,9 +74,9 @@ class _Run(msgspec.Struct, frozen=True):
     notes: list[Note]
 
 
-def with_runs_below(paths: Sequence[str]) -> tuple[list[str], list[str]]:
-    """(``paths``, with a folder that holds run directories replaced by those; what was left out on the way, a sentence each). Raises
-    UnusableInput where they are of several jobs: hosts of one job may each have recorded to a folder of their own."""
+def expand_run_directories(paths: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(``paths`` with each folder of run directories replaced by these; notes on folders that cannot be listed, one sentence each).
+    Hosts of one job may have recorded to separate folders. Raises UnusableInput if the run directories are of several jobs."""
     expanded: list[str] = []
     notes: list[str] = []
     for path in paths:
@@ -87,20 +87,20 @@ def with_runs_below(paths: Sequence[str]) -> tuple[list[str], list[str]]:
                 f"{path} holds {len(below)} recorded runs, not of one job: name one of them, such as {newest}, the newest."
             )
         expanded += below or [path]
-        notes += closed_folders(errors) if below else []  # else whoever looks for traces there says so
+        notes += closed_folders(errors) if below else []  # else find_traces reports them
     return expanded, notes
 
 
 def _are_of_one_job(runs: Sequence[str]) -> bool:
-    """Whether each rank was recorded in one of ``runs`` only, and all ranks say that they belong together."""
+    """Whether all ranks have the same job id and world size, and each is in only one of ``runs``."""
     ranks = [record for run in runs for record in RunDirectory.open(run).ranks]
     jobs = {(record.info.get("job_id"), record.info.get("world_size")) for record in ranks}
     return len(jobs) == 1 and len({record.rank for record in ranks}) == len(ranks)
 
 
-def load(paths: Sequence[str], options: Options, left_out: Sequence[str] = ()) -> Inputs:
-    """Read everything at the paths. Raises UnusableInput where there are traces and none can be used. ``left_out``: what was on the
-    way to them, a sentence each."""
+def load(paths: Sequence[str], options: Options, skipped: Sequence[str] = ()) -> Inputs:
+    """Read everything at the paths. ``skipped``: notes of :func:`expand_run_directories`. Raises UnusableInput if there are traces
+    and none can be read."""
     folders = [path for path in paths if is_run_directory(path)]
     recorded_at = set(folders)
     runs = _read_runs(folders, options)
@@ -118,11 +118,11 @@ def load(paths: Sequence[str], options: Options, left_out: Sequence[str] = ()) -
         logs=logs,
         traces=traces,
         telemetry={host: telemetry for run in runs for host, telemetry in run.telemetry.items()},
-        notes=said_once(
+        notes=merge_notes(
             [
-                *map(Note, left_out),
+                *map(Note, skipped),
                 *(note for run in runs for note in run.notes),
-                *_without_folder(runs, logs),
+                *_missing_rank_notes(runs, logs),
                 *trace_notes,
                 *map(Note, set_clocks),
             ]
@@ -131,8 +131,8 @@ def load(paths: Sequence[str], options: Options, left_out: Sequence[str] = ()) -
     )
 
 
-def _without_folder(runs: Sequence[_Run], logs: Sequence[RankLog]) -> list[Note]:
-    """Of ranks of the job that have no folder in any of ``runs``."""
+def _missing_rank_notes(runs: Sequence[_Run], logs: Sequence[RankLog]) -> list[Note]:
+    """A note on each rank of the job that has no folder in any of ``runs``."""
     worlds = [size for log in logs if isinstance(size := log.record.info.get("world_size"), int)]
     known = {log.rank for log in logs} | {rank for run in runs for note in run.notes for rank in note.ranks}
     where = runs[0].directory.path if len(runs) == 1 else "*"
@@ -144,39 +144,39 @@ def _without_folder(runs: Sequence[_Run], logs: Sequence[RankLog]) -> list[Note]
 
 def missing_ranks(world: int, known: Collection[int]) -> list[int]:
     """Of so many ranks those that are not ``known``, as far as they are listed."""
-    return list(islice((rank for rank in range(world) if rank not in known), _MOST_MISSING))
+    return list(islice((rank for rank in range(world) if rank not in known), _MAX_MISSING_RANKS))
 
 
-def said_once(notes: Sequence[Note]) -> list[Note]:
-    """``notes``, but what is said alike of several ranks, or of their files, once, with the ranks."""
-    alike: dict[str, dict[int, Note]] = {}
+def merge_notes(notes: Sequence[Note]) -> list[Note]:
+    """``notes`` with equal ones on several ranks, or on their files, merged into one that lists the ranks."""
+    same: dict[str, dict[int, Note]] = {}
     for note in notes:
-        sentence, rank = _of_any_rank(note.text)
+        sentence, rank = _split_rank(note.text)
         if rank is not None:
-            alike.setdefault(sentence, {}).setdefault(rank, note)
-    said: dict[str, Note] = {}
+            same.setdefault(sentence, {}).setdefault(rank, note)
+    merged: dict[str, Note] = {}
     for note in notes:
-        sentence, _ = _of_any_rank(note.text)
-        ranks = tuple(sorted(alike.get(sentence, ())))
+        sentence, _ = _split_rank(note.text)
+        ranks = tuple(sorted(same.get(sentence, ())))
         if len(ranks) > 1:
             text = f"{ranks_in_words(ranks).capitalize()}: {sentence.replace('this rank', 'each rank')}"
-            said.setdefault(text, replace(note, text=text, ranks=ranks))
+            merged.setdefault(text, replace(note, text=text, ranks=ranks))
         else:
-            said.setdefault(note.text, note)
-    return list(said.values())
+            merged.setdefault(note.text, note)
+    return list(merged.values())
 
 
-def _of_any_rank(text: str) -> tuple[str, int | None]:
-    """The sentence without the one rank that it is about, and that rank; None where it is about none."""
-    whose = _WHOSE.match(text)
-    sentence = text[whose.end() :] if whose else text
+def _split_rank(text: str) -> tuple[str, int | None]:
+    """(the sentence without its rank, the rank); the rank is None if the sentence has none."""
+    prefix = _RANK_PREFIX.match(text)
+    sentence = text[prefix.end() :] if prefix else text
     folder = _FOLDER.search(sentence)
-    found = whose or folder
+    found = prefix or folder
     return (text, None) if found is None else (_FOLDER.sub("/ranks/*", sentence), int(found[1]))
 
 
-def why_nothing(paths: Sequence[str], inputs: Inputs) -> str:
-    """Why there is nothing to measure in ``inputs``, for whoever asked for a diagnosis."""
+def no_data_reason(paths: Sequence[str], inputs: Inputs) -> str:
+    """Error message with the reason why there is nothing to measure in ``inputs``."""
     where = ", ".join(paths)
     if inputs.dumps.notes:
         return f"{where}: {inputs.dumps.notes[0]}"
@@ -187,24 +187,24 @@ def why_nothing(paths: Sequence[str], inputs: Inputs) -> str:
         reasons = [note for note in reasons if STEPS_FILE in note.text]
     if reasons:
         return f"{where}: {reasons[0]}"
-    going = [run for run in inputs.runs if run.manifest.get("ended_ns") is None]
-    if any(map(runs_here, going)):
+    unfinished = [run for run in inputs.runs if run.manifest.get("ended_ns") is None]
+    if any(map(is_running_here, unfinished)):
         return f"{where}: {_RUNNING[bool(inputs.logs)].format(run=inputs.runs[0].path)}."
     reason = "no rank recorded a step" if inputs.logs else "no rank was recorded"
     more = f" ({inputs.notes[0]})" if inputs.notes else ""
     why = "The command may not have started a PyTorch job, or ended before its first optimizer step"
-    if going and all(launcher_runs(run.path, run.manifest) is False for run in going):
+    if unfinished and all(launcher_runs(run.path, run.manifest) is False for run in unfinished):
         why = "Its launcher was killed before that"
-    elif going:
+    elif unfinished:
         why = f"The job may run and {'be in its first step' if inputs.logs else 'not have come so far'}, or was killed there"
     return f"{where}: {reason}. {why}{more}."
 
 
-def why_provisional(inputs: Inputs, end: str | None) -> list[Note]:
-    """That the job may take further steps, in a sentence; nothing where its ``end`` is known, see
+def provisional_notes(inputs: Inputs, end: str | None) -> list[Note]:
+    """A note that the job may take further steps; none if its ``end`` is known, see
     :class:`~ddpdoctor.diagnose.diagnosis.Job`."""
-    taken = max((log.steps[-1].number + 1 for log in inputs.logs if log.steps), default=0)
-    steps = words.count(taken, "step")
+    finished = max((log.steps[-1].number + 1 for log in inputs.logs if log.steps), default=0)
+    steps = words.count(finished, "step")
     if end == RUNNING:
         return [Note(f"The job still runs ({steps} so far): what is said here may change until it ends.")]
     if end == UNKNOWN and any(run.manifest.get("started_ns") for run in inputs.runs):
@@ -221,8 +221,8 @@ _RUNNING = {
 """By whether a rank was recorded."""
 
 
-def runs_here(run: RunDirectory) -> bool:
-    """Whether a launcher or a rank of a job that has noted no end is known to run."""
+def is_running_here(run: RunDirectory) -> bool:
+    """Whether a launcher or rank of the job is known to run on this machine."""
     documents = [*launches_of(run.path, []), *(record.info for record in run.recordings)]
     return any(map(is_running, documents)) or launcher_runs(run.path, run.manifest) is True
 
@@ -233,7 +233,7 @@ def _window_of(record: RankRecord, number: int | None) -> str | None:
     return record.trace or trace_digest(record.path)
 
 
-def _no_window(runs: Sequence[_Run], number: int) -> str:
+def _no_such_window(runs: Sequence[_Run], number: int) -> str:
     captures = [
         capture
         for run in runs
@@ -247,7 +247,9 @@ def _no_window(runs: Sequence[_Run], number: int) -> str:
     return f"there is no window {number}: {', '.join(run.directory.path for run in runs)} has {known}."
 
 
-def _loose(others: Sequence[str], dumps: Dumps, below: Mapping[str, FilesBelow]) -> TraceSet | None:
+def _find_loose_traces(
+    others: Sequence[str], dumps: Dumps, below: Mapping[str, FilesBelow]
+) -> TraceSet | None:
     try:
         return find_traces(others, below)
     except UnusableInput:
@@ -260,8 +262,10 @@ def _read_runs(folders: Sequence[str], options: Options) -> list[_Run]:
     unsaved = [recover(folder) for folder in folders]
     directories = [RunDirectory.open(folder) for folder in folders]
     runs = []
-    told = counted(options.progress, Stage.LOGS)
-    for directory, sentences, read in zip(directories, unsaved, read_logs(directories, told), strict=True):
+    report_progress = progress_counter(options.progress, Stage.LOGS)
+    for directory, sentences, read in zip(
+        directories, unsaved, read_logs(directories, report_progress), strict=True
+    ):
         around = span_around(log.steps for log in read.logs)
         telemetry = {host: read_telemetry(Path(file), around) for host, file in directory.telemetry.items()}
         notes = [
@@ -269,7 +273,7 @@ def _read_runs(folders: Sequence[str], options: Options) -> list[_Run]:
             *directory.notes,
             *(Note(sentence) for sentence in read.notes),
             *(note.of(f"Host {host}") for host, each in telemetry.items() for note in each.notes),
-            *_of_launchers(directory, telemetry),
+            *_launcher_notes(directory, telemetry),
             *notes_on_records(
                 read.logs,
                 ended=bool(directory.manifest.get("ended_ns")),
@@ -278,29 +282,29 @@ def _read_runs(folders: Sequence[str], options: Options) -> list[_Run]:
             ),
         ]
         by_own_name = {each.host or host: each for host, each in telemetry.items()}
-        runs.append(_Run(directory, read.logs, by_own_name, _of_interest(notes, directory.ranks)))
+        runs.append(_Run(directory, read.logs, by_own_name, _without_gpu_notes(notes, directory.ranks)))
     return runs
 
 
 def launch_of(run: RunDirectory) -> Mapping[str, Any]:
-    """How the job was started: the manifest, or where that is missing or broken the record of the first launcher; {} without both."""
+    """How the job was started: the manifest, or if that is missing or damaged, the record of the first launcher; {} without both."""
     if run.manifest.get("command"):
         return run.manifest
     launches = launches_of(run.path, [])
     return min(launches, key=lambda each: each.get("started_ns") or 0, default=run.manifest)
 
 
-def _of_launchers(run: RunDirectory, telemetry: dict[str, Telemetry]) -> list[Note]:
-    """The notes of the manifest, but for those that a host's telemetry tells as well; and whether another record stands for it."""
-    told = {note.text for each in telemetry.values() for note in each.notes}
+def _launcher_notes(run: RunDirectory, telemetry: dict[str, Telemetry]) -> list[Note]:
+    """The manifest's notes that are not in a host's telemetry too; and one if a launcher's record replaces the manifest."""
+    report_progress = {note.text for each in telemetry.values() for note in each.notes}
     notes = recorded_notes(run.manifest.get("notes") or [], run.manifest.get("note_codes") or [])
     if launch_of(run) is not run.manifest:
         notes.append(Note(f"{run.path}: command, start and end are taken from its launcher's own record."))
-    return [note for note in notes if note.text not in told]
+    return [note for note in notes if note.text not in report_progress]
 
 
-def _of_interest(notes: list[Note], ranks: Sequence[RankRecord]) -> list[Note]:
-    """``notes``, but nobody misses the readings of GPUs that the job does not use."""
+def _without_gpu_notes(notes: list[Note], ranks: Sequence[RankRecord]) -> list[Note]:
+    """``notes`` without those on missing GPU readings if the job uses no GPU."""
     if any(record.info.get("device", "cpu") != "cpu" for record in ranks):
         return notes
     return [note for note in notes if note.code != NoteCode.NO_GPU]
@@ -313,33 +317,33 @@ def _read_traces(
     dumps: Dumps,
     below: Mapping[str, FilesBelow],
 ) -> tuple[list[RankTrace], list[Note]]:
-    """The windows of the recorded ranks, or their digests, and the traces at ``others``, where ``dumps`` were found, too; with notes."""
+    """The profiler windows or digests of the recorded ranks, and the traces at ``others``, which may also have ``dumps``; with notes."""
     recorded = [record for run in runs for record in run.directory.ranks]
     places = [(_window_of(record, options.window), record.rank) for record in recorded]
     if options.window is not None and not any(file for file, _ in places):
-        raise UnusableInput(_no_window(runs, options.window))
+        raise UnusableInput(_no_such_window(runs, options.window))
     ranks = {file: rank for file, rank in places if file is not None}
-    loose = _loose(others, dumps, below) if others else None
+    loose = _find_loose_traces(others, dumps, below) if others else None
     files = list(dict.fromkeys([*ranks, *(loose.files if loose is not None else ())]))
-    passed_over = [Note(sentence) for sentence in (loose.notes if loose is not None else ())]
+    skipped_notes = [Note(sentence) for sentence in (loose.notes if loose is not None else ())]
     if not files:
-        return [], passed_over
+        return [], skipped_notes
     named = set(loose.files) if loose is not None else set()
-    told = partial(options.progress, Stage.TRACES)
-    told(0.0)
+    report_progress = partial(options.progress, Stage.TRACES)
+    report_progress(0.0)
     try:
         loaded = load_traces(
             files,
             jobs=options.jobs,
             cache=options.cache,
             ranks={file: rank for file, rank in ranks.items() if file not in named},
-            progress=told,
+            progress=report_progress,
             engine=options.engine,
             job=options.job,
         )
     except UnusableInput as error:
         if not dumps.recordings and not any(run.logs for run in runs):
-            raise UnusableInput(" ".join([str(error), *map(str, passed_over)])) from error
-        return [], [*passed_over, Note(str(error))]
+            raise UnusableInput(" ".join([str(error), *map(str, skipped_notes)])) from error
+        return [], [*skipped_notes, Note(str(error))]
     unread = [Note(reason, ranks=(ranks[file],) if file in ranks else ()) for file, reason in loaded.failed]
-    return loaded.traces, [*passed_over, *map(Note, loaded.notes), *unread]
+    return loaded.traces, [*skipped_notes, *map(Note, loaded.notes), *unread]

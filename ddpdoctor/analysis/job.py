@@ -1,4 +1,4 @@
-"""The job in its own words: what manifest and ranks say of themselves."""
+"""The job section of a diagnosis, from the manifest and the ranks' records, and how the job ended."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from ddpdoctor.rundir import RunDirectory
 from ddpdoctor.rundir.stops import launches_of
 from ddpdoctor.stall import Verdict
 
-from .inputs import Inputs, launch_of, missing_ranks, runs_here
+from .inputs import Inputs, is_running_here, launch_of, missing_ranks
 
-_MOST_LINES = 4
-"""Ranks whose last line one sentence names; the table has all."""
+_MAX_LINES = 4
+"""Most different positions in one sentence; the report's table has all."""
 _SETTINGS = ("ddp", "loaders", "optimizers", "threads", "process_groups")
 
 
-def how_it_ended(stopped: Verdict) -> str | None:
-    """The sentence, without its point, on a job that somebody ended, such as a scheduler whose time limit was reached: the signal, the
-    exit code, the last step, and where ranks were last seen. None where nobody did."""
+def termination_summary(stopped: Verdict) -> str | None:
+    """Sentence, without full stop, on a job that was ended from outside, for example by a scheduler's time limit: signal, exit code,
+    last step, and last known positions of ranks. None if it was not."""
     if stopped.ended_by is None:
         return None
     code, step = stopped.job.code, stopped.facts.step
     if stopped.ended_by:
         unseen = "" if stopped.job.over else " (its own end was not recorded)"
-        told = f"The job was ended by {stopped.ended_by}{f' (exit code {code})' if code else unseen}"
+        text = f"The job was ended by {stopped.ended_by}{f' (exit code {code})' if code else unseen}"
     else:
-        told = "The job was killed together with its launcher"
-    told += f", in step {step}" if step else " before its first step ended"
+        text = "The job was killed together with its launcher"
+    text += f", in step {step}" if step else " before its first step ended"
     lines = _last_lines(stopped.standing)
-    return f"{told}; {lines}" if lines else told
+    return f"{text}; {lines}" if lines else text
 
 
 def _last_lines(standing: Sequence[Standing]) -> str:
-    """Where ranks were last seen, those at one line together; of those that took no step, how far they had come."""
+    """Last known source lines of ranks, grouped by line; for ranks without a step, their state."""
     ranks: dict[str, list[int]] = {}
     for each in standing:
         if each.where is not None:
@@ -55,14 +55,14 @@ def _last_lines(standing: Sequence[Standing]) -> str:
     if not ranks:
         return ""
     found = [f"{words.ranks(of_place)} {place}" for place, of_place in ranks.items()]
-    if len(found) > _MOST_LINES:
-        return f"last seen: {'; '.join(found[:_MOST_LINES])}; others elsewhere"
+    if len(found) > _MAX_LINES:
+        return f"last seen: {'; '.join(found[:_MAX_LINES])}; others elsewhere"
     return f"last seen: {'; '.join(found)}"
 
 
 def command_and_start(path: str) -> tuple[list[str], int]:
-    """(Command, start in epoch ns) of the run directory ``path``, of which nothing else can be told: where nobody noted the start, that of
-    its first rank, or when its folder was last changed. Raises OSError."""
+    """(command, start in epoch ns) of the run directory ``path``. Without a recorded start, that of its first rank, else the
+    folder's modification time. Raises OSError."""
     run = RunDirectory.open(path)
     launch = launch_of(run)
     starts = [record.info["started_ns"] for record in run.ranks if record.info.get("started_ns")]
@@ -77,10 +77,10 @@ def job_of(
     manifest: Mapping[str, Any],
     stopped: Verdict,
 ) -> Job:
-    """What ran, as far as ``inputs`` tell; ``manifest`` is that of the first launcher, or its record."""
+    """The job section, as far as known from ``inputs``; ``manifest`` is the first launcher's, or its record."""
     infos = [log.record.info for log in inputs.logs]
     first = next((info for info in infos if "rank" in info), {})
-    # A rank that takes no step in a job that stops is where it stands; else its steps are lost.
+    # In a job that stopped, a rank without steps is not missing: its last position is known.
     seen = {log.rank for log in inputs.logs if log.steps or stopped.facts.state} | set(measured_ranks)
     hosts = {log.host for log in inputs.logs} | {trace.meta.host for trace in inputs.traces}
     devices = [facts.device_name, *(info.get("device_name") for info in infos)]
@@ -113,7 +113,7 @@ def _end(runs: Sequence[RunDirectory], stopped: Verdict) -> str | None:
     if not runs:
         return None
     over = stopped.job.complete or any(run.manifest.get("ended_ns") for run in runs)
-    if not over and any(map(runs_here, runs)):
+    if not over and any(map(is_running_here, runs)):
         return RUNNING
     if stopped.ended_by and not stopped.requested:
         return "killed"
@@ -123,13 +123,13 @@ def _end(runs: Sequence[RunDirectory], stopped: Verdict) -> str | None:
 
 
 def _first_seen_ns(logs: Sequence[RankLog]) -> int | None:
-    """When the first rank was recorded, by its own account or that of its first step; None where neither is known."""
-    told = [info["started_ns"] for log in logs if (info := log.record.info).get("started_ns")]
-    return min(told or [log.steps[0].recorded_ns[0] for log in logs if log.steps], default=None)
+    """Start of the first rank, from its record or its first step, epoch ns; None if both are unknown."""
+    text = [info["started_ns"] for log in logs if (info := log.record.info).get("started_ns")]
+    return min(text or [log.steps[0].recorded_ns[0] for log in logs if log.steps], default=None)
 
 
 def _settings(logs: Sequence[RankLog], first: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the first rank that has a document, ``first``; the numbers of source lines become the lines."""
+    """Settings of the first rank that has a record, ``first``, with ids of source lines replaced by file and line."""
     log = next((log for log in logs if "rank" in log.record.info), None)
     settings = {name: first[name] for name in _SETTINGS if first.get(name)}
     return settings if log is None else {name: _with_lines(log, value) for name, value in settings.items()}

@@ -1,4 +1,4 @@
-"""What the caller may choose."""
+"""Options of an analysis."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from ddpdoctor.stages import Progress, no_progress
 
 
 class Options(msgspec.Struct, frozen=True):
-    """How to analyse."""
+    """Options of an analysis; the defaults are those of the Python API."""
 
     rules: Sequence[Path | str] = ()
     loaded_rules: RuleSet | None = None
-    """The rules themselves, where the caller has read them already; ``rules`` is then not read."""
+    """Rules that the caller has loaded already; ``rules`` is then ignored."""
     thresholds: Mapping[str, Mapping[str, float]] = msgspec.field(default_factory=dict)
     suppressed: Collection[str] = ()
     suppressed_by: str = ""
-    """The file that says so, for the note."""
+    """File in which the rules are suppressed, for the note."""
     jobs: int | None = None
     cache: bool = True
     engine: str | None = None
-    """Where traces are read, see :func:`ddpdoctor.trace.engines.open_engine`; None: processes of this machine."""
+    """Engine that reads traces, see :func:`ddpdoctor.trace.engines.open_engine`; None: processes of this machine."""
     job: int | None = None
-    """Which of several jobs, numbered as the refusal lists them; None: there must be one."""
+    """Number of the job to analyse, as the error message lists them; None: there must be only one."""
     window: int | None = None
-    """Which of the profiler windows that were asked for while the job ran, numbered from 1; None: the first of all."""
+    """Number, from 1, of a profiler window requested with ``ddpdoctor capture``; None: the run's first window."""
     hta: bool = False
     source_text: bool = True
-    """Whether findings show the text of their lines, where the files are here and as the run had them."""
+    """Whether findings include the text of their source lines, if the files are present and unchanged."""
     progress: Progress = no_progress
-    """Is told of each stage as it begins, and of what is done of it."""
+    """Called at the start of each stage and with the share of it that is done."""

@@ -1,4 +1,4 @@
-"""What ``ddpdoctor try`` measured for a run, beside its diagnosis."""
+"""Adds the results of ``ddpdoctor try`` to the diagnosis of their run."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis
-from ddpdoctor.diagnose.tried import TRIALS_FILE, read_answer
+from ddpdoctor.diagnose.trials import TRIALS_FILE, read_trials
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir import RunDirectory
 
 
 def with_trials(diagnosis: Diagnosis, runs: Sequence[RunDirectory]) -> Diagnosis:
-    """The same diagnosis, with the trials that lie in the first of ``runs``; a file that cannot be read becomes a note."""
+    """The diagnosis with the results in the first of ``runs``; a file that cannot be read becomes a note."""
     for run in runs[:1]:
         file = Path(run.path) / TRIALS_FILE
         try:
-            return msgspec.structs.replace(diagnosis, tried=read_answer(file))
+            return msgspec.structs.replace(diagnosis, tried=read_trials(file))
         except FileNotFoundError:
             break
         except (UnusableInput, OSError) as error:

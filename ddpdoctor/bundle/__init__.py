@@ -1,8 +1,8 @@
-"""Recording where ddpdoctor is not installed: one file, or a folder, that the job's own Python runs.
+"""Bundles for recording without installing ddpdoctor: one file, or a folder, that the job's own Python runs.
 
-``making`` puts into it what records a job: ``hook``, ``rundir``, ``launch``, and of ``telemetry`` what samples. ``recording`` is its
-command there, ``commandline`` reads its options, ``standins`` has what a bare environment lacks. All of that but ``making`` is
-Python 3.9 and standard library, as the hook is.
+``build`` writes a bundle of the code that records a job: ``hook``, ``rundir``, ``launch`` and the sampling part of ``telemetry``.
+``recording`` is the bundle's command, ``commandline`` parses its options, ``standins`` replaces packages that may be missing.
+All but ``build`` run on Python 3.9 with the standard library only, like the hook.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.deferred import deferred
 
 if TYPE_CHECKING:
-    from .making import Bundle, write_bundle
+    from .build import Bundle, write_bundle
 
 
-__getattr__ = deferred(__name__, {"making": "Bundle write_bundle"})
+__getattr__ = deferred(__name__, {"build": "Bundle write_bundle"})

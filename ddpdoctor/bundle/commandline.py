@@ -1,6 +1,6 @@
-"""The command line of ``run`` where click is not: its options from a table that click's own command gave.
+"""Parses the options of ``run`` without click, from a table that was generated from click's command.
 
-Read as there: options come before the command, ``--`` may stand between, and the last of several wins.
+The syntax is the same: options come before the command, optionally separated by ``--``; the last of equal options counts.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 from ddpdoctor.errors import DdpDoctorError
 
 Option = Mapping[str, Any]
-"""``field``, ``names``, ``kind`` (``flag``, ``text``, ``path``, ``integer``, ``number``, ``choice``), ``default``, and where there are
-any ``least`` and ``choices``."""
+"""``field``, ``names``, ``kind`` (``flag``, ``text``, ``path``, ``integer``, ``number``, ``choice``), ``default``, and optionally
+``least`` and ``choices``."""
 
 
 def parsed(arguments: Sequence[str], options: Sequence[Option]) -> tuple[dict[str, Any], list[str]]:
-    """The value of each option by its field, and the job's command. Raises DdpDoctorError where they say nothing."""
+    """(value of each option by its field, the job's command). Raises DdpDoctorError if ``arguments`` are invalid."""
     by_name = {name: option for option in options for name in option["names"]}
     letters = "".join(
         name[1] + ("" if option["kind"] == "flag" else ":")

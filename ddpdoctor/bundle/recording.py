@@ -1,7 +1,7 @@
-"""The command of a bundle: ``python FILE run -- COMMAND`` records a job with nothing but the job's Python.
+"""The command of a bundle: ``python FILE run -- COMMAND`` records a job with the job's Python only.
 
-It makes the run directory that ``ddpdoctor run`` makes, by the same code. To diagnose takes numpy, CEL and more, so that is left to
-an environment in which ddpdoctor is installed.
+It writes the same run directory as ``ddpdoctor run``, with the same code. Diagnosis needs NumPy, CEL and other packages, so it
+requires an environment in which ddpdoctor is installed.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ddpdoctor.bundle.commandline import parsed
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.launch import Outcome, asked_options, run_job
 from ddpdoctor.plain import plain
-from ddpdoctor.streams import flushed, prepare_streams
+from ddpdoctor.streams import flush_stdout, prepare_streams
 
-MADE_FILE = "made.json"
+BUILD_FILE = "made.json"
 _EXIT_UNUSABLE, _EXIT_INTERRUPTED = 2, 130
 
 
@@ -27,24 +27,24 @@ def main() -> NoReturn:
     """Entry point of a bundle."""
     prepare_streams()
     try:
-        code = _done(sys.argv[1:])
+        code = _execute(sys.argv[1:])
     except DdpDoctorError as error:
-        _say(str(error))
+        _print(str(error))
         code = _EXIT_UNUSABLE
     except KeyboardInterrupt:
         code = _EXIT_INTERRUPTED
     except OSError as error:
-        _say(f"{error}.")
+        _print(f"{error}.")
         code = _EXIT_UNUSABLE
-    sys.exit(flushed(code))
+    sys.exit(flush_stdout(code))
 
 
-def _done(arguments: Sequence[str]) -> int:
-    made = _made()
+def _execute(arguments: Sequence[str]) -> int:
+    build = _build_info()
     verb = arguments[0] if arguments else "--help"
     if verb == "--version":
-        parts = ", ".join(f"{name} {version}" for name, version in made["versions"].items())
-        print(f"{parts}; records only; sha256 {made['sha256']}")
+        parts = ", ".join(f"{name} {version}" for name, version in build["versions"].items())
+        print(f"{parts}; records only; sha256 {build['sha256']}")
         return 0
     if verb in ("-h", "--help"):
         print(_usage())
@@ -54,11 +54,11 @@ def _done(arguments: Sequence[str]) -> int:
             f"this file records, and does nothing else: for `{verb}` install ddpdoctor, there or on "
             f"another machine, and say `ddpdoctor {' '.join(arguments)}`."
         )
-    # As far as the options go: what follows is the job's.
+    # Only directly after `run`: later arguments may be the job's.
     if any(word in ("-h", "--help") for word in arguments[1:2]):
-        print(made["help"].replace("ddpdoctor run", f"{_called()} run"))
+        print(build["help"].replace("ddpdoctor run", f"{_program()} run"))
         return 0
-    values, command = parsed(arguments[1:], made["options"])
+    values, command = parsed(arguments[1:], build["options"])
     return _run(values, command)
 
 
@@ -67,14 +67,14 @@ def _run(values: dict[str, Any], command: list[str]) -> NoReturn:
         raise DdpDoctorError(
             "--prometheus needs ddpdoctor installed where the job runs; without this option the job is recorded in the same way."
         )
-    outcome = run_job(command, asked_options(values), warn=_say)
-    for sentence in (*outcome.unsaved, *outcome.notes, *_where(outcome)):
-        _say(sentence)
+    outcome = run_job(command, asked_options(values), warn=_print)
+    for sentence in (*outcome.unsaved, *outcome.notes, *_next_steps(outcome)):
+        _print(sentence)
     outcome.status.take()
 
 
-def _where(outcome: Outcome) -> list[str]:
-    """What to do next, once something was recorded."""
+def _next_steps(outcome: Outcome) -> list[str]:
+    """Sentence on what to do next, if something was recorded."""
     run = outcome.to_analyze
     if run is None:
         return []
@@ -84,27 +84,27 @@ def _where(outcome: Outcome) -> list[str]:
     ]
 
 
-def _made() -> dict[str, Any]:
-    """What this bundle was made of."""
-    document: dict[str, Any] = json.loads(pkgutil.get_data("ddpdoctor.bundle", MADE_FILE) or b"")
+def _build_info() -> dict[str, Any]:
+    """Build information of this bundle: versions, hash, options of ``run``."""
+    document: dict[str, Any] = json.loads(pkgutil.get_data("ddpdoctor.bundle", BUILD_FILE) or b"")
     return document
 
 
-def _called() -> str:
-    """How this bundle was started, for words."""
+def _program() -> str:
+    """How this bundle was started, for messages."""
     return f"{Path(sys.executable or 'python').name} {sys.argv[0]}"
 
 
 def _usage() -> str:
     return (
-        f"Usage: {_called()} run [OPTIONS] [--] COMMAND [ARGS]...\n\n"
+        f"Usage: {_program()} run [OPTIONS] [--] COMMAND [ARGS]...\n\n"
         "Runs COMMAND unchanged and records its ranks, with the job's own Python; nothing need be installed.\n"
-        f"`{_called()} run --help` lists the options; `--version` says what this file was made of.\n"
+        f"`{_program()} run --help` lists the options; `--version` says what this file was made of.\n"
         "The run directory is diagnosed by `ddpdoctor analyze RUN`, where ddpdoctor is installed."
     )
 
 
-def _say(sentence: str) -> None:
+def _print(sentence: str) -> None:
     try:
         print(f"ddpdoctor: {plain(sentence)}", file=sys.stderr, flush=True)
     except (OSError, ValueError):

@@ -13,23 +13,23 @@ from typing import Any
 from ddpdoctor.cli.rank_answers import STOPPED, answers, is_stopped, running_ranks
 from ddpdoctor.cli.say import say
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.launch.standstill import Tuning
+from ddpdoctor.launch.hang_detection import Tuning
 from ddpdoctor.rundir import (
     CAPTURE_ANSWER,
     CAPTURE_ORDER,
     MOST_CAPTURES,
     STALL_FILE,
-    CaptureOrder,
+    CaptureRequest,
     Present,
     Standstill,
+    delete_requests,
     fitting,
-    forget_questions,
     host_document,
     living_ranks,
     new_request,
-    order_capture,
     read_rank,
     recover,
+    request_capture,
 )
 from ddpdoctor.rundir.phases import LONG_PHASES, Phase
 from ddpdoctor.rundir.typed import STALL
@@ -69,7 +69,7 @@ def capture(run: Path, steps: int, first: int | None) -> None:
             f"STEP, such as {first_possible * 2}; the ranks reach step {first_possible} in {LEAD_S:.0f} s."
         )
     begin = first or first_possible
-    order = CaptureOrder(new_request(), _number(run, live, hosts_here, begin), begin, steps)
+    order = CaptureRequest(new_request(), _number(run, live, hosts_here, begin), begin, steps)
     _order_all(live, ranks, order)
     until = f" to {order.first + steps - 1}" if steps > 1 else ""
     say(f"window {order.number}: steps {order.first}{until} on {len(ranks)} ranks of this host")
@@ -83,7 +83,7 @@ def capture(run: Path, steps: int, first: int | None) -> None:
         raise
     finally:
         for rank in ranks:
-            forget_questions(rank.spool, order.request, CAPTURE_ANSWER)
+            delete_requests(rank.spool, order.request, CAPTURE_ANSWER)
 
 
 def why_no_window(live: LiveRun, ranks: Sequence[Present], silent_s: float) -> str | None:
@@ -114,7 +114,11 @@ def _longest_wait_s(live: LiveRun, ranks: Sequence[Present]) -> float:
     steps = [step for each in live.ranks.values() for step in each.recent(KEPT_STEPS)]
     longest_s = max((step.duration_ms for step in steps), default=0.0) / 1e3
     documents = {rank.rank: rank.progress or {} for rank in ranks}
-    phases = {document.get("phase") for rank, document in documents.items() if live.is_there(rank, document)}
+    phases = {
+        document.get("phase")
+        for rank, document in documents.items()
+        if live.is_current_position(rank, document)
+    }
     in_long_phase = bool(phases & {*LONG_PHASES, Phase.DEBUGGER})
     return max(_LEAST_S, _TIMES_LONGEST * longest_s) * (_TIMES_IN_LONG_PHASE if in_long_phase else 1.0)
 
@@ -156,20 +160,20 @@ def _captures(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _order_all(live: LiveRun, ranks: Sequence[Present], order: CaptureOrder) -> None:
+def _order_all(live: LiveRun, ranks: Sequence[Present], order: CaptureRequest) -> None:
     """Send the request to the ranks; if a rank refuses or does not answer, withdraw it. Raises UnusableInput."""
     for rank in ranks:
-        order_capture(rank.spool, order)
+        request_capture(rank.spool, order)
     found = answers(ranks, CAPTURE_ANSWER, order.request, _ANSWER_S)
     silent = [rank.rank for rank in ranks if rank.rank not in found]
     refused = {rank: str(answer["why"]) for rank, answer in found.items() if answer.get("why")}
     if not silent and not refused:
         return
     for rank in ranks:
-        forget_questions(rank.spool, order.request, CAPTURE_ORDER, CAPTURE_ANSWER)
+        delete_requests(rank.spool, order.request, CAPTURE_ORDER, CAPTURE_ANSWER)
     if stopped := [rank.rank for rank in ranks if is_stopped(rank)]:
         raise UnusableInput(f"no window, because rank {stopped[0]} is {STOPPED}.")
-    if refused and (stalled_s := live.stands_s()) is not None:
+    if refused and (stalled_s := live.long_silence_s()) is not None:
         raise UnusableInput(
             f"no window, because windows open and close at the ends of steps, and {_silence_text(live, stalled_s)}"
         )
@@ -182,7 +186,7 @@ def _order_all(live: LiveRun, ranks: Sequence[Present], order: CaptureOrder) -> 
     )
 
 
-def _wait(run: Path, live: LiveRun, ranks: Sequence[Present], order: CaptureOrder) -> None:
+def _wait(run: Path, live: LiveRun, ranks: Sequence[Present], order: CaptureRequest) -> None:
     """Wait until the window is over on all ranks or cannot open. Raises UnusableInput if no rank saved a trace."""
     folders = {rank.rank: live.ranks[rank.rank].log.path.parent for rank in ranks if rank.rank in live.ranks}
     silent_since_s, progress = time.monotonic() - (live.silent_s() or 0.0), ""
@@ -204,7 +208,7 @@ def _wait(run: Path, live: LiveRun, ranks: Sequence[Present], order: CaptureOrde
             break
         time.sleep(_POLL_S)
     for rank in ranks:
-        forget_questions(rank.spool, order.request, CAPTURE_ORDER)
+        delete_requests(rank.spool, order.request, CAPTURE_ORDER)
     if why is not None:
         raise UnusableInput(f"the window is cancelled, because {why}")
     live.look()  # ranks may have ended since

@@ -18,7 +18,7 @@ from ddpdoctor.errors import UnusableInput
 from ddpdoctor.stages import Stage
 
 if TYPE_CHECKING:
-    from ddpdoctor.trace.digest import Copies
+    from ddpdoctor.trace.digest import CreatedFiles
 
 _MOST_REASONS = 3
 """Most sentences on why a run cannot be read."""
@@ -52,14 +52,14 @@ def command(paths: tuple[str, ...], out: Path | None, jobs: int | None) -> None:
     import_numpy_single_threaded()
     from ddpdoctor.rundir import is_run_directory
     from ddpdoctor.trace import find_traces
-    from ddpdoctor.trace.digest import Copies, loose_targets, refuse_inside_run, write_digests
+    from ddpdoctor.trace.digest import CreatedFiles, check_outside_run, loose_targets, write_digests
 
     target = out or _default(paths)
     runs = [path for path in paths if is_run_directory(path)]
     if runs and len(paths) > 1:
         raise click.UsageError("run directories must be digested one at a time.")
-    refuse_inside_run(target)
-    copies = Copies()
+    check_outside_run(target)
+    copies = CreatedFiles()
     with shown_progress() as progress:
         if runs:
             targets, ranks = _recorded(runs[0], target, copies)
@@ -83,13 +83,13 @@ def command(paths: tuple[str, ...], out: Path | None, jobs: int | None) -> None:
     say(f"written: {target} ({len(digest.files)} trace(s), {size / 1e6:.1f} MB)")
 
 
-def _recorded(run: str, target: Path, copies: Copies) -> tuple[dict[str, Path], dict[str, int]]:
+def _recorded(run: str, target: Path, copies: CreatedFiles) -> tuple[dict[str, Path], dict[str, int]]:
     """Copy the records of a run directory. Returns (path of the digest, rank) of each trace, as two mappings.
 
     Raises UnusableInput if the records of the ranks cannot be read.
     """
     from ddpdoctor.rundir import TRACE_FILE, NoteCode, RunDirectory, recover
-    from ddpdoctor.trace.digest import TRACE_DIGEST, copy_records, lies_within
+    from ddpdoctor.trace.digest import TRACE_DIGEST, copy_run_directory, is_within
 
     for sentence in recover(run):
         say(f"Note: {sentence}", err=True)
@@ -97,12 +97,12 @@ def _recorded(run: str, target: Path, copies: Copies) -> tuple[dict[str, Path], 
     unreadable = [note for note in recorded.notes if note.code is NoteCode.UNREADABLE and not recorded.ranks]
     if unreadable:
         raise UnusableInput(f"{run}: {' '.join(map(str, unreadable[:_MOST_REASONS]))}")
-    for sentence in copy_records(run, target, copies):
+    for sentence in copy_run_directory(run, target, copies):
         say(f"Note: {sentence}", err=True)
     targets, ranks = {}, {}
     for record in recorded.ranks:
         trace = Path(record.path, TRACE_FILE)
-        if trace.is_symlink() and not lies_within(trace, run):
+        if trace.is_symlink() and not is_within(trace, run):
             say(f"Note: {trace} is a link out of the run directory and was skipped.", err=True)
         elif record.trace is not None:
             targets[record.trace] = target / Path(record.path).relative_to(run) / TRACE_DIGEST

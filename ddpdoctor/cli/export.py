@@ -24,7 +24,7 @@ from ddpdoctor.errors import DdpDoctorError, UnusableInput
 from ddpdoctor.stages import Stage, no_progress
 
 if TYPE_CHECKING:
-    from ddpdoctor.analysis import Prepared
+    from ddpdoctor.analysis import PreparedJob
     from ddpdoctor.diagnose.diagnosis import Diagnosis
 
 TABLES = ("steps", "collectives", "events")
@@ -242,7 +242,7 @@ def _figures_written(diagnosis: Diagnosis, folder: Path) -> list[str]:
 
 
 def _write_flames(
-    prepared: Prepared, recorded: Mapping[str, Any], folder: Path, on_progress: OnProgress
+    prepared: PreparedJob, recorded: Mapping[str, Any], folder: Path, on_progress: OnProgress
 ) -> list[Path]:
     """Write a flame graph for each rank with stack samples; returns the files."""
     from ddpdoctor.measure.export import flame_graphs

@@ -14,7 +14,7 @@ import ddpdoctor
 from ddpdoctor.cli.groups import Group
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.plain import plain, plain_lines
-from ddpdoctor.streams import flushed, prepare_streams
+from ddpdoctor.streams import flush_stdout, prepare_streams
 
 VERBS = {
     "run": "Run a job unchanged, record its ranks, and diagnose it",
@@ -102,7 +102,7 @@ def main() -> NoReturn:
     except Exception as error:
         _say(f"ddpdoctor: {_defect_text(error)}")
         code = EXIT_UNUSABLE
-    sys.exit(flushed(code if isinstance(code, int) else 0))
+    sys.exit(flush_stdout(code if isinstance(code, int) else 0))
 
 
 def _defect_text(error: Exception) -> str:

@@ -12,10 +12,10 @@ from ddpdoctor.cli.say import say
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.diagnosis import Diagnosis
-    from ddpdoctor.diagnose.tried import Answer, Variant
+    from ddpdoctor.diagnose.trials import TrialsReport, Variant
 
 
-def write_patch(answer: Answer, diagnosis: Diagnosis | None, job: Sequence[str], path: Path) -> None:
+def write_patch(answer: TrialsReport, diagnosis: Diagnosis | None, job: Sequence[str], path: Path) -> None:
     """Write the patch to ``path``; a line on stderr gives its path, or why there is none. Raises DdpDoctorError if it cannot be written."""
     from ddpdoctor.experiment import patch_of
     from ddpdoctor.written import PATCH, write_file

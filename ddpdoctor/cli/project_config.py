@@ -22,7 +22,7 @@ def own_config() -> Config:
     from ddpdoctor.diagnose.config import load_config
 
     config = load_config(Path.cwd())
-    for sentence in config.refused:
+    for sentence in config.ignored_files:
         say(f"Note: {sentence}", err=True)
     return config
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from ddpdoctor.diagnose.load import RuleSet
-    from ddpdoctor.diagnose.rule import Rule
+    from ddpdoctor.diagnose.rule import Common, Rule
 
 _folders = click.option(
     *("--rules", "folders"),
@@ -84,7 +84,7 @@ def show_command(rule_id: str, folders: tuple[Path, ...]) -> None:
     if rule is None:
         suggestion = did_you_mean(rule_id, rules.rules)
         raise RuleError(f"there is no rule {rule_id!r}; `ddpdoctor rules list` lists all rules.{suggestion}")
-    _show(rule, Console(highlight=False))
+    _show(rule, rules.common, Console(highlight=False))
 
 
 @command.command("test")
@@ -136,7 +136,7 @@ def _rules_at(path: Path) -> dict[str, Rule]:
     return {rule_id: read_rule(path, rule_id)}
 
 
-def _show(rule: Rule, console: Console) -> None:
+def _show(rule: Rule, common: Common, console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -145,8 +145,13 @@ def _show(rule: Rule, console: Console) -> None:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
+    least_share = (rule.thresholds.get("least_share") or common.thresholds["least_share"]).value
+    when = " ".join(rule.when.split())
     rows = [
-        ("fires when", " ".join(rule.when.split())),
+        (
+            "fires when",
+            when if when != "true" else f"the cost is at least {least_share * 100:g} % of the step",
+        ),
         ("costs", ", ".join(rule.cost_paths) or rule.costs_ms or "-"),
     ]
     rows += [("needs", ", ".join([*rule.needs, *rule.cost_needs]) or "-")]
@@ -154,8 +159,9 @@ def _show(rule: Rule, console: Console) -> None:
         (f"t.{name}", f"{entry.value:g} {entry.unit}: {entry.source}")
         for name, entry in rule.thresholds.items()
     ]
-    rows += [("effect of", ", ".join(effect.rule for effect in rule.effects))] if rule.effects else []
-    rows += [("wrong when", " ".join(rule.limits.split()))]
+    causes = ("any finding with a cost" if effect.rule == "*" else effect.rule for effect in rule.effects)
+    rows += [("effect of", ", ".join(causes))] if rule.effects else []
+    rows += [("limits", " ".join(rule.limits.split()))]
     for name, text in rows:
         table.add_row(_cell(name), _cell(text))
     console.print(table)

@@ -39,8 +39,8 @@ def command(run: Path, verbose: bool) -> None:
         STACKS_FILE,
         STACKS_QUESTION,
         ask,
+        delete_requests,
         fitting,
-        forget_questions,
         new_request,
     )
     from ddpdoctor.rundir.typed import STANDING
@@ -52,7 +52,7 @@ def command(run: Path, verbose: bool) -> None:
         found = answers(ranks, STACKS_FILE, request, ANSWER_S, since_ns)
     finally:
         for rank in ranks:
-            forget_questions(rank.spool, request, STACKS_QUESTION, STACKS_FILE)
+            delete_requests(rank.spool, request, STACKS_QUESTION, STACKS_FILE)
     console = Console(highlight=False)
 
     def line(text: str, style: str = "") -> None:

@@ -60,7 +60,7 @@ class Trackers:
         from ddpdoctor import trackers
         from ddpdoctor.report import redact
 
-        run = trackers.tracked(redact(diagnosis) if self.redacted else diagnosis)
+        run = trackers.tracker_run(redact(diagnosis) if self.redacted else diagnosis)
         if run.note:
             say(f"Note: {run.note}", err=True)
         if self.tensorboard is not None:

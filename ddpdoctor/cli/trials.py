@@ -25,7 +25,7 @@ from ddpdoctor.plain import plain
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.diagnosis import Diagnosis
-    from ddpdoctor.diagnose.tried import Answer
+    from ddpdoctor.diagnose.trials import TrialsReport
     from ddpdoctor.experiment import Proposal
 
 _STEPS, _MIN_STEPS, _MOST_STEPS = 60, 40, 400
@@ -164,25 +164,25 @@ def _with_suggestions(
     chosen: Sequence[Proposal], diagnosis: Diagnosis, bounds: bool
 ) -> tuple[list[Proposal], list[Proposal]]:
     """(``chosen`` with what the findings expect of them, the other changes that the findings suggest)."""
-    from ddpdoctor.experiment import informed, proposals
+    from ddpdoctor.experiment import proposals, with_expectation
 
     every = proposals(diagnosis, bounds=True)
     chosen_settings = [each.settings for each in chosen]
     suggested = [each for each in proposals(diagnosis, bounds=bounds) if each.settings not in chosen_settings]
-    return [informed(each, every) for each in chosen], suggested
+    return [with_expectation(each, every) for each in chosen], suggested
 
 
 def _check_number(tried: Sequence[Proposal]) -> None:
     """Raise DdpDoctorError if there is no change to try, or too many."""
-    from ddpdoctor.diagnose.tried import MOST_SETTINGS, MOST_VARIANTS
+    from ddpdoctor.diagnose.trials import MAX_SETTINGS, MAX_VARIANTS
 
     if not tried:
         raise DdpDoctorError(
             "the findings of RUN suggest no change that can be tried without editing the script: give a setting with --set."
         )
-    if len(tried) > MOST_VARIANTS or any(len(each.settings) > MOST_SETTINGS for each in tried):
+    if len(tried) > MAX_VARIANTS or any(len(each.settings) > MAX_SETTINGS for each in tried):
         raise DdpDoctorError(
-            f"too many changes: at most {MOST_VARIANTS} at once, with at most {MOST_SETTINGS} settings each."
+            f"too many changes: at most {MAX_VARIANTS} at once, with at most {MAX_SETTINGS} settings each."
         )
 
 
@@ -257,7 +257,7 @@ def _measure(
     from rich.console import Console
 
     from ddpdoctor.cli.child import take_interrupts_as_exceptions
-    from ddpdoctor.diagnose.tried import as_json
+    from ddpdoctor.diagnose.trials import as_json
     from ddpdoctor.experiment import Budget, Command, Experiment, Plan
     from ddpdoctor.launch.alone import inherited_environment
     from ddpdoctor.report import experiment_view
@@ -339,9 +339,9 @@ def _steps(diagnosis: Diagnosis | None) -> int:
     return max(_MIN_MEASURED_STEPS, min(wanted, diagnosis.steps.count - 1)) if is_whole_run else wanted
 
 
-def _store(answer: Answer, run: Path) -> None:
+def _store(answer: TrialsReport, run: Path) -> None:
     """Write ``answer`` into the run directory. An earlier file is kept under another name."""
-    from ddpdoctor.diagnose.tried import TRIALS_FILE, write_answer
+    from ddpdoctor.diagnose.trials import TRIALS_FILE, write_trials
     from ddpdoctor.rundir import MANIFEST_FILE
     from ddpdoctor.written import TRIALS, check_file
 
@@ -353,7 +353,7 @@ def _store(answer: Answer, run: Path) -> None:
         check_file(path, TRIALS)
         if path.exists():
             backup = _copy_beside(path)
-        write_answer(answer, path)
+        write_trials(answer, path)
     except (OSError, DdpDoctorError) as error:
         if backup is not None:
             backup.unlink(missing_ok=True)

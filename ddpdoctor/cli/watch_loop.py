@@ -90,7 +90,7 @@ class WatchedRun:
         self._now = {}
         for each in present_ranks(str(self._path)):
             progress = each.progress
-            if progress is not None and self._live.is_there(each.rank, progress):
+            if progress is not None and self._live.is_current_position(each.rank, progress):
                 self._now[each.rank] = progress
             if is_stopped(each):
                 self._now[each.rank] = {**self._now.get(each.rank, {}), "phase": STOPPED}

@@ -87,7 +87,7 @@ def _time_table(run: LiveRun, ranks: Sequence[LiveRank], now: Mapping[int, Mappi
     host = ["host"] if has_several_hosts else []
     table = plain_table("rank", *host, "step", "step time", "late by", "data wait", "CPU", "memory", "now")
     for live in ranks:
-        step_time_ms, late_ms = step_ms(live, RECENT_STEPS), run.lateness.of_ranks_ms.get(live.rank)
+        step_time_ms, late_ms = step_ms(live, RECENT_STEPS), run.lateness.by_rank_ms.get(live.rank)
         is_late = late_ms is not None and step_time_ms is not None and late_ms > LATE_SHARE * step_time_ms
         resources = _resources(run, live)
         table.add_row(
@@ -144,7 +144,7 @@ def phase_bar(run: LiveRun) -> list[Text]:
 
 
 def _ordered(run: LiveRun, view: View) -> list[LiveRank]:
-    late = run.lateness.of_ranks_ms
+    late = run.lateness.by_rank_ms
     found = sorted(run.ranks.values(), key=lambda live: live.rank)
     if view.sort is Sort.RANK:
         last = sorted(found, key=lambda live: -late.get(live.rank, 0.0))[:MOST_ROWS]
@@ -157,7 +157,7 @@ def _ordered(run: LiveRun, view: View) -> list[LiveRank]:
 
 def _value(run: LiveRun, live: LiveRank, sort: Sort) -> float | None:
     if sort is Sort.LATE:
-        return run.lateness.of_ranks_ms.get(live.rank)
+        return run.lateness.by_rank_ms.get(live.rank)
     if sort is Sort.STEP:
         return step_ms(live, RECENT_STEPS)
     if sort is Sort.DATA:

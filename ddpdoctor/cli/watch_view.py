@@ -111,7 +111,7 @@ def _state(run: LiveRun) -> Text:
 
 def _stall_lines(run: LiveRun, now: Mapping[int, Mapping[str, Any]]) -> list[RenderableType]:
     """How long no rank has finished a step, if that is unusually long; then stopped ranks, and the ranks' answers to the monitor."""
-    stalled_s = run.stands_s()
+    stalled_s = run.long_silence_s()
     if stalled_s is None:
         return []
     found: list[RenderableType] = [
@@ -144,7 +144,7 @@ def _place(run: LiveRun, stop: RankStop) -> Sequence[Any]:
     documents = [
         document
         for document in (stop.standing, stop.progress)
-        if document and run.is_there(stop.rank, document)
+        if document and run.is_current_position(stop.rank, document)
     ]
     return innermost(documents[0]) if documents else ()
 

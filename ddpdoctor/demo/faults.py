@@ -1,4 +1,4 @@
-"""The faults that the demo can plant, and what each must be diagnosed as."""
+"""The faults that the demo can plant, and the expected diagnosis of each."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class Fault:
 
     name: str
     description: str
-    """One sentence, in the words of whoever wrote the mistake."""
+    """One sentence on the mistake in the script."""
     expected_rule: str | None
-    """Id of the rule that must be the verdict; None where the job is healthy."""
+    """Id of the rule that must be the verdict; None if the job is healthy."""
     ranks: tuple[int, ...] | None = None
-    """The culprits; None where all ranks are alike."""
+    """The ranks that have the fault; None if all have it."""
     hangs: bool = False
-    """Whether the job does not end by itself."""
+    """Whether the job hangs and must be killed."""
 
 
 FAULTS = (
@@ -66,7 +66,7 @@ FAULTS = (
 
 
 def find_fault(name: str) -> Fault:
-    """The fault of that name. Raises DdpDoctorError with the names there are."""
+    """The fault named ``name``. Raises DdpDoctorError that lists all names."""
     for fault in FAULTS:
         if fault.name == name:
             return fault

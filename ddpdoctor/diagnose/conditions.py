@@ -1,4 +1,4 @@
-"""CEL conditions over the facts: compiled once, evaluated over no more of the facts than they read."""
+"""Compiles and evaluates the rules' CEL conditions. Only the facts that a condition reads are passed to CEL."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from importlib.util import find_spec, module_from_spec
 from typing import Any
 
 _CORE = "cel.cel"
-"""The compiled module that does the work; the rest of the package is its command line."""
+"""The compiled evaluator; the rest of the package is its command line."""
 
 
 def _core() -> Any:
-    """The package's compiled module without the package's ``__init__``.
+    """The package's compiled module, imported without the package's ``__init__``.
 
-    That one imports a command line with prompt_toolkit and typer, which takes longer than all rules. The module
-    goes by its own name into ``sys.modules``, because it may be initialised once only: a later ``import cel`` finds
-    it there. Where a version has no such module, the package is imported as usual.
+    ``__init__`` imports a command line with prompt_toolkit and typer, which takes longer than evaluating all rules. The
+    module is registered in ``sys.modules`` under its own name, because it can be initialised only once: a later
+    ``import cel`` finds it. If a version has no such module, the package is imported as usual.
     """
     if "cel" in sys.modules or _CORE in sys.modules:
         return importlib.import_module(_CORE if _CORE in sys.modules else "cel")
@@ -48,30 +48,29 @@ _BOUND = re.compile(r"\.\s*(?:all|exists|exists_one|map|filter)\s*\(\s*(\w+)\s*,
 
 
 _MACRO = re.compile(r"\.\s*(?:all|exists|exists_one|map|filter)\s*\Z")
-_LONGEST_EXPRESSION = 4_000
-"""Characters: the parser calls itself for each part of an expression, and the longest of the pack has 200."""
-_DEEPEST_MACROS = 2
-"""Loops within loops: over all ranks, one more would take hours."""
+_MAX_EXPRESSION = 4_000
+"""Characters. The parser is recursive; the longest expression of the rule pack has 200."""
+_MAX_MACRO_DEPTH = 2
+"""Nested loops; with one more, a condition over all ranks would take hours."""
 
 
 def _check_size(expression: str) -> None:
-    """ValueError where ``expression`` would take all stack or all time, which whoever parses or evaluates it does not
-    notice."""
-    if len(expression) > _LONGEST_EXPRESSION:
-        raise ValueError(f"longer than {_LONGEST_EXPRESSION} characters")
+    """Raises ValueError if ``expression`` could exhaust the stack or run for hours; CEL itself has no such limits."""
+    if len(expression) > _MAX_EXPRESSION:
+        raise ValueError(f"longer than {_MAX_EXPRESSION} characters")
     text, opened = _TEXT.sub('""', expression), [False]
     for bracket in re.finditer(r"[()]", text):
         if bracket[0] == "(":
             opened.append(_MACRO.search(text[: bracket.start()]) is not None)
         elif len(opened) > 1:
             opened.pop()
-        if sum(opened) > _DEEPEST_MACROS:
-            raise ValueError(f"more than {_DEEPEST_MACROS} of all, exists, map and filter within each other")
+        if sum(opened) > _MAX_MACRO_DEPTH:
+            raise ValueError(f"more than {_MAX_MACRO_DEPTH} of all, exists, map and filter within each other")
 
 
 def paths_read(expression: str) -> list[str]:
-    """The names that a CEL expression reads, dotted ones (``steps.mean_ms``) without methods called on them; not those
-    that it binds itself. ValueError where it does not parse.
+    """The names that a CEL expression reads, dotted ones (``steps.mean_ms``) without methods called on them, except loop
+    variables. Raises ValueError if it does not parse.
     """
     text = _TEXT.sub('""', expression)
     bound = set(_BOUND.findall(text))
@@ -86,7 +85,7 @@ def paths_read(expression: str) -> list[str]:
 
 @functools.cache
 def compiled(expression: str) -> tuple[Any, frozenset[str]]:
-    """The program of a CEL expression, and the names that it may read; ValueError where it does not parse."""
+    """The program of a CEL expression and its free names. Raises ValueError if it does not parse."""
     _check_size(expression)
     program = _CEL.compile(expression)
     return program, frozenset(program.variables())
@@ -95,8 +94,8 @@ def compiled(expression: str) -> tuple[Any, frozenset[str]]:
 def evaluate(expression: str, names: Mapping[str, Any]) -> Any:
     """Value of a CEL expression over ``names``.
 
-    Only what it reads is handed over: each value is converted on every call. Raises what CEL raises, such as
-    RuntimeError for a name that is not there, KeyError for a field, TypeError for operands that do not fit.
+    Passes only the names that it reads, because CEL converts each value on every call. Raises CEL's errors, such as
+    RuntimeError for an unknown name, KeyError for an unknown field, TypeError for operands of wrong types.
     """
     program, read = compiled(expression)
     return program.execute({name: value for name, value in names.items() if name in read})

@@ -16,14 +16,14 @@ from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.nearest import did_you_mean
 
 CONFIG_FILE = "ddpdoctor.toml"
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 """A larger file is no configuration."""
 COMMON = "all"
-"""Under ``thresholds``, the name that stands for the thresholds common to all rules."""
+"""Name under ``thresholds`` of the thresholds common to all rules."""
 
 
-class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a file may hold."""
+class ConfigTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Fields of a configuration file."""
 
     thresholds: dict[str, dict[str, float]] = {}
     """By rule id (or ``all``) and threshold name."""
@@ -33,49 +33,49 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Folders of rules, relative to the file that names them; absolute once loaded."""
 
 
-class Config(Table, frozen=True, kw_only=True):
-    """What a project sets for itself."""
+class Config(ConfigTable, frozen=True, kw_only=True):
+    """A project's configuration."""
 
     file: str | None = None
-    """Where it says so."""
-    refused: tuple[str, ...] = ()
-    """A sentence on each file that was passed over, because somebody else may have written it."""
+    """Path of the configuration file."""
+    ignored_files: tuple[str, ...] = ()
+    """A sentence on each file that was ignored because another user owns it or can write it."""
 
 
 def load_config(start: Path) -> Config:
-    """Return the configuration nearest to ``start`` among it and its parents; defaults where there is none.
+    """Return the configuration in ``start`` or its nearest parent that has one; defaults if there is none.
 
-    A file that another user wrote or can write decides nothing: it is passed over, and ``refused`` says so.
+    A file that another user owns or can write is ignored and listed in ``ignored_files``.
 
     Raises:
         DdpDoctorError: the file is not TOML or has an unknown field; the message names file and field.
     """
-    refused: list[str] = []
-    found = next(_nearest(start.resolve(), refused), Config())
-    return msgspec.structs.replace(found, refused=tuple(refused))
+    ignored: list[str] = []
+    found = next(_nearest(start.resolve(), ignored), Config())
+    return msgspec.structs.replace(found, ignored_files=tuple(ignored))
 
 
-def _nearest(start: Path, refused: list[str]) -> Iterator[Config]:
-    """The configurations of ``start`` and its parents, from files that nobody else can have written."""
+def _nearest(start: Path, ignored: list[str]) -> Iterator[Config]:
+    """Yields the trusted configurations of ``start`` and its parents; appends a sentence to ``ignored`` for each other one."""
     for folder in (start, *start.parents):
         for file, prefix in ((folder / CONFIG_FILE, ""), (folder / "pyproject.toml", "tool.ddpdoctor.")):
-            content, stranger = _content(file)
-            # The text first: most projects have no such table.
+            content, untrusted = _content(file)
+            # Searching the text is faster than parsing; most projects have no such table.
             if content is None or (prefix and b"ddpdoctor" not in content):
                 continue
             try:
                 table: Any = _table(file, content)
             except DdpDoctorError:
-                if not stranger:
+                if not untrusted:
                     raise
             else:
                 for key in filter(None, prefix.split(".")):
                     table = table.get(key) if isinstance(table, Mapping) else None
                 if table is None:
                     continue
-            if stranger:
-                refused.append(
-                    f"{file} is not used: {stranger}. If you trust it, copy it to a folder of your own and start ddpdoctor "
+            if untrusted:
+                ignored.append(
+                    f"{file} is not used: {untrusted}. If you trust it, copy it to a folder of your own and start ddpdoctor "
                     "there; folders of rules can also be named with --rules."
                 )
                 continue
@@ -83,8 +83,7 @@ def _nearest(start: Path, refused: list[str]) -> Iterator[Config]:
 
 
 def _content(file: Path) -> tuple[bytes | None, str]:
-    """Content of a regular file, None where there is none or it cannot be read; and who else may have written it, ""
-    where nobody."""
+    """(content of a regular file, None if it cannot be read; why the file is untrusted, "" if it is trusted)."""
     try:
         handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -94,13 +93,13 @@ def _content(file: Path) -> tuple[bytes | None, str]:
         os.close(handle)
         return None, ""
     with os.fdopen(handle, "rb") as stream:
-        content = stream.read(_MOST_BYTES + 1)
-    if len(content) > _MOST_BYTES:
+        content = stream.read(_MAX_BYTES + 1)
+    if len(content) > _MAX_BYTES:
         return None, ""
-    return content, _stranger(status, file.parent)
+    return content, _untrusted_reason(status, file.parent)
 
 
-def _stranger(status: os.stat_result, folder: Path) -> str:
+def _untrusted_reason(status: os.stat_result, folder: Path) -> str:
     if status.st_uid not in (0, os.geteuid()):
         return f"it belongs to another user (uid {status.st_uid})"
     if status.st_mode & stat.S_IWOTH:
@@ -111,7 +110,7 @@ def _stranger(status: os.stat_result, folder: Path) -> str:
 
 
 def check_config(config: Config, rules: RuleSet) -> None:
-    """Raise DdpDoctorError where the configuration names a rule or threshold that does not exist."""
+    """Raise DdpDoctorError if the configuration names a rule or threshold that does not exist."""
     families = {rule_id.partition("/")[0] + "/*" for rule_id in rules.rules}
     for rule_id in config.suppress:
         if rule_id not in rules.rules and rule_id not in families:
@@ -145,7 +144,7 @@ def _check_threshold(key: str, value: float) -> None:
 def _decode(file: Path, prefix: str, table: Any) -> Config:
     _check_numbers(file, prefix, table.get("thresholds") if isinstance(table, Mapping) else None)
     try:
-        config = msgspec.convert(table, Table, strict=True)
+        config = msgspec.convert(table, ConfigTable, strict=True)
     except msgspec.ValidationError as error:
         reason, _, field = str(error).partition(" - at ")
         field = prefix + field.strip("`").removeprefix("$").removeprefix(".")
@@ -155,7 +154,7 @@ def _decode(file: Path, prefix: str, table: Any) -> Config:
 
 
 def _check_numbers(file: Path, prefix: str, thresholds: Any) -> None:
-    """Thresholds of a wrong type by their names, which msgspec would leave out."""
+    """Raises DdpDoctorError for thresholds of a wrong type, with their names, which msgspec's error lacks."""
     for rule_id, values in thresholds.items() if isinstance(thresholds, Mapping) else ():
         field = f"{prefix}thresholds.{rule_id}"
         if not isinstance(values, Mapping):

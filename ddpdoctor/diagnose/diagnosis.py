@@ -1,4 +1,4 @@
-"""The diagnosis: the one thing that reports read. Its JSON form is the schema ``ddpdoctor.diagnosis/1``."""
+"""The result of an analysis, from which all reports are made; as JSON, schema ``ddpdoctor.diagnosis/1``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ddpdoctor.diagnose.jsonvalue import JsonValue
-from ddpdoctor.diagnose.tried import Answer
+from ddpdoctor.diagnose.trials import TrialsReport
 from ddpdoctor.measure.hangfacts import Standing
 from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.summary import (
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 DIAGNOSIS_SCHEMA = "ddpdoctor.diagnosis/1"
 RUNNING, UNKNOWN = "running", "unknown"
-"""``end`` of a job that ran when it was analysed, and of one of which nobody can say whether it did."""
+"""Values of :attr:`Job.end`: the job was running when it was analysed, or its end is unknown."""
 
 __all__ = [
     "DIAGNOSIS_SCHEMA",
@@ -66,12 +66,12 @@ class Verdict(msgspec.Struct, frozen=True):
     """The first sentence of every report."""
 
     rule: str | None
-    """Rule of the costliest finding; None where the job is healthy, and where nothing can be told."""
+    """Rule of the costliest finding; None if the job is healthy or no verdict is possible."""
     headline: str
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What ran, as far as known."""
+    """The job that ran, as far as known."""
 
     world_size: int | None = None
     ranks_seen: list[int] = []
@@ -90,12 +90,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: float | None = None
     exit_code: int | None = None
     end: str | None = None
-    """Of a recorded run, what was known of its end when it was analysed: ended (by itself, or because it was asked to), killed (by
-    a signal that no launcher noted as a request), running, cut off (its processes are gone, and nobody noted how), or unknown; null of
-    traces."""
+    """How a recorded run ended, as known at the analysis: ended (by itself or on request), killed (by a signal that no launcher
+    recorded as a request), running, cut off (its processes are gone without a recorded end), or unknown; null for traces."""
     folder_in_repository: str | None = None
-    """Where the folder that holds the user's lines lies in its repository, such as "training"; "" for the repository itself, null
-    where there was none at the analysis."""
+    """Path of the folder with the user's source lines in its repository, such as "training"; "" for the repository's root, null
+    if there was no repository at the analysis."""
 
 
 class Steps(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,7 +110,7 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
     set_aside: dict[str, int] = {}
     """Steps not measured, by reason: warm-up, profiler, evaluation, ..."""
     window: WindowCost | None = None
-    """What our own profiler window cost."""
+    """Cost of ddpdoctor's own profiler window."""
 
 
 class Evidence(msgspec.Struct, frozen=True):
@@ -132,11 +131,11 @@ class Fix(msgspec.Struct, frozen=True, kw_only=True):
     trade_off: str | None = None
     docs: list[str] = []
     settings: dict[str, str] = {}
-    """What ``ddpdoctor try`` changes to try it, by the names of its settings."""
+    """Settings that ``ddpdoctor try`` changes to test this fix, by name."""
 
 
 class Coverage(msgspec.Struct, frozen=True):
-    """How much was looked at."""
+    """Number of steps and ranks that were analysed."""
 
     steps: int
     ranks: int
@@ -151,29 +150,31 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     explanation: str = ""
     ranks: list[int] | None = None
     steps: list[int] | None = None
-    """[first, last], None where always."""
+    """[first, last]; None if in all steps."""
     persistence: str | None = None
     where: list[Where] = []
     costs_ms_per_step: float | None = None
     costs_ms_per_step_range: list[float] | None = None
-    """[low, high]: what mending it saves lies there nine times in ten; null where too little is known to tell."""
+    """[low, high]: 90 % interval of the time that a fix saves; null if there are too few data."""
     share: float | None = None
     speedup_if_fixed: float | None = None
     speedup_if_fixed_range: list[float] | None = None
-    """[low, high], of the same range."""
+    """[low, high] of the same interval."""
     at_most: bool = False
-    """The price is a ceiling: no more than this can be saved, and how much of it cannot be told."""
+    """The cost is an upper bound: a fix saves at most this, and it is unknown how much."""
+    estimated: bool = False
+    """The cost depends on an assumption that the explanation states, and is no upper bound."""
     coverage: Coverage
     evidence: list[Evidence] = []
     fixes: list[Fix] = []
     bound: dict[str, str] = {}
-    """What ``ddpdoctor try`` changes to measure what mending it could bring at most."""
+    """Settings that ``ddpdoctor try`` changes to measure the most that a fix could save."""
     caused_by: str | None = None
-    """Rule id of the finding of which this is an effect."""
+    """Rule id of the finding whose effect this is."""
     question: str = ""
-    """What the rule asks, the same in every finding of it."""
+    """The question that the rule answers, the same in every finding of the rule."""
     read_more: str | None = None
-    """Address of a page about what the rule looks at, the same in every finding of it."""
+    """URL of documentation on the rule's subject, the same in every finding of the rule."""
     limits: str = ""
     """When this finding is wrong."""
 
@@ -184,28 +185,30 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckedRule(msgspec.Struct, frozen=True):
-    """A rule that looked and found nothing."""
+    """A rule that was evaluated and found nothing."""
 
     rule: str
     title: str
 
 
 class SkippedRule(msgspec.Struct, frozen=True):
-    """A rule that could not look, or crashed, and why."""
+    """A rule that was not evaluated (missing data, not applicable to the job, or an error in the rule), and why."""
 
     rule: str
     title: str
     why: str
+    applies: bool = True
+    """Whether the rule applies to the job, so that data were lacking."""
 
 
 class WaterfallBar(msgspec.Struct, frozen=True):
-    """One bar from the measured step time towards what it could be."""
+    """One bar of the chart from the measured step time to the one without the findings."""
 
     label: str
     ms: float
     rule: str | None = None
     range_ms: list[float] | None = None
-    """[low, high] of what the finding saves, where that is known."""
+    """[low, high] of the time that fixing the finding saves, if known."""
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,38 +231,38 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     skipped: list[SkippedRule] = []
     ranks: list[RankSummary] = []
     standing: list[Standing] = []
-    """Where each rank was last seen, of a job that stopped."""
+    """Last known position of each rank, for a job that stopped."""
     series: Series = Series()
     timeline: Timeline | None = None
     flames: list[Flame] = []
-    """Stack samples of the slowest rank and a usual one; empty where none were taken."""
+    """Stack samples of the slowest and of a typical rank; empty if none were recorded."""
     waterfall: list[WaterfallBar] = []
     bandwidth: list[BandwidthPoint] = []
     telemetry: list[TelemetrySeries] = []
     speaker: Speaker | None = None
-    """Which recording speaks of causes; null for tables of operations."""
+    """The recording from which causes are determined; null for tables of operations."""
     facts: dict[str, JsonValue] = {}
-    """Every fact by its path, for those who want the numbers."""
-    tried: Answer | None = None
-    """What changes of the job brought that ``ddpdoctor try`` measured; null where none were."""
+    """Every fact by its path."""
+    tried: TrialsReport | None = None
+    """Results of ``ddpdoctor try`` for this run; null if there are none."""
     hta: dict[str, JsonValue] | None = None
-    """HolisticTraceAnalysis's own results, where asked for."""
+    """Results of HolisticTraceAnalysis, if requested."""
 
     def __repr__(self) -> str:
         found = f"{len(self.findings)} finding{'' if len(self.findings) == 1 else 's'}"
         return f"<Diagnosis: {self.verdict.headline} ({found}, {self.steps.measured} of {self.steps.count} steps measured)>"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows of it."""
+        """HTML for a notebook."""
         from ddpdoctor.report import notebook_html
 
         return notebook_html(self)
 
     def figures(self) -> dict[str, go.Figure]:
-        """The report's charts as figures of plotly, by name: ``waterfall``, ``breakdown``, ``step_times``, ``lateness``,
-        ``timeline``, ``bandwidth``, ``telemetry_...``; those for which there are numbers.
+        """The report's charts as plotly figures, by name: ``waterfall``, ``breakdown``, ``step_times``, ``lateness``,
+        ``timeline``, ``bandwidth``, ``telemetry_...``; only those with data.
 
-        Raises DdpDoctorError where plotly is not installed (the extra ``ddpdoctor[plot]``).
+        Raises DdpDoctorError if plotly is not installed (the extra ``ddpdoctor[plot]``).
         """
         from ddpdoctor.report.figures.plotly_bundle import figures
 

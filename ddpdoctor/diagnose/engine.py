@@ -1,4 +1,4 @@
-"""Runs every rule over the facts. One that cannot look is skipped, and why; a crash stops no other."""
+"""Evaluates every rule over the facts. A rule that lacks data or fails is skipped with a reason; the others still run."""
 
 from __future__ import annotations
 
@@ -11,55 +11,59 @@ from ddpdoctor.diagnose import facts_view, words
 from ddpdoctor.diagnose.conditions import evaluate
 from ddpdoctor.diagnose.diagnosis import CheckedRule, Coverage, Evidence, Finding, Fix, SkippedRule
 from ddpdoctor.diagnose.load import RuleSet
-from ddpdoctor.diagnose.ordering import Fired, ordered
+from ddpdoctor.diagnose.ordering import RuleHit, order_findings
 from ddpdoctor.diagnose.rule import Common, FixText, Rule
 from ddpdoctor.measure.facts import Cost, Facts
 from ddpdoctor.measure.places import Where
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What all rules said."""
+    """Results of all rules."""
 
     findings: list[Finding] = msgspec.field(default_factory=list)
     """By cost; effects of other findings last."""
     checked: list[CheckedRule] = msgspec.field(default_factory=list)
     skipped: list[SkippedRule] = msgspec.field(default_factory=list)
     errors: list[str] = msgspec.field(default_factory=list)
-    """What went wrong inside rules, one sentence each; the findings stand all the same."""
+    """Errors inside rules, one sentence each; the findings are valid nevertheless."""
     headlines: dict[str, str] = msgspec.field(default_factory=dict)
     """First sentence of a report, by rule id."""
     thresholds: dict[str, float] = msgspec.field(default_factory=dict)
     """The common thresholds in force."""
-    too_few: list[str] = msgspec.field(default_factory=list)
-    """Ids of rules that found too few outstanding steps of a short window to warn of, by cost."""
-    informing: list[str] = msgspec.field(default_factory=list)
-    """Ids of rules of a fixed severity that warn elsewhere, and here only inform."""
+    short_window_rules: list[str] = msgspec.field(default_factory=list)
+    """Ids of rules whose finding is based on too few outlier steps of a short window for a warning, by cost."""
+    capped_rules: list[str] = msgspec.field(default_factory=list)
+    """Ids of rules with a fixed severity whose ``informs_when`` lowered it to info."""
     stopping: list[str] = msgspec.field(default_factory=list)
-    """Ids of rules that say why the job stopped."""
+    """Ids of rules that report why the job stopped."""
     suppressed: list[str] = msgspec.field(default_factory=list)
-    """Ids of rules that were not run because the user does not want them."""
+    """Ids of rules that were not run because the user suppressed them."""
     contradictions: list[str] = msgspec.field(default_factory=list)
-    """What cannot be in the measured numbers, in parts of sentences: nothing follows from them."""
+    """Inconsistencies of the measured numbers, as clauses of a sentence."""
     unexplained: list[str] = msgspec.field(default_factory=list)
-    """Large parts of the step of which every rule that could tell them could not look, in parts of sentences, the costliest first."""
+    """Large costs that only rules without enough data could explain, as clauses of a sentence, the costliest first."""
 
 
-class CannotLookError(Exception):
-    """The rule cannot look; the text says why."""
+class RuleSkippedError(Exception):
+    """The rule cannot be evaluated; the text is the reason."""
 
 
-class NotMeasuredError(CannotLookError):
-    """The rule lacks facts: what it would have found is open."""
+class NotApplicableError(RuleSkippedError):
+    """The rule does not apply to the job."""
 
 
-class UnborneError(CannotLookError):
-    """The rule would name ranks for what their steps do not show."""
+class NotMeasuredError(RuleSkippedError):
+    """Facts that the rule needs were not measured."""
+
+
+class NotCorroboratedError(RuleSkippedError):
+    """The recorded steps do not confirm the cost, so the finding is withheld."""
 
     def __init__(self, why: str, share: float) -> None:
         super().__init__(f"the measured numbers contradict each other: {why}")
         self.why = why
         self.share = share
-        """Of the step, that it would say."""
+        """Share of the step that the withheld finding would report."""
 
 
 def diagnose(
@@ -75,7 +79,7 @@ def diagnose(
     Args:
         facts: all measured numbers.
         rules: from :func:`ddpdoctor.diagnose.load.load_rules`.
-        coverage: steps and ranks looked at, for findings without a count of their own.
+        coverage: steps and ranks analysed, for findings that do not have their own count.
         thresholds: overrides by rule id and threshold name; the id ``all`` overrides the common ones.
         suppressed: ids of rules (or families, ``ddp/*``) that are not run.
     """
@@ -84,63 +88,64 @@ def diagnose(
     context = facts_view.as_cel(tree)
     common = {name: entry.value for name, entry in rules.common.thresholds.items()}
     base = {**common, **overrides.get("all", {})}
-    outcome, fired = Outcome(thresholds=base), list[Fired]()
-    unheard: set[int] = set()
-    unlooked: list[tuple[_Run, str]] = []
+    outcome, hits = Outcome(thresholds=base), list[RuleHit]()
+    suppressed_ranks: set[int] = set()
+    not_evaluated: list[tuple[_Run, str]] = []
     for rule in sorted(rules.rules.values(), key=lambda rule: rule.only_unexplained):
         if rule.id in suppressed or rule.id.partition("/")[0] + "/*" in suppressed:
             outcome.suppressed.append(rule.id)
-            unheard.update(_culprits(tree, rule))
+            suppressed_ranks.update(_ranks_of_costs(tree, rule))
             continue
         named = base | {name: entry.value for name, entry in rule.thresholds.items()}
         named.update({**overrides.get("all", {}), **overrides.get(rule.id, {})})
-        seen = _without_told(tree, rule, fired, unheard) if rule.only_unexplained else tree
+        seen = _without_reported_ranks(tree, rule, hits, suppressed_ranks) if rule.only_unexplained else tree
         in_cel = context if seen is tree else facts_view.as_cel(seen)
         run = _Run(rule, rules.common, seen, in_cel, named, coverage)
         try:
             finding = run.finding()
-        except CannotLookError as reason:
-            outcome.skipped.append(SkippedRule(rule.id, rule.question, str(reason)))
+        except RuleSkippedError as reason:
+            applies = not isinstance(reason, NotApplicableError)
+            outcome.skipped.append(SkippedRule(rule.id, rule.question, str(reason), applies))
             if isinstance(reason, NotMeasuredError):
-                unlooked.append((run, str(reason)))
-            elif isinstance(reason, UnborneError) and reason.share >= base["warning_share"]:
+                not_evaluated.append((run, str(reason)))
+            elif isinstance(reason, NotCorroboratedError) and reason.share >= base["warning_share"]:
                 outcome.errors.append(f"{rule.id} was withheld: {reason.why}.")
                 outcome.contradictions.append(reason.why)
         except Exception as error:  # whatever a rule file makes CEL or Jinja2 raise, the other rules run on
             why = f"the rule failed: {' '.join(str(error).split())[:300]}"
             outcome.skipped.append(SkippedRule(rule.id, rule.question, why))
             outcome.errors.append(f"{rule.id}: {why}")
-            unlooked.append((run, why))
+            not_evaluated.append((run, why))
         else:
             outcome.errors.extend(run.errors)
             if finding is None:
                 outcome.checked.append(CheckedRule(rule.id, rule.question))
             else:
-                fired.append(Fired(finding, rule, run.cost))
+                hits.append(RuleHit(finding, rule, run.cost))
                 outcome.headlines[rule.id] = run.headline
-    outcome.findings.extend(ordered(fired, context, base, outcome.errors))
-    once = {entry.rule.id for entry in fired if entry.only_informs and entry.stands_out}
-    outcome.too_few.extend(finding.rule for finding in outcome.findings if finding.rule in once)
-    noted = {entry.rule.id for entry in fired if entry.only_informs and entry.rule.severity is not None}
-    outcome.stopping.extend(entry.rule.id for entry in fired if entry.rule.stops)
-    outcome.informing.extend(finding.rule for finding in outcome.findings if finding.rule in noted)
-    outcome.unexplained.extend(_unexplained(unlooked, outcome, rules, base["warning_share"]))
+    outcome.findings.extend(order_findings(hits, context, base, outcome.errors))
+    too_few_steps = {entry.rule.id for entry in hits if entry.capped_to_info and entry.from_short_window}
+    outcome.short_window_rules.extend(
+        finding.rule for finding in outcome.findings if finding.rule in too_few_steps
+    )
+    capped = {entry.rule.id for entry in hits if entry.capped_to_info and entry.rule.severity is not None}
+    outcome.stopping.extend(entry.rule.id for entry in hits if entry.rule.stops)
+    outcome.capped_rules.extend(finding.rule for finding in outcome.findings if finding.rule in capped)
+    outcome.unexplained.extend(_unexplained(not_evaluated, outcome, rules, base["warning_share"]))
     return outcome
 
 
 def _unexplained(
-    unlooked: list[tuple[_Run, str]], outcome: Outcome, rules: RuleSet, least_share: float
+    not_evaluated: list[tuple[_Run, str]], outcome: Outcome, rules: RuleSet, least_share: float
 ) -> list[str]:
-    """Costs of at least this share of the step that only rules would tell which could not look, and why those could not."""
-    looked = [*(each.rule for each in outcome.checked), *(each.rule for each in outcome.findings)]
-    told = {path for rule_id in looked for path in rules.rules[rule_id].cost_paths}
+    """Clauses on costs of at least ``least_share`` of the step that only rules in ``not_evaluated`` could report, with the reason."""
+    evaluated = [*(each.rule for each in outcome.checked), *(each.rule for each in outcome.findings)]
+    reported = {path for rule_id in evaluated for path in rules.rules[rule_id].cost_paths}
     found: dict[str, tuple[float, str]] = {}
-    for run, why in unlooked:
+    for run, why in not_evaluated:
         for cost, path in run.open_costs():
-            if path not in told and cost["share"] >= least_share:
-                part = (
-                    f"{words.ms(cost['ms_per_step'])} of every {words.ms(run.tree['steps']['mean_ms'])} step"
-                )
+            if path not in reported and cost["share"] >= least_share:
+                part = f"{words.ms(cost['ms_per_step'])} of a {words.ms(run.tree['steps']['mean_ms'])} step on average"
                 found.setdefault(
                     path,
                     (cost["share"], f"{part} may be a problem, but {run.rule.id} lacked data ({why})"),
@@ -148,30 +153,30 @@ def _unexplained(
     return [sentence for _, sentence in sorted(found.values(), reverse=True)]
 
 
-def _culprits(tree: dict[str, Any], rule: Rule) -> set[int]:
-    """The ranks of the costs that a rule would tell: of a suppressed one, those of which the user has chosen not to hear."""
+def _ranks_of_costs(tree: dict[str, Any], rule: Rule) -> set[int]:
+    """The ranks in a rule's costs; for a suppressed rule, those that other rules must not report instead."""
     costs = [facts_view.lookup(tree, path) for path in rule.cost_paths]
     return {rank for cost in costs if cost for rank in cost.get("ranks") or ()}
 
 
-def _without_told(
-    tree: dict[str, Any], rule: Rule, fired: list[Fired], unheard: Collection[int]
+def _without_reported_ranks(
+    tree: dict[str, Any], rule: Rule, hits: list[RuleHit], suppressed_ranks: Collection[int]
 ) -> dict[str, Any]:
-    """The facts, less those of the rule's ranks that a finding names, or that a suppressed rule would have named (``unheard``)."""
-    told = {rank for entry in fired for rank in entry.finding.ranks or ()} | set(unheard)
+    """The facts without those of the rule's ranks that another finding reports or a suppressed rule would have reported."""
+    reported = {rank for entry in hits for rank in entry.finding.ranks or ()} | set(suppressed_ranks)
     group, _, name = (rule.ranks or "").partition(".")
     ranks = facts_view.lookup(tree, rule.ranks or "")
     if not ranks:
         return tree
-    return tree | {group: tree[group] | {name: [rank for rank in ranks if rank not in told]}}
+    return tree | {group: tree[group] | {name: [rank for rank in ranks if rank not in reported]}}
 
 
 _Candidate = tuple[dict[str, Any] | None, str | None]
-"""A cost and its path; None where a rule has none."""
+"""A cost and its path in the facts; None if the rule has none."""
 
 
 class _Run:
-    """One rule over one set of facts."""
+    """Evaluates one rule over one set of facts."""
 
     def __init__(
         self,
@@ -194,13 +199,14 @@ class _Run:
         self.errors: list[str] = []
 
     def finding(self) -> Finding | None:
-        """Return what the rule found, None for nothing; :class:`CannotLookError` where it could not look."""
+        """Return the rule's finding, None if it found nothing. Raises :class:`RuleSkippedError` if it cannot be evaluated."""
         rule = self.rule
         for condition in rule.applies:
             if not self._holds(condition.when):
-                raise CannotLookError(condition.otherwise)
-        self._need(rule.needs)
-        withheld: UnborneError | None = None
+                kind = RuleSkippedError if condition.lacks_data else NotApplicableError
+                raise kind(condition.otherwise)
+        self._require(rule.needs)
+        withheld: NotCorroboratedError | None = None
         for cost, path in self._candidates():
             self.cost, self.cost_path = cost, path
             self.context["cost"] = facts_view.as_cel(cost)
@@ -208,31 +214,31 @@ class _Run:
                 break
             if not self._holds(rule.when):
                 break
-            unborne = self._unborne()
-            if unborne is None:
-                return self._worded()
-            withheld = withheld or unborne
+            not_corroborated = self._corroboration_error()
+            if not_corroborated is None:
+                return self._to_finding()
+            withheld = withheld or not_corroborated
         if withheld is not None:
             raise withheld
         return None
 
     def _candidates(self) -> list[_Candidate]:
-        """What the rule may report, the costliest first; one without a cost where the rule has none."""
+        """The costs that the rule may report, the costliest first; (None, None) if the rule has no cost."""
         rule = self.rule
         if rule.cost_paths:
-            self._need(self.common.cost_needs)
+            self._require(self.common.cost_needs)
             found = self._costs()
             if not found:
-                self._need(rule.cost_needs)
+                self._require(rule.cost_needs)
             return found
         if rule.costs_ms is not None and self._holds(rule.when):
             cost_ms = self._value(rule.costs_ms)
             if cost_ms is not None:
-                self._price(float(cost_ms))
+                self._set_cost(float(cost_ms))
         return [(self.cost, None)]
 
     def open_costs(self) -> list[tuple[dict[str, Any], str]]:
-        """What a rule that could not look might have told: its measured costs that are worth telling, with their paths."""
+        """The measured costs, with their paths, that this rule could have reported if it had been evaluated."""
         if self.tree["steps"]["mean_ms"] is None:
             return []
         found = []
@@ -242,26 +248,28 @@ class _Run:
                 found.append((cost, path))
         return found
 
-    def _unborne(self) -> UnborneError | None:
-        """Why the recorded steps, which reports draw, do not show what a finding with this cost would say; None where they do."""
+    def _corroboration_error(self) -> NotCorroboratedError | None:
+        """An error if the recorded steps, as reports draw them, do not confirm the current cost; else None."""
         shown, cost = self.common.cost_shown, self.cost
         if cost is None or shown is None or cost["drawn_ms"] is None or self._holds(shown.when):
             return None
-        return UnborneError(words.render(shown.otherwise, self.tree | {"cost": cost}), cost["share"])
+        return NotCorroboratedError(words.render(shown.otherwise, self.tree | {"cost": cost}), cost["share"])
 
-    def _need(self, paths: list[str]) -> None:
+    def _require(self, paths: list[str]) -> None:
         missing = [path for path in paths if facts_view.lookup(self.tree, path) is None]
+        if "steps.mean_ms" in missing:
+            raise NotMeasuredError("step times were not measured")
         if missing:
             raise NotMeasuredError("not measured: " + ", ".join(missing))
 
     def _costs(self) -> list[_Candidate]:
-        """What the rule may tell, the costliest first: the next one only where the recorded steps do not bear it."""
+        """The measured costs of the rule, the costliest first."""
         found = [(facts_view.lookup(self.tree, path), path) for path in self.rule.cost_paths]
         known = [(cost, path) for cost, path in found if cost is not None]
         return [*sorted(known, key=lambda pair: -pair[0]["ms_per_step"])]
 
-    def _price(self, cost_ms: float) -> None:
-        self._need(["steps.mean_ms"])
+    def _set_cost(self, cost_ms: float) -> None:
+        self._require(["steps.mean_ms"])
         mean_ms = float(self.tree["steps"]["mean_ms"])
         saved_ms = min(max(cost_ms, 0.0), mean_ms)
         rest_ms = max(mean_ms - saved_ms, 0.01 * mean_ms)
@@ -279,9 +287,9 @@ class _Run:
             raise TypeError(f"{expression!r} gives {value!r}, not true or false")
         return value
 
-    def _worded(self) -> Finding:
+    def _to_finding(self) -> Finding:
         rule, cost = self.rule, self.cost
-        names = self._names()
+        names = self._template_names()
         self.headline = words.render(rule.headline, names)
         seen = cost["steps_seen"] if cost else 0
         always = cost is None or cost["persistence"] == "always" or cost["first_step"] is None
@@ -299,9 +307,10 @@ class _Run:
             share=cost["share"] if cost else None,
             speedup_if_fixed=cost["speedup"] if cost else None,
             speedup_if_fixed_range=_speedups(cost),
-            at_most=cost is not None and (self._is_ceiling() or rule.severity_most is not None),
+            at_most=cost is not None and self._is_upper_bound(),
+            estimated=cost is not None and rule.upper_bound is False,
             coverage=Coverage(seen or self.coverage.steps, self.coverage.ranks),
-            evidence=self._evidence(),
+            evidence=self._evidence(names),
             fixes=self._fixes(names),
             bound=self.rule.bound,
             limits=" ".join(rule.limits.split()),
@@ -309,7 +318,7 @@ class _Run:
             read_more=rule.read_more,
         )
 
-    def _names(self) -> dict[str, Any]:
+    def _template_names(self) -> dict[str, Any]:
         cost = self.cost
         mean_ms = self.tree["steps"]["mean_ms"]
         where = list(cost["where"]) if cost else []
@@ -331,19 +340,19 @@ class _Run:
             "where": where,
             "culprits": culprits,
             "after_ms": after_ms,
-            # With the cores there are, where work is done beside the step instead of less of it.
+            # If the fix moves work to other cores, the idle cores limit what it saves.
             "best_ms": after_ms
             if after_ms is None or beside_ms is None
             else max(after_ms, mean_ms - beside_ms),
         }
 
     def _explanation(self, names: dict[str, Any]) -> str:
-        short = self.common.short_window if self._stands_out() else None
+        short = self.common.short_window if self._is_from_short_window() else None
         close = self.cost is not None and self.cost["waiting_ms_per_step"] is not None
         added = [*([short.explain] if short else []), *([self.common.close] if close else [])]
         return words.render("\n\n".join([self.rule.explain, *added]), names)
 
-    def _stands_out(self) -> bool:
+    def _is_from_short_window(self) -> bool:
         return bool(self.cost and self.cost["stands_out_in"])
 
     def _severity(self) -> str:
@@ -358,27 +367,31 @@ class _Run:
         tiny = mean_ms < limit["tiny_step_ms"] and cost["ms_per_step"] < limit["tiny_cost_ms"]
         if cost["share"] < limit["warning_share"] or rule.severity_most == "info" or tiny:
             return "info"
-        if self._stands_out() and len(cost["stands_out_in"]) < limit["outstanding_steps"]:
+        if self._is_from_short_window() and len(cost["stands_out_in"]) < limit["outstanding_steps"]:
             return "info"
-        once = self.coverage.steps < limit["critical_steps"]
+        too_few_steps = self.coverage.steps < limit["critical_steps"]
         if (
             cost["share"] < limit["critical_share"]
             or rule.severity_most == "warning"
-            or self._stands_out()
-            or once
+            or self._is_from_short_window()
+            or too_few_steps
         ):
             return "warning"
         beside_ms = cost["beside_ms_per_step"]
         if beside_ms is not None and cost["ranks"] is None and beside_ms < limit["critical_share"] * mean_ms:
-            # The machine has no cores for more.
+            # There are too few idle cores to save more.
             return "warning"
         return "critical"
 
-    def _is_ceiling(self) -> bool:
-        when = self.rule.ceiling_when
-        return self.rule.ceiling or (when is not None and self._holds(when))
+    def _is_upper_bound(self) -> bool:
+        rule = self.rule
+        if rule.upper_bound is not None:
+            return rule.upper_bound
+        return rule.severity_most is not None or (
+            rule.upper_bound_when is not None and self._holds(rule.upper_bound_when)
+        )
 
-    def _evidence(self) -> list[Evidence]:
+    def _evidence(self, names: dict[str, Any]) -> list[Evidence]:
         found = []
         for entry in self.rule.evidence:
             path = entry.fact
@@ -390,14 +403,14 @@ class _Run:
                 value = facts_view.lookup(self.tree, path)
             if value is None:
                 continue
-            means = entry.means or facts_view.label_of(path)
+            means = words.render(entry.means, names) if entry.means else facts_view.short_label(path)
             unit = entry.unit if entry.unit is not None else facts_view.unit_of(path)
             found.append(Evidence(path, value, unit, means))
         return found
 
     def _fixes(self, names: dict[str, Any]) -> list[Fix]:
         found = []
-        short = self.common.short_window if self._stands_out() else None
+        short = self.common.short_window if self._is_from_short_window() else None
         for number, fix in enumerate([*self.rule.fixes, *([short.fix] if short else [])], start=1):
             try:
                 if fix.when is None or self._holds(fix.when):
@@ -409,15 +422,15 @@ class _Run:
 
 
 def _range_ms(cost: dict[str, Any] | None) -> list[float] | None:
-    """[low, high] ms per step; None where it is not known how sure the price is."""
+    """[low, high] ms per step; None without an interval."""
     if cost is None or cost["low_ms_per_step"] is None or cost["high_ms_per_step"] is None:
         return None
     return [cost["low_ms_per_step"], cost["high_ms_per_step"]]
 
 
 def _speedups(cost: dict[str, Any] | None) -> list[float] | None:
-    """[low, high] of the speed-up, by the step of which the price is a share; None where no range is known, and where its
-    upper end is the whole step."""
+    """[low, high] of the speed-up, relative to the step that the cost is a share of; None without an interval, or if its upper
+    end is the whole step."""
     ends_ms = _range_ms(cost)
     if cost is None or ends_ms is None or not cost["share"]:
         return None

@@ -1,4 +1,4 @@
-"""Facts as rules see them: nested dicts, paths, units and documentation."""
+"""The facts as rules use them: nested dicts, dotted paths, units and documentation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ddpdoctor.diagnose.kept import Kept
+from ddpdoctor.diagnose.rule_cache import CachedResult
 from ddpdoctor.measure import facts as facts_module
 from ddpdoctor.measure import hangfacts, memoryfacts, runfacts, taxonomy
 from ddpdoctor.measure.facts import Cost, Facts
@@ -22,10 +22,10 @@ _DOCUMENTED = tuple(
     str(module.__file__) for module in (facts_module, hangfacts, memoryfacts, runfacts, taxonomy)
 )
 _FACTS_OF = {"LateCause": "LateFacts", "SharedCause": "SharedFacts"}
-"""Causes of the taxonomy → the struct that has a fact for each."""
+"""Enumeration of causes → the struct with one fact per cause."""
 
 _CLAUSE = re.compile(r"(?:[^():;.]|\([^()]*\)|[:;.](?=\S))*")
-"""Up to a colon, semicolon or full stop, but for those in brackets and inside a word, as in ``torch.save``."""
+"""Text up to a colon, semicolon or full stop, except those in parentheses or inside a word, as in ``torch.save``."""
 
 UNITS = (
     ("_bytes_per_s", "bytes/s"),
@@ -46,11 +46,11 @@ UNITS = (
     ("_hours", "hours"),
     ("_s", "s"),
 )
-"""Ends of a fact's name and the unit that each stands for; the first that fits counts."""
+"""Suffix of a fact's name → unit; the first match counts."""
 
 
 def tree(facts: Facts) -> dict[str, Any]:
-    """Return all facts as nested dicts and lists of plain values; absent is None."""
+    """Return all facts as nested dicts and lists of plain values; absent ones are None."""
     plain: dict[str, Any] = msgspec.to_builtins(facts)
     return plain
 
@@ -69,7 +69,7 @@ def as_cel(value: Any) -> Any:
 
 
 def lookup(facts: Mapping[str, Any], path: str) -> Any:
-    """Return the value at a dotted path, None where it or anything on the way is absent."""
+    """Return the value at a dotted path; None if it or a parent is absent."""
     value: Any = facts
     for name in path.split("."):
         if not isinstance(value, Mapping):
@@ -79,7 +79,7 @@ def lookup(facts: Mapping[str, Any], path: str) -> Any:
 
 
 def unit_of(path: str) -> str:
-    """Return the unit that a fact's name states; "" where it has none."""
+    """Return the unit in a fact's name; "" if it has none."""
     name = path.rpartition(".")[2]
     if name == "share":
         return "share"
@@ -87,7 +87,7 @@ def unit_of(path: str) -> str:
 
 
 def _on_the_way(path: str) -> list[tuple[Any, str, Any]]:
-    """(struct, field, the field's type) at each name of a dotted path; [] where there is no such fact."""
+    """(struct, field, the field's type) at each name of a dotted path; [] if there is no such fact."""
     kind: Any = Facts
     way = []
     for name in path.split("."):
@@ -101,17 +101,17 @@ def _on_the_way(path: str) -> list[tuple[Any, str, Any]]:
 
 
 def is_fact(path: str) -> bool:
-    """Tell whether the facts have a field at this dotted path."""
+    """Whether the facts have a field at this dotted path."""
     return bool(_on_the_way(path))
 
 
 def is_cost(path: str) -> bool:
-    """Tell whether the fact at this path is a Cost."""
+    """Whether the fact at this path is a Cost."""
     return any(kind is Cost for _, _, kind in _on_the_way(path)[-1:])
 
 
 def unknown_facts(nested: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Return the paths in a nested mapping that no fact has."""
+    """Return the paths in a nested mapping that are no facts."""
     found: list[str] = []
     for name, value in nested.items():
         path = f"{prefix}{name}"
@@ -122,8 +122,8 @@ def unknown_facts(nested: Mapping[str, Any], prefix: str = "") -> list[str]:
     return found
 
 
-class Described(NamedTuple):
-    """A fact as a rule's author needs it."""
+class FactField(NamedTuple):
+    """Path, type, unit and documentation of a fact, for authors of rules."""
 
     path: str
     kind: str
@@ -132,15 +132,15 @@ class Described(NamedTuple):
 
 
 @functools.cache
-def all_facts() -> list[Described]:
-    """Every fact, those of costs with their fields, in the order of ``docs/facts.md``."""
+def all_facts() -> list[FactField]:
+    """All facts, including the fields of costs, in the order of ``docs/facts.md``."""
     return [fact for group, kind in fields_of(Facts).items() for fact in _described(group, kind)]
 
 
-def _described(path: str, kind: Any) -> list[Described]:
-    fact = Described(path, type_name(kind), unit_of(path), doc_of(path))
+def _described(path: str, kind: Any) -> list[FactField]:
+    fact = FactField(path, type_name(kind), unit_of(path), doc_of(path))
     inside = fields_of(kind)
-    # A place in code is one value to a rule, which hands it to a filter as a whole.
+    # Rules pass a source location to a filter as one value.
     below = (
         []
         if kind is Where
@@ -150,7 +150,7 @@ def _described(path: str, kind: Any) -> list[Described]:
 
 
 def type_name(kind: Any) -> str:
-    """A fact's type in short: ``float``, ``Cost``, ``list[int]``."""
+    """Short name of a fact's type: ``float``, ``Cost``, ``list[int]``."""
     if isinstance(kind, type) and "[" not in str(kind):
         return kind.__name__
     return re.sub(r"ddpdoctor\.measure\.\w+\.", "", str(kind))
@@ -158,35 +158,35 @@ def type_name(kind: Any) -> str:
 
 @functools.cache
 def fields_of(kind: Any) -> dict[str, Any]:
-    """Return a struct's fields with their types, None taken off; {} for anything else."""
+    """Return a struct's fields and their types without None; {} for other types."""
     if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
         return {}
     hints = typing.get_type_hints(kind)
-    return {field.name: _bare(hints[field.name]) for field in msgspec.structs.fields(kind)}
+    return {field.name: _without_none(hints[field.name]) for field in msgspec.structs.fields(kind)}
 
 
 def doc_of(path: str) -> str:
-    """Return a fact's documentation from facts.py as plain text; "" where it has none."""
+    """Return a fact's documentation from facts.py as plain text; "" if it has none."""
     owners = [(getattr(owner, "__name__", ""), name) for owner, name, _ in _on_the_way(path)]
     text = attribute_docs().get(owners[-1], "") if owners else ""
     return re.sub(r":\w+:`(\w+)`", r"\1", text).replace("``", "")
 
 
-def label_of(path: str) -> str:
-    """The first clause of a fact's documentation, as a report labels its value: without when it is null, or how it is found."""
+def short_label(path: str) -> str:
+    """The first clause of a fact's documentation, which reports use as the label of its value."""
     clause = _CLAUSE.match(doc_of(path))
     return clause[0] if clause else ""
 
 
 @functools.lru_cache(maxsize=1)
 def attribute_docs() -> dict[tuple[str, str], str]:
-    """Return what facts.py says of its fields, and taxonomy.py of causes, by (class, field), on one line each."""
+    """Return the documentation of the fields in facts.py and of the causes in taxonomy.py, by (class, field), on one line."""
     sources = {path.name: path.read_bytes() for path in map(Path, _DOCUMENTED)}
-    kept = Kept(list[tuple[str, str, str]], sources)
-    found = kept.read()
+    cached = CachedResult(list[tuple[str, str, str]], sources)
+    found = cached.read()
     if found is None:
         found = [entry for source in sources.values() for entry in _docs_in(source)]
-        kept.write(found)
+        cached.write(found)
     return {(_FACTS_OF.get(owner, owner), field): text for owner, field, text in found}
 
 
@@ -201,13 +201,13 @@ def _docs_in(source: bytes) -> list[tuple[str, str, str]]:
             match field, text:
                 case (
                     ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(value=ast.Constant(value=str(name))),
-                    ast.Expr(value=ast.Constant(value=str(said))),
+                    ast.Expr(value=ast.Constant(value=str(docstring))),
                 ):
-                    found.append((node.name, name, " ".join(said.split())))
+                    found.append((node.name, name, " ".join(docstring.split())))
     return found
 
 
-def _bare(hint: Any) -> Any:
+def _without_none(hint: Any) -> Any:
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
         return kinds[0]

@@ -1,4 +1,4 @@
-"""Values as JSON has them: what a diagnosis holds where it cannot say more."""
+"""The type of untyped JSON values in a diagnosis, and the conversion of NumPy values to them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ else:
     JsonValue = Any  # msgspec knows no types that refer to themselves
 
 _Value = TypeVar("_Value")
-_OWN = frozenset({type(None), bool, int, float, str})
-"""Most values are of these types exactly; those of numpy may be of their subclasses."""
+_PLAIN_TYPES = frozenset({type(None), bool, int, float, str})
+"""Exact types that need no conversion; NumPy scalars can be subclasses of them."""
 
 
 def without_numpy(value: _Value) -> _Value:
-    """The same with Python's own numbers and lists for those of numpy, at any depth; whatever holds none is not copied."""
+    """``value`` with NumPy scalars and arrays replaced by Python numbers and lists at any depth; the rest is not copied."""
     plain: _Value = _plain(value)
     return plain
 
 
 def _plain(value: Any) -> Any:
-    if type(value) in _OWN:
+    if type(value) in _PLAIN_TYPES:
         return value
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()

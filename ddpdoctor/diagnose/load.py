@@ -1,4 +1,4 @@
-"""Where rules come from: the pack, a team's folders, and packages' entry points ``ddpdoctor.rules``."""
+"""Loads rules from ddpdoctor's rule pack, from folders, and from packages' entry points ``ddpdoctor.rules``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.diagnose.kept import Kept
 from ddpdoctor.diagnose.rule import Common, Rule, checked_common, checked_rule, read_file
+from ddpdoctor.diagnose.rule_cache import CachedResult
 from ddpdoctor.errors import RuleError
 
 GROUP = "ddpdoctor.rules"
-"""Entry point group: each value is a path, or a function that returns one, of a folder of rules."""
+"""Entry point group; each value is the path of a folder of rules, or a function that returns it."""
 _EGG = ".egg"
 _METADATA = (".dist-info", ".egg-info", _EGG)
 
@@ -24,17 +24,17 @@ _METADATA = (".dist-info", ".egg-info", _EGG)
 def rule_packages() -> list[Any]:
     """The entry points of the group.
 
-    Hardly any environment has one, and :mod:`importlib.metadata` costs more than reading all rules: it is asked only
-    where the group's name stands in some package's metadata, or where packages may lie elsewhere than in folders.
+    Few environments have one, and importing :mod:`importlib.metadata` takes longer than reading all rules. So it is imported
+    only if a package's ``entry_points.txt`` contains the group's name, or if packages may be installed outside of folders.
     """
-    if not _may_be_there():
+    if not _may_have_entry_points():
         return []
     import importlib.metadata
 
     return list(importlib.metadata.entry_points(group=GROUP))
 
 
-def _may_be_there() -> bool:
+def _may_have_entry_points() -> bool:
     finders = [finder for finder in sys.meta_path if hasattr(finder, "find_distributions")]
     if finders != [PathFinder]:
         return True
@@ -47,7 +47,7 @@ def _may_be_there() -> bool:
 
 
 def _declarations(folder: str) -> Iterator[bytes]:
-    """Content of each ``entry_points.txt`` of the packages in ``folder``. OSError where it is no folder."""
+    """Yields the content of each ``entry_points.txt`` of the packages in ``folder``. Raises OSError if it is no folder."""
     if not os.path.lexists(folder):
         return
     with os.scandir(folder) as entries:
@@ -67,16 +67,16 @@ COMMON_FILE = "common.yaml"
 
 
 class RuleSet(msgspec.Struct, frozen=True):
-    """Rules by id, and what holds for all of them."""
+    """Rules by id, and the settings common to all of them."""
 
     common: Common
     rules: dict[str, Rule]
     replaced: tuple[str, ...] = ()
-    """Those of the pack that another folder has its own version of."""
+    """Ids of the pack's rules that another folder overrides."""
 
 
 def packaged_folder() -> Path:
-    """Return the pack's folder: inside the installed package or, in a checkout, above it."""
+    """Return the rule pack's folder: inside the installed package or, in a checkout, next to it."""
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "rules", package.parent / "rules"):
         if (folder / COMMON_FILE).is_file():
@@ -87,7 +87,7 @@ def packaged_folder() -> Path:
 
 
 def load_rules(folders: Iterable[Path | str] = (), *, entry_points: bool = True) -> RuleSet:
-    """Read the pack, then installed packages' rules, then ``folders``; of two with one id the later counts.
+    """Read the pack, then installed packages' rules, then ``folders``; a later rule overrides an earlier one of the same id.
 
     Raises:
         RuleError: a folder is missing or a file is wrong; the message names file, field and reason.
@@ -110,12 +110,12 @@ def read_folder(folder: Path) -> dict[str, Rule]:
     if not files:
         raise RuleError(f"{folder}: contains no rules; a rule is a file <family>/<name>.yaml")
     contents = {file.relative_to(folder).as_posix(): read_file(file) for file in files}
-    kept = Kept(dict[str, Rule], contents)
-    rules = kept.read()
+    cached = CachedResult(dict[str, Rule], contents)
+    rules = cached.read()
     if rules is None:
         checked = (checked_rule(contents[name], folder / name, _id(name)) for name in contents)
         rules = {rule.id: rule for rule in checked}
-        kept.write(rules)
+        cached.write(rules)
     return rules
 
 
@@ -125,11 +125,11 @@ def _id(name: str) -> str:
 
 def _read_common(path: Path) -> Common:
     content = read_file(path)
-    kept = Kept(Common, {path.name: content})
-    common = kept.read()
+    cached = CachedResult(Common, {path.name: content})
+    common = cached.read()
     if common is None:
         common = checked_common(content, path)
-        kept.write(common)
+        cached.write(common)
     return common
 
 
@@ -137,5 +137,5 @@ def _entry_folder(entry: Any) -> Path:
     try:
         value = entry.load()
         return Path(value() if callable(value) else value)
-    except Exception as error:  # foreign code: whatever it raises, the user needs the package's name
+    except Exception as error:  # another package's code may raise anything
         raise RuleError(f"entry point {entry.name!r} of group {GROUP}: cannot be loaded: {error}") from error

@@ -1,4 +1,4 @@
-"""The order of findings: by cost, and what is an effect of another finding below it, naming it."""
+"""Orders findings by cost and marks those that are effects of another finding (``caused_by``), which come last."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ddpdoctor.diagnose.diagnosis import Finding
 from ddpdoctor.diagnose.rule import Effect, Rule
 
 ANY = "*"
-"""As an effect's rule: any finding that costs time and at least warns."""
+"""As an effect's rule: any finding that has a cost and at least warns."""
 
 
-class Fired(msgspec.Struct, frozen=True):
+class RuleHit(msgspec.Struct, frozen=True):
     """A finding with its rule and the cost that priced it."""
 
     finding: Finding
@@ -25,71 +25,71 @@ class Fired(msgspec.Struct, frozen=True):
     cost: dict[str, Any] | None
 
     @property
-    def stands_out(self) -> bool:
-        """Whether it rests on single steps of a short window."""
+    def from_short_window(self) -> bool:
+        """Whether the finding is based on single outlier steps of a short window."""
         return bool(self.cost and self.cost["stands_out_in"])
 
     @property
-    def bounded(self) -> bool:
-        """Whether something else than its cost bounds how severe it is."""
+    def severity_capped(self) -> bool:
+        """Whether the severity has an upper bound regardless of the cost."""
         rule = self.rule
-        return rule.severity_most is not None or rule.informs_when is not None or self.stands_out
+        return rule.severity_most is not None or rule.informs_when is not None or self.from_short_window
 
     @property
-    def only_informs(self) -> bool:
-        """Whether it is an information because it may not warn, whatever it costs."""
-        return self.finding.severity == "info" and self.bounded
+    def capped_to_info(self) -> bool:
+        """Whether that upper bound, not the cost, may be why the severity is info."""
+        return self.finding.severity == "info" and self.severity_capped
 
 
-def ordered(
-    fired: list[Fired], context: Mapping[str, Any], thresholds: Mapping[str, float], errors: list[str]
+def order_findings(
+    hits: list[RuleHit], context: Mapping[str, Any], thresholds: Mapping[str, float], errors: list[str]
 ) -> list[Finding]:
     """Return causes by cost, then effects by cost with ``caused_by``; broken conditions go to ``errors``."""
 
-    def weight(entry: Fired) -> float:
+    def sort_key(entry: RuleHit) -> float:
         if entry.rule.stops:
             return inf
-        # What has no price ranks where a cost of its severity would begin.
+        # A finding without a cost ranks like the smallest cost of its severity.
         floor = {"critical": thresholds["critical_share"], "warning": thresholds["warning_share"]}
         least = floor.get(entry.finding.severity, 0.0) if entry.rule.severity else 0.0
-        # Nor does what may only inform stand above what warns.
+        # A finding with a capped severity ranks below all of the next higher severity.
         above = {"info": floor["warning"], "warning": floor["critical"]}
-        most = above.get(entry.finding.severity, inf) if entry.bounded else inf
-        return min(max(entry.finding.share or 0.0, least), most)
+        highest = above.get(entry.finding.severity, inf) if entry.severity_capped else inf
+        return min(max(entry.finding.share or 0.0, least), highest)
 
-    by_cost = sorted(fired, key=weight, reverse=True)
+    by_cost = sorted(hits, key=sort_key, reverse=True)
     causes: dict[str, str] = {}
-    # Rules that any finding explains come last: they name the root, which must be known by then.
-    for entry in sorted(by_cost, key=lambda fired: any(effect.rule == ANY for effect in fired.rule.effects)):
+    # Rules that any finding can explain come last, because they name the root cause.
+    for entry in sorted(by_cost, key=lambda hit: any(effect.rule == ANY for effect in hit.rule.effects)):
         for other in by_cost:
             if other is not entry and not _follows(other.rule.id, entry.rule.id, causes):
                 try:
                     explained = any(_explains(effect, other, entry, context) for effect in entry.rule.effects)
-                except Exception as error:  # a broken condition leaves the finding to stand for itself
+                except Exception as error:  # with a broken condition, the finding has no cause
                     errors.append(f"{entry.rule.id}: effect_of: {' '.join(str(error).split())[:300]}")
                     break
                 if explained:
                     anything = any(effect.rule == ANY for effect in entry.rule.effects)
                     causes[entry.rule.id] = _root(other.rule.id, causes) if anything else other.rule.id
                     break
-    informing = {entry.rule.id for entry in fired if entry.only_informs}
+    capped = {entry.rule.id for entry in hits if entry.capped_to_info}
     findings = []
     for entry in by_cost:
         cause = causes.get(entry.rule.id)
-        # What follows from one that only informs does not warn either.
-        severity = "info" if cause in informing else entry.finding.severity
+        # An effect of a finding that is capped to info is info too.
+        severity = "info" if cause in capped else entry.finding.severity
         findings.append(msgspec.structs.replace(entry.finding, caused_by=cause, severity=severity))
     return [f for f in findings if f.caused_by is None] + [f for f in findings if f.caused_by is not None]
 
 
-def _explains(effect: Effect, cause: Fired, entry: Fired, context: Mapping[str, Any]) -> bool:
+def _explains(effect: Effect, cause: RuleHit, entry: RuleHit, context: Mapping[str, Any]) -> bool:
     if effect.rule == ANY:
         if cause.finding.severity == "info" or cause.finding.costs_ms_per_step is None:
             return False
     elif effect.rule != cause.rule.id:
         return False
-    elif cause.only_informs and cause.stands_out and entry.finding.severity != "info":
-        # Single steps of a short window are no reason for what all its steps show.
+    elif cause.capped_to_info and cause.from_short_window and entry.finding.severity != "info":
+        # Outlier steps of a short window do not explain a cost in all its steps.
         return False
     if effect.when is None:
         return True
@@ -98,14 +98,14 @@ def _explains(effect: Effect, cause: Fired, entry: Fired, context: Mapping[str, 
 
 
 def _root(rule_id: str, causes: Mapping[str, str]) -> str:
-    """Return the finding that ``rule_id`` follows from in the end, itself where from none."""
+    """Return the root cause of ``rule_id``, itself if it has no cause."""
     while rule_id in causes:
         rule_id = causes[rule_id]
     return rule_id
 
 
 def _follows(rule_id: str, other_id: str, causes: Mapping[str, str]) -> bool:
-    """Tell whether ``rule_id`` is already an effect, at any distance, of ``other_id``."""
+    """Whether ``rule_id`` is a direct or indirect effect of ``other_id``."""
     seen: str | None = rule_id
     while seen is not None:
         seen = causes.get(seen)

@@ -1,4 +1,4 @@
-"""A rule file, ``<family>/<name>.yaml``: its types and its strict decoding."""
+"""The types of a rule file, ``<family>/<name>.yaml``, and its strict decoding and checks."""
 
 from __future__ import annotations
 
@@ -26,20 +26,22 @@ class Threshold(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Applies(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A condition without which the rule has nothing to look at."""
+    """A condition without which the rule does not apply to the job."""
 
     when: str
     otherwise: str
-    """What the list of skipped rules says where the condition does not hold."""
+    """Reason in the list of skipped rules if the condition is false."""
+    lacks_data: bool = False
+    """Whether the rule then lacks data; otherwise it does not apply to the job."""
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A rule whose finding can be the cause of this one's."""
+    """Another rule whose finding can be the cause of this rule's."""
 
     rule: str
     """Rule id, or ``*`` for any finding of at least a warning."""
     when: str | None = None
-    """CEL; may read ``cause`` (the Cost of the other finding) beside the facts."""
+    """CEL over the facts and ``cause``, the Cost of the other finding."""
 
 
 class EvidenceLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,12 +50,12 @@ class EvidenceLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     fact: str
     """Path of a fact; ``cost.<name>`` is a field of the rule's own cost."""
     means: str | None = None
-    """What the number says; None takes the fact's own documentation."""
+    """Label of the number (Jinja2); None: from the fact's documentation."""
     unit: str | None = None
 
 
 class FixText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to change: Jinja2 texts over the facts."""
+    """A fix: Jinja2 texts over the facts."""
 
     title: str
     why: str
@@ -62,18 +64,18 @@ class FixText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     trade_off: str | None = None
     docs: list[str] = []
     settings: dict[str, str] = {}
-    """What ``ddpdoctor try`` changes to try it: by the name of a setting, its value, a template."""
+    """Settings that ``ddpdoctor try`` changes to test this fix: name → value, a template."""
 
 
 class RuleTest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Facts, and what the rule must say about them."""
+    """A test of a rule: facts, and the expected result."""
 
     name: str
     facts: dict[str, Any] = {}
-    """Nested facts. A cost may leave out ``share`` and ``speedup``: they follow from ``steps.mean_ms``."""
+    """Nested facts. ``share`` and ``speedup`` of a cost are optional: they are calculated from ``steps.mean_ms``."""
     fires: bool = False
     skipped: bool = False
-    """The rule must say that it could not look."""
+    """Whether the rule must be skipped."""
     severity: str | None = None
     ranks: list[int] | None = None
     says: list[str] = []
@@ -81,26 +83,26 @@ class RuleTest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class ShortWindow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is added to a finding that rests on single steps of a short window, whatever its rule."""
+    """Texts added to findings of all rules that are based on outlier steps of a short window."""
 
     explain: str
     fix: FixText
 
 
 class Common(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``common.yaml``: what holds for all rules that have a cost."""
+    """``common.yaml``: settings common to all rules with a cost."""
 
     thresholds: dict[str, Threshold]
-    """Defaults that a rule may restate under the same name."""
+    """Defaults, which a rule can override under the same name."""
     cost_when: str
-    """CEL over ``cost``, in force beside a rule's own ``when``: what is too small or too rare to speak of."""
+    """CEL over ``cost``, required in addition to a rule's own ``when``: excludes costs that are too small or too rare."""
     cost_needs: list[str] = []
-    """Facts without which no cost can be judged."""
+    """Facts without which no cost can be evaluated."""
     cost_shown: Applies | None = None
-    """What a cost must bear for a rule to tell it: else the rule could not look, and ``otherwise`` (Jinja2) says why."""
+    """Condition under which the recorded steps confirm a cost; else the finding is withheld with ``otherwise`` (Jinja2)."""
     short_window: ShortWindow | None = None
     close: str = ""
-    """What is added to the explanation where the price hangs on a decision that is close."""
+    """Text added to the explanation if the cost depends on whether computation waits for collectives, and the data do not show it."""
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -112,58 +114,59 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The question that the rule answers."""
     explain: str
     headline: str
-    """First sentence of the report where this is the costliest finding."""
+    """First sentence of the report if this is the costliest finding."""
     limits: str
     """When the finding is wrong."""
     when: str = "true"
-    """CEL over facts, ``t`` (thresholds) and ``cost``; a rule with costs fires only where one was found."""
+    """CEL over facts, ``t`` (thresholds) and ``cost``; a rule with costs fires only if one was measured."""
     costs: str | list[str] | None = None
-    """Path of a Cost in the facts; of several the greatest counts."""
+    """Path of a Cost in the facts; of several, the largest counts."""
     costs_ms: str | None = None
-    """CEL: milliseconds per step, for rules without a Cost; null: a finding without a price."""
+    """CEL: milliseconds per step, for rules without a Cost; null: a finding without a cost."""
     severity: Literal["critical", "warning", "info"] | None = None
-    """Fixed severity, for what has no price; otherwise it follows from the cost."""
+    """Fixed severity, for findings without a cost; otherwise it follows from the cost."""
     severity_most: Literal["warning", "info"] | None = None
-    """Upper bound, for costs that are a ceiling rather than a promise."""
+    """Highest severity of a rule whose cost is only an upper bound of the saving (unless ``upper_bound`` is false)."""
     informs_when: str | None = None
-    """CEL: where it holds, the finding is an information whatever it costs."""
+    """CEL: if true, the severity is info regardless of the cost."""
     stops: bool = False
-    """Whether it says that the job stopped: that stands above whatever costs time."""
-    ceiling: bool = False
-    """Whether the price is the most that can be saved, of which nobody can say how much will be: no network is free."""
-    ceiling_when: str | None = None
-    """CEL: where it holds, the price is such a ceiling, and elsewhere what mending it saves."""
+    """Whether the rule reports that the job stopped; such findings come first."""
+    upper_bound: bool | None = None
+    """Whether the cost is an upper bound of the saving; null: if ``severity_most`` is set or ``upper_bound_when`` holds. False: an
+    estimate."""
+    upper_bound_when: str | None = None
+    """CEL: if true, the cost is such an upper bound, else the time that a fix saves."""
     applies: list[Applies] = []
     needs: list[str] = []
     """Facts without which the rule is skipped."""
     cost_needs: list[str] = []
-    """Facts without which an absent cost means "not measured" instead of "looked, and found none"."""
+    """Facts without which an absent cost means "not measured" instead of "none found"."""
     effect_of: list[str | Effect] = []
     evidence: list[EvidenceLine] = []
     ranks: str | None = None
-    """Path of the culprit ranks, for rules without a Cost."""
+    """Path of the ranks that cause the cost, for rules without a Cost."""
     only_unexplained: bool = False
-    """Reported only for those of its ``ranks`` that no other finding names."""
+    """Whether the rule is applied only to those of its ``ranks`` that no other finding names."""
     where: str | None = None
-    """Path of the user's line where the cost itself names none."""
+    """Path of the user's source line, used if the cost has none."""
     where_leads: bool = False
-    """Whether that line stands before those that the cost names: where it is a setting that costs the time."""
+    """Whether that line precedes the cost's own lines, for example if a setting on it causes the cost."""
     fixes: list[FixText]
     bound: dict[str, str] = {}
-    """What ``ddpdoctor try`` changes to imitate a job without the cause: settings, none of which a job can train with."""
+    """Settings that ``ddpdoctor try`` changes to simulate a job without the cause; a job cannot train with them."""
     thresholds: dict[str, Threshold] = {}
     tests: list[RuleTest]
 
     @property
     def cost_paths(self) -> list[str]:
-        """All paths that may price the finding."""
+        """All paths in ``costs``."""
         if self.costs is None:
             return []
         return [self.costs] if isinstance(self.costs, str) else self.costs
 
     @property
     def read_more(self) -> str | None:
-        """The first page that its first fix refers to."""
+        """The first page in the ``docs`` of the first fix."""
         return next((page for fix in self.fixes[:1] for page in fix.docs), None)
 
     @property
@@ -177,16 +180,16 @@ def read_rule(path: Path, rule_id: str) -> Rule:
     return checked_rule(read_file(path), path, rule_id)
 
 
-_MOST_BYTES = 1 << 20
-"""The longest of ours has 12 KB."""
-_MOST_VALUES = 100_000
-_MOST_NESTED = 40
+_MAX_BYTES = 1 << 20
+"""The longest rule of the pack has 12 KB."""
+_MAX_VALUES = 100_000
+_MAX_DEPTH = 40
 
 
 def read_file(path: Path) -> bytes:
-    """Content of a rule file; :class:`RuleError` where it cannot be read."""
+    """Content of a rule file. Raises :class:`RuleError` if it cannot be read."""
     try:
-        return read_bounded(str(path), _MOST_BYTES, follow=True)
+        return read_bounded(str(path), _MAX_BYTES, follow=True)
     except OSError as error:
         raise RuleError(f"{path}: cannot be read: {error.strerror}") from None
 
@@ -205,11 +208,11 @@ def checked_rule(content: bytes, path: Path, rule_id: str) -> Rule:
 
 
 _Fields = Sequence[tuple[str, str]]
-"""Name of a field, and what it holds."""
+"""(name of a field, its text)."""
 
 
 def _check(path: Path, expressions: _Fields, templates: _Fields, facts: _Fields) -> None:
-    """Raise :class:`RuleError` where a condition or a text is wrong, or names a fact that does not exist."""
+    """Raise :class:`RuleError` if a condition or a template is invalid, or names a fact that does not exist."""
     for field, expression in expressions:
         try:
             compiled(expression)
@@ -252,9 +255,9 @@ def checked_common(content: bytes, path: Path) -> Common:
 
 def _decode(content: bytes, path: Path, kind: type[Any]) -> Any:
     try:
-        _refuse_deep(content)
+        _check_depth(content)
         found = msgspec.yaml.decode(content, type=kind)
-        _refuse_endless(found)
+        _check_expansion(found)
         return found
     except msgspec.ValidationError as error:
         reason, _, field = str(error).partition(" - at ")
@@ -264,25 +267,25 @@ def _decode(content: bytes, path: Path, kind: type[Any]) -> Any:
         raise RuleError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
 
 
-def _refuse_deep(content: bytes) -> None:
-    """Raises ValueError where ``content`` is nested so deep that libyaml, which calls itself for each level, would crash."""
+def _check_depth(content: bytes) -> None:
+    """Raises ValueError if ``content`` is nested so deeply that libyaml, which is recursive, would crash."""
     import yaml
 
     depth = 0
     for event in yaml.parse(content, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > _MOST_NESTED:
+        if depth > _MAX_DEPTH:
             raise ValueError("it is nested too deep")
 
 
-def _refuse_endless(value: Any) -> None:
-    """Raises ValueError where aliases make a short file as long as one likes, or hold themselves."""
-    waiting, left = [value], _MOST_VALUES
+def _check_expansion(value: Any) -> None:
+    """Raises ValueError if YAML aliases expand to too many values, or contain themselves."""
+    waiting, left = [value], _MAX_VALUES
     while waiting:
         one = waiting.pop()
         left -= 1
         if left < 0:
-            raise ValueError(f"it holds more than {_MOST_VALUES} values, aliases followed")
+            raise ValueError(f"it holds more than {_MAX_VALUES} values, aliases followed")
         if isinstance(one, msgspec.Struct):
             waiting += [getattr(one, name) for name in one.__struct_fields__]
         elif isinstance(one, dict):
@@ -292,7 +295,7 @@ def _refuse_endless(value: Any) -> None:
 
 
 def _is_readable(path: str) -> bool:
-    """Whether a condition may read ``path``: a fact, a threshold, a field of a cost."""
+    """Whether ``path`` is a fact, a threshold, or a field of a cost, which conditions may read."""
     root, _, rest = path.partition(".")
     if root in ("cost", "cause"):
         return not rest or facts_view.is_fact(f"late.total.{rest}")
@@ -303,7 +306,7 @@ def _expressions(rule: Rule) -> list[tuple[str, str]]:
     found = [("when", rule.when)]
     if rule.costs_ms is not None:
         found.append(("costs_ms", rule.costs_ms))
-    for name in ("informs_when", "ceiling_when"):
+    for name in ("informs_when", "upper_bound_when"):
         condition = getattr(rule, name)
         if condition is not None:
             found.append((name, condition))
@@ -315,6 +318,7 @@ def _expressions(rule: Rule) -> list[tuple[str, str]]:
 
 def _templates(rule: Rule) -> list[tuple[str, str]]:
     found = [("title", rule.title), ("headline", rule.headline), ("explain", rule.explain)]
+    found += [(f"evidence[{i}].means", line.means) for i, line in enumerate(rule.evidence) if line.means]
     for i, fix in enumerate(rule.fixes):
         found += _texts(f"fixes[{i}]", fix)
     return found

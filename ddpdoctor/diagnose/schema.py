@@ -1,4 +1,4 @@
-"""JSON Schemas of what ddpdoctor publishes: ``diagnosis.json``, and the rule file for editors."""
+"""JSON Schemas of ``diagnosis.json`` and of rule files, for tools and editors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PUBLISHED: dict[str, tuple[type[msgspec.Struct], str]] = {
     "rule.json": (Rule, "A rule file of ddpdoctor, <family>/<name>.yaml"),
     "common.json": (Common, "common.yaml: what holds for all rules of ddpdoctor's pack"),
 }
-"""File name of each schema, the type that it describes, and its title."""
+"""File name → (type, title) of each schema."""
 
 
 def json_schema(name: str) -> dict[str, Any]:

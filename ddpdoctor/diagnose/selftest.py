@@ -1,4 +1,4 @@
-"""Runs the tests that rule files carry: facts that must and must not fire them."""
+"""Runs the tests inside rule files: facts for which the rule must or must not fire."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ddpdoctor.measure.facts import Facts
 
 
 class TestResult(msgspec.Struct, frozen=True):
-    """What one test of one rule gave."""
+    """Result of one test of one rule."""
 
     __test__ = False  # pytest would otherwise take the class for a test case
     rule: str
     name: str
     failures: list[str]
-    """What differs from what the test says; empty where it passes."""
+    """Differences from the expected result; empty if the test passes."""
 
 
 def run_tests(rule: Rule, common: Common) -> list[TestResult]:
@@ -31,15 +31,15 @@ def run_tests(rule: Rule, common: Common) -> list[TestResult]:
 
 
 def outcome_of(rule: Rule, common: Common, facts: Mapping[str, Any]) -> Outcome:
-    """Run one rule over nested test facts; raises msgspec.ValidationError where a fact has the wrong type."""
-    given = msgspec.convert(completed(facts), Facts)
+    """Run one rule over nested test facts. Raises msgspec.ValidationError if a fact has the wrong type."""
+    given = msgspec.convert(with_cost_shares(facts), Facts)
     return diagnose(
         given, RuleSet(common, {rule.id: rule}), coverage=Coverage(steps=100, ranks=given.job.ranks_seen)
     )
 
 
-def completed(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return test facts in which every cost has ``share`` and ``speedup``, from its ms and the mean step."""
+def with_cost_shares(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return test facts with ``share`` and ``speedup`` added to every cost, from its ms and the mean step."""
     mean_ms = facts_view.lookup(facts, "steps.mean_ms")
     whole: dict[str, Any] = {}
     for group, values in facts.items():

@@ -1,8 +1,7 @@
-"""What a report says first: the verdict; where measured numbers contradict each other, so that no verdict follows; and the bars from
-the measured step time towards what it could be.
+"""The first sentence of a report; the checks whether measured numbers are consistent; and the waterfall chart's bars.
 
-A few steps that take most of the time, for no reason that is known, contradict nothing else: they are reported, and no job with such
-steps is healthy, but a rank that is late in all the others is late all the same.
+If numbers are inconsistent, findings with a cost are withheld. One inconsistency is an exception: a few long steps that no
+rule explains. They are reported and make the job unhealthy, but do not affect findings on the other steps.
 """
 
 from __future__ import annotations
@@ -18,19 +17,18 @@ from ddpdoctor.diagnose.engine import Outcome
 
 from . import words
 
-_LEAST_STEPS = 2
-"""Of ranks whose collectives could not be matched."""
+_MIN_UNMATCHED_STEPS = 2
+"""Least number of steps for a verdict if collectives could not be matched."""
 
 
 def verdict(
     outcome: Outcome, *, coverage: Coverage, matched: bool = True, stopped: str | None = None
 ) -> tuple[bool, Verdict]:
-    """Return ``(healthy, verdict)``. Healthy means that measured steps were checked, that no rule warns, and that no large part of
-    the step is left for which every rule lacked data.
+    """Return ``(healthy, verdict)``. Healthy: steps were measured and checked, no rule warns, and no large cost is unexplained
+    because rules lacked data.
 
-    ``stopped``: what to say where only the job's end could be looked at, and nothing was found there.
-
-    ``matched``: the collectives of the ranks, where there are several, could be brought together.
+    ``matched``: whether collectives were matched across ranks. ``stopped``: headline if no steps were measured and the
+    analysis of the job's end found nothing.
     """
     top = next((finding for finding in outcome.findings if finding.severity != "info"), None)
     stops = (
@@ -42,16 +40,16 @@ def verdict(
         )
     if top is not None:
         return False, Verdict(top.rule, outcome.headlines[top.rule])
-    looked = len(outcome.checked) + len(outcome.findings)
+    evaluated = len(outcome.checked) + len(outcome.findings)
     if coverage.steps == 0 and stopped is not None:
         return False, Verdict(None, stopped)
     if outcome.unexplained:
         return False, Verdict(None, f"Cannot tell: {outcome.unexplained[0]}.")
-    if coverage.steps == 0 or looked == 0:
+    if coverage.steps == 0 or evaluated == 0:
         return False, Verdict(
             None, "Cannot tell: no training steps were measured, so there was nothing to check."
         )
-    if not matched and coverage.ranks > 1 and coverage.steps < _LEAST_STEPS:
+    if not matched and coverage.ranks > 1 and coverage.steps < _MIN_UNMATCHED_STEPS:
         return False, Verdict(
             None,
             f"Cannot tell: the collectives of {coverage.ranks} ranks could not be matched, and fewer than two whole steps were "
@@ -59,27 +57,28 @@ def verdict(
         )
     share = outcome.thresholds["warning_share"]
     seen = f"{words.count(coverage.steps, 'step')} of {words.count(coverage.ranks, 'rank')}"
-    if outcome.skipped:
-        seen += f"; {len(outcome.skipped)} checks lacked data"
-    if outcome.too_few:
+    lacking = sum(rule.applies for rule in outcome.skipped)
+    if lacking:
+        seen += f"; {words.count(lacking, 'check')} lacked data"
+    if outcome.short_window_rules:
         return True, Verdict(
             None,
-            f"No lasting problem was found ({seen}), but this happened once: {outcome.headlines[outcome.too_few[0]]}",
+            f"No lasting problem was found ({seen}), but this happened once: {outcome.headlines[outcome.short_window_rules[0]]}",
         )
-    told = next(
-        (f for f in outcome.findings if (f.share or 0.0) >= share or f.rule in outcome.informing), None
+    noted = next(
+        (f for f in outcome.findings if (f.share or 0.0) >= share or f.rule in outcome.capped_rules), None
     )
-    if told is not None:
-        # What is told without a warning may take much of the step all the same: a machine shared with others.
-        return True, Verdict(None, f"No warnings ({seen}), but note: {outcome.headlines[told.rule]}")
+    if noted is not None:
+        # A finding below a warning can still cost much of the step, for example on a machine shared with other users.
+        return True, Verdict(None, f"No warnings ({seen}), but note: {outcome.headlines[noted.rule]}")
     return True, Verdict(
-        None, f"Healthy: {looked} checks found nothing that costs {share * 100:g} % of a step ({seen})."
+        None, f"Healthy: {evaluated} checks found nothing that costs {share * 100:g} % of a step ({seen})."
     )
 
 
 def waterfall(mean_ms: float | None, outcome: Outcome) -> list[WaterfallBar]:
-    """Measured step time, what each finding costs, and what would be left. Savings overlap, so later ones are
-    cut at what is left."""
+    """Bars for the measured step time, the cost of each finding, and the rest. Costs overlap, so later ones are limited to the
+    rest."""
     if mean_ms is None:
         return []
     bars, left = [WaterfallBar("measured step", mean_ms)], mean_ms
@@ -93,41 +92,41 @@ def waterfall(mean_ms: float | None, outcome: Outcome) -> list[WaterfallBar]:
     return bars
 
 
-_SLACK = 0.05
-"""By which a share may miss 0 and 1: of clocks that are read one after the other."""
-_SUM_SLACK = 0.02
-_FAR = 2.0
-"""A mean that far from the median needs a reason."""
-_EXPLAINED = 0.5
-"""Of what the mean is beyond the median, by findings."""
-_FEWEST_STEPS = 20
-"""Of fewer a 95th percentile says nothing that the longest step does not."""
+_SHARE_TOLERANCE = 0.05
+"""How far a share may be below 0 or above 1, because clocks are read one after the other."""
+_SUM_TOLERANCE = 0.02
+_MEAN_TO_MEDIAN = 2.0
+"""A mean that differs from the median by more than this factor needs an explanation."""
+_MIN_EXPLAINED_SHARE = 0.5
+"""Share of mean minus median that findings must explain."""
+_MIN_STEPS_FOR_P95 = 20
+"""With fewer steps, the 95th percentile is the longest step."""
 
 
 def contradictions(
     facts: Mapping[str, Any], findings: Sequence[Finding], thresholds: Mapping[str, float]
 ) -> list[str]:
-    """What cannot be, in parts of sentences, the clearest first; empty where the numbers agree. ``facts`` as
-    :func:`ddpdoctor.diagnose.facts_view.tree` gives them."""
+    """Inconsistencies of the numbers, as clauses, the clearest first. ``facts``: from
+    :func:`ddpdoctor.diagnose.facts_view.tree`."""
     return [
-        *_of_step_times(facts["steps"]),
+        *_step_time_contradictions(facts["steps"]),
         *_few_long_steps(facts["steps"], findings, thresholds),
-        *_of_shares(facts),
+        *_share_contradictions(facts),
     ]
 
 
 def without_contradictions(outcome: Outcome, facts: Mapping[str, Any]) -> Outcome:
-    """``outcome``, where the numbers contradict each other with what they say, and less the findings that have their price from
-    them: their rules could not look. A few long steps that nothing explains are told beside the findings."""
+    """``outcome`` with the inconsistencies of the numbers as errors, and without findings that have a cost, whose rules become
+    skipped. If the only inconsistency is a few unexplained long steps, the findings stay."""
     found = contradictions(facts, outcome.findings, outcome.thresholds)
     if not found:
         return outcome
     if found == list(_few_long_steps(facts["steps"], outcome.findings, outcome.thresholds)):
-        told = [f"{each[0].upper()}{each[1:]}." for each in found]
+        noted = [f"{each[0].upper()}{each[1:]}." for each in found]
         return replace(
             outcome,
-            errors=[*told, *outcome.errors],
-            too_few=[],
+            errors=[*noted, *outcome.errors],
+            short_window_rules=[],
             contradictions=[*found, *outcome.contradictions],
         )
     priced = [finding for finding in outcome.findings if finding.costs_ms_per_step is not None]
@@ -137,18 +136,18 @@ def without_contradictions(outcome: Outcome, facts: Mapping[str, Any]) -> Outcom
         findings=[finding for finding in outcome.findings if finding.costs_ms_per_step is None],
         skipped=[*outcome.skipped, *(SkippedRule(each.rule, each.title, why) for each in priced)],
         errors=[*(f"The measured numbers contradict each other: {each}." for each in found), *outcome.errors],
-        too_few=[],
+        short_window_rules=[],
         contradictions=[*found, *outcome.contradictions],
     )
 
 
-def _of_step_times(steps: Mapping[str, Any]) -> Iterator[str]:
+def _step_time_contradictions(steps: Mapping[str, Any]) -> Iterator[str]:
     if not _known(steps):
         return
     mean, median = steps["mean_ms"], steps["median_ms"]
     if mean <= 0 or median <= 0:
         yield f"a step takes {mean:.3g} ms on average and {median:.3g} ms (median)"
-    elif mean * _FAR < median:
+    elif mean * _MEAN_TO_MEDIAN < median:
         yield f"a step takes {words.ms(mean)} on average, which is impossible with a median of {words.ms(median)}"
 
 
@@ -158,10 +157,15 @@ def _few_long_steps(
     if not _known(steps):
         return
     mean, median, most = steps["mean_ms"], steps["median_ms"], steps["p95_ms"]
-    if mean > _FAR * median > 0 and most is not None and mean > most and steps["measured"] >= _FEWEST_STEPS:
+    if (
+        mean > _MEAN_TO_MEDIAN * median > 0
+        and most is not None
+        and mean > most
+        and steps["measured"] >= _MIN_STEPS_FOR_P95
+    ):
         beyond = mean - median
         explained = sum(finding.costs_ms_per_step or 0.0 for finding in findings)
-        if explained < _EXPLAINED * beyond and beyond >= thresholds["tiny_cost_ms"]:
+        if explained < _MIN_EXPLAINED_SHARE * beyond and beyond >= thresholds["tiny_cost_ms"]:
             yield (
                 f"a step takes {words.ms(mean)} on average and {words.ms(median)} (median), so a few steps take most of the "
                 "time, and no rule explains why"
@@ -173,16 +177,19 @@ def _known(steps: Mapping[str, Any]) -> bool:
     return bool(steps["measured"]) and all(value is not None and isfinite(value) for value in (mean, median))
 
 
-def _of_shares(facts: Mapping[str, Any]) -> Iterator[str]:
+def _share_contradictions(facts: Mapping[str, Any]) -> Iterator[str]:
     for path, value in _numbers(facts, ""):
         if not isfinite(value):
             yield f"{path} is not a number"
-        elif path.rpartition(".")[2].endswith("share") and not -_SLACK <= value <= 1 + _SLACK:
+        elif (
+            path.rpartition(".")[2].endswith("share")
+            and not -_SHARE_TOLERANCE <= value <= 1 + _SHARE_TOLERANCE
+        ):
             yield f"{path} is {value:.3g}, but a share must be between 0 and 1"
     parts = facts["breakdown"]
     if parts and (
-        any(not -_SUM_SLACK <= part <= 1 + _SUM_SLACK for part in parts.values())
-        or abs(sum(parts.values()) - 1.0) > _SUM_SLACK
+        any(not -_SUM_TOLERANCE <= part <= 1 + _SUM_TOLERANCE for part in parts.values())
+        or abs(sum(parts.values()) - 1.0) > _SUM_TOLERANCE
     ):
         yield "the parts of a step do not add up to the step"
 

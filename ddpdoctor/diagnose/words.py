@@ -1,4 +1,4 @@
-"""The Jinja2 environment of the rule texts: numbers with units, ranks, lines and repetition in words."""
+"""Jinja2 filters and rendering for rule texts: numbers with units, ranks, source lines, frequency."""
 
 from __future__ import annotations
 
@@ -42,25 +42,29 @@ def size(value: float) -> str:
 
 def hours(value: float) -> str:
     """0.01 -> "36 seconds", 0.25 -> "15 minutes", 2.0 -> "2 hours", 100.0 -> "4 days"."""
-    if value < _SECONDS_TO_HOURS:
+    if value < _SECONDS_BELOW_HOURS:
         return count(max(1.0, round(3600 * value)), "second")
     if value < 1:
         return count(round(60 * value), "minute")
     return count(round(value), "hour") if value < _DAYS_FROM_HOURS else count(round(value / 24), "day")
 
 
-_SECONDS_TO_HOURS, _DAYS_FROM_HOURS = 0.025, 48
-"""Below the one, 90 seconds, seconds are told, from the other on days."""
+_SECONDS_BELOW_HOURS, _DAYS_FROM_HOURS = 0.025, 48
+"""In hours: less than the first (90 s) is given in seconds, more than the second in days."""
 _NAME = re.compile(r"[\w.:<>]+")
-"""An operation that needs no quotation marks in a sentence."""
-_LEAST_TOLD = 0.005
-_DIFFERS = 0.2
+"""An operation's name that needs no quotation marks in a sentence."""
+_ROUNDS_TO_ZERO_BELOW = 0.005
+_MIN_DIFFERENCE = 0.2
+_NOTHING = 0.01
+"""A saving below this part of the cost counts as none."""
 
 
 def number(value: float) -> str:
-    """4.0 -> "4", 4.27 -> "4.3", 0.0004 -> "0": what is counted is not told to a ten thousandth."""
+    """4.0 -> "4", 4.27 -> "4.3", 0.0004 -> "0"."""
     return (
-        f"{value:.0f}" if value >= 10 or abs(value) < _LEAST_TOLD or value == round(value) else f"{value:.2g}"
+        f"{value:.0f}"
+        if value >= 10 or abs(value) < _ROUNDS_TO_ZERO_BELOW or value == round(value)
+        else f"{value:.2g}"
     )
 
 
@@ -77,32 +81,34 @@ def count(value: float, noun: str) -> str:
 
 
 def ranks(culprits: Sequence[int] | None, job: Mapping[str, Any] | None = None) -> str:
-    """[1] -> "rank 1", [1, 3, 5] -> "ranks 1, 3 and 5", [0, 8, 9, 10] -> "ranks 0 and 8 to 10", None -> "all ranks", or of a ``job``
-    of which not all were recorded "all 5 recorded ranks"; long lists are cut."""
+    """[1] -> "rank 1", [1, 3, 5] -> "ranks 1, 3 and 5", [0, 8, 9, 10] -> "ranks 0 and 8 to 10", None -> "all ranks", or "all 5
+    recorded ranks" if not all of the ``job`` were recorded; long lists are cut."""
     if not culprits:
         return _all_of(job or {})
     return ranks_in_words(culprits)
 
 
 def verb(culprits: Sequence[int] | None, one: str, many: str, job: Mapping[str, Any] | None = None) -> str:
-    """Return the verb's form that agrees with :func:`ranks`."""
+    """Return ``one`` or ``many``, whichever agrees with :func:`ranks`."""
     return one if (len(culprits) == 1 if culprits else _is_one(job or {})) else many
 
 
-def everybody(job: Mapping[str, Any], many: str, one: str) -> str:
-    """Who shares what all recorded ranks do, with the verb: "All ranks wait", "All 5 recorded ranks wait", "The one recorded rank
-    waits", or of a job of one rank "The training process waits"."""
+def all_ranks(job: Mapping[str, Any], many: str, one: str) -> str:
+    """All recorded ranks and a verb: "All ranks wait", "All 5 recorded ranks wait", "The one recorded rank waits", or for a job of
+    one rank "The training process waits"."""
     return sentence(f"{_all_of(job)} {one if _is_one(job) else many}")
 
 
 def _all_of(job: Mapping[str, Any]) -> str:
-    """What all ranks are called of which something is known. How many there are may not be known."""
+    """Noun phrase for all recorded ranks; their number may be unknown."""
     seen, world = job.get("ranks_seen") or 0, job.get("world_size")
     if world == 1:
         return "the training process"
     if seen == 1:
         return "the one recorded rank"
-    return f"all {seen:.0f} recorded ranks" if world is not None and 0 < seen < world else "all ranks"
+    if world is None or not 0 < seen < world:
+        return "all ranks"
+    return "both recorded ranks" if seen == 2 else f"all {seen:.0f} recorded ranks"
 
 
 def _is_one(job: Mapping[str, Any]) -> bool:
@@ -110,11 +116,13 @@ def _is_one(job: Mapping[str, Any]) -> bool:
 
 
 def stopped(hang: Mapping[str, Any], colon: str = "") -> str:
-    """How a job stopped, as what follows "The job": "hangs", "seems to hang" where a rank computes, "failed", "hung for 310 s until it
-    was killed". With a ``colon`` what its ranks do may follow: "hung for 310 s; last seen:"."""
+    """How a job stopped, as the predicate of "The job": "hangs", "seems to hang" if a rank computes, "failed", "hung for 310 s until
+    it was killed", "hung" for flight recorder dumps. With a ``colon``, where its ranks are can follow: "hung for 310 s; last seen:"."""
     if hang["state"] == "failed":
         return f"failed{colon}"
-    if hang["lasts"] is not False:
+    if hang["lasts"] is None:
+        return f"hung{colon}"
+    if hang["lasts"]:
         # A long computation looks the same.
         computes = (hang["not_reached"] or {}).get("doing") == "loop"
         return f"{'seems to hang' if computes else 'hangs'}{colon}"
@@ -124,18 +132,18 @@ def stopped(hang: Mapping[str, Any], colon: str = "") -> str:
 
 
 def condition(culprits: Sequence[int] | None) -> str:
-    """Code that holds on the culprits only: "rank == 2", "rank in (1, 3)"; of all ranks, on the first."""
+    """Python condition for these ranks: "rank == 2", "rank in (1, 3)"; without ranks, for rank 0."""
     chosen = sorted(culprits or [0])
     return f"rank == {chosen[0]}" if len(chosen) == 1 else f"rank in ({', '.join(map(str, chosen))})"
 
 
 def others(culprits: Sequence[int] | None) -> str:
-    """Who waits for the culprits: " while all others wait", or nothing where all ranks are concerned."""
+    """Clause on the other ranks: "all other ranks wait", or "no rank waits for another" if all ranks are affected."""
     return "all other ranks wait" if culprits else "no rank waits for another"
 
 
 def line(where: Any) -> str:
-    """A Where, or the first of several, as "train.py:57 in main" without folder; "" where none is known."""
+    """A Where, or the first of several, as "train.py:57 in main" without folder; "" if there is none."""
     if isinstance(where, Sequence) and not isinstance(where, str):
         where = where[0] if where else None
     if not isinstance(where, Mapping):
@@ -146,8 +154,8 @@ def line(where: Any) -> str:
 
 
 def at(where: Any, operation: str | None = None) -> str:
-    """Like :func:`line`, as " at train.py:57 in main" to append to a sentence. Where no line is known, the annotation or operator
-    that is, as ' in "# sparse arch"'; "" where neither is."""
+    """Like :func:`line`, with " at" to append to a sentence: " at train.py:57 in main". Without a line, the annotation or operator:
+    ' in "# sparse arch"'; "" without either."""
     text = line(where)
     if text or not operation:
         return f" at {text}" if text else ""
@@ -155,15 +163,16 @@ def at(where: Any, operation: str | None = None) -> str:
 
 
 def waiting(stop: Mapping[str, Any], job: Mapping[str, Any] | None = None) -> str:
-    """Which ranks wait for those that stopped, in which collective and since when, as a sentence before another one; "" where none do."""
+    """Sentence on the ranks that wait for those that stopped: the collective, and since when; "" if none wait."""
     waiting_ranks = stop["waiting_ranks"]
     if not waiting_ranks:
         return ""
-    text = f"{sentence(ranks(waiting_ranks, job))} {verb(waiting_ranks, 'waits', 'wait', job)} "
+    waits = ("has been waiting", "have been waiting") if stop["since"] else ("waits", "wait")
+    text = f"{sentence(ranks(waiting_ranks, job))} {verb(waiting_ranks, *waits, job)} "
     if stop["collective"]:
         text += f"in {stop['collective']}"
         text += f" number {stop['sequence']}" if stop["sequence"] is not None else ""
-        text += f" of group {stop['group']}" if stop["group"] else ""
+        text += f" of process group {stop['group']}" if stop["group"] else ""
         text += f" ({stop['tensors']})" if stop["tensors"] else ""
     else:
         text += "for other ranks"
@@ -189,35 +198,36 @@ def often(cost: Mapping[str, Any]) -> str:
     return "in every step" if persistence == "always" else "in some steps"
 
 
-_TOLD_STEPS = 4
+_MAX_STEPS = 4
 
 
 def _numbered(steps: Sequence[int]) -> str:
     """[18] -> "step 18", [18, 22] -> "steps 18 and 22"; long lists are cut."""
-    shown = [str(step) for step in steps[:_TOLD_STEPS]]
-    if len(steps) > _TOLD_STEPS:
-        return f"steps {', '.join(shown)} and {len(steps) - _TOLD_STEPS} more"
+    shown = [str(step) for step in steps[:_MAX_STEPS]]
+    if len(steps) > _MAX_STEPS:
+        return f"steps {', '.join(shown)} and {len(steps) - _MAX_STEPS} more"
     return f"step {shown[0]}" if len(shown) == 1 else f"steps {', '.join(shown[:-1])} and {shown[-1]}"
 
 
 def beside_others(cost: Mapping[str, Any]) -> str:
-    """Where other causes make ranks late in the same steps: what mending this one alone, or after the others, saves. "" where none does."""
+    """Sentence on what fixing this cause saves alone and after the others, if other causes make ranks late in the same steps; else ""."""
     whole, alone, remaining = (
         cost.get(name) for name in ("ms_per_step", "alone_ms_per_step", "remaining_ms_per_step")
     )
-    if not whole or alone is None or remaining is None or remaining - alone < _DIFFERS * whole:
+    if not whole or alone is None or remaining is None or remaining - alone < _MIN_DIFFERENCE * whole:
         return ""
+    saves = "nothing" if alone < _NOTHING * whole else f"{ms(alone)} per step"
     return (
-        f" Other ranks are late for other reasons, too: fixing only this saves {ms(alone)} per step, "
-        f"{ms(remaining)} once they are fixed."
+        f" Other ranks are late for other reasons, too: fixing only this saves {saves}; once the others are fixed, it saves "
+        f"{ms(remaining)} per step."
     )
 
 
 _ASLEEP_SHARE = 0.1
-"""A process that computes for less than this part of its time finds a core among others that are busy."""
+"""A worker that computes for less than this share of its time is not limited by the number of cores."""
 _WAITS_SHARE, _BUSY = 0.5, 0.8
-"""Workers that wait for most of their time cost little: there may be so many that each need be at work for this part of the time,
-and a batch that takes longer than others is no wait yet."""
+"""If workers wait (for I/O) for more than the first share of their time, more of them cost little: plan enough that each is busy
+for the second share of the time, so a slow batch does not delay training."""
 
 
 def workers(
@@ -228,17 +238,17 @@ def workers(
     cores: float | None,
     computing: float | None = None,
 ) -> int:
-    """Loader workers per rank that keep up with training.
+    """Recommended number of dataloader workers per rank.
 
-    A batch takes ``wait_ms`` where the training process makes it (``now`` is 0); where ``now`` workers
-    together make one per step, it takes one of them ``now`` x ``mean_ms``. Training uses one every
-    ``after_ms``. At most 16, and as many as ``cores`` (idle per rank, None if unknown) have room for, each of which computes
-    ``computing`` (0 to 1, None if unknown) of its time; but always more than ``now``.
+    Preparing a batch takes ``wait_ms`` in the training process (``now`` is 0), or ``now`` x ``mean_ms`` if ``now`` workers
+    together prepare one per step. Training needs one every ``after_ms``. At most 16, and at most as many as ``cores`` (idle
+    per rank, None if unknown) allow if each computes for the share ``computing`` (0 to 1, None if unknown) of its time; but
+    always more than ``now``.
     """
     batch_ms = now * mean_ms if now else wait_ms
     waits = computing is not None and computing < _WAITS_SHARE
     pace_ms = max(after_ms, 0.05 * mean_ms) * (_BUSY if waits else 1.0)
-    # At least two, because one worker alone cannot even out batches that take longer than others.
+    # At least two: with one worker, each slow batch delays training.
     needed = max(math.ceil(batch_ms / pace_ms), 2)
     asleep = computing is not None and computing < _ASLEEP_SHARE
     most = 16 if cores is None or asleep else min(16, int(cores / (computing or 1.0)))
@@ -246,7 +256,7 @@ def workers(
 
 
 def headroom(memory: Mapping[str, Any]) -> str:
-    """What is left for a larger batch, as a sentence behind another one; "" where that is unknown."""
+    """Sentence on the memory left for a larger batch, to append to another one; "" if unknown."""
     free, share, times = memory["headroom_bytes"], memory["headroom_share"], memory["batch_times"]
     if free is None or share is None:
         return ""
@@ -262,18 +272,20 @@ def sentence(text: str) -> str:
 
 
 _LINE_END = re.compile("\r\n|\r|\n")
+_ARTICLE = re.compile(r"\b([Aa])(?= (?:8[\d.]*|1[18](?:\.\d+)?) )")
+"""The article before a number that begins with a vowel: "of a 18 ms step" becomes "of an 18 ms step"."""
 
 
 def _on_one_line(value: Any) -> Any:
-    """A name of the job's cannot begin a paragraph, or a sentence, of its own."""
+    """Puts texts from the job on one line, so that they cannot add paragraphs."""
     return plain(value) if isinstance(value, str) else value
 
 
 @functools.cache
 def _environment() -> jinja2.Environment:
-    """Sandboxed: rule files may be a team's own. Texts are plain; each report escapes for itself.
+    """The sandboxed environment (rule files may be untrusted). Output is plain text; each report escapes it.
 
-    Made when the first text is needed: a healthy job needs none, and Jinja2's import costs as much as many rules.
+    Created on first use: a healthy job renders no text, and importing Jinja2 takes as long as evaluating many rules.
     """
     import jinja2.sandbox
 
@@ -311,7 +323,7 @@ def _environment() -> jinja2.Environment:
         waiting=waiting_in_job,
         stopped=stopped,
         condition=condition,
-        everybody=everybody,
+        all_ranks=all_ranks,
         others=others,
         line=line,
         at=at,
@@ -324,12 +336,12 @@ def _environment() -> jinja2.Environment:
 
 
 def check_template(template: str) -> None:
-    """Raises jinja2.TemplateError where ``template`` does not parse, ValueError where it uses a filter or a test that there is not."""
+    """Raises jinja2.TemplateError if ``template`` does not parse, ValueError if it uses an unknown filter or test."""
     from jinja2 import nodes
 
     environment = _environment()
     parsed = environment.parse(template)
-    # Compiled, Jinja2 would pass over those within a condition, and stop at them while the report is made.
+    # Jinja2's compiler ignores unknown ones inside a condition, which would then fail during rendering.
     for kind, known in ((nodes.Filter, environment.filters), (nodes.Test, environment.tests)):
         for used in parsed.find_all(kind):
             if used.name not in known:
@@ -338,24 +350,24 @@ def check_template(template: str) -> None:
 
 
 def render(template: str, names: Mapping[str, Any]) -> str:
-    """Render prose: paragraphs kept, other white space made single. Raises jinja2.TemplateError."""
-    text = _filled(template, names)
-    paragraphs = (" ".join(part.split()) for part in text.split("\n\n"))
+    """Render prose: keeps paragraphs, collapses other white space. Raises jinja2.TemplateError."""
+    text = _fill(template, names)
+    paragraphs = (_ARTICLE.sub(r"\1n", " ".join(part.split())) for part in text.split("\n\n"))
     return "\n\n".join(part for part in paragraphs if part)
 
 
 def render_snippet(template: str, names: Mapping[str, Any]) -> str:
-    """Render code: lines and indentation kept. Raises jinja2.TemplateError."""
-    return _filled(template, names).strip("\n")
+    """Render code: keeps lines and indentation. Raises jinja2.TemplateError."""
+    return _fill(template, names).strip("\n")
 
 
-def _filled(template: str, names: Mapping[str, Any]) -> str:
+def _fill(template: str, names: Mapping[str, Any]) -> str:
     if "{" not in template:
-        # Nothing to fill in, as in every second text of the pack: Jinja would only make the ends of lines one kind.
+        # Plain text, as half of the pack's: Jinja2 would only normalise line ends.
         return "\n".join(_LINE_END.split(template))
-    return _compiled(template).render(names)
+    return _compile(template).render(names)
 
 
 @functools.cache
-def _compiled(template: str) -> jinja2.Template:
+def _compile(template: str) -> jinja2.Template:
     return _environment().from_string(template)

@@ -1,8 +1,7 @@
 """From the step times of trials to intervals and verdicts.
 
-Steps within a trial resemble each other, and so do trials that follow each other: a machine is busy for a minute. What is
-compared is therefore the median of a trial with those of the baseline's trials just before and behind it, and the interval comes
-from how much these ratios differ from round to round, not from the number of steps.
+Steps within a trial are correlated, and so are consecutive trials. The median of a trial is therefore compared with the baseline's
+trials right before and after it, and the interval comes from the spread of these ratios over rounds, not from the number of steps.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ddpdoctor.diagnose.tried import Parity
+from ddpdoctor.diagnose.trials import Parity
 from ddpdoctor.measure.numerics import mean_error, normal
 
 from .running import Trial
@@ -21,20 +20,21 @@ from .settings import Results
 
 _WRONG, _LOOKS = 0.011, 5
 """Share of wrong verdicts of one look, and of how many looks. A verdict is looked for after each round from the third on. The first looks
-are alike (Pocock, Biometrika 1977); later ones, as of ``--rounds 50``, are stricter by the power of 3/2. By simulation of 8,000 equal
+use one level (Pocock, Biometrika 1977); later ones, as with ``--rounds 50``, are stricter by the power of 3/2. By simulation of 8,000 equal
 jobs, with one change at a time: 4.4 to 4.8 % get a verdict within 7 rounds, 4.6 to 5.3 % within 50. With 98 % for each look it was 6 to
 8 %, and 7 to 15 %."""
 MEASURED_FROM = 3
-"""Rounds from which on there is an interval: of two, one difference is all that is known."""
+"""Fewest rounds for an interval."""
 ALIKE = 0.02
-"""Half an interval that is this narrow and holds no change is an answer: there is no difference that anybody would notice."""
+"""Half width, as a share of the step time, of an interval around no change that counts as "same"."""
 _LAST_BITS = 1e-4
-"""Of the norm of all parameters. Float32 rounds by 6e-8; a trial's few hundred steps leave no thousandfold of that."""
+"""Relative difference of the norm of all parameters. Float32 rounds by 6e-8; rounding in a few hundred steps stays below a thousand
+times that."""
 _MOST_LOSSES = 256
 
 
 def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, list[float] | None]:
-    """(Mean, [low, high] that holds the true mean with probability ``level``); None of fewer than three values."""
+    """(Mean, [low, high] of its confidence interval at ``level``); None instead of the interval for fewer than three values."""
     middle = float(np.mean(values))
     if len(values) < MEASURED_FROM:
         return middle, None
@@ -43,7 +43,7 @@ def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, list[
 
 
 class Round(NamedTuple):
-    """A trial between two of the job as it is."""
+    """A trial between two trials of the unchanged job."""
 
     before: Trial
     trial: Trial
@@ -51,29 +51,29 @@ class Round(NamedTuple):
 
 
 def level_ms(trial: Trial, rare: bool = False) -> float:
-    """Its median step; with ``rare`` its mean step, which holds what is in some steps only."""
+    """Median step time; with ``rare`` the mean, which includes effects of some steps only. ms."""
     return float(np.mean(trial.step_ms) if rare else np.median(trial.step_ms))
 
 
 def ratios(rounds: Sequence[Round], rare: bool = False) -> list[float]:
-    """Logarithms of each trial's level over that of the baseline around it."""
+    """For each round, log(step time of the trial / mean of the baseline's around it)."""
     found = []
     for before, trial, after in rounds:
-        beside = [level_ms(each, rare) for each in (before, after) if len(each.step_ms)]
-        if len(trial.step_ms) and beside:
-            found.append(math.log(level_ms(trial, rare) / (sum(beside) / len(beside))))
+        baseline_ms = [level_ms(each, rare) for each in (before, after) if len(each.step_ms)]
+        if len(trial.step_ms) and baseline_ms:
+            found.append(math.log(level_ms(trial, rare) / (sum(baseline_ms) / len(baseline_ms))))
     return found
 
 
 def change_of(logs: Sequence[float]) -> tuple[float, list[float] | None]:
-    """(Relative change of the step time, the interval that holds the true one with 95 %, however often one looks); below 0 is faster."""
+    """(Relative change of the step time, its 95 % confidence interval corrected for repeated looks); below 0 is faster."""
     looks = max(len(logs) - MEASURED_FROM + 1, _LOOKS)
     middle, ends = interval(logs, 1 - _WRONG * (_LOOKS / looks) ** 1.5)
     return math.expm1(middle), None if ends is None else [math.expm1(end) for end in ends]
 
 
 def verdict(change_interval: Sequence[float] | None) -> str | None:
-    """faster, slower or same; None while it cannot be told."""
+    """``faster``, ``slower`` or ``same``; None while undecided."""
     if change_interval is None:
         return None
     low, high = change_interval
@@ -87,8 +87,8 @@ def verdict(change_interval: Sequence[float] | None) -> str | None:
 def parity(
     baseline: Sequence[Trial], variant: Sequence[Trial], results: Results = Results.OTHER
 ) -> Parity | None:
-    """What became of the model with the change and without it, of a setting that may do ``results`` to it; None where that was
-    not recorded."""
+    """Compare the model's parameters and losses with and without the change; None if they were not recorded. ``results``: what the setting
+    may change."""
     ours = [each.parameters for each in baseline if each.parameters]
     theirs = [each.parameters for each in variant if each.parameters]
     if not ours or not theirs:
@@ -126,7 +126,7 @@ def _norm(parameters: Mapping[str, Any]) -> float | None:
 
 
 def _differing(differs: float | None, results: Results) -> tuple[str, bool]:
-    """(In words, whether that is more than the setting says) of parameters that are not the same to the last bit."""
+    """(Sentence, whether it is unexpected for this setting) on parameters that are not bitwise equal."""
     norms = "" if differs is None else f" (their norms by {differs:.0e})"
     if results is Results.SAME:
         by_itself = "which this setting by itself does not cause: something in the job depends on it"

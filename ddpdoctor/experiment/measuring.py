@@ -1,4 +1,4 @@
-"""Trials in turn, the baseline between them, until each variant is decided or the time is up."""
+"""Alternates trials of the variants with trials of the unchanged job until each variant has a verdict, or the time is up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 import ddpdoctor
-from ddpdoctor.diagnose.tried import Answer, Baseline, Variant
+from ddpdoctor.diagnose.trials import Baseline, TrialsReport, Variant
 
 from .judging import MEASURED_FROM, Round, change_of, interval, level_ms, parity, ratios, verdict
 from .proposals import Proposal
@@ -28,22 +28,22 @@ from .running import (
 )
 from .settings import Results, setting_of
 
-Said = Callable[[str], None]
+Log = Callable[[str], None]
 MOST_ROUNDS = 7
 _FAILED_BASELINES = 2
 _LEAST_LIMIT_S, _LONGER = 180.0, 6.0
-"""What a trial may take: so many times the baseline's, and not less. A variant may build or try things first."""
+"""Time limit of a trial: at least 180 s, and 6 times the baseline's. A variant may compile or autotune first."""
 _MOST_WHY = 2000
 OF_BLOCKS = ("loader.num_workers", "loader.prefetch_factor", "loader.persistent_workers")
-"""What can be changed in the middle of a job."""
+"""Settings that can be changed during a job."""
 _QUEUES = 4
-"""A trial is as long as so many of a loader's full queues, of which one is left out: if a whole one stands ready as measuring
-begins, the median is still that of steps that had to wait."""
+"""Length of a trial in full queues of the loader; the first is left out. If a full queue is ready as measuring begins, most measured
+steps still had to wait for their batch."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure, and how."""
+    """What to measure, and how long."""
 
     command: Command
     proposals: Sequence[Proposal]
@@ -51,11 +51,11 @@ class Plan:
     budget: Budget
     rounds: int = MOST_ROUNDS
     to_the_end: bool = True
-    """Of a job with fewer steps than a trial has, the end is reached each time, as is what it writes there; else only once."""
+    """Whether trials of a short job run to its end each time, with what it writes there; else only the first does."""
     halving: bool = False
-    """After each round the slower half of the variants is left: a search, where one is to be found."""
+    """Whether the slower half of the variants is dropped after each round: a search for the best one."""
     step_ms: float | None = None
-    """Of the run that the proposals come from: their expectations are shares of it."""
+    """Step time of the run that the proposals come from; their expectations are shares of it."""
 
 
 @dataclass
@@ -65,43 +65,43 @@ class _Arm:
     proposal: Proposal
     rounds: list[Round] = field(default_factory=list)
     decided: str = ""
-    """The verdict, once more trials would not change it."""
-    left: bool = False
+    """The verdict; empty while more trials may change it."""
+    is_dropped: bool = False
     """Others were faster in the first rounds."""
 
     @property
     def ratios(self) -> list[float]:
-        """Of the rounds so far, see :func:`.judging.ratios`."""
+        """Log ratios of the rounds so far, see :func:`.judging.ratios`."""
         return ratios(self.rounds, self.proposal.in_some_steps)
 
-    def judge(self) -> None:
-        """The verdict of the rounds so far."""
+    def update_verdict(self) -> None:
+        """Set ``decided`` from the rounds so far."""
         self.decided = verdict(change_of(self.ratios)[1]) or ""
 
 
 class Experiment:
-    """The trials of a plan. :meth:`answer` may be asked for at any time, also when :meth:`run` was interrupted."""
+    """The trials of a plan. :meth:`answer` may be called at any time, also after :meth:`run` was interrupted."""
 
-    def __init__(self, plan: Plan, said: Said) -> None:
-        self._plan, self._said = plan, said
+    def __init__(self, plan: Plan, said: Log) -> None:
+        self._plan, self._log = plan, said
         self._baseline: list[Trial] = []
         self._arms = [_Arm(proposal) for proposal in plan.proposals]
         self._notes: list[str] = []
         self._queued = 0
-        """Batches that loaders prepare ahead at most, in any variant."""
+        """Most batches that loaders prepare ahead in any variant."""
         self._in_blocks = False
         self._of_block_s = 0.0
-        """What each block of the last such job took."""
+        """Seconds per block of the last job with blocks."""
         self._steps = max([plan.steps, self._steps_for(()), *(each.least_steps for each in plan.proposals)])
 
     def run(self) -> None:
-        """A B A C A ..., the order of the variants turned round in every other round."""
+        """Run the trials A B A C A ..., with the order of the variants reversed in every other round."""
         before = self._first()
         self._in_blocks = self._plan.halving and all(
             set(arm.proposal.settings) <= set(OF_BLOCKS) for arm in self._arms
         )
         for number in range(self._plan.rounds):
-            arms = [arm for arm in self._arms if not arm.decided and not arm.left]
+            arms = [arm for arm in self._arms if not arm.decided and not arm.is_dropped]
             if number % 2:
                 arms.reverse()
             if self._in_blocks and self._has_time_for_blocks(len(arms)) and not self._baseline_fails():
@@ -123,7 +123,7 @@ class Experiment:
                 self._leave_slower_half()
 
     def _round_in_one_job(self, arms: Sequence[_Arm]) -> bool:
-        """A round of all variants in blocks of steps of one job, which starts once; False where that cannot be."""
+        """Measure a round of all variants in one job, in blocks of steps; False if the job does not allow that."""
         blocks = [block for arm in arms for block in ({}, dict(arm.proposal.settings))]
         try:
             limit_s = min(self._plan.budget.left_s, len(blocks) * self._limit_s())
@@ -138,8 +138,8 @@ class Experiment:
             before, trial, after = trials[2 * number : 2 * number + 3]
             # In its first block the job itself warms up.
             arm.rounds.append(Round(before if number else after, trial, after))
-            arm.judge()
-            self._said(f"{arm.proposal.words}: {_told(trial)}, beside {_told(after)} unchanged")
+            arm.update_verdict()
+            self._log(f"{arm.proposal.words}: {_summary(trial)}, beside {_summary(after)} unchanged")
         self._of_block_s = trials[0].took_s / len(trials)
         self._baseline += [replace(trial, took_s=self._of_block_s) for trial in trials[2::2]]
         return True
@@ -149,7 +149,7 @@ class Experiment:
         return arms > 0 and self._has_time() and self._plan.budget.left_s > needed_s
 
     def _first(self) -> Trial:
-        """The baseline's first trial: it tells which loaders the job has, and so how long trials must be."""
+        """Run the baseline's first trial, which shows the job's loaders and so the necessary length of trials."""
         first = self._as_it_is()
         needed = self._steps_for(first.loaders)
         if not first.why and first.ended_after is None and needed > self._steps and self._has_time():
@@ -177,7 +177,7 @@ class Experiment:
         return first
 
     def _end_before(self, own_end: int) -> None:
-        """The job has reached its own end after so many steps, before its trial did: let the next ones not get there."""
+        """The job ended by itself after ``own_end`` steps: shorten the next trials, unless the plan says otherwise."""
         ended = f"The job came to its own end after {own_end} of {self._steps} steps"
         if not self._plan.to_the_end and own_end > LEAST_STEPS:
             self._steps = own_end - 1
@@ -189,10 +189,10 @@ class Experiment:
 
     def _note(self, words: str) -> None:
         self._notes.append(words)
-        self._said(words)
+        self._log(words)
 
     def _steps_for(self, loaders: Sequence[tuple[int, int]]) -> int:
-        """Steps of a trial that outlast every queue, up to a bound: once for the warm-up, and three times to be measured."""
+        """Steps of a trial: the warm-up, and ``_QUEUES`` full loader queues, up to a bound."""
         given = loaders or ((0, DEFAULT_PREFETCH),)
         queued = 0
         for settings in [{}, *(arm.proposal.settings for arm in self._arms)]:
@@ -203,36 +203,35 @@ class Experiment:
         return LEAST_WARM_UP + _QUEUES * min(queued, MOST_QUEUED) if queued else 0
 
     def _leave_slower_half(self) -> None:
-        """Successive halving (Jamieson and Talwalkar, AISTATS 2016): what is slow after few trials gets no more of them. A variant
-        is decided early as well as late: all that were faster, or are not known to be otherwise, stay."""
-        running = [arm for arm in self._arms if arm.decided in ("", "faster") and not arm.left]
+        """Successive halving (Jamieson and Talwalkar, AISTATS 2016): drop the slower half of the variants that are undecided or faster."""
+        running = [arm for arm in self._arms if arm.decided in ("", "faster") and not arm.is_dropped]
         by_speed = sorted(running, key=lambda arm: change_of(arm.ratios)[0])
         for arm in by_speed[max(1, (len(by_speed) + 1) // 2) :]:
-            arm.left = True
+            arm.is_dropped = True
 
     def _as_it_is(self) -> Trial:
         trial = run_trial(self._plan.command, {}, self._steps, self._limit_s())
         self._baseline.append(trial)
-        self._said(f"unchanged: {_told(trial)}")
+        self._log(f"unchanged: {_summary(trial)}")
         return trial
 
     def _measure(self, arm: _Arm, before: Trial) -> Trial:
-        """One round of a variant; the baseline behind it, which is the next one's before it."""
+        """Run one round of a variant. Returns the baseline's trial after it, which is also the one before the next variant."""
         trial = run_trial(self._plan.command, arm.proposal.settings, self._steps, self._limit_s())
         refused = trial.refused
-        self._said(
-            f"{arm.proposal.words}: {_told(trial) if trial.why or not refused else f'not applied ({refused})'}"
+        self._log(
+            f"{arm.proposal.words}: {_summary(trial) if trial.why or not refused else f'not applied ({refused})'}"
         )
         if trial.why or refused:
             arm.decided = "failed" if trial.why else "not applied"
             arm.rounds.append(Round(before, trial, before))
             return before
-        arm.rounds.append(Round(before, trial, before))  # kept where an interrupt comes before the next
-        arm.judge()
+        arm.rounds.append(Round(before, trial, before))  # in case of an interrupt before the next trial
+        arm.update_verdict()
         after = self._as_it_is()
         # The very first trial reads files from disk that later ones find in memory.
         arm.rounds[-1] = Round(after if before is self._baseline[0] else before, trial, after)
-        arm.judge()
+        arm.update_verdict()
         return after
 
     def _baseline_fails(self) -> bool:
@@ -246,8 +245,8 @@ class Experiment:
         limit_s = max(_LEAST_LIMIT_S, _LONGER * max(known)) if known else self._plan.budget.total_s
         return max(1.0, min(limit_s, self._plan.budget.left_s))
 
-    def answer(self, command: Sequence[str]) -> Answer:
-        """What is known so far; ``command`` masked."""
+    def answer(self, command: Sequence[str]) -> TrialsReport:
+        """The results so far; ``command``: the masked command line."""
         middle, ends = self._baseline_ms(rare=False)
         baseline = Baseline(
             median_ms=middle,
@@ -256,7 +255,7 @@ class Experiment:
             trials=len(self._compared),
             failed=[trial.why for trial in self._baseline if trial.why],
         )
-        return Answer(
+        return TrialsReport(
             tool_version=ddpdoctor.__version__,
             created_ns=time.time_ns(),
             command=list(command),
@@ -268,11 +267,11 @@ class Experiment:
 
     @property
     def _compared(self) -> list[Trial]:
-        """The baseline's trials without the very first, if there are others."""
+        """The baseline's trials without the first, if there are others."""
         return self._baseline[1:] or self._baseline
 
     def _baseline_ms(self, rare: bool) -> tuple[float | None, list[float] | None]:
-        """(Step time of the job as it is, its interval), as far as they are known."""
+        """(Step time of the unchanged job in ms, its interval); None if unknown."""
         logs = [math.log(level_ms(trial, rare)) for trial in self._compared if len(trial.step_ms)]
         if not logs:
             return None, None
@@ -321,14 +320,14 @@ def _why(arm: _Arm, trials: Sequence[Trial], ends: Sequence[float] | None) -> st
         return trials[-1].refused[:_MOST_WHY]
     if not trials:
         return "no trial of it came to an end"
-    if not arm.decided and arm.left:
+    if not arm.decided and arm.is_dropped:
         return "dropped from further rounds: others were faster"
     if not arm.decided and ends is None:
         return f"{len(trials)} of the {MEASURED_FROM} rounds that a verdict needs"
     return "" if arm.decided else "trials differ by more than the change gains: more trials would decide"
 
 
-def _told(trial: Trial) -> str:
+def _summary(trial: Trial) -> str:
     if trial.why:
         return f"failed, {trial.why}"
     return f"{np.median(trial.step_ms):.1f} ms per step ({len(trial.step_ms)} steps)"

@@ -1,8 +1,7 @@
 """The lines to edit for a setting, as a unified diff against the user's file. Nothing is applied here.
 
-Only what can be done without a doubt: the constructor's call stands on the line that was recorded (or is the only one of
-the script), and the argument is a literal
-keyword there, or is missing and can be added as one. The patched text must parse, and the call in it must hold the value.
+Only unambiguous edits: the constructor is called at the recorded line (or only once in the script), and the argument is a literal
+keyword there, or is missing and can be added as one. The patched text must parse, and its call must have the value.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ _ARGUMENTS = {
     ),
 }
 _BY_PLACE = {"loader": 5, "ddp": 4}
-"""Arguments before the first that can be set: a call that gives more by their places may give that one, too."""
+"""Positional arguments before the first that can be set: a call with more of them may set that one, too."""
 
 
 def patch_of(text: str, path: str, line: int | None, settings: Mapping[str, Any]) -> str | None:
-    """The diff that gives the constructor called at ``line`` of ``text`` these settings, without a line the only one there;
-    None where that cannot be done so, or there is nothing to change."""
+    """The diff that sets ``settings`` in the constructor call at ``line`` of ``text`` (None: its only one). None if it is ambiguous or
+    changes nothing."""
     kinds = {name.partition(".")[0] for name in settings}
     if len(kinds) != 1 or (kind := kinds.pop()) not in _KINDS:
         return None
@@ -58,12 +57,12 @@ def patch_of(text: str, path: str, line: int | None, settings: Mapping[str, Any]
 
 
 def _lines(text: str) -> list[str]:
-    """With their ends, as Python and patch(1) count them: a form feed ends none."""
+    """Lines with their ends, as Python and patch(1) count them: a form feed ends no line."""
     return re.findall(r"[^\n]*\n|[^\n]+", text)
 
 
 def _call(text: str, line: int | None, kind: str) -> ast.Call | None:
-    """The one call of such a constructor that begins at, or spans, a line; of the whole text without a line."""
+    """The only call of such a constructor that spans ``line``, or in the whole text if that is None; else None."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -94,7 +93,7 @@ def _edited(text: str, call: ast.Call, argument: str, value: Any) -> str | None:
             return None
         return _replaced(lines, node, repr(value))
     if any(keyword.arg is None for keyword in call.keywords):
-        return None  # **options may hold it
+        return None  # **options may contain it
     last = max(
         [*call.args, *(keyword.value for keyword in call.keywords)],
         key=lambda each: (each.end_lineno, each.end_col_offset),
@@ -120,7 +119,7 @@ def _replaced(lines: list[str], node: ast.expr, new: str) -> str | None:
 
 
 def _column(line: str, utf8: int) -> int:
-    """Of a column in bytes, as ast counts, the one in letters."""
+    """Column in characters of a column in UTF-8 bytes, as ast counts."""
     return len(line.encode()[:utf8].decode("utf-8", "ignore"))
 
 

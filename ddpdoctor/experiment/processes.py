@@ -1,4 +1,4 @@
-"""A trial's processes: started apart from ours, watched while they run, and ended with all that they started."""
+"""A trial's processes: started in a session of their own, limited in time and memory, and ended with all children."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ddpdoctor.rundir import discard, remove_root, roots_of, spools_in
 from ddpdoctor.telemetry.cgroup import Cgroup
 
 _END_S = 20.0
-"""Between asking a trial to end and ending it."""
+"""Time between SIGTERM and SIGKILL of a trial."""
 _LOOK_S = 0.1
 _WATCHED_EVERY = 5
-"""Looks at whether it has ended for each at what it has used up."""
+"""Memory is checked in every fifth poll."""
 _LEAST_LEFT, _OF_BEGINNING = 0.03, 0.25
-"""Of the machine's memory, and of what was free as the trial began: with less than both left, the kernel would soon choose a
-process to end, and it need not be one of the trial's."""
+"""Share of the machine's memory, and share of what was free as the trial began: with less than both left, the trial is ended before the
+kernel kills a process, which need not be one of the trial's."""
 
 
 class _Room(NamedTuple):
@@ -36,7 +36,7 @@ class _Room(NamedTuple):
 
 
 class Watch:
-    """How much memory, and shared memory, is left while a trial with many workers runs."""
+    """Checks that memory and shared memory do not run out during a trial with many workers."""
 
     def __init__(self) -> None:
         self._least = {
@@ -44,7 +44,7 @@ class Watch:
         }
 
     def says(self) -> str:
-        """Why the trial had better end; empty where there is room."""
+        """Why the trial must end; empty if enough memory is left."""
         for name, room in _rooms():
             if room.left < self._least.get(name, 0):
                 return f"it left only {room.left / 1e6:.0f} MB of {name}, and was ended"
@@ -61,7 +61,7 @@ def _rooms() -> Iterator[tuple[str, _Room]]:
     left, whole = memory.available, memory.total
     group = _cgroup()
     free, limit = group.free_memory_bytes(), group.memory_limit_bytes()
-    if free is not None and isinstance(limit, int):  # a container, or a job of Slurm's, may have less
+    if free is not None and isinstance(limit, int):  # a container, or a Slurm job, may have less
         left, whole = min(left, free), min(whole, limit)
     yield "memory", _Room(left, whole)
     with contextlib.suppress(OSError):
@@ -77,8 +77,8 @@ def run_to_end(
     run: Path,
     limit_s: float,
 ) -> tuple[int | None, str]:
-    """(Exit code, why there is none) of a command that records into ``run`` and prints into ``log``. Nothing that it started
-    is left, nor what it kept in memory. Raises OSError where it cannot be started."""
+    """Run a command that records into ``run``, with its output in ``log``: (exit code, why there is none). Its child processes are ended,
+    and its spools removed. Raises OSError if it cannot be started."""
     libc, watch = ctypes.CDLL(None), Watch()
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -89,7 +89,7 @@ def run_to_end(
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=lambda: die_with_parent(signal.SIGTERM, libc),  # where we are killed, it ends
+            preexec_fn=lambda: die_with_parent(signal.SIGTERM, libc),  # it ends if this process is killed
         )
     try:
         return _wait(process, limit_s, watch)
@@ -110,7 +110,7 @@ def _wait(process: subprocess.Popen[bytes], limit_s: float, watch: Watch) -> tup
 
 
 def _end(process: subprocess.Popen[bytes], run: Path) -> None:
-    """The recorder, and all that it started, of which ranks and their workers have sessions of their own."""
+    """End the command and its children; ranks and their workers have sessions of their own."""
     if process.poll() is None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -121,7 +121,7 @@ def _end(process: subprocess.Popen[bytes], run: Path) -> None:
     for each in left:
         with contextlib.suppress(psutil.Error):
             each.kill()
-    # Not even SIGKILL ends a process whose storage does not answer.
+    # SIGKILL does not end a process that is blocked on storage.
     psutil.wait_procs(left, timeout=_END_S)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(timeout=_END_S)
@@ -133,7 +133,7 @@ def _end(process: subprocess.Popen[bytes], run: Path) -> None:
 
 
 def _recorded_into(run: Path) -> Iterator[psutil.Process]:
-    """Processes that carry the name of this run directory, which is of one trial only, in their environment."""
+    """Processes with this run directory, of one trial only, in their environment."""
     marker = f"{RUN}={run}".encode()
     for each in psutil.process_iter():
         with contextlib.suppress(OSError):

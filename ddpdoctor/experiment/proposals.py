@@ -1,4 +1,4 @@
-"""What to try: settings that the fixes of a diagnosis name, and what each is expected to bring."""
+"""What to try: settings that the fixes of a diagnosis name, and the expected step time of each."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from .settings import SettingError, parsed, setting_of
 
 @dataclass(frozen=True)
 class Proposal:
-    """A change to be measured."""
+    """A change to measure."""
 
     settings: Mapping[str, Any]
     finding: str | None = None
-    """Rule of the finding that suggests it; None where the user asks for it."""
+    """Rule of the finding that suggests it; None if the user gave it."""
     title: str = ""
     expected_share: float | None = None
-    """Of the step time as it is: what the step takes then. None where nobody said."""
+    """Expected step time as a share of the present one; None if unknown."""
     expected_share_range: tuple[float, float] | None = None
     in_some_steps: bool = False
-    """What it mends is in some steps only, so that the median step does not show it: the mean does."""
+    """Whether it affects some steps only, so that the mean shows the effect and the median does not."""
     least_steps: int = 0
-    """Of a trial that is to hold what it mends a few times."""
+    """Fewest steps of a trial in which the effect occurs a few times."""
     now: float | None = None
-    """What the run had of the first setting, if that is a number of which more does more."""
+    """The run's value of the first setting, if that is one of ``_MORE_IS_AS_GOOD``."""
 
     @property
     def words(self) -> str:
@@ -44,24 +44,24 @@ def shown(value: Any) -> str:
 
 
 _OF_SOME_STEPS = ("loader.persistent_workers", "loader.prefetch_factor")
-"""What these change comes with an epoch's beginning, or with a batch that takes long."""
+"""Settings whose effect occurs at the beginning of an epoch, or with a slow batch."""
 _OCCURRENCES, _MOST_STEPS = 6, 1000
-"""Of what comes now and then, in one trial, as far as that is bounded."""
+"""Occurrences of a sporadic effect in one trial, and most steps of a trial."""
 
 
 def of_settings(settings: Sequence[tuple[str, Any]]) -> list[Proposal]:
-    """Each setting by itself, and where there are several, all of them together."""
+    """A proposal for each setting and, if there are several, one with all of them."""
     alone = [Proposal({name: value}, in_some_steps=name in _OF_SOME_STEPS) for name, value in settings]
     together = dict(settings)
     rare = set(together) <= set(_OF_SOME_STEPS)
     return [*alone, Proposal(together, in_some_steps=rare)] if len(together) > 1 else alone
 
 
-def informed(asked: Proposal, suggested: Sequence[Proposal]) -> Proposal:
-    """A change that the user asks for, with what is expected of the suggestions that it holds.
+def with_expectation(asked: Proposal, suggested: Sequence[Proposal]) -> Proposal:
+    """``asked``, a change that the user gave, with the expectation of the suggestions that it contains.
 
-    It holds one whose first setting, which is what the fix is about, it sets to the same, or, where more does more, to more than
-    the run had: fewer than suggested bring a part of it, and more than suggested no more.
+    It contains a suggestion if it sets the suggestion's first setting to the same value, or (``_MORE_IS_AS_GOOD``) to more than the run
+    had: less than suggested gains a part of the expected saving, more gains no more.
     """
     held = [each for each in suggested if _holds(asked.settings, each)]
     if not held:
@@ -77,7 +77,7 @@ def informed(asked: Proposal, suggested: Sequence[Proposal]) -> Proposal:
         asked.settings.get(name, value) == value for each in held for name, value in each.settings.items()
     )
     if share is not None and not as_suggested:
-        share_range = ((share_range or (share, share))[0], 1.0)  # nobody has said what another number brings
+        share_range = ((share_range or (share, share))[0], 1.0)  # the effect of another number is unknown
     return replace(
         asked,
         finding=first.finding,
@@ -90,7 +90,7 @@ def informed(asked: Proposal, suggested: Sequence[Proposal]) -> Proposal:
 
 
 _MORE_IS_AS_GOOD = ("loader.num_workers", "loader.prefetch_factor")
-"""A batch that is ready in time is no more ready with more of these."""
+"""Settings of which more than suggested gains no more: a batch that is ready in time stays so."""
 
 
 def _holds(settings: Mapping[str, Any], suggestion: Proposal) -> bool:
@@ -103,8 +103,8 @@ def _holds(settings: Mapping[str, Any], suggestion: Proposal) -> bool:
 
 
 def _together(promised: Sequence[Proposal]) -> tuple[float | None, tuple[float, float] | None]:
-    """(What of the step is left, its range) with the causes of all of them gone. Prices may overlap: what is saved lies between
-    the largest and their sum."""
+    """(Expected share of the step time, its range) with all of these causes removed. Savings may overlap: the joint saving is between the
+    largest one and their sum."""
     shares = [each.expected_share for each in promised if each.expected_share is not None]
     if len(promised) < 2:
         return (shares[0], promised[0].expected_share_range) if shares else (None, None)
@@ -116,8 +116,7 @@ def _together(promised: Sequence[Proposal]) -> tuple[float | None, tuple[float, 
 
 
 def proposals(diagnosis: Diagnosis, *, bounds: bool = False) -> list[Proposal]:
-    """By the findings' cost, the largest first; each set of settings once. With ``bounds``, also what imitates a job without
-    the cause."""
+    """Proposals in order of the findings, without duplicates. ``bounds``: also settings that only measure an upper bound of the saving."""
     found: dict[str, Proposal] = {}
     for finding in diagnosis.findings:
         offers = [(fix.title, fix.settings) for fix in finding.fixes if fix.settings]
@@ -148,11 +147,11 @@ def _expecting(diagnosis: Diagnosis, finding: Finding, title: str, settings: Map
         return known
     ends = finding.costs_ms_per_step_range
     share_range = None if ends is None else (_left(step_ms, ends[1]), _left(step_ms, ends[0]))
-    # Workers make batches beside the step, and no fewer of them.
-    beside_ms = cost.get("beside_ms_per_step") if settings.get("loader.num_workers") else None
-    if isinstance(beside_ms, float) and beside_ms < cost_ms:
-        # What the machine has cores for, and nobody promises the whole of it.
-        cost_ms, share_range = beside_ms, (_left(step_ms, beside_ms), 1.0)
+    # Workers prepare batches in parallel to the step, but no fewer of them.
+    parallel_ms = cost.get("beside_ms_per_step") if settings.get("loader.num_workers") else None
+    if isinstance(parallel_ms, float) and parallel_ms < cost_ms:
+        # Limited by the machine's cores, and an upper bound.
+        cost_ms, share_range = parallel_ms, (_left(step_ms, parallel_ms), 1.0)
     elif finding.at_most:
         share_range = (share_range[0] if share_range else _left(step_ms, cost_ms), 1.0)
     return replace(known, expected_share=_left(step_ms, cost_ms), expected_share_range=share_range)
@@ -164,7 +163,7 @@ def _now(diagnosis: Diagnosis, name: str) -> float | None:
 
 
 def _cost_of(diagnosis: Diagnosis, finding: Finding) -> Mapping[str, Any]:
-    """The facts of its price; none where it has none of its own."""
+    """The cost facts of a finding; empty if it has none of its own."""
     facts = (entry.fact.rpartition(".") for entry in finding.evidence)
     priced = next((path for path, _, name in facts if name == "ms_per_step"), None)
     found = lookup(diagnosis.facts, priced) if priced is not None else None
@@ -182,14 +181,13 @@ def _left(step_ms: float, saved_ms: float) -> float:
 
 _WORKERS = (1, 2, 4, 8, 16)
 _LEAST_WALKED = 4
-"""Workers that only wait, as for storage, need no core."""
+"""Fewest workers that are always tried: workers that wait for storage need no core."""
 _PREFETCH = (2, 4)
 _BUCKETS_MB = (1.0, 5.0, 25.0, 100.0)
 
 
 def tuning(kind: str, ranks_here: int) -> list[Proposal]:
-    """The variants of ``--tune loader`` or ``ddp``. Ranks of this host share its cores: more workers than are left for a rank take
-    turns with its training."""
+    """The variants of ``--tune loader`` or ``--tune ddp``, with at most two workers per core of a rank's share of this host's cores."""
     if kind == "ddp":
         return [Proposal({"ddp.bucket_cap_mb": size}) for size in _BUCKETS_MB]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

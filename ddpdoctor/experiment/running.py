@@ -1,4 +1,4 @@
-"""One trial: the job for some steps, recorded in a folder of its own, which goes with it."""
+"""One trial: the job for some steps, recorded in a folder of its own, which is removed afterwards."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from .scratch import copied, scratch_folder
 from .settings import ENVIRONMENT
 
 WARM_UP_SHARE, LEAST_WARM_UP = 0.25, 5
-"""Of a trial's steps, left out at its beginning: threads and caches fill up. What a loader's workers prepared meanwhile is left out
-besides."""
+"""Share and least number of a trial's first steps that are left out as warm-up; steps whose batches were prepared meanwhile are left out
+too."""
 LEAST_STEPS = 12
-"""Of a trial: seven behind the warm-up."""
+"""Fewest steps of a trial: seven after the warm-up."""
 DEFAULT_PREFETCH = 2
-"""Of torch's loaders with workers."""
+"""torch's default ``prefetch_factor`` with workers."""
 MOST_QUEUED = 128
-"""Batches that stand ready, of those that trials are made to outlast: with more, a trial would take longer than anybody waits."""
+"""Most prepared batches that a trial is made to outlast; with more, trials would take too long."""
 _LOG_BYTES = 64 << 10
 _LEAST_ROOM = 256 << 10
-"""Bytes; a trial that finds no more where it is recorded loses something of it."""
+"""Free bytes where trials are recorded; with less, a recording is incomplete."""
 _SIGNAL = re.compile(r"Signal \d+ \((SIG[A-Z]+)\) received by PID")
-"""torchrun's words on a rank that was ended."""
+"""torchrun's message on a rank that was ended by a signal."""
 _ERROR = re.compile(r"^\s*(?:\[rank\d+\]:\s*)?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Killed)\b.*)$")
 
 
 _OF_A_WORKER = re.compile(r"Caught \w+ in DataLoader worker process")
-"""torch's words on an error that a loader's worker has passed on, which follows them."""
+"""torch's message on an error in a dataloader worker; the error itself follows it."""
 
 
 def own_command() -> list[str]:
-    """This very ddpdoctor as a command. -P: nothing is imported from the folder that we happen to be in, which may be anybody's."""
+    """This ddpdoctor as a command. ``-P``: nothing is imported from the working directory."""
     root = Path(__file__).resolve().parent.parent.parent
     code = f"import sys; sys.path.insert(0, {str(root)!r}); from ddpdoctor.cli import main; main()"
     return [sys.executable, "-P", "-c", code]
@@ -54,60 +54,60 @@ def own_command() -> list[str]:
 
 @dataclass(frozen=True)
 class Command:
-    """The job."""
+    """The job's command line and environment."""
 
     words: Sequence[str]
     environment: Mapping[str, str]
     copy: bool = False
-    """Each trial in a copy of the working directory, so that what it writes there by relative paths goes with it."""
+    """Whether each trial runs in a copy of the working directory, so that files written by relative paths are removed with it."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How long all trials together may take, and each."""
+    """Time limit of all trials together."""
 
     total_s: float
     began_s: float = field(default_factory=time.monotonic)
 
     @property
     def left_s(self) -> float:
-        """Until it is used up."""
+        """Seconds left."""
         return self.total_s - (time.monotonic() - self.began_s)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What one run of the job for some steps has shown."""
+    """Result of one run of the job for some steps."""
 
     step_ms: Array
-    """Step times, warm-up left out: of each step the median over the ranks. Empty where it failed."""
+    """[steps] ms, without the warm-up: median over the ranks. Empty if the trial failed."""
     changes: dict[str, dict[str, Any]]
-    """By setting, what became of it on the rank that applied it least."""
+    """By setting, its state on the rank that applied it least."""
     parameters: dict[str, Any] | None
     losses: list[float | None]
     took_s: float
     why: str = ""
     """Why it failed."""
     loaders: tuple[tuple[int, int], ...] = ()
-    """(workers, batches that each prepares ahead) of the loaders that the job had."""
+    """(num_workers, prefetch_factor) of the job's loaders."""
     ended_after: int | None = None
-    """Steps, where the job came to its own end before the trial did."""
+    """Steps of a job that ended by itself before the trial did, else None."""
     left_out: str = ""
-    """What a copy of the working directory lacks, and where it leads out of itself, in sentences."""
+    """Sentences on what the copy of the working directory lacks, and on links out of it."""
 
     @property
     def refused(self) -> str:
-        """Why a setting was not applied, in words; empty where all were."""
-        told = [
+        """Why settings were not applied; empty if all were."""
+        reasons = [
             f"{name}: {change.get('why') or 'nothing that it belongs to was built'}"
             for name, change in self.changes.items()
             if change.get("state") != "applied"
         ]
-        return "; ".join(told)
+        return "; ".join(reasons)
 
 
 def run_trial(command: Command, settings: Mapping[str, Any], steps: int, limit_s: float) -> Trial:
-    """Run the job with these settings. Nothing of it is left: no process, no file of ours."""
+    """Run the job with these settings for ``steps`` steps, at most ``limit_s``. No process and no file of ddpdoctor's is left."""
     in_rank = {name: value for name, value in settings.items() if not _is_variable(name)}
     variables = {name.partition(".")[2]: str(settings[name]) for name in settings if _is_variable(name)}
     with_variables = replace(command, environment={**command.environment, **variables})
@@ -119,8 +119,8 @@ def run_trial(command: Command, settings: Mapping[str, Any], steps: int, limit_s
 def run_blocks(
     command: Command, blocks: Sequence[Mapping[str, Any]], steps: int, limit_s: float
 ) -> list[Trial]:
-    """Run the job once, with other settings of its loaders in each block of so many steps; a trial of each block, as if it had
-    been a job by itself. Raises :class:`BlocksError` where the job cannot be tried so."""
+    """Run the job once, with other loader settings in each block of ``steps`` steps; one trial per block. Raises :class:`BlocksError` if
+    the job does not allow that."""
     asked = {
         "set": {},
         "steps": steps * len(blocks),
@@ -136,7 +136,7 @@ class BlocksError(Exception):
 def _recorded(
     command: Command, asked: Mapping[str, Any], limit_s: float, read: Callable[[Path, str], list[Trial]]
 ) -> list[Trial]:
-    """What ``read`` makes of the job's run directory, and of why it failed; empty where it did not."""
+    """Run the job, then return ``read(run directory, why it failed)``; the reason is empty if it did not fail."""
     began_s = time.monotonic()
     try:
         with scratch_folder() as folder:
@@ -153,7 +153,7 @@ def _recorded(
 
 
 def _run(command: Command, asked: Mapping[str, Any], limit_s: float, folder: Path) -> tuple[str, str]:
-    """(Why it failed, what it did without); empty where it did not, and where nothing was left out."""
+    """(Why it failed, what the copy of the working directory lacks); each is empty if there is nothing to say."""
     environment = {**command.environment, TRIAL: json.dumps(asked)}
     where, left_out = Path.cwd(), ""
     if command.copy:
@@ -172,7 +172,7 @@ def _run(command: Command, asked: Mapping[str, Any], limit_s: float, folder: Pat
 
 
 def _no_room(folder: Path) -> str:
-    """In words, behind those on what failed, where nothing more can be recorded: the job's own words may not have found any either."""
+    """A clause to add to the reason of a failure if the disk is full, else ""."""
     disk = os.statvfs(folder)
     if disk.f_bavail * disk.f_frsize > _LEAST_ROOM:
         return ""
@@ -180,12 +180,12 @@ def _no_room(folder: Path) -> str:
 
 
 def _is_variable(name: str) -> bool:
-    """Whether a setting is a variable of the job's environment, which nobody need read back."""
+    """Whether a setting is an environment variable of the job."""
     return name.startswith(f"{ENVIRONMENT}.")
 
 
 def _words_of(log: Path, code: int) -> str:
-    """How the job ended, with the first error among the last that it has printed."""
+    """How the job ended, with the first error at the end of its output."""
     with log.open("rb") as source:
         source.seek(max(0, log.stat().st_size - _LOG_BYTES))
         lines = source.read().decode("utf-8", "replace").splitlines()
@@ -200,7 +200,7 @@ def _words_of(log: Path, code: int) -> str:
 
 
 def _opened(run: Path) -> tuple[list[RankRecord], list[dict[str, Any]]]:
-    """The ranks, and what they say of the trial."""
+    """The recorded ranks, and their documents on the trial."""
     recorded = RunDirectory.open(str(run)) if run.is_dir() else None
     ranks = list(recorded.ranks) if recorded is not None else []
     return ranks, [trial for rank in ranks if isinstance(trial := rank.info.get("trial"), dict)]
@@ -208,12 +208,12 @@ def _opened(run: Path) -> tuple[list[RankRecord], list[dict[str, Any]]]:
 
 def _read_blocks(run: Path, why: str, steps: int, blocks: Sequence[Mapping[str, Any]]) -> list[Trial]:
     ranks, documents = _opened(run)
-    told = [each.get("blocks") for each in documents]
-    if not told or not all(isinstance(each, list) and len(each) == len(blocks) for each in told):
+    by_rank = [each.get("blocks") for each in documents]
+    if not by_rank or not all(isinstance(each, list) and len(each) == len(blocks) for each in by_rank):
         raise BlocksError(why or "no rank was recorded")
     of_step, found = _by_step(ranks), []
     for number, settings in enumerate(blocks):
-        change = _least_applied([each[number] for each in told if isinstance(each, list)])
+        change = _least_applied([each[number] for each in by_rank if isinstance(each, list)])
         if change.get("state") == "refused":
             raise BlocksError(str(change.get("why")))
         times = [of_step[step] for step in range(number * steps, (number + 1) * steps) if step in of_step]
@@ -241,7 +241,7 @@ def _read(run: Path, why: str, steps: int, settings: Mapping[str, Any]) -> Trial
     if not ranks and not why:
         why = "no rank was recorded"
     elif documents and all(each.get("ended") for each in documents):
-        why = ""  # a launcher may complain that its ranks have left
+        why = ""  # a launcher may report that its ranks have exited
     elif why and any(each.get("ended") for each in documents):
         fewest = min(int(each.get("steps") or 0) for each in documents)
         why += f" (a rank took only {fewest} of {steps} steps: fewer --steps measure what all ranks take)"
@@ -276,8 +276,8 @@ def _least_applied(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def step_times(ranks: Sequence[RankRecord], queued: int = 0) -> Array:
-    """[N] ms of each step behind the warm-up: from the end of the one before to its own, the median over the ranks. ``queued``
-    batches may stand ready as the warm-up ends; so many steps are left out at least."""
+    """[steps] ms of each step after the warm-up, from the end of the step before to its own, median over the ranks. ``queued``: batches
+    that may be prepared as the warm-up ends; at least so many steps are left out."""
     of_step = _by_step(ranks)
     return _behind_warm_up([of_step[number] for number in sorted(of_step)], queued)
 

@@ -1,5 +1,5 @@
-"""The folder that a trial has to itself, and the copy of the working directory in it, without what a copy cannot be of. It goes with the
-trial, or, where we were killed meanwhile, with the next one."""
+"""A trial's scratch folder, and the copy of the working directory in it. It is removed after the trial or, if ddpdoctor was killed, by
+the next one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ddpdoctor.rundir import is_run_directory, open_regular
 _PREFIX, _LOCK = "ddpdoctor-trial-", "lock"
 _NAME = re.compile(rf"{_PREFIX}[a-z0-9_]{{8}}")
 _MARK = b"ddpdoctor.trial/1\n"
-"""Content of the lock file: a folder without it is somebody else's, whatever its name."""
+"""Content of the lock file; folders without it are never removed."""
 
 
 @contextlib.contextmanager
@@ -35,14 +35,14 @@ def scratch_folder() -> Iterator[Path]:
             lock.flush()
             with contextlib.suppress(
                 OSError
-            ):  # a file system without locks; nobody removes the folder for us then
+            ):  # a file system without locks: the next trial does not remove the folder
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 unlocked.rename(folder / _LOCK)
             yield folder
 
 
 def _remove_abandoned(place: Path) -> None:
-    """Folders of our own whose process has gone: they may hold copies of a whole working directory."""
+    """Remove scratch folders of this user whose process has ended: they may contain copies of a working directory."""
     for folder in place.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             status = folder.lstat()
@@ -58,9 +58,9 @@ def _remove_abandoned(place: Path) -> None:
 
 
 MOST_BYTES, MOST_FILES = 4 << 30, 100_000
-"""Of a copy. Each trial makes one: code and settings are small, and data sets are better linked to than copied."""
+"""Largest copy. Each trial makes one: code is small, and datasets are better linked than copied."""
 _FREE_SHARE = 0.5
-"""Most of the free space that a copy may take where it is made: the job writes there, too."""
+"""Largest share of the free space that a copy may take: the job writes there, too."""
 _RUN, _SPECIAL, _CLOSED = "recorded run", "pipe, socket or device", "entry that may not be read"
 _PLURAL = {
     _RUN: "recorded runs",
@@ -70,9 +70,10 @@ _PLURAL = {
 
 
 def copied(source: Path, target: Path, apart: Path) -> str:
-    """Copy ``source`` to ``target``, but not the folder ``apart``, which may lie in it. What was left out, and what is no copy, in
-    sentences; empty where nothing is. Raises OSError, also where it would be larger than :data:`MOST_BYTES`, :data:`MOST_FILES`
-    or half of what is free there; nothing is copied then."""
+    """Copy ``source`` to ``target``, without the folder ``apart``. Returns sentences on what was left out and on links out of it, or "".
+
+    Raises OSError, and copies nothing, if it exceeds :data:`MOST_BYTES`, :data:`MOST_FILES` or half of the free space.
+    """
     _check_size(source, os.path.realpath(apart), target)
     left: Counter[str] = Counter()
     links = list[Path]()
@@ -93,7 +94,7 @@ def copied(source: Path, target: Path, apart: Path) -> str:
             shutil.copy2(file, to)
         except PermissionError:
             left[_CLOSED] += 1
-        except FileNotFoundError:  # it has gone meanwhile
+        except FileNotFoundError:  # it was removed meanwhile
             if os.path.lexists(file):
                 raise
 
@@ -130,7 +131,7 @@ def _check_size(source: Path, apart: str, target: Path) -> None:
 
 
 def _sizes(folder: Path, apart: str) -> Iterator[int]:
-    """Bytes of each file that would be copied."""
+    """Size of each file to be copied, bytes."""
     for parent, folders, files in os.walk(folder):
         inside = [Path(parent, name) for name in folders]
         folders[:] = [
@@ -145,8 +146,8 @@ def _sizes(folder: Path, apart: str) -> Iterator[int]:
 
 
 def _linked(path: Path, source: Path, target: Path) -> bool:
-    """Set the link ``path`` in the copy, where it leads to the copy of what it leads to; whether it leads out of it, to a place where
-    the job can write."""
+    """Copy the link ``path``; a link within ``source`` then points into the copy. Returns whether it points outside, to a writable
+    target."""
     root, leads_to = os.path.realpath(source), os.path.realpath(path)
     inside = os.path.commonpath([root, leads_to]) == root
     place = target / path.relative_to(source)
@@ -156,7 +157,7 @@ def _linked(path: Path, source: Path, target: Path) -> bool:
 
 
 def _kind(path: Path) -> str | None:
-    """What of it cannot, or had better not, be copied; None where it can."""
+    """Why a file is not copied (one of the kinds above); None if it is."""
     try:
         mode = path.lstat().st_mode
     except OSError:

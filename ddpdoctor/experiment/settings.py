@@ -1,4 +1,4 @@
-"""What a trial can change, what values it takes, and what it may do to results."""
+"""The settings that a trial can change, their values, and whether they may change results."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ ENVIRONMENT = "env"
 _ENVIRONMENT_NAMES = re.compile(
     r"(NCCL|GLOO|TORCH|TP|FI|UCX|OMP|MKL|OPENBLAS|NUMEXPR|KMP|GOMP|CUDA|CUBLAS|CUDNN|PYTORCH|MALLOC|NVIDIA|HSA|RCCL|TOKENIZERS)_[A-Z0-9_]+"
 )
-"""Variables that set how fast a job runs. Others (PATH, LD_PRELOAD, our own) would make it another job."""
+"""Environment variables that affect speed. Others (PATH, LD_PRELOAD, ddpdoctor's own) would make it another job."""
 
 
 MOST = 1024
-"""Of workers, batches and threads: more would bring the machine down before they tell anything."""
+"""Most workers, batches or threads; more would exhaust the machine."""
 _MOST_TEXT = 2000
 _YES, _NO = ("true", "yes", "1", "on"), ("false", "no", "0", "off")
 
 
 class Results(Enum):
-    """What a setting does to the numbers that the job computes."""
+    """How a setting affects the numbers that the job computes."""
 
     SAME = "bits stay the same"
     LAST_BITS = "the last bits may change"
@@ -34,24 +34,24 @@ class Results(Enum):
 
 
 class SettingError(DdpDoctorError):
-    """A setting that there is not, or a value that it does not take."""
+    """An unknown setting, or a value that it does not take."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One thing that can be changed from outside of the script."""
+    """A setting that can be changed without editing the script."""
 
     name: str
     says: str
     takes: str
-    """The values, in words."""
+    """Description of the allowed values."""
     parse: Callable[[str], Any]
     """From text; raises ValueError."""
     results: Results = Results.SAME
 
     @property
     def is_bound(self) -> bool:
-        """Whether it imitates a job without a cause, to measure what mending that could bring at most."""
+        """Whether it simulates a job without a cause, to measure an upper bound of the saving."""
         return self.results is Results.MEANINGLESS
 
 

@@ -1,4 +1,4 @@
-"""The variables by which the launcher tells the ranks what to record, wherever they run."""
+"""The environment variables by which the launcher tells the ranks what to record."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ TRIAL = "DDPDOCTOR_TRIAL"
 DEFAULT_PROFILE_STEPS = (10, 15)
 """Past the bucket rebuild, the caching allocator's growth and most autotuning, yet early enough for short jobs."""
 DEFAULT_MAX_TRACE_MB = 256
-"""Of each rank: the traces of a thousand are 256 GB then, which a shared file system takes."""
+"""Per rank: the traces of a thousand ranks take 256 GB."""
 DEFAULT_HANG_AFTER_S = 300.0
-"""Half of the shortest time after which a collective's own timeout ends a job (NCCL's ten minutes, Gloo's thirty)."""
+"""Half of the shortest default timeout of a collective (NCCL's ten minutes, Gloo's thirty)."""
 
 SITE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "site")
-"""The one folder that goes on the job's path."""
+"""The folder that is put on the job's ``PYTHONPATH``."""
 
 
 class HookOptions(NamedTuple):
@@ -33,7 +33,7 @@ class HookOptions(NamedTuple):
     max_trace_mb: int = DEFAULT_MAX_TRACE_MB
     """Most that one rank's trace may take on disk, in MB of 10^6 bytes."""
     hang_after_s: float = DEFAULT_HANG_AFTER_S
-    """Without a step for so long, the job may hang; 0: nobody watches."""
+    """Seconds without a step after which the job may hang; 0: hangs are not watched for."""
 
 
 def job_environment(run: str, spool: str, options: HookOptions, base: Mapping[str, str]) -> dict[str, str]:
@@ -59,7 +59,8 @@ def job_environment(run: str, spool: str, options: HookOptions, base: Mapping[st
 
 
 def profile_steps(environment: Mapping[str, str]) -> tuple[int, int] | None:
-    """The window asked for; None where none is, or where the variable is malformed."""
+    """The requested window (first step, step before which it closes); None without one, or if the variable is
+    malformed."""
     first, _, stop = environment.get(PROFILE_STEPS, "").partition(":")
     if not (first.isdecimal() and stop.isdecimal()) or int(first) >= int(stop):
         return None
@@ -73,7 +74,7 @@ def max_trace_bytes(environment: Mapping[str, str]) -> int:
 
 
 def hang_after_s(environment: Mapping[str, str]) -> float:
-    """Without a step for so long the job may hang; 0 where nobody watches."""
+    """Seconds without a step after which the job may hang; 0 if hangs are not watched for."""
     try:
         return max(0.0, float(environment.get(HANG_AFTER, "0")))
     except ValueError:

@@ -1,6 +1,7 @@
-"""Whose handler of fatal signals faulthandler's is: a process has one, and the job's own use comes first.
+"""Whether the hook or the job has enabled faulthandler: a process has one handler of fatal signals, and the job's
+own use has precedence.
 
-Imported at the start of every Python below the command, before any code of the job's.
+Imported at the start of every Python below the command, before any code of the job.
 """
 
 from __future__ import annotations
@@ -11,22 +12,22 @@ from typing import Any, Callable
 enable, disable, is_enabled = faulthandler.enable, faulthandler.disable, faulthandler.is_enabled
 
 
-ours = [False]
-"""Whether it is by now."""
+enabled_by_hook = [False]
+"""Whether the hook has enabled faulthandler, and the job has not since."""
 
 
 def watch() -> None:
-    """Notice the job's own calls."""
+    """Wrap faulthandler's functions to notice calls by the job."""
     for name, original in (("enable", enable), ("disable", disable)):
         setattr(faulthandler, name, _noticed(name, original))
-    setattr(faulthandler, "is_enabled", _named("is_enabled", lambda: is_enabled() and not ours[0]))
+    setattr(faulthandler, "is_enabled", _named("is_enabled", lambda: is_enabled() and not enabled_by_hook[0]))
 
 
 def _noticed(name: str, original: Callable[..., Any]) -> Any:
     def called(*args: Any, **kwargs: Any) -> Any:
-        was_ours, ours[0] = ours[0], False
+        was_enabled_by_hook, enabled_by_hook[0] = enabled_by_hook[0], False
         result = original(*args, **kwargs)
-        return result and not was_ours if name == "disable" else result
+        return result and not was_enabled_by_hook if name == "disable" else result
 
     return _named(name, called)
 

@@ -8,7 +8,7 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 _wanted: dict[str, tuple[str, str]] = {}
-"""By the name of a module that is waited for: which of ours is to be imported then, and its function."""
+"""By the name of a module that is waited for: the module to import then, and the function in it to call."""
 
 
 class _Finder:

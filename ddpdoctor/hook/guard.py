@@ -1,4 +1,5 @@
-"""What keeps an error of ours away from the job: counted, told once, and its part switched off when it goes on."""
+"""Errors of the hook never reach the job: they are counted, reported once per process, and a part that keeps failing
+is switched off."""
 
 from __future__ import annotations
 
@@ -6,13 +7,14 @@ import sys
 import traceback
 
 ERRORS_ALLOWED = 3
-"""A part that failed this often stays off: one that is disturbed once or twice goes on, one that is broken costs no more."""
+"""A part that failed this often stays off: an occasional error does not end its recording, and a broken part costs
+no more."""
 _MESSAGES_KEPT = 10
-"""In rank.json, the first ones: they say what began it."""
+"""Messages in rank.json, the first ones."""
 
 errors: list[str] = []
 """What went wrong in this process, for rank.json."""
-_told = False
+_reported = False
 
 
 class Part:
@@ -25,32 +27,31 @@ class Part:
         self.off = False
         self.errors = 0
 
-    def failed(self, error: BaseException, words: str = "", told: str = "") -> None:
-        """Count an error, and tell the user, once per process.
+    def failed(self, error: BaseException, record: str = "", message: str = "") -> None:
+        """Count an error, and report it to the user once per process.
 
-        ``words`` say what happened, ``told`` is the sentence for the user; where they are not given, the error speaks for
-        itself.
+        ``record`` goes into rank.json, ``message`` is the sentence for the user; the default of both names the error.
         """
         self.errors += 1
         if self.errors >= ERRORS_ALLOWED:
             self.off = True
         frames = traceback.extract_tb(error.__traceback__)
         place = f" at {frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno}" if frames else ""
-        kept = words or f"{self.name}: {words_of(error)}{place}"
+        kept = record or f"{self.name}: {error_line(error)}{place}"
         if len(errors) < _MESSAGES_KEPT and kept not in errors:
             errors.append(kept)
-        what = f"recording of {self.name} has a problem ({words_of(error)}); the job goes on."
-        _tell(f"ddpdoctor: {told or what}\n")
+        what = f"recording of {self.name} has a problem ({error_line(error)}); the job goes on."
+        _report(f"ddpdoctor: {message or what}\n")
 
 
-def words_of(error: BaseException) -> str:
-    """The error in one line, without what its text may hold of URLs and options: it goes into rank.json."""
-    text = text_of(error)
+def error_line(error: BaseException) -> str:
+    """The error in one line, with secrets masked, for rank.json."""
+    text = masked_text(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def text_of(error: BaseException) -> str:
-    """The error's own words, masked; nothing where its __str__ raises."""
+def masked_text(error: BaseException) -> str:
+    """The error's text with secrets masked; "" if its ``__str__`` raises."""
     try:
         # Its patterns take 20 ms, which a process without errors is spared.
         from ..rundir.privacy import mask_text
@@ -68,17 +69,17 @@ def part(name: str) -> Part:
     return _parts.setdefault(name, Part(name))
 
 
-def _tell(message: str) -> None:
-    global _told
-    if not _told:
-        _told = True
+def _report(message: str) -> None:
+    global _reported
+    if not _reported:
+        _reported = True
         sys.stderr.write(message)
 
 
 def reset() -> None:
     """Forget what happened, in a forked child."""
-    global _told
-    _told = False
+    global _reported
+    _reported = False
     errors.clear()
     for each in _parts.values():
         each.errors, each.off = 0, False

@@ -14,7 +14,7 @@ from .patching import skip_module, torch_patches
 
 
 def install() -> None:
-    """Install every part; one that does not fit this version of torch is left out, and its data missing."""
+    """Install every part. A part that does not fit this version of torch is left out, and its data are missing."""
     for name in PARTS:
         try:
             module, _, function = name.partition(".")
@@ -29,7 +29,8 @@ def install() -> None:
 
 
 def keep_from_compiler() -> None:
-    """Have the compiler leave our code alone; loader workers and the like never import it."""
+    """Have torch.compile skip the hook's code. Called once torch._dynamo is imported, which loader workers, for
+    example, never do."""
     package = __package__.rpartition(".")[0]
     for name, module in list(sys.modules.items()):
         if name.startswith(package + ".") and module is not None:

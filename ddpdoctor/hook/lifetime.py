@@ -17,23 +17,30 @@ from . import environment, guard, services
 from .patching import guarded
 from .profiling import close_left_open
 from .recording import Session, active
-from .stalls import ends_by, forget_door, forget_faults, leave_door, stand_at_door, tell_end_at_door
+from .stalls import (
+    begin_unjoined,
+    end_unjoined,
+    forget_faults,
+    forget_unjoined,
+    set_fatal_exception,
+    write_unjoined_end,
+)
 
 _MANY_PROCESSES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 """Variables in which launchers of several processes say how many they start: torchrun, Slurm, Open MPI, MPICH."""
 
 at_fork: list[Callable[[], None]] = []
-"""Called in a forked child: what was in progress is the parent's."""
+"""Functions to call in a forked child, where calls in progress are the parent's."""
 depths: list[list[int]] = []
-"""Of calls in progress, one in another, a number each: 0 in a forked child."""
+"""Counters of nested calls in progress; set to 0 in a forked child."""
 _PART = guard.part("end of the job")
 
 _alone: list[bool] = []
-"""Whether this process may be recorded without a process group; found out once."""
+"""Whether this process may be recorded without a process group; determined once."""
 
 
 def arm(rank: int, world_size: int) -> Session | None:
-    """Start recording this process as ``rank``, or go on with the recording there is where it is of the same rank."""
+    """Start recording this process as ``rank``, or continue the present recording if it is of the same rank."""
     session = active.session
     if session is not None:
         if (session.rank, session.world_size) == (rank, world_size):
@@ -43,7 +50,7 @@ def arm(rank: int, world_size: int) -> Session | None:
     if not run or not place:
         return None
     session = _begun(rank, world_size, run, place)
-    leave_door()
+    end_unjoined()
     if session is not None:
         services.start(session)
         active.start(session)
@@ -51,7 +58,7 @@ def arm(rank: int, world_size: int) -> Session | None:
 
 
 def _begun(rank: int, world_size: int, run: str, place: str) -> Session | None:
-    """A new recording, with its spool in ``place``; None, and the user is told why, where it cannot be written."""
+    """A new recording, with its spool in ``place``; None if it cannot be written, which is reported to the user."""
     refusing = place
     try:
         spool = Spool(place, rank, run)
@@ -82,7 +89,8 @@ def arm_alone() -> Session | None:
 
 
 def flush() -> None:
-    """Bring everything to the run directory: the process may be about to die. Returns when that is done."""
+    """Copy everything recorded to the run directory, because the process may be about to die. Waits for the copy,
+    for a limited time."""
     session = active.session
     if session is not None and session.recorder.pid == os.getpid():
         services.flush(session)
@@ -100,7 +108,7 @@ def forget() -> None:
     """In a forked child: the recording is the parent's. The child may still become a rank of its own."""
     active.stop()
     forget_faults()
-    forget_door()
+    forget_unjoined()
     del _alone[:]
     guard.reset()
     for reset in at_fork:
@@ -109,19 +117,19 @@ def forget() -> None:
         depth[0] = 0
 
 
-def tell_end(error: BaseException | None = None) -> None:
-    """The process is about to end, by ``error`` where somebody has caught that for it: write down how."""
+def write_end_status(error: BaseException | None = None) -> None:
+    """Write how the process ends, just before it does: by ``error`` if a caught exception ends it."""
     if error is not None:
-        ends_by(error)
+        set_fatal_exception(error)
     session = active.session
     if session is not None and session.recorder.pid == os.getpid():
-        guarded(_PART, services.tell_end)(session)
-    tell_end_at_door()
+        guarded(_PART, services.write_end_status)(session)
+    write_unjoined_end()
 
 
 def _at_exit() -> None:
     try:
-        tell_end()
+        write_end_status()
         disarm()
     except Exception as error:
         _PART.failed(error)
@@ -129,7 +137,7 @@ def _at_exit() -> None:
 
 def watch_process() -> None:
     """Once per process: end the recording at exit, forget it in forked children, and say that it may become a rank."""
-    stand_at_door()
+    begin_unjoined()
     # The one registered last is called first. A profiler that is still open where the interpreter ends crashes the process.
     atexit.register(guarded(guard.part("profiler window"), close_left_open))
     atexit.register(_at_exit)

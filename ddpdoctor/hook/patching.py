@@ -1,14 +1,15 @@
-"""How functions of torch are wrapped: the original is always called, what it returns or raises is what the job gets.
+"""Wraps functions of torch: the original is always called, and the job gets what it returns or raises.
 
-A wrapper is seen by ``torch.compile``, which would trace it and crash on what it does, so the code of each is marked to be
-skipped, as ``torch._disable_dynamo(recursive=False)`` does it but without its import of ``torch._dynamo`` (a second, in jobs
-that never compile).
+``torch.compile`` would trace a wrapper and crash on its operations, so the code of each is marked to be skipped, as
+``torch._disable_dynamo(recursive=False)`` does it but without its import of ``torch._dynamo`` (a second, in jobs that
+never compile).
 
-Python runs the job's signal handlers between any two steps of the main thread, also of our code. What one raises is the job's, and goes
-on to it: a DataLoader's handler of SIGCHLD raises where a worker was killed, one of SIGALRM where something takes too long.
+Python runs the job's signal handlers between any two steps of the main thread, also inside the hook's code. An
+exception of a handler is passed on to the job: a DataLoader's handler of SIGCHLD raises when a worker was killed, one
+of SIGALRM when something takes too long.
 
-Nor does a wrapper show in what the job prints: its line is taken out of the traceback of an error that passes through it, and
-a warning raised in the original is attributed to the original's caller.
+A wrapper does not show in what the job prints: its line is removed from the traceback of an error that passes through
+it, and a warning raised in the original is attributed to the original's caller.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ system, which it knows by these two words in the name of their file: the one way
 """
 
 
-class Seen:
-    """Whether some kind of call is looked at, in the step in progress."""
+class Switch:
+    """Whether wrappers of some kind of call record anything in the current step."""
 
     __slots__ = ("full",)
 
@@ -41,7 +42,7 @@ class Seen:
         self.full = full
 
 
-always = Seen(True)
+always = Switch(True)
 
 
 def _nothing(first: Any, second: Any) -> None:
@@ -53,14 +54,14 @@ def around(  # noqa: C901
     part: Part,
     before: Before = _nothing,
     after: After = _nothing,
-    seen: Seen = always,
+    seen: Switch = always,
     failed: Callable[[BaseException], None] | None = None,
 ) -> Callable[..., Any]:
-    """``original`` between ``before(args, kwargs) -> token`` and ``after(token, result)``.
+    """A wrapper that calls ``before(args, kwargs) -> token``, ``original`` and ``after(token, result)``.
 
-    There is no ``after`` where the token is None, and neither where ``seen.full`` is false as the call begins: pass ``active``
-    for what is looked at only in steps recorded in full, which makes the others cheaper. ``after`` runs when the original
-    raises, too, with the exception as the result. ``failed`` gets that exception in any case, before the job does.
+    ``after`` is not called if the token is None, or if ``seen.full`` was false when the call began: pass ``active`` for
+    what is recorded only in steps recorded in full, which makes the others cheaper. ``after`` is also called if the
+    original raises, with the exception as the result. ``failed`` gets that exception in any case, before the job does.
     """
 
     @functools.wraps(original)
@@ -101,7 +102,7 @@ def around(  # noqa: C901
 
 
 def _not_counted(function: Any) -> None:
-    """Have ``warnings`` pass over ``function`` in counting frames."""
+    """Have ``warnings`` skip ``function`` when it counts frames."""
     function.__code__ = _uncounted(function.__code__)
 
 
@@ -110,7 +111,7 @@ def _uncounted(code: types.CodeType) -> types.CodeType:
     return code.replace(co_filename=UNCOUNTED_FILE)
 
 
-def guarded(part: Part, function: Callable[..., None], seen: Seen = always) -> Callable[..., None]:
+def guarded(part: Part, function: Callable[..., None], seen: Switch = always) -> Callable[..., None]:
     """``function`` as a callback that never raises and always returns None; ``seen`` as for ``around``."""
 
     def callback(*args: Any, **kwargs: Any) -> None:
@@ -126,7 +127,8 @@ def guarded(part: Part, function: Callable[..., None], seen: Seen = always) -> C
 
 
 def counted(part: Part, error: BaseException) -> bool:
-    """``error``, which was caught, as a failure of ``part``; False where it is the job's own, to be raised again."""
+    """Count ``error``, which was caught, as a failure of ``part``; False if a signal handler of the job raised it,
+    which must be raised again."""
     if is_the_jobs(error):
         return False
     try:
@@ -145,7 +147,8 @@ def not_compiled(function: Any) -> None:
 
 
 def skip_module(module: types.ModuleType) -> None:
-    """Mark all code of a module of ours: ``torch.compile`` leaves our frames alone when the job calls into them."""
+    """Mark all code of a module of the hook, so that ``torch.compile`` skips its frames when the job calls into
+    them."""
     for value in list(vars(module).values()):
         if getattr(value, "__module__", None) != module.__name__:
             continue
@@ -178,9 +181,10 @@ def _skip(code: types.CodeType) -> None:
 
 
 def cell_of(function: Any) -> Any | None:
-    """The closure cell, ``func``, in which a function that torch has decorated holds the one that it wraps; None where there is none.
+    """The closure cell ``func`` of a function decorated by torch, which contains the wrapped function; None without
+    one.
 
-    Replacing its content reaches every reference to the decorated function, also one that was imported by name earlier.
+    Replacing its content changes every reference to the decorated function, also one that was imported by name earlier.
     """
     if type(function) is not types.FunctionType or not function.__closure__:
         return None
@@ -189,7 +193,7 @@ def cell_of(function: Any) -> Any | None:
 
 
 class Patches:
-    """The changes made to torch. They can be taken back: the benchmark does, between its blocks of steps."""
+    """The changes made to torch. They can be undone: the benchmark does so between its blocks of steps."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
@@ -213,7 +217,7 @@ class Patches:
         self.add(lambda: setattr(cell, "cell_contents", value), lambda: setattr(cell, "cell_contents", old))
 
     def suspend(self) -> None:
-        """Take all changes back."""
+        """Undo all changes."""
         if self._made:
             self._made = False
             for undo in reversed(self._undo):
@@ -228,7 +232,7 @@ class Patches:
 
 
 torch_patches = Patches()
-"""All that this process has."""
+"""All changes made in this process."""
 
 
 def is_the_jobs(error: BaseException) -> bool:

@@ -1,4 +1,5 @@
-"""What goes with the recording of a rank, started with it and ended with it: writer, sampler, settings and profiler window."""
+"""The helpers of a recording, started and ended with it: writer, sampler, settings, status thread and profiler
+window."""
 
 from __future__ import annotations
 
@@ -11,13 +12,13 @@ from .guard import part
 from .patching import guarded
 from .profiling import Captures, Sampler, Window, forget
 from .recording import LAST_SETTINGS_STEP, Session
-from .stalls import Attendant
+from .stalls import StatusThread
 
 _PART = part("step log")
 _COPYING_S = 0.5
-"""Of the time that the job's end waits, what the last copy to the run directory is left."""
+"""The part of the wait at the job's end that is reserved for the last copy to the run directory."""
 _NO_WAIT_S = 0.25
-"""So long may an end take without being charged: some jobs end their process group many times."""
+"""Duration of an end that does not reduce the session's budget: some jobs end their process group many times."""
 
 
 class Services:
@@ -28,7 +29,7 @@ class Services:
         window = Window(session, session.writer)
         self.at_step = guarded(window.part, window.at_step)
         self.captures = Captures(session, session.writer, window)
-        self.attendant = Attendant(session, self.captures)
+        self.status_thread = StatusThread(session, self.captures)
 
 
 at_start: list[Callable[[Session], None]] = []
@@ -36,7 +37,7 @@ at_start: list[Callable[[Session], None]] = []
 
 
 def start(session: Session) -> None:
-    """Begin to write down what is recorded, to sample, and to wait for the profiler window."""
+    """Start the session's helpers and fill in rank.json."""
     session.document = settings.at_start(session)
     session.services = services = Services(session)
 
@@ -51,13 +52,13 @@ def start(session: Session) -> None:
     session.stepping.on_step.append(services.at_step)
     session.writer.document_changed.set()
     services.sampler.start()
-    services.attendant.start()
+    services.status_thread.start()
 
 
 def flush(session: Session, ending: bool = False) -> None:
-    """Everything recorded so far to the run directory, as far as the job's end may wait for that.
+    """Copy everything recorded so far to the run directory, within the time that the job's end may wait.
 
-    What is left then stays in the spool. With ``ending``, nothing is recorded any more.
+    The rest stays in the spool. ``ending``: nothing is recorded any more.
     """
     services: Services | None = session.services
     if services is None:
@@ -71,17 +72,17 @@ def flush(session: Session, ending: bool = False) -> None:
     recorder.heartbeat.end(recorder.step)
     if ending:
         services.sampler.stop(deadline_s)
-        services.attendant.stop()
+        services.status_thread.stop()
     services.sampler.write_out(deadline_s)
     if not session.writer.flush(deadline_s, ending):
-        _tell_what_waits(session)
+        _report_uncopied(session)
     waited_s = time.monotonic() - begun_s - closing_s
     session.patience_s -= min(session.patience_s, max(0.0, waited_s - _NO_WAIT_S))
 
 
 def _end_steps(session: Session, services: Services, deadline_s: float) -> float:
-    """Nothing more comes of the steps so far; the window is waited for until ``deadline_s``, monotonic. How long torch took to
-    close the profiler, s."""
+    """Finish what the steps so far have begun, waiting for the window until ``deadline_s`` (monotonic). Returns how
+    long torch took to close the profiler, s."""
     captures = services.captures
     closed_before_s = captures.closing_s
     session.stepping.finish()
@@ -92,22 +93,22 @@ def _end_steps(session: Session, services: Services, deadline_s: float) -> float
     return captures.closing_s - closed_before_s
 
 
-def _tell_what_waits(session: Session) -> None:
-    words = f"{session.run} did not accept in time what rank {session.rank} recorded last"
-    told = (
-        f"{words}; it waits in {session.spool.directory}, and `ddpdoctor analyze {session.run}` fetches it."
+def _report_uncopied(session: Session) -> None:
+    record = f"{session.run} did not accept in time what rank {session.rank} recorded last"
+    message = (
+        f"{record}; it waits in {session.spool.directory}, and `ddpdoctor analyze {session.run}` fetches it."
     )
-    part("end of the job").failed(TimeoutError(words), words, told)
+    part("end of the job").failed(TimeoutError(record), record, message)
 
 
-def tell_end(session: Session) -> None:
-    """The interpreter is left: write down how."""
+def write_end_status(session: Session) -> None:
+    """Write how the interpreter ends."""
     if session.services is not None:
-        session.services.attendant.tell_end()
+        session.services.status_thread.write_end_status()
 
 
 def stop(session: Session) -> None:
-    """The same, and end."""
+    """Flush, then end the session."""
     try:
         flush(session, ending=True)
     finally:

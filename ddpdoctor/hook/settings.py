@@ -1,4 +1,4 @@
-"""rank.json: who this rank is, and how its job is set up, as far as that decides its speed."""
+"""rank.json: this rank's identity, and the settings of its job that affect its speed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..rundir import RANK_SCHEMA, boot_id, pid_namespace
 from .guard import part
 from .job import (
     Listed,
-    Numbered,
+    NumberedWeakMap,
     data_parallel_built,
     describe_ddp,
     describe_loader,
@@ -28,7 +28,7 @@ _PART = part("settings")
 
 
 def at_start(session: Session) -> dict[str, Any]:
-    """What is known when the recording begins. Each part that fails is left out."""
+    """The part of rank.json that is known when the recording begins. Each part that fails is left out."""
     from ..rundir.privacy import recorded_environment  # its patterns are compiled in ranks only
 
     document: dict[str, Any] = {
@@ -60,11 +60,11 @@ def at_start(session: Session) -> dict[str, Any]:
 
 
 def after_first_steps(session: Session) -> None:
-    """What shows only once the job has trained for a few steps. Call on the training thread."""
+    """Settings that are known only after the job has trained for a few steps. Call on the training thread."""
     document = session.document
     for fill in (torch_settings, device, process_groups):
         _fill(document, fill)
-    kinds: list[tuple[str, Numbered[Any], Any]] = [
+    kinds: list[tuple[str, NumberedWeakMap[Any], Any]] = [
         ("ddp", session.models.known, describe_ddp),
         ("loaders", session.loaders.known, describe_loader),
         ("optimizers", session.optimizers, describe_optimizer),

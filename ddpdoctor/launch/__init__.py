@@ -1,25 +1,29 @@
-"""Running a job under ddpdoctor: the run directory, the child process and its signals, the environment, the telemetry.
+"""Runs a job and records it: the run directory, the child process and its signals, the environment, telemetry, hang detection.
 
-The launcher adds nothing to the job's streams, passes each signal on once, ends as the job ends, and where its own part fails the job
-goes on without it.
+The launcher adds nothing to the job's streams, passes each signal on once and ends as the job ends. If the recording fails, the job
+runs without it.
 
 ::
 
-    the run       session       one recorded run from start to end
-                  options       what the user asked for
-                  directory     the run directory and its manifest
-    the job       child         the process, its streams and signals
-                  witness       a signal to the group, or to the launcher alone
-                  alone         the job without us, where our part fails before it starts
-    beside it     helper        forked processes that the launcher never waits for
-                  keeper        the one that touches storage: copies records, samples the host
-                  sentinel      the one that watches for hangs: it asks, reports, and ends the job where that was ordered
-    a hang        rankwatch     the ranks of this host, by their memory and /proc
-                  unjoined      ranks before init_process_group    procfs, usage   what the kernel counts
-                  standstill    whether the job stands still       proof         whether that is proven, so that it may be ended
-                  hangwords     what the terminal says of it
-    afterwards    leftovers     records that are still in memory   orphans       ranks that outlived the command
-    ``doctor``    checkup       what can be recorded here          jobpython     the job's own Python
+    the run       session         one recorded run from start to end
+                  options         options of ``ddpdoctor run``
+                  directory       the run directory and its manifest
+    the job       child           the process, its streams and signals
+                  group_signals   was a signal sent to the process group, or to the launcher alone?
+                  alone           runs the job unrecorded if the recording cannot be started
+    processes     helper          forked helper processes, which the launcher never waits for
+                  storage_process touches storage: copies records, samples the host
+                  hang_monitor    watches for hangs, reports them, and ends the job with ``--on-hang kill``
+    a hang        rankwatch       state of this host's ranks, from their memory and /proc
+                  unjoined        the same before init_process_group
+                  procfs, usage   the kernel's counters of a process
+                  hang_detection  has the job made no progress for too long?
+                  proof           is the hang proven, so that the job may be ended?
+                  hang_message    sentences on a hang, for the terminal
+    afterwards    leftovers       records that are still in memory
+                  orphans         ranks that outlived the command
+    ``doctor``    checkup         what can be recorded on this machine
+                  jobpython       the job's Python interpreter
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A job without us: what fails of ours before it starts costs the recording, never the job. Nothing here needs more than Python.
+"""Runs a job unrecorded if ddpdoctor fails before its start. Needs the standard library only.
 
-What the caller left to this process, the job must find as if it had been started without us. Open files, limits, priority, umask,
-working directory, session and process group pass through by themselves. What does not is gathered here: what Python changed before
-our first line ran, and what is ours by its nature (a process id)."""
+The job must find its process as if the caller had started it directly. Open files, limits, priority, umask, working directory, session
+and process group are inherited. This module restores the rest: what Python changed at its start (signals, LC_CTYPE), and variables
+with a process id."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
 
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
-"""From its start on, whatever they were before: https://docs.python.org/3/library/signal.html#general-rules"""
+"""Ignored by Python from its start: https://docs.python.org/3/library/signal.html#general-rules"""
 _HANDS_ON_WHAT_IT_IGNORES = frozenset(
     ["sh", "bash", "dash", "ash", "busybox", "ksh", "mksh", "zsh", "systemd"]
 )
 """Shells, and the service manager whose services start with SIGPIPE ignored (IgnoreSIGPIPE=). Others, such as Python and
 Rust, ignore SIGPIPE themselves and give their children the default."""
 _OWN_PROCESS_ID = ("LISTEN_PID", "SYSTEMD_EXEC_PID", "WATCHDOG_PID")
-"""systemd names the process that it started, and libsystemd takes its sockets in no other: sd_listen_fds(3)."""
+"""Variables in which systemd names the process that it started; libsystemd uses its sockets in no other: sd_listen_fds(3)."""
 
 
 def inherited_environment() -> dict[str, str]:
-    """This process's environment as its caller made it."""
+    """This process's environment as its caller set it."""
     environment = dict(os.environ)
-    # In the locale C Python sets this for itself and all below it (PEP 538); what the caller gave stays where it was.
+    # In the C locale Python sets LC_CTYPE for itself and its children (PEP 538); /proc/self/environ keeps the caller's value.
     try:
         given = Path("/proc/self/environ").read_bytes().split(b"\0")
     except OSError:
@@ -54,37 +54,35 @@ def inherited_environment() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Inherited:
-    """Signals as the caller set them, and what it asked of the kernel about this process."""
+    """Signals and prctl settings of this process as the caller set them."""
 
     blocked: frozenset[int]
     ignored: frozenset[int]
     death_signal: int
-    """That this process is to get when its parent dies; 0 for none."""
+    """Signal at the death of this process's parent (PR_SET_PDEATHSIG); 0 for none."""
     adopts: bool
     """Whether orphans below this process become its children (PR_SET_CHILD_SUBREAPER)."""
 
     def restore_signals(self) -> None:
-        """Give each signal the meaning that it had for the caller; for the last moment before the command's."""
+        """Restore the caller's handling of signals, right before the command is executed."""
         for number in (*_IGNORED_BY_PYTHON, signal.SIGINT, signal.SIGCHLD):
             signal.signal(number, signal.SIG_IGN if number in self.ignored else signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked)
 
     def hand_on(self, libc: ctypes.CDLL, launcher_pid: int) -> None:
-        """Make this process, fresh from a fork by ``launcher_pid``, what the caller meant the job to be."""
+        """Restore the caller's signals and prctl settings in this process, just forked by ``launcher_pid``."""
         self.restore_signals()
         if self.adopts:
             libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        # A launcher killed by SIGKILL takes the job down in good order: torchrun ends its ranks on SIGTERM, and its
-        # ranks have sessions of their own, where nobody else would find them. Not inherited by what the job forks,
-        # and gone where the command is setuid.
+        # If the launcher is killed by SIGKILL, the job gets SIGTERM, on which torchrun ends its ranks (they have sessions of their own).
+        # Not inherited by children of the job, and reset if the command is setuid.
         die_with_parent(self.death_signal or signal.SIGTERM, libc)
         if os.getppid() != launcher_pid:
             os.kill(os.getpid(), self.death_signal or signal.SIGTERM)
 
 
 def inherited(libc: ctypes.CDLL | None) -> Inherited:
-    """What this process has from its caller; without ``libc``, for one that stays the same process, signals only. Call before
-    any signal is blocked or given another meaning."""
+    """What this process inherited from its caller; without ``libc`` signals only. Call before any signal is blocked or handled."""
     known = signal.valid_signals() - set(_IGNORED_BY_PYTHON)
     ignored = {number for number in known if signal.getsignal(number) is signal.SIG_IGN}
     return Inherited(
@@ -96,7 +94,7 @@ def inherited(libc: ctypes.CDLL | None) -> Inherited:
 
 
 def _ignored_by_parent() -> set[int]:
-    """Of what Python ignores in any case: what a parent that hands such things on ignores too."""
+    """Of the signals that Python ignores, those that the parent ignores too and passes on to its children."""
     status = status_of(os.getppid())
     if status.get("Name") not in _HANDS_ON_WHAT_IT_IGNORES:
         return set()
@@ -113,7 +111,7 @@ def _asked(libc: ctypes.CDLL | None, question: int) -> int:
 
 
 def status_of(pid: int) -> dict[str, str]:
-    """The fields of ``/proc/PID/status``; none where it cannot be read."""
+    """The fields of ``/proc/PID/status``; empty if it cannot be read."""
     try:
         text = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except OSError:
@@ -128,7 +126,7 @@ def signals_of(status: Mapping[str, str], field: str) -> set[int]:
 
 
 def as_own(environment: Mapping[str, str], launcher_pid: int) -> dict[str, str]:
-    """``environment`` for this process, which stands where its caller started ``launcher_pid``."""
+    """``environment`` with this process's id in the variables that systemd set for ``launcher_pid``."""
     mine = {name: str(os.getpid()) for name in _OWN_PROCESS_ID if environment.get(name) == str(launcher_pid)}
     return {**environment, **mine}
 
@@ -142,12 +140,12 @@ class CommandNotStartedError(Exception):
 
 
 class UnpreparedError(Exception):
-    """Something of ours failed before the job was started; the text says what, and why."""
+    """ddpdoctor failed before the job was started; the text says what failed, and why."""
 
 
 @contextmanager
 def preparing(failed: str, but: type[Exception] = UnpreparedError) -> Iterator[None]:
-    """Whatever goes wrong within is an UnpreparedError that says ``failed``, except for errors of the class ``but``."""
+    """Turn errors within into an UnpreparedError that says ``failed``, except for those of the class ``but``."""
     try:
         yield
     except (UnpreparedError, CommandNotStartedError, but):
@@ -157,18 +155,18 @@ def preparing(failed: str, but: type[Exception] = UnpreparedError) -> Iterator[N
 
 
 def words_of(error: Exception) -> str:
-    """What went wrong; of an error that nobody expected, with its name."""
+    """Text of an error; with its class name if it is not an expected one."""
     return str(error) if isinstance(error, (OSError, UnpreparedError)) else f"{type(error).__name__}: {error}"
 
 
 def say_alone(error: Exception, warn: Callable[[str], None]) -> None:
-    """The one line for the user."""
+    """Warn the user that the job runs unrecorded."""
     with suppress(Exception):
         warn(f"nothing is recorded and the job runs alone, because {words_of(error)}.")
 
 
 def run_alone(command: Sequence[str], error: Exception) -> NoReturn:
-    """Become ``command``, because ``error`` keeps us from even trying to record it."""
+    """Replace this process by ``command``, because ``error`` makes recording impossible."""
     say_alone(UnpreparedError(f"ddpdoctor cannot be loaded: {words_of(error)}"), _say)
     try:
         replace_this_process(command, os.environ)
@@ -181,11 +179,11 @@ def _say(sentence: str) -> None:
     try:
         print(f"ddpdoctor: {plain(sentence)}", file=sys.stderr, flush=True)
     except (OSError, ValueError):
-        pass  # nobody reads it
+        pass  # stderr is closed
 
 
 def replace_this_process(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    """Become ``command``, as if we had never been there. Raises CommandNotStartedError."""
+    """Replace this process by ``command``, with the caller's signals. Raises CommandNotStartedError."""
     with suppress(Exception):
         inherited(None).restore_signals()
     try:
@@ -195,7 +193,7 @@ def replace_this_process(command: Sequence[str], environment: Mapping[str, str])
 
 
 def execute(command: list[str], environment: dict[str, str]) -> NoReturn:
-    """Become ``command`` as a shell would find it. Raises OSError, ValueError."""
+    """Replace this process by ``command``, found as a shell finds it. Raises OSError, ValueError."""
     try:
         os.execvpe(command[0], command, environment)
     except OSError as error:
@@ -207,7 +205,7 @@ def execute(command: list[str], environment: dict[str, str]) -> NoReturn:
 
 
 def not_started(program: str, error: Exception) -> CommandNotStartedError:
-    """``error``, with which ``program`` could not be executed, in words and as a shell's exit code."""
+    """The error for the user, with a shell's exit code, if ``program`` could not be executed because of ``error``."""
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
         return CommandNotStartedError(f"{program}: command not found.", 127)
     if isinstance(error, PermissionError):

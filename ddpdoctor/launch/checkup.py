@@ -1,4 +1,4 @@
-"""What this machine and the job's Python allow: what a recording would hold, and what it would lack."""
+"""``ddpdoctor doctor``: what can be recorded on this machine with the job's Python, and what cannot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from ddpdoctor.launch.directory import RUNS_FOLDER
-from ddpdoctor.launch.jobpython import Interpreter, asked, interpreter_of
+from ddpdoctor.launch.jobpython import Interpreter, interpreter_of, probe_interpreter
 from ddpdoctor.telemetry import HostSampler, NvmlSampler
 from ddpdoctor.telemetry.cgroup import Cgroup
 
@@ -22,13 +22,13 @@ _OLDEST_PYTHON, _OLDEST_TORCH = (3, 9), (2, 1)
 _GB = 1e9
 _INFINIBAND = Path("/sys/class/infiniband")
 _LITTLE_SHM_BYTES = 1_000_000_000
-"""A container gets 64 MB unless told otherwise; the batches of a few loader workers take hundreds."""
+"""A container gets 64 MB by default; the batches of a few dataloader workers take hundreds."""
 _LITTLE_DISK_BYTES = 2_000_000_000
 """A rank's trace may take 256 MB."""
 _SLOW_CLOCK_NS = 500.0
-"""A system call instead of a register: a step reads the clock some ten times."""
+"""Above this, reading the clock is a system call; a step reads it about ten times."""
 _ROUNDS, _READINGS = 20, 100
-"""The quickest round counts: in others something else had the core."""
+"""The fastest round counts: others shared the core."""
 _NETWORK_STORAGE = (
     "nfs",
     "cifs",
@@ -45,7 +45,7 @@ _NETWORK_STORAGE = (
 
 
 class CheckState(StrEnum):
-    """What a check found."""
+    """Result of a check."""
 
     OK = "ok"
     NOTE = "note"
@@ -56,7 +56,7 @@ class CheckState(StrEnum):
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at."""
+    """One check and its result."""
 
     name: str
     state: CheckState
@@ -64,17 +64,17 @@ class Check:
 
 
 def checks_for(command: Sequence[str]) -> list[Check]:
-    """All checks, for the job that ``command`` starts, else for the Python that a job here would most likely use.
+    """All checks, for the job that ``command`` starts; without a command, for the Python that jobs here most likely use.
 
-    Raises DdpDoctorError where there is no such command. Nothing is written but to a temporary folder.
+    Raises DdpDoctorError if there is no such command. Writes only to a temporary folder.
     """
     interpreter = interpreter_of(command)
-    told = asked(interpreter.path)
+    answer = probe_interpreter(interpreter.path)
     host = HostSampler().facts
     checks: tuple[tuple[str, Callable[[], tuple[CheckState, str]]], ...] = (
-        ("Job's Python", lambda: _python(told, interpreter, command)),
-        ("PyTorch", lambda: _torch(told, command)),
-        ("GPUs", lambda: _gpus(told)),
+        ("Job's Python", lambda: _python(answer, interpreter, command)),
+        ("PyTorch", lambda: _torch(answer, command)),
+        ("GPUs", lambda: _gpus(answer)),
         ("Cores", lambda: _cores(host)),
         ("Memory", lambda: _memory(host)),
         ("Shared memory", _shared_memory),
@@ -94,13 +94,15 @@ def _checked(name: str, check: Callable[[], tuple[CheckState, str]]) -> Check:
     return Check(name, state, words)
 
 
-def _python(told: dict[str, Any], interpreter: Interpreter, command: Sequence[str]) -> tuple[CheckState, str]:
-    if "python" not in told:
-        return CheckState.NO, f"{interpreter.path}: {told.get('error', 'no answer')}"
-    version, where = told["python"], told.get("executable") or interpreter.path
+def _python(
+    answer: dict[str, Any], interpreter: Interpreter, command: Sequence[str]
+) -> tuple[CheckState, str]:
+    if "python" not in answer:
+        return CheckState.NO, f"{interpreter.path}: {answer.get('error', 'no answer')}"
+    version, where = answer["python"], answer.get("executable") or interpreter.path
     if _numbers(version) < _OLDEST_PYTHON:
         return CheckState.NO, f"{version}, {where}: recording needs {_dotted(_OLDEST_PYTHON)} or newer"
-    if not told.get("hook"):
+    if not answer.get("hook"):
         return (
             CheckState.NO,
             f"{version}, {where}: does not load the recorder (is it started with -S, -E or -I?)",
@@ -113,26 +115,26 @@ def _python(told: dict[str, Any], interpreter: Interpreter, command: Sequence[st
     return CheckState.OK, f"{version}, {where}; the recorder loads"
 
 
-def _torch(told: dict[str, Any], command: Sequence[str]) -> tuple[CheckState, str]:
-    version = told.get("torch")
+def _torch(answer: dict[str, Any], command: Sequence[str]) -> tuple[CheckState, str]:
+    version = answer.get("torch")
     if version is None:
         hint = "" if command else ": name the job's command after --"
-        return CheckState.NO, f"not found ({told.get('error', 'no answer')}){hint}"
-    if not told.get("distributed"):
+        return CheckState.NO, f"not found ({answer.get('error', 'no answer')}){hint}"
+    if not answer.get("distributed"):
         return CheckState.NO, f"{version} without torch.distributed: ranks cannot be distinguished"
-    backends = told.get("backends") or []
-    words = f"{version}, {'CUDA or ROCm ' + told['cuda'] if told.get('cuda') else 'for CPUs'}, backends {', '.join(backends)}"
+    backends = answer.get("backends") or []
+    words = f"{version}, {'CUDA or ROCm ' + answer['cuda'] if answer.get('cuda') else 'for CPUs'}, backends {', '.join(backends)}"
     if _numbers(version) < _OLDEST_TORCH:
         return CheckState.NO, f"{words}: recording needs {_dotted(_OLDEST_TORCH)} or newer"
-    if told.get("devices") and "CUDA" not in (told.get("profiler") or []):
+    if answer.get("devices") and "CUDA" not in (answer.get("profiler") or []):
         return CheckState.NOTE, f"{words}; its profiler cannot see GPUs (no CUPTI): no kernels in the window"
     return CheckState.OK, words
 
 
-def _gpus(told: dict[str, Any]) -> tuple[CheckState, str]:
+def _gpus(answer: dict[str, Any]) -> tuple[CheckState, str]:
     sampler = NvmlSampler()
     names = [str(gpu.get("name") or "GPU") for gpu in sampler.static]
-    seen = told.get("devices") or 0
+    seen = answer.get("devices") or 0
     if names:
         kinds = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
         lacks = f"; {sampler.notes[0].text}" if sampler.notes else ""
@@ -238,14 +240,14 @@ def _run_directory() -> tuple[CheckState, str]:
 
 
 def _network() -> tuple[CheckState, str]:
-    told = [
-        # The kernel says 0 or -1 where a link has no speed of its own (virtual).
+    links = [
+        # The kernel reports 0 or -1 for links without a speed (virtual ones).
         f"{name} {link.speed / 1e3:g} Gb/s" if link.speed > 0 else name
         for name, link in sorted(psutil.net_if_stats().items())
         if link.isup and name != "lo" and not name.startswith(("veth", "docker", "br-"))
     ]
     rdma = sorted(f"{port.parent.parent.name}:{port.name}" for port in _INFINIBAND.glob("*/ports/*"))
-    words = f"{', '.join(told) or 'no interface is up'}; {'RDMA ' + ', '.join(rdma) if rdma else 'no RDMA'}"
+    words = f"{', '.join(links) or 'no interface is up'}; {'RDMA ' + ', '.join(rdma) if rdma else 'no RDMA'}"
     return CheckState.OK, words
 
 
@@ -264,7 +266,7 @@ def _readable(file: Path) -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """(2, 13) of ``2.13.0+cpu``; (0, 0) where it is no version."""
+    """(2, 13) for ``2.13.0+cpu``; (0, 0) if it is no version."""
     parts = version.split(".")[:2]
     return tuple(int(part) for part in parts) if all(part.isdecimal() for part in parts) else (0, 0)
 

@@ -1,10 +1,10 @@
-"""The job as a child process: its streams are ours untouched, and every signal reaches it exactly once.
+"""The job as a child process: it inherits the launcher's streams, and every signal reaches it exactly once.
 
-All forwardable signals are blocked in the launcher and taken one by one with ``sigtimedwait``, so that no
-handler of ours ever runs, and the threads started later (telemetry) are never interrupted.
+All forwardable signals are blocked in the launcher and received one by one with ``sigtimedwait``: no handler runs, and threads are
+never interrupted.
 
-The job is forked here and not by ``subprocess``: that takes an ignored SIGCHLD for an exit code of 0, and gives the job
-default signals where the caller had ignored them.
+The job is forked here and not by ``subprocess``, which reports exit code 0 if SIGCHLD is ignored, and resets signals that the caller
+ignored.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from ddpdoctor.launch.alone import UnpreparedError, as_own, execute, inherited, not_started, preparing
+from ddpdoctor.launch.group_signals import GroupSignalDetector
 from ddpdoctor.launch.orphans import GRACE_S
-from ddpdoctor.launch.witness import GroupWitness
 
 _FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS)
 _OF_OUR_WRITING = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTTIN, signal.SIGTTOU)
 _KEPT = frozenset(
     (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGWINCH, *_FAULTS, *_OF_OUR_WRITING)
 )
-"""What cannot be blocked, tells of the launcher itself, or comes in floods from a terminal to the whole group (WINCH)."""
+"""Not forwarded: what cannot be blocked, concerns the launcher itself, or goes to the whole group very often (SIGWINCH)."""
 _FORWARDED = signal.valid_signals() - _KEPT
 _ENDING = frozenset((signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM))
 _ASKING = _ENDING | {signal.SIGXCPU}
-"""By which people and schedulers ask a job to end."""
+"""Signals by which users and schedulers ask a job to end."""
 _OURS = -1
-"""In place of an error's number: it was not the command's."""
+"""In place of an errno: the error is not the command's."""
 _DYING_S = 1.0
 
 
 @dataclass(frozen=True)
 class ExitStatus:
-    """How a process ended: by itself with ``code``, or by ``signal``; the other one is None."""
+    """How a process ended: with exit code ``code`` or by ``signal``; the other one is None."""
 
     code: int | None
     signal: int | None
 
     def take(self) -> NoReturn:
-        """End this process the same way: whoever waits for it sees the job's own end."""
+        """End this process the same way, so that its parent gets the job's exit status."""
         for stream in (sys.stdout, sys.stderr):
             try:
-                if stream is not None:  # as it is where the caller had closed it
+                if stream is not None:  # None if the caller had closed it
                     stream.flush()
             except (OSError, ValueError):
                 pass
@@ -62,20 +62,18 @@ class ExitStatus:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, [self.signal])
             os.kill(os.getpid(), self.signal)
             time.sleep(_DYING_S)
-            # Reached by the first process of a container, whom its own signals cannot end: a shell says this.
+            # Reached by the first process of a container, which its own signals cannot end: a shell's exit code.
             os._exit(128 + self.signal)
         os._exit(self.code or 0)
 
 
 _LIMITS = frozenset((errno.E2BIG, errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE))
-"""Reasons not to execute a command that need not be the command's own."""
+"""Errors of exec that the recording's additions to the environment may cause."""
 
 
 class Child:
-    """A running command.
-
-    To be made, waited for and closed by the main thread, before any other thread is started: the kernel ends the job
-    when the *thread* that forked it ends.
+    """A running command. Main thread only, and made before any other thread: the kernel ends the job when the *thread* that forked it
+    ends (PR_SET_PDEATHSIG).
     """
 
     def __init__(
@@ -84,41 +82,41 @@ class Child:
         environment: Mapping[str, str],
         asked: Callable[[int], None] = lambda number: None,
     ) -> None:
-        """Start ``command``; ``asked`` is called with the number of each signal that asks it to end, once that was passed on. Raises
-        CommandNotStartedError, and UnpreparedError where it was not tried; this process is as it was then."""
+        """Start ``command``. ``asked`` is called with the number of each signal that asks the job to end, after it was passed on. Raises
+        CommandNotStartedError, or UnpreparedError if it was not tried; signals are then as before."""
         self._asked = asked
-        self.is_to_end = self.was_told_by_group = False
-        """Whether somebody asked for the job's end, in a way that its caller has not ignored; and whether the last who did asked the
-        whole process group."""
+        self.is_to_end = self.was_signalled_by_group = False
+        """Whether a signal that the caller had not ignored asked for the job's end; and whether the last one went to the whole process
+        group."""
         with preparing("what the caller left to it cannot be read"):
             self._libc = ctypes.CDLL(None, use_errno=True)
             self._caller = inherited(self._libc)
-        self._witness: GroupWitness | None = None
+        self._group_signals: GroupSignalDetector | None = None
         self._asked_to_stop = False
         self._is_ended_here = False
         self._kill_at_s: float | None = None
-        """When a job that is ended here, and was sent SIGTERM, is sent SIGKILL; monotonic."""
+        """When SIGKILL follows SIGTERM, monotonic seconds."""
         try:
             with preparing("no process can be started for it"):
-                # Where it is ignored, the kernel throws the job's exit code away.
+                # If it is ignored, the kernel discards the job's exit code.
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 signal.pthread_sigmask(signal.SIG_BLOCK, [*_FORWARDED, signal.SIGCHLD])
-                self._witness = GroupWitness(_FORWARDED, self._libc)
+                self._group_signals = GroupSignalDetector(_FORWARDED, self._libc)
                 self.pid = self._start(list(command), dict(environment))
         except BaseException:
             self._undo()
             raise
 
     def _undo(self) -> None:
-        if self._witness is not None:
-            self._witness.close()
+        if self._group_signals is not None:
+            self._group_signals.close()
         ignored = signal.SIGCHLD in self._caller.ignored
         signal.signal(signal.SIGCHLD, signal.SIG_IGN if ignored else signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._caller.blocked)
 
     def _start(self, command: list[str], environment: dict[str, str]) -> int:
-        """Fork and execute ``command``; its process id. Raises CommandNotStartedError, UnpreparedError, OSError: in each case
-        it does not run."""
+        """Fork and execute ``command``; returns its process id. Raises CommandNotStartedError, UnpreparedError, OSError; it does not run
+        then."""
         launcher_pid = os.getpid()
         reader, writer = os.pipe()
         try:
@@ -142,7 +140,7 @@ class Child:
     def _become(
         self, command: list[str], environment: dict[str, str], launcher_pid: int, writer: int
     ) -> NoReturn:
-        """The forked process's way to the command; to ``writer`` goes what was in the way."""
+        """In the forked process: execute the command. An error is written to ``writer``."""
         number = _OURS
         try:
             self._caller.hand_on(self._libc, launcher_pid)
@@ -168,7 +166,7 @@ class Child:
         return ExitStatus(code, None) if code >= 0 else ExitStatus(None, -code)
 
     def end(self) -> None:
-        """Have the job be ended, by ``wait``, as a scheduler would: SIGTERM, and SIGKILL where it goes on. For any thread."""
+        """Let ``wait`` end the job as a scheduler does: SIGTERM, and SIGKILL after ``GRACE_S``. From any thread."""
         self.is_to_end = self._is_ended_here = True
 
     def _go_on_ending(self) -> None:
@@ -184,10 +182,9 @@ class Child:
             pass  # a job that became another user, by sudo, takes no signal from this one
 
     def _reap(self) -> int | None:
-        """The job's wait status, once it has ended.
+        """The job's wait status once it has ended, else None.
 
-        Other children go as well: a container's first process is given the orphans of all others, and a former
-        witness need not be waited for.
+        Other children are reaped as well: orphans, if this is a container's first process, and helper processes that were killed.
         """
         while (found := os.waitpid(-1, os.WNOHANG))[0]:
             if found[0] == self.pid:
@@ -196,28 +193,30 @@ class Child:
 
     def _pass_on(self, received: signal.struct_siginfo) -> None:
         number = received.si_signo
-        by_group = self._witness is not None and self._witness.saw(number, received.si_code)
+        by_group = self._group_signals is not None and self._group_signals.was_sent_to_group(
+            number, received.si_code
+        )
         if not by_group:
             self._send(number)
         if number in _ASKING:
             if number not in self._caller.ignored:
-                self.is_to_end, self.was_told_by_group = True, by_group
+                self.is_to_end, self.was_signalled_by_group = True, by_group
             self._asked(number)
         if number in (signal.SIGTSTP, signal.SIGCONT):
             self._asked_to_stop = number == signal.SIGTSTP
 
     def _stop_along(self) -> None:
-        """Stop where the job was told to and has: not where it ignores that, nor where nobody could continue us."""
+        """Stop this process after SIGTSTP, if the job has stopped."""
         if self._asked_to_stop and os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG):
             self._asked_to_stop = False
             os.kill(os.getpid(), signal.SIGSTOP)
 
     def close(self) -> bool:
-        """Give the signals back their former meaning in this process, but for those that end it: they wait until somebody
-        unblocks them. True where one of these came after the job's end.
+        """Restore the signals of this process, except for those that end it: they stay blocked. True if one of these came after the job's
+        end.
         """
-        if self._witness is not None:
-            self._witness.close()
+        if self._group_signals is not None:
+            self._group_signals.close()
         signal.sigtimedwait([signal.SIGCHLD], 0)
         asked_to_end = False
         while (received := signal.sigtimedwait(_FORWARDED, 0)) is not None:
@@ -227,7 +226,7 @@ class Child:
 
 
 def _why(program: str, said: str) -> Exception:
-    """The error that the forked process tells of."""
+    """The error that the forked process wrote."""
     number, _, words = said.partition(" ")
     if int(number) == _OURS:
         return UnpreparedError(f"the way to it failed: {words}")

@@ -1,4 +1,4 @@
-"""The run directory of a job: made by its first launcher, joined by the others, with what the manifest says of each."""
+"""The run directory of a job, made by its first launcher and joined by the others, and its manifest."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ddpdoctor.launch.options import RunOptions
 from ddpdoctor.rundir import (
     MANIFEST_FILE,
     RUN_SCHEMA,
-    NotOursError,
+    UntrustedFileError,
     boot_id,
     encoded,
     host_directory,
@@ -37,7 +37,7 @@ from ddpdoctor.rundir import (
     write_json,
 )
 from ddpdoctor.rundir.liveness import is_running
-from ddpdoctor.rundir.owned import behind_links, folder, is_own, is_own_folder, replace_file
+from ddpdoctor.rundir.owned import folder, is_own, is_own_folder, replace_file, resolve_own_links
 from ddpdoctor.rundir.privacy import mask_command, mask_text, recorded_environment
 
 _TASK_VARIABLES = (
@@ -52,12 +52,12 @@ _TASK_VARIABLES = (
 
 @dataclass(frozen=True)
 class JobIdentity:
-    """The same for all launchers that one ``srun``, ``mpiexec`` or ``torchrun --no-python`` started, but for
+    """Identity of a job, the same for all launchers that one ``srun``, ``mpiexec`` or ``torchrun --no-python`` started, except for
     ``task``.
     """
 
     job_id: str | None
-    """None where this launcher was not started once per rank."""
+    """None if this launcher was not started once per rank."""
     task: int | None
     """Number of this launcher among those of the job."""
 
@@ -80,12 +80,12 @@ def job_identity(environment: Mapping[str, str]) -> JobIdentity:
 
 
 def default_run_name(command: Sequence[str], identity: JobIdentity) -> str:
-    """``<UTC time>-<script>``, or ``<job id>-<script>`` so that all launchers of a job choose the same."""
+    """``<job id>-<script>``, the same for all launchers of a job; ``<UTC time>-<script>`` without a job id."""
     return f"{identity.job_id or _stamp(time.time())}-{script_stem(command)}"
 
 
 def script_stem(command: Sequence[str]) -> str:
-    """What a person would call this job: its script, its module, else its program."""
+    """Short name of a job: of its script or module, else of its program."""
     name = next((Path(a).stem for a in command if a.endswith(".py") and not a.startswith("-")), None)
     if name is None:
         modules = [b for a, b in zip(command, command[1:]) if a == "-m" and not b.startswith("torch.")]
@@ -98,7 +98,7 @@ def _stamp(epoch_s: float) -> str:
 
 
 def _parent_started_s() -> float:
-    """The parent is what all launchers of this host share; when it began is theirs alone."""
+    """Start of the parent process, epoch seconds: all launchers of a job on this host have the same parent."""
     try:
         return float(psutil.Process(os.getppid()).create_time())
     except psutil.Error:
@@ -115,7 +115,7 @@ def _working_directory() -> str:
 def new_manifest(
     command: Sequence[str], options: RunOptions, environment: Mapping[str, str], identity: JobIdentity
 ) -> dict[str, Any]:
-    """Of a run that begins now. ``environment`` is the job's."""
+    """The manifest of a run that begins now. ``environment`` is the job's."""
     return {
         "schema": RUN_SCHEMA,
         "run_id": new_run_id(),
@@ -144,7 +144,7 @@ def new_manifest(
 
 RUNS_FOLDER = "ddpdoctor-runs"
 _MANIFEST_S = 2.0
-"""Until a manifest is there whole, where it cannot be made in one go."""
+"""Time limit until a manifest is complete, on file systems where it cannot be created atomically."""
 _OURS = frozenset([MANIFEST_FILE, "hosts", "ranks"])
 
 
@@ -158,19 +158,19 @@ class Launch:
     """hosts/<host>/launch-<pid>.json"""
     document: dict[str, Any]
     owner: bool
-    """Whether this launcher made the run: it writes the manifest and analyses the run."""
+    """Whether this launcher made the run directory: it writes the manifest and analyses the run."""
     _ended: set[Path] = field(default_factory=set)
-    """Records of launchers that were seen to have ended."""
+    """Records of launchers that have ended."""
 
     def finish(self, **fields: Any) -> None:
-        """Write ``fields`` (ended_ns, exit_code, signal, notes, note_codes) into the records. Raises OSError, also where the run was
-        deleted and another one has taken its place.
+        """Write ``fields`` (ended_ns, exit_code, signal, notes, note_codes) into the records. Raises OSError, also if the run was deleted
+        and another one has its path.
         """
         refuse_other_run(str(self.run), self.document.get("run_id"))
         self.document.update(fields)
         with folder(str(self.run), links=True) as run, folder("hosts", run) as hosts:
             if not is_own(run):
-                raise NotOursError(errno.EPERM, "it belongs to another user", str(self.run))
+                raise UntrustedFileError(errno.EPERM, "it belongs to another user", str(self.run))
             with folder(self.record.parent.name, hosts) as own:
                 replace_file(self.record.name, own, encoded(self.document), mode=0o666)
             if self.owner:
@@ -181,9 +181,7 @@ class Launch:
                 replace_file(MANIFEST_FILE, run, encoded(manifest), mode=0o666)
 
     def withdraw(self) -> None:
-        """Take back the records of a launcher whose command could not be started; a run that is then empty
-        goes.
-        """
+        """Remove the records of a launcher whose command could not be started, and the run directory if it is then empty."""
         try:
             self.record.unlink()
             self.record.parent.rmdir()
@@ -195,10 +193,7 @@ class Launch:
             pass
 
     def others_running(self) -> list[str]:
-        """``host:pid`` of the run's other launchers that have not ended, as far as can be seen from here.
-
-        The record of one that has ended is not read again.
-        """
+        """``host:pid`` of the run's other launchers that are not known to have ended. The record of an ended one is not read again."""
         running = []
         for host, record, document in _launches(self.run, but=self._ended | {self.record}):
             if document.get("ended_ns") is None and is_running(document) is not False:
@@ -211,8 +206,8 @@ class Launch:
 def open_run(out: Path | None, name: str, identity: JobIdentity, document: dict[str, Any]) -> Launch:
     """Make or join the run directory ``out``, or one called ``name`` below ``ddpdoctor-runs/``.
 
-    ``document`` is this launcher's manifest. Raises DdpDoctorError where ``out`` holds something that must
-    not be written to, OSError where nothing can be written.
+    ``document`` is this launcher's manifest. Raises DdpDoctorError if ``out`` holds something that must
+    not be written to, OSError if nothing can be written.
     """
     if out is not None:
         return _enter(out.absolute(), identity, document)
@@ -232,9 +227,7 @@ def open_run(out: Path | None, name: str, identity: JobIdentity, document: dict[
 
 
 def _writable_base() -> Path:
-    """``ddpdoctor-runs`` here; where the working directory is read-only or deleted, one in the folder for temporary
-    files, which nobody else may enter.
-    """
+    """``ddpdoctor-runs`` in the working directory; if that is read-only or deleted, a private folder in the folder for temporary files."""
     try:
         base = Path.cwd() / RUNS_FOLDER
         base.mkdir(exist_ok=True)
@@ -245,8 +238,8 @@ def _writable_base() -> Path:
     base = Path(tempfile.gettempdir()) / f"{RUNS_FOLDER}-{os.getuid()}"
     try:
         make_private_folder(str(base))
-    except NotOursError:
-        # Somebody else has taken the name.
+    except UntrustedFileError:
+        # Another user has a folder of this name.
         return Path(tempfile.mkdtemp(prefix=f"{RUNS_FOLDER}-"))
     return base
 
@@ -255,7 +248,7 @@ def _enter(run: Path, identity: JobIdentity, document: dict[str, Any]) -> Launch
     if run.exists() and not run.is_dir():
         raise DdpDoctorError(f"{run} is a file; --out needs a directory that does not exist yet.")
     try:
-        behind_links(run)
+        resolve_own_links(run)
     except OSError as error:
         raise DdpDoctorError(f"{run}: {error.strerror or error}; choose another --out.") from error
     run.mkdir(parents=True, exist_ok=True)
@@ -294,7 +287,7 @@ def _enter(run: Path, identity: JobIdentity, document: dict[str, Any]) -> Launch
 
 
 def _id_of_owner(run: Path) -> str | None:
-    """The run's id, which its first launcher may be about to write."""
+    """The run's id; waits up to ``_MANIFEST_S`` for its first launcher to write it."""
     deadline_s = time.monotonic() + _MANIFEST_S
     while read_json(str(run / MANIFEST_FILE), []) is None and time.monotonic() < deadline_s:
         time.sleep(0.02)
@@ -309,32 +302,31 @@ def _record_names(folder: Path, pid: int) -> Iterator[Path]:
 
 
 def create_exclusively(path: Path, document: dict[str, Any]) -> bool:
-    """Write a new JSON file that nobody sees half-written; False where ``path`` exists. Raises OSError."""
-    beside = path.with_name(f"{path.name}.{document.get('host')}.{os.getpid()}.new.tmp")
-    write_json(str(beside), document)
+    """Write a new JSON file atomically; False if ``path`` exists. Raises OSError."""
+    temporary = path.with_name(f"{path.name}.{document.get('host')}.{os.getpid()}.new.tmp")
+    write_json(str(temporary), document)
     try:
-        os.link(beside, path)
+        os.link(temporary, path)
     except FileExistsError:
         return False
     except OSError:
-        # A file system without hard links: exclusive all the same, but a reader may see the file while it is
-        # short.
+        # A file system without hard links: exclusive, but a reader may see an incomplete file.
         try:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
         except FileExistsError:
             return False
         write_json(str(path), document)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return True
 
 
 def _why_closed(run: Path, identity: JobIdentity) -> str | None:
-    """Why a launcher of ``identity`` may not join ``run``, or None where it may."""
+    """Why a launcher of ``identity`` may not join ``run``; None if it may."""
     manifest = read_json(str(run / MANIFEST_FILE), []) or {}
     ended = manifest.get("ended_ns") is not None
     if not ended and is_running(manifest) is not False:
-        # As a rule: of two thousand launchers none need read the records of the others.
+        # The usual case: no launcher needs to read the records of the others.
         return None
     launches = [document for _, _, document in _launches(run)]
     same_job = identity.job_id is not None and any(d.get("job_id") == identity.job_id for d in launches)
@@ -344,7 +336,7 @@ def _why_closed(run: Path, identity: JobIdentity) -> str | None:
 
 
 def _launches(run: Path, but: Container[Path] = ()) -> Iterator[tuple[str, Path, dict[str, Any]]]:
-    """(host folder's name, path, document) of each launcher's record, ``but`` those at some paths."""
+    """(host folder's name, path, document) of each launcher's record, except for the paths ``but``."""
     for record in sorted((run / "hosts").glob("*/launch-*.json")):
         if record in but:
             continue

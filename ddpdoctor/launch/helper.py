@@ -1,8 +1,7 @@
-"""Processes beside the launcher, forked from it, for work that it must never wait for: on storage that may have stopped answering,
-and analyses.
+"""Helper processes forked from the launcher, for work that may block: access to storage that may have stopped answering, and analyses.
 
-A process in the midst of asking for a file cannot be relied on to end: what two look up at once, the second waits for, and not even
-SIGKILL ends that wait. So such work is done in a process that can be left behind.
+SIGKILL does not end a process that waits for storage in the kernel (state D). The launcher therefore never waits for such work itself:
+it abandons the helper process.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from ddpdoctor.parentdeath import die_with_parent
 from ddpdoctor.readable import is_readable
 
 Beat = Callable[[], None]
-"""To be called while work gets on."""
+"""To be called while work makes progress."""
 
 _BEAT, _RESULT, _ERROR = b".", b"r", b"e"
 _SIZE = struct.Struct("<Q")
@@ -32,50 +31,50 @@ _LEAST_BEAT_S = 0.1
 _PIECE_BYTES = 1 << 16
 LOOK_S = 0.05
 _LONGER = 5
-"""Times the patience with a child that is not kept waiting by the kernel."""
+"""Factor on the timeout while the child is not blocked in the kernel."""
 _Result = TypeVar("_Result")
 
 
-class NoAnswerError(OSError):
+class StorageTimeoutError(OSError):
     """The storage did not answer in time."""
 
 
-class Patience:
-    """With a child that beats while it gets on. One that merely gets no processor, or waits for something that has a
-    deadline of its own, is given longer than one that the kernel keeps waiting.
+class HeartbeatTimeout:
+    """Timeout of a child since its last heartbeat. A child that waits for a processor, or for something that has its own deadline,
+    gets ``_LONGER`` times as long as one that is blocked in the kernel (state D).
     """
 
-    def __init__(self, pid: int, patience_s: float) -> None:
-        self._pid, self._patience_s = pid, patience_s
-        self.renew()
+    def __init__(self, pid: int, timeout_s: float) -> None:
+        self._pid, self._timeout_s = pid, timeout_s
+        self.restart()
 
-    def renew(self) -> None:
-        """It has beaten."""
+    def restart(self) -> None:
+        """Restart the clock: a heartbeat has come."""
         self._since_s = time.monotonic()
 
-    def ask(self) -> None:
-        """Raises NoAnswerError once there is none left."""
+    def check(self) -> None:
+        """Raises StorageTimeoutError if the last heartbeat is too long ago."""
         silent_s = time.monotonic() - self._since_s
-        # The kernel keeps its main thread from running until something answers.
-        kept_waiting = procfs.state_of(self._pid) == "D"
-        most_s = self._patience_s if kept_waiting else self._patience_s * _LONGER
+        is_blocked = procfs.state_of(self._pid) == "D"
+        most_s = self._timeout_s if is_blocked else self._timeout_s * _LONGER
         if silent_s > most_s:
-            raise NoAnswerError("its storage does not answer")
+            raise StorageTimeoutError("its storage does not answer")
 
 
-def bounded(work: Callable[[Beat], _Result], patience_s: float) -> _Result:
-    """What ``work`` returns, or raises, both of which can be pickled; it is done in a forked process, which is left
-    behind, with NoAnswerError raised, once it has not beaten for ``patience_s``. For the main thread.
+def run_with_timeout(work: Callable[[Beat], _Result], timeout_s: float) -> _Result:
+    """Call ``work`` in a forked process, and return or raise what it returns or raises, which must be picklable. Main thread only.
+
+    Raises StorageTimeoutError, and abandons the process, if its last heartbeat is more than ``timeout_s`` ago.
     """
     try:
         pid, reader = _forked(lambda writer: _answer_with(work, writer))
     except OSError:  # no further process is allowed
         return work(lambda: None)
     try:
-        kind, data = _answer(reader, Patience(pid, patience_s))
+        kind, data = _answer(reader, HeartbeatTimeout(pid, timeout_s))
     finally:
         os.close(reader)
-        leave(pid)
+        abandon(pid)
     if kind == _ERROR:
         raise pickle.loads(data)
     found: _Result = pickle.loads(data)
@@ -83,8 +82,8 @@ def bounded(work: Callable[[Beat], _Result], patience_s: float) -> _Result:
 
 
 def _forked(work: Callable[[int], None], *kept: int) -> tuple[int, int]:
-    """Do ``work`` in a forked process, which has the open files ``kept`` and the one that it is given to write to: its id, and the end to
-    read what it writes. Raises OSError."""
+    """Call ``work(writer)`` in a forked process that keeps only the open files ``kept`` and ``writer`` (a pipe). Returns its process id
+    and the pipe's end to read from. Raises OSError."""
     reader, writer = os.pipe()
     try:
         pid = os.fork()
@@ -94,7 +93,7 @@ def _forked(work: Callable[[int], None], *kept: int) -> tuple[int, int]:
         raise
     if pid == 0:
         try:
-            hold_no_streams([writer, *kept])
+            close_inherited_files([writer, *kept])
             work(writer)
         finally:
             os._exit(0)
@@ -102,8 +101,8 @@ def _forked(work: Callable[[int], None], *kept: int) -> tuple[int, int]:
     return pid, reader
 
 
-def leave(pid: int) -> None:
-    """End a child that may have stopped for good, without waiting for it."""
+def abandon(pid: int) -> None:
+    """Kill a child that may be blocked for ever, without waiting for its end."""
     try:
         if os.waitpid(pid, os.WNOHANG)[0] == 0:  # not waited for yet, so the id is still its own
             os.kill(pid, signal.SIGKILL)
@@ -112,9 +111,9 @@ def leave(pid: int) -> None:
         pass
 
 
-def hold_no_streams(kept: Iterable[int]) -> None:
-    """Close all files of this process but ``kept``: an end of the job's pipes kept open here would keep their readers
-    waiting, and this process may stay when all others have ended."""
+def close_inherited_files(kept: Iterable[int]) -> None:
+    """Close all files of this process but ``kept``. The readers of the job's pipes would otherwise wait for this process, which may
+    outlive all others."""
     keep = set(kept)
     for name in [path.name for path in Path("/proc/self/fd").iterdir()]:
         if int(name) not in keep:
@@ -128,7 +127,7 @@ def hold_no_streams(kept: Iterable[int]) -> None:
 
 
 def prefer_for_oom_kill() -> None:
-    """Where memory runs out, the kernel is to end this process and what it starts."""
+    """Let the kernel kill this process and its children first if memory runs out."""
     try:
         Path("/proc/self/oom_score_adj").write_text("1000")
     except OSError:
@@ -136,7 +135,7 @@ def prefer_for_oom_kill() -> None:
 
 
 def beating(writer: int, sign: bytes = _BEAT) -> Beat:
-    """Writes ``sign`` to the open file ``writer``, now and then."""
+    """A heartbeat that writes ``sign`` to the open file ``writer``, at most every ``_LEAST_BEAT_S`` seconds."""
     last_s = 0.0
 
     def beat() -> None:
@@ -146,7 +145,7 @@ def beating(writer: int, sign: bytes = _BEAT) -> Beat:
             try:
                 os.write(writer, sign)
             except OSError:
-                pass  # whoever listened is gone
+                pass  # the reader is gone
 
     return beat
 
@@ -170,8 +169,8 @@ def _pickled(error: Exception) -> bytes:
     return data
 
 
-def _answer(reader: int, patience: Patience) -> tuple[bytes, bytes]:
-    """The kind of the answer, and its bytes."""
+def _answer(reader: int, timeout: HeartbeatTimeout) -> tuple[bytes, bytes]:
+    """Wait for the answer: its kind and its bytes. Raises StorageTimeoutError, OSError."""
     data = b""
     while True:
         data = data.lstrip(_BEAT)
@@ -179,38 +178,38 @@ def _answer(reader: int, patience: Patience) -> tuple[bytes, bytes]:
         if len(data) >= head and len(data) >= head + _SIZE.unpack(data[1:head])[0]:
             return data[:1], data[head:]
         while not is_readable(reader, LOOK_S):
-            patience.ask()
-        patience.renew()
+            timeout.check()
+        timeout.restart()
         piece = os.read(reader, _PIECE_BYTES)
         if not piece:
             raise OSError("the process that was to write to it has died")
         data += piece
 
 
-IN_ORDER = b"."
+JOB_ENDED = b"."
 """Sent by a launcher whose job has ended; one that was killed sends nothing."""
 _ANSWER_BYTES = 1 << 16
 _UNHEARD_S = 5.0
-"""For the end of one that could not be listened to."""
+"""For the end of a process without a listening thread."""
 _BESIDE_NICENESS = 5
-"""The job's own processes come first where processors are short."""
+"""The job's own processes come first if processors are short."""
 
 Work = Callable[[int, int], None]
-"""Done in the process, with the open files by which the launcher says that the job has ended (it can be read then, also where the launcher
-is gone), and by which it is answered."""
+"""A helper's work, called with two pipes: ``orders`` is readable once the job has ended or the launcher is gone; messages to the launcher
+go to ``writer``."""
 
 
-class Beside:
-    """The launcher's side of it. For the main thread."""
+class HelperProcess:
+    """A long-running helper process, as the launcher sees it. Main thread only."""
 
     def __init__(self, name: str, work: Work) -> None:
         self._name, self._work = name, work
         self._pid = self._orders = self._answers = 0
-        self._patience: Patience | None = None
+        self._timeout: HeartbeatTimeout | None = None
         self._reader: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the process. All are started before anybody listens to one: who forks must have no other thread. Raises
+        """Start the process. Start all of them before the first ``listen``: a process that forks must have no other thread. Raises
         OSError."""
         orders, self._orders = os.pipe()
         try:
@@ -222,19 +221,19 @@ class Beside:
             os.close(orders)
 
     def _live(self, orders: int, writer: int) -> None:
-        # Whoever signals a whole group, as a terminal does, means the job.
+        # A signal to the whole process group, as from a terminal, is meant for the job.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         os.nice(_BESIDE_NICENESS)
         self._work(orders, writer)
 
-    def listen(self, told: Callable[[dict[str, Any]], None], patience_s: float) -> None:
-        """What it says goes to ``told`` from now on, in a thread. Nothing where it could not be started."""
+    def listen(self, on_message: Callable[[dict[str, Any]], None], timeout_s: float) -> None:
+        """Pass its messages to ``on_message`` in a thread from now on. Does nothing if the process was not started."""
         if not self._pid:
             return
-        self._patience = Patience(self._pid, patience_s)
+        self._timeout = HeartbeatTimeout(self._pid, timeout_s)
         reader = threading.Thread(
             target=_listen,
-            args=(self._answers, self._patience, told),
+            args=(self._answers, self._timeout, on_message),
             name=f"ddpdoctor-{self._name}",
             daemon=True,
         )
@@ -242,16 +241,16 @@ class Beside:
             reader.start()
             self._reader = reader
         except RuntimeError:
-            pass  # no further thread is allowed: it works on unheard
+            pass  # no further thread is allowed: it works on, and its messages are not read
 
-    def answer(self, patience_s: float) -> dict[str, Any]:
-        """The one thing that it says, for who does not listen to it; nothing where that takes longer, or it has died."""
-        said = os.read(self._answers, _ANSWER_BYTES) if is_readable(self._answers, patience_s) else b""
+    def answer(self, timeout_s: float) -> dict[str, Any]:
+        """Its one message, without ``listen``; empty after ``timeout_s`` or if it has died."""
+        said = os.read(self._answers, _ANSWER_BYTES) if is_readable(self._answers, timeout_s) else b""
         found: dict[str, Any] = json.loads(said) if said else {}
         return found
 
     def stop(self, most_s: float) -> None:
-        """Have it end, for who does not listen to it; killed where it has not within ``most_s``. Nothing where it was not started."""
+        """End it, without ``listen``; kill it after ``most_s``. Does nothing if it was not started."""
         if not self._pid:
             return
         self._send_end()
@@ -260,43 +259,43 @@ class Beside:
             if not os.read(self._answers, _ANSWER_BYTES):
                 break
         os.close(self._answers)
-        leave(self._pid)
+        abandon(self._pid)
 
     def _send_end(self) -> None:
         try:
-            os.write(self._orders, IN_ORDER)
+            os.write(self._orders, JOB_ENDED)
         except OSError:
             pass  # it has died
         os.close(self._orders)
 
     def end(self) -> None:
-        """Have it bring what it does to an end. Raises NoAnswerError where it does not get on: it is left behind then."""
-        if not self._pid or self._patience is None:
+        """Let it finish. Raises StorageTimeoutError, and abandons it, if its heartbeat stops."""
+        if not self._pid or self._timeout is None:
             return
         if self._reader is None:
             self.stop(_UNHEARD_S)
             return
         self._send_end()
-        self._patience.renew()
+        self._timeout.restart()
         try:
             while self._reader.is_alive():
                 self._reader.join(LOOK_S)
                 if self._reader.is_alive():
-                    self._patience.ask()
+                    self._timeout.check()
         finally:
-            leave(self._pid)
+            abandon(self._pid)
 
 
-def _listen(answers: int, patience: Patience, told: Callable[[dict[str, Any]], None]) -> None:
+def _listen(answers: int, timeout: HeartbeatTimeout, on_message: Callable[[dict[str, Any]], None]) -> None:
     with os.fdopen(answers, "rb") as lines:
         for line in lines:
-            patience.renew()
+            timeout.restart()
             if line.strip():
-                told(json.loads(line))
+                on_message(json.loads(line))
 
 
-def say(writer: int, **what: Any) -> None:
-    """Tell the launcher; nobody listens where it is gone."""
+def send(writer: int, **what: Any) -> None:
+    """Send a message to the launcher; does nothing if that is gone."""
     try:
         os.write(writer, json.dumps(what).encode() + b"\n")
     except OSError:
@@ -304,30 +303,30 @@ def say(writer: int, **what: Any) -> None:
 
 
 _ANALYSIS_S = 600.0
-"""As much as the analysis at the end of a short job may take."""
+"""The same limit as for the analysis after a short job."""
 _ANALYSIS_NICENESS = 10
 """Added to that of the process that starts it."""
 _MOST_SENTENCE_BYTES = 1 << 14
-"""Of its answer, a sentence; a pipe holds more, so that nobody waits for the other."""
+"""Longest answer (a sentence). A pipe's buffer is larger, so neither side waits for the other."""
 
 
-class Diagnosing:
-    """For a process that waits for several things at once."""
+class AnalysisProcess:
+    """The analysis of a run while its job hangs, in a process of its own, for an event loop."""
 
     def __init__(self, diagnose: Callable[[], str] | None) -> None:
-        """``diagnose`` returns a sentence for the user, and says itself what went wrong; None: nobody wants to know."""
+        """``diagnose`` returns a sentence for the user, also on its own errors; None: no analysis."""
         self._diagnose = diagnose
         self._pid, self._reader = 0, -1
         self._deadline_s = 0.0
 
     @property
     def handles(self) -> list[int]:
-        """Readable once there is something to say."""
+        """File descriptors that are readable once ``sentence`` has an answer."""
         return [self._reader] if self._reader >= 0 else []
 
     def start(self) -> None:
-        """Start it; the last one, if it still runs, is about a hang that is over."""
-        self.leave()
+        """Start it. An earlier one that still runs is ended: its hang is over."""
+        self.abandon()
         diagnose, parent = self._diagnose, os.getpid()
         if diagnose is None:
             return
@@ -344,20 +343,20 @@ class Diagnosing:
             self._deadline_s = time.monotonic() + _ANALYSIS_S
 
     def sentence(self) -> str | None:
-        """What it has to say; None where nothing yet, or nothing at all."""
+        """Its sentence; None if there is none yet, or none at all."""
         if self._reader < 0:
             return None
         if is_readable(self._reader, 0):
             text = os.read(self._reader, _MOST_SENTENCE_BYTES).decode(errors="replace")
-            self.leave()
+            self.abandon()
             return text or None
         if time.monotonic() > self._deadline_s:
-            self.leave()
+            self.abandon()
         return None
 
-    def leave(self) -> None:
-        """End it, without waiting for that."""
+    def abandon(self) -> None:
+        """End it, without waiting for its end."""
         if self._reader >= 0:
             os.close(self._reader)
             self._reader = -1
-            leave(self._pid)
+            abandon(self._pid)

@@ -1,4 +1,4 @@
-"""The job's own Python, which need not be ours: which one a command starts, and what it can record."""
+"""The job's Python interpreter, which may differ from ddpdoctor's: which one a command starts, and what it can record."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ddpdoctor.hook.environment import HookOptions, job_environment
 from ddpdoctor.readable import is_readable
 
 _LAUNCHERS = ("torchrun", "python", "python3")
-"""What most jobs begin with, tried in this order where no command is given."""
+"""Programs that most jobs begin with, tried in this order if no command is given."""
 _ANSWER = "DDPDOCTOR-ANSWER "
 _MOST_WORDS = 300
 _FIRST_LINE_BYTES = 512
@@ -32,39 +32,39 @@ _DEADLINE_S = 120.0
 """Importing torch from a cold network file system takes a minute."""
 _QUESTION = f"""
 import json, sys
-told = {{"python": sys.version.split()[0], "executable": sys.executable, "hook": "_ddpdoctor" in sys.modules}}
+answer = {{"python": sys.version.split()[0], "executable": sys.executable, "hook": "_ddpdoctor" in sys.modules}}
 try:
     import torch
-    told["torch"] = str(torch.__version__)
-    told["cuda"] = torch.version.cuda or torch.version.hip
-    told["devices"] = torch.cuda.device_count()
+    answer["torch"] = str(torch.__version__)
+    answer["cuda"] = torch.version.cuda or torch.version.hip
+    answer["devices"] = torch.cuda.device_count()
     import torch.distributed as distributed
-    told["distributed"] = distributed.is_available()
-    told["backends"] = [
+    answer["distributed"] = distributed.is_available()
+    answer["backends"] = [
         name for name in ("nccl", "gloo", "ucc", "mpi")
-        if told["distributed"] and getattr(distributed, "is_%s_available" % name, bool)()
+        if answer["distributed"] and getattr(distributed, "is_%s_available" % name, bool)()
     ]
     import torch.profiler
-    told["profiler"] = sorted(str(each).split(".")[-1] for each in torch.profiler.supported_activities())
+    answer["profiler"] = sorted(str(each).split(".")[-1] for each in torch.profiler.supported_activities())
 except Exception as error:
-    told["error"] = "%s: %s" % (type(error).__name__, error)
-print("\\n{_ANSWER}" + json.dumps(told), flush=True)
+    answer["error"] = "%s: %s" % (type(error).__name__, error)
+print("\\n{_ANSWER}" + json.dumps(answer), flush=True)
 """
 
 
 @dataclass(frozen=True)
 class Interpreter:
-    """The Python that a job most likely runs."""
+    """The Python interpreter that a job most likely runs."""
 
     path: str
     sure: bool
-    """Whether the command names it; else it is the one that is found without."""
+    """Whether the command names it; else it is the first one found."""
 
 
 def interpreter_of(command: Sequence[str]) -> Interpreter:
-    """The Python that ``command`` starts; without a command, that of torchrun, else the first on the path, else our own.
+    """The Python that ``command`` starts; without a command that of torchrun, else the first on the PATH, else ddpdoctor's own.
 
-    Raises DdpDoctorError where the command cannot be started.
+    Raises DdpDoctorError if the command cannot be started.
     """
     if not command:
         found = next((path for name in _LAUNCHERS if (path := shutil.which(name))), None)
@@ -83,7 +83,7 @@ def interpreter_of(command: Sequence[str]) -> Interpreter:
 
 
 def _interpreter(path: str) -> Interpreter:
-    """Of a script, what its first line names; of anything else that is no Python, the one on the path."""
+    """The interpreter in a script's first line; for any other program the Python on the PATH."""
     if Path(path).name.startswith("python"):
         return Interpreter(str(Path(path).absolute()), True)
     with Path(path).open("rb") as file:
@@ -96,10 +96,10 @@ def _interpreter(path: str) -> Interpreter:
     return Interpreter(shutil.which("python") or shutil.which("python3") or sys.executable, False)
 
 
-def asked(interpreter: str) -> dict[str, Any]:
-    """What it says of itself under the environment in which ``run`` starts a job: ``python``, ``executable``, ``hook`` (whether the
-    recorder came in), and where torch is there ``torch``, ``cuda``, ``devices``, ``distributed``, ``backends``, ``profiler``.
-    ``error`` says what failed. Takes as long as an import of torch.
+def probe_interpreter(interpreter: str) -> dict[str, Any]:
+    """Start the interpreter in the environment of a job and query it: ``python``, ``executable``, ``hook`` (whether the recorder was
+    loaded); with torch also ``torch``, ``cuda``, ``devices``, ``distributed``, ``backends``, ``profiler``. ``error`` says what failed.
+    Takes as long as an import of torch.
     """
     with tempfile.TemporaryDirectory(prefix="ddpdoctor-") as folder:
         environment = job_environment(
@@ -128,8 +128,8 @@ def _failed(said: str) -> dict[str, Any]:
 
 
 def _said(command: Sequence[str], environment: Mapping[str, str], folder: str) -> str:
-    """What a program prints, up to its answer. Nothing that it has started outlives this. Raises OSError, ValueError, and
-    TimeoutError where it takes too long."""
+    """Output of a program up to its answer. Its child processes are ended. Raises OSError, ValueError, and TimeoutError after
+    ``_DEADLINE_S``."""
     process = subprocess.Popen(
         command,
         env=environment,

@@ -1,4 +1,4 @@
-"""What a job leaves behind: ranks that still write, and records that are still in memory-backed storage."""
+"""What a job leaves behind: ranks that still write, and records that are still in memory-backed storage (spools)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ddpdoctor.rundir import (
     OtherRunError,
     State,
     Waiting,
-    carry_host_documents,
+    copy_host_documents,
     discard,
     drain,
     is_over,
@@ -41,7 +41,7 @@ _STALE_S = 24 * 3600.0
 
 
 class HostRanks:
-    """The ranks of a run on one host, found as they appear in the run directory."""
+    """The ranks of a run on one host, by their folders in the run directory."""
 
     def __init__(self, run: Path, host: str) -> None:
         self._ranks, self._host = run / "ranks", host
@@ -55,8 +55,8 @@ class HostRanks:
         return [(int(info["rank"]), int(info["pid"])) for info in self._known.values() if info is not None]
 
     def pid_by_rank(self) -> dict[int, int]:
-        """Process id, in this pid namespace, of each rank seen recording on this host so far; of a restarted rank the newest. From
-        memory: asked once a second, it reads no storage but at first."""
+        """Process id, in this pid namespace, of each rank that has recorded on this host; of a restarted rank the newest. Reads memory
+        only, except in the first call."""
         if self._roots is None:
             self._roots = [Path(root) for root in roots_of(str(self._ranks.parent))]
         for root in self._roots:
@@ -69,7 +69,7 @@ class HostRanks:
         return [str(self._ranks / name) for name, info in self._known.items() if info is not None]
 
     def _look(self, deadline_s: float) -> None:
-        """Read what ranks say of themselves who were not known yet, until the deadline at most."""
+        """Read ``rank.json`` of ranks that are not known yet, until the deadline (monotonic seconds)."""
         for folder in self._folders():
             if time.monotonic() > deadline_s:
                 return
@@ -79,8 +79,8 @@ class HostRanks:
                 self._known[folder.name] = info if here else None
 
     def saving(self, deadline_s: float = float("inf")) -> list[int]:
-        """Process ids of ranks of this host that may run and are still saving their trace; of those that there is time to look
-        for until ``deadline_s`` on the monotonic clock."""
+        """Process ids of ranks of this host that may run and are saving their trace, as far as found until ``deadline_s`` (monotonic
+        seconds)."""
         self._look(deadline_s)
         # Of thousands of ranks, most of them elsewhere or ended, only the files of living ones are read again.
         alive = [(name, info) for name, info in self._known.items() if info and is_running(info) is not False]
@@ -102,7 +102,7 @@ class HostRanks:
             time.sleep(0.05)
 
     def recorded(self) -> int:
-        """How many recordings of ranks the run holds, on all hosts."""
+        """Number of rank recordings in the run directory, of all hosts."""
         return len(self._folders())
 
     def _folders(self) -> list[Path]:
@@ -114,12 +114,11 @@ class HostRanks:
 
 
 def drain_spools(root: Path, beat: Callable[[], None] = lambda: None, run: Path | None = None) -> list[str]:
-    """Copy what ranks left below ``root`` to the run directory; spools of dead ranks are removed. ``beat`` is called while
-    it gets on. ``run`` is where they belong, for what is no rank's.
+    """Copy what ranks left below ``root`` to their run directories, and the host's documents to ``run``; remove the spools of dead ranks.
 
-    Returns a sentence where the run directory cannot take it.
+    ``beat`` is called during progress. Returns a sentence for each run directory that cannot be written.
 
-    Several launchers of a host share ``root``, so a living rank's spool stays: it goes on writing there.
+    Several launchers of a host share ``root``, so the spool of a living rank stays.
     """
     waiting: dict[str, list[Waiting]] = {}
     failure = None
@@ -142,7 +141,7 @@ def drain_spools(root: Path, beat: Callable[[], None] = lambda: None, run: Path 
                 failure = error
     if run is not None:
         try:
-            carry_host_documents(str(root), str(run))
+            copy_host_documents(str(root), str(run))
         except OSError as error:
             failure = failure or error
     remove_root(str(root))
@@ -155,8 +154,8 @@ def drain_spools(root: Path, beat: Callable[[], None] = lambda: None, run: Path 
 
 
 def ranks_of_spools(root: Path) -> dict[int, int]:
-    """By process id, the ranks that have a spool below ``root``, also before they say in their run directory who they are; those
-    that write last. Of another pid namespace's it is the one that they have here."""
+    """By process id, the ranks that have a spool below ``root``, those that still write last. Process ids of other pid namespaces are
+    translated to this one."""
     found = []
     for spool in spools_in(str(root)):
         named = parse_spool_name(spool)
@@ -174,18 +173,22 @@ def _target_of(spool: str) -> str:
 
 
 def clear_spools_of_earlier_runs(run: Path, root: Path) -> None:
-    """Remove what dead ranks left in memory-backed storage for a run directory that stood at ``run`` before and was
-    deleted; ``root`` is where the spools of the run lie that is there now. Never raises.
+    """Remove the spools of dead ranks of an earlier run whose directory had the path ``run`` and was deleted. ``root`` holds the spools of
+    the present run. Never raises.
 
-    Where the earlier run was only moved, to another name beside this one, they stay: ``recover`` finds them by its id.
+    If the earlier run was only renamed within its folder, its spools stay: ``recover`` finds them by its id.
     """
     try:
         for other in root.parent.glob(f"{own_roots_prefix()}*"):
             if other == root:
                 continue
             spools = [s for s in spools_in(str(other)) if Path(_target_of(s)).is_relative_to(run)]
-            beside = [p for p in run.parent.iterdir() if p != run and (p / MANIFEST_FILE).is_file()]
-            if not spools or any(str(other) in roots_of(str(path)) for path in beside):
+            # The runs beside this one are looked at only if they have to be: their storage may not answer.
+            if not spools or any(
+                str(other) in roots_of(str(path))
+                for path in run.parent.iterdir()
+                if path != run and (path / MANIFEST_FILE).is_file()
+            ):
                 continue
             for spool in spools:
                 if is_over(spool):
@@ -197,8 +200,7 @@ def clear_spools_of_earlier_runs(run: Path, root: Path) -> None:
 
 
 def stale_roots(root: Path) -> list[Path]:
-    """Where other runs, whose launcher was killed, left records in memory-backed storage to which nobody has written for a day; ``root``
-    is the run's own place there."""
+    """Roots of other runs in memory-backed storage, of a killed launcher, unchanged for a day. ``root``: the present run's root."""
     found = []
     for other in root.parent.glob(f"{own_roots_prefix()}*"):
         try:
@@ -210,8 +212,8 @@ def stale_roots(root: Path) -> list[Path]:
 
 
 def drain_stale_spools(root: Path) -> None:
-    """Clear memory-backed storage of them. What finds no room in its run directory stays, and so does what a rank, however long it was
-    suspended, may go on writing to. Their storage may not answer: for a process that nobody has to wait for.
+    """Copy the spools of :func:`stale_roots` to their run directories and remove them. What cannot be copied stays, as do spools of living
+    ranks. Their storage may not answer: call it in a helper process that can be abandoned.
     """
     for other in stale_roots(root):
         try:

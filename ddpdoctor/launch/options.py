@@ -1,4 +1,4 @@
-"""What the user asked ``ddpdoctor run`` for."""
+"""Options of ``ddpdoctor run``."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class RunOptions:
     """Run directory; None makes one below ``ddpdoctor-runs/``."""
     profile: bool = True
     profile_steps: tuple[int, int] | None = None
-    """First step of the profiler window and the step before which it closes; None lets the hook choose."""
+    """(First step of the profiler window, step before which it closes); None: the hook chooses."""
     max_trace_mb: int = 256
-    """Most that one rank's trace may take on disk, in MB of 10^6 bytes."""
+    """Largest trace of a rank on disk, in MB of 10^6 bytes."""
     telemetry: bool = True
     telemetry_interval_s: float = 1.0
     prometheus: tuple[str, int] | None = None
     """(host, port) at which this launcher serves metrics while the job runs."""
 
     hang_after_s: float | None = None
-    """Without a step for so long, the job is said to hang; None: by its own history, 0: never."""
+    """Seconds without a step after which the job is reported to hang; None: by its own history, 0: never."""
     on_hang: str = "report"
     """``report``, or ``kill``: the job is ended."""
 
@@ -42,10 +42,7 @@ class RunOptions:
 
 
 def asked_options(values: Mapping[str, Any]) -> RunOptions:
-    """The options of a command line, of whose ``values``, by name, some may be about what comes after the recording.
-
-    Raises DdpDoctorError where one says nothing.
-    """
+    """The recording options among a command line's ``values``, by name. Raises DdpDoctorError for a malformed one."""
     steps, address = values["profile_steps"], values["prometheus"]
     return RunOptions(
         out=values["out"],
@@ -61,7 +58,7 @@ def asked_options(values: Mapping[str, Any]) -> RunOptions:
 
 
 def parse_step_range(text: str) -> tuple[int, int]:
-    """``"A:B"``: steps A to B-1. Raises DdpDoctorError where it is anything else."""
+    """``"A:B"``: steps A to B-1. Raises DdpDoctorError for anything else."""
     found = re.fullmatch(r"\s*(\d+)\s*:\s*(\d+)\s*", text)
     if not found or int(found.group(1)) >= int(found.group(2)):
         raise DdpDoctorError(
@@ -71,7 +68,7 @@ def parse_step_range(text: str) -> tuple[int, int]:
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """``"PORT"``, on this machine alone, or ``"HOST:PORT"``. Raises DdpDoctorError where it is anything else."""
+    """``"PORT"``, on this machine alone, or ``"HOST:PORT"``. Raises DdpDoctorError for anything else."""
     host, colon, port = text.strip().rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not port.isdecimal() or int(port) > 65535 or (colon and not host):

@@ -1,5 +1,7 @@
-"""What is left of a job once its command is gone: its ranks, and what started them. torchrun survives the shell that it was started by,
-its ranks have sessions of their own, and whoever starts ranks may take the end of one for a failure and start it anew."""
+"""Ends processes of a job that outlived its command: ranks, and the launchers that started them.
+
+torchrun survives the shell that started it, and its ranks have sessions of their own. Launchers are ended before their ranks: a
+launcher may take the end of a rank for a failure and restart it."""
 
 from __future__ import annotations
 
@@ -13,44 +15,44 @@ from typing import NamedTuple
 
 from ddpdoctor.launch import procfs
 from ddpdoctor.launch.leftovers import ranks_of_spools
-from ddpdoctor.rundir.door import at_door
 from ddpdoctor.rundir.liveness import started
+from ddpdoctor.rundir.unjoined import unjoined_files
 
 GRACE_S = 45.0
 """From SIGTERM to SIGKILL: more than torchrun gives its ranks (30 s)."""
 _LOOK_S = 0.1
 _QUIET_S = 2.0
-"""Without a rank, where processes of the job go on of which one may start ranks again; torchrun does within a second."""
+"""Time without a rank after which no restart is expected while other processes of the job run; torchrun restarts within a second."""
 _KILLING_S = 5.0
-"""How long SIGKILL may take, which the kernel puts off while a process waits for storage."""
+"""Time that SIGKILL may take: the kernel delays it while a process waits for storage."""
 _RANK = b"RANK="
 _OF_A_RANK = (_RANK, b"WORLD_SIZE=", b"LOCAL_RANK=")
-"""What launchers of ranks set; whatever a rank starts inherits it."""
+"""Variables that launchers set for ranks; children of ranks inherit them."""
 
 
 @dataclass(frozen=True)
 class _Process:
-    """A process of this launcher's job: one that has its mark, and its user."""
+    """A process of this launcher's job: it has the launcher's variable in its environment, and the same user."""
 
     pid: int
     started: int
-    """In the kernel's ticks: with ``pid`` it names a process for ever."""
+    """In the kernel's ticks: identifies a process together with ``pid``."""
     parent: int = field(compare=False)
     number: int | None = field(compare=False)
-    """Of the rank in whose environment it was started."""
+    """RANK in its environment."""
 
 
 class Rest(NamedTuple):
-    """What became of processes that outlived the command, by their ids."""
+    """Processes that outlived the command, by process id."""
 
     launchers: list[int]
-    """What had started the ranks, some by way of others."""
+    """Ancestors of ranks."""
     ranks: list[int]
     living: list[int]
     """Those of both that could not be ended."""
 
     def sentences(self) -> list[str]:
-        """For the user; none where nobody was left."""
+        """Sentences for the user; none if there was no such process."""
         ended = [pid for pid in (*self.launchers, *self.ranks) if pid not in self.living]
         what = " and ".join(
             name for name, pids in (("launchers", self.launchers), ("ranks", self.ranks)) if pids
@@ -66,8 +68,8 @@ class Rest(NamedTuple):
 
 
 class Orphans:
-    """Ranks of a job, and their ancestors as far as they belong to the job. Others of its processes, as a shell that it was started
-    from, a terminal's server, or what ranks have started, are none."""
+    """The ranks of a job, and their ancestors that belong to the job. Its other processes (a shell, a terminal's server, children of ranks)
+    are not ended."""
 
     def __init__(
         self,
@@ -77,10 +79,10 @@ class Orphans:
         recorded: Mapping[int, int] | None,
         grace_s: float = GRACE_S,
     ) -> None:
-        """The job's processes are known by ``variable`` in their environment, which holds ``value`` for those of this launcher only.
+        """The job's processes have ``variable=value`` in their environment.
 
-        The ranks' spools lie below ``root``. ``recorded``: the ranks of this host in the run directory by process id, dead ones
-        included; None where that can't be read.
+        ``root``: folder of the ranks' spools. ``recorded``: ranks of this host in the run directory by process id, also dead ones;
+        None if unknown.
         """
         self._marker = f"{variable}={value}".encode()
         self._root, self._recorded, self._grace_s = root, recorded, grace_s
@@ -88,15 +90,15 @@ class Orphans:
         self._ranks: set[_Process] = set()
         self._launchers: set[_Process] = set()
         self._no_ranks: set[_Process] = set()
-        """What has a rank's environment, and was started by one."""
-        self._told_s: dict[_Process, float] = {}
-        """When each was sent SIGTERM, monotonic."""
+        """Children of ranks, which inherit a rank's environment."""
+        self._sigterm_s: dict[_Process, float] = {}
+        """When each was sent SIGTERM, monotonic seconds."""
 
-    def end(self, beat: Callable[[], None] = lambda: None, told_group: int = 0) -> Rest:
-        """End all of them, also those who appear meanwhile: from the top down, so that who started ranks can end them itself, each by
-        SIGTERM and after the grace by SIGKILL. Those of the process group ``told_group`` were sent a signal already.
+    def end(self, beat: Callable[[], None] = lambda: None, signalled_group: int = 0) -> Rest:
+        """End all of them, also those that appear meanwhile, each by SIGTERM and after the grace period by SIGKILL. Launchers are ended
+        first, so that they can end their ranks. Processes of the process group ``signalled_group`` have had a signal already.
 
-        Takes as long as they take, at most twice the grace and some seconds. ``beat`` is called now and then.
+        Takes at most twice the grace period and some seconds. ``beat`` is called in between.
         """
         self._begun_s = quiet_since_s = time.monotonic()
         give_up_s = self._begun_s + 2 * self._grace_s + _KILLING_S
@@ -111,15 +113,15 @@ class Orphans:
                 launchers = self._launchers - self._ranks
                 return Rest(*(sorted(each.pid for each in group) for group in (launchers, self._ranks, left)))
             for process in left:
-                if told_group and _group(process.pid) == told_group:
-                    self._told_s.setdefault(process, now_s)
-            told_group = 0
+                if signalled_group and _group(process.pid) == signalled_group:
+                    self._sigterm_s.setdefault(process, now_s)
+            signalled_group = 0
             for process in self._due(left, marked):
                 self._signal(process)
             time.sleep(_LOOK_S)
 
     def _process(self, pid: int) -> _Process | None:
-        """None where it is gone, another user's, or of another job."""
+        """None if it is gone, another user's, or of another job."""
         began = started(pid)
         environment = [] if began is None or pid == os.getpid() else _environment(pid)
         if began is None or self._marker not in environment or procfs.user_of(pid) != os.getuid():
@@ -127,7 +129,7 @@ class Orphans:
         return _Process(pid, began, procfs.parent_of(pid), _number(environment))
 
     def _left(self, marked: dict[int, _Process]) -> list[_Process]:
-        """Those who live, and are or once were ranks or ancestors of one."""
+        """Living ranks and ancestors of ranks, also of ranks that have ended."""
         ranks = self._living_ranks(marked)
         self._ranks.update(ranks)
         for rank in ranks:
@@ -135,9 +137,9 @@ class Orphans:
         return [each for each in marked.values() if each in self._ranks or each in self._launchers]
 
     def _living_ranks(self, marked: dict[int, _Process]) -> list[_Process]:
-        """Those who have shown themselves, and those who have not yet, most of them because they are still to import torch."""
-        at_the_door = {pid: rank for rank, pid, _ in at_door(str(self._root))}
-        shown = {**(self._recorded or {}), **ranks_of_spools(self._root), **at_the_door}
+        """Ranks that have a record, and processes with a rank's variables that have none yet, as before they import torch."""
+        before_init = {pid: rank for rank, pid, _ in unjoined_files(str(self._root))}
+        shown = {**(self._recorded or {}), **ranks_of_spools(self._root), **before_init}
         living = {rank for pid, rank in shown.items() if pid in marked}
         ranks = [process for pid, process in marked.items() if pid in shown]
         for process in marked.values():
@@ -145,7 +147,7 @@ class Orphans:
                 continue
             parent = marked.get(process.parent)
             by_rank = parent is not None and parent.number is not None
-            # One started anew has the number of a dead one, as has what that one had started; the latter has lost its parent.
+            # A restarted rank has the number of a dead one, as do children of the dead one; those have lost their parent.
             left_by_rank = parent is None and (self._recorded is None or process.number in shown.values())
             if by_rank or left_by_rank or process.number in living:
                 self._no_ranks.add(process)
@@ -154,7 +156,7 @@ class Orphans:
         return ranks
 
     def _due(self, left: list[_Process], marked: dict[int, _Process]) -> list[_Process]:
-        """Those whose turn it is: who have nobody above them any more; once the grace is over twice, all."""
+        """Those without a living ancestor; all of them after twice the grace period."""
         if time.monotonic() - self._begun_s > 2 * self._grace_s:
             return left
         pids = {each.pid for each in left}
@@ -162,14 +164,14 @@ class Orphans:
 
     def _signal(self, process: _Process) -> None:
         now_s = time.monotonic()
-        if process not in self._told_s:
-            self._told_s[process] = now_s
+        if process not in self._sigterm_s:
+            self._sigterm_s[process] = now_s
             self._send(process, signal.SIGTERM)
-        elif now_s > min(self._told_s[process] + self._grace_s, self._begun_s + 2 * self._grace_s):
+        elif now_s > min(self._sigterm_s[process] + self._grace_s, self._begun_s + 2 * self._grace_s):
             self._send(process, signal.SIGKILL)
 
     def _send(self, process: _Process, number: int) -> None:
-        """To that process or, where it has gone meanwhile, to nobody."""
+        """Send the signal, only if the process id is still that process."""
         try:
             handle = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else -1
         except ProcessLookupError:
@@ -195,7 +197,7 @@ def _listed(pids: list[int]) -> str:
 
 
 def _ancestors(process: _Process, marked: dict[int, _Process]) -> Iterator[_Process]:
-    """From the parent upwards, as far as they belong to the job."""
+    """From the parent upwards, those that belong to the job."""
     seen = {process.pid}
     while (above := marked.get(process.parent)) is not None and above.pid not in seen:
         seen.add(above.pid)
@@ -204,7 +206,7 @@ def _ancestors(process: _Process, marked: dict[int, _Process]) -> Iterator[_Proc
 
 
 def _group(pid: int) -> int:
-    """A process's group, 0 where it is gone."""
+    """Process group of a process, 0 if it is gone."""
     try:
         return os.getpgid(pid)
     except OSError:
@@ -212,14 +214,14 @@ def _group(pid: int) -> int:
 
 
 def _number(environment: list[bytes]) -> int | None:
-    """The rank's number in an environment."""
+    """RANK in an environment that has all variables of a rank, else None."""
     values = [next((each for each in environment if each.startswith(name)), b"") for name in _OF_A_RANK]
     number = values[0][len(_RANK) :]
     return int(number) if all(values) and number.isdigit() and len(number) < 10 else None
 
 
 def _environment(pid: int) -> list[bytes]:
-    """What a process was started with; empty where it is gone, or another user's."""
+    """The environment at a process's start; empty if it is gone or another user's."""
     try:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:

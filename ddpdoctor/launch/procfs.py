@@ -1,4 +1,4 @@
-"""A process as the kernel sees it: what it waits for, how much it computed, read and wrote. Asks nothing of the process itself."""
+"""Readings from /proc: what a process waits for, and how much it computed, read and wrote."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ _POLLING = (
     "do_select",
     "inet_wait_for_connect",
 )
-"""Functions of the kernel that a signal cuts short whatever its handler asked for, see signal(7)."""
+"""Kernel functions that a signal interrupts, also with SA_RESTART, see signal(7)."""
 _SLEEPS = {"x86_64": (35, 230), "aarch64": (101, 115)}.get(platform.machine(), ())
 _SLEEPING = ("hrtimer_nanosleep", "do_nanosleep")
-"""The same of sleeps, nanosleep and clock_nanosleep. Python's own goes on after it."""
+"""The same for nanosleep and clock_nanosleep. Python's own sleep continues after a signal."""
 
 _NETWORK = (*_POLLING, "sk_wait_data", "wait_woken", "tcp_recvmsg", "unix_stream", "skb_wait")
 
 
 class Usage(NamedTuple):
-    """What a process, with those of its children that have ended, has used so far."""
+    """What a process and its ended children have used so far."""
 
     started_boot_s: float
-    """When it was started, seconds since the machine was."""
+    """Start, seconds since boot."""
     cpu_s: float
     faults: int
-    """Pages of memory that it was the first to touch, or that came from a file."""
+    """Page faults, minor and major."""
     bytes: int
-    """Read and written, by calls and of storage, but for what sockets receive; 0 where that may not be known."""
+    """Read and written, by system calls and on storage, without data received by sockets; 0 if not readable."""
     wakes: int
-    """How often its first thread, having waited, went on."""
+    """Voluntary context switches of its first thread."""
 
     def since(self, before: Usage | None) -> Usage:
-        """What was used since ``before``; all of it by a process that was not there."""
+        """What was used since ``before``; all of it for a new process."""
         if before is None or before.started_boot_s != self.started_boot_s:
             return self
         return Usage(
@@ -63,7 +63,7 @@ class Usage(NamedTuple):
 
 
 def usage_of(pid: int) -> Usage | None:
-    """None where the process is gone."""
+    """Usage of a process; None if it is gone."""
     fields = [int(field) if field.lstrip("-").isdecimal() else 0 for field in _stat(pid)[:20]]
     if not fields:
         return None
@@ -78,7 +78,7 @@ def usage_of(pid: int) -> Usage | None:
 
 
 def waits_for_input(pid: int) -> bool:
-    """Whether the process's first thread waits for somebody to type: in a read of its standard input, or a poll of it alone."""
+    """Whether the process's first thread waits for terminal input: in a read of its standard input, or a poll of it alone."""
     number, first = [*_text(Path(f"/proc/{pid}/syscall")).split(), "", ""][:2]
     if not number.isdecimal():
         return False
@@ -101,8 +101,8 @@ def is_in_network(pid: int) -> bool:
 
 
 def is_interruptible(pid: int, *, sleeps: bool = False) -> bool:
-    """Whether a signal with a handler may cut short what the process's first thread waits for, with ``sleeps`` a sleep, too; also where the
-    kernel does not tell what that is."""
+    """Whether a signal may interrupt the system call in which the process's first thread waits, with ``sleeps`` also a sleep. True if the
+    kernel does not show the call."""
     wchan = _text(Path(f"/proc/{pid}/wchan")).strip()
     syscall = _text(Path(f"/proc/{pid}/syscall")).split()
     if not syscall and wchan in ("", "0"):
@@ -113,7 +113,7 @@ def is_interruptible(pid: int, *, sleeps: bool = False) -> bool:
 
 
 def process_document(pid: int) -> dict[str, Any] | None:
-    """What a process's first thread does; None where it is gone. What may not be read is left out."""
+    """State, tracer, wchan and syscall of a process's first thread, as far as readable; None if it is gone."""
     fields = _stat(pid)
     if not fields:
         return None
@@ -126,17 +126,17 @@ def process_document(pid: int) -> dict[str, Any] | None:
 
 
 def pids() -> list[int]:
-    """All processes that there are, as far as they may be seen."""
+    """Process ids of all visible processes."""
     return _numbers(Path("/proc"))
 
 
 def state_of(pid: int) -> str:
-    """The letter of a process's state, "" where it is gone."""
+    """The letter of a process's state, "" if it is gone."""
     return next(iter(_stat(pid)), "")
 
 
 def _io_bytes(pid: int) -> int:
-    """What a process has read and written so far; 0 where that may not be known."""
+    """Bytes that a process has read and written so far; 0 if not readable."""
     lines = (line.partition(": ") for line in _text(Path(f"/proc/{pid}/io")).splitlines())
     return sum(int(number) for name, _, number in lines if name in _IO and number.isdecimal())
 
@@ -152,12 +152,12 @@ def catches(pid: int, number: int) -> bool:
 
 
 def user_of(pid: int) -> int:
-    """The user whose process it is, -1 where it is gone."""
+    """User id of a process, -1 if it is gone."""
     return int(_status(pid, "Uid") or -1)
 
 
 def parent_of(pid: int) -> int:
-    """Process id of a process's parent, 0 where it is gone."""
+    """Process id of a process's parent, 0 if it is gone."""
     fields = _stat(pid)
     return int(fields[1]) if fields else 0
 
@@ -171,18 +171,18 @@ def children_of(pid: int) -> list[int]:
 
 
 def exit_status(pid: int, handle: int) -> int | None:
-    """The wait status of a process that has ended, of which ``handle`` is the pidfd, -1 for none; None where it can't be known."""
+    """Wait status of a process that has ended; None if unknown. ``handle``: its pidfd, -1 for none."""
     fields = _stat(pid)
     if len(fields) > 49 and fields[0] in "ZX":
         return int(fields[49])
-    # Its parent was faster. From Linux 6.15 on the kernel remembers it for who holds a pidfd.
-    told = bytearray(_INFO_BYTES)
-    _INFO_MASK.pack_into(told, 0, _INFO_EXIT)
+    # Its parent has reaped it. From Linux 6.15 on the kernel keeps the status for holders of a pidfd.
+    info = bytearray(_INFO_BYTES)
+    _INFO_MASK.pack_into(info, 0, _INFO_EXIT)
     try:
-        fcntl.ioctl(handle, _GET_INFO, told)
+        fcntl.ioctl(handle, _GET_INFO, info)
     except (OSError, ValueError):
         return None
-    return int(_INFO_CODE.unpack_from(told, 60)[0]) if _INFO_MASK.unpack_from(told)[0] & _INFO_EXIT else None
+    return int(_INFO_CODE.unpack_from(info, 60)[0]) if _INFO_MASK.unpack_from(info)[0] & _INFO_EXIT else None
 
 
 def _status(pid: int, name: str) -> str:
@@ -193,7 +193,7 @@ def _status(pid: int, name: str) -> str:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields behind the name, of which the state is the first; none where the process is gone."""
+    """The fields of /proc/PID/stat after the name, the state first; empty if the process is gone."""
     return _text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
 
 

@@ -1,8 +1,8 @@
-"""Whether it is proven that a job hangs, so that it may be ended: silence of our own channel proves nothing.
+"""Decides whether a hang is proven, so that ``--on-hang kill`` may end the job. A rank that does not answer proves nothing.
 
-Each rank has to be accounted for by two witnesses that cannot fail together: the kernel (its process has ended; it and what it has
-started use nothing) and the rank itself (it answered a request made during the standstill, and waits for other ranks or is still on the
-same line). faulthandler, which answers a signal without Python's lock, stands in for a rank that cannot answer because a thread holds it.
+Two independent sources must agree for each rank: the kernel (its process has ended, or it and its children use no resources) and the
+rank itself (it answered a request during the hang, and waits for other ranks or is still at the same line). If a thread holds the GIL,
+faulthandler, which needs no GIL, answers for the rank.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 from ddpdoctor.launch.rankwatch import Activity, WatchedRank
 
 Line = tuple[int, str]
-"""A process, and the line of the job at which it is."""
+"""Process id, and the line of the job's code at which it is."""
 _APART_S = 60.0
-"""Between the two looks that must both prove that the job hangs before it is ended, at most; meanwhile the report is written, which
-says more of a job that still runs. If less than that was asked for as the time of a hang, as much."""
+"""Longest time between the two polls that must both prove the hang before the job is ended (less with a shorter ``--hang-after``). The
+report is written meanwhile: it shows more while the job still runs."""
 
 
 def doubts(ranks: Sequence[WatchedRank], has_answered: Callable[[WatchedRank], bool]) -> list[str]:
-    """What speaks against ending the job, a clause for each rank; empty if it is proven that no rank makes progress."""
+    """Reasons not to end the job, a clause per rank; empty if it is proven that no rank makes progress."""
     found = [(rank, _doubt(rank, has_answered)) for rank in ranks if rank.alive]
     return [f"rank {rank.rank} {doubt}" for rank, doubt in found if doubt]
 
@@ -43,31 +43,31 @@ def _doubt(rank: WatchedRank, has_answered: Callable[[WatchedRank], bool]) -> st
 
 
 def lines(ranks: Sequence[WatchedRank]) -> frozenset[Line]:
-    """Where the ranks are that do not wait for others: between two looks at a job that hangs it does not change."""
+    """Positions of the ranks that do not wait for others; unchanged between two polls if the job hangs."""
     return frozenset((rank.pid, rank.where()) for rank in ranks if rank.alive and not rank.waits)
 
 
 class Kill:
-    """The end of a job that hangs, as the user wants it: after two looks that prove it, a while apart."""
+    """Decides when ``--on-hang kill`` ends the job: after two polls, some time apart, that prove the hang."""
 
     def __init__(self, after_s: float) -> None:
         self._apart_s = min(after_s, _APART_S)
         self._declared_s = self._looked_s = time.monotonic()
         self._proven_s: float | None = None
-        """When a look first proved it, monotonic."""
+        """When a poll first proved the hang, monotonic seconds."""
         self._lines: frozenset[Line] = frozenset()
-        self.told = False
-        """Whether the user knows why the job is not ended."""
+        self.is_doubt_reported = False
+        """Whether the user was warned why the job is not ended."""
 
     def is_due(self, being_diagnosed: bool) -> bool:
-        """Whether it is time for the next look."""
+        """Whether it is time for the next poll."""
         now_s = time.monotonic()
         if being_diagnosed and now_s - self._declared_s < _APART_S:
             return False
         return now_s - self._looked_s >= self._apart_s
 
     def look(self, doubts: list[str], current: list[WatchedRank]) -> bool:
-        """Take in what a look showed; whether it is the second that proves it."""
+        """Evaluate a poll; True if it is the second one in a row that proves the hang, with all ranks at the same lines."""
         self._looked_s, before, self._lines = time.monotonic(), self._lines, lines(current)
         if doubts:
             self._proven_s = None

@@ -1,6 +1,6 @@
-"""The ranks of this host as their memory and the kernel show them, from one look to the next. Reads memory and /proc only.
+"""State of this host's ranks at each poll, from their heartbeats and progress documents in memory and from /proc.
 
-What is not seen is unknown: a rank that says nothing has not been shown to stand still.
+What is not visible is unknown: a rank that reports nothing need not hang.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from ddpdoctor.rundir.layout import parse_spool_name
 from ddpdoctor.telemetry.cgroup import Cgroup
 
 _OWN = LONG_PHASES | {Phase.DATA}
-"""Phases in which a rank is with itself, whatever collectives it has on their way."""
+"""Phases of a rank's own work, in which it does not wait for others even if it has collectives in flight."""
 _FRESH_S = 5.0
-"""A rank that has not said where it is for so long does not answer: it does so once a second."""
+"""A rank that has not reported its position for so long does not answer: it reports once a second."""
 _BUSY_CORES = 0.2
-"""One that uses less sleeps: threads that look around in intervals take a few hundredths."""
+"""A rank that uses less sleeps: polling threads use a few hundredths."""
 _METRICS_S = 30.0
-"""What an evaluation does between two uses of the model: metrics of a batch, or of some."""
+"""Longest time between two uses of the model in an evaluation, as for metrics of some batches."""
 _MOST_FAULTS_BYTES = 1 << 20
 
 
@@ -49,13 +49,13 @@ class Activity(Enum):
     """What a rank that has not finished a step for a while does."""
 
     WAITS = "waits"
-    """For other ranks, as it says itself."""
+    """For other ranks, by its own report."""
     WORKS = "works"
-    """The kernel sees it, or what it has started, move data or take memory; or it evaluates, saves, loads or compiles, and computes."""
+    """It or its children move data or take memory; or it computes and evaluates, saves, loads or compiles."""
     COMPUTES = "computes"
-    """On a processor, and nothing shows whether that leads anywhere."""
+    """It uses a processor, and no other sign of progress is visible."""
     IDLE = "idle"
-    """It answers, does not wait for other ranks, and uses nothing."""
+    """It answers, does not wait for other ranks, and uses no resources."""
     HELD = "held"
     """By a person: a debugger, a signal that stops it, a prompt."""
     UNKNOWN = "unknown"
@@ -70,29 +70,29 @@ class WatchedRank:
     spool: str
     rank: int
     pid: int
-    """As the rank itself knows it."""
+    """As recorded by the rank, in its own pid namespace."""
     began_ns: int = 0
     steps: int = 0
-    """Finished so far; the number of the step in progress."""
+    """Finished steps; also the number of the step in progress."""
     last_step_ns: int | None = None
     ended: bool = False
     """Whether it has ended its recording, or its process group, since the last step."""
     progress: dict[str, Any] = field(default_factory=dict)
     heard_s: float | None = None
-    """When it last said where it is, monotonic."""
+    """When it last reported its position, monotonic seconds."""
     state: str = ""
     end: dict[str, Any] | None = None
-    """What is known of its process's end; None while it lives."""
+    """Row for ``ends.json``; None while its process lives."""
     beat: Beat | None = None
     here_pid: int = -1
-    """Its process id in this process's pid namespace; 0 if that cannot be seen from here."""
+    """Its process id in this process's pid namespace; 0 if it is not visible from here."""
     _evaluated_s: float | None = None
     _handle: int = -1
     _looked_s: float = 0.0
     _ran_python_s: float = 0.0
-    """When it last showed that Python runs in it, or could not show it; monotonic."""
+    """When Python last ran in it, or could not show that; monotonic seconds."""
     _is_asked_for_stack: bool = False
-    """Whether faulthandler was asked for its stack since then."""
+    """Whether a stack was requested from faulthandler since then."""
 
     def __post_init__(self) -> None:
         self._heart = HeartbeatReader(self.spool)
@@ -102,7 +102,7 @@ class WatchedRank:
         self.meter = Meter(self.here_pid)
 
     def open(self) -> None:
-        """Have the kernel tell the process's end at once."""
+        """Open a pidfd, which becomes readable at the process's end."""
         self.here_pid = self._found_pid()
         self.meter = Meter(self.here_pid)
         if not self.here_pid:
@@ -118,14 +118,14 @@ class WatchedRank:
         return writer_of(self.spool).pid
 
     def follow(self, seen: WatchedRank) -> None:
-        """It is the process that ``seen`` is, which is closed: where it has ended meanwhile, only who knew it before can tell how."""
+        """Take over pidfd and end of ``seen``, the same process before ``init_process_group``: its exit code may be known only there."""
         self.here_pid, self._handle, seen._handle = seen.here_pid, seen._handle, -1
         self.meter = Meter(self.here_pid)
         if seen.end is not None:
             self.end = {**seen.end, "joined": True}
 
     def close(self) -> None:
-        """Nobody asks for it any more."""
+        """Close the pidfd."""
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
@@ -136,11 +136,11 @@ class WatchedRank:
 
     @property
     def handle(self) -> int:
-        """Readable once the process has ended; -1 where nobody tells."""
+        """The pidfd, readable once the process has ended; -1 if there is none."""
         return self._handle
 
     def look(self) -> bool:
-        """Bring all up to date; whether a step was finished since the last look."""
+        """Update its state; whether a step was finished since the last poll."""
         before, beat = self.beat, self._heart.read() if self.joined else None
         self.beat = beat
         stepped = beat is not None and beat.steps > self.steps
@@ -156,7 +156,7 @@ class WatchedRank:
             self.end["step"] = self.steps
             self.end["in_order"] = self.end["in_order"] or self.ended
         elif stepped and self._handle >= 0:
-            # It makes progress, and its end will be told: nothing else is asked for, once a second, all along the job.
+            # It makes progress, and the pidfd shows its end: nothing else is read.
             self.state, self.progress, self.heard_s = "", {}, None
             self.meter.clear()
         else:
@@ -170,8 +170,8 @@ class WatchedRank:
         self._ran_python_s, self._is_asked_for_stack = now_s, False
 
     def ask_stack(self, after_s: float) -> None:
-        """Have faulthandler write the stack of its first thread where it has not shown for so long that Python runs in it: once. Not while
-        it is stopped, nor in a system call that a signal cuts short, nor if the job has taken the signal."""
+        """Have faulthandler write the stack of its first thread, once, if Python has not run in it for ``after_s``. Not while it is
+        stopped, nor in a system call that a signal interrupts, nor if the job has replaced the signal's handler."""
         if self._is_asked_for_stack or self._looked_s - self._ran_python_s < max(after_s, _FRESH_S):
             return
         number = 0 if self.beat is None or self.beat.in_order else self.beat.signal
@@ -188,7 +188,7 @@ class WatchedRank:
 
     def _look_at_process(self) -> None:
         if not self.here_pid:
-            self.open()  # when it was found, it had not said yet who it is
+            self.open()  # its process was not known when it was found
         if not self.here_pid or self.end is not None:
             return
         self.state = procfs.state_of(self.here_pid)
@@ -213,7 +213,7 @@ class WatchedRank:
             return ""
 
     def note_end(self) -> None:
-        """Its process has ended, as its handle says, or is gone."""
+        """Record the end of its process."""
         if not self.alive:
             return
         status = procfs.exit_status(self.here_pid, self._handle)
@@ -232,33 +232,33 @@ class WatchedRank:
 
     @property
     def counts(self) -> bool:
-        """Whether its steps can be seen, also where its spool is full or gone."""
+        """Whether its steps are visible, also if its spool is full or gone."""
         return self.beat is not None
 
     @property
     def answers(self) -> bool:
-        """Whether it says where it is."""
+        """Whether it has lately reported its position."""
         return self.heard_s is not None and time.monotonic() - self.heard_s < _FRESH_S
 
     @property
     def faults(self) -> str:
-        """What faulthandler wrote of it while it does not answer."""
+        """What faulthandler wrote; empty while the rank answers."""
         return self._faults
 
     @property
     def holds_gil(self) -> bool:
-        """Whether its first thread keeps Python's lock, or waits for it: faulthandler has written its stack, and no other thread runs."""
+        """Whether a thread holds the GIL: the rank does not answer, and faulthandler has written its stacks."""
         return not self.answers and says_gil_is_held(self.faults)
 
     @property
     def phase(self) -> str:
-        """In which it says it is; "" where it does not answer."""
+        """The phase that it reports; "" if it does not answer."""
         phase = self.progress.get("phase")
         return phase if self.answers and isinstance(phase, str) else ""
 
     @property
     def waits(self) -> bool:
-        """Whether it waits for other ranks, as far as it answers."""
+        """Whether it reports that it waits for other ranks."""
         if not self.answers or self.phase in _OWN:
             return False
         groups = self.progress.get("groups")
@@ -268,17 +268,17 @@ class WatchedRank:
 
     @property
     def busy(self) -> bool:
-        """Whether it computes, or would if it got a processor."""
+        """Whether it uses a processor, or is runnable."""
         return self.meter.cores >= _BUSY_CORES or self.state == "R"
 
     @property
     def suspended(self) -> bool:
-        """Whether somebody has stopped it."""
+        """Whether it is stopped (SIGSTOP)."""
         return self.alive and self.state == "T"
 
     @property
     def attended(self) -> bool:
-        """Whether somebody looks into it with a debugger, or it waits for somebody to type."""
+        """Whether a debugger is attached, or it waits for terminal input."""
         if not self.alive or not self.here_pid:
             return False
         return (
@@ -290,7 +290,7 @@ class WatchedRank:
 
     @property
     def activity(self) -> Activity:
-        """What it does, as far as it is known."""
+        """What it does at this poll."""
         if self.suspended or self.attended:
             return Activity.HELD
         if self.waits:
@@ -303,12 +303,12 @@ class WatchedRank:
 
     @property
     def computes(self) -> bool:
-        """Whether it may be in a long computation, for all that is known of it: who holds Python's lock lets nobody else run."""
+        """Whether it may be in a long computation: it uses a processor, and does not hold the GIL without answering."""
         return self.activity is Activity.COMPUTES and not self.holds_gil
 
     @property
     def is_known(self) -> bool:
-        """Whether enough of it is seen to tell that it does nothing."""
+        """Whether enough is visible to conclude that it does nothing."""
         return bool(self.here_pid) and self.counts and self.answers
 
     def _is_in_long_phase(self) -> bool:
@@ -316,11 +316,11 @@ class WatchedRank:
 
     @property
     def alone(self) -> bool:
-        """Whether it does something of its own, as far as it says so or the kernel sees it."""
+        """Whether it does work of its own, by its report or by the kernel's counters."""
         return self.activity in (Activity.WORKS, Activity.COMPUTES) or self.phase in _OWN
 
     def _evaluates(self) -> bool:
-        """Whether its models are in evaluation mode, and were used in it not long ago."""
+        """Whether its models are in evaluation mode and were used within ``_METRICS_S``."""
         if not self.progress.get("evaluating"):
             self._evaluated_s = None
             return False
@@ -330,7 +330,7 @@ class WatchedRank:
 
     @property
     def signs(self) -> tuple[Any, ...]:
-        """What changes while it makes progress within a step."""
+        """Values that change while it makes progress within a step."""
         if not self.answers:
             return ()
         groups = self.progress.get("groups")
@@ -342,7 +342,7 @@ class WatchedRank:
         return self.progress.get("events"), self.progress.get("evaluations"), str(enqueued)
 
     def where(self) -> str:
-        """The line of the job's own code at which it is, in words; "" where it does not say."""
+        """The line of the job's own code at which it is, as text; "" if unknown."""
         for key in ("user", "frames"):
             frames = self.progress.get(key)
             if isinstance(frames, list) and frames and isinstance(frames[0], list) and len(frames[0]) == 3:
@@ -352,7 +352,7 @@ class WatchedRank:
 
 
 def _has_open(numbers: Any) -> bool:
-    """Whether a collective of a group was enqueued that is not complete."""
+    """Whether a group has a collective that is enqueued and not complete."""
     return (
         isinstance(numbers, list)
         and len(numbers) == 3
@@ -362,22 +362,22 @@ def _has_open(numbers: Any) -> bool:
 
 
 _NEW_S = 0.1
-"""Between two looks for new ranks: one that ends before it was seen leaves no exit code, and those that lose it would be blamed."""
+"""Between two searches for new ranks. A rank that ends before it is found leaves no exit code, and ranks that lost it would be named."""
 
 
 class HostWatchedRanks:
-    """All of them, from one look to the next: found as they begin to record, and their ends as the kernel tells them."""
+    """All ranks of this host that record, found as they begin to, with their ends."""
 
     def __init__(self, root: str) -> None:
         self._root = root
         self._listed_ns = 0
-        """When the root had last changed before it was last listed."""
+        """Modification time of the root when it was last listed, ns."""
         self.known: dict[str, WatchedRank] = {}
         self._groups: dict[str, tuple[Cgroup, int]] = {}
-        """Of each, its control group, and how often that had been short of memory when the rank was found."""
+        """By spool, its control group and the group's count of OOM kills when the rank was found."""
 
     def wait(self, seconds: float, also: list[int]) -> None:
-        """Until something happens to a process, or in ``also``, or a rank begins to record, at most for so long."""
+        """Wait at most ``seconds``, until a process ends, a descriptor of ``also`` is readable, or a rank begins to record."""
         ends_s = time.monotonic() + seconds
         with selectors.PollSelector() as selector:
             for rank in self.known.values():
@@ -403,8 +403,8 @@ class HostWatchedRanks:
             return 0
 
     def look(self, seen: Callable[[int, int], WatchedRank | None] | None = None) -> bool:
-        """Whether a step was finished by one of them. ``seen``: the process of a rank, by its numbers, if it was known before it
-        recorded."""
+        """Update all of them; whether one has finished a step. ``seen(rank, pid)``: the same process if it was known before
+        ``init_process_group``."""
         self._listed_ns = self._changed_ns()
         for spool in spools_in(self._root):
             if spool not in self.known and (named := parse_spool_name(spool)) is not None:
@@ -432,14 +432,14 @@ class HostWatchedRanks:
         return None if now is None else now - before
 
     def ends(self, unjoined: list[dict[str, Any]]) -> dict[str, Any]:
-        """How those ended that have, and others that had not joined."""
+        """Content of ``ends.json``: the ends of these ranks and of ``unjoined``."""
         ends = [*(rank.end for rank in self.known.values() if rank.end is not None), *unjoined]
         kills = [found for spool in self.known if (found := self._kills(spool)) is not None] if ends else []
         return {"ends": ends, "oom_kills": max(kills, default=None)}
 
     def current(self, started_ns: int = 0) -> list[WatchedRank]:
-        """Of each rank the living or newest recording, by rank; without those of an earlier attempt, which had died before some
-        rank of this one began. ``started_ns``: when the last one was started that has not joined yet."""
+        """Of each rank the living or newest recording, by rank, without those of earlier attempts, which ended before a rank of this one
+        began. ``started_ns``: start of the newest rank before ``init_process_group``."""
         newest: dict[int, WatchedRank] = {}
         for rank in self.known.values():
             if rank.alive or rank.rank not in newest or not newest[rank.rank].alive:

@@ -1,4 +1,4 @@
-"""One recorded run from its first to its last moment: ``ddpdoctor run`` without its words."""
+"""One recorded run from start to end: ``ddpdoctor run`` without its command line."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from ddpdoctor.launch.alone import (
 )
 from ddpdoctor.launch.child import Child, ExitStatus
 from ddpdoctor.launch.directory import Launch, default_run_name, job_identity, new_manifest, open_run
-from ddpdoctor.launch.helper import Beat, Beside, NoAnswerError, bounded
-from ddpdoctor.launch.keeper import Keeper
+from ddpdoctor.launch.hang_monitor import END_S, HangMonitor
+from ddpdoctor.launch.helper import Beat, HelperProcess, StorageTimeoutError, run_with_timeout
 from ddpdoctor.launch.leftovers import (
     HostRanks,
     clear_spools_of_earlier_runs,
@@ -38,7 +38,7 @@ from ddpdoctor.launch.leftovers import (
 )
 from ddpdoctor.launch.options import RunOptions
 from ddpdoctor.launch.orphans import Orphans
-from ddpdoctor.launch.sentinel import END_S, Sentinel
+from ddpdoctor.launch.storage_process import StorageProcess
 from ddpdoctor.rundir import (
     ASKED_FILE,
     ASKED_SCHEMA,
@@ -51,20 +51,20 @@ from ddpdoctor.rundir import (
     make_spool_root,
     note_sources,
 )
-from ddpdoctor.rundir.door import at_door, read_door
 from ddpdoctor.rundir.privacy import mask_text
 from ddpdoctor.rundir.raw_traces import clear_raw_folders
 from ddpdoctor.rundir.stops import signal_name
+from ddpdoctor.rundir.unjoined import read_unjoined, unjoined_files
 
 _MOST_NAMED = 8
 
 
-def standing_at_door(root: str) -> str:
-    """Who is there, or was when it ended, and whether it has asked to join, in sentences; "" where nobody is."""
+def ranks_before_init(root: str) -> str:
+    """Sentences on ranks before ``init_process_group``, which run or ended there: whether they had called it. "" if there are none."""
     asked: dict[int, bool] = {}
-    for rank, _, path in at_door(root):
-        asked[rank] = asked.get(rank, False) or "joining_ns" in read_door(path).about
-    told = []
+    for rank, _, path in unjoined_files(root):
+        asked[rank] = asked.get(rank, False) or "joining_ns" in read_unjoined(path).about
+    sentences = []
     for has_asked, what in (
         (False, "had not called init_process_group"),
         (True, "waited in init_process_group"),
@@ -73,16 +73,17 @@ def standing_at_door(root: str) -> str:
         if ranks:
             more = " ..." if len(ranks) > _MOST_NAMED else ""
             named = ", ".join(map(str, ranks[:_MOST_NAMED]))
-            told.append(f"Rank{'s' if len(ranks) > 1 else ''} {named}{more} {what}.")
-    return " ".join(told)
+            sentences.append(f"Rank{'s' if len(ranks) > 1 else ''} {named}{more} {what}.")
+    return " ".join(sentences)
 
 
-def no_rank(program: str, ended_by: int | None, unjoined: str) -> Note:
-    """Why, where ``program`` was ended by the signal ``ended_by``, or by itself; ``unjoined`` is what ``standing_at_door`` gave."""
+def no_rank_note(program: str, ended_by: int | None, unjoined: str) -> Note:
+    """Why no rank was recorded. ``ended_by``: the signal that ended ``program``, None if it ended by itself; ``unjoined``: the sentences of
+    ``ranks_before_init``."""
     if ended_by is not None:
         name = signal_name(ended_by)
-        told = f"the job was ended by {name} before its first step: no rank was recorded, as none had joined its process group."
-        return Note(f"{told} {unjoined}".rstrip(), NoteCode.NO_RANK)
+        text = f"the job was ended by {name} before its first step: no rank was recorded, as none had joined its process group."
+        return Note(f"{text} {unjoined}".rstrip(), NoteCode.NO_RANK)
     return Note(
         f"no rank was recorded: {program} ended without any Python process in which "
         "torch.distributed.init_process_group returned, or its ranks did not get the command's environment "
@@ -92,36 +93,35 @@ def no_rank(program: str, ended_by: int | None, unjoined: str) -> Note:
 
 
 _LAUNCHER_VARIABLE = "DDPDOCTOR_LAUNCHER"
-"""A mark by which a launcher knows its own ranks: several may record into one run on one host."""
+"""Environment variable by which a launcher recognises its own ranks: several may record into one run on one host."""
 _OTHERS_S = 5.0
 _START_S = 10.0
-"""Until a run directory is made: a file system that is mounted when it is first asked for takes seconds."""
+"""Time limit for making the run directory: automounting a file system takes seconds."""
 _ANSWER_S = 2.0
-"""Once the job has ended, until storage in which nothing moves counts as stopped."""
+"""After the job's end: storage without progress for so long counts as not answering."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run."""
+    """How a run ended, and what was recorded."""
 
     status: ExitStatus
     run: Path | None = None
-    """None where nothing was recorded, or could be."""
+    """None if nothing could be recorded."""
     owner: bool = False
     """Whether this launcher is the one to analyse the run."""
     recorded_ranks: int = 0
     stopped: bool = False
-    """Whether it is known how ranks stopped, be it before they joined their process group."""
+    """Whether it is known how ranks stopped, also before they joined their process group."""
     interrupted: bool = False
-    """Whether somebody asked the launcher to end after its job had ended."""
+    """Whether the launcher got a signal to end after its job had ended."""
     notes: list[str] = field(default_factory=list)
     unsaved: list[str] = field(default_factory=list)
-    """What could not be copied to the run directory, and where it is; for the user, and in no file, for it may be mended
-    later."""
+    """What could not be copied to the run directory, and where it is. For the user only, not for the manifest: it may be copied later."""
 
     @property
     def to_analyze(self) -> Path | None:
-        """The run, where it is this launcher's to analyse and there is something in it."""
+        """The run directory, if this launcher is to analyse it and it holds something."""
         return self.run if self.owner and (self.recorded_ranks or self.stopped) else None
 
 
@@ -132,14 +132,12 @@ def run_job(
     warn: Callable[[str], None] = lambda sentence: None,
     diagnose: Callable[[Path], str] | None = None,
 ) -> Outcome:
-    """Run ``command`` with the recording switched on and wait for its end.
+    """Run ``command`` with the recording switched on and wait for its end. Main thread only, before any other thread.
 
-    For the main thread, before any other is started.
-
-    ``environment`` is the job's (default: ours). ``diagnose`` analyses the run while the job hangs, and returns a sentence for the
-    user. Raises DdpDoctorError before the job is started where
-    ``options.out`` must not be written to. Whatever else fails on our side costs the recording, never the
-    job: it is said through ``warn`` and in ``notes``.
+    ``environment`` is the job's (default: this process's). ``diagnose`` analyses the run while the job hangs, and returns a sentence
+    for the user. Raises DdpDoctorError before the job is started if
+    ``options.out`` must not be written to. Any other error of ddpdoctor costs the recording, never the job; it goes to ``warn`` and
+    ``notes``.
     """
     base: dict[str, str] | None = None
     try:
@@ -163,8 +161,8 @@ def _started(
     base: dict[str, str],
     diagnose: Callable[[Path], str] | None,
 ) -> tuple[_Recording, Child]:
-    """The job, running, and what records it. Raises DdpDoctorError where ``options.out`` must not be written to,
-    CommandNotStartedError, UnpreparedError: in each case nothing is left, and the job does not run."""
+    """Start the job and its recording. Raises DdpDoctorError if ``options.out`` must not be written to, CommandNotStartedError,
+    UnpreparedError; in each case the job does not run and nothing is left."""
     with preparing("the run cannot be described"):
         identity = job_identity(base)
         manifest = new_manifest(command, options, base, identity)
@@ -184,25 +182,25 @@ def _started(
         return _Place(launch, spool)
 
     def take_back(beat: Beat) -> None:
-        """What was made for a job that has not started."""
+        """Remove what was made for a job that has not started."""
         place.launch.withdraw()
         drain_spools(place.spool)
 
     with preparing("the run directory cannot be created", but=DdpDoctorError):
-        place = bounded(prepare, _START_S)
+        place = run_with_timeout(prepare, _START_S)
     try:
         with preparing("the recording cannot be prepared"):
             recording = _Recording(place, options, base, diagnose)
         return recording, Child(command, recording.environment, recording.note_asked)
     except BaseException:
         with suppress(Exception):
-            bounded(take_back, _ANSWER_S)
+            run_with_timeout(take_back, _ANSWER_S)
         raise
 
 
 def _run_unrecorded(command: Sequence[str], environment: dict[str, str]) -> Outcome:
-    """In a process of its own: this one may have children that the job would not know. Else in this one. Raises
-    CommandNotStartedError."""
+    """Run the job unrecorded, in a child process: this one may have children that the job does not know. If none can be started, replace
+    this process. Raises CommandNotStartedError."""
     try:
         child = Child(command, environment)
     except CommandNotStartedError:
@@ -218,11 +216,11 @@ class _Place(NamedTuple):
 
     launch: Launch
     spool: Path
-    """Where its ranks' spools lie on this host."""
+    """Folder of its ranks' spools on this host."""
 
 
-_Said = tuple[list[str], list[str]]
-"""What a stage after the job's end has to say: notes, and what could not be saved."""
+_StageResult = tuple[list[str], list[str]]
+"""Result of a stage after the job's end: notes, and sentences on what could not be saved."""
 
 
 class _Recording:
@@ -239,10 +237,14 @@ class _Recording:
         launch = self.launch
         self.ranks = HostRanks(launch.run, launch.host)
         kept = launch.run, place.spool, launch.host, options
-        self.keeper = Beside("keeper", lambda orders, writer: Keeper(*kept, orders, writer).keep())
+        self.storage_process = HelperProcess(
+            "storage", lambda orders, writer: StorageProcess(*kept, orders, writer).run()
+        )
         own = None if diagnose is None or not launch.owner else partial(diagnose, launch.run)
         watched = place.spool, launch.host, options, own
-        self.sentinel = Beside("sentinel", lambda orders, writer: Sentinel(*watched, orders, writer).watch())
+        self.hang_monitor = HelperProcess(
+            "hang-monitor", lambda orders, writer: HangMonitor(*watched, orders, writer).run()
+        )
         self.marker = f"{launch.host}:{launch.record.stem}:{launch.document['started_ns']}"
         asked = HookOptions(
             profile_steps=(options.profile_steps or DEFAULT_PROFILE_STEPS) if options.profile else None,
@@ -254,15 +256,15 @@ class _Recording:
         self.notes: list[str] = []
         self.unsaved: list[str] = []
         self._asked_by: int | None = None
-        """The signal by which the job was first asked to end."""
+        """The first signal that asked the job to end."""
         self.manifest_notes: list[Note] = []
-        """For the manifest only: a missing GPU is nothing to tell every user of a CPU job."""
+        """For the manifest only: users of CPU jobs need no message that there is no GPU."""
 
     def follow(self, command: Sequence[str], child: Child, warn: Callable[[str], None]) -> Outcome:
-        """Watch over the running ``command``, gather what it left."""
+        """Wait for ``command`` to end, and gather what it left."""
 
         def heard(said: dict[str, Any]) -> None:
-            """What a process beside us says; the sentinel also that the job hangs, and is to be ended as the user wants it."""
+            """Handle a message of a helper process: a warning, notes, or the hang monitor's order to end the job."""
             if "warn" in said:
                 warn(said["warn"])
             if said.get("end_job"):
@@ -270,22 +272,22 @@ class _Recording:
             self.manifest_notes += [Note(text, NoteCode(code)) for text, code in said.get("notes", [])]
 
         try:
-            self.keeper.start()
+            self.storage_process.start()
         except Exception as error:
             self.notes.append(f"No telemetry: {error}.")
         try:
-            self.sentinel.start()
+            self.hang_monitor.start()
         except Exception as error:
             self.notes.append(f"The job is not watched for hangs: {error}.")
         try:
-            self.keeper.listen(heard, _ANSWER_S)
-            self.sentinel.listen(heard, END_S)
+            self.storage_process.listen(heard, _ANSWER_S)
+            self.hang_monitor.listen(heard, END_S)
         except Exception as error:  # no further thread is allowed
             self.notes.append(f"The recording may be incomplete: {error}.")
         status = child.wait()
         try:
             recorded, stopped = self._finish(command, status, child)
-        except NoAnswerError:
+        except StorageTimeoutError:
             recorded, stopped = 0, False
             self.unsaved.append(
                 f"{self.launch.run} does not answer: what has not been copied there yet waits in memory ({self.spool}); "
@@ -301,7 +303,7 @@ class _Recording:
         )
 
     def note_asked(self, number: int) -> None:
-        """Keep, in memory that answers, by which signal the job was first asked to end: whoever asked may kill all of us next."""
+        """Note in memory which signal first asked the job to end: a SIGKILL for all processes may follow."""
         if self._asked_by is not None:
             return
         self._asked_by = number
@@ -318,34 +320,37 @@ class _Recording:
             pass  # its memory is full, or gone
 
     def _finish(self, command: Sequence[str], status: ExitStatus, child: Child) -> tuple[int, bool]:
-        """Gather what the job left; the number of ranks recorded, and whether it is known how ranks stopped. Raises NoAnswerError.
+        """Gather what the job left. Returns the number of ranks recorded, and whether it is known how ranks stopped. Raises
+        StorageTimeoutError.
 
-        Each stage is done in a process of its own, which can be left behind.
+        Each stage runs in a helper process, which can be abandoned.
         """
         ended_ns = time.time_ns()
-        unjoined = standing_at_door(str(self.spool))
-        with suppress(NoAnswerError):  # how the ranks ended is then not written down
-            self.sentinel.end()
-        self.keeper.end()
+        unjoined = ranks_before_init(str(self.spool))
+        with suppress(StorageTimeoutError):  # how the ranks ended is then not written down
+            self.hang_monitor.end()
+        self.storage_process.end()
         self._stage(self._wait_for_traces)
         if child.is_to_end or status.signal is not None:
-            end_orphans = partial(self._end_orphans, child.was_told_by_group, self._recorded_ranks())
+            end_orphans = partial(self._end_orphans, child.was_signalled_by_group, self._recorded_ranks())
             if not self._stage(end_orphans):
                 self.notes.append("Processes of the job may still run: they could not be looked for.")
         for stage in (self._collect, self._wait_for_others):
             if not self._stage(stage):
-                raise NoAnswerError
+                raise StorageTimeoutError
         self._note_sources()
-        # Somebody may have ended the command, which then leaves with an exit code, as torchrun does.
+        # A command that was ended by a signal may leave with an exit code, as torchrun does.
         ended_by = status.signal or (self._asked_by if status.code else None)
-        nothing = no_rank(command[0], ended_by, unjoined)
-        recorded, stopped, notes = bounded(lambda beat: self._complete(status, ended_ns, nothing), _ANSWER_S)
+        nothing = no_rank_note(command[0], ended_by, unjoined)
+        recorded, stopped, notes = run_with_timeout(
+            lambda beat: self._complete(status, ended_ns, nothing), _ANSWER_S
+        )
         self.notes = [*notes, *self.notes]
         return recorded, stopped
 
     def _complete(self, status: ExitStatus, ended_ns: int, nothing: Note) -> tuple[int, bool, list[str]]:
-        """The number of ranks recorded, whether it is known how ranks stopped, and what else there is to say: ``nothing`` where
-        neither is there."""
+        """Complete the manifest. Returns the number of ranks recorded, whether it is known how ranks stopped, and sentences for the user;
+        ``nothing`` is one of them if there is neither."""
         recorded, said = self.ranks.recorded(), list[str]()
         notes = [Note(sentence) for sentence in self.notes]
         stopped = any(any(self.launch.run.glob(f"hosts/*/{name}")) for name in (STALL_FILE, ENDS_FILE))
@@ -365,46 +370,48 @@ class _Recording:
             said.append(f"{self.launch.run} could not be completed: {error}.")
         return recorded, stopped, said
 
-    def _stage(self, stage: Callable[[Beat], _Said]) -> bool:
-        """Do what comes after the job's end, and keep what it has to say; whether it was answered."""
+    def _stage(self, stage: Callable[[Beat], _StageResult]) -> bool:
+        """Run a stage after the job's end in a helper process, and keep its sentences; False if the storage did not answer."""
         try:
-            notes, unsaved = bounded(stage, _ANSWER_S)
+            notes, unsaved = run_with_timeout(stage, _ANSWER_S)
             self.notes += notes
             self.unsaved += unsaved
-        except NoAnswerError:
+        except StorageTimeoutError:
             return False
         except Exception as error:
             self.notes.append(f"The recording may be incomplete: {type(error).__name__}: {error}.")
         return True
 
-    def _wait_for_traces(self, beat: Beat) -> _Said:
+    def _wait_for_traces(self, beat: Beat) -> _StageResult:
         self.ranks.wait_for_traces()
         return [], []
 
     def _recorded_ranks(self) -> dict[int, int] | None:
-        """By process id, the ranks of this host in the run directory; None where it does not answer."""
+        """By process id, the ranks of this host in the run directory; None if it does not answer."""
         try:
-            return bounded(lambda beat: {pid: rank for rank, pid in self.ranks.all()}, _ANSWER_S)
+            return run_with_timeout(lambda beat: {pid: rank for rank, pid in self.ranks.all()}, _ANSWER_S)
         except Exception:
             return None
 
-    def _end_orphans(self, told_by_group: bool, recorded: Mapping[int, int] | None, beat: Beat) -> _Said:
-        """Until nobody of this launcher's job writes any more."""
+    def _end_orphans(
+        self, was_signalled: bool, recorded: Mapping[int, int] | None, beat: Beat
+    ) -> _StageResult:
+        """End processes of this launcher's job that outlived the command."""
         orphans = Orphans(_LAUNCHER_VARIABLE, self.marker, self.spool, recorded)
-        return orphans.end(beat, os.getpgrp() if told_by_group else 0).sentences(), []
+        return orphans.end(beat, os.getpgrp() if was_signalled else 0).sentences(), []
 
-    def _collect(self, beat: Beat) -> _Said:
+    def _collect(self, beat: Beat) -> _StageResult:
         unsaved = drain_spools(self.spool, beat, self.launch.run)
         folders = [tempfile.gettempdir(), *map(str, (self.launch.run / "ranks").glob("*"))]
         clear_raw_folders(folders, self.launch.document["run_id"])
         return [], unsaved
 
     def _note_sources(self) -> None:
-        """What the ranks' source files are, so that the analysis can tell whether it reads the same. The job's own storage may be
-        slow or gone: that costs the report the text of its lines, and nothing else."""
+        """Record the ranks' source files, so that the analysis can check whether they changed. If the job's storage is slow or gone, only
+        the source text in the report is missing."""
         launch = self.launch
         try:
-            bounded(
+            run_with_timeout(
                 lambda beat: note_sources(
                     str(launch.run), launch.host, self.ranks.folders(), launch.document["started_ns"]
                 ),
@@ -413,15 +420,15 @@ class _Recording:
         except Exception as error:
             why = (
                 "its storage does not answer"
-                if isinstance(error, NoAnswerError)
+                if isinstance(error, StorageTimeoutError)
                 else f"{type(error).__name__}: {error}"
             )
             self.manifest_notes.append(
                 Note(f"The report shows no source text: the job's files could not be read ({why}).")
             )
 
-    def _wait_for_others(self, beat: Beat) -> _Said:
-        """The owner analyses, so it lets the run's other launchers end first, for a while."""
+    def _wait_for_others(self, beat: Beat) -> _StageResult:
+        """Wait up to ``_OTHERS_S`` for the run's other launchers, if this one analyses the run."""
         deadline_s, pause_s = time.monotonic() + _OTHERS_S, 0.1
         while self.launch.owner and (others := self.launch.others_running()):
             if time.monotonic() > deadline_s:

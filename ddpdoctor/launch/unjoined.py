@@ -1,4 +1,4 @@
-"""The ranks of this host that have not joined their process group, as the files they keep meanwhile and the kernel show them."""
+"""State of this host's ranks before ``init_process_group``, from their pre-init files and /proc."""
 
 from __future__ import annotations
 
@@ -10,8 +10,14 @@ from typing import Any, ClassVar
 
 from ddpdoctor.launch import procfs
 from ddpdoctor.launch.rankwatch import WatchedRank
-from ddpdoctor.rundir.door import AtDoor, at_door, close_door, holder_at_door, read_door
 from ddpdoctor.rundir.fault_text import innermost_line
+from ddpdoctor.rundir.unjoined import (
+    UnjoinedStatus,
+    read_unjoined,
+    remove_unjoined_file,
+    unjoined_file_holder,
+    unjoined_files,
+)
 
 _FIRST_THREAD = "(most recent call first):"
 """Before each stack that faulthandler writes."""
@@ -20,21 +26,21 @@ _MOST_ANCESTORS = 64
 
 @dataclass
 class UnjoinedRank(WatchedRank):
-    """One of them."""
+    """A rank that has not joined its process group; ``spool`` is its pre-init file."""
 
     joined: ClassVar[bool] = False
-    said: AtDoor = field(default_factory=AtDoor)
+    said: UnjoinedStatus = field(default_factory=UnjoinedStatus)
     has_left: bool = False
-    """Whether its file is gone: it has joined, and is about to record."""
+    """Whether its file is gone: it has joined and begins to record."""
 
     def look(self) -> bool:
-        """Bring all up to date; it finishes no steps."""
+        """Update its state; False, as it finishes no steps."""
         if self.end is None:
             self._look_at_process()
         if self.has_left:
             return False
         if self.end is None or "raised" not in self.end:
-            self.said = read_door(self.spool)
+            self.said = read_unjoined(self.spool)
         if self.end is not None:
             raised = self.said.about.get("raised") or []
             self.end.update(step=None, raised=raised, joined=False, waits=self.waits)
@@ -42,33 +48,32 @@ class UnjoinedRank(WatchedRank):
 
     @property
     def waits(self) -> bool:
-        """Whether it has asked to join."""
+        """Whether it has called ``init_process_group``."""
         return isinstance(self.said.about.get("joining_ns"), int)
 
     @property
     def signs(self) -> tuple[Any, ...]:
-        """Whoever has built what it needs, and now asks to join, has made progress."""
+        """Calling ``init_process_group`` is progress."""
         return (self.waits,)
 
     @property
     def faults(self) -> str:
-        """What faulthandler wrote when it was asked; of one that has asked to join, where it did."""
+        """The stacks that faulthandler wrote on request; else the stack of the call of ``init_process_group``."""
         return self.said.faults or _as_fault(self.said.about.get("frames"))
 
     def _found_pid(self) -> int:
-        holder = holder_at_door(self.spool)
+        holder = unjoined_file_holder(self.spool)
         return self.pid if holder is None else holder
 
     @property
     def is_known(self) -> bool:
-        """Whether the kernel shows it: it says nothing itself."""
+        """Whether its process is visible from here: it reports nothing itself."""
         return bool(self.here_pid)
 
     def ask(self) -> None:
-        """Have faulthandler write its stacks, where it has the signal that it said, and the file is still behind its descriptor.
+        """Have faulthandler write its stacks, if its signal handler and its file's descriptor are still in place.
 
-        One that is about to join is not asked, nor one in a system call that a signal cuts short: c10d's store would take that for
-        a failure.
+        Not during ``init_process_group``, nor in a system call that a signal interrupts: c10d's store takes that for a failure.
         """
         number, handle = self.said.about.get("signal"), self.said.about.get("handle")
         if not isinstance(number, int) or not isinstance(handle, int) or number <= 0 or not self.here_pid:
@@ -77,13 +82,16 @@ class UnjoinedRank(WatchedRank):
             ours = Path(f"/proc/{self.here_pid}/fd/{handle}").samefile(self.spool)
             if not ours or not procfs.catches(self.here_pid, number):
                 return
-            if not procfs.is_interruptible(self.here_pid) and "joining_ns" not in read_door(self.spool).about:
+            if (
+                not procfs.is_interruptible(self.here_pid)
+                and "joining_ns" not in read_unjoined(self.spool).about
+            ):
                 os.kill(self.here_pid, number)
         except OSError:
             pass  # it has gone, or joined, meanwhile
 
     def where(self) -> str:
-        """The line of the job's own code at which it is, in words; "" where it does not say."""
+        """The line of the job's own code at which it is, as text; "" if unknown."""
         return innermost_line(self.faults)
 
 
@@ -100,25 +108,25 @@ def _as_fault(frames: Any) -> str:
 
 
 class Door:
-    """All of them, found as they appear."""
+    """All ranks of this host before ``init_process_group``, found as they appear."""
 
     def __init__(self, root: str) -> None:
         self._root = root
         self.known: dict[str, UnjoinedRank] = {}
         self._others: set[str] = set()
-        """Files of programs that ranks have started, which have their variables."""
+        """Files of child processes that inherited a rank's variables."""
 
     def look(self, joined: Collection[int]) -> None:
-        """Bring all up to date; ``joined`` are the process ids of ranks."""
-        there = at_door(self._root)
-        everybody = {*joined, *(pid for _, pid, _ in there)}
+        """Update all of them. ``joined``: process ids of ranks that record."""
+        there = unjoined_files(self._root)
+        all_pids = {*joined, *(pid for _, pid, _ in there)}
         for rank, pid, path in there:
             if path not in self.known and path not in self._others:
-                at_ns = read_door(path).about.get("at_ns")
+                at_ns = read_unjoined(path).about.get("at_ns")
                 began_ns = at_ns if isinstance(at_ns, int) else 0
                 found = UnjoinedRank(path, rank, pid, began_ns=began_ns)
                 found.open()
-                if everybody.isdisjoint(_ancestors(found.here_pid)):
+                if all_pids.isdisjoint(_ancestors(found.here_pid)):
                     self.known[path] = found
                 else:
                     found.close()
@@ -129,22 +137,22 @@ class Door:
             found.look()
             ended = found.end is not None and found.end["in_order"]
             if ended:
-                close_door(path)
+                remove_unjoined_file(path)
             if ended or found.pid in joined:
                 found.close()
                 del self.known[path]
 
     @property
     def handles(self) -> list[int]:
-        """Readable once one of their processes has ended."""
+        """File descriptors that are readable once one of their processes has ended."""
         return [rank.handle for rank in self.known.values() if rank.handle >= 0]
 
     def seen(self, rank: int, pid: int) -> WatchedRank | None:
-        """A process that was seen here, by its numbers, though it has left since."""
+        """The rank with this number and process id if it was seen here, also after it has joined."""
         return next((each for each in self.known.values() if (each.rank, each.pid) == (rank, pid)), None)
 
     def newest_start_ns(self) -> int:
-        """When the last of those that live was started, epoch ns; 0 where there is none."""
+        """Start of the newest living one, epoch ns; 0 if there is none."""
         return max((rank.began_ns for rank in self._waiting() if rank.alive), default=0)
 
     def _waiting(self) -> list[UnjoinedRank]:
@@ -157,7 +165,7 @@ class Door:
         return [newest[number] for number in sorted(newest)]
 
     def ends(self, joined: Collection[int]) -> list[dict[str, Any]]:
-        """How those ended that have, and not in order; but for those whose numbers ``joined`` later."""
+        """Rows for ``ends.json`` of those that ended, except for ranks that ``joined`` later."""
         ended = [rank for rank in self.known.values() if rank.end is not None]
         return [rank.end for rank in ended if rank.end and (rank.has_left or rank.rank not in joined)]
 

@@ -1,7 +1,7 @@
-"""What a rank's processes use, as the kernel counts it: evidence that a rank works which it need not give itself.
+"""Resource use of a rank's processes, from the kernel's counters: evidence that a rank works, without its cooperation.
 
-A checkpoint written by plain ``write()``, a download, a metric, a subprocess that evaluates: each moves bytes, touches new memory or
-uses a processor, in the rank or in what it has started. A rank that waits for a lock or for another rank does none of this.
+A checkpoint written by plain ``write()``, a download, a metric or a subprocess that evaluates moves bytes, touches new memory or uses a
+processor, in the rank or its children. A rank that waits for a lock or for another rank does none of this.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from ddpdoctor.rundir import Beat
 
 _WINDOW_S = 10.0
 MOVED_BYTES = 256 << 10
-"""Within the window: four times what a recording writes at once when it begins a new file, and a fiftieth of a slow disk's pace."""
+"""Per window. Four times what the recording writes when it begins a file, and a fiftieth of a slow disk's rate."""
 SENT_BYTES = 64 << 10
-"""The same by TCP, of which a recording uses nothing: what looks at a store each second, or reports now and then, moves less."""
+"""The same for TCP, which the recording does not use. Polling a store each second moves less."""
 CHILD_CORES = 0.2
-"""What a child that works uses: loggers and monitors that run beside a job use a few hundredths."""
+"""CPU cores of a child that works; loggers and monitors use a few hundredths."""
 WAKES_PER_S = 2.0
-"""What receives data wakes up for each piece of it. A loader's worker that has nothing to do wakes up every five seconds."""
+"""Context switches of a process that receives data. An idle dataloader worker wakes up every five seconds."""
 _SLACK_S = 2.0
-"""By how much later than it was made a rank's progress may be seen."""
+"""Longest delay until a rank's progress is visible here."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MOST_PROCESSES = 256
-"""Of one rank that are looked at."""
+"""Most processes of one rank that are read."""
 
 
 class _Poll(NamedTuple):
-    """What was used between two looks."""
+    """What was used between two polls."""
 
     at_s: float
     moved_bytes: float
     sent_bytes: float
-    """By TCP, or received."""
+    """Sent and received by TCP."""
 
 
 _NETLINK_SOCK_DIAG = 4
@@ -59,20 +59,19 @@ _COUNTS, _COUNTS_AT = struct.Struct("=QQ"), 120
 """tcpi_bytes_acked and tcpi_bytes_received."""
 _TIMEOUT_S = 0.5
 _FRESH_S = 0.5
-"""All ranks of a look share one answer."""
+"""All ranks of a poll share one reading."""
 
 
 class Sockets:
-    """What the TCP sockets of this network namespace have sent and received: the kernel counts that with each socket, not with the process
-    that has it. An upload from memory, or a download by other threads than the first, shows nowhere else: ``/proc/PID/io`` knows neither
-    ``send`` nor ``recv``."""
+    """Bytes that the TCP sockets of this network namespace have sent and received, which the kernel counts per socket. An upload from
+    memory, or a download by another thread, is visible nowhere else: ``/proc/PID/io`` counts neither ``send`` nor ``recv``."""
 
     def __init__(self) -> None:
         self._at_s = -_FRESH_S
         self._by_inode: dict[int, int] = {}
 
     def bytes_of(self, pid: int) -> dict[int, int]:
-        """By the inode of each TCP socket of a process, what it has sent and received so far; empty where that can't be known."""
+        """Bytes sent and received so far by each TCP socket of a process, by its inode; empty if unknown."""
         if time.monotonic() - self._at_s >= _FRESH_S:
             self._by_inode = dict(_all_counts())
             self._at_s = time.monotonic()
@@ -98,7 +97,7 @@ def _all_counts() -> Iterator[tuple[int, int]]:
         try:
             yield from _counts(family)
         except (OSError, struct.error):
-            continue  # not a kernel, or a container, that tells
+            continue  # not supported by this kernel or container
 
 
 def _counts(family: int) -> Iterator[tuple[int, int]]:
@@ -133,18 +132,18 @@ _sockets = Sockets()
 
 
 class Meter:
-    """Of one rank."""
+    """Resource use of one rank."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self.clear()
 
     def clear(self) -> None:
-        """The rank has made progress: what it did before does not count."""
+        """Forget earlier readings, after the rank has made progress."""
         self.cores = 0.0
-        """Processors that the rank itself used between the last two looks."""
+        """CPU cores that the rank itself used between the last two polls."""
         self.works = False
-        """Whether, between the last two looks, it received data, or a process that it has started worked."""
+        """Whether, between the last two polls, it received data, or a child worked."""
         self._polls: deque[_Poll] = deque()
         self._before: dict[int, procfs.Usage] = {}
         self._sent_before: dict[int, int] = {}
@@ -154,12 +153,12 @@ class Meter:
 
     @property
     def moves(self) -> bool:
-        """Whether the rank or its children have lately read, written, sent or touched more memory than recording does."""
+        """Whether the rank or its children lately moved more data, or touched more memory, than the recording does."""
         moved = sum(poll.moved_bytes for poll in self._polls) >= MOVED_BYTES
         return self.works or moved or sum(poll.sent_bytes for poll in self._polls) >= SENT_BYTES
 
     def look(self, beat: Beat | None) -> None:
-        """Read the counters. ``beat`` says how much of them is our own doing."""
+        """Read the counters. ``beat``: how much of them the recording itself used."""
         now_s = time.monotonic()
         now = {pid: usage for pid in self._tree() if (usage := procfs.usage_of(pid)) is not None}
         sent = {inode: count for pid in now for inode, count in _sockets.bytes_of(pid).items()}
@@ -185,7 +184,7 @@ class Meter:
         if pid == self._pid:
             return wakes and procfs.is_in_network(pid)
         if usage.started_boot_s >= self._cleared_boot_s - _SLACK_S:
-            # It was started since the rank last made progress, so for what the rank does now: anything it does counts.
+            # Started since the rank last made progress, so any use of resources counts.
             return wakes or used.cpu_s > 0 or used.bytes > 0 or used.faults > 0
         return used.cpu_s / passed_s >= CHILD_CORES
 

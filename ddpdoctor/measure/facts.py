@@ -203,9 +203,9 @@ class ArrivalFacts(msgspec.Struct, frozen=True, kw_only=True):
     late_ranks: list[int] | None = None
     """Ranks that are late by a tenth of the step or more, and by twice as much as the median of the others, the latest first."""
     late_ms: dict[str, float] | None = None
-    """Mean lateness per step of each late rank, relative to the median rank (of two ranks: to the other one)."""
+    """Mean lateness per step, relative to the median rank (of two ranks, to the other one)."""
     late_steps: dict[str, int] | None = None
-    """Steps in which each late rank is late."""
+    """Steps in which the rank is late."""
     on_time_saves_ms: float | None = None
     """Step time saved with the unexplained late ranks on time (what-if estimate); null if the lateness of all has a price under
     ``late``."""
@@ -215,15 +215,15 @@ class CommunicationFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Collectives: waiting and transfer, separately."""
 
     wait_ms: float | None = None
-    """Exposed wait in collectives for another rank, mean over ranks: the rank computes nothing meanwhile."""
+    """Wait in collectives for another rank (no computation running), mean over ranks."""
     transfer_ms: float | None = None
-    """Exposed transfer, mean over ranks: the rank computes nothing meanwhile."""
+    """Exposed transfer (no computation running), mean over ranks."""
     total_transfer_ms: float | None = None
     """All transfer, hidden or not, mean over ranks."""
     exposed_ms: float | None = None
     """Time in collectives without concurrent computation, waiting included, median rank; known even if ranks are not matched."""
     hidden_share: float | None = None
-    """Share of the time in collectives that overlaps with computation."""
+    """Share of the time in collectives, waiting included, that computation hides."""
     bytes_per_step: float | None = None
     """Bytes that a rank contributes to collectives per step."""
     sharded_share: float | None = None
@@ -239,7 +239,7 @@ class CommunicationFacts(msgspec.Struct, frozen=True, kw_only=True):
     matched: int | None = None
     unmatched: int | None = None
     clock_error_us: float | None = None
-    """Error bound of the common clock."""
+    """Clock alignment error between ranks, at most."""
     slow_link_ranks: list[int] | None = None
     """Ranks of process groups whose transfers are persistently slower than those of comparable groups; null without any."""
 

@@ -57,7 +57,7 @@ from ddpdoctor.measure.taxonomy import RARE_ON_DEVICE, RARE_ON_HOST
 from ddpdoctor.measure.telemetry import HostTelemetry
 from ddpdoctor.measure.wholerun import Launch, run_facts
 from ddpdoctor.measure.window import Window, with_bucket_sizes
-from ddpdoctor.stages import WINDOWS_READ, Progress, Stage, counted, no_progress
+from ddpdoctor.stages import WINDOWS_READ, Progress, Stage, no_progress, progress_counter
 
 
 class Measurement(msgspec.Struct, frozen=True):
@@ -85,7 +85,7 @@ def measure(
     stopped. ``launches``: when the launcher of each host started and ended, by host name."""
     graphs, recorded, notes = _aligned(logs, windows, telemetry, progress)
     aside = all_excluded_steps(graphs.timing, recorded)
-    report = counted(progress, Stage.MEASURE)
+    report = progress_counter(progress, Stage.MEASURE)
     report(0, 5)
     gpu = gpu_facts(graphs.windows, graphs.logs, telemetry)
     report(1, 5)
@@ -105,7 +105,7 @@ def measure(
         bandwidth=[] if graphs.window is None else bandwidth_points(graphs.window, _hosts(graphs.windows)),
     )
     report(4, 5)
-    costs = price_all(context, counted(progress, Stage.PRICE))
+    costs = price_all(context, progress_counter(progress, Stage.PRICE))
     return Measurement(
         facts=replace(
             _facts(graphs, context, costs, gpu, telemetry, aside, hang or HangFacts(), memory),
@@ -137,7 +137,7 @@ def _aligned(
     progress: Progress,
 ) -> tuple[Graphs, Sequence[RankLog], list[str]]:
     """The graphs, the logs on one clock, and notes on their clocks and suspensions."""
-    report = counted(progress, Stage.ALIGN, begin=WINDOWS_READ)
+    report = progress_counter(progress, Stage.ALIGN, begin=WINDOWS_READ)
     report(0, 2)
     aligned, set_clocks = align_logs(logs)
     recorded, suspended = exclude_suspended(aligned, telemetry)
@@ -167,7 +167,7 @@ def _context(
         ),
         reductions=bucket_facts(graph, graphs.log, graphs.window, logs, windows),
         message=MessageCost() if graphs.window is None else message_cost(graphs.window, _hosts(windows)),
-        speaks_of_hosts=graphs.primary_is_log,
+        host_timed=graphs.primary_is_log,
         cores=host_cores(telemetry, logs),
         asleep=asleep_shares(logs),
     )

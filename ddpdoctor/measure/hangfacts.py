@@ -11,13 +11,15 @@ class StopFacts(msgspec.Struct, frozen=True, kw_only=True):
     """One reason for which a job stopped, and the ranks at fault."""
 
     ranks: list[int] | None = None
-    """Ranks at fault, never those that wait; null if they cannot be distinguished from the others."""
+    """Ranks that the finding names, never those that only wait; null if they cannot be distinguished from the others."""
+    arrival_unknown: bool | None = None
+    """Whether others may wait for ``ranks``, but no dump shows that these did not arrive, because they left none; null if not."""
     waiting_ranks: list[int] = []
-    """Ranks that wait, as far as seen."""
+    """Ranks that wait, in ``collective`` if one is named."""
     group: str | None = None
-    """Process group of the collective at which they wait."""
+    """Process group of that collective (torch's description, and the group's name in parentheses)."""
     collective: str | None = None
-    """Collective at which they wait, as torch's flight recorder names it: ``all_reduce``, ``barrier``, ..."""
+    """Collective in which they wait: ``all_reduce``, ``barrier``, ..., as torch's flight recorder names it."""
     sequence: int | None = None
     """Number of the collective in its group."""
     tensors: str | None = None
@@ -51,6 +53,10 @@ class HangFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     looked: bool | None = None
     """Whether the input can show a hang: a recorded run, or flight recorder dumps."""
+    only_dumps: bool | None = None
+    """Whether the input has flight recorder dumps alone, which show collectives, and not how a rank ended; null if not."""
+    undecided: str | None = None
+    """Why flight recorder dumps do not show for which rank others wait, as part of a sentence; null if they do, or if no rank waits."""
     state: str | None = None
     """"hangs" (when last checked) or "failed" (it ended, not in order); null if neither."""
     lasts: bool | None = None
@@ -103,7 +109,8 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     phase: str | None = None
     """The phase of the step, in words."""
     collective: str | None = None
-    """The last collective that it issued, with group and number."""
+    """The collective in which it waits, else the first one that it issued and that is not finished, else the last one, with group and
+    number."""
     state: str | None = None
     """What it does there, if known, or how it ended."""
     since_s: float | None = None

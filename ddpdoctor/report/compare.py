@@ -38,7 +38,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     source: list[str]
     headline: str
     healthy: bool
-    everybody: str
+    all_ranks: str
     """The name for all recorded ranks: "all ranks", "all 2 recorded"."""
     stopped: str | None
     """How a job ended that did not complete: "hung", "failed", "was killed", "was cut off", "is still running", "has no recorded
@@ -200,7 +200,7 @@ def _side(diagnosis: Diagnosis, times_ms: NDArray[np.float64]) -> Side:
         source=diagnosis.source,
         headline=diagnosis.verdict.headline,
         healthy=diagnosis.healthy,
-        everybody=words.all_ranks_label(diagnosis),
+        all_ranks=words.all_ranks_label(diagnosis),
         stopped=words.stopped(diagnosis),
         running=diagnosis.job.end == RUNNING,
         steps_measured=steps.measured,

@@ -122,7 +122,7 @@ def _step_rows(before: Side, after: Side) -> list[list[str]]:
 
 
 def _finding_row(row: FindingChange, comparison: Comparison) -> list[str]:
-    before, after = comparison.before.everybody, comparison.after.everybody
+    before, after = comparison.before.all_ranks, comparison.after.all_ranks
     return [
         row.rule,
         row.status,

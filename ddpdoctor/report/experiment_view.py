@@ -9,7 +9,7 @@ import rich.table
 from rich.console import Console
 from rich.text import Text
 
-from ddpdoctor.diagnose.tried import Answer, Variant
+from ddpdoctor.diagnose.trials import TrialsReport, Variant
 from ddpdoctor.plain import plain
 from ddpdoctor.report import words
 from ddpdoctor.report.console_output import print_wrapped
@@ -34,7 +34,7 @@ class ExperimentView(msgspec.Struct, frozen=True, kw_only=True):
     """Losses of some backward passes, of the unchanged job and of each change; None if none were recorded."""
 
 
-def experiment_view(answer: Answer) -> ExperimentView:
+def experiment_view(answer: TrialsReport) -> ExperimentView:
     """The texts of ``answer`` for terminal, HTML and Markdown."""
     baseline = answer.baseline
     rows = [
@@ -65,7 +65,7 @@ def _expected(variant: Variant, unchanged_ms: float | None) -> str:
     return words.significant(variant.expected_ms)
 
 
-def _losses(answer: Answer) -> Table | None:
+def _losses(answer: TrialsReport) -> Table | None:
     """Losses of the unchanged job and of each change side by side: they show whether the training differs."""
     trains = [each for each in answer.variants if not each.bound]
     known = [(each, each.parity.losses) for each in trains if each.parity and each.parity.losses]
@@ -113,7 +113,7 @@ def note_text(variant: Variant) -> str:
         )
     if variant.bound:
         notes.append("simulated upper bound of what a fix can gain; a job cannot train with it")
-    if variant.kept_promise is False:
+    if variant.prediction_held is False:
         notes.append("outside the expected range")
     notes.append(_results_note(variant))
     return plain("; ".join(part for part in notes if part))
@@ -137,7 +137,7 @@ def milliseconds(middle: float | None, ends: Sequence[float] | None) -> str:
     return shown if ends is None else f"{shown} ({words.significant(ends[0])}–{words.significant(ends[1])})"
 
 
-def print_experiment(answer: Answer, console: Console) -> None:
+def print_experiment(answer: TrialsReport, console: Console) -> None:
     """Print the table, the notes on each change on lines below it, and the best change."""
     view = experiment_view(answer)
     table = rich.table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
@@ -159,7 +159,7 @@ def print_experiment(answer: Answer, console: Console) -> None:
         print_wrapped(console, Text(view.best, style="bold"))
 
 
-def _best(answer: Answer) -> str:
+def _best(answer: TrialsReport) -> str:
     best = answer.best()
     if best is None or best.change is None:
         return ""

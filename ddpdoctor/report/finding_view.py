@@ -18,6 +18,8 @@ Prose = list[tuple[str, bool]]
 
 MOST = 500
 """Most findings, notes, or rules of a kind that a report lists; all are in its data."""
+_IDENTIFIES = ("step", "sequence")
+"""Last parts of facts that are numbers of a step or a collective."""
 _MOST_PER_FINDING = 100
 """Most lines, numbers or fixes of one finding."""
 MOST_MARKED_RANKS = 64
@@ -178,7 +180,7 @@ def _view(
         steps=_steps(finding, number, all_ranks),
         explanation=words.paragraphs(finding.explanation),
         evidence=[
-            EvidenceRow(evidence_words(e), words.quantity(e.value, e.unit), e.fact)
+            EvidenceRow(evidence_words(e), evidence_value(e), e.fact)
             for e in finding.evidence[:_MOST_PER_FINDING]
         ],
         places=[place(where) for where in finding.where[:_MOST_PER_FINDING]],
@@ -204,6 +206,20 @@ def first_rows(rows: Sequence[_Row], noun: str) -> tuple[Sequence[_Row], str]:
 def evidence_words(evidence: Evidence) -> str:
     """The description of a number behind a finding."""
     return (evidence.means or words.fact(evidence.fact)).rstrip(".")
+
+
+def filled_columns(table: Sequence[Sequence[str]]) -> list[list[str]]:
+    """``table``, whose first row is its head, without the columns that are empty in all other rows."""
+    empty = ("", words.NO_COST)
+    kept = [n for n in range(len(table[0])) if any(row[n] not in empty for row in table[1:])]
+    return [[row[n] for n in kept] for row in table]
+
+
+def evidence_value(evidence: Evidence) -> str:
+    """The value with its unit. Numbers that identify something, as that of a step, have no separators."""
+    if isinstance(evidence.value, int) and evidence.fact.rpartition(".")[2] in _IDENTIFIES:
+        return str(evidence.value)
+    return words.quantity(evidence.value, evidence.unit)
 
 
 def location(finding: Finding) -> str:

@@ -38,7 +38,7 @@ def hang_table(diagnosis: Diagnosis, most: int = ROWS) -> Table | None:
         ("in", [each.phase or words.ABSENT for each in shown]),
         ("state", [each.state or words.ABSENT for each in shown]),
         ("for", [words.seconds(each.since_s) for each in shown]),
-        ("last collective", [each.collective or words.ABSENT for each in shown]),
+        ("collective", [each.collective or words.ABSENT for each in shown]),
         ("line", [place(each.where).short if each.where else words.ABSENT for each in shown]),
     ]
     several = len({each.host for each in shown}) > 1
@@ -50,9 +50,11 @@ def hang_table(diagnosis: Diagnosis, most: int = ROWS) -> Table | None:
     left = len(diagnosis.standing) - len(shown)
     hang = diagnosis.facts.get("hang")
     lasts = hang.get("lasts") if isinstance(hang, dict) else None
-    title = "Where each rank is" if lasts is not False else "Where each rank was last seen"
+    title = "Where each rank is" if lasts else "Where each rank was last seen"
     if left:
-        title += f" ({left} more in the report's data)"
+        states = {each.state for each in _first(diagnosis.standing, len(diagnosis.standing))[most:]}
+        alike = next(iter(states)) if len(states) == 1 else None
+        title += f" ({left} more{f', each {alike}' if alike else ''}: `--json F` has all)"
     rows = [list(row) for row in zip(*(cells for _, cells in known), strict=True)]
     return Table(title, [name for name, _ in known], rows)
 

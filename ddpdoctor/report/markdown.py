@@ -9,7 +9,7 @@ from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
 from ddpdoctor.plain import plain, plain_lines
 from ddpdoctor.report import words
 from ddpdoctor.report.experiment_view import TITLE, ExperimentView, experiment_view
-from ddpdoctor.report.finding_view import location, place
+from ddpdoctor.report.finding_view import filled_columns, location, place
 from ddpdoctor.report.hang_view import SHORT_ROWS, hang_table
 from ddpdoctor.report.job_view import Table
 from ddpdoctor.report.summary import cost_sentence, run_line, subtitle
@@ -82,10 +82,14 @@ def _tried(view: ExperimentView) -> list[str]:
 
 
 def _table(findings: list[Finding], all_ranks: str) -> str:
-    lines = ["| finding | who | costs per step | if fixed | where |", "| --- | --- | --- | --- | --- |"]
+    table = [["finding", "who", "costs per step", "if fixed", "where"]]
     for finding in findings:
         most = "at most " if finding.at_most else ""
-        cost = words.milliseconds(finding.costs_ms_per_step)
+        cost = (
+            words.NO_COST
+            if finding.costs_ms_per_step is None
+            else words.milliseconds(finding.costs_ms_per_step)
+        )
         if finding.share is not None:
             ends = (words.cost_range(finding), words.percent(finding.share))
             cost = f"{most}{cost} ({', '.join(filter(None, ends))})"
@@ -97,8 +101,9 @@ def _table(findings: list[Finding], all_ranks: str) -> str:
             words.speedup_text(finding, most),
             where,
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        table.append(cells)
+    head, *rows = filled_columns(table)
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
 
 
 def fenced(text: str, language: str = "") -> str:

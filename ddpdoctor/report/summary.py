@@ -24,7 +24,9 @@ def cost_sentence(diagnosis: Diagnosis) -> str:
         return f"A step takes {words.milliseconds(median_ms)} (median){_largest_part(diagnosis)}."
     gain = words.speedup_text(finding)
     if finding.at_most:
-        return _upper_bound_sentence(finding.costs_ms_per_step, finding.share, gain)
+        return _saving_sentence("at most", finding, gain)
+    if finding.estimated:
+        return _saving_sentence("about", finding, gain)
     speedup = f"{gain}{words.in_parentheses(words.speedup_range(finding))}"
     clauses = [
         _cost_clause(finding, diagnosis.steps),
@@ -35,7 +37,7 @@ def cost_sentence(diagnosis: Diagnosis) -> str:
 
 
 def _cost_clause(finding: Finding, steps: Steps) -> str:
-    """ "It costs 18 ms per step (15 to 20 ms), 26 % of the step time (16 min per hour)"; "" without a cost."""
+    """ "It costs 18 ms per step (90 % interval: 15 to 20 ms), 26 % of the step time (16 min per hour)"; "" without a cost."""
     cost_ms, share, is_trace = finding.costs_ms_per_step, finding.share, steps.source == "trace"
     if cost_ms is None:
         return ""
@@ -45,7 +47,9 @@ def _cost_clause(finding: Finding, steps: Steps) -> str:
         when = "per step"
     else:
         when = f"per step {'over the recorded steps' if is_trace else 'on average'}"
-    text = f"It costs {words.milliseconds(cost_ms)} {when}{words.in_parentheses(words.cost_range(finding))}"
+    interval = words.cost_range(finding)
+    text = f"It costs {words.milliseconds(cost_ms)} {when}"
+    text += words.in_parentheses(f"90 % interval: {interval}" if interval else "")
     if share is None:
         return text
     text += f", {words.percent(share)} of the step time"
@@ -55,14 +59,15 @@ def _cost_clause(finding: Finding, steps: Steps) -> str:
     return f"{text} ({min(round(60 * share), 59)} min per hour)"
 
 
-def _upper_bound_sentence(cost_ms: float | None, share: float | None, gain: str) -> str:
-    """The cost where only an upper bound of the saving is known."""
+def _saving_sentence(limit: str, finding: Finding, gain: str) -> str:
+    """The cost where only an upper bound or an estimate of the saving is known."""
+    cost_ms, share = finding.costs_ms_per_step, finding.share
     if cost_ms is None:
         return ""
-    text = f"Upper bound: fixing it saves at most {words.milliseconds(cost_ms)} per step"
+    text = f"Fixing it saves {limit} {words.milliseconds(cost_ms)} per step"
     if share is not None:
         text += f", {words.percent(share)} of the step time"
-    return f"{text}, and makes the job at most {gain} as fast." if gain else f"{text}."
+    return f"{text}: a speed-up of {limit} {gain}." if gain else f"{text}."
 
 
 def _largest_part(diagnosis: Diagnosis) -> str:
@@ -95,10 +100,10 @@ def subtitle(diagnosis: Diagnosis) -> str:
 
 
 def steps_measured(steps: Steps) -> str:
-    """How many of the recorded steps are measured, and why the others are excluded: "47 of 60 steps measured (excluded: disturbed
-    by the profiler 10, warm-up 3)". The reasons add up."""
+    """How many of the recorded steps are measured, and why the others are excluded: "47 of 60 steps measured (excluded: 10
+    disturbed by the profiler, 3 warm-up)". The reasons add up."""
     reasons = sorted(steps.set_aside.items(), key=lambda entry: -entry[1])
-    excluded = ", ".join(f"{reason} {count:,}" for reason, count in reasons if count)
+    excluded = ", ".join(f"{count:,} {reason}" for reason, count in reasons if count)
     text = words.in_parentheses(f"excluded: {excluded}" if excluded else "")
     return f"{steps.measured:,} of {words.count(steps.count, 'step')} measured{text}"
 

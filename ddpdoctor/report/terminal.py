@@ -16,7 +16,14 @@ from ddpdoctor.plain import plain, plain_lines
 from ddpdoctor.report import words
 from ddpdoctor.report.console_output import MOST_CELL_LENGTH, print_wrapped, truncated
 from ddpdoctor.report.experiment_view import TITLE, print_experiment
-from ddpdoctor.report.finding_view import MOST, evidence_words, location, place
+from ddpdoctor.report.finding_view import (
+    MOST,
+    evidence_value,
+    evidence_words,
+    filled_columns,
+    location,
+    place,
+)
 from ddpdoctor.report.hang_view import SHORT_ROWS, hang_table, stacks
 from ddpdoctor.report.memory_view import growing_memory, memory_line
 from ddpdoctor.report.summary import cost_sentence, main_finding, run_line, steps_measured, subtitle
@@ -49,6 +56,8 @@ PART_LETTERS = {
     Part.OTHER: "o",
 }
 """Without colours the bar consists of these letters, which its legend explains."""
+_FEWEST_FOR_P95 = 20
+"""Steps; of fewer, the 95th percentile is the longest step."""
 _GAP = "   "
 """Space between two entries of the legend."""
 _PADDING = 2
@@ -130,7 +139,7 @@ def _steps(diagnosis: Diagnosis) -> str:
     pieces = []
     if steps.median_ms is not None:
         pieces.append(f"step {words.milliseconds(steps.median_ms)} median")
-    if steps.p95_ms is not None:
+    if steps.p95_ms is not None and steps.measured >= _FEWEST_FOR_P95:
         pieces.append(f"{words.milliseconds(steps.p95_ms)} p95")
     if steps.samples_per_s is not None:
         pieces.append(f"{words.significant(steps.samples_per_s)} samples/s")
@@ -157,6 +166,7 @@ def _breakdown(diagnosis: Diagnosis, console: Console) -> None:
                 Text.assemble((mark, style), f"{words.part(name, diagnosis)} {words.percent(share)}")
             )
     console.print()
+    _line(console, "Critical path of the mean step:", "dim")
     print_wrapped(console, bar)
     for line in _fill_lines(entries, width):
         print_wrapped(console, line)
@@ -174,11 +184,13 @@ def _fill_lines(entries: Iterable[Text], width: int) -> list[Text]:
 
 
 def _table(findings: list[Finding], width: int, all_ranks: str) -> Table:
-    """One row per finding. If the column "where" does not fit, its text goes below the rule's id."""
+    """One row per finding, without columns that are empty in all rows. If the column "where" does not fit, its text goes below the
+    rule's id."""
     head = ["finding", "who", "ms/step", *(["90 %"] if width >= WIDE else []), "if fixed", "where"]
     rows = [_row(finding, all_ranks, wide=width >= WIDE) for finding in findings]
+    head, *rows = filled_columns([head, *rows])
     needed = _table_width([head, *rows])
-    if needed > width:
+    if needed > width and head[-1] == "where":
         head = head[:-1]
         rows = [[f"{row[0]}\n  {row[-1]}" if row[-1] else row[0], *row[1:-1]] for row in rows]
         needed = _table_width([head, *rows])
@@ -197,7 +209,7 @@ def _row(finding: Finding, all_ranks: str, *, wide: bool) -> list[str]:
     cells = [
         f"{'↳ ' if finding.caused_by else ''}{finding.rule}",
         words.rank_names(finding.ranks, all_ranks),
-        "?" if cost is None else most + words.significant(cost),
+        words.NO_COST if cost is None else most + words.significant(cost),
         *([_range(finding)] if wide else []),
         words.speedup_text(finding, most),
         location(finding),
@@ -251,7 +263,7 @@ def _finding(finding: Finding, console: Console, verbose: bool) -> None:
         print_wrapped(console, Text("\n\n".join(blocks)))
     if verbose:
         for row in finding.evidence[:MOST]:
-            _line(console, f"  {evidence_words(row)}: {words.quantity(row.value, row.unit)}")
+            _line(console, f"  {evidence_words(row)}: {evidence_value(row)}")
     _places(finding, console, verbose)
     for fix in finding.fixes[: MOST if verbose else 1]:
         console.print()
@@ -308,5 +320,5 @@ def _closing(diagnosis: Diagnosis, console: Console, verbose: bool) -> None:
     if diagnosis.checked or diagnosis.skipped:
         console.print()
         _line(console, words.checks_summary(diagnosis, more="" if verbose else " (`-v` says why)"), "dim")
-    for rule in diagnosis.skipped[:MOST] if verbose else []:
-        _line(console, f"  {rule.rule}: {rule.why}", "dim")
+    for line in words.skipped_by_reason(diagnosis)[:MOST] if verbose else []:
+        _line(console, f"  {line}", "dim")

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.diagnose import tried
+from ddpdoctor.diagnose import trials
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 
 MOST_RANKS = 10_000_000
@@ -59,7 +59,7 @@ def _problems(diagnosis: Diagnosis) -> Iterator[str]:
         yield "breakdown: a share that is not between 0 and 1"
     if max(len(diagnosis.breakdown), *(len(rank.breakdown_ms) for rank in diagnosis.ranks), 0) > MOST_PARTS:
         yield f"a breakdown of more than {MOST_PARTS} parts"
-    if diagnosis.tried is not None and (problem := tried.fault_of(diagnosis.tried)) is not None:
+    if diagnosis.tried is not None and (problem := trials.validation_error(diagnosis.tried)) is not None:
         yield f"tried: {problem}"
 
 

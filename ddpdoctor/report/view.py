@@ -60,18 +60,29 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     """Where each rank of a hung job is."""
     stacks: list[Stack]
     checked: Sequence[CheckedRule]
-    skipped: Sequence[SkippedRule]
+    skipped: list[tuple[str, Sequence[SkippedRule]]]
+    """Those that lacked data, and those that do not apply, each with a heading."""
     notes: list[Prose]
     """If there are more than :data:`~ddpdoctor.report.finding_view.MOST`, the last one says how many more."""
     found_nothing: int
-    lacked_data: int
-    """Number of rules that found nothing, and that lacked data, shown or not."""
+    """Number of rules that found nothing, shown or not."""
     job: list[Group]
     reproduce: list[str]
     facts: list[tuple[str, str]]
     hta: list[Table]
     experiment: ExperimentView | None
     tool_version: str
+
+
+def _skipped(rules: Sequence[SkippedRule]) -> list[tuple[str, Sequence[SkippedRule]]]:
+    lacking = [rule for rule in rules if rule.applies]
+    others = [rule for rule in rules if not rule.applies]
+    kinds = [(lacking, "lacked data"), (others, "does not apply" if len(others) == 1 else "do not apply")]
+    return [
+        (f"{words.count(len(found), 'check')} {what}", first_rows(found, "rule")[0])
+        for found, what in kinds
+        if found
+    ]
 
 
 def page(diagnosis: Diagnosis, data: InteractiveData | None = None) -> Page:
@@ -102,10 +113,9 @@ def page(diagnosis: Diagnosis, data: InteractiveData | None = None) -> Page:
         hang_table=hang_table(diagnosis),
         stacks=stacks(diagnosis),
         checked=first_rows(diagnosis.checked, "rule")[0],
-        skipped=first_rows(diagnosis.skipped, "rule")[0],
+        skipped=_skipped(diagnosis.skipped),
         notes=[words.split_code(note) for note in (*notes, *filter(None, [more_notes]))],
         found_nothing=len(diagnosis.checked),
-        lacked_data=len(diagnosis.skipped),
         job=job_groups(diagnosis),
         reproduce=reproduce(diagnosis),
         facts=flat(diagnosis.facts),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ddpdoctor.diagnose.diagnosis import RUNNING, Diagnosis, Finding
@@ -13,6 +13,8 @@ from ddpdoctor.measure.taxonomy import Component, Part
 from ddpdoctor.rundir import runs_of
 
 ABSENT = "not recorded"
+NO_COST = "–"
+"""Of a finding without a cost of its own."""
 _UNIT = re.compile(r"_(ms|us|ns|s|bytes|percent|share)$")
 _MOST_SPEEDUP = 10
 """Larger speed-ups are shown as "over 10×"."""
@@ -175,13 +177,17 @@ def strip_zeros(text: str) -> str:
 
 
 def quantity(value: Any, unit: str) -> str:
-    """Any recorded value with its unit."""
+    """Any recorded value with its unit; of a mapping, whose keys are ranks, each rank's."""
     if value is None:
         return ABSENT
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int | float):
         return _number(value, unit)
+    if isinstance(value, Mapping):
+        return (
+            ", ".join(f"rank {rank}: {quantity(of_rank, unit)}" for rank, of_rank in value.items()) or "none"
+        )
     if isinstance(value, Sequence) and not isinstance(value, str):
         return (
             ", ".join(quantity(item, "") for item in value) + (f" {unit}" if unit else "")
@@ -200,6 +206,7 @@ def _number(value: float, unit: str) -> str:
         "×": speedup,
         "x": speedup,
         "times": speedup,
+        "version": "{:.1f}".format,
     }
     if unit in known:
         return known[unit](value)
@@ -222,13 +229,15 @@ def rank_numbers(ranks: Iterable[int]) -> str:
 
 
 def all_ranks_label(diagnosis: Diagnosis) -> str:
-    """The name for all recorded ranks: "all ranks", "all 2 recorded", "the one recorded"."""
+    """The name for all recorded ranks: "all ranks", "all 5 recorded", "the one recorded"."""
     seen, world = _ranks_recorded(diagnosis), diagnosis.job.world_size
     if world == 1:
         return "the one rank"
     if seen == 1:
         return "the one recorded"
-    return f"all {seen:,.0f} recorded" if world is not None and 0 < seen < world else "all ranks"
+    if world is None or not 0 < seen < world:
+        return "all ranks"
+    return "both recorded" if seen == 2 else f"all {seen:,.0f} recorded"
 
 
 def stopped(diagnosis: Diagnosis) -> str | None:
@@ -261,16 +270,29 @@ def count(number: int, noun: str, plural: str | None = None) -> str:
 
 
 def checks_summary(diagnosis: Diagnosis, more: str = "") -> str:
-    """How many rules found nothing and how many lacked data: "26 checks found nothing; 14 lacked data."
+    """How many rules found nothing, do not apply and lacked data: "26 checks found nothing; 3 do not apply; 14 lacked data.";
+    ``more`` where some were skipped."""
+    lacking = sum(rule.applies for rule in diagnosis.skipped)
+    others = len(diagnosis.skipped) - lacking
+    parts = [f"{count(len(diagnosis.checked), 'check')} found nothing"]
+    parts += [f"{others} {'does' if others == 1 else 'do'} not apply"] if others else []
+    parts += [f"{lacking} lacked data"] if lacking else []
+    return f"{'; '.join(parts)}{more if diagnosis.skipped else ''}."
 
-    ``more`` follows "lacked data" if any rule did.
-    """
-    found = f"{count(len(diagnosis.checked), 'check')} found nothing"
-    return f"{found}; {len(diagnosis.skipped)} lacked data{more}." if diagnosis.skipped else f"{found}."
+
+def skipped_by_reason(diagnosis: Diagnosis) -> list[str]:
+    """A line for each reason for which rules were skipped, those that lacked data first: the reason, how many, and their ids."""
+    by_reason: dict[tuple[bool, str], list[str]] = {}
+    for rule in sorted(diagnosis.skipped, key=lambda rule: not rule.applies):
+        by_reason.setdefault((rule.applies, rule.why), []).append(rule.rule)
+    return [
+        f"{'' if applies else 'does not apply: '}{why} ({count(len(rules), 'check')}): {', '.join(rules)}"
+        for (applies, why), rules in by_reason.items()
+    ]
 
 
 def is_whole(diagnosis: Diagnosis) -> bool:
-    """Whether all ranks of the job were recorded, as far as known. If not, transfer and waiting cannot be told apart."""
+    """Whether all ranks of the job were recorded, as far as known. If not, transfer and waiting cannot be separated."""
     world = diagnosis.job.world_size
     return world is None or _ranks_recorded(diagnosis) >= world
 

@@ -10,48 +10,35 @@ whole, and so is the step log of a long job when it is thinned; otherwise JSON-l
     RUN/hosts/<host>/launch-<pid>.json      the same, of each launcher
     RUN/hosts/<host>/telemetry.jsonl        NVML and host samples
     RUN/ranks/<rank:05d>/                   one recording of one rank; a further attempt of it is <rank:05d>.1, .2 ...
-        rank.json                           who this rank is and how it is set up
+        rank.json                           identity and settings of this rank
         steps.jsonl                         one line a step
-        samples.jsonl                       where the training thread was, sampled now and then
-        memory.jsonl                        what its tensors took on its device, looked at now and then
+        samples.jsonl                       samples of the training thread's source line
+        memory.jsonl                        samples of the memory of its tensors on its device
         trace.json.gz                       the profiler window
-        trace.1.json.gz, ...                windows that somebody asked for while the job ran
+        trace.1.json.gz, ...                windows that were requested while the job ran
         flight.json                         torch's flight recorder at the window's end
         progress.json, standing.json, hang_flight.json, faults.txt, ending.json, calls.jsonl
-                                            of a rank that stopped, see ``stops``
-    RUN/hosts/<host>/stall.json, ends.json                                              the same, seen from outside
+                                            status files of a rank that stopped, see ``stops``
+    RUN/hosts/<host>/stall.json, ends.json                                              the launcher's view of the same
     RUN/diagnosis.json, RUN/report.html     written by the analysis
 
 ``docs/formats.md`` describes the fields.
 
 ::
 
-    formats        layout, stepevents, phases, notes, typed (types of fields), run_id
-    a rank writes  spool, segments, heartbeat, raw_traces, sources       door: before init_process_group
-    on the way     draining, handover, hostdocs, compaction, carrier (who copies), waiting (what could not be copied yet)
-    asked meanwhile  asking, presence
-    who lives      liveness, ends (how a job and its ranks ended), fault_text (what faulthandler wrote of them)
-    read           reader, stops
-    files          files, owned
-    masked         privacy, named, secretnames, tokens, packages (library paths)
+    formats     layout, stepevents, phases, notes, typed (types of fields), run_id
+    writing     spool, segments, heartbeat, raw_traces, sources, unjoined (before init_process_group)
+    copying     draining, handover, hostdocs, compaction, host_lock (which process copies), waiting (what is not copied yet)
+    live ranks  requests, presence
+    ends        liveness, ends (how a job and its ranks ended), fault_text (what faulthandler wrote of them)
+    reading     reader, stops
+    files       files, owned
+    masking     privacy, named, secretnames, tokens, packages (library paths)
 """
 
 from typing import TYPE_CHECKING
 
 from ..deferred import deferred
-from .asking import (
-    CAPTURE_SCHEMA,
-    MOST_CAPTURE_STEPS,
-    CaptureOrder,
-    answer_of,
-    ask,
-    capture_ordered,
-    forget_questions,
-    new_request,
-    order_capture,
-    question_in,
-)
-from .carrier import SENTINEL, Carrier, has_carrier, remove_root
 from .compaction import DiskBudget, rank_budget
 from .draining import PATIENCE_S, BusyError, discard, drain, recover, spools_in
 from .files import (
@@ -78,7 +65,8 @@ from .handover import (
     TooLargeError,
 )
 from .heartbeat import HEARTBEAT_FILE, Beat, Heartbeat, HeartbeatReader
-from .hostdocs import carry_host_documents, host_document, keep_host_document
+from .host_lock import HANG_MONITOR, HostLock, copier_lock_is_held, remove_root
+from .hostdocs import copy_host_documents, host_document, keep_host_document
 from .layout import (
     ASKED_FILE,
     CALLS_FILE,
@@ -118,8 +106,20 @@ from .layout import (
 )
 from .liveness import State, boot_id, is_over, last_change_s, pid_namespace, writer_of
 from .notes import Note, NoteCode, recorded_notes
-from .owned import NotOursError, encoded, file_identity, make_private_folder, private_folder
+from .owned import UntrustedFileError, encoded, file_identity, make_private_folder, private_folder
 from .phases import LONG_PHASES, WAITING_PHASES, Phase, phase_words
+from .requests import (
+    CAPTURE_SCHEMA,
+    MOST_CAPTURE_STEPS,
+    CaptureRequest,
+    answer_of,
+    ask,
+    capture_requested,
+    delete_requests,
+    new_request,
+    request_capture,
+    request_in,
+)
 from .run_id import OtherRunError, id_of_root, new_run_id, refuse_other_run, run_id
 from .spool import Spool, make_spool_root, own_roots_prefix, roots_of, spool_root
 from .stepevents import (

@@ -1,11 +1,11 @@
 """Keeps the step log of a long job within a budget on disk, while the job runs.
 
-A log that grows beyond it is thinned: the first steps and the newest stay whole, and between them every second, fourth,
-eighth ... block of neighbouring steps. Which ones, the steps' numbers alone decide, so that ranks whose logs are thinned
-at different times still share steps. Lines that are of no step stay.
+A log that grows beyond it is thinned: the first steps and the newest are kept, and between them every second, fourth,
+eighth ... block of neighbouring steps. The choice depends on the steps' numbers alone, so that ranks whose logs are
+thinned at different times still share steps. Lines that belong to no step are kept.
 
-The log is rewritten beside and renamed over itself. Its second line then says how many bytes of the stream it lacks, so
-that a copy from the spool goes on where the last one ended, and the third which steps were left out:
+The log is rewritten to a temporary file, which replaces it. Its second line then says how many bytes of the stream it
+lacks, so that a copy from the spool continues where the last one ended, and the third which steps were left out:
 
     {"thinned":{"shift":bytes,"every":8}}
     {"left_out":[[first,last],...]}
@@ -25,19 +25,19 @@ from .layout import STEPS_FILE, STEPS_SCHEMA
 from .owned import open_file
 
 MOST_RANK_BYTES = 64 * 1024 * 1024
-"""Of one rank's log: some 160,000 steps."""
+"""Bytes of one rank's log at most: some 160,000 steps."""
 MOST_RUN_BYTES = 4 * 1024 * 1024 * 1024
 LEAST_RANK_BYTES = 4 * 1024 * 1024
-"""Of one rank's log, however many ranks there are."""
+"""Bytes of one rank's log that are always allowed, for any number of ranks."""
 BLOCK_STEPS = 512
 """Neighbouring steps that stay or go together: the hook records the first of each block in full however much it thins."""
 _FIRST_SHARE, _NEWEST_SHARE = 1 / 8, 1 / 4
 _KEPT_SHARE = 0.7
-"""Of the budget, after thinning: so it is seldom done."""
+"""Share of the budget that is used after thinning, so that it is seldom done."""
 _PIECE_BYTES = 64 * 1024
 _REST_S = 0.002
-"""Between two pieces: the thread that does this must not hold the interpreter while the job's wants it."""
-_BESIDE = STEPS_FILE + ".thin.tmp"
+"""Seconds between two pieces, so that this thread does not hold the GIL all the time."""
+_TEMPORARY = STEPS_FILE + ".thin.tmp"
 _HEAD_BYTES = 4096
 _LONGEST_LEFT_OUT = 4 * 1024 * 1024
 _MOST_SHIFT = 2**53
@@ -67,13 +67,13 @@ def union(parts: Iterable[Ranges]) -> Ranges:
 
 
 def stream_end(handle: int) -> int:
-    """Position in the stream of the end of the open file ``handle``: its size, and what thinning took away. Raises
-    OSError."""
+    """Position in the stream of the end of the open file ``handle``: its size plus the bytes removed by thinning.
+    Raises OSError."""
     return os.fstat(handle).st_size + stream_shift(handle)
 
 
 def stream_end_of(path: str) -> int:
-    """The same of the file at ``path``; 0 where there is none, or it cannot be read."""
+    """As ``stream_end``, for the file at ``path``; 0 if there is none or it cannot be read."""
     try:
         with reading(path) as source:
             return stream_end(source.fileno())
@@ -87,7 +87,7 @@ def stream_shift(handle: int) -> int:
 
 
 def _head(handle: int) -> dict[str, int]:
-    """What the second line says; {} where the file was not thinned. Raises OSError."""
+    """The content of the second line; {} if the file was not thinned. Raises OSError."""
     lines = os.pread(handle, _HEAD_BYTES, 0).split(b"\n", 2)
     if len(lines) < 3 or not lines[1].startswith(b'{"thinned":'):
         return {}
@@ -98,8 +98,8 @@ def _head(handle: int) -> dict[str, int]:
         return {}
     if type(shift) is not int or type(every) is not int:
         return {}
-    sound = 0 <= shift < _MOST_SHIFT and 1 <= every <= _MOST_EVERY and every & (every - 1) == 0
-    return {"shift": shift, "every": every} if sound else {}
+    valid = 0 <= shift < _MOST_SHIFT and 1 <= every <= _MOST_EVERY and every & (every - 1) == 0
+    return {"shift": shift, "every": every} if valid else {}
 
 
 def thinned_steps(folder: str) -> Ranges:
@@ -124,26 +124,26 @@ def _left_out(handle: int) -> Ranges:
 
 
 class DiskBudget:
-    """What one rank's step log may take on disk. For whoever holds the lock of its spool."""
+    """What one rank's step log may take on disk. Only for the process that holds the lock of its spool."""
 
     def __init__(self, most_bytes: int, go_on: Callable[[], bool] = lambda: True) -> None:
-        """``go_on`` is asked now and then; once it says no, a log that is being thinned stays as it was."""
+        """``go_on`` is called now and then; once it returns False, a log that is being thinned stays as it was."""
         self._most, self._go_on = most_bytes, go_on
         self._next = most_bytes
 
-    def keep(self, place: int) -> None:
+    def keep(self, rank_fd: int) -> None:
         """Thin the log in a rank's open folder where it is too large. Never raises: a log that cannot be thinned stays as
         it is."""
         try:
-            if os.stat(STEPS_FILE, dir_fd=place).st_size <= self._next:
+            if os.stat(STEPS_FILE, dir_fd=rank_fd).st_size <= self._next:
                 return
         except OSError:
             return
         self._next += self._most // 8
         try:
-            thin(place, self._most, self._go_on)
+            thin(rank_fd, self._most, self._go_on)
             # Where that was not possible, not before it has grown by as much again.
-            self._next = max(self._most, os.stat(STEPS_FILE, dir_fd=place).st_size + self._most // 8)
+            self._next = max(self._most, os.stat(STEPS_FILE, dir_fd=rank_fd).st_size + self._most // 8)
         except OSError:
             pass
 
@@ -170,13 +170,13 @@ class _Piece:
             self.numbers.append((step, step))
 
 
-def thin(place: int, most_bytes: int, go_on: Callable[[], bool] = lambda: True) -> bool:
+def thin(rank_fd: int, most_bytes: int, go_on: Callable[[], bool] = lambda: True) -> bool:
     """Thin the step log in a rank's open folder to some two thirds of ``most_bytes``; False where it stayed as it was.
 
-    Nobody may append to it meanwhile; whoever reads it keeps the one that was opened. Raises OSError; the log then is as
-    it was.
+    Nothing may be appended to it meanwhile; a process that reads it keeps the file that it has opened. Raises OSError;
+    the log then is as it was.
     """
-    handle = open_file(STEPS_FILE, place, os.O_RDONLY)
+    handle = open_file(STEPS_FILE, rank_fd, os.O_RDONLY)
     try:
         size, head = os.fstat(handle).st_size, _head(handle)
         first, begin = _first_lines(handle, 3 if head else 1)
@@ -186,23 +186,23 @@ def thin(place: int, most_bytes: int, go_on: Callable[[], bool] = lambda: True) 
         every = _every(pieces, head.get("every", 1), most_bytes)
         kept = [piece for piece in pieces if _stays(piece, every)]
         gone = [piece.numbers for piece in pieces if not _stays(piece, every)]
-        told = {"left_out": union([_left_out(handle), *gone])}
-        third = json.dumps(told, separators=(",", ":")).encode() + b"\n"
+        third_line = {"left_out": union([_left_out(handle), *gone])}
+        third = json.dumps(third_line, separators=(",", ":")).encode() + b"\n"
         kept_bytes = sum(piece.end - piece.start for piece in kept)
         lost = size - (len(first) + len(_second_line(0, every)) + len(third) + kept_bytes)
         if lost < most_bytes // 8:
             return False
         head_lines = first + _second_line(head.get("shift", 0) + lost, every) + third
-        return _replaced(place, handle, head_lines, kept, go_on)
+        return _replaced(rank_fd, handle, head_lines, kept, go_on)
     finally:
         os.close(handle)
 
 
-def _replaced(place: int, handle: int, head: bytes, kept: list[_Piece], go_on: Callable[[], bool]) -> bool:
-    clear(place)
+def _replaced(rank_fd: int, handle: int, head: bytes, kept: list[_Piece], go_on: Callable[[], bool]) -> bool:
+    clear(rank_fd)
     mode = os.fstat(handle).st_mode & 0o777
     try:
-        out = open_file(_BESIDE, place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        out = open_file(_TEMPORARY, rank_fd, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:
             while head:
                 head = head[os.write(out, head) :]
@@ -210,22 +210,23 @@ def _replaced(place: int, handle: int, head: bytes, kept: list[_Piece], go_on: C
         finally:
             os.close(out)
         if done:
-            os.replace(_BESIDE, STEPS_FILE, src_dir_fd=place, dst_dir_fd=place)
+            os.replace(_TEMPORARY, STEPS_FILE, src_dir_fd=rank_fd, dst_dir_fd=rank_fd)
         return done
     finally:
-        clear(place)
+        clear(rank_fd)
 
 
-def clear(place: int) -> None:
-    """Remove from a rank's open folder what a process left that was killed while it thinned the log. Never raises."""
+def clear(rank_fd: int) -> None:
+    """Remove from a rank's open folder the temporary file of a process that was killed during thinning. Never
+    raises."""
     try:
-        os.unlink(_BESIDE, dir_fd=place)
+        os.unlink(_TEMPORARY, dir_fd=rank_fd)
     except OSError:
         pass
 
 
 def _second_line(shift: int, every: int) -> bytes:
-    """Of the same length whatever ``shift`` is."""
+    """The second line of a thinned log, of the same length for any ``shift``."""
     return b'{"thinned":{"shift":%17d,"every":%d}}\n' % (shift, every)
 
 

@@ -1,12 +1,13 @@
-"""A rank's records on their way to the run directory: the copying side.
+"""Copies spools to the run directory.
 
-Whoever copies may be the rank's own writer thread, its launcher, another launcher of the host, or a reader of the run.
-What lies in memory-backed storage under our name may have been put there by anybody, and the place that it is copied to
-may have been replaced, so both are opened as :mod:`.owned` says, only the files that a rank writes are copied, and a
-spool counts only for the run whose id its root carries.
+A spool is copied by the rank's own writer thread, its launcher's process, another launcher of the host, or a reader of
+the run. Any user may have created what has the name of a spool in memory-backed storage, and the target folder may have
+been replaced. So both are opened as :mod:`.owned` says, only the files that a rank writes are copied, and a spool
+counts only for the run whose id is in its root's name.
 
-Of parts of a stream that were lost on their way whoever copies says so in their place, and goes on behind them: a stream's position in
-the run directory is the file's size there (and what thinning took away), so a gap is filled, or what follows would be copied once a second.
+Parts of a stream that were lost are replaced by a note, and copying continues after them. A stream's position in the
+run directory is the file's size there plus the bytes removed by thinning, so a gap must be filled, or what follows
+would be copied once a second.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from .handover import (
     ASIDE,
     CARRIED_FILE,
     DOCUMENTS,
-    LAST_WORDS,
     QUESTIONS,
+    STOP_FILES,
     add_trouble,
     copy_documents,
-    copy_last_words,
+    copy_stop_files,
     handover_file,
     take_traces,
 )
 from .heartbeat import HEARTBEAT_FILE
-from .hostdocs import carry_host_documents
+from .hostdocs import copy_host_documents
 from .layout import (
     MEMORY_FILE,
     MOST_CAPTURES,
@@ -52,7 +53,7 @@ from .layout import (
 )
 from .liveness import WRITER_FILES
 from .owned import (
-    NotOursError,
+    UntrustedFileError,
     file_identity,
     folder,
     is_own,
@@ -69,7 +70,7 @@ from .stepevents import LineField
 from .waiting import Waiting, reason_of, segments_in, unsaved_sentence, waiting_in, whole_lines
 
 PATIENCE_S = 2.0
-"""How long a copy waits for another one of the same spool, which may be a process that was stopped."""
+"""Seconds that a copy waits for another copy of the same spool, whose process may be suspended."""
 _LOOK_S = 0.02
 _copied_here: dict[tuple[int, int] | None, object] = {}
 """Which spools threads of this process copy, by the identity of their folders."""
@@ -79,25 +80,25 @@ _STREAMS = frozenset([STEPS_FILE, SAMPLES_FILE, MEMORY_FILE])
 
 
 class BusyError(OSError):
-    """Somebody else is copying, for longer than we wait."""
+    """Another process or thread still copies the spool at the deadline."""
 
 
 def recover(run: str) -> list[str]:
     """Copy what ranks of this run left in their spools when they and their launcher were killed; never raises.
 
-    Returns a sentence where the run directory cannot take it, or what lies there is not ours.
+    Returns sentences on what the run directory cannot take, and on files there that are not this user's.
     """
     waiting: list[Waiting] = []
     failure = None
     deadline_s = time.monotonic() + PATIENCE_S
     for root in roots_of(run):
         try:
-            carry_host_documents(root, run)
+            copy_host_documents(root, run)
         except OSError:
             pass  # there are none, or the run directory cannot take the ranks' records either
     for directory, target in spools_of(run):
         try:
-            drain(directory, run=run, deadline_s=deadline_s, last_words=True)
+            drain(directory, run=run, deadline_s=deadline_s, with_stop_files=True)
         except (FileNotFoundError, OtherRunError):
             continue
         except OSError as error:
@@ -120,7 +121,7 @@ def spools_of(run: str) -> list[tuple[str, str]]:
 def spools_in(root: str) -> list[str]:
     """Paths of the spools in a root, sorted; none where it is missing or not this user's own. Never raises."""
     try:
-        with private_folder(root) as within, os.scandir(within) as entries:
+        with private_folder(root) as root_fd, os.scandir(root_fd) as entries:
             return sorted(
                 os.path.join(root, entry.name) for entry in entries if entry.is_dir(follow_symlinks=False)
             )
@@ -129,12 +130,12 @@ def spools_in(root: str) -> list[str]:
 
 
 def _place_in(run: str, target: str) -> str:
-    """``target``, or the same folder below ``run`` where the run was moved there since. Of a copy, and of the same
-    folder seen by another path, what a spool holds goes to the original."""
-    here = os.path.join(os.path.abspath(run), os.path.relpath(target, run_of(target)))
-    if here == target or run_id(run) == run_id(run_of(target)):
+    """``target``, or the same folder below ``run`` where the run was moved there since. For a copied run directory,
+    or the same folder by another path, records go to the original."""
+    moved = os.path.join(os.path.abspath(run), os.path.relpath(target, run_of(target)))
+    if moved == target or run_id(run) == run_id(run_of(target)):
         return target
-    return here
+    return moved
 
 
 def drain(
@@ -144,47 +145,47 @@ def drain(
     deadline_s: float | None = None,
     budget: DiskBudget | None = None,
     beat: Callable[[], None] = lambda: None,
-    last_words: bool = False,
+    with_stop_files: bool = False,
 ) -> str:
     """Copy what a rank's spool holds into its run directory; with ``remove``, delete the spool afterwards. Returns the
     rank's folder there.
 
-    Safe to repeat and to run from several processes. Raises OSError when the target cannot take it, is of another
-    run by now (OtherRunError) or not of this user, or when somebody else still copies at ``deadline_s``, monotonic,
-    (BusyError); nothing is lost then. ``run`` is where the run directory is now; None: where it was.
-    ``budget`` is what the step log may take there; ``beat`` is called while it gets on. ``last_words``: whatever the rank has
-    written of where it stands is wanted, asked for or not.
+    Safe to repeat and to run from several processes. Raises OSError when the target cannot take it, is of another run
+    by now (OtherRunError) or not of this user, or when another copy is still going on at ``deadline_s``, monotonic
+    (BusyError); nothing is lost then. ``run`` is where the run directory is now; None: where it was. ``budget`` is what
+    the step log may take there; ``beat`` is called as it makes progress. ``with_stop_files``: copy the rank's status
+    files even without a request.
     """
     root = os.path.dirname(directory)
-    with opened_spool(directory) as here:
-        with _locked(here, time.monotonic() + PATIENCE_S if deadline_s is None else deadline_s):
-            target = read_target(here)  # under the lock: whoever copied before may have claimed a folder
+    with opened_spool(directory) as spool_fd:
+        with _locked(spool_fd, time.monotonic() + PATIENCE_S if deadline_s is None else deadline_s):
+            target = read_target(spool_fd)  # under the lock: an earlier copy may have claimed a folder
             if run is not None:
                 target = _place_in(run, target)
             _refuse_foreign(run_of(target), root)
             try:
                 with folder(run_of(target), links=True) as run_folder:
                     if not is_own(run_folder):
-                        raise NotOursError(errno.EPERM, "it belongs to another user", run_of(target))
-                    target = _claimed(target, directory, here, run_folder)
+                        raise UntrustedFileError(errno.EPERM, "it belongs to another user", run_of(target))
+                    target = _claimed(target, directory, spool_fd, run_folder)
                     with (
                         folder("ranks", run_folder) as ranks,
-                        folder(os.path.basename(target), ranks) as place,
+                        folder(os.path.basename(target), ranks) as rank_fd,
                     ):
-                        _copy_all(here, place, beat)
-                        copy_last_words(here, place, remove or last_words)
+                        _copy_all(spool_fd, rank_fd, beat)
+                        copy_stop_files(spool_fd, rank_fd, remove or with_stop_files)
                         if remove:
-                            clear_thinned(place)
+                            clear_thinned(rank_fd)
                         elif budget is not None:
-                            budget.keep(place)
+                            budget.keep(rank_fd)
             except OSError as error:
-                add_trouble(here, f"{target} could not be written ({reason_of(error)}).")
+                add_trouble(spool_fd, f"{target} could not be written ({reason_of(error)}).")
                 raise
             if remove:
-                _clear(here)
+                _clear(spool_fd)
         if remove:
-            with private_folder(root) as within:
-                os.rmdir(os.path.basename(directory), dir_fd=within)
+            with private_folder(root) as root_fd:
+                os.rmdir(os.path.basename(directory), dir_fd=root_fd)
     return target
 
 
@@ -207,17 +208,17 @@ def _claimed(target: str, directory: str, spool: int, run: int) -> str:
 
 
 def discard(directory: str) -> None:
-    """Delete a spool with what it holds. Raises OSError; one that somebody else copies stays."""
-    with opened_spool(directory) as here:
-        with _locked(here, time.monotonic()):
-            _clear(here)
-        with private_folder(os.path.dirname(directory)) as within:
-            os.rmdir(os.path.basename(directory), dir_fd=within)
+    """Delete a spool with what it holds. Raises OSError; one that is being copied stays."""
+    with opened_spool(directory) as spool_fd:
+        with _locked(spool_fd, time.monotonic()):
+            _clear(spool_fd)
+        with private_folder(os.path.dirname(directory)) as root_fd:
+            os.rmdir(os.path.basename(directory), dir_fd=root_fd)
 
 
 @contextmanager
 def _locked(spool: int, deadline_s: float) -> Iterator[None]:
-    """Hold the spool's lock, against other processes and other threads of this one. Raises BusyError."""
+    """Hold the spool's lock against other processes and threads. Raises BusyError."""
     key = file_identity(spool)
     mine = object()
     # In one operation: there is no lock that a fork could inherit.
@@ -255,18 +256,18 @@ def _refuse_foreign(run: str, root: str) -> None:
     refuse_other_run(run, known)
 
 
-def _copy_all(spool: int, place: int, beat: Callable[[], None]) -> None:
+def _copy_all(spool: int, rank_fd: int, beat: Callable[[], None]) -> None:
     for stream, parts in segments_in(spool).items():
         if stream in _STREAMS:
-            _copy(parts, spool, stream, place, beat)
-    copy_documents(spool, place)
-    take_traces(spool, place, beat)
+            _copy(parts, spool, stream, rank_fd, beat)
+    copy_documents(spool, rank_fd)
+    take_traces(spool, rank_fd, beat)
 
 
 def _copy(
-    parts: list[tuple[int, str]], spool: int, stream: str, place: int, beat: Callable[[], None]
+    parts: list[tuple[int, str]], spool: int, stream: str, rank_fd: int, beat: Callable[[], None]
 ) -> None:
-    out = open_file(stream, place, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+    out = open_file(stream, rank_fd, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         done = stream_end(out)
         for index, (position, name) in enumerate(parts):
@@ -299,7 +300,7 @@ def _clear(spool: int) -> None:
     """Delete the files of a spool that a rank or a copy makes; any other stays, and the folder with it."""
     known = (
         DOCUMENTS
-        | LAST_WORDS
+        | STOP_FILES
         | QUESTIONS
         | WRITER_FILES
         | {TARGET_FILE, RESERVE_FILE, _LOCK_FILE, CARRIED_FILE, HEARTBEAT_FILE}
@@ -319,13 +320,13 @@ _WHY = "their memory was removed before it was copied, as cleaners of /dev/shm d
 
 
 def bridge(out: int, stream: str, done: int, position: int, data: bytes) -> bytes:
-    """What is written to the open file ``out`` from the stream's position ``done`` on, so that ``data`` follows at its own
-    ``position``. Raises OSError."""
+    """The bytes to write to the open file ``out`` from the stream's position ``done`` on, so that ``data`` follows
+    at its own ``position``. Raises OSError."""
     words = _lost_steps(out, data) if stream == STEPS_FILE else ""
     forms = [f"{words}: {_WHY}.", f"{words}."] if words else []
     filled, missing = b"", position - done
     if not done and missing > _MOST_FILLED_BYTES:
-        # Somebody has removed the log itself, and it may have been long.
+        # The log itself was removed, and it may have been long.
         missing = len(_note(forms[0] if forms else "", 0))
         filled = thinned_head(position - missing)
     while missing > 2 * _LINE_BYTES:
@@ -341,7 +342,7 @@ def _note(words: str, size: int) -> bytes:
 
 
 def _lost_steps(out: int, data: bytes) -> str:
-    """Those between what is in the open file and what follows, in words; "" for none."""
+    """The steps missing between the end of the open file and ``data``, as text; "" for none."""
     size = os.fstat(out).st_size
     before = _STEP.findall(os.pread(out, _TAIL_BYTES, max(0, size - _TAIL_BYTES)))
     after = _STEP.search(data)

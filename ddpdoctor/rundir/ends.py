@@ -1,7 +1,8 @@
-"""How a job and its ranks ended: the one place where that is concluded.
+"""Concludes how a job and its ranks ended.
 
-The end of a process is one witness among several. Others are what the rank itself recorded, what other ranks say of it, the exit code of
-its launcher, and a request to end. ``docs/job-ends.md`` has the table, and a job for each of its rows.
+The exit status of a rank's process is one source among several. Others are the rank's own records, those of other
+ranks, the exit code of its launcher, and a request to end. ``docs/job-ends.md`` has the table, and a job for each of
+its rows.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ POLITE = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
 
 
 class Conclusion(str, Enum):
-    """What is concluded of an end."""
+    """The conclusion on an end."""
 
     WELL = "ended well"
     FAILED = "failed"
@@ -27,7 +28,7 @@ class Conclusion(str, Enum):
 
 
 class Exit(str, Enum):
-    """How the kernel saw a rank's process end."""
+    """How a rank's process ended, according to the kernel."""
 
     ZERO = "exit code 0"
     OWN_CODE = "exit code that its program chose"
@@ -42,7 +43,7 @@ class Exit(str, Enum):
 
 
 class RankEnd(NamedTuple):
-    """The witnesses of one rank's end."""
+    """What the sources say of one rank's end."""
 
     exit: Exit
     closed: bool
@@ -50,7 +51,7 @@ class RankEnd(NamedTuple):
     raised: bool = False
     """It recorded an uncaught exception."""
     requested: bool = False
-    """Somebody had asked the job to end before."""
+    """The job had been requested to end before."""
     lost: bool = False
     """Other ranks lost it: they raised later over a lost connection, hang, or were ended before they closed."""
     confirmed: bool = False
@@ -72,12 +73,12 @@ class JobEnd(NamedTuple):
 
     @property
     def succeeded(self) -> bool:
-        """Whether it says of itself that it did."""
+        """Whether its own end says that it succeeded."""
         return self.complete and self.code == 0 and not self.signal
 
     @property
     def failed(self) -> bool:
-        """The same; both are False of a job whose end is not known."""
+        """Whether its own end says that it failed; both are False for a job whose end is not known."""
         return bool(self.code or self.signal)
 
 
@@ -99,8 +100,8 @@ _TABLE: tuple[tuple[tuple[Exit, ...], bool | None, bool | None, bool | None, boo
 
 
 def conclude(rank: RankEnd, job: JobEnd) -> Conclusion:
-    """What a rank's end comes to. "Failed" needs two witnesses that cannot fail together and none against them: a rank whose process was
-    killed, of which no second source says so, in a job that succeeded, is unknown."""
+    """The conclusion on a rank's end. "Failed" needs two sources that cannot fail together, and none against them: a
+    rank whose process was killed, in a job that succeeded, is unknown without a second source."""
     if rank.requested and not (rank.closed and rank.exit is Exit.ZERO):
         return Conclusion.REQUESTED
     if rank.raised:

@@ -1,4 +1,5 @@
-"""What Python's faulthandler writes: the stacks of all threads, Python's first thread last, and before a crash which signal it was."""
+"""Parses what Python's faulthandler writes: the stacks of all threads, Python's first thread last, and before a
+crash which signal it was."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ TextFrame = tuple[str, int, str]
 
 _FATAL, _ASKED, _CURRENT = "Fatal Python error", "Stack (most recent call first):", "Current thread 0x"
 _TIMEOUT = "Timeout ("
-"""Of a timer, with all stacks: as recordings before it was asked have it."""
+"""Written by a timer, with all stacks, in recordings of earlier versions."""
 _THREAD = re.compile(r"^(?:(?:Current thread|Thread) 0x[0-9a-f]+|Stack \()[^\n]*\n", re.MULTILINE)
 _FRAME = re.compile(r'^\s+File "([^"\n]+)", line (\d{1,9}) in (.+)$', re.MULTILINE)
 _MOST_FUNCTION = 60
@@ -25,7 +26,7 @@ _FATAL_SIGNALS = {
     "Illegal instruction": signal.SIGILL,
     "Segmentation fault": signal.SIGSEGV,
 }
-"""As faulthandler words them, before it lets them end the process."""
+"""The names that faulthandler writes before the signal ends the process."""
 
 
 def fatal_signal(text: str) -> int | None:
@@ -35,7 +36,7 @@ def fatal_signal(text: str) -> int | None:
 
 
 def says_gil_is_held(text: str) -> bool:
-    """Whether it was written last because it was asked: Python's threads would have answered, or removed it."""
+    """Whether the last text was written at the request signal: Python's threads would have answered, or removed it."""
     return max(text.rfind(_ASKED), text.rfind(_TIMEOUT)) > text.rfind(_FATAL)
 
 
@@ -46,8 +47,8 @@ def first_thread(text: str) -> list[TextFrame]:
 
 
 def faulting_thread(text: str) -> list[TextFrame]:
-    """The stack of the training thread, innermost frame first: of the thread with the fault, or where it was written because Python's
-    lock was kept, of the first one."""
+    """The stack of the training thread, innermost frame first: of the thread with the fault, or, if it was written
+    because a thread held the GIL, of the first one."""
     begin = max(map(text.rfind, (_FATAL, _ASKED, _TIMEOUT)))
     if begin < 0:
         return []
@@ -61,7 +62,8 @@ def faulting_thread(text: str) -> list[TextFrame]:
 
 
 def innermost_frame(text: str, *, or_library: bool = False) -> TextFrame | None:
-    """Of the job's own code in Python's first thread; None where there is none, or with ``or_library`` the innermost one at all."""
+    """The innermost frame of the job's own code in Python's first thread; None without one, or, with ``or_library``,
+    the innermost frame of any code."""
     stack = first_thread(text)
     own = [frame for frame in stack if not is_library(frame[0])]
     return next(iter(own or (stack if or_library else [])), None)

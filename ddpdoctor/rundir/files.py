@@ -1,7 +1,7 @@
-"""Writing that survives a crash, and reading of what a crash, another program or somebody else left behind.
+"""Writes files so that they survive a crash, and reads files that may be damaged or foreign.
 
-Everything that is read here may have been received from somebody: only regular files are read, links inside a run
-directory are not followed, nothing is waited for, and lengths, nesting and numbers have bounds.
+Any file that is read here may come from another user or program: only regular files are read, links inside a run
+directory are not followed, reading never waits, and lengths, nesting and numbers have bounds.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ MOST_DOCUMENT_BYTES = 16 << 20
 MOST_LINE_BYTES = 16 << 20
 """A step of ten thousand micro-batches is below two MiB."""
 _MOST_NESTED = 40
-"""Levels; ours have six."""
+"""Levels of nesting; the format has six."""
 _BLOCK_BYTES = 512
-"""Of ``st_blocks``, whatever the file system's own are."""
+"""Bytes of a unit of ``st_blocks``, on every file system."""
 _MOST_HOLLOW = 64
-"""A file may be so many times as large as what is stored of it: far more than file systems that compress come to."""
+"""How many times as large as its stored blocks a file may be: far more than compressing file systems achieve."""
 _LEAST_HOLLOW_BYTES = 64 << 20
-"""Below it nobody waits for holes, and some file systems keep small files without any block."""
+"""Bytes. Smaller files are read quickly even if they are all holes, and some file systems store small files without
+any block."""
 _LEAST_NUMBER, _MOST_NUMBER = -(1 << 63), (1 << 63) - 1
 _MOST_NAMED = 8
 _MOST_LISTED = 3
@@ -35,8 +36,8 @@ _LINK = "it is a link, and links in a run directory are not followed"
 
 
 def write_json(path: str, document: Any) -> None:
-    """Replace ``path`` as a whole: written beside, flushed, renamed. A link is replaced, never written through. Raises
-    OSError or TypeError; ``path`` then is as before."""
+    """Replace ``path`` as a whole: written to a temporary file, flushed, renamed. A link is replaced, never written
+    through. Raises OSError or TypeError; ``path`` then is as before."""
     replace_file(path, None, encoded(document), mode=0o666)
 
 
@@ -59,7 +60,7 @@ def open_regular(path: str, dir_fd: int | None = None, follow: bool = False) -> 
 
 
 def is_hollow(status: os.stat_result) -> bool:
-    """Whether a file is mostly holes, which take their time to be read and hold nothing."""
+    """Whether a file consists mostly of holes, which take time to read and contain no data."""
     stored = status.st_blocks * _BLOCK_BYTES * _MOST_HOLLOW
     return status.st_size > max(stored, _LEAST_HOLLOW_BYTES)
 
@@ -107,8 +108,8 @@ def folders_in(path: str) -> list[str]:
 
 
 def bounded_lines(source: BinaryIO) -> Iterator[bytes]:
-    """Each line of ``source``; the last one may lack its end. Where a line is longer than any of ours, its beginning is
-    given as a line, which is broken for every reader, and nothing after it."""
+    """Each line of ``source``; the last one may lack its end. If a line is longer than the format allows, its
+    beginning is given as a line, which every reader counts as broken, and nothing after it."""
     while line := source.readline(MOST_LINE_BYTES):
         if len(line) == MOST_LINE_BYTES and not line.endswith(b"\n"):
             yield line[:80] + b"...\n"
@@ -191,7 +192,7 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
 
 
 def runs_of(numbers: Iterable[int]) -> list[list[int]]:
-    """Neighbouring numbers together, in rising order; two alone stay apart, as they read better so."""
+    """Runs of consecutive numbers, in rising order; two alone stay separate, as they read better so."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and number == runs[-1][-1] + 1:
@@ -204,8 +205,8 @@ def runs_of(numbers: Iterable[int]) -> list[list[int]]:
 def unreadable(path: str, error: Exception, lost: str = "") -> Note:
     """The note that ``path`` is there and cannot be read; ``lost``: what is therefore not known, without a point."""
     reason = getattr(error, "strerror", None) or error
-    told = f"{path} cannot be read ({reason}): {lost}." if lost else f"{path} cannot be read: {reason}."
-    return Note(told, NoteCode.UNREADABLE)
+    text = f"{path} cannot be read ({reason}): {lost}." if lost else f"{path} cannot be read: {reason}."
+    return Note(text, NoteCode.UNREADABLE)
 
 
 def broken_lines(path: str, count: int) -> Note:
@@ -214,8 +215,8 @@ def broken_lines(path: str, count: int) -> Note:
 
 
 def read_json(path: str, notes: list[Note], lost: str = "") -> dict[str, Any] | None:
-    """The JSON object in ``path``; None with a note added to ``notes`` where it is missing or broken, which says what is ``lost``
-    by that. Numbers that no file of ours holds are None and told."""
+    """The JSON object in ``path``; None with a note added to ``notes`` where it is missing or broken, which says
+    what is ``lost`` by that. Numbers that the format does not allow become None, with a note."""
     try:
         document, odd = parsed(read_bounded(path, MOST_DOCUMENT_BYTES))
     except FileNotFoundError:

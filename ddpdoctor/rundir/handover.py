@@ -1,14 +1,14 @@
-"""What a rank hands over as a whole: its documents, and the profiler's trace, which whoever carries compresses.
+"""Copies a rank's documents to the run directory, and compresses its profiler traces into it.
 
 ::
 
     <spool>/rank.json, flight.json     as they are to be in the run directory; gone once they are there; and ending.json
     <spool>/progress.json, standing.json, hang_flight.json, faults.txt, calls.jsonl
-                                       of a rank that stopped: copied when somebody asked, or nobody writes here any more
-    <spool>/question                   the number of what the launcher's side asks the rank
-    <spool>/trace.handover             where the trace lies uncompressed, what is to stand before it, how large it may become
+                                       status files of a rank that stopped: copied after a request, or once the rank has ended
+    <spool>/question                   the number of the launcher's request to the rank
+    <spool>/trace.handover             where the uncompressed trace is, what to write before it, how large it may become
     <spool>/trace.<number>.handover    the same of a window that was asked for while the job ran
-    <spool>/carried.json               what became of it: the rank, which has to say so in rank.json, may be gone by then
+    <spool>/carried.json               the outcome, for rank.json: the rank may have ended by then
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ CARRIED_FILE = "carried.json"
 ASIDE = ".copied"
 """Behind the name of a document that is being copied."""
 DOCUMENTS = frozenset([RANK_FILE, FLIGHT_FILE, ENDING_FILE])
-LAST_WORDS = frozenset([PROGRESS_FILE, STANDING_FILE, HANG_FLIGHT_FILE, FAULTS_FILE, CALLS_FILE])
-"""Those that stay in the spool, where the launcher's side reads them whatever becomes of the run directory's storage."""
+STOP_FILES = frozenset([PROGRESS_FILE, STANDING_FILE, HANG_FLIGHT_FILE, FAULTS_FILE, CALLS_FILE])
+"""Status files. They stay in the spool, where the launcher reads them even if the run directory's storage hangs."""
 QUESTION_FILE = "question"
 STACKS_QUESTION, STACKS_FILE = "stacks.question", "stacks.json"
 CAPTURE_ORDER, CAPTURE_ANSWER = "capture.order", "capture.json"
 QUESTIONS = frozenset([QUESTION_FILE, STACKS_QUESTION, STACKS_FILE, CAPTURE_ORDER, CAPTURE_ANSWER])
-"""What others ask a rank, see :mod:`.asking`, and what of its answers stays in the spool."""
+"""Requests to a rank, see :mod:`.requests`, and those answers that stay in the spool."""
 RAW_FILE = "trace.json"
 _CHUNK = 1 << 20
 _LEVEL = 3
 """Of gzip: beyond it the time grows faster than the file shrinks."""
 _TRY_AGAIN_S = 30.0
-"""A trace that found no room is compressed anew from its beginning."""
+"""Seconds until a trace that found no room is compressed again from its beginning."""
 _MOST_TROUBLES = 5
 
 
@@ -60,12 +60,12 @@ class TooLargeError(Exception):
 
 
 def handover_file(number: int) -> str:
-    """Name of the file by which a window's trace is handed over; 0 is the first window, for which nobody has to ask."""
+    """Name of the file by which a window's trace is handed over; 0 is the first window, which needs no request."""
     return f"trace.{number}.handover" if number else HANDOVER_FILE
 
 
-def copy_documents(spool: int, place: int) -> None:
-    """Bring the documents in an open spool to the rank's open folder. Raises OSError."""
+def copy_documents(spool: int, rank_fd: int) -> None:
+    """Copy the documents in an open spool to the rank's open folder, and remove them from the spool. Raises OSError."""
     for name in sorted(DOCUMENTS):
         aside = f"{name}{ASIDE}"
         _put_back(name, aside, spool)  # of a copy that was cut off
@@ -77,8 +77,8 @@ def copy_documents(spool: int, place: int) -> None:
         try:
             data = read_file(aside, spool)
             if name == RANK_FILE:
-                data = _with_news(data, _carried(spool))
-            replace_file(name, place, data, mode=0o666)
+                data = _with_news(data, _outcomes(spool))
+            replace_file(name, rank_fd, data, mode=0o666)
         except BaseException:
             _put_back(name, aside, spool)
             raise
@@ -96,20 +96,20 @@ def _put_back(name: str, aside: str, spool: int) -> None:
     os.unlink(aside, dir_fd=spool)
 
 
-def copy_last_words(spool: int, place: int, over: bool) -> None:
-    """Bring to the rank's open folder what a rank that stopped has written, where somebody has asked it, or where it is
-    ``over``: nobody writes to the spool any more. Raises OSError."""
+def copy_stop_files(spool: int, rank_fd: int, over: bool) -> None:
+    """Copy the status files to the rank's open folder after a request, or if the rank is ``over``: its process
+    writes to the spool no more. Raises OSError."""
     mark = [_changed_ns(name, spool) for name in (QUESTION_FILE, STANDING_FILE, FAULTS_FILE)]
-    if not over and (mark[0] is None or _carried(spool).get("last_words") == mark):
+    if not over and (mark[0] is None or _outcomes(spool).get("last_words") == mark):
         return
-    for name in sorted(LAST_WORDS):
+    for name in sorted(STOP_FILES):
         try:
             data = read_file(name, spool)
         except FileNotFoundError:
             continue
         if data:
-            replace_file(name, place, data, mode=0o666)
-    _tell(spool, {**_carried(spool), "last_words": mark})
+            replace_file(name, rank_fd, data, mode=0o666)
+    _write_outcomes(spool, {**_outcomes(spool), "last_words": mark})
 
 
 def _changed_ns(name: str, spool: int) -> int | None:
@@ -119,46 +119,46 @@ def _changed_ns(name: str, spool: int) -> int | None:
         return None
 
 
-def take_traces(spool: int, place: int, beat: Callable[[], None]) -> None:
-    """Compress the traces that were handed over, if some were, into the rank's open folder, and say in rank.json what became of
-    them. Raises OSError where there is no room; it is tried again later then."""
+def take_traces(spool: int, rank_fd: int, beat: Callable[[], None]) -> None:
+    """Compress the traces that were handed over, if some were, into the rank's open folder, and write the outcome to
+    rank.json. Raises OSError where there is no room; it is tried again later then."""
     there = set(os.listdir(spool))
     for number in range(MOST_CAPTURES + 1):
         if handover_file(number) in there:
-            _take_trace(spool, place, beat, number)
+            _take_trace(spool, rank_fd, beat, number)
 
 
-def _take_trace(spool: int, place: int, beat: Callable[[], None], number: int) -> None:
+def _take_trace(spool: int, rank_fd: int, beat: Callable[[], None], number: int) -> None:
     handed_over = handover_file(number)
     try:
         order = json.loads(read_file(handed_over, spool))
     except FileNotFoundError:
         return
-    news = _carried(spool)
+    news = _outcomes(spool)
     if time.monotonic() < float(news.get("not_before_s") or 0.0):
         return
     try:
-        window = _compressed(order, place, beat, capture_file(number) if number else TRACE_FILE)
+        window = _compressed(order, rank_fd, beat, capture_file(number) if number else TRACE_FILE)
     except OSError:
-        _tell(spool, {**news, "not_before_s": time.monotonic() + _TRY_AGAIN_S})
+        _write_outcomes(spool, {**news, "not_before_s": time.monotonic() + _TRY_AGAIN_S})
         raise
     if number:
         news.setdefault("captures", {})[str(number)] = window
     else:
         news["window"] = window
-    _tell(spool, news)
-    replace_file(RANK_FILE, place, _with_news(read_file(RANK_FILE, place), news), mode=0o666)
+    _write_outcomes(spool, news)
+    replace_file(RANK_FILE, rank_fd, _with_news(read_file(RANK_FILE, rank_fd), news), mode=0o666)
     os.unlink(handed_over, dir_fd=spool)
 
 
-def _compressed(order: dict[str, Any], place: int, beat: Callable[[], None], name: str) -> dict[str, Any]:
-    """What rank.json is to say of the window."""
-    beside = f"{name}.tmp"
+def _compressed(order: dict[str, Any], rank_fd: int, beat: Callable[[], None], name: str) -> dict[str, Any]:
+    """Compress one trace. Returns what rank.json is to say of the window."""
+    temporary = f"{name}.tmp"
     raw = str(order["folder"])
     with private_folder(raw) as source:
         try:
-            size = _compress(source, place, beside, order["header"], int(order["max_bytes"]), beat)
-            os.replace(beside, name, src_dir_fd=place, dst_dir_fd=place)
+            size = _compress(source, rank_fd, temporary, order["header"], int(order["max_bytes"]), beat)
+            os.replace(temporary, name, src_dir_fd=rank_fd, dst_dir_fd=rank_fd)
             window: dict[str, Any] = {"state": "saved", "bytes": size}
         except TooLargeError as error:
             window = {"state": "skipped", "why": str(error)}
@@ -166,7 +166,7 @@ def _compressed(order: dict[str, Any], place: int, beat: Callable[[], None], nam
             window = {"state": "failed", "why": f"{type(error).__name__}: {error}"}
         finally:
             try:
-                os.unlink(beside, dir_fd=place)
+                os.unlink(temporary, dir_fd=rank_fd)
             except OSError:
                 pass
         for name in os.listdir(source):
@@ -176,19 +176,24 @@ def _compressed(order: dict[str, Any], place: int, beat: Callable[[], None], nam
 
 
 def _compress(
-    source: int, place: int, beside: str, header: dict[str, Any], max_bytes: int, beat: Callable[[], None]
+    source: int,
+    rank_fd: int,
+    temporary: str,
+    header: dict[str, Any],
+    max_bytes: int,
+    beat: Callable[[], None],
 ) -> int:
     """Copy a trace, compressed; its size in bytes. Raises TooLargeError, OSError, ValueError."""
     try:
         os.unlink(
-            beside, dir_fd=place
-        )  # cut off; truncated instead, it might be another name of somebody's file
+            temporary, dir_fd=rank_fd
+        )  # cut off; truncated instead, it might be a hard link to another file
     except FileNotFoundError:
         pass
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     with (
         open(open_file(RAW_FILE, source, os.O_RDONLY), "rb") as trace,
-        open(open_file(beside, place, flags, 0o666), "wb") as out,
+        open(open_file(temporary, rank_fd, flags, 0o666), "wb") as out,
     ):
         first = trace.read(_CHUNK)
         brace = first.find(b"{")
@@ -210,29 +215,29 @@ def _compress(
 
 
 def add_trouble(spool: int, words: str) -> None:
-    """Have rank.json say that something could not be carried, once it can be. Never raises."""
+    """Have rank.json say that something could not be copied, once it can be copied. Never raises."""
     try:
         from .privacy import mask_text
 
-        words, news = mask_text(words), _carried(spool)
+        words, news = mask_text(words), _outcomes(spool)
         known = news.setdefault("errors", [])
         if words not in known and len(known) < _MOST_TROUBLES:
             known.append(words)
-            _tell(spool, news)
+            _write_outcomes(spool, news)
     except (OSError, ValueError, AttributeError, TypeError):
         pass
 
 
-def _carried(spool: int) -> dict[str, Any]:
+def _outcomes(spool: int) -> dict[str, Any]:
     return read_object(CARRIED_FILE, spool) or {}
 
 
-def _tell(spool: int, news: dict[str, Any]) -> None:
+def _write_outcomes(spool: int, news: dict[str, Any]) -> None:
     replace_file(CARRIED_FILE, spool, encoded(news))
 
 
 def _with_news(data: bytes, news: dict[str, Any]) -> bytes:
-    """rank.json with what became of its rank's records on their way."""
+    """The content of rank.json with the outcome of its traces and copies."""
     document = json.loads(data)
     if "window" in news:
         document["window"] = {**(document.get("window") or {}), **news["window"]}

@@ -1,7 +1,8 @@
-"""A page of memory in which a rank counts its steps: what watches it from outside needs nothing else of the rank's spool.
+"""A page of memory in which a rank counts its steps; the launcher's hang monitor needs nothing else of the rank's
+spool.
 
-It is made with the spool and given its storage at once, so that neither a full ``/dev/shm`` stops it later, nor the removal of the
-spool: whoever has opened it goes on reading the same page.
+It is made with the spool and given its storage at once, so that neither a full ``/dev/shm`` stops it later, nor the
+removal of the spool: a process that has opened it still reads the same page.
 
 ::
 
@@ -31,7 +32,7 @@ _STEP_AT, _ANSWER_AT, _ENDED_AT, _SIGNAL_AT = 16, 32, 56, 64
 
 
 class Beat(NamedTuple):
-    """The numbers."""
+    """The numbers of a heartbeat page."""
 
     version: int
     began_ns: int
@@ -41,7 +42,7 @@ class Beat(NamedTuple):
     step_end_ns: int
     """When the last one ended, epoch ns; 0 before the first."""
     answers: int
-    """How often the thread that watches the training thread has written where that is."""
+    """How often the status thread has written the training thread's status."""
     own_bytes: int
     """What that thread has written so far."""
     own_faults: int
@@ -53,12 +54,12 @@ class Beat(NamedTuple):
 
     @property
     def in_order(self) -> bool:
-        """Whether it has ended so, and no step has followed."""
+        """Whether the recording has ended in order, and no step has followed."""
         return self.ended == self.steps + 1
 
 
 class Heartbeat:
-    """The rank's side. ``step`` is for the training thread, ``answered`` for the one beside it; neither raises."""
+    """The rank's side. ``step`` is for the training thread, ``answered`` for the status thread; neither raises."""
 
     def __init__(self, spool: Spool) -> None:
         self._memory: mmap.mmap | None = None
@@ -69,10 +70,10 @@ class Heartbeat:
             _ALL.pack_into(memory, 0, *first)
             self._memory = memory
         except OSError:
-            pass  # storage is short: whoever watches knows nothing of this rank, and says so
+            pass  # storage is short: the hang monitor reports that it knows nothing of this rank
 
     def step(self, steps: int, end_ns: int) -> None:
-        """So many are finished, the last one at ``end_ns``, epoch ns."""
+        """``steps`` are finished, the last one at ``end_ns``, epoch ns."""
         memory = self._memory
         if memory is not None:
             try:
@@ -81,13 +82,12 @@ class Heartbeat:
                 self._memory = None
 
     def answered(self, size: int, faults: int) -> None:
-        """Something was written of where the training thread is: ``size`` bytes; ``faults``: all page faults of the calling thread so
-        far."""
+        """The status thread has written ``size`` bytes; ``faults``: all page faults of the calling thread so far."""
         self._answers += 1
         self._bytes += size
         self._write(_ANSWER_AT, _ANSWER.pack(self._answers, self._bytes, faults))
 
-    def listens(self, signal: int) -> None:
+    def set_signal(self, signal: int) -> None:
         """faulthandler writes a stack at this signal, 0 for none."""
         self._write(_SIGNAL_AT, _ONE.pack(signal))
 
@@ -105,7 +105,7 @@ class Heartbeat:
 
 
 class HeartbeatReader:
-    """The side of whoever watches. Keeps the page open, also when the spool is removed."""
+    """The reading side. Keeps the page open, also when the spool is removed."""
 
     def __init__(self, spool: str) -> None:
         self._spool = spool
@@ -115,8 +115,8 @@ class HeartbeatReader:
         """The numbers now; None if the rank has no such page, or not yet. Never raises."""
         try:
             if self._handle < 0:
-                with opened_spool(self._spool) as here:
-                    self._handle = open_file(HEARTBEAT_FILE, here, os.O_RDONLY)
+                with opened_spool(self._spool) as spool_fd:
+                    self._handle = open_file(HEARTBEAT_FILE, spool_fd, os.O_RDONLY)
             data = os.pread(self._handle, _ALL.size, 0)
         except OSError:
             return None

@@ -1,6 +1,6 @@
-"""What the launcher's side says of a host's ranks that stopped, on its way to the run directory.
+"""The launcher's documents on a host's ranks that stopped, and copying them to the run directory.
 
-It is written where the spools are, for whoever watches over a job must not wait for storage, and carried with them.
+They are written where the spools are, because the hang monitor must not wait for storage, and copied with the spools.
 """
 
 from __future__ import annotations
@@ -24,37 +24,38 @@ HOST_DOCUMENTS = (STALL_FILE, ENDS_FILE, ASKED_FILE)
 
 
 def host_document(root: str, name: str) -> dict[str, Any]:
-    """What another launcher of this host has kept there; empty where there is none, or it is not this user's own. Never raises."""
+    """A document that another launcher of this host has written; empty if there is none, or it is not this user's
+    own. Never raises."""
     try:
-        with private_folder(root) as within:
-            return read_object(name, within) or {}
+        with private_folder(root) as root_fd:
+            return read_object(name, root_fd) or {}
     except OSError:
         return {}
 
 
 def keep_host_document(root: str, name: str, document: dict[str, Any]) -> None:
-    """Have ``document`` replace the one of that ``name``, of the host that its ``host`` names. Raises OSError."""
+    """Write ``document`` in place of the one of that ``name``, for the host that its ``host`` names. Raises OSError."""
     make_private_folder(root)
-    with private_folder(root) as within:
-        replace_file(name, within, encoded(document))
+    with private_folder(root) as root_fd:
+        replace_file(name, root_fd, encoded(document))
 
 
-def carry_host_documents(root: str, run: str, known: dict[str, int] | None = None) -> None:
-    """Copy what waits below ``root`` to the folders of the hosts that it is of. ``known`` remembers between two calls what was
+def copy_host_documents(root: str, run: str, known: dict[str, int] | None = None) -> None:
+    """Copy the documents below ``root`` to the folders of their hosts. ``known`` remembers what earlier calls
     copied. Raises OSError."""
-    with private_folder(root) as within:
+    with private_folder(root) as root_fd:
         for name in HOST_DOCUMENTS:
             try:
-                changed_ns = os.stat(name, dir_fd=within, follow_symlinks=False).st_mtime_ns
+                changed_ns = os.stat(name, dir_fd=root_fd, follow_symlinks=False).st_mtime_ns
                 if known is not None and known.get(name) == changed_ns:
                     continue
-                data = read_file(name, within)
+                data = read_file(name, root_fd)
                 host = json.loads(data).get("host")
             except (FileNotFoundError, ValueError, AttributeError):
                 continue
-            place = host_directory(run, str(host))
-            os.makedirs(place, exist_ok=True)
-            with folder(place) as handle:
+            host_folder = host_directory(run, str(host))
+            os.makedirs(host_folder, exist_ok=True)
+            with folder(host_folder) as handle:
                 replace_file(name, handle, data, mode=0o666)
             if known is not None:
                 known[name] = changed_ns

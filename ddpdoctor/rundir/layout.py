@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from .files import folders_in, is_regular, listed, reading
-from .owned import NotOursError, folder, private_folder, read_file
+from .owned import UntrustedFileError, folder, private_folder, read_file
 
 RUN_SCHEMA = "ddpdoctor.run/1"
 RANK_SCHEMA = "ddpdoctor.rank/2"
@@ -25,7 +25,7 @@ SAMPLES_FILE = "samples.jsonl"
 MEMORY_FILE = "memory.jsonl"
 TRACE_FILE = "trace.json.gz"
 MOST_CAPTURES = 20
-"""Profiler windows of one recording that are asked for while the job runs."""
+"""Profiler windows of one recording that may be requested while the job runs."""
 FLIGHT_FILE = "flight.json"
 PROGRESS_FILE = "progress.json"
 STANDING_FILE = "standing.json"
@@ -51,7 +51,7 @@ _RANK_DIRECTORY = re.compile(r"^([0-9]{5,9})(?:\.([0-9]{1,6}))?$")
 def is_run_directory(path: str) -> bool:
     """Whether ``path`` is a folder that ``ddpdoctor run`` made (also one whose launcher was killed early).
 
-    Other tools' folders may hold a ``manifest.json`` or ``ranks`` too, so it is looked into.
+    Other tools' folders may contain a ``manifest.json`` or ``ranks`` too, so its content is checked.
     """
     try:
         with reading(os.path.join(path, MANIFEST_FILE)) as manifest:
@@ -91,7 +91,7 @@ def run_directories(path: str) -> RunsBelow:
 
 
 class FilesBelow(NamedTuple):
-    """What lies in a folder and those below it."""
+    """The files in a folder and below it."""
 
     files: list[str]
     """All that is no folder, sorted."""
@@ -184,26 +184,26 @@ _LONGEST = 1 << 14
 
 @contextmanager
 def opened_spool(spool: str) -> Iterator[int]:
-    """A descriptor of a spool, which is in a root of this user's own. Raises OSError, NotOursError."""
+    """A descriptor of a spool, which is in a root of this user's own. Raises OSError, UntrustedFileError."""
     root, name = os.path.split(spool)
-    with private_folder(root) as within, private_folder(name, within) as here:
-        yield here
+    with private_folder(root) as root_fd, private_folder(name, root_fd) as spool_fd:
+        yield spool_fd
 
 
 def target_of(spool: str) -> str:
     """The rank's folder in the run directory that a spool was made for; ``RUN/ranks`` where it has none yet. Raises
     OSError."""
-    with opened_spool(spool) as here:
-        return read_target(here)
+    with opened_spool(spool) as spool_fd:
+        return read_target(spool_fd)
 
 
 def read_target(spool: int) -> str:
-    """The same of an open spool. Raises OSError, NotOursError."""
+    """The same of an open spool. Raises OSError, UntrustedFileError."""
     target = os.fsdecode(read_file(TARGET_FILE, spool)[:_LONGEST])
     ranks = target if is_unclaimed(target) else os.path.dirname(target)
     named = is_unclaimed(target) or parse_rank_directory(os.path.basename(target)) is not None
     if not (os.path.isabs(target) and os.path.basename(ranks) == _RANKS and named):
-        raise NotOursError(errno.EINVAL, "it names no rank's folder in a run directory", TARGET_FILE)
+        raise UntrustedFileError(errno.EINVAL, "it names no rank's folder in a run directory", TARGET_FILE)
     return target
 
 
@@ -212,11 +212,11 @@ def is_unclaimed(target: str) -> bool:
     return os.path.basename(target) == _RANKS
 
 
-def unclaimed_target(run: str) -> str:
+def target_before_claim(run: str) -> str:
     """The target of a spool whose rank has no folder yet."""
     return os.path.join(os.path.abspath(run), _RANKS)
 
 
 def run_of(target: str) -> str:
-    """The run directory in which a spool's target lies."""
+    """The run directory that contains a spool's target."""
     return os.path.dirname(target if is_unclaimed(target) else os.path.dirname(target))

@@ -16,8 +16,9 @@ free     it ran on this host before its last start (by the host's name and its b
 free     of another namespace and never seen, another host, or no document                           UNKNOWN
 =======  ==========================================================================================  =========
 
-Of a spool whose writer is UNKNOWN, nobody writes to it once the launcher of its run has closed the manifest and nothing in it
-has changed for a minute, or nothing has for a day: whoever was killed with its launcher, as a container is, closes none (:func:`is_over`).
+A spool whose writer is UNKNOWN counts as over once the launcher of its run has closed the manifest and nothing in it
+has changed for a minute, or nothing has for a day: a launcher killed with its ranks, as with a container, closes no
+manifest (:func:`is_over`).
 """
 
 from __future__ import annotations
@@ -49,9 +50,10 @@ WRITER_FILES = frozenset([WRITER_FILE, LOCK_FILE, SEEN_FILE])
 QUIET_S = 60.0
 """A rank that trains touches its spool more often: a step's line every few seconds, or where it is once a second."""
 GONE_S = 24 * 3600.0
-"""No rank is so quiet that runs: one that was suspended for long holds its lock."""
+"""Seconds. A running rank writes more often; one that was suspended for long still holds its lock."""
 CLOSED_S = 10.0
-"""What a rank wrote last stays so long after it ended its recording, for whoever watches it looks once a second."""
+"""Seconds that a rank's last records stay after the end of its recording, because the hang monitor looks once a
+second."""
 
 
 class State(Enum):
@@ -69,7 +71,8 @@ class Writer(NamedTuple):
 
 
 def boot_id() -> str | None:
-    """Two machines may have one name, but each has a clock of its own, and a start of its own; None where nobody tells."""
+    """The id of this start of the machine: two machines may share a name, but not this id or a clock; None if
+    unknown."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as source:
             return source.read(64).strip()
@@ -96,10 +99,10 @@ def started(pid: int) -> int | None:
 
 
 class Writing:
-    """This process, while it may write to a folder."""
+    """Marks this process as the writer of a folder, until ``end``."""
 
     def __init__(self, folder: int) -> None:
-        """Say so in the open ``folder``. Raises OSError where it cannot be written."""
+        """Write the marks to the open ``folder``. Raises OSError if it cannot be written."""
         self._document: dict[str, Any] = {
             "pid": os.getpid(),
             "started": started(os.getpid()),
@@ -113,10 +116,11 @@ class Writing:
         try:
             lock_now(self._handle)
         except OSError:
-            pass  # a file system without locks: the process itself is the only witness
+            pass  # a file system without locks: only the process itself shows it
 
     def is_in(self, folder: int) -> bool:
-        """Whether what says so is still in ``folder``, and the lock held, which a job that closes all descriptors loses."""
+        """Whether the marks are still in ``folder`` and the lock is held; a job that closes all descriptors loses
+        it."""
         held = file_identity(self._handle) == self._file
         return (
             held
@@ -125,7 +129,7 @@ class Writing:
         )
 
     def end(self, folder: int | None = None) -> None:
-        """It does not write any more, and says so in ``folder``. Never raises."""
+        """Mark in ``folder`` that this process does not write any more. Never raises."""
         if folder is not None:
             try:
                 replace_file(WRITER_FILE, folder, encoded({**self._document, "closed_ns": time.time_ns()}))
@@ -139,8 +143,8 @@ class Writing:
 
 def writer_in(folder: int) -> Writer:
     """Who writes to an open folder, by the table above. Raises OSError where it cannot be read."""
-    known, here = read_object(WRITER_FILE, folder), pid_namespace()
-    in_reach = known is not None and (known.get("namespace"), known.get("boot")) == (here, boot_id())
+    known, own_namespace = read_object(WRITER_FILE, folder), pid_namespace()
+    in_reach = known is not None and (known.get("namespace"), known.get("boot")) == (own_namespace, boot_id())
     if known is not None and in_reach and known.get("pid") == os.getpid():
         # Who opens the lock's file and closes it again loses the lock.
         pid = os.getpid()
@@ -148,14 +152,14 @@ def writer_in(folder: int) -> Writer:
         holder = lock_holder(LOCK_FILE, folder)
         if holder is not None:
             if holder and not in_reach:
-                _note_seen(folder, holder, here)
+                _note_seen(folder, holder, own_namespace)
             return Writer(State.WRITING, holder)
         if known is None:
             return Writer(State.UNKNOWN, 0)
         if not in_reach:
-            return _out_of_reach(folder, known, here)
+            return _out_of_reach(folder, known, own_namespace)
         pid = known.get("pid") or 0
-    if _said_so(known):
+    if _marked_ended(known):
         return Writer(State.OVER, pid)
     return _by_process(pid, known.get("started"))
 
@@ -165,27 +169,28 @@ def _by_process(pid: Any, began: Any) -> Writer:
     return Writer(State.WRITING, pid) if runs else Writer(State.OVER, pid if isinstance(pid, int) else 0)
 
 
-def _said_so(known: dict[str, Any]) -> bool:
+def _marked_ended(known: dict[str, Any]) -> bool:
     closed_ns = known.get("closed_ns")
     return isinstance(closed_ns, int) and time.time_ns() - closed_ns > CLOSED_S * 1e9
 
 
-def _out_of_reach(folder: int, known: dict[str, Any], here: int) -> Writer:
+def _out_of_reach(folder: int, known: dict[str, Any], own_namespace: int) -> Writer:
     """The writer is of another namespace, host or start of the host, and holds no lock."""
-    if _said_so(known):
+    if _marked_ended(known):
         return Writer(State.OVER, 0)
     if known.get("boot") != boot_id():
         earlier = known.get("host") == socket.gethostname() and known.get("boot")
         return Writer(State.OVER if earlier else State.UNKNOWN, 0)
     seen = read_object(SEEN_FILE, folder)
-    if seen is not None and seen.get("namespace") == here:
+    if seen is not None and seen.get("namespace") == own_namespace:
         return _by_process(seen.get("pid"), seen.get("started"))
     return Writer(State.UNKNOWN, 0)
 
 
-def _note_seen(folder: int, pid: int, here: int) -> None:
-    """What the number of a writer of another namespace is here, for when it holds its lock no more."""
-    seen = {"namespace": here, "pid": pid, "started": started(pid)}
+def _note_seen(folder: int, pid: int, own_namespace: int) -> None:
+    """Note the process id, in this pid namespace, of a writer of another namespace, for when it no longer holds its
+    lock."""
+    seen = {"namespace": own_namespace, "pid": pid, "started": started(pid)}
     if seen["started"] is not None and read_object(SEEN_FILE, folder) != seen:
         try:
             replace_file(SEEN_FILE, folder, encoded(seen))
@@ -194,25 +199,26 @@ def _note_seen(folder: int, pid: int, here: int) -> None:
 
 
 def writer_of(spool: str) -> Writer:
-    """The same of a spool by its path. Never raises."""
+    """The writer of a spool given by its path. Never raises."""
     try:
-        with opened_spool(spool) as here:
-            return writer_in(here)
+        with opened_spool(spool) as spool_fd:
+            return writer_in(spool_fd)
     except OSError:
         return Writer(State.UNKNOWN, 0)
 
 
 def is_over(spool: str) -> bool:
-    """Whether nobody will write to a spool again, which two witnesses must say; see the table above. Never raises."""
+    """Whether no process will write to a spool again, which two sources must confirm; see the table above. Never
+    raises."""
     try:
-        with opened_spool(spool) as here:
-            state = writer_in(here).state
+        with opened_spool(spool) as spool_fd:
+            state = writer_in(spool_fd).state
             if state is not State.UNKNOWN:
                 return state is State.OVER
-            quiet_s = time.time() - last_change_s(here)
+            quiet_s = time.time() - last_change_s(spool_fd)
             if quiet_s < QUIET_S or quiet_s > GONE_S:
                 return quiet_s > GONE_S
-            run = run_of(read_target(here))
+            run = run_of(read_target(spool_fd))
     except OSError:
         return False
     manifest = read_json(os.path.join(run, MANIFEST_FILE), [])
@@ -236,9 +242,9 @@ def is_running(document: Mapping[str, Any]) -> bool | None:
 
     One that has ended and was not waited for does not run, nor does one whose id another process has now.
     """
-    pid, here = document.get("pid"), (socket.gethostname(), boot_id(), pid_namespace())
-    of_here = all(here) and tuple(map(document.get, ("host", "boot", "pid_namespace"))) == here
-    if not isinstance(pid, int) or pid <= 0 or not of_here:
+    pid, this_boot = document.get("pid"), (socket.gethostname(), boot_id(), pid_namespace())
+    of_this_boot = all(this_boot) and tuple(map(document.get, ("host", "boot", "pid_namespace"))) == this_boot
+    if not isinstance(pid, int) or pid <= 0 or not of_this_boot:
         return None
     ticks = started(pid)
     if ticks is None:

@@ -1,10 +1,10 @@
 """Notes: what a reader of a diagnosis should know about a recording, each one a sentence with a code.
 
-The sentence is for people. Whatever decides by a note decides by its code::
+The sentence is for people; code decides by the note's code::
 
     Note("No GPU telemetry: NVML Shared Library Not Found (NVML).", NoteCode.NO_GPU)
 
-In files a note is its sentence, and its code stands beside it (``docs/formats.md``). Recordings made before there were
+In files a note is its sentence, and its code is next to it (``docs/formats.md``). Recordings made before there were
 codes have the sentence alone: :func:`recorded_notes` gives those the code that they would have today.
 """
 
@@ -20,13 +20,13 @@ class NoteCode(str, Enum):
     """What follows from a note."""
 
     TOLD = "told"
-    """Nothing but that it is told."""
+    """No consequence: the sentence is only shown."""
     UNREADABLE = "unreadable"
     """A file or folder of the recording is there and cannot be read: where nothing was recorded, that is why."""
     NO_RANK = "no_rank"
     """The launcher saw no rank record anything, and says why."""
     NO_GPU = "no_gpu"
-    """A host has no GPU whose readings can be taken: nobody misses them where the job uses none."""
+    """A host has no GPU whose readings can be taken: they are not missed if the job uses none."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class Note:
         return self.text
 
     def of(self, whom: str) -> Note:
-        """The same, said of ``whom``: "Host a: ..."."""
+        """The note with a prefix: "Host a: ..."."""
         return dataclasses.replace(self, text=f"{whom}: {self.text}")
 
     def of_rank(self, rank: int) -> Note:
-        """The same, said of a rank."""
+        """The note about a rank."""
         return dataclasses.replace(self.of(f"Rank {rank}"), ranks=(rank,))
 
 

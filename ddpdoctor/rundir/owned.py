@@ -1,8 +1,8 @@
-"""Folders and files of this user's own, opened so that nobody else can put something in their place.
+"""Opens folders and files of this user's own so that no other user can replace them.
 
-Memory-backed storage and temporary folders are open to every user of a machine: who knows a name can make it first, as a
-link, a pipe, or a folder of his own. So each is opened relative to a descriptor of its folder, no link is followed, and
-what was opened is looked at, not the name.
+Memory-backed storage and temporary folders are open to every user of a machine: another user who knows a name can
+create it first, as a link, a pipe or a folder. So each is opened relative to a descriptor of its folder, no link is
+followed, and the opened file is checked, not the name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import Any
 
 _OTHERS = 0o077
-"""Bits of a folder's mode that let somebody else in."""
+"""Bits of a folder's mode that let other users in."""
 _MOST_PARTS = 4096
 """Of a path, with all that its links lead over."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -28,19 +28,19 @@ _NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 """Without O_NONBLOCK, opening a pipe waits for its other end."""
 
 
-class NotOursError(OSError):
-    """What lies there is of another user, or open to others, or no plain file or folder."""
+class UntrustedFileError(OSError):
+    """The file or folder belongs to another user, is open to others, or is no plain file or folder."""
 
 
-def _refuse(path: str, why: str) -> NotOursError:
-    return NotOursError(errno.EPERM, why, path)
+def _refuse(path: str, why: str) -> UntrustedFileError:
+    return UntrustedFileError(errno.EPERM, why, path)
 
 
 @contextmanager
-def private_folder(path: str, inside: int | None = None) -> Iterator[int]:
-    """A descriptor of a folder that is this user's, and that nobody else may enter; ``path`` is relative to the descriptor
-    ``inside`` where one is given. Raises OSError, NotOursError."""
-    with folder(path, inside) as handle:
+def private_folder(path: str, dir_fd: int | None = None) -> Iterator[int]:
+    """A descriptor of a folder that is this user's and that no other user may enter; ``path`` is relative to the
+    descriptor ``dir_fd`` if one is given. Raises OSError, UntrustedFileError."""
+    with folder(path, dir_fd) as handle:
         status = os.fstat(handle)
         if status.st_uid != os.geteuid():
             raise _refuse(path, "it belongs to another user")
@@ -50,27 +50,28 @@ def private_folder(path: str, inside: int | None = None) -> Iterator[int]:
 
 
 @contextmanager
-def folder(path: str, inside: int | None = None, links: bool = False) -> Iterator[int]:
+def folder(path: str, dir_fd: int | None = None, links: bool = False) -> Iterator[int]:
     """A descriptor of a folder, which is no link unless ``links``. Raises OSError."""
-    handle = os.open(path, _FOLDER | (0 if links else os.O_NOFOLLOW), dir_fd=inside)
+    handle = os.open(path, _FOLDER | (0 if links else os.O_NOFOLLOW), dir_fd=dir_fd)
     try:
         yield handle
     finally:
         os.close(handle)
 
 
-def make_private_folder(path: str, inside: int | None = None) -> None:
-    """Make a folder that nobody else may enter; one that is there already must be so. Raises OSError, NotOursError."""
+def make_private_folder(path: str, dir_fd: int | None = None) -> None:
+    """Make a folder that no other user may enter; an existing one must be so already. Raises OSError,
+    UntrustedFileError."""
     try:
-        os.mkdir(path, 0o700, dir_fd=inside)
+        os.mkdir(path, 0o700, dir_fd=dir_fd)
     except FileExistsError:
-        with private_folder(path, inside):
+        with private_folder(path, dir_fd):
             pass
 
 
-def open_file(name: str, inside: int | None, flags: int, mode: int = 0o600) -> int:
-    """A descriptor of a plain file in a folder, with no other name elsewhere. Raises OSError, NotOursError."""
-    handle = os.open(name, flags | _NO_LINK, mode, dir_fd=inside)
+def open_file(name: str, dir_fd: int | None, flags: int, mode: int = 0o600) -> int:
+    """A descriptor of a plain file in a folder, with no other name elsewhere. Raises OSError, UntrustedFileError."""
+    handle = os.open(name, flags | _NO_LINK, mode, dir_fd=dir_fd)
     try:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
@@ -83,17 +84,17 @@ def open_file(name: str, inside: int | None, flags: int, mode: int = 0o600) -> i
     return handle
 
 
-def read_file(name: str, inside: int, start: int = 0) -> bytes:
-    """The bytes of a plain file from ``start`` on. Raises OSError, NotOursError."""
-    with open(open_file(name, inside, os.O_RDONLY), "rb") as source:
+def read_file(name: str, dir_fd: int, start: int = 0) -> bytes:
+    """The bytes of a plain file from ``start`` on. Raises OSError, UntrustedFileError."""
+    with open(open_file(name, dir_fd, os.O_RDONLY), "rb") as source:
         source.seek(start)
         return source.read()
 
 
-def read_object(name: str, inside: int) -> dict[str, Any] | None:
-    """The JSON object in a plain file; None where there is no such file, or something else in it. Raises OSError, NotOursError."""
+def read_object(name: str, dir_fd: int) -> dict[str, Any] | None:
+    """The JSON object in a plain file; None where there is no such file, or something else in it. Raises OSError, UntrustedFileError."""
     try:
-        found = json.loads(read_file(name, inside))
+        found = json.loads(read_file(name, dir_fd))
     except (FileNotFoundError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
@@ -104,21 +105,21 @@ def encoded(document: Any) -> bytes:
     return json.dumps(document, separators=(",", ":"), default=str).encode()
 
 
-def replace_file(name: str, inside: int | None, data: bytes, mode: int = 0o600) -> None:
-    """Put a file in the place of ``name``, as a whole; relative to ``inside`` where one is given. Raises OSError;
-    ``name`` then is as before."""
-    beside = f"{name}.{os.getpid()}.tmp"
+def replace_file(name: str, dir_fd: int | None, data: bytes, mode: int = 0o600) -> None:
+    """Replace the file ``name`` as a whole, relative to ``dir_fd`` if one is given. Raises OSError; ``name`` then is
+    as before."""
+    temporary = f"{name}.{os.getpid()}.tmp"
     try:
-        os.unlink(beside, dir_fd=inside)  # of a process that had our number before, or planted
+        os.unlink(temporary, dir_fd=dir_fd)  # of an earlier process with the same id, or planted
     except FileNotFoundError:
         pass
     try:
-        with open(open_file(beside, inside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as out:
+        with open(open_file(temporary, dir_fd, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as out:
             out.write(data)
-        os.replace(beside, name, src_dir_fd=inside, dst_dir_fd=inside)
+        os.replace(temporary, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
     except BaseException:
         try:
-            os.unlink(beside, dir_fd=inside)
+            os.unlink(temporary, dir_fd=dir_fd)
         except OSError:
             pass
         raise
@@ -146,23 +147,23 @@ def is_own(handle: int) -> bool:
 
 
 def is_own_folder(path: str) -> bool:
-    """Whether the folder at ``path`` is of this user, as far as the file system tells users apart, and not everybody may write
-    to it. Raises OSError."""
+    """Whether the folder at ``path`` is of this user, as far as the file system tells users apart, and is not
+    writable for all users. Raises OSError."""
     with folder(path, links=True) as handle:
         return is_own(handle) and not os.fstat(handle).st_mode & stat.S_IWOTH
 
 
-def behind_links(path: str | os.PathLike[str]) -> str:
+def resolve_own_links(path: str | os.PathLike[str]) -> str:
     """An absolute ``path`` behind all links, in folders and in the last place. Raises OSError where one of them, or a pipe, is
     another user's, who may have planted it, say in /tmp."""
-    place, rest = os.sep, _parts(os.fspath(path))
+    resolved, rest = os.sep, _parts(os.fspath(path))
     for _ in range(_MOST_PARTS):
         if not rest:
-            return place
-        place, rest = os.path.join(place, rest[0]), rest[1:]
+            return resolved
+        resolved, rest = os.path.join(resolved, rest[0]), rest[1:]
         try:
-            # One look tells both what it is and where it leads: it may be another one the next time.
-            handle = os.open(place, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+            # One call returns both its kind and its target: it may be replaced before the next.
+            handle = os.open(resolved, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
             continue
         try:
@@ -170,10 +171,10 @@ def behind_links(path: str | os.PathLike[str]) -> str:
             if stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode):
                 continue
             if found.st_uid not in (os.geteuid(), 0):
-                raise OSError(errno.EPERM, f"{place} is a link or a pipe of another user")
+                raise OSError(errno.EPERM, f"{resolved} is a link or a pipe of another user")
             if stat.S_ISLNK(found.st_mode):
-                target = os.path.join(os.path.dirname(place), os.readlink("", dir_fd=handle))
-                place, rest = os.sep, [*_parts(target), *rest]
+                target = os.path.join(os.path.dirname(resolved), os.readlink("", dir_fd=handle))
+                resolved, rest = os.sep, [*_parts(target), *rest]
         finally:
             os.close(handle)
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
@@ -186,8 +187,7 @@ def _parts(path: str) -> list[str]:
 def lock_now(handle: int) -> bool:
     """Lock an open file; False where another process has. Raises OSError.
 
-    A record lock belongs to a process: unlike one of flock(2), a child forked meanwhile does not inherit it and cannot keep
-    it.
+    A record lock belongs to a process: unlike with flock(2), a child forked meanwhile does not inherit it.
     """
     try:
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -198,15 +198,15 @@ def lock_now(handle: int) -> bool:
     return True
 
 
-def lock_holder(name: str, inside: int) -> int | None:
+def lock_holder(name: str, dir_fd: int) -> int | None:
     """Which process holds the lock of a file in a folder, by its id in this pid namespace, 0 where it has none there; None where
     none does, or there is no such file. Raises OSError.
 
-    It is asked and never taken: of two processes that try to take a lock, each looks like its holder to the other. For a
-    process that does not hold it: closing the file would lose it.
+    The lock is queried and never taken: of two processes that try to take it, each would look like its holder to the
+    other. For a process that does not hold it: closing the file would lose it.
     """
     try:
-        handle = open_file(name, inside, os.O_RDONLY)
+        handle = open_file(name, dir_fd, os.O_RDONLY)
     except FileNotFoundError:
         return None
     try:
@@ -223,7 +223,7 @@ def unlock(handle: int) -> None:
 
 
 def file_identity(handle: int) -> tuple[int, int] | None:
-    """Of the file behind a descriptor, which may by now be another one than when it was opened; None where there is none."""
+    """The identity of the file behind a descriptor, which may have been reused since; None if there is none."""
     try:
         status = os.fstat(handle)
     except OSError:
@@ -231,10 +231,10 @@ def file_identity(handle: int) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def identity_of(name: str, inside: int) -> tuple[int, int] | None:
-    """The same of the file that a folder has by this name."""
+def identity_of(name: str, dir_fd: int) -> tuple[int, int] | None:
+    """The identity of the file with this name in a folder."""
     try:
-        status = os.stat(name, dir_fd=inside, follow_symlinks=False)
+        status = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
     except OSError:
         return None
     return status.st_dev, status.st_ino

@@ -1,4 +1,5 @@
-"""Packages that many jobs use and nobody changes for one of them: of a line in there and one outside, the job's own is told."""
+"""Packages that many jobs use and do not change: of a line in one of them and a line outside, reports show the job's
+own."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ _OURS = re.compile(r".*[/\\]ddpdoctor[/\\]hook[/\\]", re.DOTALL)
 
 
 def is_library(file: str) -> bool:
-    """Whether the path of a file tells that it is no part of the user's program: an installed package's, Python's own, generated,
-    or of what records the job."""
+    """Whether a file, by its path, is no part of the user's program: of an installed package, Python's own,
+    generated, or of what records the job."""
     return file.startswith("<") or LIBRARY.match(file) is not None or _OURS.match(file) is not None
 
 

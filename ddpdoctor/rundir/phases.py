@@ -1,4 +1,4 @@
-"""In what a rank's training thread is: names of phases, what they have in common, and words for them."""
+"""Phases in which a rank's training thread can be: names, groups, and words for reports."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from enum import Enum
 
 
 class Phase(str, Enum):
-    """In what the training thread is, by the functions on its stack: the innermost of these."""
+    """The phase of the training thread: that of the innermost function on its stack which has one."""
 
     DATA = "data"
-    """Waiting for, or making, a batch of a DataLoader."""
+    """Waiting for, or preparing, a batch of a DataLoader."""
     FORWARD = "forward"
     EVALUATION = "evaluation"
     """Forwards without gradients."""
@@ -28,15 +28,15 @@ class Phase(str, Enum):
     COMPILE = "compile"
     """``torch.compile`` at work."""
     DEBUGGER = "debugger"
-    """Somebody looks at it with pdb, or it waits for somebody to type."""
+    """A user debugs it with pdb, or it waits for input."""
     OTHER = "other"
     """Code of the user's, or of a library: the frames say which."""
 
 
 WAITING_PHASES = frozenset((Phase.COLLECTIVE, Phase.BARRIER, Phase.WAIT, Phase.RENDEZVOUS))
-"""In which a rank waits for others, whatever else is known of it."""
+"""Phases in which a rank always waits for others."""
 LONG_PHASES = frozenset((Phase.EVALUATION, Phase.SAVE, Phase.LOAD, Phase.COMPILE))
-"""That take many steps' time in healthy jobs, and show nothing meanwhile."""
+"""Phases that take as long as many steps in healthy jobs, without any sign of progress."""
 PHASE_WORDS = {
     Phase.DATA: "waiting for data",
     Phase.FORWARD: "forward",

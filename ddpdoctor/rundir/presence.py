@@ -1,5 +1,5 @@
-"""Who of a run is on this host now: its launcher, and the ranks that record, their spools, and where each is, from memory and not
-from storage."""
+"""The processes of a run on this host: its launcher, and the ranks that record, with their spools and status, read
+from memory and not from storage."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .carrier import has_carrier
 from .draining import spools_of
+from .host_lock import copier_lock_is_held
 from .layout import PROGRESS_FILE, parse_spool_name
 from .liveness import is_over, is_running
 from .spool import roots_of
@@ -20,7 +20,7 @@ from .typed import PROGRESS
 
 @dataclass(frozen=True)
 class Present:
-    """A rank whose spool is there: it runs, or nobody has tidied up after it yet."""
+    """A rank with a spool: it runs, or its spool has not been removed yet."""
 
     rank: int
     pid: int
@@ -29,12 +29,13 @@ class Present:
 
     @property
     def progress(self) -> dict[str, Any] | None:
-        """Where it is, as it wrote within the last second; None while its steps take less than one. Never raises."""
+        """The status it wrote within the last second; None while its steps take less than one. Never raises."""
         return document_in(self.spool, PROGRESS_FILE, PROGRESS_SCHEMA, PROGRESS, [])
 
 
 def present_ranks(run: str) -> list[Present]:
-    """Those of this host, by rank; of several processes of one rank, as an elastic restart leaves them, the newest. Never raises."""
+    """The ranks of this host, by rank; of several processes of one rank, as an elastic restart leaves them, the
+    newest. Never raises."""
     found: dict[int, Present] = {}
     for spool, _ in sorted(spools_of(run), key=lambda each: _age(each[0])):
         named = parse_spool_name(spool)
@@ -44,17 +45,18 @@ def present_ranks(run: str) -> list[Present]:
 
 
 def living_ranks(run: str) -> list[Present]:
-    """Those of them that still record. Never raises."""
+    """The present ranks that still record. Never raises."""
     return [rank for rank in present_ranks(run) if not is_over(rank.spool)]
 
 
 def launcher_runs(run: str, manifest: Mapping[str, Any]) -> bool | None:
-    """Whether the launcher runs that wrote the manifest of a run; None if that cannot be known. Of one in another pid namespace of
-    this host its number means nothing: what carries its ranks' records holds a lock, if that can be seen here. Never raises."""
+    """Whether the launcher runs that wrote the manifest of a run; None if that cannot be known. A process id of
+    another pid namespace of this host means nothing; instead, the lock of the process that copies its ranks' records
+    is checked, if it is visible here. Never raises."""
     runs = is_running(manifest)
     if runs is None and manifest.get("host") == socket.gethostname():
         roots = list(filter(os.path.exists, roots_of(run)))
-        return any(map(has_carrier, roots)) if roots else None
+        return any(map(copier_lock_is_held, roots)) if roots else None
     return runs
 
 

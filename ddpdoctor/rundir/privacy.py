@@ -1,8 +1,5 @@
-"""What of the job's surroundings may be written down: an allow-list of the environment, and text and command lines without secrets.
-
-A run directory and its report go into tickets, so the rule is to mask too much rather than too little. All text that
-ddpdoctor writes down and did not word itself goes through ``mask_text``.
-"""
+"""What of the job's environment may be written: an allow-list of variables, and text and command lines without
+secrets."""
 
 from __future__ import annotations
 
@@ -81,7 +78,7 @@ def _without_tokens(text: str) -> str:
 LEFT_OUT = "..."
 """Stands for each argument beyond ``LONGEST_COMMAND``."""
 LONGEST_COMMAND = 16 * LONGEST_TEXT
-"""Letters of a command line that are kept: a list of ten thousand files is none that somebody reads."""
+"""Letters of a command line that are kept: a list of ten thousand files is of no use to a reader."""
 _ASSIGNED = re.compile(r"([\w.+~-]*\w)(=)")
 _SETTING = re.compile(r"[A-Za-z]\w*[._]\w[\w.]*")
 """A name whose value is the next word: ``WANDB.API_KEY X`` of yacs, ``aws configure set aws_secret_access_key X``."""

@@ -1,6 +1,6 @@
-"""Where a trace lies uncompressed while it is saved: a folder that nobody else can write into, and that is found again.
+"""The folder of an uncompressed trace while it is saved: no other user can write into it, and it can be found again.
 
-The profiler writes a file of the name that it is given and one with ``.tmp`` behind it, through whatever link somebody has
+The profiler writes a file of the given name and one with ``.tmp`` appended, through any link that another user has
 planted there. A rank that is killed meanwhile leaves gigabytes.
 """
 
@@ -21,26 +21,26 @@ from .spool import own_roots_pattern
 
 _NAME = re.compile(r"^ddpdoctor-raw-([0-9a-f]{16})?-(\d+)-\w+$")
 HANDED_OVER = "handed-over"
-"""A file beside a trace that somebody else is to compress."""
+"""A file that marks a trace which another process is to compress."""
 _STALE_S = 24 * 3600.0
 """No trace takes so long to save."""
 
 
 class RawFolder:
-    """Where one trace lies."""
+    """The folder of one trace."""
 
     def __init__(self, path: str, handle: int) -> None:
         self.path = path
         by_handle = f"/proc/self/fd/{handle}"
         self.place = by_handle if os.path.isdir(by_handle) else path
-        """To write into: others may rename what lies in a folder of theirs."""
+        """The path to write to: another user who owns the parent folder may rename entries in it."""
         self.handed_over = False
-        """Whether somebody else is to compress the trace, and to remove the folder."""
+        """Whether another process is to compress the trace, and to remove the folder."""
         self._handle = handle
 
     @contextmanager
     def handing_over(self) -> Iterator[None]:
-        """For the block in which somebody else is told of it, who may be done with it as soon as that is said. Raises OSError."""
+        """A context in which the trace is queued for another process, which may compress it at once. Raises OSError."""
         os.close(os.open(HANDED_OVER, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self._handle))
         yield
         self.handed_over = True
@@ -48,7 +48,8 @@ class RawFolder:
 
 @contextmanager
 def raw_folder(base: str, run_id: str | None) -> Iterator[RawFolder]:
-    """A new folder below ``base``, which goes with the block unless it was handed over. Raises OSError."""
+    """A new folder below ``base``, which is removed at the end of the block unless it was handed over. Raises
+    OSError."""
     path = tempfile.mkdtemp(prefix=f"ddpdoctor-raw-{run_id or ''}-{os.getpid()}-", dir=base)
     handed_over = False
     try:
@@ -87,14 +88,14 @@ def _clear(folder: str, run_id: str | None) -> None:
     if found is None:
         return
     with private_folder(folder) as handle:
-        ours = run_id is not None and found.group(1) == run_id
+        of_this_run = run_id is not None and found.group(1) == run_id
         names = os.listdir(handle)
         if HANDED_OVER in names and glob.glob(own_roots_pattern(found.group(1))):
             return
-        # Who has handed it over does not write to it any more.
+        # The process that handed it over does not write to it any more.
         state = State.OVER if HANDED_OVER in names else writer_in(handle).state
         aged = state is not State.WRITING and last_change_s(handle) < time.time() - _STALE_S
-        if aged or (ours and state is State.OVER):
+        if aged or (of_this_run and state is State.OVER):
             for name in names:
                 os.unlink(name, dir_fd=handle)
             os.rmdir(folder)

@@ -26,7 +26,7 @@ from .layout import (
 )
 from .notes import Note, NoteCode
 from .typed import MANIFEST, RANK, fitting
-from .waiting import reason_of, rest_of
+from .waiting import reason_of, uncopied_bytes
 
 _LINK = "a link, and links in a run directory are not followed"
 _UNKNOWN_OF_JOB = "how the job was started, and how it ended, is not known"
@@ -53,7 +53,7 @@ class RankRecord:
     repeat: int = 0
     """Number of this recording among those of the same rank."""
     spool: str | None = None
-    """Where records of this rank wait that were not copied to its folder yet, None where there are none."""
+    """Path of the spool with records of this rank that were not copied yet, None without any."""
 
     @property
     def host(self) -> str:
@@ -71,7 +71,7 @@ class RankRecord:
         return self._file(TRACE_FILE)
 
     def capture(self, number: int) -> str | None:
-        """Path of a profiler window that was asked for while the job ran, numbered from 1; None where there is none."""
+        """Path of a profiler window that was requested while the job ran, numbered from 1; None without one."""
         return self._file(capture_file(number))
 
     def lines(self, name: str) -> Iterator[bytes]:
@@ -89,7 +89,7 @@ class RankRecord:
                     else:
                         cut = line
                 done = source.tell() + shift
-        rest = b"" if self.spool is None else rest_of(self.spool, name, done)
+        rest = b"" if self.spool is None else uncopied_bytes(self.spool, name, done)
         yield from (line for line in (cut + rest).splitlines(keepends=True) if line.endswith(b"\n"))
 
     def without(self, name: str, what: str) -> Note:
@@ -127,12 +127,12 @@ class RankRecord:
     def recorded_bytes(self) -> int:
         """Bytes of the step log as it was recorded, before any thinning, by which recordings of the same rank are weighed."""
         size = stream_end_of(os.path.join(self.path, STEPS_FILE))
-        return size + (0 if self.spool is None else len(rest_of(self.spool, STEPS_FILE, size)))
+        return size + (0 if self.spool is None else len(uncopied_bytes(self.spool, STEPS_FILE, size)))
 
 
 def _too_long(source: BinaryIO) -> bytes:
-    """Read on to the end of a line, and keep nothing of it: whoever decodes what is given counts it as broken. Where it does
-    not end, as in a file of holes, neither is anything behind it read."""
+    """Read on to the end of a line, and keep nothing of it: its decoder counts it as broken. If it does not end, as
+    in a file of holes, nothing after it is read either."""
     for _ in range(_MOST_PIECES):
         line = source.readline(_LONGEST_LINE)
         if not line or line.endswith(b"\n"):
@@ -162,7 +162,7 @@ class RunDirectory:
         spools = {os.path.basename(target): spool for spool, target in spools_of(path)}
         records = _read_ranks(os.path.join(path, "ranks"), spools, notes)
         chosen = _choose(records, notes)
-        _tell_machines_apart(chosen, notes)
+        _separate_equal_hostnames(chosen, notes)
         hosts = {record.host for record in chosen if record.info}
         for record in chosen:
             steps = os.path.join(record.path, STEPS_FILE)
@@ -185,7 +185,7 @@ def read_rank(folder: str, notes: list[Note]) -> dict[str, Any] | None:
 
 
 def _unread(record: RankRecord) -> list[Note]:
-    """What of a rank's profiler windows is there and is not read, in words."""
+    """Which of a rank's profiler windows exist and are not read, as text."""
     try:
         with os.scandir(record.path) as entries:
             odd = [
@@ -276,7 +276,8 @@ def _say_schema(path: str, found: Any, known: str, notes: list[Note]) -> None:
 
 
 def _head_of(path: str) -> dict[str, Any]:
-    """The first line of a JSON-lines file; {} where it is no object. Whoever reads the file says what is wrong."""
+    """The first line of a JSON-lines file; {} where it is no object. The reader of the whole file reports what is
+    wrong."""
     try:
         with reading(path) as source:
             head, _ = parsed(source.readline(_LONGEST_HEAD))
@@ -285,8 +286,8 @@ def _head_of(path: str) -> dict[str, Any]:
     return head if isinstance(head, dict) else {}
 
 
-def _tell_machines_apart(records: list[RankRecord], notes: list[Note]) -> None:
-    """Where machines share a name, as ``localhost``, have their ranks name them apart: each has a clock of its own."""
+def _separate_equal_hostnames(records: list[RankRecord], notes: list[Note]) -> None:
+    """If machines share a name, as ``localhost``, let the ranks' host names differ: each machine has its own clock."""
     machines: dict[str, dict[str, int]] = {}
     for record in records:
         if boot := record.info.get("boot"):
@@ -303,9 +304,8 @@ def _tell_machines_apart(records: list[RankRecord], notes: list[Note]) -> None:
 
 
 def _choose(records: list[RankRecord], notes: list[Note]) -> list[RankRecord]:
-    """One recording per rank: the job (run id, attempt, world size) with most steps recorded, the others told
-    in a note. A recording that does not say of which job it is counts with those of its own number.
-    """
+    """One recording per rank: the job (run id, attempt, world size) with most steps recorded, the others are in a
+    note. A recording that does not say of which job it is counts with those of its own number."""
     jobs: dict[tuple[str, int, int], list[RankRecord]] = {}
     nameless = []
     for record in records:
@@ -338,7 +338,7 @@ def _choose(records: list[RankRecord], notes: list[Note]) -> list[RankRecord]:
 
 
 def _refused(folder: str, name: str) -> OSError | None:
-    """Why nobody may look for a file of this name in a folder; None where it can be seen whether it is there."""
+    """Why a file of this name in a folder cannot be looked for; None if it can."""
     try:
         os.lstat(os.path.join(folder, name))
     except FileNotFoundError:
@@ -349,7 +349,8 @@ def _refused(folder: str, name: str) -> OSError | None:
 
 
 def _telemetry(run: str, manifest: Mapping[str, Any], notes: list[Note]) -> dict[str, str]:
-    """Path by the name of the host's folder. What is not there although the launcher was to sample its host is told."""
+    """Path by the name of the host's folder. A file that is missing although the launcher sampled its host becomes a
+    note."""
     hosts, found = os.path.join(run, "hosts"), {}
     own = os.path.basename(host_directory(run, str(manifest.get("host") or "")))
     sampled = bool((manifest.get("options") or {}).get("telemetry") and manifest.get("ended_ns"))

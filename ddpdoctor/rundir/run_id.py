@@ -1,7 +1,7 @@
-"""Which run a run directory, and a spool, is of.
+"""The run that a run directory, and a spool, belongs to.
 
-A path does not tell: a run that was deleted makes room for another one of the same name, while what its ranks had
-not copied yet, or its ranks themselves, are still there.
+A path does not identify it: after a run was deleted, another one can have the same path while records of the first, or
+its ranks themselves, still exist.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class OtherRunError(OSError):
 
 
 def new_run_id() -> str:
-    """For a new run."""
+    """A random id for a new run."""
     return os.urandom(8).hex()
 
 

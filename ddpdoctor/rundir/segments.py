@@ -17,11 +17,11 @@ LIMIT_BYTES = 64 * 1024 * 1024
 MOST_SHARE = 1 / 32
 """The same, of the storage that it waits in."""
 LEAST_FREE_SHARE = 1 / 8
-"""Of that storage; what is left is for the job, but for a little through which records pass."""
+"""Of that storage; the rest is for the job, except for a little through which records are copied."""
 SHORT_LIMIT_BYTES = 8 * SHORT_SEGMENT_BYTES
 """Most that one rank lets wait where less is free: three streams, and what a second brings."""
 KEPT_FREE_SHARE = 1 / 64
-"""Of that storage: nothing is taken of it, for data loader workers die where they find none."""
+"""Share of that storage that is never used, because data loader workers crash without it."""
 
 
 class Segment:
@@ -54,15 +54,15 @@ class Segment:
         self._handle = self._kept_open(next_free)
 
     def _kept_open(self, likely: int) -> int:
-        """The descriptor that the mapping holds for its own use, a copy that it does not tell; -1 where it can't be found.
-        ``likely`` is looked at first: a job may have thousands open."""
+        """The descriptor that the mapping holds for its own use, a copy that Python does not expose; -1 if it is not
+        found. ``likely`` is looked at first: a job may have thousands open."""
         if file_identity(likely) == self._file:
             return likely
         listing = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
         return next((int(name) for name in os.listdir(listing) if file_identity(int(name)) == self._file), -1)
 
     def is_in(self, folder: int) -> bool:
-        """Whether a file there still has what it holds, as far as that is asked of the file."""
+        """Whether a file there still has its content, as far as the file's metadata shows."""
         return identity_of(self.name, folder) == self._named
 
     def in_file(self, folder: int) -> int:
@@ -89,7 +89,7 @@ class Segment:
         else:
             import ctypes
 
-            # Nor may it be given back by anybody else, at the end of the process.
+            # Nor may it be released at the end of the process.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.memory))
 
 

@@ -1,7 +1,8 @@
-"""The user's source files as a run had them, by their hashes: a report shows a line's text only where the file is still the same.
+"""Hashes of the user's source files as a run had them: a report shows a line's text only if the file is still the
+same.
 
-Whose file it is and what lies at its path is checked where it is read: a regular file of this user's or of root's, not behind a
-link, of a bounded size. A run directory may have been written by anybody: it is its hash that a file must have, not its name.
+The owner and kind of the file are checked when it is read: a regular file of this user's or of root's, not behind a
+link, of a bounded size. A run directory may come from anyone, so a file must have the recorded hash, not only the name.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ def source_bytes(path: str) -> bytes:
 
 
 def hash_of(data: bytes) -> str:
-    """What stands for a file's content."""
+    """The hash of a file's content."""
     return hashlib.sha256(data).hexdigest()
 
 
 def note_sources(run: str, host: str, ranks: Iterable[str], started_ns: int) -> None:
-    """Write down the hashes of the files in which the ranks of this host, of these folders, were sampled. A file that was changed
-    since ``started_ns`` may be another than the one that ran: it has none. Raises OSError."""
+    """Write the hashes of the files in which ranks of this host, with these folders, were sampled. A file changed
+    since ``started_ns`` may differ from the one that ran, so it has none. Raises OSError."""
     files: dict[str, str | None] = {}
     for folder in ranks:
         for path in _sampled_files(os.path.join(folder, SAMPLES_FILE)):
@@ -94,15 +95,15 @@ def _sampled_files(samples: str) -> list[str]:
 
 
 def read_sources(run: str, notes: list[Note] | None = None) -> list[dict[str, str | None]]:
-    """Hashes by path, of each host of a run; what is there and broken is told in ``notes``. Never raises."""
+    """Hashes by path, of each host of a run; broken files are reported in ``notes``. Never raises."""
     hosts = os.path.join(run, "hosts")
     try:
         names = folders_in(hosts)
     except OSError:
         return []
-    told: list[Note] = [] if notes is None else notes
+    found_notes: list[Note] = [] if notes is None else notes
     documents = [
-        document_in(os.path.join(hosts, name), SOURCES_FILE, SOURCES_SCHEMA, _FIELDS, told, _LOST)
+        document_in(os.path.join(hosts, name), SOURCES_FILE, SOURCES_SCHEMA, _FIELDS, found_notes, _LOST)
         for name in names
     ]
     return [

@@ -1,4 +1,4 @@
-"""A rank's records on their way to the run directory: the writing side.
+"""A rank's spool: the writing side of its records.
 
 The training thread must never wait for storage, and what it recorded must survive ``kill -9``. So it writes
 to short segment files in memory-backed local storage (``/dev/shm``), which outlive the process, and another
@@ -11,13 +11,13 @@ or shared file system. A JSON file waits here until it was copied, too.
         <rank:05d>-<pid>/                                    the spool of one rank
             target                                           its folder in the run directory, or RUN/ranks while it has none
             writer.json, writer                              which process writes here, and a lock that it holds, see :mod:`.liveness`
-            lock                                             held by whoever copies
+            lock                                             held by the process that copies
             steps.jsonl.000000000065536                      a segment: the stream, and its first byte's position in that
 
-A segment is written as mapped memory: a system call in each step would be the dearest part of recording it. What was
-copied already is the target's own size, so that a copy that was cut off goes on where it stopped and can be repeated by
-anybody. Who removes the files of a living rank, as a cleaner of temporary files or systemd at a logout does, removes no more
-than their names: the rank makes them again, with what its newest segments hold.
+A segment is written as mapped memory: a system call in each step would be the most expensive part of recording it. The
+target's size shows what was copied already, so that a copy which was cut off continues there and any process can repeat
+it. If another program removes the files of a living rank, such as a cleaner of temporary files or systemd at a logout,
+the rank makes them again with the content of its newest segments.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from .layout import (
     is_unclaimed,
     opened_spool,
     read_target,
+    target_before_claim,
     target_of,
-    unclaimed_target,
 )
 from .liveness import WRITER_FILES, Writing, boot_id, pid_namespace
 from .owned import encoded, identity_of, make_private_folder, open_file, private_folder, replace_file
@@ -48,18 +48,18 @@ from .segments import Segment, room_for_segment
 
 _SHM = "/dev/shm"
 LOOK_AGAIN_S = 1.0
-"""Once there was no room, until it is asked for again: to count what waits takes a system call for each segment, and the
-thread that copies comes by once a second."""
+"""Seconds until room is checked again after there was none: counting uncopied data takes a system call for each
+segment, and the thread that copies runs once a second."""
 RESERVE_FILE = "reserve"
 _RESERVE_BYTES = 64 * 1024
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _MOST_NAMES = 1_000_000
 _made: dict[str, int] = {}
-"""By how a name begins and ends, how many spools this process has made so: whoever watches them knows each by its name, which is
-not used again once it was removed."""
+"""By how a name begins and ends, how many spools this process has made so: the hang monitor identifies a spool by
+its name, which is not used again once it was removed."""
 _TICK_NS = 3_000_000_000
-"""So long after a change the next look counts as one, too: the kernel's times stand still for up to 10 ms, and clocks are put right.
-Looks are a second apart."""
+"""Nanoseconds after a change for which the next check reports one again: the kernel's times stand still for up to 10
+ms, and clocks are adjusted. Checks are a second apart."""
 
 
 def spool_root(run: str) -> str:
@@ -73,13 +73,13 @@ def spool_root(run: str) -> str:
 
 
 def _place_number() -> int:
-    """Of this pid namespace; where the storage may be one that hosts share, of this host too, whose first namespaces have one
-    number."""
+    """The number of this pid namespace; where hosts may share the storage, of this host too, whose first namespaces
+    have one number."""
     namespace = pid_namespace()
     if _base() == _SHM:
         return namespace
-    place = f"{boot_id()} {namespace}".encode()
-    return int.from_bytes(hashlib.blake2b(place, digest_size=7).digest(), "big")
+    identity = f"{boot_id()} {namespace}".encode()
+    return int.from_bytes(hashlib.blake2b(identity, digest_size=7).digest(), "big")
 
 
 def own_roots_prefix() -> str:
@@ -88,12 +88,12 @@ def own_roots_prefix() -> str:
 
 
 def own_roots_pattern(run_id: str | None) -> str:
-    """What the paths of the roots of a run match, in whatever container it recorded; of all runs where it has no id."""
+    """What the paths of the roots of a run match, in any container; those of all runs if it has no id."""
     return os.path.join(glob.escape(_base()), f"{own_roots_prefix()}*-{run_id or ''}*")
 
 
 def path_name(run: str) -> str:
-    """What stands for the id of a run that has none."""
+    """The replacement for the id of a run that has none, from its path."""
     return "path" + hashlib.blake2b(os.path.abspath(run).encode(), digest_size=8).hexdigest()
 
 
@@ -102,15 +102,15 @@ def _base() -> str:
 
 
 def roots_of(run: str) -> list[str]:
-    """The roots of a run on this host, whatever container it records in. Never raises."""
+    """The roots of a run on this host, of all containers. Never raises."""
     found, known = [spool_root(run)], run_id(run)
     pattern = own_roots_pattern(known) if known else f"{glob.escape(found[0])}-*"
     return [*found, *sorted({*glob.glob(pattern)} - {*found})]
 
 
 def make_spool_root(run: str) -> str:
-    """Make the private folder for the ranks' spools of a run; where another user has something of its name, one whose name has
-    letters more that cannot be foreseen. Raises OSError."""
+    """Make the private folder for the ranks' spools of a run; if another user has created that name, a random suffix
+    is added. Raises OSError."""
     root = spool_root(run)
     try:
         make_private_folder(root)
@@ -134,18 +134,18 @@ class Spool:
         """Make the spool of a rank whose folder in ``run`` is claimed when something is copied there first. Raises
         OSError."""
         self._root = root
-        self._target = unclaimed_target(run)
+        self._target = target_before_claim(run)
         make_private_folder(root)
-        with private_folder(root) as within:
-            self._name = _new_folder(within, rank)
+        with private_folder(root) as root_fd:
+            self._name = _new_folder(root_fd, rank)
             self.directory = os.path.join(root, self._name)
             try:
-                with private_folder(self._name, within) as here:
-                    self._writing = Writing(here)
-                    replace_file(TARGET_FILE, here, os.fsencode(self._target))
-                    _reserve(here)
+                with private_folder(self._name, root_fd) as spool_fd:
+                    self._writing = Writing(spool_fd)
+                    replace_file(TARGET_FILE, spool_fd, os.fsencode(self._target))
+                    _reserve(spool_fd)
             except OSError:
-                _remove_begun(self._name, within)
+                _remove_begun(self._name, root_fd)
                 raise
         self._streams: dict[str, Segment] = {}
         self._shared: list[Segment] = []
@@ -174,14 +174,14 @@ class Spool:
         if time.monotonic() < self._no_room_until_s:
             raise OSError(self.error or "there was no room a moment ago")
         try:
-            with opened_spool(self.directory) as here:
-                saved = 0 if full is None else full.in_file(here)
-                # What is no more in a file, because somebody has removed that, is written once more.
+            with opened_spool(self.directory) as spool_fd:
+                saved = 0 if full is None else full.in_file(spool_fd)
+                # What is no longer in a file, because that was removed, is written once more.
                 unsaved = b"" if full is None else full.memory[saved : full.used]
                 position = 0 if full is None else full.start + saved
-                room = room_for_segment(here)
+                room = room_for_segment(spool_fd)
                 segment = Segment(
-                    f"{stream}.{position:015d}", here, position, max(room, len(unsaved) + least)
+                    f"{stream}.{position:015d}", spool_fd, position, max(room, len(unsaved) + least)
                 )
                 segment.memory[: len(unsaved)] = unsaved
                 segment.used = len(unsaved)
@@ -202,84 +202,87 @@ class Spool:
         return error
 
     def restore(self) -> bool:
-        """Look whether what is written here can still be found by its names; where somebody has removed them, make them again:
-        True then. For one thread, but not the one that writes. Raises OSError."""
+        """Check whether the spool's files still exist by name; make those again that were removed: True then. For
+        one thread, but not the one that writes. Raises OSError."""
         if self._closed:
             return False
         try:
-            with opened_spool(self.directory) as here:
-                if self._is_whole(here):
+            with opened_spool(self.directory) as spool_fd:
+                if self._is_whole(spool_fd):
                     return False
         except FileNotFoundError:
             pass
         make_private_folder(self._root)
         with private_folder(self._root) as root:
             make_private_folder(self._name, root)
-            with private_folder(self._name, root) as here:
-                replace_file(TARGET_FILE, here, os.fsencode(self._target))
+            with private_folder(self._name, root) as spool_fd:
+                replace_file(TARGET_FILE, spool_fd, os.fsencode(self._target))
                 self._writing.end()
-                self._writing = Writing(here)
+                self._writing = Writing(spool_fd)
                 for segment in list(self._streams.values()):
                     try:
-                        if not segment.is_in(here):
-                            segment.save(here)
+                        if not segment.is_in(spool_fd):
+                            segment.save(spool_fd)
                     except (FileExistsError, ValueError):
                         continue  # the thread that writes was faster
         self._no_room_until_s = 0.0
         return True
 
-    def _is_whole(self, here: int) -> bool:
-        if identity_of(TARGET_FILE, here) is None:
+    def _is_whole(self, spool_fd: int) -> bool:
+        if identity_of(TARGET_FILE, spool_fd) is None:
             return False
         if is_unclaimed(self._target):
-            self._target = read_target(here)
-        missing = [each for each in list(self._streams.items()) if not each[1].is_in(here)]
+            self._target = read_target(spool_fd)
+        missing = [each for each in list(self._streams.items()) if not each[1].is_in(spool_fd)]
         # One that was full, copied and removed meanwhile has been followed by another.
-        return self._writing.is_in(here) and all(self._streams.get(name) is not old for name, old in missing)
+        return self._writing.is_in(spool_fd) and all(
+            self._streams.get(name) is not old for name, old in missing
+        )
 
     def keep(self, name: str, data: bytes) -> None:
-        """Have ``data`` replace the document of that ``name`` in the run directory, once it can. Raises OSError."""
-        with opened_spool(self.directory) as here:
+        """Write ``data`` as the document of that ``name``, to be copied to the run directory. Raises OSError."""
+        with opened_spool(self.directory) as spool_fd:
             try:
-                replace_file(name, here, data)
+                replace_file(name, spool_fd, data)
             except OSError as error:
                 if (
                     name != RANK_FILE
                     or error.errno not in _NO_ROOM
-                    or identity_of(RESERVE_FILE, here) is None
+                    or identity_of(RESERVE_FILE, spool_fd) is None
                 ):
                     raise
-                os.unlink(RESERVE_FILE, dir_fd=here)
-                replace_file(name, here, data)
+                os.unlink(RESERVE_FILE, dir_fd=spool_fd)
+                replace_file(name, spool_fd, data)
             if name == RANK_FILE:
-                _reserve(here)
+                _reserve(spool_fd)
 
     def keep_document(self, name: str, document: dict[str, Any]) -> None:
-        """The same of a JSON document."""
+        """Write a JSON document, as ``keep`` does. Raises OSError."""
         self.keep(name, encoded(document))
 
     def withdraw(self, name: str) -> None:
-        """Have nobody read the document of that ``name`` any more. Raises OSError."""
-        with opened_spool(self.directory) as here:
+        """Remove the document of that ``name`` from the spool. Raises OSError."""
+        with opened_spool(self.directory) as spool_fd:
             try:
-                os.unlink(name, dir_fd=here)
+                os.unlink(name, dir_fd=spool_fd)
             except FileNotFoundError:
                 pass
 
     def shared(self, name: str, size: int) -> mmap.mmap:
-        """Memory of ``size`` bytes, all NUL, that is the content of a new file here, whatever becomes of the process; until
+        """Memory of ``size`` bytes, all NUL, that is the content of a new file here and survives the process; until
         ``close``. Raises OSError."""
-        with opened_spool(self.directory) as here:
-            self._shared.append(Segment(name, here, 0, size))
+        with opened_spool(self.directory) as spool_fd:
+            self._shared.append(Segment(name, spool_fd, 0, size))
         return self._shared[-1].memory
 
     def open_text(self, name: str) -> int:
         """A descriptor of a file here to whose end text is written. Raises OSError."""
-        with opened_spool(self.directory) as here:
-            return open_file(name, here, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        with opened_spool(self.directory) as spool_fd:
+            return open_file(name, spool_fd, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
-    def has_news(self) -> bool:
-        """Whether a file may have come, gone or been replaced here since the last call; by one system call. Never raises."""
+    def directory_changed(self) -> bool:
+        """Whether a file may have been added, removed or replaced here since the last call; by one system call.
+        Never raises."""
         try:
             changed_ns = os.stat(self.directory).st_mtime_ns
         except OSError:
@@ -289,11 +292,12 @@ class Spool:
         return changed_ns != before or time.time_ns() - changed_ns < _TICK_NS
 
     def hand_over_trace(self, raw: str, header: dict[str, Any], max_bytes: int, number: int = 0) -> None:
-        """Leave the profiler's trace in the private folder ``raw`` to whoever carries, see :mod:`.handover`; ``header``'s members are put
-        first in it. ``number`` is that of a window that was asked for while the job runs. Raises OSError."""
+        """Queue the profiler's trace in the private folder ``raw`` for compression, see :mod:`.handover`;
+        ``header``'s members are put first in it. ``number`` is that of a window requested while the job runs. Raises
+        OSError."""
         order = {"folder": raw, "header": header, "max_bytes": max_bytes}
-        with opened_spool(self.directory) as here:
-            replace_file(handover_file(number), here, encoded(order))
+        with opened_spool(self.directory) as spool_fd:
+            replace_file(handover_file(number), spool_fd, encoded(order))
 
     def claimed(self) -> str | None:
         """The rank's folder in the run directory; None where it has none yet. Raises OSError."""
@@ -301,34 +305,34 @@ class Spool:
         return None if is_unclaimed(target) else target
 
     def close(self) -> None:
-        """Close the segments; what they hold stays until it is drained."""
+        """Close the segments; their content stays until it is copied."""
         self._closed = True
         segments, self._streams = [*self._streams.values(), *self._shared], {}
         self._shared.clear()
         for segment in segments:
             segment.close()
         try:
-            with opened_spool(self.directory) as here:
-                self._writing.end(here)
+            with opened_spool(self.directory) as spool_fd:
+                self._writing.end(spool_fd)
         except OSError:
             self._writing.end()
 
 
-def _reserve(here: int) -> None:
-    """Keep room for rank.json, which says what found none. Never raises."""
-    if identity_of(RESERVE_FILE, here) is None:
+def _reserve(spool_fd: int) -> None:
+    """Reserve room for rank.json, which reports what could not be stored. Never raises."""
+    if identity_of(RESERVE_FILE, spool_fd) is None:
         try:
-            replace_file(RESERVE_FILE, here, bytes(_RESERVE_BYTES))
+            replace_file(RESERVE_FILE, spool_fd, bytes(_RESERVE_BYTES))
         except OSError:
             pass
 
 
 def _remove_begun(name: str, root: int) -> None:
     try:
-        with private_folder(name, root) as here:
+        with private_folder(name, root) as spool_fd:
             for file in (*WRITER_FILES, TARGET_FILE):
-                if identity_of(file, here) is not None:
-                    os.unlink(file, dir_fd=here)
+                if identity_of(file, spool_fd) is not None:
+                    os.unlink(file, dir_fd=spool_fd)
         os.rmdir(name, dir_fd=root)
     except OSError:
         pass

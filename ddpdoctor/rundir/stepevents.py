@@ -1,10 +1,11 @@
-"""The step log's one schema: what stands in a rank's ``steps.jsonl`` and ``samples.jsonl``, and what code calls it.
+"""The step log's one schema: the names of fields in a rank's ``steps.jsonl`` and ``samples.jsonl``, and their names
+in code.
 
-The job's training thread writes these lines, so their names on disk are short; nobody should have to know them by heart.
-The value of each member is the name on disk, the member's own name, in small letters, is what the reader calls it, with its
-unit. The writer (:mod:`ddpdoctor.hook`) takes its keys from here when it is imported; the readers
-(:mod:`ddpdoctor.measure`, :mod:`ddpdoctor.telemetry.live`) have their decoder rename by :func:`renamed`. ``docs/formats.md``
-says the same to those who read the files with something else.
+The job's training thread writes these lines, so their names on disk are short. The value of each member is the name on
+disk, the member's own name, in small letters, is what the reader calls it, with its unit. The writer
+(:mod:`ddpdoctor.hook`) takes its keys from here when it is imported; the readers (:mod:`ddpdoctor.measure`,
+:mod:`ddpdoctor.telemetry.live`) have their decoder rename by :func:`renamed`. ``docs/formats.md`` says the same to
+those who read the files with something else.
 """
 
 from __future__ import annotations
@@ -134,14 +135,14 @@ class CallField(_Name):
 
 
 class Mark(_Name):
-    """What a step of ours, or the user's own profiler, has in its ``marks``: it is not like the others."""
+    """In the ``marks`` of a step: why it is not like the others."""
 
     OPENED = "profiler_open"
-    """The first step of our profiler window: it holds the opening."""
+    """The first step of the profiler window: it includes opening the profiler."""
     PROFILED = "profiled"
     """A step of the window."""
     CLOSED = "profiler_close"
-    """Its beginning holds the closing, a second or more after the window."""
+    """The step at whose start the profiler was closed, a second or more after the window."""
     SAVING = "profiler_save"
     """The trace was being written."""
     USER_PROFILER = "user_profiler"
@@ -149,9 +150,9 @@ class Mark(_Name):
 
 
 HELD_NS = 1_000_000
-"""A thread that wants to look at another one's stack waits for Python's lock. Where it waited for so long, what it then sees is
-where the lock was let go, and not what kept it; unless it had to be asked for the lock, which it is after 5 ms
-(``sys.getswitchinterval``), and gives from within what keeps it."""
+"""Nanoseconds. A thread that samples another one's stack waits for the GIL. After waiting so long, it sees where the
+GIL was released, and not the code that held it; unless the holder was made to release it, which happens after 5 ms
+(``sys.getswitchinterval``), inside that code."""
 
 
 class LineField(_Name):
@@ -196,13 +197,13 @@ class LineField(_Name):
     """Pairs of a moment's name and ns after ``DEVICE_START_NS``."""
 
     NOTE = "note"
-    """A sentence for whoever reads the log."""
+    """A sentence for readers of the log."""
     END = "end"
     """True: the process group was destroyed, or the process ended, at ``TIME_NS``."""
     SAMPLES = "s"
     """In ``samples.jsonl``: [ns after ``TIME_NS``, source line of the user's, innermost source line] of each. With it ``HELD``."""
     HELD = "h"
-    """For how many ns each sample had to wait for Python's lock; 0 below ``HELD_NS``."""
+    """For how many ns each sample waited for the GIL; 0 below ``HELD_NS``."""
     CLOSER = "c"
     """Like ``SAMPLES``, of looks that were taken one after the other during about a step, of which only those are kept that had
     to wait so long. With it ``HELD`` and ``LOOKED_NS``."""

@@ -1,9 +1,9 @@
-"""How ranks stopped: what a run directory holds of a job that hangs, and of ranks that died or raised.
+"""How ranks stopped: the files in a run directory on a job that hangs, and of ranks that crashed or raised.
 
 Of each rank, written in its own process, by threads that do not train::
 
-    RUN/ranks/<rank>/progress.json      where it is, once a second while a step lasts longer than that
-    RUN/ranks/<rank>/standing.json      stacks of all threads, when the launcher asked because the job seemed to hang
+    RUN/ranks/<rank>/progress.json      its status, once a second while a step takes longer than that
+    RUN/ranks/<rank>/standing.json      stacks of all threads, requested by the launcher because the job seemed to hang
     RUN/ranks/<rank>/hang_flight.json   torch's flight recorder at that moment, as torch gives it
     RUN/ranks/<rank>/faults.txt         what faulthandler wrote: at a fatal signal, and where Python's lock was kept for long
     RUN/ranks/<rank>/ending.json        how its Python ended: in order, or by which exception; none where it was killed
@@ -13,7 +13,7 @@ Of each host, written by the launcher's side, which needs nothing of the rank fo
 
     RUN/hosts/<host>/stall.json         a standstill: since when, and each rank's process as the kernel sees it
     RUN/hosts/<host>/ends.json          how the ranks' processes ended: exit code, signal, out of memory
-    RUN/hosts/<host>/asked.json         that the launcher was asked to end the job: by which signal, when
+    RUN/hosts/<host>/asked.json         a request to the launcher to end the job: signal and time
 
 All of it may be missing. Documents are replaced as a whole; what :func:`read_stops` gives has only fields of the types that they
 should have. ``docs/formats.md`` describes the fields.
@@ -44,7 +44,19 @@ from .layout import (
 )
 from .notes import Note
 from .stepevents import CallField
-from .typed import ASKED, CALL, ENDING, ENDS, MANIFEST, PROGRESS, STALL, STANDING, Check, fitting, misfits
+from .typed import (
+    ASKED,
+    CALL,
+    ENDING,
+    ENDS,
+    MANIFEST,
+    PROGRESS,
+    STALL,
+    STANDING,
+    Check,
+    fitting,
+    invalid_fields,
+)
 
 PROGRESS_SCHEMA = "ddpdoctor.progress/1"
 STANDING_SCHEMA = "ddpdoctor.standing/2"
@@ -53,7 +65,7 @@ STALL_SCHEMA = "ddpdoctor.stall/2"
 ENDS_SCHEMA = "ddpdoctor.ends/1"
 ASKED_SCHEMA = "ddpdoctor.asked/1"
 _READ_TOO = {STALL_SCHEMA: "ddpdoctor.stall/1"}
-"""Of an earlier version, which has all of it and more that nobody reads."""
+"""Schemas of an earlier version that are read, too."""
 
 CALL_SLOTS, OWN_SLOTS, CALL_SLOT_BYTES = 32, 8, 256
 """Calls from Python that are kept, behind them those that DDP issues itself, and bytes of each: the name of a group is the longest
@@ -66,14 +78,15 @@ class End(str, Enum):
     """How a rank's Python ended, by its own account."""
 
     IN_ORDER = "in_order"
-    """The interpreter was left without an exception that nobody caught; the exit code need not be 0."""
+    """The interpreter was left without an uncaught exception; the exit code need not be 0."""
     EXCEPTION = "exception"
     RAISING = "raising"
-    """It had not ended: a collective or a backward pass has raised, and what the program made of that is not known."""
+    """It had not ended: a collective or a backward pass has raised, and whether the program handled that is not
+    known."""
 
 
 class Standstill(str, Enum):
-    """What became of a standstill."""
+    """The outcome of a standstill."""
 
     LASTS = "lasts"
     RESUMED = "resumed"
@@ -81,7 +94,7 @@ class Standstill(str, Enum):
     ENDED = "ended"
     """The job ended in it."""
     KILLED = "killed"
-    """The launcher ended the job, as it was asked to."""
+    """The launcher ended the job, as requested."""
 
 
 @dataclass(frozen=True)
@@ -115,14 +128,14 @@ class HostStop:
 
 @dataclass(frozen=True)
 class Stops:
-    """All of a run's."""
+    """What all ranks and hosts of a run have written."""
 
     ranks: list[RankStop] = field(default_factory=list)
     hosts: list[HostStop] = field(default_factory=list)
 
 
 def signal_name(number: int) -> str:
-    """As people call it."""
+    """The signal's usual name, such as SIGTERM."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -130,7 +143,7 @@ def signal_name(number: int) -> str:
 
 
 def read_stops(run: str, notes: list[Note]) -> Stops:
-    """What ``run`` holds of all this; what is there and broken is told in ``notes``. Never raises."""
+    """Read these files of ``run``; broken files are reported in ``notes``. Never raises."""
     ranks = []
     for name, path in _folders(os.path.join(run, "ranks")):
         number = parse_rank_directory(name)
@@ -197,7 +210,7 @@ def document_in(
 
 
 def _read(path: str, most_bytes: int, notes: list[Note]) -> bytes:
-    """The bytes of a file; none where it is missing, or cannot be read, which is told."""
+    """The bytes of a file; none if it is missing, or cannot be read, which becomes a note."""
     try:
         return read_bounded(path, most_bytes)
     except OSError as error:
@@ -216,7 +229,7 @@ def _calls(data: bytes) -> list[dict[str, Any]]:
             continue
         if (
             isinstance(call, dict)
-            and not misfits(call, CALL)
+            and not invalid_fields(call, CALL)
             and call.get(CallField.NUMBER.value) is not None
         ):
             found.append(call)

@@ -1,9 +1,9 @@
-"""The forms of tokens that say by themselves what they are, most of which carry their service's prefix, and credentials in URLs: before the
-host, and webhooks, which are secrets as a whole.
+"""Forms of tokens that can be recognised without their context, most by a prefix of their service, and credentials
+in URLs: before the host, and webhooks, which are secrets as a whole.
 
-From the services' own pages and gitleaks' rules (https://github.com/gitleaks/gitleaks, MIT), without their lengths where a
-prefix suffices: a service may lengthen its tokens. Each form fails, where it does, within a bounded number of letters
-or begins only where a word begins, so that a text is read in linear time.
+From the services' own pages and gitleaks' rules (https://github.com/gitleaks/gitleaks, MIT), without their lengths
+where a prefix suffices: a service may lengthen its tokens. Each form fails, where it does, within a bounded number of
+letters or begins only where a word begins, so that a text is read in linear time.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ _AFTER_SCHEME = re.compile(r"""://([^\s"'`<>|]+)""")
 _WITHOUT_SCHEME = re.compile(r"""(?<![\w./:@+-])([\w.-]{1,64}:)[^\s@/"'`<>:=]{1,256}@(?=\w)(?!sha256)""")
 """``user:password@host``, as drivers of databases and rsync take it."""
 _WEBHOOK = re.compile(r"(?i:(?:^|/)hooks?\.[^/]+/|/(?:web)?hooks?(?:b2)?/|^maker\.ifttt\.com/)")
-"""Slack, Discord, Teams, Mattermost, Zapier, GitLab and whoever else calls a path so."""
+"""Slack, Discord, Teams, Mattermost, Zapier, GitLab and others with such paths."""
 _CONTAINER_BEFORE_AT = ("abfs", "abfss", "wasb", "wasbs")
 """Schemes of Azure, in which a container's name stands before the ``@``."""
 

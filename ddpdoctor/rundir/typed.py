@@ -1,4 +1,5 @@
-"""Which types the fields of manifest.json, rank.json and telemetry.jsonl have. A field of another type is left out, and told."""
+"""The types of the fields of manifest.json, rank.json and telemetry.jsonl. A field of another type is left out, with
+a note."""
 
 from __future__ import annotations
 
@@ -64,10 +65,10 @@ def _texts(value: Any) -> bool:
 
 
 def _with(**fields: Check) -> Check:
-    return lambda value: isinstance(value, dict) and not misfits(value, fields)
+    return lambda value: isinstance(value, dict) and not invalid_fields(value, fields)
 
 
-def misfits(document: Mapping[str, Any], fields: Mapping[str, Check]) -> dict[str, Any]:
+def invalid_fields(document: Mapping[str, Any], fields: Mapping[str, Check]) -> dict[str, Any]:
     """The fields of ``document`` that are not of the types they should have."""
     return {
         name: document[name]
@@ -142,7 +143,7 @@ TELEMETRY_HEADER: Mapping[str, Check] = {
         lambda value: (
             isinstance(value, dict)
             and _count(value.get("index"))
-            and not misfits(value, {"memory_total_bytes": _number, "pcie_width_max": _number})
+            and not invalid_fields(value, {"memory_total_bytes": _number, "pcie_width_max": _number})
         )
     ),
 }
@@ -163,7 +164,9 @@ TELEMETRY_SAMPLE: Mapping[str, Check] = {
         and all(map(_RANK_USE, value.values()))
     ),
     "gpus": _list_of(
-        lambda value: isinstance(value, dict) and _count(value.get("index")) and not misfits(value, _GPU)
+        lambda value: (
+            isinstance(value, dict) and _count(value.get("index")) and not invalid_fields(value, _GPU)
+        )
     ),
 }
 _GPU: Mapping[str, Check] = {
@@ -258,7 +261,7 @@ def fitting(
     document: dict[str, Any], fields: Mapping[str, Check], path: str, notes: list[Note]
 ) -> dict[str, Any]:
     """``document`` of ``path`` without the fields whose types are not those of ``fields``; one note names them."""
-    wrong = misfits(document, fields)
+    wrong = invalid_fields(document, fields)
     if not wrong:
         return document
     notes.append(ignored(path, [f"{name} ({short(value)})" for name, value in wrong.items()]))

@@ -1,4 +1,4 @@
-"""What waits in a spool because the run directory could not take it: read where it is, and told in words."""
+"""What waits in a spool because the run directory could not take it: read from the spool, and a sentence about it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _POSITION_DIGITS = 18
 
 
 class Waiting(NamedTuple):
-    """What one rank's spool holds that its run directory does not."""
+    """The records in one rank's spool that are not in its run directory."""
 
     spool: str
     steps: int
@@ -38,8 +38,8 @@ def segments_in(spool: int) -> dict[str, list[tuple[int, str]]]:
 
 
 def written_part(segment: bytes) -> bytes:
-    """What a rank has written to a segment: up to the first NUL, which no line holds. After it there may be later bytes
-    already, in the middle of being copied there."""
+    """What a rank has written to a segment: up to the first NUL, which no line holds. Later bytes may already be
+    there while a line is being written."""
     return segment.partition(b"\0")[0]
 
 
@@ -49,16 +49,16 @@ def whole_lines(segment: bytes) -> bytes:
     return written[: written.rfind(b"\n") + 1]
 
 
-def rest_of(spool: str, stream: str, done: int) -> bytes:
-    """What a spool holds of a stream beyond its first ``done`` bytes; nothing where a part in between is gone, for it
-    was copied a moment ago, or where the spool is not this user's own."""
+def uncopied_bytes(spool: str, stream: str, done: int) -> bytes:
+    """The bytes of a stream in a spool beyond its first ``done`` bytes; empty if a part in between is gone, because
+    it was copied a moment ago, or if the spool is not this user's own."""
     try:
-        with opened_spool(spool) as here:
+        with opened_spool(spool) as spool_fd:
             rest = b""
-            for position, name in segments_in(here).get(stream, []):
+            for position, name in segments_in(spool_fd).get(stream, []):
                 if position > done:
                     break
-                piece = written_part(read_file(name, here, done - position))
+                piece = written_part(read_file(name, spool_fd, done - position))
                 rest += piece
                 done += len(piece)
     except OSError:
@@ -67,16 +67,16 @@ def rest_of(spool: str, stream: str, done: int) -> bytes:
 
 
 def waiting_in(spool: str, target: str) -> Waiting:
-    """What ``spool`` holds that is not in the rank's folder ``target``; never raises."""
+    """What is in ``spool`` and not in the rank's folder ``target``. Never raises."""
     steps = size = 0
     try:
-        with opened_spool(spool) as here:
-            streams = segments_in(here)
-            size = sum(os.stat(n, dir_fd=here).st_size for n in os.listdir(here) if n in DOCUMENTS)
+        with opened_spool(spool) as spool_fd:
+            streams = segments_in(spool_fd)
+            size = sum(os.stat(n, dir_fd=spool_fd).st_size for n in os.listdir(spool_fd) if n in DOCUMENTS)
     except OSError:
         return Waiting(spool, 0, 0)
     for stream in streams:
-        rest = rest_of(spool, stream, stream_end_of(os.path.join(target, stream)))
+        rest = uncopied_bytes(spool, stream, stream_end_of(os.path.join(target, stream)))
         size += len(rest)
         if stream == STEPS_FILE:
             steps = rest.count(b'"t":[')

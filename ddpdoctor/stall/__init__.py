@@ -1,5 +1,5 @@
-"""Jobs that stopped. What a run directory holds of each rank's end, and dumps of torch's flight recorder, become facts of the
-family ``hang``: who is at fault, at which line, in which collective the others wait.
+"""Diagnosis of jobs that hang or failed. Input: a run directory's records of each rank's end, and dumps of torch's flight recorder. Output:
+the facts of the family ``hang``: which ranks block the job, at which line, and in which collective the others wait.
 
 ::
 
@@ -7,8 +7,8 @@ family ``hang``: who is at fault, at which line, in which collective the others 
       (plainpickle)           └─► mismatches: the first difference         ├─► verdict: HangFacts, where each rank stands (activity)
     run directory ─► evidence, frames ─► causes, ends, calls, disagreement ┘     (answer: what the verdict is made of)
 
-A dump is read without Python's unpickler. A rank that waits is not at fault: the roots are those that keep others waiting and are
-kept by none. What a rank did not record is unknown, and no rank is blamed for it unless all others are accounted for.
+A dump is read without Python's unpickler. Roots are ranks that others wait for and that wait for no rank themselves. A rank without a
+record is named only if the records of all others leave no other explanation.
 """
 
 from __future__ import annotations
@@ -25,5 +25,5 @@ if TYPE_CHECKING:
     from .verdict import of_dumps, of_run
 
 
-# Traces alone, of which nothing says that it stopped, need none of these.
+# Not needed for traces of a job that did not stop.
 __getattr__ = deferred(__name__, {"evidence": "evidence_of", "verdict": "of_dumps of_run"})

@@ -1,4 +1,4 @@
-"""What a stopped rank does, and its row in the table of where each rank stands."""
+"""The activity of a stopped rank, and its row in the table of positions."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from ddpdoctor.measure.hangfacts import Standing
+from ddpdoctor.measure.hangfacts import Standing, StopFacts
 from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.rundir.phases import Phase, phase_words
 from ddpdoctor.rundir.stops import signal_name
 
 from .evidence import RankEvidence, RunEvidence
 from .frames import MOST_FRAMES, place_of
+from .recording import Operation, Recording
 
 
 class Activity(msgspec.Struct, frozen=True):
-    """What it does: a word for rules, and words for readers that go on ``rank 3 ...``."""
+    """What a rank does: a word for rules, and a phrase that continues ``rank 3 ...``."""
 
     name: str
     says: str
@@ -65,7 +66,7 @@ _FILES = (
     (re.compile(r"[/\\](?:threading|queue|concurrent[/\\]futures[/\\]\w+)\.py$"), _LOCK),
     (re.compile(r"[/\\](?:subprocess|multiprocessing[/\\]\w+)\.py$"), _PIPE),
 )
-"""Files of the innermost function."""
+"""Activity by the file of the innermost function."""
 _FUTEX = re.compile(r"futex")
 _READS = re.compile(r"^(?:0|1|2|17|18|19|20|74|75|257|267) ")
 """System calls on files: read, write, open, pread, pwrite, readv, writev, fsync, fdatasync, openat, readlinkat (x86-64)."""
@@ -106,7 +107,7 @@ def _waiting(stack: Sequence[CodeLine], waits_in: str, syscall: str) -> Activity
 
 
 def activity(each: RankEvidence) -> Activity | None:
-    """What a rank does, by all that is known of it; None where nothing shows it."""
+    """The activity of a rank, from /proc, its phase and its stack; None if unknown."""
     found = _seen_doing(each)
     if each.joined or each.waits:
         return found
@@ -117,7 +118,7 @@ def activity(each: RankEvidence) -> Activity | None:
 
 
 def last_at(each: RankEvidence) -> Where | None:
-    """Where a rank is, or called the last collective that it is known to have issued."""
+    """The rank's position, else the line of its last known collective."""
     if each.where is None and each.open_call is not None:
         return each.open_call.where
     if each.where is not None or each.recording is None:
@@ -126,8 +127,10 @@ def last_at(each: RankEvidence) -> Where | None:
     return next((place for o in reversed(issued) if (place := place_of(o.frames))), None)
 
 
-def standing_of(each: RankEvidence, guilty: Iterable[int], run: RunEvidence) -> Standing:
-    """Its row in the table of where each rank is."""
+def standing_of(
+    each: RankEvidence, guilty: Iterable[int], run: RunEvidence, stop: StopFacts | None = None
+) -> Standing:
+    """The rank's row in the table of positions; ``stop`` is the reason that the report names first."""
     does = activity(each) if run.stood(each) else None
     return Standing(
         rank=each.rank,
@@ -135,7 +138,7 @@ def standing_of(each: RankEvidence, guilty: Iterable[int], run: RunEvidence) -> 
         guilty=each.rank in guilty,
         step=each.step,
         phase=phase_words(each.phase),
-        collective=_last_collective(each),
+        collective=_collective(each, stop),
         state=_state(each, does, each.rank in guilty, run.stood(each)),
         since_s=_stood_s(each, run),
         where=last_at(each) or (each.sampled if run.asked is not None and not run.hangs else None),
@@ -144,7 +147,7 @@ def standing_of(each: RankEvidence, guilty: Iterable[int], run: RunEvidence) -> 
 
 
 def _stood_s(each: RankEvidence, run: RunEvidence) -> float | None:
-    """For how long it stands in its step; None of a job that did not hang."""
+    """Seconds that it has been in its step; None if the job did not hang."""
     if not run.stood(each):
         return None
     looked_ns = run.looked_ns or each.seen_ns
@@ -172,22 +175,61 @@ def _state(each: RankEvidence, does: Activity | None, guilty: bool, stood: bool)
     if recording is None:
         seen = each.stack or each.phase is not None or each.step is not None
         return None if seen else "left no dump"
-    if any(o.pending for o in (*recording.operations, *recording.messages)):
+    if recording.pending:
         return "has collectives pending" if guilty else "waits for other ranks"
-    return "has nothing pending"
+    return "has nothing pending" if recording.is_listed else None
 
 
 def _before_joining(each: RankEvidence) -> str:
-    """How far one had come that had not joined its process group."""
+    """For a rank that had not joined its process group, how far it had come; else ""."""
     if each.joined:
         return ""
     return f"{'waited in' if each.waits else 'had not called'} init_process_group, "
 
 
-def _last_collective(each: RankEvidence) -> str | None:
+def _collective(each: RankEvidence, stop: StopFacts | None) -> str | None:
+    """The collective in which it waits, else the first unfinished one, else the last one."""
     recording = each.recording
-    if recording is not None and (recording.operations or recording.messages):
-        last = max((*recording.operations[-1:], *recording.messages[-1:]), key=lambda each: each.order)
-        return f"{last.name} number {last.sequence} of {last.group.words}"
+    if recording is not None:
+        pending = recording.pending
+        if pending:
+            ours = (o for o in pending if stop and each.rank in stop.waiting_ranks and _is_of(o, stop))
+            return _named(next(ours, pending[0]))
+        issued = max(
+            (*recording.operations[-1:], *recording.messages[-1:]), key=lambda o: o.order, default=None
+        )
+        if issued is not None:
+            return f"{_named(issued)}, finished"
     called = each.calls[-1] if each.calls else None
-    return None if called is None or called.turn is None else f"{called.words}, number {called.turn}"
+    if called is not None and called.turn is not None:
+        return f"{called.words}, number {called.turn}"
+    return None if recording is None else _counted(recording, stop)
+
+
+def _is_of(operation: Operation, stop: StopFacts) -> bool:
+    return (operation.name, operation.sequence, operation.group.words) == (
+        stop.collective,
+        stop.sequence,
+        stop.group,
+    )
+
+
+def _counted(recording: Recording, stop: StopFacts | None) -> str | None:
+    """What a rank issued last in the group of ``stop``, where its recording has the number alone."""
+    counts = {group.words: count for group, count in recording.enqueued.items()}
+    count = counts.get(stop.group) if stop and stop.group else None
+    if not count or not stop:
+        return None
+    return f"number {count} of {stop.group}{', finished' if recording.is_listed else ''}"
+
+
+def _named(operation: Operation) -> str:
+    """An operation with its group, and its number or the other rank."""
+    pair, members = operation.pair, operation.group.members
+    if pair is None:
+        return f"{operation.name} number {operation.sequence} of {operation.group.words}"
+    if members is None or max(pair) >= len(members):
+        return f"{operation.name} of {operation.group.words}"
+    if operation.name.startswith("send"):
+        return f"send to rank {members[pair[1]]}"
+    return f"receive from rank {members[pair[0]]}"

@@ -1,4 +1,4 @@
-"""What is known of a job's end."""
+"""The result of this package."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from ddpdoctor.rundir.ends import JobEnd
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What stopped, and where each rank stands; as it is, that nothing is known to have stopped."""
+    """What stopped the job, and the position of each rank. The defaults mean: not known to have stopped."""
 
     facts: HangFacts = msgspec.field(default_factory=HangFacts)
     standing: list[Standing] = msgspec.field(default_factory=list)
     notes: list[str] = msgspec.field(default_factory=list)
     ended_by: str | None = None
-    """The signal by which somebody ended the job, if nothing worse stopped it; "" if nobody knows which. ``standing`` is then
-    where ranks were last seen."""
+    """The signal that ended the job from outside, if it had not failed before; "" if the signal is unknown. ``standing`` then has the last
+    known positions."""
     requested: bool = False
-    """Whether a launcher noted that signal: it was asked to end the job."""
+    """Whether a launcher received and noted that signal."""
     job: JobEnd = JobEnd()
     """The job's end, by its launchers."""

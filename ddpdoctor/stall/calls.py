@@ -1,4 +1,4 @@
-"""The log of calls that each rank keeps, compared: where ranks left the common order of a process group, and which call was due."""
+"""Compares the ranks' call logs: where ranks left the common order of a process group, and which call was due."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ddpdoctor.rundir.phases import Phase
 from .recording import GroupKey
 
 GRADIENTS = "all_reduce of gradients"
-"""What a rank calls that stands in a backward pass."""
+"""The call of a rank in a backward pass."""
 _OWN = {EventKind.BACKWARD.value: GRADIENTS, EventKind.BROADCAST.value: "broadcast of buffers"}
-"""What DDP issues itself, by the event in which it does."""
+"""Collectives that DDP issues itself, by the kind of event."""
 _INPUTS_ALIKE = frozenset(
     [
         "all_reduce",
@@ -32,19 +32,19 @@ _INPUTS_ALIKE = frozenset(
         "reduce_scatter_tensor",
     ]
 )
-"""Functions to which all ranks must bring as many bytes."""
+"""Functions whose inputs must have the same size on all ranks."""
 _MESSAGES = frozenset(
     ["send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list"]
 )
-"""Those that two ranks call, each another one."""
+"""Point-to-point functions."""
 _OF_CALLS = (EventKind.COLLECTIVE, EventKind.BARRIER)
 _BACKWARD_FILES = ("/torch/autograd/graph.py", "/torch/autograd/__init__.py")
 
 _Key = tuple[str, str, float | None]
-"""Group, function and bytes: what must be the same on all ranks."""
+"""(Group, function, bytes), which must be the same on all ranks."""
 _Line = tuple[str, int] | None
 Placed = tuple[_Key, _Line]
-"""The same, and the line that called."""
+"""The key, and the calling line."""
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -53,17 +53,17 @@ class Call(msgspec.Struct, frozen=True):
     operation: str
     group: str
     size_bytes: float | None
-    """What it brought; None where that need not be the same on all ranks."""
+    """Size of its input; None if it may differ by rank."""
     where: Where | None
     returned: bool
     step: int | None = None
     turn: int | None = None
-    """Its number in the group; None in recordings that do not count."""
+    """Its number in the group; None in recordings without numbers."""
     before: tuple[int, ...] = ()
-    """The same of this call, from the same line with as many bytes, the last times before."""
+    """Numbers of the last earlier calls from the same line with the same size."""
     dtype: str | None = None
     members: tuple[int, ...] | None = None
-    """Ranks of the group; None where they are not known."""
+    """Ranks of the group; None if unknown."""
     is_own: bool = False
     """Whether DDP issued it."""
 
@@ -73,7 +73,7 @@ class Call(msgspec.Struct, frozen=True):
 
     @property
     def placed(self) -> Placed:
-        """The key, and the line that called."""
+        """The key, and the calling line."""
         return self.key, None if self.where is None else (self.where.file, self.where.line)
 
     @property
@@ -93,7 +93,7 @@ def _call(operation: str, group: str, size: float | None, where: Where | None, r
 def calls_of(
     rows: Sequence[Mapping[str, Any]], log: RankLog | None, groups: Mapping[str, GroupKey]
 ) -> tuple[Call, ...]:
-    """Of ``calls.jsonl``, the first one first. ``groups``: those that the rank is known to be in, by name."""
+    """Calls in ``calls.jsonl``, in order. ``groups``: the rank's known groups by name."""
     found = (_called(row, {} if log is None else log.where, groups) for row in rows)
     return tuple(call for call in found if call is not None)
 
@@ -125,14 +125,14 @@ def _called(
 
 
 class Usual(msgspec.Struct, frozen=True):
-    """What ranks called in steps that are over."""
+    """Calls of the finished steps."""
 
     sequences: frozenset[tuple[Placed, ...]]
     backward_at: Where | None
-    """The line that most backward passes were called from."""
+    """The most frequent line that calls ``backward``."""
 
     def knows(self, calls: Sequence[Call]) -> bool:
-        """Whether a step began with these calls; had them at all, where there may have been more before them."""
+        """Whether an earlier step began with these calls or, if there may have been calls before them, contained them."""
         wanted = tuple(call.placed for call in calls)
         many = len(wanted)
         for known in self.sequences:
@@ -142,12 +142,12 @@ class Usual(msgspec.Struct, frozen=True):
         return False
 
     def has_both(self, one: Call, other: Call) -> bool:
-        """Whether both were called in one step."""
+        """Whether an earlier step contained both."""
         return any({one.key, other.key} <= {key for key, _ in known} for known in self.sequences)
 
 
 def usual_calls(logs: Sequence[RankLog]) -> Usual:
-    """Of all steps of which the events were recorded."""
+    """The calls of all steps that were recorded in full."""
     sequences = set()
     lines: Counter[Where] = Counter()
     for log in logs:
@@ -169,20 +169,20 @@ def usual_calls(logs: Sequence[RankLog]) -> Usual:
 
 
 def in_backward(phase: str | None, stack: Sequence[CodeLine]) -> bool:
-    """Whether a rank stands in a backward pass."""
+    """Whether a rank is in a backward pass."""
     return phase == Phase.BACKWARD or any(line.file.endswith(_BACKWARD_FILES) for line in stack)
 
 
 def gradients(where: Where | None) -> Call:
-    """What a rank calls that stands in a backward pass at ``where``."""
+    """The gradient reduction of a rank in a backward pass at ``where``."""
     return Call(GRADIENTS, "0", None, where, False)
 
 
 def disagreeing(
     by_rank: Mapping[int, Sequence[Call]], pending: Mapping[int, Call], usual: Usual
 ) -> list[int]:
-    """The ranks whose calls of one step do not go with those of the others; all of them where nothing tells who is at fault, none
-    where all go together. ``pending``: what each of them had not returned from."""
+    """Ranks whose calls in one step differ from those of the others; all ranks if undecided, none if all agree. ``pending``: the call of
+    each rank that had not returned."""
     if len({call.key for call in pending.values()}) < 2 and len(pending) > 1:
         return []
     strange = [rank for rank in pending if by_rank[rank] and not usual.knows(by_rank[rank])]
@@ -204,23 +204,23 @@ Label = TypeVar("Label", bound=Hashable)
 
 
 class _Turn(Enum):
-    """What the numbers at which a collective was called before say of one more number."""
+    """Whether a collective is due at a number, by the numbers at which it was called before."""
 
     DUE = "due"
-    """It came again after just as many others."""
+    """It recurred mostly at this distance."""
     OUT = "out"
-    """After as many others, something else came."""
+    """At this distance something else came mostly."""
     NEVER = "never"
     """It was never called before."""
     UNKNOWN = "unknown"
 
 
 def due(before: Mapping[Label, Collection[int]], number: int) -> Label | None:
-    """Of the collectives that ranks called as ``number`` of their group, the one that the group's past has there; None if it does not
-    show that. ``before``: the numbers, below it, at which each was called.
+    """Of the collectives that ranks called as ``number`` of their group, the one that is due by the group's past; None if undecided.
+    ``before``: the lower numbers at which each was called.
 
-    What comes every twentieth time is due at its twentieth, though something else comes in most places: the collective with the
-    longer way back to its last call decides, and if nothing is known of that one, nothing is.
+    The collective with the larger distance to its last call decides: one that comes every twentieth time is due at its twentieth,
+    though another comes at most numbers.
     """
     past = {label: sorted(each for each in numbers if each < number) for label, numbers in before.items()}
     turns = {label: _turn(numbers, number) for label, numbers in past.items()}
@@ -249,9 +249,9 @@ def _turn(past: Sequence[int], number: int) -> _Turn:
 
 
 _NEAR = 8
-"""Numbers before the first difference: a call from another line that went unnoticed, as sizes happened to agree, is its origin."""
+"""How far before the first difference in key a call from another line, with the same function and size, counts as its origin."""
 _MOST_STEPS_APART = 1
-"""Of calls that belong together: who skips a step's last call is in the next step."""
+"""Most steps between calls that belong together: a rank that skips a step's last call is in the next step."""
 
 _Turns = Mapping[int, Mapping[int, Call]]
 """By rank, its calls by number."""
@@ -262,9 +262,9 @@ class Parting(msgspec.Struct, frozen=True):
 
     turn: int
     by_rank: dict[int, Call]
-    """What each rank called under this number, as far as it came."""
+    """The call of this number by rank, of the ranks that reached it."""
     odd: tuple[int, ...]
-    """Ranks that left the order; all where nothing shows who did."""
+    """Ranks that left the order; all if undecided."""
 
     @property
     def is_decided(self) -> bool:
@@ -272,10 +272,10 @@ class Parting(msgspec.Struct, frozen=True):
 
 
 def parting(calls: Mapping[int, Sequence[Call]]) -> Parting | None:
-    """The first difference, by what each rank wrote down of its last calls; None where they show none.
+    """The first difference in the ranks' call logs; None if they show none.
 
-    Numbers are trusted only where ranks agree on what came before under the same ones, in the same steps: a rank that counts
-    otherwise, as it calls ``backward`` more often, has no number in common with others.
+    Numbers are compared only if ranks agree on earlier calls of the same numbers, in the same steps: a rank that calls ``backward`` more
+    often has other numbers.
     """
     groups = {(call.group, call.members) for each in calls.values() for call in each if call.turn}
     for group in sorted(groups, key=str):
@@ -303,7 +303,7 @@ def _first(turns: _Turns) -> Parting | None:
 
 
 def _of_other_models(there: Mapping[int, Call]) -> bool:
-    """Whether ranks stand in backward passes, or broadcasts, of other lines: what DDP moves there is not written down."""
+    """Whether ranks are in backward passes or broadcasts at different lines: the sizes of DDP's own collectives are not recorded."""
     open_ones = any(not call.returned for call in there.values())
     return (
         open_ones
@@ -327,7 +327,7 @@ def _judged(
 
 
 def _unnoticed(turn: int, agreed: Sequence[dict[int, Call]], turns: _Turns) -> Parting | None:
-    """A difference before the first one that matters: the same function and size, from other lines."""
+    """An earlier difference: the same function and size, called from other lines."""
     for count, there in enumerate(agreed):
         if len({call.placed for call in there.values()}) > 1:
             number = next(iter(there.values())).turn or 0
@@ -337,7 +337,7 @@ def _unnoticed(turn: int, agreed: Sequence[dict[int, Call]], turns: _Turns) -> P
 
 
 def _odd(turn: int, there: Mapping[int, Call], turns: _Turns) -> tuple[int, ...]:
-    """The ranks that did not call what most did, or what was due by the group's past; all where neither shows that."""
+    """Ranks that did not call what most did, or what was due by the group's past; all if undecided."""
     by_key = len({call.key for call in there.values()}) > 1
     many = Counter(call.key if by_key else call.placed for call in there.values()).most_common()
     if many[0][1] > many[1][1]:
@@ -352,7 +352,7 @@ def _odd(turn: int, there: Mapping[int, Call], turns: _Turns) -> tuple[int, ...]
 
 
 def _due_of_own(turn: int, there: Mapping[int, Call], turns: _Turns) -> Placed | None:
-    """The same where DDP issued all of them, by the order of what DDP issues: what the program calls in between comes and goes."""
+    """The due call if DDP issued all of them, by the order of DDP's own collectives: the program's calls in between vary."""
     if not all(call.is_own for call in there.values()):
         return None
     rank = min(there)

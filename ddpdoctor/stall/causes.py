@@ -1,4 +1,4 @@
-"""Ranks that died or raised: whose it was first, and what elsewhere only follows from it."""
+"""Ranks that died or raised: which came first (the cause), and which followed (effects)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _EFFECT = re.compile(
     r"|recvValue failed|failed to recv|store->|tcpstore|nccl communicator was aborted|DistNetworkError|DistStoreError|heartbeat",
     re.IGNORECASE,
 )
-"""What ranks say of others that are gone, or do not answer."""
+"""Messages of ranks that lost the connection to others."""
 _WORKER = re.compile(
     r"DataLoader worker.*(?:killed by signal|exited unexpectedly)|shared memory \(shm\)", re.IGNORECASE
 )
@@ -36,26 +36,26 @@ _DEVICE = re.compile(
     re.IGNORECASE,
 )
 _MOST_MESSAGE, _MOST_EFFECT = 300, 120
-"""Letters of an exception's text that a report shows, of a cause and of an effect."""
+"""Characters of an exception's text in a report, of a cause and of an effect."""
 _MOST_TOLD = 8
-"""Ranks of which is told that they had ended."""
+"""Ranks listed as ended before."""
 _SOURCE = re.compile(r"\[/[^\]]*\] ?")
-"""Where in torch's own source an error was made."""
+"""The place in torch's own source in an error message."""
 
 
 _TOGETHER_NS = 100_000_000
-"""A signal to a whole process group reaches ranks and launcher together, and each of them notes it when it next runs."""
+"""Longest delay between the notes of ranks and launcher on a signal that was sent to the whole process group."""
 
 
 class Ends(msgspec.Struct, frozen=True):
-    """Causes by the name of their fact, and what followed."""
+    """Causes by the name of their fact, and effects as sentences."""
 
     causes: dict[str, StopFacts]
     effects: list[str]
 
 
 def ends_of(run: RunEvidence, concluded: Mapping[int, Conclusion]) -> Ends:
-    """Deaths and exceptions that are causes; ``concluded`` is what each end comes to."""
+    """Classify deaths and exceptions as causes and effects. ``concluded``: the conclusion on each rank's end."""
     effects: list[str] = []
     causes: dict[str, StopFacts] = {}
     dead = _deaths(run, concluded)
@@ -78,7 +78,7 @@ def ends_of(run: RunEvidence, concluded: Mapping[int, Conclusion]) -> Ends:
         effects += [f"Rank {each.rank} was then ended." for each in dead]
     named = {rank for cause in causes.values() for rank in cause.ranks or ()}
     gone = [each for each in run.ranks.values() if each.in_order and not each.raised and each.signal is None]
-    # Each of them in an earlier step than those that then lost it.
+    # Each of them ended in an earlier step than the ranks that lost it.
     early = all(
         each.step is not None and all(other.step is None or other.step >= each.step for other in raised)
         for each in gone
@@ -98,15 +98,14 @@ def ends_of(run: RunEvidence, concluded: Mapping[int, Conclusion]) -> Ends:
 
 
 def _odd_ones(run: RunEvidence, concluded: Mapping[int, Conclusion]) -> list[RankEvidence]:
-    """Of a job that failed, ranks whose ends nothing explains, if others ended in another way: where all end alike, a controller may have
-    ended them."""
+    """In a failed job, ranks with an unexplained end, if others ended differently; if all ended alike, a controller may have ended them."""
     unknown = [run.ranks[rank] for rank, each in concluded.items() if each is Conclusion.UNKNOWN]
     bad = [each for each in unknown if each.code or each.signal]
     return bad if run.job.failed and run.asked is None and len(bad) < len(run.ranks) else []
 
 
 def _without_an_end(run: RunEvidence) -> list[RankEvidence]:
-    """Ranks of a job that is over whose ends nobody saw: they neither closed their recording nor raised anything, and others lost them."""
+    """Ranks of a finished job without any record of their end (not closed, no exception, no exit code), which others lost."""
     silent = [
         each for each in run.ranks.values() if each.step is not None and not (each.in_order or each.raised)
     ]
@@ -114,7 +113,7 @@ def _without_an_end(run: RunEvidence) -> list[RankEvidence]:
 
 
 def _behind(raised: Sequence[RankEvidence], gone: Sequence[RankEvidence]) -> StopFacts:
-    """Ranks that lost others which were through with their work, and had come as far as they: they call more than those did."""
+    """The cause if ranks lost others that had finished in the same step: they call more collectives than those did."""
     said = [
         f"Rank {each.rank} had ended in order, in step {each.step}: up to then it called fewer collectives."
         for each in gone
@@ -124,7 +123,7 @@ def _behind(raised: Sequence[RankEvidence], gone: Sequence[RankEvidence]) -> Sto
 
 
 def _left(gone: Sequence[RankEvidence], raised: Sequence[RankEvidence]) -> StopFacts:
-    """Ranks that were through with their work while the others went on."""
+    """The cause if ranks had finished while the others went on."""
     codes = [each.code for each in gone if not each.left]
     return StopFacts(
         ranks=sorted(each.rank for each in gone),
@@ -138,20 +137,20 @@ def _left(gone: Sequence[RankEvidence], raised: Sequence[RankEvidence]) -> StopF
 
 
 def _in_time(run: RunEvidence, at_ns: int | None) -> bool:
-    """Whether it came before the standstill was noticed, and before somebody ended the job: what comes after is an effect."""
+    """Whether it came before the hang was detected and before the job was asked to end; anything later is an effect."""
     if was_asked_before(run, at_ns):
         return False
     return not run.hangs or run.detected_ns is None or at_ns is None or at_ns <= run.detected_ns
 
 
 def was_asked_before(run: RunEvidence, at_ns: int | None) -> bool:
-    """Whether somebody had asked the job to end before that moment."""
+    """Whether the job was asked to end before that moment."""
     asked_ns = run.asked.at_ns if run.asked is not None else None
     return asked_ns is not None and at_ns is not None and at_ns > asked_ns - _TOGETHER_NS
 
 
 def _deaths(run: RunEvidence, concluded: Mapping[int, Conclusion]) -> list[RankEvidence]:
-    """Ranks whose processes failed by something that is no exception, the first ones."""
+    """The first ranks whose processes failed without an exception."""
     failed = [run.ranks[rank] for rank, each in concluded.items() if each is Conclusion.FAILED]
     return [each for each in failed if not each.raised and _in_time(run, each.gone_ns)]
 
@@ -180,14 +179,14 @@ def _death(dead: Sequence[RankEvidence], run: RunEvidence) -> StopFacts:
 
 
 def way_of(code: int | None, number: int | None) -> str | None:
-    """How a process ended, by its exit code or by the number of a signal; None where neither is known."""
+    """How a process ended, from its exit code or signal number; None if neither is known."""
     if number is not None:
         return signal_name(number)
     return None if code is None else f"exit code {code}"
 
 
 def shortened(text: str, most: int) -> str:
-    """``text`` as far as whole words of it have room in ``most`` letters."""
+    """``text`` cut after a whole word, to at most ``most`` characters and " ..."."""
     text = text.strip()
     if len(text) <= most:
         return text
@@ -198,7 +197,7 @@ def shortened(text: str, most: int) -> str:
 def _text(raised: Mapping[str, Any]) -> str:
     message = " ".join(str(raised.get("message") or "").split())
     if message.endswith(".") and not message.endswith(".."):
-        message = message[:-1]  # sentences that quote it have a point of their own
+        message = message[:-1]  # the sentence that quotes it ends with a period
     return f"{raised.get('type') or 'an exception'}{': ' if message else ''}{message}"
 
 
@@ -207,12 +206,12 @@ def _whole_text(each: RankEvidence) -> str:
 
 
 def lost_others(each: RankEvidence) -> bool:
-    """Whether what it raised says that others are gone, or do not answer."""
+    """Whether its exception says that it lost other ranks."""
     return bool(_EFFECT.search(_whole_text(each))) and _fact_of(each) == "raised"
 
 
 def _fact_of(each: RankEvidence) -> str:
-    """Which fact tells of the exception."""
+    """Name of the fact for its exception."""
     text = _whole_text(each)
     named = (("worker", _WORKER), ("unused_parameter", _UNUSED), ("device", _DEVICE))
     return next((fact for fact, pattern in named if pattern.search(text)), "raised")

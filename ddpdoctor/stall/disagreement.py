@@ -1,5 +1,5 @@
-"""Ranks that called what does not go together, in a job that did not survive it: Gloo ends the rank that is sent more than it asked
-for, or has it raise, and every other rank loses its connection; or all of them wait."""
+"""Ranks that called different collectives, in a job that hung or failed because of it. Gloo aborts a rank that receives more data than it
+expected, or makes it raise, and every other rank loses its connection; or all ranks wait."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from .mismatches import Difference, Mismatch
 
 _GLOO = "gloo"
 _RECEIVED = re.compile(r"op\.preamble|Received data size|distributed collective mismatch")
-"""What Gloo says where it raises instead."""
+"""Gloo's messages if it raises instead of aborting."""
 _SIZES = re.compile(
     r"enforce fail at .*gloo|EnforceNotMet|(?:size|shape|type)s? (?:mismatch|do(?:es)? not match)"
 )
-"""What it may say there, and others elsewhere: a layer, of its input."""
+"""Messages that come from Gloo only in a collective; elsewhere a layer may raise them on its input."""
 _MOST_TOLD = 12
-"""Ranks of which is told what they had called."""
+"""Most ranks listed with their calls."""
 
 
 def disagreement(run: RunEvidence) -> StopFacts | None:
-    """Who called something else than the others; None where none did, all called the same, or something else ended the job first."""
+    """The ranks that called something else than the others; None if all called the same, or something else ended the job first."""
     if _has_own_cause(run):
         return None
     found = parting({rank: each.calls for rank, each in run.ranks.items()})
@@ -44,22 +44,22 @@ def disagreement(run: RunEvidence) -> StopFacts | None:
 
 
 def _by_gloo_alone(run: RunEvidence) -> StopFacts | None:
-    """Where Gloo says that sizes differ, and the calls do not: what one of them moves differs, as of models that are not the same."""
-    told = [each for each in run.ranks.values() if _says(_RECEIVED, each)]
-    if not told:
+    """The cause if Gloo reports different sizes and the recorded calls agree: the data of a call differ, as with different models."""
+    reporting = [each for each in run.ranks.values() if _says(_RECEIVED, each)]
+    if not reporting:
         return None
     return StopFacts(
         waiting_ranks=sorted(run.ranks),
         kind=Difference.SHAPE.value,
-        step=min((each.step for each in told if each.step is not None), default=None),
+        step=min((each.step for each in reporting if each.step is not None), default=None),
         waits_at=distinct_places([each.calls[-1].where for each in run.ranks.values() if each.calls]),
-        evidence=[*_positions(run), *map(_met, told)],
+        evidence=[*_positions(run), *map(_met, reporting)],
     )
 
 
 def in_hang(mismatch: Mismatch | None, run: RunEvidence, whole: bool) -> StopFacts | None:
-    """The difference as ranks wrote it down, with the lines that called; None where flight recorders, of all ranks if ``whole``, show
-    another one, or none."""
+    """The difference in the ranks' own call logs, with the calling lines; None if flight recorders (of all ranks if ``whole``) show another
+    one, or none."""
     if mismatch is None and whole:
         return None
     called = disagreement(run)
@@ -69,15 +69,15 @@ def in_hang(mismatch: Mismatch | None, run: RunEvidence, whole: bool) -> StopFac
     return called if agrees and (mismatch is None or called.waiting_ranks) else None
 
 
-def ran_out(odd: Collection[int], everybody: Collection[int], run: RunEvidence) -> bool:
-    """Whether some of these ranks have no batches left, and others have: at the end of an epoch nobody has."""
-    others = [rank for rank in everybody if rank not in odd]
+def ran_out(odd: Collection[int], ranks: Collection[int], run: RunEvidence) -> bool:
+    """Whether some of the ranks ``odd`` have exhausted their data and others of ``ranks`` have not."""
+    others = [rank for rank in ranks if rank not in odd]
     out = [rank for rank in odd if run.ranks[rank].exhausted]
     return bool(out) and not (others and all(run.ranks[rank].exhausted for rank in others))
 
 
 def with_positions(cause: StopFacts, run: RunEvidence) -> StopFacts:
-    """``cause`` of ranks that ended inside a collective, with what each rank had called: who ends there may be nobody's culprit."""
+    """``cause`` with the last call of each rank as evidence if its ranks ended inside a collective, where another rank may be the cause."""
     named = [run.ranks[rank] for rank in cause.ranks or () if rank in run.ranks]
     if not any(_is_in_collective(each) and each.signal != signal.SIGKILL for each in named):
         return cause
@@ -85,18 +85,18 @@ def with_positions(cause: StopFacts, run: RunEvidence) -> StopFacts:
 
 
 def _positions(run: RunEvidence) -> list[str]:
-    """What each rank had called last, a sentence each."""
+    """A sentence per rank on its last call."""
     found = ((rank, each) for rank, each in sorted(run.ranks.items()) if each.calls)
     return [_called(rank, each.calls[-1], each.open_call is not None) for rank, each in found][:_MOST_TOLD]
 
 
 def _is_in_collective(each: RankEvidence) -> bool:
-    """Whether it had called a collective and not come back from it."""
+    """Whether it had called a collective that had not returned."""
     return each.open_call is not None or in_backward(each.phase, each.stack)
 
 
 def _has_own_cause(run: RunEvidence) -> bool:
-    """Whether a rank ended by something that no other rank can have caused, before any was ended by what others sent."""
+    """Whether a rank ended by a cause of its own before any rank was ended by what others sent."""
     ended = [each for each in run.ranks.values() if _ended_by_others(each)]
     known_ns = [at for each in ended if (at := each.raised_ns or each.gone_ns) is not None]
     failed = [
@@ -109,7 +109,7 @@ def _has_own_cause(run: RunEvidence) -> bool:
 
 
 def _ended_by_others(each: RankEvidence) -> bool:
-    """Whether Gloo ended it, or had it raise, because of what it was sent, or it lost the others."""
+    """Whether Gloo aborted it or made it raise because of what it received, or it lost the others."""
     return _ended_by_sizes(each) or (bool(each.raised) and lost_others(each))
 
 
@@ -120,7 +120,7 @@ def _says(pattern: re.Pattern[str], each: RankEvidence) -> bool:
 def _ended_by_sizes(each: RankEvidence) -> bool:
     if _says(_RECEIVED, each) or (each.phase in WAITING_PHASES and _says(_SIZES, each)):
         return True
-    # By a thread that is none of Python's: what stands there is the training thread.
+    # Aborted by a thread of Gloo: the recorded stack is the training thread's.
     return each.signal == signal.SIGABRT and not each.raised and _is_in_collective(each)
 
 
@@ -133,7 +133,7 @@ def _of_parting(found: Parting, run: RunEvidence) -> StopFacts:
     )
     kind = _kind(one, other, run, found.turn)
     if kind in (Difference.EXTRA, Difference.LACKING) and not found.is_decided:
-        kind = Difference.OPERATION  # of whom is not known
+        kind = Difference.OPERATION  # unknown which rank is the odd one
     return StopFacts(
         ranks=odd,
         waiting_ranks=others,
@@ -152,7 +152,7 @@ def _of_parting(found: Parting, run: RunEvidence) -> StopFacts:
 
 
 def _in_one_step(run: RunEvidence) -> StopFacts | None:
-    """The same of recordings that do not number calls: by what ranks called from Python in the step that ended."""
+    """The same for recordings without call numbers: compares the calls from Python in the last step."""
     victims = [each for each in run.ranks.values() if _ended_by_sizes(each)]
     step = max((each.step for each in victims if each.step is not None), default=None)
     if step is None or _GLOO not in (run.backend or ""):
@@ -184,20 +184,20 @@ def _in_one_step(run: RunEvidence) -> StopFacts | None:
 
 
 def _pending(each: RankEvidence, run: RunEvidence) -> Call | None:
-    """What it had called and not come back from; None where that is not known."""
+    """The call that had not returned; None if unknown."""
     if in_backward(each.phase, each.stack):
         return gradients(each.where or run.usual.backward_at)
     return each.open_call
 
 
 def _place(each: RankEvidence, pending: Mapping[int, Call]) -> Where | None:
-    """Where its stack shows it; else where the call came from."""
+    """Its position by its stack, else the line of its pending call."""
     called = pending[each.rank].where if each.rank in pending else None
     return (each.where if each.stack else None) or called or each.where
 
 
 def _kind(one: Call, other: Call | None, run: RunEvidence, turn: int | None = None) -> Difference:
-    """What the rank that called ``one`` did otherwise than those that called ``other``."""
+    """How ``one``, the deviating call, differs from ``other``."""
     if other is None or _is_again(one, turn):
         return Difference.EXTRA
     if one.operation == other.operation:
@@ -206,13 +206,13 @@ def _kind(one: Call, other: Call | None, run: RunEvidence, turn: int | None = No
         return Difference.DTYPE if one.dtype != other.dtype else Difference.SHAPE
     if turn is None or not (one.is_own or other.is_own):
         return Difference.OPERATION
-    # DDP issues the same in every step: whoever is there already has skipped what was due before.
+    # DDP issues the same in every step: a rank that is there already has skipped the call that was due.
     skipped = one.is_own and one.before and other.operation != GRADIENTS
     return Difference.LACKING if skipped else Difference.EXTRA
 
 
 def _is_again(one: Call, turn: int | None) -> bool:
-    """Whether it was called twice in a row, which it was not before."""
+    """Whether it was called twice in a row, unlike before."""
     last: Sequence[int] = one.before
     return turn is not None and last[:1] == (turn - 1,) and last[1:] != (turn - 2,)
 

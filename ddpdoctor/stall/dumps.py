@@ -1,6 +1,6 @@
-"""Dumps of torch's flight recorder among files: found by name and content, read one by one; a bad one costs a sentence.
+"""Finds dumps of torch's flight recorder among files, by name and content. A bad dump becomes a sentence in ``notes``.
 
-Every analysis looks for some and hardly any finds one: what reads them is imported where one lies.
+The modules that read dumps are imported only if one is found.
 """
 
 from __future__ import annotations
@@ -20,41 +20,40 @@ if TYPE_CHECKING:
     from .recording import Recording
 
 _NAMED = re.compile(r"(?:.*[^0-9])?(?<!_-)(\d{1,7})(?:\.(?:json|pkl|pickle|bin))?", re.IGNORECASE)
-"""``_dump_9``, ``nccl_trace_rank_9``, ``rank9.json``: the last number is the rank; ``_dump_-1`` is nobody's."""
+"""``_dump_9``, ``nccl_trace_rank_9``, ``rank9.json``: the last number is the rank; ``_dump_-1`` has none."""
 _MEANT = re.compile(r"dump|trace|flight|nccl|(?:^|[^a-z])fr[_-]|rank", re.IGNORECASE)
-"""What names of dumps have in them: a pickle of another name is not taken for one."""
+"""Parts of names of dumps: a pickle with another name is not taken for one."""
 _DUMP = re.compile(r"dump|flight|nccl", re.IGNORECASE)
-"""What is named so and is no file, such as a FIFO or a link to nothing, is told of."""
+"""Names for which a note is written even if it is no regular file (a FIFO, a broken link)."""
 _HEAD_BYTES = 1 << 16
 _JSON_MARKS = (b'"collective_seq_id"', b'"pg_config"', b'"record_id"', b'"nccl_version"', b'"pg_status"')
 PICKLE = re.compile(rb"\x80[\x02-\x05]")
 
 
 class Dumps(msgspec.Struct, frozen=True):
-    """The dumps at some paths, by rank, and what was left out, a sentence each."""
+    """The dumps at some paths, by rank, and a sentence for each that was left out."""
 
     recordings: list[Recording]
     files: frozenset[str]
-    """All that were meant to be dumps, the bad ones too."""
+    """Paths of all dumps, also of bad ones."""
     notes: tuple[str, ...] = ()
 
     @property
     def world_size(self) -> int | None:
-        """Ranks of the job, as far as any group's members tell; None without a dump."""
+        """Number of ranks of the job, from the groups' members; None without a dump."""
         from .groups import expected_ranks
 
         return len(expected_ranks(self.recordings)) or None
 
     @property
     def backend(self) -> str | None:
-        """``nccl``, ``gloo``, ..., by what was issued."""
+        """``nccl``, ``gloo``, ..., from the first operation that has one."""
         issued = (each for one in self.recordings for each in (*one.operations, *one.messages))
         return next((each.backend for each in issued if each.backend), None)
 
 
 def find_dumps(paths: Sequence[str], below: Mapping[str, FilesBelow] | None = None) -> Dumps:
-    """The dumps in ``paths``, files and folders, of which ``below`` has those that were listed. What else lies there is no concern
-    of this."""
+    """The dumps in ``paths`` (files, folders, patterns). ``below``: listings of folders that were read before. Other files are ignored."""
     newest: dict[int, Recording] = {}
     files, notes = set(), []
     for path in paths:
@@ -82,7 +81,7 @@ def _rank_of(name: str) -> int | None:
 
 
 def _files(path: str, below: Mapping[str, FilesBelow]) -> Iterator[str]:
-    """The files that ``path`` stands for: itself, those of a folder, those of a pattern."""
+    """The files of ``path``: itself, those of a folder, or those of a pattern."""
     if path not in below and not os.path.isdir(path):  # noqa: PTH112
         found = [path] if os.path.isfile(path) else sorted(glob.glob(path))  # noqa: PTH113, PTH207
         yield from (file for file in found if os.path.isfile(file))  # noqa: PTH113
@@ -102,7 +101,7 @@ def _looks_like_one(file: str) -> bool:
     except OSError:
         return (
             meant and _DUMP.search(Path(file).name) is not None
-        )  # whoever reads it says why it cannot be read
+        )  # reading it gives the reason why it cannot be read
     if not head or PICKLE.match(head):
         return meant
     return head.lstrip()[:1] in (b"{", b"[") and any(mark in head for mark in _JSON_MARKS)

@@ -1,4 +1,4 @@
-"""What the end of each rank comes to: the witnesses that :mod:`ddpdoctor.rundir.ends` judges, from a run's evidence."""
+"""Conclusions on the end of each rank: collects from a run's evidence what :mod:`ddpdoctor.rundir.ends` decides on."""
 
 from __future__ import annotations
 
@@ -13,28 +13,27 @@ from .causes import lost_others, was_asked_before, way_of
 from .evidence import RankEvidence, RunEvidence
 
 _APART_NS = 5_000_000
-"""Ends that are seen in one look of the sentinel are noted within a millisecond, in no particular order."""
+"""Ends found in one poll of the hang monitor are noted within a millisecond, in no particular order."""
 _AT_ONE_MOMENT_NS = 100_000_000
-"""A controller ends its workers together, and each is noted when its process is gone."""
+"""Longest time between the noted ends of ranks that a controller ended together."""
 _MOST_EARLIER = 4
-"""Ends of earlier attempts that one sentence lists."""
+"""Most ends of earlier attempts in one sentence."""
 
 
 def conclusions(run: RunEvidence) -> dict[int, Conclusion]:
-    """What the end of each rank comes to whose process is gone."""
+    """The conclusion for each rank whose process is gone."""
     gone = [each for each in run.ranks.values() if each.is_gone]
-    found = {each.rank: conclude(_witnesses(each, run), run.job) for each in gone}
+    found = {each.rank: conclude(_end_evidence(each, run), run.job) for each in gone}
     if not any(
         found[each.rank] is Conclusion.FAILED for each in gone if not (each.raised and lost_others(each))
     ):
-        # A launcher ends the others once one has failed. Where none has, whoever was lost first was ended by somebody else.
-        found = {each.rank: conclude(_witnesses(each, run, alone=True), run.job) for each in gone}
+        # A launcher ends the others once one has failed. If none has, the rank that was lost first was ended from outside.
+        found = {each.rank: conclude(_end_evidence(each, run, alone=True), run.job) for each in gone}
     return found
 
 
 def doubts(run: RunEvidence) -> list[str]:
-    """Of a job that is not known to have failed: ends of ranks that may contradict it, and attempts that failed before. A sentence
-    each."""
+    """Sentences on ends of ranks that contradict a job without a known failure, and on earlier attempts that failed."""
     if run.job.failed:
         return []
     concluded = conclusions(run)
@@ -60,7 +59,7 @@ def doubts(run: RunEvidence) -> list[str]:
 
 
 def all_alike(run: RunEvidence) -> bool:
-    """Whether all ranks ended at one moment with one exit code, and none by its program's own end: a controller ended them."""
+    """Whether a controller ended all ranks: together, with one exit code, and none by the end of its own program."""
     gone_ns = [each.gone_ns for each in run.ranks.values() if each.gone_ns is not None]
     codes = {each.code for each in run.ranks.values()}
     alone = len(gone_ns) < max(2, len(run.ranks)) or any(each.left for each in run.ranks.values())
@@ -68,7 +67,7 @@ def all_alike(run: RunEvidence) -> bool:
 
 
 def controllers_end(run: RunEvidence) -> list[str]:
-    """What shows that a controller ended all ranks of a job that failed, in sentences."""
+    """Sentences that show that a controller ended all ranks of a failed job; empty if it did not."""
     if not all_alike(run):
         return []
     closed = [rank for rank, each in sorted(run.ranks.items()) if each.in_order]
@@ -79,7 +78,7 @@ def controllers_end(run: RunEvidence) -> list[str]:
 
 
 def until(run: RunEvidence) -> str | None:
-    """What ended a job that hung, as what follows "until"; None where it still hangs, or that is not known."""
+    """What ended a job that hung, as a clause after "until"; None if it still hangs, or if unknown."""
     if run.lasts:
         return None
     if run.by_option:
@@ -92,15 +91,15 @@ def until(run: RunEvidence) -> str | None:
 
 
 def _words(ranks: Sequence[int]) -> str:
-    """Ranks in a sentence."""
+    """Rank numbers as text."""
     many = f"ranks {', '.join(map(str, ranks[:8]))}{' and more' if len(ranks) > 8 else ''}"
     return f"rank {ranks[0]}" if len(ranks) == 1 else many
 
 
-def _witnesses(each: RankEvidence, run: RunEvidence, *, alone: bool = False) -> RankEnd:
-    """``alone``: no rank is known that failed before."""
+def _end_evidence(each: RankEvidence, run: RunEvidence, *, alone: bool = False) -> RankEnd:
+    """The evidence on a rank's end. ``alone``: no rank is known to have failed before."""
     asked = run.asked.signal if run.asked is not None else None
-    # Nobody asks by SIGKILL: a rank that ends by it was killed, by the kernel for lack of memory perhaps.
+    # SIGKILL is no request to end: it may come from the kernel for lack of memory.
     polite = POLITE | ({asked} if asked and asked != signal.SIGKILL else set())
     way = exit_of(each.code, each.signal, left=each.left, polite=polite)
     if way is Exit.CODE and all_alike(run):
@@ -128,7 +127,7 @@ def _has_lost(other: RankEvidence, each: RankEvidence, run: RunEvidence) -> bool
     if other.gone_ns is None:
         return lost_others(other) if other.raised else run.hangs and not other.in_order
     if each.signal in POLITE and other.gone_ns < each.gone_ns + _APART_NS:
-        return False  # the launcher may have ended it, because the other had failed
+        return False  # the launcher may have ended it because the other had failed
     if other.raised:
         return lost_others(other)
     return not other.in_order and other.gone_ns > each.gone_ns and other.signal in POLITE - {each.signal}

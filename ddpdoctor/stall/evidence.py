@@ -1,4 +1,4 @@
-"""All that is known of the end of each rank: files of the run directory, of the hosts, and dumps, of the attempt whose end is the job's."""
+"""Collects what is known of the end of each rank, from the run directory, the hosts' documents and dumps, for the job's last attempt."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _STEP = f"{{{LineField.STEP.key}".encode()
 
 
 def last_attempt(runs: Sequence[RunDirectory], logs: Sequence[RankLog]) -> list[RankRecord]:
-    """The recordings whose end is the job's: those that are analysed, or, where ranks took steps in a later attempt, those of the last
-    one. Of the attempts an elastic launcher has started, the one with the most steps is analysed."""
+    """The recordings of the attempt whose end is the job's: the analysed ones, or those of the last attempt if that is a later one with
+    steps. Of several attempts, the one with the most steps is analysed."""
     analysed = [record for run in runs for record in run.ranks]
     ends = [log.steps[-1].end_ns for log in logs if log.steps]
     later = [
@@ -65,7 +65,7 @@ def _attempt_of(record: RankRecord) -> tuple[str, int, int]:
 def rows_by_rank(
     hosts: Sequence[HostStop], document: str, rows: str, pids: Mapping[int, Any], before: set[Any]
 ) -> tuple[dict[int, dict[str, Any]], list[dict[str, Any]]]:
-    """The rows of ranks, by number, whose processes are ``pids`` or are not known; and those of other attempts, ``before`` are theirs."""
+    """(Rows by rank of processes ``pids`` or of unknown processes, rows of other attempts). ``before``: process ids of other attempts."""
     found, others = dict[int, dict[str, Any]](), list[dict[str, Any]]()
     for host in hosts:
         for row in (getattr(host, document) or {}).get(rows) or ():
@@ -80,7 +80,7 @@ def rows_by_rank(
 
 
 def end_by_launcher(record: RankRecord, launches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The end of a rank whose launcher started it without a shell or torchrun between, as its launcher waited for it; {} for others."""
+    """The end of a rank whose parent is the launcher, as the launcher recorded it; {} for other ranks."""
     info = record.info
     parent = info.get("host"), info.get("pid_namespace"), info.get("parent_pid")
     names = ("host", "pid_namespace", "pid")
@@ -97,52 +97,52 @@ def end_by_launcher(record: RankRecord, launches: Sequence[Mapping[str, Any]]) -
 
 _BY_EXCEPTION = (End.EXCEPTION, End.RAISING)
 _GOES_ON = LONG_PHASES | {Phase.DEBUGGER}
-"""Phases that may last as long as they like."""
+"""Phases that may last for any time."""
 
 
 class _Tuning(msgspec.Struct, frozen=True):
     least_s: float = 30.0
-    """Of a job that was killed before its launcher's side said that it hangs: below this, compilers and caches stand as long."""
+    """Least silence of a hang in a job that was killed before its hang monitor reported one: compilers and caches take as long."""
     most_s: float = 366 * 86_400.0
-    """Nobody waits longer for a job that stands: such a time is no time."""
+    """Longest plausible silence; longer ones are ignored."""
     usual_gaps: float = 5.0
-    """The longest step of the run so often: no checkpoint and no evaluation that this job has had takes so much longer."""
+    """Least silence in units of the longest step of the run, which includes its checkpoints and evaluations."""
 
 
 _TUNING = _Tuning()
 
 
 class RankEvidence(msgspec.Struct, frozen=True):
-    """One rank, where it was last seen. What is not known is None, or empty."""
+    """Last known state of one rank. Unknown values are None or empty."""
 
     rank: int
     host: str | None = None
     step: int | None = None
     step_since_ns: int | None = None
     seen_ns: int | None = None
-    """When the rank itself was last asked."""
+    """When the rank itself last reported, epoch ns."""
     phase: str | None = None
     stack: Sequence[CodeLine] = ()
     where: Where | None = None
     sampled: Where | None = None
-    """The user's line of its last stack sample, be it of a step that is over, but not of the start of the job before its first one."""
+    """The user's line of its last stack sample, also of an earlier step, but not from before the first step."""
     process: Mapping[str, Any] = msgspec.field(default_factory=dict)
     joined: bool = True
-    """Whether it had joined its process group, or nothing says that it had not."""
+    """Whether it had joined its process group; True if unknown."""
     waits: bool | None = None
     computes: bool = False
-    """Whether its launcher's side saw it compute, so that it may be in a long computation."""
+    """Whether the hang monitor saw it use a processor: it may be in a long computation."""
     in_order: bool = False
-    """Whether it ended its recording in order: its process group, or its Python. Also where its exit code is 0."""
+    """Whether it closed its recording (by the end of its process group or of Python), or its exit code is 0."""
     left: bool = False
-    """Whether Python was left without an exception; the exit code is then the program's own choice."""
+    """Whether Python ended without an exception; the exit code is then the program's own choice."""
     exhausted: bool = False
     raised: Sequence[Mapping[str, Any]] = ()
     raised_ns: int | None = None
     code: int | None = None
     signal: int | None = None
     gone_ns: int | None = None
-    """When its process was found to be gone."""
+    """When its process was found to be gone, epoch ns."""
     oom_kills: int = 0
     faults: str = ""
     recording: Recording | None = None
@@ -156,7 +156,7 @@ class RankEvidence(msgspec.Struct, frozen=True):
 
     @property
     def open_call(self) -> Call | None:
-        """The last one, where it has not come back from it."""
+        """The last call, if it has not returned."""
         last = self.calls[-1] if self.calls else None
         return last if last is not None and not last.returned and last.step == self.step else None
 
@@ -166,18 +166,18 @@ class RankEvidence(msgspec.Struct, frozen=True):
 
     @property
     def keeps_lock(self) -> bool:
-        """Whether faulthandler found that a thread of it kept Python's lock."""
+        """Whether faulthandler's output shows that a thread holds the GIL."""
         return says_gil_is_held(self.faults)
 
 
 class RunEvidence(msgspec.Struct, frozen=True):
-    """A run, as far as it stopped."""
+    """What is known of the end of a run."""
 
     ranks: dict[int, RankEvidence]
     hangs: bool
-    """Whether it stood, and not because it did something that takes long."""
+    """Whether the job hung, and was not in a phase that takes long."""
     lasts: bool
-    """Whether it still did when it was last looked at."""
+    """Whether it still hung at the last poll."""
     detected_ns: int | None
     since_s: float | None
     step: int | None
@@ -190,23 +190,23 @@ class RunEvidence(msgspec.Struct, frozen=True):
     devices: Mapping[int, Sequence[str]] = msgspec.field(default_factory=dict)
     """By rank, errors that were counted on its device."""
     looked_ns: int | None = None
-    """When it was last looked at."""
+    """Time of the last poll during the hang, epoch ns."""
     asked: Asked | None = None
-    """How somebody ended it."""
+    """How it was ended from outside."""
     killed: bool = False
-    """Whether it was killed as a whole, its launcher too, which had not noted an end."""
+    """Whether it was killed together with its launcher, which did not record an end."""
     by_option: bool = False
     """Whether its launcher ended it, because it hung."""
     earlier: Sequence[Mapping[str, Any]] = ()
-    """How ranks ended of attempts before the one that is judged, and not in order: rows of ``ends.json``."""
+    """Rows of ``ends.json`` of earlier attempts, of ranks that did not end in order."""
 
     @property
     def exit_code(self) -> int | None:
-        """Of the job, where nobody ended it."""
+        """The job's exit code; None if it was ended from outside."""
         return None if self.asked else self.job.code
 
     def stood(self, each: RankEvidence) -> bool:
-        """Whether a rank was there when the job stood: what ended later was ended by somebody's watchdog, or by hand."""
+        """Whether a rank still existed when the hang was detected: a later end comes from a watchdog or a user."""
         late = each.gone_ns is not None and self.detected_ns is not None and each.gone_ns > self.detected_ns
         return self.hangs and (late or not each.is_gone)
 
@@ -239,7 +239,7 @@ def evidence_of(
         row = ended.get(record.rank, {})
         if row.get("code") is None and row.get("signal") is None:
             ended[record.rank] = row | end_by_launcher(record, launches)
-    everybody = sorted({*by_rank, *own, *steps, *seen, *ended})
+    all_ranks = sorted({*by_rank, *own, *steps, *seen, *ended})
     ranks = {
         rank: _of(
             rank,
@@ -250,7 +250,7 @@ def evidence_of(
             steps.get(rank),
             notes,
         )
-        for rank in everybody
+        for rank in all_ranks
     }
     stalls = [host.stall for host in stops.hosts if host.stall]
     killed = job.killed and not any(is_running(record.info) for record in records)
@@ -295,14 +295,14 @@ def _of(
     # Each of them looked at another moment, and was cut off at another one; steps only grow.
     steps = [*(each.get("step") for each in (ending, *documents, seen, ended)), _next_step(log)]
     step = max((each for each in steps if each is not None), default=None)
-    # A rank that was well in a step that is over by now, as at its beginning, need not be there any more.
+    # A report of an earlier step is out of date.
     said = [ending, *(each for each in documents if each.get("step") in (None, step))]
     newest = max(said, key=lambda each: each.get("at_ns") or 0)
     faults = stop.faults if stop else ""
     joined = seen.get("joined", ended.get("joined")) is not False
     waits = seen.get("waits", ended.get("waits"))
-    told = stack_of(first_thread(seen.get("faults") or ""))
-    stack, where = _stack(newest, faults, log) if joined else (told, place_of(told))
+    reported = stack_of(first_thread(seen.get("faults") or ""))
+    stack, where = _stack(newest, faults, log) if joined else (reported, place_of(reported))
     phase = newest.get("phase") or seen.get("phase")
     if not joined and waits:
         phase = Phase.RENDEZVOUS
@@ -310,7 +310,7 @@ def _of(
     raised = raised or ended.get("raised") or ()
     code, number = ended.get("code"), ended.get("signal")
     if ended and code is None and number is None:
-        number = fatal_signal(faults)  # its parent was faster than the kernel could be asked
+        number = fatal_signal(faults)  # its parent reaped it before the kernel could be queried
     if raised and raised[0].get("type") == KeyboardInterrupt.__name__:
         raised = ()
     if waits is None and phase is not None:
@@ -348,7 +348,7 @@ def _of(
 
 
 def _ending(stop: RankStop | None, ended: Mapping[str, Any], log: RankLog | None) -> Mapping[str, Any]:
-    """How the rank says that it ended; nothing where it went on from what it had raised."""
+    """The rank's own record of its end; {} if it went on after the exception."""
     ending = (stop.ending if stop else None) or {}
     if ending.get("how") != End.RAISING:
         return ending
@@ -360,7 +360,7 @@ def _ending(stop: RankStop | None, ended: Mapping[str, Any], log: RankLog | None
 def _stack(
     newest: Mapping[str, Any], faults: str, log: RankLog | None
 ) -> tuple[list[CodeLine], Where | None]:
-    """Where the training thread is: by faulthandler where it had to speak, by its own records, or by the last stack sample."""
+    """Position of the training thread: by faulthandler's output, else by its own records, else by the last stack sample."""
     fault = stack_of(faulting_thread(faults))
     if fault:
         return fault, place_of(fault)
@@ -396,7 +396,7 @@ def _last_sample_ns(log: RankLog | None) -> int | None:
 def _recording(
     rank: int, info: Mapping[str, Any], stop: RankStop | None, newest: Mapping[str, Any], notes: list[Note]
 ) -> Recording | None:
-    """The rank's flight recorder; where it could not give that, what is known of its groups' numbers."""
+    """The rank's flight recorder dump; without one, the last sequence numbers of its groups."""
     known = _groups_of(info)
     if stop is not None and stop.flight is not None:
         read = read_dump(stop.flight, rank, known)
@@ -412,11 +412,11 @@ def _recording(
     if not counts:
         return None
     path = str(Path(stop.path)) if stop is not None else ""
-    return Recording(rank, path, known, [], [], enqueued=counts)
+    return Recording(rank, path, known, [], [], enqueued=counts, is_listed=False)
 
 
 def _groups_of(info: Mapping[str, Any]) -> dict[str, GroupKey]:
-    """The process groups that a rank itself told of; Gloo's recorder does not tell their members."""
+    """The process groups in a rank's record: Gloo's flight recorder does not list their members."""
     found = {}
     for group in info.get("process_groups") or ():
         name, members = group.get("name"), group.get("ranks")
@@ -436,16 +436,16 @@ def _stood_s(
     *,
     killed: bool,
 ) -> float | None:
-    """For how long nothing went on; None where something did, or did what takes long. Of a job that is not known to have been killed only
-    its launcher's side says so, which looks at what the ranks use; of one that was, the ranks' last words may be newer."""
+    """Seconds without progress; None if there was progress, or a phase that takes long. Only the hang monitor's ``stall.json`` decides,
+    unless the job was killed: the ranks' last records may then be newer."""
     seen = [(each.seen_ns, each.step_since_ns) for each in ranks.values() if killed]
     stood_s = [(at - since) / 1e9 for at, since in seen if at is not None and since is not None]
     if stalls:
         stood = [s for s in stalls if s.get("state") != Standstill.RESUMED and not s.get("paused_in")]
         if len(stood) < len(stalls):
             return None
-        told = [*(float(stall.get("silent_s") or 0.0) for stall in stood), *stood_s]
-        return max((silent_s for silent_s in told if 0 <= silent_s < _TUNING.most_s), default=0.0)
+        silences_s = [*(float(stall.get("silent_s") or 0.0) for stall in stood), *stood_s]
+        return max((silent_s for silent_s in silences_s if 0 <= silent_s < _TUNING.most_s), default=0.0)
     if not killed or not ranks:
         return None
     longest = max((step.length_ns / 1e9 for log in logs for step in log.steps), default=0.0)
@@ -456,25 +456,25 @@ def _stood_s(
 
 
 _ENDING = POLITE | {signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU, signal.SIGKILL}
-"""The same, with those of limits and of a kill, of a job that has ended by one of them."""
+"""Signals that end a job from outside, with those of resource limits and SIGKILL."""
 _SHELL = 128
-"""Added to a signal's number in a shell's exit code."""
+"""A shell's exit code for a signal is its number plus this."""
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """How somebody ended the job, which had not ended by itself."""
+    """How the job was ended from outside."""
 
     signal: int | None
-    """By which it was asked to; None where it was killed as a whole, with whoever would have told."""
+    """The signal; None if it was killed together with its launcher, so that no signal was recorded."""
     at_ns: int | None = None
-    """When the launcher got it; None where only the job's exit tells of it."""
+    """When the launcher got it, epoch ns; None if only the job's exit status shows it."""
 
 
 def asked_to_end(
     job: JobEnd, records: Sequence[RankRecord], hosts: Sequence[HostStop], *, all_well: bool
 ) -> Asked | None:
-    """By its launcher's own account, or by its exit: torchrun leaves with 1 whatever signal it got, and who is killed in the end with
-    none. A job that then ends in order, and ``all_well``, all of its ranks with it, was not ended by it."""
+    """How the job was ended from outside, from the launcher's record or the exit status; None if it was not. The exit status alone is not
+    enough: torchrun exits with 1 after any signal. A job that ended in order, with all ranks (``all_well``), was not ended by it."""
     heard = [
         Asked(host.asked["signal"], host.asked.get("at_ns"))
         for host in hosts

@@ -1,4 +1,4 @@
-"""Stacks as dumps and run directories have them → lines of the user's program, with those that called them."""
+"""Stacks of dumps and run directories → lines of the user's program with their callers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ddpdoctor.rundir.fault_text import TextFrame
 from ddpdoctor.rundir.packages import is_library
 
 MOST_CALLERS = 8
-"""Above a line; as many as stack samples keep."""
+"""Most callers of a line; stack samples keep as many."""
 MOST_FRAMES = 64
-"""Of a stack that a report carries."""
+"""Most frames of a stack in a report."""
 
 
 def lines_of(frames: Any) -> list[CodeLine]:
@@ -30,12 +30,12 @@ def _is_frame(frame: Any) -> bool:
 
 
 def is_users(line: CodeLine) -> bool:
-    """Whether it is of the user's program, as far as its path tells."""
+    """Whether it belongs to the user's program, by its path."""
     return not is_library(line.file)
 
 
 def place_of(stack: Sequence[CodeLine]) -> Where | None:
-    """The innermost line of the user's in a stack, with its callers."""
+    """The innermost line of the user's program in a stack, with its callers; None if there is none."""
     own = [line for line in stack if is_users(line)]
     if not own:
         return None
@@ -44,7 +44,7 @@ def place_of(stack: Sequence[CodeLine]) -> Where | None:
 
 
 def distinct_places(places: Sequence[Where | None]) -> list[Where]:
-    """``places`` without those that are there already."""
+    """``places`` without None and duplicates."""
     seen: dict[tuple[str, int], Where] = {}
     for place in places:
         if place is not None:

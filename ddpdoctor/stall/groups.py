@@ -1,4 +1,4 @@
-"""All recordings by process group: how far each member came, and what it has pending there."""
+"""Recordings by process group: the last collective of each member, and what it has pending."""
 
 from __future__ import annotations
 
@@ -13,56 +13,56 @@ _DEFAULT = ("0", DEFAULT_DESCRIPTION)
 
 
 class Seat(msgspec.Struct):
-    """One member of a group, by its own recording."""
+    """One member of a group, from its own recording."""
 
     by_sequence: dict[int, list[Operation]] = msgspec.field(default_factory=dict)
-    """What it issued; several operations of one number are one coalesced collective."""
+    """Issued operations by sequence number; several with one number are one coalesced collective."""
     pending: dict[int, Operation] = msgspec.field(default_factory=dict)
     last: int | None = None
-    """Number of the last collective that it issued; None where the recording has none of the group."""
+    """Sequence number of the last collective that it issued; None if the recording has none of the group."""
 
 
 class Table(msgspec.Struct):
-    """A process group with a seat for each member that has a recording."""
+    """A process group, with a seat for each member that has a recording."""
 
     key: GroupKey
     members: tuple[int, ...]
     seats: dict[int, Seat] = msgspec.field(default_factory=dict)
-    told: bool = True
-    """Whether a recording tells the members, or they are those that were seen."""
+    members_known: bool = True
+    """Whether a recording lists the members; else ``members`` are the ranks with a recording of the group."""
 
     @property
     def unrecorded(self) -> list[int]:
         return [rank for rank in self.members if rank not in self.seats]
 
     def operation(self, sequence: int, ranks: Iterable[int]) -> Operation | None:
-        """What the first of ``ranks`` issued under this number."""
+        """The operation of this number by the first of ``ranks`` that issued it."""
         issued = (self.seats[rank].by_sequence.get(sequence) for rank in ranks if rank in self.seats)
         return next((operations[0] for operations in issued if operations), None)
 
 
-def tables_of(recordings: Sequence[Recording], everybody: Sequence[int]) -> list[Table]:
-    """A table for each group of two ranks and more in which anything was recorded. ``everybody``: the job's ranks, who are the
-    default group where no recording tells its members."""
+def tables_of(recordings: Sequence[Recording], all_ranks: Sequence[int]) -> list[Table]:
+    """A table for each group of at least two ranks with a recorded operation. ``all_ranks``: the job's ranks, the members of the default
+    group if no recording lists them."""
     named = _named(recordings)
     tables: dict[GroupKey, Table] = {}
     for key in {key for keys in named.values() for key in keys}:
         members = key.members
         if members is None:
-            members = tuple(everybody) if key.name in _DEFAULT or key.description in _DEFAULT else ()
-        tables[key] = Table(key, members, told=key.members is not None)
+            members = tuple(all_ranks) if key.name in _DEFAULT or key.description in _DEFAULT else ()
+        tables[key] = Table(key, members, members_known=key.members is not None)
     counted = _counted(recordings, named)
     for recording in recordings:
         _seat(recording, tables, named, counted)
     for table in tables.values():
-        if not table.told and not table.members:
+        if not table.members_known and not table.members:
             table.members = tuple(sorted(table.seats))
         table.seats = {rank: seat for rank, seat in table.seats.items() if rank in table.members}
     return [tables[key] for key in sorted(tables, key=_order) if len(tables[key].members) > 1]
 
 
 def _counted(recordings: Sequence[Recording], named: dict[str, list[GroupKey]]) -> set[GroupKey]:
-    """The groups in which torch's own count is that of the collectives: sends and receives count there, too."""
+    """Groups in which torch's own count equals that of the collectives; elsewhere it includes sends and receives."""
     fits: dict[GroupKey, bool] = {}
     for recording in recordings:
         last: dict[GroupKey, int] = {}
@@ -83,7 +83,7 @@ def _seat(
     named: dict[str, list[GroupKey]],
     counted: set[GroupKey],
 ) -> None:
-    """Give the recording's rank its seats in ``tables``."""
+    """Add the recording's rank to ``tables``."""
     for key, table in tables.items():
         if recording.rank in (key.members or table.members):
             table.seats[recording.rank] = Seat()
@@ -102,7 +102,7 @@ def _seat(
 
 
 def _named(recordings: Sequence[Recording]) -> dict[str, list[GroupKey]]:
-    """The groups that anybody knows, by name; those with members stand for those without."""
+    """Known groups by name; without those of unknown members if there are others of the same name."""
     keys: dict[str, dict[GroupKey, None]] = {}
     for recording in recordings:
         issued = (operation.group for operation in recording.operations)
@@ -124,6 +124,6 @@ def _order(key: GroupKey) -> tuple[int, str]:
 
 
 def expected_ranks(recordings: Sequence[Recording]) -> list[int]:
-    """All ranks of the job, as far as any group's members tell."""
+    """All ranks of the job, from recordings and the groups' members."""
     groups = {key.members or () for recording in recordings for key in recording.groups.values()}
     return sorted({recording.rank for recording in recordings}.union(*groups))

@@ -1,4 +1,4 @@
-"""The first place at which members of a group issued different collectives, and who is the odd one there."""
+"""The first sequence number at which members of a group issued different collectives, and which ranks deviate."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .recording import GroupKey, Operation
 
 
 class Difference(StrEnum):
-    """What differs."""
+    """Kind of difference."""
 
     EXTRA = "extra"
-    """The odd ranks issue one that the others do not, and go on as they do."""
+    """The odd ranks issue one that the others do not, and then the same as they."""
     LACKING = "lacking"
-    """The odd ranks leave one out."""
+    """The odd ranks skip one."""
     ORDER = "order"
-    """Both are issued, in another order."""
+    """Both are issued, in different order."""
     OPERATION = "operation"
     SHAPE = "shape"
     DTYPE = "dtype"
@@ -34,7 +34,7 @@ class Mismatch(msgspec.Struct, frozen=True):
     sequence: int
     difference: Difference
     odd: tuple[int, ...]
-    """Ranks that differ from most others, or from what the group did before; all where neither tells."""
+    """Ranks that differ from most others, or from the group's past; all ranks if undecided."""
     others: tuple[int, ...]
     by_rank: dict[int, Operation]
 
@@ -49,15 +49,15 @@ _Signature = tuple[tuple[str, tuple[str, ...], int], ...]
 _INPUTS_ALIKE = frozenset(
     ("all_reduce", "all_reduce_barrier", "broadcast", "reduce", "allreduce_coalesced", "_all_gather_base")
 )
-"""Collectives to which all ranks must bring as many elements."""
+"""Collectives whose inputs must have the same number of elements on all ranks."""
 _OUTPUTS_ALIKE = frozenset(("all_gather", "_reduce_scatter_base"))
-"""Those from which all must get as many. Of the others (all_to_all, gather, scatter) each rank may have its own sizes."""
+"""Collectives whose outputs must. In the others (all_to_all, gather, scatter) sizes may differ by rank."""
 _ONLY_NAMES = frozenset(("barrier", "all_reduce_barrier"))
-"""What they move is nobody's data."""
+"""Collectives without data of the job: only their names are compared."""
 
 
 def first_differences(tables: Sequence[Table]) -> list[Mismatch]:
-    """One for each group that stands at or behind a difference, the first one first."""
+    """One mismatch for each group whose pending collectives are at or after a difference, in order of time."""
     found = (_first(table) for table in tables)
     return sorted((each for each in found if each is not None), key=lambda each: each.since_ns or 0)
 
@@ -114,8 +114,8 @@ def _judged(
 
 
 def _due(table: Table, sequence: int, signatures: Collection[_Signature]) -> _Signature | None:
-    """The one of the signatures that was due there by what the group did before, as the member knows it that remembers most: by how
-    often it comes, or because it alone has come after the same collective."""
+    """The signature that was due by the group's past, in the longest recording: by its period, or as the only one that followed the same
+    collective before. None if undecided."""
     known = max(table.seats.values(), key=lambda seat: len(seat.by_sequence))
     past = {number: _signature(each) for number, each in known.by_sequence.items() if number < sequence}
     before = {each: [number for number, other in past.items() if other == each] for each in signatures}

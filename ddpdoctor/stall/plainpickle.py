@@ -1,7 +1,7 @@
-"""Pickles of plain values, without Python's unpickler: nothing in them can name a class, call anything or ask for much memory.
+"""Reads pickles of plain values without Python's unpickler: they can import no class, call nothing and use bounded memory.
 
-torch's flight recorder writes dicts, lists, tuples, strings, whole numbers, truth values and None. Those are read here, by the few
-opcodes that make them; whatever else a file holds is refused with the reason.
+torch's flight recorder writes dicts, lists, tuples, strings, integers, booleans and None. Only the opcodes for these are read; any other
+content is refused with the reason.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ import struct
 from typing import Any
 
 MOST_BYTES = 64 << 20
-"""A dump of 20,000 collectives with their stacks has half of it."""
+"""Largest dump; one of 20,000 collectives with their stacks has half of this size."""
 MOST_CONTAINERS = 2 << 20
-"""Lists, tuples and dicts of a dump, pickled or in JSON: an empty one takes one byte in a file and sixty in memory."""
+"""Most lists, tuples and dicts of a dump, pickled or in JSON: an empty one takes one byte in a file and sixty in memory."""
 _MOST_VALUES = 20_000_000
-"""Opcodes that are followed. So many values, too, with those that the file holds once and refers to often counted each time: who
-reads the value meets all of them."""
+"""Most opcodes, and most values of the result, shared values counted at each reference."""
 _LETTERS_A_VALUE = 256
-"""Letters of a string that weigh as much as a value."""
+"""Characters of a string that count as one value."""
 
 _MARK = object()
 _CALLS = {
@@ -26,14 +25,14 @@ _CALLS = {
     **dict.fromkeys((0x50, 0x51), "it refers to something outside the file"),
     **dict.fromkeys((0x82, 0x83, 0x84), "it uses an extension"),
 }
-"""Opcodes by which a pickle could run code, and what each of them says."""
+"""Opcodes by which a pickle could run code, with the reason for the refusal."""
 _LONGEST_KEY = 1024
-"""Letters. Keys are texts, as torch's all are: their hashes differ from process to process. Numbers, also those of eight bytes, can be
-chosen so that each looks at all places that a dict has taken."""
+"""Most characters of a key. Keys must be strings, as in torch's dumps: string hashes are randomised, while integers can be chosen so that
+all collide in a dict."""
 _CONSTANTS: dict[int, Any] = {0x4E: None, 0x88: True, 0x89: False}
 _TUPLES = {0x85: 1, 0x86: 2, 0x87: 3}
 _MOST_DIGITS_BYTES = 8
-"""Of a whole number."""
+"""Longest integer, bytes."""
 _HOLDERS = (list, tuple, dict)
 _MORE = "it holds more values than any flight recorder keeps"
 _BINGET, _LONG_BINGET, _BINPUT, _LONG_BINPUT, _MEMOIZE = 0x68, 0x6A, 0x71, 0x72, 0x94
@@ -129,12 +128,12 @@ def _value(data: bytes) -> tuple[Any, bool]:  # noqa: C901
 
 
 class _Memo(dict[int, Any]):
-    """What the file holds once and refers to by a number."""
+    """Values that the file defines once and refers to by number."""
 
     is_shared = False
-    """Whether a container was referred to: only then the value can be larger than the file, or hold itself."""
+    """Whether a container was referred to: only then can the value be larger than the file, or contain itself."""
     letters = 0
-    """Of texts that were referred to, each time."""
+    """Characters of strings at all references."""
 
     def again(self, number: int) -> Any:
         value = self[number]
@@ -154,7 +153,7 @@ def _check_keys(keys: list[Any]) -> None:
 
 
 def _weigh(value: Any) -> None:
-    """Refuse what refers to itself, or to its parts so often that it is larger than any dump."""
+    """Refuse a value that contains itself, or that is too large because of shared parts. Raises :class:`NotPlainError`."""
     weights: dict[int, int] = {}
     todo: list[Any] = [value]
     while todo:
@@ -191,7 +190,7 @@ def _weight(container: Any, weights: dict[int, int]) -> int:
 
 
 def _text(data: bytes, code: int, at: int) -> tuple[str, int]:
-    """The string whose length stands at ``at``, and where it ends."""
+    """(String with its length at ``at``, position after it)."""
     if code == _BINUNICODE:
         begin = at + 4
         length = _WORD(data, at)[0]
@@ -206,7 +205,7 @@ def _text(data: bytes, code: int, at: int) -> tuple[str, int]:
 
 
 def _number(data: bytes, code: int, at: int) -> tuple[float, int]:
-    """The number at ``at``, and where it ends."""
+    """(Number at ``at``, position after it)."""
     if code == _BININT1:
         return data[at], at + 1
     if code == _BININT2:
@@ -225,7 +224,7 @@ def _number(data: bytes, code: int, at: int) -> tuple[float, int]:
 
 
 def _build(stack: list[Any], code: int) -> None:
-    """The rarer containers."""
+    """The less frequent containers."""
     if code in _TUPLES:
         many = _TUPLES[code]
         if len(stack) < many:
@@ -247,7 +246,7 @@ def _build(stack: list[Any], code: int) -> None:
 
 
 def _since_mark(stack: list[Any]) -> list[Any]:
-    """What was put on the stack since the last mark, which goes with it."""
+    """Remove the values since the last mark from the stack, with the mark, and return them."""
     place = len(stack) - 1
     while stack[place] is not _MARK:
         place -= 1

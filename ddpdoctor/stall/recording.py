@@ -1,4 +1,4 @@
-"""One rank's flight recorder as it was dumped, whatever version of torch wrote it: groups, and what was issued in each."""
+"""Reads the flight recorder dump of one rank, of any torch version: process groups, and operations issued in each."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .dumps import PICKLE
 from .plainpickle import MOST_BYTES, MOST_CONTAINERS, NotPlainError, read_plain
 
 _MOST_VALUES = 6 << 20
-"""Of a dump in JSON. One of 64 MiB as torch writes them has a quarter of that, as it has of containers."""
+"""Most values of a dump in JSON: four times those of a 64 MiB dump as torch writes it."""
 
 
 def read_dump(path: str, rank: int, known: Mapping[str, GroupKey] | None = None) -> Recording | str:
-    """The dump in the file ``path``, or a sentence that says why there is none; ``known`` are groups that it need not tell."""
+    """The dump in the file ``path``, or a sentence why it cannot be read. ``known``: groups that it need not list."""
     try:
         data = read_bounded(path, MOST_BYTES, follow=True)
         if not data:
@@ -36,7 +36,7 @@ def read_dump(path: str, rank: int, known: Mapping[str, GroupKey] | None = None)
 
 
 def _json(data: bytes) -> Any:
-    """Raises ValueError, with a reason in words."""
+    """Decode JSON. Raises ValueError with the reason as text."""
     containers = data.count(b"[") + data.count(b"{")
     if containers > MOST_CONTAINERS or containers + data.count(b",") > _MOST_VALUES:
         raise ValueError("it holds more values than any recorder writes")
@@ -44,24 +44,24 @@ def _json(data: bytes) -> Any:
 
 
 MOST_ENTRIES = 1_000_000
-"""Of one dump; torch keeps 2,000 unless told otherwise."""
+"""Most entries of one dump; torch keeps 2,000 by default."""
 _MOST_RANKS = 1_000_000
 _MOST_MEMBERS = 4_000_000
-"""Of all groups of one dump together."""
+"""Most members of all groups of one dump together."""
 _MOST_LETTERS, _MOST_PATH = 200, 4096
-"""Of a name, and of a file's; what is longer is none."""
+"""Most characters of a name, and of a path; longer ones are ignored."""
 _MOST_TENSORS, _MOST_DIMENSIONS, _MOST_FRAMES = 4096, 64, 512
 DEFAULT_DESCRIPTION = "default_pg"
 """torch's description of the group of all ranks."""
 _LATEST = 1 << 62
-"""Of numbers and moments in nanoseconds: the year 2116."""
+"""Upper bound of numbers and of epoch nanoseconds (the year 2116)."""
 _P2P = re.compile(r"(send|recv)\b(?: (\d+)(->|<-)(\d+))?")
 _COALESCED = "coalesced"
 _FINISHED = "completed"
 
 
 class NoDumpError(ValueError):
-    """The document is no flight recorder's; the text says why, as part of a sentence."""
+    """The document is no flight recorder dump; the text says why, as part of a sentence."""
 
 
 class Operation(msgspec.Struct, frozen=True):
@@ -69,7 +69,7 @@ class Operation(msgspec.Struct, frozen=True):
 
     group: GroupKey
     sequence: int
-    """Of the group's collectives; a send or receive has that of the last one before it."""
+    """Sequence number among the group's collectives; a send or receive has that of the last collective before it."""
     name: str
     """``all_reduce``, ``send 0->1``: torch's name without the backend's."""
     backend: str
@@ -80,9 +80,9 @@ class Operation(msgspec.Struct, frozen=True):
     """Issued and not finished."""
     created_ns: int | None
     order: int
-    """Place among all that the rank issued."""
+    """Position among all operations of the rank."""
     pair: tuple[int, int] | None = None
-    """Of a send or receive: sender and receiver, by their place in the group."""
+    """(Sender, receiver) of a send or receive, as ranks within the group."""
     frames: tuple[CodeLine, ...] = ()
     """Innermost first."""
 
@@ -101,7 +101,7 @@ class GroupKey(msgspec.Struct, frozen=True):
     name: str
     description: str = ""
     members: tuple[int, ...] | None = None
-    """Global ranks, where the dump tells them."""
+    """Global ranks; None if the dump does not list them."""
 
     def __hash__(self) -> int:
         """Without most of the members: keys are looked up once for each operation, and a group may have many."""
@@ -121,22 +121,30 @@ class Recording(msgspec.Struct, frozen=True):
     rank: int
     path: str
     groups: dict[str, GroupKey]
-    """By name: those that the rank is in."""
+    """The rank's groups by name."""
     operations: list[Operation]
     """Collectives, in the order in which they were issued."""
     messages: list[Operation]
     """Sends and receives."""
     enqueued: dict[GroupKey, int] = msgspec.field(default_factory=dict)
-    """What was issued last in a group, by torch's own count, which takes in sends and receives."""
+    """Number of the last operation of each group by torch's own count, which includes sends and receives."""
     first_ns: int | None = None
-    """When the oldest operation that the dump holds was issued."""
+    """When the oldest operation in the dump was issued."""
     forgotten: bool = False
     """Whether older operations were overwritten."""
     written_ns: int | None = None
+    is_listed: bool = True
+    """Whether it lists operations, so that what is not listed as unfinished is finished; else it has numbers alone."""
+
+    @property
+    def pending(self) -> list[Operation]:
+        """What is issued and not finished, in the order of issue."""
+        issued = (*self.operations, *self.messages)
+        return sorted((each for each in issued if each.pending), key=lambda each: each.order)
 
     @property
     def last_ns(self) -> int | None:
-        """When the rank last issued anything that the dump tells of."""
+        """When the newest operation in the dump was issued, epoch ns."""
         moments = [each.created_ns for each in (*self.operations[-1:], *self.messages[-1:])]
         return max((moment for moment in moments if moment is not None), default=None)
 
@@ -148,7 +156,7 @@ def recording_of(
     written_ns: int | None = None,
     known: Mapping[str, GroupKey] | None = None,
 ) -> Recording:
-    """The dump in ``document``; ``known`` are groups that it need not tell. Raises :class:`NoDumpError`."""
+    """Parse the dump in ``document``. ``known``: groups that it need not list. Raises :class:`NoDumpError`."""
     if isinstance(document, list):
         document = {"entries": document}
     if not isinstance(document, Mapping) or not isinstance(document.get("entries", ()), list | tuple):
@@ -274,8 +282,8 @@ def _status(status: Any, groups: Mapping[str, GroupKey], ids: Mapping[int, Group
 def _keys_of(
     numbers: list[int], groups: Mapping[str, GroupKey], ids: Mapping[int, GroupKey]
 ) -> dict[int, GroupKey]:
-    """Number of a group within its process → the group. Both are given out in the order in which groups are made, so that they
-    belong together where there are as many, unless what was issued says otherwise."""
+    """Number of a group within its process → the group. Numbers and names are both assigned in the order of creation, so they are paired in
+    that order if there are equally many and the issued operations agree."""
     known = {number: ids[number] for number in numbers if number in ids}
     names = [name for name in groups if name.isdecimal()]
     if len(names) != len(groups) or len(names) != len(numbers):
@@ -285,7 +293,7 @@ def _keys_of(
 
 
 def _whole(value: Any) -> int | None:
-    """A whole number, which JSON may hold as text."""
+    """An integer, which may be text in JSON; None if out of range."""
     if isinstance(value, str) and re.fullmatch(r"-?\d{1,19}", value):
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -294,7 +302,7 @@ def _whole(value: Any) -> int | None:
 
 
 def _text(value: Any, most: int = _MOST_LETTERS) -> str:
-    """A text or a number as text; empty for all else: a container's text may be without bounds."""
+    """A string, or an integer as a string; empty for any other value."""
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value) if abs(value) < _LATEST else ""
     return value if isinstance(value, str) and len(value) <= most else ""

@@ -1,4 +1,4 @@
-"""What the evidence of a stopped job comes to: the facts of the family hang, and where each rank stands."""
+"""From the evidence of a stopped job to the facts of the family ``hang`` and the position of each rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from ddpdoctor.measure.hangfacts import HangFacts, StopFacts
 from ddpdoctor.measure.places import Where
-from ddpdoctor.rundir import listed
+from ddpdoctor.rundir import listed, ranks_in_words
 from ddpdoctor.rundir.ends import POLITE, JobEnd
 from ddpdoctor.rundir.phases import Phase
 from ddpdoctor.rundir.stops import signal_name
@@ -30,7 +30,7 @@ from .waiting import Blame, Root, Stuck, Why, blame
 
 
 def of_devices(causes: dict[str, StopFacts], run: RunEvidence) -> dict[str, StopFacts]:
-    """``causes``, of which one is the device's where errors were counted on those of all ranks that it names, or it names none."""
+    """``causes``; a single cause becomes a device error if NVML counted errors on the devices of all of its ranks (or it has none)."""
     if not causes or not run.devices:
         return causes
     counted = [
@@ -40,8 +40,8 @@ def of_devices(causes: dict[str, StopFacts], run: RunEvidence) -> dict[str, Stop
     (name, first), *rest = causes.items()
     named = set(first.ranks or run.devices)
     if rest or not named <= set(run.devices):
-        told = replace(first, evidence=[*first.evidence, *counted])
-        return {**causes, name: told}
+        with_errors = replace(first, evidence=[*first.evidence, *counted])
+        return {**causes, name: with_errors}
     errors = [error for rank in sorted(named) for error in run.devices[rank]]
     message = first.message if name == "device" else ", ".join(dict.fromkeys(errors))
     return {
@@ -50,13 +50,13 @@ def of_devices(causes: dict[str, StopFacts], run: RunEvidence) -> dict[str, Stop
 
 
 _MOST_EVIDENCE = 12
-_MOST_RANKS = 8
-"""As many are told of one by one."""
 """Sentences of a finding."""
+_MOST_RANKS = 8
+"""Ranks listed in a sentence."""
 
 
 def of_dumps(dumps: Dumps) -> Verdict:
-    """The verdict on dumps without any run of ours."""
+    """The verdict on dumps without a run directory."""
     run = RunEvidence(
         {each.rank: RankEvidence(each.rank, recording=each) for each in dumps.recordings},
         hangs=True,
@@ -68,8 +68,8 @@ def of_dumps(dumps: Dumps) -> Verdict:
         oom_kills=0,
         notes=[],
     )
-    everybody = expected_ranks(dumps.recordings)
-    without = [rank for rank in everybody if rank not in run.ranks]
+    all_ranks = expected_ranks(dumps.recordings)
+    without = [rank for rank in all_ranks if rank not in run.ranks]
     notes = list(dumps.notes)
     if without:
         notes.append(f"{_ranks(without)} left no flight recorder dump that could be read.")
@@ -100,7 +100,7 @@ def _of_run(run: RunEvidence) -> Verdict:
 
 
 def _asked_below_the_launcher(run: RunEvidence) -> Asked | None:
-    """Where somebody ended torchrun itself, it passes the signal on to all ranks and leaves with 1."""
+    """The signal that ended torchrun itself, which passes it on to all ranks and exits with code 1."""
     ends = {None if each.raised else each.signal for each in run.ranks.values()}
     return Asked(min(number for number in ends if number)) if ends and ends <= POLITE else None
 
@@ -109,6 +109,7 @@ def _stopped(run: RunEvidence, notes: list[str], only_dumps: bool = False) -> Ve
     recordings = {rank: each.recording for rank, each in run.ranks.items() if each.recording is not None}
     tables = tables_of(list(recordings.values()), list(run.ranks))
     found = blame(tables, recordings)
+    few = _too_few(found.roots, recordings, run) if only_dumps else None
     ends = ends_of(run, conclusions(run))
     causes, effects = dict(ends.causes), ends.effects
     if causes and causes.keys() <= {"died", "raised"} and (different := disagreement(run)) is not None:
@@ -117,7 +118,7 @@ def _stopped(run: RunEvidence, notes: list[str], only_dumps: bool = False) -> Ve
         causes = {name: _with_waiting(cause, found, run) for name, cause in causes.items()}
         causes = {name: with_positions(cause, run) for name, cause in causes.items()}
     elif run.hangs:
-        causes = _hang(run, tables, found, recordings, notes, only_dumps)
+        causes = _hang(run, tables, found, recordings, notes, few, only_dumps)
     elif run.job.failed and run.asked is None and (different := disagreement(run)) is not None:
         causes = {"different": different}
     elif run.job.failed and run.asked is None:
@@ -127,6 +128,8 @@ def _stopped(run: RunEvidence, notes: list[str], only_dumps: bool = False) -> Ve
     guilty = {rank for cause in causes.values() for rank in cause.ranks or ()}
     facts = HangFacts(
         looked=True,
+        only_dumps=True if only_dumps else None,
+        undecided=None if causes else few,
         state=("hangs" if run.hangs else "failed") if causes else None,
         lasts=None if only_dumps else run.lasts,
         until=until(run) if causes and run.hangs else None,
@@ -137,8 +140,19 @@ def _stopped(run: RunEvidence, notes: list[str], only_dumps: bool = False) -> Ve
         effects=effects,
         **causes,
     )
-    standing = [standing_of(each, guilty, run) for _, each in sorted(run.ranks.items())] if causes else []
+    main = next(iter(causes.values()), None)
+    standing = (
+        [standing_of(each, guilty, run, main) for _, each in sorted(run.ranks.items())] if causes else []
+    )
     return Verdict(facts, standing, notes)
+
+
+def _too_few(roots: Sequence[Root], recordings: Mapping[int, Recording], run: RunEvidence) -> str | None:
+    """Why no rank is named, as part of a sentence, where only ranks without a dump could be, and too many are without one."""
+    unseen = roots and all(root.why is Why.NO_RECORDING for root in roots)
+    if not unseen or len(recordings) * 2 >= len(run.ranks):
+        return None
+    return f"only {len(recordings)} of {len(run.ranks)} ranks left a flight recorder dump"
 
 
 def _with_waiting(cause: StopFacts, found: Blame, run: RunEvidence) -> StopFacts:
@@ -153,9 +167,10 @@ def _hang(
     found: Blame,
     recordings: Mapping[int, Recording],
     notes: list[str],
+    few: str | None,
     only_dumps: bool,
 ) -> dict[str, StopFacts]:
-    """Why ranks stand of which none died or raised."""
+    """The cause of a hang in which no rank died or raised."""
     alive = [each for each in run.ranks.values() if run.stood(each)]
     if alive and all(each.phase == Phase.RENDEZVOUS for each in alive):
         return {"rendezvous": _simple(run, [], alive, "wait for a process group to be created")}
@@ -165,20 +180,21 @@ def _hang(
         return {"different": called}
     if mismatch is not None:
         return _of_mismatch(mismatch, run)
-    roots = found.roots
-    unseen = only_dumps and all(root.why is Why.NO_RECORDING for root in roots)
-    if roots and unseen and len(recordings) * 2 < len(run.ranks):
+    if few is not None:
         notes.append(
             "Fewer than half of the job's ranks left a dump, so no rank can be named: collect the dumps of all ranks."
         )
-        roots = []
-    if roots:
-        return _of_roots(roots, run, only_dumps)
+        return {}
+    if found.roots:
+        return _of_roots(found.roots, run, only_dumps)
     if not only_dumps:
         return _of_waits(run, found)
     if found.whole:
         return {"together": _together(found.whole[0], run)}
-    notes.append("No rank waits for another in these flight recorder dumps.")
+    if any(recording.pending for recording in recordings.values()):
+        notes.append(
+            "Operations are unfinished in these dumps, but they do not show for which rank others wait."
+        )
     return {}
 
 
@@ -219,23 +235,27 @@ def _issued(rank: int, operation: Operation) -> str:
 
 
 def _of_roots(roots: Sequence[Root], run: RunEvidence, only_dumps: bool) -> dict[str, StopFacts]:
-    """Ranks that did not come, by what each of them does."""
+    """The fact for ranks that did not reach the collective, by their activity."""
     ranks = [run.ranks[root.rank] for root in roots]
     stuck = min((root.stuck for root in roots if root.stuck), key=lambda s: s.since_ns or 0, default=None)
     activities = [activity(each) for each in ranks]
     named = next((each for each in activities if each is not None), None)
     barrier = next((each for each in ranks if each.phase == Phase.BARRIER), None)
+    unseen = all(root.why is Why.NO_RECORDING for root in roots)
+    busy = named is not None or any(each.waits is False for each in ranks)
     stop = StopFacts(
         ranks=[root.rank for root in roots],
+        arrival_unknown=True if unseen and not busy else None,
         kind=roots[0].why.value,
         doing=named.name if named else "device" if all(root.unfinished for root in roots) else None,
         says=named.says if named else None,
         since_s=run.since_s,
         step=_first_step(ranks),
         where=distinct_places([last_at(each) for each in ranks]),
-        evidence=[text for root in roots for text in _seen(root, run.ranks[root.rank])][:_MOST_EVIDENCE],
         **(_of_stuck(stuck, run) if stuck else _of_message(roots, run)),
     )
+    seen = [*_seen_of(roots, run), *(_elsewhere(stop, stuck, run) if only_dumps else [])]
+    stop = replace(stop, evidence=seen[:_MOST_EVIDENCE])
     absent = {root.rank for root in roots}
     others = [each for rank, each in run.ranks.items() if rank not in absent]
     if any(each.exhausted or each.in_order for each in ranks) and not (
@@ -247,47 +267,78 @@ def _of_roots(roots: Sequence[Root], run: RunEvidence, only_dumps: bool) -> dict
     return {"not_reached": stop}
 
 
-def _seen(root: Root, each: RankEvidence) -> list[str]:
-    """What shows that a rank is a root, a sentence each."""
+def _seen_of(roots: Sequence[Root], run: RunEvidence) -> list[str]:
+    """What shows that ranks are roots. Those of which the same is known share a sentence."""
+    ranks: dict[tuple[str, str], list[int]] = {}
+    for root in roots:
+        for parts in _seen(root, run.ranks[root.rank].recording):
+            ranks.setdefault(parts, []).append(root.rank)
+    said = [f"{before}{ranks_in_words(each)}{after}" for (before, after), each in ranks.items()]
+    behind: dict[int, list[Root]] = {}
+    for root in roots:
+        if root.unfinished:
+            behind.setdefault(len(root.unfinished), []).append(root)
+    return [*(text[0].upper() + text[1:] for text in said), *map(_lagging, behind.values())]
+
+
+def _seen(root: Root, recording: Recording | None) -> list[tuple[str, str]]:
+    """What shows that a rank is a root: sentences, as what stands before and behind the rank."""
     said = []
-    recording = each.recording
     if root.stuck is not None and root.why in (Why.NOT_ISSUED, Why.STOPPED_EARLY, Why.CIRCLE):
-        said.append(_missing(root.rank, root.stuck, recording))
+        last, group = _last_in(root.stuck, recording), root.stuck.group.words
+        said.append(
+            (f"no collective of {group} is recorded on ", ".")
+            if last is None
+            else ("", f" last issued number {last} of {group}.")
+        )
     if root.why is Why.STOPPED_EARLY:
-        said.append(f"Rank {root.rank} waits like others, but those issued more in the meantime.")
+        said.append(("", " stopped issuing while ranks that wait for the same collective went on."))
     if root.why is Why.CIRCLE:
-        said.append(f"Rank {root.rank} itself waits for a rank that waits for it.")
-    if root.why is Why.NO_RECORDING:
-        said.append(
-            f"Rank {root.rank} left no dump from that time, and no other rank's dump explains the hang."
-        )
+        said.append(("each rank for which others wait is waiting itself, also ", "."))
     if root.why is Why.NO_MESSAGE:
-        said.append(
-            f"Rank {root.rank} has not issued its part of a message that rank {root.partner} has pending."
-        )
-    if root.unfinished:
-        first, many = root.unfinished[0], len(root.unfinished)
-        more = f" and {many - 1} more" if many > 1 else ""
-        said.append(
-            f"Rank {root.rank} has {_words(first)} number {first.sequence} of {first.group.words}{more} pending, which others have "
-            "finished: its device, or the thread that watches it, had stopped before."
-        )
-    elif recording is not None and recording.operations and not any(o.pending for o in recording.operations):
-        said.append(f"Everything that rank {root.rank} issued is finished.")
+        said.append(("other ranks have sends or receives pending whose other part was not issued by ", "."))
+    if not root.unfinished and recording is not None and recording.operations and not recording.pending:
+        said.append(("everything that ", " issued is finished."))
     return said
 
 
-def _missing(rank: int, stuck: Stuck, recording: Recording | None) -> str:
-    last = None
-    if recording is not None:
-        issued = [o.sequence for o in recording.operations if o.group == stuck.group]
-        last = max(issued, default=recording.enqueued.get(stuck.group))
-    known = f"; its last there is number {last}" if last is not None else ""
-    return f"Rank {rank} has not issued {stuck.operation.name} number {stuck.sequence} of {stuck.group.words}{known}."
+def _lagging(roots: Sequence[Root]) -> str:
+    """How far ranks, all of them by as many collectives, lag behind the others."""
+    first, many = roots[0].unfinished[0], len(roots[0].unfinished)
+    each = " each" if len(roots) > 1 else ""
+    return (
+        f"On {ranks_in_words([root.rank for root in roots])}, {many} {'collective' if many == 1 else 'collectives'}{each} "
+        f"{'is' if many == 1 else 'are'} unfinished that other ranks have finished (the first on rank {roots[0].rank}: {_words(first)} "
+        f"number {first.sequence} of {first.group.words}). So the device, or the thread that watches it, had stopped before."
+    )
+
+
+def _elsewhere(stop: StopFacts, stuck: Stuck | None, run: RunEvidence) -> list[str]:
+    """Which of the collective's other members left no dump, and which ranks wait elsewhere."""
+    unseen = sorted(set(stuck.unknown if stuck else ()) - set(stop.ranks or ()))
+    said = []
+    if unseen:
+        they = "it" if len(unseen) == 1 else "they"
+        said.append(f"Whether {ranks_in_words(unseen)} arrived is unknown: {they} left no dump of that time.")
+    known = {*(stop.ranks or ()), *stop.waiting_ranks}
+    others = sorted(r for r, e in run.ranks.items() if r not in known and e.recording and e.recording.pending)
+    if others:
+        verb = "waits" if len(others) == 1 else "wait"
+        text = ranks_in_words(others)
+        said.append(f"{text[0].upper()}{text[1:]} {verb} in other collectives or messages.")
+    return said
+
+
+def _last_in(stuck: Stuck, recording: Recording | None) -> int | None:
+    """The number of the last collective that a rank issued in the group; None where it recorded none."""
+    if recording is None:
+        return None
+    issued = [o.sequence for o in recording.operations if o.group == stuck.group]
+    return max(issued, default=recording.enqueued.get(stuck.group))
 
 
 def _of_waits(run: RunEvidence, found: Blame) -> dict[str, StopFacts]:
-    """Without flight recorders that tell: who waits for others, and who does something else."""
+    """The cause without usable flight recorders: which ranks wait for others, and which do something else."""
     alive = [each for each in run.ranks.values() if run.stood(each)]
     busy = [each for each in alive if each.waits is False]
     waiting = [each for each in alive if each.waits]
@@ -362,21 +413,21 @@ def _of_stuck(stuck: Stuck, run: RunEvidence) -> dict[str, Any]:
 
 
 def _of_message(roots: Sequence[Root], run: RunEvidence) -> dict[str, Any]:
-    """Of ranks for whose messages others wait, or whose devices lag."""
+    """Fields of the facts on ranks whose messages others wait for, or whose devices lag."""
     partners = sorted({root.partner for root in roots if root.partner is not None})
     first = next((root.unfinished[0] for root in roots if root.unfinished), None)
-    told: dict[str, Any] = {"waiting_ranks": partners}
+    fields: dict[str, Any] = {"waiting_ranks": partners}
     for partner in partners[:1]:
         recording = run.ranks[partner].recording
         first = next((m for m in (recording.messages if recording else ()) if m.pending), first)
     if first is not None:
-        told |= {
+        fields |= {
             "group": first.group.words,
             "collective": first.name,
             "sequence": first.sequence,
             "tensors": _tensors(first),
         }
-    return told
+    return fields
 
 
 def _called_at(each: RankEvidence, operation: Operation) -> Where | None:
@@ -388,7 +439,7 @@ def _first_step(ranks: Sequence[RankEvidence]) -> int | None:
 
 
 def _moment(at_ns: int | None) -> str | None:
-    """A moment in words, to the second."""
+    """A moment as text, to the second."""
     if not at_ns:
         return None
     return datetime.fromtimestamp(at_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,4 +1,4 @@
-"""Who waits for whom in a process group, and which ranks keep the others waiting."""
+"""The wait graph of the process groups: which ranks wait for which, and which block the others."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from .groups import Table
 from .recording import GroupKey, Operation, Recording
 
 _SLACK_NS = 5_000_000_000
-"""A dump that was written so long before others issued a collective says nothing of it: watchdogs look every second or so, and
-file servers' clocks differ a little."""
+"""A dump that was written this long before others issued a collective does not show whether its rank issued it: watchdogs poll about once
+a second, and file servers' clocks differ."""
 
 
 class Stuck(msgspec.Struct, frozen=True):
-    """A collective at which some ranks stand."""
+    """A collective in which some ranks wait."""
 
     group: GroupKey
     sequence: int
     operation: Operation
-    """As the first of those that wait issued it."""
+    """The operation of the first waiting rank."""
     waiting: tuple[int, ...]
     missing: tuple[int, ...] = ()
     """Members whose recording shows that they have not issued it."""
@@ -37,11 +37,19 @@ class Stuck(msgspec.Struct, frozen=True):
     def since_ns(self) -> int | None:
         return self.operation.created_ns
 
+    def is_of(self, operation: Operation) -> bool:
+        """Whether ``operation`` is a rank's part of this collective."""
+        return (
+            operation.pair is None
+            and operation.sequence == self.sequence
+            and operation.group.name == self.group.name
+        )
+
 
 def stuck_collectives(
     tables: Sequence[Table], recordings: Mapping[int, Recording]
 ) -> tuple[list[Stuck], list[Stuck]]:
-    """Collectives that members miss, and those at which all members stand; both with the first one first."""
+    """(Collectives that some members have not issued, collectives in which all members wait), each in order of time."""
     missed: list[Stuck] = []
     whole: list[Stuck] = []
     for table in tables:
@@ -57,7 +65,7 @@ def _when(stuck: Stuck) -> tuple[int, int]:
 
 
 def _of(table: Table, recordings: Mapping[int, Recording]) -> list[Stuck]:
-    """The collectives of one group that members miss, one for each place at which such a member stands."""
+    """The collectives of one group that some members have not issued, one for each position of such a member."""
     seats = table.seats
     pending = sorted({number for seat in seats.values() for number in seat.pending})
     if not pending:
@@ -77,7 +85,7 @@ def _of(table: Table, recordings: Mapping[int, Recording]) -> list[Stuck]:
         unknown = [*(rank for rank in ranks if rank not in known), *table.unrecorded]
         found += _stuck(table, place, known, unknown)
     if not by_place and table.unrecorded:
-        # What somebody has finished, all have issued.
+        # A collective that one member has finished was issued by all.
         place = next((n for n in pending if all(n in seat.pending for seat in seats.values())), -1)
         found += _stuck(table, place, [], table.unrecorded)
     return found
@@ -111,7 +119,7 @@ def _would_tell(recording: Recording, table: Table, place: int) -> bool:
 
 
 def _shared(table: Table) -> set[int]:
-    """Numbers of the collectives that all members have issued and none has finished."""
+    """Sequence numbers of collectives that all members have issued and none has finished."""
     seats = list(table.seats.values())
     if len(seats) < len(table.members) or not seats:
         return set()
@@ -127,7 +135,7 @@ class Partner(msgspec.Struct, frozen=True):
 
 
 def partners_of(recordings: Mapping[int, Recording]) -> dict[int, list[Partner]]:
-    """By rank, those it exchanges messages with that are not through."""
+    """By rank, its partners in pending sends and receives."""
     open_: Counter[tuple[int, int, int]] = Counter()
     for recording in recordings.values():
         for message in recording.messages:
@@ -151,21 +159,21 @@ def _global(message: Operation) -> tuple[int, int] | None:
 
 
 _LEAST_PEERS = 3
-"""So many ranks that wait at the same collective must have issued more, all of them the same, before one that did not is told to
-have stopped by itself: the hosts of two may just run ahead of their devices by different amounts."""
+"""Ranks that wait in the same collective and must have issued more, all of them the same, before a rank that did not is reported to have
+stopped by itself: two hosts may run ahead of their devices by different amounts."""
 _LOGS = 0
-"""The rank that reads results by itself, to print them, in most jobs: that it stops before others says nothing."""
+"""In most jobs this rank reads results to print them, so that it may stop before the others."""
 
 
 class Why(StrEnum):
-    """By what a rank is found to be a root."""
+    """Why a rank is a root."""
 
     NOT_ISSUED = "not issued"
-    """Its recording shows that it has not issued the collective, and that it waits for nobody."""
+    """Its recording shows that it has not issued the collective, and that it waits for no rank."""
     STOPPED_EARLY = "stopped early"
-    """It waits, too, but those that wait for the same went on issuing and it did not."""
+    """It waits, too, but ranks that wait for the same have issued more than it."""
     NO_RECORDING = "no recording"
-    """All others are there, and it left none, or an old one."""
+    """Others may wait for it, and it left no recording, or an old one: whether it arrived is unknown."""
     CIRCLE = "circle"
     """It and others wait for each other."""
     UNFINISHED = "unfinished"
@@ -175,48 +183,48 @@ class Why(StrEnum):
 
 
 class Root(msgspec.Struct, frozen=True):
-    """A rank that keeps others, and is kept by none."""
+    """A rank that blocks others and is blocked by none."""
 
     rank: int
     why: Why
     stuck: Stuck | None
     """The first collective at which others wait for it."""
     unfinished: tuple[Operation, ...] = ()
-    """What it has pending and others have finished: its device, or what watches it, had stopped by then."""
+    """Operations that it has pending and others have finished: its device, or the thread that watches it, had stopped."""
     partner: int | None = None
-    """Who waits for its message."""
+    """The rank that waits for its message."""
 
 
 class Blame(msgspec.Struct, frozen=True):
-    """Who keeps the job."""
+    """The ranks that block the job."""
 
     roots: list[Root]
     missed: list[Stuck]
     whole: list[Stuck]
-    """Collectives at which all members stand."""
+    """Collectives in which all members wait."""
 
 
 def blame(tables: Sequence[Table], recordings: Mapping[int, Recording]) -> Blame:
-    """Follow all that wait to the roots."""
+    """Find the roots: the ranks that all others wait for, directly or not."""
     missed, whole = stuck_collectives(tables, recordings)
     partners = partners_of(recordings)
     excuses = _Excuses(tables, missed, partners, recordings)
     behind = _unfinished(tables, recordings)
     roots: dict[int, Root] = {}
 
-    def add(among: Sequence[Stuck], beside_root: bool) -> None:
+    def add(among: Sequence[Stuck], with_root: bool) -> None:
         for stuck in among:
             for rank in stuck.missing:
-                why = excuses.why_root(rank, stuck, beside_root)
+                why = excuses.why_root(rank, stuck, with_root)
                 if why is not None and rank not in roots:
                     roots[rank] = Root(rank, why, stuck, behind[rank])
 
-    add(missed, beside_root=False)
-    add([each for each in missed if roots.keys() & set(each.missing)], beside_root=True)
+    add(missed, with_root=False)
+    add([each for each in missed if roots.keys() & set(each.missing)], with_root=True)
     found = (
         roots
         # A dump that is not there may be lost or unreadable: that names no rank beside those whose own dumps do.
-        or {rank: Root(rank, Why.NO_RECORDING, stuck) for stuck in reversed(missed) for rank in stuck.unknown}
+        or _without_recording(missed, recordings)
         or {
             rank: Root(rank, Why.CIRCLE, stuck, behind[rank])
             for stuck in reversed(missed)
@@ -228,8 +236,24 @@ def blame(tables: Sequence[Table], recordings: Mapping[int, Recording]) -> Blame
     return Blame(sorted(found.values(), key=lambda root: root.rank), missed, whole)
 
 
+def _without_recording(missed: Sequence[Stuck], recordings: Mapping[int, Recording]) -> dict[int, Root]:
+    """Ranks without a recording in the collectives that a rank issued before all else that it has pending; where no collective is the
+    first of any rank, in all of them."""
+    first = {rank: pending[0] for rank, recording in recordings.items() if (pending := recording.pending)}
+    ahead = [
+        stuck
+        for stuck in missed
+        if stuck.unknown and any(stuck.is_of(first[rank]) for rank in stuck.waiting if rank in first)
+    ]
+    return {
+        rank: Root(rank, Why.NO_RECORDING, stuck)
+        for stuck in reversed(ahead or missed)
+        for rank in stuck.unknown
+    }
+
+
 class _Excuses:
-    """Why a rank that is missing somewhere need not be at fault."""
+    """Decides whether a rank that has not issued a collective is itself blocked."""
 
     def __init__(
         self,
@@ -247,24 +271,26 @@ class _Excuses:
         self.partners = partners
         self.beside = _components(tables)
 
-    def why_root(self, rank: int, stuck: Stuck, beside_root: bool = False) -> Why | None:
+    def why_root(self, rank: int, stuck: Stuck, with_root: bool = False) -> Why | None:
         """Why ``rank``, missing at ``stuck``, is a root; None where it waits for others itself.
 
-        Where those that are kept by the same went on issuing, it is not that which stopped it. ``beside_root``: a root is missing
+        Where those that are kept by the same went on issuing, it is not that which stopped it. ``with_root``: a root is missing
         there, too, so that a message of a rank without a recording is no excuse by itself.
         """
         held = [wait for wait in self.waits.get(rank, ()) if set(wait.absent) - {rank}]
-        # It stands in a collective that all members have issued, and one of those is kept by somebody else.
-        beside = any(self._is_kept(other, rank) for other in self.beside.get(rank, ()) if other != rank)
-        if self._awaits_message(rank, seen=True, all_lack=not beside_root):
+        # It waits in a collective that all members have issued, and one of those is blocked by another rank.
+        bound_is_kept = any(
+            self._is_kept(other, rank) for other in self.beside.get(rank, ()) if other != rank
+        )
+        if self._awaits_message(rank, seen=True, all_lack=not with_root):
             return None
         perhaps = self._awaits_message(rank)
-        if not held and not beside and not perhaps:
+        if not held and not bound_is_kept and not perhaps:
             return Why.NOT_ISSUED
         if _LOGS in stuck.missing:
             return None
         peers = [set(stuck.waiting) & set(wait.waiting) for wait in held]
-        if beside:
+        if bound_is_kept:
             peers.append(set(stuck.waiting) & set(self.beside[rank]))
         if perhaps:
             peers.append({each for each in stuck.waiting if self._awaits_message(each)})
@@ -291,7 +317,7 @@ class _Excuses:
 
 
 def _components(tables: Sequence[Table]) -> dict[int, list[int]]:
-    """Rank → all that it is bound to by collectives that every member has issued and none has finished, by whatever way."""
+    """Rank → ranks connected to it by collectives that every member has issued and none has finished, directly or via others."""
     bound: dict[int, list[int]] = {}
     for table in tables:
         if not _shared(table):
@@ -304,7 +330,7 @@ def _components(tables: Sequence[Table]) -> dict[int, list[int]]:
 
 
 def _unfinished(tables: Sequence[Table], ranks: Iterable[int]) -> dict[int, tuple[Operation, ...]]:
-    """By rank, what it has pending and other members have finished: its part of it is done, and nothing of it noted that."""
+    """By rank, the operations that it has pending and other members have finished."""
     found: dict[int, list[Operation]] = {rank: [] for rank in ranks}
     for table in tables:
         seats = table.seats
@@ -322,7 +348,7 @@ def _unfinished(tables: Sequence[Table], ranks: Iterable[int]) -> dict[int, tupl
 def _of_devices(
     behind: Mapping[int, tuple[Operation, ...]], recordings: Mapping[int, Recording]
 ) -> dict[int, Root]:
-    """Ranks whose devices lag where all have issued everything: less than half of them, or nothing is told."""
+    """Ranks whose devices lag where all have issued everything: fewer than half of the ranks, else none."""
     lagging = [rank for rank, operations in behind.items() if operations]
     if not 0 < len(lagging) < len(recordings) / 2:
         return {}
@@ -332,11 +358,12 @@ def _of_devices(
 def _of_messages(
     partners: Mapping[int, list[Partner]], recordings: Mapping[int, Recording]
 ) -> dict[int, Root]:
-    """Ranks whose part of a send or receive is missing and that have no part of another pending."""
+    """Ranks whose part of a send or receive is missing and that have no part of another pending; those without a recording only
+    where no recording shows one."""
     roots: dict[int, Root] = {}
     for rank, others in partners.items():
         for other in others:
             if other.lacks and not any(each.lacks for each in partners.get(other.rank, ())):
                 why = Why.NO_MESSAGE if other.rank in recordings else Why.NO_RECORDING
                 roots.setdefault(other.rank, Root(other.rank, why, None, partner=rank))
-    return roots
+    return {rank: root for rank, root in roots.items() if root.why is Why.NO_MESSAGE} or roots

@@ -1,4 +1,4 @@
-"""What GPUs, host and the ranks' processes did during a run: sampled in the launcher, once per host."""
+"""Samples of GPUs, host and the ranks' processes during a run, once per host; a running job's records for ``watch`` and Prometheus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CPU and memory limits of this process's control groups (v1 and v2), and what is left of its memory.
+"""CPU and memory limits of a process's control groups (v1 and v2), and its free memory.
 
 Sources: Linux Documentation/admin-guide/cgroup-v2.rst (cpu.max, memory.max) and, for v1, scheduler/sched-bwc.rst.
 """
@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-# v1 says "no limit" with the largest page-aligned number; nothing real is in its neighbourhood.
+# v1 writes the largest page-aligned number for "no limit"; no real limit is near it.
 _NO_LIMIT_BYTES = 1 << 60
 _MEMORY_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 
 
 class Cgroup:
-    """The folders of this process's cgroup, from its own up to the top: a limit may stand at any level."""
+    """The folders of a process's cgroup, from its own up to the root: any level may have a limit."""
 
     def __init__(self, proc: Path = Path("/proc/self")) -> None:
         self.version: int | None = None
@@ -39,17 +39,17 @@ class Cgroup:
             self._cpu = self._memory = self._unified
 
     def cpu_limit_cores(self) -> float | None:
-        """The tightest limit; None for no cgroup or no limit."""
+        """The lowest CPU limit of all levels; None for no cgroup or no limit."""
         return min(
             (limit for level in self._cpu if (limit := _cpu_limit_cores(level)) is not None), default=None
         )
 
     def memory_limit_bytes(self) -> int | None:
-        """The same of memory."""
+        """The lowest memory limit of all levels, in bytes; None for no cgroup or no limit."""
         return min((limit for limit, _, _ in self._limited()), default=None)
 
     def free_memory_bytes(self) -> int | None:
-        """What the tightest limit leaves, caches of files counted as free; None where there is no limit."""
+        """Free memory below the limits, in bytes, page caches counted as free; None without a limit."""
         free = []
         for limit, used, level in self._limited():
             if used is not None:
@@ -67,7 +67,7 @@ class Cgroup:
                     yield limit, _number(level / uses), level
 
     def oom_kills(self) -> int | None:
-        """How often the kernel has ended a process of the own level because memory was short; None where it does not count."""
+        """Processes of the own level that the kernel killed for lack of memory; None if it does not count them."""
         for level in self._memory[:1]:
             for name in ("memory.events", "memory.oom_control"):
                 count = _stat(level / name).get("oom_kill")

@@ -1,7 +1,6 @@
 """Samples of this host by psutil and its control groups.
 
-Rates are over the time since the previous sample and null in the first one. What the system does not tell is
-null.
+Rates are over the time since the previous sample and null in the first one. Values that are not available are null.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ HOST_FIELDS = (
 
 
 class HostSampler:
-    """``facts`` once, ``sample()`` as often as wanted. What fails is named once in ``notes``."""
+    """``facts`` are read once, ``sample()`` each time. Each kind of failure becomes one entry in ``notes``."""
 
     def __init__(self) -> None:
         self.notes: list[Note] = []
@@ -44,7 +43,7 @@ class HostSampler:
         }
 
     def sample(self) -> dict[str, object]:
-        """``HOST_FIELDS``: numbers."""
+        """The values of ``HOST_FIELDS``."""
         now_s = time.monotonic()
         elapsed_s = 0.0 if self._before_s is None else now_s - self._before_s
         self._before_s = now_s
@@ -70,7 +69,7 @@ class HostSampler:
             return None
 
     def _cpu(self) -> dict[str, object]:
-        """Shares of CPU time since the last sample, of all cores together."""
+        """Shares of CPU time since the last sample, of all cores together, in percent."""
         now: dict[str, float] = psutil.cpu_times()._asdict()
         before, self._cpu_before = self._cpu_before, now
         if before is None:
@@ -82,7 +81,7 @@ class HostSampler:
             return {}
         waited_s = spent.get("iowait", 0.0)
         busy = min(1.0, max(0.0, 1.0 - (spent["idle"] + waited_s) / total_s))
-        # The kernel's iowait may step back by a tick.
+        # The kernel's iowait may decrease by a tick.
         iowait = round(100.0 * max(0.0, waited_s) / total_s, 2) if "iowait" in spent else None
         return {"cpu_percent": round(100.0 * busy, 2), "iowait_percent": iowait}
 
@@ -98,7 +97,7 @@ class HostSampler:
 
 
 def rate(now: float | None, before: float | None, elapsed_s: float) -> float | None:
-    """Counts a second; None without two readings, without time between, or for a counter that was reset."""
+    """Counts per second; None without two readings, without time between, or for a counter that was reset."""
     if now is None or before is None or elapsed_s <= 0 or now < before:
         return None
     return (now - before) / elapsed_s

@@ -1,7 +1,6 @@
-"""A run directory followed while its job runs: what ``ddpdoctor watch`` draws and the exporter serves.
+"""Reads a run directory while its job runs, for ``ddpdoctor watch`` and the Prometheus exporter.
 
-Files are read from where the last look ended, so a look costs what was recorded since, not what was recorded
-in all.
+Each refresh reads files from where the last one ended, so its cost does not grow with the run.
 """
 
 from __future__ import annotations
@@ -39,22 +38,21 @@ from ddpdoctor.rundir.typed import TELEMETRY_SAMPLE, fitting, is_moment
 KEPT_STEPS = 200
 """Newest steps kept of each rank."""
 KEPT_FULL = 128
-"""Newest steps kept that were recorded in full: ranks that thin by different powers of two have some of them in common."""
+"""Newest steps recorded in full that are kept of each rank: enough that ranks that thin by different powers of two have some in common."""
 RECENT_STEPS = 20
 """Newest steps over which medians are taken."""
 _SILENT_S, _SILENT_STEPS = 10.0, 10
-"""Without a step for so long, and so many steps' time, a job deserves a look, whatever it does."""
+"""``watch`` warns if no step was finished for so many seconds and so many times the usual step time."""
 
 LOOK_BYTES = 8 << 20
-"""Most read of one file at a look. A longer backlog (the first look at a long run) is passed over but for
-its end."""
+"""Most bytes read of a file at a refresh. Of a longer backlog, as at first, only the end is read."""
 
 
 _Nanoseconds = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
 
 
 class LivePhase(str, Enum):
-    """What the training thread was in, by the events of its step; their names are what a live view prints."""
+    """Phase of the training thread, by the events of its step; a live view prints the names."""
 
     DATA = "data"
     FORWARD = "forward"
@@ -81,24 +79,24 @@ _PHASES: Mapping[str, LivePhase] = {
     EventKind.SAVE: LivePhase.CHECKPOINT,
     EventKind.LOAD: LivePhase.CHECKPOINT,
 }
-"""Of each kind of event; of the others, such as a garbage collection, the phase goes on in which they fell."""
+"""Phase of each kind of event. During other events, such as a garbage collection, the phase around them continues."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveStep:
-    """One step of one rank. Times in ns; absent parts None."""
+    """One step of one rank. Times in ns; missing values None."""
 
     number: int
     start_ns: int
     end_ns: int
     full: bool = False
-    """Whether its events were recorded."""
+    """Whether its events were recorded (the step is recorded in full)."""
     data_wait_ns: int | None = None
     samples: int | None = None
     arrival_ns: int | None = None
     """Epoch ns at which this rank's last gradient was ready: on a GPU, when the host had issued it."""
     phases_ns: tuple[tuple[LivePhase, int], ...] = ()
-    """The step's time by the phase that the training thread was in; it adds up to the step."""
+    """Time by phase of the training thread; adds up to the step."""
 
     @property
     def duration_ms(self) -> float:
@@ -106,7 +104,7 @@ class LiveStep:
 
 
 class _Event(msgspec.Struct, rename=renamed(EventField)):
-    """What is read of an event of a step; :mod:`ddpdoctor.measure.steplog` reads all of it."""
+    """The fields of an event that are needed here; :mod:`ddpdoctor.measure.steplog` reads all of them."""
 
     kind: str
     start_ns: _Nanoseconds = 0
@@ -119,7 +117,7 @@ class _Event(msgspec.Struct, rename=renamed(EventField)):
 
 
 class LiveLine(msgspec.Struct, rename=renamed(LineField)):
-    """A step, or the end of the recording."""
+    """A line of the step log: a step, or the end of the recording."""
 
     step: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)] | None = None
     time_ns: tuple[_Nanoseconds, _Nanoseconds] | int | None = None
@@ -129,7 +127,7 @@ class LiveLine(msgspec.Struct, rename=renamed(LineField)):
     end: bool = False
 
     def as_step(self) -> LiveStep | None:
-        """The step that the line tells of; None where it tells of something else."""
+        """The step in this line; None if it holds something else."""
         if self.step is None or not isinstance(self.time_ns, tuple) or self.time_ns[0] > self.time_ns[1]:
             return None
         if self.thin:
@@ -154,14 +152,14 @@ decode_line = msgspec.json.Decoder(LiveLine).decode
 
 
 def _phases(events: list[_Event], length_ns: int) -> tuple[tuple[LivePhase, int], ...]:
-    """Each moment of the step counts to the event that began last of those it lies in: a collective within a forward is no forward."""
+    """Time by phase, in ns: each moment counts for the innermost event, so a collective within a forward is sync."""
     known = [(event.start_ns, event.duration_ns, _PHASES.get(event.kind)) for event in events]
     spent: dict[LivePhase, int] = {}
     around: list[tuple[int, LivePhase]] = []
-    """End and phase of the events that the moment lies in, the outermost first."""
+    """(End, phase) of the events around the moment, the outermost first."""
     at = 0
 
-    def go_on(until_ns: int) -> None:
+    def advance(until_ns: int) -> None:
         nonlocal at
         while at < until_ns:
             while around and around[-1][0] <= at:
@@ -173,32 +171,32 @@ def _phases(events: list[_Event], length_ns: int) -> tuple[tuple[LivePhase, int]
 
     for start, duration, phase in sorted(known, key=lambda each: (each[0], -each[1])):
         if phase is not None and duration > 0:
-            go_on(min(start, length_ns))
+            advance(min(start, length_ns))
             around.append((start + duration, phase))
-    go_on(length_ns)
+    advance(length_ns)
     return tuple(spent.items())
 
 
 @dataclass(frozen=True)
 class Lateness:
-    """How late the ranks were, in the newest steps that all of them recorded in full."""
+    """Lateness of the ranks in the newest steps that all of them recorded in full."""
 
-    of_ranks_ms: dict[int, float] = field(default_factory=dict)
-    """Median by rank; empty where none are comparable."""
+    by_rank_ms: dict[int, float] = field(default_factory=dict)
+    """Median by rank, ms; empty if there are no common steps."""
     newest_ns: int = 0
-    """When the newest of those steps ended, epoch ns."""
+    """End of the newest of those steps, epoch ns."""
 
 
-class Tail:
-    """The whole lines that were added to a file since the last look."""
+class FileTail:
+    """A file that grows; reads the complete lines added since the last read."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._position = path, 0
         self._shift = 0
-        """Bytes that thinning had taken from the file before ``_position``."""
+        """Bytes that thinning removed from the file before ``_position``."""
 
-    def new(self) -> Iterator[bytes]:
-        """The new lines; none where the file is missing or is no regular file."""
+    def read_new_lines(self) -> Iterator[bytes]:
+        """The new lines; none if the file is missing or not a regular file."""
         try:
             with reading(str(self.path)) as source:
                 shift = stream_shift(source.fileno())
@@ -217,17 +215,17 @@ class Tail:
 
 @dataclass
 class LiveRank:
-    """One rank as far as it was recorded."""
+    """What one rank has recorded so far."""
 
     rank: int
     host: str
     pid: int | None
-    log: Tail
+    log: FileTail
     steps: deque[LiveStep] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
     in_full: deque[LiveStep] = field(default_factory=lambda: deque(maxlen=KEPT_FULL))
-    """Those whose events were recorded: of a job with short steps one block in up to 64. They stay until there are newer ones."""
+    """Steps whose events were recorded: in jobs with short steps one block in up to 64."""
     ended: bool = False
-    """Whether its process group was destroyed or its process has ended in order."""
+    """Whether its process group was destroyed, or its process ended without an error."""
 
     @property
     def steps_total(self) -> int:
@@ -235,8 +233,8 @@ class LiveRank:
         return self.steps[-1].number + 1 if self.steps else 0
 
     def look(self) -> None:
-        """Take in the steps written since the last look; broken lines are passed over."""
-        for text in self.log.new():
+        """Read the steps written since the last call; broken lines are skipped."""
+        for text in self.log.read_new_lines():
             try:
                 line = decode_line(text)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -251,49 +249,48 @@ class LiveRank:
                 self.ended = True
 
     def since_last_step_s(self) -> float | None:
-        """How long ago the newest step ended, by this machine's clock; None before the first one, and once the rank has ended."""
+        """Seconds since the end of the newest step, by this machine's clock; None before the first one and after the rank's end."""
         if self.ended or not self.steps:
             return None
         return age_s(self.steps[-1].end_ns)
 
     def recent(self, count: int) -> list[LiveStep]:
-        """The newest ``count`` steps, without the first of all: it holds the start of the job."""
+        """The newest ``count`` steps, without step 0, which includes the start of the job."""
         return [step for step in list(self.steps)[-count:] if step.number > 0]
 
     def recent_in_full(self, count: int) -> list[LiveStep]:
-        """The same of those that were recorded in full, however long ago."""
+        """The newest ``count`` steps recorded in full, of any age, without step 0."""
         return [step for step in list(self.in_full)[-count:] if step.number > 0]
 
     def full_age_s(self) -> float | None:
-        """How long ago the newest step ended that was recorded in full, by this machine's clock; None where there is none."""
+        """Seconds since the end of the newest step recorded in full, by this machine's clock; None if there is none."""
         recent = self.recent_in_full(1)
         return age_s(recent[0].end_ns) if recent else None
 
 
 def age_s(moment_ns: int) -> float:
-    """How long ago an epoch moment was, by this machine's clock."""
+    """Seconds since ``moment_ns`` (epoch ns), by this machine's clock; never negative."""
     return max(0.0, time.time() - moment_ns / 1e9)
 
 
 class LiveRun:
-    """A run directory that may still be growing. ``look()`` brings everything up to date; nothing raises for
-    what is missing or broken."""
+    """A run directory that may still grow. ``look()`` reads what is new. Missing or broken files raise nothing."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.manifest: dict[str, Any] = {}
         self.ranks: dict[int, LiveRank] = {}
         self.gone = False
-        """Whether its launcher was killed, so that nobody will write that its command ended, and no rank is left on this host."""
+        """Whether its launcher was killed, so that no end will be recorded, and no rank of this host is left."""
         self.samples: dict[str, dict[str, Any]] = {}
         """Newest telemetry sample by host."""
         self.lateness = Lateness()
-        """As of the newest steps that all ranks have recorded in full: it stays, and grows old, until there are newer ones."""
-        self._telemetry: dict[str, Tail] = {}
+        """Lateness in the newest common steps recorded in full; kept until there are newer ones."""
+        self._telemetry: dict[str, FileTail] = {}
         self._folders: set[str] = set()
 
     def look(self) -> None:
-        """Read what is new."""
+        """Read what was recorded since the last call."""
         self.manifest = read_manifest(str(self.path), []) or self.manifest
         killed = not self.ended and launcher_runs(str(self.path), self.manifest) is False
         self.gone = killed and not living_ranks(str(self.path))
@@ -303,17 +300,17 @@ class LiveRun:
         for rank in self.ranks.values():
             rank.look()
         found = self.lateness_of(RECENT_STEPS)
-        self.lateness = found if found.of_ranks_ms else self.lateness
+        self.lateness = found if found.by_rank_ms else self.lateness
         for folder in _folders(self.path / "hosts"):
-            tail = self._telemetry.setdefault(folder.name, Tail(folder / TELEMETRY_FILE))
-            for line in tail.new():
+            tail = self._telemetry.setdefault(folder.name, FileTail(folder / TELEMETRY_FILE))
+            for line in tail.read_new_lines():
                 sample = _sample(line)
                 # The final sample is taken when the ranks are gone.
                 if sample is not None and not (sample.get("final") and folder.name in self.samples):
                     self.samples[folder.name] = sample
 
     def _add(self, folder: Path) -> None:
-        """A newer recording of a rank (an elastic restart) takes the place of the older."""
+        """Add a rank's recording; a newer one (elastic restart) replaces the older."""
         info = read_rank(str(folder), [])
         rank = None if info is None else info.get("rank")
         if info is None or rank is None:
@@ -321,13 +318,13 @@ class LiveRun:
         self._folders.add(folder.name)
         self.lateness = Lateness()
         self.ranks[rank] = LiveRank(
-            rank, str(info.get("host") or ""), info.get("pid"), Tail(folder / STEPS_FILE)
+            rank, str(info.get("host") or ""), info.get("pid"), FileTail(folder / STEPS_FILE)
         )
         self.ranks = dict(sorted(self.ranks.items()))
 
     @property
     def ended(self) -> bool:
-        """Whether the launcher has written that its command ended."""
+        """Whether the launcher has recorded the end of its command."""
         return self.manifest.get("ended_ns") is not None
 
     @property
@@ -336,26 +333,26 @@ class LiveRun:
         return self.ended or self.gone
 
     def silent_s(self) -> float | None:
-        """How long ago any rank that has not ended finished a step; None where none has, or the job is over."""
+        """Seconds since any running rank finished a step; None before the first step or after the job."""
         since = [] if self.over else [live.since_last_step_s() for live in self.ranks.values()]
         return min((seconds for seconds in since if seconds is not None), default=None)
 
-    def stands_s(self) -> float | None:
-        """The same where that is long for this job; None where it is not."""
+    def long_silence_s(self) -> float | None:
+        """``silent_s`` if that is long for this job, else None."""
         silent_s = self.silent_s()
         times = [ms for live in self.ranks.values() if (ms := step_ms(live, RECENT_STEPS)) is not None]
         usual_s = max(times, default=0.0) / 1e3
         return None if silent_s is None or silent_s < max(_SILENT_S, _SILENT_STEPS * usual_s) else silent_s
 
-    def is_there(self, rank: int, told: Mapping[str, Any]) -> bool:
-        """Whether what ``rank`` told of where it is, is of the step that it is in: who keeps Python's lock cannot take back older words."""
-        live, step = self.ranks.get(rank), told.get("step")
+    def is_current_position(self, rank: int, position: Mapping[str, Any]) -> bool:
+        """Whether the position that ``rank`` reported is of its present step: a rank that holds the GIL cannot update an older one."""
+        live, step = self.ranks.get(rank), position.get("step")
         return live is None or step is None or step >= live.steps_total
 
     def lateness_of(self, count: int) -> Lateness:
-        """Median lateness of each rank over the newest ``count`` steps that all ranks have recorded in full: its arrival at the
-        reduction of the gradients against the median of the other ranks', negative for those before it. Ranks that take turns in
-        being late come out near zero. Empty where there are no such steps, or one rank alone.
+        """Median lateness of each rank over the newest ``count`` steps that all ranks recorded in full: its arrival at the gradient
+        reduction minus the median of the other ranks' (negative: earlier). Near zero for ranks that alternate in being late. Empty
+        without such steps, or with one rank.
         """
         arrivals = {
             rank: {
@@ -376,7 +373,7 @@ class LiveRun:
             if _clock_was_set(ends, at):
                 continue
             newest_ns = max(newest_ns, *(step.end_ns for step in at.values()))
-            # By how many ns each host's clock seems ahead: the reduction before the optimizer's step holds the ends of the step together.
+            # Clock offset of each host in ns: all ranks end a step together, because of the gradient reduction before it.
             medians = {host: statistics.median(values) for host, values in ends.items()}
             middle = statistics.median(medians.values())
             shift = {host: moment - middle for host, moment in medians.items()}
@@ -389,8 +386,8 @@ class LiveRun:
         )
 
     def samples_per_s(self, count: int, host: str | None = None) -> float | None:
-        """Samples per second of all ranks, or those of one host: of the batches in the newest ``count`` steps recorded in full, and
-        the newest steps' time; None where batches are unknown."""
+        """Samples per second of all ranks, or those of one host: from the batches of the newest ``count`` steps recorded in full and the
+        newest step times; None if batch sizes are unknown."""
         rates = []
         for live in self.ranks.values():
             if host not in (None, live.host):
@@ -406,8 +403,8 @@ class LiveRun:
 
 
 def _clock_was_set(ends: Mapping[str, list[int]], at: Mapping[int, LiveStep]) -> bool:
-    """Whether ranks of one host read its clock before and behind a setting of it: their steps seem to end further apart than any of them is
-    long, though the reduction holds them together. ``ends``: by host, epoch ns."""
+    """Whether a host's clock was set during this step: its ranks' steps end further apart than the longest step lasts. ``ends``: by host,
+    epoch ns."""
     longest = max(step.end_ns - step.start_ns for step in at.values())
     return any(max(values) - min(values) > longest for values in ends.values())
 
@@ -423,7 +420,7 @@ def data_wait_ms(live: LiveRank, count: int) -> float | None:
 
 
 def phase_shares(live: LiveRank, count: int) -> dict[LivePhase, float]:
-    """What its training thread was in, as shares of the newest ``count`` steps that were recorded in full; empty where none were."""
+    """Share of time by phase of the training thread, over the newest ``count`` steps recorded in full; empty if there are none."""
     spent: dict[LivePhase, int] = {}
     for step in live.recent_in_full(count):
         for phase, ns in step.phases_ns:
@@ -445,7 +442,7 @@ def _median(values: Iterable[float]) -> float | None:
 
 
 def _sample(line: bytes) -> dict[str, Any] | None:
-    """The sample in a line of telemetry, without what no sampler writes; None where the line is something else."""
+    """The telemetry sample in a line, without unknown fields; None if the line is something else."""
     try:
         found, _ = parsed(line)
     except ValueError:

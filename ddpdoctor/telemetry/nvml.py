@@ -14,7 +14,7 @@ from typing import Any
 from ddpdoctor.rundir import Note, NoteCode
 
 Reading = Callable[[Any, Any], object]
-"""From the ``pynvml`` module and a device's handle the value of a field, in the unit of its name; raises whatever NVML raises."""
+"""Called with the ``pynvml`` module and a device's handle: the value of a field, in the unit of its name. Raises NVML's errors."""
 
 THROTTLE_REASONS = {
     0x1: "gpu_idle",
@@ -30,7 +30,7 @@ THROTTLE_REASONS = {
 
 
 def _first_available(nv: Any, names: tuple[str, ...], *arguments: object) -> Any:
-    """The result of the first function that both bindings and driver know: NVML renames them at times."""
+    """The result of the first function that bindings and driver support: NVML has renamed some."""
     for name in names:
         function = getattr(nv, name, None)
         if function is None:
@@ -90,7 +90,7 @@ _NULL_SAMPLE: dict[str, object] = dict.fromkeys([*SAMPLE_READINGS, "xid_errors"]
 
 
 class _Gpu:
-    """One GPU: its handle, and what it was found not to support."""
+    """One GPU: its handle, and the fields that it does not support."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -101,7 +101,7 @@ class _Gpu:
 
 
 class NvmlSampler:
-    """Opens NVML on construction; ``static`` then holds one dict a GPU, ``sample()`` gives one dict a GPU."""
+    """Opens NVML on construction. ``static``: one dict per GPU; ``sample()`` returns one dict per GPU."""
 
     def __init__(self) -> None:
         self.notes: list[Note] = []
@@ -134,7 +134,7 @@ class NvmlSampler:
             self._watch_events(gpu)
 
     def _watch_events(self, gpu: _Gpu) -> None:
-        """One event set a GPU: waiting on a shared one fails for all of them as soon as one GPU is lost."""
+        """One event set per GPU: waiting on a shared one fails for all GPUs if one is lost."""
         if gpu.lost:
             return
         try:
@@ -145,7 +145,7 @@ class NvmlSampler:
             self._note(gpu, "xid_errors", error)
 
     def sample(self) -> list[dict[str, object]]:
-        """One dict a GPU, in the order of ``static``."""
+        """One dict per GPU, in the order of ``static``."""
         samples = []
         for gpu in self._gpus:
             values = {**self._read(gpu, SAMPLE_READINGS), "xid_errors": self._xids(gpu)}
@@ -178,7 +178,7 @@ class NvmlSampler:
         return codes
 
     def _note(self, gpu: _Gpu | None, field: str, error: Exception) -> None:
-        """Name an error the first time it is seen, and ask no more for what will never be answered."""
+        """Note an error the first time it occurs, and stop reading unsupported fields."""
         nv, code, text = self._nv, getattr(error, "value", None), _text(error)
         where = field if gpu is None else f"{field} of GPU {gpu.index}"
         if gpu is not None:
@@ -201,7 +201,7 @@ class NvmlSampler:
             self.notes.append(Note(f"NVML: {text}, first for {where}; a field with this error is null."))
 
     def close(self) -> None:
-        """Free the event sets and leave NVML. May be called twice."""
+        """Free the event sets and shut NVML down. May be called twice."""
         if not self._gpus:
             return
         try:

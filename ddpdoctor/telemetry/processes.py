@@ -1,7 +1,7 @@
-"""What each rank's process and its children (data loader workers) use.
+"""Resource use of each rank's process and its children (dataloader workers).
 
 The parent of each process is read once, when its pid first appears: on a host with thousands of kernel
-threads, a scan of all of /proc at every sample would cost more than all else here.
+threads, a scan of all of /proc at every sample would be the largest cost.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ RANK_FIELDS = (
     *("process_rss_bytes", "process_memory_bytes", "children_memory_bytes"),
 )
 _OWN_PAGES = (b"RssAnon:", b"RssShmem:")
-"""Lines of /proc/PID/status. Pages of files (RssFile) are left out: the kernel takes them back when it wants, and a data set
-that is read through a memory map fills them."""
+"""Lines of /proc/PID/status. Pages of files (RssFile) are left out: the kernel can reclaim them, and a memory-mapped dataset fills
+them."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class _Counters:
 
 @dataclass
 class _Rank:
-    """What is kept of a rank from one sample to the next."""
+    """State of a rank between two samples."""
 
     process: psutil.Process
     seen_s: float | None = None
@@ -43,17 +43,17 @@ class _Rank:
 
 
 class ProcessTreeSampler:
-    """What each rank's process tree uses. ``rank_pids()``: rank -> pid of this host's ranks, as of now."""
+    """Samples each rank's process tree. ``rank_pids()``: rank -> pid of this host's ranks, as of now."""
 
     def __init__(self, rank_pids: Callable[[], Mapping[int, int]]) -> None:
         self.notes: list[Note] = []
         self._rank_pids = rank_pids
         self._ranks: dict[int, _Rank] = {}
         self._parents: dict[int, int | None] = {}
-        self._newborn: set[int] = set()
+        self._started_since: set[int] = set()
 
     def sample(self) -> dict[str, dict[str, object]]:
-        """Per rank ``RANK_FIELDS``; None where the process is gone or not ours to read."""
+        """``RANK_FIELDS`` by rank; values are None if the process is gone or not readable."""
         try:
             pids = dict(self._rank_pids())
             children = self._children() if pids else {}
@@ -66,7 +66,7 @@ class ProcessTreeSampler:
 
     def _children(self) -> dict[int, list[int]]:
         pids = psutil.pids()
-        self._newborn = set(pids) - self._parents.keys()
+        self._started_since = set(pids) - self._parents.keys()
         self._parents = {pid: self._parents[pid] if pid in self._parents else _parent(pid) for pid in pids}
         children: dict[int, list[int]] = {}
         for pid, parent in self._parents.items():
@@ -81,14 +81,14 @@ class ProcessTreeSampler:
             known = self._ranks.get(rank)
             if known is None or known.process.pid != pid:
                 known = self._ranks[rank] = _Rank(psutil.Process(pid))
-            if not known.process.is_running():  # also where the pid names another process by now
+            if not known.process.is_running():  # also False if the pid is another process by now
                 return values
-            return values | _measure(known, _descendants(pid, children), self._newborn)
+            return values | _measure(known, _descendants(pid, children), self._started_since)
         except (psutil.Error, OSError):
             return values
 
 
-def _measure(rank: _Rank, descendants: list[int], newborn: Set[int]) -> dict[str, object]:
+def _measure(rank: _Rank, descendants: list[int], started: Set[int]) -> dict[str, object]:
     now_s, process = time.monotonic(), rank.process
     before, elapsed_s = rank.tree, 0.0 if rank.seen_s is None else now_s - rank.seen_s
     with process.oneshot():
@@ -99,13 +99,13 @@ def _measure(rank: _Rank, descendants: list[int], newborn: Set[int]) -> dict[str
     of_children = (each.memory_bytes for pid, each in tree.items() if pid != process.pid)
     known = [size for size in of_children if size is not None]
     values: dict[str, object] = {
-        "cpu_percent": _cpu_percent(before, tree, newborn, elapsed_s),
+        "cpu_percent": _cpu_percent(before, tree, started, elapsed_s),
         # Pages that forked workers share with the rank are counted for each of them.
         "rss_bytes": sum(counters.rss_bytes for counters in tree.values()),
         "num_children": len(tree) - 1,
         "process_rss_bytes": own.rss_bytes,
         "process_memory_bytes": own.memory_bytes,
-        # As of all; None where one of them cannot be read.
+        # None if one of them cannot be read.
         "children_memory_bytes": sum(known) if len(known) == len(tree) - 1 else None,
     }
     rank.seen_s, rank.tree = now_s, tree
@@ -113,16 +113,16 @@ def _measure(rank: _Rank, descendants: list[int], newborn: Set[int]) -> dict[str
 
 
 def _cpu_percent(
-    before: Mapping[int, _Counters], now: Mapping[int, _Counters], newborn: Set[int], elapsed_s: float
+    before: Mapping[int, _Counters], now: Mapping[int, _Counters], started: Set[int], elapsed_s: float
 ) -> float | None:
-    """CPU time of the tree, of processes in both samples and of those born between; 100 is one core fully used."""
+    """CPU use of the tree in percent (100: one core), of processes in both samples and of those started between."""
     if elapsed_s <= 0:
         return None
     grown_s = 0.0
     for pid, counters in now.items():
         if pid in before:
             grown_s += max(0.0, counters.cpu_s - before[pid].cpu_s)
-        elif pid in newborn:
+        elif pid in started:
             grown_s += counters.cpu_s
     return round(100.0 * grown_s / elapsed_s, 2)
 
@@ -137,7 +137,7 @@ def _counters(process: psutil.Process) -> _Counters:
 
 
 def _memory_bytes(pid: int) -> int | None:
-    """What of the process's resident memory is no page of a file; None where the system does not tell (Linux before 4.5)."""
+    """Resident memory without pages of files, in bytes; None if unknown (Linux before 4.5)."""
     try:
         with Path(f"/proc/{pid}/status").open("rb") as status:
             own = [line.split() for line in status if line.startswith(_OWN_PAGES)]

@@ -1,7 +1,7 @@
-"""The running job as metrics for Prometheus: text exposition format 0.0.4, served by a process beside the launcher.
+"""The running job as metrics for Prometheus: text exposition format 0.0.4, served by a helper process.
 
 Format and naming: https://prometheus.io/docs/instrumenting/exposition_formats/ and
-https://prometheus.io/docs/practices/naming/ (base units, counters end in ``_total``). What was not measured has
+https://prometheus.io/docs/practices/naming/ (base units, counters end in ``_total``). Values that were not measured have
 no line, never a zero.
 """
 
@@ -46,15 +46,14 @@ GPU_METRICS: Mapping[str, str] = {
     "ddpdoctor_gpu_temperature_celsius": "Temperature of the GPU (NVML).",
 }
 METRICS = {**RANK_METRICS, **HOST_METRICS, **GPU_METRICS}
-"""Every metric by name, with its help; one whose name ends in ``_total`` is a counter, the others are gauges.
-Those of ranks carry ``host`` and ``rank``, those of GPUs ``host`` and
-``gpu`` (NVML's index), the others ``host``."""
+"""Help text by metric. Names that end in ``_total`` are counters, the others gauges. Labels: ``host`` and ``rank`` for ranks, ``host``
+and ``gpu`` (NVML's index) for GPUs, ``host`` for the others."""
 
 Sample = tuple[str, dict[str, str], float | None]
 
 
 def exposition(run: LiveRun, host: str) -> str:
-    """The metrics of one host's part of ``run``, as far as it has been read."""
+    """The metrics page of one host of ``run``, from what has been read so far."""
     rows: dict[str, list[str]] = {name: [] for name in METRICS}
     for name, labels, value in _samples(run, host):
         if value is not None:
@@ -90,7 +89,7 @@ def _samples(run: LiveRun, host: str) -> Iterator[Sample]:
 
 
 def _rank_samples(live: LiveRank, late: Lateness, used: Mapping[str, Any]) -> Iterator[Sample]:
-    late_ms = late.of_ranks_ms.get(live.rank)
+    late_ms = late.by_rank_ms.get(live.rank)
     labels = {"host": live.host, "rank": str(live.rank)}
     yield "ddpdoctor_steps_total", labels, live.steps_total
     yield "ddpdoctor_since_last_step_seconds", labels, live.since_last_step_s()
@@ -112,16 +111,16 @@ def _escaped(text: str) -> str:
 
 
 class Exporter:
-    """Serves :data:`.scrapes.PATH`. A scrape reads what the ranks have recorded since the last."""
+    """Serves :data:`.scrapes.PATH`. Each scrape reads what the ranks have recorded since the previous one."""
 
     def __init__(self, run: Path, host: str, address: tuple[str, int]) -> None:
-        """Raises OSError or OverflowError where the address (host, port) cannot be served on."""
+        """Raises OSError or OverflowError if the address (host, port) cannot be served on."""
         self._run, self._host = LiveRun(run), host
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         listener = socket.create_server(address, family=family)
         self._scrapes = Scrapes(listener, self.page, address[0])
         self.port: int = listener.getsockname()[1]
-        """The port, also where 0 asked for any."""
+        """The port that is served on, also if 0 was given."""
         self._text, self._until_s = "", 0.0
 
     def serve(self, ended: int) -> None:
@@ -129,7 +128,7 @@ class Exporter:
         self._scrapes.serve(ended)
 
     def page(self) -> str:
-        """The metrics as of now, or of ``_PAGE_S`` before: however often somebody asks, files are not read more often."""
+        """The metrics page, at most ``_PAGE_S`` old: files are read no more often than that."""
         if time.monotonic() >= self._until_s:
             self._run.look()
             self._text, self._until_s = exposition(self._run, self._host), time.monotonic() + _PAGE_S
@@ -139,8 +138,8 @@ class Exporter:
 def serve_metrics(
     run: Path, host: str, address: tuple[str, int], ended: int, say: Callable[[str], None]
 ) -> None:
-    """Serve the metrics of ``host`` in the run directory ``run`` until ``ended`` can be read. ``say`` is told what is wrong, if anything,
-    as soon as that is known.
+    """Serve the metrics of ``host`` in the run directory ``run`` until ``ended`` is readable. ``say`` is called once with an error message,
+    or with "" as soon as the address is served.
     """
     try:
         exporter = Exporter(run, host, address)

@@ -1,4 +1,4 @@
-"""``telemetry.jsonl`` back as columns."""
+"""Reads ``telemetry.jsonl`` into columns."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Column = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
 
 @dataclass(frozen=True)
 class Telemetry:
-    """One host's telemetry. ``header`` is {} where missing; samples are by time.
+    """One host's telemetry. ``header`` is {} if missing; samples are in order of time.
 
-    A column is ``(t_ns, values)``: epoch nanoseconds (int64) and float64, one a sample, NaN for null.
+    A column is ``(t_ns, values)``, both [samples]: epoch nanoseconds (int64) and float64, NaN for null.
     """
 
     path: str
@@ -68,7 +68,7 @@ class Telemetry:
 
     @cached_property
     def _of_ranks(self) -> dict[str, dict[str, npt.NDArray[np.float64]]]:
-        """By field and rank, what was asked for so far: of a job of many ranks each is asked for the same few."""
+        """Columns read so far, by field and rank."""
         return {}
 
     def _columns_of_ranks(self, field: str) -> dict[str, npt.NDArray[np.float64]]:
@@ -98,14 +98,13 @@ class Telemetry:
 
 
 def read_telemetry(path: Path, around: tuple[int, int] | None = None) -> Telemetry:
-    """Read what is whole of ``path``. Never raises: a missing file or broken line is a sentence in ``notes``.
+    """Read ``path``. Never raises: a missing file or broken line becomes a sentence in ``notes``, after the sampler's own notes.
 
-    ``around``: samples that are dated before or after, epoch ns, were not taken while the job ran, and are left out.
-    The sampler's own notes come first. A second header (a launcher that was started again) is passed over.
+    ``around``: (first, last) epoch ns; samples outside are left out. A second header (a restarted launcher) is ignored.
     """
     problems: list[Note] = []
     header: dict[str, Any] = {}
-    samples, notes, misfits, seen, undated = [], list[Note](), set[str](), False, 0
+    samples, notes, invalid_fields, seen, undated = [], list[Note](), set[str](), False, 0
     for document in _documents(path, problems):
         seen = True
         if "schema" in document:
@@ -119,14 +118,14 @@ def read_telemetry(path: Path, around: tuple[int, int] | None = None) -> Telemet
             around is None or around[0] <= document["t_ns"] <= around[1]
         ):
             samples.append(fitting(document, TELEMETRY_SAMPLE, str(path), []))
-            misfits |= document.keys() - samples[-1].keys()
+            invalid_fields |= document.keys() - samples[-1].keys()
         else:
             undated += 1
     if undated or not (samples or problems):
         problems.append(Note(_lack_of_samples(path, len(samples), undated, seen)))
-    if misfits:
+    if invalid_fields:
         problems.append(
-            Note(f"{path}: {', '.join(sorted(misfits))} of some samples are implausible and ignored.")
+            Note(f"{path}: {', '.join(sorted(invalid_fields))} of some samples are implausible and ignored.")
         )
     schema = header.get("schema")
     if not header and seen:
@@ -136,7 +135,7 @@ def read_telemetry(path: Path, around: tuple[int, int] | None = None) -> Telemet
             Note(f"{path} has the schema {schema!r}, which is not {TELEMETRY_SCHEMA}; it is not used.")
         )
         samples = []
-    _go_on(samples)
+    _undo_clock_steps(samples)
     return Telemetry(str(path), header, samples, list(dict.fromkeys(notes)) + problems)
 
 
@@ -150,8 +149,8 @@ def _lack_of_samples(path: Path, kept: int, undated: int, seen: bool) -> str:
     )
 
 
-def _go_on(samples: list[dict[str, Any]]) -> None:
-    """Where the clock was set back meanwhile, the times go on as they had before, in place: samples are written in order."""
+def _undo_clock_steps(samples: list[dict[str, Any]]) -> None:
+    """Shift times in place after a backward step of the clock, so that they increase: samples are written in order."""
     behind, usual = 0, 0
     for before, sample in pairwise(samples):
         ahead = before["t_ns"] - (sample["t_ns"] + behind)
@@ -162,7 +161,7 @@ def _go_on(samples: list[dict[str, Any]]) -> None:
 
 
 def _documents(path: Path, problems: list[Note]) -> Iterator[dict[str, Any]]:
-    """The file's JSON objects; what is not one is told in ``problems``."""
+    """The file's JSON objects; other lines become entries of ``problems``."""
     broken, cut, odd = 0, False, list[str]()
     try:
         with reading(str(path)) as source:

@@ -24,12 +24,12 @@ from .processes import ProcessTreeSampler
 
 
 class TelemetrySampler:
-    """Samples this host every ``interval_s`` seconds on average into ``directory/telemetry.jsonl`` until ``stop()``: at even
-    intervals, readings of a job with even steps would all be of one moment of a step, or show one step in slow motion.
+    """Samples this host every ``interval_s`` seconds on average into ``directory/telemetry.jsonl`` until ``stop()``. Intervals are random:
+    even ones alias with even steps.
 
     ``rank_pids()``, called in the sampling thread, gives rank -> pid of this host's ranks as of now. The
     file's growth is bounded: whenever ``thin_after_samples`` samples or ``thin_after_bytes`` bytes have been
-    written at one interval, it doubles. What goes wrong is told in ``notes``; no method raises.
+    written at one interval, it doubles. Errors become ``notes``; no method raises.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class TelemetrySampler:
         self._handle = -1
         self._cpu_ns = 0
         self._stopping = threading.Event()
-        # A daemon: NVML on a broken GPU may hang, and the launcher must be able to end all the same.
+        # A daemon: NVML may hang on a broken GPU, which must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name="ddpdoctor-telemetry", daemon=True)
 
     def start(self) -> None:
@@ -76,7 +76,7 @@ class TelemetrySampler:
             )
 
     def pause_s(self) -> float:
-        """From one sample to the next: drawn from half to one and a half times the interval."""
+        """Time to the next sample: random, from half to one and a half times the interval."""
         return self._interval_s * (0.5 + self._random.random())
 
     def _run(self) -> None:
@@ -104,7 +104,7 @@ class TelemetrySampler:
                 self._take(gpus, host, ranks, final=stopping)
                 if stopping:
                     break
-                # Ticks that a slow sample has passed are left out.
+                # Samples that became due during a slow one are skipped.
                 due_s = max(due_s + self.pause_s(), time.monotonic())
             cpu_ms = self._cpu_ns / 1e6 / self.samples
             closing = {"closed": True, "samples": self.samples, "cpu_ms_per_sample": round(cpu_ms, 3)}

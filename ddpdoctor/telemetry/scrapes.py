@@ -1,4 +1,4 @@
-"""Answers scrapes over HTTP: one thread, few connections at a time, one deadline for each from its beginning to its end.
+"""Answers scrapes over HTTP in one thread, with a limit on connections and a deadline for each.
 
 The standard library's servers, and prometheus_client's, which is one of them, start a thread for every connection, wait for it
 as long as it sends now and then, and answer under any name.
@@ -18,13 +18,13 @@ from urllib.parse import urlsplit
 PATH = "/metrics"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MOST_CLIENTS = 32
-"""Connections at a time. One more takes the place of the oldest: a scraper sends its request at once."""
+"""Open connections. A further one replaces the oldest: a scraper sends its request at once."""
 DEADLINE_S = 5.0
 """From the acceptance of a connection to its end. Prometheus gives up after 10 s by default."""
 MOST_REQUEST_BYTES = 8192
-"""Of the request line and all headers; Prometheus sends 300."""
+"""Longest request line with all headers; Prometheus sends 300 bytes."""
 ACCEPT_PAUSE_S = 1.0
-"""After a connection could not be accepted, mostly for want of a descriptor: it is offered again at once, and again."""
+"""Pause after a connection could not be accepted, mostly for lack of file descriptors: it would be offered again at once."""
 _PIECE_BYTES = 1 << 16
 _REQUEST = re.compile(rb"([A-Z]{1,16}) (\S+) HTTP/1\.[01]")
 
@@ -35,28 +35,27 @@ class _Client:
         self.ends_s = time.monotonic() + DEADLINE_S
         self.request = b""
         self.answer: memoryview | None = None
-        """What has not been sent of it yet; None until the request is there."""
+        """The part not yet sent; None until the request is complete."""
 
 
 class Scrapes:
-    """Serves one page at :data:`PATH` to whoever connects to a listening socket, which is closed at the end.
+    """Serves one page at :data:`PATH` on a listening socket, which is closed at the end.
 
-    A request is answered where its Host is this host's own name or any address: a web page elsewhere whose name was made to lead
-    here ("DNS rebinding") comes with that name.
+    A request is answered only if its Host header is this host's name or an IP address, as a protection against DNS rebinding.
     """
 
     def __init__(self, listener: socket.socket, page: Callable[[], str], named: str) -> None:
-        """``named`` is the name or address by which the user said where to listen."""
+        """``named``: the name or address that the user gave to listen on."""
         self._listener, self._page = listener, page
         self._clients: dict[int, _Client] = {}
-        """By descriptor, the oldest first."""
+        """By file descriptor, the oldest first."""
         self._accepts_from_s = 0.0
         self._host = socket.gethostname().lower()
         self._names = {"localhost", self._host, self._host.partition(".")[0], named.lower()}
         self._has_full_name = False
 
     def serve(self, ended: int) -> None:
-        """Until the descriptor ``ended`` can be read, or its other end is closed."""
+        """Answer requests until the descriptor ``ended`` is readable or its other end is closed."""
         self._listener.setblocking(False)
         while ended not in (ready := self._ready(ended)):
             for descriptor in ready:
@@ -107,7 +106,7 @@ class Scrapes:
             if client.answer:
                 client.answer = client.answer[client.connection.send(client.answer) :]
                 if not client.answer:
-                    # Closed at once it would be reset, and the answer lost, where it has sent more than was read.
+                    # Closing at once resets the connection if unread data is left, and the answer is lost.
                     client.connection.shutdown(socket.SHUT_WR)
                 return
             piece = client.connection.recv(_PIECE_BYTES)
@@ -164,7 +163,7 @@ class Scrapes:
         except ValueError:
             pass
         if name not in self._names and not self._has_full_name:
-            # Asked for once: where DNS does not answer it takes many seconds.
+            # Looked up once: it takes many seconds if DNS does not answer.
             self._has_full_name = True
             self._names.add(socket.getfqdn(self._host).lower())
         return name in self._names

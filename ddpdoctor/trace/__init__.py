@@ -1,12 +1,12 @@
-"""Profiler traces → columns. Knows file formats, knows nothing of diagnosis.
+"""Reads profiler traces of any format into columns, one :class:`RankTrace` per rank. Knows nothing of rules or diagnoses.
 
 ::
 
-    paths ─► job: find, read, choose ─► engines ─► cache ─► formats ─► columns ─► masks by classify
+    paths ─► job: find, read, select ─► engines ─► cache ─► formats ─► columns ─► masks by classify
                                                             sources
 
-``formats`` has a folder for each format; ``operations`` reads tables of whole jobs; ``digest`` makes files of columns where
-the ranks ran.
+``formats`` has one package per format. ``operations`` reads a table of a whole job. ``digest`` writes columns to files on
+the machine where the ranks ran.
 """
 
 from .columns import Collectives, RankTrace, TraceMeta

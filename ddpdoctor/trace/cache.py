@@ -1,8 +1,8 @@
-"""Columns kept between runs, in the user's cache folder: a second analysis of the same file does not read its format.
+"""Cache of parsed traces in the user's cache folder: a second analysis of the same file skips parsing.
 
-An entry is found by a hash of the file's whole content (of a URL: of what its store has instead), so it is never another
-file's; it is written aside and renamed into place, so readers and writers may share the folder; one that cannot be read,
-or holds what no trace has, is ignored and made again. Folders and entries that somebody else may have written are not used.
+The key is a hash of the file's whole content (of a URL: of its entity tag or checksum). An entry is written to a temporary
+file and renamed, so several processes may share the folder. An entry that cannot be read or is invalid is ignored and
+written again. Folders and entries that another user can write are not used.
 """
 
 from __future__ import annotations
@@ -15,50 +15,50 @@ from pathlib import Path
 from msgspec.structs import replace
 
 import ddpdoctor
-from ddpdoctor.cachefolder import cache_folder, is_own, keep_newest, make_own, open_own
+from ddpdoctor.cachefolder import cache_folder, is_private, keep_newest, make_private, open_private
 from ddpdoctor.rundir import is_hollow
-from ddpdoctor.trace.columns import SCHEMA, RankTrace, is_archive, placed, read_archive, write_archive
+from ddpdoctor.trace.columns import SCHEMA, RankTrace, is_archive, read_archive, relocated, write_archive
 from ddpdoctor.trace.formats import file_of, load_trace
-from ddpdoctor.trace.sources import content_tag, is_url, open_binary
+from ddpdoctor.trace.sources import content_tag, is_url, open_local
 from ddpdoctor.written import replace_file
 
 _LAYOUT = 3
-"""Raised whenever entries made before must not be read, though their schema is the same."""
+"""Incremented if older entries must not be read although :data:`SCHEMA` is unchanged."""
 _SUFFIX = ".cached"
 LIMIT_BYTES = 8 << 30
-"""The least recently used entries go beyond this size."""
-_unchecked_bytes = float("inf")
-"""Kept by this process since it last looked at the size of all; before its first entry, anything may be there."""
+"""Beyond this size of all entries, the least recently used ones are removed."""
+_written_bytes = float("inf")
+"""Bytes that this process has written since its last :func:`_prune`; infinite before its first entry."""
 
 
 def cached_load(path: str, rank: int | None = None) -> RankTrace:
-    """As :func:`load_trace`, from the cache where it holds this file's columns, and into it where it does not.
+    """Like :func:`load_trace`, but reads from the cache if it has the file, and else adds it.
 
-    A URL is kept where its store tells when the content changes, else it is always read. A digest holds columns
-    already. Trouble with the cache is never an error.
+    A URL is cached only if its store gives an entity tag or checksum. Digests (they are columns already) and pipes are not
+    cached. An error of the cache is ignored.
     """
-    read_once = not (is_url(path) or Path(file_of(path)).is_file())  # what a FIFO gives
-    if is_archive(path) or read_once:
+    is_pipe = not (is_url(path) or Path(file_of(path)).is_file())  # what a FIFO gives
+    if is_archive(path) or is_pipe:
         return load_trace(path, rank)
     try:
-        before = _version(path)
+        before = _file_version(path)
         entry = _entry(path, before) if before is not None else None
     except (OSError, RuntimeError):
-        # Unreadable, or no home folder: load_trace says what is wrong, if anything is.
+        # Unreadable, or no home folder. load_trace raises the error, if any.
         entry = None
     if entry is None:
         return load_trace(path, rank)
     trace = _read(entry)
     if trace is None:
-        # What is kept says of which rank the file itself says that it is, whatever the caller knows besides.
+        # The entry has the rank that the file itself states, not the caller's ``rank``.
         trace = load_trace(path)
         with contextlib.suppress(OSError):
-            if _version(path) == before:  # else it was written to since the hash was taken
+            if _file_version(path) == before:  # else the file has changed since it was hashed
                 _write(entry, trace)
-    return replace(trace, meta=placed(trace.meta, path, rank))
+    return replace(trace, meta=relocated(trace.meta, path, rank))
 
 
-def _version(path: str) -> str | None:
+def _file_version(path: str) -> str | None:
     if is_url(path):
         return content_tag(path)
     status = Path(file_of(path)).stat()
@@ -74,7 +74,7 @@ def _entry(path: str, version: str) -> Path:
     else:
         file = file_of(path)
         digest.update(path[len(file) :].encode())  # which of several ranks
-        with open_binary(file) as stream:
+        with open_local(file) as stream:
             while block := stream.read(1 << 20):
                 digest.update(block)
     return cache_folder("traces") / f"{digest.hexdigest()}{_SUFFIX}"
@@ -82,22 +82,22 @@ def _entry(path: str, version: str) -> Path:
 
 def _read(entry: Path) -> RankTrace | None:
     try:
-        if not is_own(entry.parent):
+        if not is_private(entry.parent):
             return None
-        with open_own(entry) as stream:
+        with open_private(entry) as stream:
             trace = read_archive(stream, str(entry))
         os.utime(entry)
         return trace
-    except Exception:  # not there, or damaged, which can fail in any layer: it will be made again
+    except Exception:  # missing, or damaged, which can fail in any layer: written again
         return None
 
 
 def _write(entry: Path, trace: RankTrace) -> None:
-    global _unchecked_bytes
-    if not make_own(entry.parent):
+    global _written_bytes
+    if not make_private(entry.parent):
         return
     replace_file(entry, lambda stream: write_archive(stream, trace))
-    _unchecked_bytes += entry.lstat().st_size
-    if _unchecked_bytes > LIMIT_BYTES // 64:
-        _unchecked_bytes = 0
+    _written_bytes += entry.lstat().st_size
+    if _written_bytes > LIMIT_BYTES // 64:
+        _written_bytes = 0
         keep_newest(entry.parent, _SUFFIX, most_bytes=LIMIT_BYTES)

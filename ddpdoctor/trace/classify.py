@@ -1,9 +1,8 @@
-"""What an event is, by its name and category: the one classifier.
+"""Classifies events by name and category: collectives, copies, steps, waits for the next batch, host-device synchronization.
 
-Names come in, as profilers of torch 1.8 and newer and the libraries of all vendors write them; out comes what they
-mean: communication between ranks (and which), a copy (and which way), a step, a wait for the next batch, a wait for the
-device. The functions are pure and are applied to the interned names of a trace (:meth:`RankTrace.name_mask`), not to
-its events; those that take a trace give such a mask of its events.
+Knows the names that profilers of torch 1.8 and newer and the vendors' libraries write. Functions of a name are pure and are
+applied to the interned names of a trace (:meth:`RankTrace.name_mask`), not to each event. Functions of a trace return a
+mask of its events.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ _CUSTOM_KERNEL = re.compile(
 )
 """Kernels that move data between ranks themselves: vLLM, DeepEP, NVSHMEM, torch's symmetric memory, FlashInfer."""
 _GENERATED = ("triton_", "void at::native::", "void cutlass::", "void cudnn::")
-"""Compute whose name may quote a fused operation, such as triton_poi_fused_all_reduce_0."""
+"""Prefixes of compute kernels, even if their name mentions a collective, such as triton_poi_fused_all_reduce_0."""
 _ISSUED = re.compile(
     r"(?:_?c10d(?:_functional)?::|(?:nccl|gloo|mpi|ucc|xccl|hccl|rccl|cncl|mccl|eccl|fake):)", re.IGNORECASE
 )
-"""Begins of the host's events that issue a collective."""
+"""Prefixes of host events that launch a collective."""
 _BARE = re.compile(r"\w+(?: \d+(?:->|<-)\d+)?|DDP (?:gradients|buffers)")
-"""A name that stands by itself: a value of the argument "Collective name", a function of ``torch.distributed``, or one
-of DDP's own collectives as step logs call them."""
+"""A bare operation name: a value of the argument "Collective name", a function of ``torch.distributed``, or a collective
+of DDP as step logs name it."""
 _OPERATIONS = (
     ("reducescatter", re.compile(r"reduce_?scatter", re.IGNORECASE)),
     ("allreduce", re.compile(r"all_?reduce|cross_device_reduce|quick_?reduce|^DDP gradients", re.IGNORECASE)),
@@ -52,14 +51,14 @@ _OPERATIONS = (
     ("gather", re.compile(r"(?:^|[^a-z])gather", re.IGNORECASE)),
     ("scatter", re.compile(r"(?:^|[^a-z])scatter", re.IGNORECASE)),
 )
-"""The first that fits: a reduce-scatter's name holds that of a reduce and of a scatter."""
+"""The first match counts: "reduce_scatter" also contains "reduce" and "scatter"."""
 
 
 @lru_cache(KNOWN_NAMES)
 def is_communication_kernel(name: str) -> bool:
     """Whether a *device* event of this name is communication between ranks.
 
-    Ask for device events only: annotations such as ``nccl:all_reduce`` are none, they only stand around the kernel.
+    False for annotations such as ``nccl:all_reduce``, which only enclose the kernel.
     """
     if _ISSUED.match(name) or name.startswith(_GENERATED):
         return False
@@ -68,15 +67,15 @@ def is_communication_kernel(name: str) -> bool:
 
 @lru_cache(KNOWN_NAMES)
 def communication_operation(name: str) -> str | None:
-    """The operation that ``name`` says, however it is spelled.
+    """The collective operation that ``name`` denotes, in one spelling.
 
-    ``all_reduce``, ``c10d::allreduce_`` and ``ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)`` are "allreduce". One of
+    ``all_reduce``, ``c10d::allreduce_`` and ``ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)`` give "allreduce". One of
     allreduce, allgather, reducescatter, broadcast, alltoall, sendrecv, barrier, reduce, gather, scatter.
 
-    Takes names of communication kernels, of events that issue a collective, of ``torch.distributed``'s functions, of DDP's
-    own collectives in step logs, and values of the argument "Collective name". None where the name does not say which
-    (``ncclDevKernel_Generic``) or is no such name (``aten::gather``). NCCL also runs all-to-all as ``SendRecv`` kernels:
-    the kernel's metadata, where there is any, knows better.
+    Takes names of communication kernels, of host events that launch a collective, of ``torch.distributed`` functions, of
+    DDP's collectives in step logs, and values of the argument "Collective name". None if the name does not state the
+    operation (``ncclDevKernel_Generic``) or is none of these (``aten::gather``). NCCL also runs all-to-all as ``SendRecv``
+    kernels: prefer the kernel's metadata if the trace has it.
     """
     if not (_ISSUED.match(name) or _BARE.fullmatch(name) or is_communication_kernel(name)):
         return None
@@ -85,7 +84,7 @@ def communication_operation(name: str) -> str | None:
 
 
 def is_gloo(name: str) -> bool:
-    """Whether this is gloo's own event of a collective: it begins when one of gloo's threads takes it up."""
+    """Whether this is gloo's own event of a collective, which begins when a gloo thread starts it."""
     return name.startswith("gloo:")
 
 
@@ -107,23 +106,23 @@ DEVICE_WORK = frozenset(
         "collective_comm",
     }
 )
-"""Work that an accelerator did."""
+"""Categories of work on an accelerator."""
 
 DEVICE = DEVICE_WORK | {"gpu_user_annotation", "cuda_sync", "mtia_workloadd", "mtia_insight"}
-"""Everything that stands on a device's lane."""
+"""Categories of all events that are shown on a device's streams."""
 
 _COPY = re.compile(
     r"(?:Memcpy|Copy)\s*(?P<from>H|D|P|A|M|Host|Device|Peer)\s?(?:to|To|2)\s?(?P<to>H|D|P|A|M|Host|Device|Peer)\b"
 )
 _OPTIMIZER = re.compile(r"multi_tensor_apply(?!.*Copy)|kOptimizer\d")
-"""Kernels of optimizers that work on whole lists of tensors: torch's foreach and fused ones, Apex's and DeepSpeed's, and those of
-bitsandbytes. Sharded parameters are gathered by copies of lists."""
+"""Multi-tensor kernels of optimizers: torch's foreach and fused ones, Apex, DeepSpeed and bitsandbytes. Multi-tensor copies
+are excluded: FSDP gathers parameters with them."""
 _SIDES = {"M": "H", "A": "D"}
-"""Other letters for the host and the device: XPU's M2D comes from the host's memory, CUPTI's HtoA goes to an array on the device."""
+"""Other letters for host (H) and device (D): XPU's M2D copies from host memory, CUPTI's HtoA to an array on the device."""
 
 
 def device_work(trace: RankTrace) -> NDArray[np.bool_]:
-    """[events] what keeps an accelerator busy: kernels, copies and fills, not annotations."""
+    """[events] kernels, copies and fills on an accelerator; no annotations."""
     return trace.category_mask(*DEVICE_WORK)
 
 
@@ -138,12 +137,12 @@ def memcpy_kind(name: str) -> str | None:
 
 @lru_cache(KNOWN_NAMES)
 def is_optimizer_kernel(name: str) -> bool:
-    """Whether a kernel of this name works on whole lists of tensors, as optimizers do, and what clips and zeroes gradients."""
+    """Whether this is a multi-tensor kernel, as optimizers, gradient clipping and ``zero_grad`` launch."""
     return _OPTIMIZER.search(name) is not None
 
 
 IN_PROCESS = "_SingleProcessDataLoaderIter"
-"""The iterator of a DataLoader without workers, as it stands in the name of its operator."""
+"""Iterator class of a DataLoader without workers, as it appears in event names."""
 _STEP = re.compile(
     r"(?:##\s*)?(?:Profiler\s?Step|(?:train(?:ing)?_?)?step|iteration)\s*+[#*:=_ ]?\s*+(\d{1,9})(?:\s*+##)?$",
     re.IGNORECASE,
@@ -169,7 +168,7 @@ def step_number(name: str) -> int | None:
 
 
 def is_dataloader(name: str) -> bool:
-    """Whether the training thread is waiting for the next batch inside of an event of this name."""
+    """Whether the training thread waits for the next batch during an event of this name."""
     return (
         name.startswith("enumerate(DataLoader)")
         or "train_dataloader_next" in name
@@ -182,11 +181,8 @@ def is_save(name: str) -> bool:
     return _SAVE.search(name) is not None
 
 
-def is_collection(name: str) -> bool:
-    """Whether this event among the Python frames is a garbage collection.
-
-    Either one that the profiler was asked to record, or a call of ``gc.collect``.
-    """
+def is_garbage_collection(name: str) -> bool:
+    """Whether this Python frame is a garbage collection: an automatic one (``Python GC``) or a call of ``gc.collect``."""
     return name in ("Python GC", "<built-in function collect>")
 
 

@@ -1,7 +1,7 @@
-"""A diagnosis in the tools in which a team follows its experiments: TensorBoard, MLflow, Weights & Biases.
+"""Exports a diagnosis to experiment trackers: TensorBoard, MLflow, Weights & Biases.
 
-In: a :class:`~ddpdoctor.diagnose.diagnosis.Diagnosis`. Out: files, by each tool's own package, which is imported when it is asked for.
-``tracked`` decides once what of a diagnosis goes there, and how much; one module for each tool says it in that tool's words.
+``contents`` selects what of a :class:`~ddpdoctor.diagnose.diagnosis.Diagnosis` is exported and limits its size
+(:class:`TrackerRun`). One module per tracker writes it with the tracker's own package, which is imported only if used.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 from ddpdoctor.deferred import deferred
 
 if TYPE_CHECKING:
+    from .contents import TrackerRun, tracker_run
     from .to_mlflow import check_mlflow, log_to_mlflow
     from .to_tensorboard import write_tensorboard
     from .to_wandb import log_to_wandb
-    from .tracked import Tracked, tracked
 
 
 __getattr__ = deferred(
     __name__,
     {
+        "contents": "TrackerRun tracker_run",
         "to_mlflow": "check_mlflow log_to_mlflow",
         "to_tensorboard": "write_tensorboard",
         "to_wandb": "log_to_wandb",
-        "tracked": "Tracked tracked",
     },
 )

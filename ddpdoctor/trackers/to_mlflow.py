@@ -1,4 +1,4 @@
-"""A run in MLflow: parameters, metrics by step, the verdict as its note, report and diagnosis as artefacts."""
+"""Writes a run to MLflow: parameters, metrics by step, the verdict as description, report and diagnosis as artifacts."""
 
 from __future__ import annotations
 
@@ -12,38 +12,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.trackers.missing import missing
+from ddpdoctor.trackers.packages import missing_package
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-    from ddpdoctor.trackers.tracked import Tracked
+    from ddpdoctor.trackers.contents import TrackerRun
 
 _EXPERIMENT = "ddpdoctor"
-"""Unless the environment names one, as for MLflow's own commands."""
-_MOST_METRICS, _MOST_PARAMS = 1000, 100
-"""Of one request: https://mlflow.org/docs/latest/rest-api.html#log-batch"""
+"""Experiment name if $MLFLOW_EXPERIMENT_NAME is not set."""
+_MAX_METRICS, _MAX_PARAMS = 1000, 100
+"""Limits of one request: https://mlflow.org/docs/latest/rest-api.html#log-batch"""
 _TABLES = {"alembic_version", "experiments", "runs"}
-"""That every database of MLflow has."""
-_MOST_LETTERS = 5000
-"""Of a tag."""
+"""Tables that every MLflow database has."""
+_MAX_TAG = 5000
+"""Most characters of a tag."""
 _NOTE = "mlflow.note.content"
-"""The tag whose Markdown MLflow shows as the run's description."""
+"""Tag with the Markdown that MLflow shows as the run's description."""
 _Item = TypeVar("_Item")
 
 
-def log_to_mlflow(run: Tracked, place: str) -> str:
-    """Log to the folder ``place``, as a database and artefacts in there, or to what it names as a URI; words for how to look at it.
-
-    Raises DdpDoctorError.
-    """
-    # Of the package's own use, which it reports unless told not to.
+def log_to_mlflow(run: TrackerRun, place: str) -> str:
+    """Log to ``place``: a URI, or a folder for a database and artifacts. Returns the command to view it. Raises DdpDoctorError."""
+    # By default, MLflow reports its use.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     try:
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
     except ImportError as error:
-        raise missing("mlflow", error) from error
+        raise missing_package("mlflow", error) from error
     uri, artefacts = place, None
     if "://" not in place:
         folder = Path(place).resolve()
@@ -59,7 +56,7 @@ def log_to_mlflow(run: Tracked, place: str) -> str:
 
 
 def _database(file: Path) -> str:
-    """The URI of ``file``. Raises DdpDoctorError where it would be read as another file's: ``?`` ends a path, ``%20`` is a space."""
+    """The database URI of ``file``. Raises DdpDoctorError if the path contains characters with a meaning in URIs, such as ``?``."""
     uri = f"sqlite:///{file}"
     try:
         from sqlalchemy.engine import make_url
@@ -73,7 +70,7 @@ def _database(file: Path) -> str:
 
 
 def check_mlflow(folder: Path) -> None:
-    """Raises DdpDoctorError where ``folder`` has an mlflow.db that is not MLflow's: opening it would put MLflow's tables there."""
+    """Raises DdpDoctorError if ``folder`` has an mlflow.db that is not MLflow's, to which MLflow would add its tables."""
     file = folder / "mlflow.db"
     if not file.exists() or (file.is_file() and not file.stat().st_size):
         return
@@ -82,7 +79,7 @@ def check_mlflow(folder: Path) -> None:
             known = {
                 row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
             }
-    except sqlite3.OperationalError:  # locked, or on a full disk: MLflow says so itself
+    except sqlite3.OperationalError:  # locked, or on a full disk: MLflow reports it
         return
     except (sqlite3.Error, ValueError):
         known = set()
@@ -93,7 +90,7 @@ def check_mlflow(folder: Path) -> None:
 
 
 def _database_errors() -> tuple[type[Exception], ...]:
-    """What MLflow lets through of a database that is damaged, locked, read-only or has no space left."""
+    """Errors that MLflow does not wrap, of a database that is damaged, locked, read-only or on a full disk."""
     try:
         from sqlalchemy.exc import SQLAlchemyError
     except ImportError:
@@ -101,23 +98,23 @@ def _database_errors() -> tuple[type[Exception], ...]:
     return (SQLAlchemyError,)
 
 
-def _log(run: Tracked, client: MlflowClient, artefacts: str | None) -> None:
+def _log(run: TrackerRun, client: MlflowClient, artefacts: str | None) -> None:
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME", _EXPERIMENT)
     experiment = client.get_experiment_by_name(name)
     experiment_id = experiment.experiment_id if experiment else client.create_experiment(name, artefacts)
     at_ms = None if run.started_s is None else int(run.started_s * 1e3)
-    made = client.create_run(experiment_id, start_time=at_ms, run_name=run.name).info.run_id
+    logged_id = client.create_run(experiment_id, start_time=at_ms, run_name=run.name).info.run_id
     try:
-        _fill(run, client, made, at_ms or 0)
+        _fill(run, client, logged_id, at_ms or 0)
     except BaseException:
-        # It would look as if it were still going on.
+        # Otherwise MLflow shows it as running.
         with contextlib.suppress(Exception):
-            client.set_terminated(made, "FAILED")
+            client.set_terminated(logged_id, "FAILED")
         raise
-    client.set_terminated(made)
+    client.set_terminated(logged_id)
 
 
-def _fill(run: Tracked, client: MlflowClient, made: str, at_ms: int) -> None:
+def _fill(run: TrackerRun, client: MlflowClient, logged_id: str, at_ms: int) -> None:
     from mlflow.entities import Metric, Param, RunTag
 
     metrics = [Metric(name, value, at_ms, 0) for name, value in run.metrics.items()]
@@ -126,18 +123,16 @@ def _fill(run: Tracked, client: MlflowClient, made: str, at_ms: int) -> None:
         for curve in run.curves
         for step, value in zip(curve.steps, curve.values, strict=True)
     ]
-    tags = [
-        RunTag(name, text[:_MOST_LETTERS]) for name, text in {**run.tags, _NOTE: run.verdict}.items() if text
-    ]
-    client.log_batch(made, tags=tags)
-    for params in _parts([Param(name, text) for name, text in run.params.items()], _MOST_PARAMS):
-        client.log_batch(made, params=params)
-    for part in _parts(metrics, _MOST_METRICS):
-        client.log_batch(made, metrics=part)
+    tags = [RunTag(name, text[:_MAX_TAG]) for name, text in {**run.tags, _NOTE: run.verdict}.items() if text]
+    client.log_batch(logged_id, tags=tags)
+    for params in _parts([Param(name, text) for name, text in run.params.items()], _MAX_PARAMS):
+        client.log_batch(logged_id, params=params)
+    for part in _parts(metrics, _MAX_METRICS):
+        client.log_batch(logged_id, metrics=part)
     with tempfile.TemporaryDirectory(prefix="ddpdoctor-") as folder:
         for file, content in run.files.items():
             (Path(folder) / file).write_bytes(content)
-        client.log_artifacts(made, folder)
+        client.log_artifacts(logged_id, folder)
 
 
 def _parts(items: Sequence[_Item], most: int) -> Iterator[Sequence[_Item]]:

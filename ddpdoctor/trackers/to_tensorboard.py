@@ -1,7 +1,8 @@
-"""Event files for TensorBoard: a run for each rank, so that ranks lie over each other in one chart.
+"""Writes event files for TensorBoard: one run per rank, so that a chart shows all ranks.
 
-Its own package writes the records; torch is not needed. The files' names tell no host. A second export of a recording replaces the
-first; another recording of the same name gets a folder of its own, as TensorBoard draws what lies in one folder as one run.
+Uses TensorBoard's own package to write records; torch is not needed. File names do not contain the host. A second export of a
+recording replaces the first. Another recording of the same name gets its own folder, because TensorBoard shows all files of a
+folder as one run.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from ddpdoctor.trackers.missing import missing
-from ddpdoctor.trackers.tracked import Curve, Tracked
+from ddpdoctor.trackers.contents import Curve, TrackerRun
+from ddpdoctor.trackers.packages import missing_package
 from ddpdoctor.written import EVENTS, write_file
 
 _FILES = "events.out.tfevents.*.ddpdoctor-*"
@@ -21,13 +22,13 @@ _FILE = "events.out.tfevents.{second:010d}.ddpdoctor-{recording}"
 _VERSION = "brain.Event:2"
 
 
-def write_tensorboard(run: Tracked, folder: Path) -> list[Path]:
-    """Write ``folder/NAME`` (``NAME-2`` if that has another recording) with the texts and the run's own numbers, and a folder below it
-    for each rank. The first file is that of the run itself. Raises DdpDoctorError."""
+def write_tensorboard(run: TrackerRun, folder: Path) -> list[Path]:
+    """Write ``folder/NAME`` (``NAME-2`` if that has another recording) with the texts and metrics of the run, and a subfolder for
+    each rank. Returns the files, that of the run first. Raises DdpDoctorError."""
     try:
         from tensorboard.compat.proto.event_pb2 import Event
     except ImportError as error:
-        raise missing("tensorboard", error) from error
+        raise missing_package("tensorboard", error) from error
     second = 0 if run.started_s is None else run.started_s
     file_name = _FILE.format(second=int(second), recording=run.recording)
     top = _own_folder(folder, run, file_name)
@@ -48,8 +49,8 @@ def write_tensorboard(run: Tracked, folder: Path) -> list[Path]:
     return written
 
 
-def _own_folder(folder: Path, run: Tracked, file_name: str) -> Path:
-    """The first of NAME, NAME-2, ... in which no other recording's files lie."""
+def _own_folder(folder: Path, run: TrackerRun, file_name: str) -> Path:
+    """The first of NAME, NAME-2, ... without files of another recording."""
     places = (folder / (f"{run.name}-{n}" if n > 1 else run.name) for n in count(1))
     return next(place for place in places if all(file.name == file_name for file in place.glob(_FILES)))
 
@@ -78,8 +79,8 @@ def _scalar(name: str, value: float) -> Any:
     return Summary(value=[Summary.Value(tag=name, simple_value=value)])
 
 
-def _texts(run: Tracked) -> list[tuple[int, Any]]:
-    """The verdict, and each finding, as Markdown for the tab "Text"."""
+def _texts(run: TrackerRun) -> list[tuple[int, Any]]:
+    """Verdict and findings as Markdown summaries for TensorBoard's "Text" tab."""
     from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
     from tensorboard.compat.proto.tensor_pb2 import TensorProto
     from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto

@@ -1,4 +1,4 @@
-"""A run of Weights & Biases in its offline mode: written to a folder, which `wandb sync` sends when somebody wants that."""
+"""Writes a run of Weights & Biases in offline mode to a folder, which the user can upload with `wandb sync`."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.trackers.missing import missing
-from ddpdoctor.trackers.tracked import Tracked
+from ddpdoctor.trackers.contents import TrackerRun
+from ddpdoctor.trackers.packages import missing_package
 
 _PROJECT = "ddpdoctor"
-"""Unless the environment names one, as for the package itself."""
+"""Project name if $WANDB_PROJECT is not set."""
 _OTHER_RUN = ("WANDB_RUN_ID", "WANDB_RESUME", "WANDB_SWEEP_ID", "WANDB_SWEEP_PARAM_PATH")
-"""Variables by which a job's own script says which run it is: a diagnosis under that number would change that run once it is sent."""
-_MOST_LETTERS = 64
-"""Of a tag."""
+"""Variables that identify the job's own run, which an upload of the diagnosis would otherwise change."""
+_MAX_TAG = 64
+"""Most characters of a tag."""
 
 
-def log_to_wandb(run: Tracked, folder: Path) -> str:
-    """Write an offline run below ``folder``; words for how to send it. Raises DdpDoctorError."""
+def log_to_wandb(run: TrackerRun, folder: Path) -> str:
+    """Write an offline run below ``folder``. Returns the command to upload it. Raises DdpDoctorError."""
     place = folder.resolve()
     place.mkdir(parents=True, exist_ok=True)
-    # Nothing of this machine goes along, and nothing is reported of the package's own use.
+    # Record nothing about this machine, and do not report the use of the package.
     os.environ["WANDB_ERROR_REPORTING"] = "false"
     for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
         os.environ[name] = str(place / ".wandb-files")
@@ -33,7 +33,7 @@ def log_to_wandb(run: Tracked, folder: Path) -> str:
     try:
         import wandb
     except ImportError as error:
-        raise missing("wandb", error) from error
+        raise missing_package("wandb", error) from error
     settings = wandb.Settings(
         console="off",
         silent=True,
@@ -51,7 +51,7 @@ def log_to_wandb(run: Tracked, folder: Path) -> str:
             project=os.environ.get("WANDB_PROJECT", _PROJECT),
             name=run.name,
             notes=run.verdict,
-            tags=[tag[:_MOST_LETTERS] for tag in (run.tags["ddpdoctor.rule"],) if tag],
+            tags=[tag[:_MAX_TAG] for tag in (run.tags["ddpdoctor.rule"],) if tag],
             config={**run.params, **run.tags},
             dir=str(place),
             mode="offline",
@@ -64,12 +64,12 @@ def log_to_wandb(run: Tracked, folder: Path) -> str:
     except wandb.Error as error:
         raise DdpDoctorError(f"--wandb {folder}: {' '.join(str(error).split())}") from error
     except OSError as error:
-        # Of a copy that the package makes: what the error names is the file that it was made from.
+        # Raised while the package copies a file: the error's file name would be misleading.
         raise DdpDoctorError(f"--wandb {folder}: {error.strerror or error}") from error
     return f"wandb sync {shlex.quote(str(where))}"
 
 
-def _log(run: Tracked, wandb: Any, logged: Any) -> None:
+def _log(run: TrackerRun, wandb: Any, logged: Any) -> None:
     rows: dict[int, dict[str, float]] = {}
     for curve in run.curves:
         for step, value in zip(curve.steps, curve.values, strict=True):

@@ -1,8 +1,9 @@
-"""What ddpdoctor writes at the user's request, and what it may replace there: only what it wrote itself, in this very form.
+"""Writes output files and folders that the user requests. Replaces existing files only if ddpdoctor wrote them and they are
+unchanged.
 
-A page, a text or an archive ends with a line that holds a hash of all before it (its *seal*); JSON is known by how it begins; a
-folder's files by the list of their hashes, ``ddpdoctor.sha256``, which ``sha256sum --check`` reads, too. Whatever else is there
-stays, and the command says so. Files appear whole: written beside, then renamed.
+A page, text or archive ends with a line with a hash of all text before it (its *seal*). JSON is recognised by its beginning. A
+folder has a list of its files' hashes, ``ddpdoctor.sha256``, which ``sha256sum --check`` accepts. Other files are an error.
+Files are written to a temporary file and renamed.
 """
 
 from __future__ import annotations

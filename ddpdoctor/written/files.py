@@ -1,4 +1,4 @@
-"""Single files, and how they are put in place: whole, and never over what is not ddpdoctor's own."""
+"""Writes single files atomically, and never over files that ddpdoctor did not write."""
 
 from __future__ import annotations
 
@@ -14,84 +14,84 @@ from typing import BinaryIO
 
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.rundir import is_recorded_file, is_run_directory, open_regular
-from ddpdoctor.rundir.owned import behind_links
+from ddpdoctor.rundir.owned import resolve_own_links
 from ddpdoctor.written.forms import Form
 
 STDOUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
-"""Paths that stand for this process's standard output."""
-_OPEN_ALREADY = re.compile(r"/dev/(fd/\d+|stdin|stdout|stderr)|/proc/(self|\d+)/fd/\d+")
-"""What a process has open, such as a shell's process substitution: it is written into, whatever it is."""
+"""Paths of this process's standard output."""
+_OPEN_DESCRIPTOR = re.compile(r"/dev/(fd/\d+|stdin|stdout|stderr)|/proc/(self|\d+)/fd/\d+")
+"""Paths of open file descriptors, such as a shell's process substitution: written to without further checks."""
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EMLINK, errno.EXDEV)
-"""What file systems without hard links say."""
+"""Errors of file systems without hard links."""
 
 _TRIES = 20
-"""Of putting a file in a place that others write at the same time."""
+"""Attempts to replace a file that other processes write at the same time."""
 
 Identity = tuple[int, int, int, int]
 
 
 def is_stdout(path: str | os.PathLike[str]) -> bool:
-    """Whether ``path`` stands for standard output."""
+    """Whether ``path`` is standard output."""
     return os.fspath(path) in STDOUT
 
 
 def check_file(path: str | os.PathLike[str], form: Form) -> None:
-    """Raises DdpDoctorError if :func:`write_file` would refuse ``path``: also before long work."""
+    """Raises DdpDoctorError if :func:`write_file` would refuse ``path``; to be called before long work."""
     if is_stdout(path):
         return
-    with in_words(path):
-        place = place_of(path)
+    with as_user_errors(path):
+        place = resolve_target(path)
         folder = place.parent
         if not folder.is_dir():
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
-        if not _is_open_already(place) and not _is_special(place):
-            _judged(place, path, form)
+        if not _is_open_descriptor(place) and not _is_special(place):
+            _check_replaceable(place, path, form)
             if not os.access(folder, os.W_OK | os.X_OK):
                 raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def write_file(path: str | os.PathLike[str], content: str | bytes, form: Form, mode: int = 0o666) -> None:
-    """Write ``content`` (text as UTF-8) with the seal of ``form``: a reader of ``path`` sees the old file or the new one.
+    """Write ``content`` (text as UTF-8) with the seal of ``form``, atomically: readers get the old file or the new one.
 
-    ``-`` is standard output. Links of the user's own are followed, and stay; within a run directory, which may have been
-    received, they are refused. A FIFO or a device is written into. ``mode`` is that of a new file, less the umask.
+    ``-`` is standard output. Links are followed and kept, but refused inside a run directory, which may come from another
+    machine. A FIFO or character device is written to. ``mode`` is that of a new file, before the umask.
 
-    Raises DdpDoctorError if the file cannot be written, or another one is there that is not empty and not of this form;
-    BrokenPipeError if nobody reads standard output.
+    Raises DdpDoctorError if the file cannot be written, or if a file is there that is not empty and not of this form;
+    BrokenPipeError if standard output has no reader.
     """
     data = form.sealed(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
     if is_stdout(path):
         _write_stdout(data)
         return
-    with in_words(path):
-        place = place_of(path)
-        if _is_open_already(place) or _is_special(place):
-            with os.fdopen(_opened_special(place), "wb") as special:
+    with as_user_errors(path):
+        place = resolve_target(path)
+        if _is_open_descriptor(place) or _is_special(place):
+            with os.fdopen(_open_special(place), "wb") as special:
                 special.write(data)
         else:
-            put(place, data, lambda: _judged(place, path, form), mode)
+            put_in_place(place, data, lambda: _check_replaceable(place, path, form), mode)
 
 
 def replace_file(path: Path, write: Callable[[BinaryIO], object], mode: int = 0o600) -> None:
-    """Let ``write`` fill a file beside ``path`` that then replaces it; folders are made. For folders that are ddpdoctor's own:
-    nothing is asked about what is there. Raises OSError and what ``write`` raises; ``path`` then is as before."""
+    """Replace ``path`` atomically by a file that ``write`` fills; creates missing folders. For ddpdoctor's own folders: does not
+    check the existing file. Raises OSError and the errors of ``write``; ``path`` is then unchanged."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _beside(path, mode) as (fresh, stream):
+    with _temporary_file(path, mode) as (fresh, stream):
         write(stream)
         stream.close()
         fresh.replace(path)
 
 
 def write_once(path: Path, data: bytes, mode: int = 0o666) -> bool:
-    """Write a file that is never replaced; False if one is there that holds ``data`` already. Raises OSError, and
-    FileExistsError if another is there."""
+    """Write ``path`` if it does not exist; returns False if it already has the content ``data``. Raises OSError, and
+    FileExistsError if it has other content."""
 
-    def judge() -> None:
+    def check() -> None:
         if os.path.lexists(path):
             raise FileExistsError(errno.EEXIST, "another file of that name is there", str(path))
 
     try:
-        put(path, data, judge, mode)
+        put_in_place(path, data, check, mode)
     except FileExistsError:
         with os.fdopen(open_regular(str(path)), "rb") as file:
             if file.read(len(data) + 1) == data:
@@ -100,36 +100,36 @@ def write_once(path: Path, data: bytes, mode: int = 0o666) -> bool:
     return True
 
 
-def place_of(path: str | os.PathLike[str], noun: str = "file") -> Path:
-    """Where ``path`` leads. Raises OSError; DdpDoctorError in a recording."""
-    if _is_open_already(path):
+def resolve_target(path: str | os.PathLike[str], noun: str = "file") -> Path:
+    """``path`` with links resolved. Raises OSError if it may not be written to, DdpDoctorError if it is part of a recording."""
+    if _is_open_descriptor(path):
         return Path(path)
     absolute = Path(os.path.abspath(path))  # noqa: PTH100 - links stay as they are
-    run = _run_around(absolute)
+    run = _run_containing(absolute)
     for inside in (absolute, *absolute.parents):
         if run is None or inside == run:
             break
         if inside.is_symlink():
             raise OSError(errno.ELOOP, f"{inside} is a link inside a run directory")
-    place = Path(behind_links(absolute))
-    if _run_around(place) is not None and place.exists() and not (place.is_file() or place.is_dir()):
+    place = Path(resolve_own_links(absolute))
+    if _run_containing(place) is not None and place.exists() and not (place.is_file() or place.is_dir()):
         raise OSError(errno.EINVAL, "it is a pipe or a device inside a run directory")
     if is_recorded_file(os.path.realpath(place)):
         raise DdpDoctorError(f"{os.fspath(path)} is in a recorded run: name another {noun}.")
     return place
 
 
-def _run_around(path: Path) -> Path | None:
-    """The run directory in which ``path`` lies; None if it lies in none."""
+def _run_containing(path: Path) -> Path | None:
+    """The run directory that contains ``path``; None if there is none."""
     return next((folder for folder in path.parents if is_run_directory(str(folder))), None)
 
 
-def _is_open_already(path: str | os.PathLike[str]) -> bool:
-    return _OPEN_ALREADY.fullmatch(os.fspath(path)) is not None
+def _is_open_descriptor(path: str | os.PathLike[str]) -> bool:
+    return _OPEN_DESCRIPTOR.fullmatch(os.fspath(path)) is not None
 
 
 def _is_special(place: Path) -> bool:
-    """Whether a pipe or a character device is there. Raises OSError for what is neither, nor a regular file."""
+    """Whether ``place`` is a FIFO or character device. Raises OSError if it is neither these nor a regular file."""
     try:
         mode = place.stat().st_mode
     except FileNotFoundError:
@@ -143,19 +143,19 @@ def _is_special(place: Path) -> bool:
     raise OSError(errno.EINVAL, "it is a disk or a socket")
 
 
-def _opened_special(place: Path) -> int:
-    """Raises OSError if it is another user's by now, who would get the report."""
-    given = _is_open_already(place)
-    handle = os.open(place, os.O_WRONLY | os.O_CLOEXEC | (0 if given else os.O_NOFOLLOW))
+def _open_special(place: Path) -> int:
+    """Opens a FIFO or device for writing. Raises OSError if it belongs to another user, who could read the report."""
+    is_descriptor = _is_open_descriptor(place)
+    handle = os.open(place, os.O_WRONLY | os.O_CLOEXEC | (0 if is_descriptor else os.O_NOFOLLOW))
     found = os.fstat(handle)
-    if not given and (found.st_uid not in (os.geteuid(), 0) or stat.S_ISREG(found.st_mode)):
+    if not is_descriptor and (found.st_uid not in (os.geteuid(), 0) or stat.S_ISREG(found.st_mode)):
         os.close(handle)
         raise OSError(errno.EPERM, f"{place} is a pipe of another user, or no pipe")
     return handle
 
 
-def _judged(place: Path, shown: str | os.PathLike[str], form: Form) -> Identity | None:
-    """Identity of the file at ``place``, None if there is none. Raises DdpDoctorError if it may not be replaced, OSError."""
+def _check_replaceable(place: Path, shown: str | os.PathLike[str], form: Form) -> Identity | None:
+    """Identity of the file at ``place``, None if there is none. Raises DdpDoctorError if it may not be replaced, and OSError."""
     try:
         handle = open_regular(str(place))
     except FileNotFoundError:
@@ -168,23 +168,24 @@ def _judged(place: Path, shown: str | os.PathLike[str], form: Form) -> Identity 
 
 
 def identity(status: os.stat_result) -> Identity:
-    """What tells whether a file is still the one that was looked at."""
+    """Device, inode, size and modification time, which show whether a file has changed."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def put(place: Path, data: bytes, judge: Callable[[], Identity | None], mode: int) -> None:
-    """``data`` as the file ``place``, once ``judge`` says what may be replaced there: nothing that came or changed since."""
-    with _beside(place, mode) as (fresh, stream):
+def put_in_place(place: Path, data: bytes, check: Callable[[], Identity | None], mode: int) -> None:
+    """Write ``data`` to ``place``. ``check`` returns the identity of the file that may be replaced, or raises; a file that appears
+    or changes afterwards is checked again. Raises OSError after :data:`_TRIES` attempts."""
+    with _temporary_file(place, mode) as (fresh, stream):
         stream.write(data)
         stream.close()
         for _ in range(_TRIES):
-            seen = judge()
-            if _moved(fresh, place, seen):
+            seen = check()
+            if _move_into_place(fresh, place, seen):
                 return
     raise OSError(errno.EBUSY, "something else writes the same file")
 
 
-def _moved(fresh: Path, place: Path, seen: Identity | None) -> bool:
+def _move_into_place(fresh: Path, place: Path, seen: Identity | None) -> bool:
     if seen is None:
         try:
             place.hardlink_to(fresh)
@@ -203,8 +204,8 @@ def _moved(fresh: Path, place: Path, seen: Identity | None) -> bool:
 
 
 @contextlib.contextmanager
-def _beside(place: Path, mode: int) -> Iterator[tuple[Path, BinaryIO]]:
-    """A new file in the folder of ``place``, and its stream; what is left of it goes."""
+def _temporary_file(place: Path, mode: int) -> Iterator[tuple[Path, BinaryIO]]:
+    """A temporary file in the folder of ``place`` and its stream; removed at the end unless it was renamed."""
     fresh = place.parent / f".ddpdoctor-{os.urandom(8).hex()}.new"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     handle = os.open(fresh, flags, mode)
@@ -229,8 +230,8 @@ def _write_stdout(data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def in_words(path: str | os.PathLike[str]) -> Iterator[None]:
-    """An OSError within becomes a DdpDoctorError that names ``path``."""
+def as_user_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Converts an OSError into a DdpDoctorError that names ``path``."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Folders of files, with a list of their hashes."""
+"""Writes folders of files with a list of their hashes."""
 
 from __future__ import annotations
 
@@ -11,78 +11,85 @@ from pathlib import Path
 
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.rundir import is_run_directory, open_regular, read_bounded
-from ddpdoctor.written.files import Identity, identity, in_words, place_of, put, replace_file
+from ddpdoctor.written.files import (
+    Identity,
+    as_user_errors,
+    identity,
+    put_in_place,
+    replace_file,
+    resolve_target,
+)
 from ddpdoctor.written.forms import hash_of
 
 LIST = "ddpdoctor.sha256"
-"""In a folder that ddpdoctor wrote: a line ``<sha256>  <name>`` for each of its files."""
+"""File with a line ``<sha256>  <name>`` for each file that ddpdoctor wrote to the folder."""
 _LIST_BYTES = 4 << 20
 _LISTED = re.compile(r"([0-9a-f]{64})  ([^\0\n]{1,400})")
 
 
 class WrittenFolder:
-    """A folder of files with a list of their hashes. ``words`` name what is written there; ``alone``: nothing else may be there
-    when it is written for the first time."""
+    """A folder of files with a list of their hashes. ``noun``: what is written there, for messages; ``must_be_empty``: no other files
+    may be there at the first writing."""
 
-    def __init__(self, folder: Path, words: str, alone: bool = False) -> None:
-        self._folder, self._words, self._alone = folder, words, alone
+    def __init__(self, folder: Path, noun: str, must_be_empty: bool = False) -> None:
+        self._folder, self._noun, self._must_be_empty = folder, noun, must_be_empty
         self._root: Path | None = None
         self._hashes: dict[str, set[str]] = {}
 
     def check(self, names: Iterable[str]) -> None:
-        """Raises DdpDoctorError if one of ``names`` may not be written: something else has the name, or changed since."""
-        with in_words(self._folder):
-            self._root = self._found_root()
-            self._hashes = self._listed()
-            if self._alone and not self._hashes and _holds_files(self._root):
+        """Raises DdpDoctorError if one of ``names`` may not be written: ddpdoctor did not write it, or it has changed."""
+        with as_user_errors(self._folder):
+            self._root = self._find_root()
+            self._hashes = self._read_list()
+            if self._must_be_empty and not self._hashes and _holds_files(self._root):
                 raise DdpDoctorError(
-                    f"{self._folder} is not empty and holds no {self._words}: name another folder."
+                    f"{self._folder} is not empty and holds no {self._noun}: name another folder."
                 )
             for name in names:
-                self._judged(name)
+                self._check_replaceable(name)
 
     def others(self, names: Iterable[str]) -> list[str]:
-        """Files of the list that are there, but not among ``names``."""
+        """Existing files of the list that are not in ``names``."""
         return sorted(name for name in self._hashes.keys() - set(names) if self._is_there(name))
 
     def write(self, files: Iterable[tuple[str, bytes]], mode: int = 0o666) -> list[Path]:
-        """Write ``files`` by name; their paths. Raises DdpDoctorError as :meth:`check`, for all that is written until then."""
+        """Write ``files`` (name, content); returns their paths. Raises DdpDoctorError like :meth:`check`, when it reaches the file."""
         if self._root is None:
             self.check(())
         written = []
         for name, data in files:
-            with in_words(self._folder / name):
+            with as_user_errors(self._folder / name):
                 self._write(name, data, mode)
             written.append(self._folder / name)
         return written
 
     def _write(self, name: str, data: bytes, mode: int) -> None:
         self._path(name).parent.mkdir(parents=True, exist_ok=True)
-        self._hashes = self._listed()
-        self._judged(name)
+        self._hashes = self._read_list()
+        self._check_replaceable(name)
         new = hashlib.sha256(data).hexdigest()
-        # Both until the file is there: whatever ends this meanwhile, the next call knows what it finds.
-        self._keep_list({**self._hashes, name: {*self._hashes.get(name, ()), new}})
-        put(self._path(name), data, lambda: self._judged(name), mode)
-        self._keep_list({**self._hashes, name: {new}})
+        # The list has both hashes until the file is replaced, so that an interruption leaves a valid list.
+        self._write_list({**self._hashes, name: {*self._hashes.get(name, ()), new}})
+        put_in_place(self._path(name), data, lambda: self._check_replaceable(name), mode)
+        self._write_list({**self._hashes, name: {new}})
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove files of the list. Raises DdpDoctorError if one changed since it was written."""
-        with in_words(self._folder):
+        """Remove files of the list. Raises DdpDoctorError if one has changed since it was written."""
+        with as_user_errors(self._folder):
             for name in names:
-                self._judged(name)
+                self._check_replaceable(name)
                 self._path(name).unlink()
-                self._keep_list({each: found for each, found in self._hashes.items() if each != name})
+                self._write_list({each: found for each, found in self._hashes.items() if each != name})
 
-    def _found_root(self) -> Path:
-        root = place_of(self._folder, "folder")
+    def _find_root(self) -> Path:
+        root = resolve_target(self._folder, "folder")
         if is_run_directory(str(root)):
             raise DdpDoctorError(f"{self._folder} is a recorded run: name another folder.")
         if root.exists() and not root.is_dir():
             raise DdpDoctorError(f"{self._folder} is a file: name another folder.")
         return root
 
-    def _listed(self) -> dict[str, set[str]]:
+    def _read_list(self) -> dict[str, set[str]]:
         try:
             text = read_bounded(str(self._path(LIST)), _LIST_BYTES).decode("utf-8", "replace")
         except FileNotFoundError:
@@ -98,18 +105,18 @@ class WrittenFolder:
                 found.setdefault(line[2], set()).add(line[1])
         return found
 
-    def _keep_list(self, hashes: Mapping[str, set[str]]) -> None:
+    def _write_list(self, hashes: Mapping[str, set[str]]) -> None:
         lines = [f"{each}  {name}\n" for name in sorted(hashes) for each in sorted(hashes[name])]
         replace_file(self._path(LIST), lambda stream: stream.write("".join(lines).encode()), 0o666)
         self._hashes = dict(hashes)
 
-    def _judged(self, name: str) -> Identity | None:
-        """Identity of the file ``name`` in the folder; None if there is none. Raises DdpDoctorError, OSError."""
+    def _check_replaceable(self, name: str) -> Identity | None:
+        """Identity of the file ``name``; None if there is none. Raises DdpDoctorError if it may not be replaced, and OSError."""
         parts = name.split("/")
         for length in range(1, len(parts)):
             inside = self._path("/".join(parts[:length]))
             if inside.is_symlink() or (inside.exists() and not inside.is_dir()):
-                raise DdpDoctorError(f"{inside} is no folder of {self._words}: name another folder.")
+                raise DdpDoctorError(f"{inside} is no folder of {self._noun}: name another folder.")
         path = self._path(name)
         if not os.path.lexists(path):
             return None

@@ -1,4 +1,4 @@
-"""The kinds of files that ddpdoctor writes for the user, and how an earlier one of each is recognized."""
+"""The kinds of files that ddpdoctor writes for the user, and how an earlier file of each kind is recognised."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _SEAL = re.compile(rb"(?s).*\n[^\n]{0,8}ddpdoctor ([a-z-]{1,20}) sha256:([0-9a-f
 
 @dataclass(frozen=True)
 class Form:
-    """A kind of file that ddpdoctor writes: ``words`` name it; it has a seal between ``comment``'s two parts, or else begins
-    with ``head``."""
+    """A kind of file that ddpdoctor writes. ``words`` is its name in messages. It is recognised by a seal, enclosed in the two
+    parts of ``comment``, or by its beginning ``head``."""
 
     words: str
     kind: str = ""
@@ -29,20 +29,20 @@ class Form:
     head: re.Pattern[bytes] | None = None
 
     def sealed(self, data: bytes) -> bytes:
-        """``data`` as it is in a file: with its seal, if this form has one."""
+        """``data`` with its seal, if this form has one."""
         return data if self.head is not None else data + self.seal_of(data)
 
     def seal_of(self, data: bytes) -> bytes:
-        """The last line of a file that holds ``data``."""
+        """The last line of a file with the content ``data``."""
         return self._seal(hashlib.sha256(data).hexdigest().encode())
 
     @property
     def seal_bytes(self) -> int:
-        """Length of a seal."""
+        """Length of a seal, bytes."""
         return len(self._seal(b"0" * 64))
 
     def fault(self, file: BinaryIO) -> str | None:
-        """Why ``file``, from its beginning, is not one that ddpdoctor wrote; None if it is, or is empty. Raises OSError."""
+        """Why ``file``, open at its beginning, is not one that ddpdoctor wrote; None if it is, or if it is empty. Raises OSError."""
         other = f"is not {self.words} that ddpdoctor wrote"
         if self.head is not None:
             head = file.read(_HEAD_BYTES)
@@ -92,7 +92,7 @@ FORMS = (
 
 
 def hash_of(file: BinaryIO, size: int | None = None) -> str:
-    """Of the next ``size`` bytes of ``file``, or all of them; empty for one of holes, which ddpdoctor does not write."""
+    """SHA-256 of the next ``size`` bytes of ``file``, or of all; "" for a sparse file, which ddpdoctor does not write."""
     if is_hollow(os.fstat(file.fileno())):
         return ""
     whole, left = hashlib.sha256(), sys.maxsize if size is None else size
@@ -103,7 +103,7 @@ def hash_of(file: BinaryIO, size: int | None = None) -> str:
 
 
 def _unpacked(head: bytes) -> bytes:
-    """The beginning of a file that may be compressed."""
+    """``head`` decompressed, if it is the beginning of a gzip file."""
     if not head.startswith(b"\x1f\x8b"):
         return head
     with contextlib.suppress(zlib.error):

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from ddpdoctor.analysis.sources import with_repository
+from ddpdoctor.analysis.source_text import with_repository
 from ddpdoctor.diagnose.diagnosis import Coverage, Diagnosis, Finding, Job, Steps, Verdict
 from ddpdoctor.measure.places import Where
 from ddpdoctor.report import to_sarif

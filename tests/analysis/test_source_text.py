@@ -7,7 +7,7 @@ import json
 import msgspec
 import pytest
 
-from ddpdoctor.analysis.sources import CHANGED, with_source_text
+from ddpdoctor.analysis.source_text import CHANGED, with_source_text
 from ddpdoctor.measure.places import Where
 from ddpdoctor.report import redact, without_source_text
 from ddpdoctor.report.markdown import render_markdown

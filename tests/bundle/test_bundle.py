@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ddpdoctor.bundle import making, write_bundle
+from ddpdoctor.bundle import build, write_bundle
 from ddpdoctor.bundle.commandline import parsed
 from ddpdoctor.cli.bundle import command
 from ddpdoctor.cli.run import command as run_command
@@ -230,12 +230,12 @@ def test_what_the_user_has_below_a_bundle_stays(tmp_path, monkeypatch):
     bundled(folder)
     assert {name: (folder / name).read_text() for name in own} == own
     # What another version wrote and this one does not goes, but not once somebody changed it.
-    monkeypatch.setattr(making, "_RECORDS_NOT", (*making._RECORDS_NOT, "hook/lifetime.py"))
+    monkeypatch.setattr(build, "_EXCLUDED", (*build._EXCLUDED, "hook/lifetime.py"))
     bundled(folder)
     assert not (folder / "ddpdoctor/hook/lifetime.py").exists()
     assert {name: (folder / name).read_text() for name in own} == own
     (folder / "ddpdoctor/plain.py").write_text("changed")
-    monkeypatch.setattr(making, "_RECORDS_NOT", (*making._RECORDS_NOT, "plain.py"))
+    monkeypatch.setattr(build, "_EXCLUDED", (*build._EXCLUDED, "plain.py"))
     before = content(folder)
     with pytest.raises(DdpDoctorError, match=r"plain\.py was changed after ddpdoctor wrote it"):
         bundled(folder)
@@ -273,12 +273,12 @@ def test_where_the_disk_was_full_the_next_call_goes_on(tmp_path, monkeypatch):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         put(place, data, judge, mode)
 
-    put = folders.put
+    put = folders.put_in_place
     with (
         monkeypatch.context() as patch,
         pytest.raises(DdpDoctorError, match=r"cannot write .*: No space left"),
     ):
-        patch.setattr(folders, "put", filling)
+        patch.setattr(folders, "put_in_place", filling)
         write_bundle(tmp_path / "b", [], "")
     write_bundle(tmp_path / "b", [], "")
     assert (tmp_path / "b" / "__main__.py").is_file()

@@ -20,18 +20,18 @@ from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir import (
     CAPTURE_ANSWER,
     STALL_FILE,
-    CaptureOrder,
+    CaptureRequest,
     Present,
     boot_id,
     keep_host_document,
     pid_namespace,
 )
-from ddpdoctor.rundir.asking import CAPTURE_SCHEMA
 from ddpdoctor.rundir.liveness import started
 from ddpdoctor.rundir.owned import make_private_folder
+from ddpdoctor.rundir.requests import CAPTURE_SCHEMA
 from ddpdoctor.rundir.stops import PROGRESS_SCHEMA
 from ddpdoctor.telemetry import LiveRank, LiveRun
-from ddpdoctor.telemetry.live import LiveStep, Tail
+from ddpdoctor.telemetry.live import FileTail, LiveStep
 from tests.cli.live import DOCTOR, ENVIRONMENT, live_run, steps_of
 from tests.commands import ROOT, command
 from tests.hook.recording import JOBS, forked
@@ -111,7 +111,7 @@ def standing(folder, step_s, phase=None, stall=None):
     """A rank of 30 steps of ``step_s`` each, with its phase and the monitor's state."""
     live = LiveRun(folder / "run")
     steps = deque(LiveStep(number, 0, int(step_s * 1e9)) for number in range(30))
-    live.ranks[0] = LiveRank(0, "here", 1, Tail(folder / "steps.jsonl"), steps)
+    live.ranks[0] = LiveRank(0, "here", 1, FileTail(folder / "steps.jsonl"), steps)
     make_private_folder(str(folder / "root"))
     spool = folder / "root" / "00000-1"
     spool.mkdir(0o700)
@@ -153,7 +153,7 @@ def test_a_stall_is_the_reason_and_not_an_open_window(tmp_path, ago_s):
     said = {"schema": CAPTURE_SCHEMA, "request": 1, "step": 30, "why": "another window is under way"}
     Path(rank.spool, CAPTURE_ANSWER).write_text(json.dumps(said))
     with pytest.raises(UnusableInput) as refused:
-        _order_all(live, [rank], CaptureOrder(1, 1, 40, 8))
+        _order_all(live, [rank], CaptureRequest(1, 1, 40, 8))
     if ago_s == 1:
         assert str(refused.value) == "no window, because rank 0 cannot open one: another window is under way."
     else:
@@ -177,7 +177,7 @@ def test_a_suspended_rank_is_reported_as_stopped(tmp_path, monkeypatch, capsys):
         stacks.callback(tmp_path / "run", False)
         assert capsys.readouterr().out == "rank 0 (process 1) is stopped (SIGSTOP).\n"
         with pytest.raises(UnusableInput, match=r"^no window, because rank 0 is stopped \(SIGSTOP\)\.$"):
-            _order_all(live, [rank], CaptureOrder(1, 1, 40, 8))
+            _order_all(live, [rank], CaptureRequest(1, 1, 40, 8))
     finally:
         process.kill()
         process.wait()

@@ -214,9 +214,9 @@ def test_a_digest_through_a_link_is_not_written_into_its_run(tmp_path):
 
 def test_a_digest_that_fails_removes_what_it_wrote_and_nothing_else(tmp_path, monkeypatch):
     from ddpdoctor.errors import DdpDoctorError
-    from ddpdoctor.trace.digest import Copies, copy_records
+    from ddpdoctor.trace.digest import CreatedFiles, copy_run_directory
 
-    records = sys.modules[copy_records.__module__]
+    records = sys.modules[copy_run_directory.__module__]
     run, out = tmp_path / "run", tmp_path / "out"
     shutil.copytree(FIXTURE, run)
     out.mkdir()
@@ -230,7 +230,7 @@ def test_a_digest_that_fails_removes_what_it_wrote_and_nothing_else(tmp_path, mo
 
     monkeypatch.setattr(records.shutil, "copyfileobj", meanwhile)
     with pytest.raises(DdpDoctorError, match="no space left"):
-        copy_records(str(run), out, Copies())
+        copy_run_directory(str(run), out, CreatedFiles())
     assert [file.name for file in out.iterdir()] == ["notes.txt"]
 
 

@@ -17,7 +17,7 @@ from ddpdoctor.cli import trials
 from ddpdoctor.cli.patch import write_patch
 from ddpdoctor.diagnose import facts_view
 from ddpdoctor.diagnose.diagnosis import Steps
-from ddpdoctor.diagnose.tried import TRIALS_FILE, Answer, Baseline, Variant
+from ddpdoctor.diagnose.trials import TRIALS_FILE, Baseline, TrialsReport, Variant
 from ddpdoctor.experiment import Proposal
 from ddpdoctor.measure.facts import DdpFacts, Facts, LoaderFacts
 from ddpdoctor.measure.places import Where
@@ -95,7 +95,7 @@ WORKERS = {"loader.num_workers": 4}
 def patched(tmp_path, settings: dict[str, object], diagnosis, script: str = SCRIPT) -> str | None:
     (tmp_path / "train.py").write_text(script)
     best = Variant(settings=settings, finding="dataloader/few", verdict="faster", change=-0.5, trials=3)
-    answer = Answer(baseline=Baseline(median_ms=20.0), variants=[best])
+    answer = TrialsReport(baseline=Baseline(median_ms=20.0), variants=[best])
     diff = tmp_path / "a.diff"
     write_patch(answer, diagnosis, ["torchrun", str(tmp_path / "train.py"), "--lr", "1"], diff)
     return diff.read_text() if diff.exists() else None
@@ -149,7 +149,7 @@ def test_trials_are_shorter_than_the_run(source, count, steps):
 def test_a_patch_keeps_line_endings(tmp_path):
     (tmp_path / "train.py").write_bytes(b"loader = DataLoader(data)\r\n")
     best = Variant(settings=WORKERS, finding="dataloader/few", verdict="faster", change=-0.5, trials=3)
-    answer = Answer(baseline=Baseline(median_ms=20.0), variants=[best])
+    answer = TrialsReport(baseline=Baseline(median_ms=20.0), variants=[best])
     write_patch(answer, None, [str(tmp_path / "train.py")], tmp_path / "a.diff")
     assert b"-loader = DataLoader(data)\r\n" in (tmp_path / "a.diff").read_bytes()
 
@@ -245,16 +245,16 @@ def test_results_without_trials_do_not_replace_earlier_ones(tmp_path, monkeypatc
 
 def test_a_failed_write_keeps_the_earlier_results(tmp_path, monkeypatch, capsys):
     from ddpdoctor.cli import trials
-    from ddpdoctor.diagnose import tried
+    from ddpdoctor.diagnose import trials as measured_trials
 
-    def full(answer: Answer, path: Path) -> None:
+    def full(report: TrialsReport, path: Path) -> None:
         raise OSError(28, "No space left on device")
 
     (tmp_path / "manifest.json").write_text("{}")
     earlier = '{"schema": "ddpdoctor.trials/1"}'
     (tmp_path / "trials.json").write_text(earlier)
-    monkeypatch.setattr(tried, "write_answer", full)
-    trials._store(Answer(baseline=Baseline(median_ms=20.0)), tmp_path)
+    monkeypatch.setattr(measured_trials, "write_trials", full)
+    trials._store(TrialsReport(baseline=Baseline(median_ms=20.0)), tmp_path)
     assert (tmp_path / "trials.json").read_text() == earlier
     assert "cannot be written (No space left on device)" in capsys.readouterr().err
     assert len(list(tmp_path.iterdir())) == 2

@@ -287,7 +287,7 @@ def test_idle_clients_do_not_affect_the_recording(tmp_path):
 
 
 @pytest.mark.extended
-def test_the_metrics_end_with_a_killed_keeper(tmp_path):
+def test_the_metrics_end_with_a_killed_storage_process(tmp_path):
     run, port = tmp_path / "run", free_port()
     options = ["--out", str(run), "--no-analysis", "--no-profile", "--prometheus", str(port)]
     launcher = subprocess.Popen(
@@ -296,9 +296,9 @@ def test_the_metrics_end_with_a_killed_keeper(tmp_path):
     try:
         until(lambda: metrics(port))
         (exporter,) = [each for each in psutil.process_iter() if listens(each.pid, port)]
-        keeper = exporter.parent()
-        assert keeper.ppid() == launcher.pid
-        keeper.kill()
+        storage_process = exporter.parent()
+        assert storage_process.ppid() == launcher.pid
+        storage_process.kill()
         exporter.wait(10)
     finally:
         launcher.terminate()

@@ -10,7 +10,7 @@ from ddpdoctor.diagnose.diagnosis import Coverage
 from ddpdoctor.diagnose.engine import Outcome, diagnose
 from ddpdoctor.diagnose.load import RuleSet
 from ddpdoctor.diagnose.rule import Common, Rule
-from ddpdoctor.diagnose.selftest import completed
+from ddpdoctor.diagnose.selftest import with_cost_shares
 from ddpdoctor.measure.facts import Facts
 
 COMMON = msgspec.convert(
@@ -62,5 +62,5 @@ def rule(rule_id: str, **fields: Any) -> Rule:
 
 def run(*rules: Rule, facts: dict[str, Any] = FACTS, **options: Any) -> Outcome:
     pack = RuleSet(COMMON, {entry.id: entry for entry in rules})
-    given = msgspec.convert(completed(facts), Facts)
+    given = msgspec.convert(with_cost_shares(facts), Facts)
     return diagnose(given, pack, coverage=Coverage(steps=50, ranks=2), **options)

@@ -133,7 +133,7 @@ def test_what_another_user_may_have_written_decides_nothing(
         monkeypatch.setattr(os, "geteuid", lambda: 4711)
     config = load_config(strange.parent / "below")
     assert (config.suppress, config.file) == ([], None)
-    (sentence,) = config.refused
+    (sentence,) = config.ignored_files
     assert str(strange) in sentence and says in sentence and "copy it to a folder of your own" in sentence
 
 
@@ -142,9 +142,9 @@ def test_a_file_further_up_counts_where_the_nearer_one_is_somebody_elses(strange
     nearer.write_text("[tool.ddpdoctor]\nsuppress = ['ddp/*']\n", encoding="utf-8")
     nearer.chmod(0o666)
     config = load_config(nearer.parent)
-    assert config.suppress == ["gpu/memory-full"] and str(nearer) in config.refused[0]
+    assert config.suppress == ["gpu/memory-full"] and str(nearer) in config.ignored_files[0]
     nearer.write_text("[tool.other]\n", encoding="utf-8")
-    assert load_config(nearer.parent).refused == ()
+    assert load_config(nearer.parent).ignored_files == ()
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder", "large"])

@@ -71,7 +71,10 @@ def test_a_finding_explains_a_mean_beyond_the_median() -> None:
 
 def test_the_verdict_is_that_nothing_can_be_told() -> None:
     outcome = Outcome(
-        findings=[finding(10.0), finding(None)], headlines={"a/b": "bad"}, thresholds=LIMITS, too_few=["a/b"]
+        findings=[finding(10.0), finding(None)],
+        headlines={"a/b": "bad"},
+        thresholds=LIMITS,
+        short_window_rules=["a/b"],
     )
     of = facts(mean=9.0)
     left = without_contradictions(outcome, facts_view.tree(of))

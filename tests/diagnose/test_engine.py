@@ -56,7 +56,7 @@ def test_a_price_says_how_sure_it_is() -> None:
 
 def test_a_bound_is_told_as_one() -> None:
     most = run(
-        rule("a/b", costs="late.data", ceiling=True),
+        rule("a/b", costs="late.data", upper_bound=True),
         rule("a/c", costs="late.data", severity_most="warning"),
         rule("a/d", costs="late.data"),
     )
@@ -125,9 +125,13 @@ def test_a_measured_cost_counts_even_where_the_rest_is_missing() -> None:
 def test_needs_and_conditions_skip_with_the_reason() -> None:
     needs = rule("a/needs", needs=["host.cores"])
     applies = rule("a/applies", applies=[{"when": "job.ranks_seen > 2.0", "otherwise": "two ranks only"}])
-    assert [entry.why for entry in run(needs, applies).skipped] == [
-        "not measured: host.cores",
-        "two ranks only",
+    lacks = rule(
+        "a/lacks", applies=[{"when": "job.ranks_seen > 2.0", "otherwise": "one recorded", "lacks_data": True}]
+    )
+    assert [(entry.why, entry.applies) for entry in run(needs, applies, lacks).skipped] == [
+        ("not measured: host.cores", True),
+        ("two ranks only", False),
+        ("one recorded", True),
     ]
 
 
@@ -307,13 +311,15 @@ def test_what_no_rule_could_look_at_is_not_healthy(others: list[Rule], share: fl
     outcome = run(rule("a/lacks", **LACKS), *others, facts=facts)
     healthy, sentence = verdict(outcome, coverage=Coverage(50, 2))
     assert (healthy, sentence.rule) == (not open_, None)
-    told = "30 ms of every 100 ms step may be a problem, but a/lacks lacked data (not measured: job.device)."
+    told = "30 ms of a 100 ms step on average may be a problem, but a/lacks lacked data (not measured: job.device)."
     assert (sentence.headline == f"Cannot tell: {told}") == open_, sentence.headline
 
 
 def test_what_a_rule_that_failed_would_have_told_is_open() -> None:
     outcome = run(rule("a/fails", costs="shared.data", when="1 / 0 == 1"), facts=FACTS)
-    assert verdict(outcome, coverage=Coverage(50, 2))[1].headline.startswith("Cannot tell: 30 ms of every")
+    assert verdict(outcome, coverage=Coverage(50, 2))[1].headline.startswith(
+        "Cannot tell: 30 ms of a 100 ms step"
+    )
 
 
 def test_what_does_not_apply_to_a_job_leaves_nothing_open() -> None:

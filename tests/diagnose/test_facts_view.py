@@ -79,13 +79,13 @@ def test_documentation_comes_from_the_attribute() -> None:
     ],
 )
 def test_a_label_is_the_first_clause(path: str, label: str) -> None:
-    assert facts_view.label_of(path) == label
+    assert facts_view.short_label(path) == label
 
 
 def test_labels_of_evidence_say_nothing_about_null() -> None:
     rules = load_rules(entry_points=False).rules.values()
     labels = {
-        line.fact: line.means or facts_view.label_of(_a_cost(line.fact))
+        line.fact: line.means or facts_view.short_label(_a_cost(line.fact))
         for rule in rules
         for line in rule.evidence
     }

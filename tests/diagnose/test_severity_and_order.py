@@ -7,21 +7,33 @@ import msgspec
 from ddpdoctor.diagnose.diagnosis import Coverage
 from ddpdoctor.diagnose.engine import diagnose
 from ddpdoctor.diagnose.load import RuleSet
-from ddpdoctor.diagnose.selftest import completed
+from ddpdoctor.diagnose.selftest import with_cost_shares
 from ddpdoctor.measure.facts import Facts
 from tests.diagnose.ruled import COMMON, FACTS, rule, run
 
 
 def test_one_step_is_never_critical() -> None:
     once = RuleSet(COMMON, {"a/b": rule("a/b", costs="shared.data")})
-    given = msgspec.convert(completed(FACTS), Facts)
+    given = msgspec.convert(with_cost_shares(FACTS), Facts)
     found = [diagnose(given, once, coverage=Coverage(steps, 2)).findings[0].severity for steps in (1, 2)]
     assert found == ["warning", "critical"]
 
 
 def test_a_price_may_be_a_ceiling_in_some_cases_only() -> None:
-    for when, ceiling in (("size(cost.where) == 0", True), ("size(cost.where) > 0", False)):
-        assert run(rule("a/b", costs="shared.data", ceiling_when=when)).findings[0].at_most is ceiling
+    for when, upper_bound in (("size(cost.where) == 0", True), ("size(cost.where) > 0", False)):
+        assert run(rule("a/b", costs="shared.data", upper_bound_when=when)).findings[0].at_most is upper_bound
+
+
+def test_an_estimate_is_no_upper_bound() -> None:
+    for severity_most, upper_bound, bound in (
+        ("warning", None, True),
+        ("warning", False, False),
+        (None, True, True),
+    ):
+        found = run(
+            rule("a/b", costs="shared.data", severity_most=severity_most, upper_bound=upper_bound)
+        ).findings
+        assert found[0].at_most is bound and found[0].estimated is (upper_bound is False)
 
 
 def test_findings_stand_by_cost_whatever_the_thresholds() -> None:

@@ -27,6 +27,28 @@ def test_percent_and_number() -> None:
     assert [words.number(value) for value in (4.0, 4.27, 120.4)] == ["4", "4.3", "120"]
 
 
+def test_the_article_before_a_number_fits() -> None:
+    for number, article in (
+        ("8", "an"),
+        ("80", "an"),
+        ("8.2", "an"),
+        ("11", "an"),
+        ("11.4", "an"),
+        ("18", "an"),
+    ):
+        assert words.render(f"a {number} ms step", {}) == f"{article} {number} ms step"
+    for text in ("a 1 ms step", "a 110 ms step", "a 180 ms step", "a 62 ms step", "alpha 8 ms"):
+        assert words.render(text, {}) == text
+
+
+def test_what_one_cause_of_several_saves() -> None:
+    cost = {"ms_per_step": 1.9, "alone_ms_per_step": 0.0, "remaining_ms_per_step": 3.9}
+    assert words.beside_others(cost).endswith(
+        "saves nothing; once the others are fixed, it saves 3.9 ms per step."
+    )
+    assert "saves 1 ms per step; once" in words.beside_others(cost | {"alone_ms_per_step": 1.0})
+
+
 def test_count() -> None:
     assert [words.count(value, "thread") for value in (1.0, 16.0)] == ["1 thread", "16 threads"]
 
@@ -111,7 +133,7 @@ def test_paragraphs_stay_and_lines_flow() -> None:
     ],
 )
 def test_a_text_with_nothing_to_fill_in_is_what_jinja_makes_of_it(text):
-    whole = words._compiled(text).render({})
+    whole = words._compile(text).render({})
     assert words.render_snippet(text, {}) == whole.strip("\n")
     paragraphs = [" ".join(part.split()) for part in whole.split("\n\n")]
     assert words.render(text, {}) == "\n\n".join(part for part in paragraphs if part)
@@ -124,6 +146,7 @@ def test_a_brace_alone_goes_to_jinja():
 def test_all_ranks_are_those_that_were_recorded() -> None:
     assert words.ranks(None, {"ranks_seen": 1, "world_size": 300}) == "the one recorded rank"
     assert words.ranks(None, {"ranks_seen": 5, "world_size": 8}) == "all 5 recorded ranks"
+    assert words.ranks(None, {"ranks_seen": 2, "world_size": 8}) == "both recorded ranks"
     assert words.verb(None, "waits", "wait", {"ranks_seen": 1, "world_size": 8}) == "waits"
     rendered = words.render(
         "{{ none|ranks|sentence }} {{ none|verb('waits', 'wait') }}", {"job": {"ranks_seen": 1}}
@@ -158,4 +181,4 @@ def test_everybody_is_who_was_recorded() -> None:
         (1, 1): "The training process waits",
     }
     for (seen, world), text in said.items():
-        assert words.everybody({"ranks_seen": seen, "world_size": world}, "wait", "waits") == text
+        assert words.all_ranks({"ranks_seen": seen, "world_size": world}, "wait", "waits") == text

@@ -7,7 +7,7 @@ import pytest
 
 from ddpdoctor.diagnose.diagnosis import Coverage, Diagnosis, Evidence, Finding, Fix, Job, Steps, Verdict
 from ddpdoctor.diagnose.load import load_rules
-from ddpdoctor.experiment import Proposal, informed, of_settings, proposals
+from ddpdoctor.experiment import Proposal, of_settings, proposals, with_expectation
 from ddpdoctor.experiment.settings import setting_of
 
 
@@ -95,7 +95,7 @@ def asked_for(
 ) -> list[Proposal]:
     facts = {"loader": {"num_workers": workers}}
     suggested = proposals(msgspec.structs.replace(diagnosis(*of), facts=facts), bounds=True)
-    return [informed(each, suggested) for each in of_settings(list(settings))]
+    return [with_expectation(each, suggested) for each in of_settings(list(settings))]
 
 
 def test_a_change_that_somebody_asks_for_is_expected_to_bring_what_a_finding_promises_of_it():
@@ -140,7 +140,7 @@ def test_changes_that_hold_several_suggestions_save_between_the_largest_and_the_
 
 def test_what_is_asked_for_is_measured_as_long_and_by_what_the_finding_needs():
     suggested = [Proposal({"loader.num_workers": 2}, "a", in_some_steps=True, least_steps=120)]
-    found = informed(Proposal({"loader.num_workers": 2, "torch.threads": 1}), suggested)
+    found = with_expectation(Proposal({"loader.num_workers": 2, "torch.threads": 1}), suggested)
     assert (found.in_some_steps, found.least_steps, found.expected_share) == (True, 120, None)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-from ddpdoctor.rundir import RUN_SCHEMA, Carrier, Spool, drain, is_over, make_spool_root, new_run_id
+from ddpdoctor.rundir import RUN_SCHEMA, HostLock, Spool, drain, is_over, make_spool_root, new_run_id
 from ddpdoctor.rundir import spool as spool_module
 
 STEPS = "steps.jsonl"
@@ -46,7 +46,7 @@ class _Trial:
         self.storage = _Storage()
         self.root = Path(make_spool_root(str(self.run)))
         self.spool = Spool(str(self.root), 0, str(self.run))
-        self.carrier = Carrier(str(self.root))
+        self.copier_lock = HostLock(str(self.root))
         self.step = 0
         self.excused: set[int] = set()
         self.lock = threading.Lock()
@@ -68,7 +68,7 @@ class _Trial:
         except OSError:
             pass  # there is no room, or it was removed this very moment; both are looked at again
         with self.lock:
-            self.carrier.take()
+            self.copier_lock.take()
             try:
                 drain(self.spool.directory, remove=is_over(self.spool.directory))
             except OSError:
@@ -109,7 +109,7 @@ class _Trial:
         self.spool.restore()
         self.spool.close()
         drain(self.spool.directory)
-        self.carrier.release()
+        self.copier_lock.release()
 
     def check(self) -> None:
         found = set(self.excused)

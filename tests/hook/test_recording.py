@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from ddpdoctor.hook.job import Kinds, Lines, input_elements
+from ddpdoctor.hook.job import CodeKinds, Lines, input_elements
 from ddpdoctor.rundir import EventKind, LineField, Mark
 from tests.rundir.stepfields import COMMON_FIELDS, FIELDS_OF
 
@@ -218,7 +218,7 @@ def test_what_the_job_keeps_makes_nothing_dearer(tmp_path) -> None:
 
 def told_of(*files: str) -> str | None:
     """Of which of these files, the caller after the called, a line would be told."""
-    told = Kinds().innermost((compile("", file, "exec"), file) for file in files)
+    told = CodeKinds().innermost((compile("", file, "exec"), file) for file in files)
     assert told_in_a_step(*files) == [told, told], "the way without a detour"
     return told
 
@@ -226,7 +226,7 @@ def told_of(*files: str) -> str | None:
 def told_in_a_step(*files: str) -> list[str | None]:
     """The same twice, as wrappers ask: of functions in these files that call each other, in a thread without any other."""
     defined: list[str] = []
-    lines = Lines(Kinds(), defined.append)
+    lines = Lines(CodeKinds(), defined.append)
 
     def asked() -> str:
         return lines.caller()

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from ddpdoctor.hook.job import Kinds
+from ddpdoctor.hook.job import CodeKinds
 from ddpdoctor.hook.recording import Recorder, active
 from ddpdoctor.hook.recording.recorder import (
     BLOCK_STEPS,
@@ -86,7 +86,7 @@ def test_one_long_reading_of_the_clock_changes_little():
 def test_steps_of_which_only_the_times_are_kept_lie_end_to_end(tmp_path):
     run = make_run(tmp_path / "run")
     spool = Spool(make_spool_root(str(run)), 0, str(run))
-    recorder = Recorder(spool, Kinds())
+    recorder = Recorder(spool, CodeKinds())
     begin = recorder.start_perf_ns
     try:
         active.record(full=False)

@@ -11,8 +11,8 @@ STAGES = [
     "new_manifest",
     "open_run",
     "make_spool_root",
-    "bounded",
-    "Beside",
+    "run_with_timeout",
+    "HelperProcess",
     "job_environment",
 ]
 ERRORS = [OSError(24, "Too many open files"), RuntimeError("a fault of ours")]

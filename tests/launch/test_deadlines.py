@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.launch.helper import NoAnswerError, bounded
+from ddpdoctor.launch.helper import StorageTimeoutError, run_with_timeout
 from ddpdoctor.launch.leftovers import drain_spools
 from ddpdoctor.rundir import BusyError, drain, recover, spool_root
 from ddpdoctor.rundir.liveness import LOCK_FILE
@@ -243,11 +243,11 @@ def test_work_is_waited_for_as_long_as_it_gets_on() -> None:
     def failing(beat: Callable[[], None]) -> None:
         raise BusyError(16, "planted")
 
-    assert bounded(beating, 1.2) == "done" * 10**5
-    with pytest.raises(NoAnswerError):
-        bounded(lambda beat: time.sleep(60), 0.1)
+    assert run_with_timeout(beating, 1.2) == "done" * 10**5
+    with pytest.raises(StorageTimeoutError):
+        run_with_timeout(lambda beat: time.sleep(60), 0.1)
     with pytest.raises(BusyError, match="planted"):
-        bounded(failing, 10.0)
+        run_with_timeout(failing, 10.0)
 
 
 @pytest.mark.torchrun

@@ -38,7 +38,7 @@ def staying(tmp: Path, job: list[str]) -> Iterator[tuple[subprocess.Popen[str], 
             files = (tmp / "0.pid", tmp / "1.pid")
             until(lambda: all(file.exists() and file.read_text() for file in files), process, AWAIT_S)
             pids += [int(file.read_text()) for file in files]
-            time.sleep(2)  # the sentinel looks once a second, and rank 0 is on its way to where it waits
+            time.sleep(2)  # the hang monitor polls once a second, and rank 0 is on its way to where it waits
             yield process, pids
         finally:
             kill(pids)

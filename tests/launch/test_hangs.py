@@ -132,7 +132,7 @@ def test_a_rank_that_raises(tmp_path, how: str) -> None:
     assert "ValueError" in recorded.process.stderr
 
 
-def sentinel_of(launcher: int) -> int:
+def hang_monitor_of(launcher: int) -> int:
     """The child of a launcher that holds the office of watching."""
     children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
     for child in children:
@@ -148,11 +148,11 @@ def sentinel_of(launcher: int) -> int:
 @pytest.mark.torchrun
 @pytest.mark.extended
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGSTOP])
-def test_a_sentinel_that_is_no_more(tmp_path, number: signal.Signals) -> None:
+def test_a_hang_monitor_that_is_no_more(tmp_path, number: signal.Signals) -> None:
     """Nothing of the job depends on it: not its going on, nor its end."""
     with running(tmp_path, forked(JOB, "--steps", "80", "--step-s", "0.05"), *AFTER) as launcher:
         until(lambda: steps_taken(tmp_path / "run"), launcher)
-        os.kill(until(lambda: sentinel_of(launcher.pid)), number)
+        os.kill(until(lambda: hang_monitor_of(launcher.pid)), number)
         out, err = launcher.communicate(timeout=120)
     assert (launcher.returncode, out) == (0, "took 80 steps\n"), err
     assert "Traceback" not in err

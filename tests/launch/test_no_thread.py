@@ -7,9 +7,9 @@ from contextlib import suppress
 
 import pytest
 
-from ddpdoctor.launch.helper import Beside
-from ddpdoctor.launch.keeper import Keeper
+from ddpdoctor.launch.helper import HelperProcess
 from ddpdoctor.launch.options import RunOptions
+from ddpdoctor.launch.storage_process import StorageProcess
 from ddpdoctor.readable import is_readable
 
 
@@ -22,7 +22,7 @@ def no_thread(monkeypatch):
 
 
 def test_a_process_that_cannot_be_listened_to_works_on_and_is_ended(no_thread):
-    beside = Beside("test", lambda orders, writer: is_readable(orders, 60))
+    beside = HelperProcess("test", lambda orders, writer: is_readable(orders, 60))
     beside.start()
     beside.listen(lambda said: None, 1.0)
     beside.end()
@@ -40,11 +40,11 @@ def test_a_look_at_the_orders_does_not_wait_for_one():
     os.close(orders)
 
 
-def test_the_keeper_carries_on_without_telemetry(no_thread, tmp_path):
+def test_the_storage_process_carries_on_without_telemetry(no_thread, tmp_path):
     answers, writer = os.pipe()
     began = []
-    keeper = Keeper(tmp_path, tmp_path, "", RunOptions(), 0, writer)
-    assert keeper._do_beating(lambda: began.append(1)) and not began
+    storage_process = StorageProcess(tmp_path, tmp_path, "", RunOptions(), 0, writer)
+    assert storage_process._run_with_heartbeats(lambda: began.append(1)) and not began
     assert b"No telemetry: can't start new thread" in os.read(answers, 1000)
     os.close(answers)
     os.close(writer)

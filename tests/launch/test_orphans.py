@@ -161,7 +161,7 @@ def test_where_it_cannot_be_known_who_is_a_rank_nobody_is_ended(job: Job) -> Non
 @pytest.mark.extended
 def test_who_was_told_with_its_group_is_not_told_again(job: Job) -> None:
     launcher = job.start("launcher", deaf="yes", starts="ranks")
-    rest = of_job(job.tmp, grace_s=1.0).end(told_group=launcher)
+    rest = of_job(job.tmp, grace_s=1.0).end(signalled_group=launcher)
     assert rest.living == [] and "launcher" not in job.signalled()
     assert sorted(job.signalled()) == ["0", "1"], "a launcher that was killed leaves them to us"
 
@@ -194,7 +194,7 @@ def test_a_number_that_another_process_has_by_now(job: Job, monkeypatch) -> None
     """It was read as a rank's, and belongs to somebody else when the signal is due."""
     rank, innocent = job.start("0", **OF_RANK), job.start("innocent", mark="another")
     found = of_job(job.tmp)
-    (process,) = found._left(found._marked())
+    (process,) = found._left({rank: found._process(rank)})
     assert process.pid == rank
     for pid, began in ((innocent, process.started), (rank, process.started - 1)):
         found._send(type(process)(pid, began, process.parent, 0), signal.SIGKILL)

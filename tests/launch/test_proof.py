@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.launch import proof, sentinel
-from ddpdoctor.launch.helper import Diagnosing
+from ddpdoctor.launch import hang_monitor, proof
+from ddpdoctor.launch.hang_detection import ProgressTracker, Tuning
+from ddpdoctor.launch.hang_monitor import HangMonitor
+from ddpdoctor.launch.helper import AnalysisProcess
 from ddpdoctor.launch.options import RunOptions
 from ddpdoctor.launch.rankwatch import HostWatchedRanks, WatchedRank
-from ddpdoctor.launch.sentinel import Sentinel
-from ddpdoctor.launch.standstill import Progress, Tuning
 from ddpdoctor.rundir import STALL_FILE, STALL_SCHEMA, host_document, keep_host_document
 from ddpdoctor.rundir.liveness import started
 from ddpdoctor.telemetry.cgroup import Cgroup
@@ -135,7 +135,7 @@ class Watching:
         self.root = tmp_path / "root"
         self.root.mkdir(mode=0o700, exist_ok=True)
         options = RunOptions(hang_after_s=3.0, on_hang=on_hang)
-        self.watch = Sentinel(self.root, "host", options, more.get("diagnose"), -1, writer)
+        self.watch = HangMonitor(self.root, "host", options, more.get("diagnose"), -1, writer)
         self.watch._current = lambda: ranks  # type: ignore[method-assign]
 
     def hangs(self, seconds: float = 60.0, answered: bool = True) -> None:
@@ -178,24 +178,20 @@ def test_each_launcher_of_a_host_ends_its_own_ranks_once_one_has_found_that_they
         **document,
     }
     keep_host_document(str(watching.root), STALL_FILE, stall)
-    watching.watch._turn()
-    watching.watch._turn()
+    watching.watch._poll()
+    watching.watch._poll()
     assert [said.get("end_job", False) for said in watching.said()] == [True] * ends
 
 
 def test_what_is_written_of_a_hang_is_brought_up_to_date_now_and_then(tmp_path, monkeypatch) -> None:
-    rank = a_rank(1)
-    watching = Watching(tmp_path, [waiting(0), rank], "report")
+    watching = Watching(tmp_path, [waiting(0), a_rank(1)], "report")
     watching.hangs()
-    alive = []
+    looked_ns = []
     for again_s in (60.0, 60.0, 60.0, 0.0):
-        monkeypatch.setattr(sentinel, "_AGAIN_S", again_s)
-        watching.watch._turn()
-        alive.append(
-            [each["alive"] for each in host_document(str(watching.root), STALL_FILE).get("ranks", [])]
-        )
-        rank.end = {"signal": 9, "code": None, "in_order": False} if alive[-1] else None
-    assert alive == [[], [True, True], [True, True], [True, False]]
+        monkeypatch.setattr(hang_monitor, "_AGAIN_S", again_s)
+        watching.watch._poll()
+        looked_ns.append(host_document(str(watching.root), STALL_FILE).get("looked_ns"))
+    assert looked_ns[0] is None and looked_ns[1] == looked_ns[2] < looked_ns[3]
 
 
 def test_who_is_left_of_dead_ranks_and_not_known_to_wait_for_them_is_not_ended(tmp_path) -> None:
@@ -203,8 +199,8 @@ def test_who_is_left_of_dead_ranks_and_not_known_to_wait_for_them_is_not_ended(t
     dead.end = {"signal": 9, "code": None, "in_order": False}
     watching = Watching(tmp_path, [a_rank(0), dead])
     watching.hangs(seconds=301.0)
-    watching.watch._turn()
-    watching.watch._turn()
+    watching.watch._poll()
+    watching.watch._poll()
     told = watching.warnings()
     assert "the job seems to hang" in told and "was ended by signal 9" in told
     assert "the job is not ended: a rank has died, and no other is known to wait for it" in told
@@ -219,23 +215,23 @@ def test_who_began_while_a_killed_job_was_ending_is_not_ended_with_it(tmp_path) 
     keep_host_document(str(watching.root), STALL_FILE, watching.watch._stall)
     retry = Watching(tmp_path, [])
     watching.watch._finish()
-    retry.watch._turn()
+    retry.watch._poll()
     assert retry.said() == []
     assert host_document(str(watching.root), STALL_FILE)["looked_ns"] == killed["looked_ns"]
 
 
 def test_nobody_ends_a_job_whose_launcher_was_killed_and_none_says_so(tmp_path, monkeypatch) -> None:
     """There is nobody to do it, and other launchers of the host would take it for an order."""
-    monkeypatch.setattr(sentinel, "_AFTER_LAUNCHER_S", 0.1)
+    monkeypatch.setattr(hang_monitor, "_AFTER_LAUNCHER_S", 0.1)
     watch = Watching(tmp_path, []).watch
     watch._orders, launcher = os.pipe()
     watch._kill, watch._ranks.known = proof.Kill(0.0), {"spool": a_rank(1)}
     seen = []
-    monkeypatch.setattr(watch, "_turn", lambda: seen.append((watch._options.on_hang, watch._kill)))
+    monkeypatch.setattr(watch, "_poll", lambda: seen.append((watch._options.on_hang, watch._kill)))
     monkeypatch.setattr(watch._ranks, "wait", lambda *_: time.sleep(0.02))
     monkeypatch.setattr(watch, "_finish", lambda: None)
     os.close(launcher)
-    watch.watch()
+    watch.run()
     assert seen and set(seen) == {("report", None)}
 
 
@@ -247,8 +243,8 @@ def elsewhere(rank: WatchedRank) -> WatchedRank:
 def test_where_all_wait_for_other_hosts_it_is_said_who_has_to_end_the_job(tmp_path) -> None:
     watching = Watching(tmp_path, [elsewhere(waiting(0)), elsewhere(waiting(1))])
     watching.hangs()
-    watching.watch._turn()
-    watching.watch._turn()
+    watching.watch._poll()
+    watching.watch._poll()
     told = watching.warnings()
     assert "all ranks wait for others" in told
     assert "the job is not ended: all ranks of this host wait for ranks of other hosts, where" in told
@@ -260,7 +256,7 @@ def test_one_that_computes_while_other_hosts_may_wait_for_it_is_told_there(tmp_p
     watching = Watching(tmp_path, [spins])
     watching.hangs()
     for _ in range(3):
-        watching.watch._turn()
+        watching.watch._poll()
     told = watching.warnings()
     assert told.count("no rank of this host has finished a step for") == 1
     assert "rank 1 (process" in told and "train.py:7 (main)" in told and "other hosts may wait for it" in told
@@ -269,7 +265,7 @@ def test_one_that_computes_while_other_hosts_may_wait_for_it_is_told_there(tmp_p
 
 @pytest.mark.skipif(not Path("/proc/self/oom_score_adj").exists(), reason="needs Linux's /proc")
 def test_where_memory_runs_out_the_analysis_of_a_job_that_runs_goes_first() -> None:
-    diagnosing = Diagnosing(lambda: Path("/proc/self/oom_score_adj").read_text().strip())
+    diagnosing = AnalysisProcess(lambda: Path("/proc/self/oom_score_adj").read_text().strip())
     diagnosing.start()
     assert until(diagnosing.sentence, within_s=20) == "1000"
 
@@ -283,14 +279,14 @@ def test_the_second_hang_is_analysed_though_the_first_ones_analysis_goes_on(tmp_
         time.sleep(60)
         return ""
 
-    diagnosing = Diagnosing(diagnose)
+    diagnosing = AnalysisProcess(diagnose)
     for number in (1, 2):
         diagnosing.start()
         until(lambda number=number: len(list(marks.iterdir())) == number, within_s=20)
     first, second = sorted(marks.iterdir(), key=lambda path: path.stat().st_mtime_ns)
     until(lambda: not started(int(first.name)), within_s=20)
     assert started(int(second.name))
-    diagnosing.leave()
+    diagnosing.abandon()
 
 
 def found(number: int, began_ns: int, died_ns: int | None = None) -> WatchedRank:
@@ -335,7 +331,7 @@ def test_deaths_of_an_earlier_attempt_are_not_of_this_one() -> None:
 
 def test_a_restart_has_its_startup_time_again() -> None:
     """The first step of each attempt builds the model anew."""
-    progress = Progress(10.0, Tuning())
+    progress = ProgressTracker(10.0, Tuning())
     first = [a_rank(0), a_rank(1)]
     progress.look(0.0, True, first)
     now_s = silent(progress, first, 0.0, 5)
@@ -345,17 +341,17 @@ def test_a_restart_has_its_startup_time_again() -> None:
         rank.steps = 0
     again[1].meter.cores = 1.0
     now_s = silent(progress, again, now_s, 40)
-    assert progress.suspicion(again) is None
+    assert progress.hang_candidate(again) is None
     silent(progress, again, now_s, 25)
-    assert progress.suspicion(again) is not None
+    assert progress.hang_candidate(again) is not None
 
 
 def test_a_prompt_is_nobodys_hang() -> None:
     asks = a_rank(1, "debugger")
-    progress = Progress(10.0, Tuning())
+    progress = ProgressTracker(10.0, Tuning())
     progress.look(0.0, True, [waiting(0), asks])
     silent(progress, [waiting(0), asks], 0.0, 1000)
-    assert progress.suspicion([waiting(0), asks]) is None
+    assert progress.hang_candidate([waiting(0), asks]) is None
     assert math.isinf(asks.heard_s or 0.0)
 
 

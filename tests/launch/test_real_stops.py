@@ -203,7 +203,7 @@ def wait_for_stall(run: Path) -> None:
     until(
         lambda: json.loads(stall.read_text())["state"] == "lasts" and list(run.glob("ranks/*/standing.json"))
     )
-    time.sleep(2)  # the keeper comes by once a second
+    time.sleep(2)  # the storage process comes by once a second
 
 
 @contextlib.contextmanager

@@ -21,16 +21,16 @@ from .launched import make_run
 JOINS = f"""
 import os, shutil, sys
 sys.path.insert(0, {str(REPOSITORY)!r})
-from ddpdoctor.hook.stalls import door
+from ddpdoctor.hook.stalls import unjoined
 from ddpdoctor.rundir import Spool
-door.stand_at_door()
+unjoined.begin_unjoined()
 print("stands", flush=True)
 sys.stdin.readline()
 if sys.argv[2] != "nowhere":
     spool = Spool(sys.argv[1], 1, sys.argv[3])
     if sys.argv[2] == "swept":
         shutil.rmtree(spool.directory)
-door.leave_door()
+unjoined.end_unjoined()
 print("records", flush=True)
 sys.stdin.readline()
 """
@@ -119,7 +119,7 @@ def test_one_that_has_joined_is_not_at_the_door(start) -> None:
 
 @pytest.mark.extended
 def test_the_next_look_comes_as_soon_as_one_records(start) -> None:
-    """It has no variables of a rank, so it stood at no door: one of mp.spawn."""
+    """It has no variables of a rank, so it has no file of an unjoined rank: one of mp.spawn."""
     root, process = start("here", "")
     ranks = HostWatchedRanks(root)
     ranks.look()

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from ddpdoctor.launch.hang_detection import HangCandidate, ProgressTracker, Tuning
 from ddpdoctor.launch.rankwatch import Activity, WatchedRank
-from ddpdoctor.launch.standstill import Progress, Suspicion, Tuning
 from ddpdoctor.launch.unjoined import UnjoinedRank
 from ddpdoctor.rundir import Beat
-from ddpdoctor.rundir.door import AtDoor
+from ddpdoctor.rundir.unjoined import UnjoinedStatus
 
 WAITS = {"0": [36, -1, 35]}
 DONE = {"0": [35, -1, 35]}
@@ -36,19 +36,19 @@ def waiting(number: int) -> WatchedRank:
 
 def after(
     ranks: list[WatchedRank], seconds: float, asked_s: float | None = 10.0, gaps: tuple[float, ...] = (1.0,)
-) -> Suspicion | None:
+) -> HangCandidate | None:
     """What is thought of ``ranks`` that have shown nothing for ``seconds``, after steps with ``gaps`` between them."""
-    progress = Progress(asked_s, Tuning())
+    progress = ProgressTracker(asked_s, Tuning())
     now_s = 0.0
     progress.look(now_s, True, ranks)
     for gap in gaps:
         now_s = silent(progress, ranks, now_s, gap)
         progress.look(now_s, True, ranks)
     silent(progress, ranks, now_s, seconds)
-    return progress.suspicion(ranks)
+    return progress.hang_candidate(ranks)
 
 
-def silent(progress: Progress, ranks: list[WatchedRank], now_s: float, seconds: float) -> float:
+def silent(progress: ProgressTracker, ranks: list[WatchedRank], now_s: float, seconds: float) -> float:
     ends_s = now_s + seconds
     while now_s < ends_s:
         now_s = min(now_s + 1.0, ends_s)
@@ -59,7 +59,7 @@ def silent(progress: Progress, ranks: list[WatchedRank], now_s: float, seconds: 
 def test_the_one_that_does_not_wait_is_named() -> None:
     found = after([waiting(0), a_rank(1), waiting(2)], 11)
     assert found is not None
-    assert [rank.rank for rank in found.guilty] == [1] and [rank.rank for rank in found.waiting] == [0, 2]
+    assert [rank.rank for rank in found.blocking] == [1] and [rank.rank for rank in found.waiting] == [0, 2]
 
 
 def test_of_one_that_does_not_answer_nothing_is_known() -> None:
@@ -74,7 +74,7 @@ def test_one_whose_lock_is_kept_is_named_by_what_faulthandler_wrote() -> None:
     silent_one.heard_s, silent_one._faults = 0.0, "Stack (most recent call first):\n"
     found = after([waiting(0), silent_one], 11)
     assert found is not None and not found.unknown
-    assert [rank.rank for rank in found.guilty] == [1] and silent_one.holds_gil
+    assert [rank.rank for rank in found.blocking] == [1] and silent_one.holds_gil
 
 
 def test_not_before_the_time_that_was_asked_for() -> None:
@@ -89,43 +89,43 @@ def test_by_default_the_jobs_own_longest_pause_counts(silent_s: float, told: boo
 def test_before_the_first_step_there_is_more_time_for_who_works() -> None:
     ranks = [waiting(0), a_rank(1)]
     ranks[1].meter.cores = 1.0
-    progress = Progress(10.0, Tuning())
-    assert silent(progress, ranks, 0.0, 55) and progress.suspicion(ranks) is None
+    progress = ProgressTracker(10.0, Tuning())
+    assert silent(progress, ranks, 0.0, 55) and progress.hang_candidate(ranks) is None
     silent(progress, ranks, 55.0, 20)
-    assert progress.suspicion(ranks) is not None
+    assert progress.hang_candidate(ranks) is not None
 
 
 def test_before_the_first_step_who_asked_for_less_has_it_where_nobody_works() -> None:
     ranks = [waiting(0), a_rank(1)]
-    progress = Progress(10.0, Tuning())
-    assert silent(progress, ranks, 0.0, 9) and progress.suspicion(ranks) is None
+    progress = ProgressTracker(10.0, Tuning())
+    assert silent(progress, ranks, 0.0, 9) and progress.hang_candidate(ranks) is None
     silent(progress, ranks, 9.0, 2)
-    found = progress.suspicion(ranks)
-    assert found is not None and [rank.rank for rank in found.guilty] == [1]
+    found = progress.hang_candidate(ranks)
+    assert found is not None and [rank.rank for rank in found.blocking] == [1]
 
 
 def test_one_that_computes_alone_is_no_suspect_and_still_long_without_a_step() -> None:
     """Ranks of another host may wait for it."""
     busy = a_rank(0)
     busy.meter.cores = 1.0
-    progress = Progress(10.0, Tuning())
+    progress = ProgressTracker(10.0, Tuning())
     progress.look(0.0, True, [busy])
     silent(progress, [busy], 0.0, 9)
     assert not progress.is_long([busy])
     silent(progress, [busy], 9.0, 3)
-    assert progress.is_long([busy]) and progress.suspicion([busy]) is None
+    assert progress.is_long([busy]) and progress.hang_candidate([busy]) is None
 
 
 def test_as_long_as_nobody_waits_those_that_have_not_joined_are_building() -> None:
     ranks: list[WatchedRank] = [UnjoinedRank("", number, 1_000_000_000 + number) for number in (0, 1)]
-    progress = Progress(10.0, Tuning())
+    progress = ProgressTracker(10.0, Tuning())
     now_s = silent(progress, ranks, 0.0, 1000)
-    assert progress.suspicion(ranks) is None
-    ranks[0].said = AtDoor({"joining_ns": 1})  # type: ignore[attr-defined]
+    assert progress.hang_candidate(ranks) is None
+    ranks[0].said = UnjoinedStatus({"joining_ns": 1})  # type: ignore[attr-defined]
     silent(progress, ranks, now_s, 12)
-    found = progress.suspicion(ranks)
+    found = progress.hang_candidate(ranks)
     assert found is not None
-    assert ([rank.rank for rank in found.guilty], [rank.rank for rank in found.waiting]) == ([1], [0])
+    assert ([rank.rank for rank in found.blocking], [rank.rank for rank in found.waiting]) == ([1], [0])
 
 
 def test_who_comes_to_join_makes_progress() -> None:
@@ -133,15 +133,15 @@ def test_who_comes_to_join_makes_progress() -> None:
     ranks = [UnjoinedRank("", number, 1_000_000_000 + number, state="S") for number in (0, 1)]
     for rank in ranks:
         rank.meter.cores = 1.0
-    ranks[1].said = AtDoor({"joining_ns": 1})
-    progress = Progress(3.0, Tuning())
+    ranks[1].said = UnjoinedStatus({"joining_ns": 1})
+    progress = ProgressTracker(3.0, Tuning())
     now_s = silent(progress, list(ranks), 0.0, 30)
-    assert progress.suspicion(list(ranks)) is None
-    ranks[0].said, ranks[0].meter.cores = AtDoor({"joining_ns": 2}), 0.0
+    assert progress.hang_candidate(list(ranks)) is None
+    ranks[0].said, ranks[0].meter.cores = UnjoinedStatus({"joining_ns": 2}), 0.0
     now_s = silent(progress, list(ranks), now_s, 3)
-    assert progress.suspicion(list(ranks)) is None
+    assert progress.hang_candidate(list(ranks)) is None
     silent(progress, list(ranks), now_s, 2)
-    assert progress.suspicion(list(ranks)) is not None
+    assert progress.hang_candidate(list(ranks)) is not None
 
 
 def test_who_is_suspended_is_waited_for() -> None:
@@ -149,7 +149,7 @@ def test_who_is_suspended_is_waited_for() -> None:
     stopped.state = "T"
     assert after([waiting(0), stopped], 80) is None
     found = after([waiting(0), stopped], 110)
-    assert found is not None and [rank.rank for rank in found.guilty] == [1]
+    assert found is not None and [rank.rank for rank in found.blocking] == [1]
 
 
 @pytest.mark.parametrize("phase", ["evaluation", "save", "load"])
@@ -218,21 +218,21 @@ def test_an_export_after_the_last_pass() -> None:
 
 def test_what_ranks_do_within_a_step_counts() -> None:
     ranks = [waiting(0), a_rank(1, events=0)]
-    progress = Progress(10.0, Tuning())
+    progress = ProgressTracker(10.0, Tuning())
     progress.look(0.0, True, ranks)
     progress.look(1.0, True, ranks)
     for second in range(2, 60):
         ranks[1].progress["events"] = second
         progress.look(float(second), False, ranks)
-    assert progress.suspicion(ranks) is None
+    assert progress.hang_candidate(ranks) is None
 
 
 def test_a_watch_that_was_suspended_itself_counts_little_of_that() -> None:
     ranks = [waiting(0), a_rank(1)]
-    progress = Progress(10.0, Tuning())
+    progress = ProgressTracker(10.0, Tuning())
     for now_s, stepped in ((0.0, True), (1.0, True), (500.0, False), (501.0, False)):
         progress.look(now_s, stepped, ranks)
-    assert progress.suspicion(ranks) is None
+    assert progress.hang_candidate(ranks) is None
 
 
 def test_ranks_that_do_nothing_once_another_has_died_hang() -> None:
@@ -242,7 +242,7 @@ def test_ranks_that_do_nothing_once_another_has_died_hang() -> None:
     through.end = {"signal": None, "code": 0, "in_order": True}
     left = [a_rank(0), a_rank(2)]
     found = after([*left, dead], 301, None)
-    assert found is not None and found.guilty == (dead, *left) and not found.waiting
+    assert found is not None and found.blocking == (dead, *left) and not found.waiting
     assert after([*left, through], 1000, None) is None
     left[0].meter.cores = 1.0
     assert after([*left, dead], 1000, None) is None
@@ -252,7 +252,7 @@ def test_a_dead_rank_is_not_waited_for_long() -> None:
     dead = a_rank(1)
     dead.end = {"signal": 9, "code": None, "in_order": False}
     found = after([waiting(0), dead], 35, None)
-    assert found is not None and [rank.rank for rank in found.guilty] == [1]
+    assert found is not None and [rank.rank for rank in found.blocking] == [1]
 
 
 def test_a_rank_whose_steps_cannot_be_counted_is_never_silent() -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from ddpdoctor.launch.unjoined import Door, UnjoinedRank
 from ddpdoctor.rundir import make_spool_root
-from ddpdoctor.rundir.door import at_door
 from ddpdoctor.rundir.liveness import started as is_alive
+from ddpdoctor.rundir.unjoined import unjoined_files
 from tests.hook.recording import REPOSITORY, forked
 from tests.waiting import until
 
@@ -24,15 +24,15 @@ pytestmark = pytest.mark.torchrun
 AT_THE_DOOR = f"""
 import os, subprocess, sys, time
 sys.path.insert(0, {str(REPOSITORY)!r})
-from ddpdoctor.hook.stalls import door
+from ddpdoctor.hook.stalls import unjoined
 if os.environ.get("STANDS"):
-    door.stand_at_door()
+    unjoined.begin_unjoined()
 def building():
     print("ready", flush=True)
     while True:
         pass
 def waiting():
-    door.joining()
+    unjoined.note_join_started()
     print("ready", flush=True)
     time.sleep(60)
 def starting():
@@ -40,7 +40,7 @@ def starting():
 def raising():
     while not os.path.exists(sys.argv[0] + ".go"):
         time.sleep(0.02)
-    door.tell_end_at_door()
+    unjoined.write_unjoined_end()
     raise ValueError("no such host")
 if sys.argv[2:] == []:
     print(os.getpid(), flush=True)
@@ -111,8 +111,8 @@ def test_a_program_that_a_rank_has_started_is_none(host) -> None:
     root, start = host
     pid = start(1, "starting")
     assert [rank.pid for rank in looked(root).values()] == [pid]
-    assert len(at_door(root)) == 2
-    for _, other, _ in at_door(root):
+    assert len(unjoined_files(root)) == 2
+    for _, other, _ in unjoined_files(root):
         if other != pid:
             os.kill(other, signal.SIGKILL)
 

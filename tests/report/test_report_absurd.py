@@ -162,7 +162,7 @@ def test_very_long_lists_are_cut_with_a_sentence(name, many):
     document[name] = [many(document[name][0], n) for n in range(2_000)]
     page = render_html(msgspec.convert(document, Diagnosis))
     said = {"findings": "1,500 more findings in the report", "notes": "1,500 more notes in the report"}
-    said |= {"skipped": "2000 checks lacked data", "waterfall": "1,951 more"}
+    said |= {"skipped": "2,000 checks lacked data", "waterfall": "1,951 more"}
     assert said[name] in page and len(page) < 10_000_000
 
 

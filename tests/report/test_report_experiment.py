@@ -9,7 +9,15 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from ddpdoctor.diagnose.tried import Answer, Baseline, Parity, Variant, fault_of, read_answer, write_answer
+from ddpdoctor.diagnose.trials import (
+    Baseline,
+    Parity,
+    TrialsReport,
+    Variant,
+    read_trials,
+    validation_error,
+    write_trials,
+)
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.report import render_html, validation
 from ddpdoctor.report.experiment_view import experiment_view, note_text, print_experiment, verdict_text
@@ -22,15 +30,15 @@ BASELINE = Baseline(median_ms=20.0)
 ESCAPES = "\x1b]0;PWN\x07\u202e\x9b31m"
 
 
-def answer(*variants: Variant, **more: object) -> Answer:
-    return msgspec.structs.replace(Answer(baseline=BASELINE, variants=list(variants)), **more)
+def answer(*variants: Variant, **more: object) -> TrialsReport:
+    return msgspec.structs.replace(TrialsReport(baseline=BASELINE, variants=list(variants)), **more)
 
 
 def changed(**fields: object) -> Variant:
     return msgspec.structs.replace(GOOD, **fields)
 
 
-def printed(found: Answer, width: int = 160) -> str:
+def printed(found: TrialsReport, width: int = 160) -> str:
     out = io.StringIO()
     print_experiment(found, Console(file=out, width=width))
     return out.getvalue()
@@ -76,22 +84,22 @@ def test_texts_of_an_answer_are_escaped():
 )
 def test_impossible_answers_are_refused(tmp_path, fields, says):
     file = tmp_path / "trials.json"
-    write_answer(answer(changed(**fields)), file)
+    write_trials(answer(changed(**fields)), file)
     with pytest.raises(UnusableInput, match=says) as refused:
-        read_answer(file)
+        read_trials(file)
     assert "\x1b" not in str(refused.value)
 
 
 def test_an_answer_round_trips_and_a_huge_one_is_refused(tmp_path):
     file = tmp_path / "trials.json"
-    write_answer(answer(GOOD), file)
-    assert read_answer(file) == answer(GOOD)
-    assert "200 variants" in (fault_of(answer(*[GOOD] * 201)) or "")
+    write_trials(answer(GOOD), file)
+    assert read_trials(file) == answer(GOOD)
+    assert "200 variants" in (validation_error(answer(*[GOOD] * 201)) or "")
     document = json.loads(file.read_text())
     document["baseline"]["median_ms"] = "HUGE"
     file.write_text(json.dumps(document).replace('"HUGE"', "1e999"))
     with pytest.raises(UnusableInput):
-        read_answer(file)
+        read_trials(file)
 
 
 def test_result_changes_are_noted_for_faster_and_unexpected_variants():

@@ -10,7 +10,7 @@ import pytest
 import samples
 from rich.console import Console
 
-from ddpdoctor.diagnose.diagnosis import Evidence
+from ddpdoctor.diagnose.diagnosis import Evidence, SkippedRule
 from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.taxonomy import PARTS, Part
 from ddpdoctor.report import print_terminal, render_html, render_markdown
@@ -47,6 +47,43 @@ def test_the_report_has_finding_line_explanation_and_fix():
     assert "2 checks found nothing; 1 lacked data (`-v` says why)." in text
 
 
+def test_findings_without_costs_and_lines_have_no_columns_for_them():
+    stopped = msgspec.structs.replace(
+        samples.unhealthy().findings[0],
+        costs_ms_per_step=None,
+        costs_ms_per_step_range=None,
+        share=None,
+        speedup_if_fixed=None,
+        speedup_if_fixed_range=None,
+        where=[],
+        evidence=[
+            Evidence("hang.not_reached.sequence", 44791, "", "Number"),
+            Evidence("gpu.kernels", 44791, "", "Kernels"),
+        ],
+    )
+    diagnosis = msgspec.structs.replace(samples.unhealthy(), findings=[stopped])
+    text = shown(diagnosis, verbose=True)
+    assert next(line for line in text.splitlines() if line.startswith("finding ")).split() == [
+        "finding",
+        "who",
+    ]
+    assert "| finding | who |\n| --- | --- |\n" in render_markdown(diagnosis)
+    assert "Number: 44791" in text and "Kernels: 44,791" in text
+
+
+def test_what_does_not_apply_is_counted_apart_and_reasons_are_listed_once():
+    reasons = [("a/b", "no GPU", True), ("c/d", "the job runs on CPUs", False), ("e/f", "no GPU", True)]
+    skipped = [SkippedRule(rule, rule, why, applies) for rule, why, applies in reasons]
+    diagnosis = msgspec.structs.replace(samples.unhealthy(), skipped=skipped)
+    text = shown(diagnosis, verbose=True)
+    assert "2 checks found nothing; 1 does not apply; 2 lacked data." in text
+    assert "\n  no GPU (2 checks): a/b, e/f\n" in text
+    assert "\n  does not apply: the job runs on CPUs (1 check): c/d\n" in text
+    page = render_html(diagnosis)
+    assert "2 checks lacked data</summary>" in page and "1 check does not apply</summary>" in page
+    assert "1 does not apply; 2 lacked data." in render_markdown(diagnosis)
+
+
 def test_a_healthy_job_is_shown_with_its_step_time():
     text = shown(samples.healthy())
     assert text.startswith("Healthy:") and "Fix" not in text and "finding  " not in text
@@ -65,7 +102,7 @@ def test_quiet_is_the_verdict_alone():
 def test_verbose_shows_evidence_and_why_rules_were_skipped():
     text = shown(samples.unhealthy(), verbose=True)
     assert "Batches that stood ready: not recorded" in text
-    assert "compute/throttled: no GPU telemetry was recorded" in text
+    assert "no GPU telemetry was recorded (1 check): compute/throttled" in text
 
 
 def test_colours_only_if_supported(monkeypatch):
@@ -168,7 +205,8 @@ def test_all_ranks_label_if_not_all_were_recorded():
     found = msgspec.structs.replace(samples.unhealthy().findings[0], ranks=None)
     for seen, world, who in (
         (2, 2, "all ranks"),
-        (2, 128, "all 2 recorded"),
+        (2, 128, "both recorded"),
+        (5, 128, "all 5 recorded"),
         (1, 300, "the one recorded"),
         (1, 1, "the one rank"),
     ):

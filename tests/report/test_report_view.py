@@ -140,9 +140,11 @@ def test_a_cost_has_an_interval_and_an_upper_bound_has_none():
         unhealthy.findings[0], costs_ms_per_step_range=[38.2, 51.4], speedup_if_fixed_range=[3.1, 9.0]
     )
     told = page(replace(unhealthy, findings=[sure])).cost_sentence
-    assert "44.8 ms per step (38.2 to 51.4 ms)" in told and "7.1× (3.1 to 9.0×) as fast" in told
+    assert (
+        "44.8 ms per step (90 % interval: 38.2 to 51.4 ms)" in told and "7.1× (3.1 to 9.0×) as fast" in told
+    )
     most = page(replace(unhealthy, findings=[replace(sure, at_most=True)])).cost_sentence
-    assert "at most 44.8 ms" in most and "at most 7.1× as fast" in most
+    assert "at most 44.8 ms" in most and "a speed-up of at most 7.1×" in most
     assert " to " not in most and "min per hour" not in most
 
 
@@ -168,7 +170,7 @@ def test_a_trace_of_one_step_says_so():
 def test_excluded_steps_are_shown_with_reasons():
     aside = {"thinned": 870, "warm-up": 3, "evaluation": 0}
     steps = replace(samples.unhealthy().steps, count=1200, measured=327, set_aside=aside)
-    assert steps_measured(steps) == "327 of 1,200 steps measured (excluded: thinned 870, warm-up 3)"
+    assert steps_measured(steps) == "327 of 1,200 steps measured (excluded: 870 thinned, 3 warm-up)"
 
 
 def test_built_objects_are_shown_with_line_and_without_id():

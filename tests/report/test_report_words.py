@@ -63,6 +63,9 @@ def test_rank_names(ranks, text):
         (["a", 2], "", "a, 2"),
         ([], "", "none"),
         (float("nan"), "GB/s", "nan GB/s"),
+        ({"1": 3.928, "4": 55.0}, "ms", "rank 1: 3.93 ms, rank 4: 55.0 ms"),
+        (7.0, "version", "7.0"),
+        ({"1": 55}, "steps", "rank 1: 55 steps"),
     ],
 )
 def test_quantity(value, unit, text):

@@ -13,7 +13,7 @@ import pytest
 from ddpdoctor.diagnose import facts_view
 from ddpdoctor.diagnose.load import load_rules, packaged_folder
 from ddpdoctor.diagnose.rule import Rule
-from ddpdoctor.diagnose.selftest import completed, outcome_of, run_tests
+from ddpdoctor.diagnose.selftest import outcome_of, run_tests, with_cost_shares
 
 PACK = load_rules(entry_points=False)
 RULES = list(PACK.rules.values())
@@ -111,7 +111,7 @@ def test_its_causes_exist(rule: Rule) -> None:
 def test_no_absent_fact_breaks_it(rule: Rule) -> None:
     """Any fact may be absent: the rule then stays silent, is skipped, or says less, but never fails."""
     for test in rule.tests:
-        whole = completed(test.facts)
+        whole = with_cost_shares(test.facts)
         for path in _paths(whole):
             try:
                 outcome = outcome_of(rule, PACK.common, _without(whole, path))

@@ -10,7 +10,7 @@ import pytest
 from ddpdoctor.diagnose.diagnosis import Coverage
 from ddpdoctor.diagnose.engine import Outcome, diagnose
 from ddpdoctor.diagnose.load import load_rules
-from ddpdoctor.diagnose.selftest import completed
+from ddpdoctor.diagnose.selftest import with_cost_shares
 from ddpdoctor.diagnose.verdict import verdict
 from ddpdoctor.measure.facts import Facts
 
@@ -56,7 +56,7 @@ HEALTHY: dict[str, Any] = {
 
 def outcome(**changed: dict[str, Any]) -> Outcome:
     groups = {name: {**HEALTHY.get(name, {}), **changed.get(name, {})} for name in {*HEALTHY, *changed}}
-    result = diagnose(msgspec.convert(completed(groups), Facts), PACK, coverage=COVERAGE)
+    result = diagnose(msgspec.convert(with_cost_shares(groups), Facts), PACK, coverage=COVERAGE)
     assert not result.errors
     return result
 

@@ -19,7 +19,7 @@ from ddpdoctor.rundir.compaction import (
     thinned_steps,
 )
 from ddpdoctor.rundir.owned import folder
-from ddpdoctor.telemetry.live import Tail
+from ddpdoctor.telemetry.live import FileTail
 from tests.launch.launched import make_run
 
 BUDGET_BYTES = 1 << 20
@@ -117,11 +117,13 @@ def test_a_reader_finds_copied_and_waiting_steps_of_a_thinned_log_once_each(reco
 
 def test_a_follower_sees_each_new_step_once_though_its_file_was_replaced(recorded):
     _, spool, path = recorded
-    budget, tail, seen = DiskBudget(BUDGET_BYTES), Tail(path), []
+    budget, tail, seen = DiskBudget(BUDGET_BYTES), FileTail(path), []
     for begin in range(0, 18_000, 500):
         record(spool, range(begin, begin + 500), budget)
         drain(spool.directory)
-        seen += [document["step"] for document in map(json.loads, tail.new()) if "step" in document]
+        seen += [
+            document["step"] for document in map(json.loads, tail.read_new_lines()) if "step" in document
+        ]
     assert stream_end_of(str(path)) > path.stat().st_size
     assert seen == list(range(18_000))
 

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.rundir import (
-    Carrier,
+    HostLock,
     Spool,
     State,
+    copier_lock_is_held,
     discard,
     drain,
-    has_carrier,
     is_over,
     make_spool_root,
     writer_of,
@@ -209,7 +209,7 @@ for each in mine:
 def test_who_asks_for_the_carrier_is_not_taken_for_it(tmp_path: Path) -> None:
     """Two ranks that look at the same moment once took each other for it, and neither copied."""
     root = make_spool_root(str(make_run(tmp_path / "run")))
-    first = Carrier(root)
+    first = HostLock(root)
     assert first.take()
     first.release()
 
@@ -217,22 +217,22 @@ def test_who_asks_for_the_carrier_is_not_taken_for_it(tmp_path: Path) -> None:
         asking = os.getpid()
         if os.fork() == 0:
             while os.getppid() == asking:
-                has_carrier(root)
+                copier_lock_is_held(root)
             os._exit(0)
 
     with forked(ask):
         deadline_s = time.monotonic() + 0.5
         while time.monotonic() < deadline_s:
-            assert not has_carrier(root)
+            assert not copier_lock_is_held(root)
 
 
 def test_an_office_whose_file_was_removed_is_taken_again(tmp_path: Path) -> None:
     root = Path(make_spool_root(str(make_run(tmp_path / "run"))))
-    carrier = Carrier(str(root))
+    carrier = HostLock(str(root))
     assert carrier.take()
     (root / "carrier").unlink()
     assert carrier.take() and (root / "carrier").exists()
-    assert forked_says(lambda: has_carrier(str(root)))
+    assert forked_says(lambda: copier_lock_is_held(str(root)))
     carrier.release()
 
 

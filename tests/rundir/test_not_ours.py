@@ -14,9 +14,9 @@ import pytest
 from ddpdoctor.launch.directory import JobIdentity, open_run
 from ddpdoctor.launch.leftovers import clear_spools_of_earlier_runs, drain_spools, drain_stale_spools
 from ddpdoctor.rundir import (
-    NotOursError,
     RunDirectory,
     Spool,
+    UntrustedFileError,
     discard,
     drain,
     make_spool_root,
@@ -199,7 +199,7 @@ def test_a_run_directory_that_somebody_else_put_there(tmp_path, home) -> None:
     (run / "ranks" / "00000").mkdir(parents=True)
     for path in (*run.rglob("*"), run):
         os.chown(path, STRANGER, STRANGER)
-    with pytest.raises(NotOursError, match="another user"):
+    with pytest.raises(UntrustedFileError, match="another user"):
         drain(str(spool))
     assert not list((run / "ranks" / "00000").iterdir())
 
@@ -222,7 +222,7 @@ def test_a_root_is_made_for_its_user_alone(tmp_path, home) -> None:
     assert modes == {0o700}
     assert not [path for path in Path(spool.directory).iterdir() if path.stat().st_mode & 0o077]
     root.chmod(0o755)
-    with pytest.raises(NotOursError):
+    with pytest.raises(UntrustedFileError):
         Spool(str(root), 1, str(tmp_path / "run"))
     root.chmod(0o700)
 

@@ -105,9 +105,9 @@ def test_the_ranks_of_a_host_share_what_is_free(monkeypatch, ranks: int, place: 
     )
     if place is None:
         with pytest.raises(trace_file.TooLargeError, match="for each of the 8 ranks of this host"):
-            trace_file.room_for(2_000_000, tuple(free), ranks)
+            trace_file.folder_with_space(2_000_000, tuple(free), ranks)
     else:
-        assert trace_file.room_for(2_000_000, tuple(free), ranks) == place
+        assert trace_file.folder_with_space(2_000_000, tuple(free), ranks) == place
 
 
 def test_it_is_marked_before_anybody_else_is_told_of_it(tmp_path) -> None:

@@ -20,13 +20,13 @@ from ddpdoctor.rundir import (
     Note,
     Spool,
     ask,
-    carry_host_documents,
+    copy_host_documents,
     drain,
     keep_host_document,
     make_spool_root,
-    question_in,
     read_stops,
     recover,
+    request_in,
 )
 from tests.launch.launched import make_run
 
@@ -66,7 +66,7 @@ def test_last_words_are_carried_once_somebody_asks(tmp_path, spool) -> None:
     drain(spool.directory)
     assert not (rank_folder(tmp_path) / PROGRESS_FILE).exists()
     ask(spool.directory, 3)
-    assert question_in(spool.directory) == 3
+    assert request_in(spool.directory) == 3
     drain(spool.directory)
     assert (rank_folder(tmp_path) / PROGRESS_FILE).exists()
     spool.keep_document(STANDING_FILE, {**PROGRESS, "schema": STANDING_SCHEMA, "request": 3})
@@ -94,11 +94,11 @@ def test_a_hosts_documents_are_carried_once(tmp_path, spool) -> None:
     root, run, known = os.path.dirname(spool.directory), str(tmp_path / "run"), dict[str, int]()
     stall = {"schema": "ddpdoctor.stall/1", "host": "../host a", "state": "lasts", "ranks": []}
     keep_host_document(root, STALL_FILE, stall)
-    carry_host_documents(root, run, known)
+    copy_host_documents(root, run, known)
     written = tmp_path / "run" / "hosts" / ".._host_a" / STALL_FILE
     assert json.loads(written.read_text()) == stall
     written.unlink()
-    carry_host_documents(root, run, known)
+    copy_host_documents(root, run, known)
     assert not written.exists()
 
 

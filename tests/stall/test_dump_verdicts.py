@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.analysis import analyze
 from ddpdoctor.stall import find_dumps, of_dumps
 
 from .simulated import Job, Op, data_parallel, pipelined, write
@@ -206,8 +207,10 @@ def test_a_device_that_stands_in_a_collective_that_all_issued(tmp_path):
 
 
 def test_a_job_that_has_nothing_pending_is_not_accused(tmp_path):
-    facts = facts_of(tmp_path, data_parallel(4), only_active=False)
+    facts = facts_of(tmp_path / "a", data_parallel(4), only_active=False)
     assert facts.state is None
+    said = analyze([write(tmp_path / "b", data_parallel(4), only_active=False)]).verdict.headline
+    assert said == "Cannot tell: the flight recorder dumps show no rank that others wait for."
 
 
 def test_few_dumps_name_nobody(tmp_path):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import random
+import re
 import shutil
 import subprocess
 import sys
@@ -41,7 +43,7 @@ def test_both_guilty_ranks_of_real_jobs_are_named_with_group_and_collective(case
     assert (stop["group"], stop["collective"]) == ("EXPERT_MODEL_PARALLEL_GROUP (72)", "all_to_all")
     assert (stop["doing"] == "device") is (case == "gpu_error_2nd")
     assert stop["tensors"] == "2048x5120 BFloat16"
-    assert "Where each rank is" in render_html(diagnosis)
+    assert "Where each rank was last seen" in render_html(diagnosis)
     assert "| → 9 |" in render_markdown(diagnosis)
 
 
@@ -55,6 +57,84 @@ def test_a_lost_dump_does_not_hide_those_whose_dumps_show_that_they_did_not_come
     verdict = of_dumps(find_dumps([str(tmp_path)]))
     assert verdict.facts.not_reached.ranks == [rank for rank in (9, 14) if rank != lost]
     assert f"Rank {lost} left no flight recorder dump that could be read." in verdict.notes
+
+
+def _without(folder: Path, case: str, lost: set[int]) -> str:
+    for file in (REAL / case).glob("_dump_*"):
+        if int(file.name.removeprefix("_dump_")) not in lost:
+            shutil.copy2(file, folder)
+    return str(folder)
+
+
+@needs_real
+@pytest.mark.parametrize("case", ["gpu_error_2nd", "lock_gil_1st"])
+def test_whether_ranks_without_a_dump_arrived_is_unknown(tmp_path, case):
+    """Ranks 6 and 7 wait for messages as ranks 4 and 5 do, whose collective with them comes after those messages."""
+    diagnosis = analyze([_without(tmp_path, case, {6, 7, 9, 14})])
+    (finding,) = diagnosis.findings
+    assert finding.ranks == [9, 14]
+    assert "whether ranks 9 and 14 arrived is unknown: they left no dump" in diagnosis.verdict.headline
+    told = " ".join([finding.title, finding.explanation, diagnosis.verdict.headline])
+    assert not re.search(r"have not (?:arrived|reached|issued)|are missing|did not arrive|at fault:", told)
+    assert not any(each.guilty for each in diagnosis.standing if each.rank in (6, 7))
+
+
+@needs_real
+@pytest.mark.parametrize("case", ["gpu_error_2nd", "lock_gil_1st"])
+def test_too_few_dumps_show_no_rank_that_is_waited_for(tmp_path, case):
+    diagnosis = analyze([_without(tmp_path, case, set(range(16)) - {0, 4, 8, 10, 12})])
+    assert diagnosis.verdict.headline == "Cannot tell: only 5 of 16 ranks left a flight recorder dump."
+    assert not any("No rank waits" in note for note in diagnosis.notes)
+    assert not diagnosis.checked
+
+
+@needs_real
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("case", ["gpu_error_2nd", "lock_gil_1st"])
+def test_no_choice_of_dumps_makes_a_rank_miss_that_was_there(tmp_path, case, seed):
+    dice = random.Random(seed)
+    lost = set(dice.sample(range(16), dice.randrange(2, 9)))
+    facts = of_dumps(find_dumps([_without(tmp_path, case, lost)])).facts
+    assert facts.together is None and facts.different is None
+    if facts.not_reached is not None and not facts.not_reached.arrival_unknown:
+        assert set(facts.not_reached.ranks) <= {9, 14} - lost
+    elif facts.not_reached is not None:
+        assert set(facts.not_reached.ranks) <= lost
+
+
+@needs_real
+@pytest.mark.parametrize("case", ["gpu_error_2nd", "lock_gil_1st"])
+def test_the_table_has_the_collective_that_the_verdict_names(case):
+    diagnosis = analyze([str(REAL / case)])
+    number = diagnosis.facts["hang"]["not_reached"]["sequence"]
+    by_rank = {each.rank: each.collective for each in diagnosis.standing}
+    group = "EXPERT_MODEL_PARALLEL_GROUP (72)"
+    assert {by_rank[rank] for rank in (8, 10, 11, 12, 13, 15)} == {f"all_to_all number {number} of {group}"}
+    assert (
+        by_rank[9]
+        == {
+            "gpu_error_2nd": "_all_gather_base number 87749 of TENSOR_MODEL_PARALLEL_GROUP (37)",
+            "lock_gil_1st": f"number {number - 1} of {group}, finished",
+        }[case]
+    )
+    assert by_rank[0].endswith("rank 8")
+
+
+@needs_real
+def test_a_stopped_device_may_be_its_watchdog():
+    diagnosis = analyze([str(REAL / "gpu_error_2nd")])
+    assert (
+        "hung: ranks 9 and 14 stopped completing collectives (device or watchdog)"
+        in diagnosis.verdict.headline
+    )
+    (finding,) = diagnosis.findings
+    assert "Ranks 9 and 14 last issued number 44790" in finding.explanation
+    assert "18 collectives" in finding.explanation
+    assert "Ranks 0 to 7 wait in other collectives" in finding.explanation
+    why = {each.rule: each.why for each in diagnosis.skipped}
+    assert why["allreduce/exposed"] == "time in collectives was not measured"
+    assert "a recorded run shows this" in why["hang/rank-died"]
+    assert {each.rule for each in diagnosis.checked} == {"hang/different-collectives", "hang/stuck-together"}
 
 
 @needs_real

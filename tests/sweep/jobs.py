@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from ddpdoctor.analysis.driver import PreparedJob, conclude, prepare, windows_of
 from ddpdoctor.analysis.options import Options
-from ddpdoctor.analysis.road import Prepared, conclude, prepare, windows_of
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.diagnose.load import load_rules
 from ddpdoctor.errors import DdpDoctorError
@@ -53,12 +53,12 @@ class Answer:
         return "price" if abs(here - there) > PRICE_DIFFERS * max(here, there) else None
 
 
-def answer_of(prepared: Prepared) -> Answer:
+def answer_of(prepared: PreparedJob) -> Answer:
     """The first finding by the constants as they are now."""
     return first_finding(conclude(prepared, OPTIONS))
 
 
-def with_windows(prepared: Prepared) -> Prepared:
+def with_windows(prepared: PreparedJob) -> PreparedJob:
     """The same recordings, with their windows by the constants as they are now."""
     return msgspec.structs.replace(prepared, windows=windows_of(prepared.inputs))
 
@@ -83,7 +83,7 @@ def drawn(part: float, seed: int) -> list[tuple[str, str]]:
     return chosen
 
 
-def read(origin: str, name: str) -> Prepared | None:
+def read(origin: str, name: str) -> PreparedJob | None:
     """A case in memory; None where it is refused."""
     with tempfile.TemporaryDirectory(prefix="sweep") as folder:
         place = GROUPS[origin].lay_out(name, Path(folder))

@@ -31,19 +31,19 @@ def test_a_share_stays_a_share_and_a_count_moves_by_one(value, down, up):
 
 
 def test_what_is_moved_comes_back_also_after_an_error():
-    constant = Constant("attribution.lateness.persistent_sigmas", LATENESS, "persistent_sigmas")
-    before = LATENESS.persistent_sigmas
+    constant = Constant("attribution.lateness.persistent_share", LATENESS, "persistent_share")
+    before = LATENESS.persistent_share
     with pytest.raises(ZeroDivisionError), at(constant, constant.moved(1)):
-        assert LATENESS.persistent_sigmas == pytest.approx(1.3 * before)
+        assert LATENESS.persistent_share == pytest.approx(1.3 * before)
         raise ZeroDivisionError
-    assert LATENESS.persistent_sigmas == before
+    assert LATENESS.persistent_share == before
 
 
 def test_a_job_is_moved_only_by_what_it_looks_at():
     prepared = read("generated", "trace-003-slow_forward")
     with looked_at(constants()) as names:
         before = answer_of(with_windows(prepared))
-    assert "attribution.lateness.persistent_sigmas" in names
+    assert "attribution.lateness.persistent_share" in names
     assert "costs.rare.fewest_cycles" not in names  # there is no log
     unread = next(constant for constant in constants() if constant.name not in names)
     with at(unread, 1e9):

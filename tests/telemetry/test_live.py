@@ -47,7 +47,7 @@ def test_a_recorded_run_reads_as_it_was():
     assert run.ended and sorted(run.ranks) == [0, 1]
     assert run.ranks[0].steps_total == run.ranks[1].steps_total == 100
     assert data_wait_ms(run.ranks[1], 50) > 30 > 5 > data_wait_ms(run.ranks[0], 50)
-    late = run.lateness_of(50).of_ranks_ms
+    late = run.lateness_of(50).by_rank_ms
     assert late[1] > 20 and late[0] == -late[1]
     assert 100 < run.samples_per_s(50) < 500
     assert run.samples, "the newest telemetry sample of the host"
@@ -57,7 +57,7 @@ def test_lateness_is_measured_at_the_reduction(tmp_path):
     for rank in range(4):
         write_rank(tmp_path, rank, late_ms=15.0 if rank == 2 else 0.0)
     run = looked(tmp_path)
-    assert run.lateness_of(5).of_ranks_ms == {0: 0.0, 1: 0.0, 2: pytest.approx(15.0), 3: 0.0}
+    assert run.lateness_of(5).by_rank_ms == {0: 0.0, 1: 0.0, 2: pytest.approx(15.0), 3: 0.0}
     assert step_ms(run.ranks[2], 5) == pytest.approx(100.0)
     assert run.samples_per_s(5) == pytest.approx(4 * 160.0)
 
@@ -67,13 +67,13 @@ def test_ranks_that_take_turns_are_not_late(tmp_path):
         log = write_rank(tmp_path, rank, steps=1)
         with log.open("a") as out:
             out.writelines(step_line(n, late_ms=20.0 if n % 2 == rank else 0.0) for n in range(1, 11))
-    assert looked(tmp_path).lateness_of(10).of_ranks_ms == {0: pytest.approx(0.0), 1: pytest.approx(0.0)}
+    assert looked(tmp_path).lateness_of(10).by_rank_ms == {0: pytest.approx(0.0), 1: pytest.approx(0.0)}
 
 
 def test_a_clock_that_is_ahead_makes_no_rank_late(tmp_path):
     for rank in range(4):
         write_rank(tmp_path, rank, host="ab"[rank // 2], clock_ns=(rank // 2) * 7_000_000)
-    late = looked(tmp_path).lateness_of(5).of_ranks_ms
+    late = looked(tmp_path).lateness_of(5).by_rank_ms
     assert all(abs(value) < 0.01 for value in late.values())
 
 
@@ -125,7 +125,7 @@ def test_what_was_recorded_last_in_full_stays_and_grows_old(tmp_path):
     for rank in range(2):
         write_thinned(tmp_path, rank, every=64, steps=700, late_ms=15.0 * rank)
     run = looked(tmp_path)
-    assert run.lateness.of_ranks_ms == {0: pytest.approx(-15.0), 1: pytest.approx(15.0)}
+    assert run.lateness.by_rank_ms == {0: pytest.approx(-15.0), 1: pytest.approx(15.0)}
     # The newest block in full holds the steps 512 to 519, and ended 18 s before the newest step.
     assert run.lateness.newest_ns == SECOND_NS + 520 * SECOND_NS // 10
     assert data_wait_ms(run.ranks[1], 20) == pytest.approx(3.0)
@@ -136,7 +136,7 @@ def test_ranks_that_thin_differently_are_compared_where_both_were_recorded(tmp_p
     write_thinned(tmp_path, 0, every=1, steps=150)
     write_thinned(tmp_path, 1, every=16, steps=150, late_ms=15.0)
     run = looked(tmp_path)
-    assert run.lateness.of_ranks_ms[1] == pytest.approx(15.0)
+    assert run.lateness.by_rank_ms[1] == pytest.approx(15.0)
     assert run.lateness.newest_ns == SECOND_NS + 136 * SECOND_NS // 10
 
 
@@ -144,11 +144,11 @@ def test_lateness_of_a_rank_that_was_restarted_is_not_its_old_one(tmp_path):
     for rank in range(2):
         write_rank(tmp_path, rank, late_ms=15.0 * rank)
     run = looked(tmp_path)
-    assert run.lateness.of_ranks_ms
+    assert run.lateness.by_rank_ms
     (tmp_path / "ranks" / "00000.1").mkdir()
     (tmp_path / "ranks" / "00000.1" / "rank.json").write_text('{"rank": 0, "host": "a", "pid": 2}')
     run.look()
-    assert run.lateness.of_ranks_ms == {}
+    assert run.lateness.by_rank_ms == {}
 
 
 def test_the_phases_of_a_step_add_up_and_what_lies_within_is_taken_out(tmp_path):
@@ -191,7 +191,7 @@ def test_nothing_there_is_nothing_seen(tmp_path):
     run = looked(tmp_path / "missing")
     assert (
         not run.ranks
-        and run.lateness_of(5).of_ranks_ms == {}
+        and run.lateness_of(5).by_rank_ms == {}
         and run.samples_per_s(5) is None
         and not run.ended
     )
@@ -204,8 +204,8 @@ def test_a_clock_that_is_set_between_two_readings_makes_nobody_late(tmp_path):
         with log.open("a") as lines:
             lines.write(step_line(9, 15.0 * rank, clock_ns=-10 * SECOND_NS * rank))
     run = looked(tmp_path)
-    assert run.lateness_of(1).of_ranks_ms == {}
-    assert run.lateness_of(2).of_ranks_ms == {0: pytest.approx(-15.0), 1: pytest.approx(15.0)}
+    assert run.lateness_of(1).by_rank_ms == {}
+    assert run.lateness_of(2).by_rank_ms == {0: pytest.approx(-15.0), 1: pytest.approx(15.0)}
 
 
 def test_telemetry_of_a_clock_that_was_set_back_goes_on(tmp_path):
@@ -236,8 +236,8 @@ def test_lines_written_during_a_look_are_read_once(tmp_path, monkeypatch):
 
             yield Growing()
 
-    tail = module.Tail(path)
+    tail = module.FileTail(path)
     with monkeypatch.context() as patched:
         patched.setattr(module, "reading", growing)
-        assert list(tail.new()) == [b"0", b"1", b"2"]
-    assert list(tail.new()) == []
+        assert list(tail.read_new_lines()) == [b"0", b"1", b"2"]
+    assert list(tail.read_new_lines()) == []

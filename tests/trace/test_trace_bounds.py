@@ -15,7 +15,7 @@ import pytest
 from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.trace import find_traces, load_trace
 from ddpdoctor.trace.classify import step_number
-from ddpdoctor.trace.engines import attempt
+from ddpdoctor.trace.engines import read_one
 from ddpdoctor.trace.formats.kineto.stream import repair_event, scan
 from ddpdoctor.trace.sources import PIECE_BYTES, Source
 from tests.trace.trace_files import document, event, events, is_cut, kernel, write
@@ -70,7 +70,7 @@ def test_a_small_file_of_one_huge_event_takes_neither_all_memory_nor_all_time(tm
 
 
 def test_a_file_may_not_grow_without_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("ddpdoctor.trace.sources.pieces._GROWS_FREELY_BYTES", BLOCK_BYTES)
+    monkeypatch.setattr("ddpdoctor.trace.sources.decompress._UNLIMITED_BYTES", BLOCK_BYTES)
     path = bomb(tmp_path / "rank0.json.gz", b'{"ph":"X","ts":1,"pad":"%s"},' % (b"a" * 1000), 30)
     trace = load_trace(path)
     assert 1 < trace.size < 20_000 and is_cut(trace)
@@ -83,7 +83,7 @@ def test_zstd_is_handed_on_in_small_pieces(tmp_path):
     (tmp_path / "t.json.zst").write_bytes(zstandard.ZstdCompressor().compress(content))
     read = Source(str(tmp_path / "t.json.zst"))
     pieces = list(read.pieces())
-    assert b"".join(pieces) == content and read.broken is None
+    assert b"".join(pieces) == content and read.read_error is None
     assert max(map(len, pieces)) <= PIECE_BYTES + 256 * (128 << 10) // 4
 
 
@@ -95,7 +95,7 @@ def test_many_members_and_frames_are_one_trace(tmp_path):
     write(tmp_path / "b.json", text)
     assert load_trace(str(tmp_path / "a.json.gz")).size == load_trace(str(tmp_path / "b.json")).size
     read = Source(str(tmp_path / "a.json.gz"))
-    assert b"".join(read.pieces()) == text and read.broken is None
+    assert b"".join(read.pieces()) == text and read.read_error is None
 
 
 @pytest.mark.parametrize("tail", [b"", b"{}]}"])
@@ -107,7 +107,7 @@ def test_a_sparse_file_is_not_read_to_its_end(tmp_path, tail):
 
 
 def test_an_event_that_is_too_long_is_passed_over_and_the_next_ones_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("ddpdoctor.trace.formats.kineto.stream.LONGEST_EVENT_BYTES", 1 << 16)
+    monkeypatch.setattr("ddpdoctor.trace.formats.kineto.stream.MAX_EVENT_BYTES", 1 << 16)
     monkeypatch.setattr(Source.pieces, "__defaults__", (1 << 14,))
     long = event("aten::long", args="x" * (1 << 18))
     path = write(tmp_path / "t.json.gz", document([*events(200), long, *events(200)]))
@@ -157,7 +157,7 @@ def test_whatever_a_field_holds_the_rest_is_analysed(tmp_path, odd):
     good = write(tmp_path / "rank1.json", document(events(10), rank=1))
     for number, top in enumerate(odd_documents(odd)):
         path = write(tmp_path / f"odd{number}.json", json.dumps(top).replace('"@"', odd))
-        trace, reason = attempt(path, 0, False)
+        trace, reason = read_one(path, 0, False)
         assert trace is not None, (reason, top)
         assert trace.size >= 30
         if (number + ODD.index(odd)) % 3 == 0:
@@ -187,7 +187,7 @@ def test_times_that_a_base_takes_out_of_range_are_left_out(tmp_path):
 
 def test_too_many_categories_are_no_trace(tmp_path):
     content = [event(cat=f"c{i}") for i in range(10_001)]
-    _, reason = attempt(write(tmp_path / "t.json", document(content)), None, False)
+    _, reason = read_one(write(tmp_path / "t.json", document(content)), None, False)
     assert "is not a profiler trace: it names more than 10000 categories" in reason and "\n" not in reason
 
 
@@ -197,15 +197,15 @@ def test_only_files_are_opened_and_a_fifo_waits_for_its_writer(tmp_path, monkeyp
     write(tmp_path / "rank2.json", document(events(5)))
     assert find_traces([str(tmp_path)]).files == (str(tmp_path / "rank2.json"),)
     for path, says in (("/dev/zero", "it is not a file"), (str(tmp_path / "rank1.json"), "is a directory")):
-        assert says in attempt(path, None, False)[1]
+        assert says in read_one(path, None, False)[1]
     fifo = str(tmp_path / "rank0.json")
     content = (tmp_path / "rank2.json").read_bytes()
     writer = threading.Thread(target=lambda: Path(fifo).write_bytes(content))
     writer.start()
     assert load_trace(fifo).size == 15
     writer.join()
-    monkeypatch.setattr("ddpdoctor.trace.sources.files._WRITER_S", 0.1)
-    assert "no program wrote to this fifo" in attempt(fifo, None, False)[1].lower()
+    monkeypatch.setattr("ddpdoctor.trace.sources.files._WRITER_TIMEOUT_S", 0.1)
+    assert "no program wrote to this fifo" in read_one(fifo, None, False)[1].lower()
 
 
 def test_too_much_text_around_the_events_is_told(tmp_path):

@@ -184,8 +184,8 @@ def test_the_oldest_entries_go_first(tmp_path, home, monkeypatch):
 
 def test_the_folder_is_looked_through_once_for_many_entries(tmp_path, monkeypatch):
     looks = []
-    monkeypatch.setattr(cache, "own_entries", lambda *a: looks.append(a) or [])
-    monkeypatch.setattr(cache, "_unchecked_bytes", float("inf"))
+    monkeypatch.setattr(cache, "keep_newest", lambda *given, **limits: looks.append(given))
+    monkeypatch.setattr(cache, "_written_bytes", float("inf"))
     for i in range(5):
         cache.cached_load(write(tmp_path / f"{i}.json", document(events(20 + i))))
     assert len(looks) == 1

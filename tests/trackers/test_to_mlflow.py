@@ -9,7 +9,7 @@ import pytest
 
 from ddpdoctor.analysis import analyze
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.trackers import tracked
+from ddpdoctor.trackers import tracker_run
 from tests.report import samples
 
 from .exporting import RUN, export, mentions, names_left
@@ -22,7 +22,7 @@ def test_the_run_is_there_with_metrics_verdict_and_report(tmp_path):
     from mlflow import MlflowClient
 
     diagnosis = analyze([str(RUN)])
-    expected = tracked(diagnosis)
+    expected = tracker_run(diagnosis)
     done = export(tmp_path, "--mlflow", "tracking")
     assert f"sqlite:///{tmp_path}/tracking/mlflow.db" in done.stdout
     assert not (tmp_path / "mlruns").exists()
@@ -56,7 +56,7 @@ def test_a_folder_whose_name_means_another_in_a_uri_is_refused(tmp_path, name):
     from ddpdoctor.trackers import log_to_mlflow
 
     with pytest.raises(DdpDoctorError, match=r"without \? and %"):
-        log_to_mlflow(tracked(samples.unhealthy()), str(tmp_path / name))
+        log_to_mlflow(tracker_run(samples.unhealthy()), str(tmp_path / name))
     assert not list(tmp_path.iterdir())
 
 
@@ -65,7 +65,7 @@ def test_what_is_no_database_is_no_defect_of_ours(tmp_path):
 
     (tmp_path / "mlflow.db").write_text("notes of mine")
     with pytest.raises(DdpDoctorError, match=r"mlflow\.db there is not MLflow's"):
-        log_to_mlflow(tracked(samples.unhealthy()), str(tmp_path))
+        log_to_mlflow(tracker_run(samples.unhealthy()), str(tmp_path))
     assert (tmp_path / "mlflow.db").read_text() == "notes of mine"
 
 
@@ -75,7 +75,7 @@ def test_an_export_that_ends_half_way_is_a_failed_run(tmp_path):
 
     from ddpdoctor.trackers import log_to_mlflow
 
-    run = dataclasses.replace(tracked(samples.unhealthy()), started_s=-1e9)
+    run = dataclasses.replace(tracker_run(samples.unhealthy()), started_s=-1e9)
     with pytest.raises(DdpDoctorError, match="imestamp"):
         log_to_mlflow(run, str(tmp_path))
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")

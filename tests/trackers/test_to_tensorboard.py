@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from ddpdoctor.report import render_markdown
-from ddpdoctor.trackers import tracked, write_tensorboard
+from ddpdoctor.trackers import tracker_run, write_tensorboard
 from tests.report import samples
 
 from .exporting import RUN, export, mentions, names_left
@@ -28,7 +28,7 @@ def read(folder):
 
 
 def test_each_rank_is_a_run_with_its_steps(tmp_path):
-    run = tracked(samples.unhealthy())
+    run = tracker_run(samples.unhealthy())
     files = write_tensorboard(run, tmp_path)
     for curve in run.curves:
         scalars = read(tmp_path / run.name / curve.of).Scalars(curve.name)
@@ -49,10 +49,10 @@ def test_another_recording_of_the_same_name_takes_no_files_away(tmp_path, starte
     first = msgspec.structs.replace(first, job=job, source=["/jobs/a/traces"])
     job = msgspec.structs.replace(first.job, started_ns=2 if started else None)
     second = msgspec.structs.replace(first, job=job, source=["/jobs/b/traces"])
-    one, two = (write_tensorboard(tracked(each), tmp_path) for each in (first, second))
+    one, two = (write_tensorboard(tracker_run(each), tmp_path) for each in (first, second))
     assert (one[0].parent.name, two[0].parent.name) == ("traces", "traces-2")
-    assert write_tensorboard(tracked(first), tmp_path) == one
-    assert write_tensorboard(tracked(second), tmp_path) == two
+    assert write_tensorboard(tracker_run(first), tmp_path) == one
+    assert write_tensorboard(tracker_run(second), tmp_path) == two
     assert {*tmp_path.rglob("*tfevents*")} == {*one, *two}
 
 
@@ -60,7 +60,7 @@ def test_the_verdict_and_the_findings_are_text(tmp_path):
     from tensorboard.util import tensor_util
 
     diagnosis = samples.unhealthy()
-    run = tracked(diagnosis)
+    run = tracker_run(diagnosis)
     write_tensorboard(run, tmp_path)
     found = read(tmp_path / run.name)
     texts = {

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.analysis import analyze
-from ddpdoctor.trackers import tracked
+from ddpdoctor.trackers import tracker_run
 
 from .exporting import RUN, export, names_left
 
@@ -50,7 +50,7 @@ def items(updates) -> dict[str, object]:
 
 def test_the_run_is_there_with_history_summary_verdict_and_report(tmp_path):
     diagnosis = analyze([str(RUN)])
-    expected = tracked(diagnosis)
+    expected = tracker_run(diagnosis)
     done = export(tmp_path, "--wandb", "offline")
     assert "not uploaded" in done.stdout
     assert f"wandb sync {tmp_path}/offline/wandb/offline-run-" in done.stdout

@@ -134,7 +134,7 @@ def test_a_way_through_proc_is_no_pipe(tmp_path, monkeypatch):
 def test_what_appears_or_changes_meanwhile_stays(tmp_path, monkeypatch, says):
     from ddpdoctor.written import files
 
-    file, judged = tmp_path / "report.html", files._judged
+    file, judged = tmp_path / "report.html", files._check_replaceable
     if says == "changed":
         write_file(file, "old", written.REPORT)
 
@@ -143,7 +143,7 @@ def test_what_appears_or_changes_meanwhile_stays(tmp_path, monkeypatch, says):
         file.write_text("the user's")
         return found
 
-    monkeypatch.setattr(files, "_judged", late)
+    monkeypatch.setattr(files, "_check_replaceable", late)
     with pytest.raises(DdpDoctorError, match="is not an HTML report"):
         write_file(file, "new", written.REPORT)
     assert file.read_text() == "the user's"

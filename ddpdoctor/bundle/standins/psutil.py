@@ -1,6 +1,6 @@
-"""As much of psutil as a recording asks for, from Linux's /proc, for a Python that lacks it.
+"""The part of psutil that recording uses, implemented on Linux's /proc, for environments without psutil.
 
-Same names, same units, same errors: https://psutil.readthedocs.io. What psutil has beside these is not here.
+Same names, units and errors: https://psutil.readthedocs.io.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ _SWAPPED_PAGE_BYTES = 4096
 
 
 class Error(Exception):
-    """Of a process that cannot be read."""
+    """A process cannot be read."""
 
 
 class NoSuchProcess(Error):
-    """It has ended, or never was."""
+    """The process does not exist."""
 
 
 class AccessDenied(Error):
-    """It is another user's."""
+    """The process belongs to another user."""
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def _psutil_errors() -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, ProcessLookupError) as error:
@@ -44,40 +44,40 @@ def _text(path: str) -> str:
 
 
 def _counts(path: str) -> dict[str, int]:
-    """Lines of a name and a number, whatever stands between and behind."""
+    """Name → number, from lines that begin with a name, an optional colon, and a number."""
     words = (line.replace(":", " ").split() for line in _text(path).splitlines())
     return {each[0]: int(each[1]) for each in words if len(each) > 1 and each[1].isdecimal()}
 
 
 class Process:
-    """A process by its id; our own without one. Raises NoSuchProcess."""
+    """The process with this id, by default the current one. Raises NoSuchProcess."""
 
     def __init__(self, pid: int | None = None) -> None:
         self.pid = os.getpid() if pid is None else pid
         self._started = self._stat()[19]
 
     def _stat(self) -> list[str]:
-        """The fields of ``/proc/PID/stat`` behind the name, from the state on, see proc(5)."""
-        with _told():
+        """The fields of ``/proc/PID/stat`` after the name, beginning with the state, see proc(5)."""
+        with _psutil_errors():
             return _text(f"/proc/{self.pid}/stat").rpartition(")")[2].split()
 
     def oneshot(self) -> contextlib.AbstractContextManager[None]:
-        """For calls in a row."""
+        """Does nothing: values are not cached."""
         return contextlib.nullcontext()
 
     def create_time(self) -> float:
-        """When it began, epoch seconds."""
+        """Start time, epoch seconds."""
         return int(self._started) / _TICKS_A_SECOND + boot_time()
 
     def is_running(self) -> bool:
-        """Whether it is there, and no later process of the same id."""
+        """Whether it exists and is not a later process with the same id."""
         try:
             return self._stat()[19] == self._started
         except NoSuchProcess:
             return False
 
     def ppid(self) -> int:
-        """Its parent's id."""
+        """Process id of the parent."""
         return int(self._stat()[1])
 
     def cpu_times(self) -> Any:
@@ -89,27 +89,27 @@ class Process:
 
     def memory_info(self) -> Any:
         """``rss``, bytes."""
-        with _told():
+        with _psutil_errors():
             return SimpleNamespace(rss=int(_text(f"/proc/{self.pid}/statm").split()[1]) * _PAGE_BYTES)
 
     def cpu_affinity(self) -> list[int]:
-        """Cores that it may use."""
-        with _told():
+        """Cores that the process may use."""
+        with _psutil_errors():
             return sorted(os.sched_getaffinity(self.pid))
 
 
 def pids() -> list[int]:
-    """Of all processes."""
+    """Ids of all processes."""
     return sorted(int(name) for name in os.listdir("/proc") if name.isdecimal())
 
 
 def boot_time() -> float:
-    """Epoch seconds."""
+    """Time of the boot, epoch seconds."""
     return float(_counts("/proc/stat")["btime"])
 
 
 def cpu_count() -> int:
-    """Logical cores."""
+    """Number of logical cores."""
     return os.sysconf("SC_NPROCESSORS_ONLN")
 
 
@@ -129,7 +129,7 @@ class _CpuTimes(NamedTuple):
 
 
 def cpu_times() -> _CpuTimes:
-    """Of all cores together."""
+    """CPU times, the sum over all cores."""
     words = _text("/proc/stat").split("\n", 1)[0].split()[1 : len(_CpuTimes._fields) + 1]
     return _CpuTimes(*(int(word) / _TICKS_A_SECOND for word in words))
 
@@ -138,14 +138,14 @@ def virtual_memory() -> Any:
     """``total``, ``available`` and ``used``, bytes."""
     found = {name: count * 1024 for name, count in _counts("/proc/meminfo").items()}
     total = found["MemTotal"]
-    # Before Linux 3.14 the kernel does not say what is available.
+    # Before Linux 3.14 there is no MemAvailable.
     available = found.get("MemAvailable", found["MemFree"] + found.get("Buffers", 0) + found.get("Cached", 0))
     available = min(total, available)
     return SimpleNamespace(total=total, available=available, used=total - available)
 
 
 def swap_memory() -> Any:
-    """What was swapped ``sin`` and ``sout`` since boot, bytes."""
+    """``sin`` and ``sout``: swapped in and out since boot, bytes."""
     pages = _counts("/proc/vmstat")
     return SimpleNamespace(
         sin=pages["pswpin"] * _SWAPPED_PAGE_BYTES,

@@ -1,15 +1,23 @@
-"""What the job is made of, by number: its DDP modules, data loaders and optimizers, and its source lines.
+"""The job's DDP modules, data loaders, optimizers and source lines, by number.
 
-In come the job's own objects, stack frames and code; out go the numbers by which events name them, and what rank.json says
-of each. Things are held weakly and described while they live. A line is the user's where the file is: not torch's, not the
-standard library's, not ours; it is written down once, before its number is first used. Optimizers have roles as well, by which
-the steps are told.
+Input: the job's objects, stack frames and code. Output: the numbers by which events name them, and their descriptions
+in rank.json. Objects are held weakly and described while they live. A line is the user's if its file does not belong to
+torch, the standard library or the hook; it is written once, before its number is first used. Optimizers also have
+roles, which determine where a step ends.
 """
 
 from .ddp_models import Loaders, Models, OpenForward, data_parallel_built
-from .registry import MOST_LISTED, Listed, Numbered, asks_for_worker, batch_size, input_elements, note_built
+from .registry import (
+    MOST_LISTED,
+    Listed,
+    NumberedWeakMap,
+    asks_for_worker,
+    batch_size,
+    input_elements,
+    record_construction,
+)
 from .roles import Role, Roles
-from .source_lines import MOST_FRAMES, Kinds, Lines, calling_frame, place_of
+from .source_lines import MOST_FRAMES, CodeKinds, Lines, calling_frame, place_of
 from .torch_objects import (
     describe_ddp,
     describe_loader,

@@ -1,9 +1,10 @@
-"""The job's DDP modules, by number, and what the reducer of each knows of a backward.
+"""The job's DDP modules, by number, and when each reducer's gradients were ready in a backward.
 
-The reducer notes, for each parameter, when its gradient was ready, relative to the moment at which the forward had ended. That
-names the late rank: the duration of the backward does not, since all ranks wait in it for the last. The reading is a copy of a
-list of numbers, without a device synchronisation. (DDP's logger has the same as absolute times, but in every iteration only at
-a sampling rate that synchronises CUDA devices.) Communication hooks would see the buckets too, but change the result's bits.
+The reducer notes, for each parameter, when its gradient was ready, relative to the end of the forward. That identifies
+the late rank, which the duration of the backward does not, since all ranks wait in it for the last. Reading it copies a
+list of numbers, without device synchronization. (DDP's logger has the same as absolute times, but in every iteration
+only at a sampling rate that synchronizes CUDA devices.) Communication hooks would see the buckets too, but change the
+result's bits.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from operator import attrgetter, itemgetter
 from typing import Any, Callable
 
 from ...rundir import EventField
-from .registry import MOST_LISTED, Numbered, line_of
+from .registry import MOST_LISTED, NumberedWeakMap, line_of
 from .source_lines import Lines, calling_frame
 from .torch_objects import describe_loader, group_name
 
@@ -24,7 +25,7 @@ _REDUCED = f"{EventField.SYNCED.next_key}true"
 _NOT_REDUCED = f"{EventField.SYNCED.next_key}false"
 
 _MOST_ASKED = 8
-"""Models that are asked, in every backward pass."""
+"""Models whose reducers are read in every backward pass."""
 data_parallel_built: list[bool] = []
 """Not empty once the job has built the old, one-process ``DataParallel``."""
 
@@ -95,10 +96,10 @@ class Models:
     """The DDP instances of this process, in the order of their first forward."""
 
     def __init__(self) -> None:
-        self.known: Numbered[Model] = Numbered()
+        self.known: NumberedWeakMap[Model] = NumberedWeakMap()
         self.first: Model | None = None
         self._forwarded: list[Model] = []
-        """Those whose forward has ended since the last backward."""
+        """Models whose forward has ended since the last backward."""
         self.open: list[OpenForward] = []
         """Forwards in progress on the training thread, outermost first."""
 
@@ -116,7 +117,8 @@ class Models:
         return model
 
     def to_reduce(self) -> Model | None:
-        """The first whose gradients DDP reduces in a backward that begins now; None if it reduces none, in ``no_sync()``."""
+        """The first model whose gradients DDP reduces in a backward that begins now; None if it reduces none, as in
+        ``no_sync()``."""
         for reference, _ in self.known.listed[:_MOST_ASKED]:
             ddp = reference()
             if ddp is not None and getattr(ddp, "require_backward_grad_sync", True):
@@ -130,7 +132,8 @@ class Models:
         model.forward_end = at
 
     def after_backward(self, origin: int, since: int) -> str:
-        """The fields of a backward's event: of each model whose forward it went through, whether it was reduced and when.
+        """The fields of a backward's event: for each model whose forward it went through, whether its gradients were
+        reduced and when.
 
         ``origin`` is the start of the step, perf_counter_ns; forwards that ended before ``since`` are those of a backward that
         was not seen.
@@ -156,13 +159,14 @@ class Loaders:
     """The DataLoaders of this process, numbered in the order in which they are first iterated."""
 
     def __init__(self) -> None:
-        self.known: Numbered[int] = Numbered()
+        self.known: NumberedWeakMap[int] = NumberedWeakMap()
         """Each with its number; the source line is the one that built it, or else first iterated it."""
         self._iterators: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._last: tuple[Callable[[], Any], int] = (lambda: None, -1)
-        """The iterator asked for last (weakly), and its loader's number."""
+        """The iterator looked up last (weakly), and its loader's number."""
         self.described: list[dict[str, Any]] = []
-        """By number, the first ones, for rank.json: made at the first iteration, for the job may keep the iterator only."""
+        """The first loaders, by number, for rank.json. Described at the first iteration, because the job may keep
+        the iterator only."""
 
     def number(self, loader: Any, where: int | None, lines: Lines) -> int:
         """The loader's number."""
@@ -177,7 +181,7 @@ class Loaders:
         return number
 
     def iterated(self, iterator: Any, number: int) -> None:
-        """This iterator belongs to that loader."""
+        """Note that ``iterator`` belongs to that loader."""
         self._iterators[iterator] = number
 
     def of_iterator(self, iterator: Any) -> int:
@@ -191,4 +195,4 @@ def _description(loader: Any) -> dict[str, Any]:
     try:
         return describe_loader(loader)
     except Exception:
-        return {}  # told when the settings are written, if the loader is still there
+        return {}  # described when the settings are written, if the loader is still there

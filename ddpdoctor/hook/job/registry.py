@@ -1,4 +1,5 @@
-"""Objects of the job by number: models, loaders and optimizers, with the sizes that decide their speed and how long they live."""
+"""Numbers for models, loaders and optimizers of the job, the sizes that decide their speed, and where they were
+constructed."""
 
 from __future__ import annotations
 
@@ -8,31 +9,31 @@ from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any, Callable, Generic, Optional, TypeVar
 
-from .source_lines import HIDDEN, USER, Kinds, Lines
+from .source_lines import HIDDEN, USER, CodeKinds, Lines
 
 MOST_LISTED = 256
-"""Of a kind, the first ones, are described in rank.json (some 400 bytes each); the others are counted there."""
+"""Objects of a kind that rank.json describes, the first ones (some 400 bytes each); the others are only counted."""
 
 Value = TypeVar("Value")
 Listed = tuple["weakref.ref[Any]", Optional[int]]
 """A thing, weakly, and the number of its source line."""
 
 
-class Held(Generic[Value]):
-    """What is known of things, each held weakly."""
+class WeakMap(Generic[Value]):
+    """A map from objects, held weakly, to values."""
 
     def __init__(self, gone: Callable[[Value], None] = lambda value: None) -> None:
-        """``gone`` is called with what was known of a thing that is no more, on whatever thread that shows."""
+        """``gone`` is called with the value of an object that has been freed, on any thread."""
         self._known: dict[int, tuple[Any, Value]] = {}
         self._gone = gone
 
     def find(self, thing: Any) -> Value | None:
-        """What is known of ``thing``; None where it was not seen before."""
+        """The value of ``thing``; None if it has none."""
         known = self._known.get(id(thing))
         return known[1] if known is not None and known[0]() is thing else None
 
     def hold(self, thing: Any, value: Value) -> weakref.ref[Any]:
-        """From now on ``value`` is what is known of ``thing``."""
+        """Set the value of ``thing``."""
         key = id(thing)
 
         def forget(reference: weakref.ref[Any]) -> None:
@@ -50,13 +51,13 @@ class Held(Generic[Value]):
         return reference
 
 
-class Numbered(Held[Value]):
-    """The things of one kind, numbered in the order in which they were first seen, and what is known of each."""
+class NumberedWeakMap(WeakMap[Value]):
+    """Objects of one kind, numbered in the order in which they were first seen, with a value each."""
 
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
-        """How many there have been: the next one's number."""
+        """Objects so far: the next one's number."""
         self.listed: list[Listed] = []
         """By number, the first ``MOST_LISTED``."""
 
@@ -107,9 +108,9 @@ _ASKS = "get_worker_info"
 
 
 def asks_for_worker(data: Any) -> bool:
-    """Whether the code of an iterable data set, of its class or of what it wraps, names the function that tells the worker.
+    """Whether the code of an iterable dataset, of its class or of what it wraps, refers to ``get_worker_info``.
 
-    Code is looked at, not run: its own, and that of functions of its module which it calls.
+    The code is read, not run: the dataset's own, and that of functions of its module which it calls.
     """
     held = vars(data).values() if hasattr(data, "__dict__") else ()
     return any(_class_asks(owner) for kind in {type(data), *map(type, held)} for owner in kind.__mro__)
@@ -118,10 +119,10 @@ def asks_for_worker(data: Any) -> bool:
 def _class_asks(owner: type) -> bool:
     if owner.__module__.partition(".")[0] in ("builtins", "torch"):
         return False
-    beside: dict[str, Any] = vars(sys.modules.get(owner.__module__, object))  # type: ignore[assignment]
+    module_names: dict[str, Any] = vars(sys.modules.get(owner.__module__, object))  # type: ignore[assignment]
     for member in vars(owner).values():
         for code in _codes(_code_of(member)):
-            called = [_code_of(beside.get(name)) for name in code.co_names]
+            called = [_code_of(module_names.get(name)) for name in code.co_names]
             if any(_ASKS in each.co_names for each in (code, *called) if each is not None):
                 return True
     return False
@@ -143,18 +144,18 @@ def _codes(code: Any) -> Iterator[CodeType]:
 
 _Place = tuple[CodeType, int]
 _loaders_of: dict[int, dict[tuple[int, int], list[_Place]]] = {}
-"""By the id of a data set, which its loaders keep alive, and by the place (the id of the code, the line): the place once for each
-loader that was built there and lives."""
-_kinds: list[Kinds] = []
-"""One, made when it is first needed: it asks for the interpreter's folders, which takes time."""
+"""By the id of a dataset (which its loaders keep alive), then by place (id of the code, line): the place once for
+each living loader constructed there."""
+_kinds: list[CodeKinds] = []
+"""One, made when it is first needed, because reading the interpreter's folders takes time."""
 
 
-def note_built(thing: Any, dataset: Any, frame: FrameType | None) -> None:
+def record_construction(thing: Any, dataset: Any, frame: FrameType | None) -> None:
     """The constructor of ``thing`` begins, a loader of ``dataset`` unless that is None, in the stack that ends in ``frame``."""
     if _built.find(thing) is not None:
         return
     if not _kinds:
-        _kinds.append(Kinds())
+        _kinds.append(CodeKinds())
     # Whatever user's line comes first: a subclass's own constructor counts as one.
     users = _kinds[0].user_frame(frame)
     if users is None:
@@ -185,12 +186,13 @@ def _forget_loader(built: tuple[_Place, int]) -> None:
         _loaders_of.pop(dataset, None)
 
 
-_built: Held[tuple[_Place, int]] = Held(_forget_loader)
-"""Of models and loaders: where each was built, and the id of the data set it was given."""
+_built: WeakMap[tuple[_Place, int]] = WeakMap(_forget_loader)
+"""For models and loaders: where each was constructed, and the id of the loader's dataset."""
 
 
 def _built_by(frame: FrameType | None) -> int:
-    """Whose code builds the object: constructors of installed packages are not asked, but who calls them."""
+    """The frame that constructs the object; constructors of installed packages are skipped in favour of their
+    callers."""
     caller = frame
     while caller is not None:
         kind = _kinds[0].of(caller.f_code)
@@ -201,16 +203,16 @@ def _built_by(frame: FrameType | None) -> int:
 
 
 def _place_of_original(dataset: Any) -> _Place | None:
-    """Where the loader of ``dataset`` was built that a framework puts its own in place of.
+    """Where the loader of ``dataset`` was constructed that a framework has replaced by its own.
 
-    accelerate's ``prepare`` and Lightning's ``fit`` do; the arguments stand where the original was built. None where no
-    place, or more than one, has built such loaders.
+    accelerate's ``prepare`` and Lightning's ``fit`` do. The user's arguments are where the original was constructed.
+    None if no place, or more than one, has constructed such loaders.
     """
     places = _loaders_of.get(id(dataset), {})
     return next(iter(places.values()))[0] if len(places) == 1 else None
 
 
 def line_of(thing: Any, lines: Lines) -> int | None:
-    """The number of the line that built ``thing``; None where that was not seen."""
+    """The number of the line that constructed ``thing``; None if it is unknown."""
     known = _built.find(thing)
     return None if known is None else lines.id_of(*known[0])

@@ -1,87 +1,89 @@
-"""The roles of optimizers in the training loop, by whose order its rounds are known.
+"""The roles of optimizers in the training loop; the order of the roles determines where a step ends.
 
-Most optimizers have a role of their own. A loop that makes a new one for each of its steps (federated rounds of one local step, a
-task of meta-learning, a helper that makes one, steps it and drops it) never steps the same object twice, and its id may be the next
-one's, or not. There an optimizer takes over a role from one that had stepped at most once:
+Most optimizers have a role of their own. A loop that makes a new one for each of its steps (federated rounds of one
+local step, a task of meta-learning, a helper that makes one, steps it and drops it) never steps the same object twice,
+and its id may or may not be reused. There an optimizer takes over a role from one that had stepped at most once:
 
-* from one that is gone, of the same class and over the same parameters, or else over as many of the same shapes;
-* from one that is still there, kept by somebody or by a cycle of references, where it is the third of its class over the very same
-  parameters: two may well step in turn. One whose role was taken and that steps again gets another.
+* from one that was freed, of the same class and over the same parameters, or else over as many of the same shapes;
+* from one that is still referenced, or in a cycle of references, if it is the third of its class over the very same
+  parameters: two may well step alternately. An optimizer whose role was taken over and that steps again gets another
+  role.
 
-One that has stepped twice has shown what its role is: after it comes another stage of training, with roles of its own.
+One that has stepped twice keeps its role: the next optimizers belong to another stage of training, with roles of their
+own.
 
-Of the job's things nothing is kept alive, and no parameter is referred to weakly either: ``torch.utils.swap_tensors``, and by it
-``Module.to``, refuses those.
+No object of the job is kept alive, and no parameter is referred to weakly either: ``torch.utils.swap_tensors``, and by
+it ``Module.to``, refuses those.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from .registry import Held
+from .registry import WeakMap
 from .torch_objects import job_torch
 
 MOST_OPEN = 256
-"""Roles of a kind that can be taken over, and kinds: more optimizers than this, each for some of the parameters, are not made anew
-for each step."""
+"""Roles of a kind that can be taken over, and kinds: more optimizers than this, each for some of the parameters, are
+not made again for each step."""
 
 _Kind = tuple[Any, ...]
 """Class, number of parameters, and shapes of the first and the last."""
 
 
 class Role:
-    """Of an optimizer, and of those made in its place."""
+    """The role of an optimizer and of those made in its place."""
 
-    __slots__ = ("first", "gone", "shared", "steps", "turn")
+    __slots__ = ("first", "freed", "generation", "shared", "steps")
 
     def __init__(self) -> None:
         self.first = 0
-        """The id of the first parameter: of an optimizer that is gone it may be another's by now."""
-        self.turn = 0
-        """How many optimizers have had it."""
+        """The id of the first parameter: of an optimizer that was freed it may be another's by now."""
+        self.generation = 0
+        """How many optimizers have had this role."""
         self.steps = 0
-        """Of the one that has it. From the second on not all are counted."""
-        self.gone = False
-        """Whether that one is."""
+        """Steps of the optimizer that has it; after the second, not all are counted."""
+        self.freed = False
+        """Whether that optimizer has been freed."""
         self.shared = False
-        """Whether one took it that was the third over its parameters: so do those after it."""
+        """Whether the third optimizer over its parameters took it; later ones may then take it too."""
 
 
-class _Cast:
-    """An optimizer's turn at a role."""
+class _Assignment:
+    """The assignment of a role to one optimizer."""
 
-    __slots__ = ("role", "turn")
+    __slots__ = ("generation", "role")
 
     def __init__(self, role: Role) -> None:
-        role.turn += 1
-        role.steps, role.gone = 0, False
-        self.role, self.turn = role, role.turn
+        role.generation += 1
+        role.steps, role.freed = 0, False
+        self.role, self.generation = role, role.generation
 
 
 class Roles:
-    """Who has which role."""
+    """Assigns roles to optimizers."""
 
     def __init__(self) -> None:
-        self._casts: Held[_Cast] = Held(self._leave)
+        self._assignments: WeakMap[_Assignment] = WeakMap(self._note_freed)
         self._open: dict[_Kind, list[Role]] = {}
-        """Those whose optimizers had stepped at most once when one of the kind was last new, in the order in which they first
-        appeared; the kinds in the order in which one was last new."""
+        """By kind, roles whose optimizers had stepped at most once when an optimizer of the kind was last new, in
+        the order in which they first appeared; kinds are ordered by when one was last new."""
 
     def of(self, optimizer: Any) -> Role:
         """The role of an optimizer that steps."""
-        cast = self._casts.find(optimizer)
-        if cast is not None and cast.turn == cast.role.turn:
-            return cast.role
-        cast = _Cast(self._next(*_described(optimizer)) if cast is None else Role())
+        assignment = self._assignments.find(optimizer)
+        if assignment is not None and assignment.generation == assignment.role.generation:
+            return assignment.role
+        assignment = _Assignment(self._next(*_described(optimizer)) if assignment is None else Role())
         if type(optimizer).__weakrefoffset__:  # as whatever a scaler is given may not have
-            self._casts.hold(optimizer, cast)
-        return cast.role
+            self._assignments.hold(optimizer, assignment)
+        return assignment.role
 
     def _next(self, kind: _Kind, first: int) -> Role:
-        """The role of an optimizer that is new."""
+        """The role for a new optimizer."""
         alike = [role for role in self._open.pop(kind, ()) if role.steps < 2]
         same = [role for role in alike if first and role.first == first]
-        left = next((role for role in (*same, *alike) if role.gone), None)
+        left = next((role for role in (*same, *alike) if role.freed), None)
         if left is not None:
             role = left
         elif len(same) > 1 or any(role.shared for role in same):
@@ -97,13 +99,14 @@ class Roles:
         role.first = first
         return role
 
-    def _leave(self, cast: _Cast) -> None:
-        if cast.turn == cast.role.turn:
-            cast.role.gone = True
+    def _note_freed(self, assignment: _Assignment) -> None:
+        if assignment.generation == assignment.role.generation:
+            assignment.role.freed = True
 
 
 def _described(optimizer: Any) -> tuple[_Kind, int]:
-    """Its kind, and the id of its first parameter; of one that keeps its parameters in another way only the class."""
+    """The kind of an optimizer, and the id of its first parameter; only the class if it keeps its parameters in
+    another way."""
     of_class = type(optimizer).__module__, type(optimizer).__qualname__
     # Not by getattr: a property would be the job's code.
     groups = getattr(optimizer, "__dict__", {}).get("param_groups")
@@ -115,5 +118,5 @@ def _described(optimizer: Any) -> tuple[_Kind, int]:
 
 
 def _shape(parameter: Any) -> Any:
-    """None of one of the job's own class, whose code would be asked for it."""
+    """The shape of a parameter; None for one of the job's own class, whose code would run."""
     return parameter.shape if type(parameter) is job_torch().nn.Parameter else None

@@ -17,21 +17,20 @@ from ...rundir.packages import is_well_known
 T = TypeVar("T")
 
 USER, LIBRARY, HIDDEN, WELL_KNOWN = 0, 1, 2, 3
-"""The user's own code; an installed package, which may be the job itself; torch, the standard library and ourselves; an
-installed package that many jobs use, and the few lines that start a command.
-"""
+"""Kinds of code: the user's; an installed package, which may be the job itself; torch, the standard library and the
+hook; an installed package that many jobs use, and the few lines that start a command."""
 MOST_FRAMES = 200
-"""Those of a stack that are looked at: recursion beyond it is not the training loop's."""
+"""Frames of a stack that are read: deeper recursion is not the training loop's."""
 _MOST_LINES = 20_000
-"""Source lines, and places in code, that are remembered, some 200 bytes each: no script steps on as many, but code that is
-generated as the job runs may."""
+"""Source lines, and places in code, that are cached, some 200 bytes each: no script steps on as many, but code
+generated at run time may."""
 _MOST_CALLERS = 8
-"""User frames that are told above the innermost one: of a recursion, the last calls."""
+"""Callers of the innermost user frame that are written; in a recursion, the last calls."""
 _WHERE = EventField.WHERE.next_key
 
 
 def _folders() -> tuple[tuple[str, ...], tuple[str, ...], str]:
-    """What hides a file, by the beginning of its path; where packages are installed; and where their commands are."""
+    """Path prefixes of hidden files and of installed packages, and the folder of installed commands."""
     paths = sysconfig.get_paths()
     hook = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     torch = sys.modules.get("torch")
@@ -46,14 +45,15 @@ def _folders() -> tuple[tuple[str, ...], tuple[str, ...], str]:
     )
 
 
-class Kinds:
-    """Tells by its file name whose a piece of code is."""
+class CodeKinds:
+    """Classifies code by its file name: the user's, a library's, or hidden."""
 
     def __init__(self) -> None:
         self._hidden, self._library, self._commands = _folders()
         self._known: dict[str, int] = {}
         self.by_code: dict[int, int] = {}
-        """The kinds of the code objects met so far on the training thread, by id: to hash one is to hash its constants."""
+        """Kinds of code objects by id, filled on the training thread: hashing a code object would hash its
+        constants."""
         self.met: list[CodeType] = []
         """Those code objects, which keep their ids."""
 
@@ -65,8 +65,8 @@ class Kinds:
             kind = self._known[name] = self._classify(name)
         return kind
 
-    def meet(self, code: CodeType) -> int:
-        """The same, remembered for this code object."""
+    def cached_kind(self, code: CodeType) -> int:
+        """The kind of ``code``, cached for this code object."""
         kind = self.of(code)
         if len(self.met) < _MOST_LINES:
             self.met.append(code)
@@ -90,9 +90,8 @@ class Kinds:
         return USER
 
     def innermost(self, stack: Iterable[tuple[CodeType, T]]) -> T | None:
-        """Of pairs of code and anything, innermost first: what goes with the user's code; where there is none, with that of an
-        installed package, of a well-known one last of all.
-        """
+        """Of pairs of code and an item, innermost first: the item of the user's innermost code; without any, that of
+        an installed package, and that of a well-known package last."""
         library = well_known = None
         for code, item in stack:
             kind = self.of(code)
@@ -105,7 +104,7 @@ class Kinds:
         return well_known if library is None else library
 
     def of_user(self, stack: Iterable[tuple[CodeType, T]]) -> list[T]:
-        """The same of all frames of the user's, innermost first; where there are none, of those of installed packages."""
+        """Items of all of the user's frames, innermost first; without any, those of installed packages."""
         found: dict[int, list[T]] = {USER: [], LIBRARY: [], WELL_KNOWN: []}
         for code, item in stack:
             of_kind = found.get(self.of(code))
@@ -114,7 +113,7 @@ class Kinds:
         return found[USER] or found[LIBRARY] or found[WELL_KNOWN]
 
     def user_frame(self, frame: FrameType | None) -> FrameType | None:
-        """The same for the stack that ends in ``frame``."""
+        """The user's innermost frame in the stack that ends in ``frame``, chosen as in ``innermost``."""
         return self.innermost((each.f_code, each) for each in islice(_stack(frame), MOST_FRAMES))
 
 
@@ -126,7 +125,7 @@ def _stack(innermost: FrameType | None) -> Iterator[FrameType]:
 
 
 def place_of(code: CodeType, line: int | None) -> list[Any]:
-    """File, line and function, as they are written down."""
+    """[file, line, function] of a line of ``code``."""
     name = code.co_filename
     file = name if name.startswith("<") else os.path.abspath(name)
     return [file, line, getattr(code, "co_qualname", code.co_name)]
@@ -135,7 +134,7 @@ def place_of(code: CodeType, line: int | None) -> list[Any]:
 class Lines:
     """Numbers of source lines. A line's definition goes to ``define`` (one JSON line) before its number is first used."""
 
-    def __init__(self, kinds: Kinds, define: Callable[[str], None]) -> None:
+    def __init__(self, kinds: CodeKinds, define: Callable[[str], None]) -> None:
         self._kinds = kinds
         self._define = define
         self._ids: dict[tuple[int, int, int | None], int] = {}
@@ -168,7 +167,8 @@ class Lines:
         return None if users is None else self.id_of(users.f_code, users.f_lineno)
 
     def of_stack(self, stack: Sequence[tuple[CodeType, int]]) -> int | None:
-        """The same for a stack as pairs of code and line, innermost first; with the user's lines that called it."""
+        """The number of the user's line in a stack of (code, line), innermost first; its callers among the user's
+        lines are defined as well. None if there is none."""
         number: int | None = None
         for code, line in reversed(
             self._kinds.of_user((place[0], place) for place in stack)[: _MOST_CALLERS + 1]
@@ -187,7 +187,7 @@ class Lines:
             code = frame.f_code
             kind = kinds.get(id(code))
             if kind is None:
-                kind = self._kinds.meet(code)
+                kind = self._kinds.cached_kind(code)
             if kind == USER:
                 break
             if kind == LIBRARY:

@@ -1,4 +1,4 @@
-"""What rank.json says of torch and of its objects in the job. What a version of torch does not have is None."""
+"""Descriptions of torch and its objects in the job, for rank.json. What a version of torch lacks is None."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import sys
 from typing import Any
 
 MOST_RANKS_LISTED = 64
-"""Of a process group; a larger one is given by its size."""
+"""Ranks of a process group that are listed; a larger one is given by its size."""
 
 
 def job_torch() -> Any:
-    """The job's torch, of whatever version: what it holds is asked for, not assumed."""
+    """The job's torch. Its version is unknown, so attributes are checked before use."""
     return sys.modules["torch"]
 
 
@@ -116,7 +116,7 @@ def describe_ddp(ddp: Any) -> dict[str, Any]:
 
 
 def describe_loader(loader: Any) -> dict[str, Any]:
-    """One DataLoader. The lengths are asked only where the answer is at hand."""
+    """One DataLoader. Lengths are read only if that has no side effects."""
     sampler = getattr(loader, "sampler", None)
     batches = getattr(loader, "batch_sampler", None)
     context = getattr(loader, "multiprocessing_context", None)

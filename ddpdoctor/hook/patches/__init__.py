@@ -1,8 +1,10 @@
-"""What of torch is wrapped, and of Python's garbage collector: one module for each, with a function ``install``, and ``others``.
+"""Wrappers around torch and Python's garbage collector: one module per subject, with a function ``install``, and
+``others``.
 
-In come the job's calls of torch; out go events and ends of steps to the recording, and the job's things to their numbers. A
-wrapper never raises, changes neither arguments nor results, waits for nothing, and while nobody records costs a look at one
-attribute. Each is installed alone: what does not fit this version of torch is left out, and its data missing.
+Input: the job's calls of torch. Output: events and ends of steps for the recorder, and numbers of the job's objects. A
+wrapper never raises, changes neither arguments nor results, waits for nothing, and costs one attribute look-up while
+nothing is recorded. Each is installed alone: what does not fit this version of torch is left out, and its data are
+missing.
 """
 
 PARTS = (

@@ -1,6 +1,7 @@
-"""``init_process_group`` and ``destroy_process_group``: where a recording begins, and where it must be safe on disk.
+"""``init_process_group``, where a recording begins, and ``destroy_process_group``, before which everything must be
+on disk.
 
-Gloo sometimes aborts the process in ``destroy_process_group``, and then nothing registered for the exit is run.
+Gloo sometimes aborts the process in ``destroy_process_group``, and then no exit handler runs.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from .. import lifetime
 from ..guard import part
 from ..patching import Patches, around, cell_of
 from ..recording import active
-from ..stalls import joining
+from ..stalls import note_join_started
 
 _PART = part("arming")
 
 
 def _before_init(args: Any, kwargs: Any) -> bool | None:
-    joining()
+    note_join_started()
     return True
 
 
@@ -42,7 +43,7 @@ def _before_destroy(args: Any, kwargs: Any) -> bool | None:
 
 
 def install(patches: Patches) -> None:
-    """Watch both."""
+    """Wrap both."""
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
 

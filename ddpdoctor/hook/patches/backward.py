@@ -12,7 +12,7 @@ from typing import Any
 from ...rundir import EventField, EventKind, Phase
 from ..guard import part
 from ..patching import Patches, around
-from ..recording import MOST_PLACES, Call, Session, active, backwards, raising_in, recording_here
+from ..recording import MOST_PLACES, Call, Session, active, backwards, exception_recorder, recording_here
 from . import ddp, optimizers
 
 _PART = part("backward passes")
@@ -25,7 +25,8 @@ written down."""
 
 
 class Usual:
-    """The backward that was called last: the next one is as a rule called from the same line and reduces the same model."""
+    """The backward that was called last; usually the next one is called from the same line and reduces the same
+    model."""
 
     __slots__ = ("above", "above_at", "at", "call", "code", "model")
 
@@ -64,7 +65,7 @@ def _before(args: Any, kwargs: Any) -> _Token | int | None:
         place = recorder.calls.begin_own(usual.call, recorder.step)
     else:
         place = _begin_reduction(current, frame, above)[1]
-    # Last: nobody would set it back where a handler of the job's raised before this.
+    # Last: it would stay raised where a handler of the job's raised before this.
     backward.depth = 1
     return place
 
@@ -85,8 +86,8 @@ def _before_in_full(current: Session, here: bool, loss: Any) -> _Token | None:
 
 
 def _begin_reduction(current: Session, frame: FrameType, above: FrameType) -> tuple[str, int]:
-    """The field with the source line. All ranks meet in a backward in which DDP reduces gradients: it is written down as a
-    collective is, in every step."""
+    """The field with the source line. A backward in which DDP reduces gradients synchronizes all ranks, so it is
+    written in every step, like a collective."""
     calls, model = current.recorder.calls, current.models.to_reduce()
     where = _line_of(current, frame, above)
     if model is None:
@@ -157,6 +158,6 @@ def install(patches: Patches) -> None:
     """Replace ``torch.autograd.backward``, which ``Tensor.backward`` looks up at each call."""
     import torch
 
-    failed = raising_in(Phase.BACKWARD)
+    failed = exception_recorder(Phase.BACKWARD)
     wrapper = around(torch.autograd.backward, _PART, _before, _after, failed=failed)
     patches.attribute(torch.autograd, "backward", wrapper)

@@ -1,4 +1,4 @@
-"""Checkpoints: what the training thread spends in saving and loading."""
+"""Checkpoints: the training thread's time in saving and loading."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _event(kind: EventKind) -> tuple[Before, After]:
         if recorder is None or not recording_here(recorder):
             return None
         token = perf_counter_ns(), opening + recorder.lines.caller()
-        # Last: nobody would set it back where a handler of the job's raised before this.
+        # Last: it would stay raised where a handler of the job's raised before this.
         _depth[0] += 1
         return token
 

@@ -3,8 +3,8 @@
 torch decorates almost all of them; the replaced function sits in the decorator's closure, so that names imported earlier, the
 functions' identity and what ``torch.compile`` knows about them stay as they are. Collectives inside others are not counted.
 
-In every step, whether or not its events are recorded, each call is written down as it begins: see :mod:`..recording.calls`. Who
-calls the same again from the same place is not looked up a second time then.
+In every step, whether or not its events are recorded, each call is written as it begins, see
+:mod:`..recording.crash_records`. The fields of a call from a known place are cached.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .. import lifetime
 from ..guard import part
 from ..job import group_name
 from ..patching import Before, Patches, around, cell_of
-from ..recording import MOST_PLACES, Call, Recorder, active, raising_in, recording_here
+from ..recording import MOST_PLACES, Call, Recorder, active, exception_recorder, recording_here
 
 _PART = part("collectives")
 
@@ -52,7 +52,7 @@ _GROUP_POSITION.update(
 )
 """Of the argument ``group``, by function."""
 _BY_NAME = 99
-"""No function has so many arguments: the group is given by its name, if at all."""
+"""Larger than the number of arguments of any function: the group is given by its name, if at all."""
 _TENSOR_POSITION = {
     "reduce_scatter_tensor": 1,
     "all_gather_into_tensor": 1,
@@ -64,16 +64,18 @@ _TENSOR_POSITION = {
 """Where the tensor that this rank contributes is not the first argument."""
 _PEER = dict.fromkeys("reduce gather gather_object send isend".split(), EventField.DESTINATION)
 _PEER.update(dict.fromkeys("broadcast broadcast_object_list scatter recv irecv".split(), EventField.SOURCE))
-"""The argument that names one rank, behind the tensor. torch calls it as the step log does: ``dst``, ``src``."""
+"""The argument that names one rank, behind the tensor. In torch it has the name that it has in the step log:
+``dst``, ``src``."""
 
 _MESSAGES = ("send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list")
-"""Between two ranks: the others call nothing meanwhile."""
+"""Messages between two ranks: the others call nothing meanwhile."""
 _DTYPE = CallField.DTYPE.next_key
 
 _Token = tuple[int, str, int]
 """The start, perf_counter_ns, the fields of the event, and where the call was written down."""
 _FRAMES_ABOVE = 3
-"""From what runs as a call begins to who called torch: the wrapper and torch's decorator lie between."""
+"""Frames from the function that runs as a call begins to the caller of torch: the wrapper and torch's decorator lie
+between."""
 
 
 _depth = [0]
@@ -132,7 +134,7 @@ def _start_of(name: str) -> Before:  # noqa: C901
         recorder.flush_definitions()
         place = recorder.calls.begin(call, recorder.step)
         token = perf_counter_ns() if active.full else 0, fields, place
-        # Last: nobody would set it back where a handler of the job's raised before this.
+        # Last: it would stay raised where a handler of the job's raised before this.
         _depth[0] = 1
         return token
 
@@ -194,10 +196,10 @@ def install(patches: Patches) -> None:
                 if vars(module).get(name) is function:
                     patches.attribute(module, name, timed)
     work = c10d.Work
-    wait = around(work.wait, _PART, _before_wait, _after_wait, active, raising_in(Phase.WAIT))
+    wait = around(work.wait, _PART, _before_wait, _after_wait, active, exception_recorder(Phase.WAIT))
     patches.attribute(work, "wait", wait)
 
 
 def _timed(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    failed = raising_in(Phase.BARRIER if name in _BARRIERS else Phase.COLLECTIVE)
+    failed = exception_recorder(Phase.BARRIER if name in _BARRIERS else Phase.COLLECTIVE)
     return around(function, _PART, _start_of(name), _end, failed=failed)

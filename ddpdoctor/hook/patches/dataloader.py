@@ -45,7 +45,7 @@ def _before_next(args: Any, kwargs: Any) -> tuple[Any, int, str, int] | None:
     recorder, iterator = active.recorder, args[0]
     if recorder is None or recorder.thread != get_ident():
         return None
-    # Of workers, this process's clocks tell nothing.
+    # Clocks of this process do not show what workers do.
     awake = recorder.awake_ns() if getattr(iterator, "_num_workers", -1) == 0 else -1
     return iterator, perf_counter_ns(), recorder.lines.caller() + _waiting(iterator), awake
 

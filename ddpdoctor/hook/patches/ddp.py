@@ -1,7 +1,8 @@
 """DistributedDataParallel: its forwards, and the broadcast of its buffers before them.
 
-A backward inside a forward ends what was computed for it, and begins the next part: ``interrupt``, ``pause``, ``resume`` and ``leave`` say
-what becomes of a forward in which backwards run and optimizers step. Only the training thread comes there.
+A backward inside a forward ends what was computed for it, and begins the next part: ``interrupt``, ``pause``,
+``resume`` and ``leave`` handle a forward in which backwards run and optimizers step. They are called on the training
+thread only.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ...rundir import EventField, EventKind, Phase
 from ..guard import part
 from ..job import OpenForward, data_parallel_built, group_name, input_elements
 from ..patching import Patches, around
-from ..recording import Session, active, raising_in, recording_here
+from ..recording import Session, active, exception_recorder, recording_here
 
 _PART = part("DistributedDataParallel")
 _BROADCAST = EventKind.BROADCAST.opening + EventField.MODULE.next_key
@@ -77,7 +78,7 @@ def _after_timed_forward(token: _TimedForward, result: Any) -> None:
     if current.devices is not None and current.devices.timing:
         current.devices.mark("fwd_end")
         if model.reduces:
-            current.devices.gradients_follow(result)
+            current.devices.hook_gradient_end(result)
     current.models.forward_ended(model, end)
 
 
@@ -98,8 +99,8 @@ def _autocast() -> bool:
 
 
 def _before_buffers(args: Any, kwargs: Any) -> _Buffers | None:
-    """Rank 0's buffers are broadcast before a forward: the others wait in it for rank 0. Written down as a collective is, in every
-    step."""
+    """Rank 0's buffers are broadcast before a forward: the others wait in it for rank 0. It is written in every
+    step, like a collective."""
     current = active.session
     if current is None or current.recorder.thread != get_ident():
         return None
@@ -137,11 +138,11 @@ def interrupt(current: Session, at: int, loss: Any) -> None:
         if devices is not None:
             devices.mark("fwd_end")
     if model.forward_end is None:
-        # Whoever calls backward here has DDP prepare for it just before.
+        # A backward called here belongs to a forward that prepares DDP just before.
         current.models.forward_ended(model, at)
         model.reduces = getattr(forward.ddp, "require_backward_grad_sync", True)
     if devices is not None and model.reduces:
-        devices.gradients_follow(loss)
+        devices.hook_gradient_end(loss)
 
 
 def pause(current: Session) -> None:
@@ -163,7 +164,7 @@ def resume(current: Session, at: int) -> None:
 
 
 def leave(current: Session, forward: OpenForward, start: int) -> int | None:
-    """This forward, which began at ``start``, is over. When what its event tells of began; None where there is nothing to tell.
+    """This forward, which began at ``start``, is over. Returns the start of its event; None if it has none.
 
     Both are perf_counter_ns.
     """
@@ -190,7 +191,7 @@ def install(patches: Patches) -> None:
     _is_grad_enabled = torch.is_grad_enabled
     original = getattr(DistributedDataParallel, "_sync_buffers", None)
     if original is not None:
-        failed = raising_in(Phase.COLLECTIVE)
+        failed = exception_recorder(Phase.COLLECTIVE)
         noted = around(original, _PART, _before_buffers, _after_buffers, failed=failed)
         patches.attribute(DistributedDataParallel, "_sync_buffers", noted)
     original = getattr(DistributedDataParallel, "_run_ddp_forward", None)

@@ -33,11 +33,11 @@ class _OpenStep:
     def __init__(self) -> None:
         self.depth = 0
         self.frame = 0
-        """The id of that of torch's function around the outermost step."""
+        """Id of the frame of torch's function around the outermost step."""
         self.code: Any = None
-        """Of that function."""
+        """Code of that function."""
         self.role: Role | None = None
-        """Of its optimizer, if that was asked for at its start."""
+        """The role of its optimizer, if determined at the start."""
         self.start = 0
         self.nested_end = 0
         """End of the last backward inside it, in a closure: the optimizer's own work begins there."""
@@ -54,7 +54,8 @@ def _reset() -> None:
 
 
 def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    """What torch calls before each step of an optimizer; the caller's caller is the function around that step."""
+    """The hook that torch calls before each step of an optimizer. Two frames above is torch's function around that
+    step."""
     current = active.session
     if current is None:
         current = lifetime.arm_alone()
@@ -105,7 +106,7 @@ def _runs(code: Any, caller: Any, frame: int = 0) -> bool:
 
 
 def after_step(optimizer: Any, end: int) -> None:
-    """A step whose start was looked at has ended, at perf_counter_ns ``end``."""
+    """Record the end, at perf_counter_ns ``end``, of a step whose start was recorded."""
     current = active.session
     if current is None or not open_step.depth:
         return
@@ -127,10 +128,12 @@ def after_step(optimizer: Any, end: int) -> None:
 
 
 def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
-    """What torch calls after each step of an optimizer that has not raised; the caller's caller has called that step.
+    """The hook that torch calls after each step of an optimizer that has not raised. Two frames above is the caller
+    of that step.
 
-    Never raises. Most steps of a long job are brief and pass the hook here alone. The model's data has displaced ours from the
-    caches by then, and each function that is called costs 3 to 5 us, so there are no more of them than must be.
+    Never raises. Most steps of a long job are brief and run no more of the hook than this function. The model's data
+    has displaced the hook's from the caches by then, and each function call costs 3 to 5 us, so there are as few as
+    possible.
     """
     at = perf_counter_ns()
     try:
@@ -151,7 +154,7 @@ def _step_ended(optimizer: Any, at: int, stepped: Any) -> None:
     if starts.full:
         after_step(optimizer, at)
         if not active.full and not open_step.depth:
-            _be_brief(optimizer, stepped.f_back)
+            _expect_brief_steps(optimizer, stepped.f_back)
         return
     current = active.session
     if current is None:
@@ -172,9 +175,9 @@ def _step_ended(optimizer: Any, at: int, stepped: Any) -> None:
 _look_at_end = guarded(_PART, _step_ended)
 
 
-def _be_brief(optimizer: Any, caller: Any) -> None:
-    """Look at no more starts of steps, where ends tell all: those of which only the times are kept should cost next to nothing.
-    ``caller`` is the frame that has called the step of ``optimizer``."""
+def _expect_brief_steps(optimizer: Any, caller: Any) -> None:
+    """Stop looking at starts of steps if their ends suffice: steps of which only the times are kept should cost next
+    to nothing. ``caller`` is the frame that has called the step of ``optimizer``."""
     current = active.session
     if current is None or caller is None or open_step.nests or backwards.always or current.models.open:
         return
@@ -185,7 +188,8 @@ def _be_brief(optimizer: Any, caller: Any) -> None:
 
 
 def _another_stepped(current: Session, optimizer: Any, caller: Any, at: int) -> None:
-    """An optimizer that is not known by sight has stepped, until ``at``, and its start was not looked at."""
+    """Handle the step until ``at`` of an optimizer that cannot be recognised by identity, whose start was not
+    recorded."""
     role = current.roles.of(optimizer)
     is_in_backward = _backward_here() != -1
     if role is current.stepping.alone and not is_in_backward:
@@ -244,9 +248,9 @@ def install(patches: Patches) -> None:
 
     global _backward_here
     lifetime.at_fork.append(_reset)
-    told = getattr(job_torch()._C, "_current_graph_task_id", None)
-    if told is not None:
-        _backward_here, backwards.always = told, False
+    task_id = getattr(job_torch()._C, "_current_graph_task_id", None)
+    if task_id is not None:
+        _backward_here, backwards.always = task_id, False
 
     before, after = guarded(_PART, before_step, starts), _stepped
     not_compiled(after)

@@ -1,4 +1,4 @@
-"""What else is watched, a little each: garbage collections, constructors, profilers of the job's own, and spawned processes."""
+"""Wrappers of garbage collections, constructors, the job's own profilers, and spawned processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from ...rundir import EventKind
 from .. import lifetime
 from ..guard import part
-from ..job import calling_frame, note_built
+from ..job import calling_frame, record_construction
 from ..patching import Patches, around, guarded
 from ..profiling import constructed
 from ..recording import active
@@ -42,17 +42,17 @@ def _collecting(phase: str, info: dict[str, Any]) -> None:
 
 
 def install_garbage(patches: Patches) -> None:
-    """Have the collector tell of the collections that stop the training thread."""
+    """Register a callback for the garbage collections that stop the training thread."""
     callback = guarded(part("garbage collection"), _collecting, active)
     patches.add(lambda: gc.callbacks.append(callback), lambda: gc.callbacks.remove(callback))
 
 
 def _before_module(args: Any, kwargs: Any) -> None:
-    note_built(args[0], None, calling_frame())
+    record_construction(args[0], None, calling_frame())
 
 
 def _before_loader(args: Any, kwargs: Any) -> None:
-    note_built(args[0], kwargs.get("dataset", args[1] if len(args) > 1 else None), calling_frame())
+    record_construction(args[0], kwargs.get("dataset", args[1] if len(args) > 1 else None), calling_frame())
 
 
 def install_constructors(patches: Patches) -> None:
@@ -90,7 +90,7 @@ def install_profilers(patches: Patches) -> None:
 
 def _caught(raised: BaseException) -> None:
     if isinstance(raised, SystemExit) and isinstance(raised.__context__, Exception):
-        lifetime.tell_end(raised.__context__)
+        lifetime.write_end_status(raised.__context__)
 
 
 def install_spawned(patches: Patches) -> None:

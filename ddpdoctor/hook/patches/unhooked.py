@@ -1,7 +1,7 @@
-"""Optimizers without hooks: what ``torch.compile`` makes of torch's own ones in torch 2.1, and a while after it.
+"""Optimizers without hooks: those that ``torch.compile`` makes of torch's own in torch 2.1 and some later versions.
 
 Its first call replaces their ``step``, for good, with the function that torch had wrapped to call the hooks, and marks
-those not wrapped yet as if they were. That function is given a wrapper of ours, which does what the hooks do.
+those not wrapped yet as if they were. The hook wraps that function to do what the optimizer hooks do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from . import optimizers
 _PART = part("optimizer steps")
 _DYNAMO = "torch._dynamo.eval_frame"
 _MARK = "hooked"
-"""The attribute of a ``step`` that tells torch that it calls the hooks."""
+"""The attribute of a ``step`` by which torch knows that it calls the hooks."""
 
 _Steps = dict[Any, tuple[Any, bool]]
 """By class of optimizer: its ``step``, and whether that is marked."""

@@ -1,4 +1,4 @@
-"""Now and then, the source line at which the training thread is: what names the user's own slow code."""
+"""Samples the source line at which the training thread is, which identifies slow code of the user."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from ..recording import Session, ThreadTimes, active
 from .stacks import can_be_read, stack_of
 
 MEAN_PERIOD_S = 0.06
-"""Drawn anew each time from the half to the one and a half of it, so that it cannot run in step with the training loop."""
+"""Seconds. The period is drawn at random each time, between half and one and a half of it, so that it does not
+coincide with the training loop's."""
 EARLY_S = 30.0
 """After it the period is ``LATER`` times as long, on all ranks alike, for their samples are compared: there are some
 hundreds by then, and each costs 0.1 to 0.2 ms of CPU time, with the caches full of the model's data.
@@ -23,30 +24,31 @@ hundreds by then, and each costs 0.1 to 0.2 ms of CPU time, with the caches full
 LATER = 4
 """Times as long as ``MEAN_PERIOD_S``, after ``EARLY_S``."""
 MOST_PAUSE_S = 0.5
-"""Without a look. To wake costs as much as a sample, which is of no use while no step is recorded in full; but a step that lasts
-twice as long is seen wherever it stands."""
+"""Longest wait, s. Waking up costs as much as a sample, which is useless while no step is recorded in full; but a
+step that lasts twice as long is always sampled."""
 CLOSER_EVERY_S = 1.0
-"""At most so often a step is looked at closely, ``LATER`` times as rarely after ``EARLY_S``: where a sample came late."""
+"""Seconds between two steps that are sampled densely, at least; ``LATER`` times as many after ``EARLY_S``. That is
+done where a sample came late."""
 CLOSER_S = 0.0007
-"""Between two looks then. A look that finds nothing costs 10 to 20 us of CPU time, a tenth of a sample."""
+"""Seconds between two looks then. A look that finds nothing costs 10 to 20 us of CPU time, a tenth of a sample."""
 MOST_LOOKS = 64
-"""Then. They cost as much as ``MOST_LOOKS / LOOKS_PER_SAMPLE`` samples, which are left out for them."""
+"""Looks in such a step. They cost as much as ``MOST_LOOKS / LOOKS_PER_SAMPLE`` samples, which are left out for them."""
 LOOKS_PER_SAMPLE = 8
 BATCH_S = 1.0
 """Between two writes: a line a second. What a killed process had not written is lost."""
 _MOST_BLOCKS = 64
-"""Steps in full may pass without a sample, as many blocks of them as this."""
+"""Blocks of steps in full that may pass without a sample."""
 _END_S = 0.5
-"""More than a look at a stack takes, unless the thread is given no CPU."""
+"""Seconds; more than reading a stack takes, unless the thread is given no CPU."""
 _PART = part("sampling of source lines")
 
 
 Sample = tuple[int, int, int, int]
-"""Epoch ns, the user's line, the innermost line, and ns for which Python's lock had been waited for."""
+"""Epoch ns, the user's line, the innermost line, and ns for which this thread waited for the GIL."""
 
 
 class Sampler:
-    """A thread that looks at the training thread's stack, without stopping it."""
+    """A thread that samples the training thread's stack, without stopping it."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -69,7 +71,7 @@ class Sampler:
         self._early_until = time.monotonic() + EARLY_S
         self._last_step = -1
         self._rest_s = 0.0
-        """Of the time until the next sample, what is left after the pause in progress."""
+        """Seconds left until the next sample, after the current wait."""
 
     def start(self) -> None:
         """Start the thread, where this Python lets it."""
@@ -91,7 +93,7 @@ class Sampler:
             if self._stop.wait(pause_s):
                 return
             try:
-                if self._is_of_use():
+                if self._should_sample():
                     self._sample(wanted_ns)
                 if time.monotonic() - self._since >= BATCH_S:
                     self.write_out()
@@ -109,14 +111,14 @@ class Sampler:
         return pause_s
 
     def _until_next_s(self) -> float:
-        """Until the next sample is due."""
+        """Seconds until the next sample is due."""
         looks, self._left_out = self._left_out, 0
         pause_s = self._later() * MEAN_PERIOD_S * (0.5 + self._random.random() + looks)
         recorder = self._session.recorder
         step_s = recorder.thinning.step_ns / 1e9
         if recorder.always_full or recorder.thinning.every == 1 or not step_s:
             return pause_s
-        # In between it would be of no use. It goes on in the next steps in full, as if it had never paused.
+        # A sample in between would be useless. The schedule continues in the next steps in full.
         period = pause_s / step_s
         begun = recorder.step + min(
             1.0, (time.perf_counter_ns() - recorder.start_perf_ns) / recorder.thinning.step_ns
@@ -132,23 +134,23 @@ class Sampler:
     def _later(self) -> int:
         return 1 if time.monotonic() < self._early_until else LATER
 
-    def _is_of_use(self) -> bool:
-        """Whether a sample is due, and the step is one whose events tell what it is of. In one that goes on since the last look the
-        thread may hang, and the sample will tell where."""
+    def _should_sample(self) -> bool:
+        """Whether a sample is due in a step recorded in full, or the step is the one of the last look: the thread
+        may hang in it, and the sample shows where."""
         step, last = self._session.recorder.step, self._last_step
         self._last_step = step
         return (active.full and self._rest_s <= 0.0) or step == last
 
     def _sample(self, wanted_ns: int) -> None:
-        """Take a sample that was due at ``wanted_ns``, monotonic; where it came late, look closer at what follows."""
-        held_ns = self._held_ns(wanted_ns)
+        """Take a sample that was due at ``wanted_ns``, monotonic; if it came late, sample what follows densely."""
+        held_ns = self._gil_wait_ns(wanted_ns)
         sample = self._look(held_ns)
         if sample is not None:
             with self._lock:
                 self._samples.append(sample)
         if held_ns >= HELD_NS and time.monotonic() >= self._no_closer_until:
             self._no_closer_until = time.monotonic() + self._later() * CLOSER_EVERY_S
-            self._look_closer()
+            self._sample_densely()
 
     def _look(self, held_ns: int) -> Sample | None:
         stack = stack_of(self._session.recorder.thread)
@@ -159,12 +161,12 @@ class Sampler:
         user: int | None = self._lines.of_stack(stack)
         return None if leaf is None else (now, leaf if user is None else user, leaf, held_ns)
 
-    def _look_closer(self) -> None:
-        """Want the lock again and again during one step, and take a sample where it is kept.
+    def _sample_densely(self) -> None:
+        """Request the GIL repeatedly during one step, and take a sample if it is held.
 
-        A thread that runs Python keeps the lock until it calls something that lets go of it, or until somebody has waited for
-        it for 5 ms. At random moments the work of 6 ms is seen from within once in six times, and work behind it instead: who
-        waits from its beginning on sees it each time.
+        A thread that runs Python holds the GIL until it calls something that releases it, or until another thread has
+        waited for it for 5 ms. At random moments, 6 ms of work are sampled from within only once in six times, and
+        otherwise the work behind them is; a thread that waits from their beginning samples them each time.
         """
         recorder = self._session.recorder
         step_ns = int(recorder.thinning.step_ns)
@@ -174,7 +176,7 @@ class Sampler:
             wanted_ns = last + int(1e9 * CLOSER_S)
             time.sleep(CLOSER_S)
             looks += 1
-            held_ns = self._held_ns(wanted_ns)
+            held_ns = self._gil_wait_ns(wanted_ns)
             sample = self._look(held_ns) if held_ns >= HELD_NS else None
             if sample is not None:
                 with self._lock:
@@ -184,22 +186,22 @@ class Sampler:
             self._looked_ns += last - begun
         self._left_out += looks // LOOKS_PER_SAMPLE
 
-    def _held_ns(self, wanted_ns: int) -> int:
-        """For how long this thread, awake since ``wanted_ns``, has waited for the lock, and not for a CPU."""
+    def _gil_wait_ns(self, wanted_ns: int) -> int:
+        """For how long this thread, which was to run at ``wanted_ns``, has waited for the GIL and not for a CPU, ns."""
         late_ns = time.monotonic_ns() - wanted_ns
         before, self._no_cpu_ns = self._no_cpu_ns, self._read_no_cpu_ns()
         return max(0, late_ns - (self._no_cpu_ns - before))
 
     def _read_no_cpu_ns(self) -> int:
-        """For how long this thread could run but had no CPU, so far; 0 where the system does not say."""
+        """For how long this thread was runnable without a CPU, so far, ns; 0 if the system does not report it."""
         times = self._times.read_ns() if self._times is not None else None
         return self._no_cpu_ns if times is None else times[1]
 
     def write_out(self, deadline_s: float | None = None) -> None:
-        """Write the samples since the last call; not where the thread, which may not be given a CPU, still does so at
-        ``deadline_s``, monotonic."""
-        patience_s = -1.0 if deadline_s is None else max(0.0, deadline_s - time.monotonic())
-        if not self._lock.acquire(timeout=patience_s):
+        """Write the samples since the last call; skipped if the thread still writes at ``deadline_s``, monotonic, as
+        without a CPU."""
+        timeout_s = -1.0 if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+        if not self._lock.acquire(timeout=timeout_s):
             return
         try:
             samples, self._samples = self._samples, []

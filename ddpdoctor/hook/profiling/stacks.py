@@ -1,15 +1,15 @@
-"""Reading another thread's stack without letting it run meanwhile.
+"""Reads another thread's stack while that thread cannot run.
 
-In CPython 3.11 a frame lives on its thread's own stack, and a frame object is made for it when somebody asks. Who asks from
-another thread must not be interrupted: once the thread runs on, the frame may be gone, and its memory another frame's. Profilers
-that walk ``sys._current_frames()`` in a loop of Python crash the process for that reason, rarely
-(https://github.com/DataDog/dd-trace-py/issues/13567, https://github.com/getsentry/sentry-python/issues/6119).
+In CPython 3.11 a frame lives on its thread's own stack, and a frame object is made for it on demand. A thread that
+demands it for another thread must not be interrupted: once the other one runs on, the frame may be gone, and its memory
+another frame's. Profilers that walk ``sys._current_frames()`` in a loop of Python crash the process for that reason,
+rarely (https://github.com/DataDog/dd-trace-py/issues/13567, https://github.com/getsentry/sentry-python/issues/6119).
 
-A thread can lose the interpreter lock between any two steps of such a loop, but not inside a call of a function written in C,
-with one exception: making a frame object can start the garbage collector, which calls destructors and ``gc.callbacks``, and
-those may let go of the lock. So here one call into C stops the collector, finds the thread's frames, walks them, reads what they
-say, lets go of them, so that no object of the job dies in our thread, and sets the collector on again if it was on: nobody can
-see that it was off.
+A thread can lose the GIL between any two steps of such a loop, but not inside a call of a function written in C, with
+one exception: making a frame object can start the garbage collector, which calls destructors and ``gc.callbacks``, and
+those may release the GIL. So one call into C stops the collector, finds the thread's frames, walks and reads them,
+drops them, so that no object of the job is destroyed in this thread, and starts the collector again if it was on: no
+other code can notice that it was off.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from typing import Any
 from ..job import MOST_FRAMES
 
 _DEADLOCKS = ((3, 11, 0), (3, 11, 5))
-"""From and before: ``sys._current_frames`` may deadlock (https://github.com/python/cpython/issues/106883)."""
+"""Versions, from and before, in which ``sys._current_frames`` may deadlock
+(https://github.com/python/cpython/issues/106883)."""
 _place: Any = attrgetter("f_code", "f_lineno")
 _run: Any = methodcaller("__call__")
 _as_it_was = (gc.isenabled, gc.enable)
-"""What leaves the collector off, and what sets it on: by whether it was on."""
+"""What leaves the collector off, and what turns it on: indexed by whether it was on."""
 
 Place = tuple[CodeType, int]
 

@@ -22,7 +22,7 @@ collectives that they had begun. 50 ms were too short on a busy machine.
 
 
 def open_profiler() -> Any:
-    """Start torch's profiler on this thread; the activities that it records."""
+    """Start torch's profiler on this thread. Returns the activities that it records."""
     from torch._C._profiler import _ExperimentalConfig
 
     torch = job_torch()
@@ -38,7 +38,7 @@ def open_profiler() -> Any:
     return activities
 
 
-def settle(ended: int) -> None:
+def wait_until_closable(ended: int) -> None:
     """Wait until the profiler whose collection ended at ``ended``, monotonic ns, can be closed."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
@@ -46,7 +46,7 @@ def settle(ended: int) -> None:
 
 
 def end_collection() -> None:
-    """Have the profiler of this thread, which stays open, see no more operators."""
+    """Stop recording operators in the profiler of this thread, which stays open."""
     # There is also _toggle_collection_dynamic, which warns on the standard error output.
     job_torch().autograd._enable_record_function(False)
 
@@ -61,7 +61,7 @@ def close_profiler(opener: int) -> Any:
 
 
 def profiler_is_on() -> bool:
-    """Whether one is, on this thread: ours or another."""
+    """Whether any profiler of torch is on, on this thread."""
     return bool(job_torch().autograd._profiler_enabled())
 
 

@@ -12,21 +12,23 @@ from typing import Any, Callable
 
 from ...rundir import FLIGHT_FILE, RAW_FILE, TooLargeError, reason_of, spools_in
 from ...rundir.raw_traces import raw_folder
-from ..guard import part, words_of
+from ..guard import error_line, part
 from ..patching import guarded
 from ..recording import Session
 
 _PART = part("profiler window")
 STAGGER_S = 0.25
-"""Between the ranks of a host, which would otherwise all write at the same moment: a trace takes about as long to save."""
+"""Seconds between the starts of a host's ranks, which would otherwise all write at once: a trace takes about as long
+to save."""
 MOST_STAGGER_S = 4.0
-"""The last of many ranks waits no longer: a job may end soon after its window."""
+"""Longest such wait, s: a job may end soon after its window."""
 COMPRESSION = 20
-"""A trace before by one after, about, on the large side: 8 to 17 on our own and the public ones."""
+"""Size of a trace before compression relative to after, on the large side: 8 to 17 on the project's own and the
+public ones."""
 
 
 class TraceJob:
-    """Saves what one window has recorded, and leaves it to whoever carries to the run directory."""
+    """Saves the trace of one window, and queues it to be compressed into the run directory."""
 
     def __init__(
         self,
@@ -37,8 +39,8 @@ class TraceJob:
         expected_bytes: int,
         number: int = 0,
     ) -> None:
-        """``report(state, why)`` is called when it has failed; ``expected_bytes`` are those of the compressed trace, ``number`` is
-        that of a window that was asked for. Call on the training thread."""
+        """``report(state, why)`` is called when it has failed; ``expected_bytes`` are those of the compressed trace,
+        ``number`` is that of a requested window. Call on the training thread."""
         self._number = number
         self._session = session
         self._result = result
@@ -47,16 +49,16 @@ class TraceJob:
         self._report = report
         self._header = _header(session)
         self.handed_over = False
-        """Whether nothing more of it is done in this process."""
+        """Whether this process is done with it."""
         self._hurry = threading.Event()
         self._thread = threading.Thread(target=guarded(_PART, self._run), name="ddpdoctor-trace", daemon=True)
 
     def start(self) -> None:
-        """Start to write."""
+        """Start the thread that writes."""
         self._thread.start()
 
-    def hurry_and_wait(self, deadline_s: float) -> None:
-        """The job ends: write now, return once it is done or at ``deadline_s``, monotonic."""
+    def finish_until(self, deadline_s: float) -> None:
+        """At the job's end: write now; return once that is done or at ``deadline_s``, monotonic."""
         self._hurry.set()
         self._thread.join(timeout=max(0.0, deadline_s - time.monotonic()))
 
@@ -72,7 +74,7 @@ class TraceJob:
         except TooLargeError as error:
             self._report("skipped", str(error))
         except Exception as error:
-            # The end of a job that waits no longer takes the places away that are written to; the recording says so.
+            # A job that ends without waiting removes the folders that are written to; the recording says so.
             if self._session.document.get("ended_ns") is None:
                 _report_failure(self._session, self._report, error)
         finally:
@@ -89,7 +91,7 @@ class TraceJob:
     def _save_trace(self) -> None:
         own = self._session.spool.claimed()
         folders = [tempfile.gettempdir(), *([own] if own else [])]
-        base = room_for(self._expected_bytes * COMPRESSION, folders, _ranks_here(self._session))
+        base = folder_with_space(self._expected_bytes * COMPRESSION, folders, _ranks_here(self._session))
         with raw_folder(base, self._session.run_id) as folder:
             self._result.save(os.path.join(folder.place, RAW_FILE))
             self._result = None
@@ -97,10 +99,9 @@ class TraceJob:
                 self._session.spool.hand_over_trace(folder.path, self._header, self._max_bytes, self._number)
 
 
-def room_for(size: int, folders: Sequence[str], ranks: int) -> str:
-    """The first of ``folders`` half of whose free space holds ``size`` bytes for each of ``ranks``, which look at the same
-    moment and know nothing of each other. Raises TooLargeError.
-    """
+def folder_with_space(size: int, folders: Sequence[str], ranks: int) -> str:
+    """The first of ``folders`` in which half of the free space suffices for ``size`` bytes for each of ``ranks``,
+    which check at the same moment and independently. Raises TooLargeError."""
     for folder in folders:
         storage = os.statvfs(folder)
         if storage.f_bavail * storage.f_frsize >= 2 * size * ranks:
@@ -113,7 +114,7 @@ def room_for(size: int, folders: Sequence[str], ranks: int) -> str:
 
 
 def _ranks_here(session: Session) -> int:
-    """How many ranks of the run record on this host: each has a spool beside this one's."""
+    """Ranks of the run that record on this host: each has a spool."""
     return max(1, min(len(spools_in(os.path.dirname(session.spool.directory))), session.world_size))
 
 
@@ -127,7 +128,7 @@ def _report_failure(session: Session, report: Callable[..., None], error: Except
             report("failed", words)
             return
         _PART.failed(error)
-        report("failed", words_of(error))
+        report("failed", error_line(error))
     except Exception:
         pass
 
@@ -145,7 +146,7 @@ def flight_recorder(collectives: bool = True) -> bytes | None:
 
 
 def _header(session: Session) -> dict[str, Any]:
-    """What torch.profiler would say about the process groups, and who recorded this."""
+    """What torch.profiler writes about the process groups, and the recording's identity."""
     info: dict[str, Any] = {"rank": session.rank, "world_size": session.world_size}
     try:
         import torch.distributed as dist
@@ -159,7 +160,9 @@ def _header(session: Session) -> dict[str, Any]:
                 info["pg_count"] = len(info["pg_config"])
     except Exception as error:
         part("process groups").failed(error)
-    ours = {"rank": session.rank, "world_size": session.world_size, "host": session.document.get("host"), "pid": os.getpid(),
+    identity = {"rank": session.rank, "world_size": session.world_size, "host": session.document.get("host"), "pid": os.getpid(),
             "time_ns": time.time_ns(), "perf_counter_ns": time.perf_counter_ns()}  # fmt: skip
-    header: dict[str, Any] = json.loads(json.dumps({"distributedInfo": info, "ddpdoctor": ours}, default=str))
+    header: dict[str, Any] = json.loads(
+        json.dumps({"distributedInfo": info, "ddpdoctor": identity}, default=str)
+    )
     return header

@@ -1,11 +1,12 @@
-"""Profiler windows: a few steps, the same on all ranks, seen by torch's own profiler.
+"""Profiler windows: a few steps, the same on all ranks, recorded by torch's own profiler.
 
-They are driven from the end of a step, on the training thread. Nothing is ever synchronised: where CUDA is in use a window
-stays open for one step more, so that the kernels of its last step have run. In rank.json it is ``waiting``, ``open``,
-``saving`` and, once its trace is in the run directory, ``saved``; or it is ``skipped``, or ``failed``, and says why.
+They are driven from the end of a step, on the training thread. The device is never synchronized: where CUDA is in use a
+window stays open for one step more, so that the kernels of its last step have run. In rank.json it is ``waiting``,
+``open``, ``saving`` and, once its trace is in the run directory, ``saved``; or it is ``skipped`` or ``failed``, with
+the reason.
 
-A job's own profile wins. Opening a window while its profiler is warming up makes the job crash later, and nothing tells that it is
-warming up. So the construction of a profiler, at any time, rules our windows out for good.
+The job's own profiler has precedence. Opening a window while it is warming up makes the job crash later, and nothing
+shows that it is warming up. So once the job has constructed a profiler, no more windows are opened.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import threading
 import time
 from typing import Any
 
-from ...rundir import CAPTURE_ANSWER, CAPTURE_SCHEMA, CaptureOrder, Mark, capture_ordered
+from ...rundir import CAPTURE_ANSWER, CAPTURE_SCHEMA, CaptureRequest, Mark, capture_requested
 from .. import environment
 from ..guard import part
 from ..job import job_torch
@@ -29,7 +30,7 @@ from .torch_profiler import (
     node_number,
     open_profiler,
     profiler_is_on,
-    settle,
+    wait_until_closable,
 )
 from .trace_file import TraceJob
 
@@ -39,7 +40,7 @@ _TOOLS = {
 }
 
 seen: list[str] = []
-"""What profiles this process besides us."""
+"""Profilers that the job has constructed."""
 
 
 def other_tool() -> str:
@@ -62,10 +63,10 @@ def _python_profiler() -> str:
 
 
 def constructed(profiler: Any) -> None:
-    """The job builds this one: whoever profiles gives way."""
+    """The job constructs ``profiler``: end the windows in its favour."""
     seen.append("the job's own " + type(profiler).__module__ + "." + type(profiler).__qualname__)
     for window in list(windows):
-        window._give_way()
+        window._yield_to_user_profiler()
 
 
 _PART = part("profiler window")
@@ -75,30 +76,31 @@ too."""
 
 
 windows: list[Window] = []
-"""Those of sessions that record, and any that could not be closed."""
+"""Windows of active sessions, and any that could not be closed."""
 
 
 def forget(session: Session) -> None:
-    """This session has ended: a job may begin many of them, one for each process group that it makes."""
+    """Drop the windows of an ended session: a job may begin many, one for each process group that it makes."""
     windows[:] = [window for window in windows if window._session is not session or window._open]
 
 
 def close_left_open() -> None:
-    """At the very end of the process, whatever failed before."""
+    """Close any open profiler at the very end of the process."""
     for window in windows:
-        window._abandon()
+        window._emergency_close()
 
 
 class Window:
     """Opens, closes and hands over one profiler window of a recording."""
 
-    def __init__(self, session: Session, writer: Writer, order: CaptureOrder | None = None) -> None:
-        """``order``: somebody asks for it while the job runs; None for the first window, whose steps are the job's options."""
+    def __init__(self, session: Session, writer: Writer, order: CaptureRequest | None = None) -> None:
+        """``order``: the request for it while the job runs; None for the first window, whose steps are options of
+        ``ddpdoctor run``."""
         self.part = _PART
         self._session = session
         self._writer = writer
         self._number = 0 if order is None else order.number
-        self._taken_back = False
+        self._cancelled = False
         self._steps = (
             environment.profile_steps(os.environ)
             if order is None
@@ -118,9 +120,9 @@ class Window:
         self._ended = 0
         """When collection ended, monotonic ns, while the profiler is still to be closed."""
         self._busy = ""
-        """What is being done to the profiler: it stays so where an interrupt of the job comes in between."""
+        """The operation on the profiler in progress; it stays set if an interrupt of the job comes in between."""
         self._near_thread: threading.Thread | None = None
-        """The one on which the step before it began; None until it is seen to come near."""
+        """The thread on which the step before the window began; None before that."""
         self._nodes = self._step_nodes = 0
         """Number of the next node of the autograd graph as the window came near, and how many the step before it made."""
         self._activities: Any = None
@@ -146,20 +148,21 @@ class Window:
         saving = state == "saving" and self._job is not None and not self._job.handed_over
         return self._ended != 0 or state in ("waiting", "open") or saving
 
-    def take_back(self) -> None:
-        """It is not wanted any more; once it is open, that changes nothing. For any thread."""
-        self._taken_back = True
+    def cancel(self) -> None:
+        """Cancel the window; no effect once it is open. For any thread."""
+        self._cancelled = True
 
     def at_step(self, step: int) -> None:
         """Step number ``step`` begins."""
         try:
             self._at_step(step)
         except Exception:
-            self._abandon()
+            self._emergency_close()
             raise
 
-    def _abandon(self) -> None:
-        """Something of ours failed: a profiler left open would fill the memory, and crash the job at its end."""
+    def _emergency_close(self) -> None:
+        """Close the profiler after an error of the hook: left open, it would use up memory and crash the job at its
+        end."""
         self._session.recorder.always_full = False
         if self._open:
             self._open = False
@@ -169,7 +172,7 @@ class Window:
             if threading.get_ident() == self._opener and autograd._profiler_enabled():
                 autograd._enable_record_function(False)
                 try:
-                    settle(time.monotonic_ns())
+                    wait_until_closable(time.monotonic_ns())
                 finally:
                     autograd._enable_record_function(True)
                     autograd._disable_profiler()
@@ -199,13 +202,13 @@ class Window:
 
     def _wait(self, step: int) -> None:
         recorder = self._session.recorder
-        if self._taken_back:
+        if self._cancelled:
             recorder.always_full = False
             self._set("skipped", "it was taken back")
         elif step == self._first - 1:
             self._nodes = node_number()
             self._near_thread = threading.current_thread()
-            recorder.record_whole()
+            recorder.record_all_events()
         elif step >= self._first and (self._near_thread is not None or not self._number):
             self._try_to_open(step)
         elif step >= self._first:
@@ -224,7 +227,7 @@ class Window:
             self._set("skipped", "steps end on one thread after the other")
             return
         self._shorten()
-        recorder.record_whole()
+        recorder.record_all_events()
         self._opener = threading.get_ident()
         self._open = True
         self._busy = "opened"
@@ -245,14 +248,14 @@ class Window:
                 self._set("waiting", f"shortened to {most} steps to stay below --max-trace-mb")
 
     def _end(self, step: int) -> None:
-        """Nothing more is collected from now on, before step number ``step``."""
+        """End collection, before step number ``step``."""
         self._session.recorder.always_full = False
         end_collection()
         self._ended = time.monotonic_ns()
         self._state.update(steps=[self._first, step])
 
     def _close(self) -> None:
-        """What was collected, to be saved."""
+        """Close the profiler and start saving its result."""
         interrupted, self._busy = self._busy, "closed"
         begun_s = time.monotonic()
         result = close_profiler(self._opener)
@@ -275,11 +278,11 @@ class Window:
     def _close_now(self) -> None:
         if not self._ended:
             self._end(self._session.recorder.step)
-        settle(self._ended)
+        wait_until_closable(self._ended)
         self._close()
 
-    def _give_way(self) -> None:
-        """The job constructs a profiler of its own."""
+    def _yield_to_user_profiler(self) -> None:
+        """Close the window because the job constructs a profiler of its own."""
         self._session.stepping.listening = True
         if self._open and threading.get_ident() == self._opener:
             if not self._ended:
@@ -287,12 +290,12 @@ class Window:
             self._close_now()
 
     def finish(self, deadline_s: float) -> None:
-        """The job ends: close what is open, and wait until it is saved, at most until ``deadline_s``, monotonic, and as long
-        again as closing took."""
+        """At the job's end: close what is open, and wait until it is saved, at most until ``deadline_s``, monotonic,
+        and as long again as closing took."""
         try:
             self._finish(deadline_s)
         except Exception:
-            self._abandon()
+            self._emergency_close()
             raise
 
     def _finish(self, deadline_s: float) -> None:
@@ -304,13 +307,13 @@ class Window:
         elif self._state["state"] == "waiting":
             self._set("skipped", f"the job ended in step {self._session.recorder.step}, before the window")
         if self._job is not None:
-            self._job.hurry_and_wait(deadline_s + self.closing_s - closed_before_s)
+            self._job.finish_until(deadline_s + self.closing_s - closed_before_s)
             if self._state["state"] == "saving" and not self._job.handed_over:
                 self._state["why"] = "the job ended before its trace was written"
 
 
 class Captures:
-    """Of one recording. ``follow`` is the attendant's, ``finish`` the training thread's."""
+    """The windows of a recording. The status thread calls ``follow``, the training thread ``finish``."""
 
     def __init__(self, session: Session, writer: Writer, first: Window) -> None:
         self._session, self._writer = session, writer
@@ -328,13 +331,13 @@ class Captures:
         return self._windows[-1].is_under_way
 
     def follow(self) -> None:
-        """Do what was ordered, or taken back, since the last call."""
-        order = capture_ordered(self._session.spool.directory)
+        """Act on requests and cancellations since the last call."""
+        order = capture_requested(self._session.spool.directory)
         newest = self._windows[-1]
         if order is None:
             self._answered = 0
             if len(self._windows) > 1:
-                newest.take_back()
+                newest.cancel()
         elif order.request != self._answered:
             self._answered = order.request
             why = self._refusal(order)
@@ -352,10 +355,10 @@ class Captures:
                 },
             )
         if newest.is_under_way:
-            # Whoever had nothing to wait for may have unset it at this moment.
+            # A window with nothing left to wait for may have unset it at this moment.
             self._session.stepping.listening = True
 
-    def _refusal(self, order: CaptureOrder) -> str | None:
+    def _refusal(self, order: CaptureRequest) -> str | None:
         step = self._session.recorder.step
         if order.first < step + 2:
             return f"it is in step {step} already"
@@ -367,6 +370,6 @@ class Captures:
         return f"{other} profiles this job" if other else None
 
     def finish(self, deadline_s: float) -> None:
-        """The job ends: close what is open, and wait until it is saved, see :meth:`.Window.finish`."""
+        """At the job's end: close what is open, and wait until it is saved, see :meth:`.Window.finish`."""
         for window in self._windows:
             guarded(window.part, window.finish)(deadline_s)

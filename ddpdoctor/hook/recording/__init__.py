@@ -1,20 +1,21 @@
-"""From what the wrappers saw to one line a step.
+"""Turns the wrappers' events into one line per step.
 
-In come events, the ends of steps and the user's own marks, all on the training thread; out go lines of ``steps.jsonl`` in the
-rank's spool, and, by a thread beside it, the spool's way to the run directory. ``active`` says whether this process is recorded,
-and the step in progress in full: recording a step costs it tens of microseconds, so of short steps only some are (``thinning``).
-What must outlive the process is written as it happens: the collectives that are called (``calls``), and those that raise (``failures``).
-Which optimizer step ends a training step is ``boundary``'s to say; on a GPU ``devices`` adds when the work ran there.
+Input: events, ends of steps and the user's own marks, all on the training thread. Output: lines of ``steps.jsonl`` in
+the rank's spool, which a thread copies to the run directory if no launcher's process does. ``active`` says whether this
+process is recorded, and whether the current step is recorded in full: that costs tens of microseconds, so of short
+steps only some are. What must survive a crash is written as it happens: collectives that are called and those that
+raise (``crash_records``). ``steps`` decides which optimizer step ends a training step; on a GPU ``devices`` adds when
+the work ran there.
 """
 
 from .active import active, backwards, starts
 from .crash_records import (
-    MOST_FRAMES_TOLD,
+    MOST_FRAMES_WRITTEN,
     MOST_PLACES,
     Call,
     Frame,
     exception_document,
-    raising_in,
+    exception_recorder,
 )
 from .recorder import Recorder, ThreadTimes, recording_here
 from .session import LAST_SETTINGS_STEP, Session

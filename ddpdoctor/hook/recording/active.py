@@ -1,66 +1,67 @@
-"""What records in this process, and what of the step in progress: the first thing that all wrappers look at."""
+"""The recording of this process, and what of the current step it records: all wrappers check this first."""
 
 from __future__ import annotations
 
 import weakref
 from typing import TYPE_CHECKING, Any, Callable
 
-from ..patching import Seen
+from ..patching import Switch
 
 if TYPE_CHECKING:
     from .recorder import Recorder
     from .session import Session
 
 
-class Backwards(Seen):
-    """Whether backwards are looked at: also in steps of which only the times are kept, where ``always`` is set."""
+class BackwardSwitch(Switch):
+    """Whether wrappers of backwards record. If ``always`` is set they do so also in steps of which only the times
+    are kept."""
 
     __slots__ = ("always",)
 
     def __init__(self) -> None:
         super().__init__(True)
         self.always = True
-        """Optimizers step inside of backwards, so their beginning and end count; or this torch cannot tell, inside of one,
-        that it is in one."""
+        """Set if optimizers step inside backwards, whose start and end are then needed; or if this torch does not
+        report, inside a backward, that it is in one."""
 
 
-def _nobody() -> None:
+def _no_optimizer() -> None:
     return None
 
 
-class Starts(Seen):
-    """Whether starts of optimizer steps are looked at. They need not be in a row of steps of which only the times are kept, where
-    one optimizer alone says by its end that a step has ended: such steps are brief."""
+class OptimizerStarts(Switch):
+    """Whether hooks before optimizer steps do anything. They need not while only the times of steps are kept and the
+    end of one optimizer's step ends each step: such steps are called brief."""
 
     __slots__ = ("alone", "caller")
 
     def __init__(self) -> None:
         super().__init__(True)
-        self.alone: Callable[[], Any] = _nobody
-        """Gives that optimizer, which is held weakly; None where it is not known by sight."""
+        self.alone: Callable[[], Any] = _no_optimizer
+        """Returns that optimizer, which is held weakly; None if it cannot be recognised by identity."""
         self.caller: Any = None
-        """The code that calls its step: from elsewhere it may be a part of another optimizer's."""
+        """The code that calls its step: a call from other code may be part of another optimizer's step."""
 
     def expect(self, optimizer: Any, by_sight: bool, caller: Any) -> None:
         """The next steps are brief ones of ``optimizer``, called in the frame ``caller``."""
-        self.alone = weakref.ref(optimizer) if by_sight else _nobody
+        self.alone = weakref.ref(optimizer) if by_sight else _no_optimizer
         self.caller = caller.f_code
 
 
-class Active(Seen):
-    """The one recording there is. ``full``: the events of the step in progress are recorded, not only its times."""
+class Active(Switch):
+    """The one recording of this process. ``full``: the events of the current step are recorded, not only its times."""
 
     __slots__ = ("recorder", "session")
 
     def __init__(self) -> None:
         super().__init__(False)
         self.session: Session | None = None
-        """None in every process that is not, or not yet, a rank."""
+        """None in a process that is not, or not yet, a rank."""
         self.recorder: Recorder | None = None
-        """The session's: what most wrappers want of it."""
+        """The session's recorder, which most wrappers use."""
 
     def start(self, session: Session) -> None:
-        """From now on this process is recorded."""
+        """Record this process from now on."""
         self.session, self.recorder = session, session.recorder
 
     def record(self, full: bool) -> None:
@@ -70,11 +71,11 @@ class Active(Seen):
         starts.full = True
 
     def stop(self) -> None:
-        """Nobody records any more."""
+        """End the recording of this process."""
         self.session = self.recorder = None
         self.record(full=False)
 
 
 active = Active()
-backwards = Backwards()
-starts = Starts()
+backwards = BackwardSwitch()
+starts = OptimizerStarts()

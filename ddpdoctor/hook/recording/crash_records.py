@@ -1,4 +1,4 @@
-"""What outlives a crash: the last calls of collectives, in shared memory, and the exception that is being raised."""
+"""Records that survive a crash: the last calls of collectives, in shared memory, and the exception being raised."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from ...rundir import (
     Phase,
     Spool,
 )
-from ..guard import text_of
+from ..guard import masked_text
 from ..job import place_of
 from ..patching import UNCOUNTED_FILE
 from .active import active
 
 _OPENING = f"{{{CallField.OPEN.key}1{CallField.NUMBER.next_key}"
 _OPEN_AT = _OPENING.index("1")
-"""Place of the digit that says whether the call has returned."""
+"""Index of the digit that says whether the call has returned."""
 _TURN, _STEP = CallField.TURN.next_key, LineField.STEP.next_key
 _LAST, _BEFORE = CallField.LAST_TURN.next_key, CallField.TURN_BEFORE.next_key
 _WIDE = "%10d"
-"""A number in a line that is as long as a slot whatever the number."""
+"""A number of fixed width, in a line that is always as long as a slot."""
 _RETURNED = ord("0")
 MOST_PLACES = 10_000
-"""Calls, by place and size, whose fields are remembered, some 300 bytes each."""
+"""Calls, by place and size, whose fields are cached, some 300 bytes each."""
 
 
 class Call:
-    """What recurs: a call from one place, of the same operation with as many bytes."""
+    """A recurring call: from one place, of the same operation with as many bytes."""
 
     __slots__ = ("before", "group", "last", "line", "open_at")
 
@@ -49,7 +49,7 @@ class Call:
         self.group = group
         """The process group; None for a message."""
         self.last = self.before = 0
-        """Its last two turns: when a rank meets others in what it called, they tell what was due there."""
+        """Its last two turns: they show which call was due when ranks that synchronize called different ones."""
         turns = "" if group is None else f"{_TURN}{_WIDE}{_LAST}{_WIDE}{_BEFORE}{_WIDE}"
         text = f"{_OPENING}{_WIDE}{turns}{_STEP}{_WIDE},{fields.replace('%', '%%')}}}\n".encode()
         numbers = text.count(_WIDE.encode())
@@ -60,22 +60,22 @@ class Call:
 
 
 class Calls:
-    """Of one recording. For the training thread."""
+    """The last calls of collectives of a recording. For the training thread."""
 
     def __init__(self, spool: Spool) -> None:
         self._memory: mmap.mmap | None = None
         try:
             self._memory = spool.shared(CALLS_FILE, (CALL_SLOTS + OWN_SLOTS) * CALL_SLOT_BYTES)
         except OSError:
-            pass  # storage is short: how the rank ended is told without them
+            pass  # storage is short: the rank's end is reported without them
         self._number = self._own = 0
         self._turns: dict[str, int] = {}
         """By process group, how many were called."""
         self._recurring: dict[str, Call] = {}
         """By the fields."""
         self.known: dict[tuple[Any, ...], tuple[Call, str, CodeType]] = {}
-        """For whoever calls ``begin``: calls that were made before, by what tells them apart, with the fields of their event. The code
-        is kept so that no other gets its id."""
+        """A cache for callers of ``begin``: known calls by what distinguishes them, with the fields of their event.
+        The code is kept so that no other gets its id."""
 
     def recurring(self, fields: str, group: str | None) -> Call:
         """A call with these fields of an event, of this process group; None for a message."""
@@ -91,7 +91,7 @@ class Calls:
         return self._write(call, step, (self._number + 1) % CALL_SLOTS)
 
     def begin_own(self, call: Call, step: int) -> int:
-        """The same of one that DDP issues."""
+        """As ``begin``, for a call that DDP issues."""
         self._own = own = (self._own + 1) % OWN_SLOTS
         return self._write(call, step, CALL_SLOTS + own)
 
@@ -117,7 +117,7 @@ class Calls:
         return at + call.open_at
 
     def end(self, place: int) -> None:
-        """The call has returned, and nothing of it is left to wait for."""
+        """The call has returned, and the rank no longer waits in it."""
         memory = self._memory
         if place >= 0 and memory is not None:
             try:
@@ -128,33 +128,33 @@ class Calls:
 
 Frame = list[Any]
 """File, line, function."""
-MOST_FRAMES_TOLD = 64
-"""Frames of a stack that are written down: a trainer's own loop, with torch below it, has 30 to 50."""
+MOST_FRAMES_WRITTEN = 64
+"""Frames of a stack that are written: a trainer's own loop, with torch below it, has 30 to 50."""
 _MOST_LETTERS = 2000
 """Of a message: that of an error in a kernel's compilation has thousands."""
-_MOST_TOLD = 16
-"""Of one process: a program that goes on after each of them is not kept up."""
-_told = [0]
-"""How often."""
+_MOST_WRITTEN = 16
+"""Exceptions written per process: a program that continues after each would cost too much."""
+_written = [0]
+"""Exceptions written so far."""
 
 
 def exception_document(error: BaseException, frames: list[Frame]) -> dict[str, Any]:
-    """An exception as it is written down; ``frames``, innermost first."""
+    """The document of an exception; ``frames``, innermost first."""
     return {
         "type": type(error).__name__[:200],
-        "message": text_of(error)[:_MOST_LETTERS],
-        "frames": frames[:MOST_FRAMES_TOLD],
+        "message": masked_text(error)[:_MOST_LETTERS],
+        "frames": frames[:MOST_FRAMES_WRITTEN],
     }
 
 
-def raising_in(phase: Phase) -> Callable[[BaseException], None]:
-    """What to call with an exception that leaves a call of this kind, on the thread that called."""
+def exception_recorder(phase: Phase) -> Callable[[BaseException], None]:
+    """A callback for an exception that leaves a call of this kind, on the calling thread; it writes ``ending.json``."""
 
     def note(error: BaseException) -> None:
         session = active.session
-        if session is None or session.recorder.thread != get_ident() or _told[0] >= _MOST_TOLD:
+        if session is None or session.recorder.thread != get_ident() or _written[0] >= _MOST_WRITTEN:
             return
-        _told[0] += 1
+        _written[0] += 1
         document = {
             "schema": ENDING_SCHEMA,
             "rank": session.rank,
@@ -174,7 +174,7 @@ def _callers() -> list[Frame]:
     """The stack of this thread, innermost first."""
     found: list[Frame] = []
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and len(found) < MOST_FRAMES_TOLD:
+    while frame is not None and len(found) < MOST_FRAMES_WRITTEN:
         if frame.f_code.co_filename != UNCOUNTED_FILE:
             found.append(place_of(frame.f_code, frame.f_lineno))
         frame = frame.f_back

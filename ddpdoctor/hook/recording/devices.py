@@ -1,13 +1,13 @@
 """When a step's work ran on its GPU, by CUDA events that are recorded with the work and read steps later.
 
 On a GPU the host's times say when work was issued. An event costs its stream next to nothing, and the host some
-microseconds; asking whether it has passed (``query``) never waits, and only of those that have passed is the time read.
-Events are pooled. Nothing is recorded before the job itself uses CUDA, nor while the stream captures a CUDA graph, which
-would take the event into the graph.
+microseconds; ``query``, which checks whether it has passed, never waits; times are read only of events that have
+passed. Events are pooled. Nothing is recorded before the job itself uses CUDA, nor while the stream captures a CUDA
+graph, which would take the event into the graph.
 
-Beside starts and ends there is the moment at which the rank's own gradients are done, before it waits for the other
-ranks': autograd's engine calls what is queued with it during a backward in order, at the backward's end, with the
-compute stream current, and DDP queues its waiting for the collectives last.
+A further event marks when the rank's own gradients are complete, before it waits for the other ranks: autograd's engine
+calls what is queued with it during a backward in order, at the backward's end, with the compute stream current, and DDP
+queues its waiting for the collectives last.
 """
 
 from __future__ import annotations
@@ -27,17 +27,16 @@ if TYPE_CHECKING:
 
 _PART = part("CUDA events")
 MOST_WAITING = 32
-"""Steps whose events have not passed yet; beyond it a step goes without. A host is rarely this far ahead."""
+"""Steps whose events have not passed yet; beyond it a step is not timed. A host is rarely this far ahead."""
 MOST_MARKS = 256
-"""Events of one step. Beyond it, as with a hundred micro-batches, the step goes without."""
+"""Events of one step. Beyond it, as with a hundred micro-batches, the step is not timed."""
 START, END = "start", "end"
 _Marks = list[tuple[str, Any]]
 
 
 def devices_of(recorder: Recorder) -> Devices | None:
-    """None where the job's torch knows neither CUDA nor ROCm. (Whether there is a GPU is not asked: the answer would start
-    CUDA, which a process that forks workers must not.)
-    """
+    """A recorder of CUDA event times; None if the job's torch has neither CUDA nor ROCm. (Whether there is a GPU is
+    not checked: that would start CUDA, which a process that forks workers must not.)"""
     version = job_torch().version
     return Devices(recorder) if version.cuda or getattr(version, "hip", None) else None
 
@@ -49,35 +48,36 @@ class Devices:
         self._recorder = recorder
         self._cuda: Any = job_torch().cuda
         self._device: int | None = None
-        """The first that was current: time cannot be taken between events of two devices."""
+        """The first device that was current: no time can be taken between events of two devices."""
         self._pool: list[Any] = []
         self._marks: _Marks = []
-        """Of the step in progress; empty where it goes without."""
+        """Events of the current step; empty if it is not timed."""
         self._waiting: deque[tuple[int, _Marks]] = deque()
         self._anchor: Any | None = None
         """The start of the last step that was read, and ``_anchor_ns`` when that was: device time since the first one."""
         self._anchor_ns = 0
         self.at_step = guarded(_PART, self._at_step)
-        """To be called with the number of a step that has just begun."""
+        """Call with the number of a step that has just begun."""
         self.mark = guarded(_PART, self._mark)
-        """With a name, where something begins or ends on the current stream."""
+        """Call with a name where something begins or ends on the current stream."""
         self.unmark = guarded(_PART, self._unmark)
-        """With a name, where what was said to begin did not."""
-        self.gradients_follow = guarded(_PART, self._gradients_follow)
-        """With what a forward returned, whose backward will reduce the gradients: notes the end of the backward's own work."""
+        """Call with a name to discard its last begin."""
+        self.hook_gradient_end = guarded(_PART, self._hook_gradient_end)
+        """Call with a forward's output if its backward reduces gradients: records the end of the backward's own
+        work."""
         self.finish = guarded(_PART, self._finish)
-        """At the end of the recording."""
+        """Call at the end of the recording."""
         self._at_backward = guarded(_PART, self._backward_begun)
         self._at_gradients = guarded(_PART, self._gradients_done)
 
     @property
     def timing(self) -> bool:
-        """Whether this step's events are recorded: to be asked before ``mark`` is called."""
+        """Whether this step's events are recorded; check it before calling ``mark``."""
         return bool(self._marks)
 
     @property
     def device(self) -> int | None:
-        """Number of the one on which the training thread works; None before it does."""
+        """Number of the device on which the training thread works; None before it does."""
         return self._device
 
     def _finish(self) -> None:
@@ -104,7 +104,7 @@ class Devices:
                 self._marks = [(START, marks[-1][1])]
             else:
                 self._record(START, self._marks)
-        self._recorder.charge(perf_counter_ns() - begun)
+        self._recorder.add_overhead(perf_counter_ns() - begun)
 
     def _mark(self, name: str) -> None:
         self._record(name, self._marks)
@@ -130,7 +130,7 @@ class Devices:
         event.record()
         marks.append((name, event))
 
-    def _gradients_follow(self, output: Any) -> None:
+    def _hook_gradient_end(self, output: Any) -> None:
         function = _grad_function(output)
         if function is not None:
             function.register_prehook(self._at_backward)

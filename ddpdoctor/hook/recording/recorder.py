@@ -22,17 +22,17 @@ from ...rundir import (
     Spool,
     file_identity,
 )
-from ..job import Kinds, Lines
+from ..job import CodeKinds, Lines
 from .active import active
 from .crash_records import Calls
 
 MOST_EVENTS = 256
 """Events of one step that are written each, some 20 kB of text; the rest are counted."""
 WHOLE_COST = 7
-"""What recording a step in full costs the training thread, beyond one of which only the times are kept, as a multiple of
-what ends it, which is timed. Timed inside real steps, where the caches hold the model and not our code, all calls of the
-hook came to 270 to 300 us in full, to 80 to 90 us in a thinned step, and the end of a full one to 30 us; called in a row
-the same calls take a tenth."""
+"""Extra cost for the training thread of recording a step in full instead of only its times, as a multiple of the
+time that ``end_step`` takes, which is measured. Timed inside real steps, where the caches hold the model and not the
+hook's code, all calls of the hook came to 270 to 300 us in full, to 80 to 90 us in a thinned step, and the end of a
+full one to 30 us; called in a row the same calls take a tenth."""
 COUNTERS_EVERY_NS = 250_000_000
 """About how often the thread's counters are read at both ends of a step: a system call costs as much as several events.
 In steps whose number is a multiple of a power of two, so that ranks share them."""
@@ -62,9 +62,9 @@ _MORE = EventKind.MORE.opening + EventField.COUNT.next_key
 
 
 class Recorder:
-    """Records the training thread of one rank. Only that thread calls it, but for ``note``."""
+    """Records the training thread of one rank. Only that thread calls it."""
 
-    def __init__(self, spool: Spool, kinds: Kinds) -> None:
+    def __init__(self, spool: Spool, kinds: CodeKinds) -> None:
         self.spool = spool
         self.kinds = kinds
         self.pid = os.getpid()
@@ -73,7 +73,7 @@ class Recorder:
         self.full_since = 0
         """perf_counter_ns at which the recorded steps began of which this is one."""
         self.always_full = False
-        """Set while the profiler window is near or open: its steps are recorded whole whatever that costs."""
+        """Set while the profiler window is near or open: its steps are recorded in full at any cost."""
         self.events: list[tuple[int, int, str]] = []
         self.marks: list[str] = []
         self.pending: list[str] = [_SCHEMA_LINE]
@@ -103,12 +103,12 @@ class Recorder:
         self._times = ThreadTimes()
 
     def close(self) -> None:
-        """Nothing is recorded any more."""
+        """Stop recording."""
         times, self._times = self._times, None
         if times is not None:
             times.close()
 
-    def follow_this_thread(self) -> None:
+    def switch_to_this_thread(self) -> None:
         """Record the calling thread from now on: the one that steps the optimizer is the training thread."""
         self._follow_thread()
         self.events.clear()
@@ -132,7 +132,7 @@ class Recorder:
         """Forwards without gradients in the current step, as far as they are recorded."""
         return self._evaluations[2]
 
-    def record_whole(self) -> None:
+    def record_all_events(self) -> None:
         """Record the current step, which has just begun, and those after it in full, until ``always_full`` is unset."""
         if not active.full:
             self.full_since = self.start_perf_ns
@@ -174,7 +174,7 @@ class Recorder:
         computed_ns, times = process_time_ns(), self._times.read_ns()
         return -1 if times is None else computed_ns + times[1]
 
-    def charge(self, ns: int) -> None:
+    def add_overhead(self, ns: int) -> None:
         """Count time that was spent on recording elsewhere than in ``end_step``."""
         self._block_cost_ns += ns
 
@@ -199,7 +199,7 @@ class Recorder:
             self._keep_definitions()
             self._note_lost(self.step)
         elif waiting:
-            # The attendant's thread may have added one since.
+            # The status thread may have added one since.
             del self.pending[:waiting]
         if self.marks:
             self.marks.clear()
@@ -217,8 +217,8 @@ class Recorder:
             active.record(full)
 
     def end_brief_step(self, at: int) -> bool:
-        """The same of a step of which only the times are kept, and that ended at perf_counter_ns ``at``; False where there is
-        more to do, and nothing is done: at the end of a block, and where something else waits to be written."""
+        """As ``end_step``, for a step of which only the times are kept and which ended at perf_counter_ns ``at``.
+        False, without doing anything, at the end of a block or if something else is to be written."""
         number = self.step + 1
         if not number % BLOCK_STEPS or self.pending or self.events or self.marks:
             return False
@@ -242,7 +242,7 @@ class Recorder:
             self._counters_mask = max(1, min((1 << int(often).bit_length()) - 1, _MOST_COUNTERS_MASK))
 
     def _count_from(self, later_ns: int) -> None:
-        """What is left belongs to a step that began so much later: its end was known in hindsight only."""
+        """Shift the remaining events to a step that began so much later: its end was only known in hindsight."""
         self.events = [
             (
                 begin,
@@ -279,7 +279,7 @@ class Recorder:
         )
 
     def flush_definitions(self) -> None:
-        """Whoever reads where a call came from must find the line's definition."""
+        """Write pending definitions of source lines, so that calls already written can be resolved."""
         if self.pending:
             self.write_now("")
 
@@ -300,7 +300,7 @@ class Recorder:
             self.lost.append((step, step))
 
     def _keep_definitions(self) -> None:
-        """There was no room: of what was to be written before the step, only what later steps refer to is kept."""
+        """After a failed write, keep only those pending lines to which later steps refer."""
         self.pending[:] = [line for line in self.pending if line.startswith(_DEFINITIONS)]
 
 
@@ -376,8 +376,8 @@ class Thinning:
 
 
 class ThreadTimes:
-    """What the kernel counts of a thread: how long it ran, and how long it could have but was given no CPU. Of the thread that makes it;
-    read by any."""
+    """What the kernel counts of a thread: how long it ran, and how long it was runnable without a CPU. Of the thread
+    that makes it; read by any."""
 
     __slots__ = ("_file", "_handle")
 
@@ -395,7 +395,7 @@ class ThreadTimes:
         return self._handle >= 0
 
     def read_ns(self) -> tuple[int, int] | None:
-        """Time on a CPU and time waited for one, so far; None where the system does not tell."""
+        """Time on a CPU and time waited for one, so far; None if the system does not report it."""
         if self._handle < 0:
             return None
         try:
@@ -408,7 +408,7 @@ class ThreadTimes:
             return None
 
     def close(self) -> None:
-        """They are not read any more."""
+        """Stop reading them."""
         handle, self._handle = self._handle, -1
         if handle >= 0 and file_identity(handle) == self._file:
             os.close(handle)

@@ -1,4 +1,4 @@
-"""The recording of one rank, and what is known of its job meanwhile."""
+"""The recording of one rank, and the state of its job."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import CodeType
 from typing import Any
 
 from ...rundir import Spool, id_of_root
-from ..job import Kinds, Loaders, Models, Numbered, Roles
+from ..job import CodeKinds, Loaders, Models, NumberedWeakMap, Roles
 from .active import active
 from .devices import devices_of
 from .recorder import Recorder
@@ -16,8 +16,8 @@ from .steps import Stepping
 from .writer import Writer
 
 PATIENCE_S = 2.0
-"""How long the job's end waits for the recording in all; the spool keeps what was not copied by then. A job that ends in time
-is worth more than the last second of its recording, which the launcher fetches anyway."""
+"""Seconds that the job's end waits for the recording in all; the spool keeps what was not copied by then, and the
+launcher copies it."""
 LAST_SETTINGS_STEP = 3
 """By this step DDP has rebuilt its buckets, at its second forward, and its settings can be read."""
 
@@ -32,13 +32,13 @@ class Backward:
         self.steps_optimizer = False
         """Whether an optimizer stepped inside it."""
         self.usual: Any = None
-        """What the last one was, as its wrapper wants to know it; None before the first one."""
+        """The last backward, for its wrapper; None before the first one."""
         self.lines: dict[tuple[int, ...], tuple[str, CodeType, CodeType]] = {}
-        """By place, the field with the source line; with the code, so that no other gets its id."""
+        """The field with the source line, by place; with the code, so that no other gets its id."""
 
 
 class Session:
-    """The recording of one rank, from the moment at which its process turns out to be one."""
+    """The recording of one rank, from ``arm`` until its end."""
 
     def __init__(self, rank: int, world_size: int, run: str, spool: Spool) -> None:
         """``run`` is the run directory, ``spool`` the rank's."""
@@ -46,27 +46,27 @@ class Session:
         self.run, self.run_id = run, id_of_root(os.path.dirname(spool.directory))
         self.spool = spool
         self.document: dict[str, Any] = {}
-        """What rank.json says."""
-        self.recorder = Recorder(self.spool, Kinds())
+        """The content of rank.json."""
+        self.recorder = Recorder(self.spool, CodeKinds())
         self.stepping = Stepping(self.recorder)
         self.devices = devices_of(self.recorder)
         if self.devices is not None:
             self.stepping.at_every_step = self.devices.at_step
         self.backward, self.models, self.loaders = Backward(), Models(), Loaders()
-        self.optimizers: Numbered[int] = Numbered()
+        self.optimizers: NumberedWeakMap[int] = NumberedWeakMap()
         self.roles = Roles()
         """Of the optimizers."""
         self.thread_is_known = False
-        """Whether an optimizer has stepped, and so told which thread trains."""
+        """Whether an optimizer has stepped, which shows which thread trains."""
         self.writer = Writer(self)
         self.services: Any = None
-        """What goes with the recording, see ``services``; None before its start, and after its end."""
+        """The helpers of the session, see ``services``; None before its start and after its end."""
         self.patience_s = PATIENCE_S
-        """What is left of the time that the job's end waits for the recording."""
+        """Seconds left of the time that the job's end waits for the recording."""
 
     def begin(self) -> None:
-        """Have what is recorded carried to the run directory. Raises OSError where that is another run's by now, or cannot be
-        written to, and that shows soon; the spool is gone then."""
+        """Start copying to the run directory. Raises OSError if that is another run's by now or soon turns out not
+        to be writable; the spool is gone then."""
         try:
             self.writer.start()
         except OSError:
@@ -78,4 +78,4 @@ class Session:
         """The calling thread steps the optimizer: it is the one to record."""
         self.thread_is_known = True
         if self.recorder.thread != get_ident():
-            self.recorder.follow_this_thread()
+            self.recorder.switch_to_this_thread()

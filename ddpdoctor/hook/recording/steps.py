@@ -1,4 +1,4 @@
-"""Which optimizer steps end a step of the job, and who is told of it."""
+"""Decides which optimizer steps end a step of the job, and calls the listeners."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from .recorder import Cut, Recorder
 
 
 class Boundary:
-    """Fed with the optimizer's role for each of their steps, in order: ``before`` and ``after`` it."""
+    """Finds the ends of rounds from the roles of optimizers, by ``before`` and ``after`` for each of their steps, in
+    order."""
 
     def __init__(self) -> None:
         self.round: dict[Role, None] = {}
         """Optimizers that have stepped since the last round's known end, in order."""
         self.alone: Role | None = None
-        """The only optimizer there is, each of whose steps is a round: nothing needs to be learnt from its next one."""
+        """The role of the only optimizer, each of whose steps is a round."""
         self._always: set[Role] = set()
         self._last: Role | None = None
 
@@ -47,7 +48,7 @@ class Boundary:
 
 
 IN_BACKWARD = Role()
-"""Of all optimizers that step inside a backward, together: one of them per parameter is one round."""
+"""The common role of all optimizers that step inside a backward: one of them per parameter is one round."""
 
 
 class Stepping:
@@ -58,10 +59,11 @@ class Stepping:
         self.on_step: list[Callable[[int], None]] = []
         """Called with the number of the step that has just begun, on the training thread."""
         self.at_every_step: Callable[[int], None] | None = None
-        """The same, whether anybody listens or not; but not after brief steps, see :class:`.active.Starts`."""
+        """Called in the same way even without listeners; but not after brief steps
+        (:class:`.active.OptimizerStarts`)."""
         self._listening = True
         self.every_step_counts = False
-        """Set where ``at_every_step`` is to be called after brief steps, too."""
+        """Whether ``at_every_step`` must be called after brief steps, too."""
         self._looked_at = 0
         self.boundary = Boundary()
         self._candidate: Cut | None = None
@@ -69,7 +71,7 @@ class Stepping:
 
     @property
     def listening(self) -> bool:
-        """Unset once no listener waits for a step any more."""
+        """False once no listener waits for a step any more."""
         return self._listening
 
     @listening.setter
@@ -89,7 +91,7 @@ class Stepping:
             self._end(self._candidate)
 
     def after_optimizer(self, role: Role, at: int) -> None:
-        """It has, at perf_counter_ns ``at``."""
+        """The optimizer of this role has stepped, at perf_counter_ns ``at``."""
         self._looked_at += 1
         role.steps += 1
         if self._by_mark:
@@ -111,17 +113,17 @@ class Stepping:
 
     @property
     def alone(self) -> Role | None:
-        """That of the optimizer that ends every step, and whose start tells nothing more."""
+        """The role of the optimizer that ends every step, if the start of its step need not be recorded."""
         by_optimizer = not (self._by_mark or self._listening or self.every_step_counts)
         return self.boundary.alone if by_optimizer else None
 
     def mark(self) -> None:
-        """The user says that a step ends here."""
+        """End the step at the user's own mark."""
         starts.full = self._by_mark = True
         self._end(self.recorder.cut(perf_counter_ns()))
 
     def finish(self) -> None:
-        """No more steps: write the last one, if its end was only waiting to be confirmed."""
+        """End the last step, if its end was only waiting to be confirmed."""
         if not self._by_mark and self._candidate is not None and self.boundary.round:
             self._end(self._candidate)
 

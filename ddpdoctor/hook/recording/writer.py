@@ -1,8 +1,8 @@
-"""The thread that carries what was recorded to the run directory, however slow that is, where nobody else does.
+"""The thread that writes rank.json, and copies the spool to the run directory if no launcher's process does.
 
-Beside a launcher a process of its own carries, see :mod:`...rundir.carrier`, and no rank touches the run directory: whoever
-waits for storage that has stopped answering cannot end. Where ranks have no launcher on their host, as on a cluster of
-Ray's, only this thread does, and the training thread does not wait for it.
+If a launcher runs on this host, a process of its own copies (:mod:`...rundir.host_lock`) and no rank touches the run
+directory: a process that waits for storage which has stopped answering cannot end. If ranks have no launcher on their
+host, as on a Ray cluster, this thread copies, and the training thread does not wait for it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,16 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...rundir import RANK_FILE, BusyError, DiskBudget, discard, drain, has_carrier, rank_budget, reason_of
+from ...rundir import (
+    RANK_FILE,
+    BusyError,
+    DiskBudget,
+    copier_lock_is_held,
+    discard,
+    drain,
+    rank_budget,
+    reason_of,
+)
 from .. import guard
 from ..patching import guarded
 
@@ -23,18 +32,18 @@ if TYPE_CHECKING:
     from .session import Session
 
 PERIOD_S = 1.0
-"""Between two copies: what is lost with a host that dies."""
-CARRIED_PERIOD_S = 5.0
-"""The same between two looks at whether somebody else carries: what waits lies where a process that dies leaves it."""
+"""Seconds between two copies: what is lost with a host that dies."""
+CHECK_PERIOD_S = 5.0
+"""Seconds between two checks whether a launcher's process copies: the spool survives a process that dies."""
 START_S = 1.0
-"""How long the start of a recording waits to hear whether the run directory can be written to at all."""
+"""Seconds that the start of a recording waits to learn whether the run directory is writable."""
 _LOOK_S = 0.1
-"""Between two looks at whether the thread is alive, of whoever waits for it."""
+"""Seconds between two checks whether the thread is alive, while waiting for it."""
 _PART = guard.part("run directory")
 
 
-def _lost_words(lost: Sequence[tuple[int, int]], why: str | None) -> list[str]:
-    """What was not recorded because there was no room for it, in words."""
+def _lost_messages(lost: Sequence[tuple[int, int]], why: str | None) -> list[str]:
+    """Sentences on what was not recorded because there was no room for it."""
     if not lost:
         return [why] if why else []
     steps = ", ".join(f"{first}" if first == last else f"{first} to {last}" for first, last in lost)
@@ -42,23 +51,24 @@ def _lost_words(lost: Sequence[tuple[int, int]], why: str | None) -> list[str]:
 
 
 class Writer:
-    """Drains the spool, through which rank.json goes too, once a second and when asked to."""
+    """Writes rank.json to the spool, and copies the spool if no launcher's process does, once a second and on
+    request."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self.document_changed = threading.Event()
-        self._asked = threading.Event()
+        self._requested = threading.Event()
         self._requests: deque[threading.Event] = deque()
-        """Of those who wait for a copy that begins after they asked."""
+        """Set after a copy that began after the request."""
         self._ending = self._abandoned = False
         self._claimed = threading.Event()
         self._refused: OSError | None = None
-        self._carried = False
+        self._copied_by_launcher = False
         self._looked_s = 0.0
         self._dropped = 0
-        """As many as rank.json says."""
-        # A log that is being thinned makes nobody wait who asks for a copy.
-        self._budget = DiskBudget(rank_budget(session.world_size), lambda: not self._asked.is_set())
+        """Lost records that rank.json reports."""
+        # A request for a copy interrupts the thinning of the log.
+        self._budget = DiskBudget(rank_budget(session.world_size), lambda: not self._requested.is_set())
         self._thread = threading.Thread(
             target=guarded(_PART, self._run), name="ddpdoctor-writer", daemon=True
         )
@@ -80,7 +90,7 @@ class Writer:
         request = threading.Event()
         self._ending = self._ending or ending
         self._requests.append(request)
-        self._asked.set()
+        self._requested.set()
         self.document_changed.set()
         while self._thread.is_alive() and time.monotonic() < deadline_s:
             if request.wait(min(_LOOK_S, max(0.0, deadline_s - time.monotonic()))):
@@ -89,7 +99,7 @@ class Writer:
 
     def _run(self) -> None:
         try:
-            if not self._is_carried():
+            if not self._launcher_copies():
                 drain(self._session.spool.directory)
         except OSError as error:
             self._refused = error
@@ -97,7 +107,7 @@ class Writer:
             self._claimed.set()
         self.document_changed.wait(PERIOD_S)
         while not self._abandoned:
-            self._asked.clear()
+            self._requested.clear()
             changed, ending = self.document_changed.is_set(), self._ending
             self.document_changed.clear()
             requests = [self._requests.popleft() for _ in range(len(self._requests))]
@@ -111,15 +121,15 @@ class Writer:
             if ending:
                 return
             # What cannot be written is tried again, but no faster than the rest.
-            changed_again = self.document_changed if copied else self._asked
+            changed_again = self.document_changed if copied else self._requested
             while not changed_again.wait(PERIOD_S):
                 guarded(_PART, self._look_after)()
-                if not self._carried or time.monotonic() - self._looked_s > CARRIED_PERIOD_S:
+                if not self._copied_by_launcher or time.monotonic() - self._looked_s > CHECK_PERIOD_S:
                     break
 
     def _copy(self, changed: bool, ending: bool) -> bool:
-        """Rewrite rank.json where it has changed, and drain the spool. A failure is counted, and tried again later: the
-        spool keeps what was not copied. Raises BusyError where somebody else copies it."""
+        """Rewrite rank.json where it has changed, and drain the spool. A failure is counted, and tried again later:
+        the spool keeps what was not copied. Raises BusyError if another process or thread copies it."""
         session = self._session
         try:
             changed = session.spool.restore() or changed
@@ -132,7 +142,7 @@ class Writer:
             self.document_changed.set()
             self._failed(error)
         try:
-            if not self._is_carried():
+            if not self._launcher_copies():
                 drain(session.spool.directory, remove=ending, budget=self._budget)
         except BusyError:
             raise
@@ -142,13 +152,13 @@ class Writer:
             return False
         return True
 
-    def _is_carried(self) -> bool:
+    def _launcher_copies(self) -> bool:
         self._looked_s = time.monotonic()
-        self._carried = has_carrier(os.path.dirname(self._session.spool.directory))
-        return self._carried
+        self._copied_by_launcher = copier_lock_is_held(os.path.dirname(self._session.spool.directory))
+        return self._copied_by_launcher
 
     def _look_after(self) -> None:
-        """Once a second: what was lost is told, and files that somebody has removed are made again."""
+        """Called once a second: report lost records, and make spool files again that another program has removed."""
         spool = self._session.spool
         if spool.dropped != self._dropped:
             self._dropped = spool.dropped
@@ -159,21 +169,21 @@ class Writer:
     def _current_document(self) -> dict[str, Any]:
         session = self._session
         recorder = session.recorder
-        errors = list(guard.errors) + _lost_words(recorder.lost, session.spool.error)
+        errors = list(guard.errors) + _lost_messages(recorder.lost, session.spool.error)
         session.document["hook"] = {"errors": errors}
         return session.document
 
     def _failed(self, error: Exception) -> None:
         try:
-            words = told = ""
+            record = message = ""
             if isinstance(error, OSError):
                 session = self._session
-                words = f"{session.run} could not be written ({reason_of(error)})."
-                told = (
+                record = f"{session.run} could not be written ({reason_of(error)})."
+                message = (
                     f"what rank {session.rank} records cannot be written to {session.run} ({reason_of(error)}); "
                     "it waits in memory, and the job goes on."
                 )
-            _PART.failed(error, words, told)
+            _PART.failed(error, record, message)
             # A full disk may be emptied, a file server may come back: this part never gives up.
             _PART.off = False
         except Exception:

@@ -1,8 +1,10 @@
-"""What a rank's tensors take on its device, and in which phase of a step: torch's own counters, read beside the training thread.
+"""Memory of a rank's tensors on its device, and the phase of the step: torch's own counters, read by the status
+thread.
 
-They are the caching allocator's, which keeps them on the host: reading them asks the device nothing, and waits for no work.
-Looks come once a second, each at a random moment of it, so that together they show each phase of a step, of even steps too. Peaks are
-torch's own, since the job began or last reset them; they are never reset here, because the job may read them, too.
+The caching allocator keeps these counters on the host: reading them involves no device and waits for no work. They are
+read once a second, at a random moment of it, so that together the samples show each phase, also of steps of equal
+length. Peaks are torch's own, since the job began or last reset them; they are never reset here, because the job may
+read them, too.
 """
 
 from __future__ import annotations
@@ -15,23 +17,23 @@ from ..guard import part
 from ..job import job_torch
 from ..patching import guarded
 from ..recording import Session
-from .rank_status import Whereabouts
+from .rank_status import RankStatus
 
 SAME_LOOKS = 600
-"""Looks at one interval, which then doubles: ten minutes tell of a leak in a short job, and a line of 200 bytes a second would
-be 17 MB a day."""
+"""Samples at one interval, which then doubles: ten minutes show a leak in a short job, and a line of 200 bytes a
+second would be 17 MB a day."""
 _PART = part("device memory")
 
 
 class DeviceMemory:
-    """Of one recording."""
+    """Samples of device memory of one recording."""
 
-    def __init__(self, session: Session, whereabouts: Whereabouts) -> None:
-        self._session, self._whereabouts = session, whereabouts
+    def __init__(self, session: Session, status: RankStatus) -> None:
+        self._session, self._status = session, status
         self._calls = self._looks = 0
         self._every = 1
         self.look = guarded(_PART, self._look)
-        """To be called once a second, always by the same thread."""
+        """Call once a second, always on the same thread."""
 
     @property
     def there(self) -> bool:
@@ -57,7 +59,7 @@ class DeviceMemory:
         self._session.spool.write(MEMORY_FILE, b"".join(line + b"\n" for line in lines))
 
     def _now(self, device: int) -> dict[str, Any]:
-        phase = self._whereabouts.phase()
+        phase = self._status.phase()
         # By its number: the current device is each thread's own.
         counters = job_torch().cuda.memory_stats_as_nested_dict(device)
         allocated, reserved = (counters[f"{kind}_bytes"]["all"] for kind in ("allocated", "reserved"))

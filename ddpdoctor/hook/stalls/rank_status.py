@@ -1,4 +1,4 @@
-"""Where a rank is and what it does: the phase of a step that a stack is in, its calls, and the exception that ends it."""
+"""The status of a rank as a document: the phase of a step, its stacks, its calls, and the exception that ends it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from itertools import islice
 from typing import Any
 
 from ...rundir import EventField, Phase
-from ..job import Kinds, place_of
+from ..job import CodeKinds, place_of
 from ..patching import UNCOUNTED_FILE
 from ..profiling import Place, can_be_read, flight_recorder, stack_of
-from ..recording import MOST_FRAMES_TOLD, Frame, Session, exception_document
+from ..recording import MOST_FRAMES_WRITTEN, Frame, Session, exception_document
 
 ANY: frozenset[str] = frozenset()
 """All functions of a file."""
@@ -55,7 +55,7 @@ _PLACES: dict[str, tuple[tuple[frozenset[str], Phase], ...]] = {
     "bdb.py": ((ANY, Phase.DEBUGGER),),
     "pdb.py": ((ANY, Phase.DEBUGGER),),
 }
-"""By the end of a file's path: functions, and what they are part of; what stands first counts."""
+"""By the end of a file's path: functions, and what they are part of; the first match counts."""
 _FOLDERS = (
     ("/torch/optim/", Phase.OPTIMIZER),
     ("/debugpy/", Phase.DEBUGGER),
@@ -68,11 +68,11 @@ for _place in _PLACES:
 
 
 _COMPILING = ("/torch/_dynamo/convert_frame.py", "/torch/_inductor/compile_fx.py")
-"""What is called from here compiles, whatever it calls."""
+"""Anything called from here is part of compilation."""
 
 
 def phase_of(frames: Sequence[Sequence[Any]]) -> Phase:
-    """Of (file, line, function), innermost first: the phase of the innermost one that belongs to one."""
+    """The phase of a stack of (file, line, function), innermost first: that of the innermost function which has one."""
     above = frames[1][0] if len(frames) > 1 else ""
     if frames and frames[0][0] == UNCOUNTED_FILE and not above.endswith("/distributed_c10d.py"):
         # Of what is wrapped, only the wait for an asynchronous collective has no Python in it.
@@ -100,31 +100,33 @@ def _phase_of_frame(file: str, function: str) -> Phase | None:
 
 
 _MOST_CHAINED = 6
-"""Exceptions told: the one that was raised last, and those that led to it."""
+"""Exceptions written: the one that was raised last, and those that led to it."""
 
 _ending: list[BaseException] = []
-"""That which is known to end the process, from whoever has caught it to that end."""
+"""The exception known to end the process, kept from where it is caught until then."""
 
 
-def ends_by(error: BaseException) -> None:
-    """The process ends by this exception, although nobody will find it at the end."""
+def set_fatal_exception(error: BaseException) -> None:
+    """Note that the process ends by this exception, although it will not be found at the end."""
     _ending[:] = [error]
 
 
 def uncaught() -> BaseException | None:
-    """That which ends, or has ended, the main thread; None where there is none. A prompt keeps errors that it goes on from."""
+    """The exception that ends, or has ended, the main thread; None without one. In an interactive session, errors do
+    not end it."""
     if _ending:
         return _ending[0]
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     if not isinstance(error, BaseException) or hasattr(sys, "ps1"):
         return None
-    # One that C code printed, called from Python, and that nobody died of, has frames above it.
+    # One that C code called from Python printed, and that ended no thread, has frames above it.
     trace = error.__traceback__
     return None if trace is not None and trace.tb_frame.f_back is not None else error
 
 
-def described(error: BaseException) -> list[dict[str, Any]]:
-    """The exception, and those before it, each with its relation to the one that stands before it in the list."""
+def exception_documents(error: BaseException) -> list[dict[str, Any]]:
+    """Documents of the exception and of those that led to it, each with its relation to the one before it in the
+    list."""
     found: list[dict[str, Any]] = []
     seen = set()
     relation: str | None = None
@@ -153,21 +155,21 @@ def _frames(error: BaseException) -> list[Frame]:
 
 
 MOST_THREADS = 256
-"""Threads whose stacks are written down: 64 frames of each are 2 MB."""
+"""Threads whose stacks are written: 64 frames of each are 2 MB."""
 _EXHAUSTED = f"{EventField.EXHAUSTED.next_key}true"
 
 
-class Whereabouts:
-    """Of one recording."""
+class RankStatus:
+    """The status of one recording's rank."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._kinds = Kinds()
-        """Our own: that of the training thread is no other thread's to change."""
+        self._kinds = CodeKinds()
+        """Not the training thread's, which other threads must not change."""
         self.errors: list[str] = []
 
     def counts(self, schema: str) -> dict[str, Any]:
-        """What can be told without a stack."""
+        """The status without stacks."""
         recorder = self._session.recorder
         events = list(recorder.events)
         return {
@@ -185,7 +187,7 @@ class Whereabouts:
         }
 
     def document(self, schema: str) -> dict[str, Any]:
-        """The same, with where the training thread is."""
+        """The status with the training thread's phase and stack."""
         places = stack_of(self._session.recorder.thread) if can_be_read() else []
         evaluating = self.evaluates()
         return {
@@ -202,8 +204,8 @@ class Whereabouts:
             return None
         return _phase(stack_of(self._session.recorder.thread), self.evaluates())
 
-    def standing(self, schema: str) -> dict[str, Any]:
-        """All of it, with the stacks of all threads."""
+    def with_all_stacks(self, schema: str) -> dict[str, Any]:
+        """The status with the stacks of all threads."""
         self.errors = []
         document = self.document(schema)
         document["threads"] = self._try(self._threads, [])
@@ -239,14 +241,16 @@ class Whereabouts:
 
 
 def _phase(places: Sequence[Place], evaluating: bool) -> Phase:
-    phase = phase_of(frames_of(places, ours=True))
+    phase = phase_of(frames_of(places, with_wrappers=True))
     return Phase.EVALUATION if evaluating and phase is Phase.FORWARD else phase
 
 
-def frames_of(places: Sequence[Place], ours: bool = False) -> list[Frame]:
-    """Frames, innermost first, as they are written down; without the line of a wrapper of ours unless ``ours``."""
-    told = (place_of(code, line) for code, line in places if ours or code.co_filename != UNCOUNTED_FILE)
-    return list(islice(told, MOST_FRAMES_TOLD))
+def frames_of(places: Sequence[Place], with_wrappers: bool = False) -> list[Frame]:
+    """Frames, innermost first, as they are written; without lines of the hook's wrappers unless ``with_wrappers``."""
+    written = (
+        place_of(code, line) for code, line in places if with_wrappers or code.co_filename != UNCOUNTED_FILE
+    )
+    return list(islice(written, MOST_FRAMES_WRITTEN))
 
 
 def group_numbers() -> dict[str, list[int]]:
@@ -261,8 +265,8 @@ def group_numbers() -> dict[str, list[int]]:
 
 
 def unfinished_frames() -> dict[int, Any] | None:
-    """Where each collective was called from that NCCL has not completed, by the number of its record; None where torch does not
-    tell. Of Gloo's it would tell those of all, at several ms each."""
+    """Where each collective was called from that NCCL has not completed, by the number of its record; None if torch
+    does not report it. For Gloo it would report all collectives, at several ms each."""
     import pickle
 
     from torch._C import _distributed_c10d as c10d

@@ -1,11 +1,12 @@
 """A trial: the job as it is but for some settings, for a bounded number of steps, to measure what a change would bring.
 
-In come, by the environment, names of settings with their values, and a number of steps; out go the changed settings, in
-constructors (``constructors``), around calls (``calls``) and in the process, each read back from the thing it was set
-in, loaders with other workers in each of several blocks of steps (``blocks``), and the end of the job between two steps
-(``ending``). What became of each is in rank.json, under ``trial``.
+Input, from an environment variable: names of settings with their values, and a number of steps. Output: the changed
+settings, in constructors (``constructors``), around calls (``calls``) and in the process, each read back from the thing
+it was set in, loaders with other workers in each of several blocks of steps (``blocks``), and the end of the job
+between two steps (``ending``). The outcome of each is in rank.json, under ``trial``.
 
-Only a process that was started for a trial comes here. What cannot be changed as asked is told and left as it is.
+Only a process that was started for a trial imports this. What cannot be changed as requested is reported and left as it
+is.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ NAMES = (*constructors.NAMES, *calls.NAMES, *request.NAMES)
 
 
 def install(patches: Patches) -> None:
-    """Change what is asked for, from here on. Nothing where this process belongs to no trial."""
+    """Apply the requested changes; nothing if this process belongs to no trial."""
     trial = read(os.environ.get(TRIAL, ""))
     if trial is None:
         return

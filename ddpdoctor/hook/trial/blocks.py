@@ -1,7 +1,8 @@
-"""Loaders with other workers from some step on: a search walks through them without starting the job anew.
+"""Loaders with other workers from some step on: a search tries several settings without restarting the job.
 
-A training loop holds an iterator, which cannot be given other workers. Its ``__next__`` hands over to one that was built with them
-and goes on in the same sampler, from where the first one's queue had come to: no sample is given twice, those in the queue are lost.
+A training loop holds an iterator, which cannot be given other workers. Its ``__next__`` calls that of an iterator with
+the other workers, which continues in the same sampler after the batches already queued: no sample is given twice, those
+in the queue are lost.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ _PART = part("trial")
 SETTINGS = ("num_workers", "prefetch_factor", "persistent_workers")
 
 
-class Walk:
-    """Which block of steps a trial is in, and the iterators that give the batches of those that loops hold."""
+class IteratorReplacer:
+    """The current block of steps of a trial, and the iterators that replace those which loops hold."""
 
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
@@ -48,18 +49,18 @@ class Walk:
         self._current.pop(iterator, None)
         self._blocks[iterator] = -1
 
-    def giving(self, iterator: Any) -> Any:
-        """The iterator whose turn it is in the place of one that a loop holds."""
+    def current_iterator(self, iterator: Any) -> Any:
+        """The iterator that currently replaces the one that a loop holds."""
         if not self._off and iterator in self._loaders and self._blocks[iterator] != self.block:
             self._blocks[iterator] = self.block
             try:
                 self._switch(iterator)
             except Exception as error:
                 self._off = True
-                self._tell("refused", f"{type(error).__name__}: {error}")
+                self._set_state("refused", f"{type(error).__name__}: {error}")
         return self._current.get(iterator, iterator)
 
-    def _asked(self) -> dict[str, Any]:
+    def _wanted_settings(self) -> dict[str, Any]:
         return {
             name.partition(".")[2]: value for name, value in self._trial.blocks[self.block]["set"].items()
         }
@@ -72,9 +73,9 @@ class Walk:
             return
         if isinstance(loader.dataset, IterableDataset):
             self._off = True
-            self._tell("refused", f"{type(loader.dataset).__name__} is iterable: it would begin again")
+            self._set_state("refused", f"{type(loader.dataset).__name__} is iterable: it would begin again")
             return
-        wanted = {**self._settings[loader], **self._asked()}
+        wanted = {**self._settings[loader], **self._wanted_settings()}
         if not wanted["num_workers"]:
             wanted.update(prefetch_factor=None, persistent_workers=False)
         elif wanted["prefetch_factor"] is None:
@@ -83,23 +84,23 @@ class Walk:
         if {name: getattr(loader, name) for name in SETTINGS} != wanted:
             for name, value in wanted.items():
                 object.__setattr__(loader, name, value)  # the loader's own refuses some
-            self._current[iterator] = new = _going_on(loader, old)
+            self._current[iterator] = new = _resumed_iterator(loader, old)
             if hasattr(old, "_shutdown_workers"):
                 old._shutdown_workers()
             if getattr(loader, "_iterator", None) is old:
                 loader._iterator = None  # the next loop is to begin with workers of its own
             if new._num_workers != wanted["num_workers"]:
-                self._tell("refused", f"it still has {new._num_workers} workers")
+                self._set_state("refused", f"it still has {new._num_workers} workers")
                 return
-        self._tell("applied", "")
+        self._set_state("applied", "")
 
-    def _tell(self, state: str, why: str) -> None:
-        told = self._trial.document["blocks"][self.block]
-        if told["state"] != "refused":
-            told.update(state=state, why=why)
+    def _set_state(self, state: str, why: str) -> None:
+        block = self._trial.document["blocks"][self.block]
+        if block["state"] != "refused":
+            block.update(state=state, why=why)
 
 
-class _GoesOn:
+class _ResumedSampler:
     """A sampler in the middle of its pass."""
 
     def __init__(self, sampler: Any, live: Iterator[Any]) -> None:
@@ -112,13 +113,13 @@ class _GoesOn:
         return len(self._sampler)
 
 
-def _going_on(loader: Any, old: Any) -> Any:
+def _resumed_iterator(loader: Any, old: Any) -> Any:
     """A new iterator of the loader, from where ``old`` has come to."""
     from torch.utils.data import dataloader
 
     loaders: Any = dataloader.DataLoader
     original = vars(loaders)["_index_sampler"]
-    sampler = _GoesOn(old._index_sampler, old._sampler_iter)
+    sampler = _ResumedSampler(old._index_sampler, old._sampler_iter)
     loaders._index_sampler = property(lambda each: sampler if each is loader else original.fget(each))
     try:
         return loader._get_iterator()
@@ -132,7 +133,7 @@ def install(trial: Trial, patches: Patches) -> None:
         return
     from torch.utils.data import dataloader
 
-    walk = Walk(trial)
+    replacer = IteratorReplacer(trial)
     iterator, loader = dataloader._BaseDataLoaderIter, dataloader.DataLoader
     begin, following = loader.__iter__, iterator.__next__
 
@@ -140,14 +141,14 @@ def install(trial: Trial, patches: Patches) -> None:
     def began(self: Any) -> Any:
         found = begin(self)
         try:
-            walk.began(self, found)
+            replacer.began(self, found)
         except Exception as error:
             _PART.failed(error)
         return found
 
     @functools.wraps(following)
     def give(self: Any) -> Any:
-        return following(walk.giving(self))
+        return following(replacer.current_iterator(self))
 
     patches.attribute(loader, "__iter__", began)
     patches.attribute(iterator, "__next__", give)

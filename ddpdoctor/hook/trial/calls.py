@@ -1,4 +1,5 @@
-"""Settings that are not arguments: hooks of DDP, when it reduces, what it computes in, barriers, and data that is at hand."""
+"""Settings that are not constructor arguments: DDP's communication hook and accumulation, autocast, barriers, and a
+data loader that repeats its batches."""
 
 from __future__ import annotations
 
@@ -22,13 +23,13 @@ NAMES = (
     "sync.barriers",
 )
 _BATCHES_KEPT = 8
-"""What a loader gives again and again: so many batches that caches of the processor do not hold one alone."""
+"""Batches that a loader repeats: enough that the processor's caches do not hold them all."""
 _LEARNT_STEPS = 3
 """Optimizer steps after which it is known how many backwards each has."""
 
 
 def install(trial: Trial, patches: Patches) -> None:
-    """Wrap what is asked for, and nothing else."""
+    """Wrap only what the requested settings need."""
     from torch.nn.parallel import DistributedDataParallel as Ddp
 
     asked = trial.settings
@@ -50,7 +51,7 @@ def install(trial: Trial, patches: Patches) -> None:
 
 
 def _comm_hook(trial: Trial, kind: str) -> Callable[[Any, Any], None]:
-    """At the first forward: by then the script has registered its own, if it has one."""
+    """Register the hook at the first forward: by then the script has registered its own, if it has one."""
     seen: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
     def before_forward(args: Any, kwargs: Any) -> None:
@@ -85,7 +86,7 @@ def _never_reduces(trial: Trial) -> Callable[[Any, Any], None]:
 
 
 class _Accumulation:
-    """Gradients are reduced in the last backward before an optimizer step alone: the others' are summed up first."""
+    """Reduce gradients only in the last backward before an optimizer step; the earlier ones accumulate."""
 
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
@@ -143,7 +144,7 @@ def _in_autocast(trial: Trial, original: Callable[..., Any]) -> Callable[..., An
 
 
 def _make_instant(trial: Trial, patches: Patches) -> None:
-    """Batches that were made once are given again: what a loader costs at least, nothing."""
+    """Repeat batches that were prepared once: the lower bound of a loader's cost."""
     from torch.utils.data import dataloader
 
     iterator = dataloader._BaseDataLoaderIter

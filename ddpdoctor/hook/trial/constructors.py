@@ -38,7 +38,7 @@ _ReadBack = Callable[[Any, str], Any]
 
 
 def install(trial: Trial, patches: Patches) -> None:
-    """Wrap the constructors whose arguments are asked for."""
+    """Wrap the constructors whose arguments are to be changed."""
     import torch
     from torch.nn.parallel import DistributedDataParallel
     from torch.utils.data import DataLoader
@@ -90,7 +90,7 @@ def _changed(
         return given, {
             name: value for name, value in choose(trial, given).items() if name in signature.parameters
         }
-    except Exception as error:  # a call that the original refuses too, with its own words
+    except Exception as error:  # a call that the original refuses too, with its own message
         _PART.failed(error)
         return {}, {}
 
@@ -134,7 +134,7 @@ def _loader_arguments(trial: Trial, given: _Given) -> dict[str, Any]:
     if not asked.get("num_workers", given.get("num_workers")):
         for name in ("prefetch_factor", "persistent_workers"):
             if asked.pop(name, None):
-                trial.pass_over(f"loader.{name}", "the loader has no workers")
+                trial.not_applicable(f"loader.{name}", "the loader has no workers")
         if given.get("num_workers"):
             asked.update(
                 prefetch_factor=None, persistent_workers=False, timeout=0, multiprocessing_context=None

@@ -1,4 +1,4 @@
-"""The end of a trial, between two steps, on all ranks at the same one; and what the model had become by then."""
+"""The end of a trial, between two steps, the same on all ranks; and a hash of the model's parameters then."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _PART = part("trial")
 _MOST_LOSSES = 512
 """The first of a trial: of a scalar each."""
 _TOGETHER_S = 10.0
-"""So long a rank waits for the others to reach the same step, before it ends without them."""
+"""Seconds that a rank waits for the others to reach the same step before it ends without them."""
 _LOOK_S = 0.02
 _made: list[tuple[int, str]] = []
-"""By process, the folder that multiprocessing made for it because we asked."""
+"""By process, the folder that multiprocessing made for it at this module's request."""
 
 
 def watch_losses(patches: Patches) -> list[Any]:
@@ -47,7 +47,7 @@ def watch_losses(patches: Patches) -> list[Any]:
 
 
 def end(session: Session, trial: Trial, losses: list[Any]) -> NoReturn:
-    """Write everything down and leave the process: the script's own end, and what it does there, are not reached."""
+    """Write everything and end the process: the script's own end is not reached."""
     try:
         request.read_again(trial)
         trial.document["parameters"] = _parameters(session)
@@ -97,7 +97,8 @@ def _all_parameters(session: Session) -> Iterator[Any]:
 
 
 def _wait_for_others(session: Session) -> None:
-    """A rank that leaves while another still receives from it would break that one's step. Whoever holds the store leaves last."""
+    """A rank that ends while another still receives from it would break the other's step. The rank that holds the
+    store leaves last."""
     if session.world_size < 2:
         return
     from torch.distributed import distributed_c10d as c10d
@@ -125,7 +126,7 @@ def share_temporary_folder() -> None:
 
 
 def _end_children() -> None:
-    """Workers of loaders, nobody is left to end them, and the folder of all, if it was made here."""
+    """End the workers of loaders, which no process would end later, and remove their folder if it was made here."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for child in multiprocessing.active_children():
         child.kill()

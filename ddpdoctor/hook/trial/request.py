@@ -1,4 +1,4 @@
-"""What a trial asks for, and settings that are switches of torch."""
+"""The settings and steps that a trial requests, and settings that are switches of torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..job import job_torch
 
 
 class Trial:
-    """The settings asked for, by name. ``document`` is what rank.json says of the trial."""
+    """The requested settings, by name. ``document`` is the ``trial`` field of rank.json."""
 
     def __init__(self, settings: dict[str, Any], steps: int, blocks: Sequence[dict[str, Any]] = ()) -> None:
         self.settings = settings
@@ -43,7 +43,7 @@ class Trial:
         }
 
     def set_to(self, name: str, was: Any, now: Any) -> None:
-        """The setting was ``was``, and reads ``now`` since. Where it does not read as asked, it was not applied."""
+        """Note that the setting was ``was`` and is ``now``. If it differs from the request, it was not applied."""
         change = self.changes[name]
         if name in self._passed:
             self._passed.remove(name)
@@ -61,7 +61,7 @@ class Trial:
         self._passed.discard(name)
         self.changes[name].update(state="refused", why=why)
 
-    def pass_over(self, name: str, why: str) -> None:
+    def not_applicable(self, name: str, why: str) -> None:
         """There is nothing to set in this thing; it is a refusal unless there is in another one, as with a loader for evaluation
         that has no workers beside one for training that has some."""
         if self.changes[name]["state"] == "not seen":
@@ -134,7 +134,8 @@ NAMES = tuple(_SWITCHES)
 
 
 def apply_in_rank(trial: Trial) -> None:
-    """As the process group is there; what the script sets later holds, and is told."""
+    """Apply the settings once the process group exists. Where the script changes one later, that stays and is
+    reported."""
     for name, (get, change) in _SWITCHES.items():
         if name in trial.settings:
             was = get()
@@ -147,7 +148,7 @@ def apply_in_rank(trial: Trial) -> None:
 
 
 def read_again(trial: Trial) -> None:
-    """At the trial's end: whether the script has set them otherwise."""
+    """At the trial's end, check whether the script has changed them since."""
     for name, (get, _) in _SWITCHES.items():
         change = trial.changes.get(name)
         if change is not None and change["state"] == "applied":

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from ddpdoctor.measure.numerics import Ints, lasting, running_median
+from ddpdoctor.measure.numerics import Ints, format_duration, running_median
 from ddpdoctor.measure.steplog import Key, RankLog, Step, SyncPoint
 from ddpdoctor.trace import RankTrace
 
@@ -72,7 +72,7 @@ def blocks(steps: Sequence[Step]) -> Ints:
 
 
 def _jump_note(host: str, step: int, ns: int) -> str:
-    how = f"was set {'forward' if ns > 0 else 'back'} by {lasting(abs(ns))}"
+    how = f"was set {'forward' if ns > 0 else 'back'} by {format_duration(abs(ns))}"
     slept = ", or the machine slept," if ns > 0 else ""
     return f"The clock of host {host} {how}{slept} during step {step}. Step times come from the monotonic clock, which is not affected."
 

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from ddpdoctor.measure.numerics import Ints, lasting
+from ddpdoctor.measure.numerics import Ints, format_duration
 from ddpdoctor.measure.steplog import SUSPENDED, WARM_UP_STEPS, RankLog, Step
 from ddpdoctor.measure.telemetry import HostTelemetry
 from ddpdoctor.rundir import EventKind, listed
@@ -104,7 +104,7 @@ def _note(number: int, stops: Sequence[tuple[int, _Stop]], world: int) -> str:
         else f"Rank{'s' if len(ranks) > 1 else ''} {listed(ranks, _MOST_NAMED)}"
     )
     was = "" if len(ranks) == world else " were" if len(ranks) > 1 else " was"
-    length = lasting(max(stop.ns for _, stop in stops))
+    length = format_duration(max(stop.ns for _, stop in stops))
     if any(stop.seen for _, stop in stops):
         return f"{who}{was} suspended for {length} in step {number}: this step and the next are excluded."
     return (

@@ -20,7 +20,6 @@ Verdicts on whole cycles lead back to the segments in which the excess arose (:f
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 
 import msgspec
 import numpy as np
@@ -52,7 +51,7 @@ _MANY_RANKS = 16
 all of them."""
 
 
-class Comparison(msgspec.Struct, frozen=True, dict=True):
+class Comparison(msgspec.Struct, frozen=True):
     """All measured cycles, groups together: R ranks and C components of work, ns."""
 
     steps: Ints
@@ -77,12 +76,6 @@ class Comparison(msgspec.Struct, frozen=True, dict=True):
         """[cycles, R] ns of one kind of work beyond the other ranks."""
         more: Array = self.more[:, :, COLUMNS[cause]].sum(axis=2)
         return more
-
-    @cached_property
-    def unsteady_ns(self) -> float:
-        """The most by which a cycle's excess in any kind of work lies off the rank's median over the cycles."""
-        every = np.stack([self.more_of(cause) for cause in COLUMNS])
-        return float(np.abs(every - np.median(every, axis=1, keepdims=True)).max())
 
 
 def compare(graph: Graph) -> Comparison:

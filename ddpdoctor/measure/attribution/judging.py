@@ -12,23 +12,21 @@ import numpy as np
 from msgspec.structs import replace
 
 from ddpdoctor.measure.graph import Graph, RankSteps
-from ddpdoctor.measure.numerics import Array, Mask, chance_of_places
+from ddpdoctor.measure.numerics import Array, Mask, chance_of_places, shares_of_step
 from ddpdoctor.measure.taxonomy import LATE_COMPONENTS, RECORDED, LateCause
 
 from .attribution import component
 from .comparison import COLUMNS, Comparison
-from .lateness import LATENESS, LateCycles, late_cycles
+from .lateness import LATENESS, LateCycles, is_of_one, late_cycles, most_of
 from .standout import StandingOut, all_starve, standing_out
-from .turns import divided, made_by_the_job, rotate, turns
-
-_STRAGGLES = 0.25
-"""Part of the first straggler's excess from which on another rank is one, too: less is what would remain of the wait if only
-the first were mended, and small beside it."""
+from .turns import made_by_the_job, rotate, turns
 
 
 class Evidence(msgspec.Struct, frozen=True):
     """What is known of all kinds of work together, before each is judged."""
 
+    step_share: dict[LateCause, float]
+    """Part of a usual step that this kind of work takes."""
     place_chance: dict[LateCause, float]
     """Probability that a machine's disturbances fall into this kind of work as the job's do."""
     standing_out: StandingOut
@@ -44,8 +42,10 @@ def evidence_of(graph: Graph, comparison: Comparison, *, short: bool) -> Evidenc
     waits = component([group.work for group in graph.groups], LATE_COMPONENTS[LateCause.DATA])
     waits_ns = np.concatenate([of_group.sum(axis=1) for of_group in waits])
     least_ns = LATENESS.spike_share * comparison.step_ns
+    shares = shares_of_step(COLUMNS, comparison.work)
     return Evidence(
-        place_chance=chance_of_places(COLUMNS, comparison.work, comparison.more, least_ns),
+        step_share=shares,
+        place_chance=chance_of_places(COLUMNS, shares, comparison.more, least_ns),
         standing_out=standing_out(comparison) if short else StandingOut({}, {}),
         starving=all_starve(waits_ns, comparison.step_ns) & short,
         waits_ns=waits_ns,
@@ -91,7 +91,7 @@ def judge(
         return Verdict(
             cause,
             late=seen.late,
-            stragglers=_most_of(carried_ns),
+            stragglers=most_of(carried_ns),
             by_chance=recorded and seen.by_chance,
             stands_out_in=seen.stands_out_in,
         )
@@ -99,13 +99,13 @@ def judge(
     if recorded:
         by_chance = seen.by_chance or bool(where.any())
         return Verdict(cause, by_chance=by_chance, stands_out_in=seen.stands_out_in)
-    proven = divided(where, more) and made_by_the_job(
-        where, comparison.steps, ranks, evidence.place_chance[cause]
-    )
+    # What one rank makes the others lose, less than chance forbids to call it a straggler, is not all ranks'.
+    of_several = not is_of_one(np.where(where, more, 0.0).sum(axis=0))
+    proven = of_several and made_by_the_job(where, comparison.steps, ranks, evidence.place_chance[cause])
     told = where if proven else evidence.standing_out.in_turn.get(cause)
     if told is None:
         return Verdict(cause, stands_out_in=seen.stands_out_in)
-    in_turn = Turns(told, bool(proven), rotate(told, comparison.steps))
+    in_turn = Turns(told, proven, rotate(told, comparison.steps))
     return Verdict(cause, turns=in_turn, stands_out_in=seen.stands_out_in)
 
 
@@ -114,10 +114,11 @@ def _seen_late(cause: LateCause, comparison: Comparison, evidence: Evidence) -> 
     place_chance = 1.0 if cause in RECORDED else evidence.place_chance[cause]
     seen = late_cycles(
         comparison.more_of(cause),
+        comparison.work_of(cause),
         comparison.steps,
         comparison.step_ns,
         place_chance,
-        comparison.unsteady_ns,
+        evidence.step_share[cause],
     )
     if cause == LateCause.CHECKPOINT:
         seen = _or_of_few(seen, comparison)
@@ -157,10 +158,3 @@ def _but_starving(seen: LateCycles, comparison: Comparison, evidence: Evidence) 
     waiting = evidence.waits_ns > LATENESS.persistent_share * comparison.step_ns
     late = seen.late & ~evidence.starving[:, None] & waiting
     return replace(seen, late=late, by_chance=seen.by_chance or not late.any())
-
-
-def _most_of(carried_ns: Array) -> tuple[int, ...]:
-    """Positions of the ranks that carry most of an excess, [R] ns, the first one first."""
-    order = np.argsort(-carried_ns, kind="stable")
-    least_ns = _STRAGGLES * carried_ns[order[0]]
-    return tuple(int(rank) for rank in order if carried_ns[rank] >= least_ns and carried_ns[rank] > 0)

@@ -24,8 +24,10 @@ import msgspec
 import numpy as np
 
 from ddpdoctor.measure.graph import CycleGroup, Graph, RankSteps
-from ddpdoctor.measure.numerics import Array, Ints, median_error, scatter_of
+from ddpdoctor.measure.numerics import Array, Ints, above_zero
 from ddpdoctor.measure.taxonomy import COMPUTATION, INDEX, SyncKind
+
+from .lateness import LATENESS
 
 
 def amounts_given(ranks: Sequence[RankSteps], steps: Ints) -> Iterator[Array]:
@@ -71,8 +73,6 @@ class LevelsTuning(msgspec.Struct, frozen=True):
     """Part of the variance that the inputs must explain: half, as elsewhere."""
     uneven: float = 0.02
     """Standard deviation of inputs, relative to their mean, from which they differ: below, they do at an epoch's end only."""
-    sigmas: float = 4.0
-    """Standard errors of the median from which a rank's usual difference is its own, as for stragglers."""
 
 
 LEVELS = LevelsTuning()
@@ -193,11 +193,10 @@ def _cuts(group: CycleGroup) -> list[tuple[int, int]]:
 
 
 def _usual(work: Array) -> Array:
-    """[R] ns by which a rank's work [cycles, R] differs from the mean of all usually, where that stands out of its scatter."""
+    """[R] ns by which a rank's work [cycles, R] differs from the mean of all usually, where that is no chance, as for stragglers."""
     beyond = work - work.mean(axis=1, keepdims=True)
-    middle: Array = np.median(beyond, axis=0)
-    error = median_error(scatter_of(beyond - middle), len(work))
-    usual: Array = np.where(np.abs(middle) > LEVELS.sigmas * error, middle, 0.0)
+    lasts = above_zero(beyond, LATENESS.false_alarms) | above_zero(-beyond, LATENESS.false_alarms)
+    usual: Array = np.where(lasts, np.median(beyond, axis=0), 0.0)
     return usual
 
 

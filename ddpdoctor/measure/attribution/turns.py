@@ -25,28 +25,21 @@ import numpy as np
 from ddpdoctor.measure.graph import RankSteps
 from ddpdoctor.measure.numerics import CHANCE, Array, Ints, Mask, binomial_tail
 
+from .lateness import LATENESS
 from .levels import amounts_given
 
 _QUARTER, _TWENTIETH = 0.25, 0.05
-"""The quantiles that tell a rank's undisturbed work, and how much that scatters: a turn in three cycles of four reaches neither."""
-_SIGMAS_TO_QUARTER, _SIGMAS_TO_TWENTIETH = 0.674, 1.645
-"""Standard deviations from the mean of a normal distribution to these quantiles."""
+"""The quantiles that tell a rank's undisturbed work, and by their distance how much that scatters: it is a standard deviation of a normal
+distribution. A turn in three cycles of four reaches neither."""
 
 
 class TurnsTuning(msgspec.Struct, frozen=True):
     """What is a turn, and what makes turns the job's own."""
 
-    sigmas: float = 6.0
-    """Standard deviations of a rank's undisturbed cycles, as for single outliers."""
     step_share: float = 0.05
     """Share of the median step that a turn takes at least: what rules warn of when it happens in each step."""
     fewest: int = 5
     """Turns below which nothing is said: three to four outliers of any rank are what a busy machine makes in a short run."""
-    fewest_ranks: int = 2
-    """Ranks that must have turns: a single one does not take turns."""
-    has_turns: float = 0.25
-    """Part of what the rank makes the others lose that makes most of it, from which on another rank takes turns with it: three
-    pauses of 57 ms on one rank beside as many of 2 ms on another are no turns."""
     fewest_rounds: int = 3
     """Rounds over all ranks from which on a rotation is believed."""
     rotating_share: float = 0.9
@@ -61,25 +54,16 @@ TURNS = TurnsTuning()
 
 
 def turns(work: Array, more: Array, step_ns: float) -> Mask:
-    """[cycles, R] where a rank has its turn; none where there are too few.
+    """[cycles, R] where a rank has its turn; none where there are too few, or of one rank alone.
 
     ``work`` [cycles, R] ns is each rank's work of one kind, ``more`` the part beyond the median of the others.
     """
     twentieth, quarter = np.quantile(work, (_TWENTIETH, _QUARTER), axis=0)
-    scatter = (quarter - twentieth) / (_SIGMAS_TO_TWENTIETH - _SIGMAS_TO_QUARTER)
-    usual = quarter + _SIGMAS_TO_QUARTER * scatter
-    least = np.maximum(TURNS.sigmas * scatter, TURNS.step_share * step_ns)
-    where: Mask = (more > least) & (work > usual + least)
-    if where.sum() < TURNS.fewest or where.any(axis=0).sum() < TURNS.fewest_ranks:
+    least = np.maximum(LATENESS.spike_sigmas * (quarter - twentieth), TURNS.step_share * step_ns)
+    where: Mask = (more > least) & (work > quarter + least)
+    if where.sum() < TURNS.fewest or np.count_nonzero(where.any(axis=0)) == 1:
         return np.zeros_like(where)
     return where
-
-
-def divided(where: Mask, more: Array) -> bool:
-    """Whether several ranks make the others lose time in these turns: what one rank makes them lose, less than chance forbids to
-    call it a straggler, is not all ranks'. ``where`` and ``more`` as for :func:`turns`."""
-    lost_ns = np.where(where, more, 0.0).sum(axis=0)
-    return int((lost_ns > TURNS.has_turns * lost_ns.max()).sum()) >= TURNS.fewest_ranks
 
 
 def rotate(where: Mask, steps: Ints) -> bool:

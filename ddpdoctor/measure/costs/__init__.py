@@ -1,15 +1,13 @@
-"""What each cause costs, and how much faster the job would be without it.
+"""Price each cause: how much shorter a step would be without it.
 
-In: a :class:`Context`, which is all that the stages before have found out. Out: costs by the path of their fact. The idea: a
-cause costs what a replay without it saves; each pricer (``Context`` → ``Costs``) knows its own causes and no other's, and
-:func:`merge` is the one place where two prices of one cause meet.
+In: a :class:`Context`, the results of all earlier stages. Out: costs by the path of their fact. A cause costs what a replay
+without it saves. Each pricer (``Context`` → ``Costs``) handles its own causes; :func:`merge` combines two prices of one cause.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from .borne import borne_by_marks
 from .buckets import (
     Reduction,
     bucket_savings,
@@ -17,11 +15,12 @@ from .buckets import (
     favoured_cap_bytes,
     transfer_costs,
 )
+from .confirmation import confirmed_by_events
 from .context import Context, Costs, RareSource, ReducerCosts
-from .excluded_steps import epoch_starts, lone_evaluations
+from .excluded_steps import epoch_starts, evaluations_on_some_ranks
 from .late import arrival_facts, late_work
 from .merge import costs_under, merge
-from .rare import lost_share, rare_costs, rare_pauses
+from .rare import lengthening_share, rare_costs, rare_pauses
 from .shared import (
     redundant_reductions,
     shared_synchronisations,
@@ -42,14 +41,14 @@ PRICERS: tuple[Pricer, ...] = (
     starved_of_cpu,
     transfer_costs,
 )
-"""Who prices what by replays of the graph that speaks; asked where it has cycles. Where two price one cause, the larger price
-stands; of equal ones the first."""
-PRICERS_OF_RECORDINGS: tuple[Pricer, ...] = (rare_pauses, lone_evaluations)
-"""Who prices by the recordings themselves; asked in any case, after those."""
+"""Pricers that replay the primary graph; they run where it has cycles. Where two of them price one cause, the larger price is
+used; of equal ones the first."""
+PRICERS_OF_RECORDINGS: tuple[Pricer, ...] = (rare_pauses, evaluations_on_some_ranks)
+"""Pricers that use the recordings themselves; they always run, after :data:`PRICERS`."""
 
 
 def price_all(context: Context, progress: Callable[[int, int], None] | None = None) -> Costs:
-    """What all causes cost, each once; ``progress(done, total)`` is called before each pricer is asked."""
+    """Costs of all causes, each once; ``progress(done, total)`` is called before each pricer."""
     pricers = [*(PRICERS if context.graph.groups else ()), *PRICERS_OF_RECORDINGS]
     priced = []
     for done, pricer in enumerate(pricers):

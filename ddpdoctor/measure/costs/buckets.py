@@ -1,4 +1,4 @@
-"""DDP's buckets: what fewer, larger, or earlier ones would save.
+"""DDP's gradient buckets: what fewer, larger, or earlier ones would save.
 
 Messages cost ``latency + bytes / rate`` each and are reduced one after the other. With *B* equal buckets that
 become ready evenly over a backward pass of length *L*, bucket *i* starts at the later of its readiness ``L (i
@@ -21,41 +21,41 @@ from ddpdoctor.measure.numerics import Array
 from ddpdoctor.measure.taxonomy import COMPUTATION, SharedCause, SyncKind
 
 from .context import Context, Costs
+from .price_range import range_of_share
 from .shared import exposed_transfers, usual_transfer
-from .sureness import part_of
 
 
 class _Tuning(msgspec.Struct, frozen=True):
     usual_latency_ns: float = 50_000.0
     """Of a reduction of few bytes between hosts, about: nccl-tests shows 20 to 100 us."""
     slowest_bytes_per_ns: float = 0.5
-    """Of a link on which bytes count at all in a small message: 4 Gbit/s, half of what 10 GbE gives Gloo."""
+    """Rate of the slowest link assumed for a small message: 4 Gbit/s, half of what 10 GbE gives Gloo."""
     small_bytes: int = 1 << 20
     """Messages below this are latency-bound rather than bandwidth-bound (msprof-analyze's "small packets")."""
     caps_bytes: tuple[int, ...] = tuple(2**i * 1024 * 1024 for i in range(9))
     """Bucket sizes that are compared: 1 MiB, DDP's first bucket, to 256 MiB, by factors of two."""
     keeps_best: float = 1.02
-    """Times the least exposed time that counts as the same: timings of one setting differ by as much."""
+    """Exposed times within this factor of the least one count as equal: timings of one setting differ by as much."""
     no_difference: float = 0.01
-    """Share of the backward pass that makes no difference either."""
+    """Differences below this share of the backward pass do not count either."""
     least_difference_ns: float = 10_000.0
-    """The same of a very short one: what launching one kernel takes."""
+    """The same for a very short pass: the time of one kernel launch."""
     late_start: float = 0.9
-    """A first bucket that starts in the last tenth of the backward pass leaves nothing beside which it could run."""
+    """A first bucket that starts in the last tenth of the backward pass can overlap with nearly none of it."""
     backward_share: float = 0.6
-    """Of a step's computation: for each product of matrices forward there are two backward, beside loss and optimizer."""
+    """Of a step's computation: each matrix product of the forward pass has two in the backward pass; the rest is loss and optimizer."""
     fewer_by: float = 2.0
-    """Times the favoured number of buckets from which on they are too many."""
+    """Multiple of the best number of buckets from which on there are too many."""
     model_share: float = 0.2
-    """Part of such a saving by which the model misses (standard deviation): equal buckets, an even backward pass, one line
-    through the times of messages of a few sizes."""
+    """Relative error of the model (standard deviation), which assumes equal buckets, an even backward pass, and one line through the
+    times of messages of a few sizes."""
 
 
 _TUNING = _Tuning()
 
 
 class BucketSavings(msgspec.Struct, frozen=True):
-    """What other buckets would save of the exposed transfer; None where nothing, or where it is not known."""
+    """What other buckets would save of the exposed transfer; None where nothing, or unknown."""
 
     small_buckets: Cost | None = None
     """Fewer and larger ones."""
@@ -75,7 +75,7 @@ class Reduction(msgspec.Struct, frozen=True):
     """Such reductions in a step."""
 
     def exposed_ns(self, count: int) -> float:
-        """ns of transfer behind the backward pass, with so many equal buckets."""
+        """ns of transfer after the end of the backward pass, with so many equal buckets."""
         message_ns = self.latency_ns + self.total_bytes / count / self.bytes_per_ns
         return behind_ns(np.full(count, message_ns), self.backward_ns)
 
@@ -84,12 +84,12 @@ class Reduction(msgspec.Struct, frozen=True):
         return self.exposed_ns(count) / 1e6 * self.per_step
 
     def buckets(self, cap_bytes: float) -> int:
-        """How many there are if none is larger."""
+        """Number of buckets of at most ``cap_bytes``."""
         return max(1, int(np.ceil(self.total_bytes / cap_bytes)))
 
     def favoured_cap(self) -> float:
-        """The largest bucket size, in bytes, that is within 2 % of the least exposed time, or 1 % of the backward pass: fewer
-        messages where it makes no difference."""
+        """The largest bucket size, in bytes, whose exposed time exceeds the least one by no more than 2 % and 1 % of the backward pass:
+        fewer messages where it makes no difference."""
         costs = {cap: self.exposed_ns(self.buckets(cap)) for cap in _TUNING.caps_bytes}
         no_difference_ns = max(_TUNING.least_difference_ns, _TUNING.no_difference * self.backward_ns)
         most_ns = _TUNING.keeps_best * min(costs.values()) + no_difference_ns
@@ -97,7 +97,7 @@ class Reduction(msgspec.Struct, frozen=True):
 
 
 def transfer_costs(context: Context) -> Costs:
-    """``shared.*`` of exposed transfers; and of that of gradients ``shared.small_buckets`` and ``shared.no_overlap``."""
+    """``shared.*`` of exposed transfers; for gradients also ``shared.small_buckets`` and ``shared.no_overlap``."""
     exposed = exposed_transfers(context)
     savings = _saved(context, exposed.get(SharedCause.COMMUNICATION))
     costs = {
@@ -109,45 +109,45 @@ def transfer_costs(context: Context) -> Costs:
 
 
 def favoured_cap_bytes(context: Context, costs: Costs) -> float | None:
-    """The bucket size that latency and bandwidth favour; None where they, or any exposed transfer, are not known."""
+    """The best bucket size for this latency and bandwidth; None where these or the exposed transfer are unknown."""
     reduction = _reduction(context.reductions, context.message)
     exposed = costs.get(f"shared.{SharedCause.COMMUNICATION}")
     return reduction.favoured_cap() if reduction is not None and exposed is not None else None
 
 
 def _saved(context: Context, communication: Cost | None) -> BucketSavings:
-    """``communication``: the price of the gradients' exposed transfer."""
+    """What other buckets would save; ``communication`` is the price of the gradients' exposed transfer."""
     facts = context.reductions
     if facts.backward_ms is None:
         facts = replace(facts, backward_ms=_likely_backward_ms(context))
     if _reduction(facts, context.message) is None:
-        return BucketSavings(no_overlap=_beside_backward(context, facts, communication))
+        return BucketSavings(no_overlap=_with_overlap(context, facts, communication))
     return bucket_savings(
         facts,
         context.message,
         communication,
         context.pricing.mean_ns / 1e6,
         issue_ns=float(np.median(context.reducer.issue_ns or (0.0,))),
-        disturbed_ms=disturbed_ns(context.graph) / 1e6 if context.speaks_of_hosts else 0.0,
-        beside=lambda ms: context.transfer_beside_ns(context.graph, ms * 1e6) / 1e6,
+        disturbed_ms=disturbed_ns(context.graph) / 1e6 if context.host_timed else 0.0,
+        overlappable=lambda ms: context.overlappable_transfer_ns(context.graph, ms * 1e6) / 1e6,
     )
 
 
 def _likely_backward_ms(context: Context) -> float:
-    """Where nothing tells the backward pass from the forward: of what a step computes, its usual part."""
+    """Length of the backward pass where it is not recorded: its usual share of the step's computation."""
     computed = [component([group.work], COMPUTATION)[0].sum(axis=1) for group in context.graph.groups]
-    beside = [
+    overlapped = [
         component([group.hidden], COMPUTATION)[0].sum(axis=1)
         for group in context.graph.groups
         if group.hidden is not None
     ]
-    whole_ns = sum(float(np.median(np.concatenate(of_kind))) for of_kind in (computed, beside) if of_kind)
+    whole_ns = sum(float(np.median(np.concatenate(of_kind))) for of_kind in (computed, overlapped) if of_kind)
     return _TUNING.backward_share * whole_ns / 1e6 / (context.reductions.syncs_per_step or 1.0)
 
 
-def _beside_backward(context: Context, facts: BucketFacts, communication: Cost | None) -> Cost | None:
-    """What reducing beside the backward pass would save of messages whose sizes are not known: sent as they are, but each when
-    its part of that pass is done."""
+def _with_overlap(context: Context, facts: BucketFacts, communication: Cost | None) -> Cost | None:
+    """What overlap with the backward pass would save, where message sizes are unknown: the same messages, each sent when its part of
+    that pass is done."""
     if communication is None or not facts.per_sync or not _starts_late(facts):
         return None
     group = max(context.graph.groups, key=lambda of_kind: len(of_kind.steps))
@@ -157,7 +157,7 @@ def _beside_backward(context: Context, facts: BucketFacts, communication: Cost |
         return None
     left_ms = behind_ns(messages_ns, (facts.backward_ms or 0.0) * 1e6) / 1e6 * (facts.syncs_per_step or 1.0)
     hidden_ms = communication.ms_per_step - left_ms
-    saved_ms = context.transfer_beside_ns(context.graph, hidden_ms * 1e6) / 1e6
+    saved_ms = context.overlappable_transfer_ns(context.graph, hidden_ms * 1e6) / 1e6
     return _saving(saved_ms, context.pricing.mean_ns / 1e6, communication, bounded=saved_ms < hidden_ms)
 
 
@@ -173,14 +173,14 @@ def bucket_savings(
     *,
     issue_ns: float = 0.0,
     disturbed_ms: float = 0.0,
-    beside: Callable[[float], float] = float,
+    overlappable: Callable[[float], float] = float,
 ) -> BucketSavings:
     """What of the exposed ``communication`` other buckets would save.
 
-    ``mean_ms`` is the mean step. ``issue_ns`` is what issuing a bucket costs the thread that computes the gradients, where it
-    is known: fewer buckets save it as well, hidden or not. ``disturbed_ms`` is exposed transfer beyond the usual (see
-    :func:`disturbed_ns`): what disturbs messages meets them in proportion to the time they take, so that it goes as they go.
-    ``beside`` says what of a saving, ms, the machine lets run beside the computation.
+    ``mean_ms`` is the mean step. ``issue_ns`` is the time that issuing a bucket takes on the thread that computes the gradients,
+    where known: fewer buckets save it as well, whether it is hidden or not. ``disturbed_ms`` is exposed transfer beyond the usual
+    (see :func:`disturbed_ns`): disturbances are proportional to the time of messages, and are saved with them.
+    ``overlappable`` says what of a saving, ms, the machine lets run beside the computation.
     """
     reduction = _reduction(facts, message)
     if reduction is None or communication is None or not mean_ms:
@@ -195,7 +195,7 @@ def bucket_savings(
     most_count = max(1, int(reduction.total_bytes / (facts.largest_parameter_bytes or 1.0)))
     spread_count = min(int(max(reduction.count, best_count)), most_count)
     hidden_ms = exposed_ms - reduction.exposed_ms(spread_count)
-    spread_ms = beside(hidden_ms)
+    spread_ms = overlappable(hidden_ms)
     return BucketSavings(
         _saving(small_ms, mean_ms, communication) if too_many else None,
         _saving(spread_ms, mean_ms, communication, bounded=spread_ms < hidden_ms)
@@ -205,7 +205,7 @@ def bucket_savings(
 
 
 def _reduction(facts: BucketFacts, message: MessageCost) -> Reduction | None:
-    """None where the window did not show what a message costs, or how many bytes there are."""
+    """The reduction that the facts describe; None where latency or size of the messages are unknown."""
     if message.latency_us is None or not facts.per_sync or not facts.total_bytes:
         return None
     latency_ns, bytes_per_ns = message.latency_us * 1e3, message.bytes_per_ns
@@ -224,8 +224,8 @@ def _reduction(facts: BucketFacts, message: MessageCost) -> Reduction | None:
 def _of_one_size(message_bytes: float, whole_ns: float) -> tuple[float, float]:
     """(latency ns, bytes per ns) where all messages have about one size, so that no line can be fitted.
 
-    Of a small message's time half is taken for latency, all of it where the bytes would pass in no time on a slow link; of
-    a large one's, what NCCL takes for any message.
+    Half of a small message's time counts as latency, or more where even a slow link would need less for the bytes. Of a large
+    message's time, the usual latency of a reduction counts.
     """
     if message_bytes < _TUNING.small_bytes:
         bytes_per_ns = max(2 * message_bytes / max(whole_ns, 1.0), _TUNING.slowest_bytes_per_ns)
@@ -235,23 +235,22 @@ def _of_one_size(message_bytes: float, whole_ns: float) -> tuple[float, float]:
 
 
 def _fewer_ms(reduction: Reduction, best_count: int, exposed_ms: float) -> float:
-    """Latencies that fewer buckets save, no more than is exposed beyond what the best ones would expose."""
+    """Latency that fewer buckets save, ms per step; no more than is exposed now beyond what the best buckets would expose."""
     latencies_ms = (reduction.count - best_count) * reduction.latency_ns / 1e6 * reduction.per_step
     best_ms = min(reduction.exposed_ms(best_count), exposed_ms)
     return min(max(0.0, latencies_ms), max(0.0, exposed_ms - best_ms))
 
 
 def _issued_ms(reduction: Reduction, best_count: int, issue_ns: float) -> float:
-    """What issuing fewer buckets saves. Issuing wakes the thread that sends; of that, too, the part that goes with the bytes
-    stays."""
+    """ms per step that issuing fewer buckets saves. The part of issuing that is proportional to the bytes is not saved."""
     each_ns = reduction.latency_ns + reduction.total_bytes / reduction.count / reduction.bytes_per_ns
     fixed_share = reduction.latency_ns / max(each_ns, 1.0)
     return max(0.0, (reduction.count - best_count) * issue_ns * fixed_share / 1e6 * reduction.per_step)
 
 
 def disturbed_ns(graph: Graph) -> float:
-    """ns per step of the gradients' exposed transfer beyond what it usually is: on a busy machine each message may wait for
-    a CPU."""
+    """ns per step of the gradients' exposed transfer beyond its usual length: on a busy machine each message may wait for a
+    CPU."""
     beyond = [
         (group.transfer * [s.kind == SyncKind.GRADIENTS for s in group.syncs] - usual_transfer(group)).sum(
             axis=1
@@ -262,7 +261,7 @@ def disturbed_ns(graph: Graph) -> float:
 
 
 def behind_ns(messages_ns: Array, backward_ns: float) -> float:
-    """ns of messages [B] after the end of a backward pass over which they become ready evenly, one sent after the other."""
+    """ns of messages [B] after the end of a backward pass, where they become ready evenly during it and are sent one after the other."""
     count, end = len(messages_ns), 0.0
     for i, message_ns in enumerate(messages_ns.tolist()):
         end = max(end, backward_ns * (i + 1) / count) + message_ns
@@ -270,11 +269,11 @@ def behind_ns(messages_ns: Array, backward_ns: float) -> float:
 
 
 def _saving(ms: float, mean_ms: float, like: Cost, *, bounded: bool = False) -> Cost | None:
-    """``ms`` of the exposed transfer that ``like`` prices: as sure as that is, and as the model of messages. ``bounded``: no
-    more is left of it than the cores allow, of which none may be won."""
+    """A cost of ``ms``, part of the exposed transfer that ``like`` prices. Its range includes that of ``like`` and the error of the
+    message model. ``bounded``: cores limit the saving, and its range begins at 0."""
     if ms <= 0:
         return None
-    ends = part_of(like, ms, _TUNING.model_share)
+    ends = range_of_share(like, ms, _TUNING.model_share)
     return Cost(
         **saving(ms, mean_ms),
         low_ms_per_step=0.0 if ends and bounded else ends.get("low_ms_per_step"),

@@ -1,4 +1,4 @@
-"""What pricers may ask: the frozen result of all stages before them."""
+"""The input of pricers: the results of all earlier stages."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ from ddpdoctor.rundir import EventKind
 from .price import Pricing
 
 Costs = dict[str, Cost]
-"""Path of the fact → what it costs."""
+"""Path of the fact → its cost."""
 
 
 class RareSource(msgspec.Struct, frozen=True):
-    """Where pauses that come in few steps are looked for, beside the graph that speaks."""
+    """A recording, other than the primary graph, in which to look for pauses in few steps."""
 
     graph: Graph
     """Of the whole run."""
     lines: SourceLines
     kinds: dict[str, Components]
-    """Causes of lateness that this graph can tell → their components."""
+    """Causes of lateness that this graph shows → their components."""
 
 
 class ReducerCosts(msgspec.Struct, frozen=True):
-    """What reducing gradients costs the thread that computes them, by position of the rank; 0 where unknown, ns."""
+    """ns that reducing gradients takes on the thread that computes them."""
 
     synced_ns: tuple[float, ...] = ()
-    """Of one backward pass. Empty: of no rank known."""
+    """Per backward pass, by position of the rank; 0 where unknown. Empty: unknown on all ranks."""
     issue_ns: tuple[float, ...] = ()
-    """Of one bucket, of the ranks of which it is known."""
+    """Per bucket, of the ranks of which it is known."""
 
 
 class Context(msgspec.Struct, frozen=True, dict=True):
-    """A measured run, ready to be priced."""
+    """A measured run, as pricers need it."""
 
     graph: Graph
-    """The one that speaks."""
+    """The primary graph."""
     attribution: Attribution
     lines: SourceLines
     """Of the same recording as ``graph``."""
     mean_step_ms: float | None = None
-    """Mean measured step as it is told; of the step logs where there are any, though a window may speak of causes."""
+    """Mean measured step as reported; of the step logs where there are any, even if ``graph`` is of a window."""
     logs: Sequence[RankLog] = ()
     windows: Sequence[Window] = ()
     rare_sources: Sequence[RareSource] = ()
@@ -62,13 +62,13 @@ class Context(msgspec.Struct, frozen=True, dict=True):
     reducer: ReducerCosts = msgspec.field(default_factory=ReducerCosts)
     reductions: BucketFacts = BucketFacts()
     message: MessageCost = msgspec.field(default_factory=MessageCost)
-    speaks_of_hosts: bool = True
+    host_timed: bool = True
     """Whether ``graph`` is that of the step logs, in which a busy machine's disturbances of transfers show."""
 
     cores: Cores | None = None
-    """What the host with the fewest to spare has of them; None: unknown, and prices do not depend on it."""
+    """Cores of the host with the fewest spare ones; None: unknown, and prices do not depend on it."""
     asleep: Mapping[int, float] = msgspec.field(default_factory=dict)
-    """By rank, the part of making batches in which nothing computes, as far as it is known."""
+    """By rank, the part of preparing batches in which nothing computes, where known."""
 
     @cached_property
     def pricing(self) -> Pricing:
@@ -92,9 +92,10 @@ class Context(msgspec.Struct, frozen=True, dict=True):
             ]
         )
 
-    def as_often_as_saved(self, cost: Cost) -> Cost:
-        """What checkpoints cost, spread over all steps recorded in full but those of the warm-up: few have one, and some of those are
-        set aside, as the profiler or an evaluation disturbed them. ``share`` then refers to the mean step with as many."""
+    def per_recorded_save(self, cost: Cost) -> Cost:
+        """The cost of checkpoints, scaled to their frequency in all steps recorded in full after the warm-up. Few steps have a
+        checkpoint, and some of these are excluded, as the profiler or an evaluation disturbed them. ``share`` then refers to the mean
+        step with that frequency."""
         if self.graph.source != "step-log" or not self.logs:
             return cost
         settled = settled_steps(self.logs)
@@ -119,9 +120,9 @@ class Context(msgspec.Struct, frozen=True, dict=True):
             **persistence(numbers, saved).as_facts(),
         )
 
-    def transfer_beside_ns(self, graph: Graph, gain_ns: float) -> float:
-        """What of ``gain_ns`` is left where transfers of ``graph`` run beside the computation: on hosts, whose cores do both, as
-        much as there are cores for; on devices all of it."""
+    def overlappable_transfer_ns(self, graph: Graph, gain_ns: float) -> float:
+        """The part of ``gain_ns`` that overlapping transfers of ``graph`` with computation really saves: all of it on devices; on hosts,
+        whose cores do both, as much as spare cores allow."""
         if self.cores is None or all(group.on_device for group in graph.groups):
             return gain_ns
-        return self.pricing.beside_ns(gain_ns * self.cores.hidden_share)
+        return self.pricing.overlappable_ns(gain_ns * self.cores.hidden_share)

@@ -1,15 +1,11 @@
-"""Stalls of training in steps that are set aside, priced from the logs.
+"""Price stalls in excluded steps, from the logs.
 
-Loaders whose workers start anew: what all ranks wait for the first batches of each pass.
+A step in which the job evaluates is excluded, as its length says nothing of training. Two stalls occur in such steps:
 
-Where each epoch ends with an evaluation, this stall lies in just the steps that are set aside: a step in which the job
-evaluates is not measured, its length says nothing of training. It is priced from the logs then, and added to what the
-measured steps show.
-
-Evaluations by some ranks alone, for which the others wait: a stall of training in steps that are set aside.
-
-A step in which the job evaluates is not measured, its length says nothing of training. Yet where rank 0 goes through the
-whole validation set by itself, all other ranks stand still as long, and dividing the set would give most of that back.
+- Loaders that restart their workers: all ranks wait for the first batches of each epoch. Where each epoch ends with an evaluation,
+  this stall is in excluded steps only. It is priced from the logs and added to that of the measured steps.
+- Evaluations on some ranks, for which the others wait. Where rank 0 evaluates the whole validation set by itself, all other ranks idle
+  as long, and dividing the set among all ranks would save most of that.
 """
 
 from __future__ import annotations
@@ -35,17 +31,17 @@ _COMPONENTS = SHARED_COMPONENTS[SharedCause.DATA_EPOCH_START]
 
 
 def epoch_starts(context: Context) -> Costs:
-    """``shared.data_epoch_start``: of the measured steps, and of those with an evaluation; {} where there is none.
+    """``shared.data_epoch_start`` of the measured steps and of steps with an evaluation; {} where there is none.
 
     The latter are spread over all steps; ``share`` then refers to the mean step with them.
     """
     measured = common_work(context, _COMPONENTS)
-    stalls_ns = _beside_evaluations(context) if context.mean_step_ms else {}
-    cost = _together(context, measured, stalls_ns) if stalls_ns else measured
+    stalls_ns = _evaluation_stalls(context) if context.mean_step_ms else {}
+    cost = _with_evaluation_stalls(context, measured, stalls_ns) if stalls_ns else measured
     return {} if cost is None else {f"shared.{SharedCause.DATA_EPOCH_START}": cost}
 
 
-def _together(context: Context, measured: Cost | None, stalls_ns: Mapping[int, float]) -> Cost:
+def _with_evaluation_stalls(context: Context, measured: Cost | None, stalls_ns: Mapping[int, float]) -> Cost:
     numbers, lost_ns = np.array(list(stalls_ns)), np.array(list(stalls_ns.values()))
     stalled = lost_ns > 0
     extra_ms = float(lost_ns.sum()) / len(numbers) / 1e6
@@ -64,9 +60,9 @@ def _together(context: Context, measured: Cost | None, stalls_ns: Mapping[int, f
     )
 
 
-def _beside_evaluations(context: Context) -> dict[int, float]:
-    """By number, of all steps recorded in full but those of the warm-up and those that the profiler disturbed, ns: the longest stall over
-    the ranks, as all meet after it, where some rank evaluates; else 0. {} where there is no such stall."""
+def _evaluation_stalls(context: Context) -> dict[int, float]:
+    """Step number → longest worker start of all ranks, ns, in steps in which a rank evaluates; 0 in other steps. Of all steps recorded in
+    full, without the warm-up and steps that the profiler disturbed. {} where there is no such stall."""
     logs = context.logs
     evaluating = evaluated(logs)
     if not evaluating:
@@ -93,26 +89,26 @@ def _stall_ns(step: Step, loaders: Collection[int]) -> float:
     return waits
 
 
-class _LoneEvaluations(msgspec.Struct, frozen=True):
+class _PartialEvaluations(msgspec.Struct, frozen=True):
     """Steps in which the same ranks, half of all at most, evaluate and the others do not."""
 
     positions: tuple[int, ...]
     """Of the ranks that evaluate."""
     numbers: Ints
-    """[N] all steps but those of the warm-up and those that the profiler disturbed."""
+    """[N] numbers of all steps, without the warm-up and steps that the profiler disturbed."""
     steps: list[list[Step]]
     """[N] those steps, on each rank."""
     hit: Mask
-    """[N]"""
+    """[N] which of them have such an evaluation."""
     longer_ns: Array
-    """[N] by which a step with such an evaluation is longer than the median of those without any; else 0."""
+    """[N] excess of a step with such an evaluation over the median of steps without any; else 0."""
 
 
-def lone_evaluations(context: Context) -> Costs:
-    """``late.evaluation``: what it costs that the same ranks, half of all at most, evaluate; {} where that does not happen.
+def evaluations_on_some_ranks(context: Context) -> Costs:
+    """``late.evaluation``: the cost of evaluation on the same ranks, half of all at most; {} where that does not happen.
 
-    Saved is, where the E ranks that evaluate share the work with all W, (W - E) / W of the time by which the steps with an
-    evaluation are longer than the median of the others, spread over all steps. ``share`` refers to the mean step (of those
+    If the E ranks that evaluate shared the work with all W ranks, they would save (W - E) / W of the time by which steps with an
+    evaluation exceed the median of the others, spread over all steps. ``share`` refers to the mean step (of those
     without evaluation) with that time.
     """
     logs = context.logs
@@ -133,33 +129,35 @@ def lone_evaluations(context: Context) -> Costs:
     return {f"late.{LateCause.EVALUATION}": cost}
 
 
-def _find(context: Context) -> _LoneEvaluations | None:
+def _find(context: Context) -> _PartialEvaluations | None:
     logs = context.logs
     if not evaluated(logs):
         return None
-    together = context.undisturbed
-    evaluating = [tuple(p for p, log in enumerate(logs) if number in log.evaluated) for number, _ in together]
+    undisturbed = context.undisturbed
+    evaluating = [
+        tuple(p for p, log in enumerate(logs) if number in log.evaluated) for number, _ in undisturbed
+    ]
     if not any(evaluating):
         return None
-    lengths_ns = _lengths_ns([steps for _, steps in together], evaluating)
+    lengths_ns = _lengths_ns([steps for _, steps in undisturbed], evaluating)
     alone = Counter(ranks for ranks in evaluating if ranks and 2 * len(ranks) <= len(logs))
     usual = [length for length, ranks in zip(lengths_ns, evaluating, strict=True) if not ranks]
     if not alone or not usual:
         return None
     positions = alone.most_common(1)[0][0]
     hit = np.array([ranks == positions for ranks in evaluating])
-    return _LoneEvaluations(
+    return _PartialEvaluations(
         positions,
-        np.array([number for number, _ in together]),
-        [steps for _, steps in together],
+        np.array([number for number, _ in undisturbed]),
+        [steps for _, steps in undisturbed],
         hit,
         np.where(hit, np.clip(lengths_ns - np.median(usual), 0, None), 0.0),
     )
 
 
-def _lengths_ns(together: Sequence[Sequence[Step]], evaluating: Sequence[tuple[int, ...]]) -> Array:
-    """[N] of each step the median rank's, of those that evaluate where some do."""
-    each = np.array([[step.length_ns for step in steps] for steps in together], float)
+def _lengths_ns(undisturbed: Sequence[Sequence[Step]], evaluating: Sequence[tuple[int, ...]]) -> Array:
+    """[N] ns of each step: median over the ranks that evaluate in it, or over all where none does."""
+    each = np.array([[step.length_ns for step in steps] for steps in undisturbed], float)
     lengths: Array = np.median(each, axis=1)
     for n, ranks in enumerate(evaluating):
         if ranks:
@@ -167,8 +165,8 @@ def _lengths_ns(together: Sequence[Sequence[Step]], evaluating: Sequence[tuple[i
     return lengths
 
 
-def _where(logs: Sequence[RankLog], alone: _LoneEvaluations) -> list[Where]:
-    """Lines that take the batches of these evaluations, or call the module, most frequent first."""
+def _where(logs: Sequence[RankLog], alone: _PartialEvaluations) -> list[Where]:
+    """Lines that fetch the batches of these evaluations, or call the module, most frequent first."""
     training = [log.main_loaders for log in logs]
     lines: Counter[CodeLine] = Counter()
     for position in alone.positions:

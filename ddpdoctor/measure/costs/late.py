@@ -1,10 +1,9 @@
-"""What some ranks do longer than the others, so that those wait: each cause with its part of what all of them cost.
+"""Price stragglers: what some ranks do longer than the others, which then wait. Each cause gets its share of the common cost.
 
-Beside the causes: ranks that arrive late on average, whatever of it is anybody's fault, and what the job would save were they on time.
-
-A cause is priced by what a replay without it saves. Lateness that hides beside the others' computation, or that a transfer makes
-up for, saves next to nothing, and lateness that chance may have dealt out is nobody's. Both stand in the table of the ranks all the
-same, and whoever reads it wants to know which it is.
+A cause is priced by what a replay without it saves. Lateness that is hidden by the others' computation, or made up for by a
+transfer, saves nearly nothing, and lateness that may be chance has no cause. The table of ranks shows both kinds. So
+:func:`arrival_facts` also reports the ranks that arrive late on average for any reason, and what the job would save if they were on
+time.
 """
 
 from __future__ import annotations
@@ -27,21 +26,21 @@ from ddpdoctor.measure.replay import replay_all, without_work
 from ddpdoctor.measure.sourcelines import joined
 from ddpdoctor.measure.taxonomy import LATE_COMPONENTS, Components, LateCause
 
-from .borne import borne_by_marks
+from .confirmation import confirmed_by_events
 from .context import Context, Costs
-from .merge import grown
+from .merge import add_cost
 from .shared import different_work
-from .why import awake_longer_ms, cause_of_computing_longer, only_phase
+from .why import awake_longer_ms, cause_of_computing_longer, slower_phase
 
 
 class _ArrivalsTuning(msgspec.Struct, frozen=True):
     step_share: float = 0.1
-    """Share of the mean step by which a rank is late on average, for a reader to ask why: a job counts as straggling from 1.1
-    times the ideal step time on (Lin et al., OSDI '25)."""
+    """Share of the mean step from which on an average lateness is reported: a job counts as straggling from 1.1 times the ideal step
+    time on (Lin et al., OSDI '25)."""
     beyond_others: float = 2.0
-    """Times the median lateness of the other ranks: on a busy machine now one arrives last, now another."""
+    """Multiple of the other ranks' median lateness from which on it is reported: on a busy machine different ranks arrive last."""
     priced: float = 0.5
-    """Part of a rank's lateness that its causes must cost for it to have its price there."""
+    """Part of a rank's lateness that the prices of its causes must cover, for it to need no price of its own."""
     hit_share: float = 0.02
     """Share of the mean step from which on a rank is late in a cycle: steps of one job differ by as much."""
 
@@ -50,7 +49,7 @@ _ARRIVALS = _ArrivalsTuning()
 
 
 def arrival_facts(graph: Graph, costs: Costs) -> ArrivalFacts:
-    """Who arrives late on average, by how much. ``graph`` is that of the table of the ranks, ``costs`` what is priced already."""
+    """Ranks that arrive late on average, and by how much. ``graph`` is that of the table of ranks, ``costs`` are already priced."""
     if not graph.groups or len(graph.ranks) < 2:
         return ArrivalFacts()
     late_ns = lateness(graph)[0]
@@ -75,12 +74,12 @@ def arrival_facts(graph: Graph, costs: Costs) -> ArrivalFacts:
 
 
 def _late(late_ns: Array, step_ns: float) -> list[int]:
-    """Positions of the ranks, the latest first."""
+    """Positions of the late ranks, the latest first. ``late_ns`` [R] is their mean lateness."""
     order = np.argsort(-late_ns, kind="stable").tolist()
     ascending = np.sort(late_ns)
     found = []
     for place in order:
-        # Without its own: what stands behind it in the order moves up by one place.
+        # Median without the rank itself: values after it in the order move up by one place.
         middle = (len(late_ns) - 2) // 2
         others = ascending[middle + int(ascending[middle] >= late_ns[place])]
         if late_ns[place] >= max(_ARRIVALS.step_share * step_ns, _ARRIVALS.beyond_others * float(others)):
@@ -89,7 +88,7 @@ def _late(late_ns: Array, step_ns: float) -> list[int]:
 
 
 def _saved_ms(graph: Graph, places: Ints) -> float:
-    """What a step would be shorter if these ranks arrived with the median rank, as far as they work for longer before it."""
+    """ms per step saved if these ranks arrived with the median rank, as far as longer work makes them late."""
     gains = replay_all(graph) - replay_all(
         graph, [without_work([_lateness(group, places) for group in graph.groups])]
     )
@@ -97,17 +96,17 @@ def _saved_ms(graph: Graph, places: Ints) -> float:
 
 
 def _lateness(group: CycleGroup, places: Ints) -> Array:
-    """[N, K, R] ns: by how much later each of these ranks arrives (see :func:`lateness_ns`), but for what it brings along from a
-    synchronisation that did not bring all ranks together."""
+    """[N, K, R] ns: lateness of these ranks at each synchronisation (see :func:`lateness_ns`), less what is carried over from a previous
+    synchronisation that did not release all ranks together."""
     own = np.nan_to_num(lateness_ns(group)[:, :, places])
     late = np.zeros(group.arrival.shape)
     for k in range(len(group.syncs)):
-        brought = own[:, k - 1] if k and not _brings_together(group, k - 1) else 0.0
+        brought = own[:, k - 1] if k and not _releases_together(group, k - 1) else 0.0
         late[:, k, places] = np.clip(own[:, k] - brought, 0, None)
     return late
 
 
-def _brings_together(group: CycleGroup, k: int) -> bool:
+def _releases_together(group: CycleGroup, k: int) -> bool:
     sync = group.syncs[k]
     return len(sync.members) == group.arrival.shape[2] and sync.root is None and not group.on_device
 
@@ -116,28 +115,28 @@ class _Tuning(msgspec.Struct, frozen=True):
     least_share: float = 0.001
     """A rank whose excess saves less than this share of the step is no straggler: a replay's own error is as large."""
     same_segments: float = 0.5
-    """Part of two causes' time that must fall into the same segments of the cycle, for one to hide behind the other."""
+    """Part of two causes' time that must be in the same segments of the cycle, for one to hide the other."""
     shows: float = 0.5
-    """Part of what is lost each time by which a step is longer for it at least: hosts that run ahead of their devices catch up."""
+    """Part of each loss by which its step must be longer at least: hosts that run ahead of their devices catch up."""
     stragglers: float = 0.25
-    """Part of the largest straggler's excess from which on a rank is named beside it."""
+    """Part of the largest straggler's excess from which on a rank is named too."""
 
 
 _TUNING = _Tuning()
 
 
 class _Removal(msgspec.Struct, frozen=True):
-    """What of the ranks' work goes with one cause."""
+    """The work of the ranks that is removed with one cause."""
 
     work: list[Array]
     """[N, K, R] ns per group."""
     components: Components
     of_each: bool = False
-    """Whether each rank does other work of that kind, at lines of its own."""
+    """Whether each rank does different work of that kind, at its own lines."""
 
 
 def late_work(context: Context) -> Costs:
-    """``late.*`` of what ranks were seen to do longer, and ``late.total``: {} where nobody is late."""
+    """``late.*`` of each cause of lateness, and ``late.total``; {} where no rank is late."""
     removals = _removals(context)
     pricing = context.pricing
     parts = fair_shares(
@@ -167,16 +166,16 @@ def late_work(context: Context) -> Costs:
         costs[cause] = computing
     saving = costs.get(LateCause.CHECKPOINT)
     if saving is not None:
-        often = costs[LateCause.CHECKPOINT] = context.as_often_as_saved(saving)
+        often = costs[LateCause.CHECKPOINT] = context.per_recorded_save(saving)
         more_ms = often.ms_per_step - saving.ms_per_step
         if more_ms:
-            total = grown(total, often, total.ms_per_step + more_ms, pricing.mean_ns / 1e6 + more_ms)
+            total = add_cost(total, often, total.ms_per_step + more_ms, pricing.mean_ns / 1e6 + more_ms)
     costs[LateCause.TOTAL] = total
     return {f"late.{cause}": cost for cause, cost in costs.items()}
 
 
 def _removals(context: Context) -> dict[LateCause, _Removal]:
-    """By cause, what goes with it; causes with which nothing does are left out."""
+    """Cause → the work removed with it; causes without any are omitted."""
     attribution = context.attribution
     excess = attribution.claimed if _hide_each_other(attribution) else attribution.excess
     removals = {
@@ -186,57 +185,60 @@ def _removals(context: Context) -> dict[LateCause, _Removal]:
     removals = {
         cause: removal for cause, removal in removals.items() if any(work.any() for work in removal.work)
     }
-    beside = {LateCause.UNKNOWN: unseen(context.graph, attribution), LateCause.HOST: different_work(context)}
-    for cause, more in beside.items():
+    unattributed = {
+        LateCause.UNKNOWN: unseen(context.graph, attribution),
+        LateCause.HOST: different_work(context),
+    }
+    for cause, more in unattributed.items():
         if more is not None:
             seen = removals.get(cause)
             whole = [a + b for a, b in zip(seen.work, more, strict=True)] if seen else more
             removals[cause] = _Removal(whole, LATE_COMPONENTS[cause], of_each=cause == LateCause.HOST)
     if attribution.in_turn:
-        together = [amount.sum(axis=-1) for amount in attribution.in_turn]
+        summed = [amount.sum(axis=-1) for amount in attribution.in_turn]
         components = tuple(c for kind in attribution.causes_in_turn for c in LATE_COMPONENTS[kind])
-        removals[LateCause.TURNS] = _Removal(together, components)
+        removals[LateCause.TURNS] = _Removal(summed, components)
     return removals
 
 
 def _cost(context: Context, cause: LateCause, removal: _Removal, part: Value) -> Cost:
     attribution, in_turn = context.attribution, cause == LateCause.TURNS
-    told: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if in_turn:
-        told["period_steps"] = len(context.graph.ranks) if attribution.rotates else None
-        told["kinds"] = list(attribution.causes_in_turn)
+        fields["period_steps"] = len(context.graph.ranks) if attribution.rotates else None
+        fields["kinds"] = list(attribution.causes_in_turn)
     positions = None if in_turn else _stragglers(removal.work, len(context.graph.ranks))
-    phase = only_phase(context.graph, positions) if cause == LateCause.COMPUTE and positions else None
+    phase = slower_phase(context.graph, positions) if cause == LateCause.COMPUTE and positions else None
     if phase is not None:
-        told["phase"], told["lines_of"] = word_of(phase), (phase,)
+        fields["phase"], fields["lines_of"] = word_of(phase), (phase,)
     if cause in attribution.stands_out_in or cause != LateCause.DATA:
-        told["stands_out_in"] = attribution.stands_out_in.get(cause, [])
+        fields["stands_out_in"] = attribution.stands_out_in.get(cause, [])
     if positions and not removal.of_each:
-        told |= borne_by_marks(context.drawn, cause, removal.work, positions)
+        fields |= confirmed_by_events(context.drawn, cause, removal.work, positions)
         if cause == LateCause.HOST:
-            told["awake_ms"] = awake_longer_ms(context.graph, removal.work, positions)
+            fields["awake_ms"] = awake_longer_ms(context.graph, removal.work, positions)
     if removal.of_each and positions:
-        told["where"] = _lines_of_each(context, removal, positions)
+        fields["where"] = _lines_of_each(context, removal, positions)
     return context.pricing.cost(
         [without_work(removal.work)],
         _when_late(context, cause, removal),
         removal.components,
         positions,
         part=part,
-        **told,
+        **fields,
     )
 
 
 def _over_all_steps(cost: Cost, context: Context) -> Cost:
-    """What single steps of a short window cost, spread over all that it recorded: in those without a cycle, as nothing is known of
-    the step before, nobody was held up either where no rank took longer than usual by half of what was lost each time."""
+    """The cost of single steps of a short window, averaged over all of its steps. A step without a cycle (the step before it is not
+    recorded) counts as free of the cause if no rank exceeds the usual length by half of what is lost each time."""
     graph, measured_ms = context.graph, context.pricing.mean_ns / 1e6
     lost_ns = (cost.occurrence_ms or 0.0) * 1e6
     lengths = [dict(zip(of.steps.tolist(), (of.end - of.start).tolist(), strict=True)) for of in graph.steps]
     of_all = set.intersection(*(set(of_rank) for of_rank in lengths))
     longest = {step: max(of_rank[step] for of_rank in lengths) for step in of_all}
     known = set(context.pricing.steps.tolist())
-    usual = [ns for step, ns in longest.items() if step in known]
+    usual = [ns for step, ns in longest.items() if step in known.difference(cost.stands_out_in)]
     if not usual:
         return cost
     most_ns = float(np.median(usual)) + _TUNING.shows * lost_ns
@@ -246,7 +248,7 @@ def _over_all_steps(cost: Cost, context: Context) -> Cost:
 
 
 def _lines_of_each(context: Context, removal: _Removal, positions: Sequence[int]) -> list[Where]:
-    """Where each of these ranks does its own work, the one with most of it first."""
+    """The heaviest line of each of these ranks, the rank with most of the work first."""
     weight = sum((of_group.sum(axis=(0, 1)) for of_group in removal.work), np.zeros(len(context.graph.ranks)))
     lines: list[Where] = []
     for position in sorted(positions, key=lambda position: -weight[position]):
@@ -260,12 +262,12 @@ def _stragglers(work: Sequence[Array], world: int) -> list[int]:
 
 
 def _when_late(context: Context, cause: LateCause, removal: _Removal) -> list[Array]:
-    """[N, K, R or 1] ns that tell in which cycles a rank is late."""
+    """[N, K, R or 1] ns per group that are above 0 in the cycles in which a rank is late."""
     groups = context.graph.groups
     if cause == LateCause.TURNS:
         return [np.clip(work.max(axis=2, keepdims=True), 0, None) for work in removal.work]
     if cause == LateCause.DATA and all(group.on_device for group in groups):
-        # What a rank would wait if others did not hold it up, too, makes it late only where it does wait.
+        # The wait that a rank would have without delays by others makes it late only where it really waits.
         waits = component([group.work for group in groups], removal.components)
         return [
             np.minimum(work, np.clip(wait, 0, None)) for work, wait in zip(removal.work, waits, strict=True)
@@ -274,8 +276,8 @@ def _when_late(context: Context, cause: LateCause, removal: _Removal) -> list[Ar
 
 
 def _hide_each_other(attribution: Attribution) -> bool:
-    """Whether two ranks are late for two causes between the same synchronisations: each is then early by the other's cause, and what
-    it makes up for must not hide its own. (With one in between, that is what costs the time.)"""
+    """Whether two ranks are late for two causes between the same synchronisations. Each rank then has less of the other's cause, and
+    this must not offset its own excess. (With a synchronisation in between, both delays cost time anyway.)"""
     where: dict[LateCause, tuple[int, Array]] = {}
     for cause, positions in attribution.stragglers.items():
         claimed = component(attribution.claimed, LATE_COMPONENTS[cause])

@@ -1,4 +1,4 @@
-"""All costs together: the one place where a cause that two pricers know gets one price."""
+"""Merge the costs of all pricers into one price per cause."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from ddpdoctor.measure.facts import Cost, saving
 from ddpdoctor.measure.taxonomy import LATE_COMPONENTS, LateCause
 
 from .context import Costs
-from .sureness import together
+from .price_range import range_of_sum
 
 _TOTAL = f"late.{LateCause.TOTAL}"
 _WORK = frozenset(f"late.{cause}" for cause in LATE_COMPONENTS)
-"""Causes with components of their own. Others are readings of the same time (uneven work is computation), or of steps that
-are set aside (evaluations): they add nothing to how late ranks are in all."""
+"""Causes with components of their own. Others describe the same time (uneven work is computation) or excluded steps (evaluations),
+and add nothing to the total lateness."""
 
 
 _COMPUTING = tuple(
     f"late.{cause}"
     for cause in (LateCause.COMPUTE, LateCause.UNEVEN, LateCause.THROTTLED, LateCause.CPU_STARVED)
 )
-"""``late.compute`` and the names that it has where it is known why: a pricer uses one of them."""
+"""``late.compute`` and its more specific names; a pricer uses one of them."""
 
 
 def merge(priced: Iterable[Costs], mean_ms: float | None) -> Costs:
-    """Of a cause that several pricers found, the larger cost stands, never both: a window shows a few steps, the log of the
-    whole run what comes now and then. All lateness together (``late.total``) grows by what stands beyond it.
+    """One cost per cause: the largest of those that several pricers found. A window shows a few steps, the log of the whole run what
+    happens seldom. ``late.total`` grows by what the merged prices add to it.
 
     ``mean_ms`` is the mean step.
     """
@@ -45,21 +45,21 @@ def merge(priced: Iterable[Costs], mean_ms: float | None) -> Costs:
         if more_ms > 0:
             if total is not None:
                 whole_ms = total.ms_per_step + more_ms
-                merged[_TOTAL] = grown(total, price, whole_ms, mean_ms or whole_ms)
+                merged[_TOTAL] = add_cost(total, price, whole_ms, mean_ms or whole_ms)
             else:
                 merged[_TOTAL] = msgspec.structs.replace(price, ranks=None)
     return merged
 
 
 def costs_under(group: str, costs: Costs) -> dict[str, Cost]:
-    """Those of one group of facts, ``late`` or ``shared``, by their names in it."""
+    """Costs of one group of facts, ``late`` or ``shared``, by their names in it."""
     prefix = f"{group}."
     return {path.removeprefix(prefix): price for path, price in costs.items() if path.startswith(prefix)}
 
 
-def grown(cost: Cost, more: Cost, ms: float, mean_ms: float) -> Cost:
-    """``cost`` grown to ``ms`` by what ``more`` has beyond it, and as unsure as both."""
-    unsure = {**dict.fromkeys(("low_ms_per_step", "high_ms_per_step")), **together(cost, more, ms)}
+def add_cost(cost: Cost, more: Cost, ms: float, mean_ms: float) -> Cost:
+    """``cost`` increased to ``ms`` by ``more``, with the range of the sum of both."""
+    unsure = {**dict.fromkeys(("low_ms_per_step", "high_ms_per_step")), **range_of_sum(cost, more, ms)}
     return msgspec.structs.replace(
         cost,
         **saving(ms, mean_ms),

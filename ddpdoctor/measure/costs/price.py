@@ -1,4 +1,4 @@
-"""One cause's price: a replay without it, with who, when and where."""
+"""Price one cause by a replay without it, with its ranks, steps and source lines."""
 
 from __future__ import annotations
 
@@ -14,25 +14,23 @@ from ddpdoctor.measure.attribution import STANDOUT, component
 from ddpdoctor.measure.facts import Cost
 from ddpdoctor.measure.graph import CycleGroup, Graph
 from ddpdoctor.measure.metrics import Cores
-from ddpdoctor.measure.numerics import Array, Ints, Mask, Value, persistence
+from ddpdoctor.measure.numerics import PERSISTENCE, Array, Ints, Mask, Value, persistence
 from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.replay import Change, replay_all
 from ddpdoctor.measure.sourcelines import SourceLines
 from ddpdoctor.measure.taxonomy import STANDALONE, Component, Components, LateCause
 
-from .sureness import Sureness, range_fields
+from .price_range import PriceRange, range_fields
 
 
 class _Tuning(msgspec.Struct, frozen=True):
     hit_share: float = 0.02
     """A cause happens in a cycle when it takes at least this share of the mean cycle: steps of one job differ by as much."""
     usual_gain: float = 0.4
-    """Quantile of the cycles that counts as what a cycle usually gains: below the median, so that a job that is disturbed
-    in half of its steps is not priced by the disturbance."""
+    """Quantile of the cycles' gains that counts as the usual gain: below the median, so that disturbances in half of the steps do not
+    set the price."""
     close: float = 0.2
-    """Two prices that differ by more than this part of the larger are told both."""
-    pattern: int = 3
-    """Occurrences from which on rules take something for a pattern."""
+    """Two prices that differ by more than this part of the larger are both reported."""
 
 
 _TUNING = _Tuning()
@@ -44,11 +42,11 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
     graph: Graph
     lines: SourceLines
     short: bool = False
-    """A window on devices is all that is known of the job."""
+    """Whether a short device window is the only recording of the job."""
     cores: Cores | None = None
-    """What the host with the fewest to spare has of them; None where unknown."""
+    """Cores of the host with the fewest spare ones; None where unknown."""
     asleep: Mapping[int, float] = msgspec.field(default_factory=dict)
-    """By rank, the part of making batches in which nothing computes, as far as it is known."""
+    """By rank, the part of preparing batches in which nothing computes, where known."""
 
     @cached_property
     def mean_ns(self) -> float:
@@ -62,22 +60,22 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def _order(self) -> Ints:
-        """[cycles] their places in order of steps."""
+        """[cycles] indices that sort the cycles by step."""
         return np.argsort(self.steps, kind="stable")
 
     @cached_property
     def measured_ns(self) -> Array:
-        """[cycles] ns: the cycles as they were."""
+        """[cycles] ns: replayed lengths without changes."""
         return replay_all(self.graph)
 
-    def beside_ns(self, gain_ns: float) -> float:
-        """What of a gain is left where the work is moved beside the step, and none of it removed."""
+    def overlappable_ns(self, gain_ns: float) -> float:
+        """The part of a gain that remains where the work is not removed, but overlapped with the step on spare cores."""
         if self.cores is None:
             return gain_ns
         return min(gain_ns, self.mean_ns - self.cores.shortest_step(self.mean_ns))
 
     def gains_ns(self, changes: Sequence[Change]) -> Array:
-        """[cycles] ns that each cycle is shorter with the changes."""
+        """[cycles] ns by which each cycle is shorter with the changes."""
         return _gains_ns(self.graph, self.measured_ns, changes, usually=False)
 
     def cost(
@@ -92,14 +90,14 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
         where: list[Where] | None = None,
         lines_of: Components = (),
         operation: str | None = None,
-        **told: Any,
+        **fields: Any,
     ) -> Cost:
-        """What the changes save.
+        """The cost of a cause: what the changes save.
 
-        ``spent`` [N, K, R or 1] ns per group is the time that goes into the cause, whose work is of these ``components``,
-        and ``positions`` the stragglers (None: all ranks are concerned). With ``usually`` a cycle gains no more than cycles
-        usually do. ``part`` is the cause's share of what several causes save together. ``where``, ``operation`` and ``told``
-        are fields of the :class:`Cost` that the caller knows better; ``lines_of``, those of the components whose lines are meant.
+        ``spent`` [N, K, R or 1] ns per group is the time of the cause, whose work is of these ``components``, and ``positions``
+        are the stragglers (None: all ranks). With ``usually`` a cycle gains at most the usual gain of a cycle. ``part`` is the cause's
+        share of what several causes save together. ``where``, ``operation`` and ``fields`` override fields of the :class:`Cost`;
+        ``lines_of`` are the components whose source lines to use, where not all.
         """
         gains = _gains_ns(self.graph, self.measured_ns, changes, usually)
         gain_ns = max(0.0, float(gains.mean()))
@@ -111,7 +109,7 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
         return Cost(
             **{
                 **self._saving(gain_ns, ends_ns, part, components, positions),
-                **_if_decided(gain_ns, part, either_ns),
+                **_either_way_fields(gain_ns, part, either_ns),
                 "ranks": None if positions is None else [self.graph.ranks[p] for p in positions],
                 "own_ms": own_ms,
                 "typical_ms": typical_ms,
@@ -121,12 +119,12 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
                 "where": self._where(lines_of or components, positions, hit) if where is None else where,
                 "gap": self.lines.gap(components, positions, self._when_hit(hit)) if components else None,
                 "operation": operation or self.lines.operation(components, positions),
-                **told,
+                **fields,
             }
         )
 
     def steps_hit(self, spent: Sequence[Array]) -> Ints:
-        """Numbers of the steps in which a cause takes time, see :meth:`cost`; of all where it is too little in each."""
+        """Numbers of the steps in which a cause takes time, see :meth:`cost`; of all steps where it is too little in each."""
         return self._when_hit(self._hit(_per_cycle(spent)))
 
     def _hit(self, per_cycle: Array) -> Mask:
@@ -134,10 +132,12 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
         return hit
 
     def _range_ns(self, gains: Array, either_ns: Sequence[float]) -> tuple[float, float] | None:
-        """(low, high) of the mean of ``gains`` [cycles, group by group], see :class:`Sureness`; wide enough for both means
-        where it is not decided what waits for what."""
+        """(low, high) of the mean of ``gains`` [cycles, group by group], see :class:`PriceRange`; wide enough for both means
+        where dependencies are uncertain."""
         rest = self.measured_ns - gains
-        ends_ns = Sureness(gains[self._order], rest[self._order], self.graph.clock_error_ns or 0.0).range_ns()
+        ends_ns = PriceRange(
+            gains[self._order], rest[self._order], self.graph.clock_error_ns or 0.0
+        ).range_ns()
         return None if ends_ns is None else (min(*ends_ns, *either_ns), max(*ends_ns, *either_ns))
 
     def _saving(
@@ -148,13 +148,13 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
         components: Components,
         positions: Sequence[int] | None,
     ) -> dict[str, Any]:
-        """The fields of a cost that say how much it is, and how sure that is."""
+        """The fields of a cost for its amount and range."""
         own_ns = gain_ns if part is None else part.part_ns
         others_ns = () if part is None else (part.first_ns, part.part_ns, part.last_ns)
         return {
             "ms_per_step": own_ns / 1e6,
             **range_fields(gain_ns, ends_ns, *others_ns),
-            "beside_ms_per_step": self._beside_ms(own_ns, components, positions),
+            "beside_ms_per_step": self._overlappable_ms(own_ns, components, positions),
             "share": own_ns / self.mean_ns,
             "speedup": self.mean_ns / max(self.mean_ns - gain_ns, 1.0),
             "alone_ms_per_step": None if part is None else part.first_ns / 1e6,
@@ -162,21 +162,21 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
         }
 
     def _either_way_ns(self, changes: Sequence[Change], usually: bool) -> tuple[float, float] | None:
-        """Mean gain where all computation whose dependence is close waits for its collective, and where none does; None where
-        nothing is close, or it makes little difference."""
-        if not self._decided:
+        """(mean gain if all computation with an uncertain dependency waits for its collective, mean gain if none does); None where no
+        dependency is uncertain, or it makes little difference."""
+        if not self._either_way_graphs:
             return None
         waiting, going_on = (
             max(0.0, float(_gains_ns(graph, measured_ns, changes, usually).mean()))
-            for graph, measured_ns in self._decided
+            for graph, measured_ns in self._either_way_graphs
         )
         matters = abs(waiting - going_on) > _TUNING.close * max(waiting, going_on)
         return (waiting, going_on) if matters else None
 
     @cached_property
-    def _decided(self) -> list[tuple[Graph, Array]]:
-        """The graph with every close dependency taken to be one, and to be none, each with its cycles as they are then; [] where
-        none is close, or none matters: on CPUs."""
+    def _either_way_graphs(self) -> list[tuple[Graph, Array]]:
+        """(graph, its [cycles] lengths) with every uncertain dependency present, and with each absent; [] where none is uncertain, or
+        on CPUs, where they do not matter."""
         sure = [
             group.dependency_probability
             for group in self.graph.groups
@@ -190,26 +190,27 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
         ]
         return [(graph, replay_all(graph)) for graph in graphs]
 
-    def _beside_ms(
+    def _overlappable_ms(
         self, own_ns: float, components: Components, positions: Sequence[int] | None
     ) -> float | None:
-        """Of making batches, which a loader's workers do beside the step; None where the machine is not known, too. What nothing
-        computes in needs no core: workers wait for storage beside a busy machine's steps as well."""
+        """ms of a data cost that more dataloader workers can save: preparing batches overlaps with the step as far as spare cores
+        allow. Time in which nothing computes, such as waiting for storage, needs no core. None where the cores are unknown."""
         if self.cores is None or Component.DATA not in components:
             return None
         ranks = self.graph.ranks if positions is None else [self.graph.ranks[p] for p in positions]
         asleep = min((self.asleep.get(rank, 0.0) for rank in ranks), default=0.0)
-        return max(self.beside_ns(own_ns), asleep * own_ns) / 1e6
+        return max(self.overlappable_ns(own_ns), asleep * own_ns) / 1e6
 
     def _single_steps(self, components: Components, hit: Mask, gain_ns: float) -> list[int]:
-        """Steps of a short window that are told one by one. Checkpoints and waiting for data are recognised by what they are:
-        one is one, however few there are. (A wait for data is told only where it costs enough of the window, and three of
-        them are a pattern like any other.)"""
+        """Steps of a short window that are reported one by one. Checkpoints and waiting for data are recorded as such, so a single one
+        is certain. A wait for data is listed only where it costs enough of the window, and fewer than three times."""
         if not self.short or hit.all():
             return []
-        few = 0 < hit.sum() < _TUNING.pattern and gain_ns >= STANDOUT.window_share * self.mean_ns
-        told = Component.CHECKPOINT in components or (Component.DATA in components and bool(few))
-        return sorted(self.steps[hit].tolist()) if told else []
+        few = (
+            0 < hit.sum() < PERSISTENCE.fewest_of_pattern and gain_ns >= STANDOUT.window_share * self.mean_ns
+        )
+        listed = Component.CHECKPOINT in components or (Component.DATA in components and bool(few))
+        return sorted(self.steps[hit].tolist()) if listed else []
 
     def _where(self, components: Components, positions: Sequence[int] | None, hit: Mask) -> list[Where]:
         if not components:
@@ -217,13 +218,13 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
         return self.lines.work(components, positions, self._when_hit(hit), or_else=self.steps)
 
     def _when_hit(self, hit: Mask) -> Ints:
-        """The steps in which it happens, where there are any."""
+        """The steps in which it happens; all where there are none."""
         return self.steps[hit] if hit.any() else self.steps
 
     def _time_spent_ms(
         self, spent: Sequence[Array], components: Components, positions: Sequence[int] | None
     ) -> tuple[float | None, float | None]:
-        """Mean time per step of the stragglers (or the median rank) and of the median of the others."""
+        """(mean ms per step of the stragglers, or of the median rank where ``positions`` is None; median of the others)."""
         if positions is None or not components:
             means = np.concatenate([of_group.sum(axis=1) for of_group in spent]).mean(axis=0)
             return float(np.median(means)) / 1e6, None
@@ -234,22 +235,22 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
 
 
 def _per_cycle(spent: Sequence[Array]) -> Array:
-    """[cycles] ns: what the rank with most of it spends."""
+    """[cycles] ns of the rank that spends most in each cycle."""
     per_cycle: Array = np.concatenate([of_group.sum(axis=1).max(axis=1) for of_group in spent])
     return per_cycle
 
 
 def _gains_ns(graph: Graph, measured_ns: Array, changes: Sequence[Change], usually: bool) -> Array:
-    """[cycles] ns that each cycle of a graph, ``measured_ns`` long, is shorter with the changes; with ``usually`` no more than
-    cycles usually gain."""
+    """[cycles] ns by which each cycle of a graph, ``measured_ns`` long, is shorter with the changes; with ``usually`` at most the
+    usual gain."""
     gains: Array = measured_ns - replay_all(graph, changes)
     return np.minimum(gains, np.quantile(gains, _TUNING.usual_gain)) if usually else gains
 
 
-def _if_decided(
+def _either_way_fields(
     gain_ns: float, part: Value | None, either_ns: tuple[float, float] | None
 ) -> dict[str, float]:
-    """The fields of a cost that say how much it is either way, where that is close and matters."""
+    """The fields of a cost for both assumptions on uncertain dependencies, where these matter."""
     if either_ns is None:
         return {}
     own = 1.0 if part is None or not gain_ns else part.part_ns / gain_ns
@@ -257,15 +258,15 @@ def _if_decided(
 
 
 def set_by_hosts(group: CycleGroup, components: Components) -> bool:
-    """Whether devices' waiting for hosts is among these components, part of which hides in the wait for other ranks."""
+    """Whether these components include devices' waiting for hosts, part of which is hidden in the wait for other ranks."""
     return LateCause.HOST in group.standalone_ns and not set(components).isdisjoint(
         STANDALONE[LateCause.HOST]
     )
 
 
 def _whole_work(group: CycleGroup, components: Components) -> Array:
-    """[N, R] ns of these components in the cycle, beside synchronisations too; where hosts set the pace, as each rank would
-    have them by itself."""
+    """[N, R] ns of these components in the cycle, including work that overlaps with synchronisations; where devices wait for hosts, as
+    each rank would have them without the others."""
     work = group.work_with_overlap if set_by_hosts(group, components) else group.with_overlap(group.work)
     whole: Array = component([work], components)[0].sum(axis=1)
     return whole

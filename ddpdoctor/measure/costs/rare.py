@@ -1,16 +1,15 @@
-"""What stops a rank of a job with devices now and then, from the step logs of the whole run.
+"""Rare pauses of jobs with devices, from the step logs of the whole run.
 
-A profiled window of a few steps speaks for what happens in every step. A checkpoint every hundred steps, a
-garbage collection, a batch that comes late now and then fall outside it as a rule, yet the hook has seen them: in
-each step, on the host. On a device job the host's times tell when work was issued, not when it ran, so three
-things are asked for that a job on CPUs does not need:
+A profiled window of a few steps shows what happens in every step. It usually misses a checkpoint every hundred steps, a
+garbage collection, or an occasional late batch. The hook records these in each step, on the host. On a device job the
+host's times show when work was issued, not when it ran, so three conditions apply that a CPU job does not need:
 
-- the rank did more than *it* usually does, by far;
-- it was the later for it at its next meeting with the others: ``min(extra, lateness)`` counts. The others wait
-  for their devices in the next step, which looks like work of theirs;
-- steps really took longer. A host that runs ahead of its device can be stopped without any loss, and catches up
-  in the steps that follow. Over the occurrences, the median of (what the step and its followers took beyond the
-  median step) / extra, between 0 and 1, is the share that was lost.
+- the rank did far more work than *it* usually does;
+- it was later at its next synchronisation for it: ``min(extra, lateness)`` counts. (The others wait for their devices
+  in the next step, which looks like work of theirs.);
+- steps took longer. A host that runs ahead of its device can pause without any loss, and catch up in the following
+  steps. The share that was lost is the median over the occurrences of (excess of the step and its followers over the
+  median step) / extra, between 0 and 1.
 """
 
 from __future__ import annotations
@@ -31,26 +30,26 @@ from ddpdoctor.measure.sourcelines import SourceLines
 from ddpdoctor.measure.taxonomy import INDEX, RECORDED, Components
 
 from .context import Context, Costs, RareSource
-from .sureness import Sureness, range_fields
+from .price_range import PriceRange, range_fields
 
 
 class _Tuning(msgspec.Struct, frozen=True):
     fewest_cycles: int = 20
-    """Cycles from which on a few can be rare."""
+    """Fewest cycles for a pause to count as rare."""
     followers: int = 2
-    """Steps behind the one that was stopped in which it may still show: devices run behind their hosts."""
+    """Steps after a paused one in which the loss may still show: devices run behind their hosts."""
     catches_up: float = 2.0
-    """Steps that a host may need to catch up, in multiples of the steps that it lost: it issues a step's work in at most
-    half of the time that the device takes, or it is the bottleneck."""
+    """Most steps that a host needs to catch up, in multiples of the steps that it lost: it issues a step's work in at most half of
+    the device's time, or else it is the bottleneck itself."""
     mostly: float = 0.5
-    """Of all cycles: where fewer have a synchronisation, what is usual there is what they have in common."""
+    """Part of all cycles that must have a synchronisation for a typical lateness of its own."""
 
 
 _TUNING = _Tuning()
 
 
 def rare_pauses(context: Context) -> Costs:
-    """``late.*`` and ``shared.*`` of what happens in few steps, as the recordings of the whole run show it."""
+    """``late.*`` and ``shared.*`` of pauses in few steps, from the recordings of the whole run."""
     costs: Costs = {}
     if context.mean_step_ms:
         for source in context.rare_sources:
@@ -59,8 +58,8 @@ def rare_pauses(context: Context) -> Costs:
 
 
 def rare_costs(source: RareSource) -> Costs:
-    """The same of one recording; {} for runs of fewer than twenty measured steps. A pause that only some ranks make is
-    ``late``, and nothing where it cost no time; one that is recorded as such and meets all is ``shared``."""
+    """The same of one recording; {} for runs of fewer than 20 measured steps. A pause of few ranks is ``late``, if it cost time; a
+    recorded one of all ranks is ``shared``."""
     if source.graph.cycles < _TUNING.fewest_cycles:
         return {}
     costs: Costs = {}
@@ -84,17 +83,17 @@ class _Pauses(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def order(self) -> Ints:
-        """Places of the cycles, group by group, in order of steps."""
+        """[N] indices that sort the cycles (group by group) by step."""
         return np.argsort(self.graph.numbers, kind="stable")
 
     @cached_property
     def steps(self) -> Ints:
-        """[N]"""
+        """[N] step numbers."""
         return self.graph.numbers[self.order]
 
     @cached_property
     def duration(self) -> Array:
-        """[N]"""
+        """[N] lengths of the cycles."""
         return self.graph.lengths_ns[self.order]
 
     @cached_property
@@ -110,8 +109,8 @@ class _Pauses(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def _beyond(self) -> list[Array]:
-        """[N, K, R] per group: beyond what the rank usually spends in the same segment, and in a whole cycle of any group. Where a
-        barrier follows each checkpoint, the cycles with one are a group of their own, in which all of them save."""
+        """[N, K, R] per group: excess over the rank's usual work in the same segment, scaled down to its usual work in a cycle of any
+        group. Where a barrier follows each checkpoint, cycles with a checkpoint are a group of their own, in which saving is usual."""
         in_any = np.median(self.own, axis=0)
         beyond = []
         for work in self._work:
@@ -122,12 +121,12 @@ class _Pauses(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def beyond(self) -> Array:
-        """[N, R]: what is beyond the rank's usual work."""
+        """[N, R]: excess over the rank's usual work."""
         return self._ordered([beyond.sum(axis=1) for beyond in self._beyond])
 
     @cached_property
     def delayed(self) -> Array:
-        """[N, R]: the part of it by which the rank was later at its next synchronisation than it usually is there."""
+        """[N, R]: the part of the excess by which the rank was later than usual at its next synchronisation."""
         late = _later_than_usual(self.graph)
         return self._ordered(
             [np.minimum(a, b).clip(0, None).sum(axis=1) for a, b in zip(self._beyond, late, strict=True)]
@@ -135,29 +134,29 @@ class _Pauses(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def pauses(self) -> Mask:
-        """[N, R] where a rank was delayed by far more than it scatters."""
+        """[N, R] mask of delays far beyond the rank's scatter."""
         return self._outliers(self.delayed)
 
     @cached_property
-    def carried(self) -> Mask:
-        """[N, R] the pauses of few ranks, by which the others are not struck as often."""
-        carried = carried_by_few(self.pauses, self.delayed, self.steps)
-        carried &= carried.sum(axis=0) >= LATENESS.fewest_spikes
-        return carried
+    def concentrated(self) -> Mask:
+        """[N, R] mask of pauses that are concentrated in few ranks."""
+        concentrated = carried_by_few(self.pauses, self.delayed, self.steps)
+        concentrated &= concentrated.sum(axis=0) >= LATENESS.fewest_spikes
+        return concentrated
 
     def of_stragglers(self) -> Cost | None:
-        """What pauses of few ranks cost; None where there are none."""
-        if not self.carried.any():
+        """Cost of the pauses of few ranks; None where there are none."""
+        if not self.concentrated.any():
             return None
-        positions = np.flatnonzero(self.carried.any(axis=0)).tolist()
-        return self._cost(np.where(self.carried, self.delayed, 0.0).max(axis=1), positions)
+        positions = np.flatnonzero(self.concentrated.any(axis=0)).tolist()
+        return self._cost(np.where(self.concentrated, self.delayed, 0.0).max(axis=1), positions)
 
     def of_all(self) -> Cost | None:
-        """What pauses cost that meet all ranks together, or now this one, now that one; None where there are too few."""
-        together = np.where(self._outliers(self.beyond), self.beyond, 0.0)
-        middle = (together.shape[1] - 1) // 2
-        everywhere = np.sort(together, axis=1)[:, middle]
-        scattered = np.where(self.pauses, self.delayed, 0.0).max(axis=1) * (not self.carried.any())
+        """Cost of pauses of all ranks together, or of a different rank each time; None where there are too few."""
+        outliers = np.where(self._outliers(self.beyond), self.beyond, 0.0)
+        middle = (outliers.shape[1] - 1) // 2
+        everywhere = np.sort(outliers, axis=1)[:, middle]
+        scattered = np.where(self.pauses, self.delayed, 0.0).max(axis=1) * (not self.concentrated.any())
         amount = np.maximum(everywhere, scattered)
         return self._cost(amount, None) if (amount > 0).sum() >= LATENESS.fewest_spikes else None
 
@@ -167,7 +166,7 @@ class _Pauses(msgspec.Struct, frozen=True, dict=True):
         return joined
 
     def _outliers(self, amount: Array) -> Mask:
-        """[N, R] where it is far beyond the rank's own scatter, and no small part of the step."""
+        """[N, R] mask of amounts far beyond the rank's scatter, and beyond a minimum share of the step."""
         scatter = scatter_of(self.beyond - np.median(self.beyond, axis=0))
         outliers: Mask = amount > np.maximum(
             LATENESS.spike_sigmas * scatter, LATENESS.spike_share * float(np.median(self.duration))
@@ -175,8 +174,8 @@ class _Pauses(msgspec.Struct, frozen=True, dict=True):
         return outliers
 
     def _cost(self, amount: Array, positions: list[int] | None) -> Cost:
-        """``amount`` [N] ns that was lost in each cycle, 0 where nothing happened."""
-        lost = amount * lost_share(self.duration, amount)
+        """Cost of pauses that take ``amount`` [N] ns in each cycle, 0 where there is none."""
+        lost = amount * lengthening_share(self.duration, amount)
         gain_ns = float(lost.mean())
         hit = amount > 0
         everyone = range(len(self.graph.ranks))
@@ -184,7 +183,7 @@ class _Pauses(msgspec.Struct, frozen=True, dict=True):
         others = [] if positions is None else [rank for rank in everyone if rank not in positions]
         return Cost(
             **saving(gain_ns / 1e6, self.graph.mean_cycle_ns / 1e6),
-            **range_fields(gain_ns, Sureness(lost, self.duration - lost).range_ns()),
+            **range_fields(gain_ns, PriceRange(lost, self.duration - lost).range_ns()),
             ranks=None if positions is None else [self.graph.ranks[p] for p in positions],
             own_ms=float(self.own[:, concerned].mean()) / 1e6,
             typical_ms=float(np.median(self.own[:, others].mean(axis=0))) / 1e6 if others else None,
@@ -194,8 +193,8 @@ class _Pauses(msgspec.Struct, frozen=True, dict=True):
         )
 
 
-def lost_share(duration: Array, amount: Array) -> float:
-    """Share of the stops ([N] ns, 0 where there is none) by which the steps ([N] ns) became longer."""
+def lengthening_share(duration: Array, amount: Array) -> float:
+    """Share (0 to 1) of the pauses ``amount`` ([N] ns, 0 where there is none) by which the steps ``duration`` ([N] ns) became longer."""
     usual = float(np.median(duration[amount <= 0])) if (amount <= 0).any() else float(np.median(duration))
     stops = np.flatnonzero(amount > 0)
     shares = []
@@ -207,8 +206,8 @@ def lost_share(duration: Array, amount: Array) -> float:
 
 
 def _later_than_usual(graph: Graph) -> list[Array]:
-    """[N, K, R] ns per group by which a rank arrives later than it usually does: at the same synchronisation in all cycles that have
-    it or, where only a few have it, at any."""
+    """[N, K, R] ns per group by which a rank arrives later than usual: than its median at the same synchronisation or, where only a few
+    cycles have that synchronisation, at any."""
     late = [np.nan_to_num(group.arrival - typical_arrival(group.arrival)) for group in graph.groups]
     anywhere = np.median(np.concatenate([each.reshape(-1, each.shape[2]) for each in late]), axis=0)
     places: dict[tuple[Sync, int], list[Array]] = defaultdict(list)
@@ -227,7 +226,7 @@ def _later_than_usual(graph: Graph) -> list[Array]:
 
 
 def _numbered(syncs: Sequence[Sync]) -> list[tuple[Sync, int]]:
-    """Each with how many of the same come before it in the cycle."""
+    """Each synchronisation with the number of equal ones before it in the cycle."""
     seen = Counter[Sync]()
     numbered = []
     for sync in syncs:

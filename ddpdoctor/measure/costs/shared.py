@@ -1,4 +1,4 @@
-"""What all ranks alike spend: work, synchronisations, transfers, waiting for a CPU."""
+"""Price what all ranks have in common: work, synchronisations, transfers, waiting for a CPU."""
 
 from __future__ import annotations
 
@@ -36,30 +36,30 @@ from .context import Context, Costs
 from .price import set_by_hosts
 from .why import awake_of_all_ms
 
-_OWN_CODE = (SharedCause.HOST, SharedCause.OUTSIDE)
-"""What a script does by itself, which may be one thing on one rank and another on the next."""
+_USER_CODE = (SharedCause.HOST, SharedCause.OUTSIDE)
+"""Causes in the user's own code, which may be different work on each rank."""
 MOSTLY_THE_SAME = 0.8
-"""Part of the ranks' stack samples that lies at lines where all of them are, from which on they are taken to do the same: counting
-errors and noise hide one in five."""
+"""Part of the ranks' stack samples at common lines from which on they count as doing the same work: counting errors and noise hide one
+in five."""
 DIFFERENT = 0.5
-"""The same part, below which they do different things: the larger half tells, as elsewhere."""
+"""The same part, below which they count as doing different work."""
 LEAST_DIFFERENT = 0.05
-"""Part of the step that such work must take to be told: what rules warn of. Any loop spends less than that at lines of its own."""
+"""Part of the step from which on such different work is reported: the least that rules warn of."""
 USUAL_TRANSFER = 0.4
-"""Quantile of the transfers over the cycles that counts as what the transfer itself needs: as of gains, see ``price``."""
+"""Quantile of the transfers over the cycles that counts as the transfer itself, without disturbances; as for gains, see ``price``."""
 
 
 def shared_work(context: Context) -> Costs:
     """``shared.*`` of each kind of work; the first batches of an epoch have a pricer of their own."""
     costs = {
-        cause: common_work(context, components, told_apart=cause in _OWN_CODE)
+        cause: common_work(context, components, by_kind=cause in _USER_CODE)
         for cause, components in SHARED_COMPONENTS.items()
         if cause != SharedCause.DATA_EPOCH_START
     }
     saving = costs[SharedCause.CHECKPOINT]
     if saving is not None:
-        costs[SharedCause.CHECKPOINT] = context.as_often_as_saved(saving)
-    for cause in _OWN_CODE:
+        costs[SharedCause.CHECKPOINT] = context.per_recorded_save(saving)
+    for cause in _USER_CODE:
         if (own := costs[cause]) is not None:
             awake_ms = awake_of_all_ms(context.graph, own.own_ms)
             costs[cause] = msgspec.structs.replace(own, awake_ms=awake_ms)
@@ -67,12 +67,12 @@ def shared_work(context: Context) -> Costs:
 
 
 def shared_synchronisations(context: Context) -> Costs:
-    """``shared.*`` of barriers, blocking collectives, hosts' waiting for their devices, and broadcasts of buffers."""
+    """``shared.*`` of barriers, blocking collectives, host-device synchronisations, and broadcasts of buffers."""
     return _known({cause: _without_syncs(context, kind) for cause, kind in SHARED_SYNCS.items()})
 
 
 def exposed_transfers(context: Context) -> dict[SharedCause, Cost | None]:
-    """Transfers that come back in every step with nothing to hide them, by cause."""
+    """Cost of the exposed transfers of every step, by cause."""
     return {cause: _exposed_transfer(context, kind) for cause, kind in SHARED_TRANSFERS.items()}
 
 
@@ -82,12 +82,12 @@ def redundant_reductions(context: Context) -> Costs:
     chosen = [np.array([_reduced_again(group, k) for k in range(len(group.syncs))]) for group in groups]
     if not any(again.any() for again in chosen):
         return {}
-    taken = [
+    transfers = [
         group.transfer[:, :, None] * again[None, :, None] for group, again in zip(groups, chosen, strict=True)
     ]
     changes = without_reductions(context.graph, context.reducer.synced_ns)
     where = context.lines.syncs([SyncKind.GRADIENTS])
-    return _known({SharedCause.REDUNDANT_SYNC: context.pricing.cost(changes, taken, where=where)})
+    return _known({SharedCause.REDUNDANT_SYNC: context.pricing.cost(changes, transfers, where=where)})
 
 
 def _reduced_again(group: CycleGroup, k: int) -> bool:
@@ -102,8 +102,8 @@ def _reduced_again(group: CycleGroup, k: int) -> bool:
 
 
 def without_reductions(graph: Graph, synced_ns: Sequence[float] = ()) -> list[Change]:
-    """Takes out the reductions that are done again later in the step, with what they cost the training thread of each rank
-    before its arrival: ``synced_ns`` by position, 0 where unknown, see :class:`~.context.ReducerCosts`."""
+    """Changes that remove the reductions repeated later in the step, and the time that they take on each rank's training thread before
+    its arrival: ``synced_ns`` by position, 0 where unknown, see :class:`~.context.ReducerCosts`."""
     if not any(synced_ns):
         return [without_sync(_reduced_again)]
     own = np.array(synced_ns)
@@ -116,52 +116,53 @@ def without_reductions(graph: Graph, synced_ns: Sequence[float] = ()) -> list[Ch
 
 
 def starved_of_cpu(context: Context) -> Costs:
-    """``shared.cpu_starved``: of each rank's run delay no more than the (lower) median rank has in the same step, spread over
-    its work; in steps in which not all ranks read it, what it usually is."""
+    """``shared.cpu_starved``: each rank's run delay, up to that of the (lower) median rank in the same step, spread over its work. In
+    steps in which not all ranks read it, the mean of the other steps."""
     removed = [_common_run_delay(context.graph, group) for group in context.graph.groups]
     if not any(delay.any() for delay in removed):
         return {}
     return _known({SharedCause.CPU_STARVED: context.pricing.cost([without_work(removed)], removed)})
 
 
-def common_work(context: Context, components: Components, *, told_apart: bool = False) -> Cost | None:
-    """What all ranks spend on this work. Where it takes long now on this rank, now on that one, as chance has it, all of it:
-    else the part that the ranks have in common, without the stragglers' excess. Where it is ``told_apart``, what two ranks do
-    is common only if it is of one kind, and at the same lines."""
+def common_work(context: Context, components: Components, *, by_kind: bool = False) -> Cost | None:
+    """Cost of this work on all ranks. Where its excess is on a random rank in each step, all of it counts; else the part that the ranks
+    have in common, without the stragglers' excess. With ``by_kind``, work is common only if it is of the same component, and at the
+    same lines."""
     attribution = context.attribution
     by_chance = {c for kind in attribution.by_chance for c in LATE_COMPONENTS[kind]}
-    everybody = by_chance.issuperset(components)
-    kinds = [(each,) for each in components] if told_apart else [components]
+    all_ranks = by_chance.issuperset(components)
+    kinds = [(each,) for each in components] if by_kind else [components]
     removed: list[Array] = []
     alone: list[Array] = []
     for group, claimed in zip(context.graph.groups, attribution.claimed, strict=True):
         both = _work_and_alone(group, components)
         parts = [
-            _in_common(component([*both, claimed], kind), everybody, group.segment_classes) for kind in kinds
+            _in_common(component([*both, claimed], kind), all_ranks, group.segment_classes) for kind in kinds
         ]
         removed.append(np.sum([part for part, _ in parts], axis=0))
         alone.append(np.sum([part for _, part in parts], axis=0))
     if not sum(float(work.sum()) for work in removed):
         return None
-    same = context.lines.in_common(components, context.pricing.steps) if told_apart else None
+    same = context.lines.in_common(components, context.pricing.steps) if by_kind else None
     if same is not None and same < MOSTLY_THE_SAME:
         removed, alone = [same * work for work in removed], [same * work for work in alone]
     return context.pricing.cost([without_work(removed, alone)], removed, components)
 
 
-def _in_common(of_kind: Sequence[Array], everybody: bool, like: SegmentClasses | None) -> tuple[Array, Array]:
-    """[N, K, R] ns, twice: of the work, and of what each rank would have by itself. ``of_kind``: both, and the stragglers' excess."""
+def _in_common(of_kind: Sequence[Array], all_ranks: bool, like: SegmentClasses | None) -> tuple[Array, Array]:
+    """[N, K, R] ns, twice: common part of the work, and of the work that each rank would have without the others. ``of_kind``: both, and
+    the stragglers' excess."""
     work, own, excess = of_kind
-    if everybody:
+    if all_ranks:
         return np.clip(work, 0, None), np.clip(own, 0, None)
     return common_part(work - excess, own - excess, like), common_part(own - excess, own - excess, like)
 
 
 def different_work(context: Context) -> list[Array] | None:
-    """[N, K, R] ns per group: what ranks spend alike on code of their own, but each at other lines, so that none is late for the
-    others and the step is as long as if one were. None where most of it lies at the same lines, or that is not known."""
+    """[N, K, R] ns per group: equally long work of the ranks, but at different lines on each. No rank is late then, yet the step is as
+    long as if one were. None where most of it is at the same lines, or where that is unknown."""
     graph, components = context.graph, LATE_COMPONENTS[LateCause.HOST]
-    if len(graph.ranks) < 2 or not context.speaks_of_hosts:
+    if len(graph.ranks) < 2 or not context.host_timed:
         return None
     same = context.lines.in_common(components, context.pricing.steps)
     if same is None or same >= DIFFERENT:
@@ -178,20 +179,21 @@ def different_work(context: Context) -> list[Array] | None:
 
 
 def _exposed_transfer(context: Context, kind: SyncKind) -> Cost | None:
-    """Exposed transfer that comes back in every step. What goes beyond it in some steps is a disturbance (a busy CPU or
-    link), and no reason to change the job."""
-    taken = [usual_transfer(group, kind) for group in context.graph.groups]
-    if not any(transfer.any() for transfer in taken):
+    """Cost of the exposed transfer of every step. An excess in some steps is a disturbance (a busy CPU or link), and does not count."""
+    transfers = [usual_transfer(group, kind) for group in context.graph.groups]
+    if not any(transfer.any() for transfer in transfers):
         return None
-    spent = [transfer[:, :, None] for transfer in taken]
-    return context.pricing.cost([without_transfer(taken)], spent, where=context.lines.syncs([kind]))
+    spent = [transfer[:, :, None] for transfer in transfers]
+    names = _names(context.graph, [kind]) if kind == SyncKind.MODEL else None
+    where = context.lines.syncs([kind])
+    return context.pricing.cost([without_transfer(transfers)], spent, where=where, operation=names)
 
 
 def usual_transfer(group: CycleGroup, kind: SyncKind = SyncKind.GRADIENTS) -> Array:
-    """[N, K] ns: exposed transfer of this kind of collectives, cut at what it usually takes over the cycles."""
+    """[N, K] ns: exposed transfer of this kind of collectives, limited to its usual length over the cycles."""
     exposed = group.transfer if group.exposed is None else group.exposed
-    taken = exposed * np.array([sync.kind == kind for sync in group.syncs])[None, :]
-    usual: Array = np.minimum(taken, np.quantile(taken, USUAL_TRANSFER, axis=0)[None, :])
+    transfers = exposed * np.array([sync.kind == kind for sync in group.syncs])[None, :]
+    usual: Array = np.minimum(transfers, np.quantile(transfers, USUAL_TRANSFER, axis=0)[None, :])
     return usual
 
 
@@ -208,7 +210,7 @@ def _without_syncs(context: Context, kind: SyncKind) -> Cost | None:
         spent,
         where=context.lines.syncs(kinds),
         operation=_names(graph, kinds) or context.lines.operation(kinds, None),
-        # A broadcast is there in every step: what it takes beyond the usual in some is a busy machine.
+        # A broadcast is in every step: an excess in some of them is a busy machine.
         usually=kind == SyncKind.BROADCAST,
     )
 
@@ -229,15 +231,15 @@ def _time_inside(group: CycleGroup, kinds: Sequence[str]) -> Array:
 
 
 def _work_and_alone(group: CycleGroup, components: Components) -> tuple[Array, Array]:
-    """[N, K, R, C] ns: the work, and as each rank would have it by itself. Where hosts set the pace, what devices wait for them
-    beside a synchronisation counts as well."""
+    """[N, K, R, C] ns, twice: the work, and the work that each rank would have without the others. Where devices wait for hosts, waiting
+    that overlaps with a synchronisation counts as well."""
     if set_by_hosts(group, components):
         return group.with_overlap(group.work), group.work_with_overlap
     return group.work, group.work_standalone
 
 
 def _common_run_delay(graph: Graph, group: CycleGroup) -> Array:
-    """[N, K, R] ns"""
+    """[N, K, R] ns of run delay that the ranks have in common, spread over each rank's work."""
     by_step = [dict(zip(rank.steps.tolist(), rank.run_delay.tolist(), strict=True)) for rank in graph.steps]
     delay = np.array([[delays.get(int(step), np.nan) for delays in by_step] for step in group.steps])
     known = ~np.isnan(delay).any(axis=1)

@@ -1,9 +1,8 @@
-"""Why a straggler is longer at it, by what goes with it: more samples, lowered clocks, a CPU it had to wait for, one phase of the step
-only; or nothing, for a thread that sleeps, or waits for a file or the network, is not on a CPU.
+"""Why a straggler takes longer: more samples, lowered clocks, CPU contention, one phase of the step only, or blocked off-CPU.
 
-A rank that is slower at the same work, by its clocks, its cores or a neighbour, is so in the forward pass, in the backward pass and
-in the optimizer alike. Work that the others do not have lies in one place. Time alone tells no more than that: kernels that are
-slower in one phase only look like more of them.
+A rank that is slower at the same work, because of its clocks, its cores or another process, is slower in forward, backward and optimizer
+alike. Additional work is in one place. Times alone cannot distinguish more: kernels that are slower in one phase look like additional
+kernels.
 """
 
 from __future__ import annotations
@@ -20,13 +19,15 @@ from ddpdoctor.measure.numerics import Array, Ints, median_error, scatter_of
 from ddpdoctor.measure.taxonomy import INDEX, PHASES, WAITING_FOR_DATA, Component, LateCause
 
 _RECORDED = [INDEX[name] for name in (*WAITING_FOR_DATA, Component.CHECKPOINT)]
-"""Work that is waiting, or may be, and is told as such."""
+"""Components that are, or may be, waiting, and are reported as such."""
 
 
 def awake_longer_ms(graph: Graph, removed: Sequence[Array], positions: Sequence[int]) -> float | None:
-    """By how much the training threads of these ranks, on average, ran or were ready to longer than those of the others, in the steps in
-    which they are late by ``removed`` [N, K, R] ns per group. None where the scheduler's times are not known, or on a device, whose host
-    sleeps while it waits for it."""
+    """ms per step by which the training threads of these ranks ran or were runnable longer than those of the others, mean over the ranks.
+
+    Taken in the steps in which they are late by ``removed`` [N, K, R] ns per group. None where the scheduler's times are unknown, or on a
+    device, as its host sleeps while it waits for it.
+    """
     if any(group.on_device for group in graph.groups):
         return None
     numbers = graph.numbers
@@ -44,8 +45,8 @@ def awake_longer_ms(graph: Graph, removed: Sequence[Array], positions: Sequence[
 
 
 def awake_of_all_ms(graph: Graph, own_ms: float | None) -> float | None:
-    """Of the host work that all ranks do, ``own_ms`` a step, what their training threads ran at least, or were ready to: all time in
-    which none of them was on a CPU is taken off that is no recorded waiting. None as for late ranks."""
+    """Lower bound of the ms per step in which the training threads ran or were runnable, of the host work of all ranks, ``own_ms`` per
+    step: off-CPU time that is not recorded waiting is subtracted. None as for late ranks."""
     if own_ms is None or not graph.groups or any(group.on_device for group in graph.groups):
         return None
     numbers = graph.numbers
@@ -64,7 +65,7 @@ def awake_of_all_ms(graph: Graph, own_ms: float | None) -> float | None:
 
 
 def _awake_ns(steps: RankSteps, numbers: Ints) -> float | None:
-    """In the median of these steps; None where it is known of none."""
+    """ns that the training thread ran or was runnable, median of these steps; None where unknown."""
     if steps.cpu is None:
         return None
     awake = (steps.cpu + np.nan_to_num(steps.run_delay))[np.isin(steps.steps, numbers)]
@@ -74,19 +75,18 @@ def _awake_ns(steps: RankSteps, numbers: Ints) -> float | None:
 
 class _PhaseTuning(msgspec.Struct, frozen=True):
     least: float = 0.25
-    """Part of the excess by which a rank that is slower altogether would be longer in the other phases: of less they cannot
-    tell."""
+    """Part of the excess that a general slowdown would cause in the other phases: if less, they show nothing."""
     part: float = 0.25
-    """Of what that would be, the most by which they may be longer: half-way between none and half of it."""
+    """Part of that slowdown that the other phases may show at most: half-way between none and half of it."""
     sigmas: float = 2.0
-    """Standard errors that are added to what they are longer: in one of forty cases chance hides more."""
+    """Standard errors added to the measured slowdown: one-sided error rate of 1 in 40."""
 
 
 _PHASE = _PhaseTuning()
 
 
-def only_phase(graph: Graph, positions: Sequence[int]) -> Component | None:
-    """The phase in which alone these ranks compute longer; None where others are longer too, or cannot tell."""
+def slower_phase(graph: Graph, positions: Sequence[int]) -> Component | None:
+    """The only phase in which these ranks compute longer; None where others are longer too, or are too short to show it."""
     others = [position for position in range(len(graph.ranks)) if position not in positions]
     if not others or not positions:
         return None
@@ -101,12 +101,14 @@ def only_phase(graph: Graph, positions: Sequence[int]) -> Component | None:
     if excess <= 0 or typical <= 0:
         return None
     slower = excess / typical * float(np.median(usual[:, rest].sum(axis=1)))
-    told = slower >= _PHASE.least * excess
-    return PHASES[longest] if told and _most(more[:, rest].sum(axis=1)) <= _PHASE.part * slower else None
+    comparable = slower >= _PHASE.least * excess
+    return (
+        PHASES[longest] if comparable and _most(more[:, rest].sum(axis=1)) <= _PHASE.part * slower else None
+    )
 
 
 def _most(values: Array) -> float:
-    """The most that the usual one of these may be."""
+    """Upper confidence limit of the median."""
     middle = float(np.median(values))
     error = float(median_error(scatter_of(values - middle), len(values)))
     return middle + _PHASE.sigmas * error
@@ -114,19 +116,19 @@ def _most(values: Array) -> float:
 
 Amount = Callable[[RankSteps], Array | None]
 _AMOUNTS: tuple[Amount, ...] = (lambda steps: steps.samples, lambda steps: steps.elements)
-"""What tells how much work a rank was given: samples, or elements where samples differ in size."""
+"""Measures of a rank's amount of work: samples, or elements where samples differ in size."""
 
 
 class _Tuning(msgspec.Struct, frozen=True):
     even: float = 1.02
-    """Times the others' amount of work up to which a rank was given as much: batches of a sampler differ by a sample."""
+    """Multiple of the others' amount of work up to which amounts count as equal: batches of a sampler differ by a sample."""
     explains: float = 0.5
-    """Part of the excess that goes with something, for that to be its cause: most of it, as elsewhere."""
+    """Part of the excess that something must explain to be its cause."""
     seldom: float = 0.5
-    """Part of the steps in which it happens below which the others tell what the rank usually waits for a CPU: most of them, and
-    a wait that they have as well makes no single step late."""
+    """If the excess occurs in a smaller part of the steps, the other steps show the rank's usual wait for a CPU, and only the wait beyond
+    that counts."""
     fewest_known: int = 2
-    """Steps of which the amount is known."""
+    """Fewest steps with a known amount."""
 
 
 _TUNING = _Tuning()
@@ -148,14 +150,14 @@ def cause_of_computing_longer(
         return LateCause.UNEVEN
     if set(cost.ranks) & set(throttled):
         return LateCause.THROTTLED
-    # What is lost in a step in which it happens.
+    # The loss in a step in which it happens.
     each_time_ms = cost.ms_per_step * (cost.steps_seen / cost.steps_hit if cost.steps_hit else 1.0)
     starved = _is_starved(graph, cost.ranks, hit_steps, each_time_ms)
     return LateCause.CPU_STARVED if starved else LateCause.COMPUTE
 
 
 def _explained_by(cost: Cost, more: float) -> bool:
-    """Whether time that grows with the amount of work would give at least half of the excess."""
+    """Whether time proportional to the amount of work explains at least half of the excess."""
     typical = cost.typical_ms or 0.0
     extra = (cost.own_ms or 0.0) - typical
     return extra <= 0 or typical * (more - 1.0) >= _TUNING.explains * extra
@@ -176,14 +178,14 @@ def _more(graph: Graph, ranks: Sequence[int], amount: Amount) -> float | None:
 
 
 def _known(values: Array, summary: Callable[[Array], Any]) -> float | None:
-    """The mean, or the median, of those that are known; None of too few."""
+    """``summary`` (mean or median) of the known values; None with too few."""
     known = values[~np.isnan(values)]
     return float(summary(known)) if len(known) >= _TUNING.fewest_known else None
 
 
 def _is_starved(graph: Graph, ranks: Sequence[int], hit_steps: Ints, each_time_ms: float) -> bool:
-    """Whether the scheduler says of the late ranks' training threads, in a step in which they compute longer, that they waited for a CPU
-    for most of what is lost each time, and for longer than they ran longer. False where it is not known of them and of others."""
+    """Whether CPU contention explains the excess: in steps in which they compute longer, the late ranks' training threads waited for a CPU
+    for most of ``each_time_ms``, and that wait exceeds their extra running time. False where it is unknown for these or other ranks."""
     measured = np.unique(graph.numbers)
     seldom = len(hit_steps) < _TUNING.seldom * len(measured)
     in_hit = _scheduled(graph, hit_steps)
@@ -192,29 +194,29 @@ def _is_starved(graph: Graph, ranks: Sequence[int], hit_steps: Ints, each_time_m
     own = {rank: of_rank for rank, of_rank in in_hit.items() if rank in ranks}
     if not own or not others:
         return False
-    # On a busy machine whoever computes longer also waits longer: the others' wait for each ms that they ran is due. Beyond what they
-    # wait in other steps, too, where those are most.
+    # On a busy machine, longer computation also means a longer wait. So the others' wait per ms of running is subtracted, or the rank's
+    # own wait in the other steps, where those are most and it is larger.
     due = float(np.median([of_rank.delay / of_rank.ran for of_rank in others]))
     waited = [
         of_rank.delay - max(due * of_rank.ran, at_rest[rank].delay if rank in at_rest else 0.0)
         for rank, of_rank in own.items()
     ]
-    # A thread that only waits for a CPU runs as long as theirs.
+    # A thread that only waits for a CPU runs no longer than the others.
     usual_ran = float(np.median([of_rank.ran for of_rank in others]))
     ran_longer_ns = float(np.mean([of_rank.ran - usual_ran for of_rank in own.values()]))
     return float(np.mean(waited)) >= max(_TUNING.explains * each_time_ms * 1e6, ran_longer_ns)
 
 
 class _Scheduled(msgspec.Struct, frozen=True):
-    """A training thread in a typical one of some steps, ns."""
+    """Scheduling of a training thread, median of some steps, ns."""
 
     delay: float
-    """Ready, waiting for a CPU."""
+    """Runnable, waiting for a CPU."""
     ran: float
 
 
 def _scheduled(graph: Graph, steps: Ints) -> dict[int, _Scheduled]:
-    """By rank, of those of which it is known in these steps."""
+    """Rank → its scheduling in these steps, where known."""
     found: dict[int, _Scheduled] = {}
     for rank, of_rank in zip(graph.ranks, graph.steps, strict=True):
         chosen = np.isin(of_rank.steps, steps)

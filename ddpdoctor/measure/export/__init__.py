@@ -1,7 +1,7 @@
-"""The measurements as tables, and through HolisticTraceAnalysis.
+"""Export measurements as tables and flame graphs, and through HolisticTraceAnalysis (HTA).
 
-In: logs, windows and traces. Out: data frames, and HTA's results. The idea: beside the road to a diagnosis; what is not
-asked for is not imported.
+In: logs, windows and traces. Out: data frames, speedscope documents, and HTA's results. Not part of a diagnosis; each module is
+imported at first use.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a timeline shows beside the measured work: annotations, operators, kernels, sampled lines, and counters of the machines.
+"""Additional tracks of a timeline: annotations, operators, kernels, sampled lines, and counters of the hosts.
 
-Bounded, as a browser has to open it: of more than fits, the longest stand, and of each rank as many as of the others.
+Their number is limited, as a browser must open the file: the longest are kept, the same number of each rank.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from ddpdoctor.trace import RankTrace, classify
 
 
 class Tuning(msgspec.Struct, frozen=True):
-    """How much of it is kept."""
+    """How many details are kept."""
 
     most_rows: int = 150_000
-    """Of all ranks together: with as many slices again of measured work, Perfetto opens the file within seconds."""
+    """Of all ranks together: Perfetto opens a file of twice as many slices within seconds."""
     fewest_rows: int = 500
-    """Of a rank, however many there are."""
+    """Of each rank, however many ranks there are."""
     nested: int = 3
-    """Operators within operators: deeper ones are the launches of those above."""
+    """Levels of nested operators: deeper ones are the launches of the outer ones."""
     most_letters: int = 120
-    """Of a name: templates of kernels take thousands."""
+    """Most characters of a name: kernel templates take thousands."""
     usual_gap: float = 3.0
-    """Times the usual distance of two samples beyond which the sampler looked away, and nothing is known."""
+    """Multiple of the usual distance of two samples beyond which the sampler was paused, and nothing is known."""
     most_readings: int = 2_000
-    """Of one counter."""
+    """Most readings of one counter."""
 
 
 TUNING = Tuning()
@@ -62,7 +62,7 @@ COUNTERS = {
 
 
 def details(logs: Sequence[RankLog], windows: Sequence[Window]) -> pl.DataFrame:
-    """Of recordings on one clock."""
+    """Details of recordings on one clock, schema :data:`DETAILS`."""
     ranks = len({log.rank for log in logs} | {window.rank for window in windows})
     most = max(TUNING.most_rows // max(ranks, 1), TUNING.fewest_rows)
     tables = [_longest(pl.concat([*_of_window(window)]), most) for window in windows]
@@ -71,7 +71,7 @@ def details(logs: Sequence[RankLog], windows: Sequence[Window]) -> pl.DataFrame:
 
 
 def counters(telemetry: Mapping[str, HostTelemetry]) -> pl.DataFrame:
-    """Of all hosts, each on its own clock."""
+    """Counters of all hosts, each on its own clock, schema :data:`COUNTERS`."""
     rows = [
         (source, field, unit, time, value)
         for source, field, unit, times, values in readings(telemetry)
@@ -116,14 +116,14 @@ def _rows(window: Window, track: str, rows: Ints) -> pl.DataFrame:
 
 
 def _table(rank: int, track: str, names: list[str], start: Ints, duration: Ints) -> pl.DataFrame:
-    """Without what takes no time."""
+    """A table of slices, without those of zero length."""
     tracks = np.full(len(names), rank, np.int32), [track] * len(names)
     columns = dict(zip(DETAILS, (*tracks, names, start, duration), strict=True))
     return pl.DataFrame(columns, schema=DETAILS).filter(pl.col("duration_ns") > 0)
 
 
 def _outer(trace: RankTrace, rows: Ints) -> Ints:
-    """Those of ``rows``, of one thread and in order, that lie in few others."""
+    """Those of ``rows``, of one thread and in order, nested in fewer than ``TUNING.nested`` others."""
     open_until: list[int] = []
     kept = []
     ends = trace.end_ns[rows].tolist()
@@ -137,15 +137,15 @@ def _outer(trace: RankTrace, rows: Ints) -> Ints:
 
 
 def _sampled(samples: Samples) -> Iterator[pl.DataFrame]:
-    """Of each rank, neighbouring samples of one line of the script as one row, up to the sample that saw another."""
+    """One table per rank: consecutive samples of one line of the script are one row, up to the next sample of another line."""
     shown = [stack.lines[0] for stack in samples.stacks]
     names, name = np.unique(
         [f"{basename(line.file)}:{line.line} {line.function}" for line in shown], return_inverse=True
     )
     before = name.copy()
-    before[samples.keepers.follower] = name[samples.keepers.keeper]  # the likeliest is the last
+    before[samples.gil_owners.follower] = name[samples.gil_owners.owner]  # the likeliest is the last
     for of_rank in samples.ranks:
-        at = np.flatnonzero((of_rank.stack >= 0) & (of_rank.kind != Kind.LOOK))
+        at = np.flatnonzero((of_rank.stack >= 0) & (of_rank.kind != Kind.BURST))
         if len(at) < 2:
             continue
         stack, follows = of_rank.stack[at], of_rank.kind[at] == Kind.FOLLOWING
@@ -154,7 +154,7 @@ def _sampled(samples: Samples) -> Iterator[pl.DataFrame]:
         known = apart <= TUNING.usual_gap * float(np.median(apart))
         begins = np.flatnonzero(np.append(True, (np.diff(lines) != 0) | ~known))
         last = np.append(begins[1:], len(at)) - 1
-        # Until the next sample, where the sampler did not look away.
+        # Until the next sample, where the sampler was not paused.
         until = np.where(np.append(known, False)[last], times[np.minimum(last + 1, len(at) - 1)], times[last])
         said, start = names[lines[begins]].tolist(), times[begins]
         yield _table(of_rank.log.rank, "sampled lines", said, start, until - start)

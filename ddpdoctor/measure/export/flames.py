@@ -1,6 +1,6 @@
 """The stack samples of each rank as flame graphs: all of its steps, and those in which it came late against the others.
 
-The format is that of speedscope (https://www.speedscope.app/file-format-schema.json), which reads it from a file, in the browser alone.
+The format is that of speedscope (https://www.speedscope.app/file-format-schema.json), which opens it in the browser without a server.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 def flame_graphs(
     logs: Sequence[RankLog], telemetry: Mapping[str, HostTelemetry], wanted: Collection[int]
 ) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Each rank with its speedscope document of the ``wanted`` steps; None where no samples were taken of them. ``logs`` have steps."""
+    """(rank, speedscope document of the ``wanted`` steps, or None without samples). Each of ``logs`` must have steps."""
     recorded, _ = exclude_suspended(align_logs(logs)[0], telemetry)
     graph = build_graphs(recorded, []).log if recorded else None
     if graph is None:
@@ -67,8 +67,8 @@ def _flame_graph(
 def _profile(
     samples: Samples, position: int, which: str, numbers: set[int], frames: dict[CodeLine, int]
 ) -> dict[str, Any] | None:
-    """The samples of some steps, weighed so that they add up to those steps' mean length, whatever their number; ``frames``, each with its
-    place, gets those that are new."""
+    """A speedscope profile of some steps, in ms per step: weights add up to the steps' mean length. New frames are added to ``frames``
+    (frame → index)."""
     found = samples_in(samples, position, numbers)
     count = sum(found.stacks.values())
     if not count:

@@ -1,7 +1,7 @@
-"""HolisticTraceAnalysis (HTA) on our columns: its analyses and definitions, none of its file parsing.
+"""Run the analyses of HolisticTraceAnalysis (HTA) on ddpdoctor's columns, without its file parsing.
 
 HTA is imported only when :func:`hta_results` or :func:`hta_trace` is called; it comes with the extra
-``ddpdoctor[hta]``. How its numbers relate to ours is written in ``docs/hta.md``.
+``ddpdoctor[hta]``. ``docs/hta.md`` compares its numbers with ddpdoctor's.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def hta_results(traces: Sequence[RankTrace]) -> dict[str, Any]:
 
 
 def hta_trace(traces: dict[int, RankTrace]) -> Any:
-    """Our columns as HTA's own container, an ``hta.common.trace.Trace`` by rank, ready for its analysers.
+    """The columns as HTA's own container, an ``hta.common.trace.Trace`` by rank, ready for its analysers.
 
     It holds device work and the runtime calls around it, with times in us from the first such event of the
     rank; host operators are left out. Raises DdpDoctorError where HTA is not installed.
@@ -193,11 +193,11 @@ def _counterparts(correlation: NDArray[np.int64], on_device: NDArray[np.bool_]) 
 
 
 def _attempt(analysis: Callable[[Any, int], Records], container: Any, rank: int) -> tuple[Records, str]:
-    """The records, and why there are none."""
+    """(records, reason why there are none or "")."""
     try:
         with _quiet():
             records = analysis(container, rank)
-    # The code is not ours, nor was it made for such data: whatever it raises is an answer.
+    # HTA was not written for such data, and may raise any exception: it becomes the reason.
     except Exception as error:
         what = " ".join(str(error).split())[:_LONGEST_REASON]
         return [], f"HTA failed with {type(error).__name__}: {what}".rstrip(": ")
@@ -292,13 +292,13 @@ def _kernel_launches(container: Any, rank: int) -> Records:
 
 
 def _records(table: Any, rank: int, columns: dict[str, str]) -> Records:
-    """Rows of one of HTA's tables; ``columns`` maps our names, which carry the unit, to its names."""
+    """Rows of one of HTA's tables; ``columns`` maps ddpdoctor's names, which include the unit, to HTA's."""
     rows = table[list(columns.values())].itertuples(index=False, name=None)
     return [{"rank": rank} | dict(zip(columns, map(_plain, row), strict=True)) for row in rows]
 
 
 def _plain(value: Any) -> Any:
-    """numpy's numbers as Python's; what is not a number as None."""
+    """A numpy scalar as a Python one, rounded to 3 digits; NaN and infinity as None."""
     value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, float):
         return round(value, 3) if math.isfinite(value) else None

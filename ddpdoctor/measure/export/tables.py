@@ -1,9 +1,8 @@
-"""Everything recorded, on one clock, as three tables: steps, collectives, events. For timelines and Parquet.
+"""All recordings, on one clock, as three tables: steps, collectives, events. For timelines and Parquet.
 
-All times are int64 ns since 1970 on the common clock (the first host's), unless the traces have clocks of
-their own. Where both step logs and a profiler window with device events exist, both are in the tables, told
-apart by ``source``; collectives then come from the window, for a host's log shows when they were issued, not
-when they ran.
+All times are int64 ns since 1970 on the common clock (the first host's), unless the traces have clocks of their own. Where
+both step logs and a profiler window with device events exist, both are in the tables, distinguished by ``source``.
+Collectives then come from the window, as a host's log shows when they were issued, not when they ran.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ STEPS = {
     "end_ns": pl.Int64,
     "marks": pl.String,
 }
-"""One row for each rank and step. ``marks``: what was special, such as profiled; comma-separated."""
+"""One row for each rank and step. ``marks``: comma-separated flags of the step, such as profiled."""
 
 COLLECTIVES = {
     "rank": pl.Int32,
@@ -86,7 +85,7 @@ class Tables(msgspec.Struct, frozen=True):
 def recorded_tables(
     recorded: Sequence[RankLog], windows: Sequence[Window], telemetry: Mapping[str, HostTelemetry]
 ) -> Tables:
-    """Align and tabulate."""
+    """Align the recordings and build the tables."""
     given = [log for log in recorded if log.steps]
     aligned, notes = align_logs(given)
     logs, _ = exclude_suspended(aligned, telemetry)
@@ -160,9 +159,9 @@ def _rows(
 def _log_collectives(logs: Sequence[RankLog]) -> list[tuple[object, ...]]:
     ranks = [log.rank for log in logs]
     matched, _ = match_syncs(logs)
-    together = {(sync.key, position): sync for sync in matched for position in sync.points}
+    by_point = {(sync.key, position): sync for sync in matched for position in sync.points}
     return [
-        _log_collective(ranks, position, point, together.get((point.key, position)))
+        _log_collective(ranks, position, point, by_point.get((point.key, position)))
         for position, log in enumerate(logs)
         for point in log.sync_points
     ]
@@ -193,10 +192,10 @@ def _window_collectives(windows: Sequence[Window], matched: Matched) -> list[tup
         comms, steps = window.collectives, step_of(window, window.collectives.issued)
         for i in range(len(comms)):
             size = float(comms.bytes[i])
-            together = int(latest_of[i]) if latest_of[i] >= 0 else None
+            last_arrival = int(latest_of[i]) if latest_of[i] >= 0 else None
             step = int(steps[i]) if steps[i] >= 0 and window.steps else None
             what = (comms.kind[i], comms.operation[i], comms.group[i])
-            times = _times(int(arrival[i]), together, int(comms.end[i]))
+            times = _times(int(arrival[i]), last_arrival, int(comms.end[i]))
             rows.append((window.rank, TRACE, step, *what, *times, None if np.isnan(size) else size))
     return rows
 
@@ -205,5 +204,5 @@ def _times(arrival: int, last: int | None, end: int) -> tuple[int | None, ...]:
     """The columns of times, in their order: arrival, last arrival, end, wait, transfer."""
     if last is None:
         return arrival, None, end, None, None
-    together = min(max(last, arrival), end)
-    return arrival, last, end, together - arrival, end - together
+    release = min(max(last, arrival), end)
+    return arrival, last, end, release - arrival, end - release

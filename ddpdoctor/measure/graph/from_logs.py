@@ -16,8 +16,8 @@ from ddpdoctor.measure.steplog import (
     RankLog,
     Step,
     SyncPoint,
-    chosen_and_why,
     match_syncs,
+    select_steps,
 )
 from ddpdoctor.measure.taxonomy import BETWEEN_PHASES, INDEX, Component, LateCause, SyncKind
 from ddpdoctor.rundir import EventKind
@@ -43,7 +43,7 @@ def graph_of_logs(logs: Sequence[RankLog], operators: Mapping[int, OperatorShare
     """
     ranks = tuple(log.rank for log in logs)
     matched, unmatched = match_syncs(logs)
-    measured, reasons = chosen_and_why(logs)
+    measured, reasons = select_steps(logs)
     origin_ns = min((log.start_ns for log in logs if log.steps), default=0)
     builder = _Builder(origin_ns, [log.activities.since(origin_ns) for log in logs], operators or {})
     if matched:

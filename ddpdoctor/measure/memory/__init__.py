@@ -1,8 +1,8 @@
-"""What the ranks' memory holds, who holds more than the others, what grows without end, and what is left for a larger batch.
+"""Memory of the ranks: leaks, ranks that use more than the others, and headroom for a larger batch.
 
-In: step logs, telemetry of the hosts, and what ranks recorded of their devices. Out: the facts of the family ``memory``, and what
-the table of ranks shows of each. The idea: a process's pages are counted without those of files, which the kernel takes back;
-a series that settles, fills once or gives back is none that grows (:mod:`.growing`); no step is priced here.
+In: step logs, telemetry of the hosts, and the ranks' records of device memory. Out: the facts of the family ``memory``, and each rank's
+memory for the table of ranks. A process's memory is counted without pages of files, which the kernel can reclaim. A series that settles,
+fills once or is freed again does not count as growing (:mod:`.growing`). Nothing is priced here.
 """
 
 from .growing import Rise, rise_of

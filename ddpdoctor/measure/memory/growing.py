@@ -1,15 +1,15 @@
-"""Memory that grows and does not come back, told from memory that comes and goes, fills up once, or settles.
+"""Detect memory leaks: growth without end, as opposed to memory that is freed again, fills up once, or settles.
 
-What leaks, leaks with each batch or step: growth is measured by the steps that the job had done, since a machine that is shared
-makes a step take five times as long in one minute as in the next, and growth per second changes with it.
+Growth is measured per step, not per second. A leak grows with each batch or step, and on a shared machine the length of a step may
+change by a factor of five within minutes.
 
-The series is cut into windows, of which each counts by its least value: what an evaluation, a checkpoint or an epoch takes and gives
-back is not in it. These floors must rise nearly every time, give nothing back, and rise at the end as they did before: a cache that
-fills, a history of bounded length, and an allocator that settles slow down.
+The series is cut into windows, and each is represented by its minimum (*floor*), which excludes what an evaluation, a checkpoint or an
+epoch allocates and frees. These floors must rise nearly every time, not fall back, and rise at the end as they did before. The growth
+of a cache that fills, a history of bounded length, or an allocator that settles slows down.
 
-A job takes memory while it warms up, while our profiler is open, and in its first pass over the data, where data sets fill caches.
-A cache of shuffled data goes on filling: of a data set in ``S`` parts, of which each process reads another one in each pass, pass
-``n`` adds ``(1 - 1/S)^n`` of what the first one did. A leak adds as much in each.
+A job allocates memory while it warms up, while ddpdoctor's profiler is open, and in its first epoch, in which datasets fill caches. These
+times are excluded. A cache of shuffled data fills for longer: with a dataset in ``S`` parts, of which each process reads another one in
+each epoch, epoch ``n`` adds ``(1 - 1/S)^n`` of what the first one did. A leak adds the same in each.
 """
 
 from __future__ import annotations
@@ -27,61 +27,60 @@ from ddpdoctor.rundir import EventKind
 
 
 class Tuning(msgspec.Struct, frozen=True):
-    """From when on growth is told."""
+    """When growth counts as a leak."""
 
     fewest_windows: int = 8
-    """Eight floors, each above the one before, come about by chance once in forty thousand series."""
+    """Eight floors, each above the one before, occur by chance in one of 40,000 series."""
     most_windows: int = 24
     """More would make each too short to hold an evaluation."""
     readings: int = 2
-    """Of a window, at least: the lower of two is no peak."""
-    sureness: float = 3.0
-    """Of the rise, in standard deviations: by chance once in a thousand."""
+    """Fewest readings per window: the lower of two is no peak."""
+    z_score: float = 3.0
+    """Significance of the rise, in standard deviations: by chance once in a thousand."""
     rising: float = 0.7
-    """Share of the floors that lie above the one before: what grows in a few large steps, as at each checkpoint, is not told."""
+    """Least share of floors above the previous one: growth in a few large steps, as at each checkpoint, is not reported."""
     above: float = 0.1
-    """By this part of what a floor rises by on average: else noise between large steps counts as rising, too."""
+    """A floor counts as above the previous one from this part of the mean rise on: else noise between large steps would count."""
     given_back: float = 0.25
-    """Of what it grew by, the most that it may fall again: what is given back at the end of each pass does not run out."""
+    """Most of the growth that may be freed again: memory freed at the end of each epoch is no leak."""
     steady: float = 0.6
-    """Slope of the last windows over that of the first ones: a leak's is 1. What settles like a logarithm, as fragments do, has 0.4
-    from a fifth of the recording on, what settles exponentially less."""
+    """Least slope of the last windows relative to the first ones: 1 for a leak. Logarithmic settling, as of fragmentation, has 0.4 from a
+    fifth of the recording on, exponential settling less."""
     steady_cache: float = 0.8
-    """The same where a cache of the data set that fills must be told apart."""
+    """The same where the growth may be a dataset cache."""
     in_step: float = 0.9
-    """Length of the mean of phases on a circle, above which readings are all of about one moment: within a seventh of a step."""
+    """Mean resultant length of the phases, above which readings are all of nearly the same phase: within a seventh of a step."""
     turns: float = 2.0
-    """Readings that drift through a whole step see what it takes and gives back, which is no growth; the second turn is for what the
-    windows blur."""
+    """Steps through which the phase must drift, for the readings to show what a step allocates and frees; one would be enough, but
+    windows blur the drift."""
     part: float = 0.4
-    """Share of the windows that are its first, or last, ones."""
+    """Share of the windows that count as the first, and as the last, ones."""
     standing: float = 0.001
-    """Of all steps: between two floors that lie nearer together the job stood, and they say nothing of its slope."""
+    """Least distance of two floors, as a part of all steps: nearer together the job stood still, and they give no slope."""
     least_bytes: int = 32 << 20
-    """Arenas of malloc, thread stacks and the recording's own memory grow by so much in healthy jobs."""
+    """malloc arenas, thread stacks and the recording itself grow by so much in healthy jobs."""
     least_share: float = 0.02
-    """Of what is held: allocators of large processes settle by as much."""
+    """Part of the memory in use: allocators of large processes settle by as much."""
 
 
 TUNING = Tuning()
 
 
 class Rise(msgspec.Struct, frozen=True):
-    """How a series grows, bytes per step."""
+    """Growth of a series, bytes per step."""
 
     slope: float
     low: float
     high: float
     grown_bytes: float
-    """Over the whole series, at this slope."""
+    """Growth over the whole series, at this slope."""
     held_bytes: float
     """At the end."""
 
 
 def aliased(phases: Array) -> bool:
-    """Whether readings drift through a step or two: taken at nearly the same moment of neighbouring steps, a little later each time,
-    they show one step in slow motion, and half of one looks like growth. ``phases`` are their places in their steps, 0 to 1, in the
-    order in which they were taken."""
+    """Whether the readings are aliased: taken at nearly the same phase of neighbouring steps, a little later each time, so that the
+    memory use within one step looks like growth. ``phases`` [N]: positions in their steps, 0 to 1, in order of time."""
     if not enough(len(phases)):
         return False
     turned = np.exp(2j * np.pi * phases)
@@ -96,20 +95,20 @@ def aliased(phases: Array) -> bool:
 
 
 def enough(readings: int) -> bool:
-    """Whether so many readings tell of growth at all."""
+    """Whether there are enough readings to detect growth."""
     return readings >= TUNING.fewest_windows * TUNING.readings
 
 
 def rise_of(progress: Array, held_bytes: Array, *, cache: bool = False) -> Rise | None:
-    """None where the series does not grow all along. ``progress``: steps done at each reading, rising. ``cache``: what grows may hold
-    a cache of the data set."""
+    """The growth of a series; None where it does not grow all along. ``progress`` [N]: steps done at each reading, rising. ``cache``:
+    whether the growth may be a dataset cache."""
     if not enough(len(progress)):
         return None
     steps, floors = _floors(progress, progress, held_bytes)
     if len(floors) < TUNING.fewest_windows:
         return None
     steady = TUNING.steady_cache if cache else TUNING.steady
-    # Where the job became slow, what stopped growing long ago has made few steps since.
+    # Also by readings: in a job that became slow, growth that stopped long ago has few steps since.
     clock = np.arange(len(progress), dtype=float)
     all_along = trend(steps, floors, RANGE_LEVEL)
     grown = float(floors[-1] - floors[0])
@@ -119,12 +118,12 @@ def rise_of(progress: Array, held_bytes: Array, *, cache: bool = False) -> Rise 
     if (
         grown < max(TUNING.least_bytes, TUNING.least_share * float(floors[0]))
         or all_along.low <= 0
-        or all_along.sureness < TUNING.sureness
+        or all_along.z_score < TUNING.z_score
         or (slopes > TUNING.above * mean_slope).mean() < TUNING.rising
         or fallen > TUNING.given_back * grown
         or floors[-1] <= floors[-3]
-        or not _goes_on(steps, floors, steady)
-        or not _goes_on(*_floors(clock, progress, held_bytes), steady)
+        or not _keeps_rising(steps, floors, steady)
+        or not _keeps_rising(*_floors(clock, progress, held_bytes), steady)
     ):
         return None
     whole = all_along.slope * float(progress[-1] - progress[0])
@@ -132,8 +131,8 @@ def rise_of(progress: Array, held_bytes: Array, *, cache: bool = False) -> Rise 
 
 
 def _floors(cut: Array, progress: Array, held_bytes: Array) -> tuple[Array, Array]:
-    """(steps done, value) of the least reading of each window. A window is as long, by ``cut``, as if all were alike or, where readings
-    are rare by it, has enough of them."""
+    """(steps done, value) of the minimum of each window. Windows have equal length in ``cut``, or more where that would give too few
+    readings."""
     width = (cut[-1] - cut[0]) / TUNING.most_windows
     least, begin = [], 0
     while len(cut) - begin >= TUNING.readings:
@@ -145,8 +144,8 @@ def _floors(cut: Array, progress: Array, held_bytes: Array) -> tuple[Array, Arra
     return steps[on], floors[on]
 
 
-def _goes_on(steps: Array, floors: Array, steady: float) -> bool:
-    """Whether the last floors rise as the first ones do; True where the job made too few steps in one of these parts to say."""
+def _keeps_rising(steps: Array, floors: Array, steady: float) -> bool:
+    """Whether the last floors rise as the first ones do; True where one of these parts has too few floors to compare."""
     some = max(3, int(TUNING.part * len(floors)))
     if len(floors) < some + 1:
         return True
@@ -157,59 +156,59 @@ def _goes_on(steps: Array, floors: Array, steady: float) -> bool:
 
 
 _SETTLING_SHARE = 0.2
-"""Of a recording, at its beginning: allocators, caches and thread pools of short jobs settle in it."""
+"""Part of a recording, at its beginning, in which allocators, caches and thread pools of short jobs settle."""
 _AFTER_WINDOW_NS = 2_000_000_000
-"""After the profiler window is closed and saved: its memory is given back by then."""
+"""Time after the profiler window is saved by which its memory is freed."""
 _SECOND_NS = 1_000_000_000
-"""A second: memory is read about so often."""
+"""A second, about the interval of memory readings."""
 _SLOWED = 0.7
-"""A cache whose last windows add less than this, of what the first ones did, is told from a leak, which adds as much."""
+"""A cache whose last windows add less than this part of the first ones is distinguishable from a leak, which adds as much."""
 _PASSES = 0.95
-"""Of a pass over the data: batches that are dropped, and steps that were not recorded, are missing in it."""
+"""Part of an epoch that counts as whole: dropped batches and unrecorded steps are missing."""
 
 
-class Place(StrEnum):
-    """Where memory is held."""
+class MemoryKind(StrEnum):
+    """Owner of memory: the rank's process, its dataloader workers, or tensors on its device."""
 
     PROCESS = "process"
     WORKERS = "workers"
     DEVICE = "device"
 
 
-class Watched(msgspec.Struct, frozen=True):
-    """Times are epoch ns, as the steps' are."""
+class Observation(msgspec.Struct, frozen=True):
+    """The observation period for leaks of a rank. Times are epoch ns, as those of steps."""
 
     begin_ns: int
     end_ns: int
     step_ns: float
     """Mean length of the steps in between."""
-    data_in: Place | None
-    """Where the data set lies that feeds the training, and a cache of it; None where no DataLoader does."""
+    data_in: MemoryKind | None
+    """Owner of the training dataset, and of a cache of it; None without a DataLoader."""
     cache_may_fill: bool
-    """Whether the passes over the data were too few to tell such a cache, which slows down, from a leak."""
+    """Whether there were too few epochs to distinguish such a cache, whose growth slows down, from a leak."""
     workers_end: bool
-    """Whether the loader's workers end with each pass, and give back what they hold."""
+    """Whether the loader's workers end with each epoch, which frees their memory."""
     workers_ended: bool
-    """Whether they did, at least once."""
+    """Whether they did so at least once."""
     steps_left: float | None
-    """For how many steps more a cache grows at most as fast as it does, or workers live that end with the pass; None where the length
-    of a pass is unknown."""
+    """Steps until a cache is full at the present pace, or until the workers end with their epoch; None where the length of an epoch
+    is unknown."""
 
     @property
     def hours(self) -> float:
-        """How long that is."""
+        """Length of the observation period, hours."""
         return (self.end_ns - self.begin_ns) / (3600 * _SECOND_NS)
 
 
-def watched(log: RankLog) -> Watched | None:
-    """None where the rank was recorded for too short a time."""
+def observation_of(log: RankLog) -> Observation | None:
+    """The observation period of a rank; None where it was recorded for too short a time."""
     steps = log.steps[WARM_UP_STEPS:]
     if len(steps) < 2:
         return None
     first, end = log.steps[0].start_ns, steps[-1].end_ns
     settled = first + int(_SETTLING_SHARE * (end - first))
     begin = max(steps[0].start_ns, settled, _window_end_ns(log) + _AFTER_WINDOW_NS)
-    passes = _Passes.of(log)
+    passes = _Epochs.of(log)
     after = None if passes is None else passes.end_ns(first, end)
     if after is not None and enough((end - max(after, begin)) // _SECOND_NS):
         begin = max(after, begin)
@@ -218,11 +217,11 @@ def watched(log: RankLog) -> Watched | None:
     rows = [step for step in steps if step.start_ns >= begin]
     if len(rows) < 2:
         return None
-    return Watched(
+    return Observation(
         begin,
         end,
         step_ns=(rows[-1].start_ns - rows[0].start_ns) / max(rows[-1].number - rows[0].number, 1),
-        data_in=None if passes is None else Place.WORKERS if passes.workers else Place.PROCESS,
+        data_in=None if passes is None else MemoryKind.WORKERS if passes.workers else MemoryKind.PROCESS,
         cache_may_fill=passes is not None and passes.may_fill((begin - first) / (end - first)),
         workers_end=passes is not None and passes.workers_end,
         workers_ended=passes is not None and passes.workers_end and after is not None,
@@ -231,7 +230,7 @@ def watched(log: RankLog) -> Watched | None:
 
 
 def _window_end_ns(log: RankLog) -> int:
-    """When our first profiler window was closed and saved; 0 where none was open."""
+    """End of the step in which ddpdoctor's first profiler window was saved, epoch ns; 0 without a window."""
     end, opened = 0, 0
     for step in log.steps:
         if not step.marks:
@@ -244,26 +243,26 @@ def _window_end_ns(log: RankLog) -> int:
     return end
 
 
-class _Passes(msgspec.Struct, frozen=True):
-    """Over the data of the loader that feeds the training."""
+class _Epochs(msgspec.Struct, frozen=True):
+    """Epochs of the training loader."""
 
     recorded: float
-    """How many the recording holds; 0 where that is unknown."""
+    """Number of epochs in the recording; 0 where unknown."""
     second_ns: int | None
-    """When a pass after the first was seen to begin, where one was."""
+    """Recorded start of the second epoch, epoch ns; None where there is none."""
     parts: int
-    """Of the data set: as many as processes that read each another one in each pass."""
+    """Parts of the dataset: number of processes that read different parts in each epoch."""
     workers: int
     workers_end: bool
-    """Whether each pass has workers of its own."""
+    """Whether each epoch starts new workers."""
     steps_to_end: float | None
-    """Of the last one, to its end; None where the length of a pass is unknown."""
+    """Steps to the end of the last epoch; None where the length of an epoch is unknown."""
     steps: float | None
-    """Of a pass, likewise."""
+    """Steps of an epoch; None where unknown."""
 
     @classmethod
-    def of(cls, log: RankLog) -> _Passes | None:
-        """None where no DataLoader feeds the training."""
+    def of(cls, log: RankLog) -> _Epochs | None:
+        """Epochs of a log; None without a training DataLoader."""
         settings = log.main_loader_settings
         if settings is None:
             return None
@@ -281,7 +280,7 @@ class _Passes(msgspec.Struct, frozen=True):
         steps = last - log.steps[0].number + 1
         pass_steps = whole / each if isinstance(whole, int) and whole > 0 and each > 0 else None
         counted = steps / pass_steps if pass_steps else 0.0
-        # A loop may leave a pass before its end; the step in which the last one began may not have been read.
+        # A loop may end an epoch early; the step in which the last one began may not have been read.
         since = last - begins[-1].number + 1 if begins else steps
         workers = int(settings.get("num_workers") or 0)
         return cls(
@@ -289,23 +288,23 @@ class _Passes(msgspec.Struct, frozen=True):
             second_ns=begins[1].start_ns if len(begins) > 1 else None,
             parts=_parts(log, settings, workers),
             workers=workers,
-            # False is torch's default; a loader of somebody's own may say nothing.
+            # False is torch's default; a loader that is not torch's may not have the setting.
             workers_end=workers > 0 and settings.get("persistent_workers") is False,
             steps_to_end=None if pass_steps is None else pass_steps - since % pass_steps,
             steps=pass_steps,
         )
 
     def end_ns(self, first_ns: int, end_ns: int) -> int | None:
-        """When the first pass was over; None where it was not, or nothing tells."""
-        told = [] if self.second_ns is None else [self.second_ns]
+        """End of the first epoch, epoch ns; None where it did not end, or is unknown."""
+        ends = [] if self.second_ns is None else [self.second_ns]
         if self.recorded > 1:
-            told.append(first_ns + int((end_ns - first_ns) / self.recorded))
-        return min(told, default=None)
+            ends.append(first_ns + int((end_ns - first_ns) / self.recorded))
+        return min(ends, default=None)
 
     @property
     def steps_left(self) -> float | None:
-        """As many as a process's cache grows for, at this pace, until it holds the whole data set: the rest of this pass and, as
-        pass ``n`` adds ``(1 - 1/S)^n``, ``S - 1`` passes more. Of workers that end it is the rest of this pass."""
+        """Steps, at the present pace, until a process's cache contains the whole dataset: the rest of this epoch and, as epoch ``n`` adds
+        ``(1 - 1/S)^n``, ``S - 1`` epochs more. Where workers end with the epoch: the rest of this epoch. None where unknown."""
         if self.steps is None or self.steps_to_end is None:
             return None
         if self.workers_end:
@@ -315,7 +314,7 @@ class _Passes(msgspec.Struct, frozen=True):
         return self.steps_to_end + self.steps * (self.parts - 1)
 
     def may_fill(self, before: float) -> bool:
-        """Whether a cache may have filled, after this share of the recording, without slowing down enough to be told."""
+        """Whether a cache may fill after this share of the recording without slowing down enough to be distinguishable from a leak."""
         if self.recorded * before < _PASSES:
             return True
         passes = self.recorded * (1 - before)

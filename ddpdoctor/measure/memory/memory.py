@@ -1,4 +1,4 @@
-"""The memory of all ranks as facts: who grows, who holds more than the others, what is left."""
+"""Facts on the memory of all ranks: growth, ranks that use more than the others, headroom."""
 
 from __future__ import annotations
 
@@ -13,61 +13,61 @@ from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.summary import RankMemory
 from ddpdoctor.measure.telemetry import HostTelemetry
 
-from .growing import Place
+from .growing import MemoryKind
 from .rank import Rank, host_free, ranks_of
 
 _KEPT_FREE = 0.1
-"""Of the headroom: allocators round up, and fragments are lost."""
+"""Part of the headroom that is not usable: allocators round up, and fragments are lost."""
 _LEAST_ACTIVATIONS = 0.05
-"""Of the peak: where less comes and goes, no look fell between two steps' activations."""
+"""Part of the peak that activations must take for an estimate: with less, no reading fell between two steps' activations."""
 _INHERITED = 2.0
-"""Workers that are forked anew hold what the rank held then: they grow by themselves where each of them grows by more than
-this multiple of what the rank does."""
+"""Newly forked workers inherit the rank's memory. Workers grow by themselves where each of them grows by more than this multiple of the
+rank's growth."""
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """Of a job."""
+    """Memory of a job."""
 
     facts: MemoryFacts
     ranks: Mapping[int, RankMemory]
-    """What the table of ranks shows; of ranks of which nothing is known, none."""
+    """Rank number → memory in the table of ranks; without ranks of which nothing is known."""
     notes: Sequence[str] = ()
 
 
 _Free = Callable[[Rank], tuple[float | None, float]]
-"""Of a rank's host or device: bytes that are left, and by how many per hour all that grows there grows."""
+"""Rank → (free bytes of its host or device, growth of everything there in bytes per hour)."""
 
 
 def memory_of(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> Memory:
-    """Everything that is known of the memory of a recorded job."""
+    """Facts and notes on the memory of a recorded job."""
     notes: list[str] = []
     ranks = ranks_of(logs, hosts, notes)
     here: dict[str, list[Rank]] = {}
     for rank in ranks:
         here.setdefault(rank.log.host, []).append(rank)
     free = {name: _host_free(hosts[name], own) for name, own in here.items() if name in hosts}
-    grows = {place: [rank for rank in ranks if place in rank.rises] for place in Place}
-    grows[Place.WORKERS] = [rank for rank in grows[Place.WORKERS] if not _inherits(rank)]
+    grows = {place: [rank for rank in ranks if place in rank.rises] for place in MemoryKind}
+    grows[MemoryKind.WORKERS] = [rank for rank in grows[MemoryKind.WORKERS] if not _inherits(rank)]
 
     def on_host(rank: Rank) -> tuple[float | None, float]:
         name = rank.log.host
-        together = sum(
+        hourly = sum(
             each.hourly(place)
-            for place in (Place.PROCESS, Place.WORKERS)
+            for place in (MemoryKind.PROCESS, MemoryKind.WORKERS)
             for each in grows[place]
             if each.log.host == name
         )
-        return free[name][1] if name in free else None, together
+        return free[name][1] if name in free else None, hourly
 
     facts = MemoryFacts(
-        watched_hours=_watched_hours(ranks, Place.PROCESS),
-        process=_growth(grows[Place.PROCESS], Place.PROCESS, on_host),
-        workers=_growth(grows[Place.WORKERS], Place.WORKERS, on_host),
-        device_watched_hours=_watched_hours(ranks, Place.DEVICE),
+        watched_hours=_observed_hours(ranks, MemoryKind.PROCESS),
+        process=_growth(grows[MemoryKind.PROCESS], MemoryKind.PROCESS, on_host),
+        workers=_growth(grows[MemoryKind.WORKERS], MemoryKind.WORKERS, on_host),
+        device_watched_hours=_observed_hours(ranks, MemoryKind.DEVICE),
         device=_growth(
-            grows[Place.DEVICE],
-            Place.DEVICE,
-            lambda rank: (rank.device_free, rank.hourly(Place.DEVICE)),
+            grows[MemoryKind.DEVICE],
+            MemoryKind.DEVICE,
+            lambda rank: (rank.device_free, rank.hourly(MemoryKind.DEVICE)),
         ),
         **_amounts(ranks),
         **_room(ranks, here, free, hosts),
@@ -75,11 +75,13 @@ def memory_of(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> Me
         reserved_peak_bytes=_most(rank.device.reserved_peak for rank in ranks if rank.device),
         allocation_retries=_most(rank.device.retries for rank in ranks if rank.device),
     )
-    return Memory(facts, {rank.log.rank: told for rank in ranks if (told := rank.told) is not None}, notes)
+    return Memory(
+        facts, {rank.log.rank: summary for rank in ranks if (summary := rank.summary) is not None}, notes
+    )
 
 
 def _host_free(host: HostTelemetry, ranks: Sequence[Rank]) -> tuple[float | None, float | None]:
-    """(limit, least that was free) while the ranks trained."""
+    """(limit, least free memory) while the ranks trained, bytes; None where unknown."""
     steps = [step for rank in ranks for step in rank.log.steps]
     if not steps:
         return None, None
@@ -87,17 +89,19 @@ def _host_free(host: HostTelemetry, ranks: Sequence[Rank]) -> tuple[float | None
 
 
 def _inherits(rank: Rank) -> bool:
-    """Whether its workers grow no more than they would by being forked from it."""
-    own = rank.rises.get(Place.PROCESS)
+    """Whether the growth of the rank's workers is explained by forking from the growing rank."""
+    own = rank.rises.get(MemoryKind.PROCESS)
     workers = int((rank.log.main_loader_settings or {}).get("num_workers") or 1)
-    return own is not None and rank.rises[Place.WORKERS].slope / workers < _INHERITED * own.slope
+    return own is not None and rank.rises[MemoryKind.WORKERS].slope / workers < _INHERITED * own.slope
 
 
-def _watched_hours(ranks: Sequence[Rank], place: Place) -> float | None:
-    return _most(rank.watched.hours for rank in ranks if rank.watched is not None and place in rank.looked)
+def _observed_hours(ranks: Sequence[Rank], place: MemoryKind) -> float | None:
+    return _most(
+        rank.observation.hours for rank in ranks if rank.observation is not None and place in rank.observed
+    )
 
 
-def _growth(growing: Sequence[Rank], place: Place, left: _Free) -> Growth | None:
+def _growth(growing: Sequence[Rank], place: MemoryKind, left: _Free) -> Growth | None:
     if not growing:
         return None
     fastest = max(growing, key=lambda rank: rank.hourly(place))
@@ -128,14 +132,14 @@ def _growth(growing: Sequence[Rank], place: Place, left: _Free) -> Growth | None
     )
 
 
-def _bounded(growing: Sequence[Rank], place: Place, host: str) -> float | None:
+def _bounded(growing: Sequence[Rank], place: MemoryKind, host: str) -> float | None:
     still = [rank.still_grows(place) for rank in growing if rank.log.host == host]
     known = [each for each in still if each is not None]
     return sum(known) if len(known) == len(still) else None
 
 
 def _amounts(ranks: Sequence[Rank]) -> dict[str, Any]:
-    """Who holds more than the others, of the device where all ranks tell of theirs, of the host in a job on CPUs."""
+    """Facts on ranks that use more than the others: device memory where all ranks recorded it, host memory in jobs on CPUs."""
     on_device = all(rank.device_most is not None for rank in ranks)
     if not ranks or not (on_device or _on_cpus(ranks)):
         return {}
@@ -165,8 +169,7 @@ def _room(
     free: Mapping[str, tuple[float | None, float | None]],
     hosts: Mapping[str, HostTelemetry],
 ) -> dict[str, Any]:
-    """What was never used, of what a larger batch would take; on CPUs it is divided among all ranks that were seen on the host,
-    those without a step log among them."""
+    """Facts on memory that was never used; on CPUs it is divided among all ranks on the host, including those without a step log."""
     if ranks and _on_cpus(ranks):
         known = [
             (left / limit, left / _ranks_on(hosts[name], here[name]), limit)
@@ -187,14 +190,14 @@ def _room(
     left, total, fullest = min(devices, key=lambda each: each[0] / each[1])
     room: dict[str, Any] = {"limit_bytes": total, "headroom_bytes": left, "headroom_share": left / total}
     device = fullest.device
-    if device is not None and device.comes_and_goes >= _LEAST_ACTIVATIONS * device.allocated_peak > 0:
-        room["batch_times"] = 1.0 + (1 - _KEPT_FREE) * left / device.comes_and_goes
+    if device is not None and device.step_swing >= _LEAST_ACTIVATIONS * device.allocated_peak > 0:
+        room["batch_times"] = 1.0 + (1 - _KEPT_FREE) * left / device.step_swing
     return room
 
 
 def _ranks_on(host: HostTelemetry, recorded: Sequence[Rank]) -> int:
-    """How many of the job are on a host: those with a step log, and others that were seen there. An earlier attempt may have had more
-    ranks than the job has."""
+    """Number of the job's ranks on a host: those with a step log, and others in its telemetry with a rank number below the world size, as
+    an earlier attempt may have had more ranks."""
     world = int(recorded[0].log.record.info.get("world_size") or 0)
     known = {rank.log.rank for rank in recorded}
     return len(known.union(rank for rank in host.ranks if rank < world))

@@ -1,5 +1,5 @@
-"""The memory of one rank, measured once: of its process and of its children, as the host's telemetry read it, and torch's counters of its
-device's memory (``memory.jsonl``), as far as they can be what a rank wrote.
+"""The memory of one rank: of its process and children from the host's telemetry, and of its device from torch's counters
+(``memory.jsonl``). Lines that no rank can have written are dropped.
 """
 
 from __future__ import annotations
@@ -20,57 +20,55 @@ from ddpdoctor.measure.telemetry import HostTelemetry
 from ddpdoctor.rundir import MEMORY_FILE, MEMORY_SCHEMA, Phase
 from ddpdoctor.rundir.files import broken_lines
 
-from .growing import Place, Rise, Watched, aliased, enough, rise_of, watched
+from .growing import MemoryKind, Observation, Rise, aliased, enough, observation_of, rise_of
 
 _PROCESS_FIELDS = ("process_memory_bytes", "process_rss_bytes")
-"""The first that was read counts: not every system tells pages of files from others."""
+"""The first available one is used: not every system reports memory without pages of files."""
 
 
-class Held(msgspec.Struct, frozen=True):
+class Series(msgspec.Struct, frozen=True):
     """Bytes over time."""
 
     times_ns: Array
     bytes_: Array
 
-    def within(self, begin_ns: float, end_ns: float) -> Held:
-        """The part that was read then."""
+    def within(self, begin_ns: float, end_ns: float) -> Series:
+        """The readings between two times, epoch ns, both included."""
         inside = (self.times_ns >= begin_ns) & (self.times_ns <= end_ns)
-        return Held(self.times_ns[inside], self.bytes_[inside])
+        return Series(self.times_ns[inside], self.bytes_[inside])
 
     @property
     def most(self) -> float | None:
-        """None where nothing was read."""
+        """Largest reading, bytes; None without readings."""
         return float(self.bytes_.max()) if len(self.bytes_) else None
 
 
-NOTHING = Held(np.empty(0), np.empty(0))
+NO_READINGS = Series(np.empty(0), np.empty(0))
 
 
-def process_held(log: RankLog, host: HostTelemetry) -> Held:
-    """Of the rank's own process."""
+def process_memory(log: RankLog, host: HostTelemetry) -> Series:
+    """Memory of the rank's own process."""
     for field in _PROCESS_FIELDS:
         times, held = _column(log, host, field)
         known = ~np.isnan(held)
         if known.any():
-            return Held(times[known], held[known])
-    return NOTHING
+            return Series(times[known], held[known])
+    return NO_READINGS
 
 
-def workers_held(log: RankLog, host: HostTelemetry) -> Held:
-    """Of its children together, while there are as many of them as there are mostly: where a pass over the data begins, workers
-    come and go."""
+def workers_memory(log: RankLog, host: HostTelemetry) -> Series:
+    """Memory of all children together, at readings with the most frequent number of children: between epochs, workers start and end."""
     times, held = _column(log, host, "children_memory_bytes")
     _, children = _column(log, host, "num_children")
     numbers, often = np.unique(children[(children > 0) & ~np.isnan(held)], return_counts=True)
     if not len(numbers):
-        return NOTHING
+        return NO_READINGS
     usual = (children == numbers[often.argmax()]) & ~np.isnan(held)
-    return Held(times[usual], held[usual])
+    return Series(times[usual], held[usual])
 
 
 def _column(log: RankLog, host: HostTelemetry, field: str) -> tuple[Array, Array]:
-    """(times, values) of the process that was recorded, NaN of another: one that failed and was started again has another
-    number."""
+    """(times, values) of the recorded process; NaN for another process id, as of an earlier attempt."""
     times, values = host.rank_column(log.rank, field)
     pid = log.record.info.get("pid")
     if pid is not None:
@@ -79,7 +77,7 @@ def _column(log: RankLog, host: HostTelemetry, field: str) -> tuple[Array, Array
 
 
 def host_free(host: HostTelemetry, begin_ns: float, end_ns: float) -> tuple[float | None, float | None]:
-    """(limit, what was free of it at least between the two moments), bytes, by the control group where that is tighter."""
+    """(limit, least free memory between the two times, epoch ns), bytes; of the control group where that is tighter."""
     stated = host.header.get("host_facts") or {}
     found = [
         (stated.get("memory_total_bytes"), host.host_column("memory_available_bytes")),
@@ -94,11 +92,11 @@ def host_free(host: HostTelemetry, begin_ns: float, end_ns: float) -> tuple[floa
 
 
 _MOST_LINES = 100_000
-"""The hook writes 600 for each doubling of its interval: fewer in a hundred years."""
+"""More than a hundred years: the hook writes 600 lines for each doubling of its interval."""
 _MOST_BYTES = 2**50
-"""No device has as much."""
+"""More than any device has."""
 _LEAST_DEVICE_BYTES = 256 << 20
-"""A CUDA context alone takes more."""
+"""Less than a CUDA context alone takes."""
 
 _PHASES = frozenset(phase.value for phase in Phase)
 
@@ -118,13 +116,13 @@ class _Line(msgspec.Struct, frozen=True):
     retries: Annotated[int, Meta(ge=0, le=2**53)] | None = None
 
     @property
-    def is_look(self) -> bool:
-        """Whether it tells what was taken at a moment."""
+    def is_reading(self) -> bool:
+        """Whether the line is a reading of the allocated bytes at a time."""
         return self.t_ns is not None and self.allocated_bytes is not None
 
     @property
     def most_bytes(self) -> int:
-        """Most that it says was taken."""
+        """Largest number of bytes in the line."""
         said = (
             self.allocated_bytes,
             self.reserved_bytes,
@@ -135,7 +133,7 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 class DeviceMemory(msgspec.Struct, frozen=True):
-    """Of one rank."""
+    """Device memory of one rank, by torch's counters; bytes."""
 
     total_bytes: int | None
     times_ns: Array
@@ -145,20 +143,20 @@ class DeviceMemory(msgspec.Struct, frozen=True):
     allocated_peak: int
     reserved_peak: int
     reserved: int
-    """At the last look."""
+    """At the last reading."""
     retries: int | None
     phases: dict[str, int] = msgspec.field(default_factory=dict)
-    """By phase of a step, most that tensors took."""
+    """Phase of a step → largest allocation of tensors, bytes."""
 
     @property
-    def comes_and_goes(self) -> int:
-        """What tensors take at most beyond what they take at least, once the job has warmed up."""
+    def step_swing(self) -> int:
+        """Largest minus least allocation of tensors after the first half of the readings: mostly activations."""
         return self.allocated_peak - int(self.allocated[len(self.allocated) // 2 :].min())
 
 
 def device_memory(log: RankLog, notes: list[str]) -> DeviceMemory | None:
-    """None where the rank recorded none, or something else stands in its file, which is told in ``notes``."""
-    looks, total = _looks(log, notes)
+    """The device memory of a rank; None where it recorded none, or where its file is invalid, which adds to ``notes``."""
+    looks, total = _readings(log, notes)
     if not looks:
         return None
     phases: dict[str, int] = {}
@@ -179,8 +177,8 @@ def device_memory(log: RankLog, notes: list[str]) -> DeviceMemory | None:
     )
 
 
-def _looks(log: RankLog, notes: list[str]) -> tuple[list[_Line], int | None]:
-    """(looks by time, bytes of the device): what a rank can have written."""
+def _readings(log: RankLog, notes: list[str]) -> tuple[list[_Line], int | None]:
+    """(valid readings by time, size of the device in bytes or None)."""
     path = f"{log.record.path}/{MEMORY_FILE}"
     try:
         lines, broken = _lines(log)
@@ -194,8 +192,8 @@ def _looks(log: RankLog, notes: list[str]) -> tuple[list[_Line], int | None]:
     if not lines or lines[0].schema != MEMORY_SCHEMA:
         notes.append(f"{path} does not begin with a line of {MEMORY_SCHEMA} and is ignored.")
         return [], None
-    looks = [line for line in lines if line.is_look]
-    broken += sum(not line.is_look and line.schema is None for line in lines)
+    looks = [line for line in lines if line.is_reading]
+    broken += sum(not line.is_reading and line.schema is None for line in lines)
     total = next((line.total_bytes for line in lines if line.total_bytes is not None), None)
     if total is not None:
         possible = [line for line in looks if line.most_bytes <= total]
@@ -213,13 +211,13 @@ def _looks(log: RankLog, notes: list[str]) -> tuple[list[_Line], int | None]:
 
 
 def _should_have(log: RankLog) -> bool:
-    """Whether a rank that recorded no look has lost them: it trained on a GPU, and ended its recording in order."""
+    """Whether a rank without readings has lost them: it trained on a GPU, and ended its recording in order."""
     info = log.record.info
     return info.get("ended_ns") is not None and str(info.get("device") or "").startswith("cuda")
 
 
 def _lines(log: RankLog) -> tuple[list[_Line], int]:
-    """What could be decoded, and how many lines could not. Raises OSError."""
+    """(decoded lines, number of broken lines). Raises OSError."""
     decode = msgspec.json.Decoder(_Line).decode
     lines, broken = [], 0
     for line in islice(log.record.lines(MEMORY_FILE), _MOST_LINES):
@@ -231,53 +229,57 @@ def _lines(log: RankLog) -> tuple[list[_Line], int]:
 
 
 class Rank(msgspec.Struct, frozen=True):
-    """What is known of one rank; what is held in its process, its children and, by tensors, on its device."""
+    """Memory of one rank: of its process, its children and, by tensors, on its device."""
 
     log: RankLog
-    watched: Watched | None
-    held: Mapping[Place, Held]
-    rises: Mapping[Place, Rise]
-    """Of those that grow, while they were watched."""
-    looked: frozenset[Place]
-    """Which were watched for long enough."""
+    observation: Observation | None
+    held: Mapping[MemoryKind, Series]
+    rises: Mapping[MemoryKind, Rise]
+    """Growth of those that grow in the observation period."""
+    observed: frozenset[MemoryKind]
+    """Which have enough readings in the observation period."""
     device: DeviceMemory | None
     device_total: float | None
     device_used: float | None
-    """Most that was in use by NVML."""
+    """Largest use by NVML, bytes."""
 
     def per_hour(self, bytes_per_step: float) -> float:
-        """At the pace at which the rank trained while it was watched."""
-        assert self.watched is not None
-        return bytes_per_step * 3600e9 / self.watched.step_ns
+        """Bytes per hour, at the rank's mean step length in the observation period."""
+        assert self.observation is not None
+        return bytes_per_step * 3600e9 / self.observation.step_ns
 
-    def hourly(self, place: Place) -> float:
-        """Bytes per hour by which it grows there."""
+    def hourly(self, place: MemoryKind) -> float:
+        """Growth of ``place``, bytes per hour."""
         return self.per_hour(self.rises[place].slope)
 
-    def may_be_cache(self, place: Place) -> bool:
-        """Whether a data set that still fills a cache lies there."""
-        return self.watched is not None and self.watched.data_in == place and self.watched.cache_may_fill
+    def may_be_cache(self, place: MemoryKind) -> bool:
+        """Whether the growth may be a dataset cache that still fills."""
+        return (
+            self.observation is not None
+            and self.observation.data_in == place
+            and self.observation.cache_may_fill
+        )
 
-    def ends_with_pass(self, place: Place) -> bool:
-        """Whether workers hold it that end with the pass over the data."""
-        return place == Place.WORKERS and self.watched is not None and self.watched.workers_end
+    def ends_with_pass(self, place: MemoryKind) -> bool:
+        """Whether the memory is that of workers that end with the epoch."""
+        return place == MemoryKind.WORKERS and self.observation is not None and self.observation.workers_end
 
-    def still_grows(self, place: Place) -> float | None:
-        """Bytes, at most, where a cache or workers that end bound it; None where nothing does, or that is unknown."""
-        if self.watched is None or not (self.may_be_cache(place) or self.ends_with_pass(place)):
+    def still_grows(self, place: MemoryKind) -> float | None:
+        """Upper bound of the further growth, bytes, for a cache or workers that end with the epoch; None without a bound."""
+        if self.observation is None or not (self.may_be_cache(place) or self.ends_with_pass(place)):
             return None
-        left = self.watched.steps_left
+        left = self.observation.steps_left
         return None if left is None else left * self.rises[place].slope
 
     @property
     def device_most(self) -> float | None:
-        """Most that was taken of the device, by whoever says more; torch's counters lack its context and communicators."""
+        """Largest use of the device, bytes: the larger of NVML's and torch's, whose counters lack CUDA context and communicators."""
         said = [self.device.reserved_peak if self.device else None, self.device_used]
         return max((float(each) for each in said if each is not None), default=None)
 
     @property
     def device_free(self) -> float | None:
-        """What tensors can still take of the device at the end, by NVML what others hold left out."""
+        """Bytes of the device that tensors can still use at the end: without other use, by NVML."""
         if self.device is None or self.device_total is None:
             return None
         others = max(0.0, (self.device_used or 0.0) - self.device.reserved)
@@ -285,22 +287,24 @@ class Rank(msgspec.Struct, frozen=True):
 
     @property
     def settled_on_host(self) -> float | None:
-        """Most that process and children held, each at its own time, once the job had settled."""
-        if self.watched is None:
+        """Largest use of the process plus that of its children in the observation period, bytes; the two may be at different times."""
+        if self.observation is None:
             return None
-        span = self.watched.begin_ns, self.watched.end_ns
-        process, workers = (self.held[each].within(*span).most for each in (Place.PROCESS, Place.WORKERS))
+        span = self.observation.begin_ns, self.observation.end_ns
+        process, workers = (
+            self.held[each].within(*span).most for each in (MemoryKind.PROCESS, MemoryKind.WORKERS)
+        )
         return None if process is None else process + (workers or 0.0)
 
     @property
-    def told(self) -> RankMemory | None:
-        """What the table of ranks shows; None where nothing is known."""
-        if self.held[Place.PROCESS].most is None and self.device_most is None:
+    def summary(self) -> RankMemory | None:
+        """The rank's memory in the table of ranks; None where nothing is known."""
+        if self.held[MemoryKind.PROCESS].most is None and self.device_most is None:
             return None
-        rise = self.rises.get(Place.PROCESS)
+        rise = self.rises.get(MemoryKind.PROCESS)
         return RankMemory(
-            process_bytes=self.held[Place.PROCESS].most,
-            workers_bytes=self.held[Place.WORKERS].most,
+            process_bytes=self.held[MemoryKind.PROCESS].most,
+            workers_bytes=self.held[MemoryKind.WORKERS].most,
             grows_bytes_per_hour=self.per_hour(rise.slope) if rise else None,
             allocated_peak_bytes=float(self.device.allocated_peak) if self.device else None,
             reserved_peak_bytes=float(self.device.reserved_peak) if self.device else None,
@@ -312,7 +316,7 @@ class Rank(msgspec.Struct, frozen=True):
 
 
 def ranks_of(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry], notes: list[str]) -> list[Rank]:
-    """All ranks; what is wrong with their files goes to ``notes``."""
+    """Memory of all ranks; faults of their files are added to ``notes``."""
     gpus = rank_gpus(logs, hosts)
     return [_rank(log, hosts, gpus.get(log.rank), notes) for log in logs]
 
@@ -320,30 +324,30 @@ def ranks_of(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry], notes:
 def _rank(
     log: RankLog, hosts: Mapping[str, HostTelemetry], gpu: tuple[str, int] | None, notes: list[str]
 ) -> Rank:
-    host, device, span = hosts.get(log.host), device_memory(log, notes), watched(log)
+    host, device, span = hosts.get(log.host), device_memory(log, notes), observation_of(log)
     used, total = (None, None) if gpu is None else memory_of_gpu(hosts[gpu[0]], gpu[1])
     held = {
-        Place.PROCESS: NOTHING if host is None else process_held(log, host),
-        Place.WORKERS: NOTHING if host is None else workers_held(log, host),
-        Place.DEVICE: NOTHING if device is None else Held(device.times_ns, device.allocated),
+        MemoryKind.PROCESS: NO_READINGS if host is None else process_memory(log, host),
+        MemoryKind.WORKERS: NO_READINGS if host is None else workers_memory(log, host),
+        MemoryKind.DEVICE: NO_READINGS if device is None else Series(device.times_ns, device.allocated),
     }
-    rises, looked = {}, set()
+    rises, observed = {}, set()
     for place, whole in held.items() if span is not None else ():
         assert span is not None
         part = whole.within(span.begin_ns, span.end_ns)
         progress = _progress(log, part)
         if not enough(len(progress)) or aliased(progress % 1.0):
             continue
-        looked.add(place)
+        observed.add(place)
         rise = rise_of(progress, part.bytes_, cache=span.data_in == place)
-        if rise is not None and not (place == Place.WORKERS and span.workers_ended):
+        if rise is not None and not (place == MemoryKind.WORKERS and span.workers_ended):
             rises[place] = rise
     stated = device.total_bytes if device is not None else None
-    return Rank(log, span, held, rises, frozenset(looked), device, float(stated) if stated else total, used)
+    return Rank(log, span, held, rises, frozenset(observed), device, float(stated) if stated else total, used)
 
 
-def _progress(log: RankLog, held: Held) -> Array:
-    """Steps done at each reading, with the part of the one that was under way."""
+def _progress(log: RankLog, held: Series) -> Array:
+    """[N] steps done at each reading, including the fraction of the running step."""
     starts = np.array([step.start_ns for step in log.steps], float)
     ends = np.array([step.end_ns for step in log.steps], float)
     numbers = np.array([step.number for step in log.steps], float)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ddpdoctor.measure.facts import StepFacts
 from ddpdoctor.measure.graph import Graph, measured_steps
-from ddpdoctor.measure.numerics import Array, lasting
+from ddpdoctor.measure.numerics import Array, format_duration
 from ddpdoctor.measure.steplog import (
     AROUND_WINDOW,
     OPENED,
@@ -88,7 +88,7 @@ def longest_steps_note(graph: Graph) -> list[str]:
     if not apart and mean_ns <= max(float(np.quantile(lengths_ns, 0.95)), _TUNING.slow * median_ns):
         return []
     order = np.argsort(-lengths_ns, kind="stable")[: _TUNING.always_few]
-    longest = ", ".join(f"{graph.numbers[i]} ({lasting(float(lengths_ns[i]))})" for i in order)
+    longest = ", ".join(f"{graph.numbers[i]} ({format_duration(float(lengths_ns[i]))})" for i in order)
     most = "most" if lengths_ns.sum() < 2 * of_few_ns else "much"
     return [f"A few steps take {most} of the time. The longest are {longest}."]
 

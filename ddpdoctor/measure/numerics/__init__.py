@@ -1,11 +1,10 @@
-"""Arithmetic that knows nothing of training: sets of intervals, medians, chance, persistence, fair shares.
+"""Statistics and interval algebra without domain types: intervals, medians, significance, persistence, Shapley values.
 
-In: numpy arrays. Out: numpy arrays and numbers. Each function says its formula, its units and its source; whatever is
-needed twice and would hold for any time series lives here, so that the rooms above speak of ranks and steps only.
+In: numpy arrays. Out: numpy arrays and numbers. Each function states its formula, its units and its source.
 """
 
 from .changes import best_split
-from .durations import lasting
+from .durations import format_duration
 from .fairness import Value, fair_shares
 from .intervals import (
     EMPTY,
@@ -23,13 +22,17 @@ from .intervals import (
 )
 from .significance import (
     CHANCE,
+    PERSISTENCE,
     Persistence,
+    above_others,
+    above_zero,
     binomial_tail,
     carried_by_few,
     chance_of_places,
     chance_of_ranks,
     chance_of_rhythm,
     persistence,
+    shares_of_step,
 )
 from .stats import (
     Array,

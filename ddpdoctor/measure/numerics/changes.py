@@ -1,4 +1,4 @@
-"""Where the level of a series changes."""
+"""Find the change point of a series."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from .stats import Array
 
 def best_split(values: Array, fewest: int) -> tuple[int, float]:
     """``(place, difference)``: the cut of ``values`` [N], N at least 2 x ``fewest``, whose parts ``values[:place]`` and
-    ``values[place:]`` differ most, each of at least ``fewest`` values; and how much they do: n m / N times the squared difference of
-    their means, which is by how much the cut lowers the sum of squares (binary segmentation; Scott and Knott, Biometrics 30, 1974)."""
+    ``values[place:]`` differ most, each of at least ``fewest`` values; and that difference: n m / N times the squared difference of their
+    means, the reduction of the sum of squares by the cut (binary segmentation; Scott and Knott, Biometrics 30, 1974)."""
     count = len(values)
     before = np.arange(fewest, count - fewest + 1)
     sums = np.cumsum(values)

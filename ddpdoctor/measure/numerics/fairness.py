@@ -1,12 +1,11 @@
-"""What each of several causes costs where they hide behind each other.
+"""Shapley values: the share of each of several causes in their common cost, where they hide each other.
 
-Rank 0 comes 3 ms late for data, rank 3 comes 5 ms late for its own Python work. Without the work a step is 2 ms
-shorter, without the data it is as long as before, without both it is 5 ms shorter: the causes cost 5 ms together,
-and neither number alone says what each of them does. A cause's part is what it saves, averaged over all orders
-in which the causes can be taken out (Shapley, "A value for n-person games", 1953; for people who share a cost
-that the most expensive one sets, Littlechild and Owen, "A simple expression for the Shapley value in a special
-case", 1973). The parts add up to what all save together; a cause that hides behind no other gets just what it
-saves alone. Here: 1.5 ms for the data, 3.5 ms for the work.
+Example: rank 0 is 3 ms late because of data, rank 3 is 5 ms late because of its own Python work. Without the work a step is
+2 ms shorter, without the data as long as before, without both 5 ms shorter. So the causes cost 5 ms work, but 2 ms and
+0 ms alone. A cause's share is its saving, averaged over all orders in which the causes can be removed (Shapley, "A value for
+n-person games", 1953; for a cost set by the largest one, Littlechild and Owen, "A simple expression for the Shapley value in a
+special case", 1973). Shares add up to the common saving; a cause that no other hides gets what it saves alone. Here: 1.5 ms for
+the data, 3.5 ms for the work.
 """
 
 from __future__ import annotations
@@ -24,29 +23,29 @@ _Cause = TypeVar("_Cause", bound=str)
 
 
 class Value(msgspec.Struct, frozen=True):
-    """What one cause costs, ns per step."""
+    """Cost of one cause, ns per step."""
 
     first_ns: float
-    """Saved when it alone is taken out."""
+    """Saving when it alone is removed."""
     part_ns: float
-    """Its part of what all causes cost together."""
+    """Its share of the common cost of all causes (Shapley value)."""
     last_ns: float
-    """Saved when it is taken out after all others."""
+    """Saving when it is removed after all others."""
 
 
 def fair_shares(
     removed: Mapping[_Cause, list[Array]], gain_ns: Callable[[list[Array]], float]
 ) -> dict[_Cause, Value]:
-    """The value of each cause. Looks at all subsets: meant for a handful of causes.
+    """The value of each cause. Evaluates all 2^n subsets: for a few causes only.
 
-    ``removed`` is the work that goes with each, per group of the graph; ``gain_ns`` is what a step saves without some work.
+    ``removed`` is the work of each cause, per group of the graph; ``gain_ns`` returns the saving per step without some work.
     """
     causes = list(removed)
     gains_ns = {frozenset[_Cause](): 0.0}
     for size in range(1, len(causes) + 1):
         for chosen in combinations(causes, size):
-            together = [sum(parts) for parts in zip(*(removed[cause] for cause in chosen), strict=True)]
-            gains_ns[frozenset(chosen)] = max(0.0, gain_ns(together))
+            work = [sum(parts) for parts in zip(*(removed[cause] for cause in chosen), strict=True)]
+            gains_ns[frozenset(chosen)] = max(0.0, gain_ns(work))
     everything = frozenset(causes)
     return {
         cause: Value(

@@ -1,4 +1,4 @@
-"""Interval algebra on numpy columns: written once, used for every "how much of this lies inside that".
+"""Interval algebra on numpy columns.
 
 An interval set is a pair of float64 or int64 arrays ``(start, end)``, ends exclusive, in one unit (ns
 throughout this package). A *union* is sorted and its intervals are disjoint.
@@ -17,7 +17,7 @@ Times = NDArray[Any]
 Intervals = tuple[Times, Times]
 
 EMPTY: Intervals = (np.empty(0, np.int64), np.empty(0, np.int64))
-"""Whole numbers: joined with times of either kind it leaves them as they are."""
+"""Of integers, so that a union with times of either type keeps their type."""
 
 
 def union(start: ArrayLike, end: ArrayLike) -> Intervals:
@@ -36,7 +36,7 @@ def union(start: ArrayLike, end: ArrayLike) -> Intervals:
 
 
 def union_of(*sets: Intervals) -> Intervals:
-    """Union of the points that lie in any of the sets, which may overlap."""
+    """Union of all sets, which may overlap."""
     return union(np.concatenate([start for start, _ in sets]), np.concatenate([end for _, end in sets]))
 
 
@@ -69,8 +69,8 @@ def _before(intervals: Intervals, lengths: Times, times: Times) -> Array:
 
 
 def place_in(intervals: Intervals, times: Times) -> Ints:
-    """Which interval each of the times lies in, -1 in none; of intervals in order of their starts that overlap, only the last counts that
-    has begun."""
+    """Index of the interval that contains each of the times, -1 for none. Intervals are in order of their starts; where they overlap, only
+    the last one begun counts."""
     starts, ends = intervals
     if not len(starts):
         return np.full(len(times), -1, np.int64)
@@ -79,13 +79,13 @@ def place_in(intervals: Intervals, times: Times) -> Ints:
 
 
 def holds(intervals: Intervals, times: Times) -> Mask:
-    """Which of the times lie in the union."""
+    """Mask of the times in the union."""
     inside: Mask = place_in(intervals, times) >= 0
     return inside
 
 
 def intersect(a: Intervals, b: Intervals) -> Intervals:
-    """Union of the points that lie in both unions."""
+    """Union of the points in both unions."""
     if not len(a[0]) or not len(b[0]):
         return EMPTY
     edges = np.concatenate((a[0], a[1], b[0], b[1]))

@@ -1,16 +1,15 @@
 """Whose outliers they are: one rank's, or those of a machine that disturbs whom it happens to meet; and when something happens:
 always, in a stretch of steps, every k steps, or now and then.
 
-*Which.* Those in which the time is lost: a rank that pauses for 57 ms in every tenth step is not excused by a hundred pauses of
-3 ms that strike everybody. Half of all that is lost (then a quarter) is lost in outliers of a certain size or larger; outliers of
-half that size count, or all, where the few carry these as well. That looks at sizes only, so chance has the same odds among them.
-
-*Who.* If disturbances strike the R ranks at random, some F ranks get at least n of N of them with a probability of at
-most C(R, F) * P(Binomial(N, F / R) >= n).
+*Who.* If disturbances strike the R ranks at random, some F ranks get at least k of n of them with a probability of at
+most C(R, F) * P(Binomial(n, F / R) >= k). They are not alike: a rank that pauses for 57 ms in every tenth step is not excused by a hundred
+pauses of 3 ms that strike everybody. So each counts by its weight w, the square of its size, and n is their effective number,
+(sum of w)^2 / sum of w^2 (Kish, "Survey Sampling", 1965), of which k is the part of the few. That looks at sizes only, so chance has the
+same odds among them.
 
 *When.* A rhythm (every 10 steps) is no chance either: of distances without one, 1 in p is a multiple of p. Both
 probabilities count together, as their product, which is smaller than the probability of both by chance: simulated with 2 to 16
-ranks, the limit of 2 % below lets 0.5 to 4 % through.
+ranks, the limit of 2 % below lets 0 to 4 % through.
 
 *Where.* A disturbance by the machine (another process takes the CPU, a page is swapped in, a link stalls) meets a rank
 where it happens to be, in proportion to the time that it spends there. If a kind of work takes the share q of a usual
@@ -32,7 +31,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from .stats import Array, Ints, Mask, undisturbed
+from .stats import Array, Ints, Mask, scatter_of, undisturbed
 
 _Kind = TypeVar("_Kind", bound=str)
 
@@ -48,19 +47,28 @@ class ChanceTuning(msgspec.Struct, frozen=True):
     """Probability that will do where the machine is ruled out and all outliers are of one rank; see the module's text."""
     mostly: float = 0.5
     """Part of the whole that the few must carry at least: more than all others together."""
-    looks: tuple[tuple[float, float], ...] = ((0.5, 1.0), (0.25, 0.25))
-    """Parts of the time that is lost in the largest outliers, which are looked at one after the other, and what is left of the
-    limits above at each: pauses that lose less than those of a busy machine do stand out by their size alone, and more clearly."""
-    weighty: float = 0.5
-    """Part of the size of those from which on an outlier counts: pauses of one kind differ by as much."""
     fair_shares: float = 1.5
     """Times their fair share of all outliers that the few must carry: scatter that strikes everybody is nobody's."""
-    leads: float = 0.5
-    """Part of what the first rank carries that makes another one of the few."""
+    comparable: float = 0.25
+    """Part of the first rank's weight that makes another one of the few, and of the effective weight that makes an outlier a large one:
+    pauses of one kind differ by half in size."""
     least_place: float = 0.01
     """Share of the step that every place counts for: work that is never there in a usual step can still be met."""
     most_place: float = 0.25
     """Of kinds of work that take more of the step, where disturbances fall says little: they are not spread that evenly."""
+    blocks: int = 5
+    """Of neighbouring cycles, in which what drifts evens out. More would find less of a drift, and miss little less of what lasts."""
+    block_cycles: int = 8
+    """Cycles of a block in long recordings: disturbances of a real machine last for about as long."""
+    far: float = 6.0
+    """Robust standard deviations from which on a block is far outside of the others."""
+    own_weighs: float = 16.0
+    """Cycles that a column's own scatter must be known from to weigh as much as that of all: of few, some column's is large or small
+    by chance."""
+    many_ranks: int = 8
+    """Ranks from which on the others' means tell how much a rank's may differ: below, they are too few to tell one apart by."""
+    differ: float = 0.1
+    """Probability of such a difference between many ranks' means below which their scatter over the cycles is not believed to be all."""
 
 
 CHANCE = ChanceTuning()
@@ -73,51 +81,38 @@ def carried_by_few(outliers: Mask, difference: Array, steps: Ints, place_chance:
     into this kind of work as these do.
     """
     lost_ns = np.where(outliers, difference, 0.0)
-    nobody = np.zeros_like(outliers)
-    if not lost_ns.sum():
-        return nobody
-    for part, odds in CHANCE.looks:
-        weighty = _weighty(lost_ns, part)
-        leaders, needed = _leaders(np.where(weighty, lost_ns, 0.0).sum(axis=0))
-        if leaders is not None and _is_no_chance(weighty, leaders, lost_ns, steps, place_chance, odds):
-            whole = lost_ns[:, leaders].sum() >= needed * lost_ns.sum()
-            carried: Mask = (outliers if whole else weighty) & leaders
-            return carried
-    return nobody
+    weight = (lost_ns / max(lost_ns.max(), 1.0)) ** 2
+    if not weight.any():
+        return np.zeros_like(outliers)
+    effective = float((weight**2).sum() / weight.sum())
+    large: Mask = weight >= CHANCE.comparable * effective
+    leaders, chance = _leaders(weight.sum(axis=0), float(weight.sum()) / effective)
+    chance *= chance_of_rhythm(np.sort(steps[large[:, weight.sum(axis=0).argmax()]]))
+    all_of_one = leaders.sum() == 1 and place_chance <= CHANCE.ruled_out and not large[:, ~leaders].any()
+    if chance > (CHANCE.rather_unlikely if all_of_one else CHANCE.unlikely):
+        return np.zeros_like(outliers)
+    whole = lost_ns[:, leaders].sum() >= CHANCE.mostly * lost_ns.sum()
+    carried: Mask = (outliers if whole else large) & leaders
+    return carried
 
 
-def _weighty(lost_ns: Array, part: float) -> Mask:
-    """[cycles, R] the outliers as large as those in which this part of all is lost, or half as large."""
-    sizes = np.sort(lost_ns[lost_ns > 0])[::-1]
-    usual = sizes[np.searchsorted(np.cumsum(sizes), part * sizes.sum())]
-    weighty: Mask = lost_ns >= CHANCE.weighty * usual
-    return weighty
+def _leaders(weight: Array, total: float) -> tuple[Mask, float]:
+    """The few ranks [R], half of all at most, that chance would least make carry as much of the ``weight`` [R] of ``total`` disturbances
+    as they do; and the probability that it does. None and 1.0 where no few carry most of it."""
+    world = len(weight)
+    order = np.argsort(-weight, kind="stable")
+    comparable = int((weight >= CHANCE.comparable * weight.max()).sum())
+    share = np.cumsum(weight[order]) / weight.sum()
+    chances = {
+        few: chance_of_ranks(total * float(share[few - 1]), total, few, world)
+        for few in range(1, min(comparable, world // 2) + 1)
+        if share[few - 1] >= max(CHANCE.mostly, CHANCE.fair_shares * few / world)
+    }
+    few = min(chances, key=chances.__getitem__, default=0)
+    return np.isin(np.arange(world), order[:few]), chances.get(few, 1.0)
 
 
-def _leaders(carried_ns: Array) -> tuple[Mask | None, float]:
-    """The few ranks that carry most, [R], None where there are none; and the part of the whole that they must carry."""
-    world = len(carried_ns)
-    leaders: Mask = carried_ns >= CHANCE.leads * carried_ns.max()
-    few = int(leaders.sum())
-    needed = max(CHANCE.mostly, CHANCE.fair_shares * few / world)
-    carry_it = 2 * few <= world and carried_ns[leaders].sum() >= needed * carried_ns.sum()
-    return (leaders if carry_it else None), needed
-
-
-def _is_no_chance(
-    weighty: Mask, leaders: Mask, lost_ns: Array, steps: Ints, place_chance: float, odds: float
-) -> bool:
-    """Whether chance would hardly give so many of the ``weighty`` outliers [cycles, R] to these ranks, at these times: not with
-    more than this part, ``odds``, of the limits."""
-    few, theirs, total = int(leaders.sum()), int(weighty[:, leaders].sum()), int(weighty.sum())
-    all_of_one = few == 1 and theirs == total and place_chance <= CHANCE.ruled_out
-    enough = CHANCE.rather_unlikely if all_of_one else CHANCE.unlikely
-    most = int(np.where(weighty, lost_ns, 0.0).sum(axis=0).argmax())
-    times = np.sort(steps[weighty[:, most]])
-    return chance_of_ranks(theirs, total, few, len(leaders)) * chance_of_rhythm(times) <= odds * enough
-
-
-def chance_of_ranks(theirs: int, total: int, few: int, world: int) -> float:
+def chance_of_ranks(theirs: float, total: float, few: int, world: int) -> float:
     """Bound on the probability that some ``few`` ranks get at least ``theirs`` of ``total`` disturbances that strike at
     random."""
     tail = binomial_tail(theirs, total, few / world)
@@ -139,26 +134,33 @@ def chance_of_rhythm(times: Ints) -> float:
     return chance if chance <= CHANCE.rather_unlikely else 1.0
 
 
-def chance_of_places(
-    columns_of: Mapping[_Kind, Sequence[int]], work: Array, beyond: Array, least_ns: float
-) -> dict[_Kind, float]:
-    """Kind of work → probability that a machine's disturbances fall into it as often as those of the job do.
+def shares_of_step(columns_of: Mapping[_Kind, Sequence[int]], work: Array) -> dict[_Kind, float]:
+    """Kind of work → the part of a usual step that it takes, one per cent at least.
 
-    ``columns_of`` gives each kind's columns in ``work`` and ``beyond`` [cycles, R, C] ns: the work, and what is beyond the
-    other ranks'. A disturbance is what lies ``least_ns`` beyond the rank's usual excess, whatever the scatter: the bound errs
-    to the side of the machine.
+    ``columns_of`` gives each kind's columns in ``work`` [cycles, R, C] ns.
     """
     usual_ns = {
         kind: float(undisturbed(work[:, :, columns].sum(axis=2)).mean())
         for kind, columns in columns_of.items()
     }
     step_ns = max(sum(usual_ns.values()), 1.0)
+    return {kind: max(CHANCE.least_place, ns / step_ns) for kind, ns in usual_ns.items()}
+
+
+def chance_of_places(
+    columns_of: Mapping[_Kind, Sequence[int]], shares: Mapping[_Kind, float], beyond: Array, least_ns: float
+) -> dict[_Kind, float]:
+    """Kind of work → probability that a machine's disturbances fall into it as often as those of the job do.
+
+    ``columns_of`` gives each kind's columns in ``beyond`` [cycles, R, C] ns, which is what lies beyond the other ranks' work,
+    and ``shares`` its part of the step. A disturbance is what lies ``least_ns`` beyond the rank's usual excess, whatever the
+    scatter: the bound errs to the side of the machine.
+    """
     struck = {kind: _disturbances(beyond[:, :, columns], least_ns) for kind, columns in columns_of.items()}
     total = sum(struck.values())
-    share = {kind: max(CHANCE.least_place, ns / step_ns) for kind, ns in usual_ns.items()}
     return {
-        kind: 1.0 if share[kind] > CHANCE.most_place else binomial_tail(struck[kind], total, share[kind])
-        for kind in columns_of
+        kind: 1.0 if share > CHANCE.most_place else binomial_tail(struck[kind], total, share)
+        for kind, share in shares.items()
     }
 
 
@@ -168,23 +170,140 @@ def _disturbances(beyond: Array, least_ns: float) -> int:
     return int((together - np.median(together, axis=0) > least_ns).sum())
 
 
-def binomial_tail(hits: int, total: int, probability: float) -> float:
-    """P(Binomial(total, probability) >= hits). By logarithms: of a thousand trials the coefficients are beyond any float."""
+def above_others(values: Array, allowed: float, work: Array) -> Mask:
+    """[R] whether a rank's excess over the others, ``values`` [cycles, R], is above zero by more than chance, as :func:`above_zero`
+    says. ``work`` [cycles, R] is what is compared.
+
+    What drifts more slowly than blocks are long does so on many ranks: where the means of these differ by more than their scatter
+    explains, a rank must stand out of the other ranks' means, too.
+    """
+    above = above_zero(values, allowed, work)
+    if values.shape[1] >= CHANCE.many_ranks and above.any() and _differ(values, above):
+        above &= _stand_apart(_blocks(values).mean(axis=0), allowed / values.shape[1])
+    return above
+
+
+def above_zero(values: Array, allowed: float, work: Array | None = None) -> Mask:
+    """[R] whether a column of ``values`` [cycles, R] has a mean above zero by more than chance, which does so with any column of R
+    alike with probability ``allowed`` at most. None of a single cycle.
+
+    By Student's test of the means of blocks of neighbouring cycles, as these resemble each other. The scatter is that of all
+    columns, or more where a column's own is larger. The two columns of two ranks are the same with another sign: of few
+    blocks, the ``work`` [cycles, 2] of which they are the difference says more of the scatter, where that is each rank's own.
+    """
+    world = values.shape[1]
+    if len(values) < 2:
+        return np.zeros(world, bool)
+    above = _exceed(values, values, max(world - 1, 1), allowed)
+    if work is None or world > 2 or len(_blocks(values)) > CHANCE.blocks:
+        return above
+    return above | _exceed(values, np.sqrt(2.0) * work, 2, allowed)
+
+
+def _blocks(values: Array) -> Array:
+    """[blocks, R] means of neighbouring cycles of [cycles, R]: five blocks, or in long recordings more of eight cycles each. Of
+    these those far outside count no more than at the edge of the others: what began during the recording lasts, too."""
+    count = max(min(len(values), CHANCE.blocks), len(values) // CHANCE.block_cycles)
+    means = np.stack([part.mean(axis=0) for part in np.array_split(values, count)])
+    if count <= CHANCE.blocks:
+        return means
+    middle = np.median(means, axis=0)
+    scatter = scatter_of(means - middle)
+    reach = CHANCE.far * np.maximum(scatter, np.median(scatter))
+    blocks: Array = np.clip(means, middle - reach, middle + reach)
+    return blocks
+
+
+def _error_of_mean(values: Array, scattering: Array, independent: int) -> tuple[Array, int]:
+    """[R] standard error of the mean of ``values`` [cycles, R], which scatter as the columns of ``scattering`` [cycles, R] do together, or
+    more where a column's own scatter is larger; and its degrees of freedom, of so many ``independent`` columns."""
+    blocks = _blocks(scattering)
+    of_all, own = float(scattering.var(axis=0, ddof=1).mean()), values.var(axis=0, ddof=1)
+    freedom = len(values) - 1
+    larger = (own / of_all if of_all else np.ones(len(own))) - 1.0
+    widened = 1.0 + np.clip(larger, 0.0, None) * freedom / (CHANCE.own_weighs + freedom)
+    error: Array = np.sqrt(blocks.var(axis=0, ddof=1).mean() / len(blocks) * widened)
+    return error, (len(blocks) - 1) * independent
+
+
+def _exceed(values: Array, scattering: Array, independent: int, allowed: float) -> Mask:
+    """[R] means of ``values`` [cycles, R] that are above zero by chance with no more than this probability, divided among the columns."""
+    means = _blocks(values).mean(axis=0)
+    error, freedom = _error_of_mean(values, scattering, independent)
+    each = allowed / len(means)
+    both = zip(means.tolist(), error.tolist(), strict=True)
+    return np.array([student_tail(mean, of_mean, freedom) <= each for mean, of_mean in both])
+
+
+def _stand_apart(means: Array, allowed: float) -> Mask:
+    """[R] the highest means, of half of the ranks at most, the lowest of which is above those below by more than they differ (Rosner's
+    test of several outliers, 1983)."""
+    order = np.argsort(-means, kind="stable")
+    apart = np.zeros(len(means), bool)
+    for few in range(1, len(means) // 2 + 1):
+        others = means[order[few:]]
+        beyond = float(means[order[few - 1]] - others.mean())
+        error = float(others.std(ddof=1)) * np.sqrt(1.0 + 1.0 / len(others))
+        if student_tail(beyond, error, len(others) - 1) <= allowed:
+            apart[order[:few]] = True
+    return apart
+
+
+def _differ(values: Array, late: Mask) -> bool:
+    """Whether the means of ``values`` [cycles, R], but for the highest of the ``late`` ones, half of all at most, differ by more than
+    their scatter explains: the tail of Fisher's distribution."""
+    world = values.shape[1]
+    error, freedom = _error_of_mean(values, values, world - 1)
+    means = np.sort(_blocks(values).mean(axis=0))[: world - min(int(late.sum()), world // 2)]
+    seen, explained = float(means.var(ddof=1)) * (len(means) - 1), float((error**2).mean()) * freedom
+    if not seen:
+        return False
+    return (
+        _incomplete_beta(freedom / 2, (len(means) - 1) / 2, explained / (explained + seen)) <= CHANCE.differ
+    )
+
+
+def student_tail(mean: float, error: float, freedom: float) -> float:
+    """Probability that Student's distribution gives a mean as high by chance, if its standard ``error`` is known with so many
+    degrees of ``freedom``."""
+    if mean <= 0.0:
+        return 1.0
+    return (
+        0.5 * _incomplete_beta(freedom / 2, 0.5, freedom / (freedom + (mean / error) ** 2)) if error else 0.0
+    )
+
+
+def binomial_tail(hits: float, total: float, probability: float) -> float:
+    """P(Binomial(total, probability) >= hits), and between whole numbers what goes on smoothly from one to the next."""
     if hits <= 0 or probability >= 1.0:
         return 1.0
-    if probability <= 0.0:
-        return 0.0
-    summed = 0.0
-    for n in range(hits, total + 1):
-        term = exp(_log_choose(total, n) + n * log(probability) + (total - n) * log1p(-probability))
-        summed += term
-        if n > total * probability and term <= _NO_MORE * summed:
+    return _incomplete_beta(hits, max(total - hits, 0.0) + 1.0, probability) if hits < total + 0.5 else 0.0
+
+
+def _incomplete_beta(a: float, b: float, x: float) -> float:
+    """The regularised incomplete beta function, by its continued fraction (Abramowitz and Stegun 26.5.8, evaluated as Lentz does)."""
+    if not 0.0 < x < 1.0:
+        return float(x >= 1.0)
+    if x > (a + 1) / (a + b + 2):
+        return 1.0 - _incomplete_beta(b, a, 1.0 - x)
+    fraction, c, d = 1.0, 1.0, 0.0
+    for n in range(_TERMS):
+        m = n // 2
+        if n % 2:
+            part = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        else:
+            part = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)) if m else 1.0
+        d = 1.0 / (1.0 + part * d)
+        c = 1.0 + part / c
+        fraction *= c * d
+        if abs(c * d - 1.0) < _EXACT:
             break
-    return min(1.0, summed)
+    scale = lgamma(a + b) - lgamma(a) - lgamma(b) + a * log(x) + b * log1p(-x)
+    return exp(scale) * (fraction - 1.0) / a
 
 
-_NO_MORE = 1e-17
-"""Of a sum: behind the most likely number, smaller terms than this change no digit of it."""
+_TERMS, _EXACT = 10_000, 1e-14
+"""Of the fraction: some root of ``a + b`` are enough; and the last digit that one changes."""
 
 
 def _log_choose(total: int, few: int) -> float:

@@ -1,8 +1,7 @@
 """Jobs with pipeline stages, from tables of operations: the what-if analysis of Lin et al. (OSDI '25).
 
-In: a table of operations (:mod:`ddpdoctor.trace`). Out: what slow workers and stages cost, as facts. The idea: any dependency
-graph can be replayed operation by operation; only there is it needed, since data parallel steps have the dense form of
-``graph``.
+In: a table of operations (:mod:`ddpdoctor.trace`). Out: the cost of slow workers and stages, as facts. Here a general dependency
+graph is replayed operation by operation; data-parallel steps do not need it, and use the dense form of ``graph``.
 """
 
 from .dag import ALONE, Costs, build, in_order, measured, replay

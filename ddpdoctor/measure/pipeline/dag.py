@@ -11,8 +11,8 @@ last member's start to the own end. ``delay`` is what the graph does not explain
 The terms are those of Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis",
 OSDI '25, section 3. With ``delay`` and ``work`` as :func:`measured` gives them, the replay is the run as it was.
 
-A collective is one node of the graph, reached when all of its members may start. Nodes are replayed level by
-level, a level with a few numpy calls, so a replay costs by levels more than by operations. Times are float64
+A collective is one node of the graph, reached when all of its members may start. Nodes are replayed level by level, with a
+few numpy calls per level, so the time of a replay depends on the levels more than on the operations. Times are float64
 in the unit of the caller.
 """
 
@@ -33,24 +33,24 @@ Edges = tuple[Indices, Indices]
 """Operations that must end, and for each the operation that waits for it."""
 
 ALONE = -1
-"""In no stream, in no collective, without a neighbour."""
+"""Marks operations in no stream, in no collective, or without a neighbour."""
 
 
 class Level(msgspec.Struct, frozen=True):
-    """Operations whose predecessors all lie in earlier levels."""
+    """Operations whose predecessors are all in earlier levels."""
 
     operations: Indices
-    """Those alone first, then the members of collectives, one collective after the other."""
+    """Single operations first, then the members of collectives, one collective after the other."""
     fed: Indices
     """Those of ``operations`` that have predecessors."""
     sources: Indices
     """The predecessors of ``fed``, one operation's after the other's."""
     first_source: Indices
-    """[fed] where each one's begin in ``sources``."""
+    """[fed] index into ``sources`` of each operation's first predecessor."""
     members: Indices
     """Those of ``operations`` that are members of collectives."""
     first_member: Indices
-    """[collectives] where each one's members begin in ``members``."""
+    """[collectives] index into ``members`` of each collective's first member."""
     size: Indices
     """[collectives] number of members."""
 
@@ -63,7 +63,7 @@ class Dag(msgspec.Struct, frozen=True):
 
 
 class Costs(msgspec.Struct, frozen=True):
-    """What a run spent on each operation."""
+    """Delay and work of each operation of a run."""
 
     delay: Times
     """[N]"""
@@ -95,7 +95,7 @@ def build(size: int, edges: Sequence[Edges], collective: Indices) -> Dag:
 
 
 def _levels(before: Indices, after: Indices, nodes: int) -> Indices:
-    """[nodes] the longest way from a node that waits for none, in edges."""
+    """[nodes] longest path, in edges, from a node without predecessors. Raises UnusableInput on a cycle."""
     waits_for = np.bincount(after, minlength=nodes)
     order = np.argsort(before, kind="stable")
     successors = after[order]
@@ -148,11 +148,11 @@ def replay(dag: Dag, origin: Times, costs: Costs) -> tuple[Times, Times]:
 
 
 def measured(dag: Dag, origin: Times, start: Times, end: Times, tolerance: float = 0.0) -> Costs:
-    """What the run spent, from the times of its operations ([N] each).
+    """Delay and work of each operation, from the times of the run ([N] each).
 
     Where clocks disagree, an operation may start before its predecessor has ended, or end before the last
-    member of its collective has started. Down to minus ``tolerance`` such a cost is kept, so that it cancels
-    against its neighbour's; what is lower cannot be the clocks and counts as 0.
+    member of its collective has started. A negative cost down to minus ``tolerance`` is kept, so that it cancels against its
+    neighbour's; a lower one cannot be due to the clocks, and counts as 0.
     """
     ready, work = origin.astype(np.float64), end - start
     for level in dag.levels:
@@ -166,7 +166,7 @@ def measured(dag: Dag, origin: Times, start: Times, end: Times, tolerance: float
 
 
 def _start(level: Level, start: Times, end: Times) -> None:
-    """Moves the starts of the level's operations, which hold their origins, behind their predecessors' ends."""
+    """Raise the starts of the level's operations, initially their origins, to the ends of their predecessors (in place)."""
     if len(level.fed):
         ready = np.maximum.reduceat(end[level.sources], level.first_source)
         start[level.fed] = np.maximum(start[level.fed], ready)

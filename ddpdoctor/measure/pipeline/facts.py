@@ -1,7 +1,7 @@
 """The what-if analysis of a pipeline- and data-parallel job as the facts that rules read.
 
 Slow workers are ``late.compute``, as in a data-parallel job, unless they are whole pipeline stages: then the
-model is cut unevenly, and they are ``pipeline.stage``. ``late.total`` is all that typical operations would save.
+model is divided unevenly, and they are ``pipeline.stage``. ``late.total`` is the saving if every operation took its typical time.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import numpy as np
 from ddpdoctor.measure.facts import Cost, Facts, JobFacts, LateFacts, PipelineFacts, StepFacts, saving
 from ddpdoctor.measure.numerics import persistence
 
-from .stragglers import Removed, Stragglers, Worker
+from .stragglers import SLOWEST_SHARE, Removed, Stragglers, Worker
 
 _HIT_SHARE = 0.02
 """A step counts as hit where it loses this share of the mean step: steps of one job differ by as much."""
 _MOST_SLOW = 0.5
-"""Where more of the workers are slow in turn, nobody in particular is to blame."""
+"""Largest share of slow workers: where more are slow, no single worker is named."""
 
 
 def straggler_facts(stragglers: Stragglers) -> Facts:
-    """All facts that the analysis yields; the others are absent."""
+    """The facts of the analysis; all others are absent."""
     lengths = np.array(stragglers.measured_steps_ms)
     slow_workers = _slow_workers(stragglers)
     stages = slow_stages(stragglers)
@@ -33,7 +33,7 @@ def straggler_facts(stragglers: Stragglers) -> Facts:
         job=JobFacts(world_size=stragglers.world_size, ranks_seen=len(stragglers.workers)),
         steps=StepFacts(
             source="trace",
-            seen=len(lengths) + stragglers.set_aside,
+            seen=len(lengths) + stragglers.excluded_steps,
             measured=len(lengths),
             mean_ms=float(lengths.mean()),
             median_ms=float(np.median(lengths)),
@@ -56,16 +56,20 @@ def straggler_facts(stragglers: Stragglers) -> Facts:
 
 
 def summary_of(stragglers: Stragglers) -> str:
-    """The analysis in a sentence, with the quantities of the paper."""
-    shares = [
+    """The analysis in words, with the quantities of the paper."""
+    removals = {
+        f"due to the slowest {100 * SLOWEST_SHARE:g} % of the workers, M_W": stragglers.without_slowest,
+        "due to the last stage, M_S": stragglers.without_last_stage,
+    }
+    shares = "; ".join(
         f"{name} = {removed.share:.3f}"
-        for name, removed in (("M_W", stragglers.without_slowest), ("M_S", stragglers.without_last_stage))
+        for name, removed in removals.items()
         if removed is not None and removed.share is not None
-    ]
+    )
     return (
         f"What-if analysis of {len(stragglers.workers)} traced workers ({stragglers.replicas} replicas of {stragglers.stages} "
         f"pipeline stages): the job takes S = {stragglers.slowdown:.3f} times what it would if every operation took "
-        f"its typical time{''.join(f'; {share}' for share in shares)}."
+        f"its typical time.{f' Shares of the excess: {shares}.' if shares else ''}"
     )
 
 
@@ -74,8 +78,8 @@ def _slow_workers(stragglers: Stragglers) -> list[Worker]:
 
 
 def slow_stages(stragglers: Stragglers) -> list[int]:
-    """Stages of which every replica is slow; empty unless those are all slow_workers, and where there is one
-    replica, so that a slow stage cannot be told from a slow machine."""
+    """Stages that are slow on every replica; empty where other workers are slow too, and where there is one replica, as a slow stage
+    then looks like a slow machine."""
     if stragglers.replicas < 2:
         return []
     slow_workers = _slow_workers(stragglers)

@@ -2,8 +2,8 @@
 
 The dependencies are those of Megatron's pipeline schedules as modelled for the what-if analysis of Lin et al.,
 "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI '25, section 3. A *worker* is a
-replica's stage: it computes in one stream, has one stream for each direction of sending and receiving, and one
-for the exchange of parameters and gradients with the other replicas.
+replica's stage: it has one stream for computation, one for each direction of sending and receiving, and one for the exchange
+of parameters and gradients with the other replicas.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class _Channel(msgspec.Struct, frozen=True):
     """One kind of sending or receiving between neighbouring model chunks *c* (upper) and *c* + 1."""
 
     kind: str
-    beside: str
-    """The kind of computation that makes what is sent, or takes what is received."""
+    computation: str
+    """Kind of computation that produces the sent data, or uses the received data."""
     lower: bool
     """Whether this end is at chunk *c* + 1."""
 
@@ -51,7 +51,7 @@ _CHANNELS = (
 
 
 class _Attached(msgspec.Struct, frozen=True):
-    """Sends or receives with the computations that they belong to, one for one."""
+    """Sends or receives with the computation of each."""
 
     messages: Indices
     computations: Indices
@@ -63,8 +63,8 @@ class _Attached(msgspec.Struct, frozen=True):
 
 
 def whole_steps(ops: Operations) -> NDArray[np.bool_]:
-    """[N] whether the operation lies in a step that is there from end to end: every worker ran its optimizer,
-    and every message has its computation and its other end."""
+    """[N] whether the operation is in a complete step: every worker ran its optimizer, and every message has its computation and its
+    other end."""
     worker = _key(ops.replica, ops.stage)
     finished = ops.of_kind(OPTIMIZER)
     steps, seen = np.unique(
@@ -93,7 +93,10 @@ def pipeline_dag(ops: Operations) -> Dag:
         in_order(_where(ops, worker, FORWARD, BACKWARD), ops.start_s, ops.sequence),
         in_order(_where(ops, worker, GATHER, REDUCE), ops.start_s, ops.sequence),
         *(in_order(_where(ops, worker, kind), ops.start_s, ops.sequence) for kind in PEER_TO_PEER),
-        *(_beside(ops, worker, channel, ends) for channel, ends in zip(_CHANNELS, attached, strict=True)),
+        *(
+            _message_edges(ops, worker, channel, ends)
+            for channel, ends in zip(_CHANNELS, attached, strict=True)
+        ),
         *_first_backward(ops, worker),
         _meet(*_last(ops, GATHER), *_first(ops, FORWARD)),
         *_after_compute(ops, worker),
@@ -124,7 +127,7 @@ def _attach(ops: Operations, channel: _Channel) -> _Attached:
     last_chunk = int(model_chunk.max(initial=0))
     boundary = model_chunk - 1 if channel.lower else model_chunk
     has_neighbour = (boundary >= 0) & (boundary < last_chunk)
-    messages, computations = ops.of_kind(channel.kind), ops.of_kind(channel.beside)
+    messages, computations = ops.of_kind(channel.kind), ops.of_kind(channel.computation)
     sent = np.bincount(worker[messages], minlength=workers)
     for_all = sent == np.bincount(worker[computations], minlength=workers)
     computations &= has_neighbour | for_all[worker]
@@ -142,7 +145,7 @@ def _attach(ops: Operations, channel: _Channel) -> _Attached:
 
 
 def _model_chunk(ops: Operations) -> Indices:
-    """[N] as recorded; otherwise chunks are dealt to the stages in turn."""
+    """[N] model chunk as recorded; otherwise chunks are assigned to the stages round-robin."""
     dealt = np.maximum(ops.chunk, 0) * (int(ops.stage.max(initial=0)) + 1) + ops.stage
     return np.where(ops.model_chunk < 0, dealt, ops.model_chunk)
 
@@ -151,12 +154,12 @@ def _sorted(rows: Indices, *keys: NDArray[np.generic]) -> Indices:
     return rows[np.lexsort([key[rows] for key in reversed(keys)])]
 
 
-def _beside(ops: Operations, worker: Indices, channel: _Channel, ends: _Attached) -> Edges:
+def _message_edges(ops: Operations, worker: Indices, channel: _Channel, ends: _Attached) -> Edges:
     """A send waits for its computation. A computation waits for its receive, and that, posted no sooner, for
     the computation of the same kind before."""
     if not channel.receives:
         return ends.computations, ends.messages
-    before, after = in_order(_where(ops, worker, channel.beside), ops.sequence)
+    before, after = in_order(_where(ops, worker, channel.computation), ops.sequence)
     previous = np.full(ops.size, ALONE)
     previous[after] = before
     earlier = previous[ends.computations]
@@ -245,7 +248,7 @@ def _messages(ops: Operations, attached: list[_Attached]) -> Indices:
         key[:, rows] = (
             ops.step[rows],
             ops.replica[rows],
-            np.full(len(rows), channel.beside == FORWARD, np.int64),
+            np.full(len(rows), channel.computation == FORWARD, np.int64),
             ends.boundary[real],
             ops.micro_batch[computations],
         )

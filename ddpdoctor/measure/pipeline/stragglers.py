@@ -1,4 +1,4 @@
-"""How much of a pipeline- and data-parallel job's step time is stragglers' and whose, by what-if analysis.
+"""What-if analysis of stragglers in pipeline- and data-parallel jobs: their cost, and which workers they are.
 
 After Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI '25, section 3.
 All step times are means over the steps of replays without launch delays; with
@@ -11,15 +11,15 @@ All step times are means over the steps of replays without launch delays; with
     S    = T / T_ideal                      (eq. 1)  slowdown of the job; 1 where nothing straggles
     S_X  = T_ideal+X / T_ideal              (eq. 2)  slowdown by X alone: replica, stage or worker
     S_w  = min(S_replica, S_stage)          (eq. 4)  slowdown by the worker there
-    M_W  = (T - T-W) / (T - T_ideal)        (eq. 5)  share of the slowdown that goes with the slowest 3 % of workers
-    M_S  = (T - T-L) / (T - T_ideal)                 share that goes with the last stage
+    M_W  = (T - T-W) / (T - T_ideal)        (eq. 5)  share of the slowdown due to the slowest 3 % of workers
+    M_S  = (T - T-L) / (T - T_ideal)                 share due to the last stage
 
-S_w takes two replays for each row and column of workers instead of one for each worker, and so names an innocent
-worker where a slow replica crosses a slow stage. The workers that it ranks highest are therefore replayed one by
-one; the *slow workers* are those that alone cost at least half of what the worst of them costs.
+S_w takes one replay for each replica and each stage instead of one for each worker, and is therefore high for a healthy worker
+that is in both a slow replica and a slow stage. The workers with the highest S_w are therefore replayed one by one; the
+*slow workers* are those that alone cost at least half of what the worst of them costs.
 
-M_W near 1 says that single workers are slow, M_S near 1 that the stages are cut unevenly. Neither is bounded by
-0 and 1: taking one delay away may lengthen or uncover another.
+M_W near 1 means that single workers are slow, M_S near 1 that the model is divided unevenly into stages. Neither is bounded
+by 0 and 1: removing one delay may lengthen or expose another.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ Chosen = NDArray[np.bool_]
 SLOWEST_SHARE = 0.03
 """Share of the workers that counts as the slowest, for M_W. Source: the paper, section 3."""
 CULPRIT_SHARE = 0.5
-"""A slow worker costs at least this share of what the worst worker costs: those that matter as much, up to a factor of two."""
+"""A slow worker costs at least this share of what the worst worker costs."""
 _REPLAYED_ALONE = 64
-"""Workers replayed one by one, at most: each costs a replay of the whole job, and slow_workers are among the first."""
+"""Most workers replayed one by one: each takes a replay of the whole job, and slow workers have the highest S_w."""
 _NO_LOSS = 1e-9
-"""Of a step time: less than the rounding of a replay is no cost."""
+"""Part of a step time below which a cost is rounding of the replay."""
 CLOCK_TOLERANCE_S = 0.01
-"""Costs this far below 0 are taken for differences between clocks. Source: the paper's published analysis."""
+"""Negative costs down to this count as differences between clocks. Source: the paper's published analysis."""
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,12 +66,12 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Removed(msgspec.Struct, frozen=True, kw_only=True):
-    """What is gained where some operations take their typical time."""
+    """The saving if some operations took their typical time."""
 
     share: float | None
-    """Share of the job's slowdown that goes (M_W, M_S); None where there is no slowdown to share."""
+    """Share of the job's slowdown that is saved (M_W, M_S); None without a slowdown."""
     gain_ms: list[float]
-    """What each step gains."""
+    """Saving in each step."""
 
 
 class Stragglers(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,8 +79,8 @@ class Stragglers(msgspec.Struct, frozen=True, kw_only=True):
 
     steps: list[int]
     """Numbers of the steps analysed."""
-    set_aside: int
-    """Steps left out because operations are missing in them."""
+    excluded_steps: int
+    """Steps excluded because operations are missing in them."""
     world_size: int | None
     replicas: int
     stages: int
@@ -93,7 +93,7 @@ class Stragglers(msgspec.Struct, frozen=True, kw_only=True):
     slowest: list[int]
     """Ranks of the slowest 3 % of workers (at least one)."""
     slow_workers: list[int]
-    """Ranks of the workers that are slow by themselves; empty where none costs anything."""
+    """Ranks of the workers that are slow by themselves; may be empty."""
     without_slowest: Removed
     """Its share is M_W."""
     without_last_stage: Removed | None
@@ -145,12 +145,12 @@ class _WhatIf:
 
 
 def measure_stragglers(operations: Operations) -> Stragglers:
-    """The slowdown of a job by stragglers, and by whom.
+    """The slowdown of a job by stragglers, and the slow workers.
 
-    Steps that are not whole are set aside, operations of kinds that are not known are left out, both with a
-    note. Raises UnusableInput where no whole step is left or the order of operations contradicts itself.
+    Incomplete steps and operations of unknown kinds are excluded, both with a note. Raises UnusableInput where no complete step is
+    left or the order of operations contradicts itself.
     """
-    ops, set_aside, notes = _usable(operations)
+    ops, excluded_steps, notes = _usable(operations)
     job = _WhatIf(ops, pipeline_dag(ops))
     by_replica = {int(r): job.slowdown_by(ops.replica == r) for r in np.unique(ops.replica)}
     by_stage = {int(s): job.slowdown_by(ops.stage == s) for s in np.unique(ops.stage)}
@@ -159,7 +159,7 @@ def measure_stragglers(operations: Operations) -> Stragglers:
     slow_workers = _slow_workers(workers)
     return Stragglers(
         steps=np.unique(ops.step).tolist(),
-        set_aside=set_aside,
+        excluded_steps=excluded_steps,
         world_size=ops.world_size,
         replicas=len(by_replica),
         stages=len(by_stage),
@@ -186,7 +186,7 @@ def _usable(ops: Operations) -> tuple[Operations, int, list[str]]:
         notes.append(
             f"{ops.source}: {int((~known).sum())} operation(s) of unknown kind were skipped: {names}."
         )
-    chosen = places.only(known)
+    chosen = places.select(known)
     whole = whole_steps(chosen)
     if not whole.any():
         raise UnusableInput(
@@ -196,11 +196,11 @@ def _usable(ops: Operations) -> tuple[Operations, int, list[str]]:
     steps = len(np.unique(places.step)) - len(np.unique(chosen.step[whole]))
     if steps:
         notes.append(f"{ops.source}: {steps} step(s) in which operations are missing were excluded.")
-    return chosen.only(whole), steps, notes
+    return chosen.select(whole), steps, notes
 
 
 def _one_rank_each(ops: Operations, notes: list[str]) -> Operations:
-    """The lowest rank of each replica and stage: tensor-parallel ranks go in lockstep, one stands for all."""
+    """The operations of the lowest rank of each replica and stage: tensor-parallel ranks run in lockstep, one represents all."""
     place = ops.replica * (int(ops.stage.max(initial=0)) + 1) + ops.stage
     _, number = np.unique(place, return_inverse=True)
     lowest = np.full(int(number.max(initial=0)) + 1, np.iinfo(np.int64).max)
@@ -211,11 +211,11 @@ def _one_rank_each(ops: Operations, notes: list[str]) -> Operations:
             f"{ops.source}: {len(np.unique(ops.rank[~first]))} rank(s) share a replica and stage with a lower "
             "one, which represents them."
         )
-    return ops.only(first)
+    return ops.select(first)
 
 
 def _typical(ops: Operations, work: Times) -> Times:
-    """[N] what each operation costs in the ideal run."""
+    """[N] cost of each operation in the ideal run."""
     ideal = np.empty(ops.size)
     for number, name in enumerate(ops.kinds):
         chosen = ops.kind == number
@@ -227,7 +227,7 @@ def _typical(ops: Operations, work: Times) -> Times:
 def _workers(
     ops: Operations, job: _WhatIf, by_replica: Mapping[int, float], by_stage: Mapping[int, float]
 ) -> list[Worker]:
-    """Slowest first; of equals, the lower rank."""
+    """All workers, slowest first; of equal ones, the lower rank first."""
     ranks, rows = np.unique(ops.rank, return_index=True)
     place = {
         int(rank): (int(ops.replica[row]), int(ops.stage[row])) for rank, row in zip(ranks, rows, strict=True)
@@ -254,7 +254,7 @@ def _workers(
 
 
 def _slow_workers(workers: list[Worker]) -> list[int]:
-    """Ranks that cost about as much alone as the worst of them."""
+    """Ranks that alone cost at least ``CULPRIT_SHARE`` of the worst one's cost."""
     costs = {worker.rank: worker.alone - 1 for worker in workers if worker.alone is not None}
     worst = max(costs.values())
     if worst <= _NO_LOSS:

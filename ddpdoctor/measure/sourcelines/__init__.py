@@ -1,11 +1,11 @@
 """The user's source lines behind a measurement.
 
-In: logs or windows, and a question: which lines did this kind of work, on these ranks, in these steps. Out: lines by weight.
-The idea: both kinds of recording answer the same questions (:class:`SourceLines`), so that who prices a cause need not know
-which of them speaks.
+In: step logs or profiler windows, and a query: which lines did this kind of work, on these ranks, in these steps. Out: lines
+by weight. Both kinds of recording have the same interface (:class:`SourceLines`), so that pricing a cause does not depend on
+which of them is the primary one.
 """
 
-from .of_logs import LogSourceLines
-from .of_windows import WindowSourceLines
+from .from_logs import LogSourceLines
+from .from_windows import WindowSourceLines
 from .ranking import SourceLines, joined, ranked
 from .table import Kind, Samples, samples_of

@@ -1,4 +1,4 @@
-"""Who called the user's lines: by stacks, each with its weight."""
+"""Callers of the user's lines, from weighted call stacks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ddpdoctor.measure.places import CodeLine, Stack, Where
 
 class _Tuning(msgspec.Struct, frozen=True):
     mostly: float = 0.5
-    """A recorded call names its line and not its callers: they are told where more than this part of the samples that know
-    that line came the same way."""
+    """A recorded call has a line but no callers. They are reported where more than this part of the samples at that line have
+    the same ones."""
     notable: float = 0.25
-    """A helper that is called from several places spends time for each of them; other callers of a line count beside those that
-    weigh most if they weigh this part of that: fewer are stray samples, and what counting errors leave of other ranks' callers."""
+    """A helper may be called from several places. Other callers of a line are counted if they weigh at least this part of the
+    heaviest ones: less is stray samples, and counting errors of other ranks' callers."""
 
 
 _TUNING = _Tuning()
@@ -24,7 +24,7 @@ _NONE: Mapping[Stack, float] = {}
 
 
 def distinct(callers: Stack, others: Iterable[Stack]) -> Stack:
-    """As many of the callers as tell them from the ``others``; one at least, where there is any."""
+    """The shortest prefix of ``callers`` that no other stack of ``others`` has; at least one caller, where there is any."""
     rest = [other for other in others if other != callers]
     for length in range(1, len(callers)):
         rest = [other for other in rest if other[:length] == callers[:length]]
@@ -34,7 +34,7 @@ def distinct(callers: Stack, others: Iterable[Stack]) -> Stack:
 
 
 def heaviest_of(weights: Mapping[Stack, float], others: Iterable[Stack] = ()) -> tuple[Stack, int]:
-    """The callers of most weight, so far as it tells them from the rest and from ``others``; how many of the rest are notable, too."""
+    """(callers of most weight, cut to what distinguishes them from the rest and from ``others``; number of other notable callers)."""
     if not weights:
         return (), 0
     heaviest = distinct(max(weights, key=lambda callers: weights[callers]), [*weights, *others])
@@ -46,8 +46,8 @@ def heaviest_of(weights: Mapping[Stack, float], others: Iterable[Stack] = ()) ->
 
 
 def usual(line: CodeLine, stacks: Mapping[Stack, float]) -> tuple[Stack, int]:
-    """The callers by which most samples came to a line, whether they ended there or deeper, and how many others there are; none where
-    they came by many."""
+    """(callers of a line in most samples, number of other notable callers); the line may be anywhere in the stack. Without callers
+    where no stack has more than half of the weight."""
     weights: defaultdict[Stack, float] = defaultdict(float)
     for stack, count in stacks.items():
         for place, each in enumerate(stack):
@@ -59,7 +59,7 @@ def usual(line: CodeLine, stacks: Mapping[Stack, float]) -> tuple[Stack, int]:
 
 
 def by_line(stacks: Mapping[Stack, float]) -> dict[CodeLine, float]:
-    """What weighs on each line, whatever called it."""
+    """Weight of each line, over all of its callers."""
     lines: defaultdict[CodeLine, float] = defaultdict(float)
     for stack, weight in stacks.items():
         lines[stack[0]] += weight
@@ -72,7 +72,7 @@ def with_heaviest(
     others: Mapping[Stack, float] = _NONE,
     scale: float = 0.0,
 ) -> list[Where]:
-    """The same lines, each with the callers that weigh most in ``stacks``, beyond ``others`` multiplied by ``scale``."""
+    """The same lines, each with its heaviest callers by the weight in ``stacks`` less ``scale`` times that in ``others``."""
 
     def callers_of(line: CodeLine) -> tuple[Stack, int]:
         weights = {

@@ -1,4 +1,4 @@
-"""Counting stack samples: at which of the user's lines the training thread was while it did some kind of work."""
+"""Count stack samples by the user's line, while the training thread did some kind of work."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from ddpdoctor.measure.places import CodeLine, Stack
 from ddpdoctor.measure.taxonomy import Component
 
 from .callers import by_line
-from .fewsamples import most_likely
+from .sparse_samples import most_probable_line
 from .table import Kind, Samples
 
 _COUNTING_SIGMAS = 2.0
-"""Counts scatter by their square root: a line stands out by twice that."""
+"""Counts scatter by their square root; a difference of twice that is significant."""
 
 
 class SampleCounts(msgspec.Struct, frozen=True):
-    """Samples of some ranks in some steps; a sample that may be of an operator counts for less than one."""
+    """Counts of samples of some ranks in some steps; a sample that may be of an operator counts less than 1."""
 
     at: Mapping[CodeLine, float]
     """In the components' time, by line."""
     outside: Mapping[CodeLine, float]
     """Those of them whose innermost frame is not torch's."""
     behind: Mapping[CodeLine, float]
-    """Those of which only the line is known that follows, see :mod:`.gil`."""
+    """Samples of which only the line that ran next is known, see :mod:`.gil`."""
     stacks: Mapping[Stack, float]
-    """Both ``at`` and ``behind``, by the line and those that called it."""
+    """Both ``at`` and ``behind``, by call stack."""
     samples: int
     """In the components' time, on all lines."""
-    taken: int
-    """Whatever the thread did."""
+    any_work: int
+    """Samples in these steps, for any work of the thread."""
     seconds: float
     steps: int
-    """Steps times ranks looked at."""
+    """Steps times ranks."""
 
 
 def counted(
@@ -50,20 +50,20 @@ def counted(
     parts: Sequence[Array | float],
     gap: Gap | None = None,
 ) -> SampleCounts:
-    """Count the samples of these ranks in the ``wanted`` steps, those of one ``gap`` between phases where it is given. ``parts``: by
-    position, how much a sample counts for, or that by stack."""
+    """Count the samples of these ranks in the ``wanted`` steps, optionally only in one ``gap`` between phases. ``parts``: by position,
+    the weight of a sample, or [K] weights by stack."""
     at, behind = np.zeros((2, len(samples.stacks)))
-    count = taken = steps = 0
+    count = any_work = steps = 0
     seconds = 0.0
     for position in positions:
         of_rank = samples.ranks[position]
         steps_wanted = of_rank.steps_of(wanted)
         within = of_rank.in_steps(steps_wanted)
         weights = samples.weights(position, within & of_rank.while_doing(components, gap))
-        at += parts[position] * (weights.seen + np.maximum(weights.before, weights.looked))
+        at += parts[position] * (weights.seen + np.maximum(weights.before, weights.burst))
         behind += parts[position] * weights.following
         count += round(float(weights.at_random.sum()))
-        taken += int(np.count_nonzero(within & (of_rank.kind != Kind.LOOK)))
+        any_work += int(np.count_nonzero(within & (of_rank.kind != Kind.BURST)))
         seconds += int(of_rank.lengths_ns[steps_wanted].sum()) / 1e9
         steps += int(steps_wanted.sum())
     return SampleCounts(
@@ -72,15 +72,15 @@ def counted(
         behind=by_line(samples.by_stack(behind)),
         stacks=samples.by_stack(at + behind),
         samples=count,
-        taken=taken,
+        any_work=any_work,
         seconds=seconds,
         steps=steps,
     )
 
 
-def common_of(together: SampleCounts, each: Sequence[SampleCounts]) -> SampleCounts:
-    """Counts of all ranks ``together``, of each rank no more at a line than the (lower) median rank has there, but for the
-    counting error: what one rank does more is not common."""
+def common_of(all_ranks: SampleCounts, each: Sequence[SampleCounts]) -> SampleCounts:
+    """Counts that the ranks have in common: at each line, of each rank no more than the (lower) median rank has there plus the
+    counting error. ``all_ranks``: the counts of all ranks."""
     at: dict[CodeLine, float] = {}
     outside: dict[CodeLine, float] = {}
     for line, kept in _kept(each).items():
@@ -88,12 +88,12 @@ def common_of(together: SampleCounts, each: Sequence[SampleCounts]) -> SampleCou
         outside[line] = sum(
             part * counts.outside.get(line, 0.0) for part, counts in zip(kept, each, strict=True)
         )
-    return replace(together, at=at, outside=outside)
+    return replace(all_ranks, at=at, outside=outside)
 
 
 def same_lines(each: Sequence[SampleCounts]) -> float:
-    """Part of what the ranks have alike that lies at lines which all have: of each rank no more counts than the (lower) median
-    rank has."""
+    """Part (0 to 1) of the ranks' samples at lines that they have in common; of each rank no more samples count than the (lower)
+    median rank has."""
     wholes = [sum(counts.at.values()) for counts in each]
     middle = sorted(wholes)[(len(each) - 1) // 2]
     kept = _kept(each)
@@ -116,29 +116,30 @@ def _kept(each: Sequence[SampleCounts]) -> dict[CodeLine, list[float]]:
     return kept
 
 
-def beyond(mine: SampleCounts, theirs: SampleCounts, fewest: int) -> dict[CodeLine, float]:
-    """Samples at each line beyond those of other ranks in as much time, where they stand out of the counting error, and are
-    ``fewest`` at least; where there is none, at the line that is most likely what these ranks do more; else at the lines that
-    follow."""
-    scale = scale_of(mine, theirs)
+def excess_samples(selected: SampleCounts, reference: SampleCounts, fewest: int) -> dict[CodeLine, float]:
+    """Excess samples by line, over other ranks in as much time, where significant and at least ``fewest``.
+
+    Where no line is, the most probable line; else lines that ran next (``behind``) with a significant excess.
+    """
+    scale = scale_of(selected, reference)
     return (
-        _net(mine.at, theirs.at, scale, fewest)
-        or most_likely(mine.at, theirs.at, scale)
-        or _net(mine.behind, theirs.behind, scale, fewest)
+        _net(selected.at, reference.at, scale, fewest)
+        or most_probable_line(selected.at, reference.at, scale)
+        or _net(selected.behind, reference.behind, scale, fewest)
     )
 
 
 def _net(
-    mine: Mapping[CodeLine, float], theirs: Mapping[CodeLine, float], scale: float, fewest: int
+    selected: Mapping[CodeLine, float], reference: Mapping[CodeLine, float], scale: float, fewest: int
 ) -> dict[CodeLine, float]:
     net: dict[CodeLine, float] = {}
-    for line, count in mine.items():
-        other = theirs.get(line, 0.0)
+    for line, count in selected.items():
+        other = reference.get(line, 0.0)
         if count - scale * other >= max(fewest, _COUNTING_SIGMAS * sqrt(count + scale**2 * other)):
             net[line] = count - scale * other
     return net
 
 
-def scale_of(mine: SampleCounts, theirs: SampleCounts) -> float:
-    """By which other ranks' samples are multiplied to be those of as much time; 0 without any."""
-    return mine.seconds / theirs.seconds if theirs.seconds else 0.0
+def scale_of(selected: SampleCounts, reference: SampleCounts) -> float:
+    """Factor that scales other ranks' samples to the same time; 0 where there are none."""
+    return selected.seconds / reference.seconds if reference.seconds else 0.0

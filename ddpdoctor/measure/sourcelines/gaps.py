@@ -1,4 +1,4 @@
-"""In which gap between the phases of a training step work lies: most of it, or of what late ranks do beyond the others."""
+"""The gap between phases of a training step that contains most of some work, or most of the late ranks' excess work."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from ddpdoctor.measure.window import Window
 
 class _Tuning(msgspec.Struct, frozen=True):
     most: float = 0.5
-    """Part of the time in all gaps that one must hold to be named: the larger half says where, as elsewhere."""
+    """Part of the time in all gaps that a named gap contains more than."""
     whole: float = 0.9
-    """Part from which on it is told as if it were all: a price counts what lies in the other gaps, too."""
+    """Part from which on the gap is reported without "mostly"; a price includes the other gaps in any case."""
 
 
 _TUNING = _Tuning()
 
 
 class RankGaps(msgspec.Struct, frozen=True):
-    """What lies in the gaps of one rank."""
+    """Work in the gaps of one rank."""
 
     times: Mapping[Gap, Intervals]
-    """On the rank's own clock, by the kind of gap: without what is a kind of work by itself, and without waiting for other ranks."""
+    """On the rank's own clock, by kind of gap; without recorded activities and without waiting for other ranks."""
     per_step: float
-    """1 / the number of steps looked at."""
+    """1 / number of steps."""
     elsewhere_ns: float = 0.0
     """Per step, of the same kinds of work outside of any gap."""
 
@@ -40,16 +40,16 @@ class RankGaps(msgspec.Struct, frozen=True):
 
 
 def free_gaps(log: RankLog) -> dict[Gap, Intervals]:
-    """What in the gaps of all steps of a log is neither a kind of work by itself nor a synchronisation; ns since its origin."""
+    """Gaps of all steps of a log, without recorded activities and synchronisations; ns since its origin."""
     activities, origin_ns = log.activities, log.activities.origin_ns
     points = [(point.arrival_ns - origin_ns, point.end_ns - origin_ns) for point in log.sync_points]
     syncs = np.array(points, float).reshape(-1, 2)
-    taken = union_of(union(syncs[:, 0], syncs[:, 1]), *activities.sets.values())
-    return {gap: subtract(activities.gaps.among([gap]), taken) for gap in activities.gaps.kinds}
+    covered_times = union_of(union(syncs[:, 0], syncs[:, 1]), *activities.sets.values())
+    return {gap: subtract(activities.gaps.among([gap]), covered_times) for gap in activities.gaps.kinds}
 
 
 def gaps_of_log(log: RankLog, free: Mapping[Gap, Intervals], wanted: set[int]) -> RankGaps:
-    """The gaps in the ``wanted`` steps of a log; ``free``: those of all its steps."""
+    """The gaps in the ``wanted`` steps of a log; ``free``: the gaps of all its steps."""
     origin_ns = log.activities.origin_ns
     steps = [step for step in log.steps if step.number in wanted]
     inside = union(
@@ -61,9 +61,9 @@ def gaps_of_log(log: RankLog, free: Mapping[Gap, Intervals], wanted: set[int]) -
 
 
 def gaps_of_window(window: Window, work: Intervals) -> RankGaps:
-    """What of some ``work`` lies in the gaps of a window."""
-    taken = union(window.collectives.start, window.collectives.end)
-    own = work if window.on_device else subtract(work, taken)
+    """The part of ``work`` in the gaps of a window."""
+    covered_times = union(window.collectives.start, window.collectives.end)
+    own = work if window.on_device else subtract(work, covered_times)
     times = {gap: intersect(own, inside) for gap, inside in window.phase_gaps.items()}
     per_step = 1.0 / max(len(window.steps), 1)
     elsewhere = subtract(own, union_of(EMPTY, *times.values()))
@@ -71,28 +71,28 @@ def gaps_of_window(window: Window, work: Intervals) -> RankGaps:
 
 
 def lies_in_gaps(components: Sequence[Component]) -> bool:
-    """Whether this is work between the phases, and none of theirs."""
+    """Whether this is work between the phases only."""
     return not set(components).isdisjoint(BETWEEN_PHASES) and set(components).isdisjoint(PHASES)
 
 
 class MainGap(msgspec.Struct, frozen=True):
-    """The gap in which most of some work lies."""
+    """The gap that contains most of some work."""
 
     gap: Gap
     whole: bool
-    """Whether hardly any lies elsewhere."""
+    """Whether nearly all of the work is in it."""
 
     @property
     def words(self) -> str:
-        """Where, for a reader."""
+        """The gap in words."""
         return words_of(self.gap) if self.whole else f"mostly {words_of(self.gap)}"
 
 
 def main_gap(
     chosen: Sequence[RankGaps], others: Sequence[RankGaps], components: Sequence[Component]
 ) -> MainGap | None:
-    """The gap in which most of this kind of work of the ``chosen`` ranks lies, beyond what the median of the ``others`` does there;
-    None where it lies in no gap, or in several."""
+    """The gap with most of this kind of work of the ``chosen`` ranks, in excess of the median of the ``others``; None where no gap has
+    more than half of it."""
     kinds = {gap for rank in chosen for gap in rank.times if gap_component(gap) in components}
     beyond = {gap: float(np.mean([rank.ns_in(gap) for rank in chosen])) for gap in kinds}
     if others:

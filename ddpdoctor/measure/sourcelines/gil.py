@@ -1,13 +1,13 @@
-"""Samples that had to wait for Python's lock: whose line was it that kept the lock?
+"""Correct samples that waited for the GIL: attribute them to the line that held it.
 
-A sample is due at a random moment, and is taken when its thread gets the lock. Where it had to *ask* for that (5 ms), it shows the line
-that kept the lock. Where the thread let go of the lock by itself, at a call into torch or the system, the sample shows that call:
-what kept the lock ran just before. If a line before it, on the same way through the program, was seen to keep the lock at other times,
-on whatever rank, it was that line; else only the line that *follows* is known. A call at which the lock is mostly let go is
-taken to keep it never.
+A sample is due at a random moment, and is taken when the sampling thread gets the GIL. After 5 ms of waiting that thread requests it
+(``sys.getswitchinterval``), and the sample then shows the line that held the GIL. If the training thread releases it before, at a call
+into torch or the system, the sample shows that call, but the line that held the GIL ran just before. If a preceding line on the same
+call path was seen to hold the GIL in other samples, on any rank, the sample is attributed to it; else only the line that ran next (the
+*follower*) is known. A call at which the GIL is mostly released by itself never counts as holding it.
 
-Looks in close succession begin to wait when such work begins, and the first of them that has to ask stands for the work's first
-5 ms. So do, in all steps, the samples that were followed by a call: the larger of the two counts.
+Burst samples (taken in close succession) begin to wait when such work begins. The first one of a burst that requests the GIL stands for
+the first 5 ms of the work. So do the ordinary samples that show a follower. The larger of the two estimates counts.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from ddpdoctor.measure.places import CodeLine, Stack
 from ddpdoctor.rundir import HELD_NS
 
 ASKED_NS = 5_000_000
-"""Python asks a thread for its lock where another one has waited for so long (``sys.getswitchinterval``), never earlier."""
+"""Wait after which Python makes the holder release the GIL (``sys.getswitchinterval``), never earlier."""
 _BETWEEN_LOOKS_NS = 700_000
-"""In which the thread that looks closely does not want the lock."""
+"""Time between burst samples in which the sampling thread does not wait for the GIL."""
 
 _LEAST_SEEN = 0.1
-"""Samples in which a call was asked for the lock, of those that it let in by itself: work of 5.5 ms is asked in one of ten, and
-what ends as it is asked shows the next call now and then."""
+"""Least share of requested samples at a call, of those in which it released the GIL by itself. Work of 5.5 ms is requested in one of
+ten; work that ends at the request shows the next call now and then."""
 
 _TORCH_FILES = ("/site-packages/torch/", "/dist-packages/torch/")
-"""What the path of a file of torch's contains."""
+"""Parts of the paths of torch's files."""
 _TORCH = CodeLine(_TORCH_FILES[0], 0, "")
-"""Stands for all of torch's lines, which lets go of the lock in every operator."""
+"""Stands for all of torch's lines; torch releases the GIL in every operator."""
 
 
 class CallStack(msgspec.Struct, frozen=True):
-    """What a sample shows."""
+    """Call stack of a sample."""
 
     lines: Stack
     """The user's."""
@@ -52,7 +52,7 @@ class CallStack(msgspec.Struct, frozen=True):
 
     @property
     def whole(self) -> Stack:
-        """The innermost line above the user's, where it is another one and known."""
+        """The user's lines, preceded by the innermost line where that is known and another one."""
         inner, line = self.innermost, self.lines[0]
         if inner in (None, _TORCH) or (inner.file, inner.line) == (line.file, line.line):
             return self.lines
@@ -60,46 +60,51 @@ class CallStack(msgspec.Struct, frozen=True):
 
 
 def moments_of(samples: Ints) -> Ints:
-    """[S] when the thread did what each of the ``samples`` [S, 4] is of, epoch ns: where it is of what ran before the line that
-    it shows, when it was due."""
+    """[S] epoch ns of the work that each of the ``samples`` [S, 4] is of: the time at which it was due if the GIL was released by
+    itself, else the time at which it was taken."""
     held_ns = samples[:, 3]
     return samples[:, 0] - np.where((held_ns >= HELD_NS) & (held_ns < ASKED_NS), held_ns, 0)
 
 
-class Keepers(msgspec.Struct, frozen=True):
-    """Which stacks keep Python's lock just before the program comes to others, M pairs."""
+class GilOwners(msgspec.Struct, frozen=True):
+    """M pairs of a stack and one that holds the GIL just before it."""
 
     follower: Ints
-    """[M] a stack that is not the one that keeps the lock."""
-    keeper: Ints
-    """[M] one that does before it, the likeliest last."""
+    """[M] the stack that a sample shows, which did not hold the GIL."""
+    owner: Ints
+    """[M] the stack that held it before, the likeliest last."""
     share: Array
-    """[M] how likely that is; of a follower's they add up to 1."""
+    """[M] probability of the owner; sums to 1 for each follower."""
 
 
-def keepers_of(stacks: dict[CallStack, int], stack: Ints, waited_ns: Ints) -> tuple[Mask, Keepers]:
-    """By samples [S] of all ranks, which show these stacks (-1: not known) after so long a wait: which of them are of what ran before,
-    and what that was, where any stack was seen to keep the lock. ``stacks``, each with its number, gets keepers that no sample shows."""
-    keep, lets_go = _seen(list(stacks), stack, waited_ns)
-    follows = (waited_ns >= HELD_NS) & ((waited_ns < ASKED_NS) | np.append(lets_go, False)[stack])
+def gil_owners_of(stacks: dict[CallStack, int], stack: Ints, waited_ns: Ints) -> tuple[Mask, GilOwners]:
+    """([S] which samples are of the work before the stack that they show, the likely owners of the GIL there).
+
+    ``stack`` [S] is the stack that each sample of all ranks shows (-1: unknown), after ``waited_ns`` [S]. Owners without samples are
+    added to ``stacks`` (stack → number).
+    """
+    holders, releases = _holders_and_releasers(list(stacks), stack, waited_ns)
+    follows = (waited_ns >= HELD_NS) & ((waited_ns < ASKED_NS) | np.append(releases, False)[stack])
     shown, followers = list(stacks), np.unique(stack[follows & (stack >= 0)])
-    numbers = {each: stacks.setdefault(each, len(stacks)) for each in keep}
+    numbers = {each: stacks.setdefault(each, len(stacks)) for each in holders}
 
     @cache
     def before(lines: Stack) -> tuple[Ints, Array]:
-        nearest = _before(lines, keep)
-        asked = np.array([keep[each] for each in nearest], float)
+        nearest = _before(lines, holders)
+        asked = np.array([holders[each] for each in nearest], float)
         return np.array([numbers[each] for each in nearest], np.int64), asked / max(asked.sum(), 1.0)
 
     found = [before(shown[follower].lines) for follower in followers.tolist()]
     found.append((np.empty(0, np.int64), np.empty(0)))
-    keeper, share = (np.concatenate(column) for column in zip(*found, strict=True))
-    return follows, Keepers(np.repeat(followers, [len(each) for each, _ in found[:-1]]), keeper, share)
+    owner, share = (np.concatenate(column) for column in zip(*found, strict=True))
+    return follows, GilOwners(np.repeat(followers, [len(each) for each, _ in found[:-1]]), owner, share)
 
 
-def _seen(stacks: Sequence[CallStack], stack: Ints, waited_ns: Ints) -> tuple[dict[CallStack, int], Mask]:
-    """(The stacks that keep the lock, each with the samples in which they were asked for it; [K] which of the ``stacks`` let go of it by
-    themselves.) All of torch's innermost lines are one."""
+def _holders_and_releasers(
+    stacks: Sequence[CallStack], stack: Ints, waited_ns: Ints
+) -> tuple[dict[CallStack, int], Mask]:
+    """(stacks that hold the GIL → samples in which it was requested from them, [K] which of the ``stacks`` release it by themselves).
+    All of torch's innermost lines count as one."""
     places: dict[CallStack, int] = {}
     merged = (CallStack(each.lines, _TORCH) if each.in_torch else each for each in stacks)
     place = np.array([places.setdefault(each, len(places)) for each in merged], np.int64)
@@ -110,23 +115,25 @@ def _seen(stacks: Sequence[CallStack], stack: Ints, waited_ns: Ints) -> tuple[di
     lines: dict[Stack, int] = {}
     line = np.array([lines.setdefault(each.lines, len(lines)) for each in places], np.int64)
     at_line = np.bincount(line, following)[line]
-    lets_go = (following >= asked) | (asked < _LEAST_SEEN * at_line)
-    keep = {each: int(asked[number]) for each, number in places.items() if not lets_go[number]}
-    return keep, lets_go[place]
+    releases = (following >= asked) | (asked < _LEAST_SEEN * at_line)
+    holders = {each: int(asked[number]) for each, number in places.items() if not releases[number]}
+    return holders, releases[place]
 
 
-def _before(stack: Stack, keep: Mapping[CallStack, int]) -> list[CallStack]:
-    """What keeps the lock just before the program comes here, the likeliest last; [] where it was never seen."""
-    apart = {each: distance for each in keep if (distance := _apart(stack, each.lines)) is not None}
-    least = min(apart.values(), default=None)
-    return sorted((each for each, distance in apart.items() if distance == least), key=keep.__getitem__)
+def _before(stack: Stack, holders: Mapping[CallStack, int]) -> list[CallStack]:
+    """Stacks that hold the GIL just before ``stack``, the likeliest last; [] where none is known."""
+    distances = {each: distance for each in holders if (distance := _distance(stack, each.lines)) is not None}
+    least = min(distances.values(), default=None)
+    return sorted(
+        (each for each, distance in distances.items() if distance == least), key=holders.__getitem__
+    )
 
 
-def _apart(follower: Stack, keeper: Stack) -> tuple[int, bool, int] | None:
-    """How far before: what the program ran within more calls in common is nearer; then what stands above it in their function, by
-    lines, and what stands below it last, as in a loop. None where nothing says which comes first."""
+def _distance(follower: Stack, owner: Stack) -> tuple[int, bool, int] | None:
+    """Sort key of the distance between two stacks, the nearest lowest: first by the number of common callers, then lines above the
+    follower in the same function by distance, then lines below it (as in a loop). None where their order is unknown."""
     common = 0
-    for a, b in zip(reversed(follower), reversed(keeper), strict=False):
+    for a, b in zip(reversed(follower), reversed(owner), strict=False):
         if (a.file, a.function) != (b.file, b.function):
             break
         if a.line != b.line:
@@ -135,9 +142,9 @@ def _apart(follower: Stack, keeper: Stack) -> tuple[int, bool, int] | None:
     return (-common, False, 0) if common else None
 
 
-def are_first(taken_ns: Ints, waited_ns: Ints, *others: Ints) -> Mask:
-    """[L] which looks begin to wait for the lock, rather than go on with it after the look before; as do those of which any of the
-    ``others`` [L] is not as in the look before."""
+def begin_wait(taken_ns: Ints, waited_ns: Ints, *others: Ints) -> Mask:
+    """[L] which burst samples begin a wait for the GIL, rather than continue the wait of the sample before. A change in any of the
+    ``others`` [L] also begins a new one."""
     goes_on = taken_ns[1:] - waited_ns[1:] - taken_ns[:-1] < HELD_NS + _BETWEEN_LOOKS_NS
     for values in others:
         goes_on &= values[1:] == values[:-1]

@@ -1,4 +1,4 @@
-"""The user's source lines, ranked; and what all who know the lines behind measurements can be asked."""
+"""Rank source lines by weight, and the interface :class:`SourceLines` of logs and windows."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ddpdoctor.measure.taxonomy import Component, SyncKind
 from .gaps import MainGap
 
 MOST_LINES = 3
-"""Lines that are told of one cause: a finding names where to look, and who looks there sees the rest."""
+"""Most lines reported for one cause."""
 
 
 def ranked(weights: Mapping[CodeLine, float]) -> list[Where]:
-    """The lines of most weight, most first, each with its share of all."""
+    """The heaviest lines, the heaviest first, each with its share of the total weight."""
     total = sum(weights.values())
     most = sorted(weights.items(), key=lambda item: -item[1])[:MOST_LINES]
     return [
@@ -26,20 +26,20 @@ def ranked(weights: Mapping[CodeLine, float]) -> list[Where]:
 
 
 def joined(first: list[Where], others: list[Where]) -> list[Where]:
-    """The ``first`` lines, then those ``others`` that are not among them, no more than are told."""
+    """The ``first`` lines, then those ``others`` that are not among them; ``MOST_LINES`` at most."""
     known = {(where.file, where.line) for where in first}
     return [*first, *(where for where in others if (where.file, where.line) not in known)][:MOST_LINES]
 
 
 def chosen_and_others(positions: Sequence[int] | None, count: int) -> tuple[Sequence[int], Sequence[int]]:
-    """The positions (None: all of so many), and the rest."""
+    """(``positions``, or all of ``count`` where None; the other positions)."""
     if positions is None:
         return range(count), ()
     return positions, sorted(set(range(count)).difference(positions))
 
 
 class SourceLines(Protocol):
-    """Knows the user's source lines behind the measurements."""
+    """The user's source lines behind the measurements of a recording."""
 
     def work(
         self,
@@ -48,30 +48,30 @@ class SourceLines(Protocol):
         steps: Ints,
         or_else: Ints | None = None,
     ) -> list[Where]:
-        """Lines where these ranks (None: all) spend this kind of work in these steps, most time first; where too few samples were
-        taken in them, ``or_else`` in those."""
+        """Lines where these ranks (None: all) do this kind of work in these steps, most time first; in the steps ``or_else`` where
+        these have too few samples."""
 
     def syncs(self, kinds: Sequence[SyncKind]) -> list[Where]:
-        """Lines that call synchronisations of these kinds, or wait there for a device that then idles, most first."""
+        """Lines that call synchronisations of these kinds, or wait in them for a device that then idles, heaviest first."""
 
     def operation(
         self, components: Sequence[Component | SyncKind], positions: Sequence[int] | None
     ) -> str | None:
-        """Name of what is executed there, where it has one; for a kind of synchronisation, of the call that waits."""
+        """Name of the annotation or operator of this work; for a kind of synchronisation, of the call that waits. None if unknown."""
 
     def gap(
         self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
     ) -> str | None:
-        """Between which phases of a training step most of this kind of work lies, in words; None where it lies in no gap."""
+        """The gap between phases with most of this kind of work, in words; None where it is in no gap."""
         found = self.main_gap(components, positions, steps)
         return None if found is None else found.words
 
     def main_gap(
         self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
     ) -> MainGap | None:
-        """The same as it is: of what the host does between its phases, and its device for that."""
+        """The gap between phases with most of this kind of work of the host or its device; None where it is in no gap."""
 
     def in_common(self, components: Sequence[Component], steps: Ints) -> float | None:
-        """Part of what the ranks alike spend on this kind of work in these steps that they spend at the same lines; None where that
-        is not known, as a few steps of a window do not tell."""
+        """Part (0 to 1) of the work of this kind, common to the ranks in these steps, that they do at the same lines; None where unknown,
+        as in windows of a few steps."""
         return None

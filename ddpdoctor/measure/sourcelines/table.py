@@ -1,6 +1,6 @@
-"""All stack samples of a run as one table: of which moment each is, in which step, what its training thread did, and where it was.
+"""All stack samples of a run as one table: time, step, activity of the training thread, and call stack of each sample.
 
-Who asks for samples chooses rows, and gets what they weigh by their stacks (:meth:`Samples.weights`).
+Select rows with :class:`RankSamples`; :meth:`Samples.weights` sums them up by stack.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ddpdoctor.measure.steplog import RankLog, Step, no_samples
 from ddpdoctor.measure.taxonomy import Component
 from ddpdoctor.rundir import EventKind
 
-from .gil import ASKED_NS, CallStack, Keepers, are_first, keepers_of, moments_of
+from .gil import ASKED_NS, CallStack, GilOwners, begin_wait, gil_owners_of, moments_of
 
 EVENTS: dict[Component, tuple[EventKind, ...]] = {
     Component.DATA: (EventKind.DATA,),
@@ -30,7 +30,7 @@ EVENTS: dict[Component, tuple[EventKind, ...]] = {
     Component.COLLECTION: (EventKind.COLLECTION,),
     Component.CHECKPOINT: (EventKind.SAVE,),
 }
-"""Component → kinds of events whose call line is its line where no sample says more."""
+"""Component → kinds of events whose call line is used where samples give none."""
 _INSIDE_EVENTS = (
     EventKind.DATA,
     EventKind.ITERATION,
@@ -43,12 +43,12 @@ _INSIDE_EVENTS = (
     EventKind.WAIT,
     EventKind.LOAD,
 )
-"""Events that are no work of the rank's own Python code; a forward pass is told apart by itself."""
+"""Events that are not the rank's own Python code. A forward pass has a bit of its own."""
 _BITS = {kind.value: 1 << place for place, kind in enumerate((*_INSIDE_EVENTS, EventKind.FORWARD))}
 _FORWARD = _BITS[EventKind.FORWARD.value]
 _AFTER_COLLECTION_NS = 2_000_000
-"""The thread that takes samples cannot run during a collection. It does as soon as that is over, and still finds the
-line that collected."""
+"""The sampling thread cannot run during a garbage collection. It runs right after it, and still finds the line that
+collected."""
 
 
 def kinds_of(components: Iterable[Component]) -> set[EventKind]:
@@ -57,66 +57,66 @@ def kinds_of(components: Iterable[Component]) -> set[EventKind]:
 
 
 class Kind(IntEnum):
-    """What a row is, see :mod:`.gil`."""
+    """Kind of a sample, see :mod:`.gil`."""
 
     SEEN = 0
-    """A sample of a random moment, which shows where the thread was."""
+    """A sample at a random moment, which shows where the thread was."""
     FOLLOWING = 1
-    """One that shows what followed."""
-    LOOK = 2
-    """The first of some looks in close succession that had to ask for Python's lock."""
+    """A sample at a random moment that shows the line after the one that held the GIL."""
+    BURST = 2
+    """The first burst sample of a wait that ended with a request for the GIL."""
 
 
 class RankSamples(msgspec.Struct, frozen=True, eq=False, dict=True):
-    """Those of one rank, in the order in which they were taken, looks last."""
+    """Samples of one rank in the order in which they were taken, burst samples last; S rows, N steps."""
 
     log: RankLog
     time_ns: Ints
-    """[S] the moment that each is of, epoch ns."""
+    """[S] moment of the work that it is of, epoch ns."""
     step: Ints
-    """[S] position of the step in the log; -1 outside of all."""
+    """[S] position of its step in the log; -1 outside all steps."""
     stack: Ints
-    """[S] place in :attr:`Samples.stacks`; -1 where the line is not known."""
+    """[S] index into :attr:`Samples.stacks`; -1 where the line is unknown."""
     kind: Ints
     """[S] a :class:`Kind`."""
 
     @cached_property
     def numbers(self) -> Ints:
-        """[N] of the log's steps."""
+        """[N] numbers of the log's steps."""
         return np.array([step.number for step in self.log.steps], np.int64)
 
     @cached_property
     def lengths_ns(self) -> Ints:
-        """[N] of the log's steps."""
+        """[N] lengths of the log's steps."""
         return np.array([step.length_ns for step in self.log.steps], np.int64)
 
     @cached_property
     def _doing(self) -> Ints:
-        """[S] bits of the kinds of events in which each lies."""
+        """[S] bits of the kinds of events that contain each sample."""
         return _doing(self.log.steps, self.time_ns)
 
     @cached_property
     def _gap(self) -> Ints:
-        """[S] which of the log's kinds of gaps between phases each lies in; -1: in none."""
+        """[S] index of the kind of gap between phases that contains it; -1: none."""
         return self.log.activities.gaps.kind_at(self.time_ns - self.log.activities.origin_ns)
 
     @cached_property
-    def per_look(self) -> float:
-        """Samples of random moments that a first look stands for: those of as much time as Python lets it wait."""
-        in_steps = np.count_nonzero((self.step >= 0) & (self.kind != Kind.LOOK))
-        return ASKED_NS * in_steps / max(self.log.looked_ns, 1)
+    def per_burst(self) -> float:
+        """Number of ordinary samples that a burst sample stands for: those in ``ASKED_NS``."""
+        in_steps = np.count_nonzero((self.step >= 0) & (self.kind != Kind.BURST))
+        return ASKED_NS * in_steps / max(self.log.burst_ns, 1)
 
     def steps_of(self, numbers: Collection[int]) -> Mask:
-        """[N] which of the log's steps have these numbers."""
+        """[N] mask of the log's steps with these numbers."""
         return np.isin(self.numbers, np.fromiter(numbers, np.int64, len(numbers)))
 
     def in_steps(self, wanted: Mask) -> Mask:
-        """[S] those in the ``wanted`` [N] of the log's steps."""
+        """[S] mask of samples in the ``wanted`` [N] steps."""
         inside: Mask = np.append(wanted, False)[self.step]
         return inside
 
     def while_doing(self, components: Sequence[Component], gap: Gap | None = None) -> Mask:
-        """[S] those taken while the thread did this kind of work; in gaps of this kind where it is given."""
+        """[S] mask of samples taken while the thread did this kind of work; optionally only in gaps of this kind."""
         wanted = sum(_BITS[kind.value] for kind in kinds_of(components))
         inside = self._doing & ~_FORWARD
         outside = np.where(
@@ -130,51 +130,51 @@ class RankSamples(msgspec.Struct, frozen=True, eq=False, dict=True):
 
 
 class Weights(msgspec.Struct, frozen=True):
-    """What some samples weigh by stack, [K] each, in samples of random moments."""
+    """Weight of some samples by stack, [K] each, in samples at random moments."""
 
     seen: Array
-    """Those that show where the thread was."""
+    """Samples that show where the thread was."""
     before: Array
-    """Those that show what followed, at the stacks that probably kept Python's lock."""
+    """Samples that show a follower, attributed to the stacks that probably held the GIL."""
     following: Array
-    """The rest of them, at the stacks that they show."""
-    looked: Array
-    """What looks in close succession stand for: another measure of ``before``."""
+    """The other samples that show a follower, at the stacks that they show."""
+    burst: Array
+    """Burst samples, as ordinary ones: another estimate of ``before``."""
 
     @property
     def at_random(self) -> Array:
-        """All but looks."""
+        """All but burst samples."""
         return self.seen + self.before + self.following
 
 
 class Samples(msgspec.Struct, frozen=True, eq=False, dict=True):
-    """Those of all ranks of a run."""
+    """Samples of all ranks of a run; K stacks."""
 
     stacks: list[CallStack]
     """Each once."""
     ranks: list[RankSamples]
     """By position of the log."""
-    keepers: Keepers
+    gil_owners: GilOwners
 
     @cached_property
     def outside(self) -> Mask:
-        """[K] whether the innermost line is known, and not torch's."""
+        """[K] whether the innermost line is known and outside torch."""
         return np.array([each.innermost is not None and not each.in_torch for each in self.stacks], bool)
 
     def weights(self, position: int, chosen: Mask | slice = slice(None)) -> Weights:
-        """Of the ``chosen`` rows of a rank."""
-        rows, keepers, count = self.ranks[position], self.keepers, len(self.stacks)
+        """Weights of the ``chosen`` rows of the rank at ``position``."""
+        rows, gil_owners, count = self.ranks[position], self.gil_owners, len(self.stacks)
         kind, stack = rows.kind[chosen], rows.stack[chosen]
-        seen, following, looks = (
+        seen, following, bursts = (
             np.bincount(stack[(stack >= 0) & (kind == each)], minlength=count).astype(float) for each in Kind
         )
-        shares = keepers.share * following[keepers.follower]
-        before = np.bincount(keepers.keeper, shares, count).astype(float)
-        following[keepers.follower] = 0.0
-        return Weights(seen, before, following, looks * rows.per_look)
+        shares = gil_owners.share * following[gil_owners.follower]
+        before = np.bincount(gil_owners.owner, shares, count).astype(float)
+        following[gil_owners.follower] = 0.0
+        return Weights(seen, before, following, bursts * rows.per_burst)
 
     def by_stack(self, weights: Array, whole: bool = False) -> dict[Stack, float]:
-        """The stacks that weigh something; ``weights``: [K]. The user's lines alone, or the ``whole`` of them with a library's."""
+        """Weight by call path, of ``weights`` [K] that are not 0. Paths are of the user's lines; ``whole``: with the innermost one."""
         found: defaultdict[Stack, float] = defaultdict(float)
         for number in np.flatnonzero(weights).tolist():
             stack = self.stacks[number]
@@ -183,22 +183,22 @@ class Samples(msgspec.Struct, frozen=True, eq=False, dict=True):
 
 
 def samples_of(logs: Sequence[RankLog]) -> Samples:
-    """The samples of logs on one clock."""
+    """The samples of ``logs``, which must be on one clock."""
     stacks: dict[CallStack, int] = {}
-    rows = [np.concatenate([log.samples, log.closer]) for log in logs]
+    rows = [np.concatenate([log.samples, log.burst_samples]) for log in logs]
     shown = [_shown(log, of_rank, stacks) for log, of_rank in zip(logs, rows, strict=True)]
     waited_ns = np.concatenate([no_samples()[:, 3], *(of_rank[:, 3] for of_rank in rows)])
-    follows, keepers = keepers_of(stacks, np.concatenate([no_samples()[:, 1], *shown]), waited_ns)
+    follows, gil_owners = gil_owners_of(stacks, np.concatenate([no_samples()[:, 1], *shown]), waited_ns)
     of_ranks = np.split(follows, np.cumsum([len(of_rank) for of_rank in rows]))
     ranks = [_of_rank(*of_rank) for of_rank in zip(logs, rows, shown, of_ranks[: len(logs)], strict=True)]
-    return Samples(list(stacks), ranks, keepers)
+    return Samples(list(stacks), ranks, gil_owners)
 
 
 def _shown(log: RankLog, rows: Ints, stacks: dict[CallStack, int]) -> Ints:
-    """[S] the number of the stack that each row shows, -1: of none; ``stacks`` gets those that are new."""
+    """[S] number of the stack that each row shows, -1 for none. New stacks are added to ``stacks``."""
     of_user = np.unique(rows[:, 1], return_inverse=True)[1]
     innermost, of_innermost = np.unique(rows[:, 2], return_inverse=True)
-    # The numbers themselves, which anybody may have written, may be too large to make one of two.
+    # The ids are untrusted input, and may be too large to combine two into one number.
     both = of_user * len(innermost) + of_innermost
     _, first, which = np.unique(both, return_index=True, return_inverse=True)
     numbers = np.full(len(first), -1)
@@ -211,19 +211,19 @@ def _shown(log: RankLog, rows: Ints, stacks: dict[CallStack, int]) -> Ints:
 
 
 def _of_rank(log: RankLog, rows: Ints, stack: Ints, follows: Mask) -> RankSamples:
-    """The samples and looks of one rank, which show these stacks, or follow what kept the lock."""
-    time_ns, looks = moments_of(rows), np.arange(len(rows)) >= len(log.samples)
+    """The samples of one rank; ``stack`` [S] is what each shows, ``follows`` [S] whether that ran after the holder of the GIL."""
+    time_ns, bursts = moments_of(rows), np.arange(len(rows)) >= len(log.samples)
     step = log.steps_at(time_ns)
-    asked = np.flatnonzero(looks & ~follows & (step >= 0))
+    asked = np.flatnonzero(bursts & ~follows & (step >= 0))
     doing = _doing(log.steps, time_ns[asked])
-    kept = ~looks
-    kept[asked] = are_first(rows[asked, 0], rows[asked, 3], step[asked], doing)
-    kind = np.where(looks, Kind.LOOK, np.where(follows, Kind.FOLLOWING, Kind.SEEN))
+    kept = ~bursts
+    kept[asked] = begin_wait(rows[asked, 0], rows[asked, 3], step[asked], doing)
+    kind = np.where(bursts, Kind.BURST, np.where(follows, Kind.FOLLOWING, Kind.SEEN))
     return RankSamples(log, *(column[kept] for column in (time_ns, step, stack, kind)))
 
 
 def _doing(steps: Sequence[Step], moments: Ints) -> Ints:
-    """[S] bits of the kinds of events in which each of the ``moments`` lies; of an event what is within its step."""
+    """[S] bits of the kinds of events that contain each of the ``moments``; events are cut at the ends of their step."""
     doing = np.zeros(len(moments), np.int64)
     spans: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
     for step in steps if len(moments) else ():

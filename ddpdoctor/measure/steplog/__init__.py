@@ -1,9 +1,9 @@
-"""What one rank's hook recorded, read with a bound and understood by itself.
+"""Read each rank's step log, with a limit on its size.
 
 In: a rank's ``steps.jsonl`` and ``samples.jsonl`` (:mod:`ddpdoctor.rundir`). Out: a frozen :class:`RankLog` of steps with
-events, which also says where the rank synchronised, what its training thread did in between and which loaders feed it; the
-synchronisations that all ranks have in common (:func:`match_syncs`); and which steps speak for the job
-(:func:`chosen_and_why`). The idea: what one rank can say without knowing of any other is found once, and stays as it is.
+their events, and what follows from one log alone: where the rank synchronised, what its training thread did in between,
+which loaders feed it. Also the synchronisations that all ranks have in common (:func:`match_syncs`), and the steps to
+measure (:func:`select_steps`).
 """
 
 from .activities import Activities
@@ -23,12 +23,12 @@ from .selection import (
     SUSPENDED,
     WARM_UP,
     WARM_UP_STEPS,
-    chosen_and_why,
     evaluated,
     lengths_of_run,
     longest_ns,
     patterns_of_run,
     recorded_everywhere,
+    select_steps,
     settled_steps,
     undisturbed,
 )

@@ -1,10 +1,10 @@
-"""What the training thread of a rank was doing at any time, from its step log.
+"""What the training thread of a rank did at any time, from its step log.
 
-To a checkpoint belongs what a script does before it calls ``torch.save``, and after: ``state_dict()``, copies, a file's name.
-
-Nothing records it but the time itself: a gap between the phases in which the rank saves is longer than that gap is in other steps.
-Where ranks meet in the gap, at a barrier behind the save for example, it matters on which side of it the gap is longer: what others wait
-for there is over at the barrier.
+The time of a checkpoint includes work before and after ``torch.save``: ``state_dict()``, copies, building a file's name. No event
+records that work. It is estimated from the gap between two phases that contains the save: what makes it longer than the same gap in
+other steps counts as checkpoint time. Where ranks synchronise within the gap, for example at a barrier after the save, the barrier
+divides the gap. The excess is then assigned to the side of the barrier on which it lies: the other ranks wait only for what is
+before it.
 """
 
 from __future__ import annotations
@@ -25,17 +25,19 @@ from ddpdoctor.rundir import EventKind
 from .records import Event, Step
 
 _FEWEST_USUAL = 3
-"""Gaps without a save from which on it is known how long such a gap usually is: a pattern's fewest, as rules have it."""
+"""Fewest gaps without a save for a typical length of such a gap; as many as rules require for a pattern."""
 
 
-def prepared_for(saves: Intervals, gaps: Gaps, recorded: Intervals, meetings: Intervals) -> Intervals:
-    """The time that belongs to the checkpoints in the gaps where the ``saves`` lie, ns: what of such a gap neither what is ``recorded``
-    nor one of the ``meetings`` covers, beyond the median of the same kind of gap without a save. None of it where nearly each gap of the
-    kind has one."""
+def preparations(saves: Intervals, gaps: Gaps, recorded: Intervals, waits: Intervals) -> Intervals:
+    """Checkpoint time outside ``torch.save``, in the gaps that contain ``saves``, ns.
+
+    It is the part of a gap that neither ``recorded`` work nor ``waits`` for other ranks cover, beyond the median of that part in gaps
+    of the same kind without a save. Empty where fewer than ``_FEWEST_USUAL`` gaps of the kind have no save.
+    """
     at = gaps.at(saves[0])
     begun, at = saves[0][at >= 0], at[at >= 0]
     saving, first = np.unique(at, return_index=True)
-    free = subtract(gaps.times, union_of(recorded, meetings))
+    free = subtract(gaps.times, union_of(recorded, waits))
     whose = gaps.at(free[0])
     length = np.bincount(whose, free[1] - free[0], minlength=len(gaps.kind))
     without = np.ones(len(gaps.kind), bool)
@@ -48,15 +50,18 @@ def prepared_for(saves: Intervals, gaps: Gaps, recorded: Intervals, meetings: In
     for gap, own_saves in zip(saving.tolist(), np.split(begun, first[1:]), strict=False):
         own = slice(*np.searchsorted(whose, (gap, gap + 1)))
         times = free[0][own], free[1][own]
-        pieces.append(_beyond_usual(times, own_saves, meetings, usual_ns[int(gaps.kind[gap])]))
+        pieces.append(_beyond_typical(times, own_saves, waits, usual_ns[int(gaps.kind[gap])]))
     return union_of(*pieces)
 
 
-def _beyond_usual(times: Intervals, saves: NDArray[Any], meetings: Intervals, usual_ns: float) -> Intervals:
-    """The ``times`` of one gap without ``usual_ns`` of them. The meetings divide the gap into parts: what is usual is taken first from
-    those behind the last of the ``saves``, from the last part on, then from those before, and only the rest from parts with a save."""
-    part = np.searchsorted(meetings[1], times[0], side="right")
-    with_save = np.searchsorted(meetings[1], saves, side="right")
+def _beyond_typical(times: Intervals, saves: NDArray[Any], waits: Intervals, usual_ns: float) -> Intervals:
+    """The ``times`` of one gap, less ``usual_ns`` of them.
+
+    The ``waits`` divide the gap into parts. ``usual_ns`` is taken first from the parts after the last save, the last part first, then
+    from the parts before it, and the rest from the parts with a save.
+    """
+    part = np.searchsorted(waits[1], times[0], side="right")
+    with_save = np.searchsorted(waits[1], saves, side="right")
     behind = part > with_save.max()
     order = np.lexsort((np.where(behind, -part, part), np.isin(part, with_save), ~behind))
     lengths = (times[1] - times[0])[order]
@@ -77,7 +82,7 @@ _WHOLE_EVENTS: dict[str, Component] = {
     EventKind.FORWARD: Component.FORWARD,
     EventKind.EVALUATION: Component.FORWARD,
 }
-"""Kind of event → the component that it is from its start to its end."""
+"""Kind of event → the component that its whole duration counts as."""
 _PHASES: dict[str, Component] = {
     EventKind.DATA: Component.DATA,
     EventKind.ITERATION: Component.DATA,
@@ -85,8 +90,8 @@ _PHASES: dict[str, Component] = {
     EventKind.BACKWARD: Component.BACKWARD,
     EventKind.OPTIMIZER: Component.OPTIMIZER,
 }
-"""Kind of event → the phase of a training step that it is."""
-_MEETINGS = (EventKind.BARRIER, EventKind.COLLECTIVE, EventKind.WAIT)
+"""Kind of event → phase of a training step."""
+_WAIT_KINDS = (EventKind.BARRIER, EventKind.COLLECTIVE, EventKind.WAIT)
 """Kinds of events in which ranks wait for each other between phases."""
 _Spans = dict[Component, list[tuple[int, int]]]
 
@@ -95,7 +100,7 @@ class Activities(msgspec.Struct, frozen=True):
     """Disjoint intervals of each component, ns after ``origin_ns``.
 
     Where activities nest, the more specific one counts: a garbage collection inside a forward pass is a collection. In
-    device time, a device that is at work comes first: what its host does meanwhile holds up nothing.
+    device time, work of the device has precedence: what the host does meanwhile delays nothing.
     """
 
     origin_ns: int
@@ -103,10 +108,10 @@ class Activities(msgspec.Struct, frozen=True):
     sets: dict[str, Intervals]
     """By component."""
     gaps: Gaps = NO_GAPS
-    """Between the phases; in device time nobody knows them."""
+    """Between the phases; unknown in device time."""
 
     def since(self, origin_ns: int) -> Activities:
-        """The same, told from another origin."""
+        """The same activities, relative to another origin (epoch ns)."""
         by_ns = self.origin_ns - origin_ns
         if not by_ns:
             return self
@@ -114,7 +119,7 @@ class Activities(msgspec.Struct, frozen=True):
         return Activities(origin_ns, moved, self.gaps.shifted(by_ns))
 
     def unmarked(self, component: Component) -> Intervals:
-        """The gaps whose operators are of this kind of work, where nothing in them was recorded."""
+        """The gaps whose operators count as ``component``, without the recorded activities."""
         left = self.gaps.of(component)
         for recorded in self.sets.values():
             left = subtract(left, recorded)
@@ -124,30 +129,30 @@ class Activities(msgspec.Struct, frozen=True):
 def activities_of(
     steps: Sequence[Step], origin_ns: int, with_workers: Collection[int], on_device_time: bool
 ) -> Activities:
-    """What a rank did in these steps; ``with_workers``: its loaders that have worker processes."""
+    """What a rank did in these steps; ``with_workers``: ids of its loaders that have worker processes."""
     spans = _spans(steps, origin_ns, with_workers)
     gaps = NO_GAPS if on_device_time else _gaps(steps, origin_ns)
     sets: dict[str, Intervals] = {}
-    taken = EMPTY
+    covered = EMPTY
     for component in (*_ON_DEVICE, *_ON_HOST) if on_device_time else (*_ON_HOST, *_ON_DEVICE):
         table = np.array(spans.pop(component, []), float).reshape(-1, 2)
         recorded = union(table[:, 0], table[:, 1])
-        sets[component] = subtract(recorded, taken)
-        taken = union_of(taken, recorded)
+        sets[component] = subtract(recorded, covered)
+        covered = union_of(covered, recorded)
     saves = sets[Component.CHECKPOINT]
     if len(saves[0]):
-        prepared = prepared_for(saves, gaps, taken, _meetings(steps, origin_ns))
+        prepared = preparations(saves, gaps, covered, _waits(steps, origin_ns))
         sets[Component.CHECKPOINT] = union_of(saves, prepared)
     return Activities(origin_ns, sets, gaps)
 
 
-def _meetings(steps: Sequence[Step], origin_ns: int) -> Intervals:
-    """Where the rank may wait for others between its phases."""
+def _waits(steps: Sequence[Step], origin_ns: int) -> Intervals:
+    """Barriers, collectives and waits, in which the rank may wait for others between its phases."""
     times = [
         (step.start_of(event) - origin_ns, step.end_of(event) - origin_ns)
         for step in steps
         for event in step.events
-        if event.kind in _MEETINGS
+        if event.kind in _WAIT_KINDS
     ]
     table = np.array(times, float).reshape(-1, 2)
     return union(table[:, 0], table[:, 1])
@@ -181,7 +186,7 @@ def _spans(steps: Sequence[Step], origin_ns: int, with_workers: Collection[int])
 
 
 def _component(event: Event, fresh: Counter[int], with_workers: Collection[int]) -> Component | None:
-    """What an event is; ``fresh`` counts, by loader, the batches to come that still wait for its workers to start."""
+    """Component of an event; ``fresh`` counts, by loader, the next batches that still wait for its workers to start."""
     if event.kind == EventKind.ITERATION:
         fresh[event.loader] = _EPOCH_START_BATCHES if event.loader in with_workers else 0
         return Component.EPOCH_START

@@ -1,14 +1,14 @@
 """Step logs in device time: forward, backward and optimizer where the GPU ran them, by the CUDA events of the whole run.
 
-A log says when the host issued work. Where a step's CUDA events were read, too, the same events can be put where the
-device ran them, and then what measures a job on CPUs measures this one: a rank arrives at the reduction of its
-gradients when its device is done with them, and all go on together. Collectives that the host called otherwise are
-left out, since the host's times say little of them.
+A log says when the host issued work. Where a step's CUDA events were read too, its events can be moved to where the device
+ran them. The analysis of CPU jobs then applies: a rank arrives at a gradient reduction when its device has computed the
+gradients, and the reduction ends on all ranks together. Other collectives are omitted, as their host times say little of
+when they ran.
 
-The clocks need tying twice. An event passes at the earliest when it is recorded: over neighbouring steps, the largest
-of (when a step began on the host) - (when it began on the device's own clock) is how far the two clocks are apart, less
-the least by which the host ran ahead. What is left of that is taken out over the ranks: a reduction of gradients ends
-on all of them at the same moment.
+Clocks are aligned in two steps. A CUDA event completes no earlier than it is recorded. So, over neighbouring steps, the
+largest (start of a step on the host) - (its start on the device's own clock) is the offset of the two clocks, less the
+smallest run-ahead of the host. That remainder is removed across ranks: a gradient reduction ends on all of them at the same
+moment.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from .records import DeviceTimes, Event, Step
 
 
 class Tuning(msgspec.Struct, frozen=True):
-    """How the clocks of devices are tied to those of their hosts."""
+    """How the clocks of devices are aligned with those of their hosts."""
 
     neighbours: int = 101
-    """Steps over which the clocks are taken to drift by nothing: some ppm of a few minutes at most."""
+    """Steps over which clock drift is neglected: some ppm of a few minutes at most."""
     fewest_steps: int = 8
-    """Timed on all ranks: of fewer no median or maximum can be told from chance."""
+    """Timed on all ranks: with fewer, a median or maximum is not distinguishable from chance."""
 
 
 TUNING = Tuning()
@@ -48,8 +48,8 @@ _LEFT_OUT = (EventKind.COLLECTIVE, EventKind.BARRIER, EventKind.WAIT, EventKind.
 
 
 def in_device_time(logs: Sequence[RankLog]) -> list[RankLog] | None:
-    """``logs`` with only the steps that were timed on the device of every rank, in device time; None where there are too
-    few of them."""
+    """``logs`` in device time, with only the steps that were timed on the device of every rank; None where these are fewer
+    than ``TUNING.fewest_steps``."""
     if not logs or not all(log.device_times for log in logs):
         return None
     timed = [
@@ -75,7 +75,7 @@ def in_device_time(logs: Sequence[RankLog]) -> list[RankLog] | None:
 
 
 class _TimedStep(msgspec.Struct, frozen=True):
-    """A step whose timed events are told by its device's clock."""
+    """A step whose timed events are on its device's clock."""
 
     step: Step
     """As the host recorded it."""
@@ -92,7 +92,7 @@ class _TimedStep(msgspec.Struct, frozen=True):
         return self.start_ns + max(reduced)
 
     def placed(self, ahead_ns: int) -> Step:
-        """The step on the hosts' clock, which is so far ahead of the device's. What the host did stays where it was."""
+        """The step on the hosts' clock, which is ``ahead_ns`` ahead of the device's. Events of the host keep their times."""
         start_ns = self.start_ns + ahead_ns
         lag_ns = self.step.start_ns - start_ns
         events = tuple(
@@ -107,8 +107,8 @@ class _TimedStep(msgspec.Struct, frozen=True):
 
 
 def timed_step(step: Step, times: DeviceTimes | None) -> _TimedStep | None:
-    """The step with what ran on its device on that one's own clock. None where its marks and its events do not say the same,
-    or no gradients were reduced in it."""
+    """The step with its device work on the device's own clock. None where marks and events disagree, or no gradients were
+    reduced in the step."""
     if times is None or not _agree(step, times):
         return None
     counts: Counter[str] = Counter()
@@ -129,14 +129,14 @@ def timed_step(step: Step, times: DeviceTimes | None) -> _TimedStep | None:
 
 
 def _agree(step: Step, times: DeviceTimes) -> bool:
-    """Whether the device's marks begin as many parts of each kind as the host recorded."""
+    """Whether the device has as many begin marks of each kind as the host has events."""
     counts = Counter(event.kind for event in step.events)
     return all(len(times.named(begin)) == counts[kind] for kind, (begin, _) in _TIMED.items())
 
 
 def _timed_event(event: Event, times: DeviceTimes, number: int) -> Event | None:
-    """The event, the ``number``-th of its kind, where the device ran it; ns after the step's start there. None where its
-    marks do not tell."""
+    """The ``number``-th event of its kind where the device ran it, ns after the step's start on the device. None where its
+    marks are missing or inconsistent."""
     span = _span(times, *_TIMED[event.kind], number)
     if span is None:
         return None
@@ -153,7 +153,7 @@ def _timed_event(event: Event, times: DeviceTimes, number: int) -> Event | None:
 
 
 def _span(times: DeviceTimes, begin: str, end: str, number: int) -> tuple[int, int] | None:
-    """Start and end of a part between its two marks, ns after the step's start."""
+    """Start and end by the two marks, ns after the step's start."""
     starts, ends = times.named(begin), times.named(end)
     if len(starts) <= number or len(ends) <= number or ends[number] < starts[number]:
         return None

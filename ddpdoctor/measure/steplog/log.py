@@ -1,5 +1,6 @@
-"""What one rank's hook recorded, and what follows from that alone: which of its loaders feeds the training loop, and in which steps
-another one is asked. What the records of a run's ranks lack, in words: for the notes, without which a part would pass for the whole.
+"""The step log of one rank (:class:`RankLog`), and notes on what the records of a run's ranks lack.
+
+What follows from one log alone is derived here: which loaders feed the training loop, and in which steps the job evaluates.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from .records import EVALUATED, DeviceTimes, Step
 from .syncpoints import SyncPoint, has_ddp, sync_points_of
 
 _ONE_IN = 3
-"""A loader that gives batches in one of so many steps trains: two that take turns do, and one that evaluates every few steps
-does not."""
+"""A loader that gives batches in at least one of so many steps is a training loader. Two alternating training loaders both are; one
+that evaluates every few steps is not."""
 
 
 def first(infos: Sequence[dict[str, Any]], key: str) -> Any:
@@ -45,8 +46,8 @@ _FAR_FEWER = 0.9
 def notes_on_records(
     logs: Sequence[RankLog], ended: bool, window: int | None = None, sampled: bool = False
 ) -> list[Note]:
-    """Of all ranks of a run; ``ended``: its job is known to be over. ``window``: the captured one that is looked at. ``sampled``:
-    the run has hashes of the files in which its ranks were sampled."""
+    """Notes on the records of all ranks of a run. ``ended``: whether the job is known to be over. ``window``: number of the captured
+    window that is analysed. ``sampled``: whether the run has hashes of the files in which its ranks were sampled."""
     own = [Note(sentence).of_rank(log.rank) for log in logs for sentence in _own_sentences(log)]
     return [
         *_without_steps(logs),
@@ -80,8 +81,8 @@ def _saved(log: RankLog) -> list[int]:
 
 
 def _without_steps(logs: Sequence[RankLog]) -> list[Note]:
-    """Of ranks whose step log has no step. Where no log has one, and no window was recorded either, the job may not have come so
-    far: only what cannot be read is told."""
+    """Notes on ranks whose step log has no step. Where no log has a step and no window was recorded, the job may not have reached
+    its first step: then only unreadable files are reported."""
     seen = sum(bool(log.steps) for log in logs)
     known = [log.record.info.get("world_size") for log in logs]
     world = max((size for size in known if isinstance(size, int)), default=len(logs))
@@ -96,13 +97,13 @@ def _without_steps(logs: Sequence[RankLog]) -> list[Note]:
 
 
 _FEWEST_SAMPLES = 20
-"""Of another rank, from which on this one should have some, too: a second's."""
+"""Samples of another rank from which on a rank without any is reported: those of a second."""
 UNKNOWN_LINES = "at which source lines this rank spends its time is known from its recorded calls alone"
 
 
 def _without_samples(logs: Sequence[RankLog], sampled: bool) -> list[Note]:
-    """Of ranks of which no source line was sampled, while lines of others were, in as many steps; of all ranks where some are
-    known to have been ``sampled``."""
+    """Notes on ranks without samples, where other ranks have samples in as many steps, or where the run is known to have been
+    ``sampled``."""
     others = [len(log.steps) for log in logs if len(log.samples) >= _FEWEST_SAMPLES]
     if not others and (not sampled or any(len(log.samples) for log in logs)):
         return []
@@ -117,7 +118,7 @@ def _without_samples(logs: Sequence[RankLog], sampled: bool) -> list[Note]:
 
 
 def _cut_short(logs: Sequence[RankLog]) -> list[Note]:
-    """Of files of a job that is over which end within a line: ranks write whole lines, and whoever copies them does."""
+    """Notes on files of an ended job that end within a line. Ranks write whole lines, so the file was cut."""
     return [
         Note(f"{log.record.path}/{name} ends in the middle of a line: what followed is lost.").of_rank(
             log.rank
@@ -129,12 +130,12 @@ def _cut_short(logs: Sequence[RankLog]) -> list[Note]:
 
 
 def _window_state(log: RankLog) -> str | None:
-    """What the rank said last of its profiler window."""
+    """Last recorded state of the rank's profiler window."""
     return (log.record.info.get("window") or {}).get("state")
 
 
 def _shorter(logs: Sequence[RankLog]) -> list[Note]:
-    """Of ranks that recorded far fewer steps than others: only what all recorded is compared."""
+    """Notes on ranks that recorded far fewer steps than others."""
     most = max((len(log.steps) for log in logs), default=0)
     return [
         Note(
@@ -148,21 +149,21 @@ def _shorter(logs: Sequence[RankLog]) -> list[Note]:
 
 
 def _own_sentences(log: RankLog) -> list[str]:
-    """What the rank itself has to tell."""
+    """Notes and errors that the rank itself recorded."""
     info = log.record.info
     why = (info.get("window") or {}).get("why") if _window_state(log) in ("skipped", "failed") else None
     lost = None if _saved(log) else why
     errors = (info.get("hook") or {}).get("errors") or []
     return [
         *(info.get("notes") or []),
-        # The error that cost the window stands in both places, and is said once.
+        # The error that cost the window is in both places, and is reported once.
         *(error for error in errors if error != lost),
         *([f"no profiler window: {lost}"] if lost else []),
     ]
 
 
 def _lost_windows(logs: Sequence[RankLog], ended: bool) -> Iterator[Note]:
-    """Of ranks that were killed, or are read, while their window was open; and of those whose window is not there any more."""
+    """Notes on ranks that were killed, or are read, while their window was open, and on ranks whose saved window is missing."""
     for log in logs:
         state = _window_state(log)
         if state in ("open", "saving") and log.record.trace is None:
@@ -186,9 +187,9 @@ def no_samples() -> Ints:
 
 
 class RankLog(msgspec.Struct, frozen=True, eq=False, dict=True):
-    """What one rank's hook recorded. Nothing changes it: on another clock it is another log (:meth:`shifted`).
+    """What one rank's hook recorded. It is immutable; on another clock it is another log (:meth:`shifted`).
 
-    What follows from it alone, such as where the rank synchronised, is found when it is first asked for, and kept with it.
+    Derived values, such as where the rank synchronised, are computed at first use and cached.
     """
 
     rank: int
@@ -196,20 +197,20 @@ class RankLog(msgspec.Struct, frozen=True, eq=False, dict=True):
     steps: Sequence[Step] = ()
     where: Mapping[int, Where] = msgspec.field(default_factory=dict)
     samples: Ints = msgspec.field(default_factory=no_samples)
-    """[S, 4] epoch ns, user line, innermost line, ns that the sampling thread waited for Python's lock, 0 below
+    """[S, 4] epoch ns, user line, innermost line, ns that the sampling thread waited for the GIL, 0 below
     :data:`ddpdoctor.rundir.HELD_NS`; the lines are ids into ``sample_where``."""
     sample_where: Mapping[int, Where] = msgspec.field(default_factory=dict)
-    closer: Ints = msgspec.field(default_factory=no_samples)
-    """[C, 4] the same of looks in close succession, of which only those are here that waited."""
-    looked_ns: int = 0
-    """For how long there were such looks."""
+    burst_samples: Ints = msgspec.field(default_factory=no_samples)
+    """[C, 4] the same of burst samples (taken in close succession): only those that waited for the GIL."""
+    burst_ns: int = 0
+    """Total length of the bursts, ns."""
     notes: Sequence[str] = ()
     device_times: Mapping[int, DeviceTimes] = msgspec.field(default_factory=dict)
     """By number of the step, where its CUDA events were recorded."""
     on_device_time: bool = False
-    """Forward, backward and optimizer stand where the device ran them, see :mod:`.devicetime`."""
+    """Whether forward, backward and optimizer have the device's times, see :mod:`.devicetime`."""
     left_out: int = 0
-    """Steps of the whole run that were recorded and not read, see :mod:`.bound`: the same of each rank."""
+    """Steps of the whole run that were recorded and not read, see :mod:`.read_limit`: the same of each rank."""
 
     @property
     def host(self) -> str:
@@ -233,12 +234,12 @@ class RankLog(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def activities(self) -> Activities:
-        """What the training thread did at any time, from :attr:`start_ns` on."""
+        """What the training thread did at any time after :attr:`start_ns`."""
         return activities_of(self.steps, self.start_ns, self.loaders_with_workers, self.on_device_time)
 
     @cached_property
     def main_loaders(self) -> frozenset[int]:
-        """Those that give batches in at least a third of the steps that were recorded in full; any other one evaluates."""
+        """Ids of the loaders that give batches in at least a third of the steps recorded in full; any other loader is for evaluation."""
         used: Counter[int] = Counter()
         for step in self.steps:
             used.update({event.loader for event in step.events if event.gives_batch})
@@ -263,7 +264,7 @@ class RankLog(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def main_loader_settings(self) -> dict[str, Any] | None:
-        """What the rank says of the loader that gave most batches."""
+        """Recorded settings of the loader that gave most batches."""
         chosen = usual_loader(self.steps)
         every = enumerate(self.record.info.get("loaders") or [])
         found = (loader for place, loader in every if loader.get("id", place) == chosen)
@@ -286,24 +287,24 @@ class RankLog(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     def shifted(self, steps_ns: Ints, samples_ns: Ints | int) -> RankLog:
         """The same log on another clock, ``steps_ns`` [N] and ``samples_ns`` [S] later; itself where nothing moves."""
-        samples, closer = self.samples, self.closer
+        samples, burst_samples = self.samples, self.burst_samples
         if np.any(samples_ns):
             samples = samples.copy()
             samples[:, 0] += samples_ns
             samples.flags.writeable = False
-            closer = self.closer.copy()
-            closer[:, 0] += _shift_of(closer[:, 0], self.samples[:, 0], samples_ns)
-            closer.flags.writeable = False
+            burst_samples = self.burst_samples.copy()
+            burst_samples[:, 0] += _shift_of(burst_samples[:, 0], self.samples[:, 0], samples_ns)
+            burst_samples.flags.writeable = False
         steps = self.steps
         if steps_ns.any():
             steps = tuple(step.shifted(ns) for step, ns in zip(steps, steps_ns.tolist(), strict=True))
         if steps is self.steps and samples is self.samples:
             return self
-        return replace(self, steps=steps, samples=samples, closer=closer)
+        return replace(self, steps=steps, samples=samples, burst_samples=burst_samples)
 
 
 def _shift_of(times: Ints, known: Ints, shifts: Ints | int) -> Ints | int:
-    """By how much the moments ``times`` move, where the moments ``known`` move by ``shifts``: as the one before."""
+    """Shift of each of ``times``: that of the last of ``known`` before it, which move by ``shifts``."""
     if isinstance(shifts, int) or not len(known):
         return 0 if not isinstance(shifts, int) else shifts
     moved: Ints = shifts[np.maximum(np.searchsorted(known, times, side="right") - 1, 0)]

@@ -1,4 +1,4 @@
-"""The same synchronisation on all ranks of a run, found in their step logs by what it is."""
+"""Match synchronisations across the step logs of all ranks, by their keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class MatchedSync(msgspec.Struct, frozen=True):
     points: Mapping[int, SyncPoint]
     """By position of the log, in rising order."""
     first: SyncPoint
-    """The point of the lowest position, for what is the same on all."""
+    """The point of the lowest position, for fields that are the same on all ranks."""
 
     @property
     def last_arrival_ns(self) -> int:
@@ -49,5 +49,5 @@ def match_syncs(logs: Sequence[RankLog]) -> tuple[list[MatchedSync], int]:
 
 
 def _alike(points: Mapping[int, SyncPoint]) -> bool:
-    """Whether all ranks mean the same by this key: a sequence that slipped on one rank pairs different operations."""
+    """Whether the operation is the same on all ranks. A call that one rank misses shifts its sequence, and pairs different operations."""
     return len({point.name for point in points.values()}) == 1

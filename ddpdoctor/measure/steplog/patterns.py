@@ -1,7 +1,7 @@
-"""Steps that take longer than the others, and when: once, in every n-th step, from some step on, or ever longer.
+"""Steps that take longer than the others, and when: once, in every n-th step, from some step on, or steadily growing.
 
-Lengths are those of whole steps, of the rank that took longest: ranks that wait for each other in every step all take as long. The
-length of a usual step is a running quantile, so that a slow drift is not taken for pauses.
+Lengths are those of whole steps, of the rank that took longest. The length of a usual step is a running quantile, so that a slow
+drift does not count as pauses.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Tuning(msgspec.Struct, frozen=True):
     """When a step is unlike the others."""
 
     fewest: int = 20
-    """Steps; in fewer, nothing is usual."""
+    """Steps that a usual length needs at least."""
     window: int = 101
     """Steps of the running median, odd."""
     scatters: float = 6.0
@@ -76,7 +76,7 @@ class Tuning(msgspec.Struct, frozen=True):
     pause_lengths: float = 10.0
     """Usual lengths beyond the usual length, from which it is one in any case."""
     most_pauses: int = 2
-    """More of them are a pattern: steps that are long now and then are priced per step, like all that recurs."""
+    """More of them are a pattern: long steps that recur are priced per step."""
     level: float = 0.05
     """Part of the length by which a level must change."""
     blocks: int = 160
@@ -89,7 +89,7 @@ class Tuning(msgspec.Struct, frozen=True):
     """Of one level."""
     most_changes: int = 4
     """Levels that alternate more often are scatter."""
-    sure: float = 4.0
+    z_score: float = 4.0
     """Standard deviations of Kendall's statistic beyond which a series rises."""
 
 
@@ -98,7 +98,7 @@ _TUNING = Tuning()
 
 def step_patterns(numbers: Ints, lengths_s: Array, counted: Mask) -> list[StepPattern]:
     """The patterns of a run. ``numbers`` [N] of its steps, increasing; ``lengths_s`` [N] their lengths in seconds; ``counted`` [N] which
-    of them say something of the job: not the warm-up, nor steps that a profiler or a suspension disturbed."""
+    steps to use: without warm-up, and without steps that a profiler or a suspension disturbed."""
     numbers, lengths = numbers[counted], lengths_s[counted]
     if len(numbers) < _TUNING.fewest:
         return []
@@ -135,7 +135,7 @@ def long_steps(lengths: Array, usual: Array) -> Mask:
 
 
 def _scatter(extra: Array) -> float:
-    """Of the usual steps, by those that are shorter than usual: long ones do not enter."""
+    """Scatter of the steps, from those shorter than usual only, so that long ones do not count."""
     shorter = extra[extra < 0]
     return float(scatter_of(shorter)) if len(shorter) else 0.0
 
@@ -187,7 +187,7 @@ def _levels(numbers: Ints, lengths: Array) -> list[StepPattern]:
     place = np.arange(count, dtype=float)
     slope = trend(place, blocks, 0.9)
     line = slope.slope * place + np.median(blocks - slope.slope * place)
-    grows = slope.sureness >= _TUNING.sure and line[-1] - line[0] >= 2 * _TUNING.level * line[0]
+    grows = slope.z_score >= _TUNING.z_score and line[-1] - line[0] >= 2 * _TUNING.level * line[0]
     if grows and _criterion(blocks - line, 1) < _criterion(blocks - _stairs(blocks, cuts), 2 * len(cuts)):
         return [_growth(numbers, lengths, float(line[0]), float(line[-1]))]
     exact = [_exact_cut(lengths, cut * per_block, 2 * per_block) for cut in cuts]

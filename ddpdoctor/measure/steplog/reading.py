@@ -1,4 +1,4 @@
-"""Step logs of a run directory, read with a bound: one frozen :class:`.RankLog` per rank."""
+"""Read the step logs of a run directory, with a limit on their size: one frozen :class:`.RankLog` per rank."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ddpdoctor.rundir import SAMPLES_FILE, STEPS_FILE, RankRecord, RunDirectory
 from ddpdoctor.rundir.compaction import STEP_LINE
 from ddpdoctor.rundir.files import broken_lines, unreadable
 
-from .bound import MOST_STEPS, Bound, bound_of
 from .log import UNKNOWN_LINES, RankLog
+from .read_limit import MOST_STEPS, ReadLimit, read_limit_of
 from .records import EVALUATED, DeviceTimes, LogRecord, Step
 
 _MOST_PLACES = 100_000
-"""Source lines, notes and broken numbers of one log that are kept: no script has as many."""
+"""Most source lines of one log that are read: no script has as many."""
 _MOST_CALLERS = 32
-"""Lines above one another that are kept: the hook tells fewer."""
+"""Most callers of a line that are read: the hook records fewer."""
 _MOST_NOTES = 200
-"""Of one log: what a file repeats more often than that nobody reads."""
+"""Most notes of one log that are read."""
 _LOST = {
     STEPS_FILE: "what this rank did in the steps behind the fault is not known",
     SAMPLES_FILE: UNKNOWN_LINES,
@@ -36,7 +36,7 @@ _SECOND_NS = 10**9
 """A second: samples are thinned by whole ones."""
 _YEAR_NS = 366 * 86_400 * _SECOND_NS
 _MOST_APART_S = 1 << 20
-"""So far apart, 12 days, are the seconds to which samples are thinned at most."""
+"""Largest distance, 12 days, of the seconds to which samples are thinned out."""
 
 
 class RunLogs(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class RunLogs(msgspec.Struct, frozen=True):
 def read_logs(
     runs: Sequence[RunDirectory], progress: Callable[[int, int], None] | None = None
 ) -> list[RunLogs]:
-    """The step logs of a job that was recorded to ``runs``, with one bound for all; of each rank the first.
+    """The step logs of a job that was recorded to ``runs``, with one limit for all. Of a rank in several runs, the first is read.
 
     ``progress(done, total)`` is called with the number of ranks, first with none.
     """
@@ -59,10 +59,10 @@ def read_logs(
             first.setdefault(record.rank, record)
     if progress is not None and first:
         progress(0, len(first))
-    bound = bound_of(list(first.values()))
+    limit = read_limit_of(list(first.values()))
     read: dict[int, RankLog] = {}
     for rank, record in first.items():
-        read[rank] = read_rank_log(record, bound)
+        read[rank] = read_rank_log(record, limit)
         if progress is not None:
             progress(len(read), len(first))
     return [_of_run(run, first, read) for run in runs]
@@ -82,12 +82,12 @@ def _of_run(run: RunDirectory, first: dict[int, RankRecord], read: dict[int, Ran
     return RunLogs(logs, notes)
 
 
-def read_rank_log(record: RankRecord, bound: Bound | None = None) -> RankLog:
+def read_rank_log(record: RankRecord, limit: ReadLimit | None = None) -> RankLog:
     """Read steps.jsonl and samples.jsonl of one rank; broken lines are left out and noted.
 
-    ``bound`` is that of all ranks of the run; None: of this one alone.
+    ``limit`` is that of all ranks of the run; None: of this one alone.
     """
-    limit = bound_of([record]) if bound is None else bound
+    limit = read_limit_of([record]) if limit is None else limit
     read = _read_steps(record, limit)
     sampled = _read_samples(record, limit, read.steps)
     return RankLog(
@@ -97,8 +97,8 @@ def read_rank_log(record: RankRecord, bound: Bound | None = None) -> RankLog:
         read.where,
         sampled.table(sampled.samples),
         sampled.where,
-        sampled.table(sampled.closer),
-        sampled.looked_ns,
+        sampled.table(sampled.burst_samples),
+        sampled.burst_ns,
         [*read.notes, *sampled.notes],
         read.device_times,
         left_out=limit.left_out,
@@ -106,7 +106,7 @@ def read_rank_log(record: RankRecord, bound: Bound | None = None) -> RankLog:
 
 
 class _StepsFile(msgspec.Struct):
-    """What stands in a rank's steps.jsonl, while it is read."""
+    """Contents of a rank's steps.jsonl, while it is read."""
 
     steps: list[Step] = msgspec.field(default_factory=list)
     where: dict[int, Where] = msgspec.field(default_factory=dict)
@@ -116,14 +116,18 @@ class _StepsFile(msgspec.Struct):
 
 
 def _records(
-    record: RankRecord, name: str, bound: Bound, notes: list[str]
+    record: RankRecord, name: str, limit: ReadLimit, notes: list[str]
 ) -> Iterator[tuple[LogRecord, int]]:
-    """The lines of a file that ``bound`` keeps, each with its bytes; at the end a note on those that are broken."""
+    """The lines of a file within ``limit``, each with its size in bytes. Broken lines are counted in a note."""
     decode = msgspec.json.Decoder(LogRecord).decode
     path, broken, given = Path(record.path) / name, 0, 0
     try:
         for line in record.lines(name):
-            if bound.kept is not None and (match := STEP_LINE.match(line)) and not bound.keeps(int(match[2])):
+            if (
+                limit.numbers is not None
+                and (match := STEP_LINE.match(line))
+                and not limit.includes(int(match[2]))
+            ):
                 continue
             try:
                 yield decode(line), len(line)
@@ -133,26 +137,26 @@ def _records(
     except FileNotFoundError:
         pass
     except OSError as error:
-        if given or name != STEPS_FILE:  # a rank of which no step is known is told of with the others
+        if given or name != STEPS_FILE:  # a rank without any step is reported together with others
             notes.append(unreadable(str(path), error, _LOST[name]).text)
     if broken:
         notes.append(broken_lines(str(path), broken).text)
 
 
-def _read_steps(rank: RankRecord, bound: Bound) -> _StepsFile:
+def _read_steps(rank: RankRecord, limit: ReadLimit) -> _StepsFile:
     read = _StepsFile()
     odd = beyond = size = 0
-    for record, record_bytes in _records(rank, STEPS_FILE, bound, read.notes):
+    for record, record_bytes in _records(rank, STEPS_FILE, limit, read.notes):
         if record.step is not None and isinstance(record.time_ns, list):
             size += record_bytes
-            if size > bound.most_bytes or not bound.keeps(record.step):
+            if size > limit.most_bytes or not limit.includes(record.step):
                 beyond += 1
             elif len(record.time_ns) == 2 and record.time_ns[0] < record.time_ns[1]:
                 read.steps.append(_step(record.step, record))
             else:
                 odd += 1
         else:
-            _take(read, record, bound, rank.rank)
+            _read_other(read, record, limit, rank.rank)
     read.steps = [step.marked(EVALUATED) if step.number in read.evaluated else step for step in read.steps]
     path = f"{rank.path}/{STEPS_FILE}"
     if odd:
@@ -167,13 +171,13 @@ def _read_steps(rank: RankRecord, bound: Bound) -> _StepsFile:
     return read
 
 
-def _take(read: _StepsFile, record: LogRecord, bound: Bound, rank: int) -> None:
-    """What a line says that is no step."""
+def _read_other(read: _StepsFile, record: LogRecord, limit: ReadLimit, rank: int) -> None:
+    """Read a line that is not a step: device times, an evaluation mark, a source line or a note."""
     if record.device is not None and record.device_times_ns:
-        if bound.keeps(record.device) and len(read.device_times) <= MOST_STEPS:
+        if limit.includes(record.device) and len(read.device_times) <= MOST_STEPS:
             read.device_times[record.device] = DeviceTimes(record.device_start_ns, record.device_times_ns)
     elif record.evaluated is not None:
-        if bound.keeps(record.evaluated):
+        if limit.includes(record.evaluated):
             read.evaluated.add(record.evaluated)
     elif record.where is not None:
         _place(read.where, record)
@@ -182,11 +186,11 @@ def _take(read: _StepsFile, record: LogRecord, bound: Bound, rank: int) -> None:
 
 
 class _SamplesFile(msgspec.Struct):
-    """What stands in a rank's samples.jsonl, while it is read."""
+    """Contents of a rank's samples.jsonl, while it is read."""
 
     samples: array[int] = msgspec.field(default_factory=lambda: array("q"))
-    closer: array[int] = msgspec.field(default_factory=lambda: array("q"))
-    looked_ns: int = 0
+    burst_samples: array[int] = msgspec.field(default_factory=lambda: array("q"))
+    burst_ns: int = 0
     where: dict[int, Where] = msgspec.field(default_factory=dict)
     notes: list[str] = msgspec.field(default_factory=list)
 
@@ -198,15 +202,17 @@ class _SamplesFile(msgspec.Struct):
         return rows
 
 
-def _read_samples(rank: RankRecord, bound: Bound, steps: Sequence[Step]) -> _SamplesFile:
-    """The samples taken in the steps that were read: all of them or, where they are too many, those of every second, every
-    fourth, ... second of the epoch, the same on all ranks; of seconds in which they are too many even so, the first. With their
-    source lines, and notes."""
-    spans = _Spans(None if bound.kept is None else steps)
+def _read_samples(rank: RankRecord, limit: ReadLimit, steps: Sequence[Step]) -> _SamplesFile:
+    """The samples taken in the steps that were read, with their source lines, and notes.
+
+    Where there are too many, those of every 2nd, 4th, 8th, ... second of the epoch are kept, the same seconds on all ranks.
+    Where these are still too many, the first are kept.
+    """
+    spans = _Spans(None if limit.numbers is None else steps)
     around = span_around([steps])
     read = _SamplesFile()
-    every, most, count, undated = 1, _COLUMNS * bound.most_samples, 0, 0
-    for record, _ in _records(rank, SAMPLES_FILE, bound, read.notes):
+    every, most, count, undated = 1, _COLUMNS * limit.most_samples, 0, 0
+    for record, _ in _records(rank, SAMPLES_FILE, limit, read.notes):
         if record.where is not None:
             _place(read.where, record)
             continue
@@ -216,15 +222,15 @@ def _read_samples(rank: RankRecord, bound: Bound, steps: Sequence[Step]) -> _Sam
         if around is not None and not around[0] <= record.time_ns <= around[1]:
             undated += len(record.samples)
         elif record.time_ns // _SECOND_NS % every == 0:
-            read.looked_ns += record.looked_ns if spans.hold(record.time_ns) else 0
+            read.burst_ns += record.looked_ns if spans.hold(record.time_ns) else 0
             _keep_samples(record, record.time_ns, record.samples, read.samples, spans)
-            _keep_samples(record, record.time_ns, record.closer, read.closer, spans)
+            _keep_samples(record, record.time_ns, record.closer, read.burst_samples, spans)
             while len(read.samples) > most and every < _MOST_APART_S:
                 every *= 2
                 read.samples = _of_every(every, read.samples)
             del read.samples[most:]
-            if len(read.closer) > most:
-                read.closer, read.looked_ns = array("q"), 0
+            if len(read.burst_samples) > most:
+                read.burst_samples, read.burst_ns = array("q"), 0
     if undated:
         lost = f": {_LOST[SAMPLES_FILE]}" if undated == count else ""
         path = Path(rank.path) / SAMPLES_FILE
@@ -245,8 +251,8 @@ def _keep_samples(
 
 
 def span_around(steps: Iterable[Sequence[Step]]) -> tuple[int, int] | None:
-    """From a year before the first of some ranks' steps to a year after the last, epoch ns; None without any. What is dated
-    otherwise was not taken while they ran, whatever happened to the clock."""
+    """From a year before the first step of these ranks to a year after the last, epoch ns; None without steps. Samples dated
+    outside of it were not taken in this run."""
     every = [step for of_rank in steps for step in of_rank]
     if not every:
         return None
@@ -254,7 +260,7 @@ def span_around(steps: Iterable[Sequence[Step]]) -> tuple[int, int] | None:
 
 
 def _of_every(seconds: int, numbers: array[int]) -> array[int]:
-    """The samples, ``_COLUMNS`` numbers each, of every so many seconds of the epoch."""
+    """The samples, ``_COLUMNS`` numbers each, of seconds of the epoch divisible by ``seconds``."""
     table = np.array(numbers, np.int64).reshape(-1, _COLUMNS)
     return array("q", table[table[:, 0] // _SECOND_NS % seconds == 0].tobytes())
 
@@ -268,7 +274,7 @@ def _place(places: dict[int, Where], record: LogRecord) -> None:
 
 
 class _Spans:
-    """When runs of neighbouring ``steps`` ran, epoch ns; None: always."""
+    """Time spans of runs of consecutive ``steps``, epoch ns; None: all time."""
 
     def __init__(self, steps: Sequence[Step] | None) -> None:
         self._always = steps is None
@@ -276,7 +282,7 @@ class _Spans:
         self._starts, self._ends = (side.tolist() for side in union(bounds[:, 0], bounds[:, 1]))
 
     def hold(self, moment: int) -> bool:
-        """Whether it lies in one of them."""
+        """Whether ``moment``, epoch ns, is in one of the spans."""
         place = bisect_right(self._starts, moment) - 1
         return self._always or (place >= 0 and moment < self._ends[place])
 

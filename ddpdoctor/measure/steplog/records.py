@@ -1,7 +1,7 @@
 """The lines of steps.jsonl and samples.jsonl, checked while they are decoded: types, ranges, lengths, finiteness.
 
-Anybody may have written a run directory: a number that no rank can have recorded makes its line a broken one. And a step of one
-rank, as it was recorded or put on another clock.
+A run directory is untrusted input: a line with a number that no rank can have recorded is a broken line. Also defines :class:`Step`, as
+recorded or moved to another clock.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from msgspec import Meta
 from ddpdoctor.rundir import EventField, EventKind, LineField, renamed
 
 MOST_NUMBER = 2**53
-"""Of a step, and of anything counted: what a float64 still holds exactly."""
+"""Of a step, and of any count: the largest that a float64 represents exactly."""
 _MOST_NS = 2**62
 """Of epoch times, the year 2116: sums with durations stay in 64 bits."""
 _MOST_DURATION_NS = 2**53
@@ -52,8 +52,8 @@ class Reduction(msgspec.Struct, frozen=True, gc=False, rename=renamed(EventField
 class Event(msgspec.Struct, frozen=True, gc=False, rename=renamed(EventField)):
     """Something that happened in a step, see :class:`ddpdoctor.rundir.EventKind` and ``EventField``.
 
-    Its times are ns after the start of its step, as on disk: a step that is put elsewhere on the clock takes its events with
-    it (:meth:`.Step.start_of`). Of a number that is missing, -1.
+    Its times are ns after the start of its step, as on disk, so that they stay valid where a step is moved to another clock
+    (:meth:`.Step.start_of`). A missing number is -1.
     """
 
     kind: Text
@@ -99,12 +99,12 @@ class Event(msgspec.Struct, frozen=True, gc=False, rename=renamed(EventField)):
 
     @property
     def gradients_ready_ns(self) -> int:
-        """When the last gradient of this backward pass was ready, by the reducer's own times and at its end the latest; ns
+        """When the last gradient of this backward pass was ready by the reducer's times, but no later than the end of the pass; ns
         after the start of its step."""
         return self.ready_by(self.reductions)
 
     def ready_by(self, reductions: Sequence[Reduction]) -> int:
-        """The same of its ``reductions``, where they are known already."""
+        """The same by the given ``reductions`` of this event."""
         ready = [
             (each.forward_end_ns if each.forward_end_ns is not None else self.start_ns) + max(each.ready_ns)
             for each in reductions
@@ -139,7 +139,7 @@ class LogRecord(msgspec.Struct, rename=renamed(LineField)):
 
 
 EVALUATED = "evaluated"
-"""A mark of a step that is given as it is read: all models of the job were in evaluation mode."""
+"""Mark that the reader adds to a step: all models of the job were in evaluation mode."""
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):
@@ -153,7 +153,7 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     run_delay_ns: int | None
     cpu_ns: int | None
     moved_ns: int = 0
-    """By how much it was moved since it was recorded, see :mod:`ddpdoctor.measure.align`: leads back to the wall clock."""
+    """How far it was moved from the host's wall clock, see :mod:`ddpdoctor.measure.align`."""
 
     @property
     def length_ns(self) -> int:
@@ -162,8 +162,8 @@ class Step(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def in_full(self) -> bool:
-        """Whether what happened in it was recorded. Of most steps of a long job only the times are kept: they say nothing of whether, or
-        how often, something happens."""
+        """Whether its events were recorded. Of most steps of a long job only the times are kept, which do not show whether or how often
+        something happens."""
         return bool(self.events)
 
     @property
@@ -180,7 +180,7 @@ class Step(msgspec.Struct, frozen=True, gc=False):
         return self.start_ns + event.end_ns
 
     def shifted(self, by_ns: int) -> Step:
-        """The same step on a clock that is ahead by this much."""
+        """The same step on a clock that is ``by_ns`` ahead."""
         return Step(
             self.number,
             self.start_ns + by_ns,

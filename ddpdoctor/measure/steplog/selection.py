@@ -1,4 +1,4 @@
-"""Which steps speak for the job: without warm-up, evaluation, and what the profiler itself disturbed."""
+"""Select the steps to measure: without warm-up, evaluation, and steps that a profiler disturbed."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .records import Step
 
 
 class Tuning(msgspec.Struct, frozen=True):
-    """How the warm-up is told from the run, and what is set aside where there is enough else."""
+    """How long the warm-up is, and when the steps inside the profiler's window are excluded."""
 
     longest_warm_up: int = 20
-    """Steps. What takes longer to settle is how the job runs."""
+    """Steps. A job that has not settled by then is measured as it is."""
     settled: float = 1.5
     """Steps at the front count as warm-up while they take more than this multiple of the median (compilation, autotuning)."""
     enough: int = 8
-    """With at least this many undisturbed steps, the steps inside the profiler's window are set aside too."""
+    """With at least this many undisturbed steps, the steps inside the profiler's window are excluded too."""
 
 
 TUNING = Tuning()
@@ -35,8 +35,8 @@ PROFILED, OPENED = Mark.PROFILED, Mark.OPENED
 """Marks of a step: inside our window; the window was opened in it."""
 AROUND_WINDOW = (OPENED, Mark.CLOSED, Mark.SAVING)
 SUSPENDED = "suspended"
-"""A mark given by :func:`ddpdoctor.measure.align.exclude_suspended`: the process was stopped in this step. As a reason, the
-step behind it has it, too."""
+"""Mark given by :func:`ddpdoctor.measure.align.exclude_suspended`: the process was stopped in this step. As a reason for
+exclusion, the next step has it too."""
 _DISTURBED_BY = (*AROUND_WINDOW, Mark.USER_PROFILER)
 
 _MISSING = "missing on a rank"
@@ -46,15 +46,15 @@ WARM_UP = "warm-up"
 PAUSE = "single pause"
 _IN_WINDOW = "inside the profiled window"
 
-Everywhere = Mapping[int, Sequence[Step]]
-"""By number: the step on each rank."""
+StepsByNumber = Mapping[int, Sequence[Step]]
+"""Step number → the step on each rank."""
 
 
-def chosen_and_why(logs: Sequence[RankLog]) -> tuple[set[int], dict[int, str]]:
-    """Numbers of the steps to measure, and of all others why not."""
+def select_steps(logs: Sequence[RankLog]) -> tuple[set[int], dict[int, str]]:
+    """(numbers of the steps to measure, reason of exclusion by number of the others)."""
     everywhere = recorded_everywhere(logs)
     anywhere = {step.number for log in logs for step in log.steps}
-    # Where several reasons hold, the last one here is told.
+    # Where several reasons apply, the last one here is reported.
     reasons = {
         **_no_training(logs, everywhere),
         **dict.fromkeys(anywhere - set(everywhere), _MISSING),
@@ -77,8 +77,8 @@ def chosen_and_why(logs: Sequence[RankLog]) -> tuple[set[int], dict[int, str]]:
 
 
 def lengths_of_run(logs: Sequence[RankLog]) -> tuple[Ints, Array]:
-    """Numbers [N] of all recorded steps, and the seconds [N] of the rank that took longest; also of steps of which only the times were
-    kept."""
+    """Numbers [N] of all recorded steps, and the seconds [N] of the rank that took longest; includes steps of which only the times
+    were kept."""
     longest: dict[int, int] = {}
     for log in logs:
         for step in log.steps:
@@ -88,32 +88,32 @@ def lengths_of_run(logs: Sequence[RankLog]) -> tuple[Ints, Array]:
 
 
 def patterns_of_run(logs: Sequence[RankLog], reasons: Mapping[int, str]) -> list[StepPattern]:
-    """The patterns of a run's steps but for those whose length says nothing of the job, which ``reasons`` has by number."""
+    """The patterns of a run's steps, without the excluded ones whose length says nothing of the job (``reasons``, by number)."""
     numbers, lengths_s = lengths_of_run(logs)
     counted = [reasons.get(number) in (None, PAUSE, _IN_WINDOW, _MISSING) for number in numbers.tolist()]
     return step_patterns(numbers, lengths_s, np.array(counted, bool))
 
 
 def _paused(logs: Sequence[RankLog], reasons: Mapping[int, str]) -> list[int]:
-    """Numbers of the one or two steps that are so long that an average over the steps would say nothing of the others."""
+    """Numbers of the one or two steps so long that they would dominate an average over the steps."""
     found = (pattern for pattern in patterns_of_run(logs, reasons) if pattern.kind is PatternKind.ONCE)
     return next((pattern.steps for pattern in found), [])
 
 
 def recorded_everywhere(logs: Sequence[RankLog]) -> dict[int, list[Step]]:
-    """By number, in order: the step on each rank, of those that all ranks recorded."""
+    """Step number → the step on each rank, of steps that all ranks recorded, in order."""
     ranks = [{step.number: step for step in log.steps} for log in logs]
     numbers = sorted(set.intersection(*(set(steps) for steps in ranks))) if ranks else []
     return {number: [steps[number] for steps in ranks] for number in numbers}
 
 
 def longest_ns(steps: Sequence[Step]) -> int:
-    """A step of all ranks is as long as its longest one."""
+    """Length of a step, ns: that of the rank that took longest."""
     return max(step.length_ns for step in steps)
 
 
-def _no_training(logs: Sequence[RankLog], everywhere: Everywhere) -> dict[int, str]:
-    """Steps that a profiler disturbed, with those behind them, and steps in which the job evaluates."""
+def _no_training(logs: Sequence[RankLog], everywhere: StepsByNumber) -> dict[int, str]:
+    """Steps that a profiler disturbed, the steps after these, and steps in which the job evaluates."""
     reasons: dict[int, str] = {}
     evaluating = evaluated(logs)
     for number, steps in everywhere.items():
@@ -125,13 +125,13 @@ def _no_training(logs: Sequence[RankLog], everywhere: Everywhere) -> dict[int, s
     return reasons
 
 
-def _suspended(everywhere: Everywhere) -> set[int]:
-    """Steps in which a rank was stopped, and those behind them: others may have waited for it there."""
+def _suspended(everywhere: StepsByNumber) -> set[int]:
+    """Steps in which a rank was stopped, and the steps after these, in which others may have waited for it."""
     stopped = {n for n, steps in everywhere.items() if any(SUSPENDED in step.marks for step in steps)}
     return stopped | {number + 1 for number in stopped}
 
 
-def _warm_up(everywhere: Everywhere) -> list[int]:
+def _warm_up(everywhere: StepsByNumber) -> list[int]:
     """Numbers of the first steps, until their lengths have settled."""
     order = list(everywhere)
     if order == [0]:
@@ -148,23 +148,23 @@ def _warm_up(everywhere: Everywhere) -> list[int]:
 
 
 def disturbed(step: Step) -> bool:
-    """Whether a profiler, ours or the job's, was opened, closed or saved in this step."""
+    """Whether a profiler, ddpdoctor's or the job's, was opened, closed or saved in this step."""
     return bool(step.marks) and any(mark in _DISTURBED_BY for mark in step.marks)
 
 
-def settled_steps(logs: Sequence[RankLog]) -> Everywhere:
-    """Steps that all ranks recorded in full, but for the warm-up and those in which a rank was stopped."""
+def settled_steps(logs: Sequence[RankLog]) -> StepsByNumber:
+    """Steps that all ranks recorded in full, without the warm-up and steps in which a rank was stopped."""
     everywhere = recorded_everywhere(logs)
-    aside = _suspended(everywhere).union(_warm_up(everywhere))
+    excluded = _suspended(everywhere).union(_warm_up(everywhere))
     return {
         number: steps
         for number, steps in everywhere.items()
-        if number not in aside and all(step.in_full for step in steps)
+        if number not in excluded and all(step.in_full for step in steps)
     }
 
 
 def undisturbed(logs: Sequence[RankLog]) -> list[tuple[int, list[Step]]]:
-    """Number, and the step on each rank, of what all ranks recorded after the warm-up, and neither a profiler nor a
+    """(number, step on each rank) of the steps that all ranks recorded after the warm-up and that neither a profiler nor a
     suspension disturbed."""
     settled = dict(list(recorded_everywhere(logs).items())[WARM_UP_STEPS:])
     stopped = _suspended(settled)

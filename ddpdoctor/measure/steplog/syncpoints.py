@@ -1,4 +1,4 @@
-"""Synchronisation points of one rank's step log: where it arrives, and when it goes on."""
+"""Synchronisation points of one rank's step log: when it arrives at each, and when each ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .records import Event, Reduction, Step
 Key = tuple[str, str, int]
 """Kind, group or module, and number: the step's times ``_MOST_IN_STEP`` plus the point's in it."""
 _MOST_IN_STEP = 1 << 20
-"""Far more than the events of a step that are kept, so that numbers of two steps never meet."""
+"""More than the recorded events of a step, so that numbers of two steps never collide."""
 
 POINT_TO_POINT = (
     "send",
@@ -28,7 +28,7 @@ POINT_TO_POINT = (
     "recv_object_list",
 )
 _OF_SHARDS = ("all_gather_into_tensor", "all_gather_single", "reduce_scatter_tensor", "reduce_scatter_single")
-"""With which FSDP and DeepSpeed gather parameters and scatter gradients, by both names that torch has for them."""
+"""Calls with which FSDP and DeepSpeed gather parameters and scatter gradients, by both of torch's names."""
 _CALLS = frozenset((EventKind.COLLECTIVE, EventKind.BARRIER))
 ROOTED = ("broadcast", "broadcast_object_list", "scatter", "scatter_object_list")
 
@@ -53,17 +53,17 @@ class SyncPoint(msgspec.Struct, frozen=True, gc=False):
 
 
 def has_ddp(steps: Sequence[Step], info: Mapping[str, Any]) -> bool:
-    """Whether DDP reduces the gradients, as rank.json says (``info``), or where that is lost, as backward passes show."""
+    """Whether DDP reduces the gradients, by rank.json (``info``) or, where that is lost, by the recorded backward passes."""
     if info.get("ddp") or "rank" in info:
         return bool(info.get("ddp"))
     return any(event.reductions for step in steps for event in step.events)
 
 
 class _Job(msgspec.Struct, frozen=True):
-    """What decides how the synchronisations of a rank are to be read."""
+    """Properties of the job that decide what a rank's synchronisations are."""
 
     module_bytes: Sequence[float]
-    """Of the gradients of each DDP module."""
+    """Size of the gradients of each DDP module."""
     has_ddp: bool
     sharded: bool
 
@@ -77,14 +77,14 @@ class _Job(msgspec.Struct, frozen=True):
         )
 
     def gradient_bytes(self, reductions: Sequence[Reduction]) -> float | None:
-        """Of all modules that are reduced in a backward pass; None where they are not known."""
+        """Sum over the modules reduced in a backward pass; None where unknown."""
         known = range(len(self.module_bytes))
         return sum(self.module_bytes[each.module] for each in reductions if each.module in known) or None
 
 
 _Seen = Counter[tuple[str, str]]
-"""How many points of the same kind and group there were in a step: ranks may record different steps in full, so that what they
-counted over the whole run would differ."""
+"""Points of each kind and group so far in a step. Counts start at 0 in each step: ranks may record different steps in full, so that
+counts over the whole run would differ."""
 
 
 def _key(step: Step, seen: _Seen, kind: str, group: str) -> Key:
@@ -107,7 +107,7 @@ def sync_points_of(steps: Sequence[Step], info: Mapping[str, Any]) -> list[SyncP
 
 
 def _of_backwards(step: Step, seen: _Seen, job: _Job) -> Iterator[SyncPoint]:
-    """DDP's reductions: the rank arrives when its last gradient is ready, not when its backward pass begins or ends."""
+    """DDP's reductions. The rank arrives when its last gradient is ready, not when its backward pass begins or ends."""
     backwards = [event for event in step.events if event.kind == EventKind.BACKWARD]
     for micro, event in enumerate(backwards):
         reduced = event.reductions
@@ -131,7 +131,7 @@ def _of_backwards(step: Step, seen: _Seen, job: _Job) -> Iterator[SyncPoint]:
 
 
 def _of_calls(step: Step, seen: _Seen, job: _Job) -> Iterator[SyncPoint]:
-    """Collectives called from Python. One that does not block is met where it is waited for."""
+    """Collectives called from Python. At an asynchronous one, the rank arrives where it waits for it."""
     if not any(event.kind in _CALLS for event in step.events):
         return
     phases = _Phases.of(step, job)
@@ -147,15 +147,15 @@ def _of_calls(step: Step, seen: _Seen, job: _Job) -> Iterator[SyncPoint]:
             pending = None
 
 
-def _called(step: Step, call: Event, met: Event, seen: _Seen, phases: _Phases) -> SyncPoint:
-    """The point of a collective's ``call`` that the rank stands in while ``met`` lasts."""
+def _called(step: Step, call: Event, wait: Event, seen: _Seen, phases: _Phases) -> SyncPoint:
+    """The point of a collective's ``call``, during whose ``wait`` event the rank waits in it."""
     return SyncPoint(
         _key(step, seen, "call", call.group),
-        phases.kind_of(call, met),
+        phases.kind_of(call, wait),
         call.operation or call.kind,
         step.number,
-        step.start_of(met),
-        step.end_of(met),
+        step.start_of(wait),
+        step.end_of(wait),
         group=call.group,
         root=(call.source or 0) if call.operation in ROOTED else None,
         message_bytes=call.message_bytes,
@@ -164,14 +164,14 @@ def _called(step: Step, call: Event, met: Event, seen: _Seen, phases: _Phases) -
 
 
 class _Phases(msgspec.Struct, frozen=True):
-    """Where in a step its backward passes and its update are, which tells what a collective is for; ns after its start."""
+    """Backward passes and update of a step, which show what a collective is for; ns after the step's start."""
 
     job: _Job
     backwards: Sequence[Event]
     averages_from_ns: int | None
     """End of the last backward; None where there is none, or DDP averages the gradients."""
     averages_until_ns: int | None
-    """Start of the optimizer behind it; None where there is none."""
+    """Start of the optimizer after it; None where there is none."""
 
     @classmethod
     def of(cls, step: Step, job: _Job) -> _Phases:
@@ -181,15 +181,15 @@ class _Phases(msgspec.Struct, frozen=True):
         behind = [start_ns for start_ns in updates if last_ns is None or start_ns >= last_ns]
         return cls(job, backwards, None if job.has_ddp else last_ns, min(behind, default=None))
 
-    def kind_of(self, call: Event, met: Event) -> SyncKind:
-        """Without DDP, collectives between backward and optimizer average the gradients. Where parameters are sharded, the
-        library's own calls are not the script's."""
+    def kind_of(self, call: Event, wait: Event) -> SyncKind:
+        """Kind of a collective. Without DDP, those between backward and optimizer average the gradients. Where parameters are
+        sharded, the sharding library's calls are ``MODEL``, not the script's collectives."""
         if call.kind == EventKind.BARRIER:
             return SyncKind.BARRIER
         since, until = self.averages_from_ns, self.averages_until_ns
         if since is not None and since <= call.start_ns and (until is None or call.start_ns <= until):
             return SyncKind.GRADIENTS
-        inside = any(event.start_ns <= met.start_ns < event.end_ns for event in self.backwards)
+        inside = any(event.start_ns <= wait.start_ns < event.end_ns for event in self.backwards)
         if self.job.sharded and (call.operation in _OF_SHARDS or inside):
             return SyncKind.MODEL
         return SyncKind.COLLECTIVE

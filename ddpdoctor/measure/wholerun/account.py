@@ -23,9 +23,9 @@ from ddpdoctor.measure.steplog import (
     RankLog,
     Step,
     StepPattern,
-    chosen_and_why,
     lengths_of_run,
     patterns_of_run,
+    select_steps,
     usual_lengths,
 )
 from ddpdoctor.rundir import EventKind
@@ -116,7 +116,7 @@ def run_account(logs: Sequence[RankLog], launches: Mapping[str, Launch]) -> RunA
     logs = [log for log in logs if log.steps]
     if not logs:
         return None
-    why = chosen_and_why(logs)[1]
+    why = select_steps(logs)[1]
     numbers, lengths_s = lengths_of_run(logs)
     counted = np.array([why.get(number) not in _NOT_THE_JOBS for number in numbers.tolist()], bool)
     patterns = patterns_of_run(logs, why)

@@ -215,7 +215,7 @@ def checkpoint_saves(
 def garbage_collections(trace: RankTrace, main: int) -> Intervals:
     """When Python's garbage collector ran on the training thread. Known in traces with stacks, where ``gc.collect`` was called, and for
     every collection where the profiler recorded them (``record_python_gc_info``)."""
-    return _frames(trace, main, classify.is_collection)
+    return _frames(trace, main, classify.is_garbage_collection)
 
 
 def _frames(trace: RankTrace, main: int, predicate: Callable[[str], bool]) -> Intervals:

@@ -82,7 +82,7 @@ class ChartAxes(msgspec.Struct, frozen=True, kw_only=True):
     """Whether values are bytes, with ticks at round multiples of a power of 1024."""
     are_means: bool = False
     """Whether each value may be the mean of all steps between two of ``x``."""
-    ceiling: float | None = None
+    highest: float | None = None
     """Top of the axis if the quantity has an upper limit (100 %)."""
 
 
@@ -130,7 +130,7 @@ def line_chart(data: LineData | None) -> LineChart | None:
     shown = [(name, thin(values, POINTS, mean)) for name, values in data.lines]
     low, high = thin(data.low, POINTS, min), thin(data.high, POINTS, max)
     everything = _drawn(shown, high)
-    top, above = _top(everything, frame.ceiling)
+    top, above = _top(everything, frame.highest)
     notes = (
         [f"{words.count(above, 'point')} above the chart (up to {frame.show(max(everything))})."]
         if above
@@ -159,7 +159,7 @@ def line_chart(data: LineData | None) -> LineChart | None:
 
 def top_of(data: LineData) -> float:
     """Top of the chart's y axis; a few very large points may be above it."""
-    return _top(_drawn(data.lines, data.high), data.frame.ceiling)[0]
+    return _top(_drawn(data.lines, data.high), data.frame.highest)[0]
 
 
 def _drawn(lines: Sequence[tuple[str, Numbers]], high: Numbers) -> list[float]:
@@ -197,10 +197,10 @@ def _band(rows: Sequence[Numbers], length: int) -> tuple[list[float | None], lis
     )
 
 
-def _top(values: Sequence[float], ceiling: float | None) -> tuple[float, int]:
+def _top(values: Sequence[float], highest: float | None) -> tuple[float, int]:
     """(Top of the y axis, number of points above it). A few very large points do not set the scale."""
-    if ceiling is not None:
-        return ceiling, 0
+    if highest is not None:
+        return highest, 0
     highest, usual = max(values), quantile(values, 0.97)
     if usual > 0 and highest > 3 * usual:
         top = 1.6 * usual

@@ -62,7 +62,7 @@ def _data(field: str, unit: str, series: Sequence[TelemetrySeries]) -> LineData 
         unit="%" if is_percent else unit,
         group="sources",
         binary=unit == "bytes",
-        ceiling=100.0 if is_percent and highest <= 100 else 1.0 if unit == "share" and highest <= 1 else None,
+        highest=100.0 if is_percent and highest <= 100 else 1.0 if unit == "share" and highest <= 1 else None,
     )
     lines = [(one.source, _on_clock(one, times)) for one in series]
     return line_data(frame, lines, _by_distance(lines) if len(lines) > LINES else [])

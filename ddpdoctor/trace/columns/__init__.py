@@ -1,20 +1,19 @@
-"""The one table that every format becomes: a rank's profiler events as columns, in memory and as a file.
+"""The common table of all formats: one rank's profiler events as columns (:class:`RankTrace`), in memory and as a file.
 
-Arrays of numbers and interned names go in; a :class:`RankTrace` comes out, whose rows are events in the order of time.
-All that is measured is asked of it, by masks over names and categories. It can be written (``.columns``: the cache,
-and what ``ddpdoctor digest`` makes) and read back, where every column is checked: whoever wrote the file may have
-written anything.
+Rows are events sorted by time; names are interned. ``measure`` selects events by masks over names and categories. A
+``.columns`` file (the cache, and the output of ``ddpdoctor digest``) is checked column by column when it is read, because
+it may come from an untrusted source.
 """
 
 from .archive import (
     LIMIT_NS,
-    LONGEST_NS,
+    MAX_DURATION_NS,
     NUMBERS_OF_DEVICES,
     SCHEMA,
     SUFFIX,
     is_archive,
-    placed,
     read_archive,
+    relocated,
     write_archive,
 )
 from .table import (
@@ -22,9 +21,9 @@ from .table import (
     Collectives,
     IdColumn,
     IntColumn,
+    InternPool,
     RankTrace,
-    Shared,
     TraceMeta,
-    remembered,
+    memoized,
     sorted_order,
 )

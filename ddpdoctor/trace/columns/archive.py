@@ -1,4 +1,4 @@
-"""One rank's columns as one file: what the cache keeps and what ``ddpdoctor digest`` writes.
+"""Reads and writes a ``.columns`` file: one rank's columns, as the cache and ``ddpdoctor digest`` store them.
 
 A ZIP archive (each member has a checksum) of ``head.json`` and two Parquet tables, ``events.parquet`` and
 ``collectives.parquet``, whose columns are those of :class:`RankTrace` and :class:`Collectives`.
@@ -18,33 +18,32 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.trace.sources import MOST_RANKS, host_of_name, rank_of_name
+from ddpdoctor.trace.sources import MAX_RANKS, host_of_name, rank_of_name
 
 from .table import Collectives, RankTrace, TraceMeta
 
 LIMIT_NS = 2**62
-"""No time lies further from its origin, which may be 1970: that would be after the year 2115. Two of them still add up to
-what 64 bits can hold."""
-LONGEST_NS = 2**60
-"""No event takes longer: that would be 36 years."""
+"""Largest distance of a time from its origin, which may be 1970 (2**62 ns: the year 2116). The sum of two still fits 64 bits."""
+MAX_DURATION_NS = 2**60
+"""Longest duration of an event: 36 years."""
 _ABSENT = -1
-"""What stands where a trace does not say, see :mod:`.table`."""
-_ORIGINS = ("distributedInfo", "file name", "run directory", "")
+"""Value of an id or number that the trace does not have, see :mod:`.table`."""
+_RANK_SOURCES = ("distributedInfo", "file name", "run directory", "")
 _CLOCKS = ("epoch", "relative")
-_LONGEST_TEXT = 1 << 14
+_MAX_TEXT = 1 << 14
 """Characters of a note, a path or a version: the longest path has 4,096."""
-_MOST_NOTES = 100
-"""A reader gives at most one note of each kind, and there are a dozen kinds."""
+_MAX_NOTES = 100
+"""A reader adds at most one note of each of a dozen kinds."""
 NUMBERS_OF_DEVICES = ("computeMajor", "computeMinor")
-"""Keys of ``deviceProperties`` that are calculated with."""
+"""Keys of ``deviceProperties`` that must be integers."""
 
 
-class UnsoundTraceError(ValueError):
-    """Something in the columns cannot be; the text says what."""
+class InvalidTraceError(ValueError):
+    """A column or the metadata has an impossible value; the text says which."""
 
 
 def check_trace(trace: RankTrace) -> None:
-    """Raises :class:`UnsoundTraceError` where ``trace`` holds what no profiler and no reader of ours gives."""
+    """Raises :class:`InvalidTraceError` if ``trace`` has values that no profiler and no reader produces."""
     _check_times(trace)
     names, collectives = len(trace.names), trace.collectives
     for column, least, count in (
@@ -67,39 +66,39 @@ def check_trace(trace: RankTrace) -> None:
 
 def _check_times(trace: RankTrace) -> None:
     if not trace.size:
-        raise UnsoundTraceError("it holds no event")
+        raise InvalidTraceError("it holds no event")
     _check_range("start_ns", trace.start_ns, -LIMIT_NS, LIMIT_NS, trace.size)
-    _check_range("duration_ns", trace.duration_ns, 0, LONGEST_NS, trace.size)
+    _check_range("duration_ns", trace.duration_ns, 0, MAX_DURATION_NS, trace.size)
     if (np.diff(trace.start_ns) < 0).any():
-        raise UnsoundTraceError("its events are not in the order of their times")
+        raise InvalidTraceError("its events are not in the order of their times")
 
 
 def _check_range(column: str, values: NDArray[Any], least: int, most: int | None, rows: int) -> None:
     if len(values) != rows:
-        raise UnsoundTraceError(f"the column {column} has {len(values)} rows, not {rows}")
+        raise InvalidTraceError(f"the column {column} has {len(values)} rows, not {rows}")
     if rows and (values.min() < least or (most is not None and values.max() > most)):
-        raise UnsoundTraceError(f"the column {column} holds values that it cannot have")
+        raise InvalidTraceError(f"the column {column} holds values that it cannot have")
 
 
 def _check_meta(meta: TraceMeta) -> None:
     texts = (meta.source, meta.backend, meta.host, meta.torch_version, meta.nccl_version, *meta.notes)
     numbers = [device.get(name) for device in meta.devices for name in NUMBERS_OF_DEVICES]
-    sound = {
-        "rank": meta.rank is None or 0 <= meta.rank < MOST_RANKS,
-        "world size": meta.world_size is None or 0 <= meta.world_size < MOST_RANKS,
-        "origin of the rank": meta.rank_from in _ORIGINS,
+    checks = {
+        "rank": meta.rank is None or 0 <= meta.rank < MAX_RANKS,
+        "world size": meta.world_size is None or 0 <= meta.world_size < MAX_RANKS,
+        "origin of the rank": meta.rank_from in _RANK_SOURCES,
         "clock": meta.clock in _CLOCKS,
-        "text": all(text is None or len(text) <= _LONGEST_TEXT for text in texts),
-        "number of notes": len(meta.notes) <= _MOST_NOTES,
-        "number of a device": all(n is None or (type(n) is int and 0 <= n < MOST_RANKS) for n in numbers),
+        "text": all(text is None or len(text) <= _MAX_TEXT for text in texts),
+        "number of notes": len(meta.notes) <= _MAX_NOTES,
+        "number of a device": all(n is None or (type(n) is int and 0 <= n < MAX_RANKS) for n in numbers),
     }
-    for what, is_sound in sound.items():
-        if not is_sound:
-            raise UnsoundTraceError(f"its {what} cannot be so")
+    for what, is_valid in checks.items():
+        if not is_valid:
+            raise InvalidTraceError(f"its {what} cannot be so")
 
 
 SCHEMA = "ddpdoctor.columns/3"
-"""Raised whenever the same trace gives other columns, or the same columns another file, than before."""
+"""Incremented if the same trace gives different columns, or the same columns a different file."""
 SUFFIX = ".columns"
 
 _EVENT_COLUMNS = (
@@ -107,14 +106,14 @@ _EVENT_COLUMNS = (
     *("correlation", "external_id", "bytes", "shapes"),
 )
 _COLLECTIVE_COLUMNS = Collectives.__struct_fields__
-_BROKEN = (
+_DECODE_ERRORS = (
     *(KeyError, ValueError, NotImplementedError, RuntimeError, TypeError, EOFError),
     *(msgspec.MsgspecError, RecursionError, zlib.error, struct.error),
 )
-_HEAD_FREE_BYTES, _MOST_HEAD_GROWTH = 8 << 20, 50
-"""How large a head may be, and else how many times its compressed size: text of this kind has 5 to 10 times."""
+_HEAD_FREE_BYTES, _MAX_HEAD_RATIO = 8 << 20, 50
+"""Largest size of ``head.json``; a larger one is accepted up to this multiple of its compressed size (typical: 5 to 10)."""
 _FREE_ROWS = 1_000_000
-"""A table may have so many rows, and beyond them one for each of its bytes: those of traces take ten bytes each."""
+"""A table may have this many rows plus one per byte of its file; rows of real traces take ten bytes each."""
 
 
 class _Head(msgspec.Struct):
@@ -125,12 +124,12 @@ class _Head(msgspec.Struct):
 
 
 def is_archive(path: str) -> bool:
-    """Whether ``path`` is named like a file of columns."""
+    """Whether ``path`` has the suffix of a ``.columns`` file."""
     return path.endswith(SUFFIX)
 
 
 def write_archive(target: BinaryIO, trace: RankTrace) -> None:
-    """Writes ``trace``; the same trace gives the same bytes. Raises OSError."""
+    """Writes ``trace``; equal traces give equal bytes. Raises OSError."""
     head = _Head(SCHEMA, trace.meta, trace.names, trace.categories)
     with zipfile.ZipFile(target, "w") as archive:
         packed = zipfile.ZipInfo("head.json")
@@ -143,13 +142,13 @@ def write_archive(target: BinaryIO, trace: RankTrace) -> None:
 
 
 def read_archive(source: BinaryIO, path: str) -> RankTrace:
-    """The trace in ``source``, which lies at ``path``.
+    """Reads the trace in ``source``, an open file at ``path``.
 
-    Raises OSError, or :class:`UnusableInput` where it is no such file, is damaged, or is of another version.
+    Raises OSError, and :class:`UnusableInput` if it is not such a file, is damaged, or has another schema.
     """
     try:
         with zipfile.ZipFile(source) as archive:
-            data = _member(archive, "head.json", _HEAD_FREE_BYTES, _MOST_HEAD_GROWTH)
+            data = _member(archive, "head.json", _HEAD_FREE_BYTES, _MAX_HEAD_RATIO)
             schema = msgspec.json.decode(data, type=dict[str, msgspec.Raw]).get("schema", msgspec.Raw(b'""'))
             if (written := msgspec.json.decode(schema, type=str)) != SCHEMA:
                 raise UnusableInput(
@@ -168,8 +167,8 @@ def read_archive(source: BinaryIO, path: str) -> RankTrace:
         )
         check_trace(trace)
         return trace
-    except (*_BROKEN, zipfile.BadZipFile) as error:
-        why = f" ({error})" if isinstance(error, UnsoundTraceError) else ""
+    except (*_DECODE_ERRORS, zipfile.BadZipFile) as error:
+        why = f" ({error})" if isinstance(error, InvalidTraceError) else ""
         raise UnusableInput(
             f"{path} is not a complete file of columns{why}: digest the trace again."
         ) from error
@@ -186,7 +185,7 @@ def _parquet(table: object, columns: tuple[str, ...]) -> bytes:
 
 
 def _member(archive: zipfile.ZipFile, name: str, free_bytes: int = 0, growth: int = 1) -> bytes:
-    """Content of a member, if it is no more than ``growth`` times its compressed size or ``free_bytes``."""
+    """Content of a member. Raises ValueError if it has more than ``free_bytes`` and more than ``growth`` times its compressed size."""
     info = archive.getinfo(name)
     if info.file_size > max(free_bytes, growth * info.compress_size):
         raise ValueError(f"{name} is compressed more than it can be")
@@ -194,7 +193,7 @@ def _member(archive: zipfile.ZipFile, name: str, free_bytes: int = 0, growth: in
 
 
 def _types(table: type, columns: tuple[str, ...]) -> dict[str, Any]:
-    """Each column's type in a file, as ``table`` declares it; whoever made the columns may have chosen a narrower one."""
+    """Polars type of each column in a file, as ``table`` declares it; a column in memory may be narrower."""
     import polars
 
     return {
@@ -204,7 +203,7 @@ def _types(table: type, columns: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _arrays(parquet: bytes, table: type, columns: tuple[str, ...]) -> dict[str, Any]:
-    """The columns of ``table`` from a Parquet file that holds them, whole and of their types, and nothing else."""
+    """Reads the columns of ``table`` from Parquet. Raises ValueError if columns, types or values are not exactly as expected."""
     import polars
 
     try:
@@ -221,11 +220,11 @@ def _arrays(parquet: bytes, table: type, columns: tuple[str, ...]) -> dict[str, 
     return {column: np.array(frame[column].to_numpy()) for column in columns}
 
 
-def placed(meta: TraceMeta, path: str, rank: int | None) -> TraceMeta:
-    """``meta`` of the same content at another place, read as ``rank`` if given.
+def relocated(meta: TraceMeta, path: str, rank: int | None) -> TraceMeta:
+    """``meta`` of the same content read from another ``path``, with ``rank`` if given.
 
-    Rank and host that came from the trace's place are told anew, but not those of a file of columns: it keeps what was told
-    where the trace lay.
+    Rank and host that were derived from the old path are derived again from the new one, except those of a ``.columns``
+    file, which keeps those of the original trace.
     """
     number, origin, host = meta.rank, meta.rank_from, meta.host
     if rank is not None:

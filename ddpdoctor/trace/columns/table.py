@@ -1,7 +1,7 @@
-"""One rank's profiler events as columns: what every format becomes and what ``measure`` reads.
+"""One rank's profiler events as columns (:class:`RankTrace`): the result of every reader and the input of ``measure``.
 
-Rows are events with a begin and a duration, instants with a duration of 0, sorted by (``start_ns``, ``-duration_ns``) so
-that a parent stands before its children. Names are interned. Absent values are -1 in id columns, never 0.
+Rows are events with start and duration (0 for instants), sorted by (``start_ns``, ``-duration_ns``), so a parent comes
+before its children. Names are interned. Absent values are -1 in id columns, never 0.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 Predicate = Callable[[str], Any]
 
 KNOWN_NAMES = 1 << 16
-"""Names whose answer one predicate remembers: the ranks of a job share nearly all of theirs."""
-_PREDICATES = 1 << 10
-"""Predicates whose answers are remembered: the whole analysis asks some dozens. Beyond both, they are asked anew."""
+"""Names per predicate whose result is memoized; the ranks of a job share nearly all their names."""
+_MAX_PREDICATES = 1 << 10
+"""Predicates that are memoized; an analysis uses some dozens. Beyond either limit, results are computed again."""
 
 
-class _Answers(dict[str, bool]):
-    """What a predicate says about names; looking one up stays in C."""
+class _MemoizedPredicate(dict[str, bool]):
+    """Results of a predicate by name; a lookup runs in C."""
 
     def __init__(self, predicate: Predicate) -> None:
         super().__init__()
@@ -38,50 +38,53 @@ class _Answers(dict[str, bool]):
         return answer
 
 
-_ALL: dict[CodeType, _Answers] = {}
+_MEMOIZED: dict[CodeType, _MemoizedPredicate] = {}
 
 
-def remembered(predicate: Predicate) -> Predicate:
-    """``predicate``, a pure function of the name, with its answers remembered from one call of this to the next.
+def memoized(predicate: Predicate) -> Predicate:
+    """``predicate``, a pure function of the name, with memoized results that later calls share.
 
-    A lambda is made anew each time its line runs, but it is the same function if it holds nothing of its
-    surroundings: such functions are told by their code. Others are returned as they are.
+    A lambda is a new object each time its line runs, so functions are identified by their code object. A function with a
+    closure or defaults is returned unchanged.
     """
-    if not isinstance(predicate, FunctionType) or _holds_something(predicate):
+    if not isinstance(predicate, FunctionType) or _has_state(predicate):
         return predicate
-    known = _ALL.get(predicate.__code__)
+    known = _MEMOIZED.get(predicate.__code__)
     if known is None:
-        if len(_ALL) >= _PREDICATES:
+        if len(_MEMOIZED) >= _MAX_PREDICATES:
             return predicate
-        known = _ALL[predicate.__code__] = _Answers(predicate)
+        known = _MEMOIZED[predicate.__code__] = _MemoizedPredicate(predicate)
     return known.__getitem__
 
 
-def _holds_something(function: FunctionType) -> bool:
+def _has_state(function: FunctionType) -> bool:
     return bool(function.__closure__ or function.__defaults__ or function.__kwdefaults__)
 
 
-class Shared:
-    """Names of events, and descriptions of process groups and devices, that some rank had before.
+class InternPool:
+    """Shares equal event names and equal descriptions of process groups and devices between the traces of a job.
 
-    Each rank lists all members of each process group, so these descriptions grow with the square of the ranks.
+    Each rank lists all members of each process group, so without it these descriptions grow with the square of the ranks.
     """
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
         self._descriptions: dict[bytes, tuple[dict[str, Any], ...]] = {}
 
-    def of(self, trace: RankTrace) -> RankTrace:
-        """``trace``, with what others had before replaced by theirs. Its list of names is changed in place."""
+    def intern(self, trace: RankTrace) -> RankTrace:
+        """``trace`` with equal names and descriptions replaced by shared ones. Changes its list of names in place."""
         known = self._names
         trace.names[:] = [known.setdefault(name, name) for name in trace.names]
         return replace(trace, meta=self._meta(trace.meta))
 
     def _meta(self, meta: TraceMeta) -> TraceMeta:
-        groups, devices = self._once(meta.process_groups), self._once(meta.devices)
+        groups, devices = (
+            self._intern_descriptions(meta.process_groups),
+            self._intern_descriptions(meta.devices),
+        )
         return replace(meta, process_groups=groups, devices=devices)
 
-    def _once(self, described: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+    def _intern_descriptions(self, described: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
         if not described:
             return described
         return self._descriptions.setdefault(msgspec.json.encode(described), described)
@@ -94,8 +97,8 @@ IdColumn = NDArray[np.int32]
 class Collectives(msgspec.Struct, frozen=True):
     """Metadata of communication events: row *i* belongs to event ``event[i]``.
 
-    All columns have the same length. They are filled from the arguments that Kineto writes on NCCL kernels and on
-    ``record_param_comms``; text columns are ids into ``RankTrace.names``; -1 where the trace does not say.
+    All columns have the same length. The values are the arguments that Kineto writes on NCCL kernels and on
+    ``record_param_comms``. Text columns are ids into ``RankTrace.names``; absent values are -1.
     """
 
     event: IdColumn
@@ -114,7 +117,7 @@ class Collectives(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, rows: Mapping[str, Sequence[int] | NDArray[Any]]) -> Collectives:
-        """Of these columns: -1 where one is absent, or a number does not fit; {}: of a trace without any such metadata."""
+        """Collectives with these columns: -1 where a column is absent or a number does not fit. {} for a trace without such metadata."""
         count = len(rows.get("event", ()))
         columns: dict[str, Any] = {}
         for name, kind in cls.__annotations__.items():
@@ -125,13 +128,13 @@ class Collectives(msgspec.Struct, frozen=True):
 
 
 class TraceMeta(msgspec.Struct, frozen=True):
-    """What one trace file says about the rank and the machine that wrote it; ``None`` where it does not say."""
+    """Metadata of one trace file on its rank and machine; ``None`` if the file does not have it."""
 
     source: str
     """Path or URL of the file."""
     rank: int | None
     rank_from: str
-    """Who says so: "distributedInfo" (the file itself), "file name", "run directory" or "" (nobody)."""
+    """Source of the rank: "distributedInfo" (the file itself), "file name", "run directory" or "" (unknown)."""
     world_size: int | None
     backend: str | None
     host: str | None
@@ -140,11 +143,11 @@ class TraceMeta(msgspec.Struct, frozen=True):
     devices: tuple[dict[str, Any], ...] = ()
     """``deviceProperties`` entries: id, name, totalGlobalMem, computeMajor, numSms, ..."""
     clock: str = "epoch"
-    """"epoch" (times are ns since 1970) or "relative" (an older file on a clock of its own)."""
+    """"epoch" (times are ns since 1970) or "relative" (an older file with an unknown origin)."""
     torch_version: str | None = None
     nccl_version: str | None = None
     notes: tuple[str, ...] = ()
-    """One sentence each: what was lost or repaired while reading."""
+    """One sentence each on data that was skipped or repaired while reading."""
 
 
 class RankTrace(msgspec.Struct, frozen=True, dict=True):
@@ -159,7 +162,7 @@ class RankTrace(msgspec.Struct, frozen=True, dict=True):
     name: IdColumn
     category: IdColumn
     lane: IdColumn
-    """Number of its thread or stream, less than the number of events."""
+    """Index of the event's thread or stream, less than the number of events."""
     start_ns: IntColumn
     duration_ns: IntColumn
     stream: IdColumn
@@ -167,9 +170,9 @@ class RankTrace(msgspec.Struct, frozen=True, dict=True):
     device: IdColumn
     """GPU index of device events, else -1."""
     correlation: IntColumn
-    """Ties a device event to the runtime call that launched it; -1 where absent."""
+    """Links a device event to the runtime call that launched it; -1 if absent."""
     external_id: IntColumn
-    """Ties a device event or runtime call to its CPU operator; -1 where absent."""
+    """Links a device event or runtime call to its CPU operator; -1 if absent."""
     bytes: IntColumn
     """Bytes moved by a memcpy or memset, else -1."""
     shapes: IdColumn
@@ -183,14 +186,14 @@ class RankTrace(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def end_ns(self) -> IntColumn:
-        """End of each event, ns; added up once and read only."""
+        """[events] end of each event, ns; cached and read-only."""
         ends = self.start_ns + self.duration_ns
         ends.flags.writeable = False
         return ends
 
     @cached_property
     def span_ns(self) -> tuple[int, int]:
-        """Start of the first and end of the last event."""
+        """Start of the first and end of the last event, ns."""
         return int(self.start_ns[0]), int(np.max(self.start_ns + self.duration_ns))
 
     def name_of(self, row: int) -> str:
@@ -198,24 +201,24 @@ class RankTrace(msgspec.Struct, frozen=True, dict=True):
         return self.names[int(self.name[row])]
 
     def category_mask(self, *categories: str) -> NDArray[np.bool_]:
-        """Which events have one of these categories (lower case)."""
-        wanted = np.array([c in categories for c in self.categories], dtype=bool)
-        return wanted[self.category]
+        """[events] whether the event has one of these categories (lower case)."""
+        matches = np.array([c in categories for c in self.categories], dtype=bool)
+        return matches[self.category]
 
     def name_ids(self, predicate: Callable[[str], bool]) -> IdColumn:
-        """Ids of all names for which ``predicate(name)``, a pure function, is true: names are classified, not events."""
-        return np.flatnonzero(self._chosen(predicate)).astype(np.int32)
+        """Ids of all names for which ``predicate(name)``, a pure function, is true."""
+        return np.flatnonzero(self._matching_names(predicate)).astype(np.int32)
 
     def name_mask(self, predicate: Callable[[str], bool]) -> NDArray[np.bool_]:
-        """Which events have a name for which ``predicate(name)``, a pure function, is true."""
-        return self._chosen(predicate)[self.name]
+        """[events] whether ``predicate(name)``, a pure function, is true for the event's name."""
+        return self._matching_names(predicate)[self.name]
 
-    def _chosen(self, predicate: Callable[[str], bool]) -> NDArray[np.bool_]:
-        return np.fromiter(map(remembered(predicate), self.names), bool, len(self.names))
+    def _matching_names(self, predicate: Callable[[str], bool]) -> NDArray[np.bool_]:
+        return np.fromiter(map(memoized(predicate), self.names), bool, len(self.names))
 
 
 def sorted_order(start: IntColumn, duration: IntColumn) -> NDArray[np.int64]:
-    """Row order by start, longer events first; the file's order where both are equal."""
+    """[events] row order by start, longer events first; stable."""
     order = np.argsort(start, kind="stable")
     ties = np.flatnonzero(np.diff(start[order]) == 0)
     if ties.size:

@@ -1,9 +1,8 @@
-"""The per-rank stage where the ranks ran: columns instead of traces, so that only small files travel.
+"""Parses traces on the machine where the ranks ran and writes their columns, so that only small files need to be copied.
 
-A run directory or traces go in. Of a run directory a run directory comes out in which ``trace.columns`` stands for each
-rank's trace; of other traces, a folder with one ``.columns`` file each. ``analyze`` takes both as it takes what they were
-made of, and finds the same.
+A run directory becomes a run directory in which ``trace.columns`` replaces each rank's trace. Loose traces become a folder
+with one ``.columns`` file each. ``analyze`` accepts both and gives the same diagnosis as for the originals.
 """
 
-from .records import Copies, copy_records, lies_within, refuse_inside_run
+from .records import CreatedFiles, check_outside_run, copy_run_directory, is_within
 from .write import TRACE_DIGEST, Digest, loose_targets, trace_digest, write_digests

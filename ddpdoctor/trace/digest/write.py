@@ -1,4 +1,4 @@
-"""Traces → files of columns, each where the trace's digest belongs."""
+"""Writes the columns of traces to ``.columns`` files."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from ddpdoctor.rundir import TRACE_FILE, is_hollow, is_regular, reason_of
 from ddpdoctor.trace.columns import SUFFIX, RankTrace, write_archive
 from ddpdoctor.trace.formats import file_of
 from ddpdoctor.trace.job import read_traces
-from ddpdoctor.trace.sources import is_url, open_binary
+from ddpdoctor.trace.sources import is_url, open_local
 from ddpdoctor.written import write_once
 
-from .records import Copies
+from .records import CreatedFiles
 
 TRACE_DIGEST = f"trace{SUFFIX}"
-"""The file of a recorded rank that stands for its trace."""
+"""File in a recorded rank's folder that replaces its trace."""
 
 
 class Digest(msgspec.Struct):
-    """What was written, and what could not be used: (file, reason)."""
+    """The files written, and the traces that could not be read: (file, reason)."""
 
     files: list[str] = msgspec.field(default_factory=list)
     failed: list[tuple[str, str]] = msgspec.field(default_factory=list)
 
 
 def trace_digest(rank_directory: str) -> str | None:
-    """The digest of a recorded rank's trace, None where there is none."""
+    """Path of the ``trace.columns`` in a rank's folder; None if there is none."""
     path = str(Path(rank_directory, TRACE_DIGEST))
     return path if is_regular(path) else None
 
@@ -44,69 +44,69 @@ def write_digests(
     ranks: Mapping[str, int] | None = None,
     jobs: int | None = None,
     progress: Callable[[float], None] | None = None,
-    copies: Copies | None = None,
+    copies: CreatedFiles | None = None,
 ) -> Digest:
-    """Reads each trace and writes its columns to the path that ``targets`` names; one that cannot be used is copied there.
+    """Reads each trace of ``targets`` and writes its columns to the given path; a trace that cannot be read is copied there.
 
-    ``ranks``, ``jobs``, ``progress``: see :func:`ddpdoctor.trace.job.read_traces`; ``copies`` notes what is written. Raises
-    DdpDoctorError where a target cannot be written.
+    ``ranks``, ``jobs``, ``progress``: see :func:`ddpdoctor.trace.job.read_traces`. ``copies`` records what is written. Raises
+    DdpDoctorError if a target cannot be written.
     """
     files = list(targets)
-    digest, copies = Digest(), copies or Copies()
+    digest, copies = Digest(), copies or CreatedFiles()
     for number, trace, reason in read_traces(files, jobs=jobs, progress=progress, ranks=ranks):
         if trace is None:
             digest.failed.append((files[number], reason))
-            _keep(files[number], targets[files[number]], copies)
+            _copy_unreadable(files[number], targets[files[number]], copies)
         else:
-            digest.files.append(str(_written(targets[files[number]], trace, copies)))
+            digest.files.append(str(_write_columns(targets[files[number]], trace, copies)))
     return digest
 
 
 def loose_targets(files: tuple[str, ...], out: Path) -> dict[str, Path]:
-    """Where the digests of traces go that are no run directory: as they lie to each other, below ``out``."""
+    """Target path of each of ``files``, traces outside of run directories: below ``out``, at the same relative path."""
     local = {file: os.path.abspath(file) for file in files if not is_url(file)}  # noqa: PTH100
     root = os.path.commonpath([os.path.dirname(path) for path in local.values()]) if local else ""  # noqa: PTH120
     targets = {}
     for file in files:
-        inside = os.path.relpath(local[file], root) if file in local else _place_of_url(file)
+        inside = os.path.relpath(local[file], root) if file in local else _path_of_url(file)
         targets[file] = out / f"{inside}{SUFFIX}"
     return targets
 
 
-def _place_of_url(url: str) -> str:
-    """A relative path that tells what is at ``url``, without a password and without a way up."""
+def _path_of_url(url: str) -> str:
+    """A relative path from host and path of ``url``, without user, password, query and ``..``."""
     host, *parts = url.partition("://")[2].partition("?")[0].split("/")
     named = [part for part in (host.rpartition("@")[2], *parts) if part not in ("", ".", "..")]
     return "/".join(named) or "trace"
 
 
-def _written(target: Path, trace: RankTrace, copies: Copies) -> Path:
-    """Writes ``trace``, as a whole; a file that holds the same stays.
+def _write_columns(target: Path, trace: RankTrace, copies: CreatedFiles) -> Path:
+    """Writes ``trace`` atomically unless the same content is there; returns the path.
 
-    The name of a loose trace gets a hash of its content: hosts that share the folder may have files of the same name.
+    The name of a loose trace gets a hash of its content, because hosts that share the folder may have equal file names.
     """
     packed = io.BytesIO()
     write_archive(packed, trace)
     data = packed.getvalue()
-    place = target if target.name == TRACE_DIGEST else _marked(target, data)
+    place = target if target.name == TRACE_DIGEST else _with_content_hash(target, data)
     try:
-        copies.folder(place.parent)
+        copies.make_folder(place.parent)
         if write_once(place, data):
-            copies.made(place)
+            copies.record(place)
     except OSError as error:
         raise DdpDoctorError(f"{place} cannot be written: {reason_of(error).lower()}.") from error
     return place
 
 
-def _marked(target: Path, data: bytes) -> Path:
+def _with_content_hash(target: Path, data: bytes) -> Path:
     mark = hashlib.blake2b(data, digest_size=4).hexdigest()
     return target.with_name(f"{target.name.removesuffix(SUFFIX)}-{mark}{SUFFIX}")
 
 
-def _keep(file: str, target: Path, copies: Copies) -> None:
-    """A trace that cannot be used here goes along as it is: the analysis then says so, or has more memory.
+def _copy_unreadable(file: str, target: Path, copies: CreatedFiles) -> None:
+    """Copies a trace that cannot be read here unchanged: the analysis reports it, or may have more memory.
 
-    Not so what a link leads to: it may be anything.
+    Links are not followed.
     """
     source = file_of(file)
     found = Path(source)
@@ -115,13 +115,13 @@ def _keep(file: str, target: Path, copies: Copies) -> None:
     own_name = target.name.removesuffix(SUFFIX).removesuffix(file[len(source) :])
     place = target.with_name(TRACE_FILE if target.name == TRACE_DIGEST else own_name)
     try:
-        content = open_binary(source)
+        content = open_local(source)
     except OSError:
-        return  # that it cannot be read is said
+        return  # the caller has reported that it cannot be read
     try:
-        copies.folder(place.parent)
+        copies.make_folder(place.parent)
         if not os.path.lexists(place):
-            copies.file(content, place)
+            copies.copy_file(content, place)
         elif not filecmp.cmp(source, place, shallow=False):
             raise DdpDoctorError(f"{place} is there and is not {source}: name another folder with --out.")
     except OSError as error:

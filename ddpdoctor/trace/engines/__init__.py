@@ -1,10 +1,9 @@
-"""Where traces are read: in this process, in processes of this machine, on a Dask or a Ray cluster.
+"""Runs the reading of traces: in this process, in worker processes of this machine, or on a Dask or Ray cluster.
 
-Tasks go in (a file, its rank, whether to use the cache); each one's columns come out as they are done, or one sentence why
-there are none. A file is read by one function (``worker``) wherever that is, so the results are the same; a worker
-that dies or hangs costs the file that it was reading, and the others go on. What an engine needs is imported when it is
-asked for.
+An engine takes tasks (file, rank, whether to use the cache) and yields the columns of each as it finishes, or a sentence
+with the reason why there are none. All engines call the same function, :func:`.worker.read_one`, so results do not depend
+on the engine. If a worker dies or hangs, only the file that it was reading fails. Dask and Ray are imported only if chosen.
 """
 
 from .choice import KINDS, Engine, in_processes, open_engine
-from .worker import Result, Task, Told, attempt, load_here, serve
+from .worker import ProgressCallback, Result, Task, read_one, read_serially, serve

@@ -1,7 +1,6 @@
-"""Where the per-rank stage runs: processes of this machine, or a Dask or Ray cluster that the user has.
+"""The engines that read traces: processes of this machine, or the user's Dask or Ray cluster.
 
-Whatever the engine, each file is read by :func:`.worker.attempt` alone, so results are the same. A cluster's workers need
-ddpdoctor installed and see the files under the same absolute paths (or by URL).
+A cluster's workers need ddpdoctor installed and the files under the same absolute paths (or URLs).
 """
 
 from __future__ import annotations
@@ -14,33 +13,33 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.trace.columns import RankTrace, placed
+from ddpdoctor.trace.columns import RankTrace, relocated
 from ddpdoctor.trace.sources import is_url
 
-from .worker import Result, Task, Told
+from .worker import ProgressCallback, Result, Task
 
 KINDS = ("dask", "ray")
 LOOPBACK = "127.0.0.1"
-"""Where a cluster of our own listens: whoever reaches it can run code as the user."""
+"""Address on which a cluster started here listens: a process that can connect to it can run code as the user."""
 
 
 Engine = Callable[[Sequence[Task]], Iterator[Result]]
-"""Reads traces somewhere: gives (number, trace or None, reason why there is none) of each task as it is done. A worker that dies costs
-the file it was reading. Ending the iteration early cancels the rest. Raises DdpDoctorError where it cannot be reached."""
+"""Reads traces: yields (number, trace or None, reason why there is none) of each task as it finishes. If a worker dies, only the file that
+it was reading fails. Ending the iteration early cancels the other tasks. Raises DdpDoctorError if the engine cannot be reached."""
 
 
-def in_processes(workers: int, told: Told) -> Engine:
-    """Processes of this machine; ``told`` how far each file is while it is read."""
-    from .processes import load_in_processes
+def in_processes(workers: int, on_progress: ProgressCallback) -> Engine:
+    """Worker processes of this machine; ``on_progress`` is called while a file is read."""
+    from .processes import read_in_processes
 
-    return partial(load_in_processes, workers=workers, told=told)
+    return partial(read_in_processes, workers=workers, on_progress=on_progress)
 
 
 def open_engine(spec: str, jobs: int | None = None) -> Engine:
-    """The engine that ``spec`` names: ``dask``, ``ray``, ``dask://HOST:PORT`` or ``ray://HOST:PORT``.
+    """The engine for ``spec``: ``dask``, ``ray``, ``dask://HOST:PORT`` or ``ray://HOST:PORT``.
 
-    Without a place it is the cluster that the environment names, else one on this machine with ``jobs`` workers. Raises
-    DdpDoctorError where it is none of these or its package is missing.
+    Without an address, the cluster that the environment names, or else one on this machine with ``jobs`` workers. Raises
+    DdpDoctorError if ``spec`` is invalid or its package is missing.
     """
     kind, separator, place = spec.partition("://")
     if kind not in KINDS or bool(separator) != bool(place):
@@ -56,13 +55,13 @@ def open_engine(spec: str, jobs: int | None = None) -> Engine:
     return engine
 
 
-def tell_of_own_cluster(kind: str, where: str, guarded: bool = False) -> None:
-    """Say, on the way of warnings (stderr unless logging is configured), that a cluster was started for this reading."""
+def warn_of_local_cluster(kind: str, where: str, guarded: bool = False) -> None:
+    """Log a warning (to stderr unless logging is configured) that a cluster was started here, and who can reach it."""
     if guarded:
         whom = "which asks for its token"
     else:
         whom = (
-            "which asks nobody for a password: while the traces are read, every user who can reach that address can run "
+            "which needs no password: while the traces are read, every user who can reach that address can run "
             "code as you"
         )
     import logging
@@ -73,19 +72,19 @@ def tell_of_own_cluster(kind: str, where: str, guarded: bool = False) -> None:
 
 
 def absolute(task: Task) -> tuple[str, int | None, bool]:
-    """Arguments of :func:`.worker.attempt` for a worker with another working directory."""
+    """Arguments of :func:`.worker.read_one`, with an absolute path for a worker in another working directory."""
     file = task.file if is_url(task.file) else str(Path(task.file).absolute())
     return file, task.rank, task.cache
 
 
-def outcome(task: Task, fetch: Callable[[], tuple[RankTrace | None, str]]) -> Result:
-    """What ``fetch`` brings from a worker, under the name that the file has here; a worker's end as a sentence."""
+def to_result(task: Task, fetch: Callable[[], tuple[RankTrace | None, str]]) -> Result:
+    """Result of ``fetch``, with the file's name as given in ``task``; an exception becomes the reason, as a sentence."""
     try:
         trace, reason = fetch()
     except Exception as error:  # each engine has its own: a worker that died, a lost node, a missing package
-        said = str(error).strip().splitlines()
-        what = ": ".join([type(error).__name__, *said[:1]])
+        lines = str(error).strip().splitlines()
+        what = ": ".join([type(error).__name__, *lines[:1]])
         return task.number, None, f"{task.file}: the worker that read it failed ({what})."
     if trace is None:
         return task.number, None, reason.replace(absolute(task)[0], task.file)
-    return task.number, replace(trace, meta=placed(trace.meta, task.file, task.rank)), ""
+    return task.number, replace(trace, meta=relocated(trace.meta, task.file, task.rank)), ""

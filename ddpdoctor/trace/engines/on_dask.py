@@ -1,4 +1,4 @@
-"""The per-rank stage on a Dask cluster (``dask.distributed``)."""
+"""Reads traces on a Dask cluster (``dask.distributed``)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dask.distributed import Client, LocalCluster, as_completed  # type: ignore[
 
 from ddpdoctor.errors import DdpDoctorError
 
-from .choice import LOOPBACK, absolute, outcome, tell_of_own_cluster
-from .worker import Result, Task, attempt
+from .choice import LOOPBACK, absolute, to_result, warn_of_local_cluster
+from .worker import Result, Task, read_one
 
 
 class Cluster:
-    """A Dask cluster: that at ``place`` (HOST:PORT), else that of Dask's settings ($DASK_SCHEDULER_ADDRESS), else a new one.
+    """The Dask cluster at ``place`` (HOST:PORT), else that of Dask's settings ($DASK_SCHEDULER_ADDRESS), else a new one.
 
-    A new one is on this machine and has ``workers`` processes (default: Dask's choice).
+    A new one runs on this machine with ``workers`` processes (default: Dask's choice).
     """
 
     def __init__(self, place: str, workers: int | None) -> None:
@@ -31,19 +31,19 @@ class Cluster:
         """See :data:`.choice.Engine`."""
         with ExitStack() as opened:
             client = self._client(opened)
-            # One file a thread, none queued there: a worker that dies takes its queue along.
+            # One file per thread and none queued: if a worker dies, its queue fails with it.
             threads = max(1, sum(client.nthreads().values()))
-            left = iter(tasks)
-            under_way: dict[Any, Task] = {}
+            pending = iter(tasks)
+            running: dict[Any, Task] = {}
             done = as_completed(loop=client.loop)
-            for task in islice(left, threads):
-                done.add(_submitted(client, task, under_way))
+            for task in islice(pending, threads):
+                done.add(_submit(client, task, running))
             for future in done:
-                task = under_way.pop(future)
-                yield outcome(task, future.result)
+                task = running.pop(future)
+                yield to_result(task, future.result)
                 future.release()
-                if following := next(left, None):
-                    done.add(_submitted(client, following, under_way))
+                if following := next(pending, None):
+                    done.add(_submit(client, following, running))
 
     def _client(self, opened: ExitStack) -> Any:
         if self._address is not None:
@@ -51,7 +51,7 @@ class Cluster:
                 return opened.enter_context(Client(self._address, timeout="10s", set_as_default=False))
             except (OSError, ValueError) as error:
                 raise DdpDoctorError(f"There is no Dask scheduler at {self._address}: {error}.") from error
-        # A worker that dies of memory would die of the same file again: do not give it to three others.
+        # No retries: a file that exhausts the memory of one worker would kill the next ones too.
         settings = {"distributed.scheduler.allowed-failures": 0, "distributed.scheduler.http.routes": []}
         opened.enter_context(dask.config.set({**settings, "distributed.worker.http.routes": []}))
         cluster = LocalCluster(
@@ -64,11 +64,11 @@ class Cluster:
             silence_logs=logging.CRITICAL,
         )
         opened.enter_context(cluster)
-        tell_of_own_cluster("Dask", cluster.scheduler_address.rpartition("/")[2])
+        warn_of_local_cluster("Dask", cluster.scheduler_address.rpartition("/")[2])
         return opened.enter_context(Client(cluster, set_as_default=False))
 
 
-def _submitted(client: Any, task: Task, under_way: dict[Any, Task]) -> Any:
-    future = client.submit(attempt, *absolute(task), pure=False)
-    under_way[future] = task
+def _submit(client: Any, task: Task, running: dict[Any, Task]) -> Any:
+    future = client.submit(read_one, *absolute(task), pure=False)
+    running[future] = task
     return future

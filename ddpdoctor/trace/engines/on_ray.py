@@ -1,4 +1,4 @@
-"""The per-rank stage on a Ray cluster."""
+"""Reads traces on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import ray  # type: ignore[import-not-found]
 
 from ddpdoctor.errors import DdpDoctorError
 
-from .choice import LOOPBACK, absolute, outcome, tell_of_own_cluster
-from .worker import Result, Task, attempt
+from .choice import LOOPBACK, absolute, to_result, warn_of_local_cluster
+from .worker import Result, Task, read_one
 
 
 class Cluster:
-    """A Ray cluster: that at ``place`` (HOST:PORT of its client server), else that of $RAY_ADDRESS, else one here.
+    """The Ray cluster at ``place`` (HOST:PORT of its client server), else that of $RAY_ADDRESS, else one on this machine.
 
-    Here, it is the one that runs on this machine, else a new one with ``workers`` processors (default: all).
+    On this machine, the one that runs already, else a new one with ``workers`` processors (default: all).
     """
 
     def __init__(self, place: str, workers: int | None) -> None:
@@ -31,17 +31,17 @@ class Cluster:
     def results(self, tasks: Sequence[Task]) -> Iterator[Result]:
         """See :data:`.choice.Engine`."""
         with self._connected():
-            # A worker that dies of memory would die of the same file again.
-            read = ray.remote(attempt).options(max_retries=0)
-            # One file a processor, none queued for it: a worker that dies takes its queue along.
+            # No retries: a file that exhausts the memory of one worker would kill the next ones too.
+            read = ray.remote(read_one).options(max_retries=0)
+            # One file per processor and none queued: if a worker dies, its queue fails with it.
             processors = max(1, int(ray.cluster_resources().get("CPU", 1)))
-            left = iter(tasks)
-            under_way = {read.remote(*absolute(task)): task for task in islice(left, processors)}
-            while under_way:
-                (done, *_), _ = ray.wait(list(under_way))
-                yield outcome(under_way.pop(done), partial(ray.get, done))
-                if following := next(left, None):
-                    under_way[read.remote(*absolute(following))] = following
+            pending = iter(tasks)
+            running = {read.remote(*absolute(task)): task for task in islice(pending, processors)}
+            while running:
+                (done, *_), _ = ray.wait(list(running))
+                yield to_result(running.pop(done), partial(ray.get, done))
+                if following := next(pending, None):
+                    running[read.remote(*absolute(following))] = following
 
     @contextmanager
     def _connected(self) -> Iterator[None]:
@@ -71,10 +71,10 @@ class Cluster:
 
 
 def _start_here(workers: int | None, quiet: dict[str, Any]) -> None:
-    """A cluster on the loopback alone.
+    """Starts a cluster that listens on the loopback interface only.
 
-    Ray has this for desktops, by a variable and a constant that it reads at import; on Linux its servers listen on every
-    interface else.
+    Ray offers this for desktops, by an environment variable and a constant that it reads at import. Otherwise its servers
+    listen on all interfaces on Linux.
     """
     from ray._private import ray_constants  # type: ignore[import-not-found]
 
@@ -88,6 +88,6 @@ def _start_here(workers: int | None, quiet: dict[str, Any]) -> None:
         os.environ.pop(variable)
         if before is not None:
             os.environ[variable] = before
-    # Which Ray does by itself from 2.59 on, with a token of the user's.
+    # From 2.59 on, Ray requires the user's token by default.
     guarded = os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
-    tell_of_own_cluster("Ray", ray.util.get_node_ip_address(), guarded)
+    warn_of_local_cluster("Ray", ray.util.get_node_ip_address(), guarded)

@@ -1,4 +1,4 @@
-"""Many traces at once, each in a worker process; one that dies costs the file it was reading and nothing else."""
+"""Reads traces in parallel in worker processes; if one dies, only the file that it was reading fails."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ import msgspec
 
 from ddpdoctor.trace.formats import file_of
 
-from .worker import Part, Result, Task, Told
+from .worker import ProgressCallback, ProgressMessage, Result, Task
 
-_END_S = 5.0
-"""How long a process may take to end."""
-_LEAST_S = 600.0
-"""What any file may take, for starting on a machine that is busy."""
-_ANY_S = 3600.0
-"""What a file may take whose size is not known: a URL, a pipe."""
-_MOST_S = 24 * 3600.0
-_BYTES_PER_S = 40_000
-"""Of compressed traces; on one busy processor it is four million."""
+_EXIT_TIMEOUT_S = 5.0
+"""Longest time for a process to exit before it is killed."""
+_MIN_TIMEOUT_S = 600.0
+"""Least time limit of a file, for a start on a busy machine."""
+_UNKNOWN_SIZE_TIMEOUT_S = 3600.0
+"""Time limit of a file of unknown size: a URL or a pipe."""
+_MAX_TIMEOUT_S = 24 * 3600.0
+_MIN_BYTES_PER_S = 40_000
+"""Slowest accepted reading of a compressed trace; a busy processor reads about four million bytes per second."""
 _PROGRAM = "from ddpdoctor.trace.engines.worker import main; main()"
 
 
@@ -38,28 +38,28 @@ class _Worker(msgspec.Struct):
     deadline_s: float = 0.0
     """On the monotonic clock."""
 
-    def give(self, task: Task) -> None:
-        """Sends ``task``. Raises OSError where the process has ended."""
+    def submit(self, task: Task) -> None:
+        """Sends ``task`` to the process. Raises OSError if it has exited."""
         self.task = task
-        self.deadline_s = time.monotonic() + _patience_s(task.file)
+        self.deadline_s = time.monotonic() + _timeout_s(task.file)
         self.channel.send(task)
 
     def stop(self) -> int | None:
-        """Ends the process, by force if need be; its exit code.
+        """Stops the process, by SIGKILL if it does not exit; returns its exit code.
 
-        None where even that does not help, as on a file system that hangs.
+        None if it cannot be killed, for example in a call to a hanging file system.
         """
         self.channel.close()
         for _ in range(2):
             try:
-                return self.process.wait(timeout=_END_S)
+                return self.process.wait(timeout=_EXIT_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 self.process.kill()
         return None
 
 
-def load_in_processes(tasks: Sequence[Task], workers: int, told: Told) -> Iterator[Result]:
-    """Results of ``tasks`` as they come, with at most ``workers`` processes; ``told`` of each how far it is."""
+def read_in_processes(tasks: Sequence[Task], workers: int, on_progress: ProgressCallback) -> Iterator[Result]:
+    """Yields the results of ``tasks`` as they finish, with at most ``workers`` processes; calls ``on_progress`` meanwhile."""
     waiting = deque(tasks)
     busy: dict[Connection, _Worker] = {}
     try:
@@ -71,13 +71,13 @@ def load_in_processes(tasks: Sequence[Task], workers: int, told: Told) -> Iterat
             for channel in wait(list(busy), max(0.0, soonest_s - time.monotonic())):
                 worker = busy[channel]  # type: ignore[index]
                 try:
-                    answer = worker.channel.recv()
-                    if isinstance(answer, Part):
-                        told(*answer)
+                    message = worker.channel.recv()
+                    if isinstance(message, ProgressMessage):
+                        on_progress(*message)
                         continue
-                    yield answer
+                    yield message
                     if waiting:
-                        worker.give(waiting.popleft())
+                        worker.submit(waiting.popleft())
                         continue
                 except (EOFError, OSError):
                     yield _died(worker)
@@ -87,7 +87,7 @@ def load_in_processes(tasks: Sequence[Task], workers: int, told: Told) -> Iterat
                 del busy[worker.channel]
                 worker.process.kill()
                 worker.stop()
-                yield _stuck(worker)
+                yield _timed_out(worker)
     finally:
         for worker in busy.values():
             worker.process.kill()
@@ -97,41 +97,43 @@ def load_in_processes(tasks: Sequence[Task], workers: int, told: Told) -> Iterat
 def _start(task: Task) -> _Worker:
     ours, theirs = socket.socketpair()
     environment = {
-        # The threads of NumPy's linear algebra spin as they start, and have nothing to do.
+        # OpenBLAS threads would use CPU time at their start and are not needed.
         "OPENBLAS_NUM_THREADS": "1",
         **os.environ,
         "PYTHONPATH": os.pathsep.join(p or str(Path.cwd()) for p in sys.path),
     }
     with theirs:
         process = subprocess.Popen(
-            # -P: nothing is imported from the folder that we happen to be in, which may be anybody's.
+            # -P: do not import from the working directory, which another user may be able to write.
             [sys.executable, "-P", "-c", _PROGRAM, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             env=environment,
             stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for us: we end the workers
+            start_new_session=True,  # Ctrl-C reaches only this process, which then stops the workers
         )
     channel = Connection(ours.detach())
     worker = _Worker(process, channel, task)
     try:
-        worker.give(task)
+        worker.submit(task)
     except OSError:
-        pass  # it died at once: seen, and told, when its answer is read
+        pass  # it exited at once: reported when its result is read
     return worker
 
 
-def _patience_s(file: str) -> float:
-    """How long a file may take: a hundred times what it usually does."""
+def _timeout_s(file: str) -> float:
+    """Time limit for reading ``file``, s: a hundred times the usual duration."""
     try:
         status = Path(file_of(file)).stat()
     except OSError:  # a URL, or gone
-        return _ANY_S
+        return _UNKNOWN_SIZE_TIMEOUT_S
     if not stat.S_ISREG(status.st_mode):
-        return _ANY_S
-    return min(_LEAST_S + status.st_size / _BYTES_PER_S, _MOST_S)  # a file of holes has any size
+        return _UNKNOWN_SIZE_TIMEOUT_S
+    return min(
+        _MIN_TIMEOUT_S + status.st_size / _MIN_BYTES_PER_S, _MAX_TIMEOUT_S
+    )  # a sparse file has any size
 
 
-def _stuck(worker: _Worker) -> Result:
+def _timed_out(worker: _Worker) -> Result:
     task = worker.task
     return (
         task.number,
@@ -144,7 +146,7 @@ def _died(worker: _Worker) -> Result:
     task = worker.task
     code = worker.stop()
     if code is None:
-        return _stuck(worker)
+        return _timed_out(worker)
     how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
     hint = "; it probably ran out of memory: try --jobs 1" if code == -9 else ""
     return task.number, None, f"{task.file}: the process that read it ended {how}{hint}."

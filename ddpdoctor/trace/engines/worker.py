@@ -1,7 +1,7 @@
-"""Reads traces in a process of its own: a program that answers over one socket.
+"""Worker process that reads traces: a program that receives tasks and sends results over one socket.
 
-Started as a program rather than by :mod:`multiprocessing`: nothing of the caller's ``__main__`` runs again,
-and no thread of the caller is forked.
+It is a separate program instead of a :mod:`multiprocessing` child, so the caller's ``__main__`` is not run again and no
+threads are forked.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from ddpdoctor.parentdeath import die_with_parent
 from ddpdoctor.trace.cache import cached_load
 from ddpdoctor.trace.columns import RankTrace
 from ddpdoctor.trace.formats import load_trace
-from ddpdoctor.trace.sources import listening
+from ddpdoctor.trace.sources import progress_to
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 Result = tuple[int, RankTrace | None, str]
-"""Number of the task, and its trace or the reason why there is none."""
+"""(number of the task, trace or None, reason why there is none)."""
 
 
-Told = Callable[[int, float], None]
-"""Is told the number of a task and which part of it is done, 0 to 1."""
-_BETWEEN_PARTS_S = 0.2
-"""A line that moves five times a second moves smoothly enough."""
+ProgressCallback = Callable[[int, float], None]
+"""Called with the number of a task and the share of it that is done, 0 to 1."""
+_PROGRESS_INTERVAL_S = 0.2
+"""A progress line needs no more than five updates per second."""
 
 
-class Part(NamedTuple):
-    """How far a process is with a task, as it says before it has the result."""
+class ProgressMessage(NamedTuple):
+    """Progress of a task, sent by a worker before the result."""
 
     number: int
     done: float
@@ -47,13 +47,13 @@ class Task(NamedTuple):
     number: int
     file: str
     rank: int | None
-    """Where whoever asks knows it."""
+    """None if the caller does not know it."""
     cache: bool
     """Whether to use and fill the cache."""
 
 
-def attempt(file: str, rank: int | None, cache: bool) -> tuple[RankTrace | None, str]:
-    """One trace, or one sentence that says why it cannot be used."""
+def read_one(file: str, rank: int | None, cache: bool) -> tuple[RankTrace | None, str]:
+    """(trace, "") or (None, a sentence with the reason why it cannot be read). Never raises."""
     try:
         return cached_load(file, rank) if cache else load_trace(file, rank), ""
     except DdpDoctorError as error:
@@ -66,48 +66,48 @@ def attempt(file: str, rank: int | None, cache: bool) -> tuple[RankTrace | None,
         return None, f"{file} cannot be read ({type(error).__name__}: {error})."
 
 
-def load_here(tasks: Sequence[Task], told: Told) -> Iterator[Result]:
-    """Results of ``tasks`` in order, read in this process; ``told`` of each how far it is."""
+def read_serially(tasks: Sequence[Task], on_progress: ProgressCallback) -> Iterator[Result]:
+    """Yields the results of ``tasks`` in order, read in this process; calls ``on_progress`` meanwhile."""
     for task in tasks:
-        with listening(partial(told, task.number)):
-            result = attempt(task.file, task.rank, task.cache)
+        with progress_to(partial(on_progress, task.number)):
+            result = read_one(task.file, task.rank, task.cache)
         yield (task.number, *result)
 
 
 def serve(channel: Connection) -> None:
-    """Answers tasks until the other side closes."""
+    """Reads tasks from ``channel`` and sends results until the other side closes it."""
     while True:
         try:
             number, file, rank, cache = channel.recv()
         except EOFError:
             return
-        with listening(_sending(channel, number)):
-            trace, reason = attempt(file, rank, cache)
+        with progress_to(_progress_sender(channel, number)):
+            trace, reason = read_one(file, rank, cache)
         try:
             channel.send((number, trace, reason))
         except OSError:
             return
 
 
-def _sending(channel: Connection, number: int) -> Callable[[float], None]:
-    """What says by ``channel`` how far a task is, now and then."""
-    said_s = time.monotonic()
+def _progress_sender(channel: Connection, number: int) -> Callable[[float], None]:
+    """A callback that sends :class:`ProgressMessage` for a task over ``channel``, at most every ``_PROGRESS_INTERVAL_S``."""
+    sent_s = time.monotonic()
 
     def send(part: float) -> None:
-        nonlocal said_s
-        if time.monotonic() - said_s < _BETWEEN_PARTS_S:
+        nonlocal sent_s
+        if time.monotonic() - sent_s < _PROGRESS_INTERVAL_S:
             return
-        said_s = time.monotonic()
-        with suppress(OSError):  # nobody waits any more, as is seen when the result is sent
-            channel.send(Part(number, part))
+        sent_s = time.monotonic()
+        with suppress(OSError):  # the other side has closed; noticed when the result is sent
+            channel.send(ProgressMessage(number, part))
 
     return send
 
 
 def main() -> None:
-    """Serves the socket whose number is the program's one argument."""
+    """Serves the socket whose file descriptor is the only argument of the program."""
     from multiprocessing.connection import Connection
 
-    # It has a session of its own, so whoever ends us by a signal would leave it behind.
+    # It has its own session, so a signal that kills the parent does not reach it.
     die_with_parent(signal.SIGKILL)
     serve(Connection(int(sys.argv[1])))

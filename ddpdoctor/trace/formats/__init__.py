@@ -1,9 +1,9 @@
-"""Formats of profiler traces, a folder each: a file goes in, one rank's columns come out.
+"""Formats of profiler traces, one subpackage each: a file goes in, one rank's columns come out.
 
-The door of each folder is a :class:`Format`: ``recognises`` tells its own files by their name or first bytes, ``read``
-makes columns of one; where a file may hold several ranks, ``parts`` gives each an address. A folder is a format by being here;
-nothing else lists it. What none recognises is read as Kineto's JSON, whose reader says what is wrong with it: a trace of
-another program is refused with a sentence.
+Each subpackage implements :class:`Format`: ``recognises`` identifies its files by name or first bytes, ``read`` returns
+their columns. If a file can have several ranks, ``parts`` returns an address for each (:class:`MultiRankFormat`).
+Subpackages are discovered; there is no list of them. A file that no format recognises is read as Kineto's JSON, whose
+reader gives the error message.
 """
 
 from .registry import HEAD_BYTES, Candidate, Format, file_of, is_trace, load_trace, parts_of

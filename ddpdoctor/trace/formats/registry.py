@@ -1,4 +1,4 @@
-"""Which formats there are, and which of them a file is of."""
+"""Discovers the trace formats and selects the one of a file."""
 
 from __future__ import annotations
 
@@ -14,67 +14,67 @@ from typing import Protocol, cast
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace import formats
 from ddpdoctor.trace.columns import RankTrace
-from ddpdoctor.trace.sources import is_url, open_place
+from ddpdoctor.trace.sources import is_url, open_source
 
 HEAD_BYTES = 1 << 16
-"""Bytes of a file that are looked at: within them a trace says what it is, after the description of many devices too."""
+"""Bytes of a file that recognisers may inspect; enough to get past the description of many devices."""
 
 
 class Candidate:
-    """A file by its path (or URL), and by its first bytes if they are asked for."""
+    """A file that may be a trace: its path or URL, and its first bytes, read on demand."""
 
     def __init__(self, path: str) -> None:
         self.path = path
 
     @cached_property
     def head(self) -> bytes | None:
-        """The first :data:`HEAD_BYTES` as they lie there; None where they cannot be read ahead, as from a pipe."""
+        """The first :data:`HEAD_BYTES`, not decompressed; None if they cannot be read without consuming them, as from a pipe."""
         try:
             if not is_url(self.path) and not stat.S_ISREG(os.stat(self.path).st_mode):  # noqa: PTH116
                 return None
-            with open_place(self.path, ahead=False) as stream:
+            with open_source(self.path, read_ahead=False) as stream:
                 return stream.read(HEAD_BYTES)
         except (OSError, UnusableInput):
             return None
 
 
 _DEFAULT = "kineto"
-"""What no other format recognises is read as this one, which says best what is wrong with it."""
+"""A file that no format recognises is read as this one, which has the best error messages."""
 
 
 class Format(Protocol):
-    """What the door of each folder here has."""
+    """Interface of each format's package."""
 
     def recognises(self, candidate: Candidate) -> bool:
-        """Whether the file is of this format, told by its name or its first bytes."""
+        """Whether the file is of this format, by its name or its first bytes."""
         ...
 
     def read(self, path: str, rank: int | None) -> RankTrace:
         """The events of the file at ``path``, a local path or a URL.
 
-        ``rank`` overrides what the file says. Raises :class:`UnusableInput` with one sentence, which names the file,
-        where no event can be read.
+        ``rank`` overrides the file's own. Raises :class:`UnusableInput` with one sentence that names the file if no event can
+        be read.
         """
         ...
 
 
-class HoldsSeveral(Protocol):
-    """What the door of a format has besides whose files may hold several ranks."""
+class MultiRankFormat(Protocol):
+    """Additional interface of a format whose files may have several ranks."""
 
     def parts(self, candidate: Candidate) -> Sequence[str]:
-        """An address for each rank in the file, which ``read`` takes; none where it holds one, or is no such file."""
+        """Address of each rank in the file, as ``read`` takes it; empty if it has one rank or another format."""
         ...
 
     def file_of(self, path: str) -> str:
-        """The file of which ``path`` is a part; ``path`` where it is none."""
+        """The file of the address ``path``; ``path`` itself if it is no address."""
         ...
 
 
 def load_trace(path: str, rank: int | None = None) -> RankTrace:
-    """Reads one profiler trace, of any format, from a local path or a URL that fsspec knows.
+    """Reads one profiler trace of any format, from a local path or a URL that fsspec supports.
 
-    ``rank`` overrides what the file says (a run directory knows better).
-    Raises :class:`UnusableInput` with one sentence where no event can be read.
+    ``rank`` overrides the file's own, for traces of a run directory. Raises :class:`UnusableInput` with one sentence if no
+    event can be read.
     """
     return _format_of(Candidate(path)).read(path, rank)
 
@@ -85,19 +85,19 @@ def is_trace(candidate: Candidate) -> bool:
 
 
 def parts_of(candidate: Candidate) -> Sequence[str]:
-    """What is to be read of a file: an address for each of its ranks, where it holds several, else the file itself."""
-    several = (each.parts(candidate) for each in _holding_several())
+    """Paths to read for a file: the address of each rank if it has several, else the file itself."""
+    several = (each.parts(candidate) for each in _multi_rank_formats())
     return next(filter(None, several), (candidate.path,))
 
 
 def file_of(path: str) -> str:
-    """The file in which that lies which :func:`parts_of` gave."""
-    return next((file for each in _holding_several() if (file := each.file_of(path)) != path), path)
+    """The file of a path that :func:`parts_of` returned."""
+    return next((file for each in _multi_rank_formats() if (file := each.file_of(path)) != path), path)
 
 
-def _holding_several() -> list[HoldsSeveral]:
+def _multi_rank_formats() -> list[MultiRankFormat]:
     known = _formats(tuple(formats.__path__)).values()
-    return [cast(HoldsSeveral, each) for each in known if hasattr(each, "parts")]
+    return [cast(MultiRankFormat, each) for each in known if hasattr(each, "parts")]
 
 
 def _format_of(candidate: Candidate) -> Format:
@@ -110,6 +110,6 @@ def _format_of(candidate: Candidate) -> Format:
 
 @functools.cache
 def _formats(folders: Sequence[str]) -> dict[str, Format]:
-    """Each folder of ``folders`` that is a package, by its name: a format is one by being there."""
+    """All packages in ``folders``, by name; each is a format."""
     named = [module.name for module in pkgutil.iter_modules(folders) if module.ispkg]
     return {name: cast(Format, importlib.import_module(f"{formats.__name__}.{name}")) for name in named}

@@ -1,8 +1,8 @@
-"""Paths → the traces of one job: find them, read them, choose one recording of one job.
+"""Finds the traces at some paths, reads them, and selects one recording of one job.
 
-Folders, patterns, files and URLs go in; :class:`LoadedTraces` comes out: one trace a rank, recorded together, sorted by
-rank, and a sentence on whatever was left out. A bad file, a stranger among the files or a second window of a rank costs
-itself and a note; only traces of different jobs are refused until one is chosen.
+Takes folders, patterns, files and URLs. Returns :class:`LoadedTraces`: one trace per rank, recorded together, sorted by
+rank, and notes on all that was skipped. Unreadable files, traces of another recording and further windows of a rank are
+skipped with a note. Traces of different jobs are an error until the user chooses one.
 """
 
 from .find import TraceSet, find_traces

@@ -1,4 +1,4 @@
-"""Which files are profiler traces: folders, patterns, single files and URLs, recognised by content."""
+"""Finds profiler traces in folders, patterns, single files and URLs; recognises them by name and content."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from ddpdoctor.rundir import FilesBelow, closed_folders, files_below, listed, ra
 from ddpdoctor.trace.formats import Candidate, file_of, is_trace, parts_of
 from ddpdoctor.trace.sources import expand_url, is_url, rank_of_name
 
-_AT_ONCE = 16
-"""Requests to a store whose answers are waited for together: each takes some ten milliseconds, whatever it brings."""
-_MOST_NAMED = 3
-"""Files that a sentence names."""
+_PARALLEL_REQUESTS = 16
+"""Parallel requests to an object store; each takes some ten milliseconds regardless of its size."""
+_MAX_NAMED = 3
+"""Most files that a message names."""
 
 
 class TraceSet(msgspec.Struct, frozen=True):
-    """Files that hold profiler traces, in sorted order, a file of several ranks once for each (:func:`parts_of`); and what was left
-    out on the way, a sentence each."""
+    """Sorted files with profiler traces, with one address per rank for a file of several ranks (:func:`parts_of`); and notes on
+    skipped files, one sentence each."""
 
     files: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
 
 def find_traces(paths: Sequence[str], below: Mapping[str, FilesBelow] | None = None) -> TraceSet:
-    """The traces that ``paths`` (folders, glob patterns, files, URLs) stand for.
+    """The traces at ``paths``: folders, glob patterns, files, URLs.
 
-    A file that is named itself is taken as it is; in folders and patterns, other JSON and other files are
-    passed over. ``below`` has what lies in those folders that were listed. Raises :class:`UnusableInput` where a path does
-    not exist or no trace is found.
+    A file that is named itself is always included; in folders and patterns, files that are no traces are skipped. ``below``
+    has the files of folders that were listed already. Raises :class:`UnusableInput` if a path does not exist or no trace is
+    found.
     """
     files: dict[str, None] = {}
     ignored: list[str] = []
@@ -43,7 +43,7 @@ def find_traces(paths: Sequence[str], below: Mapping[str, FilesBelow] | None = N
         if inside == [path]:
             files.update(dict.fromkeys(parts_of(Candidate(path))))
             continue
-        for file, parts in zip(inside, _read_in(inside, at_once=is_url(path)), strict=True):
+        for file, parts in zip(inside, _traces_in(inside, at_once=is_url(path)), strict=True):
             files.update(dict.fromkeys(parts))
             if not parts and file.endswith((".json", ".json.gz", ".json.zst")):
                 ignored.append(file)
@@ -63,24 +63,24 @@ def find_traces(paths: Sequence[str], below: Mapping[str, FilesBelow] | None = N
     return TraceSet(tuple(files), tuple(notes))
 
 
-def _read_in(files: Sequence[str], at_once: bool) -> list[Sequence[str]]:
-    """What is to be read of each of ``files``; nothing of one that is no trace."""
+def _traces_in(files: Sequence[str], at_once: bool) -> list[Sequence[str]]:
+    """[files] paths to read for each file; none for a file that is no trace."""
     if not at_once:
-        return list(map(_read_of, files))
+        return list(map(_traces_of, files))
     from concurrent.futures import ThreadPoolExecutor
 
-    with ThreadPoolExecutor(_AT_ONCE) as heads:
-        return list(heads.map(_read_of, files))
+    with ThreadPoolExecutor(_PARALLEL_REQUESTS) as heads:
+        return list(heads.map(_traces_of, files))
 
 
-def _read_of(file: str) -> Sequence[str]:
+def _traces_of(file: str) -> Sequence[str]:
     candidate = Candidate(file)
     return parts_of(candidate) if is_trace(candidate) else ()
 
 
 def _named(files: Sequence[str]) -> str:
-    """The first of ``files``, and which others there are, by the ranks that they are named after if all are."""
-    shown, others = files[:_MOST_NAMED], [rank_of_name(file) for file in files[_MOST_NAMED:]]
+    """The first of ``files`` by name and the others by rank, if all others have a rank in their name."""
+    shown, others = files[:_MAX_NAMED], [rank_of_name(file) for file in files[_MAX_NAMED:]]
     ranks = [rank for rank in others if rank is not None]
     if not others or len(ranks) < len(others):
         return listed(files)
@@ -115,20 +115,20 @@ def _expand(path: str, notes: list[str], below: Mapping[str, FilesBelow]) -> lis
 
 
 def _files(paths: Sequence[str], notes: list[str]) -> list[str]:
-    """Those of ``paths`` that are files, or links to files; what else is no folder is told in ``notes``."""
-    found, odd = [], []
+    """Those of ``paths`` that are files or links to files; adds a note on those that are neither files nor folders."""
+    found, unreadable = [], []
     for path in paths:
         try:
             kind = os.stat(path).st_mode  # noqa: PTH116
         except OSError as error:
-            odd.append(f"{path} ({reason_of(error).lower()})")
+            unreadable.append(f"{path} ({reason_of(error).lower()})")
             continue
         if stat.S_ISREG(kind):
             found.append(path)
         elif not stat.S_ISDIR(kind):
-            odd.append(f"{path} ({'a FIFO' if stat.S_ISFIFO(kind) else 'a device or a socket'})")
-    if odd:
-        notes.append(f"Skipped, as no regular files that can be read: {listed(odd)}.")
+            unreadable.append(f"{path} ({'a FIFO' if stat.S_ISFIFO(kind) else 'a device or a socket'})")
+    if unreadable:
+        notes.append(f"Skipped, as no regular files that can be read: {listed(unreadable)}.")
     return found
 
 

@@ -1,4 +1,4 @@
-"""From all traces that were read, those of one job: one trace a rank, recorded together."""
+"""Selects the traces of one recording of one job, one trace per rank."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from msgspec.structs import replace
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace.columns import RankTrace
 
-_APART_NS = 600 * 10**9
-"""Windows further apart than this are not one recording: the clocks of hosts differ by less, and so do ranks' windows."""
+_MAX_GAP_NS = 600 * 10**9
+"""Traces further apart are different recordings: clocks of hosts, and windows of ranks, differ by less."""
 
 Span = tuple[int, int]
 """Begin and end, ns."""
 
 
-def one_job(traces: list[RankTrace], chosen: int | None = None) -> tuple[list[RankTrace], list[str]]:
+def select_job(traces: list[RankTrace], chosen: int | None = None) -> tuple[list[RankTrace], list[str]]:
     """Those of ``traces`` that can be one recording of one job, sorted by rank, and notes on the others.
 
-    Of several recordings of one job the largest is taken, or the ``chosen`` one (1: the largest). Raises
-    :class:`UnusableInput` where the traces are of different jobs and none is chosen.
+    Of several recordings of one job, selects the largest or the ``chosen`` one (1: the largest). Raises
+    :class:`UnusableInput` if the traces are of different jobs and none is chosen.
     """
     notes: list[str] = []
-    groups = sorted(_jobs(traces), key=_weight, reverse=True)
-    if chosen is None and _differ(groups):
+    groups = sorted(_jobs(traces), key=_completeness, reverse=True)
+    if chosen is None and _are_different_jobs(groups):
         raise UnusableInput(
             f"The files come from different jobs: {_listed(groups)}. Choose one with --job N, or name its files."
         )
@@ -34,29 +34,29 @@ def one_job(traces: list[RankTrace], chosen: int | None = None) -> tuple[list[Ra
     kept = groups[(chosen or 1) - 1]
     others = [t for group in groups if group is not kept for t in group]
     if others:
-        notes.append(_left_out(kept, others))
+        notes.append(_skipped_note(kept, others))
     numbered = _numbered(kept, notes)
     unique = _one_per_rank(numbered, notes)
     return sorted(unique, key=lambda t: -1 if t.meta.rank is None else t.meta.rank), notes
 
 
 def _jobs(traces: list[RankTrace]) -> list[list[RankTrace]]:
-    """Groups of traces that agree on the job's size and backend, and lie together in time."""
+    """Groups of traces with the same world size, backend and clock, close in time."""
     kinds: dict[tuple[int | None, str | None, str], list[RankTrace]] = defaultdict(list)
     for trace in traces:
         kinds[trace.meta.world_size, trace.meta.backend, trace.meta.clock].append(trace)
     groups = []
     for (_, _, clock), members in kinds.items():
-        groups.extend([members] if clock == "relative" else _together(members))
+        groups.extend([members] if clock == "relative" else _cluster_by_time(members))
     return groups
 
 
-def _together(traces: Iterable[RankTrace]) -> list[list[RankTrace]]:
+def _cluster_by_time(traces: Iterable[RankTrace]) -> list[list[RankTrace]]:
     groups: list[list[RankTrace]] = []
     end_ns = 0
     for trace in sorted(traces, key=lambda trace: trace.span_ns):
         start, end = trace.span_ns
-        if not groups or start > end_ns + _APART_NS:
+        if not groups or start > end_ns + _MAX_GAP_NS:
             groups.append([])
             end_ns = end
         groups[-1].append(trace)
@@ -64,8 +64,8 @@ def _together(traces: Iterable[RankTrace]) -> list[list[RankTrace]]:
     return groups
 
 
-def _differ(groups: list[list[RankTrace]]) -> bool:
-    """Whether these are certainly different jobs. A file that does not say its job may be of any."""
+def _are_different_jobs(groups: list[list[RankTrace]]) -> bool:
+    """Whether the groups differ in world size or backend; an unknown one matches any."""
     sizes = {group[0].meta.world_size for group in groups} - {None}
     backends = {group[0].meta.backend for group in groups} - {None}
     return len(sizes) > 1 or len(backends) > 1
@@ -81,12 +81,12 @@ def _listed(groups: list[list[RankTrace]]) -> str:
     return "; ".join(described)
 
 
-def _weight(group: list[RankTrace]) -> tuple[int, int, int]:
+def _completeness(group: list[RankTrace]) -> tuple[int, int, int]:
     ranks = {t.meta.rank if t.meta.rank is not None else t.meta.source for t in group}
     return len(ranks), sum(t.size for t in group), max(t.span_ns[1] for t in group)
 
 
-def _left_out(kept: list[RankTrace], others: list[RankTrace]) -> str:
+def _skipped_note(kept: list[RankTrace], others: list[RankTrace]) -> str:
     first = others[0].meta.source
     return (
         "The files come from more than one job or recording (they differ in world size or backend, "
@@ -97,7 +97,7 @@ def _left_out(kept: list[RankTrace], others: list[RankTrace]) -> str:
 
 
 def _numbered(traces: list[RankTrace], notes: list[str]) -> list[RankTrace]:
-    """Traces with a rank each: numbered by file name if no rank is known at all, else those without are left out."""
+    """Traces that each have a rank: numbered in order of file names if no rank is known, else those without are skipped."""
     nameless = [t for t in traces if t.meta.rank is None]
     if not nameless or len(traces) == 1:
         return traces
@@ -112,7 +112,7 @@ def _numbered(traces: list[RankTrace], notes: list[str]) -> list[RankTrace]:
 
 
 def _one_per_rank(traces: list[RankTrace], notes: list[str]) -> list[RankTrace]:
-    """Of several windows of a rank, the one that most other ranks share; of those the latest, then the fullest."""
+    """Keeps of several traces of a rank the one that overlaps most other ranks; ties: the latest, then the largest."""
     by_rank: dict[int | None, list[RankTrace]] = defaultdict(list)
     for trace in traces:
         by_rank[trace.meta.rank].append(trace)
@@ -125,7 +125,7 @@ def _one_per_rank(traces: list[RankTrace], notes: list[str]) -> list[RankTrace]:
             chosen.extend(candidates)
             continue
         others = [there for other, there in spans.items() if other != rank]
-        best = max(candidates, key=lambda t: (_shared(t.span_ns, others), t.span_ns[1], t.size))
+        best = max(candidates, key=lambda t: (_overlapping_ranks(t.span_ns, others), t.span_ns[1], t.size))
         chosen.append(best)
         notes.append(
             f"Rank {rank} has {len(candidates)} traces: {best.meta.source} is used, "
@@ -134,5 +134,5 @@ def _one_per_rank(traces: list[RankTrace], notes: list[str]) -> list[RankTrace]:
     return chosen
 
 
-def _shared(own: Span, others: list[list[Span]]) -> int:
+def _overlapping_ranks(own: Span, others: list[list[Span]]) -> int:
     return sum(any(start <= own[1] and end >= own[0] for start, end in spans) for spans in others)

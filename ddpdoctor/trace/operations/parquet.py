@@ -1,6 +1,6 @@
-"""The Parquet file of a table of operations, read without harm.
+"""Reads the Parquet file of a table of operations safely.
 
-What reads Parquet can be made to abort its process by what it reads, so another process tries first.
+A malicious Parquet file can crash the process that reads it, so another process reads it first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.trace.sources import open_binary
+from ddpdoctor.trace.sources import open_local
 
 if TYPE_CHECKING:  # imported where a table is read: most analyses read none
     import polars as pl
@@ -27,42 +27,47 @@ INTEGERS = {
     "gmc": "model_chunk",
     "mb_id": "micro_batch",
 }
-"""Columns of whole numbers, and what they are called here."""
+"""Integer columns of the file → names in :class:`Operations`."""
 COLUMNS = {*INTEGERS, "optype", "start_ts", "duration"}
-"""Those that are read; a table may have more."""
+"""Columns that are read; a table may have more."""
 _FREE_ROWS = 1_000_000
-"""A table may have so many rows, and beyond them one for each of its bytes."""
-_TRIAL = """
+"""A table may have this many rows plus one per byte of its file."""
+_PROBE = """
 import sys
 import polars
 columns = set(polars.read_parquet_schema(sys.argv[1]))
 if columns >= set(sys.argv[2:]) and polars.scan_parquet(sys.argv[1]).select(polars.len()).collect().item() < 10**8:
     polars.read_parquet(sys.argv[1], columns=sys.argv[2:])
 """
-"""Reads what is going to be read, but no more rows than a file of this kind can have."""
+"""Program that reads the same columns, unless the file has more rows than a table of operations can have."""
 _SCHEMA_BYTES = 1 << 20
-"""Of the metadata, whose beginning is the schema: names of tens of thousands of columns."""
-_TRIAL_S = 600.0
-"""Ends a process that hangs: tables are read in seconds."""
+"""Bytes at the start of the file's metadata that are searched for column names: enough for tens of thousands of columns."""
+_PROBE_TIMEOUT_S = 600.0
+"""Timeout of the probe; tables are read in seconds."""
 
 
 def is_table(file: Path) -> bool:
     """Whether ``file`` is a table of operations, by its name and its columns. Raises OSError."""
-    if file.suffix != ".parquet" or not file.is_file() or not _may_be(file) or _fault(str(file)):
+    if (
+        file.suffix != ".parquet"
+        or not file.is_file()
+        or not _may_be_table(file)
+        or _unreadable_reason(str(file))
+    ):
         return False
     import polars as pl
 
     try:
-        with open_binary(str(file)) as stream:
+        with open_local(str(file)) as stream:
             return set(pl.read_parquet_schema(stream)) >= COLUMNS
     except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
         return False
 
 
-def _may_be(file: Path) -> bool:
-    """Whether the names of all columns stand at the head of the file's metadata, where its schema is: nothing is decoded, and no
-    process started, for the data sets that lie beside traces. Raises OSError."""
-    with open_binary(str(file)) as stream:
+def _may_be_table(file: Path) -> bool:
+    """Whether the file's metadata contains the names of all columns. Avoids starting a process for each dataset file next to
+    traces. Raises OSError."""
+    with open_local(str(file)) as stream:
         end = stream.seek(0, os.SEEK_END)
         stream.seek(max(0, end - 8))
         length = int.from_bytes(stream.read(4), "little")
@@ -72,16 +77,16 @@ def _may_be(file: Path) -> bool:
 
 
 def read_table(path: str) -> pl.DataFrame:
-    """The columns of the table at ``path`` as numbers and names, one row an operation.
+    """The columns of the table at ``path``, one row per operation.
 
-    Raises UnusableInput where it is no such table, or has more rows than its size can hold.
+    Raises UnusableInput if it is no such table, or has more rows than its size allows.
     """
     import polars as pl
 
-    if why := _fault(path):
+    if why := _unreadable_reason(path):
         raise UnusableInput(f"{path} cannot be read as Parquet: {why}.")
     try:
-        with open_binary(path) as stream:
+        with open_local(path) as stream:
             columns = pl.read_parquet_schema(stream)
             if missing := sorted(COLUMNS - set(columns)):
                 raise UnusableInput(
@@ -101,25 +106,25 @@ def read_table(path: str) -> pl.DataFrame:
         raise UnusableInput(f"{path} has a column of the wrong type: {_first_line(error)}.") from error
 
 
-def _fault(path: str) -> str:
-    """Why the Parquet file at ``path`` must not be read in this process, in words; "" where it can be."""
+def _unreadable_reason(path: str) -> str:
+    """Why the Parquet file at ``path`` must not be read in this process; "" if it can be."""
     if not Path(path).is_file():
-        return ""  # who opens it says what is wrong
+        return ""  # opening it raises the error
     status = Path(path).stat()
-    return _tried(path, status.st_size, status.st_mtime_ns)
+    return _crash_reason(path, status.st_size, status.st_mtime_ns)
 
 
 @functools.cache
-def _tried(path: str, size: int, mtime_ns: int) -> str:
+def _crash_reason(path: str, size: int, mtime_ns: int) -> str:
     import subprocess
 
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-c", _TRIAL, path, *sorted(COLUMNS)],
+            [sys.executable, "-P", "-c", _PROBE, path, *sorted(COLUMNS)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            timeout=_TRIAL_S,
+            timeout=_PROBE_TIMEOUT_S,
             check=False,
         )
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""One table of operations → the operations of a job."""
+"""Finds tables of operations and reads one into :class:`Operations`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.trace.sources import MOST_RANKS, open_binary
+from ddpdoctor.trace.sources import MAX_RANKS, open_local
 
 from .parquet import INTEGERS, is_table, read_table
 from .table import Operations
@@ -16,24 +16,24 @@ if TYPE_CHECKING:  # imported where a table is read: most analyses read none
 
 _PLACES = ("dp_rank", "stage", "rank", "step")
 _PARTS = ("seq_id", "mc", "gmc", "mb_id")
-"""-1 where the operation belongs to none."""
-_MOST = 10**9
-"""No rank, step or micro-batch has so high a number."""
+"""-1 if the operation belongs to none."""
+_MAX_NUMBER = 10**9
+"""Upper bound of ranks, steps and micro-batches."""
 _LATEST_S, _LONGEST_S = 2.0**32, 2.0**30
-"""Seconds: times count from 1970 or later, and nothing takes 34 years."""
-_MOST_REPLAYED = 10**10
-"""Operations times replays, one for each replica and stage: the published jobs have less than a hundredth."""
+"""Upper bounds, s: times are relative to 1970 or later, and no operation takes 34 years."""
+_MAX_SIMULATED = 10**10
+"""Most operations times simulations (one per replica and stage); the published jobs have less than a hundredth."""
 _META_BYTES = 1 << 20
-"""What is read of the metadata beside a table: the published files have some hundred bytes."""
+"""Most bytes of the metadata file that are read; the published files have some hundred."""
 
 
 def find_operations(path: str) -> list[str]:
-    """The tables of operations that ``path`` is or, as a folder, holds directly; empty where there are none."""
+    """The tables of operations at ``path``: the file itself, or those directly in the folder; may be empty."""
     place = Path(path)
     try:
         files = sorted(place.glob("*.parquet")) if place.is_dir() else [place]
     except OSError:
-        return []  # who looks for traces there says what is wrong
+        return []  # find_traces raises the error
     return [str(file) for file in files if _is_readable_table(file)]
 
 
@@ -47,13 +47,13 @@ def _is_readable_table(file: Path) -> bool:
 def read_operations(path: str) -> Operations:
     """Reads one table; times in seconds.
 
-    Rows without a time, a step or a place, or with one that cannot be, are left out and counted in ``notes``. Raises
-    UnusableInput where the file is no such table, nothing is left of it, or it would take days to analyse.
+    Rows with a missing or invalid time, step, rank, stage or replica are skipped and counted in ``notes``. Raises
+    UnusableInput if the file is no such table, has no valid row, or would take days to analyse.
     """
     import polars as pl
 
     table = read_table(path)
-    whole = _whole(table)
+    whole = _complete_rows(table)
     _check(path, whole)
     notes = []
     if lost := table.height - whole.height:
@@ -68,29 +68,29 @@ def read_operations(path: str) -> Operations:
         duration_s=whole["duration"].to_numpy(),
         world_size=_world_size(Path(path), notes),
         notes=notes,
-        **{ours: whole[theirs].to_numpy() for theirs, ours in INTEGERS.items()},
+        **{field: whole[column].to_numpy() for column, field in INTEGERS.items()},
     )
 
 
-def _whole(table: pl.DataFrame) -> pl.DataFrame:
-    """The rows that have all that an operation has, in order."""
+def _complete_rows(table: pl.DataFrame) -> pl.DataFrame:
+    """The rows with valid values in all columns, sorted."""
     import polars as pl
 
     return table.filter(
         pl.col("optype").is_not_null()
-        & pl.all_horizontal(pl.col(*_PLACES).is_between(0, _MOST).fill_null(False))
-        & pl.all_horizontal(pl.col(*_PARTS).is_between(-1, _MOST).fill_null(False))
+        & pl.all_horizontal(pl.col(*_PLACES).is_between(0, _MAX_NUMBER).fill_null(False))
+        & pl.all_horizontal(pl.col(*_PARTS).is_between(-1, _MAX_NUMBER).fill_null(False))
         & pl.col("start_ts").is_between(-_LATEST_S, _LATEST_S).fill_null(False)
         & pl.col("duration").is_between(0, _LONGEST_S).fill_null(False)
     ).sort("step", "dp_rank", "stage", "start_ts", "seq_id", "optype")
 
 
 def _check(path: str, whole: pl.DataFrame) -> None:
-    """Raises UnusableInput where nothing can be replayed of these rows, or not in a day."""
+    """Raises UnusableInput if the rows are empty, take no time, or are too many to simulate."""
     if whole.is_empty():
         raise UnusableInput(f"{path} holds no operation that has a kind, a place, a start and a duration.")
     replays = sum(whole[name].n_unique() for name in ("dp_rank", "stage"))
-    if replays * whole.height > _MOST_REPLAYED:
+    if replays * whole.height > _MAX_SIMULATED:
         raise UnusableInput(
             f"{path} is too large to analyse: {whole.height} operations, to be replayed {replays} times."
         )
@@ -99,19 +99,19 @@ def _check(path: str, whole: pl.DataFrame) -> None:
 
 
 def _world_size(trace: Path, notes: list[str]) -> int | None:
-    """Ranks of the whole job, from the metadata beside its table."""
+    """Ranks of the whole job, from the metadata file next to its table; None without one."""
     file = trace.with_name(trace.stem.replace("trace-", "meta-", 1) + ".yaml")
     if file == trace or not file.is_file():
         return None
     import yaml
 
     try:
-        with open_binary(str(file)) as stream:
+        with open_local(str(file)) as stream:
             metadata: Any = yaml.safe_load(stream.read(_META_BYTES).decode())
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         metadata = None
     size = metadata.get("world_size") if isinstance(metadata, dict) else None
-    if type(size) is not int or not 0 < size < MOST_RANKS:
+    if type(size) is not int or not 0 < size < MAX_RANKS:
         notes.append(f"{file} names no world_size.")
         return None
     return size

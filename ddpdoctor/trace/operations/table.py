@@ -30,15 +30,15 @@ class Operations(msgspec.Struct, frozen=True):
     sequence: Integers
     """[N] number among the operations of the same kind, rank and step, by start."""
     chunk: Integers
-    """[N] model chunk within the stage; -1 where the operation belongs to none."""
+    """[N] model chunk within the stage; -1 if the operation belongs to none."""
     model_chunk: Integers
-    """[N] model chunk within the model; -1 where the operation belongs to none."""
+    """[N] model chunk within the model; -1 if the operation belongs to none."""
     micro_batch: Integers
-    """[N] -1 where the operation belongs to none."""
+    """[N] -1 if the operation belongs to none."""
     start_s: NDArray[np.float64]
     duration_s: NDArray[np.float64]
     world_size: int | None = None
-    """Ranks of the whole job, tensor-parallel ones included; None where no metadata lies beside the trace."""
+    """Ranks of the whole job, including tensor-parallel ones; None without a metadata file."""
     notes: list[str] = msgspec.field(default_factory=list)
 
     @property
@@ -48,15 +48,15 @@ class Operations(msgspec.Struct, frozen=True):
 
     @property
     def end_s(self) -> NDArray[np.float64]:
-        """[N]"""
+        """[N] end of each operation, s."""
         return self.start_s + self.duration_s
 
     def of_kind(self, *names: str) -> NDArray[np.bool_]:
         """[N] whether the operation is of one of these kinds."""
         return np.isin(self.kind, [i for i, name in enumerate(self.kinds) if name in names])
 
-    def only(self, chosen: NDArray[np.bool_]) -> Operations:
-        """The chosen rows ([N] booleans)."""
+    def select(self, chosen: NDArray[np.bool_]) -> Operations:
+        """The rows of the mask ``chosen`` [N]."""
         columns = msgspec.structs.asdict(self)
         rows: dict[str, Any] = {k: v[chosen] for k, v in columns.items() if isinstance(v, np.ndarray)}
         return replace(self, **rows)

@@ -1,21 +1,21 @@
-"""Where traces lie: a path or a URL goes in, bytes come out.
+"""Opens and decompresses traces: a path or URL goes in, bytes come out.
 
-A local file, a pipe or an object in a store is opened only if reading it comes to an end; it is decompressed piece by
-piece, in a thread of its own, and never grows beyond what a trace can have. What is wrong with it is kept as words
-for a note. Besides the bytes, only a file's name says something here: of which rank and host the trace may be.
+Only regular files, FIFOs with a writer, and objects at URLs are opened. They are decompressed in pieces by a separate
+thread, up to a bounded ratio. A read error ends the stream and is kept as text for a note. Also derives rank and host from
+file names.
 """
 
+from .decompress import GZIP, LFS_POINTER, PIECE_BYTES, ZSTD, Source, prefetch
 from .files import (
-    MOST_RANKS,
+    MAX_RANKS,
     content_tag,
     expand_url,
     host_of_name,
     is_url,
-    listening,
-    open_binary,
-    open_place,
+    open_local,
+    open_source,
+    progress_to,
     rank_of_name,
-    shown,
-    tell,
+    redact_url,
+    report_progress,
 )
-from .pieces import GZIP, LFS_POINTER, PIECE_BYTES, ZSTD, Source, ahead

@@ -1,4 +1,4 @@
-"""Opening what lies at a path, whatever it is: only regular files, pipes and URLs can be read, and only they are opened."""
+"""Opens regular files, FIFOs and URLs, and nothing else; derives rank and host from file names; reports reading progress."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ddpdoctor.readable import is_readable
 
 Listener = Callable[[float], None]
 
-_READ = 0.95
-"""Part of a file's time after which all of it is decoded: then its columns are joined and sorted."""
+_DECODE_SHARE = 0.95
+"""Share of a file's reading time for decoding; the rest is joining and sorting its columns."""
 _LISTENER: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 
 @contextmanager
-def listening(listener: Listener) -> Iterator[None]:
-    """Within it, ``listener`` is told which part of its file a reader in this thread has read, 0 to 1."""
+def progress_to(listener: Listener) -> Iterator[None]:
+    """While active, :func:`report_progress` in this context calls ``listener`` with the share of the file that is read, 0 to 1."""
     token = _LISTENER.set(listener)
     try:
         yield
@@ -32,15 +32,15 @@ def listening(listener: Listener) -> Iterator[None]:
         _LISTENER.reset(token)
 
 
-def tell(part: float) -> None:
-    """Say that so much of the file was decoded, 0 to 1."""
+def report_progress(part: float) -> None:
+    """Report the share of the file that is decoded, 0 to 1, to the current :func:`progress_to`."""
     listener = _LISTENER.get()
     if listener is not None:
-        listener(_READ * min(max(part, 0.0), 1.0))
+        listener(_DECODE_SHARE * min(max(part, 0.0), 1.0))
 
 
 _TENSORBOARD = re.compile(r"^(?P<host>.+)_(?P<pid>\d+)\.(?P<stamp>\d{10,})\.pt\.trace\.json")
-"""``tensorboard_trace_handler`` without a worker name: host_pid.ns.pt.trace.json, no rank."""
+"""File name of ``tensorboard_trace_handler`` without a worker name: host_pid.ns.pt.trace.json, without a rank."""
 _RANK = (
     re.compile(
         r"(?<![a-z])(?:global[-_ ]?)?(?<!local)(?<!local[-_ ])rank[-_ =]?0*(\d+)(?!\d)", re.IGNORECASE
@@ -49,49 +49,48 @@ _RANK = (
     re.compile(r"(?:^|[-_.])r0*(\d+)(?=[-_.]|$)", re.IGNORECASE),
 )
 _MIN_PID = 100
-"""Below this, the number before the time stamp is rather a step ("worker0_step_12.1694128201545") than a process id."""
+"""A smaller number before the time stamp is a step ("worker0_step_12.1694128201545"), not a process id."""
 
 
-MOST_RANKS = 10_000_000
-"""No job has so many: a number beyond is no rank, and no number of ranks."""
+MAX_RANKS = 10_000_000
+"""Upper bound of ranks and world sizes; a larger number is invalid."""
 
 
 def rank_of_name(path: str) -> int | None:
-    """The rank that a file name (rank-34, rank0, worker3, _r5_) or its folder names; None where neither does."""
+    """The rank in a file name (rank-34, rank0, worker3, _r5_), else in its folder's name; None if neither has one."""
     file = PurePosixPath(path.replace("\\", "/"))
     handler = _TENSORBOARD.match(file.name)
     candidates = [file.name] if not (handler and int(handler["pid"]) >= _MIN_PID) else []
     for text in (*candidates, file.parent.name):
         for pattern in _RANK:
-            if (match := pattern.search(text)) and (rank := int(match.group(1))) < MOST_RANKS:
+            if (match := pattern.search(text)) and (rank := int(match.group(1))) < MAX_RANKS:
                 return rank
     return None
 
 
 def host_of_name(path: str) -> str | None:
-    """The host in a name made by ``tensorboard_trace_handler``, else None."""
+    """The host in a file name of ``tensorboard_trace_handler``, else None."""
     handler = _TENSORBOARD.match(PurePosixPath(path.replace("\\", "/")).name)
     return handler["host"] if handler and int(handler["pid"]) >= _MIN_PID else None
 
 
 _BLOCK_BYTES = 4 << 20
-"""Read ahead at a time, about fsspec's own default: a request to a store takes as long as some megabytes of its answer."""
-_MOST_FILES = 100_000
-"""Files below one folder: a trace for each rank of the largest job, and ten times more."""
+"""Bytes per request to a store, about fsspec's default: the latency of a request is worth some megabytes."""
+_MAX_FILES = 100_000
+"""Most files below one URL, ten times the ranks of the largest job."""
 _CONTENT_KEYS = ("ETag", "etag", "md5Hash", "content_md5", "blob_id")
-"""Names under which fsspec's file systems pass on what identifies an object's content: S3 and HTTP, GCS, Azure,
-Hugging Face."""
+"""Keys in fsspec's file info that identify an object's content: S3 and HTTP, GCS, Azure, Hugging Face."""
 
 
-def shown(url: str) -> str:
-    """``url`` without the passwords and tokens that it may hold, for notes and reports."""
+def redact_url(url: str) -> str:
+    """``url`` with passwords and tokens masked, for notes and reports."""
     if not is_url(url):
         return url
-    return _masked(url)
+    return _redact(url)
 
 
-def _masked(text: str) -> str:
-    # Its patterns take as long to compile as a small trace to read.
+def _redact(text: str) -> str:
+    # Imported here: compiling its patterns takes as long as reading a small trace.
     from ddpdoctor.rundir.privacy import mask_text
 
     return mask_text(text)
@@ -103,28 +102,28 @@ def is_url(path: str) -> bool:
     return bool(separator) and scheme.replace("+", "").replace("-", "").isalnum() and len(scheme) > 1
 
 
-def open_url(url: str, *, ahead: bool) -> BinaryIO:
-    """The object at ``url``, for reading from front to back; unless ``ahead``, no more is fetched than is read. Raises ``OSError``
-    or :class:`UnusableInput`."""
+def open_url(url: str, *, read_ahead: bool) -> BinaryIO:
+    """Opens the object at ``url`` for sequential reading; without ``ahead``, only what is read is fetched. Raises ``OSError`` or
+    :class:`UnusableInput`."""
     filesystem, inside = _filesystem(url)
     try:
-        cache_type = "readahead" if ahead else "none"
+        cache_type = "readahead" if read_ahead else "none"
         return cast(BinaryIO, filesystem.open(inside, "rb", block_size=_BLOCK_BYTES, cache_type=cache_type))
     except (OSError, UnusableInput):
         raise
     except Exception as error:  # each file system has its own for "no such key", "no access", "no network"
-        raise UnusableInput(f"{shown(url)} cannot be opened: {_first_line(error)}") from None
+        raise UnusableInput(f"{redact_url(url)} cannot be opened: {_first_line(error)}") from None
 
 
 def content_tag(url: str) -> str | None:
-    """What changes whenever the object at ``url`` does, as its store says: an entity tag or a checksum.
+    """The entity tag or checksum of the object at ``url``, which changes with its content.
 
-    None where it says nothing that strong, such as a time alone.
+    None if the store has neither, or only a weak one.
     """
     try:
         filesystem, inside = _filesystem(url)
         known = filesystem.info(inside)
-    except Exception:  # reading the object will say what is wrong
+    except Exception:  # reading the object raises the error
         return None
     for key in _CONTENT_KEYS:
         value = known.get(key)
@@ -134,7 +133,7 @@ def content_tag(url: str) -> str | None:
 
 
 def expand_url(url: str) -> list[str]:
-    """The files that ``url`` stands for: itself, the matches of a pattern, or all files below a folder."""
+    """The files at ``url``: itself, the matches of a pattern, or all files below a folder."""
     filesystem, inside = _filesystem(url)
     try:
         if any(c in inside for c in "*?["):
@@ -147,11 +146,11 @@ def expand_url(url: str) -> list[str]:
                 filesystem.info(inside)  # raises where the store cannot be reached, or has nothing there
     except Exception as error:
         raise UnusableInput(
-            f"{shown(url)} cannot be opened: {_first_line(error.__cause__ or error)}."
+            f"{redact_url(url)} cannot be opened: {_first_line(error.__cause__ or error)}."
         ) from None
-    if len(names) > _MOST_FILES:
-        raise UnusableInput(f"{shown(url)} holds {len(names)} files: name a folder with fewer of them.")
-    # Whatever names a store lists: each becomes a URL of the same store.
+    if len(names) > _MAX_FILES:
+        raise UnusableInput(f"{redact_url(url)} holds {len(names)} files: name a folder with fewer of them.")
+    # A listed name becomes a URL of the same store, whatever it contains.
     return sorted(filesystem.unstrip_protocol(name) for name in names)
 
 
@@ -161,27 +160,27 @@ def _filesystem(url: str) -> tuple[Any, str]:
     try:
         filesystem, inside = fsspec.core.url_to_fs(url)
     except (ImportError, ValueError) as error:
-        raise UnusableInput(f"{shown(url)} cannot be read: {_first_line(error)}") from None
+        raise UnusableInput(f"{redact_url(url)} cannot be read: {_first_line(error)}") from None
     return filesystem, inside
 
 
 def _first_line(error: BaseException) -> str:
     text = str(error).strip().splitlines()
-    return _masked(text[0]) if text else type(error).__name__
+    return _redact(text[0]) if text else type(error).__name__
 
 
-_WRITER_S = 60.0
-"""How long a FIFO is waited for until some program writes to it."""
+_WRITER_TIMEOUT_S = 60.0
+"""Longest wait for a program to write to a FIFO."""
 
 
-def open_place(path: str, *, ahead: bool = True) -> BinaryIO:
-    """What lies at ``path``, a local path or a URL, for reading; of a URL, unless ``ahead``, no more is fetched than is read.
-    Raises OSError, or :class:`UnusableInput` for a URL."""
-    return open_url(path, ahead=ahead) if is_url(path) else open_binary(path)
+def open_source(path: str, *, read_ahead: bool = True) -> BinaryIO:
+    """Opens ``path``, a local path or a URL, for reading; of a URL without ``ahead``, only what is read is fetched. Raises
+    OSError, or :class:`UnusableInput` for a URL."""
+    return open_url(path, read_ahead=read_ahead) if is_url(path) else open_local(path)
 
 
 def size_of(stream: BinaryIO) -> int:
-    """Bytes of what is open, as it lies there; 0 where nobody knows."""
+    """Size in bytes of an open file or object, not decompressed; 0 if unknown."""
     size = getattr(stream, "size", None)
     if isinstance(size, int):
         return size
@@ -191,16 +190,16 @@ def size_of(stream: BinaryIO) -> int:
         return 0
 
 
-def open_binary(path: str) -> BinaryIO:
-    """A local file, or a FIFO that somebody writes to, for reading.
+def open_local(path: str) -> BinaryIO:
+    """Opens a local file, or a FIFO with a writer, for reading.
 
-    Raises OSError, also for all that is neither: opening such things may hang.
+    Raises OSError, also for other kinds of files, which may block.
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         mode = os.fstat(handle).st_mode
         if stat.S_ISFIFO(mode):
-            _await_writer(handle, path)
+            _wait_for_writer(handle, path)
         elif not stat.S_ISREG(mode):
             reason = errno.EISDIR if stat.S_ISDIR(mode) else errno.ENXIO
             raise OSError(reason, os.strerror(reason) if stat.S_ISDIR(mode) else "it is not a file", path)
@@ -211,6 +210,8 @@ def open_binary(path: str) -> BinaryIO:
         raise
 
 
-def _await_writer(handle: int, path: str) -> None:
-    if not is_readable(handle, _WRITER_S):
-        raise OSError(errno.ETIMEDOUT, f"no program wrote to this FIFO within {_WRITER_S:.0f} s", path)
+def _wait_for_writer(handle: int, path: str) -> None:
+    if not is_readable(handle, _WRITER_TIMEOUT_S):
+        raise OSError(
+            errno.ETIMEDOUT, f"no program wrote to this FIFO within {_WRITER_TIMEOUT_S:.0f} s", path
+        )

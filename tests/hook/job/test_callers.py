@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 
-from ddpdoctor.hook.job import Kinds, Lines
+from ddpdoctor.hook.job import CodeKinds, Lines
 
 
 def code(file, name):
@@ -23,7 +23,7 @@ LIBRARY = code("/venv/lib/python3.11/site-packages/some_trainer/loop.py", "loop"
 
 def defined():
     documents: list[str] = []
-    return Lines(Kinds(), documents.append), documents
+    return Lines(CodeKinds(), documents.append), documents
 
 
 def way(documents, number):

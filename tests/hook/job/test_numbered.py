@@ -1,6 +1,6 @@
 """The job's optimizers, loaders and models by number, however many there are."""
 
-from ddpdoctor.hook.job import MOST_LISTED, Numbered
+from ddpdoctor.hook.job import MOST_LISTED, NumberedWeakMap
 
 
 class Thing:
@@ -13,7 +13,7 @@ class Thing:
 
 
 def test_numbers_stay_and_what_is_gone_is_forgotten() -> None:
-    numbered: Numbered[int] = Numbered()
+    numbered: NumberedWeakMap[int] = NumberedWeakMap()
     things = [Thing() for _ in range(8000)]
     for number, thing in enumerate(things):
         assert numbered.find(thing) is None

@@ -14,11 +14,11 @@ from ddpdoctor.launch.leftovers import drain_spools
 from ddpdoctor.rundir import (
     CAPTURE_ANSWER,
     CAPTURE_ORDER,
-    CaptureOrder,
+    CaptureRequest,
     answer_of,
-    forget_questions,
+    delete_requests,
     make_spool_root,
-    order_capture,
+    request_capture,
     spools_in,
 )
 from tests.hook.recording import forked, plain_environment
@@ -79,7 +79,7 @@ class Job:
         return next((each for each in info.get("captures", []) if each["number"] == number), {})
 
     def order(self, request, number, first, steps):
-        order_capture(self.spool, CaptureOrder(request, number, first, steps))
+        request_capture(self.spool, CaptureRequest(request, number, first, steps))
         return until(lambda: answer_of(self.spool, CAPTURE_ANSWER, request), within_s=ANSWER_S)
 
     def end(self):
@@ -126,7 +126,7 @@ def test_an_order_that_comes_too_late_or_twice_is_refused(job):
     far = job.step() + 100_000
     assert job.order(2, 1, far, 3)["why"] is None
     assert job.order(3, 2, far, 3)["why"] == "another window of the profiler is under way"
-    forget_questions(job.spool, 3, CAPTURE_ORDER)
+    delete_requests(job.spool, 3, CAPTURE_ORDER)
     until(lambda: job.state(1).get("state") == "skipped")
     assert job.state(1)["why"] == "it was taken back"
     assert job.order(4, 1, job.step() + 100_000, 3)["why"] == "it has a window 1 already"

@@ -27,12 +27,12 @@ def test_what_fails_once_nobody_waits_any_more_is_not_told(monkeypatch, capsys, 
     job = trace_file.TraceJob(session, None, 0, lambda *words: told.append(words), 0, number=1)
     job.start()
     if left:
-        job.hurry_and_wait(time.monotonic())
+        job.finish_until(time.monotonic())
         session.document["ended_ns"] = 1
         go_on.set()
     else:
         go_on.set()
-        job.hurry_and_wait(time.monotonic() + 10)
+        job.finish_until(time.monotonic() + 10)
     job._thread.join(10)
     assert bool(told) is not left
     assert ("could not be saved" in capsys.readouterr().err) is not left

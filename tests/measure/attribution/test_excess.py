@@ -190,7 +190,10 @@ def test_less_than_one_per_cent_is_nothing():
 def test_short_windows_accuse_only_what_is_clear(cycles):
     assert late_of(simple(4, cycles, jitter=0.02)) == {}
     assert late_of(simple(4, cycles, jitter=0.02, data=on(3, 4, 6.0)))["data"].ranks == [3]
-    assert late_of(simple(2, cycles, jitter=0.02, data=on(1, 2, 0.8))) == {}
+    # 5 % of the step: by how much that differs says nothing in one cycle, and enough in two.
+    found = late_of(simple(2, cycles, jitter=0.02, data=on(1, 2, 0.8)))
+    assert set(found) == ({"data", "total"} if cycles > 1 else set())
+    assert not found or found["data"].ranks == [1]
 
 
 def test_cycles_of_different_shape_speak_together():
@@ -248,11 +251,12 @@ def test_a_checkpoint_that_only_one_rank_ever_writes_is_its_own_however_seldom(s
 
 @pytest.mark.parametrize("cycles", [2, 3])
 def test_two_ranks_in_two_cycles_that_repeat(cycles):
-    """1.3 ms of a step of 18 ms: too little to name somebody by, unless nothing else in the window differs from cycle to cycle."""
+    """1.3 ms of a step of 18 ms, of work that takes half a millisecond and differs by 6 % of that: enough in most windows."""
     late = late_of(simple(2, cycles=cycles, jitter=0.003, host=on(1, 2, 1.3)))
     assert set(late) == {"host", "total"} and late["host"].ranks == [1]
-    for seed in range(10):
-        assert "host" not in late_of(simple(2, cycles=cycles, seed=seed, jitter=0.06, host=on(1, 2, 1.3)))
+    found = [late_of(simple(2, cycles=cycles, seed=s, jitter=0.06, host=on(1, 2, 1.3))) for s in range(10)]
+    named = [each["host"].ranks for each in found if "host" in each]
+    assert named == [[1]] * len(named) and len(named) > 5
 
 
 @pytest.mark.parametrize("jitter", [0.003, 0.03])

@@ -18,7 +18,9 @@ def beside_ms(
     cores: Cores | None, asleep: dict[int, float], positions: list[int] | None = None
 ) -> float | None:
     graph = SimpleNamespace(mean_cycle_ns=100e6, ranks=[4, 7])
-    return Pricing(graph, None, cores=cores, asleep=asleep)._beside_ms(60e6, (Component.DATA,), positions)
+    return Pricing(graph, None, cores=cores, asleep=asleep)._overlappable_ms(
+        60e6, (Component.DATA,), positions
+    )
 
 
 @pytest.mark.parametrize(

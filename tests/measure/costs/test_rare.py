@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ddpdoctor.analysis import Options, prepare
-from ddpdoctor.measure.costs import RareSource, lost_share, rare_costs
+from ddpdoctor.measure.costs import RareSource, lengthening_share, rare_costs
 from ddpdoctor.measure.flow import measure
 from ddpdoctor.measure.graph import Sync
 from ddpdoctor.measure.taxonomy import RARE_ON_HOST, SyncKind
@@ -116,11 +116,11 @@ def test_what_was_caught_up_was_not_lost():
     stops = np.zeros(60)
     stops[[10, 30, 50]] = 30.0
     lost = steps + stops
-    assert lost_share(lost, stops) == pytest.approx(1.0)
+    assert lengthening_share(lost, stops) == pytest.approx(1.0)
     caught_up = lost.copy()
     for place in (10, 30, 50):
         caught_up[place + 1 : place + 7] -= 5.0
-    assert lost_share(caught_up, stops) == pytest.approx(0.0)
+    assert lengthening_share(caught_up, stops) == pytest.approx(0.0)
 
 
 @pytest.mark.parametrize(("ranks", "path"), [((0,), "late.checkpoint"), ((0, 1, 2), "shared.checkpoint")])

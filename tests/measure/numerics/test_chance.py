@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from ddpdoctor.measure.attribution import attribute
-from ddpdoctor.measure.numerics import binomial_tail, chance_of_ranks, chance_of_rhythm
+from ddpdoctor.measure.numerics import (
+    above_others,
+    above_zero,
+    binomial_tail,
+    carried_by_few,
+    chance_of_ranks,
+    chance_of_rhythm,
+)
 from tests.measure.made import late_of, simple
 
 USUAL = {"forward": 5.0, "backward": 10.0, "host": 0.5}
@@ -133,3 +140,89 @@ def test_the_tail_by_logarithms_is_the_tail(probability):
     exact = [comb(40, n) * probability**n * (1 - probability) ** (40 - n) for n in range(41)]
     for hits in range(41):
         assert binomial_tail(hits, 40, probability) == pytest.approx(sum(exact[hits:]), rel=1e-9, abs=1e-300)
+
+
+def sizes(random, kind, world):
+    """[60, world] of disturbances that strike at random, 0 where there is none."""
+    struck = random.random((60, world)) < 0.15
+    drawn = {
+        "alike": np.ones(struck.shape),
+        "lognormal": random.lognormal(0.0, 0.7, struck.shape),
+        "pareto": 1.0 + random.pareto(1.3, struck.shape),
+    }[kind]
+    return np.where(struck, drawn, 0.0)
+
+
+@pytest.mark.parametrize("kind", ["alike", "lognormal", "pareto"])
+def test_disturbances_of_any_sizes_are_seldom_one_rank_s(kind):
+    """The limit is 2 %, and up to 4 % with the rhythm that some have."""
+    named = []
+    for world in (2, 4, 8, 16):
+        random = np.random.default_rng(world)
+        for _ in range(200):
+            lost = sizes(random, kind, world)
+            named.append(carried_by_few(lost > 0, lost, np.arange(60)).any())
+    assert np.mean(named) <= 0.03
+
+
+@pytest.mark.parametrize(
+    ("world", "pauses", "times", "least"), [(2, 10, 10, 0.95), (4, 8, 3, 0.7), (8, 4, 10, 0.95)]
+)
+def test_one_rank_s_long_pauses_among_those_of_all(world, pauses, times, least):
+    """So many, so many times as long as the usual one of the others."""
+    named = []
+    for seed in range(100):
+        random = np.random.default_rng(seed)
+        lost = sizes(random, "lognormal", world) * (random.random((60, world)) < 0.67)
+        lost[random.choice(60, pauses, replace=False), 1] += times
+        named.append(carried_by_few(lost > 0, lost, np.arange(60)).any(axis=0).tolist())
+    assert np.mean([each == [rank == 1 for rank in range(world)] for each in named]) >= least
+
+
+@pytest.mark.parametrize(
+    ("quantile", "cycles", "tail"),
+    [(318.31, 2, 0.001), (5.8409, 4, 0.005), (2.7764, 5, 0.025), (7.1732, 5, 0.001)],
+)
+def test_the_chance_of_one_column_s_mean_is_student_s(quantile, cycles, tail):
+    noise = np.random.default_rng(0).standard_normal((cycles, 1))
+    scaled = (noise - noise.mean()) / noise.std(ddof=1)
+    above = scaled + quantile / np.sqrt(cycles)
+    assert above_zero(above, 1.001 * tail).all() and not above_zero(above, 0.999 * tail).any()
+    assert not above_zero(scaled - 1.0, 0.999).any()
+
+
+def test_a_mean_is_no_chance_where_the_columns_scatter_by_less():
+    noise = np.random.default_rng(0).standard_normal((20, 4))
+    assert above_zero(noise + np.array([0.0, 0.0, 0.0, 3.0]), 0.01).tolist() == [False, False, False, True]
+    assert not above_zero(noise[:1], 0.01).any(), "of one cycle nothing is known"
+
+
+def test_two_ranks_scatter_by_what_each_does():
+    """Of the difference of two ranks in three cycles nearly nothing is known; of the work of each of them twice as much."""
+    work = np.array([[10.0, 11.0], [10.1, 11.0], [10.0, 11.1]])
+    excess = work - work[:, ::-1]
+    assert not above_zero(excess, 0.0001).any() and above_zero(excess, 0.01, work).tolist() == [False, True]
+    both_long = np.array([[1.0], [5.0], [9.0]])
+    assert above_zero(excess, 0.02, work + both_long).tolist() == [False, True], (
+        "what both do makes no difference"
+    )
+
+
+def test_of_many_ranks_that_drift_one_must_stand_out_of_the_others_means():
+    means = np.array([-1.1, -0.8, -0.3, 0.0, 0.2, 0.4, 0.9, 1.2])
+    noise = 0.1 * np.random.default_rng(0).standard_normal((10, 8))
+    assert not above_others(noise + means, 0.01, noise).any()
+    late = noise + means + np.array([0, 0, 0, 0, 0, 0, 8.0, 9.0])
+    assert np.flatnonzero(above_others(late, 0.01, noise)).tolist() == [6, 7]
+
+
+def test_one_that_stands_out_of_the_others_is_late_however_much_it_scatters():
+    noise = np.random.default_rng(0).standard_normal((8, 8)) * np.array([1, 1, 1, 1, 1, 1, 1, 30])
+    noise[:, -1] += 20
+    assert np.flatnonzero(above_others(noise, 0.01, noise)).tolist() == [7]
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.4])
+def test_the_tail_goes_on_smoothly_between_whole_numbers(probability):
+    tails = [binomial_tail(hits, 12.5, probability) for hits in np.arange(0.5, 12.6, 0.25)]
+    assert np.all(np.diff(tails) < 0) and 0.0 < tails[-1] < tails[0] < 1.0

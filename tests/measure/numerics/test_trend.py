@@ -11,7 +11,7 @@ from ddpdoctor.measure.numerics import trend
 def test_a_line_is_itself():
     found = trend(np.arange(8.0), 3 + 2 * np.arange(8.0), 0.9)
     assert (found.slope, found.low, found.high) == (2.0, 2.0, 2.0)
-    assert found.sureness > 3
+    assert found.z_score > 3
 
 
 def test_one_outlier_counts_little():
@@ -29,5 +29,5 @@ def test_the_range_holds_the_slope_as_often_as_it_says():
 
 def test_noise_has_no_trend():
     random = np.random.default_rng(2)
-    sure = [trend(np.arange(24.0), random.normal(size=24), 0.9).sureness for _ in range(300)]
+    sure = [trend(np.arange(24.0), random.normal(size=24), 0.9).z_score for _ in range(300)]
     assert np.mean(np.array(sure) > 3) < 0.01

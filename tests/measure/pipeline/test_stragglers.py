@@ -334,7 +334,7 @@ def test_steps_with_missing_operations_are_set_aside():
 
     found = measure_stragglers(job.operations(lost))
     assert found.steps == [13, 14]
-    assert found.set_aside == 3
+    assert found.excluded_steps == 3
     assert found.slow_workers == [2]
     assert "3 step(s) in which operations are missing were excluded" in found.notes[-1]
     with pytest.raises(UnusableInput, match="no step is whole"):

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddpdoctor.measure.places import CodeLine, Where
-from ddpdoctor.measure.sourcelines.counts import SampleCounts, beyond, counted
+from ddpdoctor.measure.sourcelines.counts import SampleCounts, counted, excess_samples
 from ddpdoctor.measure.sourcelines.table import EVENTS, samples_of
 from ddpdoctor.measure.steplog import Event, RankLog, Step
 from ddpdoctor.measure.taxonomy import Component
@@ -116,7 +116,7 @@ def test_lines_of_two_numbers_that_show_the_same_are_counted_together():
     assert found.at == {CodeLine("train.py", 8, "main"): found.samples} and found.samples > 20
 
 
-def held_log(samples, closer=(), looked_ns=0):
+def held_log(samples, burst_samples=(), burst_ns=0):
     """Ten steps without events; two lines of ``slow`` are called where ``main`` stands before line 57."""
     slow = [Where("train.py", line, "slow", callers=(CodeLine("train.py", 55, "main"),)) for line in (18, 19)]
     where = {0: slow[0], 1: slow[1], 2: Where("train.py", 57, "main")}
@@ -125,7 +125,7 @@ def held_log(samples, closer=(), looked_ns=0):
     )
     rows, looks = (
         np.array([(10**12 + at, line, line, waited) for at, line, waited in some], np.int64).reshape(-1, 4)
-        for some in (samples, closer)
+        for some in (samples, burst_samples)
     )
     return RankLog(
         0,
@@ -133,8 +133,8 @@ def held_log(samples, closer=(), looked_ns=0):
         steps,
         samples=rows,
         sample_where=where,
-        closer=looks,
-        looked_ns=looked_ns,
+        burst_samples=looks,
+        burst_ns=burst_ns,
     )
 
 
@@ -159,8 +159,8 @@ def test_where_no_line_was_seen_to_keep_the_lock_a_sample_stays_at_the_line_that
 
 def test_of_looks_that_go_on_waiting_the_first_stands_for_what_python_lets_it_wait():
     looks = [(20 * MS, 0, 6 * MS), (26 * MS, 0, 5 * MS), (50 * MS, 0, 6 * MS)]
-    samples = samples_of([held_log([(n * MS, 2, 0) for n in range(100)], looks, looked_ns=50 * MS)])
-    assert by_line(samples, samples.weights(0).looked) == {18: pytest.approx(2 * 5 * 100 / 50)}
+    samples = samples_of([held_log([(n * MS, 2, 0) for n in range(100)], looks, burst_ns=50 * MS)])
+    assert by_line(samples, samples.weights(0).burst) == {18: pytest.approx(2 * 5 * 100 / 50)}
     assert samples.weights(0).at_random.sum() == 100
 
 
@@ -175,4 +175,4 @@ def test_what_stands_out_does_so_of_the_counting_error_of_both():
     mine = SampleCounts({first: 83.0, second: 90.0, third: 80.0}, {}, {}, {}, 0, 0, 40.0, 1)
     theirs = SampleCounts(dict.fromkeys(mine.at, 12.0), {}, {}, {}, 0, 0, 10.0, 1)
     # Two standard deviations are 2 * sqrt(83 + 16 * 12) = 33.2 for the first.
-    assert beyond(mine, theirs, 1) == {first: 35.0, second: 42.0}
+    assert excess_samples(mine, theirs, 1) == {first: 35.0, second: 42.0}

@@ -10,8 +10,7 @@ import pytest
 
 from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.measure.graph import LEFT_OUT
-from ddpdoctor.measure.steplog import bound as stepbound
-from ddpdoctor.measure.steplog import read_logs, read_rank_log, reading
+from ddpdoctor.measure.steplog import read_limit, read_logs, read_rank_log, reading
 from ddpdoctor.rundir import STEPS_FILE, RankRecord, RunDirectory
 from ddpdoctor.rundir.compaction import BLOCK_STEPS, thin
 from ddpdoctor.rundir.owned import folder
@@ -31,7 +30,7 @@ def long_run(tmp_path_factory) -> Path:
 @pytest.fixture
 def bounded(monkeypatch):
     """A run that is longer than what is read of it."""
-    monkeypatch.setattr(stepbound, "MOST_STEPS", MOST)
+    monkeypatch.setattr(read_limit, "MOST_STEPS", MOST)
 
 
 def logs_of(*runs: Path):
@@ -73,14 +72,14 @@ def test_no_step_is_decoded_that_is_not_kept(long_run, bounded, monkeypatch):
 
 
 def test_many_ranks_share_the_bound(long_run, monkeypatch):
-    monkeypatch.setattr(stepbound, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(read_limit, "MOST_BYTES", 1 << 20)
     found = logs_of(long_run)
     read = sum(path.stat().st_size for path in long_run.rglob(STEPS_FILE)) * len(found[0].steps) / STEPS
     assert 0.5 * 2**20 < read < 1.1 * 2**20 and numbers(found[0]) == numbers(found[1])
 
 
 def test_folders_of_one_job_have_one_bound(tmp_path, monkeypatch):
-    monkeypatch.setattr(stepbound, "MOST_STEPS", 700)
+    monkeypatch.setattr(read_limit, "MOST_STEPS", 700)
     job = Job(world=2, steps=3_000)
     runs = [record(tmp_path / f"host{rank}", job, missing=(1 - rank,)) for rank in range(2)]
     found = logs_of(*runs)
@@ -108,7 +107,7 @@ def test_what_was_thinned_on_disk_is_counted_too(tmp_path):
 
 
 def test_samples_and_device_times_are_those_of_the_steps_that_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(stepbound, "MOST_STEPS", 500)
+    monkeypatch.setattr(read_limit, "MOST_STEPS", 500)
     run = record(tmp_path / "run", Job(world=1, steps=2_000))
     (place,) = (run / "ranks").iterdir()
     steps = [json.loads(text) for text in (place / STEPS_FILE).read_text().splitlines()]
@@ -120,7 +119,7 @@ def test_samples_and_device_times_are_those_of_the_steps_that_are_read(tmp_path,
         out.writelines(f'{{"t":{s["t"][0]},"s":[[5,1],[9,1,1]]}}\n' for s in steps)
     (log,) = logs_of(run)
     assert set(log.device_times) == set(numbers(log)) and len(log.samples) == 2 * len(log.steps) < 1_100
-    monkeypatch.setattr(stepbound, "MOST_SAMPLES", 300)
+    monkeypatch.setattr(read_limit, "MOST_SAMPLES", 300)
     (log,) = logs_of(run)
     seconds = {sample[0] // 10**9 for sample in log.samples}
     assert 0 < len(log.samples) <= 300 and {second % 2 for second in seconds} == {0}
@@ -133,12 +132,12 @@ def test_too_many_samples_of_one_second_cost_themselves_alone(tmp_path, at):
     lines = ['{"where":1,"file":"train.py","line":3,"function":"main"}\n']
     lines += [f'{{"t":{at},"s":[[1,1],[2,1],[3,1]]}}\n'] * 200
     (tmp_path / "samples.jsonl").write_text("".join(lines))
-    log = read_rank_log(RankRecord(str(tmp_path), 0, {}), stepbound.Bound(most_samples=100))
+    log = read_rank_log(RankRecord(str(tmp_path), 0, {}), read_limit.ReadLimit(most_samples=100))
     assert len(log.samples) <= 100 and 1 in log.sample_where
 
 
 def test_close_looks_are_weighed_by_the_looking_in_the_steps_that_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(stepbound, "MOST_STEPS", 500)
+    monkeypatch.setattr(read_limit, "MOST_STEPS", 500)
     run = record(tmp_path / "run", Job(world=1, steps=2_000))
     (place,) = (run / "ranks").iterdir()
     steps = [json.loads(text) for text in (place / STEPS_FILE).read_text().splitlines()]
@@ -148,7 +147,7 @@ def test_close_looks_are_weighed_by_the_looking_in_the_steps_that_are_read(tmp_p
             f'{{"t":{s["t"][0]},"c":[[5,1,1]],"h":[5000000],"n":1000}}\n' for s in steps if "step" in s
         )
     (log,) = logs_of(run)
-    assert len(log.closer) == len(log.steps) < 550 and log.looked_ns == 1_000 * len(log.closer)
+    assert len(log.burst_samples) == len(log.steps) < 550 and log.burst_ns == 1_000 * len(log.burst_samples)
 
 
 def event(**fields: object) -> str:
@@ -204,8 +203,8 @@ def test_an_odd_sample_is_left_out_and_noted(tmp_path, line):
 
 
 def test_a_rank_that_repeats_one_number_does_not_fill_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(stepbound, "MOST_BYTES", 1 << 16)
-    monkeypatch.setattr(stepbound, "_LEAST_BYTES", 1 << 16)
+    monkeypatch.setattr(read_limit, "MOST_BYTES", 1 << 16)
+    monkeypatch.setattr(read_limit, "_LEAST_BYTES", 1 << 16)
     (tmp_path / STEPS_FILE).write_text('{"step":6,"t":[1,2]}\n' * 100_000)
     log = read_rank_log(RankRecord(str(tmp_path), 0, {}))
     assert len(log.steps) < 15_000 and "lines of steps left out" in log.notes[0]

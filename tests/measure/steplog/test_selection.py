@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from ddpdoctor.measure.steplog import Event, RankLog, Step, chosen_and_why
+from ddpdoctor.measure.steplog import Event, RankLog, Step, select_steps
 from ddpdoctor.rundir import RankRecord
 
 MS = 1_000_000
@@ -25,7 +25,7 @@ def log(lengths_ms, *, rank=0, marks=None, events=None, first=0):
 
 def choose_steps(logs):
     """Numbers of the steps to measure, and how many were set aside, by reason."""
-    chosen, reasons = chosen_and_why(logs)
+    chosen, reasons = select_steps(logs)
     return chosen, dict(Counter(reasons.values()))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ddpdoctor.trace import classify, load_trace, load_traces
-from ddpdoctor.trace.columns import remembered
+from ddpdoctor.trace.columns import memoized
 from tests.trace.trace_files import document, events, write
 
 ASKED: list[str] = []
@@ -17,7 +17,7 @@ def test_a_predicate_is_asked_once_for_each_name():
         return name.startswith("a")
 
     for _ in range(3):
-        answer = remembered(predicate)
+        answer = memoized(predicate)
         assert [answer(name) for name in ("ab", "b", "ab")] == [True, False, True]
     assert ASKED == ["ab", "b"]
 
@@ -30,18 +30,18 @@ def test_a_predicate_that_holds_something_is_never_mixed_up_with_its_like():
         return lambda name, own=letter: name.startswith(own)
 
     for make in (starting_with, with_default):
-        a, b = remembered(make("a")), remembered(make("b"))
+        a, b = memoized(make("a")), memoized(make("b"))
         assert (a("ab"), b("ab")) == (True, False)
 
 
 def test_lambdas_of_one_line_are_told_apart():
     first, second = (lambda name: "x" in name), (lambda name: "y" in name)
-    assert (remembered(first)("x"), remembered(second)("x")) == (True, False)
+    assert (memoized(first)("x"), memoized(second)("x")) == (True, False)
 
 
 def test_other_callables_are_called_as_they_are():
-    assert remembered(classify.step_number) is classify.step_number
-    assert remembered("abc".startswith)("a") is True
+    assert memoized(classify.step_number) is classify.step_number
+    assert memoized("abc".startswith)("a") is True
 
 
 def test_ranks_share_texts_and_descriptions(tmp_path):

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from ddpdoctor.cli.analyze import command
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.trace import load_traces
-from ddpdoctor.trace.engines import KINDS, attempt, open_engine
+from ddpdoctor.trace.engines import KINDS, open_engine, read_one
 from tests.generator import generate
 from tests.generator.cases import case
 from tests.trace.trace_files import assert_same, document, events, job, write
@@ -70,9 +70,9 @@ def test_a_worker_that_dies_costs_its_file_alone(tmp_path, monkeypatch, engine):
     def die_of_one(file, rank, cache):
         if file == files[1]:
             os.kill(os.getpid(), signal.SIGKILL)
-        return attempt(file, rank, cache)
+        return read_one(file, rank, cache)
 
-    monkeypatch.setattr(f"ddpdoctor.trace.engines.on_{engine}.attempt", die_of_one)
+    monkeypatch.setattr(f"ddpdoctor.trace.engines.on_{engine}.read_one", die_of_one)
     loaded = load_traces(files, jobs=1, engine=engine)
     assert [t.meta.rank for t in loaded.traces] == [0, 2]
     assert [file for file, _ in loaded.failed] == [files[1]]

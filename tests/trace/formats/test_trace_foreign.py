@@ -4,7 +4,7 @@ import pytest
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace import load_trace, load_traces
-from ddpdoctor.trace.engines import attempt
+from ddpdoctor.trace.engines import read_one
 from tests.trace.trace_files import document, event, write
 
 
@@ -72,4 +72,4 @@ def test_negative_durations_and_missing_names_are_counted(tmp_path):
 def test_an_event_that_is_nested_too_deeply_is_told_in_words(tmp_path):
     deep = '{"a":' * 100_000 + "1" + "}" * 100_000
     path = write(tmp_path / "t.json", f'{{"traceEvents": [{{"ph": "X", "ts": 1, "args": {deep}}}]}}')
-    assert attempt(path, None, False) == (None, f"{path} cannot be read: it is nested too deeply.")
+    assert read_one(path, None, False) == (None, f"{path} cannot be read: it is nested too deeply.")

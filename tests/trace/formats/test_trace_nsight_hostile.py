@@ -13,7 +13,7 @@ import pytest
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace import find_traces, load_trace, load_traces
-from ddpdoctor.trace.engines import attempt
+from ddpdoctor.trace.engines import read_one
 from tests.trace.nsight_export import export
 from tests.trace.trace_files import document, event, events, is_cut, kernel, write
 
@@ -149,7 +149,7 @@ def test_a_file_that_is_cut_off_is_told(path, tmp_path):
     for part in range(1, 12):
         cut = tmp_path / f"cut{part}.sqlite"
         cut.write_bytes(whole[: len(whole) * part // 12])
-        trace, reason = attempt(str(cut), None, False)
+        trace, reason = read_one(str(cut), None, False)
         outcomes.add(trace is None)
         assert trace is not None or reason.startswith(f"{cut}"), reason
         assert trace is None or trace.size
@@ -167,7 +167,7 @@ def test_bytes_that_were_changed_never_do_more_harm_than_to_the_file(path, tmp_p
         data[rng.randrange(100 if seed % 4 == 0 else len(data))] = rng.randrange(256)
     broken = tmp_path / "broken.sqlite"
     broken.write_bytes(data)
-    trace, reason = attempt(str(broken), None, False)
+    trace, reason = read_one(str(broken), None, False)
     assert trace is not None or (reason.startswith(str(broken)) and "Error:" not in reason), reason
     find_traces([str(tmp_path)])
 
@@ -227,7 +227,7 @@ def test_reading_ends_in_time(path, monkeypatch):
     with_kernels(path, 40_000)
     real, passed = time.monotonic, iter(range(10**9))
     monkeypatch.setattr(time, "monotonic", lambda: real() + 1000.0 * next(passed))
-    trace, reason = attempt(path, None, False)
+    trace, reason = read_one(path, None, False)
     told = [reason] if trace is None else list(trace.meta.notes)
     assert any("takes longer to read than a file of its size can" in text for text in told)
 

@@ -55,14 +55,14 @@ def test_a_rank_has_its_share_of_the_bytes(path, monkeypatch):
     """Reading is worth processes of their own from so many bytes on."""
     size = Path(path).stat().st_size
     monkeypatch.setattr("ddpdoctor.trace.job.load._WORTH_PROCESSES_BYTES", 0.7 * size)
-    monkeypatch.setattr("ddpdoctor.trace.engines.processes.load_in_processes", None)
+    monkeypatch.setattr("ddpdoctor.trace.engines.processes.read_in_processes", None)
     assert len(load_traces(find_traces([path]).files, jobs=2).traces) == 2
 
 
 def test_the_deadline_of_a_rank_is_that_of_its_file(path, monkeypatch):
     monkeypatch.setattr("ddpdoctor.trace.job.load._WORTH_PROCESSES_BYTES", 0)
-    monkeypatch.setattr("ddpdoctor.trace.engines.processes._LEAST_S", 0.0)
-    monkeypatch.setattr("ddpdoctor.trace.engines.processes._BYTES_PER_S", 1e12)
+    monkeypatch.setattr("ddpdoctor.trace.engines.processes._MIN_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("ddpdoctor.trace.engines.processes._MIN_BYTES_PER_S", 1e12)
     with pytest.raises(UnusableInput, match="did not finish and was given up"):
         load_traces(find_traces([path]).files, jobs=2)
 

@@ -76,7 +76,7 @@ def test_an_epoch_file_with_fractions_keeps_every_nanosecond(tmp_path):
 @pytest.mark.parametrize("whole", [0, 1, 10, 25])
 def test_fractions_that_begin_in_the_midst_of_a_batch_lose_no_event(tmp_path, monkeypatch, whole):
     """Events become columns some at a time, and only some of them need their text."""
-    monkeypatch.setattr("ddpdoctor.trace.formats.kineto.build._AT_ONCE", 10)
+    monkeypatch.setattr("ddpdoctor.trace.formats.kineto.build._CHUNK_EVENTS", 10)
     texts = [f"16981079292{i:05d}" + ("" if i < whole else f".{i:03d}") for i in range(25)]
     lines = [
         json.dumps(event(f"aten::{i}", 0)).replace('"ts": 0', f'"ts": {ts}') for i, ts in enumerate(texts)

@@ -68,7 +68,7 @@ def test_each_file_counts_by_its_bytes(tmp_path, always_processes, jobs):
 
 def test_how_far_a_large_file_is_shows_while_it_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(Source.pieces, "__defaults__", (1 << 16,))
-    monkeypatch.setattr("ddpdoctor.trace.sources.pieces._READ_BYTES", 1 << 12)
+    monkeypatch.setattr("ddpdoctor.trace.sources.decompress._READ_BYTES", 1 << 12)
     file, told = write(tmp_path / "rank0.json.gz", json.dumps(document(events(4000)))), []
     load_traces([file], jobs=1, progress=told.append)
     within = [part for part in told if 0 < part < 1]
@@ -92,7 +92,7 @@ class Channel:
 
 
 def test_a_process_says_how_far_it_is_before_it_has_the_columns(tmp_path, monkeypatch):
-    monkeypatch.setattr("ddpdoctor.trace.engines.worker._BETWEEN_PARTS_S", 0.0)
+    monkeypatch.setattr("ddpdoctor.trace.engines.worker._PROGRESS_INTERVAL_S", 0.0)
     monkeypatch.setattr(Source.pieces, "__defaults__", (1 << 16,))
     channel = Channel(
         Task(3, write(tmp_path / "rank0.json", json.dumps(document(events(4000)))), None, False)
@@ -124,7 +124,7 @@ def test_a_worker_that_dies_names_its_file_and_the_rest_goes_on(tmp_path, always
 def test_memory_grows_with_the_columns_and_not_with_the_text(tmp_path, monkeypatch):
     """At most 1.5 bytes more for each byte more of columns; the text is four times as large as they are."""
     monkeypatch.setattr(Source.pieces, "__defaults__", (1 << 16,))  # the fixed part: pieces under way
-    monkeypatch.setattr("ddpdoctor.trace.sources.pieces._READ_BYTES", 1 << 14)
+    monkeypatch.setattr("ddpdoctor.trace.sources.decompress._READ_BYTES", 1 << 14)
     peaks, sizes, texts = [], [], []
     for count in (4_000, 16_000):
         path = write(tmp_path / f"{count}.json.gz", json.dumps(document(events(count))))
@@ -293,7 +293,7 @@ def test_a_worker_that_hangs_is_given_up_and_the_rest_goes_on(tmp_path, always_p
     files = job(tmp_path, [0, 1])
     os.mkfifo(tmp_path / "stuck.json")
     stuck = str(tmp_path / "stuck.json")
-    monkeypatch.setattr("ddpdoctor.trace.engines.processes._ANY_S", 1.0)
+    monkeypatch.setattr("ddpdoctor.trace.engines.processes._UNKNOWN_SIZE_TIMEOUT_S", 1.0)
     loaded = load_traces([stuck, *files], jobs=2)
     assert [t.meta.rank for t in loaded.traces] == [0, 1]
     assert loaded.failed == [(stuck, f"{stuck}: the process that read it did not finish and was given up.")]

@@ -18,7 +18,7 @@ from ddpdoctor.trace import find_traces, load_trace, load_traces
 from ddpdoctor.trace.cache import cached_load
 from ddpdoctor.trace.digest import write_digests
 from ddpdoctor.trace.formats import HEAD_BYTES
-from ddpdoctor.trace.sources import expand_url, is_url, shown
+from ddpdoctor.trace.sources import expand_url, is_url, redact_url
 from tests.trace.trace_files import assert_same, document, events, rows_of, write
 
 
@@ -132,12 +132,12 @@ def test_local_files_are_the_same_by_url(tmp_path):
 
 def test_secrets_in_a_url_are_in_no_note(bucket, monkeypatch):
     url = "memory://bucket/run/rank0.json.gz"
-    monkeypatch.setattr("ddpdoctor.trace.job.load.shown", lambda file: file.replace("bucket", "***"))
+    monkeypatch.setattr("ddpdoctor.trace.job.load.redact_url", lambda file: file.replace("bucket", "***"))
     fsspec.filesystem("memory").pipe("/bucket/run/cut.json", b'{"traceEvents": [')
     loaded = load_traces([url, "memory://bucket/run/cut.json"], jobs=1)
     assert [trace.meta.source for trace in loaded.traces] == ["memory://***/run/rank0.json.gz"]
     assert "bucket" not in loaded.failed[0][1]
-    assert shown("https://me:secret@host/t.json?sig=abcdefgh") == "https://***@host/t.json?sig=***"
+    assert redact_url("https://me:secret@host/t.json?sig=abcdefgh") == "https://***@host/t.json?sig=***"
     with pytest.raises(UnusableInput) as raised:
         load_trace("nosuchscheme://me:secret@host/t.json")
     assert "secret" not in str(raised.value)

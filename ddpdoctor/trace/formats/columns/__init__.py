@@ -1,7 +1,7 @@
-"""Our own columns as a file (``.columns``): what ``ddpdoctor digest`` makes of any trace.
+"""The ``.columns`` files that ``ddpdoctor digest`` writes, recognised by their suffix.
 
-The file's name tells it; its content is checked (:func:`ddpdoctor.trace.columns.read_archive`). Rank and host are those
-that were found where the trace lay, not those of the place that it was copied to.
+The content is checked (:func:`ddpdoctor.trace.columns.read_archive`). Rank and host are those of the original trace, not
+derived from the path of the copy.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir import reason_of
-from ddpdoctor.trace.columns import RankTrace, is_archive, placed, read_archive
+from ddpdoctor.trace.columns import RankTrace, is_archive, read_archive, relocated
 from ddpdoctor.trace.formats import Candidate
-from ddpdoctor.trace.sources import open_place
+from ddpdoctor.trace.sources import open_source
 
 
 def recognises(candidate: Candidate) -> bool:
@@ -25,8 +25,8 @@ def recognises(candidate: Candidate) -> bool:
 def read(path: str, rank: int | None) -> RankTrace:
     """See :class:`ddpdoctor.trace.formats.Format`."""
     try:
-        with open_place(path) as stream:
+        with open_source(path) as stream:
             trace = read_archive(stream if stream.seekable() else io.BytesIO(stream.read()), path)
     except OSError as error:
         raise UnusableInput(f"{path} cannot be read: {reason_of(error).lower()}.") from None
-    return replace(trace, meta=placed(trace.meta, path, rank))
+    return replace(trace, meta=relocated(trace.meta, path, rank))

@@ -1,4 +1,4 @@
-"""Decoded events become columns."""
+"""Builds the columns of a trace from decoded Kineto events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace.classify import DEVICE
 from ddpdoctor.trace.columns import (
     LIMIT_NS,
-    LONGEST_NS,
+    MAX_DURATION_NS,
     Collectives,
     IdColumn,
     IntColumn,
@@ -25,7 +25,7 @@ from ddpdoctor.trace.columns import (
 )
 
 from . import times
-from .lanes import MOST_LANES, Interner, LaneTable
+from .lanes import MAX_LANES, Interner, LaneTable
 from .stream import NO_ARGUMENTS, NOTHING, Arguments, Batch, Event, EventStream, ExactEvent
 from .times import as_int, ints, positive, stream_of
 
@@ -50,18 +50,18 @@ _OLD_ANNOTATION = re.compile(
 
 
 def normalised(category: object) -> str:
-    """The newest name of a category; unknown ones lower-cased, a missing one ""."""
+    """The current name of a category; an unknown one in lower case, "" if it is missing."""
     text = category.lower().strip() if isinstance(category, str) else ""
     return _RENAMED.get(text, text)
 
 
 def is_old_operator(category: object) -> bool:
-    """Whether this is the old schema's one category for operators and annotations alike."""
+    """Whether this is the old schema's common category of operators and annotations."""
     return isinstance(category, str) and category.lower() in ("operator", "cpu op")
 
 
 def is_annotation_name(name: str) -> bool:
-    """Whether the old schema's operator of this name is what is now a user_annotation."""
+    """Whether an operator of this name in the old schema is a user_annotation in the current one."""
     return _OLD_ANNOTATION.match(name) is not None
 
 
@@ -71,7 +71,7 @@ _WHOLE = re.compile(r"\s*-?[0-9]{1,19}\s*")
 
 
 class CollectiveRows:
-    """Collects the communication events of a trace; there are few, so plain lists will do."""
+    """Collects the communication events of a trace in lists; there are few of them."""
 
     def __init__(self) -> None:
         self._rows: dict[str, list[int]] = {column: [] for column in Collectives.__struct_fields__}
@@ -89,25 +89,25 @@ class CollectiveRows:
             for column in _NUMBERS:
                 self._rows[column].append(_number(getattr(a, column)))
 
-    def only(self, kept: NDArray[np.bool_]) -> None:
-        """Keeps the rows of those events that are ``kept``, numbered as if the others had never been."""
+    def keep(self, kept: NDArray[np.bool_]) -> None:
+        """Keeps the rows of the events in the mask ``kept`` and renumbers these events."""
         position = np.cumsum(kept) - 1
         chosen = [i for i, event in enumerate(self._rows["event"]) if kept[event]]
         self._rows = {column: [values[i] for i in chosen] for column, values in self._rows.items()}
         self._rows["event"] = [int(position[event]) for event in self._rows["event"]]
 
     def finish(self, order: NDArray[np.int64]) -> Collectives:
-        """The columns, with events numbered as in the sorted trace and in that order."""
+        """The columns in the order of the sorted trace; ``order`` [events] gives the old row of each new one."""
         position = np.empty(order.size, dtype=np.int64)
         position[order] = np.arange(order.size)
         event = position[np.array(self._rows["event"], dtype=np.int64)]
         by_event = np.argsort(event, kind="stable")
-        told = {column: np.array(self._rows[column], np.int64)[by_event] for column in (*_TEXT, *_NUMBERS)}
-        return Collectives.of({"event": event[by_event], **told})
+        columns = {column: np.array(self._rows[column], np.int64)[by_event] for column in (*_TEXT, *_NUMBERS)}
+        return Collectives.of({"event": event[by_event], **columns})
 
 
 def _number(value: Any) -> int:
-    """A whole number, decimal where it is written as text; -1 where it is none."""
+    """``value`` as an integer (text is read as decimal); -1 if it is none."""
     if isinstance(value, str):
         return as_int(int(value)) if _WHOLE.fullmatch(value) else -1
     return as_int(value)
@@ -115,21 +115,21 @@ def _number(value: Any) -> int:
 
 Rows = Sequence[Event]
 _TS, _DUR = attrgetter("ts"), attrgetter("dur")
-_AT_ONCE = 2048
-"""Events that are made columns at a time: as many as a processor's own cache holds, a fifth of a batch."""
-_LONGEST_NAME = 1 << 15
-"""Characters that are kept of an event's name: those of kernels made of templates have some thousands."""
-_MOST_CATEGORIES = 10_000
-"""Kineto knows forty; other tools add some of their own."""
-_MOST_DEVICES = 1024
-"""Where an accelerator's event does not say its device, a process id below this is the device's number."""
+_CHUNK_EVENTS = 2048
+"""Events converted at a time, a fifth of a batch: as many as fit in a core's cache."""
+_MAX_NAME_CHARACTERS = 1 << 15
+"""Longest event name that is kept; names of templated kernels have some thousand characters."""
+_MAX_CATEGORIES = 10_000
+"""Kineto has forty categories; other tools add some."""
+_MAX_DEVICES = 1024
+"""If a device event has no device argument, its process id is the device index if it is below this."""
 _INT32 = np.iinfo(np.int32)
 
 
 class ColumnBuilder:
-    """Collects batches; :meth:`finish` joins and sorts them.
+    """Collects batches of events; :meth:`finish` joins and sorts them.
 
-    At most there are in memory the columns, one column more, and one batch.
+    Peak memory is that of the columns, one more column, and one batch.
     """
 
     def __init__(self) -> None:
@@ -143,49 +143,49 @@ class ColumnBuilder:
         self._collectives = CollectiveRows()
         self._rows = 0
         self.events = 0
-        """Events of any kind."""
-        self.without_time = 0
-        self.without_duration = 0
-        self.without_name = 0
+        """Number of events of any kind."""
+        self.events_without_time = 0
+        self.events_without_duration = 0
+        self.events_without_name = 0
 
     def add(self, batch: Batch, stream: EventStream) -> None:
-        """Appends the complete and instant events of ``batch`` and reads its metadata events. Leaves nothing in it: some at a
-        time are looked at again and again while they are near, and then let go of.
+        """Appends the complete and instant events of ``batch`` and reads its metadata events. Empties ``batch``: events are
+        converted in chunks that fit in a core's cache, and each chunk is then freed.
         """
         self.events += len(batch)
         while batch:
             try:
-                self._add_some(batch[:_AT_ONCE], stream.source.path)
+                self._add_some(batch[:_CHUNK_EVENTS], stream.source.path)
             except times.InexactTimesError:
                 left = len(batch)
                 batch.clear()
-                batch = stream.again_exactly()[-left:]
+                batch = stream.decode_with_exact_times()[-left:]
             else:
-                del batch[:_AT_ONCE]
+                del batch[:_CHUNK_EVENTS]
 
     def _add_some(self, batch: Batch, path: str) -> None:
-        """Raises InexactTimesError, before anything is appended, where the times need their text."""
+        """Appends a chunk. Raises InexactTimesError, before it appends, if the times must be decoded from their text."""
         rows = [e for e in batch if e.ph == "X" or e.ph == "i" or e.ph == "I"]
         if rows:
             values, exact = list(map(_TS, rows)), isinstance(rows[0], ExactEvent)
             start = times.from_text(values) if exact else times.from_numbers(values)
-            # Exact up to a hundred days.
+            # Durations are exact up to a hundred days.
             self._add_timed(rows, start, times.from_numbers(list(map(_DUR, rows)), rounded=True), path)
-        self.lanes.look(e for e in batch if e.ph == "M")
+        self.lanes.read_metadata(e for e in batch if e.ph == "M")
 
     def _add_timed(self, rows: Rows, start: IntColumn, duration: IntColumn, path: str) -> None:
         """Appends those of ``rows`` that have a time."""
-        duration[duration > LONGEST_NS] = times.MISSING_NS
+        duration[duration > MAX_DURATION_NS] = times.MISSING_NS
         untimed = start == times.MISSING_NS
         if untimed.any():
-            self.without_time += int(untimed.sum())
+            self.events_without_time += int(untimed.sum())
             kept = np.flatnonzero(~untimed)
             self._add_rows([rows[i] for i in kept.tolist()], start[kept], duration[kept], path)
         else:
             self._add_rows(rows, start, duration, path)
 
     def _add_rows(self, rows: Rows, start: IntColumn, duration: IntColumn, path: str) -> None:
-        self.without_duration += int((duration < 0).sum())  # not given, no number, or negative
+        self.events_without_duration += int((duration < 0).sum())  # not given, no number, or negative
         args = [e.args or NO_ARGUMENTS for e in rows]
         category = self._category_ids(rows, path)
         on_device = np.flatnonzero(np.array(self._is_device, dtype=bool)[category])
@@ -203,12 +203,12 @@ class ColumnBuilder:
         self._rows += len(rows)
 
     def _category_ids(self, rows: Rows, path: str) -> IdColumn:
-        """Categories as the file spells them, and for each new one whether it is a device's."""
+        """[rows] ids of the categories as spelled in the file; records of each new one whether it is a device category."""
         ids = _named_ids(self._categories, [e.cat for e in rows])
-        if len(self._categories) > _MOST_CATEGORIES or len(self.lanes) > MOST_LANES:
+        if len(self._categories) > _MAX_CATEGORIES or len(self.lanes) > MAX_LANES:
             raise UnusableInput(
-                f"{path} is not a profiler trace: it names more than {_MOST_CATEGORIES} categories of events or "
-                f"{MOST_LANES} threads and streams."
+                f"{path} is not a profiler trace: it names more than {_MAX_CATEGORIES} categories of events or "
+                f"{MAX_LANES} threads and streams."
             )
         for raw in list(self._categories)[len(self._is_device) :]:
             self._is_device.append(normalised(raw) in DEVICE)
@@ -217,26 +217,26 @@ class ColumnBuilder:
 
     def _name_ids(self, rows: Rows) -> IdColumn:
         ids = _named_ids(self._names, [e.name for e in rows])
-        self.without_name += int((ids == self._names[None]).sum()) if None in self._names else 0
+        self.events_without_name += int((ids == self._names[None]).sum()) if None in self._names else 0
         return ids
 
     def _put(self, column: str, part: NDArray[Any]) -> None:
         self._parts[column].append(part)
 
     def _put_device_columns(self, rows: Rows, args: list[Arguments], at: NDArray[np.int64]) -> None:
-        """Stream, device and bytes of the rows ``at`` which a device worked.
+        """Appends stream, device and bytes of all rows, known only for the device events in rows ``at``.
 
-        From the arguments, else from where Kineto draws the event (pid: device, tid: stream).
+        From the arguments, else from the event's process id (device) and thread id (stream).
         """
-        here = at.tolist()
-        stream = ints([args[i].stream for i in here])
+        device_rows = at.tolist()
+        stream = ints([args[i].stream for i in device_rows])
         if (stream < 0).any():
-            stream = np.where(stream < 0, ints([stream_of(rows[i].tid) for i in here]), stream)
-        device = ints([args[i].device for i in here])
+            stream = np.where(stream < 0, ints([stream_of(rows[i].tid) for i in device_rows]), stream)
+        device = ints([args[i].device for i in device_rows])
         if (device < 0).any():
-            pids = ints([rows[i].pid for i in here])
-            device = np.where((device < 0) & (pids < _MOST_DEVICES), pids, device)
-        moved = ints([args[i].bytes for i in here])
+            pids = ints([rows[i].pid for i in device_rows])
+            device = np.where((device < 0) & (pids < _MAX_DEVICES), pids, device)
+        moved = ints([args[i].bytes for i in device_rows])
         for column, values, kind in (
             ("stream", _narrow(stream), np.int32),
             ("device", _narrow(device), np.int32),
@@ -264,7 +264,7 @@ class ColumnBuilder:
         return ids
 
     def finish(self, meta: TraceMeta, base_ns: int) -> RankTrace:
-        """The trace, rows sorted by (start, -duration), ``base_ns`` added to all starts."""
+        """The trace, with rows sorted by (start, -duration) and ``base_ns`` added to all starts."""
         start = self._take("start_ns", np.int64) + base_ns
         duration = self._take("duration_ns", np.int64)
         order = sorted_order(start, duration)
@@ -278,7 +278,7 @@ class ColumnBuilder:
         shapes = columns["shapes"]
         offset = len(self._names)
         np.add(shapes, offset, out=shapes, where=shapes >= 0)
-        names = ["" if n is None else str(n)[:_LONGEST_NAME] for n in self._names]
+        names = ["" if n is None else str(n)[:_MAX_NAME_CHARACTERS] for n in self._names]
         names.extend(_compact(text) for text in self._shapes)
         columns["lane"] = self.lanes.finish()[columns["lane"]]
         categories, columns["category"] = self._final_categories(columns["category"], columns["name"], names)
@@ -287,16 +287,16 @@ class ColumnBuilder:
 
     @property
     def rows(self) -> int:
-        """Events so far."""
+        """Number of rows so far."""
         return self._rows
 
     def earliest_ns(self) -> int | None:
-        """Start of the first event, before the file's base is added."""
+        """Earliest start, ns, before the file's base time is added; None without rows."""
         parts = self._parts["start_ns"]
         return min((int(p.min()) for p in parts if p.size), default=None)
 
-    def leave_out_beyond(self, base_ns: int) -> None:
-        """Drops the events whose times, counted from ``base_ns``, are further from 1970 than any can be."""
+    def drop_times_outside(self, base_ns: int) -> None:
+        """Drops events whose start plus ``base_ns`` is outside ±:data:`LIMIT_NS`."""
         parts = self._parts["start_ns"]
         limits_ns = (-LIMIT_NS - base_ns, LIMIT_NS - base_ns)
         if all(limits_ns[0] < p.min() and p.max() < limits_ns[1] for p in parts if p.size):
@@ -305,8 +305,8 @@ class ColumnBuilder:
         kept = (start > limits_ns[0]) & (start < limits_ns[1])
         for column, all_parts in self._parts.items():
             self._parts[column] = [np.concatenate(all_parts)[kept]]
-        self._collectives.only(kept)
-        self.without_time += self._rows - int(kept.sum())
+        self._collectives.keep(kept)
+        self.events_without_time += self._rows - int(kept.sum())
         self._rows = int(kept.sum())
 
     def _take(self, column: str, kind: type) -> NDArray[Any]:
@@ -316,7 +316,7 @@ class ColumnBuilder:
     def _final_categories(
         self, raw: IdColumn, name: IdColumn, names: list[str]
     ) -> tuple[list[str], IdColumn]:
-        """Normalised categories, and the old schema's annotations told from its operators."""
+        """Normalised categories and their ids [rows]; separates the old schema's annotations from its operators."""
         merged = Interner()
         table = np.array([merged[normalised(c)] for c in self._categories], dtype=np.int32)
         old = [i for i, c in enumerate(self._categories) if is_old_operator(c)]
@@ -328,9 +328,9 @@ class ColumnBuilder:
 
 
 def _drop_own_correlation(columns: dict[str, Any]) -> None:
-    """Takes an "External id" that only repeats the correlation for absent.
+    """Sets an external id that only repeats the correlation to -1.
 
-    Until 2023, Kineto wrote it so on runtime and device events, and it ties them to no operator.
+    Until 2023, Kineto wrote this on runtime and device events; it links them to no operator.
     """
     repeated = columns["external_id"] == columns["correlation"]
     columns["external_id"][repeated] = -1
@@ -344,7 +344,7 @@ def _named_ids(interner: Interner, names: list[Any]) -> IdColumn:
 
 
 def _narrow(values: IntColumn) -> IntColumn:
-    """``values``, -1 where one does not fit 32 bits."""
+    """``values``, with -1 for those that do not fit 32 bits."""
     return np.where((values < 0) | (values > _INT32.max), -1, values)
 
 

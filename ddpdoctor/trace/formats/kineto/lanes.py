@@ -1,4 +1,4 @@
-"""Lanes of a trace, the streams and threads its events lie on, and texts by number."""
+"""Interning of texts, and numbering of lanes: the threads and streams of a trace's events."""
 
 from __future__ import annotations
 
@@ -14,56 +14,56 @@ from .stream import Event
 
 
 class Interner(defaultdict[Any, int]):
-    """Gives each new key the next number; looking one up stays in C."""
+    """Gives each new key the next number; a lookup runs in C."""
 
     def __init__(self) -> None:
         super().__init__()
         self.default_factory = self.__len__
 
     def ids(self, keys: list[Any]) -> IdColumn:
-        """The number of each key. Raises TypeError where one is a list or an object."""
+        """[keys] the number of each key. Raises TypeError if one is a list or a dict."""
         return np.fromiter(map(self.__getitem__, keys), np.int32, len(keys))
 
 
-_LONGEST_TEXT = 1 << 10
-"""Characters that are kept of a process's or a thread's number."""
+_MAX_TEXT = 1 << 10
+"""Longest process or thread id that is kept, in characters."""
 _ASCEND = "Ascend Hardware"
-MOST_LANES = 100_000
-"""A job that starts a thread in each step has some thousands."""
+MAX_LANES = 100_000
+"""Limit of threads and streams; a job that starts a thread in every step has some thousands."""
 
 
 class LaneTable:
     """Numbers the pairs (pid, tid) in order of appearance."""
 
     def __init__(self) -> None:
-        self._seen = Interner()
-        self.of_ascend = False
-        """Whether a process is named as torch_npu's profiler names the NPU."""
+        self._lanes = Interner()
+        self.is_ascend = False
+        """Whether a process has the name that torch_npu's profiler gives the NPU."""
 
     def ids(self, pairs: list[tuple[Any, Any]]) -> IdColumn:
-        """Lane of each event; to be put through the table of :meth:`finish` in the end."""
+        """[events] provisional lane ids, which index the table that :meth:`finish` returns."""
         try:
-            return self._seen.ids(pairs)
+            return self._lanes.ids(pairs)
         except TypeError:  # a pid or tid that is a list or an object
-            return self._seen.ids([(_text(pid), _text(tid)) for pid, tid in pairs])
+            return self._lanes.ids([(_text(pid), _text(tid)) for pid, tid in pairs])
 
     def __len__(self) -> int:
-        return len(self._seen)
+        return len(self._lanes)
 
-    def look(self, metadata: Iterable[Event]) -> None:
-        """Sees what processes are called in the metadata events ("ph": "M")."""
-        self.of_ascend = self.of_ascend or any(
+    def read_metadata(self, metadata: Iterable[Event]) -> None:
+        """Reads process names from metadata events ("ph": "M")."""
+        self.is_ascend = self.is_ascend or any(
             event.name == "process_name" and event.args is not None and event.args.name == _ASCEND
             for event in metadata
         )
 
     def finish(self) -> IdColumn:
-        """For each number given out by :meth:`ids` the lane's. Several may be of one lane: 7 and "7" are one thread."""
+        """[provisional ids] final lane of each; the ids 7 and "7" are the same thread."""
         index: dict[tuple[str, str], int] = {}
-        table = [index.setdefault((_text(p), _text(t)), len(index)) for p, t in self._seen]
+        table = [index.setdefault((_text(p), _text(t)), len(index)) for p, t in self._lanes]
         return np.array(table, dtype=np.int32)
 
 
 def _text(value: Any) -> str:
-    """A number or text as text; "" for all else, which names no thread."""
-    return str(value)[:_LONGEST_TEXT] if isinstance(value, (str, int, float)) else ""
+    """A number or text as text; "" for other types."""
+    return str(value)[:_MAX_TEXT] if isinstance(value, (str, int, float)) else ""

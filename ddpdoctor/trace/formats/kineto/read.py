@@ -1,4 +1,4 @@
-"""Chrome traces of torch.profiler: recognised, told apart from those of other tools, and read."""
+"""Recognises and reads Chrome traces of torch.profiler, and rejects those of other tools."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace.classify import DEVICE
 from ddpdoctor.trace.columns import LIMIT_NS, NUMBERS_OF_DEVICES, RankTrace, TraceMeta
 from ddpdoctor.trace.formats import HEAD_BYTES, Candidate
-from ddpdoctor.trace.sources import GZIP, LFS_POINTER, MOST_RANKS, ZSTD, Source, host_of_name, rank_of_name
+from ddpdoctor.trace.sources import GZIP, LFS_POINTER, MAX_RANKS, ZSTD, Source, host_of_name, rank_of_name
 
 from .build import ColumnBuilder
-from .stream import LONGEST_EVENT_BYTES, EventStream
+from .stream import MAX_EVENT_BYTES, EventStream
 from .times import as_int
 
-_OWN = b'"otherData":{"producer":"ddpdoctor"'
-"""What ``ddpdoctor export`` writes into a timeline: no recording, though it looks like a trace."""
+_EXPORT_MARK = b'"otherData":{"producer":"ddpdoctor"'
+"""Marks a timeline that ``ddpdoctor export`` wrote, which is not a recording."""
 _KEYS = (b'"traceEvents"', b'"baseTimeNanoseconds"', b'"deviceProperties"', b'"distributedInfo"')
-"""Keys of a whole trace, of which one stands in the first text of each."""
+"""Top-level keys of a trace; each trace has one of them near its beginning."""
 _FIRST_EVENT_BYTES = 4096
-"""Within them stands a first event, or our own mark."""
+"""The first event, or the mark of an exported timeline, is within these bytes."""
 
 
 def recognises(candidate: Candidate) -> bool:
     """See :class:`ddpdoctor.trace.formats.Format`.
 
-    What cannot be looked into is told by its name alone, and so is a Git LFS pointer in a trace's place.
+    A file whose content cannot be inspected, or that is a Git LFS pointer, is recognised by its name alone.
     """
     named = ".json" in Path(candidate.path).name.lower()
     head = candidate.head
@@ -45,7 +45,7 @@ def recognises(candidate: Candidate) -> bool:
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     if text.startswith(b"["):
         return b'"ph"' in text[:_FIRST_EVENT_BYTES] or (named and not text[1:].strip(b" \t\r\n]"))
-    if not text.startswith(b"{") or _OWN in text[:_FIRST_EVENT_BYTES]:
+    if not text.startswith(b"{") or _EXPORT_MARK in text[:_FIRST_EVENT_BYTES]:
         return False
     is_cut = len(head) == HEAD_BYTES
     return any(key in text for key in _KEYS) or (is_cut and "trace" in candidate.path.lower())
@@ -59,21 +59,21 @@ def read(path: str, rank: int | None) -> RankTrace:
         for batch in stream.batches():
             builder.add(batch, stream)
     base_ns = base_time_ns(stream)
-    builder.leave_out_beyond(base_ns)
+    builder.drop_times_outside(base_ns)
     if not builder.rows:
         raise UnusableInput(_no_rows(path, stream, builder))
     if is_own_timeline(stream.top):
         raise UnusableInput(
             f"{path} is a timeline that ddpdoctor exported: name the run or the traces it was made from."
         )
-    if builder.lanes.of_ascend:
-        # Its events have no categories there, so that a job on NPUs would be taken for one on CPUs.
+    if builder.lanes.is_ascend:
+        # NPU events have no categories in it, so the job would look like one on CPUs.
         raise UnusableInput(
             f"{path} is a timeline of Ascend's torch_npu.profiler: what ran on the NPU has names of its own there, which ddpdoctor "
             "does not know."
         )
     trace = builder.finish(meta_of(path, rank, base_ns, stream, builder), base_ns)
-    if is_foreign(stream.top, trace.categories, trace.names):
+    if is_not_pytorch(stream.top, trace.categories, trace.names):
         raise UnusableInput(
             f"{path} is not a PyTorch profiler trace: it has no torch operator, kernel, collective or "
             "profiler step."
@@ -84,8 +84,8 @@ def read(path: str, rank: int | None) -> RankTrace:
 def _no_rows(path: str, stream: EventStream, builder: ColumnBuilder) -> str:
     if stream.too_deep:
         return f"{path} cannot be read: it is nested too deeply."
-    if stream.source.broken:
-        why = f"it {stream.source.broken}"
+    if stream.source.read_error:
+        why = f"it {stream.source.read_error}"
     elif builder.events:
         why = "none of its events has a begin and a duration"
     else:
@@ -95,7 +95,7 @@ def _no_rows(path: str, stream: EventStream, builder: ColumnBuilder) -> str:
 
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """A decode allocates a million objects and frees them by reference count: collections would only cost time."""
+    """Disables garbage collection: decoding allocates a million objects, all freed by reference count."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -105,7 +105,7 @@ def _without_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-_KEYS_AROUND = frozenset(
+_KINETO_KEYS = frozenset(
     {"deviceProperties", "distributedInfo", "baseTimeNanoseconds", "pytorch_version", "torch_version"}
 )
 """Top-level keys that only Kineto writes."""
@@ -113,39 +113,39 @@ _CATEGORY = re.compile(
     r"(?:^|[_ ])(?:cpu_op|op|kernel|runtime|driver|user_annotation|python_function|cpu_instant_event|memcpy|memset"
     r"|ac2g|fwdbwd|async_npu)s?$"
 )
-"""Ends of the categories of all vendors: cuda_runtime, xpu_driver, npu_kernel, hpu_op ..."""
+"""Suffixes of the vendors' categories: cuda_runtime, xpu_driver, npu_kernel, hpu_op ..."""
 _NAME = re.compile(
     r"aten::|c10d|autograd::|torch|ProfilerStep|(?:nccl|rccl|gloo|xccl|hccl|mpi|ucc):|ncclKernel|ncclDevKernel"
     r"|Optimizer\.|DistributedDataParallel|enumerate\(DataLoader\)|(?:cuda|hip)(?:Launch|Memcpy|Stream|Event|Device)"
 )
-_OWN_NAME = "ddpdoctor"
+_EXPORT_PRODUCER = "ddpdoctor"
 
 
 def is_own_timeline(top: Mapping[str, Any]) -> bool:
-    """Whether these top-level keys are those that ``ddpdoctor export`` writes."""
+    """Whether these top-level keys are those of a timeline that ``ddpdoctor export`` wrote."""
     other = top.get("otherData")
-    return isinstance(other, dict) and other.get("producer") == _OWN_NAME
+    return isinstance(other, dict) and other.get("producer") == _EXPORT_PRODUCER
 
 
-def is_foreign(top: Mapping[str, Any], categories: Collection[str], names: Iterable[str]) -> bool:
-    """Whether nothing in a trace is PyTorch's: neither keys, nor categories (normalised), nor names."""
-    if not _KEYS_AROUND.isdisjoint(top) or not DEVICE.isdisjoint(categories):
+def is_not_pytorch(top: Mapping[str, Any], categories: Collection[str], names: Iterable[str]) -> bool:
+    """Whether neither top-level keys, nor (normalised) categories, nor event names of a trace are PyTorch's."""
+    if not _KINETO_KEYS.isdisjoint(top) or not DEVICE.isdisjoint(categories):
         return False
     return not any(map(_CATEGORY.search, categories)) and not any(map(_NAME.match, names))
 
 
 _EPOCH_FROM_NS = 1_000_000_000_000_000_000
-"""Times later than this (September 2001) count from 1970: a machine's own clock starts at its boot."""
-_LONGEST_TEXT = 1 << 10
-"""Characters of a host's, a backend's or a version's name that are kept."""
-_MOST_OBJECTS = 100_000
-"""Process groups and devices that are kept: a job has one of them for each of its ranks, at most a few."""
-_UNSAID = (None, "", -1, "-1")
-"""What stands for "not known"."""
+"""Later times (after September 2001) are ns since 1970; a monotonic clock counts from the machine's boot."""
+_MAX_TEXT = 1 << 10
+"""Longest host, backend or version text that is kept, in characters."""
+_MAX_OBJECTS = 100_000
+"""Process groups and devices that are kept; a job has at most a few per rank."""
+_UNKNOWN = (None, "", -1, "-1")
+"""Values that mean "not known"."""
 
 
 def base_time_ns(stream: EventStream) -> int:
-    """What all times of a file are counted from, 0 where it does not say, or says what cannot be."""
+    """``baseTimeNanoseconds``, which all times of the file are relative to; 0 if it is absent or out of range."""
     base_ns = as_int(stream.top.get("baseTimeNanoseconds"))
     return base_ns if 0 <= base_ns < LIMIT_NS else 0
 
@@ -153,7 +153,7 @@ def base_time_ns(stream: EventStream) -> int:
 def meta_of(
     path: str, rank: int | None, base_ns: int, stream: EventStream, builder: ColumnBuilder
 ) -> TraceMeta:
-    """What the file at ``path`` says, read to its end; ``rank`` is what its reader knows better."""
+    """Metadata of the file at ``path``, which has been read to its end; ``rank`` overrides the file's."""
     top = stream.top
     job = top.get("distributedInfo")
     job = job if isinstance(job, dict) else {}
@@ -179,7 +179,7 @@ def meta_of(
 def _rank(path: str, rank: int | None, job: dict[str, Any]) -> tuple[int | None, str]:
     if rank is not None:
         return rank, "run directory"
-    if (own := as_int(job.get("rank"))) in range(MOST_RANKS):
+    if (own := as_int(job.get("rank"))) in range(MAX_RANKS):
         return own, "distributedInfo"
     if (named := rank_of_name(path)) is not None:
         return named, "file name"
@@ -187,7 +187,7 @@ def _rank(path: str, rank: int | None, job: dict[str, Any]) -> tuple[int | None,
 
 
 def _version(value: Any) -> str | None:
-    return str(value)[:_LONGEST_TEXT] if isinstance(value, (str, int, float)) and value else None
+    return str(value)[:_MAX_TEXT] if isinstance(value, (str, int, float)) and value else None
 
 
 def _notes(path: str, stream: EventStream, builder: ColumnBuilder) -> Iterator[str]:
@@ -196,21 +196,21 @@ def _notes(path: str, stream: EventStream, builder: ColumnBuilder) -> Iterator[s
     job = stream.top.get("distributedInfo")
     stated = {"baseTimeNanoseconds": (stream.top, LIMIT_NS)}
     if isinstance(job, dict):
-        stated |= {"rank": (job, MOST_RANKS), "world_size": (job, MOST_RANKS)}
+        stated |= {"rank": (job, MAX_RANKS), "world_size": (job, MAX_RANKS)}
     for key, (place, limit) in stated.items():
-        if place.get(key) not in _UNSAID and as_int(place[key]) not in range(limit):
+        if place.get(key) not in _UNKNOWN and as_int(place[key]) not in range(limit):
             yield f"{path}: its {key} cannot be {str(place[key])[:40]} and is ignored."
 
 
 def _notes_of_text(path: str, stream: EventStream, rows: int) -> Iterator[str]:
     if stream.truncated:
-        why = stream.source.broken or "ends before its list of events does"
+        why = stream.source.read_error or "ends before its list of events does"
         yield f"{path} {why}: its {rows} whole events are used, the rest is lost."
     if stream.damages:
         places = "in one place" if stream.damages == 1 else f"in {stream.damages} places"
         yield f"{path} is damaged {places}: unreadable parts are skipped, {rows} whole events are used."
     if stream.oversized:
-        yield f"{path} holds {stream.oversized} event(s) longer than {LONGEST_EVENT_BYTES >> 20} MiB: they were skipped."
+        yield f"{path} holds {stream.oversized} event(s) longer than {MAX_EVENT_BYTES >> 20} MiB: they were skipped."
     if stream.top_unread:
         yield f"{path} holds too much text before its events to be read: its rank may be unknown."
     if stream.tail_unread:
@@ -222,32 +222,32 @@ def _notes_of_text(path: str, stream: EventStream, rows: int) -> Iterator[str]:
 def _notes_of_events(path: str, stream: EventStream, builder: ColumnBuilder) -> Iterator[str]:
     if stream.lost_events:
         yield f"{path}: {stream.lost_events} malformed event(s) were skipped."
-    if builder.without_duration:
-        yield f"{path}: {builder.without_duration} event(s) without a usable duration (such as a negative one) count as instants."
-    if builder.without_name:
-        yield f"{path}: {builder.without_name} event(s) without a name: what they did is unknown."
-    if builder.without_time:
-        yield f"{path}: {builder.without_time} event(s) without a usable time were skipped."
+    if builder.events_without_duration:
+        yield f"{path}: {builder.events_without_duration} event(s) without a usable duration (such as a negative one) count as instants."
+    if builder.events_without_name:
+        yield f"{path}: {builder.events_without_name} event(s) without a name: what they did is unknown."
+    if builder.events_without_time:
+        yield f"{path}: {builder.events_without_time} event(s) without a usable time were skipped."
 
 
 def _ranks(value: Any) -> int | None:
     number = as_int(value)
-    return number if number in range(MOST_RANKS) else None
+    return number if number in range(MAX_RANKS) else None
 
 
 def _text(value: Any) -> str | None:
-    return value[:_LONGEST_TEXT] if isinstance(value, str) and value else None
+    return value[:_MAX_TEXT] if isinstance(value, str) and value else None
 
 
 def _objects(value: Any) -> tuple[dict[str, Any], ...]:
-    listed = value[:_MOST_OBJECTS] if isinstance(value, list) else []
+    listed = value[:_MAX_OBJECTS] if isinstance(value, list) else []
     return tuple(v for v in listed if isinstance(v, dict))
 
 
 def _device(properties: dict[str, Any]) -> dict[str, Any]:
-    """The properties of a device whose values are of a kind that such properties have."""
+    """The device properties with a valid type."""
     kept = {key: value for key, value in properties.items() if isinstance(value, (str, int, float))}
     for key in NUMBERS_OF_DEVICES:
-        if key in kept and (number := as_int(kept.pop(key))) in range(MOST_RANKS):
+        if key in kept and (number := as_int(kept.pop(key))) in range(MAX_RANKS):
             kept[key] = number
     return kept

@@ -1,4 +1,4 @@
-"""The events of a Chrome trace from a stream of bytes, in pieces that threads decode; a damaged or cut file gives what is whole in it."""
+"""Decodes the events of a Chrome trace in batches; a truncated or damaged file gives its intact events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.trace.sources import Source, ahead, tell
+from ddpdoctor.trace.sources import Source, prefetch, report_progress
 
 NOTHING = msgspec.Raw(b"")
 
@@ -51,7 +51,7 @@ class Event(msgspec.Struct, gc=False):
 
 
 class ExactEvent(Event, gc=False):
-    """The same with ``ts`` as text, for files whose µs since 1970 do not fit a double to the nanosecond."""
+    """An event with ``ts`` as text, for µs since 1970, which a double cannot represent to the nanosecond."""
 
     ts: msgspec.Raw = msgspec.Raw(b"null")
 
@@ -71,63 +71,64 @@ _IN_LIST = re.compile(rb"([\[,]\s*)" + _NUMBER + rb"(?=\s*[,\]])")
 _BACKSLASH = re.compile(rb'((?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))++)|\\')
 _TRAILING_COMMA = re.compile(rb",(\s*[}\]])")
 _BLANKS = bytes(b if b >= 0x20 or b in (0x0A, 0x0D, 0x09) else 0x20 for b in range(256))
-"""Each byte as itself, control characters but for line ends and tabs as blanks."""
+"""Translation table that replaces control characters, except line ends and tabs, by blanks."""
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
 
 def repair(text: bytes | bytearray) -> bytes:
-    """``text`` with the usual faults replaced (by null, an escaped backslash, a blank, U+FFFD), if there are any.
+    """``text`` with common errors replaced: NaN by null, raw backslashes by escaped ones, control characters by blanks, invalid
+    UTF-8 by U+FFFD.
 
-    Made for whole batches: quick, and only for text that does not decode as it is.
+    For whole batches that do not decode as they are.
     """
-    mended = _VALUE.sub(rb"\1null", bytes(text))
-    if b"\\" in mended:
-        mended = _BACKSLASH.sub(lambda m: m.group(0) if m.group(1) else rb"\\", mended)
-    mended = mended.translate(_BLANKS)
+    repaired_text = _VALUE.sub(rb"\1null", bytes(text))
+    if b"\\" in repaired_text:
+        repaired_text = _BACKSLASH.sub(lambda m: m.group(0) if m.group(1) else rb"\\", repaired_text)
+    repaired_text = repaired_text.translate(_BLANKS)
     try:
-        mended.decode("utf-8")
+        repaired_text.decode("utf-8")
     except UnicodeDecodeError:
-        mended = mended.decode("utf-8", "replace").encode()
-    return mended
+        repaired_text = repaired_text.decode("utf-8", "replace").encode()
+    return repaired_text
 
 
 def repair_event(text: bytes) -> bytes:
-    """A single event or the keys around the events, repaired with all that is known."""
-    mended = _IN_LIST.sub(rb"\1null", repair(text))
-    mended = _STRING.sub(
-        lambda m: m.group(0).translate(_BLANKS).replace(b"\n", b" ").replace(b"\t", b" "), mended
+    """A single event, or the keys around the events, with all known repairs, which are too slow for whole batches."""
+    repaired_text = _IN_LIST.sub(rb"\1null", repair(text))
+    repaired_text = _STRING.sub(
+        lambda m: m.group(0).translate(_BLANKS).replace(b"\n", b" ").replace(b"\t", b" "), repaired_text
     )
-    return _TRAILING_COMMA.sub(rb"\1", mended.replace(b"\r", b" "))
+    return _TRAILING_COMMA.sub(rb"\1", repaired_text.replace(b"\r", b" "))
 
 
 _BETWEEN = re.compile(rb"\}\s*,\s*\Z")
 _BEFORE_CLOSE = re.compile(rb"[}\[,]\s*\Z")
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[{}\[\]]', re.DOTALL)
-"""A string, also one that does not end, or a bracket. Nothing is looked at twice: a string may be all there is."""
+"""A string, possibly unterminated, or a bracket. Possessive, so it never backtracks in a long string."""
 _NEXT_EVENT = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid)"\s*:)')
 LAYOUT_BYTES = 200
-"""Bytes of blanks between two events that are looked at; Kineto writes four."""
-_DEEPEST = 1_000
-"""Brackets within brackets: an event has four, and nothing decodes so many."""
-_LOOKED_AT = 10_000
-"""Brackets that are looked at for the end of an event; where they are all nested, the exact scan finds it."""
+"""Longest white space between two events; Kineto writes four bytes."""
+_MAX_DEPTH = 1_000
+"""Deepest nesting of brackets; an event has four levels, and no decoder accepts this many."""
+_MAX_BRACKETS = 10_000
+"""Brackets that are tried for the end of an event before the exact scan."""
 
 
 class Scan(NamedTuple):
-    """What an exact scan found: ``spans`` of whole objects, and the index of the array's closing bracket, else -1."""
+    """Result of an exact scan: ``spans`` (start, end) of whole objects, and the index of the array's closing bracket or -1."""
 
     spans: list[tuple[int, int]]
     closed_at: int
 
 
 def boundaries(buffer: bytes | bytearray) -> Iterator[int]:
-    """Candidates for the comma between two events, the last first.
+    """Yields candidates for the comma between two events, from the last to the first.
 
-    A wrong one (inside of a nested list or of a string) leaves brackets or quotes open, so the text before it does not
-    decode: try it, and take the next.
+    A wrong one, inside a nested list or a string, leaves brackets or quotes open, so the text before it does not decode and
+    the caller tries the next.
     """
     position = len(buffer)
-    for _ in range(_LOOKED_AT):
+    for _ in range(_MAX_BRACKETS):
         if (position := buffer.rfind(b"{", 0, position)) <= 0:
             return
         window = buffer[max(0, position - LAYOUT_BYTES) : position]
@@ -136,9 +137,9 @@ def boundaries(buffer: bytes | bytearray) -> Iterator[int]:
 
 
 def closings(buffer: bytes | bytearray) -> Iterator[int]:
-    """Candidates for the bracket that closes the array, the last first; to be tried in the same way."""
+    """Yields candidates for the bracket that closes the array, from the last to the first, to be tried in the same way."""
     position = len(buffer)
-    for _ in range(_LOOKED_AT):
+    for _ in range(_MAX_BRACKETS):
         if (position := buffer.rfind(b"]", 0, position)) < 0:
             return
         window = buffer[max(0, position - LAYOUT_BYTES) : position]
@@ -147,7 +148,7 @@ def closings(buffer: bytes | bytearray) -> Iterator[int]:
 
 
 def scan(buffer: bytes) -> Scan:
-    """All whole events at the head of ``buffer``, by counting brackets outside of strings: slow and certain."""
+    """Finds all whole events at the start of ``buffer`` by counting brackets outside of strings; slow but exact."""
     spans: list[tuple[int, int]] = []
     depth = begin = 0
     for match in _TOKEN.finditer(buffer):
@@ -156,7 +157,7 @@ def scan(buffer: bytes) -> Scan:
             if depth == 0:
                 begin = match.start()
             depth += 1
-            if depth > _DEEPEST:
+            if depth > _MAX_DEPTH:
                 break
         elif token in b"}]":
             depth -= 1
@@ -168,7 +169,7 @@ def scan(buffer: bytes) -> Scan:
 
 
 def resume(buffer: bytes) -> int:
-    """Start of the next thing that looks like an event, after one whose quotes or brackets do not close; -1 if none."""
+    """Index of the next text that looks like an event, after one whose quotes or brackets do not close; -1 if none."""
     match = _NEXT_EVENT.search(buffer, 1)
     return match.end() if match else -1
 
@@ -178,26 +179,26 @@ Batch = list[Event] | list[ExactEvent]
 _KEY = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
 _BOM = b"\xef\xbb\xbf"
 _UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""The last: brackets within brackets, deeper than the stack."""
-_TRIES = 4
-"""Wrong boundaries in a row before the exact scan; the first is right in every trace that Kineto has written."""
+"""RecursionError: nested deeper than the decoder's limit."""
+_MAX_TRIES = 4
+"""Boundaries that are tried before the exact scan; the first is right in every trace that Kineto writes."""
 _CLOSING = ord("]")
 _AFTER_LIST = re.compile(rb"\s*(?:[,}\0]|\Z)")
-_MOST_DAMAGES = 100
-"""After so many places that cannot be read, the rest of a file is left alone."""
-_MOST_LOST = 20_000
-"""So it is after so many malformed events: each costs as much as a hundred sound ones."""
-LONGEST_EVENT_BYTES = 4 << 20
-"""A longer event is passed over. With a stack of Python frames one has some hundred kilobytes."""
-_GIVE_UP_BYTES = 64 << 20
-"""Where the head is longer, or so much text in one go holds no event, a file is not read on."""
-_TOP_BYTES = 8 << 20
-"""What is decoded of the text before the events and of that after them: a few keys in most traces, some megabytes where
-thousands of ranks have many process groups. It makes many times its size."""
+_MAX_DAMAGES = 100
+"""After this many damaged places, the rest of a file is not read."""
+_MAX_LOST_EVENTS = 20_000
+"""After this many malformed events, the rest is not read: each takes as long as a hundred valid ones."""
+MAX_EVENT_BYTES = 4 << 20
+"""A longer event is skipped. One with a Python stack has some hundred kilobytes."""
+_MAX_BYTES_WITHOUT_EVENT = 64 << 20
+"""Reading stops if the text before the events, or any text without an event, is longer."""
+_MAX_TOP_BYTES = 8 << 20
+"""Longest text before and after the events that is decoded: a few keys in most traces, some megabytes with thousands of
+ranks and many process groups. The decoded objects take many times this size."""
 
 
-def _opened(*texts: bytes) -> bytearray:
-    """The texts joined, behind the bracket that opens a list."""
+def _open_list(*texts: bytes) -> bytearray:
+    """``[`` followed by the joined texts."""
     buffer = bytearray(b"[")
     for text in texts:
         buffer += text
@@ -210,74 +211,74 @@ class EventStream:
     def __init__(self, source: Source) -> None:
         self.source = source
         self.exact = False
-        """Times are decoded as text from here on: set by the reader of the batches, who sees the numbers."""
+        """Whether times are decoded as text from here on, see :meth:`decode_with_exact_times`."""
         self.top: dict[str, Any] = {}
-        """Top-level keys but "traceEvents"."""
+        """Top-level keys except "traceEvents"."""
         self.top_unread = False
-        """Whether the keys before the events take too much text to be read."""
+        """Whether the text before the events is too long to be decoded."""
         self.tail_unread = False
-        """Whether those behind the events do."""
+        """Whether the text after the events is."""
         self.truncated = False
         self.lost_events = 0
         self.damages = 0
-        """Places where text that is no event had to be passed over."""
+        """Places where text that is no event was skipped."""
         self.oversized = 0
-        """Those of them where it was too long to be an event."""
+        """Those of them where the text was too long to be an event."""
         self.too_deep = False
-        """Whether some text was nested deeper than anything is decoded."""
+        """Whether some text was nested too deeply to be decoded."""
         self.repaired = False
         self._head = self._tail = b""
         self._closed = self._bare_list = False
-        self._passing = False
-        """Whether the buffer begins within something too long to be an event."""
-        self._fruitless_bytes = 0
-        """Text that was looked through since the last event."""
+        self._in_oversized_event = False
+        """Whether the buffer begins inside text that is too long to be an event."""
+        self._bytes_without_event = 0
+        """Length of the text since the last event."""
         self._text: bytes | memoryview = b""
-        """The text of the batch that was handed out last, kept so that it can be decoded again, exactly."""
+        """Text of the latest batch, for :meth:`decode_with_exact_times`."""
 
     def batches(self) -> Iterator[Batch]:
-        """Lists of events in file order. Raises :class:`UnusableInput` where the content is no trace."""
-        with closing(ahead(self.source.pieces())) as pieces:
+        """Yields lists of events in file order. Raises :class:`UnusableInput` if the content is no trace."""
+        with closing(prefetch(self.source.pieces())) as pieces:
             rest, enough_bytes = self._find_events(pieces), 0
             for piece in pieces:
-                tell(self.source.part)
+                report_progress(self.source.fraction_read)
                 if self._closed:
                     self._tail += piece
-                    if len(self._tail) > _TOP_BYTES:
+                    if len(self._tail) > _MAX_TOP_BYTES:
                         break
                     continue
-                buffer = _opened(rest, piece)
+                buffer = _open_list(rest, piece)
                 if len(buffer) < enough_bytes:
                     rest = bytes(memoryview(buffer)[1:])
                     continue
-                batch, rest = self._next(buffer)
+                batch, rest = self._decode_next(buffer)
                 if batch:
                     yield batch
-                    self._fruitless_bytes = 0
-                if self._gives_up(0 if batch else len(buffer)):
+                    self._bytes_without_event = 0
+                if self._too_damaged(0 if batch else len(buffer)):
                     break
-                # An event that is longer than a piece is not looked through again with each piece.
+                # Do not scan an event that is longer than a piece again for each piece.
                 enough_bytes = 0 if batch else 2 * len(rest)
         if not self._closed:
-            yield from self._last_batches(_opened(rest))
-        self.truncated = self.truncated or self.source.broken is not None
+            yield from self._last_batches(_open_list(rest))
+        self.truncated = self.truncated or self.source.read_error is not None
         self._read_top()
 
-    def again_exactly(self) -> list[ExactEvent]:
-        """The latest batch once more, with its times as text; so are all later ones."""
+    def decode_with_exact_times(self) -> list[ExactEvent]:
+        """Decodes the latest batch again, and all later ones, with times as text."""
         self.exact = True
         return EXACT_EVENTS.decode(self._text)
 
-    def _gives_up(self, fruitless_bytes: int) -> bool:
-        """Whether the rest of the file is left alone: too much of it is no event."""
-        self._fruitless_bytes += fruitless_bytes
-        if self._fruitless_bytes > _GIVE_UP_BYTES:
-            why = f"holds {self._fruitless_bytes >> 20} MiB in one go that are no events"
-        elif self.damages >= _MOST_DAMAGES or self.lost_events >= _MOST_LOST:
+    def _too_damaged(self, bytes_without_event: int) -> bool:
+        """Whether too much of the file is damaged to read the rest; sets the source's ``read_error``."""
+        self._bytes_without_event += bytes_without_event
+        if self._bytes_without_event > _MAX_BYTES_WITHOUT_EVENT:
+            why = f"holds {self._bytes_without_event >> 20} MiB in one go that are no events"
+        elif self.damages >= _MAX_DAMAGES or self.lost_events >= _MAX_LOST_EVENTS:
             why = "is damaged in too many places"
         else:
             return False
-        self.source.broken = self.source.broken or why
+        self.source.read_error = self.source.read_error or why
         return True
 
     def _find_events(self, pieces: Iterable[bytes]) -> bytes:
@@ -297,15 +298,15 @@ class EventStream:
                 self._head = buffer[: match.start()]
                 return buffer[match.end() :]
             searched = len(buffer)
-            if searched > _GIVE_UP_BYTES:
+            if searched > _MAX_BYTES_WITHOUT_EVENT:
                 break
-        why = f"it {self.source.broken}" if self.source.broken else 'it has no list "traceEvents"'
+        why = f"it {self.source.read_error}" if self.source.read_error else 'it has no list "traceEvents"'
         raise UnusableInput(f"{self.source.path} holds no profiler events: {why}.")
 
     def _decode_up_to(self, buffer: bytearray, end: int) -> Batch | None:
-        """The events of ``buffer`` before ``end``, where the comma or bracket after one of them stands.
+        """Decodes the events of ``buffer`` before ``end``, the index of the comma or bracket after one; None if that fails.
 
-        The closing bracket is written over it: a copy of the text would cost as much as a third of its decoding.
+        Overwrites that character with the closing bracket: a copy of the text takes a third of the time of decoding it.
         """
         before = buffer[end]
         buffer[end] = _CLOSING
@@ -318,60 +319,60 @@ class EventStream:
             return None
 
     def _decode(self, text: bytes) -> Batch | None:
-        return self._decode_up_to(_opened(text, b"]"), len(text) + 1)
+        return self._decode_up_to(_open_list(text, b"]"), len(text) + 1)
 
-    def _next(self, buffer: bytearray) -> tuple[Batch | None, bytes]:
-        """A batch of the whole events in ``buffer``, and what is left."""
-        if self._passing:
+    def _decode_next(self, buffer: bytearray) -> tuple[Batch | None, bytes]:
+        """A batch of the whole events in ``buffer``, and the rest of the text."""
+        if self._in_oversized_event:
             return None, self._skip_broken(bytes(buffer[1:]))
         text = bytearray(repair(buffer)) if self.repaired else buffer
         for _ in range(2):
-            for cut in islice(boundaries(text), _TRIES):
+            for cut in islice(boundaries(text), _MAX_TRIES):
                 if (batch := self._decode_up_to(text, cut)) is not None:
                     return batch, bytes(memoryview(text)[cut + 1 :])
             if not self._repair_helps(text):
                 break
             text = bytearray(repair(text))
-        return self._scanned(bytes(text[1:]))
+        return self._decode_by_scan(bytes(text[1:]))
 
     def _repair_helps(self, buffer: bytes | bytearray) -> bool:
-        """Whether this text has one of the usual faults; from then on, all text is repaired first."""
+        """Whether :func:`repair` changes this text; if so, all later text is repaired first."""
         if self.repaired or repair(buffer) == buffer:
             return False
         self.repaired = True
         return True
 
     def _last_batches(self, buffer: bytearray) -> Iterator[Batch]:
-        """What is left at the end of the file; more than one batch where something in between cannot be read."""
-        batch, rest = self._last(buffer)
+        """Yields the events at the end of the file; more than one batch if some text between them is damaged."""
+        batch, rest = self._decode_last(buffer)
         if batch:
             yield batch
-        while not self._closed and not self._gives_up(len(rest)) and (start := resume(rest)) >= 0:
+        while not self._closed and not self._too_damaged(len(rest)) and (start := resume(rest)) >= 0:
             self.damages += 1
-            batch, rest = self._scanned(rest[start:])
+            batch, rest = self._decode_by_scan(rest[start:])
             if batch:
                 yield batch
         if not self._closed:
             unfinished = rest.strip(b" \t\r\n,")
             self.truncated = bool(unfinished) or not self._bare_list
 
-    def _last(self, buffer: bytearray) -> tuple[Batch | None, bytes]:
-        """The batch at the end of the file, and what is left.
+    def _decode_last(self, buffer: bytearray) -> tuple[Batch | None, bytes]:
+        """The batch at the end of the file, and the rest of the text.
 
-        Finds the array's closing bracket and the tail behind it, if they are there.
+        Also finds the array's closing bracket and the text after it.
         """
         text = bytearray(repair(buffer)) if self.repaired else buffer
-        for end in islice(closings(text), 2 * _TRIES):
-            # A bracket in the midst of damaged text is not the end.
+        for end in islice(closings(text), 2 * _MAX_TRIES):
+            # A bracket inside damaged text is not the end.
             if not _AFTER_LIST.match(text, end + 1):
                 continue
             if (batch := self._decode_up_to(text, end)) is not None:
                 self._closed, self._tail = True, bytes(memoryview(text)[end + 1 :])
                 return batch, b""
-        return self._scanned(bytes(text[1:]))
+        return self._decode_by_scan(bytes(text[1:]))
 
-    def _scanned(self, buffer: bytes) -> tuple[Batch | None, bytes]:
-        """As :meth:`_next`, by the exact scan: the only way that finds the array's end and gets past a bad event."""
+    def _decode_by_scan(self, buffer: bytes) -> tuple[Batch | None, bytes]:
+        """Like :meth:`_decode_next`, but with the exact scan, which finds the array's end and skips malformed events."""
         spans, closed_at = scan(buffer)
         events = buffer
         if closed_at >= 0 and _AFTER_LIST.match(buffer, closed_at + 1):
@@ -389,44 +390,44 @@ class EventStream:
         return batch, rest
 
     def _one_by_one(self, texts: Iterable[bytes]) -> Batch:
-        """The events that can be decoded, the others counted."""
+        """The events that can be decoded; counts the others in ``lost_events``."""
         good = []
         for text in texts:
             if self._decode(text) is None:
                 text, self.repaired = repair_event(text), True
                 if self._decode(text) is None:
                     self.lost_events += 1
-                    if self.lost_events >= _MOST_LOST:
+                    if self.lost_events >= _MAX_LOST_EVENTS:
                         break
                     continue
             good.append(text)
         return self._decode(b",".join(good)) or []
 
     def _skip_broken(self, buffer: bytes) -> bytes:
-        """Drops an event that never ends, once enough of the file has passed to be sure of it."""
-        if not self._passing:
-            if len(buffer) < LONGEST_EVENT_BYTES:
+        """Skips an event that does not end within :data:`MAX_EVENT_BYTES`; returns the rest of the text."""
+        if not self._in_oversized_event:
+            if len(buffer) < MAX_EVENT_BYTES:
                 return buffer
             self.damages += 1
         start = resume(buffer)
         if start < 0:
-            self.oversized += not self._passing
-            self._passing = True
+            self.oversized += not self._in_oversized_event
+            self._in_oversized_event = True
             return buffer[-LAYOUT_BYTES:]
-        self._passing = False
+        self._in_oversized_event = False
         return buffer[start:]
 
     def _read_top(self) -> None:
-        """Decodes the keys around the events; a broken tail costs only itself."""
-        self.top_unread = len(self._head) > _TOP_BYTES
-        self.tail_unread = len(self._tail) > _TOP_BYTES
+        """Decodes the top-level keys before and after the events; if the latter are damaged, only those before."""
+        self.top_unread = len(self._head) > _MAX_TOP_BYTES
+        self.tail_unread = len(self._tail) > _MAX_TOP_BYTES
         if self._bare_list or self.top_unread:
             return
         head = self._head.lstrip(_BOM).rstrip(b" \t\r\n,") + (b"," if b'"' in self._head else b"")
         for text in (head + b'"":0' + self._tail, head + b'"":0}'):
-            for mended in (bytes, repair_event):
+            for convert in (bytes, repair_event):
                 try:
-                    top = msgspec.json.decode(mended(text))
+                    top = msgspec.json.decode(convert(text))
                 except _UNDECODABLE:
                     continue
                 if isinstance(top, dict):

@@ -1,4 +1,4 @@
-"""Numbers and times in a Chrome trace: microseconds as text with up to three decimals become nanoseconds without rounding twice."""
+"""Numbers and times in a Chrome trace: µs with up to three decimals to exact integer ns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddpdoctor.trace.columns import LIMIT_NS, IntColumn
 
 
 def ints(values: list[Any]) -> IntColumn:
-    """Whole numbers as they are; -1 for anything else."""
+    """[values] as integers; -1 for any other value."""
     try:
         return np.fromiter(values, np.int64, len(values))
     except (TypeError, ValueError, OverflowError):
@@ -21,14 +21,14 @@ def ints(values: list[Any]) -> IntColumn:
 
 
 def positive(values: list[Any]) -> IntColumn:
-    """Ids: 0 is Kineto's "none"."""
+    """[values] as positive ids; -1 for any other value, including 0, Kineto's "none"."""
     ids = ints(values)
     ids[ids <= 0] = -1
     return ids
 
 
 def as_int(value: Any) -> int:
-    """A whole number of a trace, which may be written as text; -1 where it is none."""
+    """``value``, a number or its text, as an integer; -1 if it is not a whole number."""
     try:
         number = int(value, 0) if isinstance(value, str) else value
     except ValueError:
@@ -40,7 +40,7 @@ def as_int(value: Any) -> int:
 
 
 def stream_of(tid: Any) -> int:
-    """Old Kineto's "stream 7", or the number itself."""
+    """Stream number from a thread id: 7 from 7, "7" and old Kineto's "stream 7"."""
     return as_int(tid.removeprefix("stream").strip() if isinstance(tid, str) else tid)
 
 
@@ -48,25 +48,25 @@ EXACT_BELOW_US = float(2**43)
 """Below this a double's spacing is ≤ 2**-10 µs, so the nearest double lies within 0.49 ns of a µs value with three decimals
 and rounds back to it. Kineto's ``baseTimeNanoseconds`` is at most three months back: 7.9e12 µs < 2**43."""
 MISSING_NS = np.iinfo(np.int64).min
-"""Stands where a time is no number, or none that can be."""
+"""Marks a time that is not a number or out of range."""
 _LIMIT_US = float(LIMIT_NS // 1000)
-"""The same limit in the unit of the file."""
+""":data:`LIMIT_NS` in µs."""
 _DECIMALS = 3
-"""Decimals of a number of µs that are whole nanoseconds."""
+"""Decimals of a time in µs that is a whole number of ns."""
 _SCALE = 10 ** np.arange(_DECIMALS, -1, -1)
-"""What makes nanoseconds of the digits, by how many of them are decimals."""
+"""Factor from the digits to ns, by the number of decimals among them."""
 _WHOLE = msgspec.json.Decoder(list[int])
 _DOUBLES = msgspec.json.Decoder(list[float])
 
 
 class InexactTimesError(ValueError):
-    """These numbers have lost their nanoseconds as doubles: decode the text instead."""
+    """The times are too large for doubles to keep the nanoseconds: decode their text instead."""
 
 
 def from_numbers(values: list[Any], *, rounded: bool = False) -> IntColumn:
-    """Times in ns from decoded numbers in µs; :data:`MISSING_NS` where a value is no number.
+    """[values] times in ns from decoded numbers in µs; :data:`MISSING_NS` for a value that is no number.
 
-    Raises :class:`InexactTimesError` where a double cannot carry the nanoseconds, unless they may be ``rounded``.
+    Raises :class:`InexactTimesError` if a double cannot represent the nanoseconds, unless ``rounded``.
     """
     try:
         array = np.fromiter(values, np.float64, len(values))
@@ -86,10 +86,10 @@ def from_numbers(values: list[Any], *, rounded: bool = False) -> IntColumn:
 
 
 def from_text(values: Sequence[bytes | msgspec.Raw]) -> IntColumn:
-    """Times in ns from the digits of the file, in µs; :data:`MISSING_NS` where the text is no number.
+    """[values] times in ns from their text in µs; :data:`MISSING_NS` for a text that is no number.
 
-    The digits are decoded as whole numbers, without their points; the numbers as doubles, good to a quarter of a µs, tell
-    where the points stood.
+    Decodes the digits as integers without the decimal point. The ratio to the numbers as doubles, exact to a quarter of a
+    µs, gives the number of decimals.
     """
     text = b"[" + b",".join(values) + b"]"
     try:

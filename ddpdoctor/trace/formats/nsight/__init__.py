@@ -1,10 +1,9 @@
-"""The SQLite file that ``nsys export --type sqlite`` makes of a report of Nsight Systems.
+"""SQLite files that ``nsys export --type sqlite`` writes from a report of Nsight Systems.
 
-One file holds what all processes under one ``nsys`` did; each process that is a rank is a part of its own, with an address
-that :func:`parts` gives. The schema differs from version to version and anybody may have written the file: tables and their
-columns are looked up in it (``database``), only plain tables are read, and what is missing is absent. Which processes are
-ranks, and of which rank, job and clock (``identity``), NCCL's own description of its calls (``nccl``), and what device and host did
-become the one table (``build``).
+A file has the events of all processes under one ``nsys``; each process that is a rank has an address, see :func:`parts`.
+The schema differs between versions and the file is untrusted: ``database`` looks up tables and columns, reads plain tables
+only, and treats missing ones as absent. ``identity`` finds the processes that are ranks, their rank, job and clock.
+``build`` reads the events of device and host, ``nccl`` NCCL's own description of its calls, ``steps`` infers the steps.
 """
 
 from __future__ import annotations
@@ -19,5 +18,5 @@ if TYPE_CHECKING:
     from .reader import read
 
 
-# Whatever file is analysed, this door is asked whether it is one of these; few are.
+# Every analysed file is tested with ``recognises``, so the rest of the reader is imported only if it is needed.
 __getattr__ = deferred(__name__, {"reader": "read"})

@@ -1,9 +1,9 @@
-"""Plain tables of an SQLite file that anybody may have written.
+"""Reads plain tables of an untrusted SQLite file, and parses the texts and payloads of NVTX ranges.
 
-The file is opened read-only and as one that nobody changes, so that no journal beside it is looked at. What a schema can hold
-beside tables (views, triggers, virtual tables, generated columns, functions in indexes) is never asked: SQLite is
-told to refuse it. A table has no more rows than fit into the file, a value no more than some megabytes, all texts together no more than
-a few times the file's size, and all of it no more time than that can need. A value of another type than expected is absent.
+The file is opened read-only and immutable, so SQLite reads no journal next to it. An authorizer rejects all that a schema
+can have besides tables: views, triggers, virtual tables, generated columns, functions in indexes. Limits: rows per table by
+the file's size, some megabytes per value, all texts together a few times the file's size, and the total time by the size.
+A value of an unexpected type counts as absent.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir import reason_of
 from ddpdoctor.trace.columns import IntColumn
 from ddpdoctor.trace.formats.kineto.build import is_annotation_name
-from ddpdoctor.trace.sources import tell
+from ddpdoctor.trace.sources import report_progress
 
 Fields = dict[str, int]
-"""Label of an entry, as NCCL describes it, → value."""
+"""Label of a payload entry, as NCCL names it → value."""
 
 
 RANKS, RANK, COMMUNICATOR, MESSAGE_BYTES = (
@@ -37,11 +37,11 @@ RANKS, RANK, COMMUNICATOR, MESSAGE_BYTES = (
     "NCCL communicator ID",
     "Message size [bytes]",
 )
-"""Labels of the entries that tell something here."""
+"""Labels of the payload entries that are used."""
 
 
 _HEAD = struct.Struct("<IIIIQQ")
-"""Domain, reserved, schema, reserved, size of the payload, size with this head."""
+"""Domain, reserved, schema, reserved, size of the payload, size including this header."""
 
 
 _FORMATS = {
@@ -51,27 +51,27 @@ _FORMATS = {
     18: struct.Struct("<Q"),
     22: struct.Struct("<Q"),
 }
-"""Whole numbers by NVTX's type: int and its unsigned one, those of 64 bits, and size_t (nvToolsExtPayload.h)."""
+"""Integer formats by NVTX type: int, unsigned int, int64, uint64 and size_t (nvToolsExtPayload.h)."""
 
 
-_LONGEST_BYTES = 1 << 12
+_MAX_PAYLOAD_BYTES = 1 << 12
 
 
 class Payloads:
-    """Decodes what the ranges of one file carry."""
+    """Decodes the payloads of a file's NVTX ranges."""
 
     def __init__(self, database: Database) -> None:
         self._fields: dict[int, list[tuple[str, struct.Struct, int]]] = defaultdict(list)
-        listed = database.small("NVTX_PAYLOAD_SCHEMA_ENTRIES", "schemaId", "type", "name", "offset")
+        listed = database.first_rows("NVTX_PAYLOAD_SCHEMA_ENTRIES", "schemaId", "type", "name", "offset")
         for schema, kind, name, offset in dict.fromkeys(listed):
             at = 0 if offset is None else offset
             known = isinstance(name, str) and isinstance(schema, int) and isinstance(kind, int)
-            if known and kind in _FORMATS and isinstance(at, int) and 0 <= at < _LONGEST_BYTES:
+            if known and kind in _FORMATS and isinstance(at, int) and 0 <= at < _MAX_PAYLOAD_BYTES:
                 self._fields[schema].append((name, _FORMATS[kind], at))
 
-    def of(self, data: bytes | None) -> Fields:
-        """What a range's payload holds; {} without one, or where it is none that the file describes."""
-        if data is None or not _HEAD.size <= len(data) <= _LONGEST_BYTES:
+    def decode(self, data: bytes | None) -> Fields:
+        """Values of a range's payload by label; {} without one, or if the file does not describe its schema."""
+        if data is None or not _HEAD.size <= len(data) <= _MAX_PAYLOAD_BYTES:
             return {}
         _, _, schema, _, size, whole = _HEAD.unpack_from(data)
         if whole != len(data) or size != len(data) - _HEAD.size:
@@ -85,52 +85,52 @@ class Payloads:
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
-"""CUDA graphs that were recorded as wholes, which is how Nsight Systems does it unless it is told otherwise."""
+"""CUDA graphs recorded as one event each, the default of Nsight Systems."""
 COPIES = "CUPTI_ACTIVITY_KIND_MEMCPY"
 FILLS = "CUPTI_ACTIVITY_KIND_MEMSET"
 RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 NVTX = "NVTX_EVENTS"
 OS_CALLS = "OSRT_API"
 NAMES = ("demangledName", "shortName", "mangledName")
-"""Of a kernel, the one that Kineto writes first."""
-OF_EXPORTS = frozenset((KERNELS, GRAPHS, COPIES, FILLS, RUNTIME, NVTX, OS_CALLS))
-"""Any of them makes a file one of Nsight Systems."""
+"""Columns of a kernel's name, in order of preference; the first is what Kineto writes."""
+EXPORT_TABLES = frozenset((KERNELS, GRAPHS, COPIES, FILLS, RUNTIME, NVTX, OS_CALLS))
+"""A file with any of these tables is an export of Nsight Systems."""
 
 
 OPERATOR, ANNOTATION, LIBRARY = "cpu_op", "user_annotation", "library"
 
 _FIELDS = (", seq = ", ", op_id = ", ", sizes = ", ", input_op_ids = ")
-"""What follows an emitted name, in this order."""
+"""Fields that ``emit_nvtx`` appends to a name, in this order."""
 _SIZES = re.compile(r", sizes = (\[[][0-9, -]*\])")
 _NAMESPACE = re.compile(
     r"(?:aten|autograd|prims?|torch|torchvision|torchaudio|quantized|flash_attn|xformers|_?c10d(?:_functional)?)::"
 )
-"""Of operators whose text says nothing else."""
+"""Namespaces of operators without appended fields."""
 _OPERATOR = re.compile(r"(?!FSDP::)[\w.]+::[\w.:]+$|record_param_comms$|detach$|[a-z]\w*_$|\w+Backward\d*$")
-"""Emitted names that are operators': of any library's namespace; without one those of the profiler, in place, and of autograd."""
+"""Names with appended fields that are operators: of any namespace, or in-place, autograd and profiler ones without."""
 _LIBRARY = re.compile(r"nccl[A-Z]|cu(?:blas|dnn|sparse|solver|fft|tensor|rand)|cub::|thrust::|nvshmem|ucp?_")
-"""Calls of libraries that NVIDIA's tools mark themselves."""
-_OF_A_RANK = (
+"""Calls of libraries that push their own NVTX ranges."""
+_TRAINING_PREFIXES = (
     "c10d::", "gloo:", "nccl:", "Optimizer.step#", "DistributedDataParallel.", "ProfilerStep", "autograd::engine",
 )  # fmt: skip
 
 
 class Range(msgspec.Struct, frozen=True):
-    """What a range is."""
+    """A parsed NVTX range text."""
 
     name: str
     category: str
     shapes: str = ""
-    """Dimensions of an operator's inputs as compact JSON, "" where they are not told."""
+    """Dimensions of an operator's inputs as compact JSON, "" if unknown."""
 
 
-def marks_a_rank(text: str | None) -> bool:
-    """Whether only a process that trains pushes such a range."""
-    return text is not None and text.startswith(_OF_A_RANK)
+def is_training_range(text: str | None) -> bool:
+    """Whether only a training process pushes such a range."""
+    return text is not None and text.startswith(_TRAINING_PREFIXES)
 
 
-def read_text(text: str) -> Range:
-    """What a range of this text is."""
+def parse_range_text(text: str) -> Range:
+    """Name, category and shapes from the text of a range."""
     if _LIBRARY.match(text):
         return Range(text, LIBRARY)
     begins = [place for field in _FIELDS if (place := text.find(field)) > 0]
@@ -144,7 +144,7 @@ def read_text(text: str) -> Range:
 
 
 def _is_operator(name: str, rest: str) -> bool:
-    """Whether an emitted name is an operator's: an annotation has no number in the sequence of autograd, nor sizes."""
+    """Whether an emitted name is an operator's; an annotation has no autograd sequence number."""
     if is_annotation_name(name):
         return False
     numbered = rest.startswith(_FIELDS[0]) and not rest.startswith(", seq = -")
@@ -152,54 +152,54 @@ def _is_operator(name: str, rest: str) -> bool:
 
 
 PROCESS_BITS = 24
-"""A thread's global number is its process's, shifted by so many bits, and its own."""
+"""A global thread id is the process's, shifted by this many bits, plus the thread's own."""
 MISSING = np.iinfo(np.int64).min
-"""Stands where a number is absent."""
-LONGEST_TEXT = 1 << 15
-"""Characters that are read of a text: names of kernels made of templates have some thousands."""
+"""Marks an absent number."""
+MAX_TEXT = 1 << 15
+"""Longest text that is read; names of templated kernels have some thousand characters."""
 
 _BATCH_ROWS = 1 << 13
-"""With the longest texts and payloads some hundred megabytes."""
-_MOST_READINGS = 16
-"""Times that what a file holds of texts and payloads is read in all: some tables are asked several times."""
-_LEAST_BYTES = 64 << 20
-_LEAST_ROW_BYTES = 8
-"""A row of an event has at least its length, its header, two times and a name."""
-_LONGEST_VALUE_BYTES = 64 << 20
-"""Logs of the job's output lie among the strings, but no event refers to them."""
-_LEAST_S = 120.0
-_BYTES_PER_S = 500_000
-"""On one busy processor it is twenty million."""
-_MOST_S = 4 * 3600.0
-"""A file of holes has any size."""
-_ASKED_AT_ONCE = 500
-"""Numbers in one question; SQLite takes some thousands."""
+"""Rows per batch; at most some hundred megabytes with the longest texts and payloads."""
+_MAX_READS = 16
+"""How often the file's size may be read in texts and payloads; some tables are read several times."""
+_MIN_BYTE_BUDGET = 64 << 20
+_MIN_ROW_BYTES = 8
+"""Least size of an event's row: its length, header, two times and a name."""
+_MAX_VALUE_BYTES = 64 << 20
+"""Longest value. The job's output is stored among the strings, but no event refers to it."""
+_MIN_TIMEOUT_S = 120.0
+_MIN_BYTES_PER_S = 500_000
+"""Slowest accepted reading; one busy processor reads about twenty million bytes per second."""
+_MAX_TIMEOUT_S = 4 * 3600.0
+"""Upper bound of the time limit, because a sparse file has any size."""
+_IDS_PER_QUERY = 500
+"""Ids per query; SQLite allows some thousands."""
 _INSTRUCTIONS = 200_000
-"""Of SQLite's machine, between two looks at the clock: some milliseconds."""
+"""SQLite instructions between two checks of the time limit, some milliseconds."""
 _BROKEN = (sqlite3.Error, UnicodeError)
-"""What reading raises; names of a damaged schema are no text, and SQLite quotes them."""
+"""Errors of reading. UnicodeError: SQLite's message quotes a name of a damaged schema."""
 _SELECTS = frozenset((sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ))
 _FUNCTIONS = frozenset(("substr", "typeof", "coalesce", "length"))
 _PRAGMAS = frozenset(("table_xinfo",))
 _SETTINGS = ("trusted_schema = OFF", "cell_size_check = ON", "mmap_size = 0", "query_only = ON")
 
 Batch = dict[str, Any]
-"""Column → numbers (int64, :data:`MISSING` where absent) or a list of texts or bytes (None where absent)."""
+"""Column → numbers (int64, absent ones :data:`MISSING`) or a list of texts or bytes (absent ones None)."""
 
 
 class DamagedError(Exception):
-    """The file cannot be read on; the text says what it does, as after its name: "is damaged"."""
+    """The rest of the file cannot be read; the text follows the file's name in a sentence: "is damaged"."""
 
 
 class Database:
-    """Tables of one file. To be closed by ``with``."""
+    """Tables of one file; a context manager."""
 
     def __init__(self, path: str) -> None:
-        """Raises :class:`UnusableInput` where ``path`` cannot be opened as SQLite."""
+        """Raises :class:`UnusableInput` if ``path`` cannot be opened as SQLite."""
         self.path = path
         self.process: int | None = None
-        """What the global numbers of a process's threads begin with: from when it is set on, :meth:`batches` are of that one alone, where
-        a table tells processes apart."""
+        """Process key, as :func:`.identity.process_of` gives it. If it is set, :meth:`batches` reads only the rows of this process
+        from tables that have a column of global ids."""
         try:
             size = Path(path).stat().st_size
             uri = f"{Path(path).absolute().as_uri()}?mode=ro&immutable=1"
@@ -208,10 +208,10 @@ class Database:
             raise UnusableInput(f"{path} cannot be read: {reason_of(error).lower()}.") from None
         except sqlite3.Error as error:
             raise UnusableInput(f"{path} cannot be opened: {error}.") from None
-        self._most_rows = size // _LEAST_ROW_BYTES
-        self._bytes_left = _LEAST_BYTES + _MOST_READINGS * size
-        self._until_s = time.monotonic() + min(_LEAST_S + size / _BYTES_PER_S, _MOST_S)
-        self._ahead_rows: dict[str, int] = {}
+        self._max_rows = size // _MIN_ROW_BYTES
+        self._bytes_left = _MIN_BYTE_BUDGET + _MAX_READS * size
+        self._deadline_s = time.monotonic() + min(_MIN_TIMEOUT_S + size / _MIN_BYTES_PER_S, _MAX_TIMEOUT_S)
+        self._pending_rows: dict[str, int] = {}
         self._expected_rows = self._passed_rows = 0
         try:
             self._prepare()
@@ -225,18 +225,18 @@ class Database:
     def _prepare(self) -> None:
         connection = self._connection
         connection.text_factory = self._text
-        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE_BYTES)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
         for setting in _SETTINGS:
             connection.execute(f"PRAGMA {setting}")
-        connection.set_progress_handler(lambda: time.monotonic() > self._until_s, _INSTRUCTIONS)
-        connection.set_authorizer(_allowed)
+        connection.set_progress_handler(lambda: time.monotonic() > self._deadline_s, _INSTRUCTIONS)
+        connection.set_authorizer(_authorize)
 
     def _text(self, data: bytes) -> str:
         self._count(len(data))
         return data.decode("utf-8", "replace")
 
     def _count(self, count: int) -> None:
-        """Pages of a file may refer to each other as they like: what is read is bounded by what there is."""
+        """Counts bytes read; raises :class:`DamagedError` over the limit. Pages of a damaged file may repeat each other."""
         self._bytes_left -= count
         if self._bytes_left < 0:
             raise DamagedError("holds more text than it has room for")
@@ -252,7 +252,7 @@ class Database:
         self._connection.close()
 
     def _find_tables(self) -> None:
-        """Name and columns of each table that is nothing but one."""
+        """Finds name and columns of each plain table."""
         listed = self._rows("SELECT name, sql FROM sqlite_master WHERE type = 'table'", ())
         for name, sql in [(row[0], row[1]) for batch in listed for row in batch]:
             if not isinstance(name, str) or not isinstance(sql, str) or "\0" in name:
@@ -269,27 +269,27 @@ class Database:
                     self._keyed.add(name)
 
     def has(self, table: str, *columns: str) -> bool:
-        """Whether there is this table with these columns."""
+        """Whether the file has this table with these columns."""
         return table in self.tables and self.tables[table].issuperset(columns)
 
-    def expect(self, tables: Iterable[str]) -> None:
-        """From here on say how far the reading of these tables is."""
-        self._ahead_rows = {table: self._last_row(table) for table in tables if table in self.tables}
-        self._expected_rows, self._passed_rows = sum(self._ahead_rows.values()), 0
+    def track_progress(self, tables: Iterable[str]) -> None:
+        """Report progress while these tables are read."""
+        self._pending_rows = {table: self._last_row(table) for table in tables if table in self.tables}
+        self._expected_rows, self._passed_rows = sum(self._pending_rows.values()), 0
 
     def _last_row(self, table: str) -> int:
-        """About how many rows a table has: SQLite counts none without reading all of them, but knows the number of the last."""
+        """Approximate number of rows: the last row id, because SQLite counts rows only by reading all of them."""
         sql = f"SELECT rowid FROM {_quoted(table)} ORDER BY rowid DESC LIMIT 1"
         try:
             number = next((row[0] for batch in self._rows(sql, ()) for row in batch), 0)
         except DamagedError:
             return 0
-        return min(max(number, 0), self._most_rows) if isinstance(number, int) else 0
+        return min(max(number, 0), self._max_rows) if isinstance(number, int) else 0
 
-    def _tell(self, rows: int) -> None:
-        """So many rows of the table at hand were read."""
+    def _report(self, rows: int) -> None:
+        """Report progress after this many rows of the current table."""
         if self._expected_rows:
-            tell((self._passed_rows + rows) / self._expected_rows)
+            report_progress((self._passed_rows + rows) / self._expected_rows)
 
     def batches(
         self,
@@ -299,29 +299,32 @@ class Database:
         raw: Sequence[str] = (),
         where: str = "",
     ) -> Iterator[Batch]:
-        """The rows of ``table`` in their order, those for which ``where`` holds; none where there is no such table.
+        """Yields the rows of ``table`` that satisfy ``where``, in order; none if the file has no such table.
 
-        A column that the table lacks is absent in each row. ``raw`` are read as bytes. Raises :class:`DamagedError`.
+        A column that the table lacks is absent in each row. ``raw`` columns are read as bytes. Raises :class:`DamagedError`.
         """
         if table not in self.tables:
             return
         own = self.tables[table]
-        asked = [
+        selected = [
             *(f"e.{_quoted(name)}" if name in own else "NULL" for name in numbers),
             *(
-                f"substr(e.{_quoted(name)}, 1, {LONGEST_TEXT})" if name in own else "NULL"
+                f"substr(e.{_quoted(name)}, 1, {MAX_TEXT})" if name in own else "NULL"
                 for name in (*raw, *texts)
             ),
         ]
-        told_by = next((name for name in ("globalTid", "globalPid") if name in own), None)
-        of_one = self.process is not None and told_by is not None
-        filters = [*([where] if where else []), *([f"(e.{told_by} >> {PROCESS_BITS}) = ?"] if of_one else [])]
-        sql = f"SELECT {', '.join(asked)} FROM {_quoted(table)} AS e NOT INDEXED"
+        process_column = next((name for name in ("globalTid", "globalPid") if name in own), None)
+        of_one = self.process is not None and process_column is not None
+        filters = [
+            *([where] if where else []),
+            *([f"(e.{process_column} >> {PROCESS_BITS}) = ?"] if of_one else []),
+        ]
+        sql = f"SELECT {', '.join(selected)} FROM {_quoted(table)} AS e NOT INDEXED"
         sql += f" WHERE {' AND '.join(filters)}" if filters else ""
         seen = 0
         for rows in self._rows(sql, (self.process,) if self.process is not None and of_one else ()):
             seen += len(rows)
-            self._tell(seen)
+            self._report(seen)
             columns = list(zip(*rows, strict=True))
             batch: Batch = {}
             for name in numbers:
@@ -332,16 +335,16 @@ class Database:
             for name in texts:
                 batch[name] = [value if isinstance(value, str) else None for value in columns.pop(0)]
             yield batch
-        self._passed_rows += self._ahead_rows.pop(table, 0)
+        self._passed_rows += self._pending_rows.pop(table, 0)
 
     def strings(self, ids: Sequence[int]) -> dict[int, str]:
-        """What the numbers of the file's names stand for, as far as it tells. Raises :class:`DamagedError`."""
+        """Strings by id, as far as the file has them. Raises :class:`DamagedError`."""
         found: dict[int, str] = {}
         if not self.has("StringIds", "id", "value") or not ids:
             return found
-        sql = f"SELECT id, substr(value, 1, {LONGEST_TEXT}) FROM StringIds"
+        sql = f"SELECT id, substr(value, 1, {MAX_TEXT}) FROM StringIds"
         left = iter(ids)
-        while some := tuple(islice(left, _ASKED_AT_ONCE)):
+        while some := tuple(islice(left, _IDS_PER_QUERY)):
             keyed = "StringIds" in self._keyed
             which = f" WHERE id IN ({', '.join('?' * len(some))})" if keyed else ""
             for rows in self._rows(sql + which, some if keyed else ()):
@@ -350,16 +353,16 @@ class Database:
                 break
         return found
 
-    def small(self, table: str, *columns: str, most: int = 100_000) -> list[tuple[Any, ...]]:
-        """The first rows of a table that describes something, as they are; [] where it lacks one of the columns."""
+    def first_rows(self, table: str, *columns: str, most: int = 100_000) -> list[tuple[Any, ...]]:
+        """The first rows, at most ``most``, of a descriptive table; [] if it lacks one of the columns or is damaged."""
         if not self.has(table, *columns):
             return []
-        asked = ", ".join(
-            f"CASE typeof({_quoted(c)}) WHEN 'integer' THEN {_quoted(c)} ELSE substr({_quoted(c)}, 1, {LONGEST_TEXT}) END"
+        selected = ", ".join(
+            f"CASE typeof({_quoted(c)}) WHEN 'integer' THEN {_quoted(c)} ELSE substr({_quoted(c)}, 1, {MAX_TEXT}) END"
             for c in columns
         )
         try:
-            rows = self._rows(f"SELECT {asked} FROM {_quoted(table)} NOT INDEXED LIMIT {most}", ())
+            rows = self._rows(f"SELECT {selected} FROM {_quoted(table)} NOT INDEXED LIMIT {most}", ())
             return [row for batch in rows for row in batch]
         except DamagedError:
             return []
@@ -371,7 +374,7 @@ class Database:
             cursor.arraysize = _BATCH_ROWS
             while rows := cursor.fetchmany():
                 seen += len(rows)
-                if seen > self._most_rows:
+                if seen > self._max_rows:
                     raise DamagedError("holds more rows than it has room for")
                 yield rows
         except sqlite3.OperationalError as error:
@@ -384,10 +387,10 @@ class Database:
             raise DamagedError("is damaged") from None
 
 
-def _allowed(
+def _authorize(
     action: int, first: str | None, second: str | None, _database: object, through: str | None
 ) -> int:
-    """Whether SQLite may do what a statement asks: read tables, by none of the file's own views and triggers."""
+    """SQLite authorizer: allows reading tables, but not through views or triggers of the file."""
     if through is not None:
         return sqlite3.SQLITE_DENY
     if action in _SELECTS:
@@ -404,7 +407,7 @@ def _quoted(name: str) -> str:
 
 
 def as_numbers(values: Sequence[Any]) -> IntColumn:
-    """Whole numbers as a column; :data:`MISSING` for all else."""
+    """[values] as int64; :data:`MISSING` for values that are no integers."""
     try:
         return (
             np.fromiter(values, np.int64, len(values))

@@ -1,7 +1,7 @@
-"""Of which rank, job, host and clock a process is, as far as its file tells.
+"""Finds the processes of an export that are ranks, and their rank, world size, host and clock.
 
-NCCL's own description of a communicator knows the rank; else the variables under which a launcher started Nsight Systems once
-for each rank; else torchrun's options, where Nsight Systems ran torchrun: it starts the ranks of a host in their order.
+The rank comes from NCCL's description of a communicator; else from the launcher's environment variables, if Nsight Systems
+ran once per rank; else from torchrun's options, if Nsight Systems ran torchrun, which starts a host's ranks in order.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import numpy as np
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace import classify
 from ddpdoctor.trace.columns import LIMIT_NS, IntColumn
-from ddpdoctor.trace.sources import MOST_RANKS, rank_of_name
+from ddpdoctor.trace.sources import MAX_RANKS, rank_of_name
 
-from .build import named
+from .build import kernel_name_ids
 from .database import (
     GRAPHS,
     KERNELS,
@@ -35,26 +35,26 @@ from .database import (
     DamagedError,
     Database,
     Fields,
-    marks_a_rank,
+    is_training_range,
 )
 
 _PID_MASK = (1 << PROCESS_BITS) - 1
-_MOST_PROCESSES = 1024
-"""Ranks on one host; it has at most some dozens of devices."""
+_MAX_PROCESSES = 1024
+"""Most ranks in one file; a host has at most some dozens of devices."""
 
 
 class Process(msgspec.Struct, frozen=True):
     """A process that is a rank."""
 
     key: int | None
-    """What the global numbers of its threads begin with; None where the file does not tell processes apart."""
+    """Upper bits of the global ids of its threads; None if the file does not distinguish processes."""
     devices: tuple[int, ...]
-    """That ran its kernels."""
+    """Devices that ran its kernels."""
     communicates: bool
 
     @property
     def pid(self) -> int:
-        """Its number on the host; -1 unknown."""
+        """Process id on the host; -1 if unknown."""
         return -1 if self.key is None else self.key & _PID_MASK
 
 
@@ -70,11 +70,11 @@ def _ranks_in(path: str, _version: tuple[int, int, int]) -> tuple[Process, ...]:
         found = list(_with_kernels(database)) or list(_on_cpus(database))
     if any(process.communicates for process in found):
         found = [process for process in found if process.communicates]
-    return tuple(_in_order(found)[:_MOST_PROCESSES])
+    return tuple(_in_order(found)[:_MAX_PROCESSES])
 
 
 def process_of(numbers: IntColumn) -> IntColumn:
-    """What the global numbers of threads or processes say of the process; :data:`MISSING` stays."""
+    """[numbers] process key of each global thread or process id; :data:`MISSING` stays."""
     return np.where(numbers == MISSING, MISSING, numbers >> PROCESS_BITS)
 
 
@@ -88,7 +88,7 @@ def _with_kernels(database: Database) -> Iterator[Process]:
                 communicating.add(key)
     except DamagedError:
         if not devices:
-            raise  # else its reader tells how far it came
+            raise  # else the reader reports how much could be read
     if set(devices) == {MISSING}:
         yield _only_process(database, devices[MISSING], bool(communicating))
         return
@@ -97,18 +97,18 @@ def _with_kernels(database: Database) -> Iterator[Process]:
 
 
 def _combinations(database: Database) -> Iterator[tuple[int, int, str]]:
-    """(Process, device, name of a kernel) as they occur, at least once."""
+    """Yields each combination of (process, device, kernel name) at least once."""
     for table in (KERNELS, GRAPHS):
         for batch in database.batches(table, ("globalPid", "deviceId", *NAMES)):
             keys = process_of(batch["globalPid"])
-            names = named(batch)
-            told = database.strings([int(n) for n in np.unique(names) if n != MISSING])
+            names = kernel_name_ids(batch)
+            found = database.strings([int(n) for n in np.unique(names) if n != MISSING])
             for key, device, name in np.unique(np.stack((keys, batch["deviceId"], names)), axis=1).T.tolist():
-                yield key, device, told.get(name, "")
+                yield key, device, found.get(name, "")
 
 
 def _only_process(database: Database, devices: set[int], communicates: bool) -> Process:
-    """Of a file that does not say which process ran its kernels: the one that launched them."""
+    """The only process that launched kernels, for a file that does not state which process ran them."""
     callers: set[int] = set()
     for batch in database.batches(RUNTIME, ("globalTid",)):
         callers.update(np.unique(process_of(batch["globalTid"])).tolist())
@@ -127,7 +127,7 @@ def _on_cpus(database: Database) -> Iterator[Process]:
         keys = process_of(batch["globalTid"])
         seen.update(np.unique(keys).tolist())
         marked.update(
-            key for key, text in zip(keys.tolist(), batch["text"], strict=True) if marks_a_rank(text)
+            key for key, text in zip(keys.tolist(), batch["text"], strict=True) if is_training_range(text)
         )
     for key in (marked or seen) - {MISSING}:
         yield Process(key, (), key in marked)
@@ -148,14 +148,14 @@ _LAUNCHERS = (
     ("PMIX_RANK", ""),
     ("SLURM_PROCID", "SLURM_NTASKS"),
 )
-"""Variables that torchrun, mpirun and srun set for each of the processes that they start: the rank, and how many there are."""
+"""Variables of rank and world size that torchrun, mpirun and srun set for each process."""
 _TORCHRUN = re.compile(r"(?:^|[/\s])torchrun\b|torch\.distributed\.(?:run|launch)\b")
 _OPTION = r"--{}(?:=|\s+)(\d{{1,7}})(?![\d:])"
 _NODES, _NODE_RANK = (re.compile(_OPTION.format(name)) for name in ("nnodes", r"node[-_]rank"))
 _NORMALISED_FROM_NS = 1_000_000_000_000_000_000
-"""Times later than this count from 1970: the export was asked for it."""
-_LONGEST_TEXT = 1 << 10
-_MOST_DEVICES = 1024
+"""Later times are ns since 1970: the export was run with ``--ts-normalize``."""
+_MAX_TEXT = 1 << 10
+_MAX_DEVICES = 1024
 _DEVICE = {
     "id": "id",
     "name": "name",
@@ -164,45 +164,47 @@ _DEVICE = {
     "computeMajor": "computeMajor",
     "computeMinor": "computeMinor",
 }
-"""Columns of the table of GPUs, and what Kineto calls the same."""
+"""Column of the table of GPUs → Kineto's name of the property."""
 
 
-Place = tuple[int | None, str, int | None]
-"""Which rank a process is; who says so, as :attr:`TraceMeta.rank_from`; and the world size."""
+RankIdentity = tuple[int | None, str, int | None]
+"""(rank of a process, its source as :attr:`TraceMeta.rank_from`, world size)."""
 
 
-class Capture:
-    """What a file says of how it was made."""
+class ExportMetadata:
+    """A file's metadata on how it was recorded."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._said = _texts(database.small("META_DATA_CAPTURE", "name", "value"))
-        self._system = dict(_texts(database.small("TARGET_INFO_SYSTEM_ENV", "name", "value")))
+        self._capture = _texts(database.first_rows("META_DATA_CAPTURE", "name", "value"))
+        self._system = dict(_texts(database.first_rows("TARGET_INFO_SYSTEM_ENV", "name", "value")))
 
     @cached_property
     def environment(self) -> Mapping[str, str]:
-        """Of the process that Nsight Systems started."""
+        """Environment variables of the process that Nsight Systems started."""
         pairs = [text.partition("=") for text in self._system.get("DeviceEnvironment", "").split(";")]
-        own = [text.partition("=") for name, text in self._said if name == "PROCESS_0:ENVIRONMENT_VARIABLE"]
+        own = [
+            text.partition("=") for name, text in self._capture if name == "PROCESS_0:ENVIRONMENT_VARIABLE"
+        ]
         return {name: value.strip('"') for name, _, value in (*pairs, *own) if name}
 
     @cached_property
     def command(self) -> str:
-        """What Nsight Systems started."""
+        """Command line that Nsight Systems started."""
         words = ("PROCESS_0:COMMAND", "PROCESS_0:ARGUMENT")
-        return " ".join(text for name, text in self._said if name.startswith(words))
+        return " ".join(text for name, text in self._capture if name.startswith(words))
 
     @property
     def host(self) -> str | None:
-        """The machine's name."""
+        """Host name; None if unknown."""
         name = self._system.get("Hostname") or self.environment.get("HOSTNAME")
-        return name[:_LONGEST_TEXT] if name else None
+        return name[:_MAX_TEXT] if name else None
 
     @property
     def devices(self) -> tuple[dict[str, Any], ...]:
-        """The machine's GPUs."""
+        """The machine's GPUs, with Kineto's names of properties."""
         known = [column for column in _DEVICE if self._database.has("TARGET_INFO_GPU", column)]
-        rows = self._database.small("TARGET_INFO_GPU", *known, most=_MOST_DEVICES) if known else []
+        rows = self._database.first_rows("TARGET_INFO_GPU", *known, most=_MAX_DEVICES) if known else []
         return tuple(
             {
                 _DEVICE[name]: value
@@ -213,24 +215,26 @@ class Capture:
         )
 
     def clock(self, earliest_ns: int) -> tuple[int, str]:
-        """(What all times are counted from, which clock that makes them), see :class:`TraceMeta`."""
+        """(Base time to add to all times, ns; ``TraceMeta.clock``)."""
         if earliest_ns >= _NORMALISED_FROM_NS:
             return 0, "epoch"
         began = next(
-            iter(self._database.small("TARGET_INFO_SESSION_START_TIME", "utcEpochNs", most=1)), (None,)
+            iter(self._database.first_rows("TARGET_INFO_SESSION_START_TIME", "utcEpochNs", most=1)), (None,)
         )[0]
         if not isinstance(began, int):
             return 0, "relative"
-        begins = next(iter(self._database.small("ANALYSIS_DETAILS", "startTime", most=1)), (0,))[0]
+        begins = next(iter(self._database.first_rows("ANALYSIS_DETAILS", "startTime", most=1)), (0,))[0]
         base_ns = began - (begins if isinstance(begins, int) else 0)
         return (base_ns, "epoch") if 0 <= base_ns < LIMIT_NS else (0, "relative")
 
-    def place(self, path: str, number: int, count: int, made: Sequence[Fields]) -> Place:
-        """Of the process with this ``number`` among the ``count`` ranks of the file at ``path``; ``made`` are the communicators that
-        it made."""
+    def rank_identity(
+        self, path: str, number: int, count: int, communicators: Sequence[Fields]
+    ) -> RankIdentity:
+        """Identity of the process ``number`` among the ``count`` ranks of the file at ``path``; ``communicators`` are those it
+        created."""
         world = self._world(count)
-        if (told := _by_nccl(made, world, count)) is not None:
-            return told
+        if (found := _by_nccl(communicators, world, count)) is not None:
+            return found
         if count == 1:
             for variable, size in _LAUNCHERS:
                 if (rank := _number(self.environment.get(variable))) is not None:
@@ -243,7 +247,7 @@ class Capture:
         return named, "" if named is None else "file name", world
 
     def _world(self, count: int) -> int | None:
-        """How many ranks torchrun starts on all hosts, each of which has as many as this one."""
+        """World size from torchrun's command line, if all hosts have as many ranks as this one; None if unknown."""
         if not _TORCHRUN.search(self.command):
             return None
         if "--nnodes" not in self.command:
@@ -252,20 +256,20 @@ class Capture:
         return int(nodes[1]) * count if nodes else None
 
     def _node(self, world: int, count: int) -> int | None:
-        """The number of this host among those of torchrun; None where a rendezvous gave it."""
+        """torchrun's node rank of this host; None if the rendezvous assigned it."""
         if world == count:
             return 0
-        said = _NODE_RANK.search(self.command)
-        node = int(said[1]) if said else _number(self.environment.get("PET_NODE_RANK"))
+        match = _NODE_RANK.search(self.command)
+        node = int(match[1]) if match else _number(self.environment.get("PET_NODE_RANK"))
         return node if node is not None and node * count < world else None
 
 
-def _by_nccl(made: Sequence[Fields], world: int | None, count: int) -> Place | None:
-    """By the communicator of all ranks; one of some of them numbers them anew."""
-    told = [(one[RANKS], one[RANK]) for one in made if RANKS in one and RANK in one]
-    size = max((ranks for ranks, _ in told), default=0)
-    numbers = {rank for ranks, rank in told if ranks == size}
-    if len(numbers) != 1 or size < max(count, world or 0) or size >= MOST_RANKS:
+def _by_nccl(communicators: Sequence[Fields], world: int | None, count: int) -> RankIdentity | None:
+    """Identity from the communicator of all ranks; smaller ones have their own numbering. None if there is none."""
+    found = [(one[RANKS], one[RANK]) for one in communicators if RANKS in one and RANK in one]
+    size = max((ranks for ranks, _ in found), default=0)
+    numbers = {rank for ranks, rank in found if ranks == size}
+    if len(numbers) != 1 or size < max(count, world or 0) or size >= MAX_RANKS:
         return None
     rank = numbers.pop()
     return (rank, "distributedInfo", size) if 0 <= rank < size else None
@@ -273,7 +277,7 @@ def _by_nccl(made: Sequence[Fields], world: int | None, count: int) -> Place | N
 
 def _number(text: str | None) -> int | None:
     number = int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 8 else None
-    return number if number is not None and number < MOST_RANKS else None
+    return number if number is not None and number < MAX_RANKS else None
 
 
 def _texts(rows: Sequence[tuple[Any, ...]]) -> list[tuple[str, str]]:

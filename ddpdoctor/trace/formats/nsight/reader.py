@@ -1,4 +1,4 @@
-"""One process of an export → one rank's columns."""
+"""Reads one process of an Nsight Systems export into one rank's columns."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import numpy as np
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace.columns import RankTrace, TraceMeta
-from ddpdoctor.trace.sources import is_url, shown
+from ddpdoctor.trace.sources import is_url, redact_url
 
-from .build import Ranges, Table, add_calls, add_device_work, read_ranges
-from .database import ANNOTATION, GRAPHS, OF_EXPORTS, RANKS, DamagedError, Database
-from .identity import Capture, Process, ranks_in
+from .build import EventTable, ProcessRanges, add_calls, add_device_work, read_ranges
+from .database import ANNOTATION, EXPORT_TABLES, GRAPHS, RANKS, DamagedError, Database
+from .identity import ExportMetadata, Process, ranks_in
 from .nccl import with_collectives
-from .recognise import address, is_sqlite, split
-from .steps import are_marked, steps_of
+from .recognise import is_sqlite, part_address, split
+from .steps import has_step_markers, infer_steps
 
 
 def read(path: str, rank: int | None) -> RankTrace:
     """See :class:`ddpdoctor.trace.formats.Format`."""
     if is_url(path):
         raise UnusableInput(
-            f"{shown(path)}: a database cannot be read from there: copy it to this machine first."
+            f"{redact_url(path)}: a database cannot be read from there: copy it to this machine first."
         )
     file, number = split(path)
     if not is_sqlite(file):
@@ -34,7 +34,7 @@ def read(path: str, rank: int | None) -> RankTrace:
     except DamagedError as error:
         raise UnusableInput(f"{file} {error}: export the report again.") from None
     with Database(file) as database:
-        if OF_EXPORTS.isdisjoint(database.tables):
+        if EXPORT_TABLES.isdisjoint(database.tables):
             raise UnusableInput(f"{file} is an SQLite database, but no export of Nsight Systems.")
         if not processes:
             raise UnusableInput(
@@ -42,7 +42,7 @@ def read(path: str, rank: int | None) -> RankTrace:
             )
         if number is None and len(processes) > 1:
             raise UnusableInput(
-                f"{file} holds {len(processes)} ranks: name one of them, such as {address(file, 0, len(processes))}."
+                f"{file} holds {len(processes)} ranks: name one of them, such as {part_address(file, 0, len(processes))}."
             )
         if (number or 0) >= len(processes):
             raise UnusableInput(f"{path}: the file holds {len(processes)} rank(s) only.")
@@ -58,27 +58,27 @@ class _Reading:
         self._path, self._file, self._database = path, file, database
         self._number, self._count = number, len(processes)
         self._process = processes[number]
-        self._table = Table()
-        self._broken: list[str] = []
+        self._table = EventTable()
+        self._errors: list[str] = []
 
     def trace(self, rank: int | None) -> RankTrace:
-        """All that the process did. Raises :class:`UnusableInput` where nothing can be read of it."""
+        """The trace of the process. Raises :class:`UnusableInput` if it has no readable event."""
         ranges = self._fill()
         if not self._table.rows:
-            why = self._broken[0] if self._broken else "holds no event with a begin and an end"
+            why = self._errors[0] if self._errors else "holds no event with a begin and an end"
             raise UnusableInput(f"{self._path} {why}.")
-        marked = self._mark_steps(ranges)
-        made = [call.payload for call in ranges.calls if RANKS in call.payload]
-        capture = Capture(self._database)
-        base_ns, clock = capture.clock(self._table.earliest_ns() or 0)
-        trace = self._table.finish(self._meta(capture, clock, rank, made, marked), base_ns)
-        return with_collectives(trace, ranges.calls, made, self._table.threads, base_ns)
+        has_steps = self._add_steps(ranges)
+        communicators = [call.payload for call in ranges.nccl_calls if RANKS in call.payload]
+        metadata = ExportMetadata(self._database)
+        base_ns, clock = metadata.clock(self._table.earliest_ns() or 0)
+        trace = self._table.finish(self._meta(metadata, clock, rank, communicators, has_steps), base_ns)
+        return with_collectives(trace, ranges.nccl_calls, communicators, self._table.threads, base_ns)
 
-    def _fill(self) -> Ranges:
-        """Reads the tables one by one; one that is damaged costs what came after in it."""
+    def _fill(self) -> ProcessRanges:
+        """Reads all tables into columns; of a damaged table, the rows before the damage."""
         self._database.process = self._process.key
-        ranges = Ranges()
-        self._database.expect(sorted(OF_EXPORTS))
+        ranges = ProcessRanges()
+        self._database.track_progress(sorted(EXPORT_TABLES))
         readings: tuple[Callable[[], None], ...] = (
             lambda: add_device_work(self._database, self._table),
             lambda: add_calls(self._database, self._table),
@@ -88,14 +88,14 @@ class _Reading:
             try:
                 reading()
             except DamagedError as error:
-                self._broken.append(str(error))
+                self._errors.append(str(error))
         return ranges
 
-    def _mark_steps(self, ranges: Ranges) -> bool:
-        """Whether steps are marked, by names that are known everywhere or by those that are made so here."""
-        if are_marked(ranges.annotations):
+    def _add_steps(self, ranges: ProcessRanges) -> bool:
+        """Whether the trace has step markers: known ones, or ones inferred from other ranges, which are added."""
+        if has_step_markers(ranges.annotations):
             return True
-        steps = steps_of(ranges.annotations)
+        steps = infer_steps(ranges.annotations)
         if steps:
             start, end, thread = np.array([mark[1:4] for _, mark in steps], np.int64).T
             names = [f"ProfilerStep#{number}" for number, _ in steps]
@@ -103,32 +103,39 @@ class _Reading:
         return bool(steps)
 
     def _meta(
-        self, capture: Capture, clock: str, rank: int | None, made: list[dict[str, int]], marked: bool
+        self,
+        metadata: ExportMetadata,
+        clock: str,
+        rank: int | None,
+        communicators: list[dict[str, int]],
+        has_steps: bool,
     ) -> TraceMeta:
-        named, said_by, world_size = capture.place(self._file, self._number, self._count, made)
+        named, rank_from, world_size = metadata.rank_identity(
+            self._file, self._number, self._count, communicators
+        )
         return TraceMeta(
             source=self._path,
             rank=named if rank is None else rank,
-            rank_from=said_by if rank is None else "run directory",
+            rank_from=rank_from if rank is None else "run directory",
             world_size=world_size,
             backend="nccl" if self._process.communicates and self._process.devices else None,
-            host=capture.host,
-            devices=capture.devices,
+            host=metadata.host,
+            devices=metadata.devices,
             clock=clock,
-            notes=tuple(self._notes(marked)),
+            notes=tuple(self._notes(has_steps)),
         )
 
-    def _notes(self, marked: bool) -> Iterator[str]:
-        for why in dict.fromkeys(self._broken):
+    def _notes(self, has_steps: bool) -> Iterator[str]:
+        for why in dict.fromkeys(self._errors):
             yield f"{self._path} {why}: what was read before is used, {self._table.rows} events in total."
-        if self._table.left_out:
-            yield f"{self._path}: {self._table.left_out} event(s) without a usable time were skipped."
-        if not marked:
+        if self._table.rows_without_time:
+            yield f"{self._path}: {self._table.rows_without_time} event(s) without a usable time were skipped."
+        if not has_steps:
             yield (
                 f"{self._path}: no NVTX range marks the steps: they are derived from the optimizer's kernels, if these stand out. "
                 'Push a range such as "step 12" around each, or train under torch.autograd.profiler.emit_nvtx().'
             )
-        if self._database.small(GRAPHS, "start", most=1):
+        if self._database.first_rows(GRAPHS, "start", most=1):
             yield (
                 f"{self._path}: CUDA graphs were recorded as wholes, and what runs in them, including collectives, is "
                 "not shown separately: record with --cuda-graph-trace=node."

@@ -1,6 +1,6 @@
-"""Whether a file is an export of Nsight Systems, by its name and first bytes, and what of it is read.
+"""Recognises exports of Nsight Systems by name and first bytes, and lists their ranks.
 
-Asked of every file that is analysed: what opens a database is imported where there is one.
+Every analysed file is tested, so the code that opens a database is imported only if needed.
 """
 
 from __future__ import annotations
@@ -11,49 +11,49 @@ import stat
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace.formats import Candidate
-from ddpdoctor.trace.sources import is_url, open_binary
+from ddpdoctor.trace.sources import is_url, open_local
 
 _PART = re.compile(r"(?P<file>.+)#process-(?P<number>\d{1,6})", re.DOTALL)
 MAGIC = b"SQLite format 3\0"
 
 
-def address(path: str, number: int, count: int) -> str:
-    """Of the process with this number among so many in the file at ``path``; in the order of text they stand as numbered."""
+def part_address(path: str, number: int, count: int) -> str:
+    """Address of process ``number`` of ``count`` in the file at ``path``; addresses sort as text by number."""
     return f"{path}#process-{number:0{len(str(count - 1))}d}"
 
 
 def split(path: str) -> tuple[str, int | None]:
-    """(file, number of the process), None where the path names the file alone."""
+    """(file, number of the process or None) from a path that may be an address."""
     match = _PART.fullmatch(path)
-    if match is None or is_sqlite(path):  # a file may be called anything
+    if match is None or is_sqlite(path):  # a file may have such a name
         return path, None
     return match["file"], int(match["number"])
 
 
 def file_of(path: str) -> str:
-    """The file in which the process that ``path`` names is; ``path`` where it names none."""
+    """The file of the address ``path``; ``path`` itself if it is no address."""
     return split(path)[0]
 
 
 def is_sqlite(path: str) -> bool:
-    """Whether there is a regular file that begins as those of SQLite."""
+    """Whether ``path`` is a regular file that begins with SQLite's magic bytes."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116
             return False
-        with open_binary(path) as stream:
+        with open_local(path) as stream:
             return stream.read(len(MAGIC)) == MAGIC
     except (OSError, ValueError):
         return False
 
 
 _SUFFIX = ".sqlite"
-"""As ``nsys export`` names its files."""
+"""Suffix of the files of ``nsys export``."""
 
 
 def recognises(candidate: Candidate) -> bool:
     """See :class:`ddpdoctor.trace.formats.Format`.
 
-    Many programs keep SQLite files: one that has not the usual name is looked into.
+    An SQLite file without the usual suffix is opened, because many programs write SQLite.
     """
     path, number = split(candidate.path)
     if number is not None:
@@ -65,17 +65,17 @@ def recognises(candidate: Candidate) -> bool:
 
 def is_export(path: str) -> bool:
     """Whether the SQLite file at ``path`` has a table of Nsight Systems."""
-    from .database import OF_EXPORTS, Database
+    from .database import EXPORT_TABLES, Database
 
     try:
         with Database(path) as database:
-            return not OF_EXPORTS.isdisjoint(database.tables)
+            return not EXPORT_TABLES.isdisjoint(database.tables)
     except UnusableInput:
         return False
 
 
 def parts(candidate: Candidate) -> tuple[str, ...]:
-    """An address for each rank in the file; () where it holds one, or is no file of Nsight Systems on this machine."""
+    """Address of each rank in the file; () if it has one rank, or is not a local export of Nsight Systems."""
     path = candidate.path
     if is_url(path) or not (candidate.head or b"").startswith(MAGIC):
         return ()
@@ -84,6 +84,6 @@ def parts(candidate: Candidate) -> tuple[str, ...]:
 
     try:
         found = ranks_in(path)
-    except (UnusableInput, DamagedError):  # its reader tells
+    except (UnusableInput, DamagedError):  # the reader reports it
         return ()
-    return tuple(address(path, i, len(found)) for i in range(len(found))) if len(found) > 1 else ()
+    return tuple(part_address(path, i, len(found)) for i in range(len(found))) if len(found) > 1 else ()

@@ -1,7 +1,7 @@
-"""Steps by ranges that a script pushes itself: numbered ones (``iter 12``), else one that encloses each step.
+"""Infers steps from NVTX ranges that a script pushes: numbered ones (``iter 12``), else unnumbered ones around each step.
 
-What PyTorch's profiler and step annotations are called is known everywhere (:mod:`ddpdoctor.trace.classify`), and optimizers
-annotate their steps under ``emit_nvtx``; only where neither is there, ranges of other names are looked at.
+Used only if a trace has neither step annotations that :mod:`ddpdoctor.trace.classify` knows nor optimizer annotations,
+which ``emit_nvtx`` adds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from ddpdoctor.trace import classify
 
-from .build import Mark
+from .build import NvtxRange
 
 _NUMBERED = re.compile(
     r"(?P<what>.*?(?<![a-z])(?:step|iter|iteration|batch)s?[\s_#:=.(\[-]*)(?P<number>\d{1,9})[\])]?\s*$",
@@ -26,42 +26,44 @@ _WHOLE = re.compile(
 )
 """Names of ranges around a whole step, Lightning's among them."""
 _NO_STEP = re.compile(r"micro|valid|val_|eval|test|optimizer|lr_|sched", re.IGNORECASE)
-"""Ranges of a part of a step, or beside them."""
-_LONGEST_NAME = 200
-_FEWEST = 2
+"""Names of ranges that are part of a step or outside of training steps."""
+_MAX_NAME = 200
+_MIN_STEPS = 2
 
 
-_Row = tuple[int, Mark]
-"""The number of a step, and its range."""
+_Row = tuple[int, NvtxRange]
+"""(number of the step, its range)."""
 
 
-def are_marked(marks: Sequence[Mark]) -> bool:
-    """Whether the annotations say themselves what a step is."""
+def has_step_markers(ranges: Sequence[NvtxRange]) -> bool:
+    """Whether the ranges include known step or optimizer annotations."""
     return any(
         classify.step_number(name) is not None or classify.is_optimizer_step(name)
-        for name in {mark.name for mark in marks}
+        for name in {one.name for one in ranges}
     )
 
 
-def steps_of(marks: Sequence[Mark]) -> list[_Row]:
-    """The steps that the names of ``marks`` suggest; [] where none are alike."""
+def infer_steps(ranges: Sequence[NvtxRange]) -> list[_Row]:
+    """Steps inferred from the names of ``ranges``; [] if no name repeats as steps do."""
     numbered: dict[tuple[int, str], list[_Row]] = defaultdict(list)
     whole: dict[tuple[int, str], list[_Row]] = defaultdict(list)
-    for mark in marks:
-        if len(mark.name) > _LONGEST_NAME or _NO_STEP.search(mark.name):
+    for one in ranges:
+        if len(one.name) > _MAX_NAME or _NO_STEP.search(one.name):
             continue
-        if match := _NUMBERED.match(mark.name):
-            numbered[mark.thread, match["what"]].append((int(match["number"]), mark))
-        elif _WHOLE.match(mark.name):
-            whole[mark.thread, mark.name].append((0, mark))
+        if match := _NUMBERED.match(one.name):
+            numbered[one.thread, match["what"]].append((int(match["number"]), one))
+        elif _WHOLE.match(one.name):
+            whole[one.thread, one.name].append((0, one))
     counted = [rows for rows in _following(numbered) if all(a < b for (a, _), (b, _) in pairwise(rows))]
-    alike = [[(place, mark) for place, (_, mark) in enumerate(rows)] for rows in _following(whole)]
-    return max(counted or alike, key=lambda rows: sum(mark.end - mark.start for _, mark in rows), default=[])
+    unnumbered = [[(place, one) for place, (_, one) in enumerate(rows)] for rows in _following(whole)]
+    return max(
+        counted or unnumbered, key=lambda rows: sum(one.end - one.start for _, one in rows), default=[]
+    )
 
 
 def _following(ranges: Mapping[tuple[int, str], list[_Row]]) -> Iterator[list[_Row]]:
-    """Those of one name and thread, in order of time, where they are several and one follows the other."""
+    """Yields the ranges of each name and thread, sorted by start, if there are at least ``_MIN_STEPS`` and they are disjoint."""
     for rows in ranges.values():
         rows.sort(key=lambda row: row[1].start)
-        if len(rows) >= _FEWEST and all(a.end <= b.start for (_, a), (_, b) in pairwise(rows)):
+        if len(rows) >= _MIN_STEPS and all(a.end <= b.start for (_, a), (_, b) in pairwise(rows)):
             yield rows

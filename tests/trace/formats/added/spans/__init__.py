@@ -13,7 +13,7 @@ from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir import reason_of
 from ddpdoctor.trace.columns import Collectives, RankTrace, TraceMeta, sorted_order
 from ddpdoctor.trace.formats import Candidate
-from ddpdoctor.trace.sources import open_place
+from ddpdoctor.trace.sources import open_source
 
 _MARK = b"#spans "
 
@@ -24,7 +24,7 @@ def recognises(candidate: Candidate) -> bool:
 
 def read(path: str, rank: int | None) -> RankTrace:
     try:
-        with open_place(path) as stream:
+        with open_source(path) as stream:
             first, *lines = stream.read().decode().splitlines()
     except OSError as error:
         raise UnusableInput(f"{path} cannot be opened: {reason_of(error).lower()}.") from None

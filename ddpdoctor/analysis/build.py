@@ -1,0 +1,128 @@
+"""Applies the rules to a measured job and builds the diagnosis."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec.structs import asdict
+
+from ddpdoctor import __version__
+from ddpdoctor.diagnose import facts_view, words
+from ddpdoctor.diagnose.diagnosis import Coverage, Diagnosis, Job, Standing, Steps, Verdict, WindowCost
+from ddpdoctor.diagnose.engine import diagnose
+from ddpdoctor.diagnose.jsonvalue import without_numpy
+from ddpdoctor.diagnose.load import load_rules
+from ddpdoctor.diagnose.verdict import verdict, waterfall, without_contradictions
+from ddpdoctor.measure.facts import Facts, StepFacts
+from ddpdoctor.measure.hangfacts import HangFacts
+from ddpdoctor.measure.summary import Drawn
+from ddpdoctor.rundir import Note
+from ddpdoctor.stages import Stage
+
+from .inputs import merge_notes
+from .options import Options
+
+
+class MeasuredJob(msgspec.Struct, frozen=True):
+    """The measurements of a job: the facts for rules, and from ``standing`` on the data that only reports show."""
+
+    source: list[str]
+    facts: Facts
+    coverage: Coverage
+    set_aside: dict[str, int]
+    """Number of steps excluded from measurement, by reason."""
+    notes: list[Note]
+    job: Job
+    termination: str | None = None
+    """Sentence, without full stop, on how the job was ended from outside; None if it was not."""
+    standing: list[Standing] = msgspec.field(default_factory=list)
+    drawn: Drawn = msgspec.field(default_factory=Drawn)
+    hta: dict[str, Any] | None = None
+
+
+_NO_LATE_RANK = "Cannot tell: no training steps were recorded, and nothing shows a rank that others wait for."
+_NONE_IN_DUMPS = "Cannot tell: the flight recorder dumps show no rank that others wait for."
+
+
+def _undecided(hang: HangFacts) -> str:
+    """The verdict on a job of which no steps were recorded and no hang is known."""
+    if hang.undecided is not None:
+        return f"Cannot tell: {hang.undecided}."
+    return _NONE_IN_DUMPS if hang.only_dumps else _NO_LATE_RANK
+
+
+def build_diagnosis(measured: MeasuredJob, options: Options) -> Diagnosis:
+    """The diagnosis of ``measured`` by the rules of ``options``."""
+    options.progress(Stage.RULES, None)
+    facts = measured.facts
+    rules = options.loaded_rules or load_rules(options.rules)
+    tree = facts_view.tree(facts)
+    outcome = without_contradictions(
+        diagnose(
+            facts,
+            rules,
+            coverage=measured.coverage,
+            thresholds=options.thresholds,
+            suppressed=options.suppressed,
+        ),
+        tree,
+    )
+    matched = bool(facts.communication.matched) or not facts.communication.unmatched
+    healthy, sentence = verdict(
+        outcome,
+        coverage=measured.coverage,
+        matched=matched,
+        stopped=_undecided(facts.hang) if facts.hang.looked and facts.hang.state is None else None,
+    )
+    if measured.termination is not None:
+        before = (
+            f"In the steps before that: {sentence.headline}" if facts.steps.seen else "No step was recorded."
+        )
+        sentence = Verdict(sentence.rule, f"{measured.termination}. {before}")
+    drawn = {name: value for name, value in asdict(measured.drawn).items() if name != "window"}
+    noted = [note.text for note in merge_notes(measured.notes)]
+    chosen = [*_suppressed_note(outcome.suppressed, options), *_replaced_note(rules.replaced)]
+    diagnosis = Diagnosis(
+        tool_version=__version__,
+        created_ns=time.time_ns(),
+        source=measured.source,
+        healthy=healthy,
+        verdict=sentence,
+        job=measured.job,
+        steps=_steps(facts.steps, measured.set_aside, measured.drawn.window),
+        breakdown=facts.breakdown,
+        findings=outcome.findings,
+        notes=list(dict.fromkeys([*chosen, *noted, *outcome.errors])),
+        checked=outcome.checked,
+        skipped=outcome.skipped,
+        standing=measured.standing,
+        waterfall=waterfall(facts.steps.mean_ms, outcome),
+        **drawn,
+        facts=tree,
+        hta=measured.hta,
+    )
+    return without_numpy(diagnosis)
+
+
+def _suppressed_note(rules: Sequence[str], options: Options) -> list[str]:
+    if not rules:
+        return []
+    by = options.suppressed_by or "the caller"
+    return [f"{words.count(len(rules), 'rule')} suppressed by {by}: {', '.join(rules)}."]
+
+
+def _replaced_note(rules: Sequence[str]) -> list[str]:
+    if not rules:
+        return []
+    others = "another" if len(rules) == 1 else "others"
+    return [
+        f"{words.count(len(rules), 'rule')} of ddpdoctor's own replaced by {others} of the same id: {', '.join(rules)}."
+    ]
+
+
+def _steps(steps: StepFacts, set_aside: dict[str, int], window: WindowCost | None) -> Steps:
+    noted = {name: getattr(steps, name) for name in Steps.__struct_fields__ if hasattr(steps, name)}
+    return Steps(count=steps.seen, set_aside=set_aside, window=window, **noted)

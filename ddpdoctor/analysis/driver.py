@@ -1,0 +1,238 @@
+"""Runs the stages of an analysis in order, for run directories and traces and for tables of operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from ddpdoctor import stall
+from ddpdoctor.diagnose.diagnosis import Coverage, Diagnosis, Job
+from ddpdoctor.errors import UnusableInput
+from ddpdoctor.measure.align import move_trace
+from ddpdoctor.measure.facts import Facts, JobFacts
+from ddpdoctor.measure.flow import measure
+from ddpdoctor.measure.hangfacts import HangFacts
+from ddpdoctor.measure.metrics import device_errors, telemetry_series, window_cost
+from ddpdoctor.measure.steplog import RankLog
+from ddpdoctor.measure.window import Window, read_window
+from ddpdoctor.report.read import holds_diagnosis, read_diagnosis
+from ddpdoctor.rundir import Note, is_run_directory
+from ddpdoctor.stages import WINDOWS_READ, Progress, Stage, no_progress, progress_counter
+from ddpdoctor.stall import Verdict
+from ddpdoctor.trace import RankTrace
+from ddpdoctor.trace.operations import find_operations
+
+from .build import MeasuredJob, build_diagnosis
+from .inputs import Inputs, expand_run_directories, launch_of, load, no_data_reason, provisional_notes
+from .job import job_of, launches_by_host, termination_summary
+from .options import Options
+from .profiler_window import steps_of_profiler_window
+from .source_text import with_repository, with_source_text
+from .trials import with_trials
+
+_MAX_ERROR_TEXT = 200
+"""Most characters of an error's text in a note."""
+
+
+class PreparedJob(msgspec.Struct, frozen=True):
+    """Result of :func:`prepare`: ``logs`` are the step logs with steps, ``windows`` the profiler windows, both sorted by rank."""
+
+    paths: list[str]
+    inputs: Inputs
+    logs: list[RankLog]
+    windows: list[Window]
+    stopped: Verdict
+    """Whether and how the job stopped."""
+
+
+def analyze(paths: Sequence[str] | str, options: Options | None = None) -> Diagnosis:
+    """Diagnose run directories, profiler traces, or a table of operations (Parquet).
+
+    Several run directories are joined: they are of the hosts of one job that wrote to separate folders. Raises UnusableInput if
+    nothing can be analysed; other missing or damaged data become notes.
+    """
+    chosen = options or Options()
+    listed = [paths] if isinstance(paths, str) else list(paths)
+    tables = [table for path in listed if not is_run_directory(path) for table in find_operations(path)]
+    if tables:
+        return build_diagnosis(_measure_operations(listed, tables), chosen)
+    return conclude(prepare(listed, chosen), chosen)
+
+
+def analyze_or_read(paths: Sequence[str], options: Callable[[], Options]) -> Diagnosis:
+    """Like :func:`analyze`, but a single path of a ``diagnosis.json`` or report is read instead, and ``options`` is not called.
+    Raises DdpDoctorError."""
+    if len(paths) == 1 and holds_diagnosis(Path(paths[0])):
+        return read_diagnosis(Path(paths[0]))
+    return analyze(paths, options())
+
+
+def prepare(paths: Sequence[str], options: Options) -> PreparedJob:
+    """Read everything at the paths. Raises UnusableInput if there is nothing to measure."""
+    places, left_out = expand_run_directories(paths)
+    inputs = load(places, options, left_out)
+    logs = [log for log in inputs.logs if log.steps]
+    stopped = _find_stop(inputs)
+    has_data = inputs.traces or logs or inputs.dumps.recordings
+    if not has_data and stopped.facts.state is None and stopped.ended_by is None:
+        raise UnusableInput(no_data_reason(places, inputs))
+    return PreparedJob(places, inputs, logs, windows_of(inputs, options.progress), stopped)
+
+
+def _find_stop(inputs: Inputs) -> Verdict:
+    """Whether and how the job stopped. An error in this analysis becomes a note, so that it does not prevent the diagnosis."""
+    try:
+        return _stop_verdict(inputs)
+    except Exception as error:  # reads files of a failed job, which may contain anything
+        why = " ".join(str(error).split())[:_MAX_ERROR_TEXT]
+        kind = type(error).__name__
+        return Verdict(
+            HangFacts(), [], [f"What stopped could not be analysed: {kind}{': ' if why else ''}{why}."]
+        )
+
+
+def _stop_verdict(inputs: Inputs) -> Verdict:
+    """From the run's own records; from flight recorder dumps if those do not explain the stop."""
+    if not inputs.runs:
+        return stall.of_dumps(inputs.dumps) if inputs.dumps.files else Verdict()
+    notes: list[Note] = []
+    devices = device_errors(inputs.logs, inputs.telemetry)
+    own = stall.of_run(stall.evidence_of(inputs.runs, inputs.logs, notes, devices))
+    sentences = [*(str(note) for note in notes), *own.notes]
+    if inputs.dumps.recordings and (own.facts.state is None or own.facts.unexplained is not None):
+        collected = stall.of_dumps(inputs.dumps)
+        if collected.facts.state is not None:
+            facts = replace(collected.facts, lasts=False if own.job.over else None, only_dumps=None)
+            return replace(collected, facts=facts, notes=[*sentences, *collected.notes], job=own.job)
+    return replace(own, notes=[*sentences, *inputs.dumps.notes])
+
+
+def conclude(prepared: PreparedJob, options: Options) -> Diagnosis:
+    """Measure and diagnose."""
+    diagnosis = with_trials(build_diagnosis(_measure(prepared, options), options), prepared.inputs.runs)
+    diagnosis = with_repository(diagnosis)
+    if not options.source_text:
+        return diagnosis
+    return with_source_text(diagnosis, [run.path for run in prepared.inputs.runs])
+
+
+def windows_of(inputs: Inputs, progress: Progress = no_progress) -> list[Window]:
+    """The profiler window of each trace. Its steps come from the ranks' step logs, which are more reliable than step markers in
+    traces. If a rank has no log, all use the markers: collectives of windows with different starts cannot be matched well."""
+    logs: dict[int | None, RankLog] = {log.rank: log for log in inputs.logs}
+    logged = {rank for rank, log in logs.items() if log.steps}
+    by_logs = all(trace.meta.rank in logged for trace in inputs.traces)
+    report_progress = progress_counter(progress, Stage.ALIGN, end=WINDOWS_READ)
+    windows: list[Window] = []
+    for done, trace in enumerate(inputs.traces):
+        report_progress(done, len(inputs.traces))
+        windows.append(_window(trace, logs.get(trace.meta.rank), by_logs))
+    return windows
+
+
+def _window(trace: RankTrace, log: RankLog | None, by_log: bool) -> Window:
+    if log is None or not by_log:
+        return read_window(trace, host=log.host if log is not None else "")
+    profiled = steps_of_profiler_window(trace, log.steps)
+    bounds = [(step.number, step.start_ns, step.end_ns) for step in profiled]
+    return read_window(move_trace(trace, profiled), bounds or None, log.host)
+
+
+def _measure(prepared: PreparedJob, options: Options) -> MeasuredJob:
+    """Measures a run or traces."""
+    inputs, stopped = prepared.inputs, prepared.stopped
+    if not prepared.logs and not prepared.windows:
+        return _measure_end(prepared)
+    hta = _hta(inputs, options)
+    measurement = measure(
+        prepared.logs,
+        prepared.windows,
+        inputs.telemetry,
+        stopped.facts,
+        options.progress,
+        launches_by_host(inputs.runs),
+    )
+    facts, seen = measurement.facts, measurement.graphs.primary.ranks
+    manifest = launch_of(inputs.runs[0]) if inputs.runs else {}
+    job = job_of(inputs, facts.job, seen, manifest, stopped)
+    return MeasuredJob(
+        source=prepared.paths,
+        facts=facts,
+        coverage=Coverage(facts.steps.measured, len(seen)),
+        set_aside=measurement.set_aside,
+        notes=[
+            *([] if stopped.facts.state else provisional_notes(inputs, job.end)),
+            *inputs.notes,
+            *map(Note, (*stopped.notes, *measurement.notes)),
+        ],
+        job=job,
+        termination=termination_summary(stopped),
+        standing=stopped.standing,
+        drawn=replace(
+            measurement.drawn,
+            window=window_cost(measurement.logs, facts.steps.median_ms),
+            telemetry=telemetry_series(inputs.telemetry, manifest.get("started_ns")),
+        ),
+        hta=hta,
+    )
+
+
+def _measure_end(prepared: PreparedJob) -> MeasuredJob:
+    """For a job of which only the end is known: no steps were recorded."""
+    inputs, stopped = prepared.inputs, prepared.stopped
+    manifest = launch_of(inputs.runs[0]) if inputs.runs else {}
+    ranks = [each.rank for each in inputs.dumps.recordings] or [log.rank for log in inputs.logs]
+    infos = [log.record.info for log in inputs.logs]
+    worlds = [info["world_size"] for info in infos if info.get("world_size")]
+    facts = Facts(
+        job=JobFacts(
+            world_size=max(worlds, default=None) or inputs.dumps.world_size,
+            ranks_seen=len(ranks),
+            backend=next((str(i["backend"]) for i in infos if i.get("backend")), inputs.dumps.backend),
+        ),
+        hang=stopped.facts,
+    )
+    return MeasuredJob(
+        source=prepared.paths,
+        facts=facts,
+        coverage=Coverage(0, len(ranks)),
+        set_aside={},
+        notes=[*inputs.notes, *map(Note, stopped.notes)],
+        job=job_of(inputs, facts.job, ranks, manifest, stopped),
+        termination=termination_summary(stopped),
+        standing=stopped.standing,
+    )
+
+
+def _measure_operations(paths: Sequence[str], tables: Sequence[str]) -> MeasuredJob:
+    """Measures a table of operations by what-if analysis; it has neither traces nor step logs."""
+    if len(tables) > 1:
+        raise UnusableInput(
+            f"{', '.join(paths)}: {len(tables)} tables of operations, each for a separate job; name one."
+        )
+    from ddpdoctor.measure.pipeline import measure_stragglers, straggler_facts, summary_of
+    from ddpdoctor.trace.operations import read_operations
+
+    stragglers = measure_stragglers(read_operations(tables[0]))
+    facts = straggler_facts(stragglers)
+    ranks = sorted(worker.rank for worker in stragglers.workers)
+    return MeasuredJob(
+        source=list(paths),
+        facts=facts,
+        coverage=Coverage(facts.steps.measured, facts.job.ranks_seen),
+        set_aside={"incomplete": stragglers.excluded_steps} if stragglers.excluded_steps else {},
+        notes=[Note(sentence) for sentence in (*stragglers.notes, summary_of(stragglers))],
+        job=Job(world_size=stragglers.world_size, ranks_seen=ranks),
+    )
+
+
+def _hta(inputs: Inputs, options: Options) -> dict[str, Any] | None:
+    if not options.hta:
+        return None
+    from ddpdoctor.measure.export import hta_results
+
+    return hta_results(inputs.traces)

@@ -1,0 +1,76 @@
+"""Adds to a diagnosis the text of the source lines that it names, and their folder's path in its repository."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from ddpdoctor.diagnose.diagnosis import Diagnosis
+from ddpdoctor.measure.places import SourceText, Where
+from ddpdoctor.report.project import project_root
+from ddpdoctor.rundir import Note, hash_of, read_sources, source_bytes
+
+AROUND = 2
+"""Lines of context before and after."""
+_MAX_CHARACTERS = 200
+"""Most characters of a line."""
+CHANGED = "the file has changed since the run"
+
+
+def with_repository(diagnosis: Diagnosis) -> Diagnosis:
+    """The diagnosis with :attr:`.Job.folder_in_repository`, if the repository is on this machine."""
+    root = project_root(diagnosis)
+    if root is None:
+        return diagnosis
+    folder = Path(root)
+    for above in (folder, *folder.parents):
+        if os.path.lexists(above / ".git"):
+            inside = folder.relative_to(above).as_posix()
+            job = msgspec.structs.replace(diagnosis.job, folder_in_repository="" if inside == "." else inside)
+            return msgspec.structs.replace(diagnosis, job=job)
+    return diagnosis
+
+
+def with_source_text(diagnosis: Diagnosis, runs: Sequence[str]) -> Diagnosis:
+    """The diagnosis with the text of its findings' source lines; secrets in the text are masked."""
+    notes: list[Note] = []
+    hashes = [files for run in runs for files in read_sources(run, notes)]
+    if notes:
+        diagnosis = msgspec.structs.replace(diagnosis, notes=[*diagnosis.notes, *map(str, notes)])
+    if not hashes:
+        return diagnosis
+
+    @cache
+    def lines_of(path: str) -> list[str] | str | None:
+        """The file's lines, or a reason why they are not shown; None if the run has no hash of the file or it cannot be read."""
+        known = {files[path] for files in hashes if path in files}
+        if not known:
+            return None
+        try:
+            data = source_bytes(path)
+        except (OSError, ValueError):
+            return None
+        return data.decode("utf-8", "replace").split("\n") if known == {hash_of(data)} else CHANGED
+
+    def with_text(where: Where) -> Where:
+        lines = lines_of(where.file)
+        if isinstance(lines, str):
+            return msgspec.structs.replace(where, text_missing=lines)
+        if lines is None or not 1 <= where.line <= len(lines):
+            return where
+        first = max(1, where.line - AROUND)
+        shown = lines[first - 1 : where.line + AROUND]
+        from ddpdoctor.rundir.privacy import mask_text
+
+        text = SourceText(first, [mask_text(line.rstrip("\r")[:_MAX_CHARACTERS]) for line in shown])
+        return msgspec.structs.replace(where, text=text)
+
+    findings = [
+        msgspec.structs.replace(finding, where=[with_text(where) for where in finding.where])
+        for finding in diagnosis.findings
+    ]
+    return msgspec.structs.replace(diagnosis, findings=findings)

@@ -1,0 +1,190 @@
+"""The thread that writes the rank's status and answers requests, and samples the device's memory."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import threading
+
+from ...rundir import (
+    CALLS_FILE,
+    ENDING_FILE,
+    ENDING_SCHEMA,
+    FAULTS_FILE,
+    HANG_FLIGHT_FILE,
+    PROGRESS_FILE,
+    PROGRESS_SCHEMA,
+    STACKS_FILE,
+    STACKS_QUESTION,
+    STANDING_FILE,
+    STANDING_SCHEMA,
+    End,
+    LineField,
+    encoded,
+    request_in,
+)
+from .. import environment
+from ..guard import part
+from ..patching import guarded
+from ..profiling import Captures
+from ..recording import Session
+from .devicememory import DeviceMemory
+from .faults import Faults, reserve_signal
+from .rank_status import RankStatus, exception_documents, flight, phase_of, uncaught
+
+PERIOD_S = 1.0
+"""Seconds between two looks, each of which costs 30 to 100 us: at most a hundredth of a percent."""
+_END_S = 0.2
+"""Seconds; more than one look takes."""
+_THIS_THREAD = getattr(resource, "RUSAGE_THREAD", None)
+_PART = part("watching for hangs")
+
+
+class StatusThread:
+    """The status thread of one recording."""
+
+    def __init__(self, session: Session, captures: Captures) -> None:
+        """``captures`` are the profiler windows on request."""
+        self._session = session
+        self._captures = captures
+        self._status = RankStatus(session)
+        self._memory = DeviceMemory(session, self._status)
+        # The job's own random numbers stay as they are.
+        self._random = random.Random(session.rank)
+        self._after_s = environment.hang_after_s(os.environ)
+        self._stop = threading.Event()
+        self._faults: Faults | None = None
+        self._answered = self._stacks_answered = 0
+        self._raised = self._published = False
+        self._last_step = self._evaluated = -1
+        self._trained = False
+        """Whether a model was seen in training mode."""
+        self._thread = threading.Thread(
+            target=guarded(_PART, self._run), name="ddpdoctor-status", daemon=True
+        )
+
+    def start(self) -> None:
+        """Start the thread if hangs are watched for."""
+        if self._after_s:
+            reserve_signal()
+            self._thread.start()
+
+    def _run(self) -> None:
+        handle = self._session.spool.open_text(FAULTS_FILE)
+        self._faults = Faults(handle)
+        heartbeat = self._session.recorder.heartbeat
+        try:
+            while not (self._stop.is_set() or _PART.off):
+                self._faults.look()
+                heartbeat.set_signal(self._faults.signal)
+                if self._is_stopped_within_period():
+                    break
+                self._attend()
+        finally:
+            # Without this thread, no answer of it may be expected.
+            heartbeat.set_signal(0)
+            self._faults.stop()
+
+    def _is_stopped_within_period(self) -> bool:
+        """Wait for one period; the device's memory is read at a random moment of it."""
+        before_s = 0.0
+        if self._memory.there:
+            before_s = PERIOD_S * self._random.random()
+            if self._stop.wait(before_s):
+                return True
+            self._memory.look()
+        return self._stop.wait(PERIOD_S - before_s)
+
+    def _attend(self) -> None:
+        guarded(_PART, self._look)()
+        # Requests are files: if none has come or gone, there is no request.
+        if self._session.spool.directory_changed() or self._captures.under_way:
+            guarded(_PART, self._answer_stacks)()
+            guarded(_PART, self._captures.follow)()
+
+    def _look(self) -> None:
+        if not self._raised and uncaught() is not None:
+            self._raised = True
+            self.write_end_status()
+        step = self._session.recorder.step
+        if step == self._last_step:
+            document = self._status.document(PROGRESS_SCHEMA)
+            self._note_evaluation(step, document["evaluating"])
+            self._published = True
+            self._keep(PROGRESS_FILE, encoded(document))
+            self._answer(request_in(self._session.spool.directory))
+        elif self._published:
+            self._published = False
+            self._withdraw(PROGRESS_FILE)
+        if step != self._last_step:
+            self._trained = self._trained or not self._status.evaluates()
+        self._last_step = step
+
+    def _keep(self, name: str, data: bytes) -> None:
+        """Write a file of the spool, and count that in the heartbeat; nothing if the spool is full or removed."""
+        try:
+            self._session.spool.keep(name, data)
+        except OSError:
+            return  # its memory is full, or gone: the heartbeat then shows no answer
+        faults = resource.getrusage(_THIS_THREAD).ru_minflt if _THIS_THREAD is not None else 0
+        self._session.recorder.heartbeat.answered(len(data), faults)
+
+    def _withdraw(self, name: str) -> None:
+        try:
+            self._session.spool.withdraw(name)
+        except OSError:
+            pass  # the spool is gone
+
+    def _note_evaluation(self, step: int, evaluating: bool) -> None:
+        """Write to the step log that the job evaluates: nothing else shows it in a step of which only the times are
+        recorded, or if the job calls the module inside DDP. A job that trains in evaluation mode all along does not
+        evaluate."""
+        if evaluating and self._trained and step != self._evaluated:
+            self._evaluated = step
+            self._session.recorder.pending.append(f"{{{LineField.EVALUATED.key}{step}}}\n")
+        self._trained = self._trained or not evaluating
+
+    def _answer_stacks(self) -> None:
+        """Answer a request for stacks (``ddpdoctor stacks``), which may come while the job makes progress."""
+        request = request_in(self._session.spool.directory, STACKS_QUESTION)
+        if request and request != self._stacks_answered:
+            document = self._status.with_all_stacks(STANDING_SCHEMA)
+            document["request"] = request
+            self._keep(STACKS_FILE, encoded(document))
+        self._stacks_answered = request
+
+    def _answer(self, request: int) -> None:
+        if request in (0, self._answered):
+            return
+        self._answered = request
+        document = self._status.with_all_stacks(STANDING_SCHEMA)
+        error = uncaught()
+        document.update(request=request, raised=[] if error is None else exception_documents(error))
+        self._keep(STANDING_FILE, encoded(document))
+        entries = flight(self._session)
+        if entries is not None:
+            self._keep(HANG_FLIGHT_FILE, entries)
+
+    def write_end_status(self) -> None:
+        """Write how the interpreter ends. An exception may be written before the end, if other threads keep the
+        process alive."""
+        error = uncaught()
+        document = self._status.counts(ENDING_SCHEMA)
+        document["how"] = (End.IN_ORDER if error is None else End.EXCEPTION).value
+        if error is not None:
+            document["raised"] = raised = exception_documents(error)
+            document["phase"] = phase_of(raised[0]["frames"]).value
+        self._session.spool.keep_document(ENDING_FILE, document)
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout=_END_S)
+        if self._faults is not None:
+            self._faults.stop()
+        # The last status is of interest only if the rank ended in another way.
+        self._withdraw(PROGRESS_FILE)
+        if uncaught() is None:
+            self._withdraw(CALLS_FILE)

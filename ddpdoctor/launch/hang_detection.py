@@ -1,0 +1,171 @@
+"""Decides whether the ranks of this host have made no progress for too long, from one poll per second and the job's own history.
+
+Progress is: a finished step of any rank; something begun or finished within a long step; a rank that does not wait for others and
+works (it or its children move data or take memory; it evaluates, saves or compiles). The clock also stops while a person holds a
+rank (debugger, SIGSTOP, prompt). If the state of a rank is unknown, no hang is reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ddpdoctor.launch.rankwatch import Activity, WatchedRank
+from ddpdoctor.rundir import LONG_PHASES
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Times and factors of the decision."""
+
+    after_s: float = 300.0
+    """Half of the shortest time after which a collective's own timeout ends a job (NCCL's ten minutes, Gloo's thirty)."""
+    times_longest: float = 10.0
+    """Factor on the longest time between two steps so far: an evaluation on more data takes a few times as long."""
+    times_before_first: float = 3.0
+    """Factor before the first step, while the dataset and the model are built and compiled: the job has no history yet. With a limit set by
+    the user, only while a rank computes, reads or writes."""
+    least_before_first_s: float = 60.0
+    """Lower bound before the first step: importing a framework from shared storage takes a minute."""
+    after_death_s: float = 30.0
+    """Limit if a rank has died and others wait for it; torchrun ends those within a second."""
+    times_in_long_phase: float = 5.0
+    """Factor while a rank that does not wait evaluates, saves, loads or compiles (default: 25 minutes). Healthy jobs take long for these,
+    and may show no activity, as while slow storage writes a checkpoint."""
+    most_suspended_s: float = 90.0
+    """Longest suspension (SIGSTOP) that does not count as silence: a person may inspect a rank for a minute."""
+    times_after_last: float = 4.0
+    """Factor if every rank has exhausted its data and one computes: it may export the model."""
+    most_pause_s: float = 2.0
+    """Longest counted time between two polls: after a longer one this process itself was suspended, maybe with the job."""
+
+
+@dataclass(frozen=True)
+class HangCandidate:
+    """Ranks of this host have made no progress for longer than the limit. Times in seconds."""
+
+    silent_s: float
+    after_s: float
+    longest_gap_s: float
+    blocking: tuple[WatchedRank, ...]
+    """Ranks that do not wait in a collective, and dead ones. Empty if every rank waits."""
+    waiting: tuple[WatchedRank, ...]
+    unknown: tuple[WatchedRank, ...] = ()
+    """Ranks whose state is unknown: with any of them it is unknown whether the job hangs."""
+
+
+class ProgressTracker:
+    """Progress of one host's ranks, updated by ``look`` at each poll."""
+
+    def __init__(self, after_s: float | None, tuning: Tuning) -> None:
+        """``after_s``: the user's limit (``--hang-after``); None: by the job's own history."""
+        self._asked_s, self._tuning = after_s, tuning
+        self._looked_s: float | None = None
+        self._signs: dict[int, tuple[Any, ...]] = {}
+        self.silent_s = self.longest_gap_s = 0.0
+        self._since_step_s = self._suspended_s = 0.0
+        self._steps_seen = 0
+        self._attempt: frozenset[int] = frozenset()
+        """Process ids of the attempt whose steps are counted; an elastic restart begins another."""
+        self.progressed = False
+        """Whether the last poll showed progress."""
+        self.paused_in: str | None = None
+        """The phase in which a rank works at the last poll ("other" if unknown); None if none works."""
+
+    def look(self, now_s: float, stepped: bool, ranks: Sequence[WatchedRank]) -> None:
+        """Update the silence timers from one poll. ``now_s``: monotonic seconds; ``stepped``: whether any rank finished a step."""
+        passed_s = 0.0 if self._looked_s is None else min(now_s - self._looked_s, self._tuning.most_pause_s)
+        self._looked_s = now_s
+        self._note_attempt(ranks)
+        self.silent_s += passed_s
+        self._since_step_s += passed_s
+        does = {} if stepped else {rank.pid: rank.activity for rank in ranks if rank.alive}
+        self.paused_in = next(
+            (rank.phase or "other" for rank in ranks if does.get(rank.pid) is Activity.WORKS), None
+        )
+        signs = {rank.pid: rank.signs for rank in ranks}
+        moved, self._signs = _has_new_sign(self._signs, signs), signs
+        if stepped:
+            if self._steps_seen:
+                # The time before the first step is no measure of later gaps.
+                self.longest_gap_s = max(self.longest_gap_s, self._since_step_s)
+            self._steps_seen += 1
+            self._since_step_s = 0.0
+        held = [rank for rank in ranks if does.get(rank.pid) is Activity.HELD]
+        suspended = bool(held) and all(rank.suspended for rank in held)
+        self._suspended_s = self._suspended_s + passed_s if suspended else 0.0
+        is_held = bool(held) and (not suspended or self._suspended_s < self._tuning.most_suspended_s)
+        if is_held:
+            self._since_step_s = 0.0
+        self.progressed = stepped or moved or self.paused_in is not None
+        early = any(not rank.joined for rank in ranks) and not any(rank.waits for rank in ranks)
+        uncounted = any(rank.joined and rank.alive and not rank.counts for rank in ranks)
+        if self.progressed or is_held or early or uncounted or not ranks:
+            self.silent_s = 0.0
+
+    def _note_attempt(self, ranks: Sequence[WatchedRank]) -> None:
+        """Reset the timers after an elastic restart: the time before the first step is as long as in the first attempt."""
+        now = frozenset(rank.pid for rank in ranks if rank.alive)
+        if now and self._attempt and not now & self._attempt:
+            self._steps_seen, self._since_step_s, self.silent_s = 0, 0.0, 0.0
+        self._attempt = now or self._attempt
+
+    def is_long(self, ranks: Sequence[WatchedRank]) -> bool:
+        """Whether the silence exceeds the limit, even if no rank of this host waits: ranks of other hosts may."""
+        left, waiting, dead = _by_state(ranks)
+        return bool(left) and self.silent_s >= self._after_s(left, waiting, dead)
+
+    def hang_candidate(self, ranks: Sequence[WatchedRank]) -> HangCandidate | None:
+        """The hang, as of the last poll; None without one."""
+        left, waiting, dead = _by_state(ranks)
+        blocking = tuple(rank for rank in left if not rank.waits)
+        after_s = self._after_s(left, waiting, dead)
+        if not left or self.silent_s < after_s:
+            return None
+        alone = len(left) + len(dead) < len(ranks)
+        if not waiting and (any(rank.busy for rank in left) or alone or _is_through(left)):
+            # No rank waits, and one computes, or the others have ended in order and only the last ranks still run.
+            return None
+        unknown = tuple(rank for rank in blocking if rank.activity is Activity.UNKNOWN)
+        return HangCandidate(self.silent_s, after_s, self.longest_gap_s, (*dead, *blocking), waiting, unknown)
+
+    def _after_s(
+        self, left: Sequence[WatchedRank], waiting: Sequence[WatchedRank], dead: Sequence[WatchedRank]
+    ) -> float:
+        tuning = self._tuning
+        asked_s = self._asked_s
+        after_s = (
+            max(tuning.after_s, tuning.times_longest * self.longest_gap_s) if asked_s is None else asked_s
+        )
+        if not self._steps_seen:
+            if asked_s is not None and waiting and not any(rank.alone for rank in left):
+                return asked_s
+            return max(after_s * tuning.times_before_first, tuning.least_before_first_s)
+        if dead and waiting and any(rank.end and rank.end["signal"] is not None for rank in dead):
+            return min(after_s, tuning.after_death_s)
+        if any(rank.busy and not rank.waits for rank in left) and _is_through(left):
+            return after_s * tuning.times_after_last
+        if any(rank.phase in LONG_PHASES and not rank.waits for rank in left):
+            return after_s * tuning.times_in_long_phase
+        return after_s
+
+
+def _by_state(
+    ranks: Sequence[WatchedRank],
+) -> tuple[list[WatchedRank], tuple[WatchedRank, ...], tuple[WatchedRank, ...]]:
+    """(Running ranks, those of them that wait for others, ranks that died)."""
+    left = [rank for rank in ranks if rank.alive and not rank.ended]
+    waiting = tuple(rank for rank in left if rank.waits)
+    dead = tuple(rank for rank in ranks if rank.end is not None and not rank.end["in_order"])
+    return left, waiting, dead
+
+
+def _has_new_sign(before: dict[int, tuple[Any, ...]], now: dict[int, tuple[Any, ...]]) -> bool:
+    """Whether a rank shows a new sign of progress; no sign at all is not a new one."""
+    return any(signs and before.get(pid) not in (None, (), signs) for pid, signs in now.items())
+
+
+def _is_through(ranks: Sequence[WatchedRank]) -> bool:
+    """Whether all have exhausted their data in the step in progress."""
+    return all(rank.progress.get("exhausted") is True for rank in ranks)

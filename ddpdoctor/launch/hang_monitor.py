@@ -1,0 +1,337 @@
+"""The hang monitor: a process that watches whether the job makes progress, and how its ranks end.
+
+It reads /proc and what ranks write to memory, and writes to memory, so neither storage nor a rank that hangs can block it. If it is
+killed or stopped, the job and the launcher go on without it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ddpdoctor.hook.environment import DEFAULT_HANG_AFTER_S
+from ddpdoctor.launch import proof
+from ddpdoctor.launch.hang_detection import HangCandidate, ProgressTracker, Tuning
+from ddpdoctor.launch.hang_message import elsewhere_sentence, hang_sentences, unknown_sentence
+from ddpdoctor.launch.helper import JOB_ENDED, AnalysisProcess, send
+from ddpdoctor.launch.options import RunOptions
+from ddpdoctor.launch.procfs import process_document
+from ddpdoctor.launch.rankwatch import Activity, HostWatchedRanks, WatchedRank
+from ddpdoctor.launch.unjoined import Door, UnjoinedRank
+from ddpdoctor.readable import is_readable
+from ddpdoctor.rundir import (
+    ENDS_FILE,
+    ENDS_SCHEMA,
+    HANG_MONITOR,
+    STALL_FILE,
+    STALL_SCHEMA,
+    STANDING_FILE,
+    HostLock,
+    Standstill,
+    ask,
+    boot_id,
+    host_document,
+    keep_host_document,
+    new_request,
+    read_json,
+)
+
+PERIOD_S = 1.0
+"""Between two polls: each costs 0.2 ms per rank."""
+_ANSWERS_S = 5.0
+"""Deadline for answers of ranks: their status threads look for requests once a second, more rarely if processors are short."""
+_AGAIN_S = 30.0
+"""Between two updates of ``stall.json`` during a hang."""
+END_S = 0.3
+"""Time at the end of a job for this process to end, five times as long unless it is blocked in the kernel."""
+_AFTER_LAUNCHER_S = 60.0
+"""Time that ranks get to end after their launcher was killed."""
+
+
+class HangMonitor:
+    """The work of this process."""
+
+    def __init__(
+        self,
+        root: Path,
+        host: str,
+        options: RunOptions,
+        diagnose: Callable[[], str] | None,
+        orders: int,
+        writer: int,
+    ) -> None:
+        """``diagnose`` analyses the run during a hang, in a process of its own, and returns a sentence for the user. ``orders``,
+        ``writer``: see :data:`.helper.Work`."""
+        self._root, self._options = str(root), options
+        self._orders, self._writer = orders, writer
+        self._head = {"host": host, "boot": boot_id()}
+        self._office = HostLock(self._root, HANG_MONITOR)
+        self._ranks = HostWatchedRanks(self._root)
+        self._door = Door(self._root)
+        self._progress = ProgressTracker(options.hang_after_s, Tuning())
+        self._analysis = AnalysisProcess(diagnose)
+        self._request = 0
+        self._asked_s: float | None = None
+        """When the ranks' positions were requested, monotonic seconds; None while no answer is awaited."""
+        self._asked_for_others = self._is_unknown_reported = False
+        self._stall: dict[str, Any] | None = None
+        """``stall.json`` of the present hang; None without one."""
+        self._written_s = 0.0
+        self._kill: proof.Kill | None = None
+        self._began_ns = time.time_ns()
+        self._ended_by_another = False
+        self._ends: dict[str, Any] = {}
+        self._seen_before: dict[int, dict[str, Any]] | None = None
+        """By process id, the ends that another launcher's hang monitor noted before this one took over."""
+
+    def run(self) -> None:
+        """Poll until the launcher reports the end of its job or, if it was killed, until its ranks are gone."""
+        while not is_readable(self._orders, 0):
+            self._ranks.wait(PERIOD_S, [self._orders, *self._analysis.handles, *self._door.handles])
+            self._poll()
+        if os.read(self._orders, 1) != JOB_ENDED:
+            # The launcher is gone and cannot end the job, so no document may say that it did.
+            self._options, self._kill = replace(self._options, on_hang="report"), None
+            deadline_s = time.monotonic() + _AFTER_LAUNCHER_S
+            while time.monotonic() < deadline_s and any(rank.alive for rank in self._ranks.known.values()):
+                self._ranks.wait(PERIOD_S, [])
+                self._poll()
+        self._finish()
+        self._office.release()
+
+    def _poll(self) -> None:
+        self._end_with_others()
+        # The exit code of a process is visible only to monitors that had opened its pidfd before: all monitors poll, also without the lock.
+        stepped = self._look()
+        if not self._office.take():
+            return  # another launcher's hang monitor is responsible for this host
+        current = self._current()
+        self._progress.look(time.monotonic(), stepped, current)
+        self._write_ends()
+        if (sentence := self._analysis.sentence()) is not None:
+            send(self._writer, warn=sentence)
+        if self._options.hang_after_s == 0:
+            return
+        for rank in current:
+            rank.ask_stack((self._options.hang_after_s or DEFAULT_HANG_AFTER_S) / 2)
+        if self._stall is not None:
+            self._follow_hang(self._stall, current)
+        else:
+            self._check_for_hang(current)
+
+    def _look(self) -> bool:
+        """Update all ranks of this host; whether one of them has finished a step."""
+        stepped = self._ranks.look(self._door.seen)
+        self._door.look([rank.pid for rank in self._ranks.known.values()])
+        return stepped
+
+    def _end_with_others(self) -> None:
+        """With ``--on-hang kill``, end this launcher's job too if another launcher of this host has ended its own."""
+        if self._options.on_hang != "kill" or self._stall is not None or self._ended_by_another:
+            return
+        stall = host_document(self._root, STALL_FILE)
+        looked_ns = stall.get("looked_ns")
+        killed = stall.get("state") == Standstill.KILLED.value
+        if killed and isinstance(looked_ns, int) and looked_ns > self._began_ns:
+            self._ended_by_another = True
+            found = "another launcher of this host has found that all of its ranks hang"
+            send(self._writer, warn=f"the job is ended, as --on-hang kill asks: {found}.", end_job=True)
+
+    def _current(self) -> list[WatchedRank]:
+        """The ranks of this host, before and after ``init_process_group``, by rank."""
+        joined = self._ranks.current(self._door.newest_start_ns())
+        if any(rank.steps for rank in joined):
+            return joined  # a job that trains has all of its ranks
+        found = [*joined, *self._door.current([rank.rank for rank in joined])]
+        return sorted(found, key=lambda rank: rank.rank)
+
+    def _check_for_hang(self, current: list[WatchedRank]) -> None:
+        candidate = self._progress.hang_candidate(current)
+        if candidate is None:
+            self._asked_s = None
+            self._is_unknown_reported = self._is_unknown_reported and not self._progress.progressed
+            self._ask_for_others(current)
+        elif self._asked_s is None:
+            self._ask_all(current)
+        elif all(map(self._has_answered, candidate.waiting + candidate.blocking)) or self._is_late():
+            if candidate.unknown:
+                self._report_unknown(candidate, current)
+            else:
+                self._asked_s = None
+                self._report_hang(candidate, current)
+
+    def _is_late(self) -> bool:
+        """Whether the deadline for answers to the last request has passed."""
+        return self._asked_s is None or time.monotonic() - self._asked_s > _ANSWERS_S
+
+    def _report_unknown(self, candidate: HangCandidate, current: list[WatchedRank]) -> None:
+        """Warn, once per silence, that it is unknown whether the job hangs. Nothing is written to the run directory."""
+        if not self._is_unknown_reported:
+            self._is_unknown_reported = True
+            send(self._writer, warn=unknown_sentence(candidate, self._here(current)))
+
+    def _ask_for_others(self, current: list[WatchedRank]) -> None:
+        """Request positions, once per silence, if no rank waits here: ranks of other hosts may wait for ranks of this host."""
+        if self._progress.progressed:
+            self._asked_for_others = False
+        elif not self._asked_for_others and self._here(current) and self._progress.is_long(current):
+            self._asked_for_others = True
+            self._ask_all(current)
+            self._asked_s = None
+            computing = [rank for rank in current if rank.alive and rank.activity is Activity.COMPUTES]
+            if computing:
+                send(self._writer, warn=elsewhere_sentence(self._progress.silent_s, computing))
+
+    def _ask_all(self, current: list[WatchedRank]) -> None:
+        self._request, self._asked_s = new_request(), time.monotonic()
+        for rank in current:
+            if rank.alive:
+                self._ask(rank)
+
+    def _ask(self, rank: WatchedRank) -> None:
+        if isinstance(rank, UnjoinedRank):
+            rank.ask()
+            return
+        try:
+            ask(rank.spool, self._request)
+        except OSError:
+            pass  # it has gone meanwhile, or its spool is
+
+    def _has_answered(self, rank: WatchedRank) -> bool:
+        if not rank.alive or rank.holds_gil:
+            return True
+        if isinstance(rank, UnjoinedRank):
+            return bool(rank.faults)
+        document = read_json(str(Path(rank.spool) / STANDING_FILE), []) or {}
+        return document.get("request") == self._request
+
+    def _report_hang(self, candidate: HangCandidate, current: list[WatchedRank]) -> None:
+        now_ns = time.time_ns()
+        last_ns = max((rank.last_step_ns for rank in current if rank.last_step_ns is not None), default=None)
+        self._stall = {
+            "schema": STALL_SCHEMA,
+            **self._head,
+            "state": Standstill.LASTS.value,
+            "silent_since_ns": now_ns - int(candidate.silent_s * 1e9) if last_ns is None else last_ns,
+            "detected_ns": now_ns,
+            "paused_in": None,
+            "ranks": [self._rank_document(rank) for rank in current],
+        }
+        self._write_stall(self._stall)
+        for sentence in hang_sentences(candidate, self._here(current)):
+            send(self._writer, warn=sentence)
+        self._analysis.start()
+        if self._options.on_hang != "kill":
+            return
+        if why := self._why_spared(candidate, current):
+            send(self._writer, warn=f"the job is not ended: {why}.")
+            return
+        self._kill = proof.Kill(candidate.after_s)
+        self._kill.look(proof.doubts(current, self._has_answered), current)
+
+    def _why_spared(self, candidate: HangCandidate, current: list[WatchedRank]) -> str | None:
+        if not candidate.blocking and self._here(current):
+            return "all ranks of this host wait for ranks of other hosts, where the one has to be ended that they wait for"
+        if not candidate.waiting and not all(rank.alive for rank in candidate.blocking):
+            return "a rank has died, and no other is known to wait for it"
+        return None
+
+    def _here(self, current: list[WatchedRank]) -> str:
+        """Words for messages of a job that has ranks on other hosts; empty for others."""
+        sizes = [size for rank in current if isinstance(size := rank.progress.get("world_size"), int)]
+        return " of this host" if max(sizes, default=0) > len(current) else ""
+
+    def _rank_document(self, rank: WatchedRank) -> dict[str, Any]:
+        return {
+            "rank": rank.rank,
+            "pid": rank.pid,
+            "answered": rank.alive and not rank.holds_gil and self._has_answered(rank),
+            "in_order": rank.ended or bool(rank.end and rank.end["in_order"]),
+            "waits": rank.waits,
+            "computes": rank.computes,
+            "phase": rank.phase or None,
+            "step": rank.steps if rank.joined else None,
+            "last_step_ns": rank.last_step_ns,
+            "process": process_document(rank.here_pid) if rank.alive and rank.here_pid else None,
+            **({"joined": False, "faults": rank.faults} if isinstance(rank, UnjoinedRank) else {}),
+        }
+
+    def _follow_hang(self, stall: dict[str, Any], current: list[WatchedRank]) -> None:
+        if stall["state"] == Standstill.KILLED.value:
+            return  # the ranks are being ended
+        if self._progress.progressed:
+            self._resume(stall)
+        elif self._kill is not None and self._is_time_to_kill(self._kill, current):
+            self._kill = None
+            stall["state"] = Standstill.KILLED.value
+            self._write_stall(stall)
+            send(self._writer, warn="the job is ended, as --on-hang kill asks.", end_job=True)
+        elif time.monotonic() - self._written_s > _AGAIN_S:
+            stall["ranks"] = [self._rank_document(rank) for rank in current]
+            self._write_stall(stall)
+
+    def _resume(self, stall: dict[str, Any]) -> None:
+        stall.update(state=Standstill.RESUMED.value, paused_in=self._progress.paused_in)
+        self._write_stall(stall)
+        self._stall = self._kill = self._asked_s = None
+        send(self._writer, warn=f"the job goes on, after {stall['silent_s']:.0f} s.")
+
+    def _is_time_to_kill(self, kill: proof.Kill, current: list[WatchedRank]) -> bool:
+        """Whether a second poll, after a new request for positions, confirms the hang. The report is awaited first, as it shows more while
+        the job still runs."""
+        if not kill.is_due(bool(self._analysis.handles)):
+            return False
+        if self._asked_s is None:
+            self._ask_all(current)
+        if not (all(map(self._has_answered, current)) or self._is_late()):
+            return False
+        self._asked_s = None
+        doubts = proof.doubts(current, self._has_answered)
+        if doubts and not kill.is_doubt_reported:
+            kill.is_doubt_reported = True
+            send(self._writer, warn=f"the job is not ended: {doubts[0]}.")
+        return kill.look(doubts, current)
+
+    def _write_stall(self, stall: dict[str, Any]) -> None:
+        now_ns = time.time_ns()
+        stall["looked_ns"] = now_ns
+        stall["silent_s"] = round((now_ns - stall["silent_since_ns"]) / 1e9, 3)
+        self._written_s = time.monotonic()
+        self._keep(STALL_FILE, stall)
+
+    def _write_ends(self) -> None:
+        ends = self._ranks.ends(self._door.ends([rank.rank for rank in self._ranks.known.values()]))
+        ends["ends"] = self._with_those_seen_before(ends["ends"])
+        if ends["ends"] and ends != self._ends:
+            self._ends = ends
+            self._keep(ENDS_FILE, {"schema": ENDS_SCHEMA, **self._head, **ends})
+
+    def _with_those_seen_before(self, ends: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """``ends``, with exit codes from an earlier hang monitor for processes that ended before this one started."""
+        if self._seen_before is None:
+            noted = host_document(self._root, ENDS_FILE).get("ends")
+            rows = noted if isinstance(noted, list) else []
+            self._seen_before = {row["pid"]: row for row in rows if isinstance(row, dict) and "pid" in row}
+        own = [end for end in ends if end["code"] is not None or end["signal"] is not None]
+        found = {end["pid"]: end for end in ends} | self._seen_before | {end["pid"]: end for end in own}
+        return list(found.values())
+
+    def _keep(self, name: str, document: dict[str, Any]) -> None:
+        try:
+            keep_host_document(self._root, name, document)
+        except OSError:
+            pass  # its memory is full, or gone
+
+    def _finish(self) -> None:
+        self._look()
+        if self._office.take():
+            self._write_ends()
+            # The time of a kill is kept: later launchers must not take it for their own.
+            if self._stall is not None and self._stall["state"] == Standstill.LASTS.value:
+                self._stall["state"] = Standstill.ENDED.value
+                self._write_stall(self._stall)
+        self._analysis.abandon()

@@ -1,0 +1,191 @@
+"""The user's source lines from step logs: from recorded calls and stack samples."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, cached_property
+
+import msgspec
+import numpy as np
+
+from ddpdoctor.measure.numerics import Array, Ints
+from ddpdoctor.measure.phases import Gap
+from ddpdoctor.measure.places import CodeLine, Stack, Where
+from ddpdoctor.measure.steplog import RankLog
+from ddpdoctor.measure.taxonomy import BETWEEN_PHASES, Component, SyncKind
+
+from .callers import usual, with_heaviest
+from .counts import SampleCounts, common_of, counted, excess_samples, same_lines, scale_of
+from .gaps import MainGap, free_gaps, gaps_of_log, lies_in_gaps, main_gap
+from .ranking import SourceLines, chosen_and_others, joined, ranked
+from .table import Samples, kinds_of, samples_of
+
+_FEWEST_SAMPLES = 3
+"""Fewest samples of a reported line: with fewer it may be chance."""
+_ENOUGH_SAMPLES = 8
+"""Samples of a line from which its time is stated: the counting error is then a third of it."""
+
+
+class LogSourceLines(SourceLines):
+    """For step logs.
+
+    ``python_parts``, by position and line, is the part of the samples of host work that is Python and not an operator,
+    see :func:`ddpdoctor.measure.graph.python_parts`.
+    """
+
+    def __init__(
+        self, logs: Sequence[RankLog], python_parts: Sequence[Mapping[tuple[str, int], float]] | None = None
+    ) -> None:
+        self.logs = logs
+        self._free_gaps = cache(lambda position: free_gaps(logs[position]))
+        self._python_parts = python_parts or [{}] * len(logs)
+
+    @cached_property
+    def samples(self) -> Samples:
+        """Of the logs."""
+        return samples_of(self.logs)
+
+    @cached_property
+    def _python(self) -> list[Array | float]:
+        """By position and stack, the part of the samples that is Python."""
+        lines = [(stack.lines[0].file, stack.lines[0].line) for stack in self.samples.stacks]
+        return [
+            np.array([parts.get(line, 1.0) for line in lines]) if parts else 1.0
+            for parts in self._python_parts
+        ]
+
+    @cached_property
+    def _usual(self) -> Callable[[CodeLine], tuple[Stack, int]]:
+        """The usual callers of a line, by the samples of all ranks."""
+        each = [self.samples.weights(position).at_random for position in range(len(self.logs))]
+        stacks = self.samples.by_stack(np.sum(each, axis=0))
+        return cache(lambda line: usual(line, stacks))
+
+    def _called(self, calls: Mapping[CodeLine, float]) -> list[Where]:
+        """The heaviest lines by recorded calls, or time in them, each with its usual callers."""
+        return [where.called_from(*self._usual(where.stack[0])) for where in ranked(calls)]
+
+    def syncs(self, kinds: Sequence[SyncKind]) -> list[Where]:
+        """Lines that call synchronisations of these kinds."""
+        calls: Counter[CodeLine] = Counter()
+        for log in self.logs:
+            for point in log.sync_points:
+                where = log.where.get(point.where)
+                if point.kind in kinds and where is not None:
+                    calls[where.stack[0]] += 1
+        return self._called(calls)
+
+    def operation(
+        self, components: Sequence[Component | SyncKind], positions: Sequence[int] | None
+    ) -> str | None:
+        """None: a step log has no kernels."""
+        return None
+
+    def work(
+        self,
+        components: Sequence[Component],
+        positions: Sequence[int] | None,
+        steps: Ints,
+        or_else: Ints | None = None,
+    ) -> list[Where]:
+        """Lines of this kind of work: sampled lines where there are enough samples, then those of recorded calls."""
+        chosen, _ = chosen_and_others(positions, len(self.logs))
+        wanted = {int(step) for step in steps}
+        calls = _calls([self.logs[position] for position in chosen], components, wanted)
+        sampled = self._sampled(components, positions, steps)
+        if not sampled and or_else is not None:
+            sampled = self._sampled(components, positions, or_else)
+        return joined(sampled, self._called(calls))
+
+    def longer(
+        self, components: Sequence[Component], positions: Sequence[int], steps: set[int], others: set[int]
+    ) -> list[Where]:
+        """Lines of this kind of work with more samples in ``steps`` than in the ``others`` on the ranks at these positions, then those of
+        recorded calls."""
+        selected, reference = (
+            self._counted(positions, components, chosen, None) for chosen in (steps, others)
+        )
+        places = ranked(excess_samples(selected, reference, _FEWEST_SAMPLES))
+        sampled = with_heaviest(places, selected.stacks, reference.stacks, scale_of(selected, reference))
+        return joined(
+            sampled, self._called(_calls([self.logs[place] for place in positions], components, steps))
+        )
+
+    def in_common(self, components: Sequence[Component], steps: Ints) -> float | None:
+        """By the samples of each rank; None where one has too few."""
+        wanted = {int(step) for step in steps}
+        each = [self._counted([position], components, wanted, None) for position in range(len(self.logs))]
+        if min((counts.samples for counts in each), default=0) < _ENOUGH_SAMPLES:
+            return None
+        return same_lines(each)
+
+    def main_gap(
+        self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
+    ) -> MainGap | None:
+        """The gap of work that no event of the log covers."""
+        if not lies_in_gaps(components):
+            return None
+        wanted = {int(step) for step in steps}
+        own, reference = (
+            [gaps_of_log(self.logs[position], self._free_gaps(position), wanted) for position in some]
+            for some in chosen_and_others(positions, len(self.logs))
+        )
+        return main_gap(own, reference, components)
+
+    def _sampled(
+        self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
+    ) -> list[Where]:
+        """Lines with most samples per second of steps, less those of the other ranks at the same line."""
+        chosen, others = chosen_and_others(positions, len(self.logs))
+        wanted = {int(step) for step in steps}
+        found = self.main_gap(components, positions, steps)
+        gap = None if found is None else found.gap
+        selected = self._counted(chosen, components, wanted, gap)
+        if Component.HOST in components and not others:
+            selected = common_of(
+                selected, [self._counted([each], components, wanted, gap) for each in chosen]
+            )
+        reference = self._counted(others, components, wanted, gap)
+        places = ranked(excess_samples(selected, reference, _FEWEST_SAMPLES))
+        return [
+            msgspec.structs.replace(where, python_ms=_python_ms(selected, reference, where.stack[0]))
+            for where in with_heaviest(
+                places, selected.stacks, reference.stacks, scale_of(selected, reference)
+            )
+        ]
+
+    def _counted(
+        self, positions: Sequence[int], components: Sequence[Component], wanted: set[int], gap: Gap | None
+    ) -> SampleCounts:
+        # The Python part of a line's samples is known for host work, not for work in the gaps.
+        only_python = Component.HOST in components and set(components).isdisjoint(BETWEEN_PHASES)
+        parts = self._python if only_python else [1.0] * len(self.logs)
+        return counted(self.samples, positions, components, wanted, parts, gap)
+
+
+def _calls(
+    logs: Sequence[RankLog], components: Sequence[Component], wanted: set[int]
+) -> Mapping[CodeLine, float]:
+    """ns in recorded calls of this kind of work, by line."""
+    kinds = kinds_of(components)
+    calls: Counter[CodeLine] = Counter()
+    for log in logs if kinds else ():
+        by_line: Counter[int] = Counter()
+        for step in log.steps:
+            if step.number in wanted:
+                for event in step.events:
+                    if event.kind in kinds:
+                        by_line[event.where] += max(event.duration_ns, 1)
+        for line, spent_ns in by_line.items():
+            if (where := log.where.get(line)) is not None:
+                calls[where.stack[0]] += spent_ns
+    return calls
+
+
+def _python_ms(selected: SampleCounts, reference: SampleCounts, line: CodeLine) -> float | None:
+    """ms per step at a line outside torch, in excess of the other ranks; None with too few samples."""
+    count = selected.outside.get(line, 0.0) - scale_of(selected, reference) * reference.outside.get(line, 0.0)
+    if count < _ENOUGH_SAMPLES or not selected.steps:
+        return None
+    return 1e3 * selected.seconds / selected.steps * count / selected.any_work

@@ -1,0 +1,352 @@
+"""The user's source lines from profiler windows: Python frames (traces ``with_stack``), annotations (``record_function``), operators."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpdoctor.measure.numerics import (
+    EMPTY,
+    Array,
+    Intervals,
+    Ints,
+    covered,
+    holds,
+    intersect,
+    total,
+    union,
+    union_of,
+)
+from ddpdoctor.measure.phases import Gap
+from ddpdoctor.measure.places import CodeLine, Stack, Where
+from ddpdoctor.measure.taxonomy import DEVICE_WORK, Component, SyncKind
+from ddpdoctor.measure.window import DEVICE, WAITED_FOR, Window, launches, main_lane
+from ddpdoctor.rundir.packages import WELL_KNOWN
+from ddpdoctor.trace import RankTrace, classify
+
+from .callers import by_line, with_heaviest
+from .gaps import MainGap, gaps_of_window, lies_in_gaps, main_gap
+from .ranking import SourceLines, chosen_and_others, joined, ranked
+
+_EXPLAINS = 0.5
+"""An annotation explains a component when it covers at least this share of the component's time."""
+
+
+class Annotations(msgspec.Struct, frozen=True):
+    """The annotations on a window's training thread, but for the step marks; times on the run's common clock."""
+
+    names: list[str]
+    name: Ints
+    """[N] position in ``names``."""
+    start: Ints
+    end: Ints
+    lengths: Ints
+    """[len(names)] ns that the annotations of each name take."""
+
+    def explaining(self, time: Intervals) -> str | None:
+        """The annotation of the least total length of those that explain ``time``."""
+        whole_ns = total(time)
+        if not whole_ns or not self.names:
+            return None
+        inside = np.bincount(self.name, covered(time, self.start, self.end), minlength=len(self.names))
+        explaining = np.flatnonzero(inside >= _EXPLAINS * whole_ns)
+        if not explaining.size:
+            return None
+        return self.names[int(explaining[np.argmin(self.lengths[explaining])])]
+
+
+def annotations_of(window: Window) -> Annotations:
+    """Find a window's annotations."""
+    trace = window.trace
+    marks = trace.name_mask(lambda n: classify.step_number(n) is not None)
+    rows = np.flatnonzero(trace.category_mask("user_annotation") & ~marks & (trace.lane == main_lane(trace)))
+    ids, name = np.unique(trace.name[rows], return_inverse=True)
+    lengths = np.zeros(len(ids), np.int64)
+    np.add.at(lengths, name, trace.duration_ns[rows])
+    return Annotations(
+        names=[trace.names[i] for i in ids.tolist()],
+        name=name,
+        start=trace.start_ns[rows] + window.shifted_ns,
+        end=trace.end_ns[rows] + window.shifted_ns,
+        lengths=lengths,
+    )
+
+
+_FRAME = re.compile(r"^(?P<file>.+?)\((?P<line>\d+)\): (?P<function>.+)$")
+"""A Python frame, as the profiler names it: ``train.py(44): step``."""
+_LIBRARY = (
+    "site-packages",
+    "dist-packages",
+    "/lib/python",
+    "torch/",
+    "threading.py",
+    "contextlib.py",
+    "<built-in",
+)
+"""Parts of the file names of frames that are not the user's."""
+LOOKED_UP = 200
+"""Most times for which frames are looked up, the heaviest first: the rest would not change the order of lines, and each look-up
+scans all frames of the trace."""
+
+
+def has_frames(window: Window) -> bool:
+    """Whether the trace was made with stacks."""
+    return "python_function" in window.trace.categories
+
+
+def frames_during(window: Window, time: Intervals) -> Counter[Stack]:
+    """Stacks of user frames, and the ns of ``time`` in each."""
+    start, end = np.asarray(time[0]), np.asarray(time[1])
+    return _frames_at(window, (start + end) / 2 - window.shifted_ns, end - start)
+
+
+def frames_launching(window: Window, time: Intervals) -> Counter[Stack]:
+    """Stacks of user frames that launched the device's computation and copies in this time, and their ns. The host itself is
+    at later work by then."""
+    trace = window.trace
+    every = np.flatnonzero(trace.category_mask(*DEVICE) & ~classify.communication_kernels(trace))
+    rows = every[holds(time, trace.start_ns[every] + trace.duration_ns[every] / 2 + window.shifted_ns)]
+    calls = launches(trace, rows)
+    launched = calls >= 0
+    return _frames_at(window, trace.start_ns[calls[launched]], trace.duration_ns[rows[launched]])
+
+
+def frames_waiting(window: Window, kinds: Sequence[SyncKind]) -> Counter[Stack]:
+    """Stacks of user frames in which the host waited for its device, and the ns of device idle time caused by each."""
+    rows, cost_ns = waits_of(window, kinds)
+    return _frames_at(window, (window.trace.start_ns[rows] + window.trace.end_ns[rows]) / 2, cost_ns)
+
+
+def waits_of(window: Window, kinds: Sequence[str]) -> tuple[Ints, Array]:
+    """(rows of the calls of these kinds in which the host waited, ns of device idle time caused by each)."""
+    chosen = np.isin(window.waits.kind, kinds) & (window.waits.cost_ns > 0)
+    return window.waits.row[chosen], window.waits.cost_ns[chosen]
+
+
+def _frames_at(window: Window, times: NDArray[Any], weights: NDArray[Any]) -> Counter[Stack]:
+    """Stacks of the user frames open at ``times`` (the trace's own clock), and the weight of each stack."""
+    stacks: Counter[Stack] = Counter()
+    trace = window.trace
+    if not has_frames(window) or not len(times):
+        return stacks
+    rows = np.flatnonzero(trace.category_mask("python_function") & (trace.lane == main_lane(trace)))
+    start, end = trace.start_ns[rows], trace.end_ns[rows]
+    heaviest = np.argsort(-weights, kind="stable")[:LOOKED_UP]
+    moments = times.astype(np.int64)[heaviest]
+    order = np.argsort(moments, kind="stable")
+    first, until = (np.searchsorted(moments[order], edge) for edge in (start, end))
+    open_frames: list[list[int]] = [[] for _ in moments]
+    for frame in np.flatnonzero(until > first):
+        for place in range(first[frame], until[frame]):
+            open_frames[order[place]].append(rows[frame])
+    for frames, weight in zip(open_frames, weights[heaviest], strict=True):
+        if stack := _of_user([trace.name_of(row) for row in reversed(frames)]):
+            stacks[stack] += int(weight)
+    return stacks
+
+
+def _of_user(names: Sequence[str]) -> Stack:
+    """The user's frames among ``names``, the innermost first.
+
+    Frames of files named like a module of the standard library are dropped, unless there are no others: a script may have such a
+    name.
+    """
+    matches = (_FRAME.match(name) for name in names)
+    foreign = [
+        CodeLine(match["file"], int(match["line"]), match["function"])
+        for match in matches
+        if match and not any(part in match["file"] for part in _LIBRARY)
+    ]
+    return tuple([line for line in foreign if not _is_known(line.file)] or foreign)
+
+
+def _is_known(file: str) -> bool:
+    """Whether a file is of the standard library or a well-known package. Profiles name files relative to their folder on Python's
+    path."""
+    name = file.partition("/")[0].removesuffix(".py")
+    return name in sys.stdlib_module_names or name in WELL_KNOWN
+
+
+_T = TypeVar("_T")
+_STANDS_OUT = 1.05
+"""A line is reported on a slower device when its slowdown is more than this factor times that of all work there: times of equal kernels
+repeat to within 1 to 2 %."""
+_MOST_WINDOWS = 32
+"""Most ranks of a cause of which lines and operators are read, evenly spread; the others would give the same."""
+_LAUNCH_NS = 1_000
+"""Time after a launch in which the frame that made it is still open."""
+
+
+class WindowSourceLines(SourceLines):
+    """For windows."""
+
+    def __init__(self, windows: Sequence[Window]) -> None:
+        self.windows = windows
+        self._annotations = cache(lambda position: annotations_of(windows[position]))
+
+    def syncs(self, kinds: Sequence[SyncKind]) -> list[Where]:
+        """User frames that launched collectives of these kinds, then those in which the host waited for its device, by the idle
+        time that followed."""
+        launched: Counter[Stack] = Counter()
+        waited: Counter[Stack] = Counter()
+        for window in _spread(self.windows):
+            rows = [row for row, kind in enumerate(window.collectives.kind) if kind in kinds]
+            issued = window.collectives.issued[rows]
+            launched.update(frames_during(window, (issued, issued + _LAUNCH_NS)))
+            waited.update(frames_waiting(window, kinds))
+        return joined(_heaviest(launched), _heaviest(waited))
+
+    def work(
+        self,
+        components: Sequence[Component],
+        positions: Sequence[int] | None,
+        steps: Ints,
+        or_else: Ints | None = None,
+    ) -> list[Where]:
+        """User frames open during this kind of work. For device work of late ranks, only frames whose slowdown exceeds that of all
+        work there; [] where all work is slower alike, as the cause is then the device and no line."""
+        chosen, others = self._chosen_and_others(positions)
+        found = self.main_gap(components, positions, steps)
+        gap = None if found is None else found.gap
+        stacks = _stacks_of(chosen, components, gap)
+        if not others or not (_is_launched(chosen[0], components) or (chosen[0].on_device and gap)):
+            return _heaviest(stacks)
+        usual = by_line(_stacks_of(others, components, gap))
+        slower = _slower(by_line(stacks), usual, len(chosen) / len(others))
+        return with_heaviest(ranked(slower), stacks)
+
+    def main_gap(
+        self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
+    ) -> MainGap | None:
+        """The gap over all of the window's steps; ``steps`` is not used."""
+        if not lies_in_gaps(components):
+            return None
+        own, theirs = (
+            [gaps_of_window(window, _time_of(window, components)) for window in some]
+            for some in self._chosen_and_others(positions)
+        )
+        return main_gap(own, theirs, components)
+
+    def operation(
+        self, components: Sequence[Component | SyncKind], positions: Sequence[int] | None
+    ) -> str | None:
+        """The shortest annotation or operator that covers at least half of this kind of work on these ranks."""
+        if not components or Component.UNMATCHED in components:
+            return None
+        if set(components) <= WAITED_FOR:
+            return _waiting_call(self.windows, components)
+        names: Counter[str] = Counter()
+        for position in _spread(chosen_and_others(positions, len(self.windows))[0]):
+            time = _time_of(self.windows[position], components)
+            name = self._annotations(position).explaining(time)
+            if name is not None:
+                names[name] += 1
+        return names.most_common(1)[0][0] if names else None
+
+    def _chosen_and_others(self, positions: Sequence[int] | None) -> tuple[list[Window], list[Window]]:
+        chosen, others = map(_spread, chosen_and_others(positions, len(self.windows)))
+        return [self.windows[position] for position in chosen], [
+            self.windows[position] for position in others
+        ]
+
+
+def _spread(items: Sequence[_T]) -> Sequence[_T]:
+    """At most ``_MOST_WINDOWS`` of them, evenly spread."""
+    if len(items) <= _MOST_WINDOWS:
+        return items
+    return [items[round(place)] for place in np.linspace(0, len(items) - 1, _MOST_WINDOWS)]
+
+
+def _time_of(window: Window, components: Sequence[str]) -> Intervals:
+    """Times of these kinds of work; ``host`` is what no other component covers."""
+    named = [window.sets[name] for name in components if name in window.sets]
+    if Component.HOST in components:
+        others = [times for name, times in window.sets.items() if name not in components]
+        covered_times = union_of(*others, (window.collectives.start, window.collectives.end))
+        edges = (
+            np.concatenate(([window.span[0]], covered_times[1])),
+            np.concatenate((covered_times[0], [window.span[1]])),
+        )
+        named.append(union(*edges))
+    return union_of(*named) if named else EMPTY
+
+
+def _is_launched(window: Window, components: Sequence[Component]) -> bool:
+    """Whether a device does this kind of work, launched earlier by the host."""
+    return window.on_device and set(DEVICE_WORK).issuperset(components)
+
+
+def _heaviest(stacks: Mapping[Stack, float]) -> list[Where]:
+    return with_heaviest(ranked(by_line(stacks)), stacks)
+
+
+def _stacks_of(
+    windows: Sequence[Window], components: Sequence[Component], gap: Gap | None = None
+) -> Counter[Stack]:
+    """Stacks of user frames, and ns of this kind of work in each; optionally only in one ``gap`` between phases."""
+    stacks: Counter[Stack] = Counter()
+    for window in windows:
+        if not has_frames(window):
+            continue
+        on_device = [component for component in components if _is_launched(window, [component])]
+        on_host = [component for component in components if component not in on_device]
+        for kinds, stacks_in in ((on_device, frames_launching), (on_host, frames_during)):
+            if kinds:
+                time = _time_of(window, kinds)
+                within = time if gap is None else intersect(time, window.phase_gaps.get(gap, EMPTY))
+                stacks.update(stacks_in(window, within))
+    return stacks
+
+
+def _slower(
+    late: Mapping[CodeLine, float], others: Mapping[CodeLine, float], scale: float
+) -> dict[CodeLine, float]:
+    """Lines that are slower on late devices by more than all work there, and their excess in ns.
+
+    ``scale``: late windows per other window.
+    """
+    usual = {line: scale * time for line, time in others.items()}
+    all_slower = sum(late.values()) / max(sum(usual.values()), 1.0)
+    return {
+        line: time - usual.get(line, 0.0)
+        for line, time in late.items()
+        if time - usual.get(line, 0.0) > 0 and time > _STANDS_OUT * all_slower * usual.get(line, 0.0)
+    }
+
+
+def _waiting_call(windows: Sequence[Window], kinds: Sequence[str]) -> str | None:
+    """Name of the operator (``aten::item``), or else of the runtime call, whose waits cause most idle time."""
+    calls: Counter[str] = Counter()
+    for window in windows:
+        trace = window.trace
+        rows, cost_ns = waits_of(window, kinds)
+        if not len(rows):
+            continue
+        heaviest = np.argsort(-cost_ns, kind="stable")[:LOOKED_UP]
+        for row, cost in zip(_outermost(trace, rows[heaviest]), cost_ns[heaviest], strict=True):
+            calls[trace.name_of(int(row))] += int(cost)
+    return calls.most_common(1)[0][0] if calls else None
+
+
+def _outermost(trace: RankTrace, rows: Ints) -> Ints:
+    """[N] for each host event the outermost operator of its thread open at its start, else the event itself."""
+    found = rows.copy()
+    operators = trace.category_mask("cpu_op") & trace.name_mask(lambda n: n.startswith("aten::"))
+    for lane in np.unique(trace.lane[rows]):
+        of_lane = np.flatnonzero(operators & (trace.lane == lane))
+        asked = np.flatnonzero(trace.lane[rows] == lane)
+        at = trace.start_ns[rows[asked]]
+        # The first operator that ends later is where the running maximum of ends exceeds the start.
+        place = np.searchsorted(np.maximum.accumulate(trace.end_ns[of_lane]), at, side="right")
+        asked, at, place = (values[place < len(of_lane)] for values in (asked, at, place))
+        is_open = trace.start_ns[of_lane[place]] <= at
+        found[asked[is_open]] = of_lane[place[is_open]]
+    return found

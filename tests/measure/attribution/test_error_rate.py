@@ -1,0 +1,101 @@
+"""How often a rank is named by chance, and how often the one that is late is: the rates that the documentation states."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from ddpdoctor.measure.attribution import attribute
+from tests.measure.attribution.drawn import (
+    CYCLES,
+    LATE_MS,
+    WORLDS,
+    by_chance,
+    drifting,
+    heavy,
+    normal,
+    power,
+)
+from tests.measure.made import simple
+
+STATED = 0.01
+"""Of windows of ranks alike in which one may be named."""
+QUICK = 15
+LONG = 400
+"""Windows of each kind."""
+
+
+def rates(noise, cycles, windows, **how):
+    return np.array([by_chance(noise, n, world, windows, **how) for n, world in product(cycles, WORLDS)])
+
+
+def most(windows):
+    """The stated rate, with two standard errors for so many windows."""
+    return STATED + 2 * np.sqrt(STATED * (1 - STATED) / windows)
+
+
+@pytest.mark.parametrize("noise", [normal, heavy])
+def test_few_windows_of_ranks_alike_name_one(noise):
+    found = rates(noise, (2, 3, 4, 5, 8, 20), QUICK)
+    assert found.mean() <= most(found.size * QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("short", "numbers"), [(False, CYCLES), (True, (2, 4, 8))])
+@pytest.mark.parametrize("noise", [normal, heavy])
+def test_no_number_of_cycles_or_ranks_names_more(noise, short, numbers):
+    found = rates(noise, numbers, LONG, short=short)
+    assert found.mean() <= STATED and np.sort(found)[:-2].max() <= most(LONG)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("noise", "cycles", "most_told"), [(normal, 2, 0.03), (heavy, 2, 0.1), (heavy, 4, 0.06), (heavy, 8, 0.03)]
+)
+def test_what_a_short_window_shows_is_told_more_often(noise, cycles, most_told):
+    """As what was seen in these steps: how often it comes is left open."""
+    assert rates(noise, (cycles,), LONG // 2, short=True, seen=True).max() <= most_told
+
+
+@pytest.mark.slow
+def test_work_that_drifts_names_a_rank_more_often_where_there_are_few():
+    """With half of the variance in a drift of which a tenth is left after ten cycles. Nothing tells that from a fault in a short window of
+    few ranks; of many ranks the others' means do."""
+    cycles = (4, 5, 6, 8, 10, 20, 50)
+    found = rates(drifting, cycles, LONG // 4).reshape(len(cycles), len(WORLDS)).mean(axis=0)
+    assert np.all(found <= (0.14, 0.14, 0.07, 0.06)), found
+
+
+# Cycles, ranks, scatter → least part of the windows in which just the late rank is named.
+FOUND = {
+    (3, 4, 0.02): 0.9,
+    (5, 2, 0.02): 0.98,
+    (5, 2, 0.04): 0.8,
+    (5, 4, 0.04): 0.88,
+    (5, 8, 0.04): 0.84,
+    (5, 4, 0.06): 0.5,
+    (8, 2, 0.04): 0.93,
+    (8, 2, 0.06): 0.6,
+    (10, 2, 0.06): 0.75,
+    (10, 8, 0.06): 0.8,
+    (20, 2, 0.06): 0.95,
+}
+
+
+@pytest.mark.parametrize(
+    ("cycles", "world", "scatter"),
+    [each if each[0] < 10 else pytest.param(*each, marks=pytest.mark.slow) for each in FOUND],
+)
+def test_a_rank_that_is_late_by_a_tenth_of_the_step(cycles, world, scatter):
+    assert power(normal, cycles, world, scatter, 100) >= FOUND[cycles, world, scatter]
+
+
+@pytest.mark.parametrize("world", [2, 4, 8])
+def test_a_rank_that_is_late_from_some_step_on(world):
+    """In three of five cycles of a long recording."""
+    late_ms = np.where(np.arange(150) < 60, 0.0, LATE_MS)[:, None, None] * (np.arange(world) == world - 1)
+    noise = 1 + 0.03 * np.random.default_rng(world).standard_normal((150, 1, world))
+    graph = simple(world, 150, forward=5.0 * noise, backward=10.0 * noise + late_ms)
+    assert attribute(graph).stragglers == {"compute": [world - 1]}
