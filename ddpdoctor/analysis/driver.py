@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ddpdoctor import stall
 from ddpdoctor.diagnose.diagnosis import Coverage, Diagnosis, Job
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.measure.align import moved_trace
+from ddpdoctor.measure.align import move_trace
 from ddpdoctor.measure.facts import Facts, JobFacts
 from ddpdoctor.measure.flow import measure
 from ddpdoctor.measure.hangfacts import HangFacts
@@ -139,7 +139,7 @@ def _window(trace: RankTrace, log: RankLog | None, by_log: bool) -> Window:
         return read_window(trace, host=log.host if log is not None else "")
     profiled = steps_of_profiler_window(trace, log.steps)
     bounds = [(step.number, step.start_ns, step.end_ns) for step in profiled]
-    return read_window(moved_trace(trace, profiled), bounds or None, log.host)
+    return read_window(move_trace(trace, profiled), bounds or None, log.host)
 
 
 def _measure(prepared: PreparedJob, options: Options) -> MeasuredJob:

@@ -5,7 +5,7 @@ processes that were suspended), and :class:`Matched` collectives. Durations come
 collectives that their ranks leave together; an implausible match is refused.
 """
 
-from .log_clocks import align_logs, moved_trace, use_monotonic_time
+from .log_clocks import align_logs, move_trace, use_monotonic_time
 from .matching import MatchCoverage, Matched, align_and_match
 from .suspensions import exclude_suspended
 from .trace_clocks import fit_clock, vote_offsets

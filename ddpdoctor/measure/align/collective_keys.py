@@ -92,7 +92,7 @@ def group_keys(window: Window) -> list[Hashable]:
 def sequences_of(windows: Sequence[Window], numbers: bool = True) -> list[Groups]:
     """For each window its collectives by process group, without those between two ranks. ``numbers``: whether sequence numbers are part
     of the labels."""
-    keys = _with_lost_groups([group_keys(window) for window in windows])
+    keys = _with_missing_names([group_keys(window) for window in windows])
     sizes = [_sizes(window, of_window) for window, of_window in zip(windows, keys, strict=True)]
     only = _only_sizes(windows, keys, sizes)
     codes: dict[Hashable, int] = {}
@@ -140,7 +140,7 @@ def _by_group(window: Window, keys: Sequence[Hashable], label: Ints, kind: Ints)
     return groups
 
 
-def _with_lost_groups(keys: list[list[Hashable]]) -> list[list[Hashable]]:
+def _with_missing_names(keys: list[list[Hashable]]) -> list[list[Hashable]]:
     """The keys, where only one group is named: collectives without a name get that name."""
     names = {key for of_window in keys for key in set(of_window)}
     named = names - {""}

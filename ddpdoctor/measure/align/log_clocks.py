@@ -53,11 +53,11 @@ def use_monotonic_time(logs: Sequence[RankLog]) -> tuple[list[RankLog], list[str
         for rank in ranks:
             placed = rank if rank is leader else rank.placed_by(leader)
             ordered[id(rank.log)] = placed.corrected_log()
-        notes += [_set_note(host, step, ns) for step, ns in leader.clock_jumps()]
+        notes += [_jump_note(host, step, ns) for step, ns in leader.clock_jumps()]
     return [ordered.get(id(log), log) for log in logs], notes
 
 
-def moved_trace(trace: RankTrace, profiled: Sequence[Step]) -> RankTrace:
+def move_trace(trace: RankTrace, profiled: Sequence[Step]) -> RankTrace:
     """A rank's trace, recorded by the wall clock, moved to the time of its ``profiled`` steps."""
     moved_ns = int(np.median([step.moved_ns for step in profiled])) if profiled else 0
     if abs(moved_ns) < ORDER.reading_ns:
@@ -71,7 +71,7 @@ def blocks(steps: Sequence[Step]) -> Ints:
     return np.concatenate(([0], np.cumsum(np.diff(numbers) != 1))) if len(numbers) else numbers
 
 
-def _set_note(host: str, step: int, ns: int) -> str:
+def _jump_note(host: str, step: int, ns: int) -> str:
     how = f"was set {'forward' if ns > 0 else 'back'} by {format_duration(abs(ns))}"
     slept = ", or the machine slept," if ns > 0 else ""
     return f"The clock of host {host} {how}{slept} during step {step}. Step times come from the monotonic clock, which is not affected."
@@ -196,7 +196,7 @@ def align_logs(logs: Sequence[RankLog]) -> tuple[list[RankLog], list[str]]:
     if len(hosts) < 2:
         return list(logs), []
     leader, *others = hosts
-    own = {host: _Ends.of(of_host) for host, of_host in hosts.items()}
+    own = {host: _HostEnds.of(of_host) for host, of_host in hosts.items()}
     on_clock = {leader: hosts[leader]}
     corrections: dict[str, _Correction] = {}
     waiting, references = others, [own[leader]]
@@ -209,7 +209,7 @@ def align_logs(logs: Sequence[RankLog]) -> tuple[list[RankLog], list[str]]:
                 on_clock[host] = [correction.applied(log) for log in hosts[host]]
         corrections |= found
         waiting = [host for host in waiting if host not in found]
-        references = [_Ends.of(on_clock[host]) for host in found] if waiting else []
+        references = [_HostEnds.of(on_clock[host]) for host in found] if waiting else []
     aligned = {
         id(log): moved
         for host, of_host in on_clock.items()
@@ -234,7 +234,7 @@ def _host_note(leader: str, host: str, correction: _Correction | None) -> str:
     )
 
 
-class _Ends(msgspec.Struct, frozen=True):
+class _HostEnds(msgspec.Struct, frozen=True):
     """When a host's ranks left the collectives that all leave together; for each collective, the first of its ranks."""
 
     points: Mapping[Key, SyncPoint]
@@ -242,7 +242,7 @@ class _Ends(msgspec.Struct, frozen=True):
     """The block of consecutive steps, on that rank, to which it belongs."""
 
     @classmethod
-    def of(cls, logs: Sequence[RankLog]) -> _Ends:
+    def of(cls, logs: Sequence[RankLog]) -> _HostEnds:
         points: dict[Key, SyncPoint] = {}
         block: dict[Key, int] = {}
         for log in logs:
@@ -284,29 +284,31 @@ class _Correction(msgspec.Struct, frozen=True):
         return log.shifted(starts - recorded, sampled - log.samples[:, 0])
 
 
-def _correction(reference: _Ends, other: _Ends) -> _Correction | None:
+def _correction(reference: _HostEnds, other: _HostEnds) -> _Correction | None:
     """The correction by the collectives of two hosts; None where they have too few in common."""
     common = set(reference.points) & set(other.points)
     keys = sorted(common, key=lambda key: reference.points[key].end_ns)
     if len(keys) < HOSTS.fewest:
         return None
-    ours, theirs = (np.array([of.points[key].end_ns for key in keys], np.int64) for of in (reference, other))
+    reference_ends, theirs = (
+        np.array([of.points[key].end_ns for key in keys], np.int64) for of in (reference, other)
+    )
     # Clock jumps across gaps, which only the wall clock bridges.
     blocks_of = (np.array([of.block[key] for key in keys], np.int64) for of in (reference, other))
     edges = np.any([np.diff(block) != 0 for block in blocks_of], axis=0)
     clock_jumps = []
-    ahead = theirs - ours
+    ahead = theirs - reference_ends
     for row in (np.flatnonzero(edges) + 1).tolist():
-        if by_ns := _set_by(ours, ahead, row):
+        if by_ns := _jump_at(reference_ends, ahead, row):
             theirs[row:] -= by_ns
             clock_jumps.append((other.points[keys[row]].step, by_ns))
-    return _Correction(clock_jumps, fit_clock(ours, theirs))
+    return _Correction(clock_jumps, fit_clock(reference_ends, theirs))
 
 
-def _set_by(ours: Ints, ahead: Ints, row: int) -> int:
+def _jump_at(reference_ends: Ints, ahead: Ints, row: int) -> int:
     """ns by which a clock was set before this row; 0 where drift explains the difference."""
     before = slice(max(0, row - HOSTS.around_gap), row)
     behind = slice(row, row + HOSTS.around_gap)
     by_ns = int(np.median(ahead[behind]) - np.median(ahead[before]))
-    apart_ns = abs(float(np.median(ours[behind]) - np.median(ours[before])))
+    apart_ns = abs(float(np.median(reference_ends[behind]) - np.median(reference_ends[before])))
     return by_ns if abs(by_ns) > HOSTS.set_ns + HOSTS.most_drift * apart_ns else 0

@@ -72,10 +72,12 @@ def _fill_all(
     row = row.copy()
     taken = np.zeros(len(reference), bool)
     taken[row[row >= 0]] = True
-    for ours, theirs in list(_between(taken, row, crossing)):
-        for left, theirs_left in _blocks(reference, other, (ours[~taken[ours]], theirs)):
-            _fill_stretch(reference, other, row, (left, theirs_left), tolerance)
-            taken[row[theirs_left[row[theirs_left] >= 0]]] = True
+    for reference_rows, other_rows in list(_between(taken, row, crossing)):
+        for left, other_left in _blocks(
+            reference, other, (reference_rows[~taken[reference_rows]], other_rows)
+        ):
+            _fill_stretch(reference, other, row, (left, other_left), tolerance)
+            taken[row[other_left[row[other_left] >= 0]]] = True
     return row
 
 
@@ -87,56 +89,68 @@ def _fill_stretch(
     tolerance: EndTolerance,
 ) -> None:
     """Write the pairs of a stretch into ``row``."""
-    ours, theirs = stretch
-    a, b = reference.select(ours), other.select(theirs)
+    reference_rows, other_rows = stretch
+    a, b = reference.select(reference_rows), other.select(other_rows)
     scores = _pair_scores(a, b, tolerance).reshape(len(a), len(b))
-    if len(ours) == len(theirs) and scores.diagonal().all() and _enclosed(row, ours, theirs):
-        row[theirs] = ours
+    if (
+        len(reference_rows) == len(other_rows)
+        and scores.diagonal().all()
+        and _enclosed(row, reference_rows, other_rows)
+    ):
+        row[other_rows] = reference_rows
         return
     at, there = _best_chain(scores)
-    row[theirs[there]] = ours[at]
+    row[other_rows[there]] = reference_rows[at]
 
 
 def _between(taken: Mask, row: Ints, crossing: int) -> Iterator[Stretch]:
     """The stretches where both ranks have unpaired collectives."""
-    ours, theirs = np.flatnonzero(~taken), np.flatnonzero(row < 0)
-    if not len(ours) or not len(theirs):
+    reference_rows, other_rows = np.flatnonzero(~taken), np.flatnonzero(row < 0)
+    if not len(reference_rows) or not len(other_rows):
         return
     # Rows of the reference that are paired before and after each of them.
-    low = np.maximum.accumulate(row)[theirs]
-    high = np.minimum.accumulate(np.where(row >= 0, row, len(taken))[::-1])[::-1][theirs]
+    low = np.maximum.accumulate(row)[other_rows]
+    high = np.minimum.accumulate(np.where(row >= 0, row, len(taken))[::-1])[::-1][other_rows]
     low, high = np.minimum(low, high) - crossing, np.maximum(low, high) + crossing
-    first, last = np.searchsorted(ours, low, side="right"), np.searchsorted(ours, high)
+    first, last = np.searchsorted(reference_rows, low, side="right"), np.searchsorted(reference_rows, high)
     edges = np.flatnonzero((np.diff(first) != 0) | (np.diff(last) != 0)) + 1
-    for begin, end in pairwise([0, *edges.tolist(), len(theirs)]):
+    for begin, end in pairwise([0, *edges.tolist(), len(other_rows)]):
         if last[begin] > first[begin]:
-            yield ours[first[begin] : last[begin]], theirs[begin:end]
+            yield reference_rows[first[begin] : last[begin]], other_rows[begin:end]
 
 
 def _blocks(reference: CollectiveSequence, other: CollectiveSequence, stretch: Stretch) -> Iterator[Stretch]:
     """A long stretch in parts, cut at the same times on both ranks."""
-    ours, theirs = stretch
-    if len(theirs) <= CHAINS.block:
+    reference_rows, other_rows = stretch
+    if len(other_rows) <= CHAINS.block:
         yield stretch
         return
-    cuts = np.arange(CHAINS.block, len(theirs), CHAINS.block)
-    at = np.maximum.accumulate(other.end[theirs])[cuts - 1]
-    our_cuts = np.searchsorted(np.maximum.accumulate(reference.end[ours]), at, side="right")
-    yield from zip(np.split(ours, our_cuts), np.split(theirs, cuts), strict=True)
+    cuts = np.arange(CHAINS.block, len(other_rows), CHAINS.block)
+    at = np.maximum.accumulate(other.end[other_rows])[cuts - 1]
+    our_cuts = np.searchsorted(np.maximum.accumulate(reference.end[reference_rows]), at, side="right")
+    yield from zip(np.split(reference_rows, our_cuts), np.split(other_rows, cuts), strict=True)
 
 
-def _enclosed(row: Ints, ours: Ints, theirs: Ints) -> bool:
+def _enclosed(row: Ints, reference_rows: Ints, other_rows: Ints) -> bool:
     """Whether the pairs around a stretch adjoin it on both ranks, so that it has the same neighbours."""
-    before, behind = int(theirs[0]) - 1, int(theirs[-1]) + 1
-    inside = before >= 0 and behind < len(row) and row[before] == ours[0] - 1 and row[behind] == ours[-1] + 1
-    return bool(inside) and len(ours) == ours[-1] - ours[0] + 1 == behind - before - 1
+    before, behind = int(other_rows[0]) - 1, int(other_rows[-1]) + 1
+    inside = (
+        before >= 0
+        and behind < len(row)
+        and row[before] == reference_rows[0] - 1
+        and row[behind] == reference_rows[-1] + 1
+    )
+    return (
+        bool(inside)
+        and len(reference_rows) == reference_rows[-1] - reference_rows[0] + 1 == behind - before - 1
+    )
 
 
 def _pair_scores(a: CollectiveSequence, b: CollectiveSequence, tolerance: EndTolerance) -> Array:
     """[N * M] score from 0 to 1, higher for nearer ends; 0 for different labels or steps, or where one rank arrives after the other has
     left."""
-    ours, theirs = np.repeat(np.arange(len(a)), len(b)), np.tile(np.arange(len(b)), len(a))
-    a, b = a.select(ours), b.select(theirs)
+    reference_rows, other_rows = np.repeat(np.arange(len(a)), len(b)), np.tile(np.arange(len(b)), len(a))
+    a, b = a.select(reference_rows), b.select(other_rows)
     possible = (
         (a.label == b.label)
         & ~steps_differ(a.step, b.step)
@@ -283,21 +297,21 @@ def _steps_alike(reference: CollectiveSequence, other: CollectiveSequence, near:
 def in_equal_steps(reference: CollectiveSequence, other: CollectiveSequence) -> Ints:
     """[M] as :func:`align_sequences`, by place among those of a kind in a step, where both ranks have the same number; without clocks."""
     row = np.full(len(other), -1, np.int64)
-    ours, theirs = np.flatnonzero(reference.step >= 0), np.flatnonzero(other.step >= 0)
-    if not len(ours) or not len(theirs):
+    reference_rows, other_rows = np.flatnonzero(reference.step >= 0), np.flatnonzero(other.step >= 0)
+    if not len(reference_rows) or not len(other_rows):
         return row
-    first = min(reference.step[ours].min(), other.step[theirs].min())
-    steps = int(max(reference.step[ours].max(), other.step[theirs].max()) - first) + 1
-    a = reference.label[ours] * steps + reference.step[ours] - first
-    b = other.label[theirs] * steps + other.step[theirs] - first
+    first = min(reference.step[reference_rows].min(), other.step[other_rows].min())
+    steps = int(max(reference.step[reference_rows].max(), other.step[other_rows].max()) - first) + 1
+    a = reference.label[reference_rows] * steps + reference.step[reference_rows] - first
+    b = other.label[other_rows] * steps + other.step[other_rows] - first
     codes, a_count = np.unique(a, return_counts=True)
     b_codes, b_count = np.unique(b, return_counts=True)
     common, at, b_at = np.intersect1d(codes, b_codes, assume_unique=True, return_indices=True)
     alike = common[a_count[at] == b_count[b_at]]
-    ours, theirs = ours[np.isin(a, alike)], theirs[np.isin(b, alike)]
-    a = reference.label[ours] * steps + reference.step[ours] - first
-    b = other.label[theirs] * steps + other.step[theirs] - first
-    row[theirs[np.argsort(b, kind="stable")]] = ours[np.argsort(a, kind="stable")]
+    reference_rows, other_rows = reference_rows[np.isin(a, alike)], other_rows[np.isin(b, alike)]
+    a = reference.label[reference_rows] * steps + reference.step[reference_rows] - first
+    b = other.label[other_rows] * steps + other.step[other_rows] - first
+    row[other_rows[np.argsort(b, kind="stable")]] = reference_rows[np.argsort(a, kind="stable")]
     return row
 
 

@@ -278,17 +278,17 @@ def _fit_of_two(reference: Groups, other: Groups) -> ClockFit | None:
         reference.keys() & other.keys(), key=lambda key: -min(len(reference[key][1]), len(other[key][1]))
     )
     for key in keys:
-        fit = _best(reference[key][1], other[key][1])
+        fit = _best_fit(reference[key][1], other[key][1])
         if fit is not None:
             return fit
     return None
 
 
-def _best(line: CollectiveSequence, other: CollectiveSequence) -> ClockFit | None:
+def _best_fit(line: CollectiveSequence, other: CollectiveSequence) -> ClockFit | None:
     """The fit with which the same steps, or else the most ends, match, unless another scatters clearly less."""
     by_step, others = (
-        [fit for tried in to_try if (fit := _grown(line, other, tried)) is not None]
-        for to_try in _to_try(line, other)
+        [fit for tried in to_try if (fit := _refined(line, other, tried)) is not None]
+        for to_try in _candidates(line, other)
     )
     if not by_step and not others:
         return None
@@ -302,7 +302,7 @@ def _best(line: CollectiveSequence, other: CollectiveSequence) -> ClockFit | Non
     return chosen
 
 
-def _to_try(line: CollectiveSequence, other: CollectiveSequence) -> tuple[list[ClockFit], list[ClockFit]]:
+def _candidates(line: CollectiveSequence, other: CollectiveSequence) -> tuple[list[ClockFit], list[ClockFit]]:
     """Candidate clocks: by step and place; and by votes, and by place in the whole window."""
     middle = float(np.median(other.end))
     votes = vote_offsets(line.end, line.label, other.end, other.label)
@@ -314,13 +314,13 @@ def _to_try(line: CollectiveSequence, other: CollectiveSequence) -> tuple[list[C
     return by_step, [*(ClockFit(offset, 0.0, middle, 0.0, 0) for offset in votes), *by_place]
 
 
-def _grown(line: CollectiveSequence, other: CollectiveSequence, fit: ClockFit) -> ClockFit | None:
+def _refined(line: CollectiveSequence, other: CollectiveSequence, fit: ClockFit) -> ClockFit | None:
     """``fit`` refined by certain pairs in a growing part of the window; None where there are none."""
     size, count = SEARCH.tried, len(other)
     while True:
         begin = max(0, count // 2 - size // 2)
         part = other.select(np.arange(begin, min(count, begin + size)))
-        ends = _sure_ends(line, part, fit)
+        ends = _certain_ends(line, part, fit)
         if len(ends[0]) < 2:
             return None
         fit = fit_clock(*ends)
@@ -329,7 +329,7 @@ def _grown(line: CollectiveSequence, other: CollectiveSequence, fit: ClockFit) -
         size *= SEARCH.growth
 
 
-def _sure_ends(line: CollectiveSequence, part: CollectiveSequence, fit: ClockFit) -> Ends:
+def _certain_ends(line: CollectiveSequence, part: CollectiveSequence, fit: ClockFit) -> Ends:
     moved = part.by_clock(fit.correction(part.end))
     first, last = int(moved.start.min()), int(moved.end.max())
     nearby = line.select(np.flatnonzero((line.end >= 2 * first - last) & (line.start <= 2 * last - first)))

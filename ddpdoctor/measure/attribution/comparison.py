@@ -82,13 +82,13 @@ def compare(graph: Graph) -> Comparison:
     """Compare the ranks of a graph that has cycles and more than one rank."""
     duration_ns = np.concatenate([group.duration for group in graph.groups])
     work = _slower_in_gaps([group.work_with_overlap for group in graph.groups])
-    by_part = [
-        _beyond_others(group.like.by_part(of_group))
+    by_class = [
+        _beyond_others(group.segment_classes.by_class(of_group))
         for group, of_group in zip(graph.groups, work, strict=True)
     ]
     more = [
         _over_the_cycle(group, of_group, difference)
-        for group, of_group, difference in zip(graph.groups, work, by_part, strict=True)
+        for group, of_group, difference in zip(graph.groups, work, by_class, strict=True)
     ]
     return Comparison(
         steps=np.concatenate([group.steps for group in graph.groups]),
@@ -97,7 +97,8 @@ def compare(graph: Graph) -> Comparison:
         work=np.concatenate([of_group.sum(axis=1) for of_group in work]),
         more=np.concatenate(more),
         differences=[
-            group.like.by_segment(of_group) for group, of_group in zip(graph.groups, by_part, strict=True)
+            group.segment_classes.by_segment(of_group)
+            for group, of_group in zip(graph.groups, by_class, strict=True)
         ],
     )
 

@@ -72,7 +72,7 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
         """The part of a gain that remains where the work is not removed, but overlapped with the step on spare cores."""
         if self.cores is None:
             return gain_ns
-        return min(gain_ns, self.mean_ns - self.cores.least_step(self.mean_ns))
+        return min(gain_ns, self.mean_ns - self.cores.shortest_step(self.mean_ns))
 
     def gains_ns(self, changes: Sequence[Change]) -> Array:
         """[cycles] ns by which each cycle is shorter with the changes."""

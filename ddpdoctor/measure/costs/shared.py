@@ -9,7 +9,7 @@ import numpy as np
 
 from ddpdoctor.measure.attribution import component
 from ddpdoctor.measure.facts import Cost
-from ddpdoctor.measure.graph import CycleGroup, Graph, LikeSegments
+from ddpdoctor.measure.graph import CycleGroup, Graph, SegmentClasses
 from ddpdoctor.measure.numerics import Array
 from ddpdoctor.measure.replay import (
     Change,
@@ -136,7 +136,9 @@ def common_work(context: Context, components: Components, *, by_kind: bool = Fal
     alone: list[Array] = []
     for group, claimed in zip(context.graph.groups, attribution.claimed, strict=True):
         both = _work_and_alone(group, components)
-        parts = [_in_common(component([*both, claimed], kind), all_ranks, group.like) for kind in kinds]
+        parts = [
+            _in_common(component([*both, claimed], kind), all_ranks, group.segment_classes) for kind in kinds
+        ]
         removed.append(np.sum([part for part, _ in parts], axis=0))
         alone.append(np.sum([part for _, part in parts], axis=0))
     if not sum(float(work.sum()) for work in removed):
@@ -147,7 +149,7 @@ def common_work(context: Context, components: Components, *, by_kind: bool = Fal
     return context.pricing.cost([without_work(removed, alone)], removed, components)
 
 
-def _in_common(of_kind: Sequence[Array], all_ranks: bool, like: LikeSegments | None) -> tuple[Array, Array]:
+def _in_common(of_kind: Sequence[Array], all_ranks: bool, like: SegmentClasses | None) -> tuple[Array, Array]:
     """[N, K, R] ns, twice: common part of the work, and of the work that each rank would have without the others. ``of_kind``: both, and
     the stragglers' excess."""
     work, own, excess = of_kind
@@ -168,7 +170,7 @@ def different_work(context: Context) -> list[Array] | None:
     work = [component([group.work], components)[0] for group in graph.groups]
     claimed = component(context.attribution.claimed, components)
     alike = [
-        common_part(own - more, own - more, group.like)
+        common_part(own - more, own - more, group.segment_classes)
         for group, own, more in zip(graph.groups, work, claimed, strict=True)
     ]
     apart = [(1.0 - same) * common for common in alike]

@@ -29,7 +29,7 @@ from ddpdoctor.trace import classify
 from .cutting import Cut, MatchedCollectives, cut_into_cycles, matched_collectives
 from .dependencies import compute_timeline
 from .graph import CycleGroup, Graph, RankSteps, Sync, excluded_steps, recorded_steps
-from .segments import Segments, cycle_group, idle_after, rest_of, work_in
+from .segments import Segments, cycle_group, idle_after, rest_component, work_in
 from .standalone_times import issue_time_ns, standalone_data_of_windows, with_issue_times
 
 Marks = Sequence[tuple[int, int, int]]
@@ -207,7 +207,7 @@ def _unmatched_cycles(windows: Sequence[Window]) -> list[CycleGroup]:
     begin = np.array([[of_rank[n][1] for of_rank in bounds] for n in range(fewest)], float)
     end = np.array([[of_rank[n][2] for of_rank in bounds] for n in range(fewest)], float)[:, None]
     segments = Segments(begin, end, end)
-    work = work_in(segments, [(window.sets, rest_of(window)) for window in windows])
+    work = work_in(segments, [(window.sets, rest_component(window)) for window in windows])
     idle = idle_after(windows, segments)
     device_idle = work[0][..., _IDLE].sum(axis=-1)
     return [

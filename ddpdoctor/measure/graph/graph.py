@@ -156,9 +156,9 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
         return self.released - self.arrival
 
     @cached_property
-    def like(self) -> LikeSegments:
+    def segment_classes(self) -> SegmentClasses:
         """Corresponding segments of the ranks."""
-        return like_segments(self.syncs, self.arrival.shape[2])
+        return segment_classes(self.syncs, self.arrival.shape[2])
 
     def released_at(self, k: int, arrival: Array | None = None) -> Array:
         """[N, members] time at which each member may leave, for the measured or other arrivals [N, members]: the last arrival.
@@ -322,7 +322,7 @@ class Graph(msgspec.Struct, frozen=True):
         return np.concatenate([np.empty(0, np.int64), *(group.steps for group in self.groups)])
 
 
-class LikeSegments(msgspec.Struct, frozen=True):
+class SegmentClasses(msgspec.Struct, frozen=True):
     """Corresponding segments: the K segments of R ranks as S parts of a step. A rank has each part at most once."""
 
     part: Ints
@@ -330,7 +330,7 @@ class LikeSegments(msgspec.Struct, frozen=True):
     segment: Ints
     """[S, R] segment of each part; -1 where the rank has no such part."""
 
-    def by_part(self, values: Array) -> Array:
+    def by_class(self, values: Array) -> Array:
         """[N, S, R, ...] of ``values`` [N, K, R, ...]; 0 where a rank has no such part."""
         return _placed(values, self.segment)
 
@@ -339,11 +339,11 @@ class LikeSegments(msgspec.Struct, frozen=True):
         return _placed(values, self.part)
 
 
-def like_segments(syncs: Sequence[Sync], world: int) -> LikeSegments:
+def segment_classes(syncs: Sequence[Sync], world: int) -> SegmentClasses:
     """The corresponding segments of a sequence of synchronisations of ``world`` ranks."""
     if all(len(sync.members) == world for sync in syncs):
         same = np.broadcast_to(np.arange(len(syncs))[:, None], (len(syncs), world))
-        return LikeSegments(same, same)
+        return SegmentClasses(same, same)
     part = np.full((len(syncs), world), -1)
     numbers: dict[tuple[object, ...], int] = {}
     seen: Counter[tuple[object, ...]] = Counter()
@@ -355,7 +355,7 @@ def like_segments(syncs: Sequence[Sync], world: int) -> LikeSegments:
     segment = np.full((len(numbers), world), -1)
     ends, ranks = np.nonzero(part >= 0)
     segment[part[ends, ranks], ranks] = ends
-    return LikeSegments(part, segment)
+    return SegmentClasses(part, segment)
 
 
 def _placed(values: Array, places: Ints) -> Array:

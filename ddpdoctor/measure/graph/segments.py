@@ -86,7 +86,7 @@ def cycle_group(
     on_device = all(window.on_device for window in windows)
     segments = Segments(_begin(cycles, matched), matched.arrival[bodies], matched.end[bodies], on_device)
     arrival, end, ready = segments.arrival, segments.end, matched.ready[bodies]
-    work = work_in(segments, [(window.sets, rest_of(window)) for window in windows])
+    work = work_in(segments, [(window.sets, rest_component(window)) for window in windows])
     hidden = _hidden(windows, segments, work)
     computes = [window.compute for window in windows]
     group = CycleGroup(
@@ -127,7 +127,7 @@ def _within(of_rank: Sequence[Intervals], left: Array, right: Array) -> Array:
     return within
 
 
-def rest_of(window: Window) -> Component:
+def rest_component(window: Window) -> Component:
     """Component of the time that no set of a window covers: the host's, if it was recorded at all."""
     return Component.HOST if window.shows_host else Component.IDLE
 

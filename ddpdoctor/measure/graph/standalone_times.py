@@ -37,8 +37,8 @@ from ddpdoctor.measure.window import (
     QUEUED_LAUNCHES,
     RUNTIME_CALLS,
     Window,
-    collecting,
     event_union,
+    garbage_collections,
     launch_pairs,
     main_lane,
 )
@@ -228,7 +228,9 @@ def _blocked(trace: RankTrace, step_ns: float) -> Intervals:
     batches = classify.next_batches(trace) & (trace.duration_ns > READY_BATCH_SHARE * step_ns)
     main = main_lane(trace)
     saves = trace.category_mask("python_function") & (trace.lane == main) & trace.name_mask(classify.is_save)
-    return union_of(event_union(trace, waits | collectives | batches | saves), collecting(trace, main))
+    return union_of(
+        event_union(trace, waits | collectives | batches | saves), garbage_collections(trace, main)
+    )
 
 
 def _queued(trace: RankTrace, calls: Ints, events: Ints, blocked: Intervals) -> tuple[Ints, Array]:

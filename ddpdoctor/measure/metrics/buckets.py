@@ -87,7 +87,7 @@ def _in_steps(window: Window, at: Ints) -> Iterator[Ints]:
         yield order[first:behind]
 
 
-def reduces_behind(window: Window) -> bool:
+def reduces_after_backward(window: Window) -> bool:
     """Whether each step has two or more reductions of gradients in a row, with nearly no computation during or between them: then the
     backward pass is over when the first begins, even if the trace lacks other events."""
     step = np.where(of_kind(window, SyncKind.GRADIENTS), step_of_collectives(window), UNKNOWN_STEP)
@@ -245,7 +245,7 @@ def _from_windows(windows: Sequence[Window], syncs: float) -> BucketFacts:
     ]
     passes = [backward for window in windows if (backward := backward_of(window)) is not None]
     shares = [share for _, share in passes]
-    if not shares and all(reduces_behind(window) for window in windows):
+    if not shares and all(reduces_after_backward(window) for window in windows):
         shares = [1.0]
     return BucketFacts(
         per_sync=float(np.median(counts)) / syncs if any(counts) else None,

@@ -36,7 +36,7 @@ class Cores(msgspec.Struct, frozen=True):
     """Computing threads of all its ranks; None where unknown."""
     host: str = ""
 
-    def least_step(self, step: float) -> float:
+    def shortest_step(self, step: float) -> float:
         """Lower bound of a step's length where no work is removed from it."""
         return step * self.job / (self.job + self.idle)
 
@@ -56,7 +56,7 @@ def host_cores(hosts: Mapping[str, HostTelemetry], logs: Sequence[RankLog]) -> C
         here.setdefault(log.host, []).append(log)
     found = [_of_host(hosts[name], own) for name, own in here.items() if name in hosts]
     known = [cores for cores in found if cores is not None]
-    return max(known, key=lambda cores: cores.least_step(1.0), default=None)
+    return max(known, key=lambda cores: cores.shortest_step(1.0), default=None)
 
 
 def _of_host(host: HostTelemetry, logs: Sequence[RankLog]) -> Cores | None:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
-from ddpdoctor.measure.graph import CycleGroup, Graph, LikeSegments
+from ddpdoctor.measure.graph import CycleGroup, Graph, SegmentClasses
 from ddpdoctor.measure.numerics import Array
 
 from .overlapped import length_ns, place_removed_work
@@ -131,15 +131,15 @@ def without_sync(chosen: Callable[[CycleGroup, int], bool]) -> Change:
     return change
 
 
-def common_part(work: Array, alone: Array, like: LikeSegments | None = None) -> Array:
+def common_part(work: Array, alone: Array, classes: SegmentClasses | None = None) -> Array:
     """[N, K, R] ns that the ranks have in common: for each rank, at most the lower median over the ranks in the same segment, or in the
-    corresponding ones of ``like``.
+    corresponding ones of ``classes``.
 
     ``alone`` is the same work as the rank would have it without other ranks, see :attr:`CycleGroup.work_standalone`.
     """
-    parts = np.clip(alone if like is None else like.by_part(alone), 0, None)
+    parts = np.clip(alone if classes is None else classes.by_class(alone), 0, None)
     middle = np.sort(parts, axis=2)[:, :, (alone.shape[2] - 1) // 2, None]
-    most = middle if like is None else like.by_segment(np.broadcast_to(middle, parts.shape))
+    most = middle if classes is None else classes.by_segment(np.broadcast_to(middle, parts.shape))
     common: Array = np.minimum(np.clip(work, 0, None), most)
     return common
 
@@ -148,7 +148,11 @@ def idle_after(graph: Graph, kinds: Sequence[str]) -> list[Array]:
     """[N, K, R] ns, group by group: the part common to the ranks of the idle time after these kinds of waiting."""
     return [
         sum(
-            (common_part(idle, idle, group.like) for kind, idle in group.idle_after.items() if kind in kinds),
+            (
+                common_part(idle, idle, group.segment_classes)
+                for kind, idle in group.idle_after.items()
+                if kind in kinds
+            ),
             np.zeros(group.arrival.shape),
         )
         for group in graph.groups

@@ -30,7 +30,7 @@ from ddpdoctor.measure.steplog import (
 )
 from ddpdoctor.rundir import EventKind
 
-_AS_USUAL = 1.5
+_USUAL_UP_TO = 1.5
 """Multiple of the usual length up to which unrecorded steps count, on average, as ordinary ones that were dropped from a long log."""
 
 
@@ -203,7 +203,7 @@ def _of_rank(
         if before is not None and step.number > before.number + 1:
             between_s = (step.start_ns - before.end_ns) / 1e9
             as_usual_s = (step.number - before.number - 1) * usual_s.get(step.number, 0.0)
-            known = between_s <= _AS_USUAL * as_usual_s
+            known = between_s <= _USUAL_UP_TO * as_usual_s
             parts[RunPart.STEPS if known else RunPart.UNKNOWN] += between_s
         _add_step(
             parts, step, reasons.get(step.number), usual_s.get(step.number, 0.0), is_first=step.number == 0
@@ -231,14 +231,14 @@ def _add_step(
 def _prepared(step: Step) -> tuple[float, float]:
     """(Seconds of the first step until the first batch is requested, or else until the first forward pass; seconds of the wait for the
     batch.)"""
-    asked = [
+    requests = [
         event
         for event in step.events
         if event.kind in (EventKind.ITERATION, EventKind.DATA, EventKind.FORWARD)
     ]
-    if not asked:
+    if not requests:
         return 0.0, 0.0
-    first = min(asked, key=lambda event: event.start_ns)
+    first = min(requests, key=lambda event: event.start_ns)
     if first.kind == EventKind.FORWARD:
         return first.start_ns / 1e9, 0.0
     batches = [

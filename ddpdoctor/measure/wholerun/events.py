@@ -62,13 +62,9 @@ def event_of(
     ]
     beyond_ns = _beyond_ns(logs, long, usual)
     who = [place for place, times in enumerate(extra) if max(times.values(), default=0.0) >= _OWN * beyond_ns]
-    together = _together(extra, who)
+    by_kind = _summed(extra, who)
     work = (
-        max(together, key=lambda name: together[name])
-        if together
-        else "communication"
-        if all(of_long)
-        else None
+        max(by_kind, key=lambda name: by_kind[name]) if by_kind else "communication" if all(of_long) else None
     )
     ranks = None if len(who) in (0, len(logs)) else [logs[place].rank for place in who]
     where = lines.longer(_COMPONENTS[work], who, long, usual) if work in _COMPONENTS else []
@@ -153,7 +149,7 @@ def _median_times(steps: Sequence[Step], wanted: set[int]) -> dict[str, float]:
     return {kind: float(np.median([times.get(kind, 0.0) for times in each])) for kind in kinds}
 
 
-def _together(extra: Sequence[Mapping[str, float]], who: Sequence[int]) -> dict[str, float]:
+def _summed(extra: Sequence[Mapping[str, float]], who: Sequence[int]) -> dict[str, float]:
     """ns by kind of work beyond the usual, summed over the ranks at positions ``who``."""
     total: defaultdict[str, float] = defaultdict(float)
     for place in who:

@@ -6,7 +6,7 @@ interpreted here, once, on the trace's own clock.
 """
 
 from .collectives import ROUNDING_NS, Collectives
-from .components import collecting
+from .components import garbage_collections
 from .idle import QUEUED_LAUNCHES, WAITED_FOR
 from .launches import CUDA_CALLS, DEVICE, RUNTIME_CALLS, event_union, launch_pairs, launched_inside, launches
 from .reading import main_lane, read_window

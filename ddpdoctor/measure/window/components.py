@@ -38,13 +38,13 @@ def device_work(
     gaps = device_gaps(trace, computes | (moving & ~_communicates(trace)), collectives.end)
     # Work that the trace shows, and work that it lacks.
     kernels, communicating = event_union(trace, computes), union(collectives.start, collectives.end)
-    saved = saving(trace, computes, main, in_use=union_of(kernels, communicating))
+    saved = checkpoint_saves(trace, computes, main, in_use=union_of(kernels, communicating))
     copies = subtract(subtract(event_union(trace, moving & ~computes), kernels), saved)
     shown = union_of(kernels, copies, communicating)
     filled = union_of(kernels, subtract(subtract(gaps.by_device, saved), copies))
     # Reasons for idle time.
     idle = subtract(subtract(complement(shown, *span), saved), filled)
-    collected = intersect(idle, collecting(trace, main))
+    collected = intersect(idle, garbage_collections(trace, main))
     uncollected = subtract(idle, collected)
     data = intersect(uncollected, event_union(trace, classify.next_batches(trace)))
     rest = subtract(uncollected, data)
@@ -177,13 +177,13 @@ def gaps_on_host(trace: RankTrace, main: int) -> Gaps:
             ),
         }
     )
-    left_out = [place for place, gap in enumerate(found.kinds) if _is_none(gap, found)]
+    left_out = [place for place, gap in enumerate(found.kinds) if _is_within_phase(gap, found)]
     kept = ~np.isin(found.kind, left_out)
     starts, ends = found.times
     return Gaps((starts[kept], ends[kept]), np.asarray(found.kind[kept]), found.kinds)
 
 
-def _is_none(gap: Gap, found: Gaps) -> bool:
+def _is_within_phase(gap: Gap, found: Gaps) -> bool:
     """Whether the gap lies within a phase: a backward pass continues between two functions of its engine, and a phase missing in only a
     few steps was there, since profilers drop events."""
     if gap == (Component.BACKWARD, Component.BACKWARD):
@@ -201,7 +201,9 @@ _SAVED_BYTES = 16 << 20
 written."""
 
 
-def saving(trace: RankTrace, computes: NDArray[np.bool_], main: int, in_use: Intervals) -> Intervals:
+def checkpoint_saves(
+    trace: RankTrace, computes: NDArray[np.bool_], main: int, in_use: Intervals
+) -> Intervals:
     """When the rank saves its state and the device waits for it.
 
     ``computes`` are the kernels except for communication, ``main`` is the training thread's lane, and ``in_use`` is when the device
@@ -210,9 +212,9 @@ def saving(trace: RankTrace, computes: NDArray[np.bool_], main: int, in_use: Int
     return union_of(_bursts(trace, computes), subtract(_frames(trace, main, classify.is_save), in_use))
 
 
-def collecting(trace: RankTrace, main: int) -> Intervals:
-    """When Python's garbage collector ran on the training thread. Known in traces with stacks, where ``gc.collect`` was called,
-    and of every collection where the profiler was asked for them (``record_python_gc_info``)."""
+def garbage_collections(trace: RankTrace, main: int) -> Intervals:
+    """When Python's garbage collector ran on the training thread. Known in traces with stacks, where ``gc.collect`` was called, and for
+    every collection where the profiler recorded them (``record_python_gc_info``)."""
     return _frames(trace, main, classify.is_garbage_collection)
 
 

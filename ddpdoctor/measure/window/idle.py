@@ -117,10 +117,10 @@ def after_sync(trace: RankTrace, idle: Intervals) -> Intervals:
 
     Only the part of a gap up to the first call after the host returned; the rest is the host's own work, or launching.
     """
-    held, release = _host_waits(trace, idle[0])
-    if not held.any():
+    in_call, release = _host_waits(trace, idle[0])
+    if not in_call.any():
         return EMPTY
-    gaps, stops, release = idle[0][held], idle[1][held], release[held]
+    gaps, stops, release = idle[0][in_call], idle[1][in_call], release[in_call]
     calls = trace.category_mask(*CUDA_CALLS) & (trace.correlation >= 0)
     launches = np.sort(trace.start_ns[calls & ~trace.name_mask(classify.is_sync_call)])
     # Where the host launches nothing more, none of the gap.

@@ -56,7 +56,7 @@ def read_window(trace: RankTrace, bounds: Steps | None = None, host: str = "") -
         shows_host=shows_host,
         forwards=np.sort(trace.start_ns[forward]),
         updates=np.sort(trace.start_ns[classify.optimizer_steps(trace)]),
-        elements=amounts(trace, steps),
+        elements=work_amounts(trace, steps),
         **work,
     )
 
@@ -148,7 +148,7 @@ _ATTENTION = ("attention_forward", "attention_backward")
 """Suffixes of the names of torch's own attention kernels."""
 
 
-def amounts(trace: RankTrace, steps: Sequence[tuple[int, int, int]]) -> dict[int, float]:
+def work_amounts(trace: RankTrace, steps: Sequence[tuple[int, int, int]]) -> dict[int, float]:
     """Step → multiply-adds of matrix multiplications and attention, else elements of all operators' inputs; {} without shapes. Only
     comparable between ranks of one job."""
     rows = np.flatnonzero(trace.shapes >= 0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from ddpdoctor.measure.metrics.buckets import backward_of, reduces_behind
+from ddpdoctor.measure.metrics.buckets import backward_of, reduces_after_backward
 from ddpdoctor.measure.window import with_bucket_sizes
 from tests.generator import SMALL, Config, generate
 from tests.measure.traced import windows_of
@@ -54,8 +54,8 @@ def asked(window, measured):
 
 @pytest.mark.parametrize(
     "measured",
-    [backward_of, reduces_behind, lambda window: with_bucket_sizes([window], Config().bucket_bytes)],
-    ids=["backward_of", "reduces_behind", "with_bucket_sizes"],
+    [backward_of, reduces_after_backward, lambda window: with_bucket_sizes([window], Config().bucket_bytes)],
+    ids=["backward_of", "reduces_after_backward", "with_bucket_sizes"],
 )
 def test_the_work_grows_with_the_steps_and_not_with_their_square(jobs, measured):
     few, many = (asked(window, measured) for window in jobs)
@@ -66,9 +66,9 @@ def test_reductions_behind_all_computation_are_told_from_those_beside_it(jobs):
     window = jobs[1]
     nothing = replace(window, compute=(np.empty(0), np.empty(0)))
     steps = np.array([(start, end) for _, start, end in window.steps], float)
-    assert reduces_behind(nothing)
-    assert not reduces_behind(replace(window, compute=(steps[:, 0], steps[:, 1])))
-    assert not reduces_behind(replace(nothing, steps=[]))
+    assert reduces_after_backward(nothing)
+    assert not reduces_after_backward(replace(window, compute=(steps[:, 0], steps[:, 1])))
+    assert not reduces_after_backward(replace(nothing, steps=[]))
 
 
 def test_the_backward_pass_does_not_depend_on_how_many_steps_show_it(jobs):

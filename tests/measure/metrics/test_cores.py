@@ -37,7 +37,7 @@ def log(rank, host="a", threads=1, start=2, end=6):
 
 @pytest.mark.parametrize(("job", "idle", "least"), [(2.0, 0.0, 100.0), (1.5, 0.5, 75.0), (2.0, 14.0, 12.5)])
 def test_work_that_is_moved_still_needs_its_cores(job, idle, least):
-    assert Cores(job=job, idle=idle, ranks=2, computing=2.0).least_step(100.0) == pytest.approx(least)
+    assert Cores(job=job, idle=idle, ranks=2, computing=2.0).shortest_step(100.0) == pytest.approx(least)
 
 
 @pytest.mark.parametrize(
