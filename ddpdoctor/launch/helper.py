@@ -7,6 +7,7 @@ SIGKILL ends that wait. So such work is done in a process that can be left behin
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -69,8 +70,10 @@ def bounded(work: Callable[[Beat], _Result], patience_s: float) -> _Result:
     """
     try:
         pid, reader = _forked(lambda writer: _answer_with(work, writer))
-    except OSError:  # no further process is allowed
-        return work(lambda: None)
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
+        return work(lambda: None)  # no further process is allowed
     try:
         kind, data = _answer(reader, Patience(pid, patience_s))
     finally:
