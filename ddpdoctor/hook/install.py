@@ -16,12 +16,12 @@ from .patching import skip_module, torch_patches
 def install() -> None:
     """Install every part. A part that does not fit this version of torch is left out, and its data are missing."""
     for name in PARTS:
+        module, _, function = name.partition(".")
         try:
-            module, _, function = name.partition(".")
             found = importlib.import_module(f".patches.{module}", __package__)
             getattr(found, function or "install")(torch_patches)
         except Exception as error:
-            part(name).failed(error)
+            part(function.replace("install_", "") or module).failed(error)
     importlib.import_module(".marks", __package__)
     if TRIAL in os.environ:
         importlib.import_module(".trial", __package__).install(torch_patches)

@@ -6,6 +6,7 @@ it abandons the helper process.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -68,8 +69,10 @@ def run_with_timeout(work: Callable[[Beat], _Result], timeout_s: float) -> _Resu
     """
     try:
         pid, reader = _forked(lambda writer: _answer_with(work, writer))
-    except OSError:  # no further process is allowed
-        return work(lambda: None)
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
+        return work(lambda: None)  # no further process is allowed
     try:
         kind, data = _answer(reader, HeartbeatTimeout(pid, timeout_s))
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import signal
@@ -248,6 +249,17 @@ def test_work_is_waited_for_as_long_as_it_gets_on() -> None:
         run_with_timeout(lambda beat: time.sleep(60), 0.1)
     with pytest.raises(BusyError, match="planted"):
         run_with_timeout(failing, 10.0)
+
+
+def test_work_is_not_done_without_a_limit_where_no_file_can_be_opened(monkeypatch) -> None:
+    def none_left() -> tuple[int, int]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    done: list[str] = []
+    monkeypatch.setattr(os, "pipe", none_left)
+    with pytest.raises(OSError, match=os.strerror(errno.EMFILE)):
+        bounded(lambda beat: done.append("here"), 10.0)
+    assert not done, "storage that does not answer would keep the launcher for ever"
 
 
 @pytest.mark.torchrun
