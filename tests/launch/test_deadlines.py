@@ -258,7 +258,7 @@ def test_work_is_not_done_without_a_limit_where_no_file_can_be_opened(monkeypatc
     done: list[str] = []
     monkeypatch.setattr(os, "pipe", none_left)
     with pytest.raises(OSError, match=os.strerror(errno.EMFILE)):
-        bounded(lambda beat: done.append("here"), 10.0)
+        run_with_timeout(lambda beat: done.append("here"), 10.0)
     assert not done, "storage that does not answer would keep the launcher for ever"
 
 

@@ -60,6 +60,8 @@ class Comparison(msgspec.Struct, frozen=True):
     """[cycles]"""
     step_ns: float
     """The median step."""
+    on_device: bool
+    """Whether the work ran on devices."""
     work: Array
     """[cycles, R, C]"""
     more: Array
@@ -94,6 +96,7 @@ def compare(graph: Graph) -> Comparison:
         steps=np.concatenate([group.steps for group in graph.groups]),
         duration_ns=duration_ns,
         step_ns=float(np.median(duration_ns)),
+        on_device=any(group.on_device for group in graph.groups),
         work=np.concatenate([of_group.sum(axis=1) for of_group in work]),
         more=np.concatenate(more),
         differences=[

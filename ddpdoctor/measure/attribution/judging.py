@@ -119,6 +119,7 @@ def _seen_late(cause: LateCause, comparison: Comparison, evidence: Evidence) -> 
         comparison.step_ns,
         place_chance,
         evidence.step_share[cause],
+        drifts=not comparison.on_device and cause not in RECORDED,
     )
     if cause == LateCause.CHECKPOINT:
         seen = _or_of_few(seen, comparison)

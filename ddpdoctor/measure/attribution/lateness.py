@@ -35,6 +35,11 @@ class LatenessTuning(msgspec.Struct, frozen=True):
     of the plain ones, which the outliers themselves inflate)."""
     spike_share: float = 0.15
     """Share of the median step that an outlier must exceed as well."""
+    fewest_of_drifting: int = 5
+    """Cycles on CPUs from which on their scatter shows how a machine disturbs a rank for some cycles at a time."""
+    drifting_sigmas: float = 3.0
+    """Robust standard deviations of its cycles that an excess must have in fewer, if it is smaller than an outlier: in three cycles of a
+    healthy recorded job, one of 2.3 was the machine's."""
     single_share: float = 0.1
     """Share of the step that is enough in the only cycle of a window whose ranks show how they scatter."""
     fewest_spikes: int = 2
@@ -68,17 +73,26 @@ class LateCycles(msgspec.Struct, frozen=True):
 
 
 def late_cycles(
-    more: Array, work: Array, steps: Ints, step_ns: float, place_chance: float, step_share: float
+    more: Array,
+    work: Array,
+    steps: Ints,
+    step_ns: float,
+    place_chance: float,
+    step_share: float,
+    *,
+    drifts: bool = False,
 ) -> LateCycles:
     """Where an excess of ``work`` over the other ranks, ``more`` (both [cycles, R] ns), is persistent or sporadic.
 
     ``place_chance``: see :func:`ddpdoctor.measure.numerics.carried_by_few`. ``step_share``: the part of a usual step that this kind
-    of work takes.
+    of work takes. ``drifts``: other programs, clocks and caches disturb neighbouring cycles alike, as on CPUs.
     """
     middle = np.median(more, axis=0)
     scatter = scatter_of(more - middle)
     least = np.maximum(LATENESS.spike_sigmas * scatter, LATENESS.spike_share * step_ns)
     persistent = _is_persistent(more, work, step_ns, step_share)
+    if drifts and len(more) < LATENESS.fewest_of_drifting:
+        persistent &= middle >= np.minimum(LATENESS.drifting_sigmas * scatter, LATENESS.spike_share * step_ns)
     usual = np.where(persistent, middle, 0.0)
     always = (more > 0) & persistent
     beyond = more - usual

@@ -106,7 +106,7 @@ def test_one_late_step_is_told_but_not_warned_of(tmp_path):
     generate(planted(once("host_gap_forward", 1, 4, ms=15)), tmp_path)
     said = analyze(str(tmp_path), Options(cache=False, jobs=1))
     assert said.healthy and said.findings[0].severity == "info"
-    assert said.verdict.rule is None and "Rank 1 is" in said.verdict.headline
+    assert said.verdict.rule is None and "Rank 1 delays" in said.verdict.headline
 
 
 def test_a_checkpoint_is_warned_of_from_the_first(tmp_path):
