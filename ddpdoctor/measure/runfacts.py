@@ -48,6 +48,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Share of it that the job's steps would take if each took the usual time."""
     start_s: float | None = None
     """From the launcher's start until the process group was there: interpreter, imports, rendezvous."""
+    earlier_attempts_s: float | None = None
+    """The same of ranks that an elastic launcher restarted: earlier attempts, and the start of this one."""
     preparation_s: float | None = None
     """From there until the first batch was requested: the model, DDP's constructor, the dataset, a restored checkpoint."""
     first_batch_s: float | None = None

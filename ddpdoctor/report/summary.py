@@ -110,6 +110,7 @@ def steps_measured(steps: Steps) -> str:
 
 _RUN_PARTS = {
     "start_s": "start",
+    "earlier_attempts_s": "earlier attempts",
     "preparation_s": "preparation",
     "first_batch_s": "first batch",
     "warm_up_s": "warm-up",

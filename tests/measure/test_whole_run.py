@@ -82,6 +82,14 @@ def test_goodput_is_what_usual_steps_would_take() -> None:
     assert account is not None and account.goodput == pytest.approx(100 * 0.02 / 20, rel=0.02)
 
 
+def test_what_earlier_attempts_took_is_no_start() -> None:
+    logs = job()
+    for log in logs:
+        log.record.info["attempt"] = 1
+    found = parts(logs, 10.0)
+    assert found[RunPart.EARLIER_ATTEMPTS] == pytest.approx(5.0) and RunPart.START not in found
+
+
 def test_without_a_launcher_only_what_is_known_counts() -> None:
     account = run_account(job(), {})
     assert account is not None and RunPart.START not in account.parts_s

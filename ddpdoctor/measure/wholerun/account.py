@@ -39,6 +39,8 @@ class RunPart(StrEnum):
 
     START = "start"
     """From the launcher's start until the process group is there: the interpreter, imports, the rendezvous."""
+    EARLIER_ATTEMPTS = "earlier_attempts"
+    """The same of a rank that an elastic launcher restarted: what earlier attempts took, and the start of this one."""
     PREPARATION = "preparation"
     """Until the first batch is requested, or the first forward pass: the model, DDP's constructor, the dataset, a restored checkpoint."""
     FIRST_BATCH = "first_batch"
@@ -191,7 +193,8 @@ def _of_rank(
     ended_ns = log.record.info.get("ended_ns")
     first_ns, last_ns = log.steps[0].recorded_ns[0], log.steps[-1].recorded_ns[1]
     if launch is not None:
-        parts[RunPart.START] = (first_ns - launch.started_ns) / 1e9
+        began = RunPart.EARLIER_ATTEMPTS if log.record.attempt else RunPart.START
+        parts[began] = (first_ns - launch.started_ns) / 1e9
         if isinstance(ended_ns, int) and launch.ended_ns is not None:
             parts[RunPart.TEARDOWN] = (launch.ended_ns - max(ended_ns, last_ns)) / 1e9
         elif launch.ended_ns is not None:

@@ -28,6 +28,7 @@ def run_facts(logs: Sequence[RankLog], launches: Mapping[str, Launch], lines: Lo
         wall_s=wall_s,
         goodput=account.goodput if is_whole else None,
         start_s=parts_s(RunPart.START),
+        earlier_attempts_s=parts_s(RunPart.EARLIER_ATTEMPTS),
         preparation_s=parts_s(RunPart.PREPARATION),
         first_batch_s=parts_s(RunPart.FIRST_BATCH),
         warm_up_s=parts_s(RunPart.WARM_UP),
