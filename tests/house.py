@@ -76,6 +76,10 @@ DOORS = {
     ("diagnose", "ddpdoctor.report"): "how a notebook shows a diagnosis, and its figures",
     ("report", "ddpdoctor.measure.facts"): "the types of the facts that a Diagnosis is made of",
     ("report", "ddpdoctor.measure.places"): "the lines of code that findings name",
+    (
+        "report",
+        "ddpdoctor.measure.numerics",
+    ): "where the level of a series changes, from step to step and from run to run",
     ("report", "ddpdoctor.measure.taxonomy"): "the parts of a step, which reports name and colour",
 }
 """Single modules that may be imported beyond the table, and why."""

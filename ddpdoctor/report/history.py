@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddpdoctor.diagnose.diagnosis import RUNNING, Diagnosis
+from ddpdoctor.measure.numerics import best_split
 from ddpdoctor.report import words
 from ddpdoctor.report.compare import median_step
 from ddpdoctor.report.compare_settings import batch_size
@@ -363,9 +364,9 @@ def _change_points(logs: NDArray[np.float64], offset: int) -> list[tuple[int, fl
     """(Index, p-value) of the changes within ``logs``, found recursively; ``offset`` is the index of its first run."""
     if len(logs) < 2 * MIN_RUNS:
         return []
-    cut, largest = _best_split(logs)
+    cut, largest = best_split(logs, MIN_RUNS)
     random = np.random.default_rng(SEED)
-    chances = sum(_best_split(random.permutation(logs))[1] >= largest for _ in range(PERMUTATIONS))
+    chances = sum(best_split(random.permutation(logs), MIN_RUNS)[1] >= largest for _ in range(PERMUTATIONS))
     chance = (chances + 1) / (PERMUTATIONS + 1)
     if largest <= 0.0 or chance > ALPHA:
         return []
@@ -374,14 +375,3 @@ def _change_points(logs: NDArray[np.float64], offset: int) -> list[tuple[int, fl
         (offset + cut, chance),
         *_change_points(logs[cut:], offset + cut),
     ]
-
-
-def _best_split(logs: NDArray[np.float64]) -> tuple[int, float]:
-    """(Index of the split with the largest distance, that distance): squared difference of the parts' means times n m / (n + m)."""
-    count = len(logs)
-    before = np.arange(MIN_RUNS, count - MIN_RUNS + 1)
-    sums = np.cumsum(logs)
-    means, rest = sums[before - 1] / before, (sums[-1] - sums[before - 1]) / (count - before)
-    weights = before * (count - before) / count * (means - rest) ** 2
-    best = int(weights.argmax())
-    return int(before[best]), float(weights[best])
