@@ -109,7 +109,7 @@ def measure(
     return Measurement(
         facts=replace(
             _facts(graphs, context, costs, gpu, telemetry, aside, hang or HangFacts(), memory),
-            run=run_facts(graphs.logs, launches or {}, log_lines),
+            run=run_facts(graphs.logs, graphs.log.why if graphs.log else {}, launches or {}, log_lines),
         ),
         graphs=graphs,
         logs=recorded,

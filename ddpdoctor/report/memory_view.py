@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding, RankMemory
@@ -42,7 +41,7 @@ def memory_line(diagnosis: Diagnosis) -> str:
         pieces.append(f"process {words.size(process)}{more}")
     if not pieces:
         return ""
-    free = _fact(diagnosis, "headroom_bytes")
+    free = words.number_fact(diagnosis, "memory.headroom_bytes")
     if free is not None:
         pieces.append(f"{words.size(free)} per rank was never used")
     return f"memory, fullest rank: {', '.join(pieces)}"
@@ -96,12 +95,3 @@ def _weight(memory: RankMemory) -> float:
 
 def _largest(values: Iterable[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
-
-
-def _fact(diagnosis: Diagnosis, name: str) -> float | None:
-    """A fact of the family ``memory``; None if it is not a finite number, as a diagnosis read from a file may have anything there."""
-    memory = diagnosis.facts.get("memory")
-    value = memory.get(name) if isinstance(memory, dict) else None
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        return float(value)
-    return None

@@ -133,18 +133,15 @@ _LEAST_PART = 0.01
 def run_line(diagnosis: Diagnosis) -> str:
     """Where the wall time of the run went: "Run: 41 s = start 12 s + steps 8 s + pauses 20 s + end 1 s; goodput 19 %". Empty where the
     launcher's start and end are not known."""
-    run = diagnosis.facts.get("run")
-    wall_s = run.get("wall_s") if isinstance(run, dict) else None
-    if not isinstance(run, dict) or not isinstance(wall_s, int | float) or wall_s <= 0:
+    wall_s = words.number_fact(diagnosis, "run.wall_s")
+    if wall_s is None or wall_s <= 0:
         return ""
-    known = {
-        label: value for name, label in _RUN_PARTS.items() if isinstance(value := run.get(name), int | float)
-    }
-    named = {label: value for label, value in known.items() if value >= _LEAST_PART * wall_s}
+    parts = {label: words.number_fact(diagnosis, f"run.{name}") or 0.0 for name, label in _RUN_PARTS.items()}
+    named = {label: value for label, value in parts.items() if value >= _LEAST_PART * wall_s}
     other_s = wall_s - sum(named.values())
     if other_s >= _LEAST_PART * wall_s:
         named["other"] = other_s
-    goodput = run.get("goodput")
     shown = " + ".join(f"{label} {words.seconds(value)}" for label, value in named.items())
-    share = f"; goodput {words.percent(goodput)}" if isinstance(goodput, int | float) else ""
+    goodput = words.number_fact(diagnosis, "run.goodput")
+    share = "" if goodput is None else f"; goodput {words.percent(goodput)}"
     return f"Run: {words.seconds(wall_s)} = {shown}{share}"

@@ -310,6 +310,13 @@ def part(name: str, diagnosis: Diagnosis | None = None) -> str:
     return PART_LABELS.get(name, name.replace("_", " "))
 
 
+def number_fact(diagnosis: Diagnosis, path: str) -> float | None:
+    """A fact by its path; None if it is not a finite number, as a diagnosis read from a file may have anything there."""
+    value = lookup(diagnosis.facts, path)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if is_number else None
+
+
 def fact(path: str) -> str:
     """A fact's path as words, for facts without a description: "GPU: kernels per step"."""
     group, _, name = path.rpartition(".")

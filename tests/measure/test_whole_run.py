@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.analysis import Options, analyze
-from ddpdoctor.measure.steplog import Event, RankLog, Step
+from ddpdoctor.measure.steplog import Event, RankLog, Step, select_steps
 from ddpdoctor.measure.wholerun import Launch, RunPart, run_account
 from ddpdoctor.rundir import RankRecord
 
@@ -50,7 +50,7 @@ def job(**planted: dict[int, list[Event] | float]) -> list[RankLog]:
 
 
 def parts(logs: list[RankLog], ended_s: float) -> dict[RunPart, float]:
-    account = run_account(logs, {"a": Launch(0, round(ended_s * S))})
+    account = run_account(logs, select_steps(logs)[1], {"a": Launch(0, round(ended_s * S))})
     assert account is not None and account.wall_s == pytest.approx(ended_s)
     return account.parts_s
 
@@ -69,6 +69,14 @@ def test_preparation_and_the_first_batch() -> None:
     )
 
 
+@pytest.mark.parametrize(("start_ns", "duration_ns"), [(-5 * S, 2 * S), (9 * S, 2 * S), (S, 100 * S)])
+def test_an_event_outside_of_its_step_makes_no_time(start_ns: int, duration_ns: int) -> None:
+    found = parts(
+        job(lengths_s={0: 5.02}, events={0: [Event("data", start_ns, duration_ns, loader=0)]}), 14.0
+    )
+    assert min(found.values()) >= 0.0
+
+
 def test_a_pause_a_checkpoint_and_an_evaluation() -> None:
     saves = {50: [Event("save", 0, 900 * MS)]}
     found = parts(job(lengths_s={30: 8.02, 50: 0.92}, events=saves), 20.0)
@@ -78,7 +86,8 @@ def test_a_pause_a_checkpoint_and_an_evaluation() -> None:
 
 
 def test_goodput_is_what_usual_steps_would_take() -> None:
-    account = run_account(job(lengths_s={30: 8.02}), {"a": Launch(0, 20 * S)})
+    logs = job(lengths_s={30: 8.02})
+    account = run_account(logs, select_steps(logs)[1], {"a": Launch(0, 20 * S)})
     assert account is not None and account.goodput == pytest.approx(100 * 0.02 / 20, rel=0.02)
 
 
@@ -91,5 +100,5 @@ def test_what_earlier_attempts_took_is_no_start() -> None:
 
 
 def test_without_a_launcher_only_what_is_known_counts() -> None:
-    account = run_account(job(), {})
+    account = run_account(job(), {}, {})
     assert account is not None and RunPart.START not in account.parts_s

@@ -43,7 +43,8 @@ def graph_of_logs(logs: Sequence[RankLog], operators: Mapping[int, OperatorShare
     """
     ranks = tuple(log.rank for log in logs)
     matched, unmatched = match_syncs(logs)
-    measured, reasons = select_steps(logs)
+    measured, why = select_steps(logs)
+    reasons = why
     origin_ns = min((log.start_ns for log in logs if log.steps), default=0)
     builder = _Builder(origin_ns, [log.activities.since(origin_ns) for log in logs], operators or {})
     if matched:
@@ -70,6 +71,7 @@ def graph_of_logs(logs: Sequence[RankLog], operators: Mapping[int, OperatorShare
         groups,
         steps,
         excluded_steps(steps, groups, reason),
+        why,
         matched=len(matched),
         unmatched=unmatched,
     )

@@ -22,7 +22,7 @@ Every step that was recorded is measured, or has a reason why not.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 
@@ -293,7 +293,9 @@ class Graph(msgspec.Struct, frozen=True):
     steps: list[RankSteps]
     """By position."""
     set_aside: dict[str, int] = msgspec.field(default_factory=dict)
-    """Steps that are not measured, by reason."""
+    """Number of steps that are not measured, by reason."""
+    why: Mapping[int, str] = msgspec.field(default_factory=dict)
+    """Of a step log, the reason by number, of steps that :func:`ddpdoctor.measure.steplog.select_steps` excludes."""
     matched: int = 0
     unmatched: int = 0
     refused: str | None = None

@@ -23,6 +23,7 @@ from .selection import (
     SUSPENDED,
     WARM_UP,
     WARM_UP_STEPS,
+    comparable_steps,
     evaluated,
     lengths_of_run,
     longest_ns,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from ddpdoctor.measure.numerics import Array, Ints
+from ddpdoctor.measure.numerics import Array, Ints, Mask
 from ddpdoctor.rundir import Mark
 
 from .log import RankLog
@@ -45,6 +45,8 @@ EVALUATION = "evaluation"
 WARM_UP = "warm-up"
 PAUSE = "single pause"
 _IN_WINDOW = "inside the profiled window"
+_COMPARABLE = (None, PAUSE, _IN_WINDOW, _MISSING)
+"""Reasons of exclusion, None for none, that do not change the length of a step."""
 
 StepsByNumber = Mapping[int, Sequence[Step]]
 """Step number → the step on each rank."""
@@ -61,13 +63,9 @@ def select_steps(logs: Sequence[RankLog]) -> tuple[set[int], dict[int, str]]:
         **dict.fromkeys(_warm_up(everywhere), WARM_UP),
         **dict.fromkeys(_suspended(everywhere), SUSPENDED),
     }
-    for number in _paused(logs, reasons):
-        for each in (
-            number,
-            number + 1,
-        ):  # what follows the last synchronisation of a step belongs to the next cycle
-            if each in everywhere:
-                reasons.setdefault(each, PAUSE)
+    # The time after the last synchronisation of a step belongs to the next cycle, so the step after a pause is excluded too.
+    paused = {each for number in _paused(logs, reasons) for each in (number, number + 1)}
+    reasons = {**dict.fromkeys(paused & set(everywhere), PAUSE), **reasons}
     candidates = set(everywhere) - set(reasons)
     profiled = {n for n in candidates if any(PROFILED in step.marks for step in everywhere[n])}
     if len(candidates - profiled) >= TUNING.enough:
@@ -90,8 +88,12 @@ def lengths_of_run(logs: Sequence[RankLog]) -> tuple[Ints, Array]:
 def patterns_of_run(logs: Sequence[RankLog], reasons: Mapping[int, str]) -> list[StepPattern]:
     """The patterns of a run's steps, without the excluded ones whose length says nothing of the job (``reasons``, by number)."""
     numbers, lengths_s = lengths_of_run(logs)
-    counted = [reasons.get(number) in (None, PAUSE, _IN_WINDOW, _MISSING) for number in numbers.tolist()]
-    return step_patterns(numbers, lengths_s, np.array(counted, bool))
+    return step_patterns(numbers, lengths_s, comparable_steps(numbers, reasons))
+
+
+def comparable_steps(numbers: Ints, reasons: Mapping[int, str]) -> Mask:
+    """[N] which steps have a length that says something of the job: neither warm-up, nor evaluation, nor disturbed from outside."""
+    return np.array([reasons.get(number) in _COMPARABLE for number in numbers.tolist()], bool)
 
 
 def _paused(logs: Sequence[RankLog], reasons: Mapping[int, str]) -> list[int]:

@@ -13,7 +13,7 @@ from enum import StrEnum
 import msgspec
 import numpy as np
 
-from ddpdoctor.measure.numerics import Array, Ints
+from ddpdoctor.measure.numerics import Array, Ints, Mask
 from ddpdoctor.measure.steplog import (
     DISTURBED,
     EVALUATION,
@@ -23,9 +23,9 @@ from ddpdoctor.measure.steplog import (
     RankLog,
     Step,
     StepPattern,
+    comparable_steps,
     lengths_of_run,
-    patterns_of_run,
-    select_steps,
+    step_patterns,
     usual_lengths,
 )
 from ddpdoctor.rundir import EventKind
@@ -112,16 +112,18 @@ class RunAccount(msgspec.Struct, frozen=True):
         return sum(self.parts_s.values())
 
 
-def run_account(logs: Sequence[RankLog], launches: Mapping[str, Launch]) -> RunAccount | None:
-    """The account of a run; None without a step. ``launches`` by host name: where one is missing, the time before the process group and
-    after the recording is unknown, and not included."""
+def run_account(
+    logs: Sequence[RankLog], why: Mapping[int, str], launches: Mapping[str, Launch]
+) -> RunAccount | None:
+    """The account of a run; None without a step. ``why``: the reason of exclusion by step number, as :func:`select_steps` gives it.
+    ``launches`` by host name: where one is missing, the time before the process group and after the recording is unknown, and not
+    included."""
     logs = [log for log in logs if log.steps]
     if not logs:
         return None
-    why = select_steps(logs)[1]
     numbers, lengths_s = lengths_of_run(logs)
-    counted = np.array([why.get(number) not in _NOT_THE_JOBS for number in numbers.tolist()], bool)
-    patterns = patterns_of_run(logs, why)
+    counted = comparable_steps(numbers, why)
+    patterns = step_patterns(numbers, lengths_s, counted)
     reasons = _reasons(logs, why, patterns)
     usual = _usual(numbers, lengths_s, counted)
     ranks = [_of_rank(log, launches.get(log.host), reasons, usual) for log in logs]
@@ -142,8 +144,6 @@ def run_account(logs: Sequence[RankLog], launches: Mapping[str, Launch]) -> RunA
     )
 
 
-_NOT_THE_JOBS = frozenset([WARM_UP, DISTURBED, SUSPENDED])
-"""Reasons for which the length of a step says nothing about the job."""
 _PART_OF_REASON = {
     WARM_UP: RunPart.WARM_UP,
     DISTURBED: RunPart.PROFILER,
@@ -152,7 +152,7 @@ _PART_OF_REASON = {
 }
 
 
-def _usual(numbers: Ints, lengths_s: Array, counted: Array) -> dict[int, float]:
+def _usual(numbers: Ints, lengths_s: Array, counted: Mask) -> dict[int, float]:
     """By number, the usual length of the steps around it, seconds."""
     known = usual_lengths(lengths_s[counted]) if counted.any() else np.array([float(np.median(lengths_s))])
     at = numbers[counted] if counted.any() else numbers[:1]
@@ -242,10 +242,12 @@ def _prepared(step: Step) -> tuple[float, float]:
     if not requests:
         return 0.0, 0.0
     first = min(requests, key=lambda event: event.start_ns)
+    # A recording may be anyone's: what it says lies within the step.
+    prepared_ns = min(max(first.start_ns, 0), step.length_ns)
     if first.kind == EventKind.FORWARD:
-        return first.start_ns / 1e9, 0.0
+        return prepared_ns / 1e9, 0.0
     batches = [
         event for event in step.events if event.kind == EventKind.DATA and event.start_ns >= first.start_ns
     ]
     end_ns = min((event.end_ns for event in batches), default=first.end_ns)
-    return first.start_ns / 1e9, (end_ns - first.start_ns) / 1e9
+    return prepared_ns / 1e9, (min(max(end_ns, prepared_ns), step.length_ns) - prepared_ns) / 1e9

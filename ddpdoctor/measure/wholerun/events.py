@@ -26,9 +26,8 @@ _KINDS = {
     EventKind.FORWARD: "compute",
     EventKind.BACKWARD: "compute",
     EventKind.OPTIMIZER: "compute",
-    EventKind.COLLECTION: "host",
 }
-_WAITS = frozenset([EventKind.COLLECTIVE, EventKind.BARRIER, EventKind.WAIT, EventKind.BROADCAST])
+"""Kind of work by kind of event; in all others, such as collectives, the rank may wait for others."""
 _COMPONENTS = {
     "data": (Component.DATA, Component.EPOCH_START),
     "checkpoint": (Component.CHECKPOINT,),
@@ -118,10 +117,8 @@ def _beyond_ns(logs: Sequence[RankLog], long: set[int], usual: set[int]) -> floa
     return max(*differences, 1.0)
 
 
-def _own_times(step: Step | None) -> dict[str, float]:
+def _own_times(step: Step) -> dict[str, float]:
     """ns of a step by kind of work, without the time in which the rank may wait for others."""
-    if step is None or not step.in_full:
-        return {}
     times: defaultdict[str, float] = defaultdict(float)
     covered = 0
     end_ns = 0
@@ -132,8 +129,6 @@ def _own_times(step: Step | None) -> dict[str, float]:
         own_ns = max(min(event.end_ns, step.length_ns) - begin_ns, 0)
         end_ns = max(end_ns, event.end_ns)
         covered += own_ns
-        if event.kind in _WAITS:
-            continue
         if event.kind == EventKind.BACKWARD and event.reductions:
             own_ns = max(min(event.gradients_ready_ns, event.end_ns) - begin_ns, 0)
         if event.kind in _KINDS:

@@ -12,9 +12,12 @@ from .account import Launch, RunPart, run_account
 from .events import event_of
 
 
-def run_facts(logs: Sequence[RankLog], launches: Mapping[str, Launch], lines: LogSourceLines) -> RunFacts:
-    """The facts ``run``; ``lines`` are those of the same ``logs``. The wall time is known where the launchers of all ranks are."""
-    account = run_account(logs, launches)
+def run_facts(
+    logs: Sequence[RankLog], why: Mapping[int, str], launches: Mapping[str, Launch], lines: LogSourceLines
+) -> RunFacts:
+    """The facts ``run``; ``why`` by step number it is excluded, ``lines`` of the same ``logs``. The wall time is known if the launchers
+    of all ranks are."""
+    account = run_account(logs, why, launches)
     if account is None:
         return RunFacts()
     is_whole = all(log.host in launches and launches[log.host].ended_ns is not None for log in logs)
