@@ -6,7 +6,6 @@ it abandons the helper process.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import pickle
@@ -40,6 +39,10 @@ class StorageTimeoutError(OSError):
     """The storage did not answer in time."""
 
 
+class ForkRefusedError(OSError):
+    """No further process is allowed (``ulimit -u``, a cgroup's ``pids.max``)."""
+
+
 class HeartbeatTimeout:
     """Timeout of a child since its last heartbeat. A child that waits for a processor, or for something that has its own deadline,
     gets ``_LONGER`` times as long as one that is blocked in the kernel (state D).
@@ -69,10 +72,8 @@ def run_with_timeout(work: Callable[[Beat], _Result], timeout_s: float) -> _Resu
     """
     try:
         pid, reader = _forked(lambda writer: _answer_with(work, writer))
-    except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            raise
-        return work(lambda: None)  # no further process is allowed
+    except ForkRefusedError:
+        return work(lambda: None)
     try:
         kind, data = _answer(reader, HeartbeatTimeout(pid, timeout_s))
     finally:
@@ -86,14 +87,14 @@ def run_with_timeout(work: Callable[[Beat], _Result], timeout_s: float) -> _Resu
 
 def _forked(work: Callable[[int], None], *kept: int) -> tuple[int, int]:
     """Call ``work(writer)`` in a forked process that keeps only the open files ``kept`` and ``writer`` (a pipe). Returns its process id
-    and the pipe's end to read from. Raises OSError."""
+    and the pipe's end to read from. Raises ForkRefusedError, and OSError where no pipe can be made."""
     reader, writer = os.pipe()
     try:
         pid = os.fork()
-    except OSError:
+    except OSError as error:
         os.close(reader)
         os.close(writer)
-        raise
+        raise ForkRefusedError(*error.args) from error
     if pid == 0:
         try:
             close_inherited_files([writer, *kept])
