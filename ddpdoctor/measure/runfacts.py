@@ -13,7 +13,7 @@ class RunEvent(msgspec.Struct, frozen=True, kw_only=True):
     steps: list[int] = []
     """Numbers of these steps; of a change and of growth the first and the last one."""
     total_s: float
-    """Seconds by which they took longer than usual (or than before), together; below 0 if they took less."""
+    """Seconds by which they took longer than usual, together; of a change, the slower steps than those on the other side of it."""
     longest_s: float = 0.0
     """Seconds of the longest one."""
     share: float | None = None

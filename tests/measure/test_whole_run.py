@@ -11,6 +11,7 @@ from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.measure.steplog import Event, RankLog, Step, select_steps
 from ddpdoctor.measure.wholerun import Launch, RunPart, run_account
 from ddpdoctor.rundir import RankRecord
+from tests.measure.recorded import Job, record
 
 FIXTURES = Path(__file__).parent.parent.parent / "fixtures"
 MS, S = 1_000_000, 1_000_000_000
@@ -102,3 +103,28 @@ def test_what_earlier_attempts_took_is_no_start() -> None:
 def test_without_a_launcher_only_what_is_known_counts() -> None:
     account = run_account(job(), {}, {})
     assert account is not None and RunPart.START not in account.parts_s
+
+
+@pytest.mark.parametrize(
+    "slow", [range(100), range(60, 150), range(0, 150, 2)], ids=["until", "since", "every second"]
+)
+def test_a_run_whose_step_time_changes_is_diagnosed(tmp_path: Path, slow: range) -> None:
+    """No part of it contradicts another one, and the time that the slower steps took is told as such."""
+    steps = 150
+    run = record(tmp_path / "run", Job(steps=steps, extra=lambda rank, step: {"host": 30.0 * (step in slow)}))
+    manifest = json.loads((run / "manifest.json").read_text())
+    times = [
+        json.loads(line)["t"]
+        for line in (run / "ranks/00000/steps.jsonl").open()
+        if '"t":[' in line.replace(" ", "")
+    ]
+    manifest |= {"started_ns": times[0][0] - S, "ended_ns": times[-1][1] + S, "host": "node0"}
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    found = analyze(str(run), Options(cache=False, jobs=1))
+    assert not found.verdict.headline.startswith("Cannot tell") and not any(
+        "contradict" in note for note in found.notes
+    )
+    (event,) = [
+        found.facts["run"][name] for name in ("rhythm", "change") if found.facts["run"][name] is not None
+    ]
+    assert event["total_s"] == pytest.approx(0.03 * len(slow), rel=0.15) and 0.0 < event["share"] < 1.0

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.python import unpack
+
 from . import generated
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,7 +51,7 @@ def _unpacked(name: str, folder: Path) -> Path:
     """The run directory as it was recorded: its traces lie plain in the archive, see :func:`tests.net.record.pack`."""
     run = folder / "run"
     with lzma.open(RUNS / f"{name}.tar.xz") as packed, tarfile.open(fileobj=packed) as archive:
-        archive.extractall(run, filter="data")
+        unpack(archive, run)
     for trace in run.glob("ranks/*/trace.json"):
         trace.with_name("trace.json.gz").write_bytes(gzip.compress(trace.read_bytes(), 1, mtime=0))
         trace.unlink()

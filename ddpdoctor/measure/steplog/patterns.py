@@ -36,7 +36,8 @@ class StepPattern(msgspec.Struct, frozen=True):
     steps: list[int]
     """Numbers of the steps concerned; of a change or a growth the first and the last."""
     extra_s: float
-    """Seconds of the run by which these steps took longer than the usual ones; negative where they took less."""
+    """Seconds of the run by which these steps took longer than the usual ones; of a change, the slower steps than the level on the
+    other side of it. Never negative."""
     every: int | None = None
     """Distance in steps between two of them, of :attr:`PatternKind.EVERY_NTH`."""
     hits: int | None = None
@@ -249,19 +250,26 @@ def _changes(numbers: Ints, lengths: Array, cuts: Sequence[int]) -> list[StepPat
         StepPattern(
             PatternKind.FROM_STEP,
             [int(numbers[cut]), int(numbers[stop - 1])],
-            float((lengths[cut:stop] - before).sum()),
+            _lost_s(lengths[cut:stop], before) if after >= before else _lost_s(lengths[start:cut], after),
             before_ms=before * 1e3,
             after_ms=after * 1e3,
         )
-        for cut, stop, before, after in zip(cuts, edges[2:], levels[:-1], levels[1:], strict=True)
+        for start, cut, stop, before, after in zip(
+            edges[:-2], cuts, edges[2:], levels[:-1], levels[1:], strict=True
+        )
     ]
+
+
+def _lost_s(lengths: Array, level: float) -> float:
+    """Seconds by which steps took longer than a ``level``, together."""
+    return max(float((lengths - level).sum()), 0.0)
 
 
 def _growth(numbers: Ints, lengths: Array, first: float, last: float) -> StepPattern:
     return StepPattern(
         PatternKind.GROWING,
         [int(numbers[0]), int(numbers[-1])],
-        float((lengths - first).sum()),
+        _lost_s(lengths, first),
         before_ms=first * 1e3,
         after_ms=last * 1e3,
     )

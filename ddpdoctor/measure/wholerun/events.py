@@ -49,7 +49,7 @@ def event_of(
 ) -> RunEvent | None:
     """Facts of the pattern of this ``kind`` that takes most time; None without one. ``lines`` are those of the same ``logs``."""
     pattern = max(
-        (each for each in patterns if each.kind is kind), key=lambda each: abs(each.extra_s), default=None
+        (each for each in patterns if each.kind is kind), key=lambda each: each.extra_s, default=None
     )
     if pattern is None:
         return None
@@ -74,7 +74,7 @@ def event_of(
             (step.length_ns for log in logs for step in log.steps if step.number in long), default=0
         )
         / 1e9,
-        share=pattern.extra_s / wall_s if wall_s else None,
+        share=min(pattern.extra_s / wall_s, 1.0) if wall_s else None,
         every=pattern.every,
         hits=pattern.hits,
         chances=pattern.chances,

@@ -79,6 +79,7 @@ def test_the_step_of_a_change_is_found_within_two_per_cent_of_the_run(slower_fir
         cut = int(random.uniform(0.2, 0.8) * len(lengths))
         lengths[slice(0, cut) if slower_first else slice(cut, None)] += usual * random.uniform(0.25, 1.5)
         found = patterns(lengths)
+        assert all(each.extra_s >= 0.0 for each in found)
         hits += [each.kind for each in found] == [PatternKind.FROM_STEP] and abs(
             found[0].steps[0] - cut
         ) <= 0.02 * len(lengths)
