@@ -18,6 +18,7 @@ from ddpdoctor.demo.faults import FAULTS, Fault
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 from tests.cli.live import live_run
 from tests.conftest import Once
+from tests.python import NEEDS_STACKS
 
 pytest.importorskip("torch")
 
@@ -63,6 +64,7 @@ def test_each_planted_fault_is_the_verdict(fault: Fault, tmp_path: Path) -> None
     pytest.fail(f"{fault.name}: expected {fault.expected_rule}, got " + "; ".join(tries))
 
 
+@NEEDS_STACKS
 def test_a_planted_fault_is_found_with_its_rank_and_line(once: Once) -> None:
     live = live_run(once)
     code, out, err = live.said["run"]

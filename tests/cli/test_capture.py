@@ -36,6 +36,7 @@ from tests.cli.live import DOCTOR, ENVIRONMENT, live_run, steps_of
 from tests.commands import ROOT, command
 from tests.hook.recording import JOBS, forked
 from tests.launch.launched import descendants, kill, running, steps_taken
+from tests.python import NEEDS_STACKS
 from tests.stall.recorded import Stopped
 from tests.waiting import until
 
@@ -75,6 +76,7 @@ def test_the_new_window_is_analysed_and_the_first_one_unchanged(captured):
 
 
 @pytest.mark.torchrun
+@NEEDS_STACKS
 def test_stacks_show_where_each_rank_is(captured):
     (code, out, err), (_, verbose, _) = captured.said["stacks"], captured.said["stacks -v"]
     assert (code, err) == (0, "")

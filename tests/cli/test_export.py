@@ -14,6 +14,7 @@ from ddpdoctor.cli.main import cli
 from ddpdoctor.measure.export import COLLECTIVES, EVENTS, STEPS
 from tests.cli.live import TRAINED, live_run
 from tests.commands import command
+from tests.python import NEEDS_STACKS
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACES = ROOT.parent / "shared" / "traces"
@@ -81,6 +82,7 @@ def test_collectives_that_cannot_be_matched_are_drawn_and_noted(tmp_path):
     assert any(e["name"].endswith("not matched") for e in events)
 
 
+@NEEDS_STACKS
 def test_a_recorded_run_shows_waiting_ranks(once, tmp_path):
     recorded = live_run(once).run
     code, _, err = run(recorded, "--timeline", tmp_path / "t.json", "--parquet", tmp_path / "tables")

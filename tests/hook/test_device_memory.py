@@ -14,6 +14,7 @@ from ddpdoctor.hook.stalls.devicememory import SAME_LOOKS, DeviceMemory
 from ddpdoctor.measure.memory import memory_of
 from ddpdoctor.measure.steplog import read_rank_log
 from ddpdoctor.rundir import MEMORY_FILE, Phase, RunDirectory
+from tests.python import NEEDS_STACKS
 
 from .recording import HookOptions, forked, run_recorded
 
@@ -21,6 +22,7 @@ torch = pytest.importorskip("torch")
 
 
 @pytest.mark.torchrun
+@NEEDS_STACKS
 def test_a_rank_writes_what_its_tensors_take_in_which_phase(tmp_path):
     command = forked("fake_cuda.py", "--marks", str(tmp_path / "m"), "--steps", "150")
     job = run_recorded(tmp_path, command, HookOptions(profile_steps=None))

@@ -94,6 +94,10 @@ def test_usercustomize(tmp_path) -> None:
     assert hooked == plain == ("from usercustomize\n1\n", "")
 
 
+@pytest.mark.skipif(
+    (Path(os.__file__).parent / "sitecustomize.py").exists(),
+    reason="this Python has a sitecustomize before any prefix's",
+)
 def test_a_prefix_with_a_sitecustomize_and_paths_of_its_own(tmp_path) -> None:
     venv.create(tmp_path / "prefix", with_pip=False, symlinks=True)
     (packages,) = (tmp_path / "prefix" / "lib").glob("python*/site-packages")

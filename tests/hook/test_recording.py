@@ -13,6 +13,7 @@ import torch
 
 from ddpdoctor.hook.job import CodeKinds, Lines, input_elements
 from ddpdoctor.rundir import EventKind, LineField, Mark
+from tests.python import NEEDS_STACKS
 from tests.rundir.stepfields import COMMON_FIELDS, FIELDS_OF
 
 from .recording import JOBS, HookOptions, Recorded, forked, plain_environment, run_recorded
@@ -75,6 +76,7 @@ def test_readiness_of_gradients_names_the_late_rank(slow_rank: Recorded) -> None
 
 
 @pytest.mark.torchrun
+@NEEDS_STACKS
 def test_source_lines_are_the_scripts(slow_rank: Recorded) -> None:
     lines = {line["where"]: line for line in slow_rank.lines(1) if "where" in line}
     text = (JOBS / "plain_ddp.py").read_text().splitlines()

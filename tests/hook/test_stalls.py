@@ -12,6 +12,7 @@ import pytest
 from ddpdoctor.hook.environment import HookOptions, job_environment
 from ddpdoctor.launch.leftovers import drain_spools
 from ddpdoctor.rundir import make_spool_root
+from tests.python import NEEDS_STACKS
 
 from .recording import forked, plain_environment
 
@@ -161,6 +162,7 @@ def test_a_handler_of_the_jobs_is_not_replaced(tmp_path) -> None:
     assert (process.returncode, process.stdout) == (0, "True\n"), process.stderr
 
 
+@NEEDS_STACKS
 def test_where_a_long_step_is(tmp_path) -> None:
     """What it said last is kept of one that is killed in it."""
     script = """

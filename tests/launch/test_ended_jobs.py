@@ -20,6 +20,7 @@ from ddpdoctor.report.compare import compare
 from ddpdoctor.rundir.liveness import started as is_alive
 from tests.hook.recording import JOBS, forked
 from tests.launch.launched import descendants, kill, pids_of, running, steps_taken
+from tests.python import NEEDS_STACKS
 from tests.waiting import until
 
 STOPPING = str(JOBS / "stopping_ddp.py")
@@ -69,6 +70,7 @@ def said(run: Path) -> dict[str, str]:
     [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.extended)],
     ids=["term", "ctrl-c"],
 )
+@NEEDS_STACKS
 def test_a_signal_to_all_of_the_job(tmp_path, number: signal.Signals) -> None:
     """As a terminal, a scheduler or a service manager sends it. torchrun itself leaves with exit code 1."""
     with training(tmp_path) as process:

@@ -15,6 +15,7 @@ from ddpdoctor.rundir import make_spool_root
 from ddpdoctor.rundir.liveness import started as is_alive
 from ddpdoctor.rundir.unjoined import unjoined_files
 from tests.hook.recording import REPOSITORY, forked
+from tests.python import NEEDS_STACKS
 from tests.waiting import until
 
 from .launched import make_run
@@ -94,6 +95,7 @@ def answer(rank: UnjoinedRank) -> str:
     return until(lambda: rank.look() or rank.where(), within_s=20)
 
 
+@NEEDS_STACKS
 def test_one_that_loops_says_where_and_one_that_waits_that_it_does(host) -> None:
     root, start = host
     start(0, "waiting"), start(1, "building")

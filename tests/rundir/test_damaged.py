@@ -22,6 +22,7 @@ from ddpdoctor.rundir import RunDirectory, boot_id
 from ddpdoctor.rundir.files import parsed
 from ddpdoctor.rundir.liveness import pid_namespace
 from tests.privileges import as_anybody
+from tests.python import unpack
 
 FIXTURE = Path(__file__).resolve().parents[2] / "fixtures" / "slow-data-one-rank"
 OPTIONS = Options(cache=False, jobs=1)
@@ -206,7 +207,7 @@ def test_what_is_lost_with_all_descriptions_is_read_from_the_steps(tmp_path, nam
     """Metrics were taken for gradients that the script averages itself, and a rank was accused whose worker works ahead while the
     rank waits for others: that DDP reduces gradients, and that a loader has workers, the steps show."""
     with tarfile.open(RUNS / f"{name}.tar.xz") as packed:
-        packed.extractall(tmp_path, filter="data")
+        unpack(packed, tmp_path)
     before = analyze(str(tmp_path), OPTIONS)
     for path in tmp_path.glob("**/rank.json"):
         path.unlink()
@@ -217,7 +218,7 @@ def test_what_is_lost_with_all_descriptions_is_read_from_the_steps(tmp_path, nam
 def test_what_nobody_could_check_passes_no_gate(tmp_path) -> None:
     """On a device the host work of this job on CPUs would be a fault: which it was, only rank.json says."""
     with tarfile.open(RUNS / "healthy-byhand.tar.xz") as packed:
-        packed.extractall(tmp_path, filter="data")
+        unpack(packed, tmp_path)
     gate = ["analyze", str(tmp_path), "--no-cache", "--fail-on", "warning"]
     assert CliRunner().invoke(cli, gate).exit_code == 0
     for path in tmp_path.glob("**/rank.json"):

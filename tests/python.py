@@ -1,0 +1,24 @@
+"""What differs between the Pythons on which the tests run."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.hook.profiling import stacks
+
+NEEDS_STACKS = pytest.mark.skipif(
+    not stacks.can_be_read(),
+    reason="Python 3.11.0 to 3.11.4 may deadlock when asked for the stacks of other threads",
+)
+"""Of a test that needs lines from stack samples, or the phase of a long step."""
+
+
+def unpack(archive: tarfile.TarFile, folder: Path) -> None:
+    """Unpack an archive of ours; Python 3.11.0 to 3.11.3 have no filters."""
+    if hasattr(tarfile, "data_filter"):
+        archive.extractall(folder, filter="data")
+    else:
+        archive.extractall(folder)
