@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.hook.profiling import stacks
+from ddpdoctor.hook.profiling import can_be_read
 
 NEEDS_STACKS = pytest.mark.skipif(
-    not stacks.can_be_read(),
+    not can_be_read(),
     reason="Python 3.11.0 to 3.11.4 may deadlock when asked for the stacks of other threads",
 )
 """Of a test that needs lines from stack samples, or the phase of a long step."""
