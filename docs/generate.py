@@ -60,8 +60,10 @@ def rule_page(rule: Rule, common: Common) -> str:
         parts.append(f"Cost: {several}" + ", ".join(f"`{path}`" for path in rule.cost_paths) + ".")
     elif rule.costs_ms:
         parts.append(f"Cost in ms per step: `{' '.join(rule.costs_ms.split())}`.")
+    elif rule.costs_s:
+        parts.append(f"Cost in seconds, once in a run: `{' '.join(rule.costs_s.split())}`.")
     else:
-        parts.append("It has no price of its own.")
+        parts.append("It has no cost of its own.")
     parts += [f"Skipped unless `{entry.when}`: {entry.otherwise}." for entry in rule.applies]
     needs = [*rule.needs, *rule.cost_needs]
     if needs:

@@ -152,7 +152,12 @@ def _show(rule: Rule, common: Common, console: Console) -> None:
             "fires when",
             when if when != "true" else f"the cost is at least {least_share * 100:g} % of the step",
         ),
-        ("costs", ", ".join(rule.cost_paths) or rule.costs_ms or "-"),
+        (
+            "costs",
+            ", ".join(rule.cost_paths)
+            or rule.costs_ms
+            or (f"{rule.costs_s} s, once" if rule.costs_s else "-"),
+        ),
     ]
     rows += [("needs", ", ".join([*rule.needs, *rule.cost_needs]) or "-")]
     rows += [

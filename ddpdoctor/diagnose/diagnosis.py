@@ -157,6 +157,12 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     costs_ms_per_step_range: list[float] | None = None
     """[low, high]: 90 % interval of the time that a fix saves; null if there are too few data."""
     share: float | None = None
+    costs_s: float | None = None
+    """Seconds of this run that it costs; null if the number of the run's steps is unknown."""
+    share_of_run: float | None = None
+    """Share (0 to 1) of the run's wall time that it costs; null if that is unknown."""
+    happens_once: bool = False
+    """It costs time once in a run, or until a step, such as the start of the processes; so it has no cost per step and no speed-up."""
     speedup_if_fixed: float | None = None
     speedup_if_fixed_range: list[float] | None = None
     """[low, high] of the same interval."""

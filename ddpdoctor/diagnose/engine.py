@@ -292,19 +292,24 @@ class _Run:
         names = self._template_names()
         self.headline = words.render(rule.headline, names)
         seen = cost["steps_seen"] if cost else 0
-        always = cost is None or cost["persistence"] == "always" or cost["first_step"] is None
+        run, once_s = self.tree["run"], None if rule.costs_s is None else self._value(rule.costs_s)
+        costs_s = self._recurring_s() if once_s is None else float(once_s)
+        persistence, steps = self._when()
         return Finding(
             rule=rule.id,
             severity=self._severity(),
             title=words.render(rule.title, names),
             explanation=self._explanation(names),
             ranks=names["culprits"],
-            steps=None if always or cost is None else [cost["first_step"], cost["last_step"]],
-            persistence=cost["persistence"] if cost else None,
+            steps=steps,
+            persistence=persistence,
             where=[msgspec.convert(entry, Where) for entry in names["where"]],
             costs_ms_per_step=cost["ms_per_step"] if cost else None,
             costs_ms_per_step_range=_range_ms(cost),
             share=cost["share"] if cost else None,
+            costs_s=costs_s,
+            share_of_run=None if costs_s is None or not run["wall_s"] else min(costs_s / run["wall_s"], 1.0),
+            happens_once=once_s is not None,
             speedup_if_fixed=cost["speedup"] if cost else None,
             speedup_if_fixed_range=_speedups(cost),
             at_most=cost is not None and self._is_upper_bound(),
@@ -317,6 +322,21 @@ class _Run:
             question=" ".join(rule.question.split()),
             read_more=rule.read_more,
         )
+
+    def _when(self) -> tuple[str | None, list[int] | None]:
+        """(persistence, [first, last] of the steps in which the cost falls; None for all steps)."""
+        event = facts_view.lookup(self.tree, self.rule.event) if self.rule.event else None
+        if event is not None:
+            return event["persistence"], event["longer"] or None
+        if self.cost is None:
+            return None, None
+        always = self.cost["persistence"] == "always" or self.cost["first_step"] is None
+        return self.cost["persistence"], None if always else [self.cost["first_step"], self.cost["last_step"]]
+
+    def _recurring_s(self) -> float | None:
+        """Seconds of the whole run that a cost per step adds up to; None if unknown."""
+        steps = self.tree["run"]["steps"]
+        return None if self.cost is None or steps is None else self.cost["ms_per_step"] * steps / 1000.0
 
     def _template_names(self) -> dict[str, Any]:
         cost = self.cost

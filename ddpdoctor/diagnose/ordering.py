@@ -55,7 +55,7 @@ def order_findings(
         # A finding with a capped severity ranks below all of the next higher severity.
         above = {"info": floor["warning"], "warning": floor["critical"]}
         highest = above.get(entry.finding.severity, inf) if entry.severity_capped else inf
-        return min(max(entry.finding.share or 0.0, least), highest)
+        return min(max(_loss(entry.finding, context["run"], thresholds), least), highest)
 
     by_cost = sorted(hits, key=sort_key, reverse=True)
     causes: dict[str, str] = {}
@@ -80,6 +80,15 @@ def order_findings(
         severity = "info" if cause in capped else entry.finding.severity
         findings.append(msgspec.structs.replace(entry.finding, caused_by=cause, severity=severity))
     return [f for f in findings if f.caused_by is None] + [f for f in findings if f.caused_by is not None]
+
+
+def _loss(finding: Finding, run: Mapping[str, Any], thresholds: Mapping[str, float]) -> float:
+    """Share that orders findings: of the step; or, of what happens once, of the run. Once in a short run counts least, as it says
+    nothing of a longer one."""
+    if not finding.happens_once:
+        return finding.share or 0.0
+    is_long = run["wall_s"] is not None and run["wall_s"] >= thresholds["short_run_s"]
+    return (finding.share_of_run or 0.0) if is_long else 0.0
 
 
 def _explains(effect: Effect, cause: RuleHit, entry: RuleHit, context: Mapping[str, Any]) -> bool:

@@ -123,6 +123,10 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Path of a Cost in the facts; of several, the largest counts."""
     costs_ms: str | None = None
     """CEL: milliseconds per step, for rules without a Cost; null: a finding without a cost."""
+    costs_s: str | None = None
+    """CEL: seconds of this run that are lost once, not in every step; null: the cost recurs. Such a finding has no cost per step."""
+    event: str | None = None
+    """Path of a RunEvent in the facts that says in which steps the cost falls."""
     severity: Literal["critical", "warning", "info"] | None = None
     """Fixed severity, for findings without a cost; otherwise it follows from the cost."""
     severity_most: Literal["warning", "info"] | None = None
@@ -304,9 +308,7 @@ def _is_readable(path: str) -> bool:
 
 def _expressions(rule: Rule) -> list[tuple[str, str]]:
     found = [("when", rule.when)]
-    if rule.costs_ms is not None:
-        found.append(("costs_ms", rule.costs_ms))
-    for name in ("informs_when", "upper_bound_when"):
+    for name in ("costs_ms", "costs_s", "informs_when", "upper_bound_when"):
         condition = getattr(rule, name)
         if condition is not None:
             found.append((name, condition))
@@ -335,6 +337,7 @@ def _paths(rule: Rule) -> list[tuple[str, str]]:
     found += [("needs", path) for path in rule.needs] + [("cost_needs", path) for path in rule.cost_needs]
     found += [("ranks", rule.ranks)] if rule.ranks else []
     found += [("where", rule.where)] if rule.where else []
+    found += [("event", rule.event)] if rule.event else []
     for i, line in enumerate(rule.evidence):
         path = line.fact
         if path.startswith("cost."):

@@ -51,11 +51,11 @@ from ddpdoctor.measure.metrics import (
     timeline,
 )
 from ddpdoctor.measure.sourcelines import LogSourceLines, WindowSourceLines
-from ddpdoctor.measure.steplog import RankLog
+from ddpdoctor.measure.steplog import RankLog, StepPattern
 from ddpdoctor.measure.summary import Drawn, RankSummary, Speaker
 from ddpdoctor.measure.taxonomy import RARE_ON_DEVICE, RARE_ON_HOST
 from ddpdoctor.measure.telemetry import HostTelemetry
-from ddpdoctor.measure.wholerun import Launch, run_facts
+from ddpdoctor.measure.wholerun import Launch, run_account, run_facts
 from ddpdoctor.measure.window import Window, with_bucket_sizes
 from ddpdoctor.stages import WINDOWS_READ, Progress, Stage, no_progress, progress_counter
 
@@ -91,7 +91,8 @@ def measure(
     report(1, 5)
     parts = python_parts(graphs.logs, graphs.windows, graphs.operator_shares)
     log_lines = LogSourceLines(graphs.logs, parts)
-    context = _context(graphs, log_lines, gpu, telemetry)
+    account = run_account(graphs.logs, graphs.log.why if graphs.log else {}, launches or {})
+    context = _context(graphs, log_lines, gpu, telemetry, account.patterns if account else [])
     memory = memory_of(logs, telemetry)
     report(2, 5)
     ranks = _summaries(graphs, memory)
@@ -109,7 +110,7 @@ def measure(
     return Measurement(
         facts=replace(
             _facts(graphs, context, costs, gpu, telemetry, aside, hang or HangFacts(), memory),
-            run=run_facts(graphs.logs, graphs.log.why if graphs.log else {}, launches or {}, log_lines),
+            run=run_facts(account, graphs.logs, launches or {}, log_lines),
         ),
         graphs=graphs,
         logs=recorded,
@@ -147,7 +148,11 @@ def _aligned(
 
 
 def _context(
-    graphs: Graphs, log_lines: LogSourceLines, gpu: GpuFacts, telemetry: Mapping[str, HostTelemetry]
+    graphs: Graphs,
+    log_lines: LogSourceLines,
+    gpu: GpuFacts,
+    telemetry: Mapping[str, HostTelemetry],
+    patterns: Sequence[StepPattern],
 ) -> Context:
     """The inputs of the pricers."""
     graph, logs, windows = graphs.primary, graphs.logs, graphs.windows
@@ -158,6 +163,7 @@ def _context(
         lines=WindowSourceLines(windows) if graphs.primary_is_window else log_lines,
         mean_step_ms=graphs.timing.mean_cycle_ns / 1e6 if graphs.timing.groups else None,
         logs=logs,
+        patterns=patterns,
         windows=windows,
         rare_sources=_rare_sources(graphs, log_lines),
         throttled_ranks=gpu.throttled_ranks or (),

@@ -12,6 +12,10 @@ class RunEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     steps: list[int] = []
     """Numbers of these steps; of a change and of growth the first and the last one."""
+    longer: list[int] = []
+    """[first, last] of the steps that are longer."""
+    persistence: str | None = None
+    """"once", "periodic", "range" or "growing"."""
     total_s: float
     """Seconds by which they took longer than usual, together; of a change, the slower steps than those on the other side of it."""
     longest_s: float = 0.0
@@ -44,6 +48,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     wall_s: float | None = None
     """All of it; null where no launcher recorded its start and end."""
+    steps: int | None = None
+    """Number of steps of the job."""
     goodput: float | None = None
     """Share of it that the job's steps would take if each took the usual time."""
     start_s: float | None = None

@@ -54,10 +54,14 @@ def _case(suite: ElementTree.Element, rule: str) -> ElementTree.Element:
     return ElementTree.SubElement(suite, "testcase", classname=f"ddpdoctor.{family or 'rules'}", name=name)
 
 
+def _cost(finding: Finding) -> str:
+    return words.cost_once(finding) or f"{words.milliseconds(finding.costs_ms_per_step)} per step"
+
+
 def _text(finding: Finding, all_ranks: str) -> str:
     lines = [
         finding.title,
-        f"{words.rank_names(finding.ranks, all_ranks)}, {words.milliseconds(finding.costs_ms_per_step)} per step",
+        f"{words.rank_names(finding.ranks, all_ranks)}, {_cost(finding)}",
         *(
             " ← ".join(f"{one.file}:{one.line} in {one.function}" for one in where.way)
             for where in finding.where

@@ -96,11 +96,14 @@ def _result(finding: Finding, place: _Place) -> dict[str, Any]:
     if finding.costs_ms_per_step is not None:
         cost = words.milliseconds(finding.costs_ms_per_step) + words.in_parentheses(words.cost_range(finding))
         lines.append(f"It costs {'at most ' if finding.at_most else ''}{cost} per step.")
+    elif once := words.cost_once(finding):
+        lines.append(f"It costs {once}.")
     lines += [f"Fix: {fix.title}. {fix.why}" for fix in finding.fixes[:1]]
     properties = {
         "ranks": finding.ranks,
         "costs_ms_per_step": finding.costs_ms_per_step,
         "costs_ms_per_step_range": finding.costs_ms_per_step_range,
+        "costs_s": finding.costs_s,
         "speedup_if_fixed": finding.speedup_if_fixed,
     }
     own = [where for where in finding.where if not LIBRARY.match(where.file)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding, Steps
 from ddpdoctor.report import words
+from ddpdoctor.report.finding_view import location
 
 
 def main_finding(diagnosis: Diagnosis) -> Finding | None:
@@ -22,6 +23,8 @@ def cost_sentence(diagnosis: Diagnosis) -> str:
         return ""
     if finding is None:
         return f"A step takes {words.milliseconds(median_ms)} (median){_largest_part(diagnosis)}."
+    if finding.happens_once:
+        return _once_sentence(finding)
     gain = words.speedup_text(finding)
     if finding.at_most:
         return _saving_sentence("at most", finding, gain)
@@ -57,6 +60,15 @@ def _cost_clause(finding: Finding, steps: Steps) -> str:
     if is_trace or not 1 / 60 <= share < 1:
         return text
     return f"{text} ({min(round(60 * share), 59)} min per hour)"
+
+
+def _once_sentence(finding: Finding) -> str:
+    """The cost of what happens once; empty where it is unknown."""
+    if finding.costs_s is None:
+        return ""
+    share = finding.share_of_run
+    of_run = "" if share is None else f", {words.percent(share)} of its time"
+    return f"It costs {words.seconds(finding.costs_s)} of this run{of_run}, and recurs in no other step."
 
 
 def _saving_sentence(limit: str, finding: Finding, gain: str) -> str:
@@ -141,7 +153,15 @@ def run_line(diagnosis: Diagnosis) -> str:
     other_s = wall_s - sum(named.values())
     if other_s >= _LEAST_PART * wall_s:
         named["other"] = other_s
-    shown = " + ".join(f"{label} {words.seconds(value)}" for label, value in named.items())
+    where = {"pauses": f" at {line}"} if (line := _line_of_pause(diagnosis)) else {}
+    shown = " + ".join(
+        f"{label} {words.seconds(value)}{where.get(label, '')}" for label, value in named.items()
+    )
     goodput = words.number_fact(diagnosis, "run.goodput")
     share = "" if goodput is None else f"; goodput {words.percent(goodput)}"
     return f"Run: {words.seconds(wall_s)} = {shown}{share}"
+
+
+def _line_of_pause(diagnosis: Diagnosis) -> str:
+    """The line at which the run paused: "train.py:6"; "" where it is unknown."""
+    return next((location(finding) for finding in diagnosis.findings if finding.rule == "run/pause"), "")

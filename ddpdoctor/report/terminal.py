@@ -205,16 +205,24 @@ def _table(findings: list[Finding], width: int, all_ranks: str) -> Table:
 
 
 def _row(finding: Finding, all_ranks: str, *, wide: bool) -> list[str]:
-    cost, most = finding.costs_ms_per_step, "≤ " if finding.at_most else ""
+    most = "≤ " if finding.at_most else ""
     cells = [
         f"{'↳ ' if finding.caused_by else ''}{finding.rule}",
         words.rank_names(finding.ranks, all_ranks),
-        words.NO_COST if cost is None else most + words.significant(cost),
+        _cost(finding, most),
         *([_range(finding)] if wide else []),
         words.speedup_text(finding, most),
         location(finding),
     ]
     return [plain(truncated(cell, MOST_CELL_LENGTH)) for cell in cells]
+
+
+def _cost(finding: Finding, most: str) -> str:
+    """ms per step, or of what does not recur "8.0 s"."""
+    if finding.happens_once and finding.costs_s is not None:
+        return words.seconds(finding.costs_s)
+    cost_ms = finding.costs_ms_per_step
+    return words.NO_COST if cost_ms is None else most + words.significant(cost_ms)
 
 
 def _table_width(rows: list[list[str]]) -> int:

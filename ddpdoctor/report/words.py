@@ -61,6 +61,8 @@ PERSISTENCE = {
     "range": "in consecutive steps",
     "periodic": "at regular intervals",
     "random": "in some steps, without a pattern",
+    "once": "in single steps",
+    "growing": "a little more in each step",
 }
 
 
@@ -119,6 +121,13 @@ def percent(share: float | None) -> str:
 def speedup(value: float | None) -> str:
     """How many times as fast: "7.1×". One is no gain."""
     return ABSENT if value is None else f"{value:.2f}×" if value < 3 else f"{significant(value, 2)}×"
+
+
+def cost_once(finding: Finding) -> str:
+    """The cost of what does not recur: "20.1 s in total"; "" for other findings, or where it is unknown."""
+    return (
+        f"{seconds(finding.costs_s)} in total" if finding.happens_once and finding.costs_s is not None else ""
+    )
 
 
 def speedup_text(finding: Finding, most: str = "") -> str:

@@ -25,6 +25,7 @@ COMMON = msgspec.convert(
                 "tiny_cost_ms": 1.0,
                 "outstanding_steps": 2.0,
                 "critical_steps": 2.0,
+                "short_run_s": 600.0,
             }.items()
         },
         "cost_when": "cost.share >= t.least_share",

@@ -96,6 +96,29 @@ def test_severity_follows_from_the_cost_unless_stated(fields: dict[str, Any], se
     assert finding.severity == severity
 
 
+@pytest.mark.parametrize(("wall_s", "first"), [(None, "a/every"), (60.0, "a/every"), (6000.0, "a/once")])
+def test_what_happens_once_ranks_by_its_share_of_a_long_run_and_last_in_a_short_one(
+    wall_s: float | None, first: str
+) -> None:
+    run_facts = {"wall_s": wall_s, "steps": 100}
+    facts = {"steps": {"mean_ms": 100.0}, "run": run_facts, "shared": {"data": {"ms_per_step": 10.0}}}
+    once = rule("a/once", severity="warning", costs_s="1.0 * run.steps * 20.0")
+    found = run(once, rule("a/every", costs="shared.data"), facts=facts).findings
+    assert found[0].rule == first
+    by_rule = {finding.rule: finding for finding in found}
+    assert by_rule["a/every"].costs_s == 1.0 and by_rule["a/once"].costs_s == 2000.0
+    assert by_rule["a/once"].happens_once and not by_rule["a/every"].happens_once
+    assert by_rule["a/once"].speedup_if_fixed is None
+    assert by_rule["a/once"].share_of_run == (None if wall_s is None else min(2000.0 / wall_s, 1.0))
+
+
+def test_a_rule_says_with_an_event_in_which_steps_its_cost_falls() -> None:
+    event = {"total_s": 2.0, "longer": [10, 90], "persistence": "periodic"}
+    facts = {"steps": {"mean_ms": 100.0}, "run": {"steps": 100, "rhythm": event}}
+    (finding,) = run(rule("a/b", event="run.rhythm", costs_ms="20.0"), facts=facts).findings
+    assert (finding.persistence, finding.steps) == ("periodic", [10, 90])
+
+
 def test_tiny_steps_warn_of_nothing_small() -> None:
     facts = {"steps": {"mean_ms": 1.0}, "shared": {"data": {"ms_per_step": 0.6}}}
     (finding,) = run(rule("a/b", costs="shared.data"), facts=facts).findings

@@ -128,6 +128,7 @@ def late_of(graph):
     return costs_under("late", late_work(Context(graph, attribute(graph), NoLines())))
 
 
-def shared_of(graph):
+def shared_of(graph, patterns=()):
     """Facts under ``shared``, likewise."""
-    return costs_under("shared", price_all(Context(graph, attribute(graph), NoLines())))
+    context = Context(graph, attribute(graph), NoLines(), patterns=patterns)
+    return costs_under("shared", price_all(context))

@@ -14,7 +14,7 @@ from ddpdoctor.measure.graph import Graph
 from ddpdoctor.measure.metrics import Cores, MessageCost
 from ddpdoctor.measure.numerics import Array, Mask, persistence
 from ddpdoctor.measure.sourcelines import SourceLines
-from ddpdoctor.measure.steplog import RankLog, Step, settled_steps, undisturbed
+from ddpdoctor.measure.steplog import RankLog, Step, StepPattern, settled_steps, undisturbed
 from ddpdoctor.measure.taxonomy import Components
 from ddpdoctor.measure.window import Window
 from ddpdoctor.rundir import EventKind
@@ -55,6 +55,8 @@ class Context(msgspec.Struct, frozen=True, dict=True):
     mean_step_ms: float | None = None
     """Mean measured step as reported; of the step logs where there are any, even if ``graph`` is of a window."""
     logs: Sequence[RankLog] = ()
+    patterns: Sequence[StepPattern] = ()
+    """Of the steps of the run."""
     windows: Sequence[Window] = ()
     rare_sources: Sequence[RareSource] = ()
     throttled_ranks: Sequence[int] = ()

@@ -10,7 +10,7 @@ import numpy as np
 from ddpdoctor.measure.attribution import component
 from ddpdoctor.measure.facts import Cost
 from ddpdoctor.measure.graph import CycleGroup, Graph, SegmentClasses
-from ddpdoctor.measure.numerics import Array
+from ddpdoctor.measure.numerics import Array, Mask
 from ddpdoctor.measure.replay import (
     Change,
     common_part,
@@ -20,6 +20,7 @@ from ddpdoctor.measure.replay import (
     without_waiting,
     without_work,
 )
+from ddpdoctor.measure.steplog import largest_patterns
 from ddpdoctor.measure.taxonomy import (
     LATE_COMPONENTS,
     SHARED_COMPONENTS,
@@ -127,7 +128,8 @@ def starved_of_cpu(context: Context) -> Costs:
 def common_work(context: Context, components: Components, *, by_kind: bool = False) -> Cost | None:
     """Cost of this work on all ranks. Where its excess is on a random rank in each step, all of it counts; else the part that the ranks
     have in common, without the stragglers' excess. With ``by_kind``, work is common only if it is of the same component, and at the
-    same lines."""
+    same lines; and in steps that a pattern of the run makes longer it counts in its usual amount, as the pattern is a finding of its
+    own."""
     attribution = context.attribution
     by_chance = {c for kind in attribution.by_chance for c in LATE_COMPONENTS[kind]}
     all_ranks = by_chance.issuperset(components)
@@ -146,7 +148,24 @@ def common_work(context: Context, components: Components, *, by_kind: bool = Fal
     same = context.lines.in_common(components, context.pricing.steps) if by_kind else None
     if same is not None and same < MOSTLY_THE_SAME:
         removed, alone = [same * work for work in removed], [same * work for work in alone]
-    return context.pricing.cost([without_work(removed, alone)], removed, components)
+    where = None
+    for pattern in largest_patterns(context.patterns) if by_kind else ():
+        numbers = context.graph.numbers
+        long, usual = pattern.compared(numbers)
+        if long.any() and usual.any():
+            removed, alone = _as_usual(removed, long, usual), _as_usual(alone, long, usual)
+            where = context.lines.work(components, None, numbers[usual], or_else=numbers)
+    return context.pricing.cost([without_work(removed, alone)], removed, components, where=where)
+
+
+def _as_usual(work: list[Array], long: Mask, usual: Mask) -> list[Array]:
+    """``work`` ([N, K, R] ns per group) where each rank has at most its median of the ``usual`` cycles in the ``long`` ones; both
+    [cycles], group by group."""
+    of_cycle = np.concatenate([of_group.sum(axis=1) for of_group in work])
+    most = np.median(of_cycle[usual], axis=0)
+    kept = np.where(long[:, None], np.minimum(most / np.maximum(of_cycle, 1.0), 1.0), 1.0)
+    ends = np.cumsum([len(of_group) for of_group in work])[:-1]
+    return [of_group * part[:, None, :] for of_group, part in zip(work, np.split(kept, ends), strict=True)]
 
 
 def _in_common(of_kind: Sequence[Array], all_ranks: bool, like: SegmentClasses | None) -> tuple[Array, Array]:

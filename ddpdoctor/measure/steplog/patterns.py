@@ -49,6 +49,28 @@ class StepPattern(msgspec.Struct, frozen=True):
     after_ms: float | None = None
     """Median length behind the change, or at the end of the growth."""
 
+    def compared(self, numbers: Ints) -> tuple[Mask, Mask]:
+        """[N] twice: which of the steps ``numbers`` are the longer ones, and which the usual ones to compare them with. Of a growth all
+        steps after its first quarter are longer, and those of that quarter usual."""
+        first, last = self.steps[0], self.steps[-1]
+        match self.kind:
+            case PatternKind.FROM_STEP:
+                behind = (first <= numbers) & (numbers <= last)
+                before = (2 * first - last - 1 <= numbers) & (numbers < first)
+                is_slower = (self.after_ms or 0.0) >= (self.before_ms or 0.0)
+                return (behind, before) if is_slower else (before, behind)
+            case PatternKind.GROWING:
+                quarter = first + (last - first) // 4
+                return (quarter <= numbers) & (numbers <= last), (first <= numbers) & (numbers < quarter)
+        long = np.isin(numbers, self.steps)
+        return long, ~long
+
+
+def largest_patterns(patterns: Sequence[StepPattern]) -> list[StepPattern]:
+    """Of each kind the pattern that takes most time."""
+    found = {pattern.kind: pattern for pattern in sorted(patterns, key=lambda each: each.extra_s)}
+    return list(found.values())
+
 
 class Tuning(msgspec.Struct, frozen=True):
     """When a step is unlike the others."""

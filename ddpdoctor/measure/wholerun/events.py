@@ -14,7 +14,14 @@ import numpy as np
 
 from ddpdoctor.measure.runfacts import RunEvent
 from ddpdoctor.measure.sourcelines import LogSourceLines
-from ddpdoctor.measure.steplog import PatternKind, RankLog, Step, StepPattern
+from ddpdoctor.measure.steplog import (
+    PatternKind,
+    RankLog,
+    Step,
+    StepPattern,
+    largest_patterns,
+    lengths_of_run,
+)
 from ddpdoctor.measure.taxonomy import Component
 from ddpdoctor.rundir import EventKind
 
@@ -34,6 +41,12 @@ _COMPONENTS = {
     "host": (Component.HOST,),
     "compute": (Component.FORWARD, Component.BACKWARD, Component.OPTIMIZER),
 }
+_PERSISTENCE = {
+    PatternKind.ONCE: "once",
+    PatternKind.EVERY_NTH: "periodic",
+    PatternKind.FROM_STEP: "range",
+    PatternKind.GROWING: "growing",
+}
 _OWN = 0.5
 """Share of the extra time by which a rank's own part must be longer to cause it."""
 _OFF_CPU = 0.5
@@ -48,12 +61,11 @@ def event_of(
     wall_s: float | None,
 ) -> RunEvent | None:
     """Facts of the pattern of this ``kind`` that takes most time; None without one. ``lines`` are those of the same ``logs``."""
-    pattern = max(
-        (each for each in patterns if each.kind is kind), key=lambda each: each.extra_s, default=None
-    )
+    pattern = next((each for each in largest_patterns(patterns) if each.kind is kind), None)
     if pattern is None:
         return None
-    long, usual = _compared(pattern, logs)
+    numbers, _ = lengths_of_run(logs)
+    long, usual = (set(numbers[steps].tolist()) for steps in pattern.compared(numbers))
     of_long, of_usual = ([_median_times(log.steps, steps) for log in logs] for steps in (long, usual))
     extra = [
         {work: ns - before.get(work, 0.0) for work, ns in now.items()}
@@ -69,6 +81,8 @@ def event_of(
     where = lines.longer(_COMPONENTS[work], who, long, usual) if work in _COMPONENTS else []
     return RunEvent(
         steps=pattern.steps,
+        longer=[min(long), max(long)] if long else [],
+        persistence=_PERSISTENCE[kind],
         total_s=pattern.extra_s,
         longest_s=max(
             (step.length_ns for log in logs for step in log.steps if step.number in long), default=0
@@ -85,26 +99,6 @@ def event_of(
         off_cpu=_is_off_cpu([logs[place] for place in who], long, beyond_ns),
         where=where,
     )
-
-
-def _compared(pattern: StepPattern, logs: Sequence[RankLog]) -> tuple[set[int], set[int]]:
-    """Numbers of the longer steps of a pattern, and of those with which they are compared."""
-    numbers = {step.number for log in logs for step in log.steps}
-    first, last = pattern.steps[0], pattern.steps[-1]
-    match pattern.kind:
-        case PatternKind.FROM_STEP:
-            behind = {number for number in numbers if first <= number <= last}
-            before = {number for number in numbers if 2 * first - last - 1 <= number < first}
-            is_slower = (pattern.after_ms or 0.0) >= (pattern.before_ms or 0.0)
-            return (behind, before) if is_slower else (before, behind)
-        case PatternKind.GROWING:
-            quarter = (last - first) // 4
-            return (
-                {number for number in numbers if last - quarter < number <= last},
-                {number for number in numbers if first <= number < first + quarter},
-            )
-    long = set(pattern.steps)
-    return long, numbers - long
 
 
 def _beyond_ns(logs: Sequence[RankLog], long: set[int], usual: set[int]) -> float:

@@ -8,16 +8,18 @@ from ddpdoctor.measure.runfacts import RunEvent, RunFacts
 from ddpdoctor.measure.sourcelines import LogSourceLines
 from ddpdoctor.measure.steplog import PatternKind, RankLog
 
-from .account import Launch, RunPart, run_account
+from .account import Launch, RunAccount, RunPart
 from .events import event_of
 
 
 def run_facts(
-    logs: Sequence[RankLog], why: Mapping[int, str], launches: Mapping[str, Launch], lines: LogSourceLines
+    account: RunAccount | None,
+    logs: Sequence[RankLog],
+    launches: Mapping[str, Launch],
+    lines: LogSourceLines,
 ) -> RunFacts:
-    """The facts ``run``; ``why`` by step number it is excluded, ``lines`` of the same ``logs``. The wall time is known if the launchers
-    of all ranks are."""
-    account = run_account(logs, why, launches)
+    """The facts ``run`` of an ``account``; ``logs``, ``launches`` and ``lines`` are of the same run. The wall time is known if the
+    launchers of all ranks are."""
     if account is None:
         return RunFacts()
     is_whole = all(log.host in launches and launches[log.host].ended_ns is not None for log in logs)
@@ -29,6 +31,7 @@ def run_facts(
 
     return RunFacts(
         wall_s=wall_s,
+        steps=account.steps,
         goodput=account.goodput if is_whole else None,
         start_s=parts_s(RunPart.START),
         earlier_attempts_s=parts_s(RunPart.EARLIER_ATTEMPTS),
