@@ -110,6 +110,10 @@ class Tuning(msgspec.Struct, frozen=True):
     """Times the scatter of the blocks around their levels by which a level must change."""
     fewest_blocks: int = 4
     """Of one level."""
+    sharp: float = 0.5
+    """Part of a change of level that happens within the blocks next to it, from which on it is no growth."""
+    clearly: float = 10.0
+    """Difference of the criterion from which on the better description is clear (Kass and Raftery, Bayes Factors, 1995)."""
     most_changes: int = 4
     """Levels that alternate more often are scatter."""
     z_score: float = 4.0
@@ -211,7 +215,9 @@ def _levels(numbers: Ints, lengths: Array) -> list[StepPattern]:
     slope = trend(place, blocks, 0.9)
     line = slope.slope * place + np.median(blocks - slope.slope * place)
     grows = slope.z_score >= _TUNING.z_score and line[-1] - line[0] >= 2 * _TUNING.level * line[0]
-    if grows and _criterion(blocks - line, 1) < _criterion(blocks - _stairs(blocks, cuts), 2 * len(cuts)):
+    better = _criterion(blocks - _stairs(blocks, cuts), 2 * len(cuts)) - _criterion(blocks - line, 1)
+    sharp = any(_is_sharp(blocks, cuts, place) for place in range(len(cuts)))
+    if grows and better > (_TUNING.clearly if sharp else 0.0):
         return [_growth(numbers, lengths, float(line[0]), float(line[-1]))]
     exact = [_exact_cut(lengths, cut * per_block, 2 * per_block) for cut in cuts]
     return _changes(numbers, lengths, exact)
@@ -247,6 +253,16 @@ def _is_change(blocks: Array, cuts: Sequence[int], place: int) -> bool:
     before, after = (np.median(blocks[a:b]) for a, b in list(pairwise(edges))[place : place + 2])
     spread = scatter_of(blocks - _stairs(blocks, cuts))
     return bool(abs(after - before) >= max(_TUNING.level * before, _TUNING.level_scatters * float(spread)))
+
+
+def _is_sharp(blocks: Array, cuts: Sequence[int], place: int) -> bool:
+    """Whether most of a change of level happens within the few blocks around it. Along a line, little does."""
+    start, cut, stop = [0, *cuts, len(blocks)][place : place + 3]
+    near = _TUNING.fewest_blocks
+    whole = np.median(blocks[cut:stop]) - np.median(blocks[start:cut])
+    return bool(
+        np.median(blocks[cut : cut + near]) - np.median(blocks[cut - near : cut]) >= _TUNING.sharp * whole
+    )
 
 
 def _stairs(blocks: Array, cuts: Sequence[int]) -> Array:
