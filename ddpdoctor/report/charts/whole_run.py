@@ -40,7 +40,7 @@ class WholeRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_parts(diagnosis: Diagnosis) -> dict[str, float]:
-    """Seconds by part of the run, in the order of the run; they add up to its wall time, but for the smallest. Empty where that is not known."""
+    """Seconds by part of the run, in its order, without the smallest; together its wall time. Empty where that is not known."""
     wall_s = words.number_fact(diagnosis, "run.wall_s")
     if wall_s is None or wall_s < LEAST:
         return {}
