@@ -269,7 +269,7 @@ class LiveRank:
         for each in sorted(self.lengths):
             seen += self.lengths[each]
             if seen >= half:
-                return 2.0 ** (each / _CLASSES)
+                return float(2.0 ** (each / _CLASSES))
         return None
 
     def since_last_step_s(self) -> float | None:
