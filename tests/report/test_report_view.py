@@ -290,14 +290,18 @@ def test_step_times_mark_what_the_account_of_the_run_names():
     assert marks["change"].path.count("M") == 1 and marks["rhythm"].path.count("M") == 3
 
 
+def test_parts_that_exceed_the_wall_time_stay_within_the_bar():
+    run = samples.RUN | {"start_s": 39.0, "end_s": 1e300, "pauses_s": -3.0}
+    segments = page(replace(samples.minimal(), facts={"run": run})).whole_run.segments
+    assert sum(part.width for part in segments) == pytest.approx(100.0, abs=0.1)
+
+
 def test_growth_is_a_line_from_the_first_to_the_last_step():
     series = Series(steps=[0, 1, 2], ranks=[0], step_ms=[[50.0, 75.0, 100.0]])
     grows = {"steps": [0, 2], "total_s": 1.0, "before_ms": 50.0, "after_ms": 100.0}
     chart = page(replace(samples.minimal(), series=series, facts={"run": {"growth": grows}})).step_times
     assert chart.marks[0].label == "growing: 50.0 ms → 100 ms"
-    assert chart.marks[0].path == chart.lines[0].path.replace("h2", "").replace(
-        "L500 " + chart.lines[0].path.split("L500 ")[1].split("L")[0], ""
-    )
+    assert chart.lines[0].path == "M0 537h2L500 306L1000 74" and chart.marks[0].path == "M0 537L1000 74"
 
 
 @pytest.mark.parametrize(
