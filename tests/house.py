@@ -76,6 +76,7 @@ DOORS = {
     ("diagnose", "ddpdoctor.report"): "how a notebook shows a diagnosis, and its figures",
     ("report", "ddpdoctor.measure.facts"): "the types of the facts that a Diagnosis is made of",
     ("report", "ddpdoctor.measure.places"): "the lines of code that findings name",
+    ("report", "ddpdoctor.measure.runfacts"): "the pauses and changes of a run, which charts mark",
     (
         "report",
         "ddpdoctor.measure.numerics",

@@ -34,7 +34,7 @@ from ddpdoctor.rundir import Standstill, read_stops
 from ddpdoctor.rundir.ends import job_end
 from ddpdoctor.rundir.fault_text import innermost_frame, says_gil_is_held
 from ddpdoctor.rundir.stops import RankStop, launches_of
-from ddpdoctor.telemetry import RECENT_STEPS, LiveRun, step_ms
+from ddpdoctor.telemetry import RECENT_STEPS, LiveRun, run_so_far, step_ms
 
 SPARK_STEPS = 50
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -78,7 +78,7 @@ def frame(
         _verdict(verdict, run.over),
     ]
     if run.ranks:
-        parts += [Text(""), _pace(run), *_sparkline(run), *phase_bar(run), Text("")]
+        parts += [Text(""), _pace(run), *_whole_run(run), *_sparkline(run), *phase_bar(run), Text("")]
         parts.append(rank_table(run, view, now or {}))
         more = len(run.ranks) - MOST_ROWS
         if more > 0:
@@ -174,6 +174,20 @@ def _pace(run: LiveRun) -> Text:
     if rate is not None:
         pieces.append(f"{words.significant(rate)} samples/s")
     return Text(" · ".join(pieces) + f"   (newest {RECENT_STEPS} steps)" * bool(times))
+
+
+def _whole_run(run: LiveRun) -> list[Text]:
+    """Where the wall time went so far."""
+    found = run_so_far(run)
+    if found is None:
+        return []
+    parts = " + ".join(
+        f"{words.part(part)} {whole_seconds(value)}" for part, value in found.parts_s.items() if value >= 0.5
+    )
+    so_far = "" if run.over else " so far"
+    return [
+        Text(f"run{so_far}: {whole_seconds(found.wall_s)} = {parts}; goodput {words.percent(found.goodput)}")
+    ]
 
 
 def _sparkline(run: LiveRun) -> list[Text]:

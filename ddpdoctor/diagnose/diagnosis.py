@@ -265,7 +265,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
         return notebook_html(self)
 
     def figures(self) -> dict[str, go.Figure]:
-        """The report's charts as plotly figures, by name: ``waterfall``, ``breakdown``, ``step_times``, ``lateness``,
+        """The report's charts as plotly figures, by name: ``waterfall``, ``run``, ``breakdown``, ``step_times``, ``lateness``,
         ``timeline``, ``bandwidth``, ``telemetry_...``; only those with data.
 
         Raises DdpDoctorError if plotly is not installed (the extra ``ddpdoctor[plot]``).

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddpdoctor.diagnose.diagnosis import RUNNING, Diagnosis, Finding
-from ddpdoctor.measure.taxonomy import PARTS
+from ddpdoctor.measure.taxonomy import PARTS, Part
 from ddpdoctor.report import words
+from ddpdoctor.report.charts.whole_run import run_parts
 from ddpdoctor.report.compare_settings import Change, other_changes, sizes
 
 COMPARISON_SCHEMA = "ddpdoctor.comparison/1"
@@ -57,6 +58,10 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     p95_ms: float | None
     """Mean and p95 of the measured steps, on the critical path."""
     samples_per_s: float | None
+    wall_s: float | None
+    """Wall time of the whole run."""
+    goodput: float | None
+    """Share of it that the steps would take if each took the usual time."""
 
 
 class Ratio(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +84,14 @@ class PartChange(msgspec.Struct, frozen=True, kw_only=True):
     after_share: float | None
     before_ms: float | None
     after_ms: float | None
+
+
+class RunPartChange(msgspec.Struct, frozen=True, kw_only=True):
+    """One part of the wall time of the whole run."""
+
+    part: str
+    before_s: float
+    after_s: float
 
 
 class FindingChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +123,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     ratio: Ratio | None
     differences: list[Change]
     """Differences that make the jobs incomparable: world size, batch size or device."""
+    run: list[RunPartChange]
+    """The wall time of the runs by part; empty unless both were accounted for."""
     breakdown: list[PartChange]
     findings: list[FindingChange]
     changes: list[Change]
@@ -153,6 +168,7 @@ def compare(before: Diagnosis, after: Diagnosis) -> Comparison:
         after=sides[1],
         ratio=ratio,
         differences=differences,
+        run=_run(before, after),
         breakdown=_breakdown(before, after),
         findings=findings,
         changes=other_changes(before, after),
@@ -211,6 +227,8 @@ def _side(diagnosis: Diagnosis, times_ms: NDArray[np.float64]) -> Side:
         mean_ms=steps.mean_ms,
         p95_ms=steps.p95_ms,
         samples_per_s=steps.samples_per_s,
+        wall_s=words.number_fact(diagnosis, "run.wall_s"),
+        goodput=words.number_fact(diagnosis, "run.goodput"),
     )
 
 
@@ -295,6 +313,17 @@ def _breakdown(before: Diagnosis, after: Diagnosis) -> list[PartChange]:
             )
         )
     return rows
+
+
+def _run(before: Diagnosis, after: Diagnosis) -> list[RunPartChange]:
+    old, new = run_parts(before), run_parts(after)
+    if not old or not new:
+        return []
+    return [
+        RunPartChange(part=part, before_s=old.get(part, 0.0), after_s=new.get(part, 0.0))
+        for part in (*words.RUN_LABELS, Part.OTHER)
+        if part in old or part in new
+    ]
 
 
 _ONE_SIDED = {"resolved": "before only", "new": "after only"}

@@ -77,6 +77,7 @@ def grids(comparison: Comparison) -> list[Grid]:
     """The tables of a comparison, as text; empty ones are omitted."""
     found = [
         Grid("Steps", ["", "before", "after", "change"], _step_rows(comparison.before, comparison.after)),
+        Grid("The whole run", ["", "before", "after", "change"], _run_rows(comparison)),
         Grid(
             "Critical path, per step",
             ["", "before", "after", "change"],
@@ -119,6 +120,23 @@ def _step_rows(before: Side, after: Side) -> list[list[str]]:
     if old is not None or new is not None:
         rows.append(["samples per second", _number(old), _number(new), _percent(old, new)])
     return [*rows, ["steps measured", f"{before.steps_measured:,}", f"{after.steps_measured:,}", ""]]
+
+
+def _run_rows(comparison: Comparison) -> list[list[str]]:
+    if not comparison.run:
+        return []
+    before, after = comparison.before, comparison.after
+    times = [("wall time", before.wall_s, after.wall_s)]
+    times += [(words.part(row.part), row.before_s, row.after_s) for row in comparison.run]
+    rows = [
+        [name, *(words.milliseconds(_ms(value)) for value in (old, new)), _difference(_ms(old), _ms(new))]
+        for name, old, new in times
+    ]
+    return [["goodput", words.percent(before.goodput), words.percent(after.goodput), ""], *rows]
+
+
+def _ms(value_s: float | None) -> float | None:
+    return None if value_s is None else 1e3 * value_s
 
 
 def _finding_row(row: FindingChange, comparison: Comparison) -> list[str]:

@@ -82,6 +82,10 @@ class HistoryRun(msgspec.Struct, frozen=True, kw_only=True):
     median_ms: float | None
     interval_ms: tuple[float, float] | None
     """95 % confidence interval of the median; null with too few steps."""
+    wall_s: float | None
+    """Wall time of the whole run, in seconds."""
+    goodput: float | None
+    """Share of it that the steps would take if each took the usual time."""
     healthy: bool
     headline: str
     rule: str | None
@@ -301,6 +305,8 @@ def _run(source: str, diagnosis: Diagnosis) -> HistoryRun:
         commit=next((found for name in COMMITS if (found := diagnosis.job.environment.get(name))), None),
         median_ms=None if middle is None else middle[0],
         interval_ms=None if middle is None else middle[1],
+        wall_s=words.number_fact(diagnosis, "run.wall_s"),
+        goodput=words.number_fact(diagnosis, "run.goodput"),
         healthy=diagnosis.healthy,
         headline=diagnosis.verdict.headline,
         rule=diagnosis.verdict.rule,

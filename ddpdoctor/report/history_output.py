@@ -47,6 +47,7 @@ def print_history(history: History, console: Console) -> None:
 def grid_of(job: JobHistory) -> Grid:
     """The runs as a table of text; the first run after a change is marked."""
     changed = {change.first: change for change in job.changes}
+    is_accounted = any(run.wall_s is not None for run in job.runs)
     rows = []
     for index, run in enumerate(job.runs):
         change = changed.get(index)
@@ -56,11 +57,19 @@ def grid_of(job: JobHistory) -> Grid:
                 (run.started or "time unknown").replace("T", " ")[:16],
                 (run.commit or "")[:_COMMIT],
                 words.milliseconds(run.median_ms) + _interval(run),
+                *(_whole_run(run) if is_accounted else ()),
                 "healthy" if run.healthy else run.rule or "no verdict",
                 mark,
             ]
         )
-    return Grid("Runs", ["started (UTC)", "commit", "median step", "verdict", ""], rows)
+    of_run = ("wall time", "goodput") if is_accounted else ()
+    return Grid("Runs", ["started (UTC)", "commit", "median step", *of_run, "verdict", ""], rows)
+
+
+def _whole_run(run: HistoryRun) -> tuple[str, str]:
+    if run.wall_s is None:
+        return words.NO_COST, words.NO_COST
+    return words.seconds(run.wall_s), words.percent(run.goodput)
 
 
 def _interval(run: HistoryRun) -> str:

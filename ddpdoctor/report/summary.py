@@ -120,24 +120,6 @@ def steps_measured(steps: Steps) -> str:
     return f"{steps.measured:,} of {words.count(steps.count, 'step')} measured{text}"
 
 
-_RUN_PARTS = {
-    "start_s": "start",
-    "earlier_attempts_s": "earlier attempts",
-    "preparation_s": "preparation",
-    "first_batch_s": "first batch",
-    "warm_up_s": "warm-up",
-    "steps_s": "steps",
-    "some_steps_s": "every n-th step",
-    "epochs_s": "epoch boundaries",
-    "evaluation_s": "evaluation",
-    "checkpoint_s": "checkpoints",
-    "pauses_s": "pauses",
-    "suspended_s": "suspended",
-    "profiler_s": "profiler",
-    "unrecorded_s": "not recorded",
-    "end_s": "end",
-}
-"""Facts of ``run``, in order, as the line on the run names them; together they are the whole wall time."""
 _LEAST_PART = 0.01
 """Share of the wall time from which a part is named; the rest is "other"."""
 
@@ -148,7 +130,10 @@ def run_line(diagnosis: Diagnosis) -> str:
     wall_s = words.number_fact(diagnosis, "run.wall_s")
     if wall_s is None or wall_s <= 0:
         return ""
-    parts = {label: words.number_fact(diagnosis, f"run.{name}") or 0.0 for name, label in _RUN_PARTS.items()}
+    parts = {
+        label: words.number_fact(diagnosis, f"run.{name}_s") or 0.0
+        for name, label in words.RUN_LABELS.items()
+    }
     named = {label: value for label, value in parts.items() if value >= _LEAST_PART * wall_s}
     other_s = wall_s - sum(named.values())
     if other_s >= _LEAST_PART * wall_s:

@@ -16,6 +16,7 @@ from ddpdoctor.report.charts.lines import LineChart, line_chart
 from ddpdoctor.report.charts.telemetry import telemetry
 from ddpdoctor.report.charts.timeline import TimelineChart, timeline
 from ddpdoctor.report.charts.waterfall import WaterfallRow, waterfall
+from ddpdoctor.report.charts.whole_run import WholeRun, whole_run
 from ddpdoctor.report.experiment_view import ExperimentView, experiment_view
 from ddpdoctor.report.figures.specs import InteractiveData, interactive_data
 from ddpdoctor.report.finding_view import FindingView, Prose, finding_views, first_rows
@@ -47,6 +48,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     findings: list[FindingView]
     more_findings: str
     """How many findings are not shown, in a sentence; "" if all are."""
+    whole_run: WholeRun | None
     breakdown: Breakdown | None
     step_times: LineChart | None
     lateness: HeatMap | None
@@ -101,6 +103,7 @@ def page(diagnosis: Diagnosis, data: InteractiveData | None = None) -> Page:
         waterfall=waterfall(diagnosis),
         findings=findings,
         more_findings=first_rows(diagnosis.findings, "finding")[1],
+        whole_run=whole_run(diagnosis),
         breakdown=breakdown(diagnosis),
         step_times=line_chart(data.times),
         lateness=lateness(data.late),

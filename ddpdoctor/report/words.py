@@ -33,6 +33,24 @@ _NOT_ENDED = {
     "unknown": "has no recorded end",
 }
 """By ``end`` of the job."""
+RUN_LABELS = {
+    "start": "start",
+    "earlier_attempts": "earlier attempts",
+    "preparation": "preparation",
+    "first_batch": "first batch",
+    "warm_up": "warm-up",
+    "steps": "steps",
+    "some_steps": "every n-th step",
+    "epochs": "epoch boundaries",
+    "evaluation": "evaluation",
+    "checkpoint": "checkpoint",
+    "pauses": "pauses",
+    "suspended": "suspended",
+    "profiler": "profiler",
+    "unrecorded": "not recorded",
+    "end": "end",
+}
+"""Names of the parts of the run, in order: the facts ``run.NAME_s``."""
 PART_LABELS: dict[str, str] = {
     Part.DATA_WAIT: "waiting for data",
     Part.H2D: "copy to device",
@@ -46,8 +64,9 @@ PART_LABELS: dict[str, str] = {
     Component.FORWARD: "forward",
     Component.BACKWARD: "backward",
     Component.OPTIMIZER: "optimizer",
+    **RUN_LABELS,
 }
-"""Names of the parts of the breakdown and of the kinds of spans in reports."""
+"""Names of the parts of the breakdown, of the kinds of spans and of the parts of the run in reports."""
 
 RECORDINGS = {
     "host-log": "The step logs",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.deferred import deferred
 
 if TYPE_CHECKING:
+    from .goodput import RunSoFar, run_so_far
     from .host import HOST_FIELDS, HostSampler
     from .live import RECENT_STEPS, LivePhase, LiveRank, LiveRun, data_wait_ms, phase_shares, step_ms
     from .nvml import NvmlSampler
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __getattr__ = deferred(
     __name__,
     {
+        "goodput": "RunSoFar run_so_far",
         "host": "HOST_FIELDS HostSampler",
         "live": "LivePhase LiveRank LiveRun RECENT_STEPS data_wait_ms phase_shares step_ms",
         "nvml": "NvmlSampler",

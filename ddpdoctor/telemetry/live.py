@@ -6,9 +6,10 @@ Each refresh reads files from where the last one ended, so its cost does not gro
 from __future__ import annotations
 
 import bisect
+import math
 import statistics
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -44,6 +45,8 @@ RECENT_STEPS = 20
 _SILENT_S, _SILENT_STEPS = 10.0, 10
 """``watch`` warns if no step was finished for so many seconds and so many times the usual step time."""
 
+_CLASSES = 50
+"""Classes of step times from one time to twice as much."""
 LOOK_BYTES = 8 << 20
 """Most bytes read of a file at a refresh. Of a longer backlog, as at first, only the end is read."""
 
@@ -226,6 +229,14 @@ class LiveRank:
     """Steps whose events were recorded: in jobs with short steps one block in up to 64."""
     ended: bool = False
     """Whether its process group was destroyed, or its process ended without an error."""
+    joined_ns: int | None = None
+    """Epoch ns at which its process group was there."""
+    is_restarted: bool = False
+    """Whether an elastic launcher had started it before."""
+    first_ms: float | None = None
+    """Length of step 0, which includes the preparation; None if it was not read."""
+    lengths: Counter[int] = field(default_factory=Counter)
+    """Number of steps by :func:`_length_class`."""
 
     @property
     def steps_total(self) -> int:
@@ -243,10 +254,23 @@ class LiveRank:
             if step is not None:
                 self.steps.append(step)
                 self.ended = False
+                if step.number == 0:
+                    self.first_ms = step.duration_ms
+                elif step.duration_ms > 0:
+                    self.lengths[_length_class(step.duration_ms)] += 1
                 if step.full:
                     self.in_full.append(step)
             elif line.end:
                 self.ended = True
+
+    def usual_ms(self) -> float | None:
+        """Median step time over all steps that were read, without step 0, within 1 %; None without steps."""
+        half, seen = sum(self.lengths.values()) / 2, 0
+        for each in sorted(self.lengths):
+            seen += self.lengths[each]
+            if seen >= half:
+                return float(2.0 ** (each / _CLASSES))
+        return None
 
     def since_last_step_s(self) -> float | None:
         """Seconds since the end of the newest step, by this machine's clock; None before the first one and after the rank's end."""
@@ -266,6 +290,11 @@ class LiveRank:
         """Seconds since the end of the newest step recorded in full, by this machine's clock; None if there is none."""
         recent = self.recent_in_full(1)
         return age_s(recent[0].end_ns) if recent else None
+
+
+def _length_class(length_ms: float) -> int:
+    """Steps of about the same length, within 1 %, are of one class."""
+    return round(_CLASSES * math.log2(length_ms))
 
 
 def age_s(moment_ns: int) -> float:
@@ -318,7 +347,12 @@ class LiveRun:
         self._folders.add(folder.name)
         self.lateness = Lateness()
         self.ranks[rank] = LiveRank(
-            rank, str(info.get("host") or ""), info.get("pid"), FileTail(folder / STEPS_FILE)
+            rank,
+            str(info.get("host") or ""),
+            info.get("pid"),
+            FileTail(folder / STEPS_FILE),
+            joined_ns=info.get("started_ns"),
+            is_restarted=bool(info.get("attempt")),
         )
         self.ranks = dict(sorted(self.ranks.items()))
 

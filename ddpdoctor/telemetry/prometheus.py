@@ -15,6 +15,7 @@ from typing import Any
 
 from ddpdoctor.plain import plain_lines
 
+from .goodput import run_so_far
 from .live import RECENT_STEPS, Lateness, LiveRank, LiveRun, age_s, data_wait_ms, step_ms
 from .scrapes import Scrapes
 
@@ -39,15 +40,21 @@ HOST_METRICS: Mapping[str, str] = {
     "ddpdoctor_host_io_wait_ratio": "CPU time in which the host waits for disks, 0 to 1.",
     "ddpdoctor_host_memory_used_bytes": "Memory of the host in use.",
 }
+RUN_METRICS: Mapping[str, str] = {
+    "ddpdoctor_goodput_ratio": (
+        "Share of the wall time so far that the steps so far would take if each took the usual time, 0 to 1."
+    ),
+    "ddpdoctor_run_seconds": "Wall time since the launcher's start by part, mean over the ranks of the host.",
+}
 GPU_METRICS: Mapping[str, str] = {
     "ddpdoctor_gpu_utilization_ratio": "Time in which the GPU ran any kernel, 0 to 1 (NVML).",
     "ddpdoctor_gpu_memory_used_bytes": "GPU memory in use (NVML).",
     "ddpdoctor_gpu_power_watts": "Power that the GPU draws (NVML).",
     "ddpdoctor_gpu_temperature_celsius": "Temperature of the GPU (NVML).",
 }
-METRICS = {**RANK_METRICS, **HOST_METRICS, **GPU_METRICS}
+METRICS = {**RANK_METRICS, **RUN_METRICS, **HOST_METRICS, **GPU_METRICS}
 """Help text by metric. Names that end in ``_total`` are counters, the others gauges. Labels: ``host`` and ``rank`` for ranks, ``host``
-and ``gpu`` (NVML's index) for GPUs, ``host`` for the others."""
+and ``gpu`` (NVML's index) for GPUs, ``host`` and ``part`` for the parts of the run, ``host`` for the others."""
 
 Sample = tuple[str, dict[str, str], float | None]
 
@@ -76,6 +83,11 @@ def _samples(run: LiveRun, host: str) -> Iterator[Sample]:
             used = processes.get(str(live.rank)) or {}
             yield from _rank_samples(live, late, used)
     where, machine = {"host": host}, sample.get("host") or {}
+    so_far = run_so_far(run, host)
+    if so_far is not None:
+        yield "ddpdoctor_goodput_ratio", where, so_far.goodput
+        for part, seconds in so_far.parts_s.items():
+            yield "ddpdoctor_run_seconds", {**where, "part": part}, seconds
     yield "ddpdoctor_samples_per_second", where, run.samples_per_s(RECENT_STEPS, host)
     yield "ddpdoctor_host_cpu_ratio", where, _scaled(machine.get("cpu_percent"), 0.01)
     yield "ddpdoctor_host_io_wait_ratio", where, _scaled(machine.get("iowait_percent"), 0.01)

@@ -41,6 +41,7 @@ def test_a_finished_run_is_shown_once():
     assert "ended after" in out and "exit code 0" in out
     assert out.count("Rank 1 waits") == 1 and "verdict so far" not in out
     assert re.search(r"2 ranks · 100 steps done · [\d.]+ ms per step · \d+ samples/s", out)
+    assert re.search(r"^run: \d+ s = start \d+ s \+ .*goodput +\d+ %", out, re.MULTILINE | re.DOTALL)
     assert re.search(r"^ +1 +99 +[\d.]+ ms +[\d.]+ ms +[\d.]+ ms", out, re.MULTILINE)
 
 

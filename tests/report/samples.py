@@ -42,6 +42,28 @@ NOT_ENDED = {
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&<!--"
 
 
+RUN = {
+    "wall_s": 40.0,
+    "goodput": 0.15,
+    "start_s": 9.0,
+    "preparation_s": 4.0,
+    "steps_s": 6.99,
+    "some_steps_s": 1.0,
+    "pauses_s": 8.0,
+    "profiler_s": 0.01,
+    "end_s": 11.0,
+    "pause": {
+        "steps": [50, 100],
+        "total_s": 8.0,
+        "where": [{"file": "/home/alice/work/train.py", "line": 61, "function": "refresh_cache"}],
+    },
+    "rhythm": {"steps": [20, 30, 40], "total_s": 1.0, "every": 10},
+    "change": {"steps": [60, 127], "total_s": 0.5, "before_ms": 51.0, "after_ms": 62.0},
+    "growth": None,
+}
+"""Facts of a run with two pauses, a rhythm and a change."""
+
+
 def unhealthy() -> Diagnosis:
     """Two ranks; rank 1 waits for data, and there is a barrier."""
     rng = random.Random(7)
@@ -153,7 +175,11 @@ def unhealthy() -> Diagnosis:
             )
             for field, unit, base in (("cpu", "percent", 42.0), ("memory_used", "bytes", 6e9))
         ],
-        facts={"late": {"data": {"ms_per_step": 44.8, "share": 0.87}}, "loader": {"num_workers": 0}},
+        facts={
+            "late": {"data": {"ms_per_step": 44.8, "share": 0.87}},
+            "loader": {"num_workers": 0},
+            "run": RUN,
+        },
     )
 
 

@@ -225,6 +225,27 @@ def test_the_breakdown_is_in_milliseconds_per_step():
     assert set(rows) == {"compute", "comm_transfer"}
 
 
+def with_run(made, **more):
+    return msgspec.structs.replace(made, facts={**made.facts, "run": samples.RUN | more})
+
+
+def test_the_whole_runs_are_compared_by_their_parts():
+    shorter = {"wall_s": 34.0, "pauses_s": None, "warm_up_s": 2.0, "goodput": 0.18}
+    result = compare(with_run(diagnosis()), with_run(diagnosis(), **shorter))
+    rows = {row.part: (row.before_s, row.after_s) for row in result.run}
+    assert rows["pauses"] == (8.0, 0.0) and rows["warm_up"] == (0.0, 2.0) and rows["end"] == (11.0, 11.0)
+    table = {row[0]: row[1:] for row in grids(result)[1].rows}
+    assert table["goodput"] == ["15 %", "18 %", ""]
+    assert table["wall time"] == ["40.0 s", "34.0 s", "-6.00 s"]
+    assert table["pauses"] == ["8.00 s", "0 ms", "-8.00 s"]
+
+
+def test_a_run_accounted_for_on_one_side_only_is_not_compared():
+    result = compare(with_run(diagnosis()), diagnosis())
+    assert result.run == [] and result.before.goodput == 0.15 and result.after.goodput is None
+    assert "The whole run" not in [grid.title for grid in grids(result)]
+
+
 def test_differing_settings_are_listed_without_variables_of_each_run():
     old, new = samples.unhealthy(), samples.unhealthy()
     names = [

@@ -26,7 +26,7 @@ from ddpdoctor.report.figures.spec import light_colours, text, with_colours
 from ddpdoctor.report.figures.specs import figure_specs, interactive_data
 from ddpdoctor.report.view import page
 
-UNHEALTHY = ["waterfall", "breakdown", "step_times", "lateness", "timeline", "bandwidth"]
+UNHEALTHY = ["waterfall", "run", "breakdown", "step_times", "lateness", "timeline", "bandwidth"]
 
 
 def strings(value):
@@ -57,7 +57,12 @@ def test_figures_and_report_show_the_same_numbers():
     diagnosis = samples.unhealthy()
     specs, shown = figure_specs(diagnosis), page(diagnosis)
     lines = {trace["name"]: trace["y"] for trace in specs["step_times"]["data"]}
-    assert list(lines) == [line.name for line in shown.step_times.lines] == ["rank 0", "rank 1"]
+    assert list(lines)[:2] == [line.name for line in shown.step_times.lines] == ["rank 0", "rank 1"]
+    assert list(lines)[2:] == [mark.label for mark in shown.step_times.marks]
+    run = {trace["name"]: trace["x"] for trace in specs["run"]["data"]}
+    assert run["pauses (steps 50 and 100, train.py:61)"] == [8.0] and len(run) == len(
+        shown.whole_run.segments
+    )
     assert lines["rank 1"] == pytest.approx(diagnosis.series.step_ms[1], rel=1e-4)
     heat = specs["lateness"]["data"][0]
     assert heat["y"] == ["rank 0", "rank 1"] and heat["x"] == diagnosis.series.steps
@@ -174,7 +179,7 @@ def test_a_shared_cell_shows_the_largest_lateness():
 
 def test_figures_are_written_as_files(tmp_path):
     files = write_figures(samples.unhealthy(), tmp_path / "new" / "folder")
-    assert [file.name for file in files][:3] == ["figures.html", "waterfall.json", "breakdown.json"]
+    assert [file.name for file in files][:3] == ["figures.html", "waterfall.json", "run.json"]
     for file in files[1:]:
         assert set(json.loads(file.read_text())) == {"data", "layout"}
     assert write_figures(samples.minimal(), tmp_path / "none") == [] and not (tmp_path / "none").exists()

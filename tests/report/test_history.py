@@ -12,7 +12,7 @@ from rich.console import Console
 from test_compare import diagnosis
 
 from ddpdoctor.report.history import Unread, history
-from ddpdoctor.report.history_output import print_history, write_history_html, write_history_json
+from ddpdoctor.report.history_output import grid_of, print_history, write_history_html, write_history_json
 
 DAY_NS = 86_400 * 10**9
 
@@ -129,6 +129,18 @@ def test_the_history_is_in_all_outputs(tmp_path):
     write_history_html(told, tmp_path / "h.html")
     page = (tmp_path / "h.html").read_text()
     assert "Content-Security-Policy" in page and "from here" in page and "<script" not in page
+
+
+def test_wall_time_and_goodput_are_kept_and_shown_where_known():
+    source, made = run(1, 50.0)
+    accounted = msgspec.structs.replace(made, facts={**made.facts, "run": samples.RUN})
+    (job,) = history([(source, accounted), run(2, 50.0)], last=5).jobs
+    assert [(each.wall_s, each.goodput) for each in job.runs] == [(40.0, 0.15), (None, None)]
+    grid = grid_of(job)
+    assert grid.head[3:5] == ["wall time", "goodput"]
+    assert [row[3:5] for row in grid.rows] == [["40.0 s", "15 %"], ["–", "–"]]
+    (job,) = history([run(2, 50.0)], last=5).jobs
+    assert "goodput" not in grid_of(job).head
 
 
 @pytest.mark.parametrize(("newest_ms", "word"), [(60.0, "slower"), (50.0, "not clearly slower")])

@@ -87,13 +87,23 @@ def test_every_part_has_words_and_colours(part):
     assert len(set(terminal.PART_LETTERS.values())) == len(PARTS) and part in terminal.PART_LETTERS
 
 
+STEP = [part for part in PARTS if part != Part.COMM_WAIT]
+"""Waiting is hatched, so its shape tells it apart whatever its colour."""
+RUN = ["start", "preparation", "first_batch", "steps", "pauses", "end"]
+"""The parts of most runs."""
+
+
+@pytest.mark.parametrize("part", words.RUN_LABELS)
+def test_every_part_of_the_run_has_colours(part):
+    assert all(part in colours for colours in SCHEMES.values())
+    assert f".p-{part}{{fill:var(--{part})}}" in CSS
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("blindness", BLINDNESS)
-def test_parts_stay_apart(scheme, blindness):
-    colours = {
-        part: lab(SCHEMES[scheme][part], BLINDNESS[blindness]) for part in PARTS if part != Part.COMM_WAIT
-    }
-    # Waiting is hatched, so its shape tells it apart whatever its colour.
+@pytest.mark.parametrize("parts", [STEP, RUN])
+def test_parts_stay_apart(scheme, blindness, parts):
+    colours = {part: lab(SCHEMES[scheme][part], BLINDNESS[blindness]) for part in parts}
     for one, other in itertools.combinations(colours, 2):
         distance = sum((a - b) ** 2 for a, b in zip(colours[one], colours[other], strict=True)) ** 0.5
         assert distance >= DISTANCE_LEAST, (one, other, round(distance, 1))

@@ -255,6 +255,78 @@ def test_one_huge_step_does_not_flatten_the_others():
     assert chart.y_ticks[-1].label == "80 ms"
 
 
+def test_the_whole_run_is_one_bar_to_scale():
+    view = page(samples.unhealthy())
+    chart = view.whole_run
+    assert [part.label for part in chart.segments] == [
+        "start 9.00 s (22 %)",
+        "preparation 4.00 s (10 %)",
+        "steps 6.99 s (17 %)",
+        "every n-th step 1.00 s (2.5 %): every 10th step",
+        "pauses 8.00 s (20 %): steps 50 and 100, train.py:61",
+        "end 11.0 s (28 %)",
+    ]
+    widths = [part.width for part in chart.segments]
+    assert sum(widths) == pytest.approx(100.0, abs=0.1)
+    assert [part.x for part in chart.segments[1:]] == pytest.approx(
+        [sum(widths[: n + 1]) for n in range(len(widths) - 1)], abs=0.1
+    )
+    assert [(tick.at, tick.label) for tick in chart.ticks][:2] == [(0.0, "0 s"), (25.0, "10 s")]
+    assert chart.goodput.startswith("Goodput 15 %: ")
+    assert page(samples.healthy()).whole_run is None
+    for part in view.run.removeprefix("Run: 40.0 s = ").split("; ")[0].split(" + "):
+        assert any(label.startswith(part) for label in (each.label for each in chart.segments)), part
+
+
+def test_step_times_mark_what_the_account_of_the_run_names():
+    marks = {mark.kind: mark for mark in page(samples.unhealthy()).step_times.marks}
+    assert {kind: mark.label for kind, mark in marks.items()} == {
+        "pause": "steps 50 and 100: 8.00 s longer together (train.py:61)",
+        "rhythm": "every 10th step: 1.00 s longer together",
+        "change": "from step 60 on: 51.0 ms → 62.0 ms",
+    }
+    first, last = (round(1000 * (step - 10) / 117) for step in (50, 100))
+    assert marks["pause"].path == f"M{first} 1000L{first} 0M{last} 1000L{last} 0"
+    assert marks["change"].path.count("M") == 1 and marks["rhythm"].path.count("M") == 3
+
+
+def test_parts_that_exceed_the_wall_time_stay_within_the_bar():
+    run = samples.RUN | {"start_s": 39.0, "end_s": 1e300, "pauses_s": -3.0}
+    segments = page(replace(samples.minimal(), facts={"run": run})).whole_run.segments
+    assert sum(part.width for part in segments) == pytest.approx(100.0, abs=0.1)
+
+
+def test_growth_is_a_line_from_the_first_to_the_last_step():
+    series = Series(steps=[0, 1, 2], ranks=[0], step_ms=[[50.0, 75.0, 100.0]])
+    grows = {"steps": [0, 2], "total_s": 1.0, "before_ms": 50.0, "after_ms": 100.0}
+    chart = page(replace(samples.minimal(), series=series, facts={"run": {"growth": grows}})).step_times
+    assert chart.marks[0].label == "growing: 50.0 ms → 100 ms"
+    assert chart.lines[0].path == "M0 537h2L500 306L1000 74" and chart.marks[0].path == "M0 537L1000 74"
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        {"pause": {"steps": []}},
+        {"pause": {"steps": ["a"], "total_s": 1.0}},
+        {"pause": {"steps": [10**30], "total_s": 1.0}},
+        {"growth": 5},
+        [],
+        "run",
+    ],
+)
+def test_what_is_no_account_of_a_run_marks_nothing(run):
+    view = page(replace(samples.unhealthy(), facts={"run": run}))
+    assert view.whole_run is None and view.step_times.marks == []
+
+
+def test_a_rhythm_of_many_steps_is_one_line():
+    series = Series(steps=list(range(1000)), ranks=[0], step_ms=[[50.0] * 1000])
+    rhythm = {"steps": list(range(5, 1000, 5)), "total_s": 1.0, "every": 5}
+    chart = page(replace(samples.minimal(), series=series, facts={"run": {"rhythm": rhythm}})).step_times
+    assert chart.marks[0].path == "M5 1000L996 1000"
+
+
 def test_lateness_shows_the_late_rank_and_leaves_the_others_empty():
     chart = page(samples.unhealthy()).lateness
     assert [row.label for row in chart.rows] == ["0", "1"]

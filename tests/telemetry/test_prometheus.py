@@ -75,6 +75,8 @@ def test_every_metric_is_there_with_base_units(run):
     assert set(re.findall(r"^# TYPE (\w+)", text, re.MULTILINE)) == set(METRICS)
     assert 'ddpdoctor_steps_total{host="host1",rank="1"} 100.0' in text
     assert 'ddpdoctor_gpu_utilization_ratio{host="host1",gpu="0"} 0.97' in text
+    parts = re.findall(r'^ddpdoctor_run_seconds\{host="host1",part="(\w+)"\} ', text, re.MULTILINE)
+    assert parts[0] == "start" and "steps" in parts
     late = float(re.search(r'^ddpdoctor_late_seconds\{host="host1",rank="1"\} (.+)$', text, re.MULTILINE)[1])
     assert 0.02 < late < 0.06
 

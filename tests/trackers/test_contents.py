@@ -40,6 +40,11 @@ def test_each_rank_has_its_numbers_by_step():
             assert curve(run, f"breakdown_ms/{part}", f"rank_{rank:05d}").values == [ms]
     assert run.metrics["step/median_ms"] == diagnosis.steps.median_ms
     assert run.metrics["healthy"] == 0
+    assert (run.metrics["run/wall_s"], run.metrics["run/goodput"], run.metrics["run/pauses_s"]) == (
+        40.0,
+        0.15,
+        8.0,
+    )
     dearest = diagnosis.findings[0]
     assert run.metrics[f"cost_ms/{dearest.rule}"] == dearest.costs_ms_per_step
     assert run.tags["ddpdoctor.verdict"] == diagnosis.verdict.headline
@@ -80,7 +85,7 @@ def test_what_was_not_measured_is_not_there():
     assert curve(run, "step_ms", "rank_00001").steps == []
     assert curve(run, "step_ms", MEDIAN).values == [1.0, 3.0]
     assert not [each for each in run.curves if each.name == "late_ms"]
-    assert "step/median_ms" not in run.metrics
+    assert "step/median_ms" not in run.metrics and "run/goodput" not in run.metrics
 
 
 def test_anybodys_names_are_letters_for_a_tracker():

@@ -13,6 +13,7 @@ from ddpdoctor.report.charts.scale import (
     Numbers,
     Tick,
     finite_values,
+    index_of,
     index_ticks,
     mean,
     nice_ticks,
@@ -31,6 +32,8 @@ OUTLIERS = 3
 """Most lines named in addition to a median and its band."""
 UNIT = 1000
 """Side of the square of the paths' coordinates, which is stretched over the plot."""
+_RHYTHM_HEIGHT = 0.06
+"""Height of a mark of a rhythm, as a share of the chart's height: there may be many."""
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -49,6 +52,34 @@ class Column(msgspec.Struct, frozen=True):
     title: str
 
 
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands out in a chart: single points, a rhythm, a change or growth."""
+
+    kind: str
+    """"pause", "rhythm", "change" or "growth"."""
+    label: str
+    at: list[float]
+    """Places on the x axis, increasing."""
+    levels: tuple[float, float] | None = None
+    """Values at the first and the last place, which a line joins; without them, each place has a line of its own."""
+
+    def lines(self, top: float) -> list[tuple[float, float, float, float]]:
+        """The lines (x, y, x, y) in a chart with the axis from 0 to ``top``."""
+        if self.levels is not None:
+            (low, high), ends = self.levels, (self.at[0], self.at[-1])
+            return [(ends[0], min(low, top), ends[1], min(high, top))]
+        height = top * (_RHYTHM_HEIGHT if self.kind == "rhythm" else 1.0)
+        return [(place, 0.0, place, height) for place in self.at]
+
+
+class MarkPath(msgspec.Struct, frozen=True):
+    """A mark for the template: a path in a square of 1000 by 1000."""
+
+    kind: str
+    label: str
+    path: str
+
+
 class LineChart(msgspec.Struct, frozen=True, kw_only=True):
     """A chart for the template. Widths in per cent, heights in pixels."""
 
@@ -62,6 +93,7 @@ class LineChart(msgspec.Struct, frozen=True, kw_only=True):
     band: str | None = None
     band_label: str = ""
     columns: list[Column] = []
+    marks: list[MarkPath] = []
     notes: list[str] = []
 
 
@@ -97,6 +129,7 @@ class LineData(msgspec.Struct, frozen=True, kw_only=True):
     """Minimum and maximum of many lines; empty if each is drawn."""
     count: int
     """Number of all lines."""
+    marks: list[Mark] = []
 
     @property
     def band_label(self) -> str:
@@ -104,9 +137,12 @@ class LineData(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def line_data(
-    frame: ChartAxes, lines: Sequence[tuple[str, Numbers]], outliers: Sequence[str] = ()
+    frame: ChartAxes,
+    lines: Sequence[tuple[str, Numbers]],
+    outliers: Sequence[str] = (),
+    marks: Sequence[Mark] = (),
 ) -> LineData | None:
-    """``lines`` (name, one value per ``frame.x``) as they are drawn; None without any value.
+    """``lines`` (name, one value per ``frame.x``) as they are drawn, with the ``marks`` that lie within; None without any value.
 
     More lines than colours become a median with a band from minimum to maximum, and the lines named in ``outliers``.
     """
@@ -115,11 +151,12 @@ def line_data(
     full = [(name, values) for name, values in full if finite_values(values)]
     if not full:
         return None
+    within = [mark for mark in marks if frame.x[0] <= mark.at[0] and mark.at[-1] <= frame.x[-1]]
     if len(full) <= LINES:
-        return LineData(frame=frame, lines=full, count=len(full))
+        return LineData(frame=frame, lines=full, count=len(full), marks=within)
     low, high = _band([values for _, values in full], length)
     drawn = _median_and_outliers(full, outliers)
-    return LineData(frame=frame, lines=drawn, low=low, high=high, count=len(full))
+    return LineData(frame=frame, lines=drawn, low=low, high=high, count=len(full), marks=within)
 
 
 def line_chart(data: LineData | None) -> LineChart | None:
@@ -153,6 +190,7 @@ def line_chart(data: LineData | None) -> LineChart | None:
         band=_area(low, high, top) if data.low else None,
         band_label=data.band_label,
         columns=_columns(frame, data.lines),
+        marks=[MarkPath(mark.kind, mark.label, _mark_path(mark, frame.x, top)) for mark in data.marks],
         notes=notes,
     )
 
@@ -226,6 +264,13 @@ def _path(values: Numbers, top: float) -> str:
         pieces.append(f"L{point}" if pen_down else f"M{point}h2")
         pen_down = True
     return "".join(pieces)
+
+
+def _mark_path(mark: Mark, x: Sequence[float], top: float) -> str:
+    def point(at: float, value: float) -> str:
+        return f"{round(UNIT * index_of(x, at) / max(len(x) - 1, 1))} {round(UNIT * (1 - value / top))}"
+
+    return "".join(f"M{point(x0, y0)}L{point(x1, y1)}" for x0, y0, x1, y1 in mark.lines(top))
 
 
 def _area(low: Numbers, high: Numbers, top: float) -> str:

@@ -52,13 +52,17 @@ def index_ticks(numbers: Sequence[float], wanted: int = 5) -> list[Tick]:
         marks = [mark for mark in marks if mark == round(mark)]
     ticks = []
     for mark in marks:
-        after = min(bisect.bisect_left(numbers, mark), len(numbers) - 1)
-        before = max(after - 1, 0)
-        gap = numbers[after] - numbers[before]
-        index = after - ((numbers[after] - mark) / gap if gap > 0 else 0)
         label = f"{mark:,.0f}" if mark == round(mark) else f"{mark:,.10g}"
-        ticks.append(Tick(percent_of(index, width), label))
+        ticks.append(Tick(percent_of(index_of(numbers, mark), width), label))
     return ticks
+
+
+def index_of(numbers: Sequence[float], value: float) -> float:
+    """Where ``value`` is among the increasing ``numbers``: 1.5 is half-way between the second and the third."""
+    after = min(bisect.bisect_left(numbers, value), len(numbers) - 1)
+    before = max(after - 1, 0)
+    gap = numbers[after] - numbers[before]
+    return after - ((numbers[after] - value) / gap if gap > 0 else 0)
 
 
 def _tick_values(first: float, last: float, wanted: int) -> list[float]:

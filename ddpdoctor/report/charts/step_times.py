@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.report import words
-from ddpdoctor.report.charts.lines import ChartAxes, LineData, line_data
+from ddpdoctor.report.charts.lines import ChartAxes, LineData, Mark, line_data
 from ddpdoctor.report.charts.scale import finite_values
+from ddpdoctor.report.charts.whole_run import event_words, run_event
+
+_MOST_MARKED = 100
+"""Most steps of a rhythm that are marked one by one; of more, a line marks the first to the last one."""
 
 
 def step_time_data(diagnosis: Diagnosis) -> LineData | None:
@@ -27,7 +31,26 @@ def step_time_data(diagnosis: Diagnosis) -> LineData | None:
         are_means=True,
     )
     lines = [(rank_line(rank), row) for rank, row in zip(series.ranks, series.step_ms, strict=False)]
-    return line_data(frame, lines, outliers)
+    return line_data(frame, lines, outliers, _marks(diagnosis))
+
+
+def _marks(diagnosis: Diagnosis) -> list[Mark]:
+    """Single pauses, a rhythm, a change or growth of the step time, as far as the facts ``run`` have them."""
+    marks = []
+    for kind in ("pause", "rhythm", "change", "growth"):
+        event = run_event(diagnosis, kind)
+        if event is None:
+            continue
+        at: list[float] = sorted(event.steps)
+        levels = None
+        if kind == "growth":
+            levels = event.before_ms or 0.0, event.after_ms or 0.0
+        elif kind == "change":
+            at = at[:1]
+        elif len(at) > _MOST_MARKED:
+            at, levels = [at[0], at[-1]], (0.0, 0.0)
+        marks.append(Mark(kind=kind, label=event_words(event, kind), at=at, levels=levels))
+    return marks
 
 
 def rank_line(rank: int) -> str:

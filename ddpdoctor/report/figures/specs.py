@@ -19,6 +19,7 @@ from ddpdoctor.report.charts.step_times import step_time_data
 from ddpdoctor.report.charts.telemetry import telemetry_data
 from ddpdoctor.report.charts.timeline import StepData, kinds, lanes_of, merge, span_words, step_data
 from ddpdoctor.report.charts.waterfall import WaterfallData, waterfall_data
+from ddpdoctor.report.charts.whole_run import part_detail, run_parts
 from ddpdoctor.report.figures.spec import (
     WHOLE,
     Detail,
@@ -35,12 +36,20 @@ from ddpdoctor.report.figures.spec import (
 
 
 def figure_specs(diagnosis: Diagnosis) -> dict[str, Spec]:
-    """The figures for which the diagnosis has numbers, by name, in this order: ``waterfall``, ``breakdown``, ``step_times``,
-    ``lateness``, ``timeline``, ``bandwidth``, and ``telemetry_<quantity>`` for each quantity."""
+    """The figures for which the diagnosis has numbers, by name, in this order: ``waterfall``, ``run``, ``breakdown``,
+    ``step_times``, ``lateness``, ``timeline``, ``bandwidth``, and ``telemetry_<quantity>`` for each quantity."""
     found: dict[str, Spec] = {}
     bars_ms, parts = waterfall_data(diagnosis), breakdown_data(diagnosis)
     if bars_ms:
         found["waterfall"] = waterfall_figure(bars_ms)
+    parts_s = run_parts(diagnosis)
+    if parts_s:
+        details = [part_detail(diagnosis, part) for part in parts_s]
+        names = [
+            f"{words.part(part)}{words.in_parentheses(detail)}"
+            for part, detail in zip(parts_s, details, strict=True)
+        ]
+        found["run"] = run_figure(parts_s, names)
     if parts is not None:
         found["breakdown"] = breakdown_figure(parts)
     found |= interactive_specs(interactive_data(diagnosis), WHOLE)
@@ -109,6 +118,9 @@ SHADE_DIGITS = 3
 _DASHES = ("solid", "7px,2px", "3px,2px", "solid", "9px,3px,2px,3px", "solid")
 """Dashes of the lines by number, as in the report's style sheet."""
 
+_MARK_COLOURS = {"pause": "critical", "rhythm": "critical", "change": "ink", "growth": "ink"}
+_MARK_DASHES = {"pause": "solid", "rhythm": "solid", "change": "6px,4px", "growth": "2px,3px"}
+
 
 def line_figure(data: LineData, detail: Detail) -> Spec:
     """The lines, and the band from minimum to maximum if there are many lines."""
@@ -145,13 +157,31 @@ def line_figure(data: LineData, detail: Detail) -> Spec:
                 "hovertemplate": f"%{{y:{form}}}{text(unit)}",
             }
         )
+    top = top_of(data)
+    for mark in data.marks:
+        lines = mark.lines(top)
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": text(mark.label),
+                "x": [place for x0, _, x1, _ in lines for place in (x0, x1, None)],
+                "y": [place for _, y0, _, y1 in lines for place in (*short([y0, y1]), None)],
+                "line": {
+                    "color": colour_variable(_MARK_COLOURS[mark.kind]),
+                    "width": 1.6,
+                    "dash": _MARK_DASHES[mark.kind],
+                },
+                "hoverinfo": "skip",
+            }
+        )
     return figure(
         traces,
         frame.title,
         hovermode="x unified",
         showlegend=True,
         xaxis=number_axis(frame.x_label),
-        yaxis={**quantity_axis(frame.unit), "rangemode": "tozero", "range": [0, top_of(data)]},
+        yaxis={**quantity_axis(frame.unit), "rangemode": "tozero", "range": [0, top]},
     )
 
 
@@ -257,6 +287,30 @@ def breakdown_figure(data: BreakdownData) -> Spec:
         height=_MARGINS + 26 * len(labels),
         xaxis=quantity_axis(unit),
         yaxis=_rows(labels),
+    )
+
+
+def run_figure(parts_s: dict[str, float], names: list[str]) -> Spec:
+    """The wall time of the run as one bar, in seconds by part; ``names`` of the parts."""
+    traces = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": text(name),
+            "y": [""],
+            "x": short([value]),
+            "marker": _marker(part),
+            "hovertemplate": "%{x:.4~g} s",
+        }
+        for name, (part, value) in zip(names, parts_s.items(), strict=True)
+    ]
+    return figure(
+        traces,
+        "The whole run",
+        barmode="stack",
+        height=_MARGINS + 60,
+        xaxis=quantity_axis("s"),
+        yaxis=_rows([""]),
     )
 
 
