@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 from ddpdoctor.hook.job import CodeKinds
+from ddpdoctor.hook.patches.checkpoints import _event as checkpoint_event
 from ddpdoctor.hook.recording import Recorder, active
 from ddpdoctor.hook.recording.recorder import (
     BLOCK_STEPS,
@@ -18,7 +19,8 @@ from ddpdoctor.hook.recording.recorder import (
     MOST_THINNED,
     Thinning,
 )
-from ddpdoctor.rundir import STEPS_FILE, Spool, drain, make_spool_root
+from ddpdoctor.measure.steplog import read_rank_log
+from ddpdoctor.rundir import STEPS_FILE, EventKind, RankRecord, Spool, drain, make_spool_root
 from tests.launch.launched import make_run
 
 from .recording import HookOptions, forked, plain_environment, run_recorded
@@ -100,6 +102,29 @@ def test_steps_of_which_only_the_times_are_kept_lie_end_to_end(tmp_path):
     lines = map(json.loads, (run / "ranks" / "00000" / STEPS_FILE).read_text().splitlines())
     first, second = (line["t"] for line in lines if "step" in line)
     assert (first[1] - first[0], second[1] - second[0]) == (5_000_000, 4_000_000) and second[0] == first[1]
+
+
+def test_a_checkpoint_is_recorded_in_a_step_of_which_else_only_the_times_are_kept(tmp_path):
+    run = make_run(tmp_path / "run")
+    spool = Spool(make_spool_root(str(run)), 0, str(run))
+    recorder = Recorder(spool, CodeKinds())
+    begin = recorder.start_perf_ns
+    before, after = checkpoint_event(EventKind.SAVE)
+    try:
+        active.recorder = recorder
+        active.record(full=False)
+        after(before((), {}), None)
+        assert not recorder.end_brief_step(begin + 4_000_000), "it is no brief step"
+        recorder.end_step(recorder.cut(begin + 5_000_000))
+        assert recorder.end_brief_step(begin + 9_000_000)
+        drain(spool.directory)
+    finally:
+        active.stop()
+        recorder.close()
+        shutil.rmtree(make_spool_root(str(run)))
+    saved, brief = read_rank_log(RankRecord(str(run / "ranks" / "00000"), 0, {})).steps
+    assert [event.kind for event in saved.events] == [EventKind.SAVE] and not brief.events
+    assert not saved.in_full and saved.length_ns == 5_000_000
 
 
 @pytest.mark.alone

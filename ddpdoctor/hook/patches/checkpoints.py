@@ -1,7 +1,9 @@
-"""Checkpoints: the training thread's time in saving and loading."""
+"""Checkpoints: the training thread's time in saving and loading. They are recorded in all steps, also in those of which else only the times
+are kept: they are rare, and the work since the last one is what a restart repeats."""
 
 from __future__ import annotations
 
+from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
@@ -9,7 +11,7 @@ from ...rundir import EventKind
 from .. import finder, lifetime
 from ..guard import part
 from ..patching import After, Before, Patches, around, torch_patches
-from ..recording import active, recording_here
+from ..recording import active
 
 _PART = part("checkpoints")
 _DISTRIBUTED = {
@@ -32,7 +34,7 @@ def _event(kind: EventKind) -> tuple[Before, After]:
 
     def before(args: Any, kwargs: Any) -> _Token | None:
         recorder = active.recorder
-        if recorder is None or not recording_here(recorder):
+        if recorder is None or recorder.thread != get_ident():
             return None
         token = perf_counter_ns(), opening + recorder.lines.caller()
         # Last: it would stay raised where a handler of the job's raised before this.
@@ -56,7 +58,7 @@ def install(patches: Patches) -> None:
     lifetime.depths.append(_depth)
     for kind, name in ((EventKind.SAVE, "save"), (EventKind.LOAD, "load")):
         original = getattr(torch, name)
-        timed = around(original, _PART, *_event(kind), active)
+        timed = around(original, _PART, *_event(kind))
         for module in (torch, torch.serialization):
             if vars(module).get(name) is original:
                 patches.attribute(module, name, timed)
@@ -73,4 +75,4 @@ def install_distributed() -> None:
         for name in names:
             original = vars(module).get(name) if module is not None else None
             if original is not None and not hasattr(original, "_torchdynamo_disable"):
-                torch_patches.attribute(module, name, around(original, _PART, *_event(kind), active))
+                torch_patches.attribute(module, name, around(original, _PART, *_event(kind)))

@@ -188,6 +188,9 @@ class Recorder:
         else:
             zero = self.epoch_of_zero
             data = _THIN_LINE % (self.step, start[0] + zero, end[0] + zero)
+            if self.events and end[1]:
+                # Checkpoints are recorded in all steps.
+                data = data[:-2] + f"{_EVENTS}[{self._event_texts(start, end)}]}}\n".encode()
         if self.events:
             del self.events[: end[1]]
             if self.events:
@@ -263,19 +266,24 @@ class Recorder:
 
     def _full_line(self, start: Cut, end: Cut) -> str:
         at, zero = start[_CLOCK], self.epoch_of_zero
-        events = self.events if end[1] >= len(self.events) else self.events[: end[1]]
-        text = ",".join(
-            [
-                f"{{{fields}{_START}{begin - at}{_DURATION}{duration}}}"
-                for begin, duration, fields in sorted(events)
-            ]
-        )
+        text = self._event_texts(start, end)
         marks = f'{_MARKS}["' + '","'.join(self.marks) + '"]' if self.marks else ""
         ran = end[_CPU] - start[_CPU] if start[_CPU] >= 0 and end[_CPU] >= 0 else "null"
         delay = end[_DELAY] - start[_DELAY] if start[_DELAY] >= 0 and end[_DELAY] >= 0 else "null"
         return (
             f"{_STEP}{self.step}{_TIME}[{at + zero},{end[_CLOCK] + zero}]{_CPU_NS}{ran}"
             f"{_DELAY_NS}{delay}{_EVENTS}[{text}]{marks}}}\n"
+        )
+
+    def _event_texts(self, start: Cut, end: Cut) -> str:
+        """The events of the step as text, sorted by their start."""
+        at = start[_CLOCK]
+        events = self.events if end[1] >= len(self.events) else self.events[: end[1]]
+        return ",".join(
+            [
+                f"{{{fields}{_START}{begin - at}{_DURATION}{duration}}}"
+                for begin, duration, fields in sorted(events)
+            ]
         )
 
     def flush_definitions(self) -> None:

@@ -25,6 +25,9 @@ _MOST_TEXT = 4096
 _MOST_ENTRIES = 1 << 16
 """Of a list in one line; the hook keeps far fewer events of a step."""
 
+_ALWAYS_RECORDED = (EventKind.SAVE, EventKind.LOAD)
+"""Kinds of events that are recorded in all steps."""
+
 Number = Annotated[int, Meta(ge=0, le=MOST_NUMBER)]
 Epoch = Annotated[int, Meta(ge=0, le=_MOST_NS)]
 Offset = Annotated[int, Meta(ge=-_MOST_DURATION_NS, le=_MOST_DURATION_NS)]
@@ -162,9 +165,9 @@ class Step(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def in_full(self) -> bool:
-        """Whether its events were recorded. Of most steps of a long job only the times are kept, which do not show whether or how often
-        something happens."""
-        return bool(self.events)
+        """Whether all its events were recorded. Of most steps of a long job only the times and checkpoints are kept, which do not show
+        whether or how often anything else happens."""
+        return any(event.kind not in _ALWAYS_RECORDED for event in self.events)
 
     @property
     def recorded_ns(self) -> tuple[int, int]:
