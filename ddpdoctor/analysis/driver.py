@@ -18,6 +18,7 @@ from ddpdoctor.measure.flow import measure
 from ddpdoctor.measure.hangfacts import HangFacts
 from ddpdoctor.measure.metrics import device_errors, telemetry_series, window_cost
 from ddpdoctor.measure.steplog import RankLog
+from ddpdoctor.measure.wholerun import AttemptRecord
 from ddpdoctor.measure.window import Window, read_window
 from ddpdoctor.report.read import holds_diagnosis, read_diagnosis
 from ddpdoctor.rundir import Note, is_run_directory
@@ -26,6 +27,7 @@ from ddpdoctor.stall import Verdict
 from ddpdoctor.trace import RankTrace
 from ddpdoctor.trace.operations import find_operations
 
+from .attempts import attempt_records, unjoined_attempt
 from .build import MeasuredJob, build_diagnosis
 from .inputs import Inputs, expand_run_directories, launch_of, load, no_data_reason, provisional_notes
 from .job import job_of, launches_by_host, termination_summary
@@ -148,6 +150,7 @@ def _measure(prepared: PreparedJob, options: Options) -> MeasuredJob:
     if not prepared.logs and not prepared.windows:
         return _measure_end(prepared)
     hta = _hta(inputs, options)
+    attempts = _attempts(prepared)
     measurement = measure(
         prepared.logs,
         prepared.windows,
@@ -155,6 +158,7 @@ def _measure(prepared: PreparedJob, options: Options) -> MeasuredJob:
         stopped.facts,
         options.progress,
         launches_by_host(inputs.runs),
+        attempts,
     )
     facts, seen = measurement.facts, measurement.graphs.primary.ranks
     manifest = launch_of(inputs.runs[0]) if inputs.runs else {}
@@ -179,6 +183,19 @@ def _measure(prepared: PreparedJob, options: Options) -> MeasuredJob:
         ),
         hta=hta,
     )
+
+
+def _attempts(prepared: PreparedJob) -> list[AttemptRecord]:
+    """The attempts of the run. An error in their analysis becomes a note, as for :func:`_find_stop`."""
+    try:
+        prepared.inputs.notes.extend(unjoined_attempt(prepared.inputs.runs, prepared.logs))
+        return attempt_records(prepared.inputs.runs, prepared.logs)
+    except Exception as error:
+        why = " ".join(str(error).split())[:_MAX_ERROR_TEXT]
+        prepared.inputs.notes.append(
+            Note(f"The attempts of the run could not be analysed: {type(error).__name__}: {why}.")
+        )
+        return []
 
 
 def _measure_end(prepared: PreparedJob) -> MeasuredJob:

@@ -25,6 +25,7 @@ from ddpdoctor.rundir import (
     NoteCode,
     RankRecord,
     RunDirectory,
+    UnknownAttemptError,
     closed_folders,
     files_below,
     is_run_directory,
@@ -260,7 +261,10 @@ def _find_loose_traces(
 
 def _read_runs(folders: Sequence[str], options: Options) -> list[_Run]:
     unsaved = [recover(folder) for folder in folders]
-    directories = [RunDirectory.open(folder) for folder in folders]
+    try:
+        directories = [RunDirectory.open(folder, options.attempt) for folder in folders]
+    except UnknownAttemptError as error:
+        raise UnusableInput(f"{', '.join(folders)}: {error}.") from None
     runs = []
     report_progress = progress_counter(options.progress, Stage.LOGS)
     for directory, sentences, read in zip(

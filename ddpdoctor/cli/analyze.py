@@ -69,6 +69,12 @@ EXIT_FAIL_ON = 1
     metavar="N",
     help="Use the profiler window with this number from `ddpdoctor capture`, not the first one.",
 )
+@click.option(
+    "--attempt",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Of a run that was restarted, measure the steps of this attempt, not of the longest one.",
+)
 @click.option("--hta", is_flag=True, help="Add the results of HolisticTraceAnalysis (needs ddpdoctor[hta]).")
 @click.option(
     "--redact",
@@ -96,6 +102,7 @@ def command(
     engine: str | None,
     job: int | None,
     window: int | None,
+    attempt: int | None,
     hta: bool,
     redacted: bool,
     no_source_text: bool,
@@ -135,6 +142,7 @@ def command(
         "engine": engine,
         "job": job,
         "window": window,
+        "attempt": attempt,
         "hta": hta,
         "source_text": not no_source_text,
     }

@@ -55,7 +55,7 @@ from ddpdoctor.measure.steplog import RankLog, StepPattern
 from ddpdoctor.measure.summary import Drawn, RankSummary, Speaker
 from ddpdoctor.measure.taxonomy import RARE_ON_DEVICE, RARE_ON_HOST
 from ddpdoctor.measure.telemetry import HostTelemetry
-from ddpdoctor.measure.wholerun import Launch, run_account, run_facts
+from ddpdoctor.measure.wholerun import AttemptRecord, Launch, run_account, run_facts
 from ddpdoctor.measure.window import Window, with_bucket_sizes
 from ddpdoctor.stages import WINDOWS_READ, Progress, Stage, no_progress, progress_counter
 
@@ -80,9 +80,10 @@ def measure(
     hang: HangFacts | None = None,
     progress: Progress = no_progress,
     launches: Mapping[str, Launch] | None = None,
+    attempts: Sequence[AttemptRecord] = (),
 ) -> Measurement:
     """Measure a run. ``logs`` and ``windows`` are ordered by rank; either may be empty, not both. ``hang``: whether and how the job
-    stopped. ``launches``: when the launcher of each host started and ended, by host name."""
+    stopped. ``launches``: when the launcher of each host started and ended, by host name. ``attempts``: all attempts of the run."""
     graphs, recorded, notes = _aligned(logs, windows, telemetry, progress)
     aside = all_excluded_steps(graphs.timing, recorded)
     report = progress_counter(progress, Stage.MEASURE)
@@ -91,7 +92,12 @@ def measure(
     report(1, 5)
     parts = python_parts(graphs.logs, graphs.windows, graphs.operator_shares)
     log_lines = LogSourceLines(graphs.logs, parts)
-    account = run_account(graphs.logs, graphs.log.why if graphs.log else {}, launches or {})
+    account = run_account(
+        graphs.logs,
+        graphs.log.why if graphs.log else {},
+        launches or {},
+        is_last=not attempts or attempts[-1].is_measured,
+    )
     context = _context(graphs, log_lines, gpu, telemetry, account.patterns if account else [])
     memory = memory_of(logs, telemetry)
     report(2, 5)
@@ -110,7 +116,7 @@ def measure(
     return Measurement(
         facts=replace(
             _facts(graphs, context, costs, gpu, telemetry, aside, hang or HangFacts(), memory),
-            run=run_facts(account, graphs.logs, launches or {}, log_lines),
+            run=run_facts(account, graphs.logs, launches or {}, log_lines, attempts),
         ),
         graphs=graphs,
         logs=recorded,

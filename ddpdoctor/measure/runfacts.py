@@ -43,6 +43,55 @@ class RunEvent(msgspec.Struct, frozen=True, kw_only=True):
     """The lines."""
 
 
+class AttemptFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt of a run that was restarted."""
+
+    number: int
+    """From 1, in the order in which they started."""
+    is_measured: bool = False
+    """Whether the steps of this one are measured."""
+    started_s: float | None = None
+    """Seconds from the launcher's start until its process group was there."""
+    ended_s: float | None = None
+    """Seconds from the launcher's start until the last of its ranks had ended."""
+    world_size: int | None = None
+    steps: int = 0
+    """Steps that it took."""
+    step_ms: float | None = None
+    """Median step time."""
+    checkpoint_step: int | None = None
+    """Its last step in which a checkpoint was saved; null if none was seen."""
+    ranks: list[int] = []
+    """Ranks that ended it by failing."""
+    ended: str = ""
+    """How it ended, in words."""
+    where: list[Where] = []
+    """The line at which it failed."""
+
+
+class RestartFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the restarts of a run cost, in seconds of the run."""
+
+    count: int
+    """How many attempts failed and were followed by another one."""
+    ranks: list[int] = []
+    """Ranks that ended the last of these."""
+    ended: str = ""
+    """How it ended, in words."""
+    where: list[Where] = []
+    """The line at which it failed."""
+    repeated_steps: int | None = None
+    """Steps after the last checkpoint of each, which the next attempt took again; null if no checkpoint was seen in any."""
+    repeated_s: float | None = None
+    """What these took."""
+    detection_s: float | None = None
+    """From the first failed rank until all ranks had ended."""
+    start_s: float | None = None
+    """From there until the next attempt's first step had ended."""
+    total_s: float = 0.0
+    """All of these together, as far as known."""
+
+
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The wall time of the run from the launcher's start to its end, in seconds: the mean over the ranks."""
 
@@ -80,8 +129,14 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What steps took longer in which a profiler was opened, closed or saved."""
     unrecorded_s: float | None = None
     """Between steps of which some were not recorded."""
+    later_attempts_s: float | None = None
+    """From the last step of the measured attempt to the launcher's end, if other attempts followed."""
     end_s: float | None = None
     """From the last step's end to the launcher's end."""
+    attempts: list[AttemptFacts] = []
+    """All attempts, if there are several: an elastic launcher restarts the ranks when one dies."""
+    restarts: RestartFacts | None = None
+    """null if no attempt failed and was followed by another one."""
     pause: RunEvent | None = None
     """One or two single steps that took far longer than the others. They are excluded from the measured steps."""
     rhythm: RunEvent | None = None

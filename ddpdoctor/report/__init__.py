@@ -4,7 +4,7 @@
 
     outputs            terminal, html, json_output, markdown, junit, sarif, figures_output
                        timeline_export  all ranks on one clock            timeline_tracks  its tracks
-    content            view, summary, finding_view, job_view, memory_view, hang_view, experiment_view
+    content            view, summary, finding_view, job_view, memory_view, hang_view, attempts_view, experiment_view
                        words  numbers, ranks and parts of a step          console_output  wraps at spaces only
                        project  which code is the user's
     the HTML page      charts, figures (packages)                         embed  the diagnosis inside it

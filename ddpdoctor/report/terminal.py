@@ -14,6 +14,7 @@ from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
 from ddpdoctor.measure.taxonomy import PARTS, Part
 from ddpdoctor.plain import plain, plain_lines
 from ddpdoctor.report import words
+from ddpdoctor.report.attempts_view import attempts_table
 from ddpdoctor.report.console_output import MOST_CELL_LENGTH, print_wrapped, truncated
 from ddpdoctor.report.experiment_view import TITLE, print_experiment
 from ddpdoctor.report.finding_view import (
@@ -25,6 +26,7 @@ from ddpdoctor.report.finding_view import (
     place,
 )
 from ddpdoctor.report.hang_view import SHORT_ROWS, hang_table, stacks
+from ddpdoctor.report.job_view import Table as TextTable
 from ddpdoctor.report.memory_view import growing_memory, memory_line
 from ddpdoctor.report.summary import cost_sentence, main_finding, run_line, steps_measured, subtitle
 
@@ -93,6 +95,7 @@ def print_terminal(
     if diagnosis.findings:
         _findings(diagnosis, console, MOST if verbose else FINDINGS)
     _standing(diagnosis, console, verbose)
+    _rows(console, attempts_table(diagnosis))
     main = main_finding(diagnosis)
     shown = diagnosis.findings[:MOST] if verbose else filter(None, [main])
     for finding in shown:
@@ -237,7 +240,16 @@ def _table_width(rows: list[list[str]]) -> int:
 
 def _standing(diagnosis: Diagnosis, console: Console, verbose: bool) -> None:
     """Print where each rank of a hung job is."""
-    found = hang_table(diagnosis) if verbose else hang_table(diagnosis, SHORT_ROWS)
+    _rows(console, hang_table(diagnosis) if verbose else hang_table(diagnosis, SHORT_ROWS))
+    for stack in stacks(diagnosis) if verbose else []:
+        console.print()
+        _line(console, f"{stack.title}:", "bold")
+        for line in stack.lines:
+            console.print(Text(plain(truncated(f"  {line}"))), soft_wrap=True)
+
+
+def _rows(console: Console, found: TextTable | None) -> None:
+    """Print a table, if there is one; rows that begin with an arrow stand out."""
     if found is None:
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
@@ -249,11 +261,6 @@ def _standing(diagnosis: Diagnosis, console: Console, verbose: bool) -> None:
     console.print()
     _line(console, found.title, "bold")
     print_wrapped(console, table)
-    for stack in stacks(diagnosis) if verbose else []:
-        console.print()
-        _line(console, f"{stack.title}:", "bold")
-        for line in stack.lines:
-            console.print(Text(plain(truncated(f"  {line}"))), soft_wrap=True)
 
 
 def _range(finding: Finding) -> str:

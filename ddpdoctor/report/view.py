@@ -8,6 +8,7 @@ import msgspec
 
 from ddpdoctor.diagnose.diagnosis import CheckedRule, Diagnosis, SkippedRule
 from ddpdoctor.report import words
+from ddpdoctor.report.attempts_view import attempts_table
 from ddpdoctor.report.charts.bandwidth import Bandwidth, bandwidth
 from ddpdoctor.report.charts.breakdown import Breakdown, breakdown
 from ddpdoctor.report.charts.flames import FlameChart, flames
@@ -59,6 +60,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     rank_table: Table | None
     memory_table: Table | None
     hang_table: Table | None
+    attempts: Table | None
     """Where each rank of a hung job is."""
     stacks: list[Stack]
     checked: Sequence[CheckedRule]
@@ -114,6 +116,7 @@ def page(diagnosis: Diagnosis, data: InteractiveData | None = None) -> Page:
         rank_table=_rank_table(diagnosis),
         memory_table=memory_table(diagnosis),
         hang_table=hang_table(diagnosis),
+        attempts=attempts_table(diagnosis),
         stacks=stacks(diagnosis),
         checked=first_rows(diagnosis.checked, "rule")[0],
         skipped=_skipped(diagnosis.skipped),

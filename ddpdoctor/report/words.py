@@ -48,6 +48,7 @@ RUN_LABELS = {
     "suspended": "suspended",
     "profiler": "profiler",
     "unrecorded": "not recorded",
+    "later_attempts": "later attempts",
     "end": "end",
 }
 """Names of the parts of the run, in order: the facts ``run.NAME_s``."""

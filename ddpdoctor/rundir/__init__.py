@@ -31,7 +31,7 @@ whole, and so is the step log of a long job when it is thinned; otherwise JSON-l
     copying     draining, handover, hostdocs, compaction, host_lock (which process copies), waiting (what is not copied yet)
     live ranks  requests, presence
     ends        liveness, ends (how a job and its ranks ended), fault_text (what faulthandler wrote of them)
-    reading     reader, stops
+    reading     reader, attempts, stops
     files       files, owned
     masking     privacy, named, secretnames, tokens, packages (library paths)
 """
@@ -150,7 +150,7 @@ from .waiting import Waiting, reason_of, unsaved_sentence, waiting_in
 
 if TYPE_CHECKING:
     from .presence import Present, launcher_runs, living_ranks, present_ranks
-    from .reader import RankRecord, RunDirectory, read_manifest, read_rank
+    from .reader import RankRecord, RunDirectory, UnknownAttemptError, read_manifest, read_rank
     from .sources import hash_of, note_sources, read_sources, source_bytes
     from .typed import fitting
 
@@ -159,7 +159,7 @@ __getattr__ = deferred(
     __name__,
     {
         "presence": "Present launcher_runs living_ranks present_ranks",
-        "reader": "RankRecord RunDirectory read_manifest read_rank",
+        "reader": "RankRecord RunDirectory UnknownAttemptError read_manifest read_rank",
         "sources": "hash_of note_sources read_sources source_bytes",
         "typed": "fitting",
     },

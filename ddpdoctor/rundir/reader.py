@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Callable
 
+from .attempts import attempts_of
 from .compaction import stream_end_of, stream_shift
 from .draining import spools_of
 from .files import folders_in, is_regular, parsed, read_json, reading, unreadable
@@ -64,6 +65,11 @@ class RankRecord:
     def attempt(self) -> int:
         """Restart count of the elastic launcher, 0 for the first."""
         return int(self.info.get("attempt") or 0)
+
+    @property
+    def attempt_key(self) -> tuple[str, int, int]:
+        """(Job id, restart count, world size): the same in all recordings of one attempt."""
+        return str(self.info.get("job_id") or ""), self.attempt, int(self.info.get("world_size") or 0)
 
     @property
     def trace(self) -> str | None:
@@ -141,9 +147,17 @@ def _too_long(source: BinaryIO) -> bytes:
     return b"\n"
 
 
+class UnknownAttemptError(ValueError):
+    """A run has no attempt of this number."""
+
+    def __init__(self, number: int, count: int) -> None:
+        has = "no attempt of known identity" if count == 0 else f"{count} attempt{'s' if count > 1 else ''}"
+        super().__init__(f"there is no attempt {number}: the run has {has}")
+
+
 @dataclass(frozen=True)
 class RunDirectory:
-    """A recorded run. ``ranks`` holds one recording of each rank: that of the attempt which recorded most."""
+    """A recorded run. ``ranks`` holds one recording of each rank: that of the chosen attempt, or of the one which recorded most."""
 
     path: str
     manifest: dict[str, Any]
@@ -155,13 +169,14 @@ class RunDirectory:
     """All of them, of all attempts."""
 
     @classmethod
-    def open(cls, path: str) -> RunDirectory:
-        """Read the manifest and the ranks' own descriptions. Missing or broken parts become ``notes``."""
+    def open(cls, path: str, attempt: int | None = None) -> RunDirectory:
+        """Read the manifest and the ranks' own descriptions. Missing or broken parts become ``notes``. ``attempt``: number, from 1, of the
+        attempt whose ranks to read. Raises UnknownAttemptError if there is none of this number."""
         notes: list[Note] = []
         manifest = read_manifest(path, notes)
         spools = {os.path.basename(target): spool for spool, target in spools_of(path)}
         records = _read_ranks(os.path.join(path, "ranks"), spools, notes)
-        chosen = _choose(records, notes)
+        chosen = _choose(records, attempt, notes)
         _separate_equal_hostnames(chosen, notes)
         hosts = {record.host for record in chosen if record.info}
         for record in chosen:
@@ -303,35 +318,34 @@ def _separate_equal_hostnames(records: list[RankRecord], notes: list[Note]) -> N
     ]
 
 
-def _choose(records: list[RankRecord], notes: list[Note]) -> list[RankRecord]:
-    """One recording per rank: the job (run id, attempt, world size) with most steps recorded, the others are in a
-    note. A recording that does not say of which job it is counts with those of its own number."""
-    jobs: dict[tuple[str, int, int], list[RankRecord]] = {}
-    nameless = []
-    for record in records:
-        if not record.info:
-            nameless.append(record)
-            continue
-        key = (str(record.info.get("job_id") or ""), record.attempt, int(record.info.get("world_size") or 0))
-        jobs.setdefault(key, []).append(record)
+def _choose(records: list[RankRecord], number: int | None, notes: list[Note]) -> list[RankRecord]:
+    """One recording per rank: those of the attempt with this ``number``, from 1, or else of the one with most steps recorded; a note says
+    which. A recording that does not say of which attempt it is counts with those of its own number."""
+    attempts = attempts_of(records)
+    if number is not None and not 1 <= number <= len(attempts):
+        raise UnknownAttemptError(number, len(attempts))
     chosen: list[RankRecord] = []
-    if jobs:
-        chosen = jobs[max(jobs, key=lambda key: (sum(r.recorded_bytes for r in jobs[key]), key[1]))]
+    if attempts:
+        longest = max(attempts, key=lambda attempt: (attempt.recorded_bytes, attempt.started_ns or 0))
+        chosen = (longest if number is None else attempts[number - 1]).ranks
+    nameless = [record for record in records if not record.info]
     numbers = {record.repeat for record in chosen or nameless[:1]}
-    best: dict[int, RankRecord] = {}
-    for record in chosen:
-        kept = best.get(record.rank)
-        if kept is None or record.recorded_bytes > kept.recorded_bytes:
-            best[record.rank] = record
+    best = {record.rank: record for record in chosen}
     for record in nameless:
         if record.repeat in numbers:
             best.setdefault(record.rank, record)
-    left_out = len(records) - len(best)
-    if left_out:
+    if len(attempts) > 1:
+        place = next(place for place, attempt in enumerate(attempts, 1) if attempt.ranks is chosen)
+        why = "" if number is not None else ", the one with the most steps"
         notes.append(
             Note(
-                f"{left_out} other recording{'s' if left_out > 1 else ''} in this run (restarted attempts, or other jobs started by "
-                "the same command) skipped: the one with the most steps is analysed."
+                f"The steps of attempt {place} of {len(attempts)} are measured{why}; `--attempt N` chooses another one."
+            )
+        )
+    elif left_out := len(records) - len(best):
+        notes.append(
+            Note(
+                f"{left_out} other recording{'s' if left_out > 1 else ''} of the same ranks skipped: the longest are analysed."
             )
         )
     return [best[rank] for rank in sorted(best)]

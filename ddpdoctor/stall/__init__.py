@@ -6,6 +6,7 @@ the facts of the family ``hang``: which ranks block the job, at which line, and 
     dumps ─► recording ─► groups ─► waiting: who waits for whom, the roots ┐
       (plainpickle)           └─► mismatches: the first difference         ├─► verdict: HangFacts, where each rank stands (activity)
     run directory ─► evidence, frames ─► causes, ends, calls, disagreement ┘     (answer: what the verdict is made of)
+    attempts: the same for each attempt of a run that was restarted
 
 A dump is read without Python's unpickler. Roots are ranks that others wait for and that wait for no rank themselves. A rank without a
 record is named only if the records of all others leave no other explanation.
@@ -21,9 +22,13 @@ from .answer import Verdict
 from .dumps import Dumps, find_dumps
 
 if TYPE_CHECKING:
+    from .attempts import AttemptEnd, attempt_end
     from .evidence import evidence_of
     from .verdict import of_dumps, of_run
 
 
 # Not needed for traces of a job that did not stop.
-__getattr__ = deferred(__name__, {"evidence": "evidence_of", "verdict": "of_dumps of_run"})
+__getattr__ = deferred(
+    __name__,
+    {"attempts": "AttemptEnd attempt_end", "evidence": "evidence_of", "verdict": "of_dumps of_run"},
+)

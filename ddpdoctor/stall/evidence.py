@@ -12,6 +12,7 @@ import msgspec
 from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.rundir import STEPS_FILE, LineField, Note, RankRecord, RunDirectory
+from ddpdoctor.rundir.attempts import attempts_of
 from ddpdoctor.rundir.ends import POLITE, JobEnd, job_end
 from ddpdoctor.rundir.fault_text import fatal_signal, faulting_thread, first_thread, says_gil_is_held
 from ddpdoctor.rundir.liveness import is_running
@@ -46,9 +47,7 @@ def last_attempt(runs: Sequence[RunDirectory], logs: Sequence[RankLog]) -> list[
     ]
     if not later:
         return analysed
-    newest = _attempt_of(max(later, key=lambda record: int(record.info["started_ns"])))
-    last = {record.rank: record for record in later if _attempt_of(record) == newest}
-    return [last[rank] for rank in sorted(last)]
+    return attempts_of(later)[-1].ranks
 
 
 def _has_steps(record: RankRecord) -> bool:
@@ -56,10 +55,6 @@ def _has_steps(record: RankRecord) -> bool:
         return any(line.startswith(_STEP) for line in record.lines(STEPS_FILE))
     except OSError:
         return False
-
-
-def _attempt_of(record: RankRecord) -> tuple[str, int, int]:
-    return str(record.info.get("job_id")), record.attempt, int(record.info.get("world_size") or 0)
 
 
 def rows_by_rank(
@@ -216,10 +211,11 @@ def evidence_of(
     logs: Sequence[RankLog],
     notes: list[Note],
     devices: Mapping[int, Sequence[str]] | None = None,
+    records: Sequence[RankRecord] | None = None,
 ) -> RunEvidence:
-    """Put together what run directories of one job hold of each rank that is analysed. ``devices``: by rank, errors that were
-    counted on its device."""
-    records = last_attempt(runs, logs)
+    """Put together what run directories of one job hold of each rank of an attempt: of the ``records``, or else of the attempt whose end is
+    the job's. ``devices``: by rank, errors that were counted on its device."""
+    records = last_attempt(runs, logs) if records is None else records
     launches = [each for run in runs for each in launches_of(run.path, notes)]
     job = job_end([run.manifest for run in runs], launches)
     each_runs = [read_stops(run.path, notes) for run in runs]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from threading import get_ident
 from types import SimpleNamespace
 
 import pytest
@@ -35,10 +36,11 @@ def test_an_error_before_a_checkpoint_hides_none_of_those_after_it(monkeypatch) 
         raise KeyboardInterrupt
 
     recorder = SimpleNamespace(
-        lines=SimpleNamespace(caller=struck), add=lambda start, length, fields: events.append(fields)
+        lines=SimpleNamespace(caller=struck),
+        add=lambda start, length, fields: events.append(fields),
+        thread=get_ident(),
     )
     monkeypatch.setattr(checkpoints, "active", SimpleNamespace(recorder=recorder))
-    monkeypatch.setattr(checkpoints, "recording_here", lambda _: True)
     before, after = checkpoints._event(EventKind.SAVE)
     with pytest.raises(KeyboardInterrupt):
         before((), {})

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from importlib import import_module
 
 import pytest
 
 from ddpdoctor.hook.job import CodeKinds
-from ddpdoctor.hook.patches.checkpoints import _event as checkpoint_event
 from ddpdoctor.hook.recording import Recorder, active
 from ddpdoctor.hook.recording.recorder import (
     BLOCK_STEPS,
@@ -109,7 +109,7 @@ def test_a_checkpoint_is_recorded_in_a_step_of_which_else_only_the_times_are_kep
     spool = Spool(make_spool_root(str(run)), 0, str(run))
     recorder = Recorder(spool, CodeKinds())
     begin = recorder.start_perf_ns
-    before, after = checkpoint_event(EventKind.SAVE)
+    before, after = import_module("ddpdoctor.hook.patches.checkpoints")._event(EventKind.SAVE)
     try:
         active.recorder = recorder
         active.record(full=False)

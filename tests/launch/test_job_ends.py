@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.analysis import analyze
+from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 from tests.hook.recording import JOBS, TORCHRUN, forked
 
@@ -109,8 +109,22 @@ def test_ranks_that_all_end_alike_and_an_exit_code_of_0(tmp_path: Path) -> None:
 @pytest.mark.extended
 def test_an_elastic_restart_that_succeeds(tmp_path: Path) -> None:
     """The first attempt has taken more steps, and is the one that is analysed."""
-    notes = ended_well(ended(tmp_path, [*TORCHRUN, "2", "--max-restarts", "1", ENDING, "resumed"], 0))
-    assert any("An earlier attempt ended (rank 1 by SIGKILL)" in note for note in notes)
+    run = ended(tmp_path, [*TORCHRUN, "2", "--max-restarts", "1", ENDING, "resumed"], 0)
+    notes = ended_well(run)
+    assert any("The steps of attempt 1 of 2 are measured" in note for note in notes)
+    facts = analyze(str(run)).facts["run"]
+    first, second = facts["attempts"]
+    assert (first["ended"], second["ended"]) == ("rank 1 ended by SIGKILL", "ended in order")
+    assert (
+        first["is_measured"] and first["ended_s"] < second["started_s"] < second["ended_s"] < facts["wall_s"]
+    )
+    restarts = facts["restarts"]
+    assert (restarts["count"], restarts["ranks"], restarts["repeated_steps"]) == (1, [1], None)
+    assert 0 < restarts["total_s"] < facts["wall_s"] and facts["later_attempts_s"] > 0
+    assert [step["steps"] for step in analyze(str(run), Options(attempt=2)).facts["run"]["attempts"]] == [
+        first["steps"],
+        second["steps"],
+    ]
 
 
 @pytest.mark.slow

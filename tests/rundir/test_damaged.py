@@ -18,7 +18,7 @@ from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.cli.main import cli
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.rundir import RunDirectory, boot_id
+from ddpdoctor.rundir import RunDirectory, UnknownAttemptError, boot_id
 from ddpdoctor.rundir.files import parsed
 from ddpdoctor.rundir.liveness import pid_namespace
 from tests.privileges import as_anybody
@@ -151,7 +151,11 @@ def test_restarts_of_which_one_description_is_lost(run) -> None:
     (ranks / "00001.1" / "rank.json").unlink()
     opened = RunDirectory.open(str(run))
     assert [Path(record.path).name for record in opened.ranks] == ["00000.1", "00001.1"]
-    assert sum("2 other recordings" in str(note) for note in opened.notes) == 1
+    assert sum("attempt 2 of 2 are measured" in str(note) for note in opened.notes) == 1
+    first = RunDirectory.open(str(run), 1)
+    assert [Path(record.path).name for record in first.ranks] == ["00000", "00001"]
+    with pytest.raises(UnknownAttemptError, match="there is no attempt 3: the run has 2 attempts"):
+        RunDirectory.open(str(run), 3)
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,8 @@ class RunPart(StrEnum):
     """Extra time of steps in which the rank was suspended from outside."""
     PROFILER = "profiler"
     """Extra time of steps in which a profiler was opened, closed or saved: ddpdoctor's own or the job's."""
+    LATER_ATTEMPTS = "later_attempts"
+    """From the last step's end to the launcher's end, if other attempts follow the measured one."""
     END = "end"
     """From the last step's end until the process group was destroyed, or the recording ended with the process."""
     TEARDOWN = "teardown"
@@ -113,11 +115,11 @@ class RunAccount(msgspec.Struct, frozen=True):
 
 
 def run_account(
-    logs: Sequence[RankLog], why: Mapping[int, str], launches: Mapping[str, Launch]
+    logs: Sequence[RankLog], why: Mapping[int, str], launches: Mapping[str, Launch], *, is_last: bool = True
 ) -> RunAccount | None:
     """The account of a run; None without a step. ``why``: the reason of exclusion by step number, as :func:`select_steps` gives it.
     ``launches`` by host name: where one is missing, the time before the process group and after the recording is unknown, and not
-    included."""
+    included. ``is_last``: no other attempt follows the one of these logs."""
     logs = [log for log in logs if log.steps]
     if not logs:
         return None
@@ -126,7 +128,7 @@ def run_account(
     patterns = step_patterns(numbers, lengths_s, counted)
     reasons = _reasons(logs, why, patterns)
     usual = _usual(numbers, lengths_s, counted)
-    ranks = [_of_rank(log, launches.get(log.host), reasons, usual) for log in logs]
+    ranks = [_of_rank(log, launches.get(log.host), reasons, usual, is_last=is_last) for log in logs]
     parts = {part: sum(rank.parts_s.get(part, 0.0) for rank in ranks) / len(ranks) for part in RunPart}
     steps = int(max(log.steps[-1].number for log in logs)) + 1
     ordinary = [
@@ -187,7 +189,12 @@ def _reasons(
 
 
 def _of_rank(
-    log: RankLog, launch: Launch | None, reasons: Mapping[int, RunPart], usual_s: Mapping[int, float]
+    log: RankLog,
+    launch: Launch | None,
+    reasons: Mapping[int, RunPart],
+    usual_s: Mapping[int, float],
+    *,
+    is_last: bool,
 ) -> RankAccount:
     parts = dict.fromkeys(RunPart, 0.0)
     ended_ns = log.record.info.get("ended_ns")
@@ -195,11 +202,13 @@ def _of_rank(
     if launch is not None:
         began = RunPart.EARLIER_ATTEMPTS if log.record.attempt else RunPart.START
         parts[began] = (first_ns - launch.started_ns) / 1e9
-        if isinstance(ended_ns, int) and launch.ended_ns is not None:
+        if not is_last and launch.ended_ns is not None:
+            parts[RunPart.LATER_ATTEMPTS] = (launch.ended_ns - last_ns) / 1e9
+        elif isinstance(ended_ns, int) and launch.ended_ns is not None:
             parts[RunPart.TEARDOWN] = (launch.ended_ns - max(ended_ns, last_ns)) / 1e9
         elif launch.ended_ns is not None:
             parts[RunPart.TEARDOWN] = (launch.ended_ns - last_ns) / 1e9
-    if isinstance(ended_ns, int):
+    if is_last and isinstance(ended_ns, int):
         parts[RunPart.END] = (ended_ns - last_ns) / 1e9
     before = None
     for step in log.steps:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ddpdoctor.measure.runfacts import RunEvent, RunFacts
+from ddpdoctor.measure.runfacts import RestartFacts, RunEvent, RunFacts
 from ddpdoctor.measure.sourcelines import LogSourceLines
 from ddpdoctor.measure.steplog import PatternKind, RankLog
 
 from .account import Launch, RunAccount, RunPart
+from .attempts import AttemptRecord, attempt_facts, restart_facts
 from .events import event_of
 
 
@@ -17,9 +18,10 @@ def run_facts(
     logs: Sequence[RankLog],
     launches: Mapping[str, Launch],
     lines: LogSourceLines,
+    attempts: Sequence[AttemptRecord] = (),
 ) -> RunFacts:
     """The facts ``run`` of an ``account``; ``logs``, ``launches`` and ``lines`` are of the same run. The wall time is known if the
-    launchers of all ranks are."""
+    launchers of all ranks are. ``attempts``: all of the run, in order."""
     if account is None:
         return RunFacts()
     is_whole = all(log.host in launches and launches[log.host].ended_ns is not None for log in logs)
@@ -29,10 +31,14 @@ def run_facts(
     def event(kind: PatternKind) -> RunEvent | None:
         return event_of(kind, patterns, logs, lines, wall_s)
 
+    restarts = restart_facts(attempts)
+    launched_ns = min((launch.started_ns for launch in launches.values()), default=None)
     return RunFacts(
+        attempts=attempt_facts(attempts, launched_ns),
+        restarts=restarts,
         wall_s=wall_s,
         steps=account.steps,
-        goodput=account.goodput if is_whole else None,
+        goodput=_goodput(account, attempts, restarts) if is_whole else None,
         start_s=parts_s(RunPart.START),
         earlier_attempts_s=parts_s(RunPart.EARLIER_ATTEMPTS),
         preparation_s=parts_s(RunPart.PREPARATION),
@@ -47,9 +53,19 @@ def run_facts(
         suspended_s=parts_s(RunPart.SUSPENDED),
         profiler_s=parts_s(RunPart.PROFILER),
         unrecorded_s=parts_s(RunPart.UNKNOWN),
+        later_attempts_s=parts_s(RunPart.LATER_ATTEMPTS),
         end_s=parts_s(RunPart.END, 0.0) + parts_s(RunPart.TEARDOWN, 0.0) if is_whole else None,
         pause=event(PatternKind.ONCE),
         rhythm=event(PatternKind.EVERY_NTH),
         change=event(PatternKind.FROM_STEP),
         growth=event(PatternKind.GROWING),
     )
+
+
+def _goodput(account: RunAccount, attempts: Sequence[AttemptRecord], restarts: RestartFacts | None) -> float:
+    """The share of the wall time that the steps of all attempts would take, without those that were repeated."""
+    if len(attempts) < 2 or not account.steps:
+        return account.goodput
+    repeated = restarts.repeated_steps if restarts is not None else None
+    useful = sum(attempt.steps for attempt in attempts) - (repeated or 0)
+    return min(account.goodput * useful / account.steps, 1.0)

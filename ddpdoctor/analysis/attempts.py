@@ -1,0 +1,66 @@
+"""The attempts of a run that a launcher restarted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddpdoctor import stall
+from ddpdoctor.measure.steplog import RankLog, read_rank_log
+from ddpdoctor.measure.wholerun import AttemptRecord
+from ddpdoctor.report import words
+from ddpdoctor.rundir import Note, RunDirectory
+from ddpdoctor.rundir.attempts import Attempt, attempts_of
+
+_LEAST_WAIT_S = 30.0
+"""Seconds between the last rank's end and the command's; launchers end within a few after their ranks."""
+_MOST_LOGS = 8
+"""Ranks of which the steps of an attempt that is not measured are read."""
+
+
+def attempt_records(runs: Sequence[RunDirectory], logs: Sequence[RankLog]) -> list[AttemptRecord]:
+    """All attempts of the ``runs`` of one job, in order; [] if there is only one. ``logs`` are those of the measured one."""
+    attempts = attempts_of([record for run in runs for record in run.recordings])
+    return [_record(attempt, runs, logs) for attempt in attempts] if len(attempts) > 1 else []
+
+
+def unjoined_attempt(runs: Sequence[RunDirectory], logs: Sequence[RankLog]) -> list[Note]:
+    """A note where the launcher may restart ranks, and its command ended long after all ranks: the next attempt never created its process
+    group, so nothing was recorded of it."""
+    ended_ns = max(
+        (end for run in runs if isinstance(end := run.manifest.get("ended_ns"), int)), default=None
+    )
+    may_restart = any(
+        str((log.record.info.get("environment") or {}).get("TORCHELASTIC_MAX_RESTARTS") or "0") != "0"
+        for log in logs
+    )
+    attempts = attempts_of([record for run in runs for record in run.recordings])
+    if ended_ns is None or not may_restart or len(attempts) != 1:
+        return []
+    last_ns = stall.attempt_end(attempts[0], runs, logs).ended_ns
+    waited_s = (ended_ns - last_ns) / 1e9 if last_ns is not None else 0.0
+    if waited_s < _LEAST_WAIT_S:
+        return []
+    return [
+        Note(
+            f"All recorded ranks had ended {words.seconds(waited_s)} before the command did. If its launcher restarted them, the "
+            "new ranks had not created their process group by then."
+        )
+    ]
+
+
+def _record(attempt: Attempt, runs: Sequence[RunDirectory], logs: Sequence[RankLog]) -> AttemptRecord:
+    paths = {record.path for record in attempt.ranks}
+    own = [log for log in logs if log.record.path in paths]
+    read = own or [read_rank_log(record) for record in attempt.ranks[:_MOST_LOGS]]
+    end = stall.attempt_end(attempt, runs, read)
+    return AttemptRecord(
+        logs=read,
+        started_ns=attempt.started_ns,
+        failed_ns=end.failed_ns,
+        ended_ns=end.ended_ns,
+        ranks=(end.cause.ranks or []) if end.cause is not None else [],
+        ended=end.how,
+        where=end.cause.where if end.cause is not None else [],
+        world_size=next((size for r in attempt.ranks if (size := r.info.get("world_size"))), None),
+        is_measured=bool(own),
+    )

@@ -1,0 +1,122 @@
+"""The attempts of a run that was restarted, and what the restarts cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+
+from ddpdoctor.measure.runfacts import AttemptFacts, RestartFacts, Where
+from ddpdoctor.measure.steplog import RankLog
+from ddpdoctor.rundir import EventKind
+
+
+class AttemptRecord(msgspec.Struct, frozen=True):
+    """What was recorded of one attempt; times are epoch ns."""
+
+    logs: Sequence[RankLog]
+    """Of some of its ranks at least."""
+    started_ns: int | None
+    failed_ns: int | None
+    """When its first rank failed; None if none did."""
+    ended_ns: int | None
+    """When its last rank had ended."""
+    ranks: Sequence[int] = ()
+    """Ranks that failed."""
+    ended: str = ""
+    where: Sequence[Where] = ()
+    world_size: int | None = None
+    is_measured: bool = False
+
+    @property
+    def steps(self) -> int:
+        """How many steps its ranks took."""
+        return max((log.steps[-1].number + 1 for log in self.logs if log.steps), default=0)
+
+    @property
+    def step_s(self) -> float | None:
+        """Median step time, seconds; None without a step."""
+        lengths = [step.length_ns / 1e9 for log in self.logs for step in log.steps]
+        return float(np.median(lengths)) if lengths else None
+
+    @property
+    def first_step_ns(self) -> int | None:
+        """When the first step had ended on all of its ranks."""
+        return max((log.steps[0].recorded_ns[1] for log in self.logs if log.steps), default=None)
+
+    def last_step_with(self, kind: EventKind) -> int | None:
+        """The last step with an event of this kind on any rank."""
+        return max(
+            (s.number for log in self.logs for s in log.steps if any(e.kind == kind for e in s.events)),
+            default=None,
+        )
+
+
+def attempt_facts(records: Sequence[AttemptRecord], launched_ns: int | None) -> list[AttemptFacts]:
+    """The attempts as facts, in order; [] for a single one. ``launched_ns``: when the launcher started."""
+    if len(records) < 2:
+        return []
+    return [
+        AttemptFacts(
+            number=number,
+            is_measured=record.is_measured,
+            started_s=_since_s(launched_ns, record.started_ns),
+            ended_s=_since_s(launched_ns, record.ended_ns),
+            world_size=record.world_size,
+            steps=record.steps,
+            step_ms=None if record.step_s is None else 1e3 * record.step_s,
+            checkpoint_step=record.last_step_with(EventKind.SAVE),
+            ranks=list(record.ranks),
+            ended=record.ended,
+            where=list(record.where),
+        )
+        for number, record in enumerate(records, 1)
+    ]
+
+
+def restart_facts(records: Sequence[AttemptRecord]) -> RestartFacts | None:
+    """What was lost between each attempt that failed and the next one; None if none failed."""
+    failed = [(old, new) for old, new in pairwise(records) if old.failed_ns is not None]
+    if not failed:
+        return None
+    detection = [_since_s(old.failed_ns, old.ended_ns) for old, _ in failed]
+    start = [_since_s(old.ended_ns, new.first_step_ns) for old, new in failed]
+    repeated = [_repeated(old, new) for old, new in failed]
+    repeated_s = [
+        steps * (old.step_s or 0.0)
+        for (old, _), steps in zip(failed, repeated, strict=True)
+        if steps is not None
+    ]
+    sums = [_sum(detection), _sum(start), _sum(repeated_s)]
+    last = failed[-1][0]
+    return RestartFacts(
+        count=len(failed),
+        ranks=list(last.ranks),
+        ended=last.ended,
+        where=list(last.where),
+        repeated_steps=None if not repeated_s else sum(steps for steps in repeated if steps is not None),
+        repeated_s=sums[2],
+        detection_s=sums[0],
+        start_s=sums[1],
+        total_s=sum(each for each in sums if each is not None),
+    )
+
+
+def _repeated(old: AttemptRecord, new: AttemptRecord) -> int | None:
+    """Steps of an attempt after its last checkpoint: a checkpoint saved within step n holds the n steps before. None if neither a saved
+    checkpoint nor one that the next attempt loads was seen: then the job may save by other means."""
+    saved = old.last_step_with(EventKind.SAVE)
+    if saved is None:
+        return None if new.last_step_with(EventKind.LOAD) is None else old.steps
+    return max(old.steps - saved, 0)
+
+
+def _since_s(start_ns: int | None, end_ns: int | None) -> float | None:
+    return None if start_ns is None or end_ns is None else max(end_ns - start_ns, 0) / 1e9
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None

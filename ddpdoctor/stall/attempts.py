@@ -1,0 +1,66 @@
+"""How each attempt of a run ended, with the same analysis as the end of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ddpdoctor.measure.hangfacts import StopFacts
+from ddpdoctor.measure.steplog import RankLog
+from ddpdoctor.rundir import RunDirectory, ranks_in_words
+from ddpdoctor.rundir.attempts import Attempt
+from ddpdoctor.rundir.ends import JobEnd
+
+from .evidence import RunEvidence, evidence_of
+from .verdict import of_run
+
+
+class AttemptEnd(msgspec.Struct, frozen=True):
+    """The end of an attempt."""
+
+    cause: StopFacts | None
+    """What ended it; None if no rank failed, or nothing shows which."""
+    how: str
+    """The same in words: "rank 1 raised RuntimeError: ..."; "ended in order"; "" if unknown."""
+    failed_ns: int | None
+    """When the first rank had failed, epoch ns of its host; None if none did."""
+    ended_ns: int | None
+    """When the last of its ranks had ended; None if that was not seen."""
+
+
+def attempt_end(attempt: Attempt, runs: Sequence[RunDirectory], logs: Sequence[RankLog]) -> AttemptEnd:
+    """The end of an ``attempt`` that another one follows. ``logs`` are its own."""
+    seen = evidence_of(runs, logs, [], records=attempt.ranks)
+    ranks = seen.ranks.values()
+    has_failed = any(each.raised or each.signal or each.code for each in ranks)
+    job = JobEnd(over=True, complete=True, code=1 if has_failed else 0)
+    facts = of_run(msgspec.structs.replace(seen, job=job, asked=None, hangs=False, killed=False)).facts
+    found = ((name, getattr(facts, name)) for name in facts.__struct_fields__)
+    name, cause = next(((name, each) for name, each in found if isinstance(each, StopFacts)), ("", None))
+    failed = [each for each in ranks if cause is not None and each.rank in (cause.ranks or ())]
+    all_in_order = not has_failed and all(each.in_order for each in ranks)
+    ends_ns = [each.raised_ns or each.gone_ns for each in failed]
+    return AttemptEnd(
+        cause=cause,
+        how=_in_words(name, cause) if cause is not None else "ended in order" if all_in_order else "",
+        failed_ns=min((ns for ns in ends_ns if ns is not None), default=None),
+        ended_ns=_last_end_ns(seen, logs),
+    )
+
+
+def _in_words(name: str, cause: StopFacts) -> str:
+    who = ranks_in_words(cause.ranks) if cause.ranks else ""
+    if name == "raised":
+        how = f"raised {cause.message}" if cause.message else "raised an exception"
+    elif name == "died" and cause.message:
+        how = f"ended with {cause.message}" if cause.kind == "code" else f"ended by {cause.message}"
+    else:
+        how = cause.message or "failed"
+    return f"{who} {how}".strip()
+
+
+def _last_end_ns(seen: RunEvidence, logs: Sequence[RankLog]) -> int | None:
+    gone_ns = [each.gone_ns for each in seen.ranks.values() if each.gone_ns is not None]
+    steps_ns = [log.steps[-1].recorded_ns[1] for log in logs if log.steps]
+    return max([*gone_ns, *steps_ns], default=None)
