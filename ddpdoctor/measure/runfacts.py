@@ -39,6 +39,23 @@ class RunEvent(msgspec.Struct, frozen=True, kw_only=True):
     """The lines."""
 
 
+class RunWork(msgspec.Struct, frozen=True, kw_only=True):
+    """Evaluations, or checkpoints, between the first step and the last one."""
+
+    count: int
+    """Steps in which it happens."""
+    total_s: float
+    """Seconds by which it makes these steps longer, together."""
+    share: float | None = None
+    """Share of the run's wall time; null where that is unknown."""
+    every: int | None = None
+    """Median distance in steps from one to the next; null with only one."""
+    ranks: list[int] | None = None
+    """The ranks that do it while the others wait; null where all do."""
+    where: list[Where] = []
+    """The lines."""
+
+
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The wall time of the run from the launcher's start to its end, in seconds: the mean over the ranks."""
 
@@ -52,6 +69,10 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The same of ranks that an elastic launcher restarted: earlier attempts, and the start of this one."""
     preparation_s: float | None = None
     """From there until the first batch was requested: the model, DDP's constructor, the dataset, a restored checkpoint."""
+    preparation_where: list[Where] = []
+    """Lines at which a rank was longest between the process group and the first batch, with their shares of the stack samples there."""
+    preparation_ranks: list[int] | None = None
+    """The ranks that were at the first of these lines while the others waited; null: all ranks, or unknown."""
     first_batch_s: float | None = None
     """The wait for the first batch."""
     warm_up_s: float | None = None
@@ -63,7 +84,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     epochs_s: float | None = None
     """What steps took longer in which a pass over a loader began or ended."""
     evaluation_s: float | None = None
-    """What steps with an evaluation took longer."""
+    """What steps with an evaluation took longer, without checkpoints in them."""
     checkpoint_s: float | None = None
     """What steps took longer in which a rank saved or loaded a checkpoint."""
     pauses_s: float | None = None
@@ -76,6 +97,19 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Between steps of which some were not recorded."""
     end_s: float | None = None
     """From the last step's end to the launcher's end."""
+    exit_s: float | None = None
+    """The last part of that: after the process group was destroyed; the exit of the ranks and the launcher."""
+    end_where: list[Where] = []
+    """Lines at which a rank was longest after its last step, with their shares of the stack samples there; none are taken after the
+    process group was destroyed."""
+    end_ranks: list[int] | None = None
+    """The ranks that were at the first of these lines while the others waited; null: all ranks, or unknown."""
+    steps: int | None = None
+    """Number of the job's steps; null without a step."""
+    evaluation: RunWork | None = None
+    """Evaluations; null where no step has one."""
+    checkpoints: RunWork | None = None
+    """Checkpoints; null where no step has one. Those before the first step and after the last one do not count."""
     pause: RunEvent | None = None
     """One or two single steps that took far longer than the others. They are excluded from the measured steps."""
     rhythm: RunEvent | None = None

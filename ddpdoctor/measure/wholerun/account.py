@@ -105,6 +105,11 @@ class RunAccount(msgspec.Struct, frozen=True):
     goodput: float
     """Share of the wall time that the job's steps would take if each were a usual one (0 to 1)."""
     patterns: list[StepPattern]
+    reasons: Mapping[int, RunPart]
+    """By number of a step, the part to which its time beyond the usual length belongs."""
+    saved_s: Mapping[int, float]
+    """By number of a step, seconds that the rank that took longest saved or loaded checkpoints in it. In a step that also evaluates,
+    they belong to the checkpoints."""
 
     @property
     def wall_s(self) -> float:
@@ -124,9 +129,10 @@ def run_account(
     numbers, lengths_s = lengths_of_run(logs)
     counted = comparable_steps(numbers, why)
     patterns = step_patterns(numbers, lengths_s, counted)
-    reasons = _reasons(logs, why, patterns)
+    saved_s = _saved_s(logs)
+    reasons = _reasons(logs, why, patterns, saved_s)
     usual = _usual(numbers, lengths_s, counted)
-    ranks = [_of_rank(log, launches.get(log.host), reasons, usual) for log in logs]
+    ranks = [_of_rank(log, launches.get(log.host), reasons, usual, saved_s) for log in logs]
     parts = {part: sum(rank.parts_s.get(part, 0.0) for rank in ranks) / len(ranks) for part in RunPart}
     steps = int(max(log.steps[-1].number for log in logs)) + 1
     ordinary = [
@@ -141,6 +147,8 @@ def run_account(
         usual_s=usual_s,
         goodput=min(steps * usual_s / wall_s, 1.0) if wall_s > 0 else 0.0,
         patterns=patterns,
+        reasons=reasons,
+        saved_s=saved_s,
     )
 
 
@@ -160,8 +168,23 @@ def _usual(numbers: Ints, lengths_s: Array, counted: Mask) -> dict[int, float]:
     return dict(zip(numbers.tolist(), known[places].tolist(), strict=True))
 
 
+def _saved_s(logs: Sequence[RankLog]) -> dict[int, float]:
+    """By number of a step, the longest time in seconds that a rank saved or loaded checkpoints in it."""
+    saved_s: dict[int, float] = {}
+    for log in logs:
+        for step in log.steps:
+            events = [event for event in step.events if event.kind in (EventKind.SAVE, EventKind.LOAD)]
+            if events:
+                spent_ns = min(sum(event.duration_ns for event in events), step.length_ns)
+                saved_s[step.number] = max(saved_s.get(step.number, 0.0), spent_ns / 1e9)
+    return saved_s
+
+
 def _reasons(
-    logs: Sequence[RankLog], why: Mapping[int, str], patterns: Sequence[StepPattern]
+    logs: Sequence[RankLog],
+    why: Mapping[int, str],
+    patterns: Sequence[StepPattern],
+    saved_s: Mapping[int, float],
 ) -> dict[int, RunPart]:
     """By number, the part to which a step's time beyond the usual length belongs; the first reason here counts."""
     reasons: dict[int, RunPart] = {}
@@ -172,7 +195,7 @@ def _reasons(
         first = log.steps[0].number
         for step in log.steps:
             kinds = {event.kind for event in step.events}
-            if kinds & {EventKind.SAVE, EventKind.LOAD}:
+            if step.number in saved_s:
                 reasons.setdefault(step.number, RunPart.CHECKPOINTS)
             elif step.number > first and (
                 EventKind.ITERATION in kinds or any(event.exhausted for event in step.events)
@@ -187,7 +210,11 @@ def _reasons(
 
 
 def _of_rank(
-    log: RankLog, launch: Launch | None, reasons: Mapping[int, RunPart], usual_s: Mapping[int, float]
+    log: RankLog,
+    launch: Launch | None,
+    reasons: Mapping[int, RunPart],
+    usual_s: Mapping[int, float],
+    saved_s: Mapping[int, float],
 ) -> RankAccount:
     parts = dict.fromkeys(RunPart, 0.0)
     ended_ns = log.record.info.get("ended_ns")
@@ -203,35 +230,37 @@ def _of_rank(
         parts[RunPart.END] = (ended_ns - last_ns) / 1e9
     before = None
     for step in log.steps:
-        if before is not None and step.number > before.number + 1:
+        number = step.number
+        if before is not None and number > before.number + 1:
             between_s = (step.start_ns - before.end_ns) / 1e9
-            as_usual_s = (step.number - before.number - 1) * usual_s.get(step.number, 0.0)
+            as_usual_s = (number - before.number - 1) * usual_s.get(number, 0.0)
             known = between_s <= _USUAL_UP_TO * as_usual_s
             parts[RunPart.STEPS if known else RunPart.UNKNOWN] += between_s
-        _add_step(
-            parts, step, reasons.get(step.number), usual_s.get(step.number, 0.0), is_first=step.number == 0
-        )
+        _add_step(parts, step, reasons.get(number), usual_s.get(number, 0.0), saved_s.get(number, 0.0))
         before = step
     return RankAccount(log.rank, {part: seconds for part, seconds in parts.items() if seconds > 0.0})
 
 
 def _add_step(
-    parts: dict[RunPart, float], step: Step, reason: RunPart | None, usual_s: float, *, is_first: bool
+    parts: dict[RunPart, float], step: Step, reason: RunPart | None, usual_s: float, saved_s: float
 ) -> None:
     """Divide the time of a step among the parts."""
     length_s = step.length_ns / 1e9
-    if is_first:
-        prepared_s, batch_s = _prepared(step)
+    if step.number == 0:
+        prepared_s, batch_s = prepared(step)
         parts[RunPart.PREPARATION] += prepared_s
         parts[RunPart.FIRST_BATCH] += batch_s
         length_s -= prepared_s + batch_s
     ordinary_s = length_s if reason is None else min(length_s, usual_s)
     parts[RunPart.STEPS] += ordinary_s
     if reason is not None:
-        parts[reason] += length_s - ordinary_s
+        beyond_s = length_s - ordinary_s
+        of_checkpoint_s = min(saved_s, beyond_s) if reason is RunPart.EVALUATION else 0.0
+        parts[RunPart.CHECKPOINTS] += of_checkpoint_s
+        parts[reason] += beyond_s - of_checkpoint_s
 
 
-def _prepared(step: Step) -> tuple[float, float]:
+def prepared(step: Step) -> tuple[float, float]:
     """(Seconds of the first step until the first batch is requested, or else until the first forward pass; seconds of the wait for the
     batch.)"""
     requests = [

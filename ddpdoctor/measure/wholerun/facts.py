@@ -8,8 +8,9 @@ from ddpdoctor.measure.runfacts import RunEvent, RunFacts
 from ddpdoctor.measure.sourcelines import LogSourceLines
 from ddpdoctor.measure.steplog import PatternKind, RankLog
 
-from .account import Launch, RunPart, run_account
-from .events import event_of
+from .account import Launch, RunPart, prepared, run_account
+from .events import checkpoints_of, evaluations_of, event_of
+from .outside import Span, lines_between
 
 
 def run_facts(
@@ -27,12 +28,16 @@ def run_facts(
     def event(kind: PatternKind) -> RunEvent | None:
         return event_of(kind, patterns, logs, lines, wall_s)
 
+    preparation = lines_between(logs, [_preparation(log) for log in logs])
+    end = lines_between(logs, [_end(log) for log in logs])
     return RunFacts(
         wall_s=wall_s,
         goodput=account.goodput if is_whole else None,
         start_s=parts_s(RunPart.START),
         earlier_attempts_s=parts_s(RunPart.EARLIER_ATTEMPTS),
         preparation_s=parts_s(RunPart.PREPARATION),
+        preparation_where=preparation.where,
+        preparation_ranks=preparation.ranks,
         first_batch_s=parts_s(RunPart.FIRST_BATCH),
         warm_up_s=parts_s(RunPart.WARM_UP),
         steps_s=parts_s(RunPart.STEPS),
@@ -45,8 +50,35 @@ def run_facts(
         profiler_s=parts_s(RunPart.PROFILER),
         unrecorded_s=parts_s(RunPart.UNKNOWN),
         end_s=parts_s(RunPart.END, 0.0) + parts_s(RunPart.TEARDOWN, 0.0) if is_whole else None,
+        exit_s=parts_s(RunPart.TEARDOWN) if is_whole else None,
+        end_where=end.where,
+        end_ranks=end.ranks,
+        steps=account.steps,
+        evaluation=evaluations_of(account, logs, lines, wall_s),
+        checkpoints=checkpoints_of(account, logs, lines, wall_s),
         pause=event(PatternKind.ONCE),
         rhythm=event(PatternKind.EVERY_NTH),
         change=event(PatternKind.FROM_STEP),
         growth=event(PatternKind.GROWING),
     )
+
+
+def _preparation(log: RankLog) -> Span | None:
+    """From the process group until the first batch is there."""
+    if not log.steps or log.steps[0].number != 0:
+        return None
+    first = log.steps[0]
+    return first.start_ns, first.start_ns + round(1e9 * sum(prepared(first)))
+
+
+def _end(log: RankLog) -> Span | None:
+    """From the last step's end until the recording ended, or the last sample."""
+    if not log.steps or not len(log.samples):
+        return None
+    last, ended_ns = log.steps[-1], log.record.info.get("ended_ns")
+    over_ns = (
+        last.end_ns + ended_ns - last.recorded_ns[1]
+        if isinstance(ended_ns, int)
+        else int(log.samples[-1, 0]) + 1
+    )
+    return last.end_ns, over_ns
