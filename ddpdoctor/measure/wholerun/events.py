@@ -36,8 +36,9 @@ _COMPONENTS = {
     "host": (Component.HOST,),
     "compute": (Component.FORWARD, Component.BACKWARD, Component.OPTIMIZER),
 }
-_IN_EVALUATION = (*_COMPONENTS["data"], *_COMPONENTS["host"], Component.FORWARD)
-"""Kinds of work in an evaluation: it has a loader of its own, and forward passes without gradients are not recorded as such."""
+_IN_EVALUATION = (Component.HOST, Component.FORWARD)
+"""Kinds of work of an evaluation by which its lines are found. Batches do not count: those of the training loader, which starts again at
+the same time, would be taken for the evaluation's."""
 _OWN = 0.5
 """Share of the extra time by which a rank's own part must be longer to cause it."""
 _OFF_CPU = 0.5
