@@ -84,7 +84,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     epochs_s: float | None = None
     """What steps took longer in which a pass over a loader began or ended."""
     evaluation_s: float | None = None
-    """What steps with an evaluation took longer, without checkpoints in them."""
+    """What steps with an evaluation took longer, without checkpoints and the start of a training loader in them."""
     checkpoint_s: float | None = None
     """What steps took longer in which a rank saved or loaded a checkpoint."""
     pauses_s: float | None = None

@@ -191,6 +191,21 @@ def test_evaluations_and_the_checkpoints_in_their_steps() -> None:
     assert found.evaluation.share == pytest.approx(0.2, rel=0.02)
 
 
+def test_the_start_of_the_training_loader_is_no_evaluation() -> None:
+    """At the beginning of an epoch the job evaluates for 1 s, and starts the workers of its training loader for 2 s."""
+    usual = [Event("data", 0, MS, loader=0), Event("fwd", MS, 5 * MS, module=0)]
+    epoch = [
+        Event("eval", 0, S),
+        Event("iter", S, 500 * MS, loader=0),
+        Event("data", 1500 * MS, 1500 * MS, loader=0),
+    ]
+    events = dict.fromkeys(range(100), usual) | {50: epoch}
+    found = facts_of(job(lengths_s={50: 3.02}, events=events))
+    assert found.evaluation_s == pytest.approx(1.0, rel=0.02) and found.epochs_s == pytest.approx(
+        2.0, rel=0.02
+    )
+
+
 @pytest.mark.parametrize(
     "slow", [range(100), range(60, 150), range(0, 150, 2)], ids=["until", "since", "every second"]
 )

@@ -19,6 +19,7 @@ from ddpdoctor.measure.steplog import (
     EVALUATION,
     SUSPENDED,
     WARM_UP,
+    Event,
     PatternKind,
     RankLog,
     Step,
@@ -107,9 +108,9 @@ class RunAccount(msgspec.Struct, frozen=True):
     patterns: list[StepPattern]
     reasons: Mapping[int, RunPart]
     """By number of a step, the part to which its time beyond the usual length belongs."""
-    saved_s: Mapping[int, float]
-    """By number of a step, seconds that the rank that took longest saved or loaded checkpoints in it. In a step that also evaluates,
-    they belong to the checkpoints."""
+    recorded_s: Mapping[int, Mapping[RunPart, float]]
+    """By number of a step, seconds recorded as checkpoints and as the start of a pass over a main loader, on the rank on which they are
+    longest. In a step that evaluates, they belong to these parts, and the rest to the evaluation."""
 
     @property
     def wall_s(self) -> float:
@@ -129,10 +130,10 @@ def run_account(
     numbers, lengths_s = lengths_of_run(logs)
     counted = comparable_steps(numbers, why)
     patterns = step_patterns(numbers, lengths_s, counted)
-    saved_s = _saved_s(logs)
-    reasons = _reasons(logs, why, patterns, saved_s)
+    recorded_s = _recorded_s(logs)
+    reasons = _reasons(logs, why, patterns, recorded_s)
     usual = _usual(numbers, lengths_s, counted)
-    ranks = [_of_rank(log, launches.get(log.host), reasons, usual, saved_s) for log in logs]
+    ranks = [_of_rank(log, launches.get(log.host), reasons, usual, recorded_s) for log in logs]
     parts = {part: sum(rank.parts_s.get(part, 0.0) for rank in ranks) / len(ranks) for part in RunPart}
     steps = int(max(log.steps[-1].number for log in logs)) + 1
     ordinary = [
@@ -148,7 +149,7 @@ def run_account(
         goodput=min(steps * usual_s / wall_s, 1.0) if wall_s > 0 else 0.0,
         patterns=patterns,
         reasons=reasons,
-        saved_s=saved_s,
+        recorded_s=recorded_s,
     )
 
 
@@ -168,23 +169,39 @@ def _usual(numbers: Ints, lengths_s: Array, counted: Mask) -> dict[int, float]:
     return dict(zip(numbers.tolist(), known[places].tolist(), strict=True))
 
 
-def _saved_s(logs: Sequence[RankLog]) -> dict[int, float]:
-    """By number of a step, the longest time in seconds that a rank saved or loaded checkpoints in it."""
-    saved_s: dict[int, float] = {}
+def _recorded_s(logs: Sequence[RankLog]) -> dict[int, dict[RunPart, float]]:
+    """See :attr:`RunAccount.recorded_s`."""
+    found: dict[int, dict[RunPart, float]] = {}
     for log in logs:
         for step in log.steps:
-            events = [event for event in step.events if event.kind in (EventKind.SAVE, EventKind.LOAD)]
-            if events:
-                spent_ns = min(sum(event.duration_ns for event in events), step.length_ns)
-                saved_s[step.number] = max(saved_s.get(step.number, 0.0), spent_ns / 1e9)
-    return saved_s
+            saves = [event for event in step.events if event.kind in (EventKind.SAVE, EventKind.LOAD)]
+            if saves:
+                _keep_longest(found, step, RunPart.CHECKPOINTS, saves)
+            if any(event.kind == EventKind.ITERATION for event in step.events):
+                _keep_longest(found, step, RunPart.EPOCHS, _of_main_loaders(log, step))
+    return found
+
+
+def _of_main_loaders(log: RankLog, step: Step) -> list[Event]:
+    """The beginnings of a pass over a main loader in a step, and the waits for batches of it."""
+    kinds = (EventKind.ITERATION, EventKind.DATA)
+    events = [event for event in step.events if event.kind in kinds and event.loader in log.main_loaders]
+    return events if any(event.kind == EventKind.ITERATION for event in events) else []
+
+
+def _keep_longest(
+    found: dict[int, dict[RunPart, float]], step: Step, part: RunPart, events: Sequence[Event]
+) -> None:
+    spent_s = min(sum(event.duration_ns for event in events), step.length_ns) / 1e9
+    of_step = found.setdefault(step.number, {})
+    of_step[part] = max(of_step.get(part, 0.0), spent_s)
 
 
 def _reasons(
     logs: Sequence[RankLog],
     why: Mapping[int, str],
     patterns: Sequence[StepPattern],
-    saved_s: Mapping[int, float],
+    recorded_s: Mapping[int, Mapping[RunPart, float]],
 ) -> dict[int, RunPart]:
     """By number, the part to which a step's time beyond the usual length belongs; the first reason here counts."""
     reasons: dict[int, RunPart] = {}
@@ -195,7 +212,7 @@ def _reasons(
         first = log.steps[0].number
         for step in log.steps:
             kinds = {event.kind for event in step.events}
-            if step.number in saved_s:
+            if RunPart.CHECKPOINTS in recorded_s.get(step.number, {}):
                 reasons.setdefault(step.number, RunPart.CHECKPOINTS)
             elif step.number > first and (
                 EventKind.ITERATION in kinds or any(event.exhausted for event in step.events)
@@ -214,7 +231,7 @@ def _of_rank(
     launch: Launch | None,
     reasons: Mapping[int, RunPart],
     usual_s: Mapping[int, float],
-    saved_s: Mapping[int, float],
+    recorded_s: Mapping[int, Mapping[RunPart, float]],
 ) -> RankAccount:
     parts = dict.fromkeys(RunPart, 0.0)
     ended_ns = log.record.info.get("ended_ns")
@@ -236,13 +253,17 @@ def _of_rank(
             as_usual_s = (number - before.number - 1) * usual_s.get(number, 0.0)
             known = between_s <= _USUAL_UP_TO * as_usual_s
             parts[RunPart.STEPS if known else RunPart.UNKNOWN] += between_s
-        _add_step(parts, step, reasons.get(number), usual_s.get(number, 0.0), saved_s.get(number, 0.0))
+        _add_step(parts, step, reasons.get(number), usual_s.get(number, 0.0), recorded_s.get(number, {}))
         before = step
     return RankAccount(log.rank, {part: seconds for part, seconds in parts.items() if seconds > 0.0})
 
 
 def _add_step(
-    parts: dict[RunPart, float], step: Step, reason: RunPart | None, usual_s: float, saved_s: float
+    parts: dict[RunPart, float],
+    step: Step,
+    reason: RunPart | None,
+    usual_s: float,
+    recorded_s: Mapping[RunPart, float],
 ) -> None:
     """Divide the time of a step among the parts."""
     length_s = step.length_ns / 1e9
@@ -255,9 +276,10 @@ def _add_step(
     parts[RunPart.STEPS] += ordinary_s
     if reason is not None:
         beyond_s = length_s - ordinary_s
-        of_checkpoint_s = min(saved_s, beyond_s) if reason is RunPart.EVALUATION else 0.0
-        parts[RunPart.CHECKPOINTS] += of_checkpoint_s
-        parts[reason] += beyond_s - of_checkpoint_s
+        for part, seconds in recorded_s.items() if reason is RunPart.EVALUATION else ():
+            parts[part] += min(seconds, beyond_s)
+            beyond_s -= min(seconds, beyond_s)
+        parts[reason] += beyond_s
 
 
 def prepared(step: Step) -> tuple[float, float]:

@@ -107,7 +107,11 @@ def checkpoints_of(
 ) -> RunWork | None:
     """Facts of the checkpoints; None without one. ``lines`` are those of the same ``logs``."""
     of_checkpoint = (RunPart.CHECKPOINTS, RunPart.EVALUATION)
-    numbers = {number for number in account.saved_s if account.reasons.get(number) in of_checkpoint}
+    numbers = {
+        number
+        for number, recorded_s in account.recorded_s.items()
+        if RunPart.CHECKPOINTS in recorded_s and account.reasons.get(number) in of_checkpoint
+    }
     who = [
         place
         for place, log in enumerate(logs)
