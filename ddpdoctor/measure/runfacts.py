@@ -65,6 +65,11 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Share of it that the job's steps would take if each took the usual time."""
     start_s: float | None = None
     """From the launcher's start until the process group was there: interpreter, imports, rendezvous."""
+    joining_s: float | None = None
+    """The last part of that: from the moment at which the first rank called init_process_group; null where a rank did not record it."""
+    last_ranks: list[int] | None = None
+    """The ranks that called init_process_group last, when others had waited in it for at least 1 s; null: all at about the same time,
+    or unknown."""
     earlier_attempts_s: float | None = None
     """The same of ranks that an elastic launcher restarted: earlier attempts, and the start of this one."""
     preparation_s: float | None = None

@@ -32,7 +32,7 @@ def test_the_parts_of_a_recorded_run_are_its_wall_time(fixture: Path) -> None:
     parts = [
         value
         for name, value in facts.items()
-        if name.endswith("_s") and name not in ("wall_s", "exit_s") and value is not None
+        if name.endswith("_s") and name not in ("wall_s", "joining_s", "exit_s") and value is not None
     ]
     assert facts["wall_s"] == pytest.approx(wall_s, rel=0.01) and sum(parts) == pytest.approx(
         wall_s, rel=0.01
@@ -165,6 +165,21 @@ def test_the_lines_after_the_last_step() -> None:
     found = facts_of(logs)
     assert [each.line for each in found.end_where] == [120] and found.end_ranks is None
     assert found.end_s == pytest.approx(11.0, abs=0.1) and found.exit_s == pytest.approx(10.0, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("called_s", "joining_s", "last"),
+    [((1.0, 4.5), 4.0, [1]), ((4.0, 4.3), 1.0, None), ((1.0, None), None, None)],
+)
+def test_the_rank_that_joined_last(
+    called_s: tuple[float, float | None], joining_s: float | None, last: list[int] | None
+) -> None:
+    """The process group exists at 5 s."""
+    logs = prepared_job()
+    for log, at_s in zip(logs, called_s, strict=True):
+        log.record.info["joining_ns"] = None if at_s is None else round(at_s * S)
+    found = facts_of(logs)
+    assert found.joining_s == (joining_s and pytest.approx(joining_s)) and found.last_ranks == last
 
 
 def test_without_samples_no_line() -> None:

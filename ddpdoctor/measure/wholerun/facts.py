@@ -12,6 +12,9 @@ from .account import Launch, RunPart, prepared, run_account
 from .events import checkpoints_of, evaluations_of, event_of
 from .outside import Span, lines_between
 
+_WAITED_S = 1.0
+"""Seconds by which the last rank calls later than the first one, from which it is named: on one host, imports differ by less."""
+
 
 def run_facts(
     logs: Sequence[RankLog], why: Mapping[int, str], launches: Mapping[str, Launch], lines: LogSourceLines
@@ -28,12 +31,15 @@ def run_facts(
     def event(kind: PatternKind) -> RunEvent | None:
         return event_of(kind, patterns, logs, lines, wall_s)
 
+    joining_s, last_ranks = _joining(logs)
     preparation = lines_between(logs, [_preparation(log) for log in logs])
     end = lines_between(logs, [_end(log) for log in logs])
     return RunFacts(
         wall_s=wall_s,
         goodput=account.goodput if is_whole else None,
         start_s=parts_s(RunPart.START),
+        joining_s=joining_s,
+        last_ranks=last_ranks,
         earlier_attempts_s=parts_s(RunPart.EARLIER_ATTEMPTS),
         preparation_s=parts_s(RunPart.PREPARATION),
         preparation_where=preparation.where,
@@ -61,6 +67,24 @@ def run_facts(
         change=event(PatternKind.FROM_STEP),
         growth=event(PatternKind.GROWING),
     )
+
+
+def _joining(logs: Sequence[RankLog]) -> tuple[float | None, list[int] | None]:
+    """(Seconds from the first rank's call of init_process_group until the group exists; the ranks that called it last, if the first had
+    to wait for them.) Each rank's time is a difference on its own clock."""
+    waits_s: dict[int, float] = {}
+    for log in logs:
+        joining_ns = log.record.info.get("joining_ns")
+        if not isinstance(joining_ns, int) or not log.steps or log.steps[0].number != 0:
+            return None, None
+        waits_s[log.rank] = max(log.steps[0].recorded_ns[0] - joining_ns, 0) / 1e9
+    longest_s = max(waits_s.values(), default=0.0)
+    shortest_s = min(waits_s.values(), default=0.0)
+    if longest_s - shortest_s < _WAITED_S:
+        return longest_s, None
+    middle_s = (longest_s + shortest_s) / 2
+    last = [rank for rank, wait_s in waits_s.items() if wait_s < middle_s]
+    return longest_s, last if 2 * len(last) <= len(waits_s) else None
 
 
 def _preparation(log: RankLog) -> Span | None:
