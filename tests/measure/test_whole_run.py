@@ -116,6 +116,7 @@ PLACES = {
     2: Where("train.py", 91, "main"),
     3: Where(TORCH, 5000, "barrier"),
     4: Where("train.py", 120, "upload"),
+    5: Where("<ddpdoctor, like importlib._bootstrap>", 77, "around.<locals>.wrapper"),
 }
 """Lines of samples, by id."""
 
@@ -149,9 +150,10 @@ def test_the_lines_of_the_preparation_by_their_time() -> None:
     assert found.preparation_where[0].callers[0].line == 90
 
 
-def test_the_rank_that_prepares_is_named_not_those_that_wait_for_it() -> None:
+@pytest.mark.parametrize("innermost", [3, 5], ids=["in torch", "in the wrapper of Work.wait"])
+def test_the_rank_that_prepares_is_named_not_those_that_wait_for_it(innermost: int) -> None:
     one, other = prepared_job()
-    found = facts_of([sampled(one, (5, 17, 0.06, 2, 3)), sampled(other, (5, 17, 0.06, 1, 1))])
+    found = facts_of([sampled(one, (5, 17, 0.06, 2, innermost)), sampled(other, (5, 17, 0.06, 1, 1))])
     assert found.preparation_ranks == [1] and [each.line for each in found.preparation_where] == [7]
 
 

@@ -26,8 +26,9 @@ _ALIKE = 0.5
 """Share of the longest time at a line from which a rank counts as being there too."""
 _MOST_LINES = 3
 """Lines that are named at most."""
-_WAITS = ("/torch/distributed/", "/torch/nn/parallel/distributed.py")
-"""Parts of the paths of files in which a rank waits for others: collectives, stores, and DDP's constructor, which compares shapes."""
+_WAITS = ("/torch/distributed/", "/torch/nn/parallel/distributed.py", "<ddpdoctor, like importlib")
+"""Parts of the paths of files in which a rank waits for others: collectives, stores, and DDP's constructor, which compares shapes. The
+last one is the hook's wrapper of calls: the only one of them that is not Python code with a line of its own waits for a collective."""
 
 Span = tuple[int, int]
 """Begin and end, epoch ns, by the clock of the log's steps and samples."""
