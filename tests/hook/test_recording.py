@@ -122,6 +122,7 @@ def test_settings(slow_rank: Recorded) -> None:
     )
     assert loader["dataset_length"] == 512 and loader["batches_per_epoch"] == 32
     assert [optimizer["type"] for optimizer in info["optimizers"]] == ["Adam"]
+    assert 0 < info["joining_ns"] < info["started_ns"] < info["ended_ns"]
     assert info["environment"]["NCCL_DEBUG"] == "WARN" and "secret" not in json.dumps(info)
     assert info["hook"]["errors"] == []
 
@@ -177,7 +178,7 @@ def test_a_job_of_one_process_is_recorded(tmp_path) -> None:
     recorded = run_recorded(tmp_path, forked("single.py", ranks=0))
     assert recorded.process.stdout == "single done\n" and recorded.process.stderr == ""
     info = recorded.info(0)
-    assert info["world_size"] == 1 and info["backend"] is None
+    assert info["world_size"] == 1 and info["backend"] is None and info["joining_ns"] is None
     # The first optimizer step is where it shows that there is something to record.
     assert len(recorded.steps(0)) == 8
 
