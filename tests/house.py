@@ -130,7 +130,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
             "facts",
             "taxonomy",
         ),
-        "wholerun": ("sourcelines", "steplog", "numerics", "runfacts", "taxonomy"),
+        "wholerun": ("sourcelines", "steplog", "places", "numerics", "runfacts", "taxonomy"),
         "caveats": ("graph", "window"),
         "flames": ("metrics", "graph", "sourcelines", "places", "summary"),
         "hta": ("export",),

@@ -309,7 +309,7 @@ class _Run:
             share=cost["share"] if cost else None,
             costs_s=costs_s,
             share_of_run=None if costs_s is None or not run["wall_s"] else min(costs_s / run["wall_s"], 1.0),
-            happens_once=once_s is not None,
+            happens_once=once_s is not None and not rule.recurs,
             speedup_if_fixed=cost["speedup"] if cost else None,
             speedup_if_fixed_range=_speedups(cost),
             at_most=cost is not None and self._is_upper_bound(),

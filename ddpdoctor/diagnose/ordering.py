@@ -83,10 +83,10 @@ def order_findings(
 
 
 def _loss(finding: Finding, run: Mapping[str, Any], thresholds: Mapping[str, float]) -> float:
-    """Share that orders findings: of the step; or, of what happens once, of the run. Once in a short run counts least, as it says
-    nothing of a longer one."""
-    if not finding.happens_once:
-        return finding.share or 0.0
+    """Share that orders findings: of the step, or of the run for what is lost outside of ordinary steps. What happens once in a short run
+    counts least, as it says nothing of a longer one."""
+    if finding.costs_ms_per_step is not None or not finding.happens_once:
+        return finding.share or finding.share_of_run or 0.0
     is_long = run["wall_s"] is not None and run["wall_s"] >= thresholds["short_run_s"]
     return (finding.share_of_run or 0.0) if is_long else 0.0
 

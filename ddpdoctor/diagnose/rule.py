@@ -124,7 +124,9 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     costs_ms: str | None = None
     """CEL: milliseconds per step, for rules without a Cost; null: a finding without a cost."""
     costs_s: str | None = None
-    """CEL: seconds of this run that are lost once, not in every step; null: the cost recurs. Such a finding has no cost per step."""
+    """CEL: seconds of this run that are lost outside of ordinary steps; null: none. Such a finding has no cost per step."""
+    recurs: bool = False
+    """Whether the cost ``costs_s`` recurs during a run, as evaluations do, so that a longer run loses more by it."""
     event: str | None = None
     """Path of a RunEvent in the facts that says in which steps the cost falls."""
     severity: Literal["critical", "warning", "info"] | None = None

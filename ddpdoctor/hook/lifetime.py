@@ -39,8 +39,9 @@ _alone: list[bool] = []
 """Whether this process may be recorded without a process group; determined once."""
 
 
-def arm(rank: int, world_size: int) -> Session | None:
-    """Start recording this process as ``rank``, or continue the present recording if it is of the same rank."""
+def arm(rank: int, world_size: int, joining_ns: int | None = None) -> Session | None:
+    """Start recording this process as ``rank``, or continue the present recording if it is of the same rank. ``joining_ns``: when
+    it called ``init_process_group``, epoch ns."""
     session = active.session
     if session is not None:
         if (session.rank, session.world_size) == (rank, world_size):
@@ -52,6 +53,7 @@ def arm(rank: int, world_size: int) -> Session | None:
     session = _begun(rank, world_size, run, place)
     end_unjoined()
     if session is not None:
+        session.joining_ns = joining_ns
         services.start(session)
         active.start(session)
     return session

@@ -43,6 +43,7 @@ def at_start(session: Session) -> dict[str, Any]:
         "parent_pid": os.getppid(),
         "attempt": _number("TORCHELASTIC_RESTART_COUNT") or 0,
         "job_id": _job_id(),
+        "joining_ns": session.joining_ns,
         "started_ns": time.time_ns(),
         "ended_ns": None,
         "backend": None,

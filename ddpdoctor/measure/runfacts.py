@@ -92,6 +92,23 @@ class RestartFacts(msgspec.Struct, frozen=True, kw_only=True):
     """All of these together, as far as known."""
 
 
+class RunWork(msgspec.Struct, frozen=True, kw_only=True):
+    """Evaluations, or checkpoints, between the first step and the last one."""
+
+    count: int
+    """Steps in which it happens."""
+    total_s: float
+    """Seconds by which it makes these steps longer, together."""
+    share: float | None = None
+    """Share of the run's wall time; null where that is unknown."""
+    every: int | None = None
+    """Median distance in steps from one to the next; null with only one."""
+    ranks: list[int] | None = None
+    """The ranks that do it while the others wait; null where all do."""
+    where: list[Where] = []
+    """The lines."""
+
+
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The wall time of the run from the launcher's start to its end, in seconds: the mean over the ranks."""
 
@@ -103,10 +120,19 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Share of it that the job's steps would take if each took the usual time."""
     start_s: float | None = None
     """From the launcher's start until the process group was there: interpreter, imports, rendezvous."""
+    joining_s: float | None = None
+    """The last part of that: from the moment at which the first rank called init_process_group; null where a rank did not record it."""
+    last_ranks: list[int] | None = None
+    """The ranks that called init_process_group last, when others had waited in it for at least 1 s; null: all at about the same time,
+    or unknown."""
     earlier_attempts_s: float | None = None
     """The same of ranks that an elastic launcher restarted: earlier attempts, and the start of this one."""
     preparation_s: float | None = None
     """From there until the first batch was requested: the model, DDP's constructor, the dataset, a restored checkpoint."""
+    preparation_where: list[Where] = []
+    """Lines at which a rank was longest between the process group and the first batch, with their shares of the stack samples there."""
+    preparation_ranks: list[int] | None = None
+    """The ranks that were at the first of these lines while the others waited; null: all ranks, or unknown."""
     first_batch_s: float | None = None
     """The wait for the first batch."""
     warm_up_s: float | None = None
@@ -118,7 +144,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     epochs_s: float | None = None
     """What steps took longer in which a pass over a loader began or ended."""
     evaluation_s: float | None = None
-    """What steps with an evaluation took longer."""
+    """What steps with an evaluation took longer, without checkpoints and the start of a training loader in them."""
     checkpoint_s: float | None = None
     """What steps took longer in which a rank saved or loaded a checkpoint."""
     pauses_s: float | None = None
@@ -133,6 +159,17 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """From the last step of the measured attempt to the launcher's end, if other attempts followed."""
     end_s: float | None = None
     """From the last step's end to the launcher's end."""
+    exit_s: float | None = None
+    """The last part of that: after the process group was destroyed; the exit of the ranks and the launcher."""
+    end_where: list[Where] = []
+    """Lines at which a rank was longest after its last step, with their shares of the stack samples there; none are taken after the
+    process group was destroyed."""
+    end_ranks: list[int] | None = None
+    """The ranks that were at the first of these lines while the others waited; null: all ranks, or unknown."""
+    evaluation: RunWork | None = None
+    """Evaluations; null where no step has one."""
+    checkpoints: RunWork | None = None
+    """Checkpoints; null where no step has one. Those before the first step and after the last one do not count."""
     attempts: list[AttemptFacts] = []
     """All attempts, if there are several: an elastic launcher restarts the ranks when one dies."""
     restarts: RestartFacts | None = None

@@ -194,8 +194,8 @@ def _view(
 def _cost_text(finding: Finding, most: str) -> str:
     if finding.costs_ms_per_step is not None:
         return most + words.milliseconds(finding.costs_ms_per_step)
-    if once := words.cost_once(finding):
-        return once
+    if total := words.cost_in_total(finding):
+        return total
     return "included in its cause" if finding.caused_by else NOT_QUANTIFIED
 
 

@@ -55,7 +55,7 @@ def _case(suite: ElementTree.Element, rule: str) -> ElementTree.Element:
 
 
 def _cost(finding: Finding) -> str:
-    return words.cost_once(finding) or f"{words.milliseconds(finding.costs_ms_per_step)} per step"
+    return words.cost_in_total(finding) or f"{words.milliseconds(finding.costs_ms_per_step)} per step"
 
 
 def _text(finding: Finding, all_ranks: str) -> str:

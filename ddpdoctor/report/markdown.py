@@ -88,7 +88,7 @@ def _table(findings: list[Finding], all_ranks: str) -> str:
     table = [["finding", "who", "costs per step", "if fixed", "where"]]
     for finding in findings:
         most = "at most " if finding.at_most else ""
-        cost = words.cost_once(finding) or (
+        cost = words.cost_in_total(finding) or (
             words.NO_COST
             if finding.costs_ms_per_step is None
             else words.milliseconds(finding.costs_ms_per_step)

@@ -96,8 +96,8 @@ def _result(finding: Finding, place: _Place) -> dict[str, Any]:
     if finding.costs_ms_per_step is not None:
         cost = words.milliseconds(finding.costs_ms_per_step) + words.in_parentheses(words.cost_range(finding))
         lines.append(f"It costs {'at most ' if finding.at_most else ''}{cost} per step.")
-    elif once := words.cost_once(finding):
-        lines.append(f"It costs {once}.")
+    elif total := words.cost_in_total(finding):
+        lines.append(f"It costs {total}.")
     lines += [f"Fix: {fix.title}. {fix.why}" for fix in finding.fixes[:1]]
     properties = {
         "ranks": finding.ranks,

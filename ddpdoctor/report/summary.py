@@ -23,8 +23,8 @@ def cost_sentence(diagnosis: Diagnosis) -> str:
         return ""
     if finding is None:
         return f"A step takes {words.milliseconds(median_ms)} (median){_largest_part(diagnosis)}."
-    if finding.happens_once:
-        return _once_sentence(finding)
+    if finding.costs_ms_per_step is None and finding.costs_s is not None:
+        return _total_sentence(finding)
     gain = words.speedup_text(finding)
     if finding.at_most:
         return _saving_sentence("at most", finding, gain)
@@ -62,13 +62,12 @@ def _cost_clause(finding: Finding, steps: Steps) -> str:
     return f"{text} ({min(round(60 * share), 59)} min per hour)"
 
 
-def _once_sentence(finding: Finding) -> str:
-    """The cost of what happens once; empty where it is unknown."""
-    if finding.costs_s is None:
-        return ""
+def _total_sentence(finding: Finding) -> str:
+    """The cost of what is lost outside of ordinary steps."""
     share = finding.share_of_run
     of_run = "" if share is None else f", {words.percent(share)} of its time"
-    return f"It costs {words.seconds(finding.costs_s)} of this run{of_run}, and recurs in no other step."
+    once = ", once" if finding.happens_once else ""
+    return f"It costs {words.seconds(finding.costs_s)} of this run{of_run}{once}."
 
 
 def _saving_sentence(limit: str, finding: Finding, gain: str) -> str:

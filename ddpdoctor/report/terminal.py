@@ -222,9 +222,9 @@ def _row(finding: Finding, all_ranks: str, *, wide: bool) -> list[str]:
 
 def _cost(finding: Finding, most: str) -> str:
     """ms per step, or of what does not recur "8.0 s"."""
-    if finding.happens_once and finding.costs_s is not None:
-        return words.seconds(finding.costs_s)
     cost_ms = finding.costs_ms_per_step
+    if cost_ms is None and finding.costs_s is not None:
+        return words.seconds(finding.costs_s)
     return words.NO_COST if cost_ms is None else most + words.significant(cost_ms)
 
 

@@ -143,11 +143,11 @@ def speedup(value: float | None) -> str:
     return ABSENT if value is None else f"{value:.2f}×" if value < 3 else f"{significant(value, 2)}×"
 
 
-def cost_once(finding: Finding) -> str:
-    """The cost of what does not recur: "20.1 s in total"; "" for other findings, or where it is unknown."""
-    return (
-        f"{seconds(finding.costs_s)} in total" if finding.happens_once and finding.costs_s is not None else ""
-    )
+def cost_in_total(finding: Finding) -> str:
+    """The cost of what is lost outside of ordinary steps: "20.1 s in total"; "" for costs per step, or where it is unknown."""
+    if finding.costs_ms_per_step is not None or finding.costs_s is None:
+        return ""
+    return f"{seconds(finding.costs_s)} in total"
 
 
 def speedup_text(finding: Finding, most: str = "") -> str:

@@ -112,6 +112,18 @@ def test_what_happens_once_ranks_by_its_share_of_a_long_run_and_last_in_a_short_
     assert by_rule["a/once"].share_of_run == (None if wall_s is None else min(2000.0 / wall_s, 1.0))
 
 
+def test_what_recurs_outside_of_ordinary_steps_ranks_by_its_share_of_the_run() -> None:
+    facts = {
+        "steps": {"mean_ms": 100.0},
+        "run": {"wall_s": 60.0, "steps": 100},
+        "shared": {"data": {"ms_per_step": 10.0}},
+    }
+    often = rule("a/often", severity="warning", costs_s="20.0", recurs=True)
+    found = run(often, rule("a/every", costs="shared.data"), facts=facts).findings
+    assert [finding.rule for finding in found] == ["a/often", "a/every"]
+    assert not found[0].happens_once and found[0].costs_ms_per_step is None
+
+
 def test_a_rule_says_with_an_event_in_which_steps_its_cost_falls() -> None:
     event = {"total_s": 2.0, "longer": [10, 90], "persistence": "periodic"}
     facts = {"steps": {"mean_ms": 100.0}, "run": {"steps": 100, "rhythm": event}}

@@ -16,7 +16,7 @@ from ddpdoctor.rundir import EventKind, LineField, Mark
 from tests.python import NEEDS_STACKS
 from tests.rundir.stepfields import COMMON_FIELDS, FIELDS_OF
 
-from .recording import JOBS, HookOptions, Recorded, forked, plain_environment, run_recorded
+from .recording import JOBS, HookOptions, Recorded, forked, one_rank, plain_environment, run_recorded
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +122,7 @@ def test_settings(slow_rank: Recorded) -> None:
     )
     assert loader["dataset_length"] == 512 and loader["batches_per_epoch"] == 32
     assert [optimizer["type"] for optimizer in info["optimizers"]] == ["Adam"]
+    assert 0 < info["joining_ns"] < info["started_ns"] < info["ended_ns"]
     assert info["environment"]["NCCL_DEBUG"] == "WARN" and "secret" not in json.dumps(info)
     assert info["hook"]["errors"] == []
 
@@ -177,9 +178,21 @@ def test_a_job_of_one_process_is_recorded(tmp_path) -> None:
     recorded = run_recorded(tmp_path, forked("single.py", ranks=0))
     assert recorded.process.stdout == "single done\n" and recorded.process.stderr == ""
     info = recorded.info(0)
-    assert info["world_size"] == 1 and info["backend"] is None
+    assert info["world_size"] == 1 and info["backend"] is None and info["joining_ns"] is None
     # The first optimizer step is where it shows that there is something to record.
     assert len(recorded.steps(0)) == 8
+
+
+@pytest.mark.torchrun
+def test_garbage_collections_leave_room_for_the_other_events_of_their_step(tmp_path) -> None:
+    """Where a rank builds an index in Python, the first forward pass shows when it was done."""
+    recorded = run_recorded(tmp_path, one_rank("index_building.py"))
+    assert recorded.process.returncode == 0, recorded.process.stderr
+    events = recorded.steps(0)[0]["ev"]
+    kinds = [event["k"] for event in events]
+    assert {"fwd", "bwd", "opt", "more"} <= set(kinds) and kinds.count("gc") == 128
+    (more,) = (event for event in events if event["k"] == "more")
+    assert more["n"] >= 150 and more["d"] >= 150 * 200_000
 
 
 @pytest.mark.torchrun

@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
 
 from ddpdoctor.analysis import Options, analyze
+from ddpdoctor.measure.places import Where
+from ddpdoctor.measure.runfacts import RunFacts
+from ddpdoctor.measure.sourcelines import LogSourceLines
 from ddpdoctor.measure.steplog import Event, RankLog, Step, select_steps
-from ddpdoctor.measure.wholerun import Launch, RunPart, run_account
+from ddpdoctor.measure.wholerun import Launch, RunPart, run_account, run_facts
 from ddpdoctor.rundir import RankRecord
 from tests.measure.recorded import Job, record
 
@@ -27,7 +32,7 @@ def test_the_parts_of_a_recorded_run_are_its_wall_time(fixture: Path) -> None:
     parts = [
         value
         for name, value in facts.items()
-        if name.endswith("_s") and name != "wall_s" and value is not None
+        if name.endswith("_s") and name not in ("wall_s", "joining_s", "exit_s") and value is not None
     ]
     assert facts["wall_s"] == pytest.approx(wall_s, rel=0.01) and sum(parts) == pytest.approx(
         wall_s, rel=0.01
@@ -103,6 +108,121 @@ def test_what_earlier_attempts_took_is_no_start() -> None:
 def test_without_a_launcher_only_what_is_known_counts() -> None:
     account = run_account(job(), {}, {})
     assert account is not None and RunPart.START not in account.parts_s
+
+
+TORCH = "/lib/python3/site-packages/torch/distributed/distributed_c10d.py"
+PLACES = {
+    1: Where("train.py", 7, "load_index", callers=Where("train.py", 90, "main").stack),
+    2: Where("train.py", 91, "main"),
+    3: Where(TORCH, 5000, "barrier"),
+    4: Where("train.py", 120, "upload"),
+    5: Where("<ddpdoctor, like importlib._bootstrap>", 77, "around.<locals>.wrapper"),
+}
+"""Lines of samples, by id."""
+
+
+def sampled(log: RankLog, *spans: tuple[float, float, float, int, int]) -> RankLog:
+    """The log with samples: each span is (begin, end, s between two samples, id of the user's line, id of the innermost one)."""
+    rows = [
+        (round(at * S), user, innermost, 0)
+        for begin, end, apart, user, innermost in spans
+        for at in np.arange(begin + apart / 2, end, apart)
+    ]
+    return msgspec.structs.replace(log, samples=np.array(rows, np.int64).reshape(-1, 4), sample_where=PLACES)
+
+
+def facts_of(logs: list[RankLog], ended_s: float = 30.0) -> RunFacts:
+    launches = {"a": Launch(0, round(ended_s * S))}
+    account = run_account(logs, select_steps(logs)[1], launches)
+    return run_facts(account, logs, launches, LogSourceLines(logs))
+
+
+def prepared_job() -> list[RankLog]:
+    """It prepares for 10 s, and waits 2 s for the first batch."""
+    first = [Event("data", 10 * S, 2 * S, loader=0), Event("fwd", 12 * S, 5 * MS, module=0)]
+    return job(lengths_s={0: 12.02}, events={0: first})
+
+
+def test_the_lines_of_the_preparation_by_their_time() -> None:
+    """Samples are taken a quarter as often after 30 s: their number does not show the time."""
+    logs = [sampled(log, (5, 8, 0.06, 2, 2), (8, 17, 0.24, 1, 1)) for log in prepared_job()]
+    found = facts_of(logs)
+    assert found.preparation_ranks is None and [each.line for each in found.preparation_where] == [7, 91]
+    assert [each.share for each in found.preparation_where] == pytest.approx([0.75, 0.25], abs=0.02)
+    assert found.preparation_where[0].callers[0].line == 90
+
+
+@pytest.mark.parametrize("innermost", [3, 5], ids=["in torch", "in the wrapper of Work.wait"])
+def test_the_rank_that_prepares_is_named_not_those_that_wait_for_it(innermost: int) -> None:
+    one, other = prepared_job()
+    found = facts_of([sampled(one, (5, 17, 0.06, 2, innermost)), sampled(other, (5, 17, 0.06, 1, 1))])
+    assert found.preparation_ranks == [1] and [each.line for each in found.preparation_where] == [7]
+
+
+def test_where_all_wait_the_line_of_the_wait_is_named() -> None:
+    found = facts_of([sampled(log, (5, 17, 0.06, 2, 3)) for log in prepared_job()])
+    assert found.preparation_ranks is None and [each.line for each in found.preparation_where] == [91]
+
+
+def test_the_lines_after_the_last_step() -> None:
+    logs = [sampled(log, (5, 17, 0.06, 1, 1), (19.1, 20, 0.06, 4, 4)) for log in prepared_job()]
+    found = facts_of(logs)
+    assert [each.line for each in found.end_where] == [120] and found.end_ranks is None
+    assert found.end_s == pytest.approx(11.0, abs=0.1) and found.exit_s == pytest.approx(10.0, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("called_s", "joining_s", "last"),
+    [((1.0, 4.5), 4.0, [1]), ((4.0, 4.3), 1.0, None), ((1.0, None), None, None)],
+)
+def test_the_rank_that_joined_last(
+    called_s: tuple[float, float | None], joining_s: float | None, last: list[int] | None
+) -> None:
+    """The process group exists at 5 s."""
+    logs = prepared_job()
+    for log, at_s in zip(logs, called_s, strict=True):
+        log.record.info["joining_ns"] = None if at_s is None else round(at_s * S)
+    found = facts_of(logs)
+    assert found.joining_s == (joining_s and pytest.approx(joining_s)) and found.last_ranks == last
+
+
+def test_without_samples_no_line() -> None:
+    found = facts_of(prepared_job())
+    assert found.preparation_where == found.end_where == [] and found.preparation_s == pytest.approx(10.0)
+
+
+def test_evaluations_and_the_checkpoints_in_their_steps() -> None:
+    """At the end of each epoch the job evaluates for 2 s, and rank 0 saves for 0.5 s."""
+    evaluates = [Event("eval", 0, 2 * S)]
+    logs = job(lengths_s=dict.fromkeys((30, 60, 90), 2.52), events=dict.fromkeys((30, 60, 90), evaluates))
+    saves = [
+        msgspec.structs.replace(step, events=(*step.events, Event("save", 2 * S, 500 * MS)))
+        if step.number in (30, 60, 90)
+        else step
+        for step in logs[0].steps
+    ]
+    found = facts_of([msgspec.structs.replace(logs[0], steps=tuple(saves)), logs[1]])
+    assert found.evaluation is not None and found.checkpoints is not None and found.steps == 100
+    assert found.evaluation.total_s == found.evaluation_s == pytest.approx(6.0, rel=0.02)
+    assert found.checkpoints.total_s == found.checkpoint_s == pytest.approx(1.5, rel=0.02)
+    assert (found.evaluation.count, found.evaluation.every, found.evaluation.ranks) == (3, 30, None)
+    assert (found.checkpoints.count, found.checkpoints.ranks) == (3, [0])
+    assert found.evaluation.share == pytest.approx(0.2, rel=0.02)
+
+
+def test_the_start_of_the_training_loader_is_no_evaluation() -> None:
+    """At the beginning of an epoch the job evaluates for 1 s, and starts the workers of its training loader for 2 s."""
+    usual = [Event("data", 0, MS, loader=0), Event("fwd", MS, 5 * MS, module=0)]
+    epoch = [
+        Event("eval", 0, S),
+        Event("iter", S, 500 * MS, loader=0),
+        Event("data", 1500 * MS, 1500 * MS, loader=0),
+    ]
+    events = dict.fromkeys(range(100), usual) | {50: epoch}
+    found = facts_of(job(lengths_s={50: 3.02}, events=events))
+    assert found.evaluation_s == pytest.approx(1.0, rel=0.02) and found.epochs_s == pytest.approx(
+        2.0, rel=0.02
+    )
 
 
 @pytest.mark.parametrize(

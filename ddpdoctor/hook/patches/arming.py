@@ -6,6 +6,7 @@ Gloo sometimes aborts the process in ``destroy_process_group``, and then no exit
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from .. import lifetime
@@ -17,17 +18,17 @@ from ..stalls import note_join_started
 _PART = part("arming")
 
 
-def _before_init(args: Any, kwargs: Any) -> bool | None:
+def _before_init(args: Any, kwargs: Any) -> int:
     note_join_started()
-    return True
+    return time.time_ns()
 
 
-def _after_init(token: bool, result: Any) -> None:
+def _after_init(joining_ns: int, result: Any) -> None:
     import torch.distributed as dist
 
     if isinstance(result, BaseException) or not dist.is_initialized():
         return
-    lifetime.arm(dist.get_rank(), dist.get_world_size())
+    lifetime.arm(dist.get_rank(), dist.get_world_size(), joining_ns)
 
 
 def _before_destroy(args: Any, kwargs: Any) -> bool | None:

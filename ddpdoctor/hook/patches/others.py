@@ -14,15 +14,20 @@ from ..guard import part
 from ..job import calling_frame, record_construction
 from ..patching import Patches, around, guarded
 from ..profiling import constructed
-from ..recording import active
+from ..recording import MOST_EVENTS, Recorder, active
 
 SHORTEST_NS = 200_000
 """Shorter collections are too frequent to be recorded each, and cost little."""
 
+_MOST_COLLECTIONS = MOST_EVENTS // 2
+"""Collections of one step that are written each: building an index in Python collects hundreds of times, and the other
+events of that step show when it was done."""
 _COLLECTION = EventKind.COLLECTION.opening
 
 _started = [0]
 """When the collection in progress began, perf_counter_ns; 0 outside of one."""
+_in_step = [-1, 0]
+"""The last step with a collection, and how many were recorded in it."""
 
 
 def _collecting(phase: str, info: dict[str, Any]) -> None:
@@ -35,10 +40,19 @@ def _collecting(phase: str, info: dict[str, Any]) -> None:
     elif _started[0]:
         duration = now - _started[0]
         if duration >= SHORTEST_NS:
-            # Where the collector runs of itself that is the line that happened to allocate; gc.collect() names itself.
-            where = recorder.lines.caller()
-            recorder.add(_started[0], duration, f"{_COLLECTION}{where}")
+            _add(recorder, duration)
         _started[0] = 0
+
+
+def _add(recorder: Recorder, duration: int) -> None:
+    if recorder.step != _in_step[0]:
+        _in_step[:] = recorder.step, 0
+    _in_step[1] += 1
+    if _in_step[1] > _MOST_COLLECTIONS:
+        recorder.count(duration)
+        return
+    # Where the collector runs of itself that is the line that happened to allocate; gc.collect() names itself.
+    recorder.add(_started[0], duration, f"{_COLLECTION}{recorder.lines.caller()}")
 
 
 def install_garbage(patches: Patches) -> None:

@@ -17,7 +17,7 @@ from .crash_records import (
     exception_document,
     exception_recorder,
 )
-from .recorder import Recorder, ThreadTimes, recording_here
+from .recorder import MOST_EVENTS, Recorder, ThreadTimes, recording_here
 from .session import LAST_SETTINGS_STEP, Session
 from .steps import IN_BACKWARD
 from .writer import Writer

@@ -144,8 +144,12 @@ class Recorder:
         if len(self.events) < MOST_EVENTS:
             self.events.append((start, duration, fields))
         else:
-            self._more[0] += 1
-            self._more[1] += duration
+            self.count(duration)
+
+    def count(self, duration: int) -> None:
+        """An event of which only the time is kept, ns."""
+        self._more[0] += 1
+        self._more[1] += duration
 
     def add_evaluation(self, start: int, duration: int) -> None:
         """A forward without gradients; those of a step become one event."""

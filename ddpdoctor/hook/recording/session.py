@@ -45,6 +45,8 @@ class Session:
         self.rank, self.world_size = rank, world_size
         self.run, self.run_id = run, id_of_root(os.path.dirname(spool.directory))
         self.spool = spool
+        self.joining_ns: int | None = None
+        """When the process called ``init_process_group``, epoch ns; None without a process group."""
         self.document: dict[str, Any] = {}
         """The content of rank.json."""
         self.recorder = Recorder(self.spool, CodeKinds())

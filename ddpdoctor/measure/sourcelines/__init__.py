@@ -5,6 +5,7 @@ by weight. Both kinds of recording have the same interface (:class:`SourceLines`
 which of them is the primary one.
 """
 
+from .callers import by_line, with_heaviest
 from .from_logs import LogSourceLines
 from .from_windows import WindowSourceLines
 from .ranking import SourceLines, joined, ranked

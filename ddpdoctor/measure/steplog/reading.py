@@ -274,7 +274,7 @@ def _place(places: dict[int, Where], record: LogRecord) -> None:
 
 
 class _Spans:
-    """Time spans of runs of consecutive ``steps``, epoch ns; None: all time."""
+    """Time spans of runs of consecutive ``steps``, and the time after the last one, epoch ns; None: all time."""
 
     def __init__(self, steps: Sequence[Step] | None) -> None:
         self._always = steps is None
@@ -284,7 +284,7 @@ class _Spans:
     def hold(self, moment: int) -> bool:
         """Whether ``moment``, epoch ns, is in one of the spans."""
         place = bisect_right(self._starts, moment) - 1
-        return self._always or (place >= 0 and moment < self._ends[place])
+        return self._always or (place >= 0 and (moment < self._ends[place] or place == len(self._ends) - 1))
 
 
 def _step(number: int, record: LogRecord) -> Step:

@@ -19,6 +19,7 @@ from ddpdoctor.measure.steplog import (
     EVALUATION,
     SUSPENDED,
     WARM_UP,
+    Event,
     PatternKind,
     RankLog,
     Step,
@@ -107,6 +108,11 @@ class RunAccount(msgspec.Struct, frozen=True):
     goodput: float
     """Share of the wall time that the job's steps would take if each were a usual one (0 to 1)."""
     patterns: list[StepPattern]
+    reasons: Mapping[int, RunPart]
+    """By number of a step, the part to which its time beyond the usual length belongs."""
+    recorded_s: Mapping[int, Mapping[RunPart, float]]
+    """By number of a step, seconds recorded as checkpoints and as the start of a pass over a main loader, on the rank on which they are
+    longest. In a step that evaluates, they belong to these parts, and the rest to the evaluation."""
 
     @property
     def wall_s(self) -> float:
@@ -126,9 +132,12 @@ def run_account(
     numbers, lengths_s = lengths_of_run(logs)
     counted = comparable_steps(numbers, why)
     patterns = step_patterns(numbers, lengths_s, counted)
-    reasons = _reasons(logs, why, patterns)
+    recorded_s = _recorded_s(logs)
+    reasons = _reasons(logs, why, patterns, recorded_s)
     usual = _usual(numbers, lengths_s, counted)
-    ranks = [_of_rank(log, launches.get(log.host), reasons, usual, is_last=is_last) for log in logs]
+    ranks = [
+        _of_rank(log, launches.get(log.host), reasons, usual, recorded_s, is_last=is_last) for log in logs
+    ]
     parts = {part: sum(rank.parts_s.get(part, 0.0) for rank in ranks) / len(ranks) for part in RunPart}
     steps = int(max(log.steps[-1].number for log in logs)) + 1
     ordinary = [
@@ -143,6 +152,8 @@ def run_account(
         usual_s=usual_s,
         goodput=min(steps * usual_s / wall_s, 1.0) if wall_s > 0 else 0.0,
         patterns=patterns,
+        reasons=reasons,
+        recorded_s=recorded_s,
     )
 
 
@@ -162,8 +173,39 @@ def _usual(numbers: Ints, lengths_s: Array, counted: Mask) -> dict[int, float]:
     return dict(zip(numbers.tolist(), known[places].tolist(), strict=True))
 
 
+def _recorded_s(logs: Sequence[RankLog]) -> dict[int, dict[RunPart, float]]:
+    """See :attr:`RunAccount.recorded_s`."""
+    found: dict[int, dict[RunPart, float]] = {}
+    for log in logs:
+        for step in log.steps:
+            saves = [event for event in step.events if event.kind in (EventKind.SAVE, EventKind.LOAD)]
+            if saves:
+                _keep_longest(found, step, RunPart.CHECKPOINTS, saves)
+            if any(event.kind == EventKind.ITERATION for event in step.events):
+                _keep_longest(found, step, RunPart.EPOCHS, _of_main_loaders(log, step))
+    return found
+
+
+def _of_main_loaders(log: RankLog, step: Step) -> list[Event]:
+    """The beginnings of a pass over a main loader in a step, and the waits for batches of it."""
+    kinds = (EventKind.ITERATION, EventKind.DATA)
+    events = [event for event in step.events if event.kind in kinds and event.loader in log.main_loaders]
+    return events if any(event.kind == EventKind.ITERATION for event in events) else []
+
+
+def _keep_longest(
+    found: dict[int, dict[RunPart, float]], step: Step, part: RunPart, events: Sequence[Event]
+) -> None:
+    spent_s = min(sum(event.duration_ns for event in events), step.length_ns) / 1e9
+    of_step = found.setdefault(step.number, {})
+    of_step[part] = max(of_step.get(part, 0.0), spent_s)
+
+
 def _reasons(
-    logs: Sequence[RankLog], why: Mapping[int, str], patterns: Sequence[StepPattern]
+    logs: Sequence[RankLog],
+    why: Mapping[int, str],
+    patterns: Sequence[StepPattern],
+    recorded_s: Mapping[int, Mapping[RunPart, float]],
 ) -> dict[int, RunPart]:
     """By number, the part to which a step's time beyond the usual length belongs; the first reason here counts."""
     reasons: dict[int, RunPart] = {}
@@ -174,7 +216,7 @@ def _reasons(
         first = log.steps[0].number
         for step in log.steps:
             kinds = {event.kind for event in step.events}
-            if kinds & {EventKind.SAVE, EventKind.LOAD}:
+            if RunPart.CHECKPOINTS in recorded_s.get(step.number, {}):
                 reasons.setdefault(step.number, RunPart.CHECKPOINTS)
             elif step.number > first and (
                 EventKind.ITERATION in kinds or any(event.exhausted for event in step.events)
@@ -193,6 +235,7 @@ def _of_rank(
     launch: Launch | None,
     reasons: Mapping[int, RunPart],
     usual_s: Mapping[int, float],
+    recorded_s: Mapping[int, Mapping[RunPart, float]],
     *,
     is_last: bool,
 ) -> RankAccount:
@@ -212,35 +255,42 @@ def _of_rank(
         parts[RunPart.END] = (ended_ns - last_ns) / 1e9
     before = None
     for step in log.steps:
-        if before is not None and step.number > before.number + 1:
+        number = step.number
+        if before is not None and number > before.number + 1:
             between_s = (step.start_ns - before.end_ns) / 1e9
-            as_usual_s = (step.number - before.number - 1) * usual_s.get(step.number, 0.0)
+            as_usual_s = (number - before.number - 1) * usual_s.get(number, 0.0)
             known = between_s <= _USUAL_UP_TO * as_usual_s
             parts[RunPart.STEPS if known else RunPart.UNKNOWN] += between_s
-        _add_step(
-            parts, step, reasons.get(step.number), usual_s.get(step.number, 0.0), is_first=step.number == 0
-        )
+        _add_step(parts, step, reasons.get(number), usual_s.get(number, 0.0), recorded_s.get(number, {}))
         before = step
     return RankAccount(log.rank, {part: seconds for part, seconds in parts.items() if seconds > 0.0})
 
 
 def _add_step(
-    parts: dict[RunPart, float], step: Step, reason: RunPart | None, usual_s: float, *, is_first: bool
+    parts: dict[RunPart, float],
+    step: Step,
+    reason: RunPart | None,
+    usual_s: float,
+    recorded_s: Mapping[RunPart, float],
 ) -> None:
     """Divide the time of a step among the parts."""
     length_s = step.length_ns / 1e9
-    if is_first:
-        prepared_s, batch_s = _prepared(step)
+    if step.number == 0:
+        prepared_s, batch_s = prepared(step)
         parts[RunPart.PREPARATION] += prepared_s
         parts[RunPart.FIRST_BATCH] += batch_s
         length_s -= prepared_s + batch_s
     ordinary_s = length_s if reason is None else min(length_s, usual_s)
     parts[RunPart.STEPS] += ordinary_s
     if reason is not None:
-        parts[reason] += length_s - ordinary_s
+        beyond_s = length_s - ordinary_s
+        for part, seconds in recorded_s.items() if reason is RunPart.EVALUATION else ():
+            parts[part] += min(seconds, beyond_s)
+            beyond_s -= min(seconds, beyond_s)
+        parts[reason] += beyond_s
 
 
-def _prepared(step: Step) -> tuple[float, float]:
+def prepared(step: Step) -> tuple[float, float]:
     """(Seconds of the first step until the first batch is requested, or else until the first forward pass; seconds of the wait for the
     batch.)"""
     requests = [

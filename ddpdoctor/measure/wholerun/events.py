@@ -1,4 +1,4 @@
-"""Find the ranks that took longer in the steps of a pattern, with the kind of work and the lines.
+"""Find the ranks that took longer in the steps of a pattern, an evaluation or a checkpoint, with the kind of work and the lines.
 
 If one rank takes longer, the others wait for it at the next synchronisation. A rank's own part of a step is the time outside of
 collectives and barriers, and without the rest of a backward pass after its own gradients are ready. A longer own part is caused by the
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ddpdoctor.measure.runfacts import RunEvent
+from ddpdoctor.measure.runfacts import RunEvent, RunWork
 from ddpdoctor.measure.sourcelines import LogSourceLines
 from ddpdoctor.measure.steplog import (
     PatternKind,
@@ -24,6 +24,8 @@ from ddpdoctor.measure.steplog import (
 )
 from ddpdoctor.measure.taxonomy import Component
 from ddpdoctor.rundir import EventKind
+
+from .account import RunAccount, RunPart
 
 _KINDS = {
     EventKind.DATA: "data",
@@ -47,6 +49,9 @@ _PERSISTENCE = {
     PatternKind.FROM_STEP: "range",
     PatternKind.GROWING: "growing",
 }
+_IN_EVALUATION = (Component.HOST, Component.FORWARD)
+"""Kinds of work of an evaluation by which its lines are found. Batches do not count: those of the training loader, which starts again at
+the same time, would be taken for the evaluation's."""
 _OWN = 0.5
 """Share of the extra time by which a rank's own part must be longer to cause it."""
 _OFF_CPU = 0.5
@@ -98,6 +103,64 @@ def event_of(
         kind=work,
         off_cpu=_is_off_cpu([logs[place] for place in who], long, beyond_ns),
         where=where,
+    )
+
+
+def evaluations_of(
+    account: RunAccount, logs: Sequence[RankLog], lines: LogSourceLines, wall_s: float | None
+) -> RunWork | None:
+    """Facts of the evaluations; None without one. ``lines`` are those of the same ``logs``."""
+    numbers = {number for number, part in account.reasons.items() if part is RunPart.EVALUATION}
+    who = [place for place, log in enumerate(logs) if not log.evaluated.isdisjoint(numbers)]
+    total_s = account.parts_s.get(RunPart.EVALUATION, 0.0)
+    return _work(_IN_EVALUATION, numbers, total_s, who, logs, lines, wall_s)
+
+
+def checkpoints_of(
+    account: RunAccount, logs: Sequence[RankLog], lines: LogSourceLines, wall_s: float | None
+) -> RunWork | None:
+    """Facts of the checkpoints; None without one. ``lines`` are those of the same ``logs``."""
+    of_checkpoint = (RunPart.CHECKPOINTS, RunPart.EVALUATION)
+    numbers = {
+        number
+        for number, recorded_s in account.recorded_s.items()
+        if RunPart.CHECKPOINTS in recorded_s and account.reasons.get(number) in of_checkpoint
+    }
+    who = [
+        place
+        for place, log in enumerate(logs)
+        if any(
+            event.kind in (EventKind.SAVE, EventKind.LOAD)
+            for step in log.steps
+            if step.number in numbers
+            for event in step.events
+        )
+    ]
+    total_s = account.parts_s.get(RunPart.CHECKPOINTS, 0.0)
+    return _work(_COMPONENTS["checkpoint"], numbers, total_s, who, logs, lines, wall_s)
+
+
+def _work(
+    components: Sequence[Component],
+    numbers: set[int],
+    total_s: float,
+    who: Sequence[int],
+    logs: Sequence[RankLog],
+    lines: LogSourceLines,
+    wall_s: float | None,
+) -> RunWork | None:
+    """Facts of work of these ``components`` in steps of these ``numbers``, by the ranks at the positions ``who``."""
+    if not numbers or total_s <= 0.0:
+        return None
+    others = {step.number for log in logs for step in log.steps} - numbers
+    apart = np.diff(sorted(numbers))
+    return RunWork(
+        count=len(numbers),
+        total_s=total_s,
+        share=min(total_s / wall_s, 1.0) if wall_s else None,
+        every=round(float(np.median(apart))) if len(apart) else None,
+        ranks=None if len(who) in (0, len(logs)) else [logs[place].rank for place in who],
+        where=lines.longer(components, who, numbers, others),
     )
 
 

@@ -117,8 +117,10 @@ def test_samples_and_device_times_are_those_of_the_steps_that_are_read(tmp_path,
     with (place / "samples.jsonl").open("w") as out:
         out.write('{"where":1,"file":"train.py","line":3,"function":"main"}\n')
         out.writelines(f'{{"t":{s["t"][0]},"s":[[5,1],[9,1,1]]}}\n' for s in steps)
+        out.write(f'{{"t":{steps[-1]["t"][1]},"s":[[7,1]]}}\n')  # after the last step
     (log,) = logs_of(run)
-    assert set(log.device_times) == set(numbers(log)) and len(log.samples) == 2 * len(log.steps) < 1_100
+    assert set(log.device_times) == set(numbers(log)) and len(log.samples) == 2 * len(log.steps) + 1 < 1_100
+    assert log.samples[-1, 0] == log.steps[-1].end_ns + 7
     monkeypatch.setattr(read_limit, "MOST_SAMPLES", 300)
     (log,) = logs_of(run)
     seconds = {sample[0] // 10**9 for sample in log.samples}
