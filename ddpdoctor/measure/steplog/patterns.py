@@ -6,6 +6,7 @@ drift does not count as pauses.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from enum import StrEnum
 from itertools import pairwise
@@ -70,6 +71,8 @@ class Tuning(msgspec.Struct, frozen=True):
     """Share of the steps at a distance that must be long."""
     between: float = 0.3
     """Share of the other steps that may be long."""
+    by_chance: float = 0.01
+    """Most rhythms as good that long steps at random would have, of all distances and beginnings tried."""
     farthest: int = 5000
     """Largest distance that is tried, steps."""
     pause_s: float = 1.0
@@ -79,7 +82,8 @@ class Tuning(msgspec.Struct, frozen=True):
     most_pauses: int = 2
     """More of them are a pattern: long steps that recur are priced per step."""
     level: float = 0.05
-    """Part of the length by which a level must change."""
+    """Part of the length by which a level must change, in a series of all blocks. Of fewer, the part is larger, by the square root: the
+    noise of neighbouring steps is often alike."""
     blocks: int = 160
     """Into which the series is cut at most to look for changes: medians of neighbouring steps."""
     fewest_in_block: int = 5
@@ -95,6 +99,8 @@ class Tuning(msgspec.Struct, frozen=True):
 
 
 _TUNING = Tuning()
+_NORMAL_PER_DIFFERENCE = 0.886
+"""Standard deviation of normal values / mean absolute difference of two: sqrt(pi) / 2."""
 
 
 def step_patterns(numbers: Ints, lengths_s: Array, counted: Mask) -> list[StepPattern]:
@@ -122,7 +128,7 @@ def step_patterns(numbers: Ints, lengths_s: Array, counted: Mask) -> list[StepPa
 def usual_lengths(lengths: Array) -> Array:
     """[N] the running 40 % quantile of the lengths, seconds: a level that stays with the shorter steps where every second one is long."""
     half = min(_TUNING.window // 2, len(lengths) - 1)
-    windows = sliding_window_view(np.pad(lengths, half, mode="edge"), 2 * half + 1)
+    windows = sliding_window_view(np.pad(lengths, half, mode="reflect"), 2 * half + 1)
     place = int(_TUNING.usual * (2 * half + 1))
     usual: Array = np.partition(windows, place, axis=-1)[:, place]
     return usual
@@ -154,17 +160,43 @@ def _rhythm(numbers: Ints, is_long: Mask, extra: Array) -> StepPattern | None:
             continue
         in_phase = numbers % every == phase
         hits, chances = int(counts[phase]), int(in_phase.sum())
-        if hits >= _TUNING.regular * chances and len(at) - hits <= _TUNING.between * (len(numbers) - chances):
-            steps = in_phase & is_long
+        steps = in_phase & is_long
+        if (
+            hits >= _TUNING.regular * chances
+            and len(at) - hits <= _TUNING.between * (len(numbers) - chances)
+            and _by_chance(every, steps, in_phase, extra) <= _TUNING.by_chance
+        ):
+            regular = steps & ~_far_longer(extra, steps)
             return StepPattern(
                 PatternKind.EVERY_NTH,
-                [int(number) for number in numbers[steps]],
-                float(extra[steps].sum()),
+                [int(number) for number in numbers[regular]],
+                float(extra[regular].sum()),
                 every=every,
-                hits=hits,
-                chances=chances,
+                hits=int(regular.sum()),
+                chances=chances - int((steps & ~regular).sum()),
             )
     return None
+
+
+def _far_longer(extra: Array, steps: Mask) -> Mask:
+    """[N] which of the ``steps`` of a rhythm are pauses besides: one or two far longer than the others."""
+    far: Mask = steps & (extra >= _TUNING.pause_lengths * np.median(extra[steps]))
+    return far if far.sum() <= _TUNING.most_pauses else np.zeros_like(far)
+
+
+def _by_chance(every: int, steps: Mask, in_phase: Mask, extra: Array) -> float:
+    """How many rhythms of at most this distance and with as many of their ``steps`` long are expected, if as many steps as elsewhere are
+    at random at least half as long as those (Chernoff's bound of the binomial distribution)."""
+    as_long = extra >= 0.5 * np.median(extra[steps])
+    chances, others = int(in_phase.sum()), int((~in_phase).sum())
+    rate = (int((as_long & ~in_phase).sum()) + 1) / (others + 2)
+    share = int((as_long & steps).sum()) / chances
+    if share <= rate:
+        return every**2 / 2
+    divergence = share * math.log(share / rate)
+    if share < 1.0:
+        divergence += (1.0 - share) * math.log((1.0 - share) / (1.0 - rate))
+    return every**2 / 2 * math.exp(-chances * divergence)
 
 
 def _pauses(numbers: Ints, is_long: Mask, extra: Array, usual: Array) -> StepPattern | None:
@@ -185,14 +217,24 @@ def _levels(numbers: Ints, lengths: Array) -> list[StepPattern]:
         return []
     blocks = np.median(lengths[: count * per_block].reshape(count, per_block), axis=1)
     cuts = _cuts(blocks)
+    as_stairs = _criterion(blocks - _stairs(blocks, cuts), 2 * len(cuts))
+    if _criterion(blocks - np.median(blocks), 0) <= as_stairs:
+        cuts, as_stairs = [], math.inf
     place = np.arange(count, dtype=float)
     slope = trend(place, blocks, 0.9)
     line = slope.slope * place + np.median(blocks - slope.slope * place)
-    grows = slope.z_score >= _TUNING.z_score and line[-1] - line[0] >= 2 * _TUNING.level * line[0]
-    if grows and _criterion(blocks - line, 1) < _criterion(blocks - _stairs(blocks, cuts), 2 * len(cuts)):
-        return [_growth(numbers, lengths, float(line[0]), float(line[-1]))]
+    # Of a growth that accelerates, the line begins below all lengths.
+    first, last = max(float(line[0]), float(blocks.min())), float(line[-1])
+    grows = slope.z_score >= _TUNING.z_score and last - first >= 2 * _least_part(count) * first
+    if grows and last > first and _criterion(blocks - line, 1) < as_stairs:
+        return [_growth(numbers, lengths, first, last)]
     exact = [_exact_cut(lengths, cut * per_block, 2 * per_block) for cut in cuts]
     return _changes(numbers, lengths, exact)
+
+
+def _least_part(blocks: int) -> float:
+    """Part of the length by which a level must change, in a series of so many blocks."""
+    return _TUNING.level * math.sqrt(max(_TUNING.blocks / blocks, 1.0))
 
 
 def _criterion(deviations: Array, parameters: int) -> float:
@@ -223,8 +265,13 @@ def _cuts(blocks: Array) -> list[int]:
 def _is_change(blocks: Array, cuts: Sequence[int], place: int) -> bool:
     edges = [0, *cuts, len(blocks)]
     before, after = (np.median(blocks[a:b]) for a, b in list(pairwise(edges))[place : place + 2])
-    spread = scatter_of(blocks - _stairs(blocks, cuts))
-    return bool(abs(after - before) >= max(_TUNING.level * before, _TUNING.level_scatters * float(spread)))
+    # Where blocks have one of two values, most may lie on the level: then only the differences of neighbours show the scatter.
+    spread = max(
+        float(scatter_of(blocks - _stairs(blocks, cuts))),
+        _NORMAL_PER_DIFFERENCE * float(np.abs(np.diff(blocks)).mean()),
+    )
+    least = max(_least_part(len(blocks)) * before, _TUNING.level_scatters * spread)
+    return bool(abs(after - before) >= least and after != before)
 
 
 def _stairs(blocks: Array, cuts: Sequence[int]) -> Array:

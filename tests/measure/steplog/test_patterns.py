@@ -40,6 +40,63 @@ def test_a_healthy_run_has_none(kind: str) -> None:
     assert sum(map(bool, found)) <= 1
 
 
+@pytest.mark.parametrize(
+    "kind", ["two lengths", "three lengths", "work of any length", "few steps, neighbours alike"]
+)
+def test_lengths_of_other_kinds_have_neither_rhythm_nor_change(kind: str) -> None:
+    random = np.random.default_rng(41)
+    false = 0
+    for _ in range(RUNS):
+        count = int(random.integers(40, 80) if kind.startswith("few") else random.integers(200, 3000))
+        noise = random.standard_normal(count)
+        alike = np.array([0.9**lag for lag in range(60)])
+        lengths = {
+            "two lengths": np.where(random.random(count) < 0.5, 1.0, 1.6) + 0.03 * noise,
+            "three lengths": 1 + np.where(random.random(count) < 0.3, 1, 0) + 0.03 * noise,
+            "work of any length": 1 + 0.05 * noise + random.pareto(2, count),
+            "few steps, neighbours alike": 1
+            + 0.03 * np.convolve(random.standard_normal(count + 59), alike, "valid"),
+        }[kind]
+        found = patterns(0.1 * np.maximum(lengths, 0.3))
+        false += any(each.kind is not PatternKind.ONCE for each in found)
+    assert false <= 2
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e-9, 0.02])
+def test_equal_lengths_have_none(seconds: float) -> None:
+    assert patterns(np.full(400, seconds)) == []
+
+
+@pytest.mark.parametrize("count", [40, 200, 1001])
+def test_lengths_that_alternate_are_a_rhythm(count: int) -> None:
+    (found,) = patterns(np.tile([0.01, 0.05], count)[:count])
+    assert (found.kind, found.every, found.hits) == (PatternKind.EVERY_NTH, 2, count // 2)
+
+
+@pytest.mark.parametrize("end", [0, -1])
+def test_a_short_step_at_an_end_hides_no_pause(end: int) -> None:
+    lengths = np.full(200, 0.02) + 1e-4 * np.random.default_rng(1).standard_normal(200)
+    lengths[end], lengths[100] = 0.0, 5.0
+    (found,) = patterns(lengths)
+    assert (found.kind, found.steps) == (PatternKind.ONCE, [100])
+
+
+def test_a_pause_in_a_step_of_a_rhythm_is_a_pause() -> None:
+    lengths = np.full(500, 0.02) + 1e-4 * np.random.default_rng(1).standard_normal(500)
+    lengths[3::10] += 0.2
+    lengths[303] += 20.0
+    rhythm, pause = patterns(lengths)
+    assert (rhythm.every, rhythm.hits, rhythm.extra_s) == (10, 49, pytest.approx(9.8, rel=0.01))
+    assert (pause.kind, pause.steps) == (PatternKind.ONCE, [303])
+
+
+def test_a_growth_that_accelerates_begins_with_no_negative_length() -> None:
+    lengths = 0.001 + np.linspace(0, 1, 1000) ** 2
+    (found,) = patterns(lengths)
+    assert found.kind is PatternKind.GROWING and found.before_ms is not None
+    assert found.before_ms >= 0.0 and found.extra_s <= lengths.sum()
+
+
 def planted(random: np.random.Generator) -> tuple[np.ndarray, float]:
     lengths = healthy(random, int(random.integers(150, 1500)), KINDS[random.integers(len(KINDS))])
     return lengths, float(np.median(lengths))
