@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.measure.steplog import Event, RankLog, Step, select_steps
@@ -98,6 +99,46 @@ def test_what_earlier_attempts_took_is_no_start() -> None:
         log.record.info["attempt"] = 1
     found = parts(logs, 10.0)
     assert found[RunPart.EARLIER_ATTEMPTS] == pytest.approx(5.0) and RunPart.START not in found
+
+
+@pytest.mark.parametrize("launch", [Launch(8 * S, 20 * S), Launch(0, 3 * S), Launch(-(10**9) * S, 20 * S)])
+def test_a_launcher_whose_times_cannot_be_those_of_the_run_is_none(launch: Launch) -> None:
+    account = run_account(job(), {}, {"a": launch})
+    assert account is not None and not account.is_whole and RunPart.START not in account.parts_s
+
+
+def test_what_a_damaged_log_lacks_is_unknown() -> None:
+    """Of rank 1 the first 20 and the last 50 of 100 steps of 20 ms are lost."""
+    logs = job()
+    logs[1] = RankLog(1, logs[1].record, logs[1].steps[20:50])
+    found = parts(logs, 10.0)
+    assert found[RunPart.UNKNOWN] == pytest.approx((0.4 + 1.0) / 2)
+    assert found[RunPart.START] == pytest.approx(5.0) and found[RunPart.END] == pytest.approx(1.0)
+
+
+def test_steps_that_are_written_twice_or_in_disorder_count_once() -> None:
+    logs = [RankLog(log.rank, log.record, (*reversed(log.steps), *log.steps)) for log in job()]
+    assert parts(logs, 10.0) == pytest.approx(parts(job(), 10.0))
+
+
+def test_goodput_is_no_more_than_the_steps_took() -> None:
+    """60 slow steps, then 40 fast ones; and step numbers that no run reaches."""
+    logs = job(lengths_s=dict.fromkeys(range(60), 0.2))
+    absurd = [
+        RankLog(log.rank, log.record, tuple(replace(step, number=step.number * 10**13) for step in log.steps))
+        for log in job()
+    ]
+    for each in (logs, absurd):
+        account = run_account(each, select_steps(each)[1], {"a": Launch(0, 30 * S)})
+        assert account is not None
+        assert account.goodput * account.wall_s <= account.parts_s[RunPart.STEPS] * 1.0001
+
+
+def test_what_happens_in_every_step_makes_no_step_long() -> None:
+    """Each step saves something for 1 ms, and one that pauses for 8 s, too."""
+    saves = {number: [Event("save", 0, MS)] for number in range(100)}
+    found = parts(job(lengths_s={30: 8.02}, events=saves), 20.0)
+    assert RunPart.CHECKPOINTS not in found and found[RunPart.PAUSES] == pytest.approx(8.0, rel=0.01)
 
 
 def test_without_a_launcher_only_what_is_known_counts() -> None:

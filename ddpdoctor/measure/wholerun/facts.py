@@ -15,12 +15,12 @@ from .events import event_of
 def run_facts(
     logs: Sequence[RankLog], why: Mapping[int, str], launches: Mapping[str, Launch], lines: LogSourceLines
 ) -> RunFacts:
-    """The facts ``run``; ``why`` by step number it is excluded, ``lines`` of the same ``logs``. The wall time is known if the launchers
-    of all ranks are."""
+    """The facts ``run``; ``why`` by step number it is excluded, ``lines`` of the same ``logs``. The wall time is known if those of the
+    launchers of all ranks are."""
     account = run_account(logs, why, launches)
     if account is None:
         return RunFacts()
-    is_whole = all(log.host in launches and launches[log.host].ended_ns is not None for log in logs)
+    is_whole = account.is_whole
     wall_s = account.wall_s if is_whole else None
     parts_s, patterns = account.parts_s.get, account.patterns
 
