@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -169,3 +170,39 @@ def test_a_run_whose_step_time_changes_is_diagnosed(tmp_path: Path, slow: range)
         found.facts["run"][name] for name in ("rhythm", "change") if found.facts["run"][name] is not None
     ]
     assert event["total_s"] == pytest.approx(0.03 * len(slow), rel=0.15) and 0.0 < event["share"] < 1.0
+
+
+def test_a_pause_behind_the_last_synchronisation_counts_once(tmp_path: Path) -> None:
+    """Rank 1 takes 1 s longer in the optimizer of step 60, for which rank 0 waits in step 61."""
+    job = Job(world=2, steps=120, extra=lambda rank, step: {"optimizer": 1000.0 * ((rank, step) == (1, 60))})
+    run = record(tmp_path / "run", job)
+    facts = analyze(str(run), Options(cache=False, jobs=1)).facts["run"]
+    assert facts["pause"]["steps"] == [60] and facts["pause"]["ranks"] == [1]
+    assert facts["pause"]["total_s"] == pytest.approx(1.0, rel=0.01)
+    assert facts["pauses_s"] == pytest.approx(1.0, rel=0.01)
+
+
+def change_of(folder: Path, extra: dict[str, float]) -> dict[str, Any]:
+    """The fact on a job that takes longer from step 100 on, on all ranks."""
+    run = record(
+        folder / "run", Job(world=2, steps=200, extra=lambda rank, step: extra if step >= 100 else {})
+    )
+    return analyze(str(run), Options(cache=False, jobs=1)).facts["run"]["change"]
+
+
+def test_own_work_of_several_kinds_is_no_communication(tmp_path: Path) -> None:
+    """As with lowered clocks, under which all kinds of work take longer and none of them for half of the extra time."""
+    assert change_of(tmp_path, {"data": 6.0, "forward": 7.0, "host": 6.5})["kind"] == "compute"
+
+
+def test_of_a_rank_without_details_it_is_not_known_that_it_waited(tmp_path: Path) -> None:
+    """All ranks pause in step 100, of which rank 0 has the times only."""
+    job = Job(world=2, steps=200, extra=lambda rank, step: {"host": 1000.0 * (step == 100)})
+    run = record(tmp_path / "run", job)
+    log = run / "ranks/00000/steps.jsonl"
+    lines = [json.loads(line) for line in log.open()]
+    log.write_text(
+        "".join(json.dumps({**line, "ev": []} if line.get("step") == 100 else line) + "\n" for line in lines)
+    )
+    pause = analyze(str(run), Options(cache=False, jobs=1)).facts["run"]["pause"]
+    assert pause["steps"] == [100] and pause["ranks"] is None and pause["kind"] == "host"

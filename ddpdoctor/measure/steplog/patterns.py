@@ -1,7 +1,7 @@
 """Steps that take longer than the others, and when: once, in every n-th step, from some step on, or steadily growing.
 
-Lengths are those of whole steps, of the rank that took longest. The length of a usual step is a running quantile, so that a slow
-drift does not count as pauses.
+Lengths are those of whole steps, from one end on the last rank to the next. The length of a usual step is a running quantile, so that
+a slow drift does not count as pauses.
 """
 
 from __future__ import annotations

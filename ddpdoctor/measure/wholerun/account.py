@@ -260,9 +260,12 @@ def _of_rank(
             as_usual_s = (step.number - before.number - 1) * usual_s.get(step.number, 0.0)
             known = between_s <= _USUAL_UP_TO * as_usual_s
             parts[RunPart.STEPS if known else RunPart.UNKNOWN] += between_s
-        _add_step(
-            parts, step, reasons.get(step.number), usual_s.get(step.number, 0.0), is_first=step.number == 0
-        )
+        step_usual_s = usual_s.get(step.number, 0.0)
+        reason = reasons.get(step.number)
+        if reason is None and step.length_ns / 1e9 > _USUAL_UP_TO * step_usual_s:
+            # Of a delay behind the last synchronisation of the step before, others wait in this one.
+            reason = reasons.get(step.number - 1)
+        _add_step(parts, step, reason, step_usual_s, is_first=step.number == 0)
         before = step
     return RankAccount(log.rank, {part: seconds for part, seconds in parts.items() if seconds > 0.0})
 
