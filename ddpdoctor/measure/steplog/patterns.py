@@ -148,7 +148,8 @@ def _scatter(extra: Array) -> float:
 
 
 def _rhythm(numbers: Ints, is_long: Mask, extra: Array) -> StepPattern | None:
-    """The long steps at the smallest distance at which nearly all steps are long, and few are in between."""
+    """The long steps at the smallest distance at which nearly all steps are long, and few are in between: throughout the run, or from
+    one of them on to another one."""
     at = numbers[is_long]
     if len(at) < _TUNING.slots:
         return None
@@ -156,16 +157,16 @@ def _rhythm(numbers: Ints, is_long: Mask, extra: Array) -> StepPattern | None:
     for every in range(2, min(span // _TUNING.slots, _TUNING.farthest) + 1):
         counts = np.bincount(at % every, minlength=every)
         phase = int(counts.argmax())
-        if counts[phase] < max(_TUNING.slots, _TUNING.regular * (len(numbers) // every)):
+        if not _may_be_rhythm(int(counts[phase]), every, len(at), len(numbers)):
             continue
-        in_phase = numbers % every == phase
-        hits, chances = int(counts[phase]), int(in_phase.sum())
-        steps = in_phase & is_long
-        if (
-            hits >= _TUNING.regular * chances
-            and len(at) - hits <= _TUNING.between * (len(numbers) - chances)
-            and _by_chance(every, steps, in_phase, extra) <= _TUNING.by_chance
-        ):
+        slots = np.flatnonzero(numbers % every == phase)
+        first, last = _stretch(is_long[slots])
+        part = slice(slots[first], slots[last] + 1) if (first, last) != (0, len(slots) - 1) else slice(None)
+        in_phase = np.zeros(len(numbers), bool)
+        in_phase[slots[first : last + 1]] = True
+        beginnings = 1.0 if part == slice(None) else len(slots) ** 2 / 2
+        if _is_rhythm(every, in_phase[part], is_long[part], extra[part], beginnings):
+            steps = in_phase & is_long
             regular = steps & ~_far_longer(extra, steps)
             return StepPattern(
                 PatternKind.EVERY_NTH,
@@ -173,9 +174,42 @@ def _rhythm(numbers: Ints, is_long: Mask, extra: Array) -> StepPattern | None:
                 float(extra[regular].sum()),
                 every=every,
                 hits=int(regular.sum()),
-                chances=chances - int((steps & ~regular).sum()),
+                chances=int(in_phase.sum() - (steps & ~regular).sum()),
             )
     return None
+
+
+def _may_be_rhythm(count: int, every: int, long: int, steps: int) -> bool:
+    """Whether ``count`` of the ``long`` steps at one of the beginnings of this distance are nearly all that there can be, or more than
+    by chance (the bound of the Poisson distribution)."""
+    if count < _TUNING.slots:
+        return False
+    if count >= _TUNING.regular * (steps // every) and long - count <= _TUNING.between * steps:
+        return True
+    expected = long / every
+    return count > expected and count * math.log(count / expected) - count + expected >= math.log(every) + 3.0
+
+
+def _stretch(hits: Mask) -> tuple[int, int]:
+    """The first and the last of the slots [M] among which enough are ``hits``: all where they are, else those with most hits beyond."""
+    if hits.mean() >= _TUNING.regular:
+        return 0, len(hits) - 1
+    gained = np.cumsum(np.where(hits, 1.0 - _TUNING.regular, -_TUNING.regular))
+    before = np.minimum.accumulate(np.concatenate(([0.0], gained[:-1])))
+    last = int((gained - before).argmax())
+    first = int(np.concatenate(([0.0], gained[:last])).argmin())
+    return first, last
+
+
+def _is_rhythm(every: int, in_phase: Mask, is_long: Mask, extra: Array, beginnings: float) -> bool:
+    """Whether nearly all steps ``in_phase`` are long and few others, among [M] consecutive steps that were chosen of so many."""
+    steps, chances = in_phase & is_long, int(in_phase.sum())
+    hits = int(steps.sum())
+    return (
+        hits >= max(_TUNING.slots, _TUNING.regular * chances)
+        and int(is_long.sum()) - hits <= _TUNING.between * (len(extra) - chances)
+        and beginnings * _by_chance(every, steps, in_phase, extra) <= _TUNING.by_chance
+    )
 
 
 def _far_longer(extra: Array, steps: Mask) -> Mask:

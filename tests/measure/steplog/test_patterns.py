@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -125,6 +127,31 @@ def test_the_distance_of_a_rhythm_is_exact() -> None:
         lengths[random.integers(every) :: every] += usual * random.uniform(0.8, 10)
         hits += [(each.kind, each.every) for each in patterns(lengths)] == [(PatternKind.EVERY_NTH, every)]
     assert hits >= 0.95 * RUNS
+
+
+def test_a_rhythm_in_a_part_of_the_run_has_its_first_and_last_step() -> None:
+    random = np.random.default_rng(6)
+    hits = 0
+    for _ in range(RUNS):
+        lengths, usual = planted(random)
+        every = int(random.integers(2, 12))
+        first, last = sorted(random.choice(len(lengths), 2, replace=False).tolist())
+        last = min(max(last, first + 8 * every), len(lengths))
+        lengths[first:last:every] += usual * random.uniform(1.5, 10)
+        wanted = list(range(first, last, every))
+        found = [each for each in patterns(lengths) if each.kind is PatternKind.EVERY_NTH]
+        seen = [(each.every, each.steps[0], each.steps[-1]) for each in found]
+        hits += len(wanted) < 6 or seen == [(every, wanted[0], wanted[-1])]
+    assert hits >= 0.9 * RUNS
+
+
+def test_long_steps_of_a_long_run_take_little_time() -> None:
+    random = np.random.default_rng(7)
+    lengths = np.tile([0.01, 0.05], 50_000) + 1e-4 * random.standard_normal(100_000)
+    numbers = np.cumsum(random.integers(1, 9, len(lengths)))
+    started = time.process_time()
+    step_patterns(numbers, lengths, np.ones(len(lengths), bool))
+    assert time.process_time() - started < 20.0
 
 
 @pytest.mark.parametrize("slower_first", [True, False])
