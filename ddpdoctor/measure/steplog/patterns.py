@@ -99,6 +99,8 @@ class Tuning(msgspec.Struct, frozen=True):
 
 
 _TUNING = Tuning()
+_WHOLE_PER_SHORTER = 1.6
+"""Of normal lengths: their scatter around the usual length, of those shorter than it / the scatter of these among themselves."""
 _NORMAL_PER_DIFFERENCE = 0.886
 """Standard deviation of normal values / mean absolute difference of two: sqrt(pi) / 2."""
 
@@ -142,9 +144,13 @@ def long_steps(lengths: Array, usual: Array) -> Mask:
 
 
 def _scatter(extra: Array) -> float:
-    """Scatter of the steps, from those shorter than usual only, so that long ones do not count."""
+    """Scatter of the steps, from those shorter than usual only, so that long ones do not count. Where these are alike, it is theirs: of
+    lengths that alternate the usual one may lie in between."""
     shorter = extra[extra < 0]
-    return float(scatter_of(shorter)) if len(shorter) else 0.0
+    if not len(shorter):
+        return 0.0
+    among_them = scatter_of(shorter - np.median(shorter))
+    return min(float(scatter_of(shorter)), _WHOLE_PER_SHORTER * float(among_them))
 
 
 def _rhythm(numbers: Ints, is_long: Mask, extra: Array) -> StepPattern | None:

@@ -75,6 +75,14 @@ def test_lengths_that_alternate_are_a_rhythm(count: int) -> None:
     assert (found.kind, found.every, found.hits) == (PatternKind.EVERY_NTH, 2, count // 2)
 
 
+def test_lengths_that_alternate_in_a_short_run_with_some_in_between_are_a_rhythm() -> None:
+    """The usual length then lies between the short ones and the long ones."""
+    lengths = np.tile([0.0208, 0.0130], 19)[:37] + 2e-4 * np.random.default_rng(1).standard_normal(37)
+    lengths[[7, 13, 19, 25, 31]] = 0.0154
+    (found,) = patterns(lengths)
+    assert (found.kind, found.every, found.hits) == (PatternKind.EVERY_NTH, 2, 19)
+
+
 @pytest.mark.parametrize("end", [0, -1])
 def test_a_short_step_at_an_end_hides_no_pause(end: int) -> None:
     lengths = np.full(200, 0.02) + 1e-4 * np.random.default_rng(1).standard_normal(200)
