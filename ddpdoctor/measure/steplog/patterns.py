@@ -63,9 +63,11 @@ class Tuning(msgspec.Struct, frozen=True):
     long, of lengths with heavy tails (Student's t, 3 degrees of freedom) 1 in 200: such steps are long without any rhythm, and short."""
     share: float = 0.25
     """Of the usual length, by which a step must be longer in any case."""
+    beyond_lengths: tuple[float, ...] = (0.0, 1.0, 4.0)
+    """Usual lengths beyond the usual length: of all long steps, and of those that are so much longer, a rhythm is looked for."""
     slots: int = 4
     """Fewest long steps of a rhythm."""
-    usual: float = 0.4
+    usual: float = 0.3
     """Quantile of the lengths around a step that is its usual length."""
     regular: float = 0.9
     """Share of the steps at a distance that must be long."""
@@ -114,7 +116,7 @@ def step_patterns(numbers: Ints, lengths_s: Array, counted: Mask) -> list[StepPa
     usual = usual_lengths(lengths)
     extra = lengths - usual
     is_long = long_steps(lengths, usual)
-    rhythm = _rhythm(numbers, is_long, extra)
+    rhythm = _costliest_rhythm(numbers, is_long, extra, usual)
     found = [rhythm] if rhythm is not None else []
     if rhythm is not None:
         is_long = is_long & ~np.isin(numbers, rhythm.steps)
@@ -128,7 +130,7 @@ def step_patterns(numbers: Ints, lengths_s: Array, counted: Mask) -> list[StepPa
 
 
 def usual_lengths(lengths: Array) -> Array:
-    """[N] the running 40 % quantile of the lengths, seconds: a level that stays with the shorter steps where every second one is long."""
+    """[N] the running 30 % quantile of the lengths, seconds: a level that stays with the shorter steps where every second one is long."""
     half = min(_TUNING.window // 2, len(lengths) - 1)
     windows = sliding_window_view(np.pad(lengths, half, mode="reflect"), 2 * half + 1)
     place = int(_TUNING.usual * (2 * half + 1))
@@ -153,6 +155,19 @@ def _scatter(extra: Array) -> float:
     return min(float(scatter_of(shorter)), _WHOLE_PER_SHORTER * float(among_them))
 
 
+def _costliest_rhythm(numbers: Ints, is_long: Mask, extra: Array, usual: Array) -> StepPattern | None:
+    """The rhythm that takes most time, of the long steps and of those among them that are far longer: where lengths scatter widely,
+    many steps are long, and only the longest of them have a rhythm."""
+    masks = [is_long & (extra >= lengths * usual) for lengths in _TUNING.beyond_lengths]
+    sizes = [int(mask.sum()) for mask in masks]
+    found = [
+        rhythm
+        for place, mask in enumerate(masks)
+        if sizes[place] not in sizes[:place] and (rhythm := _rhythm(numbers, mask, extra)) is not None
+    ]
+    return max(found, key=lambda rhythm: rhythm.extra_s, default=None)
+
+
 def _rhythm(numbers: Ints, is_long: Mask, extra: Array) -> StepPattern | None:
     """The long steps at the smallest distance at which nearly all steps are long, and few are in between: throughout the run, or from
     one of them on to another one."""
@@ -166,7 +181,7 @@ def _rhythm(numbers: Ints, is_long: Mask, extra: Array) -> StepPattern | None:
         if not _may_be_rhythm(int(counts[phase]), every, len(at), len(numbers)):
             continue
         slots = np.flatnonzero(numbers % every == phase)
-        first, last = _stretch(is_long[slots])
+        first, last = _stretch(is_long[slots], extra[slots])
         part = slice(slots[first], slots[last] + 1) if (first, last) != (0, len(slots) - 1) else slice(None)
         in_phase = np.zeros(len(numbers), bool)
         in_phase[slots[first : last + 1]] = True
@@ -196,15 +211,20 @@ def _may_be_rhythm(count: int, every: int, long: int, steps: int) -> bool:
     return count > expected and count * math.log(count / expected) - count + expected >= math.log(every) + 3.0
 
 
-def _stretch(hits: Mask) -> tuple[int, int]:
-    """The first and the last of the slots [M] among which enough are ``hits``: all where they are, else those with most hits beyond."""
-    if hits.mean() >= _TUNING.regular:
-        return 0, len(hits) - 1
-    gained = np.cumsum(np.where(hits, 1.0 - _TUNING.regular, -_TUNING.regular))
-    before = np.minimum.accumulate(np.concatenate(([0.0], gained[:-1])))
-    last = int((gained - before).argmax())
-    first = int(np.concatenate(([0.0], gained[:last])).argmin())
-    return first, last
+def _stretch(hits: Mask, extra: Array) -> tuple[int, int]:
+    """The first and the last of the slots [M] among which enough are ``hits``: all where they are, else those with most hits beyond.
+    Slots at either end that are far shorter than the others do not belong to it."""
+    first, last = 0, len(hits) - 1
+    if hits.mean() < _TUNING.regular:
+        gained = np.cumsum(np.where(hits, 1.0 - _TUNING.regular, -_TUNING.regular))
+        before = np.minimum.accumulate(np.concatenate(([0.0], gained[:-1])))
+        last = int((gained - before).argmax())
+        first = int(np.concatenate(([0.0], gained[:last])).argmin())
+    within = slice(first, last + 1)
+    if not hits[within].any():
+        return first, last
+    as_long = first + np.flatnonzero(extra[within] >= 0.5 * np.median(extra[within][hits[within]]))
+    return int(as_long[0]), int(as_long[-1])
 
 
 def _is_rhythm(every: int, in_phase: Mask, is_long: Mask, extra: Array, beginnings: float) -> bool:

@@ -153,6 +153,20 @@ def test_a_rhythm_in_a_part_of_the_run_has_its_first_and_last_step() -> None:
     assert hits >= 0.9 * RUNS
 
 
+@pytest.mark.parametrize(("first", "every", "extra_s"), [(153, 10, 0.15), (4, 2, 0.02)])
+def test_a_rhythm_among_steps_that_scatter_widely(first: int, every: int, extra_s: float) -> None:
+    """As on a busy machine: four of ten steps are longer than the others by up to twice the usual length."""
+    random = np.random.default_rng(8)
+    hits = 0
+    for _ in range(RUNS):
+        lengths = 0.0065 + 2e-4 * np.abs(random.standard_normal(300))
+        lengths += np.where(random.random(300) < 0.4, random.uniform(0.0, 0.009, 300), 0.0)
+        lengths[first::every] += extra_s
+        found = [each for each in patterns(lengths) if each.kind is PatternKind.EVERY_NTH]
+        hits += [(each.every, each.steps[0]) for each in found] == [(every, first)]
+    assert hits >= 0.95 * RUNS
+
+
 def test_long_steps_of_a_long_run_take_little_time() -> None:
     random = np.random.default_rng(7)
     lengths = np.tile([0.01, 0.05], 50_000) + 1e-4 * random.standard_normal(100_000)
