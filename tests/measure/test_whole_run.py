@@ -88,6 +88,12 @@ def test_a_pause_a_checkpoint_and_an_evaluation() -> None:
     ] == pytest.approx(0.9, rel=0.01)
 
 
+def test_pauses_of_any_number_are_no_ordinary_steps() -> None:
+    found = parts(job(lengths_s=dict.fromkeys((30, 41, 77), 2.02)), 20.0)
+    assert found[RunPart.PAUSES] == pytest.approx(6.0, rel=0.01)
+    assert found[RunPart.STEPS] == pytest.approx(2.0, rel=0.01)
+
+
 def test_goodput_is_what_usual_steps_would_take() -> None:
     logs = job(lengths_s={30: 8.02})
     account = run_account(logs, select_steps(logs)[1], {"a": Launch(0, 20 * S)})

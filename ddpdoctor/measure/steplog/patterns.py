@@ -260,12 +260,22 @@ def _by_chance(every: int, steps: Mask, in_phase: Mask, extra: Array) -> float:
 
 
 def _pauses(numbers: Ints, is_long: Mask, extra: Array, usual: Array) -> StepPattern | None:
-    pause = is_long & ((extra >= _TUNING.pause_s) | (extra >= _TUNING.pause_lengths * usual))
+    pause = is_long & _are_pauses(extra, usual)
     if not 0 < pause.sum() <= _TUNING.most_pauses:
         return None
     return StepPattern(
         PatternKind.ONCE, [int(number) for number in numbers[pause]], float(extra[pause].sum())
     )
+
+
+def _are_pauses(extra: Array, usual: Array) -> Mask:
+    pauses: Mask = (extra >= _TUNING.pause_s) | (extra >= _TUNING.pause_lengths * usual)
+    return pauses
+
+
+def pause_steps(lengths: Array, usual: Array) -> Mask:
+    """[N] which steps are far longer than the usual ones around them, however many there are."""
+    return long_steps(lengths, usual) & _are_pauses(lengths - usual, usual)
 
 
 def _levels(numbers: Ints, lengths: Array) -> list[StepPattern]:
@@ -287,7 +297,8 @@ def _levels(numbers: Ints, lengths: Array) -> list[StepPattern]:
     first, last = max(float(line[0]), float(blocks.min())), float(line[-1])
     grows = slope.z_score >= _TUNING.z_score and last - first >= 2 * _least_part(count) * first
     if grows and last > first and _criterion(blocks - line, 1) < as_stairs:
-        return [_growth(numbers, lengths, first, last)]
+        beyond_s = float((blocks - first).mean()) * len(lengths)
+        return [_growth(numbers, beyond_s, first, last)]
     exact = [_exact_cut(lengths, cut * per_block, 2 * per_block) for cut in cuts]
     return _changes(numbers, lengths, exact)
 
@@ -357,7 +368,8 @@ def _changes(numbers: Ints, lengths: Array, cuts: Sequence[int]) -> list[StepPat
         StepPattern(
             PatternKind.FROM_STEP,
             [int(numbers[cut]), int(numbers[stop - 1])],
-            _lost_s(lengths[cut:stop], before) if after >= before else _lost_s(lengths[start:cut], after),
+            # By the levels: a pause behind the change is none of it.
+            (after - before) * (stop - cut) if after >= before else (before - after) * (cut - start),
             before_ms=before * 1e3,
             after_ms=after * 1e3,
         )
@@ -367,16 +379,11 @@ def _changes(numbers: Ints, lengths: Array, cuts: Sequence[int]) -> list[StepPat
     ]
 
 
-def _lost_s(lengths: Array, level: float) -> float:
-    """Seconds by which steps took longer than a ``level``, together."""
-    return max(float((lengths - level).sum()), 0.0)
-
-
-def _growth(numbers: Ints, lengths: Array, first: float, last: float) -> StepPattern:
+def _growth(numbers: Ints, beyond_s: float, first: float, last: float) -> StepPattern:
     return StepPattern(
         PatternKind.GROWING,
         [int(numbers[0]), int(numbers[-1])],
-        _lost_s(lengths, first),
+        max(beyond_s, 0.0),
         before_ms=first * 1e3,
         after_ms=last * 1e3,
     )

@@ -28,6 +28,7 @@ from ddpdoctor.measure.steplog import (
     comparable_steps,
     lengths_of_run,
     long_steps,
+    pause_steps,
     step_patterns,
     usual_lengths,
 )
@@ -65,7 +66,7 @@ class RunPart(StrEnum):
     CHECKPOINTS = "checkpoints"
     """Extra time of steps in which a rank saves or loads a checkpoint."""
     PAUSES = "pauses"
-    """Extra time of single long steps, for none of the other reasons."""
+    """Extra time of single steps that are far longer, for none of the other reasons."""
     SUSPENDED = "suspended"
     """Extra time of steps in which the rank was suspended from outside."""
     PROFILER = "profiler"
@@ -143,6 +144,8 @@ def run_account(
     is_long = long_steps(lengths_s, usual_each_s)
     beyond_s = dict(zip(numbers[is_long].tolist(), (lengths_s - usual_each_s)[is_long].tolist(), strict=True))
     reasons = _reasons(logs, why, patterns, beyond_s)
+    for number in numbers[pause_steps(lengths_s, usual_each_s)].tolist():
+        reasons.setdefault(number, RunPart.PAUSES)
     known = [_launch_of(log, launches) for log in logs]
     last = max((log.steps[-1] for log in logs), key=lambda step: (step.number, step.end_ns))
     ranks = [_of_rank(log, launch, reasons, usual, last) for log, launch in zip(logs, known, strict=True)]

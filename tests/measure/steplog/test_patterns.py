@@ -192,6 +192,14 @@ def test_the_step_of_a_change_is_found_within_two_per_cent_of_the_run(slower_fir
     assert hits >= 0.95 * RUNS
 
 
+def test_pauses_behind_a_change_are_none_of_its_seconds() -> None:
+    lengths = np.full(300, 0.010) + 1e-4 * np.random.default_rng(1).standard_normal(300)
+    lengths[150:] += 0.005
+    lengths[[80, 170, 260]] += 2.0
+    (found,) = patterns(lengths)
+    assert found.kind is PatternKind.FROM_STEP and found.extra_s == pytest.approx(0.75, rel=0.05)
+
+
 def test_growth_is_no_change() -> None:
     random = np.random.default_rng(4)
     hits = 0
