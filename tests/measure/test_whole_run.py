@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.measure.places import Where
@@ -91,6 +93,12 @@ def test_a_pause_a_checkpoint_and_an_evaluation() -> None:
     ] == pytest.approx(0.9, rel=0.01)
 
 
+def test_pauses_of_any_number_are_no_ordinary_steps() -> None:
+    found = parts(job(lengths_s=dict.fromkeys((30, 41, 77), 2.02)), 20.0)
+    assert found[RunPart.PAUSES] == pytest.approx(6.0, rel=0.01)
+    assert found[RunPart.STEPS] == pytest.approx(2.0, rel=0.01)
+
+
 def test_goodput_is_what_usual_steps_would_take() -> None:
     logs = job(lengths_s={30: 8.02})
     account = run_account(logs, select_steps(logs)[1], {"a": Launch(0, 20 * S)})
@@ -103,6 +111,46 @@ def test_what_earlier_attempts_took_is_no_start() -> None:
         log.record.info["attempt"] = 1
     found = parts(logs, 10.0)
     assert found[RunPart.EARLIER_ATTEMPTS] == pytest.approx(5.0) and RunPart.START not in found
+
+
+@pytest.mark.parametrize("launch", [Launch(8 * S, 20 * S), Launch(0, 3 * S), Launch(-(10**9) * S, 20 * S)])
+def test_a_launcher_whose_times_cannot_be_those_of_the_run_is_none(launch: Launch) -> None:
+    account = run_account(job(), {}, {"a": launch})
+    assert account is not None and not account.is_whole and RunPart.START not in account.parts_s
+
+
+def test_what_a_damaged_log_lacks_is_unknown() -> None:
+    """Of rank 1 the first 20 and the last 50 of 100 steps of 20 ms are lost."""
+    logs = job()
+    logs[1] = RankLog(1, logs[1].record, logs[1].steps[20:50])
+    found = parts(logs, 10.0)
+    assert found[RunPart.UNKNOWN] == pytest.approx((0.4 + 1.0) / 2)
+    assert found[RunPart.START] == pytest.approx(5.0) and found[RunPart.END] == pytest.approx(1.0)
+
+
+def test_steps_that_are_written_twice_or_in_disorder_count_once() -> None:
+    logs = [RankLog(log.rank, log.record, (*reversed(log.steps), *log.steps)) for log in job()]
+    assert parts(logs, 10.0) == pytest.approx(parts(job(), 10.0))
+
+
+def test_goodput_is_no_more_than_the_steps_took() -> None:
+    """60 slow steps, then 40 fast ones; and step numbers that no run reaches."""
+    logs = job(lengths_s=dict.fromkeys(range(60), 0.2))
+    absurd = [
+        RankLog(log.rank, log.record, tuple(replace(step, number=step.number * 10**13) for step in log.steps))
+        for log in job()
+    ]
+    for each in (logs, absurd):
+        account = run_account(each, select_steps(each)[1], {"a": Launch(0, 30 * S)})
+        assert account is not None
+        assert account.goodput * account.wall_s <= account.parts_s[RunPart.STEPS] * 1.0001
+
+
+def test_what_happens_in_every_step_makes_no_step_long() -> None:
+    """Each step saves something for 1 ms, and one that pauses for 8 s, too."""
+    saves = {number: [Event("save", 0, MS)] for number in range(100)}
+    found = parts(job(lengths_s={30: 8.02}, events=saves), 20.0)
+    assert RunPart.CHECKPOINTS not in found and found[RunPart.PAUSES] == pytest.approx(8.0, rel=0.01)
 
 
 def test_without_a_launcher_only_what_is_known_counts() -> None:
@@ -248,3 +296,39 @@ def test_a_run_whose_step_time_changes_is_diagnosed(tmp_path: Path, slow: range)
         found.facts["run"][name] for name in ("rhythm", "change") if found.facts["run"][name] is not None
     ]
     assert event["total_s"] == pytest.approx(0.03 * len(slow), rel=0.15) and 0.0 < event["share"] < 1.0
+
+
+def test_a_pause_behind_the_last_synchronisation_counts_once(tmp_path: Path) -> None:
+    """Rank 1 takes 1 s longer in the optimizer of step 60, for which rank 0 waits in step 61."""
+    job = Job(world=2, steps=120, extra=lambda rank, step: {"optimizer": 1000.0 * ((rank, step) == (1, 60))})
+    run = record(tmp_path / "run", job)
+    facts = analyze(str(run), Options(cache=False, jobs=1)).facts["run"]
+    assert facts["pause"]["steps"] == [60] and facts["pause"]["ranks"] == [1]
+    assert facts["pause"]["total_s"] == pytest.approx(1.0, rel=0.01)
+    assert facts["pauses_s"] == pytest.approx(1.0, rel=0.01)
+
+
+def change_of(folder: Path, extra: dict[str, float]) -> dict[str, Any]:
+    """The fact on a job that takes longer from step 100 on, on all ranks."""
+    run = record(
+        folder / "run", Job(world=2, steps=200, extra=lambda rank, step: extra if step >= 100 else {})
+    )
+    return analyze(str(run), Options(cache=False, jobs=1)).facts["run"]["change"]
+
+
+def test_own_work_of_several_kinds_is_no_communication(tmp_path: Path) -> None:
+    """As with lowered clocks, under which all kinds of work take longer and none of them for half of the extra time."""
+    assert change_of(tmp_path, {"data": 6.0, "forward": 7.0, "host": 6.5})["kind"] == "compute"
+
+
+def test_of_a_rank_without_details_it_is_not_known_that_it_waited(tmp_path: Path) -> None:
+    """All ranks pause in step 100, of which rank 0 has the times only."""
+    job = Job(world=2, steps=200, extra=lambda rank, step: {"host": 1000.0 * (step == 100)})
+    run = record(tmp_path / "run", job)
+    log = run / "ranks/00000/steps.jsonl"
+    lines = [json.loads(line) for line in log.open()]
+    log.write_text(
+        "".join(json.dumps({**line, "ev": []} if line.get("step") == 100 else line) + "\n" for line in lines)
+    )
+    pause = analyze(str(run), Options(cache=False, jobs=1)).facts["run"]["pause"]
+    assert pause["steps"] == [100] and pause["ranks"] is None and pause["kind"] == "host"

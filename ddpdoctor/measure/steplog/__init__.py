@@ -10,7 +10,15 @@ from .activities import Activities
 from .devicetime import in_device_time
 from .log import RankLog, first, no_samples, notes_on_records, usual_loader
 from .matchedsyncs import MatchedSync, match_syncs
-from .patterns import PatternKind, StepPattern, largest_patterns, step_patterns, usual_lengths
+from .patterns import (
+    PatternKind,
+    StepPattern,
+    largest_patterns,
+    long_steps,
+    pause_steps,
+    step_patterns,
+    usual_lengths,
+)
 from .reading import read_logs, read_rank_log, span_around
 from .records import DeviceTimes, Event, Step
 from .selection import (

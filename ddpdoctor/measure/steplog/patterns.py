@@ -1,11 +1,12 @@
 """Steps that take longer than the others, and when: once, in every n-th step, from some step on, or steadily growing.
 
-Lengths are those of whole steps, of the rank that took longest. The length of a usual step is a running quantile, so that a slow
-drift does not count as pauses.
+Lengths are those of whole steps, from one end on the last rank to the next. The length of a usual step is a running quantile, so that
+a slow drift does not count as pauses.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from enum import StrEnum
 from itertools import pairwise
@@ -84,14 +85,18 @@ class Tuning(msgspec.Struct, frozen=True):
     long, of lengths with heavy tails (Student's t, 3 degrees of freedom) 1 in 200: such steps are long without any rhythm, and short."""
     share: float = 0.25
     """Of the usual length, by which a step must be longer in any case."""
+    beyond_lengths: tuple[float, ...] = (0.0, 1.0, 4.0)
+    """Usual lengths beyond the usual length: of all long steps, and of those that are so much longer, a rhythm is looked for."""
     slots: int = 4
     """Fewest long steps of a rhythm."""
-    usual: float = 0.4
+    usual: float = 0.3
     """Quantile of the lengths around a step that is its usual length."""
     regular: float = 0.9
     """Share of the steps at a distance that must be long."""
     between: float = 0.3
     """Share of the other steps that may be long."""
+    by_chance: float = 0.01
+    """Most rhythms as good that long steps at random would have, of all distances and beginnings tried."""
     farthest: int = 5000
     """Largest distance that is tried, steps."""
     pause_s: float = 1.0
@@ -101,7 +106,8 @@ class Tuning(msgspec.Struct, frozen=True):
     most_pauses: int = 2
     """More of them are a pattern: long steps that recur are priced per step."""
     level: float = 0.05
-    """Part of the length by which a level must change."""
+    """Part of the length by which a level must change, in a series of all blocks. Of fewer, the part is larger, by the square root: the
+    noise of neighbouring steps is often alike."""
     blocks: int = 160
     """Into which the series is cut at most to look for changes: medians of neighbouring steps."""
     fewest_in_block: int = 5
@@ -110,10 +116,6 @@ class Tuning(msgspec.Struct, frozen=True):
     """Times the scatter of the blocks around their levels by which a level must change."""
     fewest_blocks: int = 4
     """Of one level."""
-    sharp: float = 0.5
-    """Part of a change of level that happens within the blocks next to it, from which on it is no growth."""
-    clearly: float = 10.0
-    """Difference of the criterion from which on the better description is clear (Kass and Raftery, Bayes Factors, 1995)."""
     most_changes: int = 4
     """Levels that alternate more often are scatter."""
     z_score: float = 4.0
@@ -121,6 +123,10 @@ class Tuning(msgspec.Struct, frozen=True):
 
 
 _TUNING = Tuning()
+_WHOLE_PER_SHORTER = 1.6
+"""Of normal lengths: their scatter around the usual length, of those shorter than it / the scatter of these among themselves."""
+_NORMAL_PER_DIFFERENCE = 0.886
+"""Standard deviation of normal values / mean absolute difference of two: sqrt(pi) / 2."""
 
 
 def step_patterns(numbers: Ints, lengths_s: Array, counted: Mask) -> list[StepPattern]:
@@ -132,7 +138,7 @@ def step_patterns(numbers: Ints, lengths_s: Array, counted: Mask) -> list[StepPa
     usual = usual_lengths(lengths)
     extra = lengths - usual
     is_long = long_steps(lengths, usual)
-    rhythm = _rhythm(numbers, is_long, extra)
+    rhythm = _costliest_rhythm(numbers, is_long, extra, usual)
     found = [rhythm] if rhythm is not None else []
     if rhythm is not None:
         is_long = is_long & ~np.isin(numbers, rhythm.steps)
@@ -146,9 +152,9 @@ def step_patterns(numbers: Ints, lengths_s: Array, counted: Mask) -> list[StepPa
 
 
 def usual_lengths(lengths: Array) -> Array:
-    """[N] the running 40 % quantile of the lengths, seconds: a level that stays with the shorter steps where every second one is long."""
+    """[N] the running 30 % quantile of the lengths, seconds: a level that stays with the shorter steps where every second one is long."""
     half = min(_TUNING.window // 2, len(lengths) - 1)
-    windows = sliding_window_view(np.pad(lengths, half, mode="edge"), 2 * half + 1)
+    windows = sliding_window_view(np.pad(lengths, half, mode="reflect"), 2 * half + 1)
     place = int(_TUNING.usual * (2 * half + 1))
     usual: Array = np.partition(windows, place, axis=-1)[:, place]
     return usual
@@ -162,13 +168,31 @@ def long_steps(lengths: Array, usual: Array) -> Mask:
 
 
 def _scatter(extra: Array) -> float:
-    """Scatter of the steps, from those shorter than usual only, so that long ones do not count."""
+    """Scatter of the steps, from those shorter than usual only, so that long ones do not count. Where these are alike, it is theirs: of
+    lengths that alternate the usual one may lie in between."""
     shorter = extra[extra < 0]
-    return float(scatter_of(shorter)) if len(shorter) else 0.0
+    if not len(shorter):
+        return 0.0
+    among_them = scatter_of(shorter - np.median(shorter))
+    return min(float(scatter_of(shorter)), _WHOLE_PER_SHORTER * float(among_them))
+
+
+def _costliest_rhythm(numbers: Ints, is_long: Mask, extra: Array, usual: Array) -> StepPattern | None:
+    """The rhythm that takes most time, of the long steps and of those among them that are far longer: where lengths scatter widely,
+    many steps are long, and only the longest of them have a rhythm."""
+    masks = [is_long & (extra >= lengths * usual) for lengths in _TUNING.beyond_lengths]
+    sizes = [int(mask.sum()) for mask in masks]
+    found = [
+        rhythm
+        for place, mask in enumerate(masks)
+        if sizes[place] not in sizes[:place] and (rhythm := _rhythm(numbers, mask, extra)) is not None
+    ]
+    return max(found, key=lambda rhythm: rhythm.extra_s, default=None)
 
 
 def _rhythm(numbers: Ints, is_long: Mask, extra: Array) -> StepPattern | None:
-    """The long steps at the smallest distance at which nearly all steps are long, and few are in between."""
+    """The long steps at the smallest distance at which nearly all steps are long, and few are in between: throughout the run, or from
+    one of them on to another one."""
     at = numbers[is_long]
     if len(at) < _TUNING.slots:
         return None
@@ -176,30 +200,104 @@ def _rhythm(numbers: Ints, is_long: Mask, extra: Array) -> StepPattern | None:
     for every in range(2, min(span // _TUNING.slots, _TUNING.farthest) + 1):
         counts = np.bincount(at % every, minlength=every)
         phase = int(counts.argmax())
-        if counts[phase] < max(_TUNING.slots, _TUNING.regular * (len(numbers) // every)):
+        if not _may_be_rhythm(int(counts[phase]), every, len(at), len(numbers)):
             continue
-        in_phase = numbers % every == phase
-        hits, chances = int(counts[phase]), int(in_phase.sum())
-        if hits >= _TUNING.regular * chances and len(at) - hits <= _TUNING.between * (len(numbers) - chances):
+        slots = np.flatnonzero(numbers % every == phase)
+        first, last = _stretch(is_long[slots], extra[slots])
+        part = slice(slots[first], slots[last] + 1) if (first, last) != (0, len(slots) - 1) else slice(None)
+        in_phase = np.zeros(len(numbers), bool)
+        in_phase[slots[first : last + 1]] = True
+        beginnings = 1.0 if part == slice(None) else len(slots) ** 2 / 2
+        if _is_rhythm(every, in_phase[part], is_long[part], extra[part], beginnings):
             steps = in_phase & is_long
+            regular = steps & ~_far_longer(extra, steps)
             return StepPattern(
                 PatternKind.EVERY_NTH,
-                [int(number) for number in numbers[steps]],
-                float(extra[steps].sum()),
+                [int(number) for number in numbers[regular]],
+                float(extra[regular].sum()),
                 every=every,
-                hits=hits,
-                chances=chances,
+                hits=int(regular.sum()),
+                chances=int(in_phase.sum() - (steps & ~regular).sum()),
             )
     return None
 
 
+def _may_be_rhythm(count: int, every: int, long: int, steps: int) -> bool:
+    """Whether ``count`` of the ``long`` steps at one of the beginnings of this distance are nearly all that there can be, or more than
+    by chance (the bound of the Poisson distribution)."""
+    if count < _TUNING.slots:
+        return False
+    if count >= _TUNING.regular * (steps // every) and long - count <= _TUNING.between * steps:
+        return True
+    expected = long / every
+    return count > expected and count * math.log(count / expected) - count + expected >= math.log(every) + 3.0
+
+
+def _stretch(hits: Mask, extra: Array) -> tuple[int, int]:
+    """The first and the last of the slots [M] among which enough are ``hits``: all where they are, else those with most hits beyond.
+    Slots at either end that are far shorter than the others do not belong to it."""
+    first, last = 0, len(hits) - 1
+    if hits.mean() < _TUNING.regular:
+        gained = np.cumsum(np.where(hits, 1.0 - _TUNING.regular, -_TUNING.regular))
+        before = np.minimum.accumulate(np.concatenate(([0.0], gained[:-1])))
+        last = int((gained - before).argmax())
+        first = int(np.concatenate(([0.0], gained[:last])).argmin())
+    within = slice(first, last + 1)
+    if not hits[within].any():
+        return first, last
+    as_long = first + np.flatnonzero(extra[within] >= 0.5 * np.median(extra[within][hits[within]]))
+    return int(as_long[0]), int(as_long[-1])
+
+
+def _is_rhythm(every: int, in_phase: Mask, is_long: Mask, extra: Array, beginnings: float) -> bool:
+    """Whether nearly all steps ``in_phase`` are long and few others, among [M] consecutive steps that were chosen of so many."""
+    steps, chances = in_phase & is_long, int(in_phase.sum())
+    hits = int(steps.sum())
+    return (
+        hits >= max(_TUNING.slots, _TUNING.regular * chances)
+        and int(is_long.sum()) - hits <= _TUNING.between * (len(extra) - chances)
+        and beginnings * _by_chance(every, steps, in_phase, extra) <= _TUNING.by_chance
+    )
+
+
+def _far_longer(extra: Array, steps: Mask) -> Mask:
+    """[N] which of the ``steps`` of a rhythm are pauses besides: one or two far longer than the others."""
+    far: Mask = steps & (extra >= _TUNING.pause_lengths * np.median(extra[steps]))
+    return far if far.sum() <= _TUNING.most_pauses else np.zeros_like(far)
+
+
+def _by_chance(every: int, steps: Mask, in_phase: Mask, extra: Array) -> float:
+    """How many rhythms of at most this distance and with as many of their ``steps`` long are expected, if as many steps as elsewhere are
+    at random at least half as long as those (Chernoff's bound of the binomial distribution)."""
+    as_long = extra >= 0.5 * np.median(extra[steps])
+    chances, others = int(in_phase.sum()), int((~in_phase).sum())
+    rate = (int((as_long & ~in_phase).sum()) + 1) / (others + 2)
+    share = int((as_long & steps).sum()) / chances
+    if share <= rate:
+        return every**2 / 2
+    divergence = share * math.log(share / rate)
+    if share < 1.0:
+        divergence += (1.0 - share) * math.log((1.0 - share) / (1.0 - rate))
+    return every**2 / 2 * math.exp(-chances * divergence)
+
+
 def _pauses(numbers: Ints, is_long: Mask, extra: Array, usual: Array) -> StepPattern | None:
-    pause = is_long & ((extra >= _TUNING.pause_s) | (extra >= _TUNING.pause_lengths * usual))
+    pause = is_long & _are_pauses(extra, usual)
     if not 0 < pause.sum() <= _TUNING.most_pauses:
         return None
     return StepPattern(
         PatternKind.ONCE, [int(number) for number in numbers[pause]], float(extra[pause].sum())
     )
+
+
+def _are_pauses(extra: Array, usual: Array) -> Mask:
+    pauses: Mask = (extra >= _TUNING.pause_s) | (extra >= _TUNING.pause_lengths * usual)
+    return pauses
+
+
+def pause_steps(lengths: Array, usual: Array) -> Mask:
+    """[N] which steps are far longer than the usual ones around them, however many there are."""
+    return long_steps(lengths, usual) & _are_pauses(lengths - usual, usual)
 
 
 def _levels(numbers: Ints, lengths: Array) -> list[StepPattern]:
@@ -211,16 +309,25 @@ def _levels(numbers: Ints, lengths: Array) -> list[StepPattern]:
         return []
     blocks = np.median(lengths[: count * per_block].reshape(count, per_block), axis=1)
     cuts = _cuts(blocks)
+    as_stairs = _criterion(blocks - _stairs(blocks, cuts), 2 * len(cuts))
+    if _criterion(blocks - np.median(blocks), 0) <= as_stairs:
+        cuts, as_stairs = [], math.inf
     place = np.arange(count, dtype=float)
     slope = trend(place, blocks, 0.9)
     line = slope.slope * place + np.median(blocks - slope.slope * place)
-    grows = slope.z_score >= _TUNING.z_score and line[-1] - line[0] >= 2 * _TUNING.level * line[0]
-    better = _criterion(blocks - _stairs(blocks, cuts), 2 * len(cuts)) - _criterion(blocks - line, 1)
-    sharp = any(_is_sharp(blocks, cuts, place) for place in range(len(cuts)))
-    if grows and better > (_TUNING.clearly if sharp else 0.0):
-        return [_growth(numbers, lengths, float(line[0]), float(line[-1]))]
+    # Of a growth that accelerates, the line begins below all lengths.
+    first, last = max(float(line[0]), float(blocks.min())), float(line[-1])
+    grows = slope.z_score >= _TUNING.z_score and last - first >= 2 * _least_part(count) * first
+    if grows and last > first and _criterion(blocks - line, 1) < as_stairs:
+        beyond_s = float((blocks - first).mean()) * len(lengths)
+        return [_growth(numbers, beyond_s, first, last)]
     exact = [_exact_cut(lengths, cut * per_block, 2 * per_block) for cut in cuts]
     return _changes(numbers, lengths, exact)
+
+
+def _least_part(blocks: int) -> float:
+    """Part of the length by which a level must change, in a series of so many blocks."""
+    return _TUNING.level * math.sqrt(max(_TUNING.blocks / blocks, 1.0))
 
 
 def _criterion(deviations: Array, parameters: int) -> float:
@@ -251,18 +358,13 @@ def _cuts(blocks: Array) -> list[int]:
 def _is_change(blocks: Array, cuts: Sequence[int], place: int) -> bool:
     edges = [0, *cuts, len(blocks)]
     before, after = (np.median(blocks[a:b]) for a, b in list(pairwise(edges))[place : place + 2])
-    spread = scatter_of(blocks - _stairs(blocks, cuts))
-    return bool(abs(after - before) >= max(_TUNING.level * before, _TUNING.level_scatters * float(spread)))
-
-
-def _is_sharp(blocks: Array, cuts: Sequence[int], place: int) -> bool:
-    """Whether most of a change of level happens within the few blocks around it. Along a line, little does."""
-    start, cut, stop = [0, *cuts, len(blocks)][place : place + 3]
-    near = _TUNING.fewest_blocks
-    whole = np.median(blocks[cut:stop]) - np.median(blocks[start:cut])
-    return bool(
-        np.median(blocks[cut : cut + near]) - np.median(blocks[cut - near : cut]) >= _TUNING.sharp * whole
+    # Where blocks have one of two values, most may lie on the level: then only the differences of neighbours show the scatter.
+    spread = max(
+        float(scatter_of(blocks - _stairs(blocks, cuts))),
+        _NORMAL_PER_DIFFERENCE * float(np.abs(np.diff(blocks)).mean()),
     )
+    least = max(_least_part(len(blocks)) * before, _TUNING.level_scatters * spread)
+    return bool(abs(after - before) >= least and after != before)
 
 
 def _stairs(blocks: Array, cuts: Sequence[int]) -> Array:
@@ -288,7 +390,8 @@ def _changes(numbers: Ints, lengths: Array, cuts: Sequence[int]) -> list[StepPat
         StepPattern(
             PatternKind.FROM_STEP,
             [int(numbers[cut]), int(numbers[stop - 1])],
-            _lost_s(lengths[cut:stop], before) if after >= before else _lost_s(lengths[start:cut], after),
+            # By the levels: a pause behind the change is none of it.
+            (after - before) * (stop - cut) if after >= before else (before - after) * (cut - start),
             before_ms=before * 1e3,
             after_ms=after * 1e3,
         )
@@ -298,16 +401,11 @@ def _changes(numbers: Ints, lengths: Array, cuts: Sequence[int]) -> list[StepPat
     ]
 
 
-def _lost_s(lengths: Array, level: float) -> float:
-    """Seconds by which steps took longer than a ``level``, together."""
-    return max(float((lengths - level).sum()), 0.0)
-
-
-def _growth(numbers: Ints, lengths: Array, first: float, last: float) -> StepPattern:
+def _growth(numbers: Ints, beyond_s: float, first: float, last: float) -> StepPattern:
     return StepPattern(
         PatternKind.GROWING,
         [int(numbers[0]), int(numbers[-1])],
-        _lost_s(lengths, first),
+        max(beyond_s, 0.0),
         before_ms=first * 1e3,
         after_ms=last * 1e3,
     )

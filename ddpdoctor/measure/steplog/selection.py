@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -75,14 +76,21 @@ def select_steps(logs: Sequence[RankLog]) -> tuple[set[int], dict[int, str]]:
 
 
 def lengths_of_run(logs: Sequence[RankLog]) -> tuple[Ints, Array]:
-    """Numbers [N] of all recorded steps, and the seconds [N] of the rank that took longest; includes steps of which only the times
-    were kept."""
-    longest: dict[int, int] = {}
+    """Numbers [N] of all recorded steps, and their seconds [N]: from the last rank's end of the step before to the last rank's end, so
+    that a delay behind the last synchronisation, which the others meet in the next step only, counts once. Where that is unknown, the
+    length on the rank that took longest. Includes steps of which only the times were kept."""
+    recorded: defaultdict[int, list[Step]] = defaultdict(list)
     for log in logs:
         for step in log.steps:
-            longest[step.number] = max(longest.get(step.number, 0), step.length_ns)
-    numbers = np.array(sorted(longest), np.int64)
-    return numbers, np.array([longest[number] for number in numbers.tolist()], float) / 1e9
+            recorded[step.number].append(step)
+    numbers = sorted(recorded)
+    ends = {number: (len(steps), max(step.end_ns for step in steps)) for number, steps in recorded.items()}
+    lengths_ns = []
+    for number in numbers:
+        (ranks, end_ns), (ranks_before, start_ns) = ends[number], ends.get(number - 1, (0, 0))
+        known = ranks == ranks_before and start_ns < end_ns
+        lengths_ns.append(end_ns - start_ns if known else longest_ns(recorded[number]))
+    return np.array(numbers, np.int64), np.array(lengths_ns, float) / 1e9
 
 
 def patterns_of_run(logs: Sequence[RankLog], reasons: Mapping[int, str]) -> list[StepPattern]:

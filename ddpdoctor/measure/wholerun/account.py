@@ -7,11 +7,13 @@ counts as an ordinary one up to the usual length; the rest is the reason's part.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from ddpdoctor.measure.numerics import Array, Ints, Mask
 from ddpdoctor.measure.steplog import (
@@ -26,6 +28,8 @@ from ddpdoctor.measure.steplog import (
     StepPattern,
     comparable_steps,
     lengths_of_run,
+    long_steps,
+    pause_steps,
     step_patterns,
     usual_lengths,
 )
@@ -33,6 +37,10 @@ from ddpdoctor.rundir import EventKind
 
 _USUAL_UP_TO = 1.5
 """Multiple of the usual length up to which unrecorded steps count, on average, as ordinary ones that were dropped from a long log."""
+_LONGEST_NS = 366 * 86_400 * 10**9
+"""A year: a launcher that started earlier did so by a clock that was set since."""
+_SAVING = 0.5
+"""Share of the time beyond the usual length that saving or loading must take to be its reason."""
 
 
 class RunPart(StrEnum):
@@ -59,7 +67,7 @@ class RunPart(StrEnum):
     CHECKPOINTS = "checkpoints"
     """Extra time of steps in which a rank saves or loads a checkpoint."""
     PAUSES = "pauses"
-    """Extra time of single long steps, for none of the other reasons."""
+    """Extra time of single steps that are far longer, for none of the other reasons."""
     SUSPENDED = "suspended"
     """Extra time of steps in which the rank was suspended from outside."""
     PROFILER = "profiler"
@@ -71,7 +79,7 @@ class RunPart(StrEnum):
     TEARDOWN = "teardown"
     """From there to the launcher's end."""
     UNKNOWN = "unknown"
-    """Gaps in which steps were not recorded."""
+    """Gaps in which steps were not recorded, also before a rank's first recorded step and, if others have later ones, after its last."""
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -106,13 +114,16 @@ class RunAccount(msgspec.Struct, frozen=True):
     usual_s: float
     """Seconds of a usual step: the median of the ordinary ones."""
     goodput: float
-    """Share of the wall time that the job's steps would take if each were a usual one (0 to 1)."""
+    """Share of the wall time that the job's steps would take if each were a usual one (0 to 1); no more than the ordinary and the
+    unrecorded steps took."""
     patterns: list[StepPattern]
     reasons: Mapping[int, RunPart]
     """By number of a step, the part to which its time beyond the usual length belongs."""
     recorded_s: Mapping[int, Mapping[RunPart, float]]
     """By number of a step, seconds recorded as checkpoints and as the start of a pass over a main loader, on the rank on which they are
     longest. In a step that evaluates, they belong to these parts, and the rest to the evaluation."""
+    is_whole: bool
+    """Whether the start and the end of every rank's launcher are known, and agree with its steps."""
 
     @property
     def wall_s(self) -> float:
@@ -124,36 +135,51 @@ def run_account(
     logs: Sequence[RankLog], why: Mapping[int, str], launches: Mapping[str, Launch], *, is_last: bool = True
 ) -> RunAccount | None:
     """The account of a run; None without a step. ``why``: the reason of exclusion by step number, as :func:`select_steps` gives it.
-    ``launches`` by host name: where one is missing, the time before the process group and after the recording is unknown, and not
-    included. ``is_last``: no other attempt follows the one of these logs."""
-    logs = [log for log in logs if log.steps]
+    ``launches`` by host name: where one is missing, or ended before the steps or started after them, the time before the process group
+    and after the recording is unknown, and not included. Of steps with the same number the last one of a log counts.
+    ``is_last``: no other attempt follows the one of these logs."""
+    logs = [
+        replace(log, steps=tuple(sorted(by_number.values(), key=lambda step: step.number)))
+        for log in logs
+        if (by_number := {step.number: step for step in log.steps})
+    ]
     if not logs:
         return None
     numbers, lengths_s = lengths_of_run(logs)
     counted = comparable_steps(numbers, why)
     patterns = step_patterns(numbers, lengths_s, counted)
-    recorded_s = _recorded_s(logs)
-    reasons = _reasons(logs, why, patterns, recorded_s)
     usual = _usual(numbers, lengths_s, counted)
+    usual_each_s = np.array([usual[number] for number in numbers.tolist()])
+    is_long = long_steps(lengths_s, usual_each_s)
+    beyond_s = dict(zip(numbers[is_long].tolist(), (lengths_s - usual_each_s)[is_long].tolist(), strict=True))
+    recorded_s = _recorded_s(logs)
+    reasons = _reasons(logs, why, patterns, beyond_s, recorded_s)
+    for number in numbers[pause_steps(lengths_s, usual_each_s)].tolist():
+        reasons.setdefault(number, RunPart.PAUSES)
+    known = [_launch_of(log, launches) for log in logs]
+    last = max((log.steps[-1] for log in logs), key=lambda step: (step.number, step.end_ns))
     ranks = [
-        _of_rank(log, launches.get(log.host), reasons, usual, recorded_s, is_last=is_last) for log in logs
+        _of_rank(log, launch, reasons, usual, recorded_s, last, is_last=is_last)
+        for log, launch in zip(logs, known, strict=True)
     ]
     parts = {part: sum(rank.parts_s.get(part, 0.0) for rank in ranks) / len(ranks) for part in RunPart}
-    steps = int(max(log.steps[-1].number for log in logs)) + 1
+    steps = last.number + 1
     ordinary = [
         length for number, length in zip(numbers.tolist(), lengths_s, strict=True) if number not in reasons
     ]
     usual_s = float(np.median(ordinary)) if ordinary else float(np.median(lengths_s))
     wall_s = sum(parts.values())
+    usual_steps_s = min(steps * usual_s, parts[RunPart.STEPS] + parts[RunPart.UNKNOWN])
     return RunAccount(
         ranks=ranks,
         parts_s={part: seconds for part, seconds in parts.items() if seconds > 0.0},
         steps=steps,
         usual_s=usual_s,
-        goodput=min(steps * usual_s / wall_s, 1.0) if wall_s > 0 else 0.0,
+        goodput=min(usual_steps_s / wall_s, 1.0) if wall_s > 0 else 0.0,
         patterns=patterns,
         reasons=reasons,
         recorded_s=recorded_s,
+        is_whole=all(launch is not None and launch.ended_ns is not None for launch in known),
     )
 
 
@@ -205,29 +231,42 @@ def _reasons(
     logs: Sequence[RankLog],
     why: Mapping[int, str],
     patterns: Sequence[StepPattern],
+    beyond_s: Mapping[int, float],
     recorded_s: Mapping[int, Mapping[RunPart, float]],
 ) -> dict[int, RunPart]:
-    """By number, the part to which a step's time beyond the usual length belongs; the first reason here counts."""
-    reasons: dict[int, RunPart] = {}
-    for number, reason in why.items():
-        if reason in _PART_OF_REASON:
-            reasons[number] = _PART_OF_REASON[reason]
-    for log in logs:
-        first = log.steps[0].number
-        for step in log.steps:
-            kinds = {event.kind for event in step.events}
-            if RunPart.CHECKPOINTS in recorded_s.get(step.number, {}):
-                reasons.setdefault(step.number, RunPart.CHECKPOINTS)
-            elif step.number > first and (
-                EventKind.ITERATION in kinds or any(event.exhausted for event in step.events)
-            ):
-                reasons.setdefault(step.number, RunPart.EPOCHS)
+    """By number, the part to which a step's time beyond the usual length belongs; the first reason here counts. ``beyond_s``: seconds
+    beyond the usual length of clearly longer steps: what happens in a step of usual length explains nothing."""
+    reasons = {number: _PART_OF_REASON[reason] for number, reason in why.items() if reason in _PART_OF_REASON}
+    for number, of_step in recorded_s.items():
+        if of_step.get(RunPart.CHECKPOINTS, 0.0) >= _SAVING * beyond_s.get(number, math.inf):
+            reasons.setdefault(number, RunPart.CHECKPOINTS)
+    for number in _epochs(logs, beyond_s):
+        reasons.setdefault(number, RunPart.EPOCHS)
     for pattern in patterns:
-        part = {PatternKind.EVERY_NTH: RunPart.SOME_STEPS, PatternKind.ONCE: RunPart.PAUSES}.get(pattern.kind)
-        if part is not None:
-            for number in pattern.steps:
-                reasons.setdefault(number, part)
+        part_of = {PatternKind.EVERY_NTH: RunPart.SOME_STEPS, PatternKind.ONCE: RunPart.PAUSES}
+        for number in pattern.steps if pattern.kind in part_of else ():
+            reasons.setdefault(number, part_of[pattern.kind])
     return reasons
+
+
+def _epochs(logs: Sequence[RankLog], beyond_s: Mapping[int, float]) -> Iterator[int]:
+    """Longer steps in which a pass over a loader begins or ends."""
+    for log in logs:
+        for step in log.steps[1:]:
+            if step.number in beyond_s and any(
+                event.kind == EventKind.ITERATION or event.exhausted for event in step.events
+            ):
+                yield step.number
+
+
+def _launch_of(log: RankLog, launches: Mapping[str, Launch]) -> Launch | None:
+    """The launcher of a rank; None where its times cannot be those of this rank's steps."""
+    launch = launches.get(log.host)
+    if launch is None:
+        return None
+    first, last = log.steps[0].recorded_ns, log.steps[-1].recorded_ns
+    starts = first[0] - _LONGEST_NS <= launch.started_ns <= first[1]
+    return launch if starts and (launch.ended_ns is None or launch.ended_ns >= last[0]) else None
 
 
 def _of_rank(
@@ -236,12 +275,17 @@ def _of_rank(
     reasons: Mapping[int, RunPart],
     usual_s: Mapping[int, float],
     recorded_s: Mapping[int, Mapping[RunPart, float]],
+    last: Step,
     *,
     is_last: bool,
 ) -> RankAccount:
+    """The account of a rank; ``last`` is the last step of all ranks, on the clock of the log."""
     parts = dict.fromkeys(RunPart, 0.0)
     ended_ns = log.record.info.get("ended_ns")
     first_ns, last_ns = log.steps[0].recorded_ns[0], log.steps[-1].recorded_ns[1]
+    before_ns, after_ns = _unrecorded_ends(log, launch, last)
+    parts[RunPart.UNKNOWN] = (before_ns + after_ns) / 1e9
+    first_ns, last_ns = first_ns - before_ns, last_ns + after_ns
     if launch is not None:
         began = RunPart.EARLIER_ATTEMPTS if log.record.attempt else RunPart.START
         parts[began] = (first_ns - launch.started_ns) / 1e9
@@ -255,15 +299,34 @@ def _of_rank(
         parts[RunPart.END] = (ended_ns - last_ns) / 1e9
     before = None
     for step in log.steps:
-        number = step.number
-        if before is not None and number > before.number + 1:
-            between_s = (step.start_ns - before.end_ns) / 1e9
-            as_usual_s = (number - before.number - 1) * usual_s.get(number, 0.0)
+        if before is not None and step.number > before.number + 1:
+            between_s = max(step.start_ns - before.end_ns, 0) / 1e9
+            as_usual_s = (step.number - before.number - 1) * usual_s.get(step.number, 0.0)
             known = between_s <= _USUAL_UP_TO * as_usual_s
             parts[RunPart.STEPS if known else RunPart.UNKNOWN] += between_s
-        _add_step(parts, step, reasons.get(number), usual_s.get(number, 0.0), recorded_s.get(number, {}))
+        step_usual_s = usual_s.get(step.number, 0.0)
+        reason = reasons.get(step.number)
+        if reason is None and step.length_ns / 1e9 > _USUAL_UP_TO * step_usual_s:
+            # Of a delay behind the last synchronisation of the step before, others wait in this one.
+            reason = reasons.get(step.number - 1)
+        _add_step(parts, step, reason, step_usual_s, recorded_s.get(step.number, {}))
         before = step
     return RankAccount(log.rank, {part: seconds for part, seconds in parts.items() if seconds > 0.0})
+
+
+def _unrecorded_ends(log: RankLog, launch: Launch | None, last: Step) -> tuple[int, int]:
+    """(ns from the start of the recording to the first recorded step, if that is not the job's first; ns from this rank's last recorded
+    step to the ``last`` one of all ranks)."""
+    first, own_last = log.steps[0], log.steps[-1]
+    started_ns, ended_ns = (log.record.info.get(name) for name in ("started_ns", "ended_ns"))
+    before_ns = 0
+    if first.number > 0 and launch is not None and isinstance(started_ns, int):
+        before_ns = first.recorded_ns[0] - max(started_ns, launch.started_ns)
+    after_ns = last.end_ns - own_last.end_ns if own_last.number < last.number else 0
+    for end_ns in (ended_ns, launch and launch.ended_ns):
+        if isinstance(end_ns, int):
+            after_ns = min(after_ns, end_ns - own_last.recorded_ns[1])
+    return max(before_ns, 0), max(after_ns, 0)
 
 
 def _add_step(

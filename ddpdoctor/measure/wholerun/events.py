@@ -72,17 +72,19 @@ def event_of(
     numbers, _ = lengths_of_run(logs)
     long, usual = (set(numbers[steps].tolist()) for steps in pattern.compared(numbers))
     of_long, of_usual = ([_median_times(log.steps, steps) for log in logs] for steps in (long, usual))
+    known = [bool(now and before) for now, before in zip(of_long, of_usual, strict=True)]
     extra = [
-        {work: ns - before.get(work, 0.0) for work, ns in now.items()}
-        for now, before in zip(of_long, of_usual, strict=True)
+        {work: ns - before.get(work, 0.0) for work, ns in now.items()} if is_known else {}
+        for now, before, is_known in zip(of_long, of_usual, known, strict=True)
     ]
     beyond_ns = _beyond_ns(logs, long, usual)
-    who = [place for place, times in enumerate(extra) if max(times.values(), default=0.0) >= _OWN * beyond_ns]
+    who = [place for place, times in enumerate(extra) if sum(times.values()) >= _OWN * beyond_ns]
     by_kind = _summed(extra, who)
     work = (
-        max(by_kind, key=lambda name: by_kind[name]) if by_kind else "communication" if all(of_long) else None
+        max(by_kind, key=lambda name: by_kind[name]) if by_kind else "communication" if all(known) else None
     )
-    ranks = None if len(who) in (0, len(logs)) else [logs[place].rank for place in who]
+    # Of a rank of which only the times were kept it is not known whether it took longer, too: some other must have waited.
+    ranks = [logs[place].rank for place in who] if 0 < len(who) < sum(known) else None
     where = lines.longer(_COMPONENTS[work], who, long, usual) if work in _COMPONENTS else []
     return RunEvent(
         steps=pattern.steps,

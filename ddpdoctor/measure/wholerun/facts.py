@@ -28,7 +28,7 @@ def run_facts(
     launchers of all ranks are. ``attempts``: all of the run, in order."""
     if account is None:
         return RunFacts()
-    is_whole = all(log.host in launches and launches[log.host].ended_ns is not None for log in logs)
+    is_whole = account.is_whole
     wall_s = account.wall_s if is_whole else None
     parts_s, patterns = account.parts_s.get, account.patterns
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -40,6 +42,71 @@ def test_a_healthy_run_has_none(kind: str) -> None:
     assert sum(map(bool, found)) <= 1
 
 
+@pytest.mark.parametrize(
+    "kind", ["two lengths", "three lengths", "work of any length", "few steps, neighbours alike"]
+)
+def test_lengths_of_other_kinds_have_neither_rhythm_nor_change(kind: str) -> None:
+    random = np.random.default_rng(41)
+    false = 0
+    for _ in range(RUNS):
+        count = int(random.integers(40, 80) if kind.startswith("few") else random.integers(200, 3000))
+        noise = random.standard_normal(count)
+        alike = np.array([0.9**lag for lag in range(60)])
+        lengths = {
+            "two lengths": np.where(random.random(count) < 0.5, 1.0, 1.6) + 0.03 * noise,
+            "three lengths": 1 + np.where(random.random(count) < 0.3, 1, 0) + 0.03 * noise,
+            "work of any length": 1 + 0.05 * noise + random.pareto(2, count),
+            "few steps, neighbours alike": 1
+            + 0.03 * np.convolve(random.standard_normal(count + 59), alike, "valid"),
+        }[kind]
+        found = patterns(0.1 * np.maximum(lengths, 0.3))
+        false += any(each.kind is not PatternKind.ONCE for each in found)
+    assert false <= 2
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e-9, 0.02])
+def test_equal_lengths_have_none(seconds: float) -> None:
+    assert patterns(np.full(400, seconds)) == []
+
+
+@pytest.mark.parametrize("count", [40, 200, 1001])
+def test_lengths_that_alternate_are_a_rhythm(count: int) -> None:
+    (found,) = patterns(np.tile([0.01, 0.05], count)[:count])
+    assert (found.kind, found.every, found.hits) == (PatternKind.EVERY_NTH, 2, count // 2)
+
+
+def test_lengths_that_alternate_in_a_short_run_with_some_in_between_are_a_rhythm() -> None:
+    """The usual length then lies between the short ones and the long ones."""
+    lengths = np.tile([0.0208, 0.0130], 19)[:37] + 2e-4 * np.random.default_rng(1).standard_normal(37)
+    lengths[[7, 13, 19, 25, 31]] = 0.0154
+    (found,) = patterns(lengths)
+    assert (found.kind, found.every, found.hits) == (PatternKind.EVERY_NTH, 2, 19)
+
+
+@pytest.mark.parametrize("end", [0, -1])
+def test_a_short_step_at_an_end_hides_no_pause(end: int) -> None:
+    lengths = np.full(200, 0.02) + 1e-4 * np.random.default_rng(1).standard_normal(200)
+    lengths[end], lengths[100] = 0.0, 5.0
+    (found,) = patterns(lengths)
+    assert (found.kind, found.steps) == (PatternKind.ONCE, [100])
+
+
+def test_a_pause_in_a_step_of_a_rhythm_is_a_pause() -> None:
+    lengths = np.full(500, 0.02) + 1e-4 * np.random.default_rng(1).standard_normal(500)
+    lengths[3::10] += 0.2
+    lengths[303] += 20.0
+    rhythm, pause = patterns(lengths)
+    assert (rhythm.every, rhythm.hits, rhythm.extra_s) == (10, 49, pytest.approx(9.8, rel=0.01))
+    assert (pause.kind, pause.steps) == (PatternKind.ONCE, [303])
+
+
+def test_a_growth_that_accelerates_begins_with_no_negative_length() -> None:
+    lengths = 0.001 + np.linspace(0, 1, 1000) ** 2
+    (found,) = patterns(lengths)
+    assert found.kind is PatternKind.GROWING and found.before_ms is not None
+    assert found.before_ms >= 0.0 and found.extra_s <= lengths.sum()
+
+
 def planted(random: np.random.Generator) -> tuple[np.ndarray, float]:
     lengths = healthy(random, int(random.integers(150, 1500)), KINDS[random.integers(len(KINDS))])
     return lengths, float(np.median(lengths))
@@ -70,6 +137,45 @@ def test_the_distance_of_a_rhythm_is_exact() -> None:
     assert hits >= 0.95 * RUNS
 
 
+def test_a_rhythm_in_a_part_of_the_run_has_its_first_and_last_step() -> None:
+    random = np.random.default_rng(6)
+    hits = 0
+    for _ in range(RUNS):
+        lengths, usual = planted(random)
+        every = int(random.integers(2, 12))
+        first, last = sorted(random.choice(len(lengths), 2, replace=False).tolist())
+        last = min(max(last, first + 8 * every), len(lengths))
+        lengths[first:last:every] += usual * random.uniform(1.5, 10)
+        wanted = list(range(first, last, every))
+        found = [each for each in patterns(lengths) if each.kind is PatternKind.EVERY_NTH]
+        seen = [(each.every, each.steps[0], each.steps[-1]) for each in found]
+        hits += len(wanted) < 6 or seen == [(every, wanted[0], wanted[-1])]
+    assert hits >= 0.9 * RUNS
+
+
+@pytest.mark.parametrize(("first", "every", "extra_s"), [(153, 10, 0.15), (4, 2, 0.02)])
+def test_a_rhythm_among_steps_that_scatter_widely(first: int, every: int, extra_s: float) -> None:
+    """As on a busy machine: four of ten steps are longer than the others by up to twice the usual length."""
+    random = np.random.default_rng(8)
+    hits = 0
+    for _ in range(RUNS):
+        lengths = 0.0065 + 2e-4 * np.abs(random.standard_normal(300))
+        lengths += np.where(random.random(300) < 0.4, random.uniform(0.0, 0.009, 300), 0.0)
+        lengths[first::every] += extra_s
+        found = [each for each in patterns(lengths) if each.kind is PatternKind.EVERY_NTH]
+        hits += [(each.every, each.steps[0]) for each in found] == [(every, first)]
+    assert hits >= 0.95 * RUNS
+
+
+def test_long_steps_of_a_long_run_take_little_time() -> None:
+    random = np.random.default_rng(7)
+    lengths = np.tile([0.01, 0.05], 50_000) + 1e-4 * random.standard_normal(100_000)
+    numbers = np.cumsum(random.integers(1, 9, len(lengths)))
+    started = time.process_time()
+    step_patterns(numbers, lengths, np.ones(len(lengths), bool))
+    assert time.process_time() - started < 20.0
+
+
 @pytest.mark.parametrize("slower_first", [True, False])
 def test_the_step_of_a_change_is_found_within_two_per_cent_of_the_run(slower_first: bool) -> None:
     random = np.random.default_rng(3)
@@ -84,6 +190,14 @@ def test_the_step_of_a_change_is_found_within_two_per_cent_of_the_run(slower_fir
             found[0].steps[0] - cut
         ) <= 0.02 * len(lengths)
     assert hits >= 0.95 * RUNS
+
+
+def test_pauses_behind_a_change_are_none_of_its_seconds() -> None:
+    lengths = np.full(300, 0.010) + 1e-4 * np.random.default_rng(1).standard_normal(300)
+    lengths[150:] += 0.005
+    lengths[[80, 170, 260]] += 2.0
+    (found,) = patterns(lengths)
+    assert found.kind is PatternKind.FROM_STEP and found.extra_s == pytest.approx(0.75, rel=0.05)
 
 
 def test_growth_is_no_change() -> None:
