@@ -188,7 +188,7 @@ def often(cost: Mapping[str, Any]) -> str:
     if seen == 1:
         return "in the one recorded step"
     if outstanding := cost.get("stands_out_in"):
-        return f"in {len(outstanding)} of {seen} recorded steps ({_numbered(outstanding)})"
+        return f"in {len(outstanding)} of {seen} recorded steps ({step_numbers(outstanding)})"
     if persistence == "periodic" and period:
         return f"every {period} steps"
     if persistence == "range" and first is not None and last is not None:
@@ -201,7 +201,7 @@ def often(cost: Mapping[str, Any]) -> str:
 _MAX_STEPS = 4
 
 
-def _numbered(steps: Sequence[int]) -> str:
+def step_numbers(steps: Sequence[int]) -> str:
     """[18] -> "step 18", [18, 22] -> "steps 18 and 22"; long lists are cut."""
     shown = [str(step) for step in steps[:_MAX_STEPS]]
     if len(steps) > _MAX_STEPS:
@@ -318,6 +318,7 @@ def _environment() -> jinja2.Environment:
         hours=hours,
         count=count,
         ordinal=ordinal,
+        steps=step_numbers,
         ranks=ranks_of_job,
         verb=verb_of_job,
         waiting=waiting_in_job,

@@ -39,6 +39,11 @@ def _reread(folder: Path, clock: Callable[[int], int], host: str | None) -> None
         _rewrite(rank / "steps.jsonl", lambda line: _step(line, clock))
         _rewrite(rank / "samples.jsonl", lambda line: _samples(line, clock))
         _retrace(rank / "trace.json.gz", clock)
+    ended = folder.glob("ranks/*/rank.json") if host is not None else folder.glob("**/*.json")
+    for file in ended:
+        document = json.loads(file.read_text())
+        if isinstance(document.get("ended_ns"), int) and host in (None, document.get("host")):
+            file.write_text(json.dumps({**document, "ended_ns": clock(document["ended_ns"])}))
     for telemetry in folder.glob("hosts/*/telemetry.jsonl"):
         if host in (None, telemetry.parent.name):
             _rewrite(

@@ -27,8 +27,8 @@ class _Tuning(msgspec.Struct, frozen=True):
     hit_share: float = 0.02
     """A cause happens in a cycle when it takes at least this share of the mean cycle: steps of one job differ by as much."""
     typical: float = 0.5
-    """Part of a cause's mean time from which on a cycle has it in its typical size. Where such cycles are a range of steps or every n-th
-    step, the cause happens there: what little it takes in all other cycles is not "every step"."""
+    """Part of a cause's mean time from which on a cycle has it in its typical size. Where such cycles are a range of steps, every n-th
+    step, or few, the cause happens there: what little it takes in all other cycles is not "every step"."""
     fewest: int = 20
     """Cycles from which on such cycles count as a range or as every n-th step."""
     usual_gain: float = 0.4
@@ -138,7 +138,8 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
             return at_all
         typical = at_all & (per_cycle > _TUNING.typical * per_cycle.mean())
         kind = persistence(self.steps[self._order], typical[self._order]).kind
-        return typical if kind in ("range", "periodic") else at_all
+        few = typical.mean() < 1.0 - PERSISTENCE.always_share
+        return typical if kind in ("range", "periodic") or few else at_all
 
     def _range_ns(self, gains: Array, either_ns: Sequence[float]) -> tuple[float, float] | None:
         """(low, high) of the mean of ``gains`` [cycles, group by group], see :class:`PriceRange`; wide enough for both means

@@ -22,7 +22,7 @@ class PatternKind(StrEnum):
     """When the longer steps come."""
 
     ONCE = "once"
-    """In one or two single steps."""
+    """In few single steps."""
     EVERY_NTH = "every_nth"
     FROM_STEP = "from_step"
     """From one step on, to the end or to the next change: longer or shorter."""
@@ -49,6 +49,11 @@ class StepPattern(msgspec.Struct, frozen=True):
     """Median length before the change, or at the beginning of the growth."""
     after_ms: float | None = None
     """Median length behind the change, or at the end of the growth."""
+
+    @property
+    def recurs(self) -> bool:
+        """Whether it is more than one or two single steps."""
+        return self.kind is not PatternKind.ONCE or len(self.steps) > _TUNING.most_pauses
 
     def compared(self, numbers: Ints) -> tuple[Mask, Mask]:
         """[N] twice: which of the steps ``numbers`` are the longer ones, and which the usual ones to compare them with. Of a growth all
@@ -104,7 +109,9 @@ class Tuning(msgspec.Struct, frozen=True):
     pause_lengths: float = 10.0
     """Usual lengths beyond the usual length, from which it is one in any case."""
     most_pauses: int = 2
-    """More of them are a pattern: long steps that recur are priced per step."""
+    """Of any of these pauses. More of them recur, and must be at least both: ``pause_s`` and ``pause_lengths``."""
+    rare: float = 0.02
+    """Share of the steps that may be such pauses."""
     level: float = 0.05
     """Part of the length by which a level must change, in a series of all blocks. Of fewer, the part is larger, by the square root: the
     noise of neighbouring steps is often alike."""
@@ -283,7 +290,9 @@ def _by_chance(every: int, steps: Mask, in_phase: Mask, extra: Array) -> float:
 
 def _pauses(numbers: Ints, is_long: Mask, extra: Array, usual: Array) -> StepPattern | None:
     pause = is_long & _are_pauses(extra, usual)
-    if not 0 < pause.sum() <= _TUNING.most_pauses:
+    if pause.sum() > _TUNING.most_pauses:
+        pause &= (extra >= _TUNING.pause_s) & (extra >= _TUNING.pause_lengths * usual)
+    if not 0 < pause.sum() <= max(_TUNING.most_pauses, _TUNING.rare * len(numbers)):
         return None
     return StepPattern(
         PatternKind.ONCE, [int(number) for number in numbers[pause]], float(extra[pause].sum())

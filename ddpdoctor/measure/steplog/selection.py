@@ -12,7 +12,7 @@ from ddpdoctor.measure.numerics import Array, Ints, Mask
 from ddpdoctor.rundir import Mark
 
 from .log import RankLog
-from .patterns import PatternKind, StepPattern, step_patterns
+from .patterns import StepPattern, step_patterns
 from .records import Step
 
 
@@ -106,7 +106,7 @@ def comparable_steps(numbers: Ints, reasons: Mapping[int, str]) -> Mask:
 
 def _paused(logs: Sequence[RankLog], reasons: Mapping[int, str]) -> list[int]:
     """Numbers of the one or two steps so long that they would dominate an average over the steps."""
-    found = (pattern for pattern in patterns_of_run(logs, reasons) if pattern.kind is PatternKind.ONCE)
+    found = (pattern for pattern in patterns_of_run(logs, reasons) if not pattern.recurs)
     return next((pattern.steps for pattern in found), [])
 
 

@@ -33,7 +33,7 @@ def run_facts(
     parts_s, patterns = account.parts_s.get, account.patterns
 
     def event(kind: PatternKind) -> RunEvent | None:
-        return event_of(kind, patterns, logs, lines, wall_s)
+        return event_of(kind, patterns, logs, lines, account.wall_s)
 
     restarts = restart_facts(attempts)
     launched_ns = min((launch.started_ns for launch in launches.values()), default=None)
