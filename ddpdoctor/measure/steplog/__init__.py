@@ -18,6 +18,7 @@ from .patterns import (
     pause_steps,
     step_patterns,
     usual_lengths,
+    without_run_ahead,
 )
 from .reading import read_logs, read_rank_log, span_around
 from .records import DeviceTimes, Event, Step

@@ -167,6 +167,28 @@ def usual_lengths(lengths: Array) -> Array:
     return usual
 
 
+def without_run_ahead(numbers: Ints, lengths_s: Array) -> Array:
+    """[N] lengths by the clock of a host that issues work ahead of its device: short steps, and a longer one in which it waits for the
+    device, such as where a loss is logged. That time is the device's in all of these steps, so of a rhythm it is spread over them."""
+    if len(numbers) < _TUNING.fewest:
+        return lengths_s
+    usual = usual_lengths(lengths_s)
+    extra = lengths_s - usual
+    rhythm = _costliest_rhythm(numbers, long_steps(lengths_s, usual), extra, usual)
+    if rhythm is None or rhythm.every is None:
+        return lengths_s
+    spread = lengths_s.copy()
+    places = np.searchsorted(numbers, rhythm.steps)
+    # A pause in one of these steps is not the device's.
+    most_s = _TUNING.pause_lengths * float(np.median(extra[places]))
+    for place in places.tolist():
+        first = max(place - rhythm.every + 1, 0)
+        waited_s = min(float(extra[place]), most_s)
+        spread[place] -= waited_s
+        spread[first : place + 1] += waited_s / (place + 1 - first)
+    return spread
+
+
 def long_steps(lengths: Array, usual: Array) -> Mask:
     """[N] which steps are clearly longer than the usual ones around them."""
     extra = lengths - usual

@@ -12,7 +12,7 @@ from ddpdoctor.measure.numerics import Array, Ints, Mask
 from ddpdoctor.rundir import Mark
 
 from .log import RankLog
-from .patterns import StepPattern, step_patterns
+from .patterns import StepPattern, step_patterns, without_run_ahead
 from .records import Step
 
 
@@ -78,7 +78,7 @@ def select_steps(logs: Sequence[RankLog]) -> tuple[set[int], dict[int, str]]:
 def lengths_of_run(logs: Sequence[RankLog]) -> tuple[Ints, Array]:
     """Numbers [N] of all recorded steps, and their seconds [N]: from the last rank's end of the step before to the last rank's end, so
     that a delay behind the last synchronisation, which the others meet in the next step only, counts once. Where that is unknown, the
-    length on the rank that took longest. Includes steps of which only the times were kept."""
+    length on the rank that took longest. Includes steps of which only the times were kept. On devices, see :func:`without_run_ahead`."""
     recorded: defaultdict[int, list[Step]] = defaultdict(list)
     for log in logs:
         for step in log.steps:
@@ -90,7 +90,10 @@ def lengths_of_run(logs: Sequence[RankLog]) -> tuple[Ints, Array]:
         (ranks, end_ns), (ranks_before, start_ns) = ends[number], ends.get(number - 1, (0, 0))
         known = ranks == ranks_before and start_ns < end_ns
         lengths_ns.append(end_ns - start_ns if known else longest_ns(recorded[number]))
-    return np.array(numbers, np.int64), np.array(lengths_ns, float) / 1e9
+    at, lengths_s = np.array(numbers, np.int64), np.array(lengths_ns, float) / 1e9
+    if any(log.record.info.get("device") not in (None, "cpu") and not log.on_device_time for log in logs):
+        lengths_s = without_run_ahead(at, lengths_s)
+    return at, lengths_s
 
 
 def patterns_of_run(logs: Sequence[RankLog], reasons: Mapping[int, str]) -> list[StepPattern]:

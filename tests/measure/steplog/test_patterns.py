@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from ddpdoctor.measure.steplog import PatternKind, step_patterns
+from ddpdoctor.measure.steplog import PatternKind, step_patterns, without_run_ahead
 
 RUNS = 40
 
@@ -196,7 +196,8 @@ def test_pauses_behind_a_change_are_none_of_its_seconds() -> None:
     lengths = np.full(300, 0.010) + 1e-4 * np.random.default_rng(1).standard_normal(300)
     lengths[150:] += 0.005
     lengths[[80, 170, 260]] += 2.0
-    (found,) = patterns(lengths)
+    pauses, found = patterns(lengths)
+    assert pauses.kind is PatternKind.ONCE and pauses.steps == [80, 170, 260] and pauses.recurs
     assert found.kind is PatternKind.FROM_STEP and found.extra_s == pytest.approx(0.75, rel=0.05)
 
 
@@ -212,3 +213,17 @@ def test_growth_is_no_change() -> None:
 
 def test_few_steps_have_none() -> None:
     assert patterns(np.array([0.01] * 10 + [5.0] + [0.01] * 8)) == []
+
+
+def test_a_host_that_runs_ahead_of_its_device_has_no_rhythm():
+    """Its steps take 1 ms, and every tenth one, which logs a loss, until the device has done all ten of 20 ms."""
+    numbers, noise = np.arange(300), np.random.default_rng(1).normal(0.0, 0.0002, 300)
+    lengths = np.where(numbers % 10 == 9, 0.191, 0.001) + np.abs(noise)
+    spread = without_run_ahead(numbers, lengths)
+    assert spread.sum() == pytest.approx(lengths.sum())
+    assert np.median(spread) == pytest.approx(0.02, rel=0.05)
+    assert not step_patterns(numbers, spread, np.ones(300, bool))
+    lengths[159] += 5.0
+    (pause,) = step_patterns(numbers, without_run_ahead(numbers, lengths), np.ones(300, bool))
+    assert pause.kind is PatternKind.ONCE and pause.steps == [159]
+    assert pause.extra_s == pytest.approx(5.0, rel=0.4)
