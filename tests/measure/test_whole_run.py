@@ -332,3 +332,22 @@ def test_of_a_rank_without_details_it_is_not_known_that_it_waited(tmp_path: Path
     )
     pause = analyze(str(run), Options(cache=False, jobs=1)).facts["run"]["pause"]
     assert pause["steps"] == [100] and pause["ranks"] is None and pause["kind"] == "host"
+
+
+def test_a_pause_of_which_only_times_and_samples_were_kept_is_that_of_the_rank_that_does_not_wait() -> None:
+    """Rank 1 is at a line of its own for 3 s, rank 0 meanwhile at the line of its backward pass."""
+    logs = []
+    for log in job(lengths_s={50: 3.02}):
+        backward = Event("bwd", 6 * MS, 5 * MS, where=2)
+        steps = [
+            msgspec.structs.replace(step, events=() if step.number == 50 else (*step.events, backward))
+            for step in log.steps
+        ]
+        pause_s = log.steps[50].start_ns / S
+        line = 2 if log.rank == 0 else 4
+        span = (pause_s, pause_s + 3.0, 0.05, line, line)
+        log = msgspec.structs.replace(log, steps=tuple(steps), where=PLACES)
+        logs.append(sampled(log, span))
+    pause = facts_of(logs).pause
+    assert pause is not None and pause.steps == [50] and pause.ranks == [1]
+    assert [where.line for where in pause.where] == [PLACES[4].line] and pause.kind is None

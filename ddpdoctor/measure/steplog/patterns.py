@@ -123,6 +123,8 @@ class Tuning(msgspec.Struct, frozen=True):
     """Times the scatter of the blocks around their levels by which a level must change."""
     fewest_blocks: int = 4
     """Of one level."""
+    as_slow: float = 0.25
+    """Part of a change by which a further level must lie above the faster one to belong to its slower side."""
     most_changes: int = 4
     """Levels that alternate more often are scatter."""
     z_score: float = 4.0
@@ -415,19 +417,33 @@ def _exact_cut(lengths: Array, near: int, within: int) -> int:
 
 
 def _changes(numbers: Ints, lengths: Array, cuts: Sequence[int]) -> list[StepPattern]:
+    """The largest change. Its slower side reaches over all further levels that lie above the faster one by a quarter of the change, such
+    as those of a machine that becomes busier; the steps of that side that do not count (warm-up, profiler) were as long."""
+    if not cuts:
+        return []
     edges = [0, *cuts, len(lengths)]
     levels = [float(np.median(lengths[a:b])) for a, b in pairwise(edges)]
+    place = int(np.argmax([abs(math.log(after / before)) for before, after in pairwise(levels)])) + 1
+    before, after = levels[place - 1], levels[place]
+    fast = min(before, after)
+    least = fast + _TUNING.as_slow * abs(after - before)
+    first = last = place if after >= before else place - 1
+    while after >= before and last + 1 < len(levels) and levels[last + 1] >= least:
+        last += 1
+    while after < before and first > 0 and levels[first - 1] >= least:
+        first -= 1
+    start, stop = edges[first], edges[last + 1]
+    slow = float(np.median(lengths[start:stop]))
+    # By the levels: a pause behind the change is none of it.
+    beyond_s = sum((levels[n] - fast) * (edges[n + 1] - edges[n]) for n in range(first, last + 1))
+    steps = int(numbers[stop - 1]) - (int(numbers[start]) if start else 0) + 1
     return [
         StepPattern(
             PatternKind.FROM_STEP,
-            [int(numbers[cut]), int(numbers[stop - 1])],
-            # By the levels: a pause behind the change is none of it.
-            (after - before) * (stop - cut) if after >= before else (before - after) * (cut - start),
-            before_ms=before * 1e3,
-            after_ms=after * 1e3,
-        )
-        for start, cut, stop, before, after in zip(
-            edges[:-2], cuts, edges[2:], levels[:-1], levels[1:], strict=True
+            [int(numbers[edges[place]]), int(numbers[stop - 1] if after >= before else numbers[-1])],
+            beyond_s / (stop - start) * steps,
+            before_ms=(fast if after >= before else slow) * 1e3,
+            after_ms=(slow if after >= before else fast) * 1e3,
         )
     ]
 

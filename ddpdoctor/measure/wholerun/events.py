@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.runfacts import RunEvent, RunWork
 from ddpdoctor.measure.sourcelines import LogSourceLines
 from ddpdoctor.measure.steplog import (
@@ -22,7 +23,7 @@ from ddpdoctor.measure.steplog import (
     largest_patterns,
     lengths_of_run,
 )
-from ddpdoctor.measure.taxonomy import Component
+from ddpdoctor.measure.taxonomy import BETWEEN_PHASES, Component
 from ddpdoctor.rundir import EventKind
 
 from .account import RunAccount, RunPart
@@ -40,7 +41,7 @@ _KINDS = {
 _COMPONENTS = {
     "data": (Component.DATA, Component.EPOCH_START),
     "checkpoint": (Component.CHECKPOINT,),
-    "host": (Component.HOST,),
+    "host": (Component.HOST, *BETWEEN_PHASES),
     "compute": (Component.FORWARD, Component.BACKWARD, Component.OPTIMIZER),
 }
 _PERSISTENCE = {
@@ -56,6 +57,28 @@ _OWN = 0.5
 """Share of the extra time by which a rank's own part must be longer to cause it."""
 _OFF_CPU = 0.5
 """Share of the extra time neither running nor runnable, from which on it counts as off-CPU."""
+
+
+_MAY_WAIT = (EventKind.BACKWARD, EventKind.COLLECTIVE, EventKind.BARRIER, EventKind.WAIT)
+"""Kinds of events in which a rank may wait for others."""
+
+
+def _seen(
+    logs: Sequence[RankLog], lines: LogSourceLines, long: set[int], usual: set[int]
+) -> tuple[list[int], list[Where]]:
+    """(Positions of the ranks that did not wait for others, their lines) in ``long`` steps of which only times and samples were kept: those
+    whose samples are not at a line that, in any step, calls what may wait."""
+    waits = {
+        (where.file, where.line)
+        for log in logs
+        for step in log.steps
+        for event in step.events
+        if event.kind in _MAY_WAIT and (where := log.where.get(event.where)) is not None
+    }
+    work = _COMPONENTS["host"]  # of such steps all that is sampled counts as host work
+    seen = [lines.longer(work, [place], long, usual) for place in range(len(logs))]
+    who = [place for place, found in enumerate(seen) if found and (found[0].file, found[0].line) not in waits]
+    return who, lines.longer(work, who, long, usual) if who else []
 
 
 def event_of(
@@ -86,6 +109,9 @@ def event_of(
     # Of a rank of which only the times were kept it is not known whether it took longer, too: some other must have waited.
     ranks = [logs[place].rank for place in who] if 0 < len(who) < sum(known) else None
     where = lines.longer(_COMPONENTS[work], who, long, usual) if work in _COMPONENTS else []
+    if not any(known) and kind is PatternKind.ONCE:
+        who, where = _seen(logs, lines, long, usual)
+        ranks = [logs[place].rank for place in who] if 0 < len(who) < len(logs) else None
     return RunEvent(
         steps=pattern.steps,
         longer=[min(long), max(long)] if long else [],

@@ -227,3 +227,16 @@ def test_a_host_that_runs_ahead_of_its_device_has_no_rhythm():
     (pause,) = step_patterns(numbers, without_run_ahead(numbers, lengths), np.ones(300, bool))
     assert pause.kind is PatternKind.ONCE and pause.steps == [159]
     assert pause.extra_s == pytest.approx(5.0, rel=0.4)
+
+
+def test_the_slower_side_of_a_change_reaches_over_all_slower_levels():
+    """The machine becomes busier while the work is there, and the work ends with step 217."""
+    numbers = np.arange(400)
+    lengths = np.select([numbers < 194, numbers < 218], [0.026, 0.040], 0.017)
+    lengths = lengths + 2e-4 * np.random.default_rng(1).standard_normal(400)
+    (change,) = step_patterns(numbers, lengths, np.ones(400, bool))
+    assert change.kind is PatternKind.FROM_STEP and change.steps == [218, 399]
+    assert change.extra_s == pytest.approx(194 * 0.009 + 24 * 0.023, rel=0.05)
+    assert change.before_ms == pytest.approx(26.0, rel=0.02) and change.after_ms == pytest.approx(
+        17.0, rel=0.02
+    )
