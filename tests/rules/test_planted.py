@@ -186,6 +186,23 @@ def test_work_of_the_host_shows_because_it_waits(fact: str, rule: str) -> None:
     ]
 
 
+@pytest.mark.parametrize(("ran_ms", "cause"), [(9.0, "host/cpu-starved"), (18.0, None)])
+def test_waiting_for_a_core_is_no_python(ran_ms: float, cause: str | None) -> None:
+    host = {"ms_per_step": 24.0, "own_ms": 24.0, "awake_ms": 24.0}
+    result = outcome(
+        steps={"operators_seen": True},
+        shared={"host": host, "cpu_starved": {"ms_per_step": 22.0}},
+        host={"run_delay_share": 0.6, "thread_cpu_ms": ran_ms},
+    )
+    assert {finding.rule: finding.caused_by for finding in result.findings} == {
+        "host/cpu-starved": None,
+        "host/python-work": cause,
+    }
+    assert f"ran for at most {ran_ms:.2g} ms" in next(
+        finding.explanation for finding in result.findings if finding.rule == "host/python-work"
+    )
+
+
 def test_two_causes_are_both_named_by_cost() -> None:
     result = outcome(
         late={"data": {"ms_per_step": 12.0, "ranks": [2]}}, shared={"barrier": {"ms_per_step": 7.0}}
