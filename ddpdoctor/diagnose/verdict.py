@@ -6,7 +6,7 @@ rule explains. They are reported and make the job unhealthy, but do not affect f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
@@ -129,15 +129,22 @@ def without_contradictions(outcome: Outcome, facts: Mapping[str, Any]) -> Outcom
             short_window_rules=[],
             contradictions=[*found, *outcome.contradictions],
         )
-    priced = [finding for finding in outcome.findings if finding.costs_ms_per_step is not None]
-    why = f"the measured numbers contradict each other: {found[0]}"
+    priced = {finding.rule for finding in outcome.findings if finding.costs_ms_per_step is not None}
+    return replace(
+        withheld(outcome, priced, f"the measured numbers contradict each other: {found[0]}"),
+        errors=[*(f"The measured numbers contradict each other: {each}." for each in found), *outcome.errors],
+        contradictions=[*found, *outcome.contradictions],
+    )
+
+
+def withheld(outcome: Outcome, rules: Collection[str], why: str) -> Outcome:
+    """``outcome`` without the findings of these ``rules``, which become skipped for this reason, and without their effects."""
+    left_out = [each for each in outcome.findings if each.rule in rules or each.caused_by in rules]
     return replace(
         outcome,
-        findings=[finding for finding in outcome.findings if finding.costs_ms_per_step is None],
-        skipped=[*outcome.skipped, *(SkippedRule(each.rule, each.title, why) for each in priced)],
-        errors=[*(f"The measured numbers contradict each other: {each}." for each in found), *outcome.errors],
+        findings=[each for each in outcome.findings if each not in left_out],
+        skipped=[*outcome.skipped, *(SkippedRule(each.rule, each.question, why) for each in left_out)],
         short_window_rules=[],
-        contradictions=[*found, *outcome.contradictions],
     )
 
 
