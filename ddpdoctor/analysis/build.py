@@ -74,7 +74,7 @@ def build_diagnosis(measured: MeasuredJob, options: Options) -> Diagnosis:
     )
     is_unsure = measured.truncated is not None and not outcome.stopping
     if is_unsure:
-        outcome = withheld(outcome, {finding.rule for finding in outcome.findings}, str(measured.truncated))
+        outcome = withheld(outcome, outcome.findings, str(measured.truncated))
     matched = bool(facts.communication.matched) or not facts.communication.unmatched
     healthy, sentence = verdict(
         outcome,

@@ -6,7 +6,7 @@ rule explains. They are reported and make the job unhealthy, but do not affect f
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
@@ -129,7 +129,7 @@ def without_contradictions(outcome: Outcome, facts: Mapping[str, Any]) -> Outcom
             short_window_rules=[],
             contradictions=[*found, *outcome.contradictions],
         )
-    priced = {finding.rule for finding in outcome.findings if finding.costs_ms_per_step is not None}
+    priced = [finding for finding in outcome.findings if finding.costs_ms_per_step is not None]
     return replace(
         withheld(outcome, priced, f"the measured numbers contradict each other: {found[0]}"),
         errors=[*(f"The measured numbers contradict each other: {each}." for each in found), *outcome.errors],
@@ -137,9 +137,10 @@ def without_contradictions(outcome: Outcome, facts: Mapping[str, Any]) -> Outcom
     )
 
 
-def withheld(outcome: Outcome, rules: Collection[str], why: str) -> Outcome:
-    """``outcome`` without the findings of these ``rules``, which become skipped for this reason, and without their effects."""
-    left_out = [each for each in outcome.findings if each.rule in rules or each.caused_by in rules]
+def withheld(outcome: Outcome, doubtful: Sequence[Finding], why: str) -> Outcome:
+    """``outcome`` without these findings and their effects, whose rules become skipped for this reason."""
+    rules = {each.rule for each in doubtful}
+    left_out = [each for each in outcome.findings if each in doubtful or each.caused_by in rules]
     return replace(
         outcome,
         findings=[each for each in outcome.findings if each not in left_out],
