@@ -27,6 +27,7 @@ def caveats(graphs: Graphs) -> list[str]:
         *of_traces,
         *_hosts_unseen(graphs),
         *_devices_unseen(graphs),
+        *_unmarked(graphs),
         *_no_window(graphs),
         *_few_steps(graphs),
     ]
@@ -115,6 +116,18 @@ def _devices_unseen(graphs: Graphs) -> Iterator[str]:
 
 def _some(chosen: Sequence[Window], every: Sequence[Window]) -> str:
     return "all ranks" if len(chosen) == len(every) else f"{len(chosen)} of {len(every)} ranks"
+
+
+def _unmarked(graphs: Graphs) -> Iterator[str]:
+    if (
+        graphs.primary_is_window
+        and graphs.primary.groups
+        and not any(len(of.steps) for of in graphs.primary.steps)
+    ):
+        yield (
+            "The traces mark no steps: the whole recording is measured as one step. Costs are those of the recording, and how much faster "
+            "a step would be is unknown."
+        )
 
 
 def _no_window(graphs: Graphs) -> Iterator[str]:

@@ -161,6 +161,8 @@ class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Backward passes per optimizer step."""
     input_explains: float | None = None
     """How much of the variation in computation between ranks and steps is explained by input sizes (0 to 1)."""
+    marked: bool | None = None
+    """Whether the recording shows where a step begins: false for traces without marks of steps, which are measured as one step each."""
     operators_seen: bool | None = None
     """Whether operators outside forward, backward and optimizer were recorded (profiler window): host time is then Python work."""
 

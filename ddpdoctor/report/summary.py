@@ -22,7 +22,8 @@ def cost_sentence(diagnosis: Diagnosis) -> str:
     if finding is None and median_ms is None:
         return ""
     if finding is None:
-        return f"A step takes {words.milliseconds(median_ms)} (median){_largest_part(diagnosis)}."
+        median = "" if diagnosis.steps.measured == 1 else " (median)"
+        return f"A step takes {words.milliseconds(median_ms)}{median}{_largest_part(diagnosis)}."
     if finding.happens_once:
         return _once_sentence(finding)
     gain = words.speedup_text(finding)
@@ -32,19 +33,22 @@ def cost_sentence(diagnosis: Diagnosis) -> str:
         return _saving_sentence("about", finding, gain)
     speedup = f"{gain}{words.in_parentheses(words.speedup_range(finding))}"
     clauses = [
-        _cost_clause(finding, diagnosis.steps),
-        f"the job would run {speedup} as fast without it" if gain else "",
+        _cost_clause(finding, diagnosis),
+        f"steps would run {speedup} as fast without it" if gain else "",
     ]
     text = "; ".join(filter(None, clauses))
     return f"{text}." if text else ""
 
 
-def _cost_clause(finding: Finding, steps: Steps) -> str:
-    """ "It costs 18 ms per step (90 % interval: 15 to 20 ms), 26 % of the step time (16 min per hour)"; "" without a cost."""
-    cost_ms, share, is_trace = finding.costs_ms_per_step, finding.share, steps.source == "trace"
+def _cost_clause(finding: Finding, diagnosis: Diagnosis) -> str:
+    """ "It costs 18 ms per step (90 % interval: 15 to 20 ms), 26 % of the step time (16 min per hour of steps)"; "" without a cost."""
+    cost_ms, share, steps = finding.costs_ms_per_step, finding.share, diagnosis.steps
+    is_trace, marked = steps.source == "trace", words.lookup(diagnosis.facts, "steps.marked") is not False
     if cost_ms is None:
         return ""
-    if steps.measured == 1:
+    if not marked:
+        when = "in the recording, which marks no steps"
+    elif steps.measured == 1:
         when = "in the one recorded step"
     elif finding.persistence in (None, "always"):
         when = "per step"
@@ -55,11 +59,11 @@ def _cost_clause(finding: Finding, steps: Steps) -> str:
     text += words.in_parentheses(f"90 % interval: {interval}" if interval else "")
     if share is None:
         return text
-    text += f", {words.percent(share)} of the step time"
+    text += f", {words.percent(share)} of {'the step time' if marked else 'its time'}"
     # A trace of a few steps says nothing about an hour.
     if is_trace or not 1 / 60 <= share < 1:
         return text
-    return f"{text} ({min(round(60 * share), 59)} min per hour)"
+    return f"{text} ({min(round(60 * share), 59)} min per hour of steps)"
 
 
 def _once_sentence(finding: Finding) -> str:

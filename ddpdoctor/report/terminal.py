@@ -58,6 +58,8 @@ PART_LETTERS = {
 """Without colours the bar consists of these letters, which its legend explains."""
 _FEWEST_FOR_P95 = 20
 """Steps; of fewer, the 95th percentile is the longest step."""
+_MEAN_DIFFERS = 0.02
+"""Relative difference of mean and median from which on both are shown."""
 _GAP = "   "
 """Space between two entries of the legend."""
 _PADDING = 2
@@ -137,8 +139,15 @@ def _line(console: Console, text: str, style: str = "") -> None:
 def _steps(diagnosis: Diagnosis) -> str:
     steps = diagnosis.steps
     pieces = []
-    if steps.median_ms is not None:
-        pieces.append(f"step {words.milliseconds(steps.median_ms)} median")
+    if steps.median_ms is not None and words.lookup(diagnosis.facts, "steps.marked") is False:
+        return f"recording of {words.milliseconds(steps.median_ms)}, without marks of steps"
+    if steps.median_ms is not None and steps.measured == 1:
+        pieces.append(f"one step of {words.milliseconds(steps.median_ms)}")
+    elif steps.median_ms is not None:
+        # Costs are shares of the mean.
+        differs = steps.mean_ms is not None and abs(steps.mean_ms / steps.median_ms - 1) >= _MEAN_DIFFERS
+        mean = f"{words.milliseconds(steps.mean_ms)} mean, " if differs else ""
+        pieces.append(f"step {mean}{words.milliseconds(steps.median_ms)} median")
     if steps.p95_ms is not None and steps.measured >= _FEWEST_FOR_P95:
         pieces.append(f"{words.milliseconds(steps.p95_ms)} p95")
     if steps.samples_per_s is not None:

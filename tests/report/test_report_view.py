@@ -31,8 +31,8 @@ replace = msgspec.structs.replace
 def test_the_cost_is_that_of_the_verdicts_finding():
     view = page(samples.unhealthy())
     assert view.cost_sentence == (
-        "It costs 44.8 ms per step, 87 % of the step time (52 min per hour); "
-        "the job would run 7.1× as fast without it."
+        "It costs 44.8 ms per step, 87 % of the step time (52 min per hour of steps); "
+        "steps would run 7.1× as fast without it."
     )
     assert view.subtitle == "2 ranks · 1 host · cpu · gloo · torch 2.13.0"
     assert ("step time (median)", "51.2 ms") in view.numbers
@@ -43,14 +43,14 @@ def test_a_trace_gives_no_cost_per_hour():
     steps = replace(unhealthy.steps, source="trace")
     findings = [replace(finding, persistence="random") for finding in unhealthy.findings]
     assert page(replace(unhealthy, steps=steps, findings=findings)).cost_sentence.startswith(
-        "It costs 44.8 ms per step over the recorded steps, 87 % of the step time; the job"
+        "It costs 44.8 ms per step over the recorded steps, 87 % of the step time; steps"
     )
 
 
 def test_a_cost_in_some_steps_is_an_average():
     findings = [replace(finding, persistence="periodic") for finding in samples.unhealthy().findings]
     assert page(replace(samples.unhealthy(), findings=findings)).cost_sentence.startswith(
-        "It costs 44.8 ms per step on average, 87 % of the step time (52 min per hour); the job"
+        "It costs 44.8 ms per step on average, 87 % of the step time (52 min per hour of steps); steps"
     )
 
 
@@ -152,7 +152,7 @@ def test_a_speedup_above_ten_is_capped():
     unhealthy = samples.unhealthy()
     huge = replace(unhealthy.findings[0], speedup_if_fixed=120.0, share=0.99)
     told = page(replace(unhealthy, findings=[huge]))
-    assert "over 10× as fast" in told.cost_sentence and "(59 min per hour)" in told.cost_sentence
+    assert "over 10× as fast" in told.cost_sentence and "(59 min per hour of steps)" in told.cost_sentence
     most = page(replace(unhealthy, findings=[replace(huge, at_most=True)]))
     assert "×" not in most.cost_sentence and most.findings[0].speedup == ""
 
@@ -163,7 +163,7 @@ def test_a_trace_of_one_step_says_so():
         unhealthy, steps=replace(unhealthy.steps, source="trace", measured=1, count=1, set_aside={})
     )
     assert page(once).cost_sentence.startswith(
-        "It costs 44.8 ms in the one recorded step, 87 % of the step time; the job"
+        "It costs 44.8 ms in the one recorded step, 87 % of the step time; steps"
     )
 
 
@@ -387,3 +387,12 @@ def test_a_single_message_size_is_a_sentence_not_a_chart():
     view = page(replace(samples.unhealthy(), bandwidth=[point]))
     assert view.bandwidth.sentences == ["allreduce, 1 MiB: 1.00 GB/s, 1.00 ms (median of 4)"]
     assert page(samples.unhealthy()).bandwidth.sentences == []
+
+
+def test_a_recording_without_marks_of_steps_promises_no_faster_step():
+    unhealthy = samples.unhealthy()
+    facts = {**unhealthy.facts, "steps": {"marked": False}}
+    findings = [replace(unhealthy.findings[0], speedup_if_fixed=None)]
+    assert page(replace(unhealthy, facts=facts, findings=findings)).cost_sentence.startswith(
+        "It costs 44.8 ms in the recording, which marks no steps, 87 % of its time"
+    )

@@ -71,6 +71,7 @@ def step_facts(
         input_most=_most(_means(graph, [steps.elements for steps in graph.steps])),
         micro_batches=micro_batches,
         input_explains=input_explains,
+        marked=any(len(steps.steps) for steps in graph.steps),
         operators_seen=operators_seen,
     )
 
