@@ -52,7 +52,7 @@ _NONE_IN_DUMPS = "Cannot tell: the flight recorder dumps show no rank that other
 def _undecided(hang: HangFacts) -> str:
     """The verdict on a job of which no steps were recorded and no hang is known."""
     if hang.undecided is not None:
-        return f"Cannot tell: {hang.undecided}."
+        return f"Cannot tell for which rank the others wait: {hang.undecided}."
     return _NONE_IN_DUMPS if hang.only_dumps else _NO_LATE_RANK
 
 

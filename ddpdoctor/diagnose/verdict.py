@@ -56,10 +56,10 @@ def verdict(
             "recorded on all ranks.",
         )
     share = outcome.thresholds["warning_share"]
-    seen = f"{words.count(coverage.steps, 'step')} of {words.count(coverage.ranks, 'rank')}"
+    steps = f"{words.count(coverage.steps, 'step')} of {words.count(coverage.ranks, 'rank')}"
     lacking = sum(rule.applies for rule in outcome.skipped)
-    if lacking:
-        seen += f"; {words.count(lacking, 'check')} lacked data"
+    lacked = f", {lacking} lacked data" if lacking else ""
+    seen = f"{steps}; {words.count(lacking, 'check')} lacked data" if lacking else steps
     if outcome.short_window_rules:
         return True, Verdict(
             None,
@@ -71,8 +71,14 @@ def verdict(
     if noted is not None:
         # A finding below a warning can still cost much of the step, for example on a machine shared with other users.
         return True, Verdict(None, f"No warnings ({seen}), but note: {outcome.headlines[noted.rule]}")
+    if lacking > evaluated:
+        return True, Verdict(
+            None,
+            f"No problem found, but only {evaluated} of {evaluated + lacking} checks had data ({steps}).",
+        )
+    found = f"{words.count(len(outcome.checked), 'check')} found nothing"
     return True, Verdict(
-        None, f"Healthy: {evaluated} checks found nothing that costs {share * 100:g} % of a step ({seen})."
+        None, f"Healthy: nothing costs {share * 100:g} % of a step ({steps}; {found}{lacked})."
     )
 
 

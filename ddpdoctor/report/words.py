@@ -95,6 +95,10 @@ def milliseconds(value: float | None) -> str:
     return f"{significant(value)} ms"
 
 
+def _microseconds(value: float) -> str:
+    return milliseconds(value / 1e3)
+
+
 def seconds(value: float | None) -> str:
     """A duration given in seconds: "8.2 s", "3 min 12 s", "2 h 5 min"."""
     if value is None:
@@ -209,6 +213,7 @@ def quantity(value: Any, unit: str) -> str:
 def _number(value: float, unit: str) -> str:
     known = {
         "ms": milliseconds,
+        "µs": _microseconds,
         "s": seconds,
         "share": percent,
         "bytes": size,
@@ -283,9 +288,9 @@ def checks_summary(diagnosis: Diagnosis, more: str = "") -> str:
     ``more`` where some were skipped."""
     lacking = sum(rule.applies for rule in diagnosis.skipped)
     others = len(diagnosis.skipped) - lacking
-    parts = [f"{count(len(diagnosis.checked), 'check')} found nothing"]
+    parts = [f"{count(len(diagnosis.checked), 'check')} found nothing"] if diagnosis.checked else []
     parts += [f"{others} {'does' if others == 1 else 'do'} not apply"] if others else []
-    parts += [f"{lacking} lacked data"] if lacking else []
+    parts += [f"{lacking if parts else count(lacking, 'check')} lacked data"] if lacking else []
     return f"{'; '.join(parts)}{more if diagnosis.skipped else ''}."
 
 

@@ -69,6 +69,11 @@ def test_a_healthy_job_is_called_healthy() -> None:
     assert sentence.headline.startswith("Healthy: ")
     assert "100 steps of 4 ranks" in sentence.headline
     assert not result.findings
+    assert f"{len(result.checked)} checks found nothing, " in sentence.headline, (
+        "as the last line of a report counts"
+    )
+    few = msgspec.structs.replace(result, checked=result.checked[:5])
+    assert verdict(few, coverage=COVERAGE)[1].headline.startswith("No problem found, but only 5 of ")
 
 
 def test_what_takes_much_of_the_step_without_a_warning_is_not_called_nothing() -> None:
