@@ -49,14 +49,12 @@ def _not_whole(graphs: Graphs) -> Iterator[str]:
     if found is None or not found.incomplete:
         return
     reasons = {
-        "a rank whose window does not cover them": found.outside_window,
-        "a rank whose events are missing": found.event_missing,
-        "a rank that has no more of them although its window goes on": found.rank_stopped,
+        "outside a rank's window": found.outside_window,
+        "without events of a rank": found.event_missing,
+        "of which a rank has no more although its window goes on": found.rank_stopped,
     }
-    why = "; ".join(
-        f"{count} {'lacks' if count == 1 else 'lack'} {who}" for who, count in reasons.items() if count
-    )
-    yield f"{found.complete} of {found.complete + found.incomplete} collectives in the window were found on all their ranks: {why}."
+    why = "; ".join(f"{count} {what}" for what, count in reasons.items() if count)
+    yield f"{found.complete} of {found.complete + found.incomplete} collectives were matched on all their ranks; not matched: {why}."
 
 
 def _one_rank(graphs: Graphs) -> Iterator[str]:

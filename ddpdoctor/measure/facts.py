@@ -200,7 +200,7 @@ else:
 
 
 class ArrivalFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Ranks that arrive late at synchronisations on average, whether or not that costs time."""
+    """Ranks that arrive late at synchronizations on average, whether or not that costs time."""
 
     late_ranks: list[int] | None = None
     """Ranks that are late by a tenth of the step or more, and by twice as much as the median of the others, the latest first."""
@@ -233,7 +233,7 @@ class CommunicationFacts(msgspec.Struct, frozen=True, kw_only=True):
     collectives_per_step: float | None = None
     """Collectives per step, median rank."""
     bus_gb_per_s: float | None = None
-    """Median bus bandwidth (10^9 bytes/s, as in nccl-tests) from 1 MiB on, in the kind of process group that transfers longest."""
+    """Median bus bandwidth of messages from 1 MiB on (as in nccl-tests), in the process groups that transfer longest."""
     best_bus_gb_per_s: float | None = None
     """Best bus bandwidth of any class of message sizes in groups of as many ranks on as many hosts."""
     latency_us: float | None = None
@@ -327,7 +327,7 @@ class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
     copy_bytes_per_step: float | None = None
     compute_capability: float | None = None
     utilization_percent: float | None = None
-    """Mean of NVML's GPU utilisation over the ranks' GPUs."""
+    """Mean of NVML's GPU utilization over the ranks' GPUs."""
     memory_used_share: float | None = None
     """Largest share of device memory in use on any rank."""
     throttled_ranks: list[int] | None = None
@@ -352,7 +352,7 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     cores: float | None = None
     ranks_per_host: float | None = None
     cpu_percent: float | None = None
-    """Mean CPU utilisation of the busiest host."""
+    """Mean CPU utilization of the busiest host."""
     idle_cores: float | None = None
     """Idle cores on the busiest host."""
     run_delay_share: float | None = None

@@ -257,7 +257,7 @@ def _steps(finding: Finding, number: int, all_ranks: str) -> StepsView | None:
         first, last = str(finding.steps[0]), str(finding.steps[-1])
         span = f"{'step' if first == last else 'steps'} {_span(finding.steps)}"
     caption = f"Finding {number}, {words.rank_names(finding.ranks, all_ranks)}: {span}"
-    label = "Show its steps" if finding.steps else "Show its ranks over the steps"
+    label = "Show its steps in the charts" if finding.steps else "Show its ranks in the charts"
     ranks = ",".join(map(str, (finding.ranks or [])[:MOST_MARKED_RANKS]))
     return StepsView(first, last, ranks, label, caption)
 

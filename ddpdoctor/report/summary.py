@@ -82,7 +82,7 @@ def _saving_sentence(limit: str, finding: Finding, gain: str) -> str:
     cost_ms, share = finding.costs_ms_per_step, finding.share
     if cost_ms is None:
         return ""
-    text = f"Fixing it saves {limit} {words.milliseconds(cost_ms)} per step"
+    text = f"{limit.capitalize()} {words.milliseconds(cost_ms)} per step can be saved"
     if share is not None:
         text += f", {words.percent(share)} of the step time"
     return f"{text}: a speed-up of {limit} {gain}." if gain else f"{text}."
@@ -121,7 +121,9 @@ def steps_measured(steps: Steps) -> str:
     """How many of the recorded steps are measured, and why the others are excluded: "47 of 60 steps measured (excluded: 10
     disturbed by the profiler, 3 warm-up)". The reasons add up."""
     reasons = sorted(steps.set_aside.items(), key=lambda entry: -entry[1])
-    excluded = ", ".join(f"{count:,} {reason}" for reason, count in reasons if count)
+    excluded = ", ".join(
+        f"{count:,} {words.EXCLUDED.get(reason, reason)}" for reason, count in reasons if count
+    )
     text = words.in_parentheses(f"excluded: {excluded}" if excluded else "")
     return f"{steps.measured:,} of {words.count(steps.count, 'step')} measured{text}"
 

@@ -58,6 +58,8 @@ PART_LETTERS = {
 """Without colours the bar consists of these letters, which its legend explains."""
 _FEWEST_FOR_P95 = 20
 """Steps; of fewer, the 95th percentile is the longest step."""
+_IN_SECONDS_MS = 10_000
+"""Costs from which on the table gives them in seconds."""
 _MEAN_DIFFERS = 0.02
 """Relative difference of mean and median from which on both are shown."""
 _GAP = "   "
@@ -114,6 +116,10 @@ def _findings(diagnosis: Diagnosis, console: Console, most: int) -> None:
     console.print()
     shown = diagnosis.findings[:most]
     print_wrapped(console, _table(shown, console.width, words.all_ranks_label(diagnosis)))
+    hints = ["↳: caused by another finding"] if any(finding.caused_by for finding in shown) else []
+    hints += ["`-v` explains every finding"] if most < MOST and len(diagnosis.findings) > 1 else []
+    if hints:
+        _line(console, "; ".join(hints), "dim")
     if len(shown) < len(diagnosis.findings):
         _line(console, f"and {words.count(len(diagnosis.findings) - len(shown), 'cheaper finding')}", "dim")
 
@@ -231,7 +237,9 @@ def _cost(finding: Finding, most: str) -> str:
     if finding.happens_once and finding.costs_s is not None:
         return words.seconds(finding.costs_s)
     cost_ms = finding.costs_ms_per_step
-    return words.NO_COST if cost_ms is None else most + words.significant(cost_ms)
+    if cost_ms is None:
+        return words.NO_COST
+    return most + (words.significant(cost_ms) if cost_ms < _IN_SECONDS_MS else words.milliseconds(cost_ms))
 
 
 def _table_width(rows: list[list[str]]) -> int:

@@ -18,6 +18,8 @@ NO_COST = "–"
 _UNIT = re.compile(r"_(ms|us|ns|s|bytes|percent|share)$")
 _MOST_SPEEDUP = 10
 """Larger speed-ups are shown as "over 10×"."""
+_LEAST_SPEEDUP = 1.005
+"""Smaller ones would be shown as "1.00×"."""
 _MOST_WHOLE = 1e15
 """Below it a float represents every whole number exactly."""
 _MOST_RUNS = 64
@@ -55,6 +57,16 @@ RECORDINGS = {
     "window": "The profiler window",
 }
 """The recordings from which causes can be measured, see :class:`ddpdoctor.measure.summary.Speaker`."""
+
+EXCLUDED = {
+    "thinned": "logged without detail",
+    "no collective that all ranks share": "without a collective that all ranks recorded",
+    "no measured step before it": "after a step that is not measured",
+    "no step before it in the window": "first in the window",
+    "no collectives matched": "without matched collectives",
+    "single pause": "in a pause",
+}
+"""Reasons of excluded steps, as they follow a number of steps; others are shown as they are."""
 
 PERSISTENCE = {
     "always": "in nearly every step",
@@ -140,7 +152,7 @@ def speedup_text(finding: Finding, most: str = "") -> str:
     Above 10 it is "over 10×" (there an error of 1 % in the share would double it), and "" for an upper bound.
     """
     value = finding.speedup_if_fixed
-    if value is None:
+    if value is None or value < _LEAST_SPEEDUP:
         return ""
     if finding.at_most:
         return "" if value > _MOST_SPEEDUP else most + speedup(value)

@@ -144,7 +144,7 @@ def test_a_cost_has_an_interval_and_an_upper_bound_has_none():
         "44.8 ms per step (90 % interval: 38.2 to 51.4 ms)" in told and "7.1× (3.1 to 9.0×) as fast" in told
     )
     most = page(replace(unhealthy, findings=[replace(sure, at_most=True)])).cost_sentence
-    assert "at most 44.8 ms" in most and "a speed-up of at most 7.1×" in most
+    assert "At most 44.8 ms per step can be saved" in most and "a speed-up of at most 7.1×" in most
     assert " to " not in most and "min per hour" not in most
 
 
@@ -170,7 +170,10 @@ def test_a_trace_of_one_step_says_so():
 def test_excluded_steps_are_shown_with_reasons():
     aside = {"thinned": 870, "warm-up": 3, "evaluation": 0}
     steps = replace(samples.unhealthy().steps, count=1200, measured=327, set_aside=aside)
-    assert steps_measured(steps) == "327 of 1,200 steps measured (excluded: 870 thinned, 3 warm-up)"
+    assert (
+        steps_measured(steps)
+        == "327 of 1,200 steps measured (excluded: 870 logged without detail, 3 warm-up)"
+    )
 
 
 def test_built_objects_are_shown_with_line_and_without_id():
@@ -181,7 +184,7 @@ def test_built_objects_are_shown_with_line_and_without_id():
     unhealthy = samples.unhealthy()
     groups = page(replace(unhealthy, job=replace(unhealthy.job, settings=built))).job
     rows = {group.title: dict(group.rows) for group in groups}
-    assert rows["ddp"] == {"built at": "train.py:31", "bucket_cap_mb": "25"}
+    assert rows["ddp"] == {"line": "train.py:31", "bucket_cap_mb": "25"}
     assert "id" not in rows.get("loaders", {}) and "where" not in rows.get("loaders", {})
 
 

@@ -131,7 +131,7 @@ def _one_per_rank(traces: list[RankTrace], notes: list[str]) -> list[RankTrace]:
         chosen.append(best)
         notes.append(
             f"Rank {rank} has {len(candidates)} traces: {best.meta.source} is used, "
-            "the latest that the ranks have in common."
+            f"the latest{' that the ranks have in common' if others else ''}."
         )
     return chosen
 
