@@ -196,7 +196,10 @@ def _cost_text(finding: Finding, most: str) -> str:
         return most + words.milliseconds(finding.costs_ms_per_step)
     if once := words.cost_once(finding):
         return once
-    return "included in its cause" if finding.caused_by else NOT_QUANTIFIED
+    if finding.caused_by:
+        return "included in its cause"
+    # A job that stopped before its first step has no cost per step.
+    return NOT_QUANTIFIED if finding.coverage.steps else ""
 
 
 def first_rows(rows: Sequence[_Row], noun: str) -> tuple[Sequence[_Row], str]:
@@ -238,10 +241,8 @@ def _facts(finding: Finding) -> list[tuple[str, str]]:
         rows.append(("When", words.PERSISTENCE.get(finding.persistence, finding.persistence)))
     if finding.steps:
         rows.append(("Steps", _span(finding.steps)))
-    coverage = (
-        f"{words.count(finding.coverage.steps, 'step')} on {words.count(finding.coverage.ranks, 'rank')}"
-    )
-    return [*rows, ("Based on", coverage)]
+    steps, ranks = words.count(finding.coverage.steps, "step"), words.count(finding.coverage.ranks, "rank")
+    return [*rows, ("Based on", f"{steps} on {ranks}" if finding.coverage.steps else ranks)]
 
 
 def _span(steps: Sequence[int]) -> str:

@@ -82,9 +82,12 @@ def _saving_sentence(limit: str, finding: Finding, gain: str) -> str:
     cost_ms, share = finding.costs_ms_per_step, finding.share
     if cost_ms is None:
         return ""
-    text = f"{limit.capitalize()} {words.milliseconds(cost_ms)} per step can be saved"
-    if share is not None:
-        text += f", {words.percent(share)} of the step time"
+    text = f"{limit.capitalize()} {words.milliseconds(cost_ms)} per step"
+    text += (
+        f", {words.percent(share)} of the step time, could be saved"
+        if share is not None
+        else " could be saved"
+    )
     return f"{text}: a speed-up of {limit} {gain}." if gain else f"{text}."
 
 

@@ -293,6 +293,8 @@ def _finding(finding: Finding, console: Console, verbose: bool) -> None:
     for fix in finding.fixes[: MOST if verbose else 1]:
         console.print()
         _line(console, f"Fix: {fix.title}", "bold")
+        if verbose:
+            _line(console, " ".join(fix.why.split()))
         if fix.snippet:
             console.print(_snippet(fix.snippet, console), soft_wrap=True)
         if fix.trade_off:

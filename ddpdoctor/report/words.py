@@ -236,6 +236,8 @@ def _number(value: float, unit: str) -> str:
     }
     if unit in known:
         return known[unit](value)
+    if unit.startswith("ms per "):
+        return f"{milliseconds(value)} {unit.removeprefix('ms ')}"
     if unit.startswith("bytes per "):
         return f"{size(value)} {unit.removeprefix('bytes ')}"
     if unit in ("percent", "%"):

@@ -101,6 +101,7 @@ def test_quiet_is_the_verdict_alone():
 
 def test_verbose_shows_evidence_and_why_rules_were_skipped():
     text = shown(samples.unhealthy(), verbose=True)
+    assert " ".join(samples.unhealthy().findings[0].fixes[0].why.split())[:30] in text
     assert "Batches that stood ready: not recorded" in text
     assert "no GPU telemetry was recorded (1 check): compute/throttled" in text
 

@@ -58,11 +58,11 @@ def straggler_facts(stragglers: Stragglers) -> Facts:
 def summary_of(stragglers: Stragglers) -> str:
     """The analysis in words, with the quantities of the paper."""
     removals = {
-        f"the slowest {100 * SLOWEST_SHARE:g} % of the workers (at least one; M_W)": stragglers.without_slowest,
+        f"the slowest {100 * SLOWEST_SHARE:g} % of the workers (M_W)": stragglers.without_slowest,
         "the last stage (M_S)": stragglers.without_last_stage,
     }
     shares = ", ".join(
-        f"{100 * removed.share:.0f} % by {name}"
+        f"{max(100 * removed.share, 0.0):.0f} % by {name}"
         for name, removed in removals.items()
         if removed is not None and removed.share is not None
     )
