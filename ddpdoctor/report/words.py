@@ -44,7 +44,7 @@ PART_LABELS: dict[str, str] = {
     Part.BARRIER: "barrier",
     Part.HOST: "host work",
     Part.CHECKPOINT: "checkpoint",
-    Part.OTHER: "other",
+    Part.OTHER: "other or not recorded",
     Component.FORWARD: "forward",
     Component.BACKWARD: "backward",
     Component.OPTIMIZER: "optimizer",
