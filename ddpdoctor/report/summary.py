@@ -151,10 +151,13 @@ _RUN_PARTS = {
 """Facts of ``run``, in order, as the line on the run names them; together they are the whole wall time."""
 _LEAST_PART = 0.01
 """Share of the wall time from which a part is named; the rest is "other"."""
+_LEAST_OTHER = 0.005
+"""The same of the rest: less than that is lost in rounding."""
 
 
 def run_line(diagnosis: Diagnosis) -> str:
-    """Where the wall time of the run went: "Run: 41 s = start 12 s + steps 8 s + pauses 20 s + end 1 s; goodput 19 %". Empty where the
+    """Where the wall time of the run went: "Run: 41 s = start 12 s + steps 8 s + pauses 20 s + end 1 s; goodput 19 %
+    (its steps at their median length)". Empty where the
     launcher's start and end are not known."""
     wall_s = words.number_fact(diagnosis, "run.wall_s")
     if wall_s is None or wall_s <= 0:
@@ -162,14 +165,16 @@ def run_line(diagnosis: Diagnosis) -> str:
     parts = {label: words.number_fact(diagnosis, f"run.{name}") or 0.0 for name, label in _RUN_PARTS.items()}
     named = {label: value for label, value in parts.items() if value >= _LEAST_PART * wall_s}
     other_s = wall_s - sum(named.values())
-    if other_s >= _LEAST_PART * wall_s:
+    if other_s >= _LEAST_OTHER * wall_s:
         named["other"] = other_s
     where = {"pauses": f" at {line}"} if (line := _line_of_pause(diagnosis)) else {}
     shown = " + ".join(
         f"{label} {words.seconds(value)}{where.get(label, '')}" for label, value in named.items()
     )
     goodput = words.number_fact(diagnosis, "run.goodput")
-    share = "" if goodput is None else f"; goodput {words.percent(goodput)}"
+    share = (
+        "" if goodput is None else f"; goodput {words.percent(goodput)} (its steps at their median length)"
+    )
     return f"Run: {words.seconds(wall_s)} = {shown}{share}"
 
 
