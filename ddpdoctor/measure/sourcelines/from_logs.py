@@ -168,10 +168,17 @@ class LogSourceLines(SourceLines):
             )
         reference = self._counted(others, components, wanted, gap)
         places = ranked(excess_samples(selected, reference, _FEWEST_SAMPLES))
-        if Component.HOST in components:
-            places = [each for each in places if each.stack[0] not in self._training] or places
+        training = self._training if Component.HOST in components else frozenset[CodeLine]()
+        elsewhere = [each for each in places if each.stack[0] not in training]
+        on_device = any(log.on_device_time for log in self.logs)
+        places = elsewhere if elsewhere or on_device else places
         return [
-            msgspec.structs.replace(where, python_ms=_python_ms(selected, reference, where.stack[0]))
+            msgspec.structs.replace(
+                where,
+                python_ms=None
+                if where.stack[0] in training
+                else _python_ms(selected, reference, where.stack[0]),
+            )
             for where in with_heaviest(
                 places, selected.stacks, reference.stacks, scale_of(selected, reference)
             )

@@ -105,3 +105,9 @@ def test_a_line_that_also_calls_backward_is_not_where_all_ranks_run_python(tmp_p
     found, _ = measured(folder)
     assert [where.line for where in found.facts.shared.host.where] == [44]
     assert found.facts.shared.host.where[0].share == pytest.approx(1 / 3, rel=0.2)
+
+
+def test_a_line_that_calls_backward_has_no_python_of_its_own(tmp_path):
+    """It may be named where no other line is, but never as work that could be left out of a step."""
+    (where,) = host_line(tmp_path, range(4), line=31)
+    assert where.line == 31 and where.python_ms is None
