@@ -203,7 +203,7 @@ def test_waiting_for_a_core_is_no_python(ran_ms: float, cause: str | None) -> No
         "host/cpu-starved": None,
         "host/python-work": cause,
     }
-    assert f"ran for at most {ran_ms:.2g} ms" in next(
+    assert f"ran for at most {ran_ms:.2g} ms per step" in next(
         finding.explanation for finding in result.findings if finding.rule == "host/python-work"
     )
 
