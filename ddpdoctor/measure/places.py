@@ -22,6 +22,8 @@ class SourceText(msgspec.Struct, frozen=True):
 
     first_line: int
     lines: list[str] = []
+    call: str | None = None
+    """Text of the line that calls it, the outermost of its callers, or of the line itself without any; without indentation."""
 
 
 class Where(CodeLine, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
@@ -184,7 +185,7 @@ def _view(
             for e in finding.evidence[:_MOST_PER_FINDING]
         ],
         places=[place(where) for where in finding.where[:_MOST_PER_FINDING]],
-        fixes=[_fix(fix) for fix in finding.fixes[:_MOST_PER_FINDING]],
+        fixes=[_fix(finding, fix) for fix in finding.fixes[:_MOST_PER_FINDING]],
         cause=cause,
         limits=words.paragraphs(finding.limits),
         folded=folded,
@@ -287,11 +288,32 @@ def place(where: CodeLine) -> Place:
     )
 
 
-def _fix(fix: Fix) -> FixView:
+_THIS_WORK = "...                # this work"
+"""Line of a snippet that stands for the finding's work, where the text of the line that calls it is unknown."""
+
+
+def snippet(finding: Finding, fix: Fix) -> str:
+    """The code of a fix, with the statement that calls the finding's work where its text is known; "" without code."""
+    text = finding.where[0].text if finding.where else None
+    call = None if text is None else text.call
+    code = (fix.snippet or "").strip("\n")
+    return code.replace(_THIS_WORK, call) if call and _is_a_call(call) else code
+
+
+def _is_a_call(line: str) -> bool:
+    """Whether a line of Python is a whole statement that calls something and does not use the result."""
+    try:
+        body = ast.parse(line).body
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return False
+    return len(body) == 1 and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Call)
+
+
+def _fix(finding: Finding, fix: Fix) -> FixView:
     return FixView(
         title=words.split_code(fix.title),
         why=words.paragraphs(fix.why),
-        snippet=(fix.snippet or "").strip("\n"),
+        snippet=snippet(finding, fix),
         trade_off=words.paragraphs(fix.trade_off or ""),
         links=[(link, _breakable(link)) for link in fix.docs if _linkable(link)],
         sources=[link for link in fix.docs if not _linkable(link)],

@@ -23,6 +23,7 @@ from ddpdoctor.report.finding_view import (
     filled_columns,
     location,
     place,
+    snippet,
 )
 from ddpdoctor.report.hang_view import SHORT_ROWS, hang_table, stacks
 from ddpdoctor.report.memory_view import growing_memory, memory_line
@@ -295,8 +296,8 @@ def _finding(finding: Finding, console: Console, verbose: bool) -> None:
         _line(console, f"Fix: {fix.title}", "bold")
         if verbose:
             _line(console, " ".join(fix.why.split()))
-        if fix.snippet:
-            console.print(_snippet(fix.snippet, console), soft_wrap=True)
+        if code := snippet(finding, fix):
+            console.print(_snippet(code, console), soft_wrap=True)
         if fix.trade_off:
             _line(console, f"Trade-off: {' '.join(fix.trade_off.split())}", "dim")
 
@@ -321,10 +322,10 @@ def _places(finding: Finding, console: Console, verbose: bool) -> None:
             _line(console, f"    (no text: {shown.text_missing})", "dim")
 
 
-def _snippet(snippet: str, console: Console) -> Text:
+def _snippet(code: str, console: Console) -> Text:
     """The snippet indented; long lines are not wrapped, so that they can be copied."""
-    code = plain_lines(truncated(snippet.strip("\n")).replace("\t", "    "))
-    lines = "\n".join(f"  {line}".rstrip() for line in code.split("\n"))
+    shown = plain_lines(truncated(code).replace("\t", "    "))
+    lines = "\n".join(f"  {line}".rstrip() for line in shown.split("\n"))
     if console.color_system is None:
         return Text(lines)
     from rich.syntax import Syntax
