@@ -15,7 +15,7 @@ from ddpdoctor.diagnose.diagnosis import Coverage, Diagnosis, Job, Standing, Ste
 from ddpdoctor.diagnose.engine import diagnose
 from ddpdoctor.diagnose.jsonvalue import without_numpy
 from ddpdoctor.diagnose.load import load_rules
-from ddpdoctor.diagnose.verdict import verdict, waterfall, without_contradictions
+from ddpdoctor.diagnose.verdict import verdict, waterfall, withheld, without_contradictions
 from ddpdoctor.measure.facts import Facts, StepFacts
 from ddpdoctor.measure.hangfacts import HangFacts
 from ddpdoctor.measure.summary import Drawn
@@ -36,6 +36,8 @@ class MeasuredJob(msgspec.Struct, frozen=True):
     """Number of steps excluded from measurement, by reason."""
     notes: list[Note]
     job: Job
+    truncated: str | None = None
+    """Clause that says which traces are truncated, if all are that were measured; None otherwise."""
     termination: str | None = None
     """Sentence, without full stop, on how the job was ended from outside; None if it was not."""
     standing: list[Standing] = msgspec.field(default_factory=list)
@@ -50,7 +52,7 @@ _NONE_IN_DUMPS = "Cannot tell: the flight recorder dumps show no rank that other
 def _undecided(hang: HangFacts) -> str:
     """The verdict on a job of which no steps were recorded and no hang is known."""
     if hang.undecided is not None:
-        return f"Cannot tell: {hang.undecided}."
+        return f"Cannot tell for which rank the others wait: {hang.undecided}."
     return _NONE_IN_DUMPS if hang.only_dumps else _NO_LATE_RANK
 
 
@@ -70,6 +72,9 @@ def build_diagnosis(measured: MeasuredJob, options: Options) -> Diagnosis:
         ),
         tree,
     )
+    is_unsure = measured.truncated is not None and not outcome.stopping
+    if is_unsure:
+        outcome = withheld(outcome, outcome.findings, str(measured.truncated))
     matched = bool(facts.communication.matched) or not facts.communication.unmatched
     healthy, sentence = verdict(
         outcome,
@@ -77,6 +82,8 @@ def build_diagnosis(measured: MeasuredJob, options: Options) -> Diagnosis:
         matched=matched,
         stopped=_undecided(facts.hang) if facts.hang.looked and facts.hang.state is None else None,
     )
+    if is_unsure:
+        healthy, sentence = False, Verdict(None, f"Cannot tell: {measured.truncated}.")
     if measured.termination is not None:
         before = (
             f"In the steps before that: {sentence.headline}" if facts.steps.seen else "No step was recorded."

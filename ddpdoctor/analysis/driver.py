@@ -174,6 +174,7 @@ def _measure(prepared: PreparedJob, options: Options) -> MeasuredJob:
             *map(Note, (*stopped.notes, *measurement.notes)),
         ],
         job=job,
+        truncated=_truncated(measurement.graphs.primary_is_window, prepared.windows),
         termination=termination_summary(stopped),
         standing=stopped.standing,
         drawn=replace(
@@ -196,6 +197,15 @@ def _attempts(prepared: PreparedJob) -> list[AttemptRecord]:
             Note(f"The attempts of the run could not be analysed: {type(error).__name__}: {why}.")
         )
         return []
+
+
+def _truncated(measured: bool, windows: Sequence[Window]) -> str | None:
+    """See :attr:`.MeasuredJob.truncated`; ``measured``: whether causes are measured by these windows."""
+    if not measured or any(window.trace.meta.truncated is None for window in windows):
+        return None
+    first, many = windows[0].trace.meta, len(windows) > 1
+    which = f"all {len(windows)} traces are" if many else f"{first.source} is"
+    return f"{which} truncated ({first.truncated}), so any step may lack events; copy or record {'them' if many else 'it'} again"
 
 
 def _measure_end(prepared: PreparedJob) -> MeasuredJob:

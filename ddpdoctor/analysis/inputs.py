@@ -112,12 +112,18 @@ def load(paths: Sequence[str], options: Options, skipped: Sequence[str] = ()) ->
     traces, trace_notes = _read_traces(
         runs, [path for path in others if path not in dumps.files], options, dumps, below
     )
+    measured = _whole_traces(traces, any(run.logs for run in runs))
+    if len(measured) < len(traces):
+        left_out = words.count(len(traces) - len(measured), "truncated trace")
+        trace_notes.insert(
+            0, Note(f"{left_out} left out of the measurement: any step may lack events there.")
+        )
     recorded = sorted((log for run in runs for log in run.logs), key=lambda log: log.rank)
     logs, set_clocks = use_monotonic_time(recorded)
     return Inputs(
         runs=[run.directory for run in runs],
         logs=logs,
-        traces=traces,
+        traces=measured,
         telemetry={host: telemetry for run in runs for host, telemetry in run.telemetry.items()},
         notes=merge_notes(
             [
@@ -130,6 +136,12 @@ def load(paths: Sequence[str], options: Options, skipped: Sequence[str] = ()) ->
         ),
         dumps=dumps,
     )
+
+
+def _whole_traces(traces: list[RankTrace], has_logs: bool) -> list[RankTrace]:
+    """``traces`` without those whose file is truncated, of which notes tell; all of them if nothing else would be left to measure."""
+    whole = [trace for trace in traces if trace.meta.truncated is None]
+    return whole if whole or has_logs else traces
 
 
 def _missing_rank_notes(runs: Sequence[_Run], logs: Sequence[RankLog]) -> list[Note]:

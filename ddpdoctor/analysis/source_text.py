@@ -66,7 +66,15 @@ def with_source_text(diagnosis: Diagnosis, runs: Sequence[str]) -> Diagnosis:
         shown = lines[first - 1 : where.line + AROUND]
         from ddpdoctor.rundir.privacy import mask_text
 
-        text = SourceText(first, [mask_text(line.rstrip("\r")[:_MAX_CHARACTERS]) for line in shown])
+        def masked(line: str) -> str:
+            return mask_text(line.rstrip("\r")[:_MAX_CHARACTERS])
+
+        call = where.way[-1]
+        calling = lines_of(call.file)
+        of_call = calling[call.line - 1 : call.line] if isinstance(calling, list) and call.line > 0 else []
+        text = SourceText(
+            first, [masked(line) for line in shown], masked(of_call[0]).strip() if of_call else None
+        )
         return msgspec.structs.replace(where, text=text)
 
     findings = [

@@ -295,6 +295,8 @@ class _Run:
         run, once_s = self.tree["run"], None if rule.costs_s is None else self._value(rule.costs_s)
         costs_s = self._recurring_s() if once_s is None else float(once_s)
         persistence, steps = self._when()
+        # A recording of unknown steps says nothing of the speed of a step.
+        marked = self.tree["steps"]["marked"] is not False
         return Finding(
             rule=rule.id,
             severity=self._severity(),
@@ -310,8 +312,8 @@ class _Run:
             costs_s=costs_s,
             share_of_run=None if costs_s is None or not run["wall_s"] else min(costs_s / run["wall_s"], 1.0),
             happens_once=once_s is not None and not rule.recurs,
-            speedup_if_fixed=cost["speedup"] if cost else None,
-            speedup_if_fixed_range=_speedups(cost),
+            speedup_if_fixed=cost["speedup"] if cost and marked else None,
+            speedup_if_fixed_range=_speedups(cost) if marked else None,
             at_most=cost is not None and self._is_upper_bound(),
             estimated=cost is not None and rule.upper_bound is False,
             coverage=Coverage(seen or self.coverage.steps, self.coverage.ranks),

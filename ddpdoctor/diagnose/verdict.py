@@ -56,10 +56,10 @@ def verdict(
             "recorded on all ranks.",
         )
     share = outcome.thresholds["warning_share"]
-    seen = f"{words.count(coverage.steps, 'step')} of {words.count(coverage.ranks, 'rank')}"
+    steps = f"{words.count(coverage.steps, 'step')} of {words.count(coverage.ranks, 'rank')}"
     lacking = sum(rule.applies for rule in outcome.skipped)
-    if lacking:
-        seen += f"; {words.count(lacking, 'check')} lacked data"
+    lacked = f", {lacking} lacked data" if lacking else ""
+    seen = f"{steps}; {words.count(lacking, 'check')} lacked data" if lacking else steps
     if outcome.short_window_rules:
         return True, Verdict(
             None,
@@ -71,8 +71,14 @@ def verdict(
     if noted is not None:
         # A finding below a warning can still cost much of the step, for example on a machine shared with other users.
         return True, Verdict(None, f"No warnings ({seen}), but note: {outcome.headlines[noted.rule]}")
+    if lacking > evaluated:
+        return True, Verdict(
+            None,
+            f"No problem found, but only {evaluated} of {evaluated + lacking} checks had data ({steps}).",
+        )
+    found = f"{words.count(len(outcome.checked), 'check')} found nothing"
     return True, Verdict(
-        None, f"Healthy: {evaluated} checks found nothing that costs {share * 100:g} % of a step ({seen})."
+        None, f"Healthy: nothing costs {share * 100:g} % of a step ({steps}; {found}{lacked})."
     )
 
 
@@ -130,14 +136,22 @@ def without_contradictions(outcome: Outcome, facts: Mapping[str, Any]) -> Outcom
             contradictions=[*found, *outcome.contradictions],
         )
     priced = [finding for finding in outcome.findings if finding.costs_ms_per_step is not None]
-    why = f"the measured numbers contradict each other: {found[0]}"
+    return replace(
+        withheld(outcome, priced, f"the measured numbers contradict each other: {found[0]}"),
+        errors=[*(f"The measured numbers contradict each other: {each}." for each in found), *outcome.errors],
+        contradictions=[*found, *outcome.contradictions],
+    )
+
+
+def withheld(outcome: Outcome, doubtful: Sequence[Finding], why: str) -> Outcome:
+    """``outcome`` without these findings and their effects, whose rules become skipped for this reason."""
+    rules = {each.rule for each in doubtful}
+    left_out = [each for each in outcome.findings if each in doubtful or each.caused_by in rules]
     return replace(
         outcome,
-        findings=[finding for finding in outcome.findings if finding.costs_ms_per_step is None],
-        skipped=[*outcome.skipped, *(SkippedRule(each.rule, each.title, why) for each in priced)],
-        errors=[*(f"The measured numbers contradict each other: {each}." for each in found), *outcome.errors],
+        findings=[each for each in outcome.findings if each not in left_out],
+        skipped=[*outcome.skipped, *(SkippedRule(each.rule, each.question, why) for each in left_out)],
         short_window_rules=[],
-        contradictions=[*found, *outcome.contradictions],
     )
 
 

@@ -153,6 +153,14 @@ def line(where: Any) -> str:
     return f"{posixpath.basename(where['file'])}:{where['line']}{inside}"
 
 
+def call(where: Any) -> Any:
+    """The line that calls a Where, or the first of several: the outermost of its recorded callers, nearest to the training loop; the line
+    itself without a caller, None without a line. What is done less often is edited there."""
+    if isinstance(where, Sequence) and not isinstance(where, str):
+        where = where[0] if where else None
+    return [where, *where.get("callers", ())][-1] if isinstance(where, Mapping) else None
+
+
 def at(where: Any, operation: str | None = None) -> str:
     """Like :func:`line`, with " at" to append to a sentence: " at train.py:57 in main". Without a line, the annotation or operator:
     ' in "# sparse arch"'; "" without either."""
@@ -327,6 +335,7 @@ def _environment() -> jinja2.Environment:
         all_ranks=all_ranks,
         others=others,
         line=line,
+        call=call,
         at=at,
         often=often,
         beside_others=beside_others,

@@ -27,6 +27,7 @@ def caveats(graphs: Graphs) -> list[str]:
         *of_traces,
         *_hosts_unseen(graphs),
         *_devices_unseen(graphs),
+        *_unmarked(graphs),
         *_no_window(graphs),
         *_few_steps(graphs),
     ]
@@ -48,14 +49,12 @@ def _not_whole(graphs: Graphs) -> Iterator[str]:
     if found is None or not found.incomplete:
         return
     reasons = {
-        "a rank whose window does not cover them": found.outside_window,
-        "a rank whose events are missing": found.event_missing,
-        "a rank that has no more of them although its window goes on": found.rank_stopped,
+        "outside a rank's window": found.outside_window,
+        "without events of a rank": found.event_missing,
+        "of which a rank has no more although its window goes on": found.rank_stopped,
     }
-    why = "; ".join(
-        f"{count} {'lacks' if count == 1 else 'lack'} {who}" for who, count in reasons.items() if count
-    )
-    yield f"{found.complete} of {found.complete + found.incomplete} collectives in the window were found on all their ranks: {why}."
+    why = "; ".join(f"{count} {what}" for what, count in reasons.items() if count)
+    yield f"{found.complete} of {found.complete + found.incomplete} collectives were matched on all their ranks; not matched: {why}."
 
 
 def _one_rank(graphs: Graphs) -> Iterator[str]:
@@ -115,6 +114,18 @@ def _devices_unseen(graphs: Graphs) -> Iterator[str]:
 
 def _some(chosen: Sequence[Window], every: Sequence[Window]) -> str:
     return "all ranks" if len(chosen) == len(every) else f"{len(chosen)} of {len(every)} ranks"
+
+
+def _unmarked(graphs: Graphs) -> Iterator[str]:
+    if (
+        graphs.primary_is_window
+        and graphs.primary.groups
+        and not any(len(of.steps) for of in graphs.primary.steps)
+    ):
+        yield (
+            "The traces mark no steps: the whole recording is measured as one step. Costs are those of the recording, and how much faster "
+            "a step would be is unknown."
+        )
 
 
 def _no_window(graphs: Graphs) -> Iterator[str]:

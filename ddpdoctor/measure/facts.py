@@ -161,6 +161,8 @@ class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Backward passes per optimizer step."""
     input_explains: float | None = None
     """How much of the variation in computation between ranks and steps is explained by input sizes (0 to 1)."""
+    marked: bool | None = None
+    """Whether the recording shows where a step begins: false for traces without marks of steps, which are measured as one step each."""
     operators_seen: bool | None = None
     """Whether operators outside forward, backward and optimizer were recorded (profiler window): host time is then Python work."""
 
@@ -198,7 +200,7 @@ else:
 
 
 class ArrivalFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Ranks that arrive late at synchronisations on average, whether or not that costs time."""
+    """Ranks that arrive late at synchronizations on average, whether or not that costs time."""
 
     late_ranks: list[int] | None = None
     """Ranks that are late by a tenth of the step or more, and by twice as much as the median of the others, the latest first."""
@@ -231,7 +233,7 @@ class CommunicationFacts(msgspec.Struct, frozen=True, kw_only=True):
     collectives_per_step: float | None = None
     """Collectives per step, median rank."""
     bus_gb_per_s: float | None = None
-    """Median bus bandwidth (10^9 bytes/s, as in nccl-tests) from 1 MiB on, in the kind of process group that transfers longest."""
+    """Median bus bandwidth of messages from 1 MiB on (as in nccl-tests), in the process groups that transfer longest."""
     best_bus_gb_per_s: float | None = None
     """Best bus bandwidth of any class of message sizes in groups of as many ranks on as many hosts."""
     latency_us: float | None = None
@@ -325,7 +327,7 @@ class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
     copy_bytes_per_step: float | None = None
     compute_capability: float | None = None
     utilization_percent: float | None = None
-    """Mean of NVML's GPU utilisation over the ranks' GPUs."""
+    """Mean of NVML's GPU utilization over the ranks' GPUs."""
     memory_used_share: float | None = None
     """Largest share of device memory in use on any rank."""
     throttled_ranks: list[int] | None = None
@@ -350,11 +352,13 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     cores: float | None = None
     ranks_per_host: float | None = None
     cpu_percent: float | None = None
-    """Mean CPU utilisation of the busiest host."""
+    """Mean CPU utilization of the busiest host."""
     idle_cores: float | None = None
     """Idle cores on the busiest host."""
     run_delay_share: float | None = None
     """Share of the step in which the training thread was runnable but had no CPU, on the worst rank."""
+    thread_cpu_ms: float | None = None
+    """Time per step in which the training thread ran on a CPU, on the rank with most of it."""
     threads_per_rank: float | None = None
     memory_used_share: float | None = None
     swap_bytes_per_s: float | None = None

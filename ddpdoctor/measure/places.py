@@ -22,6 +22,8 @@ class SourceText(msgspec.Struct, frozen=True):
 
     first_line: int
     lines: list[str] = []
+    call: str | None = None
+    """Text of the line that calls it, the outermost of its callers, or of the line itself without any; without indentation."""
 
 
 class Where(CodeLine, frozen=True):
@@ -31,7 +33,8 @@ class Where(CodeLine, frozen=True):
     """Share of the samples or events of this cause that point to this line."""
     python_ms: float | None = None
     """Time per step that stack samples find at this line outside torch: neither in its operators nor in its own Python. Mean over the
-    ranks and steps concerned; null where the line was not sampled often enough."""
+    ranks and steps concerned; null where the line was not sampled often enough, or, for host work, calls a forward or backward pass or the
+    optimizer."""
     callers: Stack = ()
     """The user's lines from which it was called, the nearest first, without lines of libraries. As many as distinguish this way to the
     line from others that were seen; none where no caller was recorded."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
@@ -184,7 +185,7 @@ def _view(
             for e in finding.evidence[:_MOST_PER_FINDING]
         ],
         places=[place(where) for where in finding.where[:_MOST_PER_FINDING]],
-        fixes=[_fix(fix) for fix in finding.fixes[:_MOST_PER_FINDING]],
+        fixes=[_fix(finding, fix) for fix in finding.fixes[:_MOST_PER_FINDING]],
         cause=cause,
         limits=words.paragraphs(finding.limits),
         folded=folded,
@@ -196,7 +197,10 @@ def _cost_text(finding: Finding, most: str) -> str:
         return most + words.milliseconds(finding.costs_ms_per_step)
     if total := words.cost_in_total(finding):
         return total
-    return "included in its cause" if finding.caused_by else NOT_QUANTIFIED
+    if finding.caused_by:
+        return "included in its cause"
+    # A job that stopped before its first step has no cost per step.
+    return NOT_QUANTIFIED if finding.coverage.steps else ""
 
 
 def first_rows(rows: Sequence[_Row], noun: str) -> tuple[Sequence[_Row], str]:
@@ -238,10 +242,8 @@ def _facts(finding: Finding) -> list[tuple[str, str]]:
         rows.append(("When", words.PERSISTENCE.get(finding.persistence, finding.persistence)))
     if finding.steps:
         rows.append(("Steps", _span(finding.steps)))
-    coverage = (
-        f"{words.count(finding.coverage.steps, 'step')} on {words.count(finding.coverage.ranks, 'rank')}"
-    )
-    return [*rows, ("Based on", coverage)]
+    steps, ranks = words.count(finding.coverage.steps, "step"), words.count(finding.coverage.ranks, "rank")
+    return [*rows, ("Based on", f"{steps} on {ranks}" if finding.coverage.steps else ranks)]
 
 
 def _span(steps: Sequence[int]) -> str:
@@ -257,7 +259,7 @@ def _steps(finding: Finding, number: int, all_ranks: str) -> StepsView | None:
         first, last = str(finding.steps[0]), str(finding.steps[-1])
         span = f"{'step' if first == last else 'steps'} {_span(finding.steps)}"
     caption = f"Finding {number}, {words.rank_names(finding.ranks, all_ranks)}: {span}"
-    label = "Show its steps" if finding.steps else "Show its ranks over the steps"
+    label = "Show its steps in the charts" if finding.steps else "Show its ranks in the charts"
     ranks = ",".join(map(str, (finding.ranks or [])[:MOST_MARKED_RANKS]))
     return StepsView(first, last, ranks, label, caption)
 
@@ -286,11 +288,32 @@ def place(where: CodeLine) -> Place:
     )
 
 
-def _fix(fix: Fix) -> FixView:
+_THIS_WORK = "...                # this work"
+"""Line of a snippet that stands for the finding's work, where the text of the line that calls it is unknown."""
+
+
+def snippet(finding: Finding, fix: Fix) -> str:
+    """The code of a fix, with the statement that calls the finding's work where its text is known; "" without code."""
+    text = finding.where[0].text if finding.where else None
+    call = None if text is None else text.call
+    code = (fix.snippet or "").strip("\n")
+    return code.replace(_THIS_WORK, call) if call and _is_a_call(call) else code
+
+
+def _is_a_call(line: str) -> bool:
+    """Whether a line of Python is a whole statement that calls something and does not use the result."""
+    try:
+        body = ast.parse(line).body
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return False
+    return len(body) == 1 and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Call)
+
+
+def _fix(finding: Finding, fix: Fix) -> FixView:
     return FixView(
         title=words.split_code(fix.title),
         why=words.paragraphs(fix.why),
-        snippet=(fix.snippet or "").strip("\n"),
+        snippet=snippet(finding, fix),
         trade_off=words.paragraphs(fix.trade_off or ""),
         links=[(link, _breakable(link)) for link in fix.docs if _linkable(link)],
         sources=[link for link in fix.docs if not _linkable(link)],

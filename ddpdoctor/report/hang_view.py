@@ -51,10 +51,15 @@ def hang_table(diagnosis: Diagnosis, most: int = ROWS) -> Table | None:
     hang = diagnosis.facts.get("hang")
     lasts = hang.get("lasts") if isinstance(hang, dict) else None
     title = "Where each rank is" if lasts else "Where each rank was last seen"
+    if isinstance(hang, dict) and hang.get("only_dumps"):
+        title = "The collective of each rank, by its dump"
+    if any(each.guilty for each in shown):
+        title += "; → named above"
     if left:
         states = {each.state for each in _first(diagnosis.standing, len(diagnosis.standing))[most:]}
         alike = next(iter(states)) if len(states) == 1 else None
-        title += f" ({left} more{f', each {alike}' if alike else ''}: `--json F` has all)"
+        where = "`-v` shows" if most < ROWS else "`--json F` has"
+        title += f" ({left} more{f', each {alike}' if alike else ''}: {where} all)"
     rows = [list(row) for row in zip(*(cells for _, cells in known), strict=True)]
     return Table(title, [name for name, _ in known], rows)
 

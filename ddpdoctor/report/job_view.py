@@ -17,8 +17,8 @@ from ddpdoctor.rundir import listed
 ROWS = 200
 """Most rows shown of one nested group; all are in the report's data."""
 
-BUILT_AT = "built at"
-"""Name of the row with the line on which an object was built."""
+BUILT_AT = "line"
+"""Name of the row with the line on which an object was built; of an optimizer the line that first called step()."""
 
 GROUPS, ALL_GROUPS = 8, 100
 """Most groups shown of one list, and of all settings together."""
@@ -79,7 +79,11 @@ def _versions(diagnosis: Diagnosis) -> list[tuple[str, str]]:
 
 def _analysis_rows(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     steps = diagnosis.steps
-    excluded = ", ".join(f"{reason}: {count:,}" for reason, count in steps.set_aside.items() if count)
+    excluded = ", ".join(
+        f"{words.EXCLUDED.get(reason, reason)}: {count:,}"
+        for reason, count in steps.set_aside.items()
+        if count
+    )
     rows = [
         ("ddpdoctor", diagnosis.tool_version),
         ("Created", _moment(diagnosis.created_ns)),
@@ -131,7 +135,7 @@ def settings_groups(settings: Mapping[str, Any]) -> list[tuple[str, list[tuple[s
 
 
 def _named(value: Mapping[str, Any]) -> dict[str, Any]:
-    """An object that the job built, without its id, which the title has. "Built at" is kept only as text: older files have a line
+    """An object that the job built, without its id, which the title has. The line is kept only as text: older files have a line
     number there."""
     named = {BUILT_AT if name == "where" else name: item for name, item in value.items() if name != "id"}
     if not isinstance(named.get(BUILT_AT), str):

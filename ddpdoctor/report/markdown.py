@@ -10,7 +10,7 @@ from ddpdoctor.plain import plain, plain_lines
 from ddpdoctor.report import words
 from ddpdoctor.report.attempts_view import attempts_table
 from ddpdoctor.report.experiment_view import TITLE, ExperimentView, experiment_view
-from ddpdoctor.report.finding_view import filled_columns, location, place
+from ddpdoctor.report.finding_view import filled_columns, location, place, snippet
 from ddpdoctor.report.hang_view import SHORT_ROWS, hang_table
 from ddpdoctor.report.job_view import Table
 from ddpdoctor.report.summary import cost_sentence, run_line, subtitle
@@ -139,8 +139,8 @@ def finding_markdown(finding: Finding) -> str:
             )
     for fix in finding.fixes[:1]:
         blocks.append(f"**{escape(fix.title)}.** {escape(fix.why)}")
-        if fix.snippet:
-            blocks.append(fenced(plain_lines(fix.snippet.strip("\n")), "python"))
+        if shown := snippet(finding, fix):
+            blocks.append(fenced(plain_lines(shown), "python"))
         if fix.trade_off:
             blocks.append(f"Trade-off: {escape(fix.trade_off)}")
     return "\n\n".join(blocks)

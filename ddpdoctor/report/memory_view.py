@@ -43,8 +43,8 @@ def memory_line(diagnosis: Diagnosis) -> str:
         return ""
     free = words.number_fact(diagnosis, "memory.headroom_bytes")
     if free is not None:
-        pieces.append(f"{words.size(free)} per rank was never used")
-    return f"memory, fullest rank: {', '.join(pieces)}"
+        pieces.append(f"{words.size(free)} per rank stayed free")
+    return f"peak memory, fullest rank: {', '.join(pieces)}"
 
 
 def growing_memory(diagnosis: Diagnosis) -> list[Finding]:

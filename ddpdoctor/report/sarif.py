@@ -86,7 +86,7 @@ def _rule(finding: Finding) -> dict[str, Any]:
         "helpUri": finding.read_more or HOME,
     }
     help_lines = [finding.question]
-    help_lines += [f"When this is wrong: {finding.limits}"] if finding.limits else []
+    help_lines += [f"When this finding can be wrong: {finding.limits}"] if finding.limits else []
     rule["help"] = {"text": "\n\n".join(filter(None, help_lines)) or finding.rule}
     return rule
 

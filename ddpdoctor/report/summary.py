@@ -22,7 +22,10 @@ def cost_sentence(diagnosis: Diagnosis) -> str:
     if finding is None and median_ms is None:
         return ""
     if finding is None:
-        return f"A step takes {words.milliseconds(median_ms)} (median){_largest_part(diagnosis)}."
+        if words.lookup(diagnosis.facts, "steps.marked") is False:
+            return f"The recording takes {words.milliseconds(median_ms)}{_largest_part(diagnosis)}."
+        median = "" if diagnosis.steps.measured == 1 else " (median)"
+        return f"A step takes {words.milliseconds(median_ms)}{median}{_largest_part(diagnosis)}."
     if finding.costs_ms_per_step is None and finding.costs_s is not None:
         return _total_sentence(finding)
     gain = words.speedup_text(finding)
@@ -32,19 +35,22 @@ def cost_sentence(diagnosis: Diagnosis) -> str:
         return _saving_sentence("about", finding, gain)
     speedup = f"{gain}{words.in_parentheses(words.speedup_range(finding))}"
     clauses = [
-        _cost_clause(finding, diagnosis.steps),
-        f"the job would run {speedup} as fast without it" if gain else "",
+        _cost_clause(finding, diagnosis),
+        f"steps would run {speedup} as fast without it" if gain else "",
     ]
     text = "; ".join(filter(None, clauses))
     return f"{text}." if text else ""
 
 
-def _cost_clause(finding: Finding, steps: Steps) -> str:
-    """ "It costs 18 ms per step (90 % interval: 15 to 20 ms), 26 % of the step time (16 min per hour)"; "" without a cost."""
-    cost_ms, share, is_trace = finding.costs_ms_per_step, finding.share, steps.source == "trace"
+def _cost_clause(finding: Finding, diagnosis: Diagnosis) -> str:
+    """ "It costs 18 ms per step (90 % interval: 15 to 20 ms), 26 % of the step time (16 min per hour of steps)"; "" without a cost."""
+    cost_ms, share, steps = finding.costs_ms_per_step, finding.share, diagnosis.steps
+    is_trace, marked = steps.source == "trace", words.lookup(diagnosis.facts, "steps.marked") is not False
     if cost_ms is None:
         return ""
-    if steps.measured == 1:
+    if not marked:
+        when = "in the recording, which marks no steps"
+    elif steps.measured == 1:
         when = "in the one recorded step"
     elif finding.persistence in (None, "always"):
         when = "per step"
@@ -55,11 +61,11 @@ def _cost_clause(finding: Finding, steps: Steps) -> str:
     text += words.in_parentheses(f"90 % interval: {interval}" if interval else "")
     if share is None:
         return text
-    text += f", {words.percent(share)} of the step time"
+    text += f", {words.percent(share)} of {'the step time' if marked else 'its time'}"
     # A trace of a few steps says nothing about an hour.
     if is_trace or not 1 / 60 <= share < 1:
         return text
-    return f"{text} ({min(round(60 * share), 59)} min per hour)"
+    return f"{text} ({min(round(60 * share), 59)} min per hour of steps)"
 
 
 def _total_sentence(finding: Finding) -> str:
@@ -75,9 +81,12 @@ def _saving_sentence(limit: str, finding: Finding, gain: str) -> str:
     cost_ms, share = finding.costs_ms_per_step, finding.share
     if cost_ms is None:
         return ""
-    text = f"Fixing it saves {limit} {words.milliseconds(cost_ms)} per step"
-    if share is not None:
-        text += f", {words.percent(share)} of the step time"
+    text = f"{limit.capitalize()} {words.milliseconds(cost_ms)} per step"
+    text += (
+        f", {words.percent(share)} of the step time, could be saved"
+        if share is not None
+        else " could be saved"
+    )
     return f"{text}: a speed-up of {limit} {gain}." if gain else f"{text}."
 
 
@@ -114,17 +123,22 @@ def steps_measured(steps: Steps) -> str:
     """How many of the recorded steps are measured, and why the others are excluded: "47 of 60 steps measured (excluded: 10
     disturbed by the profiler, 3 warm-up)". The reasons add up."""
     reasons = sorted(steps.set_aside.items(), key=lambda entry: -entry[1])
-    excluded = ", ".join(f"{count:,} {reason}" for reason, count in reasons if count)
+    excluded = ", ".join(
+        f"{count:,} {words.EXCLUDED.get(reason, reason)}" for reason, count in reasons if count
+    )
     text = words.in_parentheses(f"excluded: {excluded}" if excluded else "")
     return f"{steps.measured:,} of {words.count(steps.count, 'step')} measured{text}"
 
 
 _LEAST_PART = 0.01
 """Share of the wall time from which a part is named; the rest is "other"."""
+_LEAST_OTHER = 0.005
+"""The same of the rest: less than that is lost in rounding."""
 
 
 def run_line(diagnosis: Diagnosis) -> str:
-    """Where the wall time of the run went: "Run: 41 s = start 12 s + steps 8 s + pauses 20 s + end 1 s; goodput 19 %". Empty where the
+    """Where the wall time of the run went: "Run: 41 s = start 12 s + steps 8 s + pauses 20 s + end 1 s; goodput 19 %
+    (its steps at their median length)". Empty where the
     launcher's start and end are not known."""
     wall_s = words.number_fact(diagnosis, "run.wall_s")
     if wall_s is None or wall_s <= 0:
@@ -135,14 +149,16 @@ def run_line(diagnosis: Diagnosis) -> str:
     }
     named = {label: value for label, value in parts.items() if value >= _LEAST_PART * wall_s}
     other_s = wall_s - sum(named.values())
-    if other_s >= _LEAST_PART * wall_s:
+    if other_s >= _LEAST_OTHER * wall_s:
         named["other"] = other_s
     where = {"pauses": f" at {line}"} if (line := _line_of_pause(diagnosis)) else {}
     shown = " + ".join(
         f"{label} {words.seconds(value)}{where.get(label, '')}" for label, value in named.items()
     )
     goodput = words.number_fact(diagnosis, "run.goodput")
-    share = "" if goodput is None else f"; goodput {words.percent(goodput)}"
+    share = (
+        "" if goodput is None else f"; goodput {words.percent(goodput)} (its steps at their median length)"
+    )
     return f"Run: {words.seconds(wall_s)} = {shown}{share}"
 
 

@@ -24,6 +24,7 @@ from ddpdoctor.report.finding_view import (
     filled_columns,
     location,
     place,
+    snippet,
 )
 from ddpdoctor.report.hang_view import SHORT_ROWS, hang_table, stacks
 from ddpdoctor.report.job_view import Table as TextTable
@@ -60,6 +61,10 @@ PART_LETTERS = {
 """Without colours the bar consists of these letters, which its legend explains."""
 _FEWEST_FOR_P95 = 20
 """Steps; of fewer, the 95th percentile is the longest step."""
+_IN_SECONDS_MS = 10_000
+"""Costs from which on the table gives them in seconds."""
+_MEAN_DIFFERS = 0.02
+"""Relative difference of mean and median from which on both are shown."""
 _GAP = "   "
 """Space between two entries of the legend."""
 _PADDING = 2
@@ -115,6 +120,10 @@ def _findings(diagnosis: Diagnosis, console: Console, most: int) -> None:
     console.print()
     shown = diagnosis.findings[:most]
     print_wrapped(console, _table(shown, console.width, words.all_ranks_label(diagnosis)))
+    hints = ["↳: caused by another finding"] if any(finding.caused_by for finding in shown) else []
+    hints += ["`-v` explains every finding"] if most < MOST and len(diagnosis.findings) > 1 else []
+    if hints:
+        _line(console, "; ".join(hints), "dim")
     if len(shown) < len(diagnosis.findings):
         _line(console, f"and {words.count(len(diagnosis.findings) - len(shown), 'cheaper finding')}", "dim")
 
@@ -140,8 +149,15 @@ def _line(console: Console, text: str, style: str = "") -> None:
 def _steps(diagnosis: Diagnosis) -> str:
     steps = diagnosis.steps
     pieces = []
-    if steps.median_ms is not None:
-        pieces.append(f"step {words.milliseconds(steps.median_ms)} median")
+    if steps.median_ms is not None and words.lookup(diagnosis.facts, "steps.marked") is False:
+        return f"recording of {words.milliseconds(steps.median_ms)}, without marks of steps"
+    if steps.median_ms is not None and steps.measured == 1:
+        pieces.append(f"one step of {words.milliseconds(steps.median_ms)}")
+    elif steps.median_ms is not None:
+        # Costs are shares of the mean.
+        differs = steps.mean_ms is not None and abs(steps.mean_ms / steps.median_ms - 1) >= _MEAN_DIFFERS
+        mean = f"{words.milliseconds(steps.mean_ms)} mean, " if differs else ""
+        pieces.append(f"step {mean}{words.milliseconds(steps.median_ms)} median")
     if steps.p95_ms is not None and steps.measured >= _FEWEST_FOR_P95:
         pieces.append(f"{words.milliseconds(steps.p95_ms)} p95")
     if steps.samples_per_s is not None:
@@ -225,7 +241,9 @@ def _cost(finding: Finding, most: str) -> str:
     cost_ms = finding.costs_ms_per_step
     if cost_ms is None and finding.costs_s is not None:
         return words.seconds(finding.costs_s)
-    return words.NO_COST if cost_ms is None else most + words.significant(cost_ms)
+    if cost_ms is None:
+        return words.NO_COST
+    return most + (words.significant(cost_ms) if cost_ms < _IN_SECONDS_MS else words.milliseconds(cost_ms))
 
 
 def _table_width(rows: list[list[str]]) -> int:
@@ -283,8 +301,10 @@ def _finding(finding: Finding, console: Console, verbose: bool) -> None:
     for fix in finding.fixes[: MOST if verbose else 1]:
         console.print()
         _line(console, f"Fix: {fix.title}", "bold")
-        if fix.snippet:
-            console.print(_snippet(fix.snippet, console), soft_wrap=True)
+        if verbose:
+            _line(console, " ".join(fix.why.split()))
+        if code := snippet(finding, fix):
+            console.print(_snippet(code, console), soft_wrap=True)
         if fix.trade_off:
             _line(console, f"Trade-off: {' '.join(fix.trade_off.split())}", "dim")
 
@@ -309,10 +329,10 @@ def _places(finding: Finding, console: Console, verbose: bool) -> None:
             _line(console, f"    (no text: {shown.text_missing})", "dim")
 
 
-def _snippet(snippet: str, console: Console) -> Text:
+def _snippet(code: str, console: Console) -> Text:
     """The snippet indented; long lines are not wrapped, so that they can be copied."""
-    code = plain_lines(truncated(snippet.strip("\n")).replace("\t", "    "))
-    lines = "\n".join(f"  {line}".rstrip() for line in code.split("\n"))
+    shown = plain_lines(truncated(code).replace("\t", "    "))
+    lines = "\n".join(f"  {line}".rstrip() for line in shown.split("\n"))
     if console.color_system is None:
         return Text(lines)
     from rich.syntax import Syntax

@@ -18,6 +18,8 @@ NO_COST = "–"
 _UNIT = re.compile(r"_(ms|us|ns|s|bytes|percent|share)$")
 _MOST_SPEEDUP = 10
 """Larger speed-ups are shown as "over 10×"."""
+_LEAST_SPEEDUP = 1.005
+"""Smaller ones would be shown as "1.00×"."""
 _MOST_WHOLE = 1e15
 """Below it a float represents every whole number exactly."""
 _MOST_RUNS = 64
@@ -61,7 +63,7 @@ PART_LABELS: dict[str, str] = {
     Part.BARRIER: "barrier",
     Part.HOST: "host work",
     Part.CHECKPOINT: "checkpoint",
-    Part.OTHER: "other",
+    Part.OTHER: "other or not recorded",
     Component.FORWARD: "forward",
     Component.BACKWARD: "backward",
     Component.OPTIMIZER: "optimizer",
@@ -75,6 +77,16 @@ RECORDINGS = {
     "window": "The profiler window",
 }
 """The recordings from which causes can be measured, see :class:`ddpdoctor.measure.summary.Speaker`."""
+
+EXCLUDED = {
+    "thinned": "logged without detail",
+    "no collective that all ranks share": "without a collective that all ranks recorded",
+    "no measured step before it": "after a step that is not measured",
+    "no step before it in the window": "first in the window",
+    "no collectives matched": "without matched collectives",
+    "single pause": "in a pause",
+}
+"""Reasons of excluded steps, as they follow a number of steps; others are shown as they are."""
 
 PERSISTENCE = {
     "always": "in nearly every step",
@@ -113,6 +125,10 @@ def milliseconds(value: float | None) -> str:
     if size < 0.1 and value != 0:
         return f"{significant(value * 1e3)} µs"
     return f"{significant(value)} ms"
+
+
+def _microseconds(value: float) -> str:
+    return milliseconds(value / 1e3)
 
 
 def seconds(value: float | None) -> str:
@@ -156,7 +172,7 @@ def speedup_text(finding: Finding, most: str = "") -> str:
     Above 10 it is "over 10×" (there an error of 1 % in the share would double it), and "" for an upper bound.
     """
     value = finding.speedup_if_fixed
-    if value is None:
+    if value is None or value < _LEAST_SPEEDUP:
         return ""
     if finding.at_most:
         return "" if value > _MOST_SPEEDUP else most + speedup(value)
@@ -229,6 +245,7 @@ def quantity(value: Any, unit: str) -> str:
 def _number(value: float, unit: str) -> str:
     known = {
         "ms": milliseconds,
+        "µs": _microseconds,
         "s": seconds,
         "share": percent,
         "bytes": size,
@@ -239,6 +256,8 @@ def _number(value: float, unit: str) -> str:
     }
     if unit in known:
         return known[unit](value)
+    if unit.startswith("ms per "):
+        return f"{milliseconds(value)} {unit.removeprefix('ms ')}"
     if unit.startswith("bytes per "):
         return f"{size(value)} {unit.removeprefix('bytes ')}"
     if unit in ("percent", "%"):
@@ -303,9 +322,9 @@ def checks_summary(diagnosis: Diagnosis, more: str = "") -> str:
     ``more`` where some were skipped."""
     lacking = sum(rule.applies for rule in diagnosis.skipped)
     others = len(diagnosis.skipped) - lacking
-    parts = [f"{count(len(diagnosis.checked), 'check')} found nothing"]
+    parts = [f"{count(len(diagnosis.checked), 'check')} found nothing"] if diagnosis.checked else []
     parts += [f"{others} {'does' if others == 1 else 'do'} not apply"] if others else []
-    parts += [f"{lacking} lacked data"] if lacking else []
+    parts += [f"{lacking if parts else count(lacking, 'check')} lacked data"] if lacking else []
     return f"{'; '.join(parts)}{more if diagnosis.skipped else ''}."
 
 

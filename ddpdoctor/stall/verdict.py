@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -51,8 +51,6 @@ def of_devices(causes: dict[str, StopFacts], run: RunEvidence) -> dict[str, Stop
 
 _MOST_EVIDENCE = 12
 """Sentences of a finding."""
-_MOST_RANKS = 8
-"""Ranks listed in a sentence."""
 
 
 def of_dumps(dumps: Dumps) -> Verdict:
@@ -72,7 +70,7 @@ def of_dumps(dumps: Dumps) -> Verdict:
     without = [rank for rank in all_ranks if rank not in run.ranks]
     notes = list(dumps.notes)
     if without:
-        notes.append(f"{_ranks(without)} left no flight recorder dump that could be read.")
+        notes.append(f"There is no readable flight recorder dump of {ranks_in_words(without)}.")
     ranks = run.ranks | {rank: RankEvidence(rank) for rank in without}
     return _stopped(replace(run, ranks=ranks), notes, only_dumps=True)
 
@@ -141,9 +139,10 @@ def _stopped(run: RunEvidence, notes: list[str], only_dumps: bool = False) -> Ve
         **causes,
     )
     main = next(iter(causes.values()), None)
-    standing = (
-        [standing_of(each, guilty, run, main) for _, each in sorted(run.ranks.items())] if causes else []
-    )
+    seen = [each for _, each in sorted(run.ranks.items()) if causes or (few is not None and each.recording)]
+    standing = [standing_of(each, guilty, run, main) for each in seen]
+    if few is not None and not causes:
+        notes += _known_of_few(found.missed, {each.collective for each in standing})
     return Verdict(facts, standing, notes)
 
 
@@ -181,9 +180,6 @@ def _hang(
     if mismatch is not None:
         return _of_mismatch(mismatch, run)
     if few is not None:
-        notes.append(
-            "Fewer than half of the job's ranks left a dump, so no rank can be named: collect the dumps of all ranks."
-        )
         return {}
     if found.roots:
         return _of_roots(found.roots, run, only_dumps)
@@ -298,7 +294,12 @@ def _seen(root: Root, recording: Recording | None) -> list[tuple[str, str]]:
     if root.why is Why.NO_MESSAGE:
         said.append(("other ranks have sends or receives pending whose other part was not issued by ", "."))
     if not root.unfinished and recording is not None and recording.operations and not recording.pending:
-        said.append(("everything that ", " issued is finished."))
+        said.append(
+            (
+                "everything that ",
+                " issued is finished: the process stopped issuing, not the device executing.",
+            )
+        )
     return said
 
 
@@ -309,8 +310,21 @@ def _lagging(roots: Sequence[Root]) -> str:
     return (
         f"On {ranks_in_words([root.rank for root in roots])}, {many} {'collective' if many == 1 else 'collectives'}{each} "
         f"{'is' if many == 1 else 'are'} unfinished that other ranks have finished (the first on rank {roots[0].rank}: {_words(first)} "
-        f"number {first.sequence} of {first.group.words}). So the device, or the thread that watches it, had stopped before."
+        f"number {first.sequence} of {first.group.words}). So {'their devices' if len(roots) > 1 else 'its device'} had "
+        "stopped executing, or torch's watchdog, which records what is finished, had stopped."
     )
+
+
+def _known_of_few(missed: Sequence[Stuck], stand_in: Collection[str | None]) -> Iterator[str]:
+    """Sentences on the collectives in which ranks stand while too few ranks left a dump to name one that they wait for."""
+    for stuck in missed:
+        what = f"{stuck.operation.name} number {stuck.sequence} of {stuck.group.words}"
+        if what in stand_in:
+            waiting, verb = ranks_in_words(stuck.waiting), "waits" if len(stuck.waiting) == 1 else "wait"
+            yield (
+                f"{waiting[0].upper()}{waiting[1:]} {verb} in {what}; whether {ranks_in_words(stuck.absent)} arrived is unknown."
+            )
+    yield "Collect the dumps of all ranks: with fewer than half of them, no rank can be named."
 
 
 def _elsewhere(stop: StopFacts, stuck: Stuck | None, run: RunEvidence) -> list[str]:
@@ -325,7 +339,7 @@ def _elsewhere(stop: StopFacts, stuck: Stuck | None, run: RunEvidence) -> list[s
     if others:
         verb = "waits" if len(others) == 1 else "wait"
         text = ranks_in_words(others)
-        said.append(f"{text[0].upper()}{text[1:]} {verb} in other collectives or messages.")
+        said.append(f"{text[0].upper()}{text[1:]} {verb} in other collectives or messages (see the table).")
     return said
 
 
@@ -456,7 +470,3 @@ def _tensors(operation: Operation) -> str | None:
         return None
     dtypes = " ".join(dict.fromkeys(operation.input_dtypes))
     return f"{sizes}{' ' if dtypes else ''}{dtypes}"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"Rank {ranks[0]}" if len(ranks) == 1 else f"Ranks {listed(ranks, _MOST_RANKS)}"

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from ddpdoctor.analysis.source_text import CHANGED, with_source_text
-from ddpdoctor.measure.places import Where
+from ddpdoctor.diagnose.diagnosis import Fix
+from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.report import redact, without_source_text
 from ddpdoctor.report.markdown import render_markdown
 from ddpdoctor.rundir import hash_of
@@ -72,3 +73,29 @@ def test_redacted_and_on_request_there_is_no_text(tmp_path, script):
     assert "def main" in render_markdown(diagnosis)
     for without in (redact(diagnosis), without_source_text(diagnosis)):
         assert where_of(without).text is None and "def main" not in render_markdown(without)
+
+
+def with_a_fix(diagnosis):
+    """``diagnosis``, whose finding advises to do the work at its line less often."""
+    fix = Fix(
+        title="Do it less often", why="", snippet="if step % 100 == 0:\n    ...                # this work"
+    )
+    finding = msgspec.structs.replace(diagnosis.findings[0], fixes=[fix])
+    return msgspec.structs.replace(diagnosis, findings=[finding])
+
+
+@pytest.mark.parametrize(("line", "known"), [(6, True), (4, False), (5, False)])
+def test_a_fix_has_the_statement_that_calls_the_work(tmp_path, script, line, known):
+    """Neither the head of a function nor an assignment, whose value is needed, can be left out of a step."""
+    diagnosis = with_a_fix(told(tmp_path, script, line))
+    assert ("if step % 100 == 0:\n    train()" in render_markdown(diagnosis)) is known
+    assert ("# this work" in render_markdown(diagnosis)) is not known
+    assert "# this work" in render_markdown(redact(diagnosis))
+
+
+def test_the_statement_is_that_of_the_outermost_caller(tmp_path, script):
+    where = Where(str(script), 1, "inner").called_from((CodeLine(str(script), 6, "main"),))
+    unhealthy = told(tmp_path, script)
+    finding = msgspec.structs.replace(unhealthy.findings[0], where=[where])
+    diagnosis = msgspec.structs.replace(unhealthy, findings=[finding])
+    assert where_of(with_source_text(diagnosis, [str(tmp_path / "run")])).text.call == "train()"

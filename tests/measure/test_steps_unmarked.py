@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from ddpdoctor import analyze
 from tests.generator import Config, HostClock, Plant, generate
 from tests.measure.traced import accused, found, measured
 
@@ -53,7 +54,7 @@ def saved_ms(truth, plant):
 def test_steps_are_told_by_their_updates(name, tmp_path):
     truth = generate(replace(JOB, **VARIANTS[name]), tmp_path / "traces")
     measurement = measured(tmp_path / "traces")
-    assert measurement.facts.steps.seen >= 5
+    assert measurement.facts.steps.seen >= 5 and measurement.facts.steps.marked
     assert measurement.facts.steps.mean_ms == pytest.approx(truth.mean_step_us / 1e3, rel=0.04)
     assert accused(measurement) == {}
 
@@ -71,12 +72,14 @@ def test_a_straggler_beside_what_all_ranks_do(name, tmp_path):
     assert alike.ms_per_step == pytest.approx(saved_ms(truth, 1), rel=0.25)
 
 
-@EXTENDED
 def test_without_kernels_of_an_optimizer_the_window_is_one_step(tmp_path):
     lacking = (*KERNELS, "void at::native::multi_tensor_apply_kernel<BinaryOpListAlphaFunctor>()")
     truth = generate(replace(JOB, unrecorded=lacking), tmp_path / "traces")
     measurement = measured(tmp_path / "traces")
     assert measurement.facts.steps.mean_ms > 4 * truth.mean_step_us / 1e3
+    assert measurement.facts.steps.marked is False
+    assert any("whole recording is measured as one step" in note for note in measurement.notes)
+    assert all(finding.speedup_if_fixed is None for finding in analyze([str(tmp_path / "traces")]).findings)
 
 
 @EXTENDED

@@ -35,7 +35,7 @@ def with_memory(*memory: RankMemory | None, **facts: object) -> Diagnosis:
 
 def test_the_line_has_the_fullest_rank_and_the_unused_memory():
     found = with_memory(ON_HOST, RankMemory(process_bytes=GB), headroom_bytes=9 * GB)
-    line = "memory, fullest rank: process 2.00 GiB, its workers 512 MiB, 9.00 GiB per rank was never used"
+    line = "peak memory, fullest rank: process 2.00 GiB, its workers 512 MiB, 9.00 GiB per rank stayed free"
     assert memory_line(found) == line.replace("2.00", "2").replace("9.00", "9")
     screen = io.StringIO()
     print_terminal(found, Console(file=screen, width=120))
@@ -44,7 +44,9 @@ def test_the_line_has_the_fullest_rank_and_the_unused_memory():
 
 def test_device_memory_comes_before_process_memory():
     line = memory_line(with_memory(ON_DEVICE, ON_DEVICE))
-    assert line.startswith("memory, fullest rank: device 70 GiB reserved of 80 GiB, tensors 60 GiB, process")
+    assert line.startswith(
+        "peak memory, fullest rank: device 70 GiB reserved of 80 GiB, tensors 60 GiB, process"
+    )
 
 
 def test_the_table_has_only_columns_with_values():
@@ -93,5 +95,5 @@ def test_growing_memory_is_on_the_first_screen(width):
 
 @pytest.mark.parametrize("odd", ["much", True, float("inf"), None, {"a": 1}])
 def test_invalid_facts_of_a_diagnosis_are_ignored(odd):
-    assert "never used" not in memory_line(with_memory(ON_HOST, None, headroom_bytes=odd))
+    assert "stayed free" not in memory_line(with_memory(ON_HOST, None, headroom_bytes=odd))
     assert memory_line(msgspec.structs.replace(with_memory(ON_HOST, None), facts={"memory": odd}))

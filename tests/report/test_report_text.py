@@ -15,6 +15,7 @@ from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.taxonomy import PARTS, Part
 from ddpdoctor.report import print_terminal, render_html, render_markdown
 
+replace = msgspec.structs.replace
 ESCAPE = "\x1b"
 
 
@@ -101,6 +102,7 @@ def test_quiet_is_the_verdict_alone():
 
 def test_verbose_shows_evidence_and_why_rules_were_skipped():
     text = shown(samples.unhealthy(), verbose=True)
+    assert " ".join(samples.unhealthy().findings[0].fixes[0].why.split())[:30] in text
     assert "Batches that stood ready: not recorded" in text
     assert "no GPU telemetry was recorded (1 check): compute/throttled" in text
 
@@ -227,3 +229,34 @@ def test_results_of_other_libraries_are_announced():
     text = " ".join(shown(with_hta).split())
     assert "HolisticTraceAnalysis results in the report (`--html F`)" in text and "No data." in text
     assert "HolisticTraceAnalysis" not in shown(samples.unhealthy())
+
+
+def test_mean_and_median_are_shown_where_they_differ():
+    steps = replace(samples.unhealthy().steps, median_ms=40.0, mean_ms=50.0, p95_ms=None)
+    assert "step 50.0 ms mean, 40.0 ms median" in shown(replace(samples.unhealthy(), steps=steps))
+    alike = shown(replace(samples.unhealthy(), steps=replace(steps, mean_ms=40.2)))
+    assert "step 40.0 ms median" in alike and "mean," not in alike
+    assert "one step of 40.0 ms" in shown(replace(samples.unhealthy(), steps=replace(steps, measured=1)))
+
+
+def test_the_table_says_what_its_arrow_means_and_how_to_see_more():
+    unhealthy = samples.unhealthy()
+    first, *_ = unhealthy.findings
+    effect = replace(first, rule="gpu/low-utilisation", caused_by=first.rule)
+    text = shown(replace(unhealthy, findings=[first, effect]))
+    assert "↳: caused by another finding; `-v` explains every finding" in text
+    assert "↳" not in shown(replace(unhealthy, findings=[first]), verbose=True)
+
+
+def test_the_parts_of_a_run_add_up():
+    run = {
+        "wall_s": 10.7,
+        "start_s": 4.08,
+        "preparation_s": 2.37,
+        "warm_up_s": 0.199,
+        "steps_s": 2.55,
+        "end_s": 1.4,
+    }
+    facts = {**samples.unhealthy().facts, "run": {**run, "goodput": 0.25}}
+    text = " ".join(shown(replace(samples.unhealthy(), facts=facts)).split())
+    assert "+ end 1.40 s + other 0.101 s; goodput 25 % (its steps at their median length)" in text

@@ -31,8 +31,8 @@ replace = msgspec.structs.replace
 def test_the_cost_is_that_of_the_verdicts_finding():
     view = page(samples.unhealthy())
     assert view.cost_sentence == (
-        "It costs 44.8 ms per step, 87 % of the step time (52 min per hour); "
-        "the job would run 7.1× as fast without it."
+        "It costs 44.8 ms per step, 87 % of the step time (52 min per hour of steps); "
+        "steps would run 7.1× as fast without it."
     )
     assert view.subtitle == "2 ranks · 1 host · cpu · gloo · torch 2.13.0"
     assert ("step time (median)", "51.2 ms") in view.numbers
@@ -43,14 +43,14 @@ def test_a_trace_gives_no_cost_per_hour():
     steps = replace(unhealthy.steps, source="trace")
     findings = [replace(finding, persistence="random") for finding in unhealthy.findings]
     assert page(replace(unhealthy, steps=steps, findings=findings)).cost_sentence.startswith(
-        "It costs 44.8 ms per step over the recorded steps, 87 % of the step time; the job"
+        "It costs 44.8 ms per step over the recorded steps, 87 % of the step time; steps"
     )
 
 
 def test_a_cost_in_some_steps_is_an_average():
     findings = [replace(finding, persistence="periodic") for finding in samples.unhealthy().findings]
     assert page(replace(samples.unhealthy(), findings=findings)).cost_sentence.startswith(
-        "It costs 44.8 ms per step on average, 87 % of the step time (52 min per hour); the job"
+        "It costs 44.8 ms per step on average, 87 % of the step time (52 min per hour of steps); steps"
     )
 
 
@@ -144,7 +144,10 @@ def test_a_cost_has_an_interval_and_an_upper_bound_has_none():
         "44.8 ms per step (90 % interval: 38.2 to 51.4 ms)" in told and "7.1× (3.1 to 9.0×) as fast" in told
     )
     most = page(replace(unhealthy, findings=[replace(sure, at_most=True)])).cost_sentence
-    assert "at most 44.8 ms" in most and "a speed-up of at most 7.1×" in most
+    assert (
+        "At most 44.8 ms per step, 87 % of the step time, could be saved" in most
+        and "a speed-up of at most 7.1×" in most
+    )
     assert " to " not in most and "min per hour" not in most
 
 
@@ -152,7 +155,7 @@ def test_a_speedup_above_ten_is_capped():
     unhealthy = samples.unhealthy()
     huge = replace(unhealthy.findings[0], speedup_if_fixed=120.0, share=0.99)
     told = page(replace(unhealthy, findings=[huge]))
-    assert "over 10× as fast" in told.cost_sentence and "(59 min per hour)" in told.cost_sentence
+    assert "over 10× as fast" in told.cost_sentence and "(59 min per hour of steps)" in told.cost_sentence
     most = page(replace(unhealthy, findings=[replace(huge, at_most=True)]))
     assert "×" not in most.cost_sentence and most.findings[0].speedup == ""
 
@@ -163,14 +166,17 @@ def test_a_trace_of_one_step_says_so():
         unhealthy, steps=replace(unhealthy.steps, source="trace", measured=1, count=1, set_aside={})
     )
     assert page(once).cost_sentence.startswith(
-        "It costs 44.8 ms in the one recorded step, 87 % of the step time; the job"
+        "It costs 44.8 ms in the one recorded step, 87 % of the step time; steps"
     )
 
 
 def test_excluded_steps_are_shown_with_reasons():
     aside = {"thinned": 870, "warm-up": 3, "evaluation": 0}
     steps = replace(samples.unhealthy().steps, count=1200, measured=327, set_aside=aside)
-    assert steps_measured(steps) == "327 of 1,200 steps measured (excluded: 870 thinned, 3 warm-up)"
+    assert (
+        steps_measured(steps)
+        == "327 of 1,200 steps measured (excluded: 870 logged without detail, 3 warm-up)"
+    )
 
 
 def test_built_objects_are_shown_with_line_and_without_id():
@@ -181,7 +187,7 @@ def test_built_objects_are_shown_with_line_and_without_id():
     unhealthy = samples.unhealthy()
     groups = page(replace(unhealthy, job=replace(unhealthy.job, settings=built))).job
     rows = {group.title: dict(group.rows) for group in groups}
-    assert rows["ddp"] == {"built at": "train.py:31", "bucket_cap_mb": "25"}
+    assert rows["ddp"] == {"line": "train.py:31", "bucket_cap_mb": "25"}
     assert "id" not in rows.get("loaders", {}) and "where" not in rows.get("loaders", {})
 
 
@@ -459,3 +465,12 @@ def test_a_single_message_size_is_a_sentence_not_a_chart():
     view = page(replace(samples.unhealthy(), bandwidth=[point]))
     assert view.bandwidth.sentences == ["allreduce, 1 MiB: 1.00 GB/s, 1.00 ms (median of 4)"]
     assert page(samples.unhealthy()).bandwidth.sentences == []
+
+
+def test_a_recording_without_marks_of_steps_promises_no_faster_step():
+    unhealthy = samples.unhealthy()
+    facts = {**unhealthy.facts, "steps": {"marked": False}}
+    findings = [replace(unhealthy.findings[0], speedup_if_fixed=None)]
+    assert page(replace(unhealthy, facts=facts, findings=findings)).cost_sentence.startswith(
+        "It costs 44.8 ms in the recording, which marks no steps, 87 % of its time"
+    )

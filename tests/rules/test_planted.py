@@ -69,6 +69,11 @@ def test_a_healthy_job_is_called_healthy() -> None:
     assert sentence.headline.startswith("Healthy: ")
     assert "100 steps of 4 ranks" in sentence.headline
     assert not result.findings
+    assert f"{len(result.checked)} checks found nothing, " in sentence.headline, (
+        "as the last line of a report counts"
+    )
+    few = msgspec.structs.replace(result, checked=result.checked[:5])
+    assert verdict(few, coverage=COVERAGE)[1].headline.startswith("No problem found, but only 5 of ")
 
 
 def test_what_takes_much_of_the_step_without_a_warning_is_not_called_nothing() -> None:
@@ -184,6 +189,23 @@ def test_work_of_the_host_shows_because_it_waits(fact: str, rule: str) -> None:
         ("host/python-work", rule),
         ("gpu/launch-bound", rule),
     ]
+
+
+@pytest.mark.parametrize(("ran_ms", "cause"), [(9.0, "host/cpu-starved"), (18.0, None)])
+def test_waiting_for_a_core_is_no_python(ran_ms: float, cause: str | None) -> None:
+    host = {"ms_per_step": 24.0, "own_ms": 24.0, "awake_ms": 24.0}
+    result = outcome(
+        steps={"operators_seen": True},
+        shared={"host": host, "cpu_starved": {"ms_per_step": 22.0}},
+        host={"run_delay_share": 0.6, "thread_cpu_ms": ran_ms},
+    )
+    assert {finding.rule: finding.caused_by for finding in result.findings} == {
+        "host/cpu-starved": None,
+        "host/python-work": cause,
+    }
+    assert f"ran for at most {ran_ms:.2g} ms per step" in next(
+        finding.explanation for finding in result.findings if finding.rule == "host/python-work"
+    )
 
 
 def test_two_causes_are_both_named_by_cost() -> None:

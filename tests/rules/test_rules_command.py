@@ -32,7 +32,7 @@ def test_list_shows_all_rules_with_further_folders(own_rule: Path) -> None:
 
 def test_show_prints_brackets_of_a_condition_as_they_are(own_rule: Path) -> None:
     text = own_rule.read_text(encoding="utf-8")
-    own_rule.write_text(text.replace("when: ", "when: size([gpu, host]) == 2 && ", 1), encoding="utf-8")
+    own_rule.write_text(text.replace("\nwhen: ", "\nwhen: size([gpu, host]) == 2 && ", 1), encoding="utf-8")
     folder = ["--rules", str(own_rule.parents[1])]
     result = CliRunner(env={"COLUMNS": "200"}).invoke(command, ["show", "ours/memory", *folder])
     assert result.exit_code == 0

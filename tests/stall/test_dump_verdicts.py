@@ -57,7 +57,7 @@ def test_killed_ranks_leave_no_dump(tmp_path, guilty):
     job = replace(pipelined(), host_stops=dict.fromkeys(guilty, 14), killed=guilty)
     verdict = of_dumps(find_dumps([write(tmp_path, job)]))
     assert verdict.facts.not_reached.ranks == list(guilty)
-    assert any("left no flight recorder dump" in note for note in verdict.notes)
+    assert any("no readable flight recorder dump" in note for note in verdict.notes)
     assert all(each.state == "left no dump" for each in verdict.standing if each.guilty)
 
 
@@ -221,7 +221,7 @@ def test_few_dumps_name_nobody(tmp_path):
             file.unlink()
     verdict = of_dumps(find_dumps([str(folder)]))
     assert verdict.facts.not_reached is None
-    assert any("collect the dumps of all ranks" in note for note in verdict.notes)
+    assert any("Collect the dumps of all ranks" in note for note in verdict.notes)
 
 
 def test_a_message_that_nobody_sends(tmp_path):

@@ -43,7 +43,9 @@ def test_both_guilty_ranks_of_real_jobs_are_named_with_group_and_collective(case
     assert (stop["group"], stop["collective"]) == ("EXPERT_MODEL_PARALLEL_GROUP (72)", "all_to_all")
     assert (stop["doing"] == "device") is (case == "gpu_error_2nd")
     assert stop["tensors"] == "2048x5120 BFloat16"
-    assert "Where each rank was last seen" in render_html(diagnosis)
+    page = render_html(diagnosis)
+    assert "The collective of each rank, by its dump" in page
+    assert "Cost per step" not in page and "0 steps on" not in page
     assert "| → 9 |" in render_markdown(diagnosis)
 
 
@@ -56,7 +58,7 @@ def test_a_lost_dump_does_not_hide_those_whose_dumps_show_that_they_did_not_come
             shutil.copy2(file, tmp_path)
     verdict = of_dumps(find_dumps([str(tmp_path)]))
     assert verdict.facts.not_reached.ranks == [rank for rank in (9, 14) if rank != lost]
-    assert f"Rank {lost} left no flight recorder dump that could be read." in verdict.notes
+    assert f"There is no readable flight recorder dump of rank {lost}." in verdict.notes
 
 
 def _without(folder: Path, case: str, lost: set[int]) -> str:
@@ -83,7 +85,16 @@ def test_whether_ranks_without_a_dump_arrived_is_unknown(tmp_path, case):
 @pytest.mark.parametrize("case", ["gpu_error_2nd", "lock_gil_1st"])
 def test_too_few_dumps_show_no_rank_that_is_waited_for(tmp_path, case):
     diagnosis = analyze([_without(tmp_path, case, set(range(16)) - {0, 4, 8, 10, 12})])
-    assert diagnosis.verdict.headline == "Cannot tell: only 5 of 16 ranks left a flight recorder dump."
+    assert diagnosis.verdict.headline == (
+        "Cannot tell for which rank the others wait: only 5 of 16 ranks left a flight recorder dump."
+    )
+    (waits,) = [note for note in diagnosis.notes if note.endswith("arrived is unknown.")]
+    assert re.match(
+        r"Ranks 8, 10 and 12 wait in all_to_all number \d+ of EXPERT_MODEL_PARALLEL_GROUP \(\d+\); ", waits
+    )
+    assert "whether ranks 9, 11 and 13 to 15 arrived" in waits
+    assert [each.rank for each in diagnosis.standing] == [0, 4, 8, 10, 12]
+    assert not any(each.guilty for each in diagnosis.standing)
     assert not any("No rank waits" in note for note in diagnosis.notes)
     assert not diagnosis.checked
 
@@ -123,10 +134,7 @@ def test_the_table_has_the_collective_that_the_verdict_names(case):
 @needs_real
 def test_a_stopped_device_may_be_its_watchdog():
     diagnosis = analyze([str(REAL / "gpu_error_2nd")])
-    assert (
-        "hung: ranks 9 and 14 stopped completing collectives (device or watchdog)"
-        in diagnosis.verdict.headline
-    )
+    assert "hung: ranks 9 and 14 left collectives unfinished on their devices" in diagnosis.verdict.headline
     (finding,) = diagnosis.findings
     assert "Ranks 9 and 14 last issued number 44790" in finding.explanation
     assert "18 collectives" in finding.explanation

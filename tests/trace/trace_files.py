@@ -19,7 +19,7 @@ BASE_NS = 1_790_857_026_000_000_000
 def is_cut(trace):
     """Whether a note says that the file ended early, or is damaged in its middle."""
     return any(
-        "the rest is lost" in note or "what was read before is used" in note for note in trace.meta.notes
+        "is truncated: it" in note or "what was read before is used" in note for note in trace.meta.notes
     )
 
 

@@ -268,8 +268,8 @@ def _matmul_shares(window: Window, compute: NDArray[np.bool_]) -> tuple[float | 
 
 
 def _copies(window: Window, steps: int) -> tuple[float | None, float | None]:
-    """Time per step in copies from pageable memory, ms, and bytes that are copied to the device per step; None where nothing
-    is copied to it."""
+    """Time per step in copies from pageable memory, ms, None where the copies' names do not say from which; and bytes that are copied to
+    the device per step. None where nothing is copied to it."""
     trace = window.trace
     to_device = trace.category_mask("gpu_memcpy") & trace.name_mask(
         lambda name: classify.memcpy_kind(name) == "HtoD"
@@ -277,8 +277,13 @@ def _copies(window: Window, steps: int) -> tuple[float | None, float | None]:
     if not to_device.any():
         return None, None
     pageable = to_device & trace.name_mask(lambda name: "pageable" in name.lower())
+    pinned = to_device & trace.name_mask(lambda name: "pinned" in name.lower())
     moved = trace.bytes[to_device]
-    return total(event_union(trace, pageable)) / steps / 1e6, float(moved[moved > 0].sum()) / steps
+    named = bool((pageable | pinned).any())
+    return (
+        total(event_union(trace, pageable)) / steps / 1e6 if named else None,
+        float(moved[moved > 0].sum()) / steps,
+    )
 
 
 def gpu_facts(

@@ -94,6 +94,7 @@ def host_facts(
     return replace(
         read.get(busiest, nothing),
         run_delay_share=_run_delay_share(graph),
+        thread_cpu_ms=_thread_cpu_ms(graph),
         threads_per_rank=float(np.median(threads)) if threads else None,
         memory_used_share=fullest.memory_used_share,
         swap_bytes_per_s=fullest.swap_bytes_per_s,
@@ -143,3 +144,14 @@ def _run_delay_share(graph: Graph) -> float | None:
         if length > 0:
             shares.append(float(steps.run_delay[chosen].sum()) / length)
     return max(shares, default=None)
+
+
+def _thread_cpu_ms(graph: Graph) -> float | None:
+    """Mean CPU time of the training thread per measured step with that record, on the rank with most of it."""
+    measured = np.array(sorted(measured_steps(graph.groups)))
+    of_ranks = [
+        steps.cpu[np.isin(steps.steps, measured) & ~np.isnan(steps.cpu)]
+        for steps in graph.steps
+        if steps.cpu is not None
+    ]
+    return max((float(cpu.mean()) / 1e6 for cpu in of_ranks if len(cpu)), default=None)

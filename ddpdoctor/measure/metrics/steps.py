@@ -71,6 +71,7 @@ def step_facts(
         input_most=_most(_means(graph, [steps.elements for steps in graph.steps])),
         micro_batches=micro_batches,
         input_explains=input_explains,
+        marked=any(len(steps.steps) for steps in graph.steps),
         operators_seen=operators_seen,
     )
 
@@ -88,9 +89,11 @@ def longest_steps_note(graph: Graph) -> list[str]:
     if not apart and mean_ns <= max(float(np.quantile(lengths_ns, 0.95)), _TUNING.slow * median_ns):
         return []
     order = np.argsort(-lengths_ns, kind="stable")[: _TUNING.always_few]
+    order = order[lengths_ns[order] > _TUNING.apart * median_ns]
     longest = ", ".join(f"{graph.numbers[i]} ({format_duration(float(lengths_ns[i]))})" for i in order)
     most = "most" if lengths_ns.sum() < 2 * of_few_ns else "much"
-    return [f"A few steps take {most} of the time. The longest are {longest}."]
+    steps = "The longest are" if len(order) > 1 else "The longest is"
+    return [f"A few steps take {most} of the time. {steps} {longest}."]
 
 
 def _means(graph: Graph, amounts: Sequence[Array | None]) -> Array | None:

@@ -58,18 +58,18 @@ def straggler_facts(stragglers: Stragglers) -> Facts:
 def summary_of(stragglers: Stragglers) -> str:
     """The analysis in words, with the quantities of the paper."""
     removals = {
-        f"due to the slowest {100 * SLOWEST_SHARE:g} % of the workers, M_W": stragglers.without_slowest,
-        "due to the last stage, M_S": stragglers.without_last_stage,
+        f"the slowest {100 * SLOWEST_SHARE:g} % of the workers (M_W)": stragglers.without_slowest,
+        "the last stage (M_S)": stragglers.without_last_stage,
     }
-    shares = "; ".join(
-        f"{name} = {removed.share:.3f}"
+    shares = ", ".join(
+        f"{max(100 * removed.share, 0.0):.0f} % by {name}"
         for name, removed in removals.items()
         if removed is not None and removed.share is not None
     )
     return (
         f"What-if analysis of {len(stragglers.workers)} traced workers ({stragglers.replicas} replicas of {stragglers.stages} "
-        f"pipeline stages): the job takes S = {stragglers.slowdown:.3f} times what it would if every operation took "
-        f"its typical time.{f' Shares of the excess: {shares}.' if shares else ''}"
+        f"pipeline stages): the job takes {stragglers.slowdown:.2f} times as long as if every operation took "
+        f"its typical time (S).{f' Of the excess, {shares}.' if shares else ''}"
     )
 
 

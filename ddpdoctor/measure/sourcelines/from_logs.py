@@ -27,6 +27,10 @@ _ENOUGH_SAMPLES = 8
 """Samples of a line from which its time is stated: the counting error is then a third of it."""
 
 
+_IN_FORWARD = 0.1
+"""Part of a line's samples in forward passes from which on the line calls the forward pass: fewer may be errors of the sampled times."""
+
+
 class LogSourceLines(SourceLines):
     """For step logs.
 
@@ -61,6 +65,22 @@ class LogSourceLines(SourceLines):
         each = [self.samples.weights(position).at_random for position in range(len(self.logs))]
         stacks = self.samples.by_stack(np.sum(each, axis=0))
         return cache(lambda line: usual(line, stacks))
+
+    @cached_property
+    def _training(self) -> frozenset[CodeLine]:
+        """Lines that call a forward or backward pass or the optimizer: by recorded calls, and by samples in a forward pass. Host work
+        sampled there is mostly torch's own, before and after the pass."""
+        samples, called = self.samples, _calls(self.logs, [Component.BACKWARD, Component.OPTIMIZER], None)
+        forward, every = Counter[CodeLine](), Counter[CodeLine]()
+        for position, rank in enumerate(samples.ranks):
+            weights = samples.weights(position).at_random
+            in_forward = samples.weights(position, rank.while_doing([Component.FORWARD])).at_random
+            for stack, weight, inside in zip(samples.stacks, weights, in_forward, strict=True):
+                every.update(dict.fromkeys(stack.lines, weight))
+                forward.update(dict.fromkeys(stack.lines[0 if stack.in_torch else 1 :], inside))
+        return frozenset(called).union(
+            line for line, weight in forward.items() if weight >= max(_IN_FORWARD * every[line], 1.0)
+        )
 
     def _called(self, calls: Mapping[CodeLine, float]) -> list[Where]:
         """The heaviest lines by recorded calls, or time in them, each with its usual callers."""
@@ -148,8 +168,17 @@ class LogSourceLines(SourceLines):
             )
         reference = self._counted(others, components, wanted, gap)
         places = ranked(excess_samples(selected, reference, _FEWEST_SAMPLES))
+        training = self._training if Component.HOST in components else frozenset[CodeLine]()
+        elsewhere = [each for each in places if each.stack[0] not in training]
+        on_device = any(log.on_device_time for log in self.logs)
+        places = elsewhere if elsewhere or on_device else places
         return [
-            msgspec.structs.replace(where, python_ms=_python_ms(selected, reference, where.stack[0]))
+            msgspec.structs.replace(
+                where,
+                python_ms=None
+                if where.stack[0] in training
+                else _python_ms(selected, reference, where.stack[0]),
+            )
             for where in with_heaviest(
                 places, selected.stacks, reference.stacks, scale_of(selected, reference)
             )
@@ -165,15 +194,15 @@ class LogSourceLines(SourceLines):
 
 
 def _calls(
-    logs: Sequence[RankLog], components: Sequence[Component], wanted: set[int]
+    logs: Sequence[RankLog], components: Sequence[Component], wanted: set[int] | None
 ) -> Mapping[CodeLine, float]:
-    """ns in recorded calls of this kind of work, by line."""
+    """ns in recorded calls of this kind of work, by line; ``wanted``: in these steps only."""
     kinds = kinds_of(components)
     calls: Counter[CodeLine] = Counter()
     for log in logs if kinds else ():
         by_line: Counter[int] = Counter()
         for step in log.steps:
-            if step.number in wanted:
+            if wanted is None or step.number in wanted:
                 for event in step.events:
                     if event.kind in kinds:
                         by_line[event.where] += max(event.duration_ns, 1)

@@ -146,6 +146,9 @@ class TraceMeta(msgspec.Struct, frozen=True):
     """"epoch" (times are ns since 1970) or "relative" (an older file with an unknown origin)."""
     torch_version: str | None = None
     nccl_version: str | None = None
+    truncated: str | None = None
+    """How the file breaks off before the end of its events, such as "ends in the middle of its gzip data"; None if it is whole. Events are
+    not in the order of time, so any step may lack some."""
     notes: tuple[str, ...] = ()
     """One sentence each on data that was skipped or repaired while reading."""
 

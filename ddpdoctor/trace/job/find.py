@@ -53,7 +53,8 @@ def find_traces(paths: Sequence[str], below: Mapping[str, FilesBelow] | None = N
         )
         nothing = (
             f"No profiler trace in {', '.join(paths) or 'an empty list of paths'}: "
-            "expected torch.profiler's .json, .json.gz or .json.zst files, or .sqlite files that Nsight Systems exported"
+            "expected torch.profiler's .json, .json.gz or .json.zst files, .sqlite files that Nsight Systems exported, or, to "
+            "analyse, a run directory of ddpdoctor or dumps of torch's flight recorder"
             f"{such_as}."
         )
         raise UnusableInput(" ".join([nothing, *notes]))
@@ -109,7 +110,7 @@ def _expand(path: str, notes: list[str], below: Mapping[str, FilesBelow]) -> lis
         return [path]
     matches = _files(sorted(glob.glob(path, recursive=True)), notes)  # noqa: PTH207
     if not matches:
-        nothing = f"{path} does not exist, and matches no file as a pattern."
+        nothing = f"{path} does not exist, nor does a file match it as a pattern."
         raise UnusableInput(" ".join([nothing, *notes]))
     return matches
 

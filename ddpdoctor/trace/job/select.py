@@ -102,7 +102,9 @@ def _numbered(traces: list[RankTrace], notes: list[str]) -> list[RankTrace]:
     if not nameless or len(traces) == 1:
         return traces
     if len(nameless) == len(traces):
-        notes.append("No trace names its rank: ranks are numbered in the order of the file names.")
+        files = {t.meta.source.partition("#process-")[0] for t in traces}
+        order = "the processes in the file" if len(files) == 1 else "the file names"
+        notes.append(f"No trace names its rank: ranks are numbered in the order of {order}.")
         ordered = sorted(traces, key=lambda t: t.meta.source)
         return [replace(t, meta=replace(t.meta, rank=i)) for i, t in enumerate(ordered)]
     notes.append(
@@ -129,7 +131,7 @@ def _one_per_rank(traces: list[RankTrace], notes: list[str]) -> list[RankTrace]:
         chosen.append(best)
         notes.append(
             f"Rank {rank} has {len(candidates)} traces: {best.meta.source} is used, "
-            "the latest that the ranks have in common."
+            f"the latest{' that the ranks have in common' if others else ''}."
         )
     return chosen
 

@@ -89,3 +89,25 @@ def test_what_two_ranks_do_at_different_lines_is_not_common_to_all(tmp_path, lin
         late = found.facts.late.host
         assert late.ranks == [0, 1] and late.ms_per_step == pytest.approx(HOST_MS, rel=0.1)
         assert {where.line for where in late.where} == set(lines)
+
+
+def test_a_line_that_also_calls_backward_is_not_where_all_ranks_run_python(tmp_path):
+    """Two thirds of the host work are sampled at the line that calls backward (31), which is torch's own work around the pass."""
+    folder = record(tmp_path / "run", Job(host=HOST_MS))
+    for rank in range(4):
+        lines = [
+            {"where": number, "file": "train.py", "line": line, "function": "main"}
+            for number, line in ((7, 44), (8, 31))
+        ]
+        moments = enumerate(range(*span_of(folder, rank), 700_000))
+        lines += [{"t": t, "s": [[0, 7, 7] if place % 3 == 0 else [0, 8, 8]]} for place, t in moments]
+        write_lines(log_of(folder, rank, "samples.jsonl"), lines)
+    found, _ = measured(folder)
+    assert [where.line for where in found.facts.shared.host.where] == [44]
+    assert found.facts.shared.host.where[0].share == pytest.approx(1 / 3, rel=0.2)
+
+
+def test_a_line_that_calls_backward_has_no_python_of_its_own(tmp_path):
+    """It may be named where no other line is, but never as work that could be left out of a step."""
+    (where,) = host_line(tmp_path, range(4), line=31)
+    assert where.line == 31 and where.python_ms is None

@@ -172,6 +172,7 @@ def meta_of(
         clock="epoch" if base_ns + earliest_ns >= _EPOCH_FROM_NS else "relative",
         torch_version=_text(top.get("pytorch_version") or top.get("torch_version")),
         nccl_version=_version(job.get("nccl_version") or top.get("nccl_version")),
+        truncated=_truncated(stream),
         notes=tuple(_notes(path, stream, builder)),
     )
 
@@ -202,13 +203,17 @@ def _notes(path: str, stream: EventStream, builder: ColumnBuilder) -> Iterator[s
             yield f"{path}: its {key} cannot be {str(place[key])[:40]} and is ignored."
 
 
+def _truncated(stream: EventStream) -> str | None:
+    """How the file breaks off; None if its list of events is whole."""
+    return (stream.source.read_error or "ends before its list of events does") if stream.truncated else None
+
+
 def _notes_of_text(path: str, stream: EventStream, rows: int) -> Iterator[str]:
-    if stream.truncated:
-        why = stream.source.read_error or "ends before its list of events does"
-        yield f"{path} {why}: its {rows} whole events are used, the rest is lost."
+    if why := _truncated(stream):
+        yield f"{path} is truncated: it {why}, after {rows:,} complete events, and any step may lack some. Copy or record it again."
     if stream.damages:
         places = "in one place" if stream.damages == 1 else f"in {stream.damages} places"
-        yield f"{path} is damaged {places}: unreadable parts are skipped, {rows} whole events are used."
+        yield f"{path} is damaged {places}: unreadable parts are skipped, {rows:,} complete events are used."
     if stream.oversized:
         yield f"{path} holds {stream.oversized} event(s) longer than {MAX_EVENT_BYTES >> 20} MiB: they were skipped."
     if stream.top_unread:

@@ -132,8 +132,8 @@ class _Reading:
             yield f"{self._path}: {self._table.rows_without_time} event(s) without a usable time were skipped."
         if not has_steps:
             yield (
-                f"{self._path}: no NVTX range marks the steps: they are derived from the optimizer's kernels, if these stand out. "
-                'Push a range such as "step 12" around each, or train under torch.autograd.profiler.emit_nvtx().'
+                f'{self._path}: no NVTX range marks the steps. Push a range such as "step 12" around each, or train under '
+                "torch.autograd.profiler.emit_nvtx(), which marks each optimizer.step()."
             )
         if self._database.first_rows(GRAPHS, "start", most=1):
             yield (
