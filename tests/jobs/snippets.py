@@ -1,15 +1,15 @@
 """Executes snippets of fixes in a two-rank job that supplies the names they take from a script.
 
-    torchrun --nproc-per-node 2 snippets.py CASES RESULTS
+    torchrun --nproc-per-node 2 snippets.py CASES RESULTS SECONDS
 
 CASES is a JSON list of objects: "key"; "before", "step" and "after", code at its place around the loop; "place", which says what the
-snippet replaces; "scene", where its step stands; "unused", "accumulates", "adam". Each result is a line of RESULTS: the case's key, an error,
+snippet replaces; "scene", where its step stands; "unused", "accumulates", "adam", "uneven". A case may take SECONDS; then the job ends, with its stacks on stderr. Each result is a line of RESULTS: the case's key, an error,
 and how the parameters compare with those of the same training without the snippet.
 """
 
 import collections
 import contextlib
-import copy
+import faulthandler
 import functools
 import gc
 import json
@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 STEPS, BATCH, WIDTH = 4, 4, 8
 
@@ -35,13 +35,13 @@ class Net(torch.nn.Module):
     def __init__(self, unused=False):
         super().__init__()
         self.layers = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH) for _ in range(3))
-        self.norm = torch.nn.BatchNorm1d(WIDTH)
+        self.norm = torch.nn.LayerNorm(WIDTH)
         self.head = torch.nn.Linear(WIDTH, 1)
         self.register_buffer("mask", torch.ones(WIDTH))
         self.unused_head = torch.nn.Linear(WIDTH, 2) if unused else None
 
     def forward(self, x):
-        x = self.norm(x) * self.mask
+        x = self.norm(x) * self.mask.to(x.dtype)
         for layer in self.layers:
             x = torch.relu(layer(x))
         return self.head(x)
@@ -57,11 +57,6 @@ class Samples(Dataset):
 
     def __getitem__(self, index):
         return torch.full((WIDTH,), float(index)), torch.zeros(1)
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter([(torch.full((WIDTH,), float(i)), torch.zeros(1)) for i in range(10 + dist.get_rank())])
 
 
 def names(rank):
@@ -102,6 +97,8 @@ def train(case, rank):
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("highest")
     here = names(rank)
+    if "outputs.append(" not in case["step"]:
+        here["outputs"] = here["x"]
     here["model"] = Net(case["unused"])
     kind = torch.optim.AdamW if case["adam"] else functools.partial(torch.optim.SGD, momentum=0.9)
     if case["place"] != "wrap":
@@ -123,11 +120,12 @@ def train(case, rank):
 
     here["train_step"] = train_step
     if case["place"] == "loop":
-        here["loader"] = [here["batch"]] * STEPS
+        here["loader"] = [here["batch"]] * (STEPS + (rank if case["uneven"] else 0))
         here["epochs"] = 1
         exec(case["step"], here)
     for step in range(STEPS if case["place"] != "loop" else 0):
         here["step"] = step
+        here["x"], here["y"] = here["batch"]
         if case["place"] == "train":
             exec(case["step"], here)
         elif case["scene"] in ("accumulates", "no_sync"):
@@ -149,6 +147,15 @@ def train(case, rank):
     gc.enable()
     gc.unfreeze()
     return [each.detach().clone() for each in model.parameters()]
+
+
+def load(case, rank):
+    """A few batches of the snippet's loader. No training comes before it: its worker processes are forks of this process."""
+    here = names(rank)
+    exec(case["before"], here)
+    exec(case["after"], here)
+    for _, batch in zip(range(3), here["loader"]):
+        assert batch is not None
 
 
 def _accumulate(here, optimizer, case):
@@ -174,7 +181,8 @@ def _compared(got, usual):
 
 def main():
     cases = json.load(open(sys.argv[1]))
-    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    most_s = float(sys.argv[3])
+    dist.init_process_group("gloo", timeout=timedelta(seconds=most_s))
     numpy.save("data.npy", numpy.arange(8))
     rank = dist.get_rank()
     torch.set_num_threads(1)
@@ -182,11 +190,16 @@ def main():
     usual = {}
     for case in cases:
         found = {"key": case["key"]}
+        if case["place"] == "loader":
+            load(case, rank)
+            results.write(json.dumps({**found, "results": "no training"}) + "\n")
+            continue
         scene = "accumulates" if case["place"] == "train" and case["accumulates"] else case["scene"]
         baseline = (scene, case["unused"], case["adam"])
         if baseline not in usual:
             nothing = {"before": "", "step": "", "after": "", "place": "step"}
             usual[baseline] = train({**nothing, "scene": scene, "unused": case["unused"], "adam": case["adam"]}, rank)
+        faulthandler.dump_traceback_later(most_s + 5, exit=True)
         try:
             found["results"] = _compared(train(case, rank), usual[baseline])
         except BaseException as error:
@@ -196,6 +209,7 @@ def main():
         dist.all_reduce(failed)
         if failed and "error" not in found:
             found["error"] = "another rank raised an error"
+        faulthandler.cancel_dump_traceback_later()
         results.write(json.dumps(found) + "\n")
         results.flush()
     dist.destroy_process_group()

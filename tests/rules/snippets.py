@@ -51,7 +51,7 @@ class Snippet(NamedTuple):
         except SyntaxError:
             return "shell"
         code = "\n".join(section for section in self.sections)
-        return "gpu" if re.search(r"cuda|nccl|device_ids=|HYBRID_SHARD", code, re.IGNORECASE) else "python"
+        return "gpu" if re.search(r"cuda|nccl|device_ids=|bf16_compress", code, re.IGNORECASE) else "python"
 
     @property
     def sections(self) -> tuple[str, str, str, str]:
