@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 snippets.py CASES RESULTS SECONDS
 
 CASES is a JSON list of objects: "key"; "before", "step" and "after", code at its place around the loop; "place", which says what the
-snippet replaces; "scene", where its step stands; "unused", "accumulates", "adam", "uneven". A case may take SECONDS; then the job ends, with its stacks on stderr. Each result is a line of RESULTS: the case's key, an error,
+snippet replaces; "wraps", whether it makes the model a DistributedDataParallel; "scene", where its step stands; "unused", "accumulates", "adam", "uneven". A case may take SECONDS; then the job ends, with its stacks on stderr. Each result is a line of RESULTS: the case's key, an error,
 and how the parameters compare with those of the same training without the snippet.
 """
 
@@ -101,7 +101,7 @@ def train(case, rank):
         here["outputs"] = here["x"]
     here["model"] = Net(case["unused"])
     kind = torch.optim.AdamW if case["adam"] else functools.partial(torch.optim.SGD, momentum=0.9)
-    if case["place"] != "wrap":
+    if not case["wraps"]:
         here["model"] = DistributedDataParallel(here["model"], find_unused_parameters=case["unused"])
         here["optimizer"] = kind(here["model"].parameters(), lr=1e-2)
     exec(case["before"], here)
@@ -197,7 +197,7 @@ def main():
         scene = "accumulates" if case["place"] == "train" and case["accumulates"] else case["scene"]
         baseline = (scene, case["unused"], case["adam"])
         if baseline not in usual:
-            nothing = {"before": "", "step": "", "after": "", "place": "step"}
+            nothing = {"before": "", "step": "", "after": "", "place": "step", "wraps": False}
             usual[baseline] = train({**nothing, "scene": scene, "unused": case["unused"], "adam": case["adam"]}, rank)
         faulthandler.dump_traceback_later(most_s + 5, exit=True)
         try:

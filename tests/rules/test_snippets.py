@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
@@ -78,6 +79,7 @@ def _case(snippet: Snippet, scene: str = "all") -> dict[str, Any]:
         "key": [snippet.rule, snippet.fix, snippet.text, scene],
         "place": place,
         "scene": scene,
+        "wraps": place == "wrap",
         "expected": "no training" if place == "loader" else expected,
         "before": f"{unplaced}\n{before}",
         "step": step,
@@ -163,6 +165,36 @@ def test_snippets_stand_on_one_rank_and_inside_no_sync(tmp_path: Path) -> None:
 def test_what_all_ranks_must_call_says_so() -> None:
     silent = [each for each in SNIPPETS if _communicates(each) and each.rule not in _OTHERS and not re.search(r"(every|all) ranks?", each.text)]
     assert not silent, [(each.rule, each.text) for each in silent]
+
+
+def _wraps() -> list[Snippet]:
+    """Snippets that only give DDP other arguments."""
+    return [each for each in _python("wrap") if re.fullmatch(r"model = DistributedDataParallel\(.*\)", each.sections[0])]
+
+
+def _arguments(snippet: Snippet) -> dict[str, str]:
+    call = ast.parse(snippet.sections[0]).body[0].value  # type: ignore[attr-defined]
+    return {each.arg: ast.unparse(each.value) for each in call.keywords}
+
+
+def test_all_that_a_report_may_propose_runs_together(tmp_path: Path) -> None:
+    """DDP with all the arguments that fixes give it, and then no_sync(), or all that is pasted behind the training step."""
+    arguments: dict[str, str] = {}
+    for each in _wraps():
+        arguments |= _arguments(each)
+    arguments["find_unused_parameters"] = "False"
+    assert arguments["static_graph"] == "True" and len(arguments) >= 5
+    wrap = "model = DistributedDataParallel(model, {})".format(", ".join(f"{k}={v}" for k, v in arguments.items()))
+    cases = [_case(each) for each in _python("train") if "or step == 0" in each.sections[0]]
+    assert len(cases) == 2
+    steps = [_case(each) for each in _python("step") if "sys.exit" not in each.text]
+    joined = {part: "\n".join(case[part] for case in steps) for part in ("before", "step", "after")}
+    cases.append({**steps[0], **joined})
+    together = [
+        {**case, "before": f"{wrap}\noptimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)\n{case['before']}", "wraps": True}
+        for case in cases
+    ]  # fmt: skip
+    _check(together, tmp_path)
 
 
 @pytest.mark.extended
