@@ -3,8 +3,9 @@
     torchrun --nproc-per-node 2 snippets.py CASES RESULTS SECONDS
 
 CASES is a JSON list of objects: "key"; "before", "step" and "after", code at its place around the loop; "place", which says what the
-snippet replaces; "wraps", whether it makes the model a DistributedDataParallel; "scene", where its step stands; "unused", "accumulates", "adam", "uneven". A case may take SECONDS; then the job ends, with its stacks on stderr. Each result is a line of RESULTS: the case's key, an error,
-and how the parameters compare with those of the same training without the snippet.
+snippet replaces; "wraps", whether it makes the model a DistributedDataParallel; "scene", where its step stands; "unused",
+"accumulates", "adam", "uneven". A case may take SECONDS; then the job ends, with its stacks on stderr. Each result is a line of
+RESULTS: the case's key, an error, and how the parameters compare with those of the same training without the snippet.
 """
 
 import collections
@@ -15,8 +16,10 @@ import gc
 import json
 import os
 import sys
+import threading
 import time
 import traceback
+import tracemalloc
 import types
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -50,7 +53,7 @@ class Net(torch.nn.Module):
 class Samples(Dataset):
     """Also what a user's own class has that snippets name."""
 
-    paths = list(range(64))
+    paths = tuple(range(64))
 
     def __len__(self):
         return 64
@@ -66,29 +69,29 @@ def names(rank):
         torch.randn(BATCH, WIDTH, generator=generator),
         torch.randn(BATCH, 1, generator=generator),
     )
-    given = dict(
-        batch=(x, y), x=x, y=y, rank=rank, local_rank=rank, world_size=2, device=torch.device("cpu"), lr=1e-2,
-        batch_size=BATCH, dataset=data, val_set=data, epochs=2, epoch=0, loss_fn=F.mse_loss, loss=torch.tensor(1.0),
-        sampler=DistributedSampler(data), loader=DataLoader(data, batch_size=BATCH), num_workers=1, N=1,
-        micro_batches=[(x, y), (x + 1, y)], accuracy=torch.tensor(0.5), grad_norm=torch.tensor(1.0),
-        correct=torch.tensor(1.0), count=torch.tensor(2.0), total=torch.tensor(2.0), metrics={"loss": torch.tensor(1.0)},
-        outputs=[], output=torch.zeros(1), losses=[], teacher=lambda batch: batch[0].sum(1, keepdim=True),
-        background=ThreadPoolExecutor(1), buckets=[1, 2, 3], lengths=[3 + i % 7 for i in range(800)],
-        block=torch.nn.Linear(WIDTH, WIDTH), backend="gloo", lock=__import__("threading").Lock(), step=0, url="", body={},
-        requests=types.SimpleNamespace(post=lambda url, json, timeout: None), path="state", data=None,
-        running=torch.zeros(()), running_loss=torch.zeros(()),
-        save=lambda *_: None, work=lambda: None, state={"weight": torch.ones(3)}, takes_branch=lambda x: False, val_loader=[(x, y)],
-         do_it=lambda *_: None, write_log=lambda *_: None, update_metrics=lambda *_: None,
-        log_metrics=lambda *_: None, compute_metrics=len, decode=lambda path: path,
-        evaluate=lambda model, loader: sum((model(x).sum().detach().reshape(1) for x, _ in loader), torch.zeros(1)),
-    )  # fmt: skip
-    modules = dict(
-        torch=torch, dist=dist, F=F, DataLoader=DataLoader, DistributedSampler=DistributedSampler,
-        DistributedDataParallel=DistributedDataParallel, DDP=DistributedDataParallel, contextlib=contextlib,
-        collections=collections, functools=functools, gc=gc, os=os, sys=sys, time=time, numpy=numpy,
-        tracemalloc=__import__("tracemalloc"), timedelta=timedelta, profile=torch.profiler.profile,
-        ProfilerActivity=torch.profiler.ProfilerActivity,
-    )  # fmt: skip
+    given = {
+        "batch": (x, y), "x": x, "y": y, "rank": rank, "local_rank": rank, "world_size": 2, "device": torch.device("cpu"), "lr": 1e-2,
+        "batch_size": BATCH, "dataset": data, "val_set": data, "epochs": 2, "epoch": 0, "loss_fn": F.mse_loss, "loss": torch.tensor(1.0),
+        "sampler": DistributedSampler(data), "loader": DataLoader(data, batch_size=BATCH), "num_workers": 1, "N": 1,
+        "micro_batches": [(x, y), (x + 1, y)], "accuracy": torch.tensor(0.5), "grad_norm": torch.tensor(1.0),
+        "correct": torch.tensor(1.0), "count": torch.tensor(2.0), "total": torch.tensor(2.0), "metrics": {"loss": torch.tensor(1.0)},
+        "outputs": [], "output": torch.zeros(1), "losses": [], "teacher": lambda batch: batch[0].sum(1, keepdim=True),
+        "background": ThreadPoolExecutor(1), "buckets": [1, 2, 3], "lengths": [3 + i % 7 for i in range(800)],
+        "block": torch.nn.Linear(WIDTH, WIDTH), "backend": "gloo", "lock": threading.Lock(), "step": 0, "url": "", "body": {},
+        "requests": types.SimpleNamespace(post=lambda url, json, timeout: None), "path": "state", "data": None,
+        "running": torch.zeros(()), "running_loss": torch.zeros(()),
+        "save": lambda *_: None, "guarded": lambda: None, "state": {"weight": torch.ones(3)}, "takes_branch": lambda x: False,
+        "val_loader": [(x, y)], "do_it": lambda *_: None, "write_log": lambda *_: None, "update_metrics": lambda *_: None,
+        "log_metrics": lambda *_: None, "compute_metrics": len, "decode": lambda path: path,
+        "evaluate": lambda model, loader: sum((model(x).sum().detach().reshape(1) for x, _ in loader), torch.zeros(1)),
+    }  # fmt: skip
+    modules = {
+        "torch": torch, "dist": dist, "F": F, "DataLoader": DataLoader, "DistributedSampler": DistributedSampler,
+        "DistributedDataParallel": DistributedDataParallel, "DDP": DistributedDataParallel, "contextlib": contextlib,
+        "collections": collections, "functools": functools, "gc": gc, "os": os, "sys": sys, "time": time, "numpy": numpy,
+        "tracemalloc": tracemalloc, "timedelta": timedelta, "profile": torch.profiler.profile,
+        "ProfilerActivity": torch.profiler.ProfilerActivity,
+    }  # fmt: skip
     return {**given, **modules, "__name__": "__main__"}
 
 
@@ -106,7 +109,11 @@ def train(case, rank):
         here["optimizer"] = kind(here["model"].parameters(), lr=1e-2)
     exec(case["before"], here)
     model = here["model"]
-    kinds = (DistributedDataParallel, torch.distributed.fsdp.FSDPModule, torch.distributed.fsdp.FullyShardedDataParallel)
+    kinds = (
+        DistributedDataParallel,
+        torch.distributed.fsdp.FSDPModule,
+        torch.distributed.fsdp.FullyShardedDataParallel,
+    )
     inner = getattr(model, "_orig_mod", model)
     assert isinstance(inner, kinds), f"the model is a {type(model).__name__}"
     optimizer = here.setdefault("optimizer", kind(model.parameters(), lr=1e-2))
@@ -146,6 +153,7 @@ def train(case, rank):
     here["background"].shutdown()
     gc.enable()
     gc.unfreeze()
+    tracemalloc.stop()
     return [each.detach().clone() for each in model.parameters()]
 
 
@@ -180,13 +188,19 @@ def _compared(got, usual):
 
 
 def main():
-    cases = json.load(open(sys.argv[1]))
+    with open(sys.argv[1]) as file:
+        cases = json.load(file)
     most_s = float(sys.argv[3])
     dist.init_process_group("gloo", timeout=timedelta(seconds=most_s))
     numpy.save("data.npy", numpy.arange(8))
     rank = dist.get_rank()
     torch.set_num_threads(1)
-    results = open(sys.argv[2], "a") if rank == 0 else open(os.devnull, "w")
+    with open(sys.argv[2] if rank == 0 else os.devnull, "w") as results:
+        run(cases, rank, most_s, results)
+    dist.destroy_process_group()
+
+
+def run(cases, rank, most_s, results):
     usual = {}
     for case in cases:
         found = {"key": case["key"]}
@@ -198,7 +212,9 @@ def main():
         baseline = (scene, case["unused"], case["adam"])
         if baseline not in usual:
             nothing = {"before": "", "step": "", "after": "", "place": "step", "wraps": False}
-            usual[baseline] = train({**nothing, "scene": scene, "unused": case["unused"], "adam": case["adam"]}, rank)
+            usual[baseline] = train(
+                {**nothing, "scene": scene, "unused": case["unused"], "adam": case["adam"]}, rank
+            )
         faulthandler.dump_traceback_later(most_s + 5, exit=True)
         try:
             found["results"] = _compared(train(case, rank), usual[baseline])
@@ -212,7 +228,6 @@ def main():
         faulthandler.cancel_dump_traceback_later()
         results.write(json.dumps(found) + "\n")
         results.flush()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import msgspec
 
 from ddpdoctor.diagnose.load import load_rules
 from ddpdoctor.diagnose.rule import Rule
-from ddpdoctor.diagnose.selftest import outcome_of
+from ddpdoctor.diagnose.selftest import outcome_of, snippet_kind
 
 PACK = load_rules(entry_points=False)
 
@@ -46,12 +46,7 @@ class Snippet(NamedTuple):
     @property
     def kind(self) -> str:
         """``python``, ``gpu`` for Python that only a GPU can run, or ``shell``."""
-        try:
-            ast.parse(self.text)
-        except SyntaxError:
-            return "shell"
-        code = "\n".join(section for section in self.sections)
-        return "gpu" if re.search(r"cuda|nccl|device_ids=|bf16_compress", code, re.IGNORECASE) else "python"
+        return snippet_kind(self.text)
 
     @property
     def sections(self) -> tuple[str, str, str, str]:

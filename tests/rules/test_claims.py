@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import builtins
 import importlib
 import inspect
 import mmap
@@ -17,6 +16,7 @@ import click
 import pytest
 
 from ddpdoctor.diagnose.load import packaged_folder
+from ddpdoctor.diagnose.selftest import names_taken
 from tests.rules.snippets import Snippet, rendered
 
 SNIPPETS = rendered()
@@ -74,7 +74,9 @@ def _problems(snippet: Snippet) -> Iterator[str]:
         except ValueError:
             continue  # written in C
         if not any(each.kind == each.VAR_KEYWORD for each in parameters.values()):
-            yield from (f"{whole} has no argument {k.arg}" for k in node.keywords if k.arg and k.arg not in parameters)
+            yield from (
+                f"{whole} has no argument {k.arg}" for k in node.keywords if k.arg and k.arg not in parameters
+            )
 
 
 def _resolved(path: str) -> Any:
@@ -98,35 +100,32 @@ def test_names_that_only_cuda_builds_have_are_in_the_stubs() -> None:
     assert "is_high_priority_stream" in stub
 
 
-_GIVEN = """torch dist F os sys gc time numpy contextlib collections functools tracemalloc timedelta
-DataLoader DistributedSampler DistributedDataParallel
-model optimizer loss_fn loss loader dataset sampler batch_size num_workers device lr x y batch batches step epoch epochs rank
-local_rank world_size micro_batches metrics outputs output losses accuracy grad_norm correct count total running running_loss history
-val_set val_loader teacher block lengths buckets path url body requests lock next_x_host data
-train_step evaluate save do_it write_log update_metrics log_metrics compute_metrics decode work takes_branch background""".split()
-"""Names that a snippet may take from the script: the usual imports, the objects of a training loop, the user's own functions."""
+_GIVEN = frozenset(
+    """model optimizer loss_fn loss loader dataset sampler batch_size num_workers device lr x y batch batches step epoch epochs rank
+    local_rank world_size micro_batches metrics outputs output losses accuracy grad_norm correct count total running running_loss
+    val_set val_loader teacher block lengths buckets path url body requests lock next_x_host train_step evaluate save do_it write_log
+    update_metrics log_metrics compute_metrics decode guarded takes_branch background""".split()  # noqa: SIM905
+)
+"""Names that a snippet may take from the script: the objects of a training loop, and the user's own functions."""
 
 
 def test_snippets_take_only_known_names_from_the_script() -> None:
-    unknown = {(each.rule, name) for each in _PYTHON for name in _free(each) if name not in _GIVEN}
-    # The first part of each is what another rule's page should say.
+    unknown = {(each.rule, name) for each in _PYTHON for name in names_taken(each.text) if name not in _GIVEN}
     assert {each for each in unknown if not each[0].startswith("run/")} == set()
 
 
-def _free(snippet: Snippet) -> set[str]:
-    tree = ast.parse(snippet.text)
-    made: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            made.add(node.id)
-        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            made.add(node.name)
-        elif isinstance(node, ast.arg):
-            made.add(node.arg)
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            made |= {(each.asname or each.name).partition(".")[0] for each in node.names}
-    loaded = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    return loaded - made - set(dir(builtins))
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("model = DistributedDataParallel(model)", ["model"]),
+        ("totals = torch.zeros(3)\ntotals += loss", ["loss"]),
+        ("running += loss", ["loss", "running"]),
+        ("steps = [s for s in parts]\nlast = steps[-1]", ["parts"]),
+        ("import math\nfor x, y in batches:\n    print(math.sin(x))", ["batches"]),
+    ],
+)
+def test_names_that_a_snippet_takes(text: str, names: list[str]) -> None:
+    assert names_taken(text) == names
 
 
 @pytest.mark.parametrize("snippet", _SHELL, ids=[f"{each.rule}-{each.fix}" for each in _SHELL])
@@ -155,7 +154,9 @@ def test_options_of_torchrun_exist() -> None:
     known = get_args_parser()._option_string_actions
     for each in SNIPPETS:
         for options in re.findall(r"torchrun(.*?)(?:\.\.\.|#|\||$)", each.text, re.MULTILINE):
-            assert {name.partition("=")[0] for name in re.findall(r"--[\w-]+", options)} <= set(known), each.text
+            assert {name.partition("=")[0] for name in re.findall(r"--[\w-]+", options)} <= set(known), (
+                each.text
+            )
 
 
 _NCCL = {
@@ -171,7 +172,9 @@ _ELSEWHERE = {"OMP_NUM_THREADS", "CUDA_LAUNCH_BLOCKING", "PYTHONFAULTHANDLER", "
 def test_environment_variables_exist() -> None:
     torch = pytest.importorskip("torch")
     rules = "".join(path.read_text() for path in packaged_folder().rglob("*.yaml"))
-    named = set(re.findall(r"\b(?:TORCH|PYTORCH|NCCL|GLOO|OMP|CUDA)_[A-Z0-9_]+\b", rules)) - _NCCL - _ELSEWHERE
+    named = (
+        set(re.findall(r"\b(?:TORCH|PYTORCH|NCCL|GLOO|OMP|CUDA)_[A-Z0-9_]+\b", rules)) - _NCCL - _ELSEWHERE
+    )
     folder = Path(torch.__file__).parent
     files = [*(folder / "lib").glob("lib*.so*"), *folder.glob("include/torch/csrc/distributed/c10d/*.hpp")]
     found = {name for file in files if file.stat().st_size for name in named if _holds(file, name)}
@@ -194,14 +197,15 @@ def _says(path: str, text: str) -> Callable[[], Any]:
 
 _DDP = "torch.nn.parallel.DistributedDataParallel"
 _JOIN = "torch.nn.parallel.DistributedDataParallel.join"
+_BF16 = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks.bf16_compress_hook"
 _SAVE = "torch.distributed.checkpoint.async_save"
 _CLAIMS: list[tuple[str, str, Callable[[], Any], Any]] = [
     ("allreduce/small-buckets", "PyTorch's default is 25", lambda: _resolved("torch.nn.parallel.distributed._DEFAULT_BUCKET_CAP_MB"), 25),
-    ("allreduce/communication-bound", "NCCL newer than 2.9.6", _says("torch.distributed.algorithms.ddp_comm_hooks.default_hooks.bf16_compress_hook", "later than 2.9.6"), True),
+    ("allreduce/communication-bound", "NCCL newer than 2.9.6", _says(_BF16, "later than 2.9.6"), True),
     ("ddp/unused-parameters", "False is DDP's default", _default(_DDP, "find_unused_parameters"), False),
     ("ddp/bucket-view", "gradient_as_bucket_view=False", _default(_DDP, "gradient_as_bucket_view"), False),
     ("ddp/bucket-view", "zero_grad(set_to_none=False)", _default("torch.optim.Optimizer.zero_grad", "set_to_none"), True),
-    ("sync/buffer-broadcast", "torch 2.13 and newer: forward_sync_buffers", _says(_DDP, "`broadcast_buffers` is deprecated. Use `forward_sync_buffers`"), True),
+    ("sync/buffer-broadcast", "torch 2.13 and newer: forward_sync_buffers", _says(_DDP, "`broadcast_buffers` is deprecated."), True),
     ("sync/buffer-broadcast", "leaves out the first broadcast", _says(_DDP, "`forward_sync_buffers=False` still syncs buffers at"), True),
     ("hang/uneven-inputs", "divide_by_initial_world_size=True, the default", _default(_JOIN, "divide_by_initial_world_size"), True),
     ("dataloader/starved", "torch 2.6 and newer", _default("torch.utils.data.DataLoader", "in_order"), True),

@@ -17,7 +17,13 @@ from tests.rules.snippets import Snippet, rendered
 SNIPPETS = rendered()
 
 _RUNS: dict[str, dict[int, str]] = {
-    "allreduce/communication-bound": {0: "wrap: another layout", 1: "wrap: another layout", 2: "setup: other", 3: "train accumulates: last bits", 6: "setup: same bits"},
+    "allreduce/communication-bound": {
+        0: "wrap: another layout",
+        1: "wrap: another layout",
+        2: "setup: other",
+        3: "train accumulates: last bits",
+        6: "setup: same bits",
+    },
     "allreduce/exposed": {1: "wrap: same bits"},
     "allreduce/not-overlapped": {0: "wrap: same bits", 1: "wrap: same bits"},
     "allreduce/redundant-sync": {0: "train accumulates: last bits"},
@@ -30,11 +36,21 @@ _RUNS: dict[str, dict[int, str]] = {
     "ddp/static-graph": {0: "wrap unused: same bits", 1: "wrap unused: same bits"},
     "ddp/unused-parameters": {0: "wrap: same bits"},
     "gpu/launch-bound": {0: "setup adam: last bits", 2: "setup: last bits", 4: "setup adam: last bits"},
-    "gpu/memory-full": {0: "wrap: same bits", 1: "step: same bits", 2: "setup adam: same bits", 3: "wrap: another layout"},
+    "gpu/memory-full": {
+        0: "wrap: same bits",
+        1: "step: same bits",
+        2: "setup adam: same bits",
+        3: "wrap: another layout",
+    },
     "gpu/no-tensor-cores": {0: "setup: same bits"},
     "hang/different-collectives": {0: "step: same bits", 1: "step: same bits"},
     "hang/loader-worker-killed": {1: "loader: no training"},
-    "hang/not-reached": {0: "step: same bits", 2: "loader: no training", 3: "step: same bits", 4: "step: same bits"},
+    "hang/not-reached": {
+        0: "step: same bits",
+        2: "loader: no training",
+        3: "step: same bits",
+        4: "step: same bits",
+    },
     "hang/rank-died": {0: "loader: no training"},
     "hang/rank-raised": {0: "setup: same bits"},
     "hang/uneven-inputs": {0: "loop uneven: same bits", 1: "loop uneven: other"},
@@ -47,7 +63,12 @@ _RUNS: dict[str, dict[int, str]] = {
     "memory/growing": {0: "step: same bits", 1: "setup: same bits", 2: "setup: same bits"},
     "memory/imbalance": {1: "after: same bits", 2: "setup: same bits"},
     "memory/workers-growing": {0: "setup: same bits", 1: "setup: same bits", 2: "loader: no training"},
-    "rank-imbalance/alternating": {0: "step: same bits", 1: "setup: same bits", 3: "setup: same bits", 5: "step: same bits"},
+    "rank-imbalance/alternating": {
+        0: "step: same bits",
+        1: "setup: same bits",
+        3: "setup: same bits",
+        5: "step: same bits",
+    },
     "rank-imbalance/garbage-collection": {0: "setup: same bits", 1: "loop: same bits"},
     "rank-imbalance/host-work": {0: "step: same bits", 1: "step: same bits", 4: "step: same bits"},
     "rank-imbalance/intermittent": {2: "setup: same bits"},
@@ -93,13 +114,16 @@ def _python(*places: str) -> list[Snippet]:
     return [
         each
         for each in SNIPPETS
-        if each.kind == "python" and _case(each)["place"] in places and not _is_slow(each) and each.rule not in _OTHERS
+        if each.kind == "python"
+        and _case(each)["place"] in places
+        and not _is_slow(each)
+        and each.rule not in _OTHERS
     ]
 
 
 def _is_slow(snippet: Snippet) -> bool:
-    """Whether it compiles, or starts processes: seconds."""
-    return any(name in snippet.text for name in ("compile(", "ProcessPool", "num_workers="))
+    """Whether it compiles, starts processes, or looks at every object: seconds."""
+    return any(name in snippet.text for name in ("compile(", "ProcessPool", "num_workers=", "tracemalloc"))
 
 
 def _communicates(snippet: Snippet) -> bool:
@@ -133,6 +157,7 @@ def _run(cases: list[dict[str, Any]], folder: Path, most_s: float) -> dict[tuple
 
 
 _OTHERS = ("run/pause",)
+"""Rules whose snippets are mended elsewhere."""
 _WITHIN = ("same bits", "last bits", "other")
 
 
@@ -149,11 +174,16 @@ def _check(cases: list[dict[str, Any]], folder: Path, most_s: float = 20) -> Non
 
 def test_it_is_known_where_each_snippet_stands() -> None:
     python = [each for each in SNIPPETS if each.kind == "python"]
-    assert not [(each.rule, each.fix, each.title) for each in python if each.fix not in _RUNS.get(each.rule, {})]
+    assert not [
+        (each.rule, each.fix, each.title) for each in python if each.fix not in _RUNS.get(each.rule, {})
+    ]
 
 
 def test_snippets_run_to_their_end_and_keep_the_results(tmp_path: Path) -> None:
-    _check([_case(each) for each in _python("setup", "wrap", "step", "train", "update", "loop", "after")], tmp_path)
+    _check(
+        [_case(each) for each in _python("setup", "wrap", "step", "train", "update", "loop", "after")],
+        tmp_path,
+    )
 
 
 def test_snippets_stand_on_one_rank_and_inside_no_sync(tmp_path: Path) -> None:
@@ -163,13 +193,23 @@ def test_snippets_stand_on_one_rank_and_inside_no_sync(tmp_path: Path) -> None:
 
 
 def test_what_all_ranks_must_call_says_so() -> None:
-    silent = [each for each in SNIPPETS if _communicates(each) and each.rule not in _OTHERS and not re.search(r"(every|all) ranks?", each.text)]
+    silent = [
+        each
+        for each in SNIPPETS
+        if _communicates(each)
+        and each.rule not in _OTHERS
+        and not re.search(r"(every|all) ranks?", each.text)
+    ]
     assert not silent, [(each.rule, each.text) for each in silent]
 
 
 def _wraps() -> list[Snippet]:
     """Snippets that only give DDP other arguments."""
-    return [each for each in _python("wrap") if re.fullmatch(r"model = DistributedDataParallel\(.*\)", each.sections[0])]
+    return [
+        each
+        for each in _python("wrap")
+        if re.fullmatch(r"model = DistributedDataParallel\(.*\)", each.sections[0])
+    ]
 
 
 def _arguments(snippet: Snippet) -> dict[str, str]:
@@ -184,16 +224,16 @@ def test_all_that_a_report_may_propose_runs_together(tmp_path: Path) -> None:
         arguments |= _arguments(each)
     arguments["find_unused_parameters"] = "False"
     assert arguments["static_graph"] == "True" and len(arguments) >= 5
-    wrap = "model = DistributedDataParallel(model, {})".format(", ".join(f"{k}={v}" for k, v in arguments.items()))
+    wrap = "model = DistributedDataParallel(model, {})".format(
+        ", ".join(f"{k}={v}" for k, v in arguments.items())
+    )
     cases = [_case(each) for each in _python("train") if "or step == 0" in each.sections[0]]
     assert len(cases) == 2
-    steps = [_case(each) for each in _python("step") if "sys.exit" not in each.text]
+    steps = [_case(each) for each in _python("step") if "dcp.save(" not in each.text]
     joined = {part: "\n".join(case[part] for case in steps) for part in ("before", "step", "after")}
     cases.append({**steps[0], **joined})
-    together = [
-        {**case, "before": f"{wrap}\noptimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)\n{case['before']}", "wraps": True}
-        for case in cases
-    ]  # fmt: skip
+    optimizer = "optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)"
+    together = [{**case, "before": f"{wrap}\n{optimizer}\n{case['before']}", "wraps": True} for case in cases]
     _check(together, tmp_path)
 
 
@@ -202,7 +242,11 @@ def test_snippets_with_processes_run(tmp_path: Path) -> None:
     """Loaders first: their workers are forks, which may deadlock once this process has trained."""
     once = {}
     for each in SNIPPETS:
-        if each.kind == "python" and each.rule not in _OTHERS and (_is_slow(each) or _case(each)["place"] == "loader"):
+        if (
+            each.kind == "python"
+            and each.rule not in _OTHERS
+            and (_is_slow(each) or _case(each)["place"] == "loader")
+        ):
             code = re.sub(r"(num_workers|batch_size)=\d+", r"\1", "".join(each.sections))
             once.setdefault((each.rule, each.fix, code), each)
     cases = [_case(each) for each in once.values()]
