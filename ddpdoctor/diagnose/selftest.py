@@ -58,18 +58,8 @@ def with_cost_shares(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 IMPORTS = {
     *("torch", "dist", "F", "DataLoader", "DistributedSampler", "DistributedDataParallel"),
-    *(
-        "collections",
-        "contextlib",
-        "functools",
-        "gc",
-        "numpy",
-        "os",
-        "sys",
-        "time",
-        "timedelta",
-        "tracemalloc",
-    ),
+    *("collections", "contextlib", "functools", "gc", "itertools", "numpy", "os", "sys", "time"),
+    *("timedelta", "tracemalloc"),
 }
 """What snippets use without importing it, as nearly every training script has."""
 

@@ -13,6 +13,7 @@ import contextlib
 import faulthandler
 import functools
 import gc
+import itertools
 import json
 import os
 import sys
@@ -82,14 +83,14 @@ def names(rank):
         "running": torch.zeros(()), "running_loss": torch.zeros(()),
         "save": lambda *_: None, "guarded": lambda: None, "state": {"weight": torch.ones(3)}, "takes_branch": lambda x: False,
         "val_loader": [(x, y)], "do_it": lambda *_: None, "write_log": lambda *_: None, "update_metrics": lambda *_: None,
-        "log_metrics": lambda *_: None, "compute_metrics": len, "decode": lambda path: path,
+        "log_metrics": lambda *_: None, "compute_metrics": len, "decode": lambda path: path, "samples": lambda: range(10),
         "evaluate": lambda model, loader: sum((model(x).sum().detach().reshape(1) for x, _ in loader), torch.zeros(1)),
     }  # fmt: skip
     modules = {
         "torch": torch, "dist": dist, "F": F, "DataLoader": DataLoader, "DistributedSampler": DistributedSampler,
         "DistributedDataParallel": DistributedDataParallel, "DDP": DistributedDataParallel, "contextlib": contextlib,
-        "collections": collections, "functools": functools, "gc": gc, "os": os, "sys": sys, "time": time, "numpy": numpy,
-        "tracemalloc": tracemalloc, "timedelta": timedelta, "profile": torch.profiler.profile,
+        "collections": collections, "functools": functools, "gc": gc, "itertools": itertools, "os": os, "sys": sys, "time": time,
+        "numpy": numpy, "tracemalloc": tracemalloc, "timedelta": timedelta, "profile": torch.profiler.profile,
         "ProfilerActivity": torch.profiler.ProfilerActivity,
     }  # fmt: skip
     return {**given, **modules, "__name__": "__main__"}

@@ -25,7 +25,12 @@ _RUNS: dict[str, dict[int, str]] = {
         6: "setup: same bits",
     },
     "allreduce/exposed": {1: "wrap: same bits"},
-    "allreduce/not-overlapped": {0: "wrap: same bits", 1: "wrap: same bits"},
+    "allreduce/not-overlapped": {
+        0: "wrap: same bits",
+        1: "wrap: last bits",
+        2: "wrap: same bits",
+        3: "wrap: same bits",
+    },
     "allreduce/redundant-sync": {0: "train accumulates: last bits"},
     "allreduce/small-buckets": {0: "wrap: same bits"},
     "dataloader/one-rank-late": {0: "loader: no training", 1: "loader: no training", 3: "setup: same bits"},
