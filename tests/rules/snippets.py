@@ -29,6 +29,7 @@ _DRAWS: list[dict[str, dict[str, Any]]] = [
     {"ddp": {"static_graph": True}},
     {"ddp": {"find_unused_parameters": True}},
     {"loader": {"sampler": "_InfiniteConstantSampler"}},
+    {"loader": {"sampler": "_InfiniteConstantSampler"}, "job": {"device": "cuda"}},
     {"loader": {"sampler": "DistributedSampler", "num_workers": 2, "batch_size": 4}},
 ]
 """What is laid over the facts of each test that fires a rule."""

@@ -211,6 +211,7 @@ _CLAIMS: list[tuple[str, str, Callable[[], Any], Any]] = [
     ("dataloader/starved", "torch 2.6 and newer", _default("torch.utils.data.DataLoader", "in_order"), True),
     ("dataloader/one-rank-late", "torch 2.6 and newer", _default("torch.utils.data.DataLoader", "in_order"), True),
     ("dataloader/one-rank-late", "loader.prefetch_factor or 2", _says("torch.utils.data.DataLoader", "prefetch_factor = 2"), True),
+    ("dataloader/starved", "names forkserver and spawn for NCCL", _says(_DDP, "NCCL2 are not fork safe"), True),
     ("dataloader/worker-restart", "persistent_workers=False", _default("torch.utils.data.DataLoader", "persistent_workers"), False),
     ("sync/checkpoint", "group of its own", _default(_SAVE, "process_group"), None),
     ("sync/checkpoint", 'new_group(backend="gloo")', _says(_SAVE, "A CPU backend must be enabled for async save"), True),

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2 import Environment
 
 from tests.hook.recording import forked, plain_environment
-from tests.rules.snippets import Snippet, rendered
+from tests.rules.snippets import PACK, Snippet, rendered
 
 SNIPPETS = rendered()
 
@@ -184,6 +185,23 @@ def test_it_is_known_where_each_snippet_stands() -> None:
     ]
 
 
+def test_every_branch_of_a_snippet_is_drawn() -> None:
+    shown: dict[tuple[str, int], str] = {}
+    for each in SNIPPETS:
+        shown[each.rule, each.fix] = shown.get((each.rule, each.fix), "") + each.text + "\n"
+    unseen = []
+    for rule in PACK.rules.values():
+        for number, fix in enumerate(rule.fixes):
+            pieces = [text for _, kind, text in Environment().lex(fix.snippet or "") if kind == "data"]
+            lines = [line.strip() for piece in pieces for line in piece.splitlines()]
+            unseen += [
+                (rule.id, line)
+                for line in lines
+                if line != "#" and line not in shown.get((rule.id, number), "")
+            ]
+    assert not unseen
+
+
 def test_snippets_run_to_their_end_and_keep_the_results(tmp_path: Path) -> None:
     _check(
         [_case(each) for each in _python("setup", "wrap", "step", "train", "update", "loop", "after")],
@@ -233,9 +251,15 @@ def test_all_that_a_report_may_propose_runs_together(tmp_path: Path) -> None:
         ", ".join(f"{k}={v}" for k, v in arguments.items())
     )
     cases = [_case(each) for each in _python("train") if "or step == 0" in each.sections[0]]
-    assert len(cases) == 2
+    assert len(cases) == 2  # of the rules redundant-sync and communication-bound
     steps = [_case(each) for each in _python("step") if "dcp.save(" not in each.text]
     joined = {part: "\n".join(case[part] for case in steps) for part in ("before", "step", "after")}
+    hooks = [_case(each) for each in _python("setup") if "register_comm_hook" in each.text]
+    cases += [
+        {**case, "key": hook["key"], "before": hook["before"], "expected": "other"}
+        for hook in hooks
+        for case in cases[:1]
+    ]
     cases.append({**steps[0], **joined})
     optimizer = "optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)"
     together = [{**case, "before": f"{wrap}\n{optimizer}\n{case['before']}", "wraps": True} for case in cases]
