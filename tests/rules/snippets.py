@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -61,44 +62,36 @@ class Snippet(NamedTuple):
         return tuple(ast.unparse(ast.parse(each)) for each in found.values())  # type: ignore[return-value]
 
 
-def rendered(removed: bool = False) -> list[Snippet]:
-    """Every snippet of every rule, each different code once; ``removed``: also with each fact taken away."""
+@functools.cache
+def rendered() -> list[Snippet]:
+    """Every snippet of every rule, each different code once."""
     found: dict[Any, Snippet] = {}
+    seen: set[Snippet] = set()
+    common = msgspec.structs.replace(PACK.common, short_window=None)
     for rule in PACK.rules.values():
-        for facts in _drawn(rule, removed):
-            for number, text in enumerate(rule.fixes):
-                if text.snippet is None:
+        # A fix that is shown is known by its number, in the place of its sources.
+        fixes = [msgspec.structs.replace(fix, docs=[str(number)]) for number, fix in enumerate(rule.fixes)]
+        numbered = msgspec.structs.replace(rule, fixes=fixes)
+        for facts in _drawn(rule):
+            outcome = outcome_of(numbered, common, facts)
+            assert not outcome.errors, (rule.id, outcome.errors)
+            for fix in (fix for finding in outcome.findings for fix in finding.fixes if fix.snippet):
+                snippet = Snippet(rule.id, int(fix.docs[0]), fix.title, fix.snippet or "")
+                if snippet in seen:
                     continue
-                for snippet in _of(rule, number, facts):
-                    code = snippet.text if snippet.kind == "shell" else snippet.sections
-                    found.setdefault((rule.id, number, code), snippet)
+                seen.add(snippet)
+                code = snippet.text if snippet.kind == "shell" else snippet.sections
+                found.setdefault((rule.id, snippet.fix, code), snippet)
     return list(found.values())
 
 
-def _of(rule: Rule, number: int, facts: dict[str, Any]) -> Iterator[Snippet]:
-    alone = msgspec.structs.replace(rule, fixes=[rule.fixes[number]])
-    common = msgspec.structs.replace(PACK.common, short_window=None)
-    try:
-        outcome = outcome_of(alone, common, facts)
-    except msgspec.ValidationError:  # a cost without its milliseconds
-        return
-    assert not outcome.errors, (rule.id, outcome.errors)
-    for finding in outcome.findings:
-        for fix in finding.fixes:
-            yield Snippet(rule.id, number, fix.title, fix.snippet or "")
-
-
-def _drawn(rule: Rule, removed: bool) -> Iterator[dict[str, Any]]:
+def _drawn(rule: Rule) -> Iterator[dict[str, Any]]:
+    read = " ".join(f"{fix.when} {fix.snippet}" for fix in rule.fixes)
     for test in rule.tests:
-        if not test.fires:
-            continue
-        for draw in _DRAWS:
+        for draw in _DRAWS if test.fires else ():
+            if draw and not any(f"{group}.{name}" in read for group in draw for name in draw[group]):
+                continue
             facts: dict[str, Any] = copy.deepcopy(test.facts)
             for group, values in draw.items():
                 facts.setdefault(group, {}).update(values)
             yield facts
-        for group in test.facts if removed else ():
-            for name in test.facts[group] if isinstance(test.facts[group], dict) else ():
-                facts = copy.deepcopy(test.facts)
-                del facts[group][name]
-                yield facts

@@ -114,6 +114,18 @@ def test_snippets_take_only_known_names_from_the_script() -> None:
     assert {each for each in unknown if not each[0].startswith("run/")} == set()
 
 
+def test_no_snippet_passes_dots_as_an_argument() -> None:
+    """``DataLoader(..., num_workers=2)`` is a program, but one that raises."""
+    calls = [
+        (each, node)
+        for each in _PYTHON
+        for node in ast.walk(ast.parse(each.text))
+        if isinstance(node, ast.Call)
+    ]
+    dots = {each.rule for each, call in calls for argument in call.args if ast.unparse(argument) == "..."}
+    assert {rule for rule in dots if not rule.startswith("run/")} == set()
+
+
 @pytest.mark.parametrize(
     ("text", "names"),
     [

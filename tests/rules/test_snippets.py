@@ -6,6 +6,7 @@ import ast
 import json
 import re
 import subprocess
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from tests.hook.recording import forked, plain_environment
 from tests.rules.snippets import PACK, Snippet, rendered
 
 SNIPPETS = rendered()
+pytestmark = pytest.mark.skipif(
+    tuple(map(int, version("torch").split(".")[:2])) < (2, 13), reason="snippets are for torch 2.13 and newer"
+)
 
 _RUNS: dict[str, dict[int, str]] = {
     "allreduce/communication-bound": {
