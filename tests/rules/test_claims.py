@@ -114,6 +114,19 @@ def test_snippets_take_only_known_names_from_the_script() -> None:
     assert {each for each in unknown if not each[0].startswith("run/")} == set()
 
 
+def test_loaders_of_snippets_keep_each_rank_s_part() -> None:
+    """A DataLoader without the script's sampler gives every rank the same samples, and nothing fails."""
+    lacking: set[tuple[str, int]] = set()
+    for each in _PYTHON:
+        calls = [node for node in ast.walk(ast.parse(each.text)) if isinstance(node, ast.Call)]
+        loaders = [node for node in calls if ast.unparse(node.func) == "DataLoader"]
+        if any("sampler" not in {keyword.arg for keyword in node.keywords} for node in loaders):
+            lacking.add((each.rule, each.fix))
+    # Those of an IterableDataset, which takes none, are another text of the same fix.
+    with_sampler = {(each.rule, each.fix) for each in _PYTHON if "sampler=" in each.text}
+    assert {each for each in lacking - with_sampler if not each[0].startswith("run/")} == set()
+
+
 def test_no_snippet_passes_dots_as_an_argument() -> None:
     """``DataLoader(..., num_workers=2)`` is a program, but one that raises."""
     calls = [
