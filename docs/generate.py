@@ -14,7 +14,7 @@ from ddpdoctor.diagnose.diagnosis import Finding
 from ddpdoctor.diagnose.load import RuleSet, load_rules
 from ddpdoctor.diagnose.rule import Common, FixText, Rule, Threshold
 from ddpdoctor.diagnose.schema import PUBLISHED, json_schema
-from ddpdoctor.diagnose.selftest import outcome_of
+from ddpdoctor.diagnose.selftest import names_taken, outcome_of, snippet_kind
 from ddpdoctor.measure.facts import Cost, Facts
 from ddpdoctor.measure.hangfacts import StopFacts
 from ddpdoctor.measure.memoryfacts import Growth
@@ -149,10 +149,22 @@ def _fix(rule: Rule, text: FixText, common: Common) -> str:
         lines.append(f"Where `{' '.join(text.when.split())}`.")
     lines.append(fix.why)
     if fix.snippet:
-        lines.append(f"```\n{fix.snippet}\n```")
+        lines += [f"```\n{fix.snippet}\n```", _ran(fix.snippet)]
     if fix.trade_off:
         lines.append(f"Trade-off: {fix.trade_off}")
     return "\n\n".join([*lines, "\n".join(f"<{url}>" for url in fix.docs)])
+
+
+def _ran(snippet: str) -> str:
+    """Whether the tests run the snippet, and what it takes from the user's script."""
+    kind = snippet_kind(snippet)
+    if kind == "shell":
+        return "Not run in the tests: commands for a shell, of which only the syntax is checked."
+    names = ", ".join(f"`{name}`" for name in names_taken(snippet))
+    taken = f"From your script: {names}. " if names else ""
+    if kind == "gpu":
+        return taken + "Not run in the tests: needs a GPU. Its names are looked up in torch."
+    return taken + "The tests run it in a job of two ranks."
 
 
 def _thresholds(thresholds: dict[str, Threshold]) -> str:

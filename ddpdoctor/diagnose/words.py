@@ -68,6 +68,12 @@ def number(value: float) -> str:
     )
 
 
+def since(version: str | None, first: str) -> bool:
+    """Whether ``version`` is known and at least ``first``, which has two numbers: "2.13.0+cpu" since "2.9" is True."""
+    known = re.match(r"(\d+)\.(\d+)", version or "")
+    return known is not None and tuple(map(int, known.groups())) >= tuple(map(int, first.split(".")))
+
+
 def ordinal(value: float) -> str:
     """1.0 -> "1st", 2 -> "2nd", 10 -> "10th", 21 -> "21st"."""
     number = round(value)
@@ -341,6 +347,7 @@ def _environment() -> jinja2.Environment:
         beside_others=beside_others,
         sentence=sentence,
         headroom=headroom,
+        since=since,
     )
     return environment
 

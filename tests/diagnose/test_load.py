@@ -59,7 +59,7 @@ def written(folder: Path, text: str) -> Path:
         (
             "title: Reduce fragmentation with expandable segments",
             "title: '{% if %}'",
-            "`fixes[3].title`",
+            "`fixes[4].title`",
             "not a Jinja2 template",
         ),
         ("needs: [gpu.memory_used_share]", "needs: [gpu.memory]", "`needs`", "no fact 'gpu.memory'"),

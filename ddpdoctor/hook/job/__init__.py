@@ -19,6 +19,7 @@ from .registry import (
 from .roles import Role, Roles
 from .source_lines import MOST_FRAMES, CodeKinds, Lines, calling_frame, place_of
 from .torch_objects import (
+    backend_of,
     describe_ddp,
     describe_loader,
     describe_optimizer,

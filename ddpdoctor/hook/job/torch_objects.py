@@ -67,6 +67,14 @@ def group_name(group: Any) -> str:
         return "?"
 
 
+def backend_of(group: Any = None) -> str:
+    """A process group's backend; where ``init_process_group`` was given none, those of its devices ("cpu:gloo,cuda:nccl")."""
+    import torch.distributed as dist
+
+    name = str(dist.get_backend(group))
+    return str(dist.get_backend_config(group)) if name == "undefined" else name
+
+
 def process_groups() -> dict[str, Any]:
     """The backend, and all process groups that this rank belongs to."""
     import torch.distributed as dist
@@ -81,12 +89,12 @@ def process_groups() -> dict[str, Any]:
         groups.append(
             {
                 "name": c10d._world.pg_names.get(group),
-                "backend": str(dist.get_backend(group)),
+                "backend": backend_of(group),
                 "ranks": listed,
                 "size": size,
             }
         )
-    return {"backend": str(dist.get_backend()), "process_groups": groups}
+    return {"backend": backend_of(), "process_groups": groups}
 
 
 def describe_ddp(ddp: Any) -> dict[str, Any]:

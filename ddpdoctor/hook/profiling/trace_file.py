@@ -13,6 +13,7 @@ from typing import Any, Callable
 from ...rundir import FLIGHT_FILE, RAW_FILE, TooLargeError, reason_of, spools_in
 from ...rundir.raw_traces import raw_folder
 from ..guard import error_line, part
+from ..job import backend_of
 from ..patching import guarded
 from ..recording import Session
 
@@ -153,7 +154,7 @@ def _header(session: Session) -> dict[str, Any]:
         from torch.distributed import distributed_c10d as c10d
 
         if dist.is_initialized():
-            info["backend"] = dist.get_backend()
+            info["backend"] = backend_of()
             configs = getattr(c10d, "_get_all_pg_configs", None)
             if configs is not None:
                 info["pg_config"] = configs()

@@ -62,12 +62,15 @@ class StepPattern(msgspec.Struct, frozen=True):
         match self.kind:
             case PatternKind.FROM_STEP:
                 behind = (first <= numbers) & (numbers <= last)
-                before = (2 * first - last - 1 <= numbers) & (numbers < first)
+                # Step 0 contains the preparation.
+                before = (max(2 * first - last - 1, 1) <= numbers) & (numbers < first)
                 is_slower = (self.after_ms or 0.0) >= (self.before_ms or 0.0)
                 return (behind, before) if is_slower else (before, behind)
             case PatternKind.GROWING:
                 quarter = first + (last - first) // 4
-                return (quarter <= numbers) & (numbers <= last), (first <= numbers) & (numbers < quarter)
+                return (quarter <= numbers) & (numbers <= last), (max(first, 1) <= numbers) & (
+                    numbers < quarter
+                )
         long = np.isin(numbers, self.steps)
         return long, ~long
 
