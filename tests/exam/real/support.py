@@ -4,14 +4,18 @@ from __future__ import annotations
 
 SWITCH = '''\
 """How much of each planned extra there is, by key; nothing where it is off or another rank's."""
+import contextlib
+import functools
 import json
 import os
 import pathlib
 import random
+import time
 
 plan = json.loads(pathlib.Path(__file__).with_name("plan.json").read_text())
 off = set()
 calls = {}
+given = {}
 chance = random.Random(os.environ.get("RANK"))
 
 
@@ -22,6 +26,10 @@ def amount(key):
         return 0
     calls[key] = calls.get(key, -1) + 1
     every = extra["every"]
+    if "by_step" in extra:
+        step = calls[key] // extra["calls"]
+        given[key] = extra["by_step"][step] if step < len(extra["by_step"]) else 0
+        return given[key]
     if extra.get("when") == "by chance":
         due = chance.random() * every < 1
     elif extra.get("when") == "in turn":
@@ -29,6 +37,20 @@ def amount(key):
     else:
         due = calls[key] % every == every - 1
     return extra["amount"] if due else 0
+
+
+@functools.cache
+def log():
+    return open(f"planted-{os.environ['RANK']}.txt", "a", buffering=1)
+
+
+@contextlib.contextmanager
+def noted(key):
+    """Writes down the step of what is planted in there, and its seconds, where there is any."""
+    begun = time.perf_counter()
+    yield
+    if given.pop(key, 0):
+        print(calls[key] // plan["extras"][key]["calls"], time.perf_counter() - begun, file=log())
 '''
 
 TIMES = '''\
