@@ -118,7 +118,7 @@ def _told(finding: dict[str, Any], diagnosis: dict[str, Any]) -> Told:
     ]
     if how == "range":
         slower = event["after_ms"] >= event["before_ms"]
-        ends = ends if slower else (0, ends[0] - 1)
+        ends = (ends[0], steps - 1) if slower else (0, ends[0] - 1)  # as the finding words it
     return Told(finding, how, event["kind"], ends, event["every"], event["total_s"])
 
 

@@ -17,7 +17,7 @@ from tests.exam.planted import Case, Fault, When
 from . import twin
 from .draw import HEALTHY_SHARE, Program, program
 from .kinds import KINDS, Asked, Shape
-from .record import JOB_S, run
+from .record import JOB_S, busy_s, load_between, run
 
 STEPS = 399
 """Of the recorded run; a multiple of three, for programs of three epochs."""
@@ -54,8 +54,10 @@ def record(seed: int, folder: Path) -> Case:
         every, parts = schedule(draw, how, extra["wanted_ms"] / 1e3)
         extra["by_step"] = [extra["amount"] * part for part in parts]
     (job / "plan.json").write_text(json.dumps(plan))
+    before = busy_s()
     run(drawn, folder)
     case = truth(drawn, how, every, plan, job)
+    case.shape["load"] = load_between(before, busy_s())
     case.write(folder)
     return case
 
