@@ -51,7 +51,7 @@ Of jobs with work at drawn times:
 
 | mark | asked if | right if |
 | --- | --- | --- |
-| rule | there is a fault | a finding of the family `run` names its kind of work, or another finding describes it or names its line |
+| rule | there is a fault | a finding of the family `run` has its kind of work, or an unknown one; or another describes it or has its line |
 | rank, line | the rule is right, and the rank | as above |
 | when | there is a fault | such a finding says its first and last step to 2 % of the run; or n exactly, and those to n steps |
 | seconds | that is right | they are within a fifth of those that the job has noted |

@@ -1,9 +1,9 @@
 """Compares when a diagnosis says that work comes in a run with when the job has noted it.
 
-Asked of each planted work: whether a finding tells of it (of the family ``run`` with this kind of work, or one whose page describes
-it or that stands on its line), the ranks, the line, when (first and last step within 2 % of the run, n exact), and its seconds of the run
-within a fifth. Asked of each run: whether its account adds up to the launcher's time within 1 %; silence, that is, no other pattern; and
-whether no finding calls the work at the planted line a cost of every step where it is not in every step.
+Asked of each planted work: whether a finding tells of it (of the family ``run`` with this kind of work or an unknown one, or one whose
+page describes it or that stands on its line), the ranks, the line, when (first and last step within 2 % of the run, n exact), and its
+seconds of the run within a fifth; and whether no finding calls the work at the planted line a cost of every step where it is not in
+every step. Asked of each run: whether its account adds up to the launcher's time within 1 %; and silence, that is, no other pattern.
 """
 
 from __future__ import annotations
@@ -67,20 +67,20 @@ def mark_when(case: Case, diagnosis: dict[str, Any]) -> Mark:
             continue
         named = [each for each in told if _names(each, fault, fault.when)]
         its = [each for each in named if _ranks(each, every_rank) == set(fault.ranks or every_rank)]
-        timely = [each for each in its if _is_timely(each, fault.when)]
-        explained += timely or its
+        timely = [each for each in named if _is_timely(each, fault.when)]
+        explained += timely or named
         truth = f"{fault.kind} of {fault.ranks} {fault.when}"
         ask("rule", bool(named), f"{truth} not reported")
         if named:
             ask("rank", bool(its), f"{truth} reported of {[each.finding['ranks'] for each in named]}")
         if its:
-            lines = [first_line(each.finding) for each in timely or its]
+            lines = [first_line(each.finding) for each in its if each in timely or not timely]
             ask(
                 "line",
                 any(line in fault.lines for line in lines),
                 f"{truth} at {fault.lines}, reported at {lines}",
             )
-        ask("when", bool(timely), f"{truth} reported as {[str(each) for each in its]}")
+        ask("when", bool(timely), f"{truth} reported as {[str(each) for each in named]}")
         if timely:
             least, most = fault.when.seconds
             near = any(
@@ -125,7 +125,7 @@ def _told(finding: dict[str, Any], diagnosis: dict[str, Any]) -> Told:
 def _names(told: Told, fault: Fault, when: When) -> bool:
     """Whether it tells of the planted work, whenever it says that it comes."""
     if told.is_pattern:
-        return told.work == when.work
+        return told.work in (when.work, None)
     return told.finding["rule"] in fault.rules or first_line(told.finding) in fault.lines
 
 

@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.exam import planted
@@ -41,7 +42,9 @@ def test_the_job_notes_its_seconds_by_step(kind: str, tmp_path: Path) -> None:
     extras = json.loads((tmp_path / "plan.json").read_text())["extras"]
     ranks = range(drawn.world) if drawn.faults[0].ranks is None else drawn.faults[0].ranks
     for rank in ranks:
-        (tmp_path / f"planted-{rank}.txt").write_text("7 0.5\n7 0.25\n9 1\n399 5\n")
+        noted_s = np.zeros(when.STEPS)
+        noted_s[[7, 9]] = 0.75, 1.0
+        noted_s.tofile(tmp_path / f"planted-{rank}")
     (tmp_path / "twin.json").write_text('{"base_ms": 20.0}')
     case = when.truth(drawn, "since", None, {"extras": extras}, tmp_path)
     (fault,) = case.faults
@@ -95,7 +98,7 @@ def marked(how: str, findings: list[dict[str, Any]], **run: Any) -> set[str]:
     [
         ({}, {}, set()),
         ({"kind": "data"}, {}, {"rule", "when", "silence"}),
-        ({}, {"ranks": [0]}, {"rank", "when", "silence"}),
+        ({}, {"ranks": [0]}, {"rank"}),
         ({}, {"where": [{"file": "train.py", "line": 9}]}, {"line"}),
         ({"steps": [290, 398]}, {}, {"when"}),
         ({"after_ms": 10.0}, {}, {"when"}),

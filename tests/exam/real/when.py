@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tests.exam.planted import Case, Fault, When
 
@@ -74,8 +75,8 @@ def schedule(draw: random.Random, how: str, unit_s: float) -> tuple[int | None, 
         "since": lambda step: much if step >= at else 0,
         "until": lambda step: much if step < at else 0,
         "growing": lambda step: 2 * much * step / STEPS,
-        "once": lambda step: 3 * much / unit_s if step in pauses else 0,
-        "twice": lambda step: 3 * much / unit_s if step in pauses else 0,
+        "once": lambda step: 2 * much / unit_s if step in pauses else 0,
+        "twice": lambda step: 2 * much / unit_s if step in pauses else 0,
     }
     return every, [amounts[how](step) for step in range(STEPS)]
 
@@ -84,19 +85,12 @@ def truth(drawn: Program, how: str, every: int | None, plan: dict[str, Any], job
     """What the job has noted. A step ends with the optimizer, so that work after it is of the next one."""
     faults = []
     for each in drawn.faults:
-        # Noted in the seconds of one rank each, by step.
-        noted: list[defaultdict[int, float]] = []
-        for rank in range(drawn.world) if each.ranks is None else each.ranks:
-            noted.append(defaultdict(float))
-            for line in (job / f"planted-{rank}.txt").read_text().splitlines():
-                step = int(line.split()[0]) + (plan["extras"][each.key]["site"] == "after")
-                if step < STEPS:
-                    noted[-1][step] += float(line.split()[1])
-        steps = sorted({step for of_rank in noted for step in of_rank})
-        seconds = (
-            sum(sum(of_rank.values()) for of_rank in noted) / len(noted),
-            sum(max(of_rank[step] for of_rank in noted) for step in steps),
-        )
+        ranks = range(drawn.world) if each.ranks is None else each.ranks
+        noted = np.array([np.fromfile(job / f"planted-{rank}") for rank in ranks])
+        if plan["extras"][each.key]["site"] == "after":
+            noted = np.pad(noted, ((0, 0), (1, 0)))[:, :-1]
+        steps = [int(step) for step in np.flatnonzero(noted.any(axis=0))]
+        seconds = (float(noted.sum() / len(ranks)), float(noted.max(axis=0).sum()))
         work = (
             "host"
             if each.rules == KINDS[each.kind].rules_without_loader
@@ -104,8 +98,10 @@ def truth(drawn: Program, how: str, every: int | None, plan: dict[str, Any], job
         )
         ends = tuple(steps) if how in ("once", "twice") else (steps[0], steps[-1])
         when = When(how, work, ends, STEPS, seconds, every)
-        ranks = None if each.ranks is None else tuple(each.ranks)
+        culprits = None if each.ranks is None else tuple(each.ranks)
         lines = tuple(drawn.lines[each.key])
-        faults.append(Fault(each.kind, each.rules, ranks, 1e3 * seconds[0] / STEPS, lines=lines, when=when))
+        faults.append(
+            Fault(each.kind, each.rules, culprits, 1e3 * seconds[0] / STEPS, lines=lines, when=when)
+        )
     base_ms = json.loads((job / "twin.json").read_text())["base_ms"]
     return Case(drawn.seed, "when", base_ms, tuple(faults), shape=drawn.shape)
