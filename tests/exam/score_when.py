@@ -17,6 +17,8 @@ from .planted import Case, Fault, When
 from .score import Mark, first_line, summary
 
 STEPS_PART, SECONDS_PART, ACCOUNT_PART = 0.02, 0.2, 0.01
+NO_PARTS = ("wall_s", "joining_s", "exit_s")
+"""Seconds of a run that are the whole, or contained in a part."""
 EVENTS = {
     "run/pause": "pause",
     "run/every-nth-step": "rhythm",
@@ -150,5 +152,5 @@ def _is_timely(told: Told, when: When) -> bool:
 def _account(diagnosis: dict[str, Any]) -> tuple[float, float]:
     """Seconds of all parts together, and from the launcher's start to its end."""
     run = diagnosis["facts"]["run"]
-    parts_s = sum(part or 0.0 for name, part in run.items() if name.endswith("_s") and name != "wall_s")
+    parts_s = sum(part or 0.0 for name, part in run.items() if name.endswith("_s") and name not in NO_PARTS)
     return parts_s, diagnosis["job"]["duration_s"]
