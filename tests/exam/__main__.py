@@ -18,10 +18,11 @@ from typing import Any
 
 from . import planted
 from .page import HALVES, page
-from .real import link
+from .real import link, when
 from .real.kinds import KINDS, TRAPS, Asked
 from .real.record import RUN, record
-from .score import ASKED, Mark, mark, totals
+from .score import Mark, asked_in, mark, totals
+from .score_when import mark_when
 
 REAL, GENERATED = 10, 100
 """Cases where neither number is given: some minutes on two cores."""
@@ -34,6 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--seed", type=int, default=1, help="the first case's; each further case has the next [1]"
     )
     parser.add_argument("--real", type=int, metavar="K", help="so many jobs on CPU ranks")
+    parser.add_argument(
+        "--when", type=int, metavar="K", help="so many jobs on CPU ranks with work at drawn times of the run"
+    )
     parser.add_argument("--generated", type=int, metavar="K", help="so many traces of simulated GPU jobs")
     parser.add_argument(
         "--each",
@@ -55,10 +59,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--remark", default="", metavar="TEXT", help="a sentence at the page's head")
     chosen = parser.parse_args(arguments)
     real, generated = chosen.real or 0, chosen.generated or 0
-    given = (chosen.real, chosen.generated, chosen.each)
-    if given == (None, None, None) and not chosen.judge and not chosen.marks:
+    given = (chosen.real, chosen.when, chosen.generated, chosen.each)
+    if given == (None, None, None, None) and not chosen.judge and not chosen.marks:
         real, generated = REAL, GENERATED
     jobs: Jobs = [(str(seed), partial(record, seed)) for seed in range(chosen.seed, chosen.seed + real)]
+    seeds = range(chosen.seed, chosen.seed + (chosen.when or 0))
+    jobs += [(f"when-{seed}", partial(when.record, seed)) for seed in seeds]
     if chosen.each is not None:
         jobs += [job for job in each_kind(chosen.seed) if chosen.each in job[0]]
     if chosen.record:
@@ -87,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-EVIDENCE = {"real": RUN, "named": RUN, "generated": "traces"}
+EVIDENCE = {"real": RUN, "named": RUN, "when": RUN, "generated": "traces"}
 Found = Iterator[tuple[planted.Case, Path, Path]]
 Jobs = list[tuple[str, Callable[[Path], planted.Case]]]
 """Names, and what records the job of that name into a folder."""
@@ -174,8 +180,10 @@ def examined(case: planted.Case, evidence: Path) -> Mark:
         diagnosis: dict[str, Any] = msgspec.to_builtins(ddpdoctor.analyze(evidence), enc_hook=_plain)
     except DdpDoctorError as error:
         diagnosis = {"job": {"ranks_seen": []}, "steps": {"mean_ms": None}, "findings": []}
+        diagnosis["job"]["duration_s"] = 0.0
+        diagnosis["facts"] = {"run": {}}
         print(f"{case.half} {case.seed}: no diagnosis: {error}", file=sys.stderr, flush=True)
-    marked = mark(case, diagnosis)
+    marked = (mark_when if case.half == "when" else mark)(case, diagnosis)
     for miss in marked.misses:
         print(f"{case.half} {case.seed}: {miss}", file=sys.stderr, flush=True)
     return marked
@@ -192,9 +200,11 @@ def _tell(marks: list[Mark]) -> None:
         if not of_half:
             continue
         print(f"\n{half}: {len(of_half)} cases")
-        print(f"{'':20}" + "".join(f"{what:>12}" for what in ASKED))
-        for kind, row in totals(of_half).items():
-            print(f"{kind:20}" + "".join(f"{f'{row[what][0]}/{row[what][1]}':>12}" for what in ASKED))
+        rows = totals(of_half)
+        columns = asked_in(rows)
+        print(f"{'':20}" + "".join(f"{what:>12}" for what in columns))
+        for kind, row in rows.items():
+            print(f"{kind:20}" + "".join(f"{f'{row[what][0]}/{row[what][1]}':>12}" for what in columns))
         for each in of_half:
             if each.misses or each.doubts:
                 print(f"seed {each.seed} ({' + '.join(each.kinds) or 'healthy'})")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from .real.kinds import TRAPS
-from .score import ASKED, Mark, totals
+from .score import ASKED, Mark, asked_in, totals
 
 HALVES = {
     "real": "Jobs on CPU ranks, recorded by `ddpdoctor run`",
+    "when": "Jobs on CPU ranks with work at drawn times of the run",
     "named": "Each kind of fault and each trap, asked by name",
     "generated": "Traces of simulated GPU jobs",
 }
@@ -26,6 +27,9 @@ hosts, devices and links that shares no code with the analysis. Topology, clocks
 recorded are random. A fault takes 8 to 45 % of the step on a random rank at a known line. A fifth of the jobs are healthy, a fifth
 have two faults.
 
+**Jobs with work at drawn times** (`--when`) are such programs with steps of about 20 ms. The fault is in every step, in every n-th one,
+from a step on, until a step, grows, or is a pause of one or two steps. The job notes in which steps it does that work, and for how long.
+
 **Ground truth.** The cost of a fault is what its removal saves: the same program or simulation runs with all faults, without each,
 and without any. Variants of real programs alternate, and the median difference counts.
 
@@ -42,6 +46,18 @@ state. Real jobs are recorded first, and diagnosed later.
 | price | a rank is right, and the ground truth scatters by less than a quarter | it is within a third of the saving |
 | range | the finding has one | the saving lies in it |
 | silence | always | there is no other warning or critical finding, except effects and statements that are true anyway |
+
+Of jobs with work at drawn times:
+
+| mark | asked if | right if |
+| --- | --- | --- |
+| rule | there is a fault | a finding of the family `run` has its kind of work, or an unknown one; or another describes it or has its line |
+| rank, line | the rule is right, and the rank | as above |
+| when | there is a fault | such a finding says its first and last step to 2 % of the run; or n exactly, and those to n steps |
+| seconds | that is right | they are within a fifth of those that the job has noted |
+| rate | the fault is in some steps only | no finding at its line says *in every step* |
+| silence | always | no finding of the family `run` says anything else |
+| account | always | the parts of the run add up to the launcher's time within 1 % |
 
 Two faults can hide each other: ranks wait for the latest, so removing either saves nothing and removing both saves a lot. One of
 them must be named; naming either is no false positive. A price is right if it lies between what a fault costs beside the other and
@@ -74,20 +90,15 @@ def _examined(marks: Sequence[Mark]) -> str:
 
 def _table(marks: Sequence[Mark]) -> str:
     rows = totals(marks)
+    columns = asked_in(rows)
     whole = rows.pop("all")
-    shares = [
-        f"{right}/{asked} ({_percent(right, asked)})" if asked else "" for right, asked in _cells(whole)
-    ]
-    lines = [f"| fault | {' | '.join(ASKED)} |", "| --- |" + " --- |" * len(ASKED)]
+    shares = [f"{right}/{asked} ({_percent(right, asked)})" for right, asked in map(whole.get, columns)]
+    lines = [f"| fault | {' | '.join(columns)} |", "| --- |" + " --- |" * len(columns)]
     for kind, row in rows.items():
-        cells = [f"{right}/{asked}" if asked else "" for right, asked in _cells(row)]
+        cells = [f"{right}/{asked}" if asked else "" for right, asked in map(row.get, columns)]
         lines.append(f"| {kind} | {' | '.join(cells)} |")
     lines.append(f"| **all** | {' | '.join(shares)} |")
     return "\n".join(lines) + "\n"
-
-
-def _cells(row: dict[str, tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    return (row[what] for what in ASKED)
 
 
 def _percent(right: int, asked: int) -> str:

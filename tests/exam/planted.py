@@ -11,6 +11,23 @@ FILE_NAME = "truth.json"
 
 
 @dataclasses.dataclass(frozen=True)
+class When:
+    """In which steps of the run a planted work takes time, as the job itself has noted.
+
+    ``how``: "always", "every n-th", "since", "until", "growing", "once" or "twice". ``work``: the kind of work, as in ``run.*.kind``.
+    ``steps``: the first and the last one with it; of pauses each one. ``total``: number of steps of the run. ``seconds``: of the rank that
+    does it; of all ranks the mean over them, and the sum over the steps of the longest.
+    """
+
+    how: str
+    work: str
+    steps: tuple[int, ...]
+    total: int
+    seconds: tuple[float, float]
+    every: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Fault:
     """One planted fault. ``ranks`` are the culprits (None: all alike); ``lines`` are (file, line) that carry it.
 
@@ -26,6 +43,7 @@ class Fault:
     lines: tuple[tuple[str, int], ...] = ()
     may_be_information: bool = False
     alone_ms: float | None = None
+    when: When | None = None
 
     @property
     def between_ms(self) -> tuple[float, float]:
@@ -68,9 +86,16 @@ def read(folder: Path) -> Case:
                 "rules": tuple(each["rules"]),
                 "ranks": None if each["ranks"] is None else tuple(each["ranks"]),
                 "lines": tuple((file, line) for file, line in each["lines"]),
+                "when": _when(each.get("when")),
             }
         )
         for each in raw.pop("faults")
     ]
     raw.update(faults=tuple(faults), tolerated=tuple(raw["tolerated"]), doubts=tuple(raw["doubts"]))
     return Case(**raw)
+
+
+def _when(raw: dict[str, Any] | None) -> When | None:
+    if raw is None:
+        return None
+    return When(**{**raw, "steps": tuple(raw["steps"]), "seconds": tuple(raw["seconds"])})

@@ -22,7 +22,7 @@ from typing import Any
 
 from .planted import Case, Fault
 
-ASKED = ("rule", "rank", "line", "price", "range", "silence")
+ASKED = ("rule", "rank", "line", "when", "seconds", "rate", "price", "range", "silence", "account")
 ACCUSING = ("warning", "critical")
 SMALL_SHARE = 0.07
 """Below this share of the step a finding may be an information: 5 % make a warning, and prices are right to a third."""
@@ -82,7 +82,7 @@ def mark(case: Case, diagnosis: dict[str, Any]) -> Mark:
         elif not hidden:
             whose = _too_dear(whose, case) if _is(case, "cheap", fault) else []
         if whose and fault.lines and (fault in dear or hidden):
-            said = [_first_line(finding) for finding in whose]
+            said = [first_line(finding) for finding in whose]
             carried = any(line in fault.lines for line in said)
             ask("line", carried, f"{fault.kind} at {_lines(fault.lines)}, reported at {_lines(said)}")
         if whose and not _is(case, "noisy", fault):
@@ -153,7 +153,7 @@ def _per_step(finding: dict[str, Any], case: Case, diagnosis: dict[str, Any]) ->
 
 def summary(finding: dict[str, Any]) -> str:
     """One finding in a line."""
-    price, line = finding["costs_ms_per_step"], _first_line(finding)
+    price, line = finding["costs_ms_per_step"], first_line(finding)
     cost = "no price" if price is None else f"{price:.2f} ms"
     at = f" at {line[0]}:{line[1]}" if line else ""
     effect = f" (effect of {finding['caused_by']})" if finding.get("caused_by") else ""
@@ -170,6 +170,11 @@ def totals(marks: Iterable[Mark]) -> dict[str, dict[str, tuple[int, int]]]:
             right.setdefault(kind, Counter()).update(each.right)
             asked.setdefault(kind, Counter()).update(each.asked)
     return {kind: {what: (right[kind][what], asked[kind][what]) for what in ASKED} for kind in sorted(asked)}
+
+
+def asked_in(rows: dict[str, dict[str, tuple[int, int]]]) -> list[str]:
+    """The things that were asked at all in these totals, in order."""
+    return [what for what in ASKED if any(row[what][1] for row in rows.values())]
 
 
 def _is(case: Case, doubt: str, fault: Fault) -> bool:
@@ -199,7 +204,8 @@ def _prices(findings: list[dict[str, Any]]) -> list[float]:
     return [each["costs_ms_per_step"] for each in findings if each["costs_ms_per_step"] is not None]
 
 
-def _first_line(finding: dict[str, Any]) -> tuple[str, int] | None:
+def first_line(finding: dict[str, Any]) -> tuple[str, int] | None:
+    """File name and number of the line that the finding names first."""
     where = finding.get("where") or []
     return (PurePath(where[0]["file"]).name, where[0]["line"]) if where else None
 

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import sys
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def program(seed: int, folder: Path, asked: Asked | None = None) -> Program:
     extras: dict[str, dict[str, object]] = {}
     helpers: dict[str, str] = {}
     faults = [
-        _planted(draw, key, kind, shape, values, extras, helpers, world)
+        _planted(draw, key, kind, shape, values, extras, helpers, asked)
         for key, kind in zip(("a", "b"), kinds, strict=False)
     ]
     if len(faults) == 2 and faults[0].ranks == faults[1].ranks and faults[0].rules == faults[1].rules:
@@ -185,11 +186,11 @@ def _planted(
     values: dict[str, str],
     extras: dict[str, dict[str, object]],
     helpers: dict[str, str],
-    world: int,
+    asked: Asked,
 ) -> Planned:
     """Plants one fault: its lines among ``values`` and ``helpers``, its size among ``extras``."""
     kind = KINDS[name]
-    ranks = [draw.randrange(world)] if kind.one_rank else None
+    ranks = [draw.randrange(asked.world)] if kind.one_rank else None
     if name.startswith("checkpoint"):
         ranks = [0]
     extra: dict[str, object] = {
@@ -251,6 +252,10 @@ def _planted(
         and draw.random() < 0.5
     )
     lines, need = plant(draw, key, snippet, helpers, apart)
+    extra["site"] = site
+    if asked.noted:
+        lines = f'with noted("{key}"):\n{textwrap.indent(lines, "    ")}'
+        need += "from switch import noted\n"
     if site in texts.CAREFUL:
         of_class = texts.CAREFUL[site].replace("@{optimizer}", values["optimizer"])
         careful = fill(of_class, {"lines": lines})

@@ -25,6 +25,8 @@ class Asked:
     world: int = 2
     spawned: bool = False
     """Started by itself and its ranks by spawn, in the place of torchrun."""
+    noted: bool = False
+    """The job itself writes down in which steps it does what is planted, and for how long."""
 
 
 @dataclasses.dataclass(frozen=True)

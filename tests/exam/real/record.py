@@ -35,11 +35,11 @@ def record(seed: int, folder: Path, asked: Asked | None = None, trap: str = "") 
     if folder.exists():
         shutil.rmtree(folder)
     drawn = program(seed, folder / "job", asked)
-    before = _busy_s()
+    before = busy_s()
     twin.run(folder / "job", drawn.world, JOB_S)
     run(drawn, folder)
     timed = json.loads((folder / "job" / "twin.json").read_text())
-    case = truth(drawn, timed, _load(before, _busy_s()))
+    case = truth(drawn, timed, load_between(before, busy_s()))
     if asked is not None:
         case = dataclasses.replace(case, half="named", trap=trap)
     case.write(folder)
@@ -123,7 +123,7 @@ def run(
         raise RuntimeError(f"seed {drawn.seed} ended with {done.returncode}, see {job}/output.txt")
 
 
-def _busy_s() -> tuple[float, float, float]:
+def busy_s() -> tuple[float, float, float]:
     """CPU seconds that the machine worked, in all; those of our children; and the seconds of all its cores."""
     fields = [int(each) for each in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     ticks = os.sysconf("SC_CLK_TCK")
@@ -132,7 +132,7 @@ def _busy_s() -> tuple[float, float, float]:
     return (sum(fields) - idle) / ticks, own.children_user + own.children_system, sum(fields) / ticks
 
 
-def _load(before: tuple[float, float, float], after: tuple[float, float, float]) -> dict[str, float]:
+def load_between(before: tuple[float, float, float], after: tuple[float, float, float]) -> dict[str, float]:
     """Share of the machine that others took, and that nobody took, while the program ran."""
     busy, own, whole = (b - a for a, b in zip(before, after, strict=True))
     return {"others": round((busy - own) / whole, 3), "idle": round(1 - busy / whole, 3)}

@@ -1,0 +1,156 @@
+"""Compares when a diagnosis says that work comes in a run with when the job has noted it.
+
+Asked of each planted work: whether a finding tells of it (of the family ``run`` with this kind of work or an unknown one, or one whose
+page describes it or that stands on its line), the ranks, the line, when (first and last step within 2 % of the run, n exact), and its
+seconds of the run within a fifth; and whether no finding calls the work at the planted line a cost of every step where it is not in
+every step. Asked of each run: whether its account adds up to the launcher's time within 1 %; and silence, that is, no other pattern.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import Counter
+from typing import Any
+
+from .planted import Case, Fault, When
+from .score import Mark, first_line, summary
+
+STEPS_PART, SECONDS_PART, ACCOUNT_PART = 0.02, 0.2, 0.01
+NO_PARTS = ("wall_s", "joining_s", "exit_s")
+"""Seconds of a run that are the whole, or contained in a part."""
+EVENTS = {
+    "run/pause": "pause",
+    "run/every-nth-step": "rhythm",
+    "run/step-time-changed": "change",
+    "run/steps-get-longer": "growth",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Told:
+    """What one finding says of the time of its work; None where it says nothing of it."""
+
+    finding: dict[str, Any]
+    how: str
+    work: str | None = None
+    steps: tuple[int, ...] = ()
+    every: int | None = None
+    seconds: float | None = None
+
+    @property
+    def is_pattern(self) -> bool:
+        return self.finding["rule"] in EVENTS
+
+    def __str__(self) -> str:
+        of = f" of {self.work}" if self.work else ""
+        every = f", every {self.every}" if self.every else ""
+        ends = f" in {self.steps[0]} to {self.steps[-1]}" if self.steps else ""
+        return f"{summary(self.finding)}: {self.how}{of}{ends}{every}, {self.seconds or 0:.2f} s"
+
+
+def mark_when(case: Case, diagnosis: dict[str, Any]) -> Mark:
+    """Marks one diagnosis of a run whose work comes at known times."""
+    every_rank = set(diagnosis["job"]["ranks_seen"])
+    told = [_told(finding, diagnosis) for finding in diagnosis["findings"]]
+    right: Counter[str] = Counter()
+    asked: Counter[str] = Counter()
+    misses: list[str] = []
+
+    def ask(what: str, answer: bool, words: str) -> None:
+        asked[what] += 1
+        right[what] += answer
+        if not answer:
+            misses.append(f"{what}: {words}")
+
+    explained: list[Told] = []
+    for fault in case.faults:
+        if fault.when is None:
+            continue
+        named = [each for each in told if _names(each, fault, fault.when)]
+        its = [each for each in named if _ranks(each, every_rank) == set(fault.ranks or every_rank)]
+        timely = [each for each in named if _is_timely(each, fault.when)]
+        explained += timely or named
+        truth = f"{fault.kind} of {fault.ranks} {fault.when}"
+        ask("rule", bool(named), f"{truth} not reported")
+        if named:
+            ask("rank", bool(its), f"{truth} reported of {[each.finding['ranks'] for each in named]}")
+        if its:
+            lines = [first_line(each.finding) for each in its if each in timely or not timely]
+            ask(
+                "line",
+                any(line in fault.lines for line in lines),
+                f"{truth} at {fault.lines}, reported at {lines}",
+            )
+        ask("when", bool(timely), f"{truth} reported as {[str(each) for each in named]}")
+        if timely:
+            least, most = fault.when.seconds
+            near = any(
+                (1 - SECONDS_PART) * least <= each.seconds <= (1 + SECONDS_PART) * most
+                for each in timely
+                if each.seconds is not None
+            )
+            ask("seconds", near, f"{truth}, told {[each.seconds for each in timely]}")
+        if fault.when.how not in ("always", "growing"):
+            at_line = [each for each in told if first_line(each.finding) in fault.lines]
+            rates = [str(each) for each in at_line if each.how == "always"]
+            ask("rate", not rates, f"{truth}, told as a cost of every step: {rates}")
+    extra = [str(each) for each in told if each.is_pattern and each not in explained]
+    ask("silence", not extra, f"also a pattern: {extra}")
+    parts_s, wall_s = _account(diagnosis)
+    ask("account", abs(parts_s - wall_s) < ACCOUNT_PART * wall_s, f"{parts_s:.2f} s of {wall_s:.2f} s")
+    kinds = tuple(fault.when.how for fault in case.faults if fault.when)
+    said = tuple(str(each) for each in told)
+    return Mark(case.seed, case.half, kinds, dict(right), dict(asked), tuple(misses), case.doubts, said)
+
+
+def _told(finding: dict[str, Any], diagnosis: dict[str, Any]) -> Told:
+    """When the finding says that its work comes."""
+    cost_ms, steps = finding["costs_ms_per_step"], diagnosis["steps"]["count"]
+    if finding["rule"] not in EVENTS:
+        seconds = None if cost_ms is None else cost_ms * steps / 1e3
+        how = finding["persistence"] or "unknown"
+        every = re.search(r"every (\d+) steps", finding["explanation"])
+        ends = tuple(finding["steps"] or ((0, steps - 1) if how == "always" else ()))
+        return Told(finding, how, None, ends, int(every[1]) if every and how == "periodic" else None, seconds)
+    event = diagnosis["facts"]["run"][EVENTS[finding["rule"]]]
+    ends = tuple(event["steps"])
+    how = {"pause": "pause", "rhythm": "periodic", "change": "range", "growth": "growing"}[
+        EVENTS[finding["rule"]]
+    ]
+    if how == "range":
+        slower = event["after_ms"] >= event["before_ms"]
+        ends = (ends[0], steps - 1) if slower else (0, ends[0] - 1)  # as the finding words it
+    return Told(finding, how, event["kind"], ends, event["every"], event["total_s"])
+
+
+def _names(told: Told, fault: Fault, when: When) -> bool:
+    """Whether it tells of the planted work, whenever it says that it comes."""
+    if told.is_pattern:
+        return told.work in (when.work, None)
+    return told.finding["rule"] in fault.rules or first_line(told.finding) in fault.lines
+
+
+def _ranks(told: Told, every_rank: set[int]) -> set[int]:
+    return every_rank if told.finding["ranks"] is None else set(told.finding["ranks"])
+
+
+HOW = {"every n-th": "periodic", "since": "range", "until": "range", "once": "pause", "twice": "pause"}
+
+
+def _is_timely(told: Told, when: When) -> bool:
+    """Whether it says the steps in which the work comes: of a rhythm the first and last within one distance."""
+    if told.how != HOW.get(when.how, when.how) or told.every != when.every or not told.steps:
+        return False
+    near = max(STEPS_PART * when.total, when.every or 0)
+    ends = told.steps if when.how in ("once", "twice") else (told.steps[0], told.steps[-1])
+    return len(ends) == len(when.steps) and all(
+        abs(one - other) <= near for one, other in zip(ends, when.steps, strict=True)
+    )
+
+
+def _account(diagnosis: dict[str, Any]) -> tuple[float, float]:
+    """Seconds of all parts together, and from the launcher's start to its end."""
+    run = diagnosis["facts"]["run"]
+    parts_s = sum(part or 0.0 for name, part in run.items() if name.endswith("_s") and name not in NO_PARTS)
+    return parts_s, diagnosis["job"]["duration_s"]
