@@ -350,17 +350,19 @@ class Persistence(msgspec.Struct, frozen=True):
 def persistence(steps: Ints, hit: Mask) -> Persistence:
     """Say how something that happened in the ``hit`` ones of the ``steps`` spreads over them.
 
-    ``steps`` [N] are step numbers in rising order.
+    ``steps`` [N] are step numbers in rising order. Each stands for the steps between it and its neighbours: of a long job's later steps,
+    only one block in several is measured.
     """
     times, seen = steps[hit], len(steps)
     if not len(times):
         return Persistence("random", 0, seen, None, None)
     first, last, period = int(times[0]), int(times[-1]), None
-    between = int(((steps >= first) & (steps <= last)).sum())
+    stands_for = np.gradient(steps.astype(float)) if seen > 1 else np.ones(seen)
+    hits, between = stands_for[hit].sum(), stands_for[(steps >= first) & (steps <= last)].sum()
     patterned = len(times) >= PERSISTENCE.fewest_of_pattern
-    if len(times) >= PERSISTENCE.always_share * seen:
+    if hits >= PERSISTENCE.always_share * stands_for.sum():
         kind = "always"
-    elif patterned and len(times) >= PERSISTENCE.always_share * between:
+    elif patterned and hits >= PERSISTENCE.always_share * between:
         kind = "range"
     else:
         period = _period(times) if patterned else None

@@ -38,14 +38,14 @@ def test_no_scenario_is_replayed_twice(monkeypatch):
 HOST_MS = {
     "every 10th": np.where(np.arange(60) % 10 == 3, 106.0, 6.0),
     "since": np.where(np.arange(60) >= 40, 26.0, 6.0),
-    "until": np.where(np.arange(60) < 20, 26.0, 6.0),
+    "until": np.where((np.arange(60) < 20) & (np.arange(60) > 0), 26.0, 6.0),
     "growing": 6.0 + 0.5 * np.clip(np.arange(60) - 14, 0, None),
 }
 
 
 @pytest.mark.parametrize(
     ("when", "kind", "first", "last"),
-    [("every 10th", "periodic", 3, 53), ("since", "range", 40, 59), ("until", "range", 0, 19)],
+    [("every 10th", "periodic", 3, 53), ("since", "range", 40, 59), ("until", "range", 1, 19)],
 )
 def test_a_cost_is_in_the_steps_in_which_it_has_its_typical_size(when, kind, first, last):
     """Of 6 ms in all steps and much more in some, it is not said to be in every step."""

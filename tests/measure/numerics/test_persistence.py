@@ -44,3 +44,12 @@ def test_nothing_happens():
 def test_a_rhythm_is_seen_through_steps_that_were_not_measured():
     measured = np.array([s for s in range(200) if not 60 <= s < 75])
     assert persistence(measured, measured % 8 == 0).period == 8
+
+
+def test_later_steps_of_which_few_are_measured_count_as_much():
+    """Of steps 0 to 99 all are measured, of 100 to 399 one block of 8 in four; it happens in steps 0 to 119."""
+    steps = np.array([n for n in range(400) if n < 100 or n // 8 % 4 == 0])
+    found = persistence(steps, steps < 120)
+    assert (found.kind, found.first) == ("range", 0) and found.hit > 0.5 * found.seen
+    found = persistence(steps, steps < 300)
+    assert found.kind == "range"
