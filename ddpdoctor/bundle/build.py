@@ -28,7 +28,7 @@ _INCLUDED = (
 )
 _EXCLUDED = (
     *("launch/checkup.py", "launch/jobpython.py"),
-    *("telemetry/live.py", "telemetry/prometheus.py", "telemetry/reader.py"),
+    *("telemetry/goodput.py", "telemetry/live.py", "telemetry/prometheus.py", "telemetry/reader.py"),
     "telemetry/scrapes.py",
 )
 """Modules of these packages that recording does not need and that import msgspec or numpy."""
