@@ -47,18 +47,31 @@ class Mark:
     """Of each fault with a price: the step without it as it was measured, and as the diagnosis predicts it."""
 
 
+class Answers:
+    """Of each thing asked, how often right and how often it was asked; and the misses in words."""
+
+    def __init__(self) -> None:
+        self.right: Counter[str] = Counter()
+        self.asked: Counter[str] = Counter()
+        self.misses: list[str] = []
+
+    def ask(self, what: str, answer: bool, words: str) -> None:
+        """Counts one answer; ``words`` say what was missed."""
+        self.asked[what] += 1
+        self.right[what] += answer
+        if not answer:
+            self.misses.append(f"{what}: {words}")
+
+    def as_fields(self) -> tuple[dict[str, int], dict[str, int], tuple[str, ...]]:
+        """The fields of a :class:`Mark`."""
+        return dict(self.right), dict(self.asked), tuple(self.misses)
+
+
 def mark(case: Case, diagnosis: dict[str, Any]) -> Mark:
     """Marks one diagnosis. Faults that cost next to nothing are not asked for, and must not be told as dear."""
     findings = [_per_step(finding, case, diagnosis) for finding in diagnosis.get("findings", [])]
-    right: Counter[str] = Counter()
-    asked: Counter[str] = Counter()
-    misses: list[str] = []
-
-    def ask(what: str, answer: bool, words: str) -> None:
-        asked[what] += 1
-        right[what] += answer
-        if not answer:
-            misses.append(f"{what}: {words}")
+    answers = Answers()
+    ask = answers.ask
 
     named = {
         fault: [each for each in findings if _fits(each, fault, case, diagnosis)] for fault in case.faults
@@ -102,8 +115,8 @@ def mark(case: Case, diagnosis: dict[str, Any]) -> Mark:
         for fault, whose in named.items()
         if fault in dear and _prices(whose) and not _is(case, "noisy", fault)
     )
-    answers = (dict(right), dict(asked), tuple(misses), case.doubts, said)
-    return Mark(case.seed, case.half, kinds, *answers, without_ms)
+    fields = (*answers.as_fields(), case.doubts, said)
+    return Mark(case.seed, case.half, kinds, *fields, without_ms)
 
 
 def _to_be_told(case: Case) -> tuple[tuple[Fault, ...], tuple[Fault, ...]]:

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections import Counter
 from typing import Any
 
 from .planted import Case, Fault, When
-from .score import Mark, first_line, summary
+from .score import Answers, Mark, first_line, summary
 
 STEPS_PART, SECONDS_PART, ACCOUNT_PART = 0.02, 0.2, 0.01
 NO_PARTS = ("wall_s", "joining_s", "exit_s")
@@ -53,15 +52,8 @@ def mark_when(case: Case, diagnosis: dict[str, Any]) -> Mark:
     """Marks one diagnosis of a run whose work comes at known times."""
     every_rank = set(diagnosis["job"]["ranks_seen"])
     told = [_told(finding, diagnosis) for finding in diagnosis["findings"]]
-    right: Counter[str] = Counter()
-    asked: Counter[str] = Counter()
-    misses: list[str] = []
-
-    def ask(what: str, answer: bool, words: str) -> None:
-        asked[what] += 1
-        right[what] += answer
-        if not answer:
-            misses.append(f"{what}: {words}")
+    answers = Answers()
+    ask = answers.ask
 
     explained: list[Told] = []
     for fault in case.faults:
@@ -101,7 +93,7 @@ def mark_when(case: Case, diagnosis: dict[str, Any]) -> Mark:
     ask("account", abs(parts_s - wall_s) < ACCOUNT_PART * wall_s, f"{parts_s:.2f} s of {wall_s:.2f} s")
     kinds = tuple(fault.when.how for fault in case.faults if fault.when)
     said = tuple(str(each) for each in told)
-    return Mark(case.seed, case.half, kinds, dict(right), dict(asked), tuple(misses), case.doubts, said)
+    return Mark(case.seed, case.half, kinds, *answers.as_fields(), case.doubts, said)
 
 
 def _told(finding: dict[str, Any], diagnosis: dict[str, Any]) -> Told:
