@@ -138,7 +138,7 @@ _LEAST_OTHER = 0.005
 
 def run_line(diagnosis: Diagnosis) -> str:
     """Where the wall time of the run went: "Run: 41 s = start 12 s + steps 8 s + pauses 20 s + end 1 s; goodput 19 %
-    (its steps at their median length)". Empty where the
+    (steps × median step time / wall time)". Empty where the
     launcher's start and end are not known."""
     wall_s = words.number_fact(diagnosis, "run.wall_s")
     if wall_s is None or wall_s <= 0:
@@ -157,7 +157,9 @@ def run_line(diagnosis: Diagnosis) -> str:
     )
     goodput = words.number_fact(diagnosis, "run.goodput")
     share = (
-        "" if goodput is None else f"; goodput {words.percent(goodput)} (its steps at their median length)"
+        ""
+        if goodput is None
+        else f"; goodput {words.percent(goodput)} (steps × median step time / wall time)"
     )
     return f"Run: {words.seconds(wall_s)} = {shown}{share}"
 
