@@ -52,7 +52,7 @@ def test_the_published_job_is_diagnosed():
     ]
     assert diagnosis.findings[0].severity == "critical"
     assert diagnosis.job.world_size == 64
-    assert "S = 1.973" in " ".join(diagnosis.notes)
+    assert "the job takes 1.97 times as long" in " ".join(diagnosis.notes)
 
 
 @needs_published
