@@ -283,7 +283,7 @@ class _Run:
         return evaluate(expression, self.context)
 
     def _amount(self, field: str, expression: str) -> float | None:
-        """A cost; 0 for a negative one, None for null. Raises TypeError if the expression in ``field`` gives anything but a finite number."""
+        """The cost that ``field`` of the rule gives; 0 for a negative one, None for null. Raises TypeError if it is no finite number."""
         value = self._value(expression)
         if value is None:
             return None
