@@ -41,7 +41,11 @@ def test_restarts_that_one_hosts_launcher_does_not_count(tmp_path: Path) -> None
     """torchrun counts those that its own host's ranks cause; rank 1's host counts none of these two."""
     of_rank_0 = [recorded(tmp_path, 0, number, start_s=100 * number) for number in range(3)]
     of_rank_1 = [recorded(tmp_path, 1, n, start_s=100 * n + 1, attempt=0) for n in range(3)]
-    assert found(*of_rank_1, *of_rank_0) == [["00000", "00001"], ["00000.1", "00001.1"], ["00000.2", "00001.2"]]
+    assert found(*of_rank_1, *of_rank_0) == [
+        ["00000", "00001"],
+        ["00000.1", "00001.1"],
+        ["00000.2", "00001.2"],
+    ]
 
 
 def test_jobs_one_after_the_other_without_an_id(tmp_path: Path) -> None:

@@ -1,0 +1,25 @@
+"""The attempts of a run are analysed one by one, and its files are read once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.analysis.attempts import attempt_records
+from ddpdoctor.measure.steplog import read_rank_log
+from ddpdoctor.rundir import RunDirectory
+from ddpdoctor.stall import evidence
+from tests.rundir.test_attempts import recorded
+
+
+def test_what_ranks_left_of_their_ends_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(5):
+        for rank in range(2):
+            recorded(tmp_path, rank, number, start_s=100 * number)
+    run = RunDirectory.open(str(tmp_path))
+    read, original = [], evidence.read_stops
+    monkeypatch.setattr(evidence, "read_stops", lambda *given: read.append(given) or original(*given))
+    records = attempt_records([run], [read_rank_log(record) for record in run.ranks])
+    assert len(records) == 5 and [each.steps for each in records] == [10] * 5
+    assert len(read) == 1
