@@ -36,14 +36,17 @@ _STEP = f"{{{LineField.STEP.key}".encode()
 
 def last_attempt(runs: Sequence[RunDirectory], logs: Sequence[RankLog]) -> list[RankRecord]:
     """The recordings of the attempt whose end is the job's: the analysed ones, or those of the last attempt if that is a later one with
-    steps. Of several attempts, the one with the most steps is analysed."""
+    steps, or a restart of the launcher's. Of several attempts, the one with the most steps is analysed."""
     analysed = [record for run in runs for record in run.ranks]
+    restarts = max((record.attempt for record in analysed), default=0)
     ends = [log.steps[-1].end_ns for log in logs if log.steps]
     later = [
         record
         for run in runs
         for record in run.recordings
-        if ends and (record.info.get("started_ns") or 0) > max(ends) and _has_steps(record)
+        if ends
+        and (record.info.get("started_ns") or 0) > max(ends)
+        and (record.attempt > restarts or _has_steps(record))
     ]
     if not later:
         return analysed

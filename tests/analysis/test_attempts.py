@@ -23,3 +23,13 @@ def test_what_ranks_left_of_their_ends_is_read_once(tmp_path: Path, monkeypatch:
     records = attempt_records([run], [read_rank_log(record) for record in run.ranks])
     assert len(records) == 5 and [each.steps for each in records] == [10] * 5
     assert len(read) == 1
+
+
+@pytest.mark.parametrize(("restarts", "names"), [(1, ["00000.1"]), (0, ["00000"])])
+def test_a_restart_that_took_no_step_ends_the_job(tmp_path: Path, restarts: int, names: list[str]) -> None:
+    """It may have had nothing left to do, or have failed before its first step; another command's job without steps is none."""
+    recorded(tmp_path, 0)
+    recorded(tmp_path, 0, 1, start_s=100, steps=0, attempt=restarts)
+    run = RunDirectory.open(str(tmp_path))
+    records = evidence.last_attempt([run], [read_rank_log(record) for record in run.ranks])
+    assert [Path(record.path).name for record in records] == names
