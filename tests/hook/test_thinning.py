@@ -153,6 +153,7 @@ def test_checkpoints_beyond_the_most_events_are_counted_in_their_own_step(tmp_pa
     kinds = [[event.kind for event in step.events] for step in steps]
     assert [each.count(EventKind.SAVE) for each in kinds] == [2, MOST_EVENTS, 0, MOST_EVENTS, 0]
     assert [each.count(EventKind.MORE) for each in kinds] == [0, 1, 0, 1, 0]
+    assert not any(step.in_full for step in steps)
 
 
 @pytest.mark.alone
