@@ -20,7 +20,7 @@ _MOST_LOGS = 8
 
 def attempt_records(runs: Sequence[RunDirectory], logs: Sequence[RankLog]) -> list[AttemptRecord]:
     """All attempts of the ``runs`` of one job, in order; [] if there is only one. ``logs`` are those of the measured one."""
-    attempts = attempts_of([record for run in runs for record in run.recordings])
+    attempts = _attempts(runs, logs)
     if len(attempts) < 2:
         return []
     stops = stall.stops_of(runs, [])
@@ -37,7 +37,7 @@ def unjoined_attempt(runs: Sequence[RunDirectory], logs: Sequence[RankLog]) -> l
         str((log.record.info.get("environment") or {}).get("TORCHELASTIC_MAX_RESTARTS") or "0") != "0"
         for log in logs
     )
-    attempts = attempts_of([record for run in runs for record in run.recordings])
+    attempts = _attempts(runs, logs)
     if ended_ns is None or not may_restart or len(attempts) != 1:
         return []
     last_ns = stall.attempt_end(attempts[0], runs, logs).ended_ns
@@ -50,6 +50,13 @@ def unjoined_attempt(runs: Sequence[RunDirectory], logs: Sequence[RankLog]) -> l
             "new ranks had not created their process group by then."
         )
     ]
+
+
+def _attempts(runs: Sequence[RunDirectory], logs: Sequence[RankLog]) -> list[Attempt]:
+    """The attempts in ``runs``, without those of a run whose ranks were all read from another one: that is another job."""
+    read = {log.rank: log.record.path for log in logs}
+    own = [run for run in runs if not run.ranks or any(read.get(r.rank, r.path) == r.path for r in run.ranks)]
+    return attempts_of([record for run in own for record in run.recordings])
 
 
 def _record(

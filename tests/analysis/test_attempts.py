@@ -33,3 +33,12 @@ def test_a_restart_that_took_no_step_ends_the_job(tmp_path: Path, restarts: int,
     run = RunDirectory.open(str(tmp_path))
     records = evidence.last_attempt([run], [read_rank_log(record) for record in run.ranks])
     assert [Path(record.path).name for record in records] == names
+
+
+def test_another_run_of_the_same_ranks_is_no_attempt(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        for rank in range(2):
+            recorded(tmp_path / name, rank, job_id=name)
+    runs = RunDirectory.open_all([str(tmp_path / "a"), str(tmp_path / "b")])
+    logs = [read_rank_log(record) for record in runs[0].ranks]
+    assert attempt_records(runs, logs) == []
