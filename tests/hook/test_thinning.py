@@ -21,7 +21,6 @@ from ddpdoctor.hook.recording.recorder import (
     MOST_THINNED,
     Thinning,
 )
-from ddpdoctor.hook.recording.steps import Stepping
 from ddpdoctor.measure.steplog import read_rank_log
 from ddpdoctor.rundir import STEPS_FILE, EventKind, RankRecord, Spool, drain, make_spool_root
 from tests.launch.launched import make_run
@@ -134,7 +133,8 @@ def test_checkpoints_beyond_the_most_events_are_counted_in_their_own_step(tmp_pa
     run = make_run(tmp_path / "run")
     spool = Spool(make_spool_root(str(run)), 0, str(run))
     recorder = Recorder(spool, CodeKinds())
-    stepping, role, begin = Stepping(recorder), Role(), recorder.start_perf_ns
+    stepping = import_module("ddpdoctor.hook.recording.steps").Stepping(recorder)
+    role, begin = Role(), recorder.start_perf_ns
     stepping.listening = False
     stepping.boundary.alone = role
     try:
