@@ -10,6 +10,7 @@ from ddpdoctor.measure.wholerun import AttemptRecord
 from ddpdoctor.report import words
 from ddpdoctor.rundir import Note, RunDirectory
 from ddpdoctor.rundir.attempts import Attempt, attempts_of
+from ddpdoctor.rundir.stops import Stops
 
 _LEAST_WAIT_S = 30.0
 """Seconds between the last rank's end and the command's; launchers end within a few after their ranks."""
@@ -19,8 +20,11 @@ _MOST_LOGS = 8
 
 def attempt_records(runs: Sequence[RunDirectory], logs: Sequence[RankLog]) -> list[AttemptRecord]:
     """All attempts of the ``runs`` of one job, in order; [] if there is only one. ``logs`` are those of the measured one."""
-    attempts = attempts_of([record for run in runs for record in run.recordings])
-    return [_record(attempt, runs, logs) for attempt in attempts] if len(attempts) > 1 else []
+    attempts = _attempts(runs, logs)
+    if len(attempts) < 2:
+        return []
+    stops = stall.stops_of(runs, [])
+    return [_record(attempt, runs, logs, stops) for attempt in attempts]
 
 
 def unjoined_attempt(runs: Sequence[RunDirectory], logs: Sequence[RankLog]) -> list[Note]:
@@ -33,7 +37,7 @@ def unjoined_attempt(runs: Sequence[RunDirectory], logs: Sequence[RankLog]) -> l
         str((log.record.info.get("environment") or {}).get("TORCHELASTIC_MAX_RESTARTS") or "0") != "0"
         for log in logs
     )
-    attempts = attempts_of([record for run in runs for record in run.recordings])
+    attempts = _attempts(runs, logs)
     if ended_ns is None or not may_restart or len(attempts) != 1:
         return []
     last_ns = stall.attempt_end(attempts[0], runs, logs).ended_ns
@@ -48,11 +52,20 @@ def unjoined_attempt(runs: Sequence[RunDirectory], logs: Sequence[RankLog]) -> l
     ]
 
 
-def _record(attempt: Attempt, runs: Sequence[RunDirectory], logs: Sequence[RankLog]) -> AttemptRecord:
+def _attempts(runs: Sequence[RunDirectory], logs: Sequence[RankLog]) -> list[Attempt]:
+    """The attempts in ``runs``, without those of a run whose ranks were all read from another one: that is another job."""
+    read = {log.rank: log.record.path for log in logs}
+    own = [run for run in runs if not run.ranks or any(read.get(r.rank, r.path) == r.path for r in run.ranks)]
+    return attempts_of([record for run in own for record in run.recordings])
+
+
+def _record(
+    attempt: Attempt, runs: Sequence[RunDirectory], logs: Sequence[RankLog], stops: Stops
+) -> AttemptRecord:
     paths = {record.path for record in attempt.ranks}
     own = [log for log in logs if log.record.path in paths]
     read = own or [read_rank_log(record) for record in attempt.ranks[:_MOST_LOGS]]
-    end = stall.attempt_end(attempt, runs, read)
+    end = stall.attempt_end(attempt, runs, read, stops)
     return AttemptRecord(
         logs=read,
         started_ns=attempt.started_ns,

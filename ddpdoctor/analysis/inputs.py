@@ -274,7 +274,7 @@ def _find_loose_traces(
 def _read_runs(folders: Sequence[str], options: Options) -> list[_Run]:
     unsaved = [recover(folder) for folder in folders]
     try:
-        directories = [RunDirectory.open(folder, options.attempt) for folder in folders]
+        directories = RunDirectory.open_all(folders, options.attempt)
     except UnknownAttemptError as error:
         raise UnusableInput(f"{', '.join(folders)}: {error}.") from None
     runs = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from math import isfinite
 from typing import Any
 
 import msgspec
@@ -232,9 +233,9 @@ class _Run:
                 self._require(rule.cost_needs)
             return found
         if rule.costs_ms is not None and self._holds(rule.when):
-            cost_ms = self._value(rule.costs_ms)
+            cost_ms = self._amount("costs_ms", rule.costs_ms)
             if cost_ms is not None:
-                self._set_cost(float(cost_ms))
+                self._set_cost(cost_ms)
         return [(self.cost, None)]
 
     def open_costs(self) -> list[tuple[dict[str, Any], str]]:
@@ -271,7 +272,7 @@ class _Run:
     def _set_cost(self, cost_ms: float) -> None:
         self._require(["steps.mean_ms"])
         mean_ms = float(self.tree["steps"]["mean_ms"])
-        saved_ms = min(max(cost_ms, 0.0), mean_ms)
+        saved_ms = min(cost_ms, mean_ms)
         rest_ms = max(mean_ms - saved_ms, 0.01 * mean_ms)
         culprits = facts_view.lookup(self.tree, self.rule.ranks) if self.rule.ranks else None
         self.cost = msgspec.to_builtins(
@@ -280,6 +281,15 @@ class _Run:
 
     def _value(self, expression: str) -> Any:
         return evaluate(expression, self.context)
+
+    def _amount(self, field: str, expression: str) -> float | None:
+        """The cost that ``field`` of the rule gives; 0 for a negative one, None for null. Raises TypeError if it is no finite number."""
+        value = self._value(expression)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+            raise TypeError(f"`{field}` gives {str(value)[:60]}, not a finite number")
+        return max(float(value), 0.0)
 
     def _holds(self, expression: str) -> bool:
         value = self._value(expression)
@@ -292,8 +302,9 @@ class _Run:
         names = self._template_names()
         self.headline = words.render(rule.headline, names)
         seen = cost["steps_seen"] if cost else 0
-        run, once_s = self.tree["run"], None if rule.costs_s is None else self._value(rule.costs_s)
-        costs_s = self._recurring_s() if once_s is None else float(once_s)
+        run = self.tree["run"]
+        once_s = None if rule.costs_s is None else self._amount("costs_s", rule.costs_s)
+        costs_s = self._recurring_s() if once_s is None else once_s
         persistence, steps = self._when()
         # A recording of unknown steps says nothing of the speed of a step.
         marked = self.tree["steps"]["marked"] is not False

@@ -206,6 +206,8 @@ def checked_rule(content: bytes, path: Path, rule_id: str) -> Rule:
     if rule.id != rule_id:
         raise RuleError(f"{path}: field `id`: is {rule.id!r}, but the file's path says {rule_id!r}")
     _check(path, _expressions(rule), _templates(rule), _paths(rule))
+    if rule.event and not facts_view.is_fact(f"{rule.event}.longer"):
+        raise RuleError(f"{path}: field `event`: {rule.event!r} says of no steps that they are longer")
     for number, test in enumerate(rule.tests):
         unknown = facts_view.unknown_facts(test.facts)
         if unknown:

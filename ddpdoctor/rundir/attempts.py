@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,15 +28,60 @@ class Attempt:
         return sum(record.recorded_bytes for record in self.ranks)
 
 
+_Ranks = dict[int, "RankRecord"]
+
+
 def attempts_of(recordings: Sequence[RankRecord]) -> list[Attempt]:
-    """The attempts among the ``recordings`` of a run that say of which one they are, in the order in which they started. Recordings of one
-    attempt have the job's id, the launcher's restart count and the world size in common; of several of one rank, the longest counts."""
-    found: dict[tuple[str, int, int], dict[int, RankRecord]] = {}
+    """The attempts among the ``recordings`` of a run, in the order in which they started; [] if none says of which attempt it is.
+
+    Recordings of one attempt have the job's id, the launcher's restart count and the world size in common. A further process of a rank
+    with the same three is of another attempt, as a launcher does not count the restarts that another host's causes; of several recordings
+    of one process, the longest counts. A recording that does not say of which attempt it is counts with those of its own number."""
+    found: dict[tuple[str, int, int], _Ranks] = {}
+    further: list[RankRecord] = []
+    for record in sorted(filter(_is_described, recordings), key=_started_ns):
+        ranks = found.setdefault(record.attempt_key, {})
+        kept = ranks.setdefault(record.rank, record)
+        if kept.process != record.process:
+            further.append(record)
+        elif record.recorded_bytes > kept.recorded_bytes:
+            ranks[record.rank] = record
+    attempts = list(found.values())
+    for record in further:
+        _nearest(record, attempts)[record.rank] = record
+    attempts.sort(key=lambda ranks: min(map(_started_ns, ranks.values())))
     for record in recordings:
-        if record.info:
-            ranks = found.setdefault(record.attempt_key, {})
-            kept = ranks.get(record.rank)
-            if kept is None or record.recorded_bytes > kept.recorded_bytes:
-                ranks[record.rank] = record
-    attempts = [Attempt([ranks[rank] for rank in sorted(ranks)]) for ranks in found.values()]
-    return sorted(attempts, key=lambda attempt: attempt.started_ns or 0)
+        if not _is_described(record):
+            same = (ranks for ranks in attempts if any(r.repeat == record.repeat for r in ranks.values()))
+            own = next((ranks for ranks in same if record.rank not in ranks), None)
+            if own is not None:
+                own[record.rank] = record
+    return [Attempt([ranks[rank] for rank in sorted(ranks)]) for ranks in attempts]
+
+
+def _nearest(record: RankRecord, attempts: list[_Ranks]) -> _Ranks:
+    """The attempt of the same job and world size without this rank that started nearest to ``record``; a new one if there is none."""
+
+    def apart_ns(ranks: _Ranks) -> int:
+        return min(abs(_started_ns(record) - _started_ns(each)) for each in ranks.values())
+
+    fitting = [
+        ranks for ranks in attempts if record.rank not in ranks and _are_of_job(ranks.values(), record)
+    ]
+    if not fitting:
+        attempts.append({})
+        return attempts[-1]
+    return min(fitting, key=apart_ns)
+
+
+def _are_of_job(records: Iterable[RankRecord], record: RankRecord) -> bool:
+    return all(each.attempt_key[::2] == record.attempt_key[::2] for each in records)
+
+
+def _is_described(record: RankRecord) -> bool:
+    # The host's name may come from the other ranks.
+    return not record.info.keys() <= {"host"}
+
+
+def _started_ns(record: RankRecord) -> int:
+    return int(record.info.get("started_ns") or 0)

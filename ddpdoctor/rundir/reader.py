@@ -4,7 +4,7 @@ analysis."""
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Callable
 
@@ -70,6 +70,11 @@ class RankRecord:
     def attempt_key(self) -> tuple[str, int, int]:
         """(Job id, restart count, world size): the same in all recordings of one attempt."""
         return str(self.info.get("job_id") or ""), self.attempt, int(self.info.get("world_size") or 0)
+
+    @property
+    def process(self) -> tuple[Any, ...]:
+        """Which process recorded it, as far as known."""
+        return tuple(map(self.info.get, ("host", "boot", "pid_namespace", "pid")))
 
     @property
     def trace(self) -> str | None:
@@ -172,11 +177,32 @@ class RunDirectory:
     def open(cls, path: str, attempt: int | None = None) -> RunDirectory:
         """Read the manifest and the ranks' own descriptions. Missing or broken parts become ``notes``. ``attempt``: number, from 1, of the
         attempt whose ranks to read. Raises UnknownAttemptError if there is none of this number."""
+        return cls.open_all([path], attempt)[0]
+
+    @classmethod
+    def open_all(cls, paths: Sequence[str], attempt: int | None = None) -> list[RunDirectory]:
+        """As :meth:`open`, for the run directories of a job's hosts: the ranks of all are of the same attempt, if the directories are of
+        one job and no two of them hold the same rank of an attempt."""
+        opened = [cls._read(path) for path in paths]
+        described = [[record for record in run.recordings if record.info] for run in opened]
+        jobs = {record.attempt_key[0] for records in described for record in records}
+        held = [key for records in described for key in {(each.attempt_key, each.rank) for each in records}]
+        everything = [record for run in opened for record in run.recordings]
+        of_one_job = len(jobs) == 1 and len(set(held)) == len(held)
+        for run in opened:
+            run._choose(attempt, everything if of_one_job else run.recordings)
+        return opened
+
+    @classmethod
+    def _read(cls, path: str) -> RunDirectory:
         notes: list[Note] = []
         manifest = read_manifest(path, notes)
         spools = {os.path.basename(target): spool for spool, target in spools_of(path)}
         records = _read_ranks(os.path.join(path, "ranks"), spools, notes)
-        chosen = _choose(records, attempt, notes)
+        return cls(path, manifest, [], {}, notes, records)
+
+    def _choose(self, attempt: int | None, of_job: list[RankRecord]) -> None:
+        notes, chosen = self.notes, _choose(self.recordings, of_job, attempt, self.notes)
         _separate_equal_hostnames(chosen, notes)
         hosts = {record.host for record in chosen if record.info}
         for record in chosen:
@@ -185,7 +211,8 @@ class RunDirectory:
             if len(hosts) == 1 and not record.info:
                 record.info["host"] = next(iter(hosts))
             notes += _unread(record)
-        return cls(path, manifest, chosen, _telemetry(path, manifest, notes), notes, records)
+        self.ranks.extend(chosen)
+        self.telemetry.update(_telemetry(self.path, self.manifest, notes))
 
 
 def read_manifest(run: str, notes: list[Note]) -> dict[str, Any]:
@@ -318,37 +345,35 @@ def _separate_equal_hostnames(records: list[RankRecord], notes: list[Note]) -> N
     ]
 
 
-def _choose(records: list[RankRecord], number: int | None, notes: list[Note]) -> list[RankRecord]:
-    """One recording per rank: those of the attempt with this ``number``, from 1, or else of the one with most steps recorded; a note says
-    which. A recording that does not say of which attempt it is counts with those of its own number."""
-    attempts = attempts_of(records)
+def _choose(
+    records: list[RankRecord], of_job: list[RankRecord], number: int | None, notes: list[Note]
+) -> list[RankRecord]:
+    """One recording per rank of a run directory's ``records``: those of the attempt with this ``number``, from 1, among the recordings
+    ``of_job``, or else of the one with most steps recorded; a note says which."""
+    attempts = attempts_of(of_job)
     if number is not None and not 1 <= number <= len(attempts):
         raise UnknownAttemptError(number, len(attempts))
-    chosen: list[RankRecord] = []
     if attempts:
         longest = max(attempts, key=lambda attempt: (attempt.recorded_bytes, attempt.started_ns or 0))
-        chosen = (longest if number is None else attempts[number - 1]).ranks
-    nameless = [record for record in records if not record.info]
-    numbers = {record.repeat for record in chosen or nameless[:1]}
-    best = {record.rank: record for record in chosen}
-    for record in nameless:
-        if record.repeat in numbers:
-            best.setdefault(record.rank, record)
+        place = attempts.index(longest) + 1 if number is None else number
+        counted = {record.path for attempt in attempts for record in attempt.ranks}
+        paths = {record.path for record in attempts[place - 1].ranks}
+    else:
+        counted = paths = {record.path for record in records if record.repeat == records[0].repeat}
     if len(attempts) > 1:
-        place = next(place for place, attempt in enumerate(attempts, 1) if attempt.ranks is chosen)
         why = "" if number is not None else ", the one with the most steps"
         notes.append(
             Note(
                 f"The steps of attempt {place} of {len(attempts)} are measured{why}; `--attempt N` chooses another one."
             )
         )
-    elif left_out := len(records) - len(best):
+    if left_out := sum(record.path not in counted for record in records):
         notes.append(
             Note(
                 f"{left_out} other recording{'s' if left_out > 1 else ''} of the same ranks skipped: the longest are analysed."
             )
         )
-    return [best[rank] for rank in sorted(best)]
+    return sorted((record for record in records if record.path in paths), key=lambda record: record.rank)
 
 
 def _refused(folder: str, name: str) -> OSError | None:

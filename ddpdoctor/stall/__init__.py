@@ -23,12 +23,12 @@ from .dumps import Dumps, find_dumps
 
 if TYPE_CHECKING:
     from .attempts import AttemptEnd, attempt_end
-    from .evidence import evidence_of
+    from .evidence import evidence_of, stops_of
     from .verdict import of_dumps, of_run
 
 
 # Not needed for traces of a job that did not stop.
 __getattr__ = deferred(
     __name__,
-    {"attempts": "AttemptEnd attempt_end", "evidence": "evidence_of", "verdict": "of_dumps of_run"},
+    {"attempts": "AttemptEnd attempt_end", "evidence": "evidence_of stops_of", "verdict": "of_dumps of_run"},
 )

@@ -11,6 +11,7 @@ from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.rundir import RunDirectory, ranks_in_words
 from ddpdoctor.rundir.attempts import Attempt
 from ddpdoctor.rundir.ends import JobEnd
+from ddpdoctor.rundir.stops import Stops
 
 from .evidence import RunEvidence, evidence_of
 from .verdict import of_run
@@ -29,9 +30,11 @@ class AttemptEnd(msgspec.Struct, frozen=True):
     """When the last of its ranks had ended; None if that was not seen."""
 
 
-def attempt_end(attempt: Attempt, runs: Sequence[RunDirectory], logs: Sequence[RankLog]) -> AttemptEnd:
-    """The end of an ``attempt`` that another one follows. ``logs`` are its own."""
-    seen = evidence_of(runs, logs, [], records=attempt.ranks)
+def attempt_end(
+    attempt: Attempt, runs: Sequence[RunDirectory], logs: Sequence[RankLog], stops: Stops | None = None
+) -> AttemptEnd:
+    """The end of an ``attempt`` that another one follows. ``logs`` are its own; ``stops``: see :func:`.evidence_of`."""
+    seen = evidence_of(runs, logs, [], records=attempt.ranks, stops=stops)
     ranks = seen.ranks.values()
     has_failed = any(each.raised or each.signal or each.code for each in ranks)
     job = JobEnd(over=True, complete=True, code=1 if has_failed else 0)

@@ -36,14 +36,17 @@ _STEP = f"{{{LineField.STEP.key}".encode()
 
 def last_attempt(runs: Sequence[RunDirectory], logs: Sequence[RankLog]) -> list[RankRecord]:
     """The recordings of the attempt whose end is the job's: the analysed ones, or those of the last attempt if that is a later one with
-    steps. Of several attempts, the one with the most steps is analysed."""
+    steps, or a restart of the launcher's. Of several attempts, the one with the most steps is analysed."""
     analysed = [record for run in runs for record in run.ranks]
+    restarts = max((record.attempt for record in analysed), default=0)
     ends = [log.steps[-1].end_ns for log in logs if log.steps]
     later = [
         record
         for run in runs
         for record in run.recordings
-        if ends and (record.info.get("started_ns") or 0) > max(ends) and _has_steps(record)
+        if ends
+        and (record.info.get("started_ns") or 0) > max(ends)
+        and (record.attempt > restarts or _has_steps(record))
     ]
     if not later:
         return analysed
@@ -206,22 +209,26 @@ class RunEvidence(msgspec.Struct, frozen=True):
         return self.hangs and (late or not each.is_gone)
 
 
+def stops_of(runs: Sequence[RunDirectory], notes: list[Note]) -> Stops:
+    """What all ranks and hosts of the ``runs`` have written of their stops."""
+    found = [read_stops(run.path, notes) for run in runs]
+    return Stops([r for each in found for r in each.ranks], [h for each in found for h in each.hosts])
+
+
 def evidence_of(
     runs: Sequence[RunDirectory],
     logs: Sequence[RankLog],
     notes: list[Note],
     devices: Mapping[int, Sequence[str]] | None = None,
     records: Sequence[RankRecord] | None = None,
+    stops: Stops | None = None,
 ) -> RunEvidence:
     """Put together what run directories of one job hold of each rank of an attempt: of the ``records``, or else of the attempt whose end is
-    the job's. ``devices``: by rank, errors that were counted on its device."""
+    the job's. ``devices``: by rank, errors that were counted on its device. ``stops``: :func:`stops_of` the ``runs``, if they are read."""
     records = last_attempt(runs, logs) if records is None else records
     launches = [each for run in runs for each in launches_of(run.path, notes)]
     job = job_end([run.manifest for run in runs], launches)
-    each_runs = [read_stops(run.path, notes) for run in runs]
-    stops = Stops(
-        [r for each in each_runs for r in each.ranks], [h for each in each_runs for h in each.hosts]
-    )
+    stops = stops_of(runs, notes) if stops is None else stops
     chosen = {(record.rank, record.repeat): record for record in records}
     by_rank = {stop.rank: stop for stop in stops.ranks if not chosen or (stop.rank, stop.repeat) in chosen}
     own = {record.rank: record for record in records}

@@ -112,6 +112,21 @@ def test_what_happens_once_ranks_by_its_share_of_a_long_run_and_last_in_a_short_
     assert by_rule["a/once"].share_of_run == (None if wall_s is None else min(2000.0 / wall_s, 1.0))
 
 
+@pytest.mark.parametrize("field", ["costs_s", "costs_ms"])
+@pytest.mark.parametrize(
+    ("cost", "given"),
+    [("1.0 / 0.0", "inf"), ("double('NaN')", "nan"), ("'5'", "5"), ("true", "True"), ("[1.0]", "[1.0]")],
+)
+def test_a_cost_that_is_no_amount_fails_the_rule(field: str, cost: str, given: str) -> None:
+    outcome = run(rule("a/one", severity="warning", **{field: cost}))
+    assert outcome.errors == [f"a/one: the rule failed: `{field}` gives {given}, not a finite number"]
+
+
+def test_a_negative_cost_of_the_run_is_none() -> None:
+    outcome = run(rule("a/one", severity="warning", costs_s="-5.0"))
+    assert outcome.findings[0].costs_s == 0.0 and not outcome.errors
+
+
 def test_what_recurs_outside_of_ordinary_steps_ranks_by_its_share_of_the_run() -> None:
     facts = {
         "steps": {"mean_ms": 100.0},

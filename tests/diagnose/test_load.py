@@ -70,6 +70,8 @@ def written(folder: Path, text: str) -> Path:
             "`tests[1].facts`",
             "'gpu.memory'",
         ),
+        ("severity: info", "severity: info\nevent: run.wall_s", "`event`", "of no steps"),
+        ("severity: info", "severity: info\nevent: run.restarts", "`event`", "of no steps"),
         ("    value: 0.95", "    value: much", "`thresholds[...].value`", "float"),
         ("id: gpu/memory-full", "id: [", "not YAML", "line"),
     ],

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from importlib import import_module
 
 import pytest
 
-from ddpdoctor.hook.job import CodeKinds
+from ddpdoctor.hook.job import CodeKinds, Role
 from ddpdoctor.hook.recording import Recorder, active
 from ddpdoctor.hook.recording.recorder import (
     BLOCK_STEPS,
     EARLY_STEPS,
     LONG_STEPS,
     MANY_STEPS,
+    MOST_EVENTS,
     MOST_SHARE,
     MOST_THINNED,
     Thinning,
@@ -125,6 +127,33 @@ def test_a_checkpoint_is_recorded_in_a_step_of_which_else_only_the_times_are_kep
     saved, brief = read_rank_log(RankRecord(str(run / "ranks" / "00000"), 0, {})).steps
     assert [event.kind for event in saved.events] == [EventKind.SAVE] and not brief.events
     assert not saved.in_full and saved.length_ns == 5_000_000
+
+
+def test_checkpoints_beyond_the_most_events_are_counted_in_their_own_step(tmp_path):
+    run = make_run(tmp_path / "run")
+    spool = Spool(make_spool_root(str(run)), 0, str(run))
+    recorder = Recorder(spool, CodeKinds())
+    stepping = import_module("ddpdoctor.hook.recording.steps").Stepping(recorder)
+    role, begin = Role(), recorder.start_perf_ns
+    stepping.listening = False
+    stepping.boundary.alone = role
+    try:
+        for step, saves in enumerate([2, MOST_EVENTS + 40, 0, MOST_EVENTS + 7, 0]):
+            active.record(full=step == 4)
+            for _ in range(saves):
+                recorder.add(recorder.start_perf_ns, 10, EventKind.SAVE.opening)
+            end = stepping.after_brief if step in (2, 3) else partial(stepping.after_optimizer, role)
+            end(begin + 1_000_000 * (step + 1))
+        drain(spool.directory)
+    finally:
+        active.stop()
+        recorder.close()
+        shutil.rmtree(make_spool_root(str(run)))
+    steps = read_rank_log(RankRecord(str(run / "ranks" / "00000"), 0, {})).steps
+    kinds = [[event.kind for event in step.events] for step in steps]
+    assert [each.count(EventKind.SAVE) for each in kinds] == [2, MOST_EVENTS, 0, MOST_EVENTS, 0]
+    assert [each.count(EventKind.MORE) for each in kinds] == [0, 1, 0, 1, 0]
+    assert not any(step.in_full for step in steps)
 
 
 @pytest.mark.alone

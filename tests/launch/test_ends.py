@@ -39,7 +39,7 @@ def test_a_restarted_attempt_has_a_recording_of_its_own(tmp_path) -> None:
     assert [len(recorded.steps(1, repeat)) for repeat in (0, 1)] == [7, 40]
     chosen = RunDirectory.open(str(recorded.run))
     assert [(record.rank, record.attempt) for record in chosen.ranks] == [(0, 1), (1, 1)]
-    assert any("restarted attempts" in note for note in map(str, chosen.notes))
+    assert any("attempt 2 of 2 are measured" in note for note in map(str, chosen.notes))
 
 
 @pytest.mark.torchrun

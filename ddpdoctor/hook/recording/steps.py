@@ -97,7 +97,7 @@ class Stepping:
         if self._by_mark:
             return
         recorder = self.recorder
-        cut = recorder.cut(at) if active.full else (at, len(recorder.events), -1, -1)
+        cut = recorder.cut(at) if active.full or recorder.events else (at, 0, -1, -1)
         if role is self.boundary.alone or self.boundary.after(role):
             self._end(cut)
         else:
@@ -109,7 +109,7 @@ class Stepping:
             if self._listening:
                 # Set at the very moment at which steps began to be brief.
                 starts.full = True
-            self._end((at, len(self.recorder.events), -1, -1))
+            self._end(self.recorder.cut(at) if self.recorder.events else (at, 0, -1, -1))
 
     @property
     def alone(self) -> Role | None:

@@ -25,8 +25,8 @@ _MOST_TEXT = 4096
 _MOST_ENTRIES = 1 << 16
 """Of a list in one line; the hook keeps far fewer events of a step."""
 
-_ALWAYS_RECORDED = (EventKind.SAVE, EventKind.LOAD)
-"""Kinds of events that are recorded in all steps."""
+_ALWAYS_RECORDED = (EventKind.SAVE, EventKind.LOAD, EventKind.MORE)
+"""Kinds of events that are recorded in all steps, and the count of those beyond the most of a step."""
 
 Number = Annotated[int, Meta(ge=0, le=MOST_NUMBER)]
 Epoch = Annotated[int, Meta(ge=0, le=_MOST_NS)]

@@ -1,0 +1,44 @@
+"""The attempts of a run are analysed one by one, and its files are read once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.analysis.attempts import attempt_records
+from ddpdoctor.measure.steplog import read_rank_log
+from ddpdoctor.rundir import RunDirectory
+from ddpdoctor.stall import evidence
+from tests.rundir.test_attempts import recorded
+
+
+def test_what_ranks_left_of_their_ends_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(5):
+        for rank in range(2):
+            recorded(tmp_path, rank, number, start_s=100 * number)
+    run = RunDirectory.open(str(tmp_path))
+    read, original = [], evidence.read_stops
+    monkeypatch.setattr(evidence, "read_stops", lambda *given: read.append(given) or original(*given))
+    records = attempt_records([run], [read_rank_log(record) for record in run.ranks])
+    assert len(records) == 5 and [each.steps for each in records] == [10] * 5
+    assert len(read) == 1
+
+
+@pytest.mark.parametrize(("restarts", "names"), [(1, ["00000.1"]), (0, ["00000"])])
+def test_a_restart_that_took_no_step_ends_the_job(tmp_path: Path, restarts: int, names: list[str]) -> None:
+    """It may have had nothing left to do, or have failed before its first step; another command's job without steps is none."""
+    recorded(tmp_path, 0)
+    recorded(tmp_path, 0, 1, start_s=100, steps=0, attempt=restarts)
+    run = RunDirectory.open(str(tmp_path))
+    records = evidence.last_attempt([run], [read_rank_log(record) for record in run.ranks])
+    assert [Path(record.path).name for record in records] == names
+
+
+def test_another_run_of_the_same_ranks_is_no_attempt(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        for rank in range(2):
+            recorded(tmp_path / name, rank, job_id=name)
+    runs = RunDirectory.open_all([str(tmp_path / "a"), str(tmp_path / "b")])
+    logs = [read_rank_log(record) for record in runs[0].ranks]
+    assert attempt_records(runs, logs) == []
