@@ -105,10 +105,13 @@ def test_goodput_is_what_usual_steps_would_take() -> None:
     assert account is not None and account.goodput == pytest.approx(100 * 0.02 / 20, rel=0.02)
 
 
-def test_what_earlier_attempts_took_is_no_start() -> None:
-    logs = job()
-    for log in logs:
-        log.record.info["attempt"] = 1
+@pytest.mark.parametrize(("attempt", "repeat"), [(1, 0), (0, 1)])
+def test_what_earlier_attempts_took_is_no_start(attempt: int, repeat: int) -> None:
+    """A launcher does not count a restart that another host's ranks cause."""
+    logs = [
+        replace(log, record=RankRecord("", log.rank, log.record.info | {"attempt": attempt}, repeat))
+        for log in job()
+    ]
     found = parts(logs, 10.0)
     assert found[RunPart.EARLIER_ATTEMPTS] == pytest.approx(5.0) and RunPart.START not in found
 

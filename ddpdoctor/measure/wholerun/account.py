@@ -287,7 +287,9 @@ def _of_rank(
     parts[RunPart.UNKNOWN] = (before_ns + after_ns) / 1e9
     first_ns, last_ns = first_ns - before_ns, last_ns + after_ns
     if launch is not None:
-        began = RunPart.EARLIER_ATTEMPTS if log.record.attempt else RunPart.START
+        # A launcher does not count the restarts that another host's ranks cause, but the rank has another recording.
+        is_restarted = log.record.attempt or log.record.repeat
+        began = RunPart.EARLIER_ATTEMPTS if is_restarted else RunPart.START
         parts[began] = (first_ns - launch.started_ns) / 1e9
         if not is_last and launch.ended_ns is not None:
             parts[RunPart.LATER_ATTEMPTS] = (launch.ended_ns - last_ns) / 1e9
