@@ -47,8 +47,8 @@ def unjoined_attempt(runs: Sequence[RunDirectory], logs: Sequence[RankLog]) -> l
     return [
         Note(
             f"All recorded ranks had ended {words.seconds(waited_s)} before the command did. If its launcher restarted them, the "
-            "new ranks had not created their process group by then. With Gloo and torchrun of torch 2.13, the new ranks may read addresses of "
-            "the ended ones; TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the job's environment prevents this."
+            "new ranks had not created their process group by then. With Gloo and torchrun of torch 2.13, the new ranks may read "
+            "addresses of the ended ones; TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the job's environment prevents this."
         )
     ]
 
