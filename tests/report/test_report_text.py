@@ -259,4 +259,4 @@ def test_the_parts_of_a_run_add_up():
     }
     facts = {**samples.unhealthy().facts, "run": {**run, "goodput": 0.25}}
     text = " ".join(shown(replace(samples.unhealthy(), facts=facts)).split())
-    assert "+ end 1.40 s + other 0.101 s; goodput 25 % (its steps at their median length)" in text
+    assert "+ end 1.40 s + other 0.101 s; goodput 25 % (steps × median step time / wall time)" in text
