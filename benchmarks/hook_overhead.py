@@ -115,7 +115,7 @@ class Switch:
         self.patches = sys.modules["_ddpdoctor.hook.patching"].torch_patches
         recording = sys.modules["_ddpdoctor.hook.recording"]
         self.active, self.session = recording.active, recording.active.session
-        self._sampler = sys.modules["_ddpdoctor.hook.services"]._running[id(self.session)].sampler
+        self._sampler = self.session.services.sampler
         self._thinning = self.session.recorder.thinning
         self._next_block, self._thinning.next_block = self._thinning.next_block, self._forced
         self._kind = FULL
