@@ -61,7 +61,7 @@ def rule_page(rule: Rule, common: Common) -> str:
     elif rule.costs_ms:
         parts.append(f"Cost in ms per step: `{' '.join(rule.costs_ms.split())}`.")
     elif rule.costs_s:
-        parts.append(f"Cost in seconds, once in a run: `{' '.join(rule.costs_s.split())}`.")
+        parts.append(f"Cost in seconds of the run: `{' '.join(rule.costs_s.split())}`.")
     else:
         parts.append("It has no cost of its own.")
     parts += [f"Skipped unless `{entry.when}`: {entry.otherwise}." for entry in rule.applies]

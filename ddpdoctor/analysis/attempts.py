@@ -18,18 +18,20 @@ _MOST_LOGS = 8
 """Ranks of which the steps of an attempt that is not measured are read."""
 
 
-def attempt_records(runs: Sequence[RunDirectory], logs: Sequence[RankLog]) -> list[AttemptRecord]:
-    """All attempts of the ``runs`` of one job, in order; [] if there is only one. ``logs`` are those of the measured one."""
+def attempt_records(
+    runs: Sequence[RunDirectory], logs: Sequence[RankLog]
+) -> tuple[list[AttemptRecord], list[Note]]:
+    """(All attempts of the ``runs`` of one job, in order, [] if there is only one; notes). ``logs`` are those of the measured one."""
     attempts = _attempts(runs, logs)
     if len(attempts) < 2:
-        return []
+        return [], _unjoined(attempts[0], runs, logs) if attempts else []
     stops = stall.stops_of(runs, [])
-    return [_record(attempt, runs, logs, stops) for attempt in attempts]
+    return [_record(attempt, runs, logs, stops) for attempt in attempts], []
 
 
-def unjoined_attempt(runs: Sequence[RunDirectory], logs: Sequence[RankLog]) -> list[Note]:
-    """A note where the launcher may restart ranks, and its command ended long after all ranks: the next attempt never created its process
-    group, so nothing was recorded of it."""
+def _unjoined(attempt: Attempt, runs: Sequence[RunDirectory], logs: Sequence[RankLog]) -> list[Note]:
+    """A note on the one recorded ``attempt`` where the launcher may restart ranks, and its command ended long after all ranks: the next
+    attempt never created its process group, so nothing was recorded of it."""
     ended_ns = max(
         (end for run in runs if isinstance(end := run.manifest.get("ended_ns"), int)), default=None
     )
@@ -37,10 +39,9 @@ def unjoined_attempt(runs: Sequence[RunDirectory], logs: Sequence[RankLog]) -> l
         str((log.record.info.get("environment") or {}).get("TORCHELASTIC_MAX_RESTARTS") or "0") != "0"
         for log in logs
     )
-    attempts = _attempts(runs, logs)
-    if ended_ns is None or not may_restart or len(attempts) != 1:
+    if ended_ns is None or not may_restart:
         return []
-    last_ns = stall.attempt_end(attempts[0], runs, logs).ended_ns
+    last_ns = stall.attempt_end(attempt, runs, logs).ended_ns
     waited_s = (ended_ns - last_ns) / 1e9 if last_ns is not None else 0.0
     if waited_s < _LEAST_WAIT_S:
         return []

@@ -27,7 +27,7 @@ from ddpdoctor.stall import Verdict
 from ddpdoctor.trace import RankTrace
 from ddpdoctor.trace.operations import find_operations
 
-from .attempts import attempt_records, unjoined_attempt
+from .attempts import attempt_records
 from .build import MeasuredJob, build_diagnosis
 from .inputs import Inputs, expand_run_directories, launch_of, load, no_data_reason, provisional_notes
 from .job import job_of, launches_by_host, termination_summary
@@ -189,8 +189,9 @@ def _measure(prepared: PreparedJob, options: Options) -> MeasuredJob:
 def _attempts(prepared: PreparedJob) -> list[AttemptRecord]:
     """The attempts of the run. An error in their analysis becomes a note, as for :func:`_find_stop`."""
     try:
-        prepared.inputs.notes.extend(unjoined_attempt(prepared.inputs.runs, prepared.logs))
-        return attempt_records(prepared.inputs.runs, prepared.logs)
+        attempts, notes = attempt_records(prepared.inputs.runs, prepared.logs)
+        prepared.inputs.notes.extend(notes)
+        return attempts
     except Exception as error:
         why = " ".join(str(error).split())[:_MAX_ERROR_TEXT]
         prepared.inputs.notes.append(

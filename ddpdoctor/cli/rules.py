@@ -156,7 +156,7 @@ def _show(rule: Rule, common: Common, console: Console) -> None:
             "costs",
             ", ".join(rule.cost_paths)
             or rule.costs_ms
-            or (f"{rule.costs_s} s, once" if rule.costs_s else "-"),
+            or (f"{rule.costs_s} s of the run" if rule.costs_s else "-"),
         ),
     ]
     rows += [("needs", ", ".join([*rule.needs, *rule.cost_needs]) or "-")]

@@ -21,7 +21,7 @@ class RunEvent(msgspec.Struct, frozen=True, kw_only=True):
     longest_s: float = 0.0
     """Seconds of the longest one."""
     share: float | None = None
-    """Share of the run's wall time; null where that is unknown."""
+    """Share of the run's wall time, or of the recorded part of it where a launcher's start or end is unknown."""
     every: int | None = None
     """Distance in steps between two of a rhythm."""
     hits: int | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding, Steps
 from ddpdoctor.report import words
+from ddpdoctor.report.charts.whole_run import run_parts
 from ddpdoctor.report.finding_view import location
 
 
@@ -138,22 +139,14 @@ _LEAST_OTHER = 0.005
 
 def run_line(diagnosis: Diagnosis) -> str:
     """Where the wall time of the run went: "Run: 41 s = start 12 s + steps 8 s + pauses 20 s + end 1 s; goodput 19 %
-    (steps × median step time / wall time)". Empty where the
-    launcher's start and end are not known."""
-    wall_s = words.number_fact(diagnosis, "run.wall_s")
-    if wall_s is None or wall_s <= 0:
+    (steps × median step time / wall time)". Empty where the launcher's start and end are not known."""
+    parts_s = run_parts(diagnosis, _LEAST_PART, _LEAST_OTHER)
+    if not parts_s:
         return ""
-    parts = {
-        label: words.number_fact(diagnosis, f"run.{name}_s") or 0.0
-        for name, label in words.RUN_LABELS.items()
-    }
-    named = {label: value for label, value in parts.items() if value >= _LEAST_PART * wall_s}
-    other_s = wall_s - sum(named.values())
-    if other_s >= _LEAST_OTHER * wall_s:
-        named["other"] = other_s
     where = {"pauses": f" at {line}"} if (line := _line_of_pause(diagnosis)) else {}
     shown = " + ".join(
-        f"{label} {words.seconds(value)}{where.get(label, '')}" for label, value in named.items()
+        f"{words.RUN_LABELS.get(part, part)} {words.seconds(value)}{where.get(part, '')}"
+        for part, value in parts_s.items()
     )
     goodput = words.number_fact(diagnosis, "run.goodput")
     share = (
@@ -161,7 +154,7 @@ def run_line(diagnosis: Diagnosis) -> str:
         if goodput is None
         else f"; goodput {words.percent(goodput)} (steps × median step time / wall time)"
     )
-    return f"Run: {words.seconds(wall_s)} = {shown}{share}"
+    return f"Run: {words.seconds(words.number_fact(diagnosis, 'run.wall_s'))} = {shown}{share}"
 
 
 def _line_of_pause(diagnosis: Diagnosis) -> str:

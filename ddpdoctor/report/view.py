@@ -60,8 +60,9 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     rank_table: Table | None
     memory_table: Table | None
     hang_table: Table | None
-    attempts: Table | None
     """Where each rank of a hung job is."""
+    attempts: Table | None
+    """The attempts of a run that was restarted."""
     stacks: list[Stack]
     checked: Sequence[CheckedRule]
     skipped: list[tuple[str, Sequence[SkippedRule]]]

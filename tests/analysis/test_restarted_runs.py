@@ -20,7 +20,7 @@ def test_what_ranks_left_of_their_ends_is_read_once(tmp_path: Path, monkeypatch:
     run = RunDirectory.open(str(tmp_path))
     read, original = [], evidence.read_stops
     monkeypatch.setattr(evidence, "read_stops", lambda *given: read.append(given) or original(*given))
-    records = attempt_records([run], [read_rank_log(record) for record in run.ranks])
+    records, _ = attempt_records([run], [read_rank_log(record) for record in run.ranks])
     assert len(records) == 5 and [each.steps for each in records] == [10] * 5
     assert len(read) == 1
 
@@ -41,4 +41,4 @@ def test_another_run_of_the_same_ranks_is_no_attempt(tmp_path: Path) -> None:
             recorded(tmp_path / name, rank, job_id=name)
     runs = RunDirectory.open_all([str(tmp_path / "a"), str(tmp_path / "b")])
     logs = [read_rank_log(record) for record in runs[0].ranks]
-    assert attempt_records(runs, logs) == []
+    assert attempt_records(runs, logs)[0] == []

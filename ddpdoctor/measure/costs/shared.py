@@ -20,7 +20,6 @@ from ddpdoctor.measure.replay import (
     without_waiting,
     without_work,
 )
-from ddpdoctor.measure.steplog import largest_patterns
 from ddpdoctor.measure.taxonomy import (
     LATE_COMPONENTS,
     SHARED_COMPONENTS,
@@ -149,7 +148,7 @@ def common_work(context: Context, components: Components, *, by_kind: bool = Fal
     if same is not None and same < MOSTLY_THE_SAME:
         removed, alone = [same * work for work in removed], [same * work for work in alone]
     where = None
-    for pattern in largest_patterns(context.patterns) if by_kind else ():
+    for pattern in context.patterns if by_kind else ():
         numbers = context.graph.numbers
         long, usual = pattern.compared(numbers)
         if long.any() and usual.any():

@@ -13,7 +13,6 @@ from .matchedsyncs import MatchedSync, match_syncs
 from .patterns import (
     PatternKind,
     StepPattern,
-    largest_patterns,
     long_steps,
     pause_steps,
     step_patterns,

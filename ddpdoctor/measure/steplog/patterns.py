@@ -75,12 +75,6 @@ class StepPattern(msgspec.Struct, frozen=True):
         return long, ~long
 
 
-def largest_patterns(patterns: Sequence[StepPattern]) -> list[StepPattern]:
-    """Of each kind the pattern that takes most time."""
-    found = {pattern.kind: pattern for pattern in sorted(patterns, key=lambda each: each.extra_s)}
-    return list(found.values())
-
-
 class Tuning(msgspec.Struct, frozen=True):
     """When a step is unlike the others."""
 
@@ -135,6 +129,8 @@ class Tuning(msgspec.Struct, frozen=True):
 
 
 _TUNING = Tuning()
+_LEAST_S = 1e-9
+"""A shorter length has no logarithm that says anything."""
 _WHOLE_PER_SHORTER = 1.6
 """Of normal lengths: their scatter around the usual length, of those shorter than it / the scatter of these among themselves."""
 _NORMAL_PER_DIFFERENCE = 0.886
@@ -142,8 +138,8 @@ _NORMAL_PER_DIFFERENCE = 0.886
 
 
 def step_patterns(numbers: Ints, lengths_s: Array, counted: Mask) -> list[StepPattern]:
-    """The patterns of a run. ``numbers`` [N] of its steps, increasing; ``lengths_s`` [N] their lengths in seconds; ``counted`` [N] which
-    steps to use: without warm-up, and without steps that a profiler or a suspension disturbed."""
+    """The patterns of a run, of each kind one at most. ``numbers`` [N] of its steps, increasing; ``lengths_s`` [N] their lengths in
+    seconds; ``counted`` [N] which steps to use: without warm-up, and without steps that a profiler or a suspension disturbed."""
     numbers, lengths = numbers[counted], lengths_s[counted]
     if len(numbers) < _TUNING.fewest:
         return []
@@ -415,7 +411,7 @@ def _stairs(blocks: Array, cuts: Sequence[int]) -> Array:
 def _exact_cut(lengths: Array, near: int, within: int) -> int:
     """The place of a change that was found among blocks, among the steps ``within`` on either side of it."""
     start, stop = max(near - within, 0), min(near + within, len(lengths))
-    around = np.log(np.maximum(lengths[start:stop], 1e-9))
+    around = np.log(np.maximum(lengths[start:stop], _LEAST_S))
     return start + best_split(around, 1)[0] if stop - start >= 2 else near
 
 
@@ -426,7 +422,8 @@ def _changes(numbers: Ints, lengths: Array, cuts: Sequence[int]) -> list[StepPat
         return []
     edges = [0, *cuts, len(lengths)]
     levels = [float(np.median(lengths[a:b])) for a, b in pairwise(edges)]
-    place = int(np.argmax([abs(math.log(after / before)) for before, after in pairwise(levels)])) + 1
+    # Steps of a damaged log may have no length.
+    place = int(np.abs(np.diff(np.log(np.maximum(levels, _LEAST_S)))).argmax()) + 1
     before, after = levels[place - 1], levels[place]
     fast = min(before, after)
     least = fast + _TUNING.as_slow * abs(after - before)

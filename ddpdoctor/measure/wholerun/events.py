@@ -15,14 +15,7 @@ import numpy as np
 from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.runfacts import RunEvent, RunWork
 from ddpdoctor.measure.sourcelines import LogSourceLines
-from ddpdoctor.measure.steplog import (
-    PatternKind,
-    RankLog,
-    Step,
-    StepPattern,
-    largest_patterns,
-    lengths_of_run,
-)
+from ddpdoctor.measure.steplog import PatternKind, RankLog, Step, StepPattern
 from ddpdoctor.measure.taxonomy import BETWEEN_PHASES, Component
 from ddpdoctor.rundir import EventKind
 
@@ -57,13 +50,11 @@ _OWN = 0.5
 """Share of the extra time by which a rank's own part must be longer to cause it."""
 _OFF_CPU = 0.5
 """Share of the extra time neither running nor runnable, from which on it counts as off-CPU."""
-
-
 _MAY_WAIT = (EventKind.BACKWARD, EventKind.COLLECTIVE, EventKind.BARRIER, EventKind.WAIT)
 """Kinds of events in which a rank may wait for others."""
 
 
-def _seen(
+def _by_samples(
     logs: Sequence[RankLog], lines: LogSourceLines, long: set[int], usual: set[int]
 ) -> tuple[list[int], list[Where]]:
     """(Positions of the ranks that did not wait for others, their lines) in ``long`` steps of which only times and samples were kept: those
@@ -88,11 +79,11 @@ def event_of(
     lines: LogSourceLines,
     wall_s: float | None,
 ) -> RunEvent | None:
-    """Facts of the pattern of this ``kind`` that takes most time; None without one. ``lines`` are those of the same ``logs``."""
-    pattern = next((each for each in largest_patterns(patterns) if each.kind is kind), None)
+    """Facts of the pattern of this ``kind``; None without one. ``lines`` are those of the same ``logs``."""
+    pattern = next((each for each in patterns if each.kind is kind), None)
     if pattern is None:
         return None
-    numbers, _ = lengths_of_run(logs)
+    numbers = np.array(sorted({step.number for log in logs for step in log.steps}), np.int64)
     long, usual = (set(numbers[steps].tolist()) for steps in pattern.compared(numbers))
     of_long, of_usual = ([_median_times(log.steps, steps) for log in logs] for steps in (long, usual))
     known = [bool(now and before) for now, before in zip(of_long, of_usual, strict=True)]
@@ -110,7 +101,7 @@ def event_of(
     ranks = [logs[place].rank for place in who] if 0 < len(who) < sum(known) else None
     where = lines.longer(_COMPONENTS[work], who, long, usual) if work in _COMPONENTS else []
     if not any(known) and kind is PatternKind.ONCE:
-        who, where = _seen(logs, lines, long, usual)
+        who, where = _by_samples(logs, lines, long, usual)
         ranks = [logs[place].rank for place in who] if 0 < len(who) < len(logs) else None
     return RunEvent(
         steps=pattern.steps,

@@ -39,15 +39,18 @@ class WholeRun(msgspec.Struct, frozen=True, kw_only=True):
     """Goodput with its definition, in a sentence; empty where it is not known."""
 
 
-def run_parts(diagnosis: Diagnosis) -> dict[str, float]:
-    """Seconds by part of the run, in its order, without the smallest; together its wall time. Empty where that is not known."""
+def run_parts(
+    diagnosis: Diagnosis, least: float = _LEAST_PART, least_other: float = _LEAST_PART
+) -> dict[str, float]:
+    """Seconds by part of the run, in its order, without those of less than the share ``least`` of its wall time, which are "other", if of
+    ``least_other`` together. Empty where the wall time is not known."""
     wall_s = words.number_fact(diagnosis, "run.wall_s")
     if wall_s is None or wall_s < LEAST:
         return {}
     parts_s = {part: words.number_fact(diagnosis, f"run.{part}_s") or 0.0 for part in words.RUN_LABELS}
-    found = {part: min(value, wall_s) for part, value in parts_s.items() if value >= _LEAST_PART * wall_s}
+    found = {part: min(value, wall_s) for part, value in parts_s.items() if value >= least * wall_s}
     other_s = wall_s - sum(found.values())
-    return {**found, "other": other_s} if other_s >= _LEAST_PART * wall_s else found
+    return {**found, "other": other_s} if other_s >= least_other * wall_s else found
 
 
 def whole_run(diagnosis: Diagnosis) -> WholeRun | None:

@@ -240,3 +240,12 @@ def test_the_slower_side_of_a_change_reaches_over_all_slower_levels():
     assert change.before_ms == pytest.approx(26.0, rel=0.02) and change.after_ms == pytest.approx(
         17.0, rel=0.02
     )
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.0, 0.02), (0.02, 0.0)])
+def test_steps_without_a_length(before, after):
+    """Of a damaged log."""
+    lengths = np.where(np.arange(400) < 200, before, after)
+    (change,) = step_patterns(np.arange(400), lengths, np.ones(400, bool))
+    assert change.kind is PatternKind.FROM_STEP and change.steps == [200, 399]
+    assert (change.before_ms, change.after_ms) == (1e3 * before, 1e3 * after)
