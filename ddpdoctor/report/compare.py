@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from ddpdoctor.diagnose.diagnosis import RUNNING, Diagnosis, Finding
 from ddpdoctor.measure.taxonomy import PARTS, Part
 from ddpdoctor.report import words
-from ddpdoctor.report.charts.whole_run import run_parts
 from ddpdoctor.report.compare_settings import Change, other_changes, sizes
 
 COMPARISON_SCHEMA = "ddpdoctor.comparison/1"
@@ -316,7 +315,7 @@ def _breakdown(before: Diagnosis, after: Diagnosis) -> list[PartChange]:
 
 
 def _run(before: Diagnosis, after: Diagnosis) -> list[RunPartChange]:
-    old, new = run_parts(before), run_parts(after)
+    old, new = words.run_parts(before), words.run_parts(after)
     if not old or not new:
         return []
     return [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding, Steps
 from ddpdoctor.report import words
-from ddpdoctor.report.charts.whole_run import run_parts
 from ddpdoctor.report.finding_view import location
 
 
@@ -140,7 +139,7 @@ _LEAST_OTHER = 0.005
 def run_line(diagnosis: Diagnosis) -> str:
     """Where the wall time of the run went: "Run: 41 s = start 12 s + steps 8 s + pauses 20 s + end 1 s; goodput 19 %
     (steps × median step time / wall time)". Empty where the launcher's start and end are not known."""
-    parts_s = run_parts(diagnosis, _LEAST_PART, _LEAST_OTHER)
+    parts_s = words.run_parts(diagnosis, _LEAST_PART, _LEAST_OTHER)
     if not parts_s:
         return ""
     where = {"pauses": f" at {line}"} if (line := _line_of_pause(diagnosis)) else {}

@@ -88,6 +88,11 @@ EXCLUDED = {
 }
 """Reasons of excluded steps, as they follow a number of steps; others are shown as they are."""
 
+_LEAST_DRAWN = 0.001
+"""Share of the wall time from which a part is drawn on its own; smaller ones are together "other"."""
+_LEAST_WALL_S = 1e-200
+"""Shorter runs are none."""
+
 PERSISTENCE = {
     "always": "in nearly every step",
     "range": "in consecutive steps",
@@ -363,6 +368,20 @@ def number_fact(diagnosis: Diagnosis, path: str) -> float | None:
     value = lookup(diagnosis.facts, path)
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return float(value) if is_number else None
+
+
+def run_parts(
+    diagnosis: Diagnosis, least: float = _LEAST_DRAWN, least_other: float = _LEAST_DRAWN
+) -> dict[str, float]:
+    """Seconds by part of the run, in its order, without those of less than the share ``least`` of its wall time, which are "other", if of
+    ``least_other`` together. Empty where the wall time is not known."""
+    wall_s = number_fact(diagnosis, "run.wall_s")
+    if wall_s is None or wall_s < _LEAST_WALL_S:
+        return {}
+    parts_s = {part: number_fact(diagnosis, f"run.{part}_s") or 0.0 for part in RUN_LABELS}
+    found = {part: min(value, wall_s) for part, value in parts_s.items() if value >= least * wall_s}
+    other_s = wall_s - sum(found.values())
+    return {**found, "other": other_s} if other_s >= least_other * wall_s else found
 
 
 def fact(path: str) -> str:

@@ -16,7 +16,6 @@ from ddpdoctor.diagnose.diagnosis import SEVERITIES, Diagnosis
 from ddpdoctor.diagnose.jsonvalue import JsonValue
 from ddpdoctor.report import render_html, render_markdown, to_json, words
 from ddpdoctor.report.charts.step_times import notable_ranks
-from ddpdoctor.report.charts.whole_run import run_parts
 from ddpdoctor.report.markdown import finding_markdown
 
 
@@ -196,7 +195,7 @@ def _metrics(diagnosis: Diagnosis) -> dict[str, float]:
         "healthy": float(diagnosis.healthy),
         "run/wall_s": words.number_fact(diagnosis, "run.wall_s"),
         "run/goodput": words.number_fact(diagnosis, "run.goodput"),
-        **{f"run/{_key(part)}_s": seconds for part, seconds in run_parts(diagnosis).items()},
+        **{f"run/{_key(part)}_s": seconds for part, seconds in words.run_parts(diagnosis).items()},
         **{f"share/{_key(part)}": share for part, share in diagnosis.breakdown.items()},
         **{
             f"findings/{severity}": float(sum(each.severity == severity for each in diagnosis.findings))

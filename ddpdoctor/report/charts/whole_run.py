@@ -10,11 +10,9 @@ from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.diagnose.words import ordinal
 from ddpdoctor.measure.runfacts import RunEvent
 from ddpdoctor.report import words
-from ddpdoctor.report.charts.scale import LEAST, Tick, nice_ticks, percent_of
+from ddpdoctor.report.charts.scale import Tick, nice_ticks, percent_of
 from ddpdoctor.report.finding_view import place
 
-_LEAST_PART = 0.001
-"""Share of the wall time from which a part is drawn on its own; smaller ones are together "other"."""
 _MOST_NAMED = 4
 """Most steps that a sentence names."""
 
@@ -39,23 +37,9 @@ class WholeRun(msgspec.Struct, frozen=True, kw_only=True):
     """Goodput with its definition, in a sentence; empty where it is not known."""
 
 
-def run_parts(
-    diagnosis: Diagnosis, least: float = _LEAST_PART, least_other: float = _LEAST_PART
-) -> dict[str, float]:
-    """Seconds by part of the run, in its order, without those of less than the share ``least`` of its wall time, which are "other", if of
-    ``least_other`` together. Empty where the wall time is not known."""
-    wall_s = words.number_fact(diagnosis, "run.wall_s")
-    if wall_s is None or wall_s < LEAST:
-        return {}
-    parts_s = {part: words.number_fact(diagnosis, f"run.{part}_s") or 0.0 for part in words.RUN_LABELS}
-    found = {part: min(value, wall_s) for part, value in parts_s.items() if value >= least * wall_s}
-    other_s = wall_s - sum(found.values())
-    return {**found, "other": other_s} if other_s >= least_other * wall_s else found
-
-
 def whole_run(diagnosis: Diagnosis) -> WholeRun | None:
-    """The bar of :func:`run_parts`; None without parts."""
-    parts_s = run_parts(diagnosis)
+    """The bar of :func:`ddpdoctor.report.words.run_parts`; None without parts."""
+    parts_s = words.run_parts(diagnosis)
     if not parts_s:
         return None
     # The smallest parts are missing; a file of anyone's may say anything.

@@ -19,7 +19,7 @@ from ddpdoctor.report.charts.step_times import step_time_data
 from ddpdoctor.report.charts.telemetry import telemetry_data
 from ddpdoctor.report.charts.timeline import StepData, kinds, lanes_of, merge, span_words, step_data
 from ddpdoctor.report.charts.waterfall import WaterfallData, waterfall_data
-from ddpdoctor.report.charts.whole_run import part_detail, run_parts
+from ddpdoctor.report.charts.whole_run import part_detail
 from ddpdoctor.report.figures.spec import (
     WHOLE,
     Detail,
@@ -42,7 +42,7 @@ def figure_specs(diagnosis: Diagnosis) -> dict[str, Spec]:
     bars_ms, parts = waterfall_data(diagnosis), breakdown_data(diagnosis)
     if bars_ms:
         found["waterfall"] = waterfall_figure(bars_ms)
-    parts_s = run_parts(diagnosis)
+    parts_s = words.run_parts(diagnosis)
     if parts_s:
         details = [part_detail(diagnosis, part) for part in parts_s]
         names = [
