@@ -10,6 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ddpdoctor import stall
+from ddpdoctor.diagnose import words
 from ddpdoctor.diagnose.diagnosis import Coverage, Diagnosis, Job
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.measure.align import move_trace
@@ -17,8 +18,8 @@ from ddpdoctor.measure.facts import Facts, JobFacts
 from ddpdoctor.measure.flow import measure
 from ddpdoctor.measure.hangfacts import HangFacts
 from ddpdoctor.measure.metrics import device_errors, telemetry_series, window_cost
-from ddpdoctor.measure.steplog import RankLog
-from ddpdoctor.measure.wholerun import AttemptRecord
+from ddpdoctor.measure.steplog import RankLog, Training, trainings_of
+from ddpdoctor.measure.wholerun import AttemptRecord, with_trainings
 from ddpdoctor.measure.window import Window, read_window
 from ddpdoctor.report.read import holds_diagnosis, read_diagnosis
 from ddpdoctor.rundir import Note, is_run_directory
@@ -32,16 +33,19 @@ from .build import MeasuredJob, build_diagnosis
 from .inputs import Inputs, expand_run_directories, launch_of, load, no_data_reason, provisional_notes
 from .job import job_of, launches_by_host, termination_summary
 from .options import Options
-from .profiler_window import steps_of_profiler_window
+from .profiler_window import is_of_training, steps_of_profiler_window
 from .source_text import with_repository, with_source_text
 from .trials import with_trials
 
+_MOST_TRAININGS = 7
+"""Trainings that are diagnosed besides the measured one."""
 _MAX_ERROR_TEXT = 200
 """Most characters of an error's text in a note."""
 
 
 class PreparedJob(msgspec.Struct, frozen=True):
-    """Result of :func:`prepare`: ``logs`` are the step logs with steps, ``windows`` the profiler windows, both sorted by rank."""
+    """Result of :func:`prepare`: ``logs`` are the step logs with steps, ``windows`` the profiler windows, both sorted by rank; where the
+    processes take several trainings, those of one."""
 
     paths: list[str]
     inputs: Inputs
@@ -49,6 +53,10 @@ class PreparedJob(msgspec.Struct, frozen=True):
     windows: list[Window]
     stopped: Verdict
     """Whether and how the job stopped."""
+    trainings: list[Training] = []
+    """All of them; [] for a single one."""
+    training: int | None = None
+    """Number of the one that ``logs`` and ``windows`` are of."""
 
 
 def analyze(paths: Sequence[str] | str, options: Options | None = None) -> Diagnosis:
@@ -82,7 +90,30 @@ def prepare(paths: Sequence[str], options: Options) -> PreparedJob:
     has_data = inputs.traces or logs or inputs.dumps.recordings
     if not has_data and stopped.facts.state is None and stopped.ended_by is None:
         raise UnusableInput(no_data_reason(places, inputs))
-    return PreparedJob(places, inputs, logs, windows_of(inputs, options.progress), stopped)
+    trainings = trainings_of(logs)
+    chosen = _chosen_training(trainings, options.training)
+    if chosen is not None:
+        logs = chosen.logs
+        why = "" if options.training is not None else ", the longest one"
+        inputs.notes.append(
+            Note(
+                f"Each process took {len(trainings)} trainings, one after the other: number {chosen.number} is measured{why}; "
+                "`--training N` chooses another one."
+            )
+        )
+    windows = windows_of(inputs.traces, logs, options.progress)
+    number = None if chosen is None else chosen.number
+    return PreparedJob(places, inputs, logs, windows, stopped, trainings, number)
+
+
+def _chosen_training(trainings: Sequence[Training], number: int | None) -> Training | None:
+    """The training with this ``number``, or else the longest one; None for a single one. Raises UnusableInput."""
+    if number is not None and number > max(len(trainings), 1):
+        has = words.count(max(len(trainings), 1), "training")
+        raise UnusableInput(f"there is no training {number}: the ranks took {has}.")
+    if not trainings:
+        return None
+    return max(trainings, key=lambda each: each.length_ns) if number is None else trainings[number - 1]
 
 
 def _find_stop(inputs: Inputs) -> Verdict:
@@ -115,23 +146,47 @@ def _stop_verdict(inputs: Inputs) -> Verdict:
 
 def conclude(prepared: PreparedJob, options: Options) -> Diagnosis:
     """Measure and diagnose."""
-    diagnosis = with_trials(build_diagnosis(_measure(prepared, options), options), prepared.inputs.runs)
+    measured = _measure(prepared, options)
+    if prepared.training is not None:
+        others = _findings_of_others(prepared, options) if options.training is None else {}
+        run = with_trainings(measured.facts.run, prepared.trainings, prepared.training, others)
+        measured = replace(measured, facts=replace(measured.facts, run=run))
+    diagnosis = with_trials(build_diagnosis(measured, options), prepared.inputs.runs)
     diagnosis = with_repository(diagnosis)
     if not options.source_text:
         return diagnosis
     return with_source_text(diagnosis, [run.path for run in prepared.inputs.runs])
 
 
-def windows_of(inputs: Inputs, progress: Progress = no_progress) -> list[Window]:
+def _findings_of_others(prepared: PreparedJob, options: Options) -> dict[int, str]:
+    """By number of a training that is not measured, the title of the first finding in a diagnosis of it alone. Of the longest ones."""
+    others = [each for each in prepared.trainings if each.number != prepared.training]
+    found: dict[int, str] = {}
+    for each in sorted(others, key=lambda each: each.length_ns, reverse=True)[:_MOST_TRAININGS]:
+        alone = replace(
+            prepared,
+            logs=each.logs,
+            windows=windows_of(prepared.inputs.traces, each.logs),
+            training=each.number,
+        )
+        diagnosis = conclude(alone, replace(options, training=each.number, hta=False, source_text=False))
+        if diagnosis.findings:
+            found[each.number] = diagnosis.findings[0].title
+    return found
+
+
+def windows_of(
+    traces: Sequence[RankTrace], own: Sequence[RankLog], progress: Progress = no_progress
+) -> list[Window]:
     """The profiler window of each trace. Its steps come from the ranks' step logs, which are more reliable than step markers in
     traces. If a rank has no log, all use the markers: collectives of windows with different starts cannot be matched well."""
-    logs: dict[int | None, RankLog] = {log.rank: log for log in inputs.logs}
-    logged = {rank for rank, log in logs.items() if log.steps}
-    by_logs = all(trace.meta.rank in logged for trace in inputs.traces)
+    logs: dict[int | None, RankLog] = {log.rank: log for log in own if log.steps}
+    traces = [trace for trace in traces if is_of_training(trace, logs.get(trace.meta.rank))]
+    by_logs = all(trace.meta.rank in logs for trace in traces)
     report_progress = progress_counter(progress, Stage.ALIGN, end=WINDOWS_READ)
     windows: list[Window] = []
-    for done, trace in enumerate(inputs.traces):
-        report_progress(done, len(inputs.traces))
+    for done, trace in enumerate(traces):
+        report_progress(done, len(traces))
         windows.append(_window(trace, logs.get(trace.meta.rank), by_logs))
     return windows
 

@@ -31,6 +31,8 @@ class Options(msgspec.Struct, frozen=True):
     """Number, from 1, of a profiler window requested with ``ddpdoctor capture``; None: the run's first window."""
     attempt: int | None = None
     """Number, from 1, of the attempt of a restarted run whose steps to measure; None: the one with the most steps."""
+    training: int | None = None
+    """Number, from 1, of the training to measure, where the same processes take several one after the other; None: the longest one."""
     hta: bool = False
     source_text: bool = True
     """Whether findings include the text of their source lines, if the files are present and unchanged."""

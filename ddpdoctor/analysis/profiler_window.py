@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ddpdoctor.measure.steplog import OPENED, PROFILED, Step
+from ddpdoctor.measure.steplog import OPENED, PROFILED, RankLog, Step
 from ddpdoctor.trace import RankTrace
 
 
@@ -29,3 +29,10 @@ def steps_of_profiler_window(trace: RankTrace, steps: Sequence[Step]) -> list[St
         return max(window[0].recorded_ns[0] - median_ns, median_ns - window[-1].recorded_ns[1], 0)
 
     return min(windows, key=distance_ns)
+
+
+def is_of_training(trace: RankTrace, log: RankLog | None) -> bool:
+    """Whether a trace may be of the steps of its rank's ``log``: always, unless they are one training of several."""
+    if log is None or not trace.size or not (log.follows_training or log.precedes_training):
+        return True
+    return log.steps[0].recorded_ns[0] <= int(np.median(trace.start_ns)) <= log.steps[-1].recorded_ns[1]

@@ -75,6 +75,12 @@ EXIT_FAIL_ON = 1
     metavar="N",
     help="Of a run that was restarted, measure the steps of this attempt, not of the longest one.",
 )
+@click.option(
+    "--training",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Where the same processes train several models one after the other, measure this training, not the longest one.",
+)
 @click.option("--hta", is_flag=True, help="Add the results of HolisticTraceAnalysis (needs ddpdoctor[hta]).")
 @click.option(
     "--redact",
@@ -103,6 +109,7 @@ def command(
     job: int | None,
     window: int | None,
     attempt: int | None,
+    training: int | None,
     hta: bool,
     redacted: bool,
     no_source_text: bool,
@@ -143,6 +150,7 @@ def command(
         "job": job,
         "window": window,
         "attempt": attempt,
+        "training": training,
         "hta": hta,
         "source_text": not no_source_text,
     }

@@ -69,6 +69,29 @@ class AttemptFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The line at which it failed."""
 
 
+class TrainingFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """One of several trainings in the same processes, each with a process group of its own."""
+
+    number: int
+    """From 1, in order."""
+    is_measured: bool = False
+    """Whether the steps of this one are measured."""
+    first_step: int
+    """Number of its first step, counted from the first step of the process."""
+    steps: int
+    """Steps that it took."""
+    total_s: float
+    """From its first step's beginning to its last step's end, seconds."""
+    step_ms: float
+    """Median step time."""
+    models: list[str] = []
+    """Class names of the models that DDP wraps in it."""
+    parameters_bytes: float | None = None
+    """Size of their parameters; null without DDP."""
+    finding: str | None = None
+    """Title of the first finding in a diagnosis of this training alone; null if there is none, or it was not diagnosed."""
+
+
 class RestartFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What the restarts of a run cost, in seconds of the run."""
 
@@ -155,6 +178,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What steps took longer in which a profiler was opened, closed or saved."""
     unrecorded_s: float | None = None
     """Between steps of which some were not recorded."""
+    other_trainings_s: float | None = None
+    """Before the first step and after the last one of the measured training, where its processes have had other trainings there."""
     later_attempts_s: float | None = None
     """From the last step of the measured attempt to the launcher's end, if other attempts followed."""
     end_s: float | None = None
@@ -172,6 +197,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Checkpoints; null where no step has one. Those before the first step and after the last one do not count."""
     attempts: list[AttemptFacts] = []
     """All attempts, if there are several: an elastic launcher restarts the ranks when one dies."""
+    trainings: list[TrainingFacts] = []
+    """All trainings, if the same processes take several one after the other, each with a process group of its own."""
     restarts: RestartFacts | None = None
     """null if no attempt failed and was followed by another one."""
     pause: RunEvent | None = None

@@ -1,32 +1,28 @@
-"""The attempts of a run that was restarted: one table."""
+"""The attempts of a run that was restarted, and the trainings of processes that take several: a table each."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis
-from ddpdoctor.measure.runfacts import AttemptFacts
+from ddpdoctor.measure.runfacts import AttemptFacts, TrainingFacts
 from ddpdoctor.report import words
 from ddpdoctor.report.finding_view import place
 from ddpdoctor.report.job_view import Table
 
 _MOST = 32
-"""Most rows: the first and the last attempts."""
+"""Most rows: the first and the last ones."""
+
+_Facts = TypeVar("_Facts", AttemptFacts, TrainingFacts)
 
 
 def attempts_table(diagnosis: Diagnosis) -> Table | None:
     """One row per attempt, the measured one marked; None for a single attempt, or where the facts hold something else."""
-    run: Any = diagnosis.facts.get("run")
-    try:
-        attempts = msgspec.convert(run["attempts"], list[AttemptFacts])
-    except (msgspec.ValidationError, TypeError, KeyError):
+    shown, title = _shown(diagnosis, "attempts", AttemptFacts)
+    if not shown:
         return None
-    if len(attempts) < 2:
-        return None
-    left = max(len(attempts) - _MOST, 0)
-    shown = attempts if not left else [*attempts[: _MOST // 2], *attempts[-_MOST // 2 :]]
     rows = [
         [
             f"{'→ ' if each.is_measured else ''}{each.number}",
@@ -39,7 +35,6 @@ def attempts_table(diagnosis: Diagnosis) -> Table | None:
         ]
         for each in shown
     ]
-    title = "Attempts (→ measured)" + (f", {left} more in the report's data" if left else "")
     return Table(
         title, ["attempt", "from – to", "ranks", "steps", "step", "last checkpoint", "how it ended"], rows
     )
@@ -47,3 +42,42 @@ def attempts_table(diagnosis: Diagnosis) -> Table | None:
 
 def _from_to(attempt: AttemptFacts) -> str:
     return f"{words.seconds(attempt.started_s)} – {words.seconds(attempt.ended_s)}"
+
+
+def trainings_table(diagnosis: Diagnosis) -> Table | None:
+    """One row per training, the measured one marked; None for a single training, or where the facts hold something else."""
+    shown, title = _shown(diagnosis, "trainings", TrainingFacts)
+    if not shown:
+        return None
+    rows = [
+        [
+            f"{'→ ' if each.is_measured else ''}{each.number}",
+            ", ".join(each.models) or words.ABSENT,
+            words.size(each.parameters_bytes),
+            f"{each.first_step:,} – {each.first_step + each.steps - 1:,}",
+            words.seconds(each.total_s),
+            words.milliseconds(each.step_ms),
+            _first_finding(diagnosis) if each.is_measured else each.finding or words.ABSENT,
+        ]
+        for each in shown
+    ]
+    columns = ["training", "model", "parameters", "steps", "time", "step", "first finding"]
+    return Table(title, columns, rows)
+
+
+def _first_finding(diagnosis: Diagnosis) -> str:
+    return diagnosis.findings[0].title if diagnosis.findings else words.ABSENT
+
+
+def _shown(diagnosis: Diagnosis, name: str, kind: type[_Facts]) -> tuple[list[_Facts], str]:
+    """(The rows of the facts ``run.<name>``, the first and the last ones if there are many, [] if there is only one; the title.)"""
+    run: Any = diagnosis.facts.get("run")
+    try:
+        every: list[_Facts] = msgspec.convert(run[name], list[kind])  # type: ignore[valid-type]
+    except (msgspec.ValidationError, TypeError, KeyError):
+        return [], ""
+    left = max(len(every) - _MOST, 0)
+    title = f"{name.capitalize()} (→ measured)" + (f", {left} more in the report's data" if left else "")
+    if len(every) < 2:
+        return [], title
+    return (every if not left else every[: _MOST // 2] + every[-_MOST // 2 :]), title

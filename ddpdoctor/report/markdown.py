@@ -8,7 +8,7 @@ import re
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
 from ddpdoctor.plain import plain, plain_lines
 from ddpdoctor.report import words
-from ddpdoctor.report.attempts_view import attempts_table
+from ddpdoctor.report.attempts_view import attempts_table, trainings_table
 from ddpdoctor.report.experiment_view import TITLE, ExperimentView, experiment_view
 from ddpdoctor.report.finding_view import filled_columns, location, place, snippet
 from ddpdoctor.report.hang_view import SHORT_ROWS, hang_table
@@ -34,6 +34,8 @@ def render_markdown(diagnosis: Diagnosis) -> str:
         blocks.append(_rows(standing))
     if attempts := attempts_table(diagnosis):
         blocks.append(_rows(attempts))
+    if trainings := trainings_table(diagnosis):
+        blocks.append(_rows(trainings))
     if diagnosis.findings:
         blocks.append(_table(diagnosis.findings, words.all_ranks_label(diagnosis)))
     blocks += [

@@ -14,7 +14,7 @@ from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
 from ddpdoctor.measure.taxonomy import PARTS, Part
 from ddpdoctor.plain import plain, plain_lines
 from ddpdoctor.report import words
-from ddpdoctor.report.attempts_view import attempts_table
+from ddpdoctor.report.attempts_view import attempts_table, trainings_table
 from ddpdoctor.report.console_output import MOST_CELL_LENGTH, print_wrapped, truncated
 from ddpdoctor.report.experiment_view import TITLE, print_experiment
 from ddpdoctor.report.finding_view import (
@@ -101,6 +101,7 @@ def print_terminal(
         _findings(diagnosis, console, MOST if verbose else FINDINGS)
     _standing(diagnosis, console, verbose)
     _rows(console, attempts_table(diagnosis))
+    _rows(console, trainings_table(diagnosis))
     main = main_finding(diagnosis)
     shown = diagnosis.findings[:MOST] if verbose else filter(None, [main])
     for finding in shown:

@@ -8,7 +8,7 @@ import msgspec
 
 from ddpdoctor.diagnose.diagnosis import CheckedRule, Diagnosis, SkippedRule
 from ddpdoctor.report import words
-from ddpdoctor.report.attempts_view import attempts_table
+from ddpdoctor.report.attempts_view import attempts_table, trainings_table
 from ddpdoctor.report.charts.bandwidth import Bandwidth, bandwidth
 from ddpdoctor.report.charts.breakdown import Breakdown, breakdown
 from ddpdoctor.report.charts.flames import FlameChart, flames
@@ -63,6 +63,8 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     """Where each rank of a hung job is."""
     attempts: Table | None
     """The attempts of a run that was restarted."""
+    trainings: Table | None
+    """The trainings of processes that take several."""
     stacks: list[Stack]
     checked: Sequence[CheckedRule]
     skipped: list[tuple[str, Sequence[SkippedRule]]]
@@ -118,6 +120,7 @@ def page(diagnosis: Diagnosis, data: InteractiveData | None = None) -> Page:
         memory_table=memory_table(diagnosis),
         hang_table=hang_table(diagnosis),
         attempts=attempts_table(diagnosis),
+        trainings=trainings_table(diagnosis),
         stacks=stacks(diagnosis),
         checked=first_rows(diagnosis.checked, "rule")[0],
         skipped=_skipped(diagnosis.skipped),

@@ -50,6 +50,7 @@ RUN_LABELS = {
     "suspended": "suspended",
     "profiler": "profiler",
     "unrecorded": "not recorded",
+    "other_trainings": "other trainings",
     "later_attempts": "later attempts",
     "end": "end",
 }

@@ -60,7 +60,7 @@ def answer_of(prepared: PreparedJob) -> Answer:
 
 def with_windows(prepared: PreparedJob) -> PreparedJob:
     """The same recordings, with their windows by the constants as they are now."""
-    return msgspec.structs.replace(prepared, windows=windows_of(prepared.inputs))
+    return msgspec.structs.replace(prepared, windows=windows_of(prepared.inputs.traces, prepared.logs))
 
 
 def first_finding(diagnosis: Diagnosis) -> Answer:

@@ -42,3 +42,4 @@ from .selection import (
     undisturbed,
 )
 from .syncpoints import Key, SyncPoint
+from .trainings import Training, trainings_of

@@ -211,6 +211,12 @@ class RankLog(msgspec.Struct, frozen=True, eq=False, dict=True):
     """Whether forward, backward and optimizer have the device's times, see :mod:`.devicetime`."""
     left_out: int = 0
     """Steps of the whole run that were recorded and not read, see :mod:`.read_limit`: the same of each rank."""
+    group_ends_ns: Sequence[int] = ()
+    """When the rank destroyed its process group, or ended; by the wall clock, epoch ns."""
+    follows_training: bool = False
+    """Whether this is one training of a process (:mod:`.trainings`) that has had another one before."""
+    precedes_training: bool = False
+    """The same of a later one."""
 
     @property
     def host(self) -> str:

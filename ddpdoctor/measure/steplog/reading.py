@@ -24,6 +24,8 @@ _MOST_PLACES = 100_000
 """Most source lines of one log that are read: no script has as many."""
 _MOST_CALLERS = 32
 """Most callers of a line that are read: the hook records fewer."""
+_MOST_GROUPS = 1024
+"""Most process groups, one after the other, of one log that are told apart."""
 _MOST_NOTES = 200
 """Most notes of one log that are read."""
 _LOST = {
@@ -102,6 +104,7 @@ def read_rank_log(record: RankRecord, limit: ReadLimit | None = None) -> RankLog
         [*read.notes, *sampled.notes],
         read.device_times,
         left_out=limit.left_out,
+        group_ends_ns=read.group_ends_ns[:_MOST_GROUPS],
     )
 
 
@@ -112,6 +115,7 @@ class _StepsFile(msgspec.Struct):
     where: dict[int, Where] = msgspec.field(default_factory=dict)
     device_times: dict[int, DeviceTimes] = msgspec.field(default_factory=dict)
     evaluated: set[int] = msgspec.field(default_factory=set)
+    group_ends_ns: list[int] = msgspec.field(default_factory=list)
     notes: list[str] = msgspec.field(default_factory=list)
 
 
@@ -172,7 +176,7 @@ def _read_steps(rank: RankRecord, limit: ReadLimit) -> _StepsFile:
 
 
 def _read_other(read: _StepsFile, record: LogRecord, limit: ReadLimit, rank: int) -> None:
-    """Read a line that is not a step: device times, an evaluation mark, a source line or a note."""
+    """Read a line that is not a step: device times, an evaluation mark, a source line, the end of a process group or a note."""
     if record.device is not None and record.device_times_ns:
         if limit.includes(record.device) and len(read.device_times) <= MOST_STEPS:
             read.device_times[record.device] = DeviceTimes(record.device_start_ns, record.device_times_ns)
@@ -181,6 +185,8 @@ def _read_other(read: _StepsFile, record: LogRecord, limit: ReadLimit, rank: int
             read.evaluated.add(record.evaluated)
     elif record.where is not None:
         _place(read.where, record)
+    elif record.end and isinstance(record.time_ns, int):
+        read.group_ends_ns.append(record.time_ns)
     elif record.note and len(read.notes) < _MOST_NOTES:
         read.notes.append(f"Rank {rank}: {record.note}")
 

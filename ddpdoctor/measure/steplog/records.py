@@ -130,6 +130,7 @@ class LogRecord(msgspec.Struct, rename=renamed(LineField)):
     line: Id | None = 0
     function: Text = ""
     caller: Id | None = None
+    end: bool = False
     note: Text | None = None
     samples: Annotated[list[_Sample], Meta(max_length=_MOST_ENTRIES)] = []
     held: Annotated[tuple[Duration, ...], Meta(max_length=_MOST_ENTRIES)] = ()

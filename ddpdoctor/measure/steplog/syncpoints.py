@@ -62,15 +62,18 @@ def has_ddp(steps: Sequence[Step], info: Mapping[str, Any]) -> bool:
 class _Job(msgspec.Struct, frozen=True):
     """Properties of the job that decide what a rank's synchronisations are."""
 
-    module_bytes: Sequence[float]
-    """Size of the gradients of each DDP module."""
+    module_bytes: Mapping[int, float]
+    """Size of the gradients of each DDP module, by its id."""
     has_ddp: bool
     sharded: bool
 
     @classmethod
     def of(cls, steps: Sequence[Step], info: Mapping[str, Any]) -> _Job:
         modules = info.get("ddp") or []
-        sizes = [float(module.get("parameters_bytes") or 0) for module in modules]
+        sizes = {
+            module.get("id", place): float(module.get("parameters_bytes") or 0)
+            for place, module in enumerate(modules)
+        }
         # deepspeed is also imported by libraries that only could use it.
         return cls(
             sizes, has_ddp(steps, info), bool(info.get("fsdp") or (info.get("deepspeed") and not modules))
@@ -78,8 +81,7 @@ class _Job(msgspec.Struct, frozen=True):
 
     def gradient_bytes(self, reductions: Sequence[Reduction]) -> float | None:
         """Sum over the modules reduced in a backward pass; None where unknown."""
-        known = range(len(self.module_bytes))
-        return sum(self.module_bytes[each.module] for each in reductions if each.module in known) or None
+        return sum(self.module_bytes.get(each.module, 0.0) for each in reductions) or None
 
 
 _Seen = Counter[tuple[str, str]]

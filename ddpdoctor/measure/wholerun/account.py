@@ -50,6 +50,8 @@ class RunPart(StrEnum):
     """From the launcher's start until the process group is there: the interpreter, imports, the rendezvous."""
     EARLIER_ATTEMPTS = "earlier_attempts"
     """The same of a rank that an elastic launcher restarted: what earlier attempts took, and the start of this one."""
+    OTHER_TRAININGS = "other_trainings"
+    """Before the first step and after the last one, where the process has had other trainings there."""
     PREPARATION = "preparation"
     """Until the first batch is requested, or the first forward pass: the model, DDP's constructor, the dataset, a restored checkpoint."""
     FIRST_BATCH = "first_batch"
@@ -290,14 +292,17 @@ def _of_rank(
         # A launcher does not count the restarts that another host's ranks cause, but the rank has another recording.
         is_restarted = log.record.attempt or log.record.repeat
         began = RunPart.EARLIER_ATTEMPTS if is_restarted else RunPart.START
+        began = RunPart.OTHER_TRAININGS if log.follows_training else began
         parts[began] = (first_ns - launch.started_ns) / 1e9
-        if not is_last and launch.ended_ns is not None:
+        if log.precedes_training and launch.ended_ns is not None:
+            parts[RunPart.OTHER_TRAININGS] += (launch.ended_ns - max(ended_ns or 0, last_ns)) / 1e9
+        elif not is_last and launch.ended_ns is not None:
             parts[RunPart.LATER_ATTEMPTS] = (launch.ended_ns - last_ns) / 1e9
         elif isinstance(ended_ns, int) and launch.ended_ns is not None:
             parts[RunPart.TEARDOWN] = (launch.ended_ns - max(ended_ns, last_ns)) / 1e9
         elif launch.ended_ns is not None:
             parts[RunPart.TEARDOWN] = (launch.ended_ns - last_ns) / 1e9
-    if is_last and isinstance(ended_ns, int):
+    if (is_last or log.precedes_training) and isinstance(ended_ns, int):
         parts[RunPart.END] = (ended_ns - last_ns) / 1e9
     before = None
     for step in log.steps:

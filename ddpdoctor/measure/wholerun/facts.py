@@ -64,6 +64,7 @@ def run_facts(
         suspended_s=parts_s(RunPart.SUSPENDED),
         profiler_s=parts_s(RunPart.PROFILER),
         unrecorded_s=parts_s(RunPart.UNKNOWN),
+        other_trainings_s=parts_s(RunPart.OTHER_TRAININGS),
         later_attempts_s=parts_s(RunPart.LATER_ATTEMPTS),
         end_s=parts_s(RunPart.END, 0.0) + parts_s(RunPart.TEARDOWN, 0.0) if is_whole else None,
         exit_s=parts_s(RunPart.TEARDOWN) if is_whole else None,

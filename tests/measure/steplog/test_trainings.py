@@ -1,0 +1,78 @@
+"""The trainings that the same processes take one after the other, each with a process group of its own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ddpdoctor.measure.steplog import Event, RankLog, Step, trainings_of
+from ddpdoctor.rundir import RankRecord
+
+MS = 1_000_000
+BOTH = [
+    {"id": 0, "module": "Small", "parameters_bytes": 8},
+    {"id": 1, "module": "Large", "parameters_bytes": 80},
+]
+ALIKE = [{"id": 0, "where": 1, "module": "Small"}, {"id": 1, "where": 2, "module": "Small"}]
+
+
+def log(rank, modules, *ends_ms, ddp=BOTH, without=()):
+    """Steps of 10 ms, each with a forward pass of its module; process groups were destroyed at ``ends_ms``."""
+    steps = [
+        Step(
+            number, 10 * number * MS, 10 * (number + 1) * MS, (Event("fwd", MS, MS, module=module),), (), 0, 0
+        )
+        for number, module in enumerate(modules)
+        if number not in without
+    ]
+    samples = np.array([(at * MS, 0, 0, 0) for at in range(0, 10 * len(modules), 5)], np.int64)
+    info = {"ddp": ddp, "started_ns": 0, "joining_ns": 0, "ended_ns": 10 * len(modules) * MS}
+    ends_ns = [round(end * MS) for end in ends_ms]
+    return RankLog(rank, RankRecord("", rank, info), tuple(steps), samples=samples, group_ends_ns=ends_ns)
+
+
+def test_each_has_its_own_steps_model_and_samples() -> None:
+    found = trainings_of([log(rank, [0] * 4 + [1] * 6, 43, 101) for rank in range(2)])
+    assert [(each.number, each.first_step, each.steps, each.step_s) for each in found] == [
+        (1, 0, 4, 0.01),
+        (2, 4, 6, 0.01),
+    ]
+    first, second = (each.logs[0] for each in found)
+    assert [step.number for step in second.steps] == list(range(6))
+    assert [each["module"] for each in second.record.info["ddp"]] == ["Large"]
+    assert first.record.info["ended_ns"] == 43 * MS and second.record.info["started_ns"] == 40 * MS
+    assert "joining_ns" in first.record.info and "joining_ns" not in second.record.info
+    assert second.record.info["ended_ns"] == 100 * MS
+    assert first.samples[-1, 0] == 40 * MS and second.samples[0, 0] == 40 * MS
+    assert (first.follows_training, first.precedes_training) == (False, True)
+    assert (second.follows_training, second.precedes_training) == (True, False)
+
+
+@pytest.mark.parametrize(
+    "logs",
+    [
+        [log(0, [0] * 10, 101)],
+        [log(0, [0] * 10, 101, 120)],
+        [log(0, [0] * 10)],
+        [log(0, [0] * 4 + [1] * 6, 43, ddp=ALIKE)],
+    ],
+    ids=["it ends", "it ends, and the process too", "it does not end", "alike"],
+)
+def test_one_training_is_not_divided(logs: list[RankLog]) -> None:
+    assert trainings_of(logs) == []
+
+
+def test_ranks_that_lack_steps_around_the_boundary_are_divided_at_the_same_step() -> None:
+    modules = [0] * 6 + [1] * 6
+    found = trainings_of([log(0, modules, 62, without=(4, 5)), log(1, modules, 63, without=(6, 7))])
+    assert [each.first_step for each in found] == [0, 6]
+    assert [[step.number for step in each.steps] for each in found[1].logs] == [[*range(6)], [*range(2, 6)]]
+
+
+def test_a_rank_that_died_in_the_first_one_has_no_part_in_the_second() -> None:
+    found = trainings_of([log(0, [0] * 4 + [1] * 6, 43), log(1, [0] * 3)])
+    assert [[each.rank for each in training.logs] for training in found] == [[0, 1], [0]]
+
+
+def test_ranks_that_disagree_are_not_divided() -> None:
+    assert trainings_of([log(0, [0] * 4 + [1] * 6, 43), log(1, [0] * 6 + [1] * 4, 63)]) == []
