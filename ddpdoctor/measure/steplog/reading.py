@@ -25,7 +25,7 @@ _MOST_PLACES = 100_000
 _MOST_CALLERS = 32
 """Most callers of a line that are read: the hook records fewer."""
 _MOST_GROUPS = 1024
-"""Most process groups, one after the other, of one log that are told apart."""
+"""Most process groups, one after the other, of one log that are distinguished."""
 _MOST_NOTES = 200
 """Most notes of one log that are read."""
 _LOST = {
