@@ -107,13 +107,15 @@ def prepare(paths: Sequence[str], options: Options) -> PreparedJob:
 
 
 def _chosen_training(trainings: Sequence[Training], number: int | None) -> Training | None:
-    """The training with this ``number``, or else the longest one; None for a single one. Raises UnusableInput."""
+    """The training with this ``number``, or else the longest one in which the ranks synchronise; None for a single one. Raises UnusableInput."""
     if number is not None and number > max(len(trainings), 1):
         has = words.count(max(len(trainings), 1), "training")
         raise UnusableInput(f"there is no training {number}: the ranks took {has}.")
     if not trainings:
         return None
-    return max(trainings, key=lambda each: each.length_ns) if number is None else trainings[number - 1]
+    if number is not None:
+        return trainings[number - 1]
+    return max(trainings, key=lambda each: (each.is_synchronised, each.steps_s))
 
 
 def _find_stop(inputs: Inputs) -> Verdict:
@@ -159,19 +161,19 @@ def conclude(prepared: PreparedJob, options: Options) -> Diagnosis:
 
 
 def _findings_of_others(prepared: PreparedJob, options: Options) -> dict[int, str]:
-    """By number of a training that is not measured, the title of the first finding in a diagnosis of it alone. Of the longest ones."""
+    """By number of a training that is not measured, the title of the first finding in a diagnosis of it alone, "" without one. Of the longest ones."""
     others = [each for each in prepared.trainings if each.number != prepared.training]
     found: dict[int, str] = {}
-    for each in sorted(others, key=lambda each: each.length_ns, reverse=True)[:_MOST_TRAININGS]:
+    for each in sorted(others, key=lambda each: each.steps_s, reverse=True)[:_MOST_TRAININGS]:
         alone = replace(
             prepared,
+            stopped=Verdict(),
             logs=each.logs,
             windows=windows_of(prepared.inputs.traces, each.logs),
             training=each.number,
         )
         diagnosis = conclude(alone, replace(options, training=each.number, hta=False, source_text=False))
-        if diagnosis.findings:
-            found[each.number] = diagnosis.findings[0].title
+        found[each.number] = diagnosis.findings[0].title if diagnosis.findings else ""
     return found
 
 

@@ -89,7 +89,7 @@ class TrainingFacts(msgspec.Struct, frozen=True, kw_only=True):
     parameters_bytes: float | None = None
     """Size of their parameters; null without DDP."""
     finding: str | None = None
-    """Title of the first finding in a diagnosis of this training alone; null if there is none, or it was not diagnosed."""
+    """Title of the first finding in a diagnosis of this training alone; "" if it has none, null if it was not diagnosed."""
 
 
 class RestartFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -57,7 +57,7 @@ def trainings_table(diagnosis: Diagnosis) -> Table | None:
             f"{each.first_step:,} – {each.first_step + each.steps - 1:,}",
             words.seconds(each.total_s),
             words.milliseconds(each.step_ms),
-            _first_finding(diagnosis) if each.is_measured else each.finding or words.ABSENT,
+            _first_finding(diagnosis, each),
         ]
         for each in shown
     ]
@@ -65,8 +65,10 @@ def trainings_table(diagnosis: Diagnosis) -> Table | None:
     return Table(title, columns, rows)
 
 
-def _first_finding(diagnosis: Diagnosis) -> str:
-    return diagnosis.findings[0].title if diagnosis.findings else words.ABSENT
+def _first_finding(diagnosis: Diagnosis, training: TrainingFacts) -> str:
+    if training.is_measured:
+        return diagnosis.findings[0].title if diagnosis.findings else "none"
+    return "not diagnosed" if training.finding is None else training.finding or "none"
 
 
 def _shown(diagnosis: Diagnosis, name: str, kind: type[_Facts]) -> tuple[list[_Facts], str]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -21,8 +23,8 @@ from ddpdoctor.hook.recording.recorder import (
     MOST_THINNED,
     Thinning,
 )
-from ddpdoctor.measure.steplog import read_rank_log
-from ddpdoctor.rundir import STEPS_FILE, EventKind, RankRecord, Spool, drain, make_spool_root
+from ddpdoctor.measure.steplog import Step, read_rank_log
+from ddpdoctor.rundir import EventKind, RankRecord, Spool, drain, make_spool_root
 from tests.launch.launched import make_run
 
 from .recording import HookOptions, forked, plain_environment, run_recorded
@@ -37,6 +39,17 @@ def blocks(thinning: Thinning, first: int, last: int, cost_us: float, step_ms: f
         if full:
             chosen.append(step)
     return chosen
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Iterator[Recorder]:
+    """Of rank 0 of the run ``tmp_path / "run"``."""
+    run = str(make_run(tmp_path / "run"))
+    found = Recorder(Spool(make_spool_root(run), 0, run), CodeKinds())
+    yield found
+    active.stop()
+    found.close()
+    shutil.rmtree(make_spool_root(run))
 
 
 @pytest.mark.parametrize(
@@ -73,6 +86,27 @@ def test_longer_steps_are_recorded_in_full_again():
     assert thinning.every == 1
 
 
+def test_another_training_is_recorded_as_at_the_beginning_of_the_job():
+    thinning = Thinning()
+    blocks(thinning, 0, 4096, 200.0, 20.0)
+    assert thinning.every > 8
+    thinning.restart(4099)
+    assert len(blocks(thinning, 4104, 4104 + EARLY_STEPS, 50.0, 20.0)) == EARLY_STEPS // BLOCK_STEPS - 1
+    blocks(thinning, 4104 + EARLY_STEPS, 4104 + 2 * LONG_STEPS, 200.0, 20.0)
+    assert thinning.every == 64
+
+
+def test_the_steps_after_a_destroyed_process_group_are_recorded_in_full(recorder):
+    begin = recorder.start_perf_ns
+    recorder._full_block = False
+    active.record(full=False)
+    recorder.end_step(recorder.cut(begin + 5_000_000))
+    assert not active.full
+    recorder.record_as_at_first()
+    recorder.end_step(recorder.cut(begin + 9_000_000))
+    assert active.full and recorder.full_since > begin
+
+
 def test_ranks_that_thin_differently_share_steps():
     cheap, dear = Thinning(), Thinning()
     both = [set(blocks(each, 0, 4096, us, 20.0)[-200:]) for each, us in ((cheap, 150.0), (dear, 600.0))]
@@ -87,73 +121,53 @@ def test_one_long_reading_of_the_clock_changes_little():
     assert thinning.every == 1 and thinning.cost_us < 60
 
 
-def test_steps_of_which_only_the_times_are_kept_lie_end_to_end(tmp_path):
-    run = make_run(tmp_path / "run")
-    spool = Spool(make_spool_root(str(run)), 0, str(run))
-    recorder = Recorder(spool, CodeKinds())
+def test_steps_of_which_only_the_times_are_kept_lie_end_to_end(recorder, tmp_path):
     begin = recorder.start_perf_ns
-    try:
-        active.record(full=False)
-        recorder.end_step(recorder.cut(begin + 5_000_000))
-        assert recorder.end_brief_step(begin + 9_000_000)
-        drain(spool.directory)
-    finally:
-        active.stop()
-        recorder.close()
-        shutil.rmtree(make_spool_root(str(run)))
-    lines = map(json.loads, (run / "ranks" / "00000" / STEPS_FILE).read_text().splitlines())
-    first, second = (line["t"] for line in lines if "step" in line)
-    assert (first[1] - first[0], second[1] - second[0]) == (5_000_000, 4_000_000) and second[0] == first[1]
+    active.record(full=False)
+    recorder.end_step(recorder.cut(begin + 5_000_000))
+    assert recorder.end_brief_step(begin + 9_000_000)
+    drain(recorder.spool.directory)
+    first, second = read_steps(tmp_path)
+    assert (first.length_ns, second.length_ns) == (5_000_000, 4_000_000) and second.start_ns == first.end_ns
 
 
-def test_a_checkpoint_is_recorded_in_a_step_of_which_else_only_the_times_are_kept(tmp_path):
-    run = make_run(tmp_path / "run")
-    spool = Spool(make_spool_root(str(run)), 0, str(run))
-    recorder = Recorder(spool, CodeKinds())
+def test_a_checkpoint_is_recorded_in_a_step_of_which_else_only_the_times_are_kept(recorder, tmp_path):
     begin = recorder.start_perf_ns
     before, after = import_module("ddpdoctor.hook.patches.checkpoints")._event(EventKind.SAVE)
-    try:
-        active.recorder = recorder
-        active.record(full=False)
-        after(before((), {}), None)
-        assert not recorder.end_brief_step(begin + 4_000_000), "it is no brief step"
-        recorder.end_step(recorder.cut(begin + 5_000_000))
-        assert recorder.end_brief_step(begin + 9_000_000)
-        drain(spool.directory)
-    finally:
-        active.stop()
-        recorder.close()
-        shutil.rmtree(make_spool_root(str(run)))
-    saved, brief = read_rank_log(RankRecord(str(run / "ranks" / "00000"), 0, {})).steps
+    active.recorder = recorder
+    active.record(full=False)
+    after(before((), {}), None)
+    assert not recorder.end_brief_step(begin + 4_000_000), "it is no brief step"
+    recorder.end_step(recorder.cut(begin + 5_000_000))
+    assert recorder.end_brief_step(begin + 9_000_000)
+    drain(recorder.spool.directory)
+    saved, brief = read_steps(tmp_path)
     assert [event.kind for event in saved.events] == [EventKind.SAVE] and not brief.events
     assert not saved.in_full and saved.length_ns == 5_000_000
 
 
-def test_checkpoints_beyond_the_most_events_are_counted_in_their_own_step(tmp_path):
-    run = make_run(tmp_path / "run")
-    spool = Spool(make_spool_root(str(run)), 0, str(run))
-    recorder = Recorder(spool, CodeKinds())
+def test_checkpoints_beyond_the_most_events_are_counted_in_their_own_step(recorder, tmp_path):
     stepping = import_module("ddpdoctor.hook.recording.steps").Stepping(recorder)
     role, begin = Role(), recorder.start_perf_ns
     stepping.listening = False
     stepping.boundary.alone = role
-    try:
-        for step, saves in enumerate([2, MOST_EVENTS + 40, 0, MOST_EVENTS + 7, 0]):
-            active.record(full=step == 4)
-            for _ in range(saves):
-                recorder.add(recorder.start_perf_ns, 10, EventKind.SAVE.opening)
-            end = stepping.after_brief if step in (2, 3) else partial(stepping.after_optimizer, role)
-            end(begin + 1_000_000 * (step + 1))
-        drain(spool.directory)
-    finally:
-        active.stop()
-        recorder.close()
-        shutil.rmtree(make_spool_root(str(run)))
-    steps = read_rank_log(RankRecord(str(run / "ranks" / "00000"), 0, {})).steps
+    for step, saves in enumerate([2, MOST_EVENTS + 40, 0, MOST_EVENTS + 7, 0]):
+        active.record(full=step == 4)
+        for _ in range(saves):
+            recorder.add(recorder.start_perf_ns, 10, EventKind.SAVE.opening)
+        end = stepping.after_brief if step in (2, 3) else partial(stepping.after_optimizer, role)
+        end(begin + 1_000_000 * (step + 1))
+    drain(recorder.spool.directory)
+    steps = read_steps(tmp_path)
     kinds = [[event.kind for event in step.events] for step in steps]
     assert [each.count(EventKind.SAVE) for each in kinds] == [2, MOST_EVENTS, 0, MOST_EVENTS, 0]
     assert [each.count(EventKind.MORE) for each in kinds] == [0, 1, 0, 1, 0]
     assert not any(step.in_full for step in steps)
+
+
+def read_steps(tmp_path: Path) -> list[Step]:
+    """What the recorder's rank has on disk."""
+    return list(read_rank_log(RankRecord(str(tmp_path / "run" / "ranks" / "00000"), 0, {})).steps)
 
 
 @pytest.mark.alone

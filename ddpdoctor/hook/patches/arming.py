@@ -7,6 +7,7 @@ Gloo sometimes aborts the process in ``destroy_process_group``, and then no exit
 from __future__ import annotations
 
 import time
+from threading import get_ident
 from typing import Any
 
 from .. import lifetime
@@ -40,6 +41,8 @@ def _before_destroy(args: Any, kwargs: Any) -> bool | None:
 
     if group is None or group is dist.group.WORLD:
         lifetime.flush()
+        if recorder is not None and recorder.thread == get_ident():
+            recorder.record_as_at_first()
     return None
 
 

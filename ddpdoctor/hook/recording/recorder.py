@@ -139,6 +139,14 @@ class Recorder:
         self.always_full = True
         active.record(full=True)
 
+    def record_as_at_first(self) -> None:
+        """Record the next steps in full, as the first ones of a job: they may be of another model."""
+        self.thinning.restart(self.step)
+        self._full_block = True
+        if not active.full:
+            self.full_since = perf_counter_ns()
+            active.record(full=True)
+
     def add(self, start: int, duration: int, fields: str) -> None:
         """Append an event: perf_counter_ns, ns, and the inside of its JSON object, its kind first."""
         if len(self.events) < MOST_EVENTS:
@@ -351,7 +359,12 @@ class Thinning:
         self.step_ns = 0.0
         """What a step takes, averaged over the last blocks, ns."""
         self._cost_ns = 20_000.0
+        self._first = 0
         self._next_change = _SETTLE_STEPS
+
+    def restart(self, step: int) -> None:
+        """Thin from ``step`` on as from the first step of a job."""
+        self.every, self._first, self._next_change = 1, step, step + _SETTLE_STEPS
 
     @property
     def cost_us(self) -> float:
@@ -370,7 +383,7 @@ class Thinning:
             self._cost_ns += min((cost_ns - self._cost_ns) * _WEIGHT, most)
         self.step_ns += (step_ns - self.step_ns) * _WEIGHT
         if step >= self._next_change:
-            factor = next((factor for least, factor in _FACTORS if step >= least), 1)
+            factor = next((factor for least, factor in _FACTORS if step - self._first >= least), 1)
             share = factor * self._cost_ns / max(self.step_ns, 1.0) / self.every
             if share > MOST_SHARE and self.every < MOST_THINNED:
                 self.every *= 2

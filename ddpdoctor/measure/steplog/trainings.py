@@ -40,9 +40,19 @@ class Training(msgspec.Struct, frozen=True):
         return max((log.steps[-1].end_ns - log.steps[0].start_ns for log in self.logs), default=0)
 
     @property
+    def steps_s(self) -> float:
+        """Time that its steps would take if all took the median one, seconds: without the preparation in the first step."""
+        return self.steps * self.step_s
+
+    @property
     def step_s(self) -> float:
         """Median step time, seconds."""
         return float(np.median([step.length_ns for log in self.logs for step in log.steps])) / 1e9
+
+    @property
+    def is_synchronised(self) -> bool:
+        """Whether its ranks wait for each other, as far as recorded. Its first step may begin with the end of the training before."""
+        return any(point.step > 0 for log in self.logs for point in log.sync_points)
 
     @property
     def modules(self) -> list[dict[str, Any]]:
@@ -93,12 +103,13 @@ def _steps(log: RankLog, first: int, end: int | None) -> list[Step]:
 
 
 def _modules(log: RankLog, steps: Sequence[Step]) -> list[dict[str, Any]]:
-    """The DDP modules used in the ``steps``; all of the log where no step was recorded in full."""
+    """The DDP modules used in the ``steps``; all of the log where none was recorded in full."""
     every = log.record.info.get("ddp") or []
     kinds = (EventKind.FORWARD, EventKind.BACKWARD)
     used = {event.module for step in steps for event in step.events if event.kind in kinds}
-    known = [module for place, module in enumerate(every) if module.get("id", place) in used]
-    return known or list(every)
+    if not any(step.in_full for step in steps):
+        return list(every)
+    return [module for place, module in enumerate(every) if module.get("id", place) in used]
 
 
 def _settings(logs: Sequence[RankLog], first: int, end: int | None) -> list[dict[str, Any]]:

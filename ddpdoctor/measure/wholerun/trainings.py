@@ -14,12 +14,12 @@ def with_trainings(
     run: RunFacts, trainings: Sequence[Training], measured: int, findings: Mapping[int, str]
 ) -> RunFacts:
     """The facts of the ``measured`` training, by its number, with a list of all; its goodput is that of the steps of all. ``findings``:
-    the title of the first finding in each training that has one, by number."""
+    the title of the first finding in each other training that was diagnosed, by number; "" if it has none."""
     if not trainings:
         return run
     goodput = run.goodput
     if goodput is not None and run.wall_s:
-        others_s = sum(each.steps * each.step_s for each in trainings if each.number != measured)
+        others_s = sum(each.steps_s for each in trainings if each.number != measured)
         goodput = min(goodput + others_s / run.wall_s, 1.0)
     return replace(
         run,
