@@ -107,7 +107,8 @@ def prepare(paths: Sequence[str], options: Options) -> PreparedJob:
 
 
 def _chosen_training(trainings: Sequence[Training], number: int | None) -> Training | None:
-    """The training with this ``number``, or else the longest one in which the ranks synchronise; None for a single one. Raises UnusableInput."""
+    """The training with this ``number``, or else the longest one in which the ranks synchronise; None for a single one. Raises
+    UnusableInput."""
     if number is not None and number > max(len(trainings), 1):
         has = words.count(max(len(trainings), 1), "training")
         raise UnusableInput(f"there is no training {number}: the ranks took {has}.")
@@ -161,7 +162,8 @@ def conclude(prepared: PreparedJob, options: Options) -> Diagnosis:
 
 
 def _findings_of_others(prepared: PreparedJob, options: Options) -> dict[int, str]:
-    """By number of a training that is not measured, the title of the first finding in a diagnosis of it alone, "" without one. Of the longest ones."""
+    """By number of a training that is not measured, the title of the first finding in a diagnosis of it alone, "" without one. Of the
+    longest ones."""
     others = [each for each in prepared.trainings if each.number != prepared.training]
     found: dict[int, str] = {}
     for each in sorted(others, key=lambda each: each.steps_s, reverse=True)[:_MOST_TRAININGS]:
