@@ -211,6 +211,8 @@ class RankLog(msgspec.Struct, frozen=True, eq=False, dict=True):
     """Whether forward, backward and optimizer have the device's times, see :mod:`.devicetime`."""
     left_out: int = 0
     """Steps of the whole run that were recorded and not read, see :mod:`.read_limit`: the same of each rank."""
+    saved: int | None = None
+    """The last step in which a checkpoint was saved, also of those not read and of the one in which the rank ended; None in older logs."""
 
     @property
     def host(self) -> str:
