@@ -17,6 +17,14 @@ from .evidence import RunEvidence, evidence_of
 from .verdict import of_run
 
 
+_HUNG = {
+    "not_reached": "did not reach the point where the others waited",
+    "uneven": "had left the training loop while the others went on",
+    "different": "called a different collective than the others",
+}
+"""What ended an attempt that hung until a timeout, by the name of the fact."""
+
+
 class AttemptEnd(msgspec.Struct, frozen=True):
     """The end of an attempt."""
 
@@ -25,7 +33,7 @@ class AttemptEnd(msgspec.Struct, frozen=True):
     how: str
     """The same in words: "rank 1 raised RuntimeError: ..."; "ended in order"; "" if unknown."""
     failed_ns: int | None
-    """When the first rank had failed, epoch ns of its host; None if none did."""
+    """When the first rank had failed, or had begun the step in which it hung, epoch ns of its host; None if none did."""
     ended_ns: int | None
     """When the last of its ranks had ended; None if that was not seen."""
 
@@ -43,7 +51,8 @@ def attempt_end(
     name, cause = next(((name, each) for name, each in found if isinstance(each, StopFacts)), ("", None))
     failed = [each for each in ranks if cause is not None and each.rank in (cause.ranks or ())]
     all_in_order = not has_failed and all(each.in_order for each in ranks)
-    ends_ns = [each.raised_ns or each.gone_ns for each in failed]
+    hung = cause is not None and cause.since_s is not None
+    ends_ns = [each.step_since_ns if hung else each.raised_ns or each.gone_ns for each in failed]
     return AttemptEnd(
         cause=cause,
         how=_in_words(name, cause) if cause is not None else "ended in order" if all_in_order else "",
@@ -59,7 +68,7 @@ def _in_words(name: str, cause: StopFacts) -> str:
     elif name == "died" and cause.message:
         how = f"ended with {cause.message}" if cause.kind == "code" else f"ended by {cause.message}"
     else:
-        how = cause.message or "failed"
+        how = cause.message or _HUNG.get(name, "failed")
     return f"{who} {how}".strip()
 
 
