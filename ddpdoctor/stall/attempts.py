@@ -17,14 +17,6 @@ from .evidence import RunEvidence, evidence_of
 from .verdict import of_run
 
 
-_HUNG = {
-    "not_reached": "did not reach the point where the others waited",
-    "uneven": "had left the training loop while the others went on",
-    "different": "called a different collective than the others",
-}
-"""What ended an attempt that hung until a timeout, by the name of the fact."""
-
-
 class AttemptEnd(msgspec.Struct, frozen=True):
     """The end of an attempt."""
 
@@ -59,6 +51,14 @@ def attempt_end(
         failed_ns=min((ns for ns in ends_ns if ns is not None), default=None),
         ended_ns=_last_end_ns(seen, logs),
     )
+
+
+_HUNG = {
+    "not_reached": "did not reach the point where the others waited",
+    "uneven": "had left the training loop while the others went on",
+    "different": "called a different collective than the others",
+}
+"""What ended an attempt that hung until a timeout, by the name of the fact."""
 
 
 def _in_words(name: str, cause: StopFacts) -> str:

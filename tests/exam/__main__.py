@@ -65,7 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.count(None) == len(given) and not chosen.judge and not chosen.marks:
         real, generated = REAL, GENERATED
     jobs: Jobs = [(str(seed), partial(record, seed)) for seed in range(chosen.seed, chosen.seed + real)]
-    for kind, count, job in (("when", chosen.when, when.record), ("restarts", chosen.restarts, restarts.record)):
+    for kind, count, job in (
+        ("when", chosen.when, when.record),
+        ("restarts", chosen.restarts, restarts.record),
+    ):
         seeds = range(chosen.seed, chosen.seed + (count or 0))
         jobs += [(f"{kind}-{seed}", partial(job, seed)) for seed in seeds]
     if chosen.each is not None:

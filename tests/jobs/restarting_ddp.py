@@ -1,10 +1,10 @@
-"""A DDP job that saves a checkpoint every few steps, fails as planned, goes on from the checkpoint when it is started again, and notes the truth.
+"""A DDP job that saves a checkpoint every few steps, fails as planned, goes on from its checkpoint when started again, and notes the truth.
 
     torchrun --nproc-per-node 2 --max-restarts N restarting_ddp.py FOLDER
 
-``FOLDER/plan.json``: ``steps``, ``every`` (steps between checkpoints), ``step_ms``, ``timeout_s`` of the process group, and ``ends``, one for
-each attempt that fails: ``{"step": steps of the job done before it, "rank": R, "how": HOW, "code": C}``. Attempts are counted by a file that
-rank 0 writes, over restarts of the launcher and further commands. Each rank appends lines to ``FOLDER/truth-RANK.jsonl``.
+``FOLDER/plan.json``: ``steps``, ``every`` (steps between checkpoints), ``step_ms``, ``timeout_s`` of the process group, and ``ends``, one
+for each attempt that fails: ``{"step": steps of the job done before it, "rank": R, "how": HOW, "code": C}``. A file that rank 0 writes
+counts the attempts, over restarts of the launcher and further commands. Each rank appends lines to ``FOLDER/truth-RANK.jsonl``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Jobs that torchrun restarts: how many attempts, how each ends, on which rank, in which step, and how often they save a checkpoint are drawn.
+"""Jobs that torchrun restarts: drawn are the number of attempts, how each ends, on which rank and in which step, and the checkpoints.
 
 The job notes each of its steps and failures, and who runs it looks when its processes end.
 """
@@ -6,13 +6,13 @@ The job notes each of its steps and failures, and who runs it looks when its pro
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +136,7 @@ def truth(seed: int, plan: Plan, job: Path, code: int, gone_ns: Mapping[int, int
     if not attempts:
         raise RuntimeError(f"no attempt began, see {job}/output.txt")
     costs = {"repeated_steps": 0, "repeated_s": 0.0, "detection_s": 0.0, "start_s": 0.0}
-    for old, new in zip(attempts, attempts[1:], strict=False):
+    for old, new in pairwise(attempts):
         ends_ns = [max(each) for done, each in sorted(old["steps_ns"].items()) if done >= new["first"]]
         costs["repeated_steps"] += old["done"] - new["first"]
         costs["repeated_s"] += (max(ends_ns, default=0) - min(ends_ns, default=0)) / 1e9
