@@ -324,10 +324,8 @@ class LiveRun:
         self.manifest = read_manifest(str(self.path), []) or self.manifest
         killed = not self.ended and launcher_runs(str(self.path), self.manifest) is False
         self.gone = killed and not living_ranks(str(self.path))
-        by_repeat = {
-            (parse_rank_directory(each.name) or ())[::-1]: each for each in _folders(self.path / "ranks")
-        }
-        for _, folder in sorted(by_repeat.items()):
+        ranks = _folders(self.path / "ranks")
+        for folder in sorted(ranks, key=lambda each: (parse_rank_directory(each.name) or ())[::-1]):
             if folder.name not in self._folders:
                 self._add(folder)
         for rank in self.ranks.values():
