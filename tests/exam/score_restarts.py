@@ -29,15 +29,16 @@ def mark_restarts(case: Case, diagnosis: dict[str, Any]) -> Mark:
     answers, truth = Answers(), case.shape
     ask, run, findings = answers.ask, diagnosis["facts"]["run"], diagnosis["findings"]
     attempts = run.get("attempts") or []
-    counted = max(len(attempts), 1)
+    counted, restarts = max(len(attempts), 1), run.get("restarts")
     ask("attempts", counted == truth["attempts"], f"{truth['attempts']} attempts, {counted} told")
+    again = (restarts or {}).get("count", 0)
+    ask("attempts", again == truth["restarts"], f"{truth['restarts']} restarts, {again} told")
     last = len(truth["ends"]) - 1
     for number, end in enumerate(truth["ends"]):
         if end and number < last and len(attempts) == truth["attempts"]:
             expected, told = WORDS[end["how"]].format(**end), attempts[number]
             right = (told["ended"], told["ranks"]) == (expected, [end["rank"]])
             ask("cause", right, f"attempt {number + 1}: {expected}; told {told['ranks']} {told['ended']}")
-    restarts = run.get("restarts")
     if last > 0:
         ask("rule", restarts is not None, "no restart reported")
     if last > 0 and restarts is not None:

@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 2 --max-restarts N restarting_ddp.py FOLDER
 
 ``FOLDER/plan.json``: ``steps``, ``every`` (steps between checkpoints), ``step_ms``, ``timeout_s`` of the process group, and ``ends``, one
-for each attempt that fails: ``{"step": steps of the job done before it, "rank": R, "how": HOW, "code": C}``. A file that rank 0 writes
-counts the attempts, over restarts of the launcher and further commands. Each rank appends lines to ``FOLDER/truth-RANK.jsonl``.
+for each attempt that fails: ``{"step": steps of the job done before it, "rank": R, "how": HOW, "code": C}``; "early" is before the
+process group. A file that rank 0 writes counts the attempts with one. Each rank appends lines to ``FOLDER/truth-RANK.jsonl``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def note(**fields: Any) -> None:
 
 
 def fail(how: str, code: int) -> None:
-    note(what="failed", how=how)
+    note(what="failed", how=how, code=code)
     if how == "raise":
         raise RuntimeError("planted")
     if how == "kill":
@@ -57,6 +57,10 @@ def attempt_number() -> int:
 
 
 def main() -> None:
+    number = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    end = PLAN["ends"][number] if number < len(PLAN["ends"]) else {}
+    if end.get("how") == "early" and end["rank"] == RANK:
+        fail("early", end["code"])
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=PLAN.get("timeout_s", 60)))
     attempt = attempt_number()
     torch.manual_seed(0)
@@ -69,10 +73,9 @@ def main() -> None:
         net.load_state_dict(state["net"])
     model = DistributedDataParallel(net)
     note(what="started", attempt=attempt, done=done, world=dist.get_world_size(), pid=os.getpid())
-    end = PLAN["ends"][attempt] if attempt < len(PLAN["ends"]) else {}
     while done < PLAN["steps"]:
         if done == end.get("step") and end["rank"] == dist.get_rank():
-            fail(end["how"], end.get("code", 3))
+            fail(end["how"], end["code"])
         time.sleep(PLAN["step_ms"] / 1000)
         model(torch.randn(8, 64)).square().mean().backward()
         optimizer.step()

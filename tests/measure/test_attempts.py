@@ -69,6 +69,11 @@ def test_an_attempt_before_the_first_checkpoint_of_a_job_that_saves() -> None:
     assert lost.repeated_steps == 50
 
 
+def test_attempts_without_a_recording_count_as_restarts() -> None:
+    records = [attempt(10.0, 50, failed_ns=13 * S), attempt(20.0, 80, failed_ns=None, unrecorded=2)]
+    assert restart_facts(records).count == 3
+
+
 def test_a_job_that_saves_by_other_means() -> None:
     lost = restart_facts([attempt(10.0, 50, failed_ns=13 * S), attempt(20.0, 80, failed_ns=None)])
     assert lost.repeated_steps is None and lost.repeated_s is None and lost.total_s > 0

@@ -29,6 +29,8 @@ class AttemptRecord(msgspec.Struct, frozen=True):
     where: Sequence[Where] = ()
     world_size: int | None = None
     is_measured: bool = False
+    unrecorded: int = 0
+    """How many attempts just before it left no recording."""
 
     @property
     def steps(self) -> int:
@@ -102,7 +104,7 @@ def restart_facts(records: Sequence[AttemptRecord]) -> RestartFacts | None:
     sums = [_sum(detection), _sum(start), _sum(repeated_s)]
     last = failed[-1][0]
     return RestartFacts(
-        count=len(failed),
+        count=len(failed) + sum(new.unrecorded for _, new in failed),
         ranks=list(last.ranks),
         ended=last.ended,
         where=list(last.where),

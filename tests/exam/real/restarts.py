@@ -22,6 +22,8 @@ from .record import JOB_S, NOTHING, REPOSITORY, RUN, environment
 
 JOB = REPOSITORY / "tests" / "jobs" / "restarting_ddp.py"
 HOWS = ("code", "raise", "kill", "hang")
+EARLY = "early"
+"""An end before the process group, of which nothing is recorded."""
 POLL_S = 0.02
 RULES = ("run/restarts",)
 Plan = dict[str, Any]
@@ -32,14 +34,16 @@ def drawn(seed: int) -> Plan:
     draw = random.Random(f"exam restarts {seed}")
     steps, done, ends = draw.randrange(80, 200), 0, []
     every = draw.choice((0, *range(5, 50, 3), *range(5, 50, 3)))
-    for _ in range(draw.choice((0, 1, 1, 1, 2, 2, 3))):
-        step = draw.randrange(done + 1, steps)
-        how = draw.choice(HOWS)
-        ends.append({"step": step, "rank": draw.randrange(2), "how": how, "code": draw.randrange(2, 100)})
-        done = step - step % every if every else 0
-    spare = draw.choice((-1, 0, 0, 1)) if ends else draw.randrange(3)
+    world = draw.choice((2, 2, 3))
+    for number in range(draw.choice((0, 1, 1, 1, 2, 2, 3))):
+        step = draw.choice((draw.randrange(done, steps), draw.randrange(done, steps), done + every))
+        how = draw.choice((*HOWS, EARLY) if number else HOWS)
+        ends.append({"step": step, "rank": draw.randrange(world), "how": how, "code": draw.randrange(2, 100)})
+        if how != EARLY:
+            done = step - step % every if every else 0
+    spare = draw.choice((-1, 0, 0, 1)) if ends and ends[-1]["how"] != EARLY else draw.randrange(3)
     plan = {"steps": steps, "every": every, "step_ms": draw.uniform(8, 20), "timeout_s": draw.randrange(4, 8)}
-    return {**plan, "ends": ends, "restarts": len(ends) + spare}
+    return {**plan, "world": world, "ends": ends, "restarts": len(ends) + spare}
 
 
 def record(seed: int, folder: Path) -> Case:
@@ -56,7 +60,15 @@ def record(seed: int, folder: Path) -> Case:
 def torchrun(plan: Plan, job: Path, *options: str) -> list[str]:
     """The command; the job's files are in the folder ``job``."""
     start = [sys.executable, "-m", "torch.distributed.run", *(options or ("--standalone",))]
-    return [*start, "--nproc-per-node", "2", "--max-restarts", str(plan["restarts"]), str(JOB), str(job)]
+    return [
+        *start,
+        "--nproc-per-node",
+        str(plan["world"]),
+        "--max-restarts",
+        str(plan["restarts"]),
+        str(JOB),
+        str(job),
+    ]
 
 
 def run(
@@ -112,19 +124,24 @@ def noted(job: Path) -> list[dict[str, Any]]:
 
 
 def attempts_of(job: Path, gone_ns: Mapping[int, int]) -> list[dict[str, Any]]:
-    """The attempts as the job has noted them: steps of the job from ``first`` to ``done``, who ``failed``, and times, epoch ns."""
+    """The attempts with a process group as the job has noted them: its steps from ``first`` to ``done``, the end that ``failed`` it, how
+    many others were ``before`` it, and times, epoch ns."""
     found: list[dict[str, Any]] = []
+    early = 0
     for each in noted(job):
         if each["what"] == "started":
             if each["attempt"] == len(found):
-                found.append({"first": each["done"], "done": each["done"], "steps_ns": {}, "pids": []})
+                begun = {"first": each["done"], "done": each["done"], "steps_ns": {}, "pids": []}
+                found.append({**begun, "before": early})
+                early = 0
             found[-1]["pids"].append(each["pid"])
         elif each["what"] == "step":
             found[-1]["done"] = max(found[-1]["done"], each["done"])
-            ends_ns = found[-1]["steps_ns"].setdefault(each["done"], [])
-            ends_ns.append(each["at_ns"])
+            found[-1]["steps_ns"].setdefault(each["done"], []).append(each["at_ns"])
+        elif each.get("how") == EARLY:
+            early += 1
         elif each["what"] == "failed":
-            found[-1]["failed"] = {"rank": each["rank"], "how": each["how"], "at_ns": each["at_ns"]}
+            found[-1]["failed"] = {name: each[name] for name in ("rank", "how", "code", "at_ns")}
     for each in found:
         each["gone_ns"] = max(gone_ns[pid] for pid in each.pop("pids"))
     return found
@@ -143,12 +160,14 @@ def truth(seed: int, plan: Plan, job: Path, code: int, gone_ns: Mapping[int, int
         costs["detection_s"] += (old["gone_ns"] - old["failed"]["at_ns"]) / 1e9
         first_ns = max(new["steps_ns"].get(new["first"] + 1, [new["gone_ns"]]))
         costs["start_s"] += (first_ns - old["gone_ns"]) / 1e9
-    ends = [
-        {**each["failed"], "code": planned["code"]} if "failed" in each else {}
-        for each, planned in zip(attempts, [*plan["ends"], {}], strict=False)
-    ]
-    faults = tuple(
-        Fault(each["how"], RULES, (each["rank"],), 0.0) for each in ends[: len(attempts) - 1] if each
-    )
-    shape = {"attempts": len(attempts), "ends": ends, "exit": code, "every": plan["every"], "costs": costs}
+    ends = [each.get("failed", {}) for each in attempts]
+    shape = {
+        "attempts": len(attempts),
+        "restarts": len(attempts) - 1 + sum(each["before"] for each in attempts),
+        "ends": ends,
+        "exit": code,
+        "every": plan["every"],
+        "costs": costs,
+    }
+    faults = tuple(Fault(each["how"], RULES, (each["rank"],), 0.0) for each in ends[:-1])
     return Case(seed, "restarts", plan["step_ms"], faults, shape=shape)
