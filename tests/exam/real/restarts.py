@@ -71,13 +71,18 @@ def torchrun(plan: Plan, job: Path, *options: str) -> list[str]:
     ]
 
 
+def prepare(plan: Plan, job: Path) -> None:
+    """The folder of the job's files, with its plan."""
+    job.mkdir(parents=True, exist_ok=True)
+    (job / "plan.json").write_text(json.dumps(plan))
+
+
 def run(
     plan: Plan, folder: Path, options: Sequence[str] = (), variables: Mapping[str, str] = NOTHING
 ) -> tuple[int, dict[int, int]]:
     """(Exit code, epoch ns of the end of each rank's process by its id) of the job under ``ddpdoctor run`` with these options."""
     job = folder / "job"
-    job.mkdir(parents=True, exist_ok=True)
-    (job / "plan.json").write_text(json.dumps(plan))
+    prepare(plan, job)
     recorder = [sys.executable, "-m", "ddpdoctor", "run", "--no-analysis", "--no-profile", "-q"]
     command = [*recorder, "--out", str(folder / RUN), *options, "--", *torchrun(plan, job)]
     # Else torch 2.13 lets a second attempt read the first one's addresses, now and then, with us or without.
