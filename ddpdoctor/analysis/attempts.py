@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
+
+from msgspec.structs import replace
 
 from ddpdoctor import stall
 from ddpdoctor.measure.steplog import RankLog, read_rank_log
@@ -23,10 +26,30 @@ def attempt_records(
 ) -> tuple[list[AttemptRecord], list[Note]]:
     """(All attempts of the ``runs`` of one job, in order, [] if there is only one; notes). ``logs`` are those of the measured one."""
     attempts = _attempts(runs, logs)
+    unrecorded = [_unrecorded(old, new) for old, new in pairwise([None, *attempts]) if new is not None]
+    notes = [_unrecorded_note(count, number) for number, count in enumerate(unrecorded, 1) if count]
     if len(attempts) < 2:
-        return [], _unjoined(attempts[0], runs, logs) if attempts else []
+        return [], [*notes, *(_unjoined(attempts[0], runs, logs) if attempts else [])]
     stops = stall.stops_of(runs, [])
-    return [_record(attempt, runs, logs, stops) for attempt in attempts], []
+    records = [_record(attempt, runs, logs, stops) for attempt in attempts]
+    return [
+        replace(record, unrecorded=count) for record, count in zip(records, unrecorded, strict=True)
+    ], notes
+
+
+def _unrecorded(old: Attempt | None, new: Attempt) -> int:
+    """How many attempts between the two left no recording, by their launcher's count of restarts; before the first one for None."""
+    if old is None:
+        return new.restarts
+    return max(new.restarts - old.restarts - 1, 0) if new.job_id and new.job_id == old.job_id else 0
+
+
+def _unrecorded_note(count: int, number: int) -> Note:
+    which, whose = ("An attempt", "its") if count == 1 else (f"{count} attempts", "their")
+    return Note(
+        f"{which} before attempt {number} left no recording: {whose} ranks ended before they had created a process group. "
+        "The launcher's output says why."
+    )
 
 
 def _unjoined(attempt: Attempt, runs: Sequence[RunDirectory], logs: Sequence[RankLog]) -> list[Note]:

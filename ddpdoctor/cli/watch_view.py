@@ -127,7 +127,8 @@ def _stall_lines(run: LiveRun, now: Mapping[int, Mapping[str, Any]]) -> list[Ren
         rank for stall in stalls for rank in stall.get("ranks") or [] if rank.get("rank") not in stopped
     ]
     for each in answers[:MOST_ROWS]:
-        stop = next((stop for stop in stops.ranks if stop.rank == each.get("rank")), None)
+        newest = {stop.rank: stop for stop in sorted(stops.ranks, key=lambda stop: stop.repeat)}
+        stop = newest.get(each.get("rank", -1))
         place = _place(run, stop) if stop else ()
         state = "is stuck" if each.get("answered") else "does not answer"
         state = next((verb for verb in ("waits", "computes") if each.get(verb)), state)
@@ -164,7 +165,9 @@ def _verdict(verdict: LiveVerdict, over: bool) -> Text:
 
 def _pace(run: LiveRun) -> Text:
     times = [ms for live in run.ranks.values() if (ms := step_ms(live, RECENT_STEPS)) is not None]
+    restarts = max(live.restarts for live in run.ranks.values())
     pieces = [
+        *([f"attempt {restarts + 1}, after {words.count(restarts, 'restart')}"] if restarts else []),
         words.count(len(run.ranks), "rank"),
         f"{words.count(min(live.steps_total for live in run.ranks.values()), 'step')} done",
     ]

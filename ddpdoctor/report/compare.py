@@ -158,6 +158,11 @@ def compare(before: Diagnosis, after: Diagnosis) -> Comparison:
         for which, side in zip(("before", "after"), sides, strict=True)
         if side.stopped
     ]
+    notes += [
+        f"The job {which} was restarted {'once' if count == 1 else f'{count} times'}: the steps of one attempt are compared."
+        for which, side in (("before", before), ("after", after))
+        if (count := words.restarts(side))
+    ]
     notes += _notes_of(before, after)
     judgement = _judgement(ratio, differences)
     return Comparison(

@@ -86,6 +86,8 @@ class HistoryRun(msgspec.Struct, frozen=True, kw_only=True):
     """Wall time of the whole run, in seconds."""
     goodput: float | None
     """Share of it that the steps would take if each took the usual time."""
+    restarts: int
+    """How many of its attempts failed and were followed by another one."""
     healthy: bool
     headline: str
     rule: str | None
@@ -307,6 +309,7 @@ def _run(source: str, diagnosis: Diagnosis) -> HistoryRun:
         interval_ms=None if middle is None else middle[1],
         wall_s=words.number_fact(diagnosis, "run.wall_s"),
         goodput=words.number_fact(diagnosis, "run.goodput"),
+        restarts=words.restarts(diagnosis),
         healthy=diagnosis.healthy,
         headline=diagnosis.verdict.headline,
         rule=diagnosis.verdict.rule,

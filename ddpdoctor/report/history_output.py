@@ -48,6 +48,7 @@ def grid_of(job: JobHistory) -> Grid:
     """The runs as a table of text; the first run after a change is marked."""
     changed = {change.first: change for change in job.changes}
     is_accounted = any(run.wall_s is not None for run in job.runs)
+    is_restarted = any(run.restarts for run in job.runs)
     rows = []
     for index, run in enumerate(job.runs):
         change = changed.get(index)
@@ -58,11 +59,12 @@ def grid_of(job: JobHistory) -> Grid:
                 (run.commit or "")[:_COMMIT],
                 words.milliseconds(run.median_ms) + _interval(run),
                 *(_whole_run(run) if is_accounted else ()),
+                *([str(run.restarts)] if is_restarted else ()),
                 "healthy" if run.healthy else run.rule or "no verdict",
                 mark,
             ]
         )
-    of_run = ("wall time", "goodput") if is_accounted else ()
+    of_run = [*(("wall time", "goodput") if is_accounted else ()), *(["restarts"] if is_restarted else ())]
     return Grid("Runs", ["started (UTC)", "commit", "median step", *of_run, "verdict", ""], rows)
 
 

@@ -323,6 +323,11 @@ def count(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
+def restarts(diagnosis: Diagnosis) -> int:
+    """How many attempts of the job failed and were followed by another one."""
+    return int(number_fact(diagnosis, "run.restarts.count") or 0)
+
+
 def checks_summary(diagnosis: Diagnosis, more: str = "") -> str:
     """How many rules found nothing, do not apply and lacked data: "26 checks found nothing; 3 do not apply; 14 lacked data.";
     ``more`` where some were skipped."""

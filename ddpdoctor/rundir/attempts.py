@@ -23,6 +23,16 @@ class Attempt:
         return min((start for start in starts if isinstance(start, int)), default=None)
 
     @property
+    def restarts(self) -> int:
+        """How often its launcher had restarted the ranks before; of several hosts' the one that counts most."""
+        return max((record.attempt for record in self.ranks), default=0)
+
+    @property
+    def job_id(self) -> str:
+        """The launcher's id of the job; "" where unknown."""
+        return next((record.attempt_key[0] for record in self.ranks), "")
+
+    @property
     def recorded_bytes(self) -> int:
         """Bytes of its step logs."""
         return sum(record.recorded_bytes for record in self.ranks)

@@ -131,12 +131,18 @@ def exit_of(code: int | None, number: int | None, *, left: bool, polite: Collect
     return Exit.OWN_CODE if left else Exit.CODE
 
 
-def job_end(manifests: Iterable[Mapping[str, Any]], launches: Iterable[Mapping[str, Any]] = ()) -> JobEnd:
-    """From the manifests of its runs, which are those of the launchers that made them, and the records of all launchers."""
+def job_end(
+    manifests: Iterable[Mapping[str, Any]], launches: Iterable[Mapping[str, Any]] = (), since_ns: int = 0
+) -> JobEnd:
+    """From the manifests of its runs, which are those of the launchers that made them, and the records of all launchers. A launcher that
+    had ended before ``since_ns``, when the last attempt began, counts only if there is no other: the job went on without it."""
     own = [each for each in manifests if each]
     made_by = [_launcher(each) for each in own]
     known = [*own, *(each for each in launches if _launcher(each) not in made_by)]
     over = [each for each in known if each.get("ended_ns")]
+    left = [each for each in over if each["ended_ns"] < since_ns]
+    if len(left) < len(known):
+        over, known = ([each for each in some if each not in left] for some in (over, known))
     bad = [each for each in over if each.get("exit_code") or each.get("signal")]
     first = min(bad, key=lambda each: int(each["ended_ns"]), default=None) or (over[0] if over else {})
     noted = any(each.get("ended_ns") for each in own)

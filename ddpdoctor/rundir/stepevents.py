@@ -189,6 +189,9 @@ class LineField(_Name):
     EVALUATED = "evaluated"
     """Number of a step in which all models of the job were in evaluation mode, and had not been before; by a look each second."""
 
+    SAVED = "saved"
+    """Number of a step in which a checkpoint was saved, written at once: the step's own line is lost if the rank ends within it."""
+
     DEVICE = "device"
     """Times of a step on its device: the step's number. With it ``DEVICE_START_NS`` and ``DEVICE_TIMES_NS``."""
     DEVICE_START_NS = "at"

@@ -10,8 +10,8 @@ from ddpdoctor.measure.hangfacts import StopFacts
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.rundir import RunDirectory, ranks_in_words
 from ddpdoctor.rundir.attempts import Attempt
-from ddpdoctor.rundir.ends import JobEnd
-from ddpdoctor.rundir.stops import Stops
+from ddpdoctor.rundir.ends import POLITE, JobEnd
+from ddpdoctor.rundir.stops import Stops, signal_name
 
 from .evidence import RunEvidence, evidence_of
 from .verdict import of_run
@@ -25,7 +25,7 @@ class AttemptEnd(msgspec.Struct, frozen=True):
     how: str
     """The same in words: "rank 1 raised RuntimeError: ..."; "ended in order"; "" if unknown."""
     failed_ns: int | None
-    """When the first rank had failed, epoch ns of its host; None if none did."""
+    """When the first rank had failed, or had begun the step in which it hung, epoch ns of its host; None if none did."""
     ended_ns: int | None
     """When the last of its ranks had ended; None if that was not seen."""
 
@@ -41,15 +41,31 @@ def attempt_end(
     facts = of_run(msgspec.structs.replace(seen, job=job, asked=None, hangs=False, killed=False)).facts
     found = ((name, getattr(facts, name)) for name in facts.__struct_fields__)
     name, cause = next(((name, each) for name, each in found if isinstance(each, StopFacts)), ("", None))
-    failed = [each for each in ranks if cause is not None and each.rank in (cause.ranks or ())]
-    all_in_order = not has_failed and all(each.in_order for each in ranks)
-    ends_ns = [each.raised_ns or each.gone_ns for each in failed]
+    # A launcher ends its ranks when others join or leave.
+    replaced = [each for each in ranks if cause is None and each.signal in POLITE]
+    failed = replaced or [each for each in ranks if cause is not None and each.rank in (cause.ranks or ())]
+    if cause is not None:
+        how = _in_words(name, cause)
+    elif replaced:
+        how = f"{ranks_in_words([each.rank for each in replaced])} ended by {signal_name(replaced[0].signal or 0)}"
+    else:
+        how = "ended in order" if not has_failed and all(each.in_order for each in ranks) else ""
+    hung = cause is not None and cause.since_s is not None
+    ends_ns = [each.step_since_ns if hung else each.raised_ns or each.gone_ns for each in failed]
     return AttemptEnd(
         cause=cause,
-        how=_in_words(name, cause) if cause is not None else "ended in order" if all_in_order else "",
+        how=how,
         failed_ns=min((ns for ns in ends_ns if ns is not None), default=None),
         ended_ns=_last_end_ns(seen, logs),
     )
+
+
+_HUNG = {
+    "not_reached": "did not reach the point where the others waited",
+    "uneven": "had left the training loop while the others went on",
+    "different": "called a different collective than the others",
+}
+"""What ended an attempt that hung until a timeout, by the name of the fact."""
 
 
 def _in_words(name: str, cause: StopFacts) -> str:
@@ -59,7 +75,7 @@ def _in_words(name: str, cause: StopFacts) -> str:
     elif name == "died" and cause.message:
         how = f"ended with {cause.message}" if cause.kind == "code" else f"ended by {cause.message}"
     else:
-        how = cause.message or "failed"
+        how = cause.message or _HUNG.get(name, "failed")
     return f"{who} {how}".strip()
 
 

@@ -23,6 +23,7 @@ _EFFECT = re.compile(
     re.IGNORECASE,
 )
 """Messages of ranks that lost the connection to others."""
+_TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
 _WORKER = re.compile(
     r"DataLoader worker.*(?:killed by signal|exited unexpectedly)|shared memory \(shm\)", re.IGNORECASE
 )
@@ -95,6 +96,25 @@ def ends_of(run: RunEvidence, concluded: Mapping[int, Conclusion]) -> Ends:
         causes["died"] = _death(odd, run)
     effects += [_then(each) for each in raised if each.rank not in named]
     return Ends(causes, effects)
+
+
+def with_hang_until_timeout(run: RunEvidence) -> RunEvidence:
+    """``run``, as a hang if the first exception is the timeout of a collective for which a rank that did something else was missing:
+    the timeout may be shorter than what the hang monitor waits for, or the job was restarted and went on."""
+    raised = [each for each in run.ranks.values() if each.raised and each.raised_ns is not None]
+    first = min(raised, key=lambda each: each.raised_ns or 0, default=None)
+    if first is None or not (first.waits and lost_others(first) and _TIMED_OUT.search(_whole_text(first))):
+        return run
+    at_ns = first.raised_ns or 0
+    missing = [
+        each.step_since_ns
+        for each in run.ranks.values()
+        if each.waits is False and not each.raised and (each.gone_ns is None or each.gone_ns > at_ns)
+    ]
+    since_ns = min((ns for ns in missing if ns is not None and ns < at_ns), default=None)
+    if since_ns is None:
+        return run
+    return msgspec.structs.replace(run, hangs=True, detected_ns=at_ns, since_s=(at_ns - since_ns) / 1e9)
 
 
 def _odd_ones(run: RunEvidence, concluded: Mapping[int, Conclusion]) -> list[RankEvidence]:

@@ -227,17 +227,19 @@ def evidence_of(
     the job's. ``devices``: by rank, errors that were counted on its device. ``stops``: :func:`stops_of` the ``runs``, if they are read."""
     records = last_attempt(runs, logs) if records is None else records
     launches = [each for run in runs for each in launches_of(run.path, notes)]
-    job = job_end([run.manifest for run in runs], launches)
+    paths = {record.path for record in records}
+    others = [each for run in runs for each in run.recordings if each.path not in paths]
+    began_ns = min((record.info.get("started_ns") or 0 for record in records), default=0) if others else 0
+    job = job_end([run.manifest for run in runs], launches, began_ns)
     stops = stops_of(runs, notes) if stops is None else stops
     chosen = {(record.rank, record.repeat): record for record in records}
     by_rank = {stop.rank: stop for stop in stops.ranks if not chosen or (stop.rank, stop.repeat) in chosen}
     own = {record.rank: record for record in records}
-    paths = {record.path for record in records}
     steps = {log.rank: log for log in logs if not records or log.record.path in paths}
     pids = {record.rank: record.info.get("pid") for record in records}
-    before = {each.info.get("pid") for run in runs for each in run.recordings if each.path not in paths}
+    before = {each.info.get("pid") for each in others}
     seen, _ = rows_by_rank(stops.hosts, "stall", "ranks", pids, before)
-    ended, others = rows_by_rank(stops.hosts, "ends", "ends", pids, before)
+    ended, rows_of_others = rows_by_rank(stops.hosts, "ends", "ends", pids, before)
     for record in records:
         row = ended.get(record.rank, {})
         if row.get("code") is None and row.get("signal") is None:
@@ -261,7 +263,7 @@ def evidence_of(
     states = [stall.get("state") for stall in stalls]
     known = [each.step for each in ranks.values() if each.step is not None]
     all_well = not any(each.raised or (each.is_gone and not each.in_order) for each in ranks.values())
-    asked = asked_to_end(job, records, stops.hosts, all_well=all_well)
+    asked = asked_to_end(job, records, stops.hosts, began_ns, all_well=all_well)
     return RunEvidence(
         ranks,
         hangs=since_s is not None,
@@ -277,7 +279,7 @@ def evidence_of(
         devices=devices or {},
         looked_ns=max((s["looked_ns"] for s in stalls if s.get("looked_ns")), default=None),
         asked=asked,
-        earlier=[row for row in others if not row.get("in_order")],
+        earlier=[row for row in rows_of_others if not row.get("in_order")],
         killed=killed,
         by_option=Standstill.KILLED in states,
     )
@@ -474,14 +476,16 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 def asked_to_end(
-    job: JobEnd, records: Sequence[RankRecord], hosts: Sequence[HostStop], *, all_well: bool
+    job: JobEnd, records: Sequence[RankRecord], hosts: Sequence[HostStop], began_ns: int, *, all_well: bool
 ) -> Asked | None:
     """How the job was ended from outside, from the launcher's record or the exit status; None if it was not. The exit status alone is not
-    enough: torchrun exits with 1 after any signal. A job that ended in order, with all ranks (``all_well``), was not ended by it."""
+    enough: torchrun exits with 1 after any signal. A job that ended in order, with all ranks (``all_well``), was not ended by it, nor one
+    that began a further attempt (``began_ns``) after it."""
     heard = [
         Asked(host.asked["signal"], host.asked.get("at_ns"))
         for host in hosts
         if host.asked and host.asked.get("signal") is not None
+        if (host.asked.get("at_ns") or began_ns) >= began_ns
     ]
     if heard and not (job.code == 0 and all_well):
         return min(heard, key=lambda each: each.at_ns or 0)

@@ -17,7 +17,7 @@ from ddpdoctor.rundir.stops import signal_name
 
 from .activity import activity, last_at, standing_of
 from .answer import Verdict
-from .causes import ends_of, way_of
+from .causes import ends_of, way_of, with_hang_until_timeout
 from .disagreement import disagreement, in_hang, ran_out, with_positions
 from .dumps import Dumps
 from .ends import conclusions, controllers_end, doubts, until
@@ -81,6 +81,8 @@ def of_run(run: RunEvidence) -> Verdict:
 
 
 def _of_run(run: RunEvidence) -> Verdict:
+    if not run.hangs:
+        run = with_hang_until_timeout(run)
     failed = any(each.raised or each.signal or each.code for each in run.ranks.values())
     if not run.hangs and not failed and not run.job.failed and run.asked is None:
         return Verdict(HangFacts(looked=True), [], doubts(run))

@@ -53,7 +53,7 @@ def _parts(live: LiveRank, started_ns: int, until_ns: int, *, is_over: bool) -> 
         left_s -= parts[part]
 
     if live.joined_ns is not None:
-        take("earlier_attempts" if live.is_restarted else "start", (live.joined_ns - started_ns) / 1e9)
+        take("earlier_attempts" if live.restarts else "start", (live.joined_ns - started_ns) / 1e9)
     if not live.steps:
         take("preparation", left_s)
     if live.steps and (live.ended or is_over):

@@ -34,6 +34,7 @@ from ddpdoctor.rundir import (
     renamed,
 )
 from ddpdoctor.rundir.compaction import stream_shift
+from ddpdoctor.rundir.layout import parse_rank_directory
 from ddpdoctor.rundir.typed import TELEMETRY_SAMPLE, fitting, is_moment
 
 KEPT_STEPS = 200
@@ -231,8 +232,8 @@ class LiveRank:
     """Whether its process group was destroyed, or its process ended without an error."""
     joined_ns: int | None = None
     """Epoch ns at which its process group was there."""
-    is_restarted: bool = False
-    """Whether an elastic launcher had started it before."""
+    restarts: int = 0
+    """How often an elastic launcher had started it before, or a command that starts several jobs."""
     first_ms: float | None = None
     """Length of step 0, which includes the preparation; None if it was not read."""
     lengths: Counter[int] = field(default_factory=Counter)
@@ -323,7 +324,8 @@ class LiveRun:
         self.manifest = read_manifest(str(self.path), []) or self.manifest
         killed = not self.ended and launcher_runs(str(self.path), self.manifest) is False
         self.gone = killed and not living_ranks(str(self.path))
-        for folder in _folders(self.path / "ranks"):
+        ranks = _folders(self.path / "ranks")
+        for folder in sorted(ranks, key=lambda each: (parse_rank_directory(each.name) or ())[::-1]):
             if folder.name not in self._folders:
                 self._add(folder)
         for rank in self.ranks.values():
@@ -346,15 +348,19 @@ class LiveRun:
             return
         self._folders.add(folder.name)
         self.lateness = Lateness()
+        before = self.ranks.get(rank)
+        again = before.restarts + (before.pid != info.get("pid")) if before else 0
         self.ranks[rank] = LiveRank(
             rank,
             str(info.get("host") or ""),
             info.get("pid"),
             FileTail(folder / STEPS_FILE),
             joined_ns=info.get("started_ns"),
-            is_restarted=bool(info.get("attempt")),
+            restarts=max(again, info.get("attempt") or 0),
         )
-        self.ranks = dict(sorted(self.ranks.items()))
+        # A restarted job may have fewer ranks.
+        world_size = info.get("world_size") or math.inf
+        self.ranks = {rank: live for rank, live in sorted(self.ranks.items()) if rank < world_size}
 
     @property
     def ended(self) -> bool:

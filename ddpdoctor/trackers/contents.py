@@ -195,6 +195,7 @@ def _metrics(diagnosis: Diagnosis) -> dict[str, float]:
         "healthy": float(diagnosis.healthy),
         "run/wall_s": words.number_fact(diagnosis, "run.wall_s"),
         "run/goodput": words.number_fact(diagnosis, "run.goodput"),
+        "run/restarts": words.number_fact(diagnosis, "run.restarts.count"),
         **{f"run/{_key(part)}_s": seconds for part, seconds in words.run_parts(diagnosis).items()},
         **{f"share/{_key(part)}": share for part, share in diagnosis.breakdown.items()},
         **{

@@ -35,6 +35,28 @@ def test_a_restart_that_took_no_step_ends_the_job(tmp_path: Path, restarts: int,
     assert [Path(record.path).name for record in records] == names
 
 
+@pytest.mark.parametrize(
+    ("counts", "unrecorded", "said"),
+    [
+        ((0, 1), [0, 0], []),
+        ((0, 3), [0, 2], ["2 attempts before attempt 2"]),
+        ((1, 2), [1, 0], ["An attempt before attempt 1 left"]),
+        ((1,), [], ["An attempt before attempt 1 left"]),
+    ],
+)
+def test_attempts_that_ended_before_their_process_group(
+    tmp_path: Path, counts: tuple[int, ...], unrecorded: list[int], said: list[str]
+) -> None:
+    for number, count in enumerate(counts):
+        for rank in range(2):
+            recorded(tmp_path, rank, number, start_s=100 * number, attempt=count)
+    run = RunDirectory.open(str(tmp_path))
+    records, notes = attempt_records([run], [read_rank_log(record) for record in run.ranks])
+    assert [each.unrecorded for each in records] == unrecorded
+    assert len(notes) == len(said)
+    assert all(words in note.text for words, note in zip(said, notes, strict=True))
+
+
 def test_another_run_of_the_same_ranks_is_no_attempt(tmp_path: Path) -> None:
     for name in ("a", "b"):
         for rank in range(2):

@@ -18,10 +18,11 @@ from typing import Any
 
 from . import planted
 from .page import HALVES, page
-from .real import link, when
+from .real import link, restarts, when
 from .real.kinds import KINDS, TRAPS, Asked
 from .real.record import RUN, record
 from .score import Mark, asked_in, mark, totals
+from .score_restarts import mark_restarts
 from .score_when import mark_when
 
 REAL, GENERATED = 10, 100
@@ -38,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--when", type=int, metavar="K", help="so many jobs on CPU ranks with work at drawn times of the run"
     )
+    parser.add_argument("--restarts", type=int, metavar="K", help="so many jobs that torchrun restarts")
     parser.add_argument("--generated", type=int, metavar="K", help="so many traces of simulated GPU jobs")
     parser.add_argument(
         "--each",
@@ -59,12 +61,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--remark", default="", metavar="TEXT", help="a sentence at the page's head")
     chosen = parser.parse_args(arguments)
     real, generated = chosen.real or 0, chosen.generated or 0
-    given = (chosen.real, chosen.when, chosen.generated, chosen.each)
-    if given == (None, None, None, None) and not chosen.judge and not chosen.marks:
+    given = (chosen.real, chosen.when, chosen.restarts, chosen.generated, chosen.each)
+    if given.count(None) == len(given) and not chosen.judge and not chosen.marks:
         real, generated = REAL, GENERATED
     jobs: Jobs = [(str(seed), partial(record, seed)) for seed in range(chosen.seed, chosen.seed + real)]
-    seeds = range(chosen.seed, chosen.seed + (chosen.when or 0))
-    jobs += [(f"when-{seed}", partial(when.record, seed)) for seed in seeds]
+    for kind, count, job in (
+        ("when", chosen.when, when.record),
+        ("restarts", chosen.restarts, restarts.record),
+    ):
+        seeds = range(chosen.seed, chosen.seed + (count or 0))
+        jobs += [(f"{kind}-{seed}", partial(job, seed)) for seed in seeds]
     if chosen.each is not None:
         jobs += [job for job in each_kind(chosen.seed) if chosen.each in job[0]]
     if chosen.record:
@@ -93,7 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-EVIDENCE = {"real": RUN, "named": RUN, "when": RUN, "generated": "traces"}
+EVIDENCE = {"real": RUN, "named": RUN, "when": RUN, "restarts": RUN, "generated": "traces"}
+MARKS = {"when": mark_when, "restarts": mark_restarts}
 Found = Iterator[tuple[planted.Case, Path, Path]]
 Jobs = list[tuple[str, Callable[[Path], planted.Case]]]
 """Names, and what records the job of that name into a folder."""
@@ -183,7 +190,7 @@ def examined(case: planted.Case, evidence: Path) -> Mark:
         diagnosis["job"]["duration_s"] = 0.0
         diagnosis["facts"] = {"run": {}}
         print(f"{case.half} {case.seed}: no diagnosis: {error}", file=sys.stderr, flush=True)
-    marked = (mark_when if case.half == "when" else mark)(case, diagnosis)
+    marked = MARKS.get(case.half, mark)(case, diagnosis)
     for miss in marked.misses:
         print(f"{case.half} {case.seed}: {miss}", file=sys.stderr, flush=True)
     return marked

@@ -10,6 +10,7 @@ from .score import ASKED, Mark, asked_in, totals
 HALVES = {
     "real": "Jobs on CPU ranks, recorded by `ddpdoctor run`",
     "when": "Jobs on CPU ranks with work at drawn times of the run",
+    "restarts": "Jobs on CPU ranks that torchrun restarts",
     "named": "Each kind of fault and each trap, asked by name",
     "generated": "Traces of simulated GPU jobs",
 }

@@ -22,7 +22,22 @@ from typing import Any
 
 from .planted import Case, Fault
 
-ASKED = ("rule", "rank", "line", "when", "seconds", "rate", "price", "range", "silence", "account")
+ASKED = (
+    "rule",
+    "rank",
+    "line",
+    "when",
+    "seconds",
+    "rate",
+    "price",
+    "range",
+    "silence",
+    "account",
+    "attempts",
+    "cause",
+    "repeated",
+    "exit",
+)
 ACCUSING = ("warning", "critical")
 SMALL_SHARE = 0.07
 """Below this share of the step a finding may be an information: 5 % make a warning, and prices are right to a third."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from ddpdoctor.measure.steplog import Event, RankLog, Step
 from ddpdoctor.measure.wholerun import AttemptRecord, attempt_facts, restart_facts
@@ -50,6 +51,27 @@ def test_of_three_attempts_all_that_failed_count() -> None:
     ]
     lost = restart_facts(records)
     assert (lost.count, lost.ended, lost.repeated_steps) == (2, "rank 2 raised OSError", 50 + 80)
+
+
+def test_a_checkpoint_in_a_step_that_did_not_end() -> None:
+    """It holds all steps before; the attempt after it, which saves none, starts there."""
+    first = attempt(10.0, 75, {50: EventKind.SAVE}, failed_ns=13 * S)
+    first = replace(first, logs=[replace(log, saved=75) for log in first.logs])
+    records = [first, attempt(20.0, 15, failed_ns=24 * S), attempt(30.0, 90, failed_ns=None)]
+    assert [each.checkpoint_step for each in attempt_facts(records, None)] == [75, None, None]
+    assert restart_facts(records).repeated_steps == 0 + 15
+
+
+def test_an_attempt_before_the_first_checkpoint_of_a_job_that_saves() -> None:
+    lost = restart_facts(
+        [attempt(10.0, 50, failed_ns=13 * S), attempt(20.0, 80, {60: EventKind.SAVE}, failed_ns=None)]
+    )
+    assert lost.repeated_steps == 50
+
+
+def test_attempts_without_a_recording_count_as_restarts() -> None:
+    records = [attempt(10.0, 50, failed_ns=13 * S), attempt(20.0, 80, failed_ns=None, unrecorded=2)]
+    assert restart_facts(records).count == 3
 
 
 def test_a_job_that_saves_by_other_means() -> None:

@@ -240,6 +240,12 @@ def test_the_whole_runs_are_compared_by_their_parts():
     assert table["pauses"] == ["8.00 s", "0 ms", "-8.00 s"]
 
 
+def test_a_run_that_was_restarted_says_so():
+    result = compare(diagnosis(), with_run(diagnosis(), restarts={"count": 2}))
+    told = [note for note in result.notes if "restarted" in note]
+    assert told == ["The job after was restarted 2 times: the steps of one attempt are compared."]
+
+
 def test_a_run_accounted_for_on_one_side_only_is_not_compared():
     result = compare(with_run(diagnosis()), diagnosis())
     assert result.run == [] and result.before.goodput == 0.15 and result.after.goodput is None

@@ -143,6 +143,16 @@ def test_wall_time_and_goodput_are_kept_and_shown_where_known():
     assert "goodput" not in grid_of(job).head
 
 
+def test_restarts_are_shown_where_a_run_had_any():
+    source, made = run(1, 50.0)
+    restarted = msgspec.structs.replace(made, facts={**made.facts, "run": {"restarts": {"count": 2}}})
+    (job,) = history([(source, restarted), run(2, 50.0)], last=5).jobs
+    grid = grid_of(job)
+    column = grid.head.index("restarts")
+    assert [row[column] for row in grid.rows] == ["2", "0"]
+    assert "restarts" not in grid_of(history([run(2, 50.0)], last=5).jobs[0]).head
+
+
 @pytest.mark.parametrize(("newest_ms", "word"), [(60.0, "slower"), (50.0, "not clearly slower")])
 def test_the_sentence_on_the_newest_run(newest_ms, word):
     text = io.StringIO()

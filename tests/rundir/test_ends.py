@@ -82,6 +82,9 @@ def test_the_end_of_a_job_with_several_launchers() -> None:
     assert job_end([own], [own, twin]).code == 3, "both are process 1 of their container"
     assert job_end([{**own, "ended_ns": None}], [own]) == JobEnd()
     assert job_end([{}]) == JobEnd()
+    early = {**other, "ended_ns": own["ended_ns"] - 1}
+    assert job_end([own], [own, early], own["ended_ns"]).succeeded, "the job went on without that launcher"
+    assert job_end([own], [own], own["ended_ns"] + 1).succeeded, "no other launcher is known"
 
 
 def test_processes_that_run_and_that_do_not() -> None:

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from .recorded import (
+    NOW_NS,
     REDUCING,
     STEP,
     TRAIN,
@@ -82,6 +83,42 @@ def test_an_exit_code_without_a_reason_is_told_first(tmp_path):
     assert diagnosis.verdict.rule == "hang/unexplained"
     assert diagnosis.verdict.headline.startswith("The job failed with exit code 3; last seen in step ")
     assert [each.step is not None for each in diagnosis.standing] == [True, True]
+
+
+TIMED_OUT = "[/pytorch/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 60000ms for recv operation to complete"
+
+
+def timed_out(tmp_path, *, waits: bool = False, gone_s: float = 1.0, **end: int) -> Stopped:
+    """Rank 0's collective timed out while rank 1 waited, too, or did not; rank 1 was gone so many seconds later."""
+    error = {"type": "RuntimeError", "message": TIMED_OUT, "frames": REDUCING}
+    run = Stopped(tmp_path / "run").rank(0, "backward", REDUCING, "ending", how="exception", raised=[error])
+    frames = REDUCING if waits else [[TRAIN, 33, "f"], [TRAIN, 90, "main"]]
+    run.rank(1, "backward" if waits else "other", frames, "progress", at_ns=NOW_NS - 10**9)
+    gone_ns = NOW_NS + round(gone_s * 1e9)
+    run.ended(0, code=1, in_order=True, seen_ns=gone_ns - 10**8)
+    return run.ended(1, in_order=False, seen_ns=gone_ns, **(end or {"signal": 15}))
+
+
+def test_a_rank_for_which_another_waits_until_its_timeout(tmp_path):
+    """The one that timed out is not the one at fault, also where the hang ended before the monitor would have seen it."""
+    diagnosis = diagnosed(timed_out(tmp_path))
+    finding = main_finding(diagnosis)
+    assert (finding.rule, finding.ranks, finding.where[0].line) == ("hang/not-reached", [1], 33)
+    assert diagnosis.facts["hang"]["not_reached"]["since_s"] == pytest.approx(310)
+    assert diagnosis.facts["hang"]["until"] == "it ended with exit code 1"
+
+
+@pytest.mark.parametrize(
+    ("how", "rule"),
+    [
+        ({"waits": True}, "hang/rank-raised"),
+        ({"gone_s": -20.0, "signal": 9}, "hang/rank-died"),
+        ({"gone_s": -20.0, "code": 3}, "hang/rank-died"),
+    ],
+)
+def test_a_timeout_that_shows_no_hang(tmp_path, how, rule):
+    """Both wait, or the other had died by then."""
+    assert main_finding(diagnosed(timed_out(tmp_path, **how))).rule == rule
 
 
 def test_a_job_that_somebody_ended_has_not_failed(tmp_path):

@@ -185,6 +185,18 @@ def test_a_restarted_rank_replaces_its_first_recording(tmp_path):
     (tmp_path / "ranks" / "00000.1" / "rank.json").write_text('{"rank": 0, "host": "a", "pid": 2}')
     run.look()
     assert run.ranks[0].pid == 2 and run.ranks[0].steps_total == 3
+    assert run.ranks[0].restarts == 1
+
+
+def test_of_many_attempts_the_newest_is_shown_without_ranks_that_it_lacks(tmp_path):
+    for rank in range(2):
+        for attempt in range(12 - rank):
+            folder = tmp_path / "ranks" / (f"{rank:05d}.{attempt}" if attempt else f"{rank:05d}")
+            folder.mkdir(parents=True)
+            info = {"rank": rank, "pid": 100 * rank + attempt, "world_size": 1 + (attempt < 11)}
+            (folder / "rank.json").write_text(json.dumps(info))
+    run = looked(tmp_path)
+    assert (list(run.ranks), run.ranks[0].pid, run.ranks[0].restarts) == ([0], 11, 11)
 
 
 def test_nothing_there_is_nothing_seen(tmp_path):

@@ -86,6 +86,7 @@ def test_what_was_not_measured_is_not_there():
     assert curve(run, "step_ms", MEDIAN).values == [1.0, 3.0]
     assert not [each for each in run.curves if each.name == "late_ms"]
     assert "step/median_ms" not in run.metrics and "run/goodput" not in run.metrics
+    assert "run/restarts" not in run.metrics
 
 
 def test_anybodys_names_are_letters_for_a_tracker():

@@ -47,6 +47,8 @@ def _event(kind: EventKind) -> tuple[Before, After]:
         recorder = active.recorder
         if recorder is not None and not _depth[0]:
             recorder.add(token[0], end - token[0], token[1])
+            if kind is EventKind.SAVE:
+                recorder.note_saved()
 
     return before, after
 

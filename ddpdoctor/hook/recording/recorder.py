@@ -85,6 +85,7 @@ class Recorder:
         self.lost: list[tuple[int, int]] = []
         """First and last number of steps in a row for which there was no room; the last pair may span steps that had some."""
         self._more = [0, 0]
+        self._saved = -1
         self._evaluations = [0, 0, 0]
         self._full_block = True
         self._block_start = self._block_cost_ns = self._block_full = 0
@@ -312,6 +313,12 @@ class Recorder:
             del self.pending[: len(lines)]
         else:
             self._keep_definitions()
+
+    def note_saved(self) -> None:
+        """A checkpoint was saved in the current step."""
+        if self._saved != self.step:
+            self._saved = self.step
+            self.write_now(f"{{{LineField.SAVED.key}{self.step}}}\n")
 
     def _note_lost(self, step: int) -> None:
         if self.lost and (self.lost[-1][1] == step - 1 or len(self.lost) == _MOST_LOST):

@@ -217,6 +217,8 @@ class RankLog(msgspec.Struct, frozen=True, eq=False, dict=True):
     """Whether this is one training of a process (:mod:`.trainings`) that has had another one before."""
     precedes_training: bool = False
     """The same of a later one."""
+    saved: int | None = None
+    """The last step in which a checkpoint was saved, also of those not read and of the one in which the rank ended; None in older logs."""
 
     @property
     def host(self) -> str:

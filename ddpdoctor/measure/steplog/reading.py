@@ -105,6 +105,7 @@ def read_rank_log(record: RankRecord, limit: ReadLimit | None = None) -> RankLog
         read.device_times,
         left_out=limit.left_out,
         group_ends_ns=read.group_ends_ns[:_MOST_GROUPS],
+        saved=read.saved,
     )
 
 
@@ -116,6 +117,7 @@ class _StepsFile(msgspec.Struct):
     device_times: dict[int, DeviceTimes] = msgspec.field(default_factory=dict)
     evaluated: set[int] = msgspec.field(default_factory=set)
     group_ends_ns: list[int] = msgspec.field(default_factory=list)
+    saved: int | None = None
     notes: list[str] = msgspec.field(default_factory=list)
 
 
@@ -176,13 +178,16 @@ def _read_steps(rank: RankRecord, limit: ReadLimit) -> _StepsFile:
 
 
 def _read_other(read: _StepsFile, record: LogRecord, limit: ReadLimit, rank: int) -> None:
-    """Read a line that is not a step: device times, an evaluation mark, a source line, the end of a process group or a note."""
+    """Read a line that is not a step: device times, an evaluation mark, a saved checkpoint, a source line, the end of a process group or
+    a note."""
     if record.device is not None and record.device_times_ns:
         if limit.includes(record.device) and len(read.device_times) <= MOST_STEPS:
             read.device_times[record.device] = DeviceTimes(record.device_start_ns, record.device_times_ns)
     elif record.evaluated is not None:
         if limit.includes(record.evaluated):
             read.evaluated.add(record.evaluated)
+    elif record.saved is not None:
+        read.saved = max(record.saved, read.saved or 0)
     elif record.where is not None:
         _place(read.where, record)
     elif record.end and isinstance(record.time_ns, int):

@@ -137,6 +137,7 @@ class LogRecord(msgspec.Struct, rename=renamed(LineField)):
     closer: Annotated[list[_Sample], Meta(max_length=_MOST_ENTRIES)] = []
     looked_ns: Duration = 0
     evaluated: Number | None = None
+    saved: Number | None = None
     device: Number | None = None
     device_start_ns: Duration = 0
     device_times_ns: Annotated[tuple[tuple[Text, Offset], ...], Meta(max_length=_MOST_ENTRIES)] = ()

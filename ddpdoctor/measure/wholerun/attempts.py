@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import msgspec
 import numpy as np
 
 from ddpdoctor.measure.runfacts import AttemptFacts, RestartFacts, Where
-from ddpdoctor.measure.steplog import RankLog
+from ddpdoctor.measure.steplog import RankLog, Step
 from ddpdoctor.rundir import EventKind
 
 
@@ -29,6 +29,8 @@ class AttemptRecord(msgspec.Struct, frozen=True):
     where: Sequence[Where] = ()
     world_size: int | None = None
     is_measured: bool = False
+    unrecorded: int = 0
+    """How many attempts just before it left no recording."""
 
     @property
     def steps(self) -> int:
@@ -46,11 +48,20 @@ class AttemptRecord(msgspec.Struct, frozen=True):
         """When the first step had ended on all of its ranks."""
         return max((log.steps[0].recorded_ns[1] for log in self.logs if log.steps), default=None)
 
-    def last_step_with(self, kind: EventKind) -> int | None:
-        """The last step with an event of this kind on any rank."""
-        return max(
-            (s.number for log in self.logs for s in log.steps if any(e.kind == kind for e in s.events)),
-            default=None,
+    @property
+    def saved_step(self) -> int | None:
+        """The last step in which any rank saved a checkpoint, which may be one that did not end."""
+        saved = [step.number for step in self._steps_with(EventKind.SAVE)]
+        return max([*saved, *(log.saved for log in self.logs if log.saved is not None)], default=None)
+
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether a checkpoint was saved or loaded on any rank."""
+        return self.saved_step is not None or any(self._steps_with(EventKind.LOAD))
+
+    def _steps_with(self, kind: EventKind) -> Iterator[Step]:
+        return (
+            step for log in self.logs for step in log.steps if any(each.kind == kind for each in step.events)
         )
 
 
@@ -67,7 +78,7 @@ def attempt_facts(records: Sequence[AttemptRecord], launched_ns: int | None) -> 
             world_size=record.world_size,
             steps=record.steps,
             step_ms=None if record.step_s is None else 1e3 * record.step_s,
-            checkpoint_step=record.last_step_with(EventKind.SAVE),
+            checkpoint_step=record.saved_step,
             ranks=list(record.ranks),
             ended=record.ended,
             where=list(record.where),
@@ -83,7 +94,8 @@ def restart_facts(records: Sequence[AttemptRecord]) -> RestartFacts | None:
         return None
     detection = [_since_s(old.failed_ns, old.ended_ns) for old, _ in failed]
     start = [_since_s(old.ended_ns, new.first_step_ns) for old, new in failed]
-    repeated = [_repeated(old, new) for old, new in failed]
+    has_checkpoints = any(record.has_checkpoints for record in records)
+    repeated = [_repeated(old) if has_checkpoints else None for old, _ in failed]
     repeated_s = [
         steps * (old.step_s or 0.0)
         for (old, _), steps in zip(failed, repeated, strict=True)
@@ -92,7 +104,7 @@ def restart_facts(records: Sequence[AttemptRecord]) -> RestartFacts | None:
     sums = [_sum(detection), _sum(start), _sum(repeated_s)]
     last = failed[-1][0]
     return RestartFacts(
-        count=len(failed),
+        count=len(failed) + sum(new.unrecorded for _, new in failed),
         ranks=list(last.ranks),
         ended=last.ended,
         where=list(last.where),
@@ -104,13 +116,10 @@ def restart_facts(records: Sequence[AttemptRecord]) -> RestartFacts | None:
     )
 
 
-def _repeated(old: AttemptRecord, new: AttemptRecord) -> int | None:
-    """Steps of an attempt after its last checkpoint: a checkpoint saved within step n holds the n steps before. None if neither a saved
-    checkpoint nor one that the next attempt loads was seen: then the job may save by other means."""
-    saved = old.last_step_with(EventKind.SAVE)
-    if saved is None:
-        return None if new.last_step_with(EventKind.LOAD) is None else old.steps
-    return max(old.steps - saved, 0)
+def _repeated(old: AttemptRecord) -> int:
+    """Steps of an attempt after its last checkpoint: a checkpoint saved within step n holds the n steps before. Without one, all of them:
+    the next attempt starts where this one did."""
+    return max(old.steps - (old.saved_step or 0), 0)
 
 
 def _since_s(start_ns: int | None, end_ns: int | None) -> float | None:

@@ -1,0 +1,178 @@
+"""Jobs that torchrun restarts: drawn are the number of attempts, how each ends, on which rank and in which step, and the checkpoints.
+
+The job notes each of its steps and failures, and who runs it looks when its processes end.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from tests.exam.planted import Case, Fault
+
+from .record import JOB_S, NOTHING, REPOSITORY, RUN, environment
+
+JOB = REPOSITORY / "tests" / "jobs" / "restarting_ddp.py"
+HOWS = ("code", "raise", "kill", "hang")
+EARLY = "early"
+"""An end before the process group, of which nothing is recorded."""
+POLL_S = 0.02
+RULES = ("run/restarts",)
+Plan = dict[str, Any]
+
+
+def drawn(seed: int) -> Plan:
+    """The plan of ``seed``, see the job; ``restarts``: how many torchrun may make."""
+    draw = random.Random(f"exam restarts {seed}")
+    steps, done, ends = draw.randrange(80, 200), 0, []
+    every = draw.choice((0, *range(5, 50, 3), *range(5, 50, 3)))
+    world = draw.choice((2, 2, 3))
+    for number in range(draw.choice((0, 1, 1, 1, 2, 2, 3))):
+        step = draw.choice((draw.randrange(done, steps), draw.randrange(done, steps), done + every))
+        how = draw.choice((*HOWS, EARLY) if number else HOWS)
+        ends.append({"step": step, "rank": draw.randrange(world), "how": how, "code": draw.randrange(2, 100)})
+        if how != EARLY:
+            done = step - step % every if every else 0
+    spare = draw.choice((-1, 0, 0, 1)) if ends and ends[-1]["how"] != EARLY else draw.randrange(3)
+    plan = {"steps": steps, "every": every, "step_ms": draw.uniform(8, 20), "timeout_s": draw.randrange(4, 8)}
+    return {**plan, "world": world, "ends": ends, "restarts": len(ends) + spare}
+
+
+def record(seed: int, folder: Path) -> Case:
+    """Runs the job of ``seed``; leaves its run directory and its truth in ``folder``."""
+    if folder.exists():
+        shutil.rmtree(folder)
+    plan = drawn(seed)
+    code, gone_ns = run(plan, folder)
+    case = truth(seed, plan, folder / "job", code, gone_ns)
+    case.write(folder)
+    return case
+
+
+def torchrun(plan: Plan, job: Path, *options: str) -> list[str]:
+    """The command; the job's files are in the folder ``job``."""
+    start = [sys.executable, "-m", "torch.distributed.run", *(options or ("--standalone",))]
+    return [
+        *start,
+        "--nproc-per-node",
+        str(plan["world"]),
+        "--max-restarts",
+        str(plan["restarts"]),
+        str(JOB),
+        str(job),
+    ]
+
+
+def prepare(plan: Plan, job: Path) -> None:
+    """The folder of the job's files, with its plan."""
+    job.mkdir(parents=True, exist_ok=True)
+    (job / "plan.json").write_text(json.dumps(plan))
+
+
+def run(
+    plan: Plan, folder: Path, options: Sequence[str] = (), variables: Mapping[str, str] = NOTHING
+) -> tuple[int, dict[int, int]]:
+    """(Exit code, epoch ns of the end of each rank's process by its id) of the job under ``ddpdoctor run`` with these options."""
+    job = folder / "job"
+    prepare(plan, job)
+    recorder = [sys.executable, "-m", "ddpdoctor", "run", "--no-analysis", "--no-profile", "-q"]
+    command = [*recorder, "--out", str(folder / RUN), *options, "--", *torchrun(plan, job)]
+    # Else torch 2.13 lets a second attempt read the first one's addresses, now and then, with us or without.
+    variables = {**environment(), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **variables}
+    with (job / "output.txt").open("ab") as output:
+        process = subprocess.Popen(command, cwd=job, env=variables, stdout=output, stderr=output)
+        try:
+            gone_ns = _ends_of_ranks(process, job)
+        finally:
+            process.kill()
+            process.wait()
+    return process.returncode, gone_ns
+
+
+def _ends_of_ranks(process: subprocess.Popen[bytes], job: Path) -> dict[int, int]:
+    pids: set[int] = set()
+    gone_ns: dict[int, int] = {}
+    until_s = time.monotonic() + JOB_S
+    while process.poll() is None:
+        if time.monotonic() > until_s:
+            raise TimeoutError(f"the job did not end within {JOB_S} s, see {job}/output.txt")
+        pids.update(each["pid"] for each in noted(job) if each["what"] == "started")
+        gone_ns |= {pid: time.time_ns() for pid in pids - gone_ns.keys() if not _runs(pid)}
+        time.sleep(POLL_S)
+    return gone_ns | {pid: time.time_ns() for pid in pids - gone_ns.keys()}
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (OSError, IndexError):
+        return False
+
+
+def noted(job: Path) -> list[dict[str, Any]]:
+    """What the ranks have written, with ``rank``, in order of time."""
+    found = [
+        {"rank": int(file.stem.partition("-")[2]), **json.loads(line)}
+        for file in job.glob("truth-*.jsonl")
+        for line in file.read_text().splitlines(keepends=True)
+        if line.endswith("\n")
+    ]
+    return sorted(found, key=lambda each: each["at_ns"])
+
+
+def attempts_of(job: Path, gone_ns: Mapping[int, int]) -> list[dict[str, Any]]:
+    """The attempts with a process group as the job has noted them: its steps from ``first`` to ``done``, the end that ``failed`` it, how
+    many others were ``before`` it, and times, epoch ns."""
+    found: list[dict[str, Any]] = []
+    early = 0
+    for each in noted(job):
+        if each["what"] == "started":
+            if each["attempt"] == len(found):
+                begun = {"first": each["done"], "done": each["done"], "steps_ns": {}, "pids": []}
+                found.append({**begun, "before": early})
+                early = 0
+            found[-1]["pids"].append(each["pid"])
+        elif each["what"] == "step":
+            found[-1]["done"] = max(found[-1]["done"], each["done"])
+            found[-1]["steps_ns"].setdefault(each["done"], []).append(each["at_ns"])
+        elif each.get("how") == EARLY:
+            early += 1
+        elif each["what"] == "failed":
+            found[-1]["failed"] = {name: each[name] for name in ("rank", "how", "code", "at_ns")}
+    for each in found:
+        each["gone_ns"] = max(gone_ns[pid] for pid in each.pop("pids"))
+    return found
+
+
+def truth(seed: int, plan: Plan, job: Path, code: int, gone_ns: Mapping[int, int]) -> Case:
+    """What the attempts of a job were, and what its restarts cost, in ``shape``."""
+    attempts = attempts_of(job, gone_ns)
+    if not attempts:
+        raise RuntimeError(f"no attempt began, see {job}/output.txt")
+    costs = {"repeated_steps": 0, "repeated_s": 0.0, "detection_s": 0.0, "start_s": 0.0}
+    for old, new in pairwise(attempts):
+        ends_ns = [max(each) for done, each in sorted(old["steps_ns"].items()) if done >= new["first"]]
+        costs["repeated_steps"] += old["done"] - new["first"]
+        costs["repeated_s"] += (max(ends_ns, default=0) - min(ends_ns, default=0)) / 1e9
+        costs["detection_s"] += (old["gone_ns"] - old["failed"]["at_ns"]) / 1e9
+        first_ns = max(new["steps_ns"].get(new["first"] + 1, [new["gone_ns"]]))
+        costs["start_s"] += (first_ns - old["gone_ns"]) / 1e9
+    ends = [each.get("failed", {}) for each in attempts]
+    shape = {
+        "attempts": len(attempts),
+        "restarts": len(attempts) - 1 + sum(each["before"] for each in attempts),
+        "ends": ends,
+        "exit": code,
+        "every": plan["every"],
+        "costs": costs,
+    }
+    faults = tuple(Fault(each["how"], RULES, (each["rank"],), 0.0) for each in ends[:-1])
+    return Case(seed, "restarts", plan["step_ms"], faults, shape=shape)
