@@ -156,7 +156,12 @@ def line(where: Any) -> str:
         return ""
     function = where.get("function") or ""
     inside = f" in {function}" if function and function != "<module>" else ""
-    return f"{posixpath.basename(where['file'])}:{where['line']}{inside}"
+    return f"{file_and_line(where)}{inside}"
+
+
+def file_and_line(where: Mapping[str, Any]) -> str:
+    """A line as "train.py:57"."""
+    return f"{posixpath.basename(where['file'])}:{where['line']}"
 
 
 def call(where: Any) -> Any:
