@@ -39,7 +39,11 @@ def test_the_nearest_file_counts_and_folders_are_relative_to_it(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("ddpdoctor.toml", "suppres = []", ["no key `suppres`", "Did you mean suppress?", "thresholds, suppress, rules"]),
+        (
+            "ddpdoctor.toml",
+            "suppres = []",
+            ["no key `suppres`", "Did you mean suppress?", "thresholds, suppress, rules"],
+        ),
         ("ddpdoctor.toml", "suppress = 3", ["`suppress`"]),
         (
             "ddpdoctor.toml",
