@@ -74,7 +74,9 @@ def test_a_budget_too_short_for_a_verdict_is_told_and_the_change_so_far_is_given
     with pytest.raises(KeyboardInterrupt):
         experiment.run()
     answer = experiment.answer([])
-    assert answer.notes[0].startswith("A trial takes 11 s, so the time allows 2 rounds, and a verdict needs 3")
+    assert answer.notes[0].startswith(
+        "A trial takes 11 s, so the time allows 2 rounds, and a verdict needs 3"
+    )
     assert "`--budget 120`" in answer.notes[0]
     assert verdict_text(answer.variants[0]) == "-42% so far, not decided yet"
     assert answer.variants[0].why == "2 of the 3 rounds that a verdict needs (98 ms and 98 ms)"
