@@ -172,6 +172,14 @@ def call(where: Any) -> Any:
     return [where, *where.get("callers", ())][-1] if isinstance(where, Mapping) else None
 
 
+def in_forward(where: Any) -> bool:
+    """Whether a Where, or the first of several, lies in a function named forward or is called from one: its work is part of a model."""
+    if isinstance(where, Sequence) and not isinstance(where, str):
+        where = where[0] if where else None
+    way = [where, *where.get("callers", ())] if isinstance(where, Mapping) else []
+    return any(each["function"].rpartition(".")[2] == "forward" for each in way)
+
+
 def at(where: Any, operation: str | None = None) -> str:
     """Like :func:`line`, with " at" to append to a sentence: " at train.py:57 in main". Without a line, the annotation or operator:
     ' in "# sparse arch"'; "" without either."""
@@ -348,6 +356,7 @@ def _environment() -> jinja2.Environment:
         line=line,
         call=call,
         at=at,
+        in_forward=in_forward,
         often=often,
         beside_others=beside_others,
         sentence=sentence,
