@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
 import msgspec
 
-from ddpdoctor.diagnose.diagnosis import Diagnosis
-from ddpdoctor.measure.places import SourceText, Where
+from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
+from ddpdoctor.measure.places import CodeLine, SourceText, Where
 from ddpdoctor.report.project import project_root
 from ddpdoctor.rundir import Note, hash_of, read_sources, source_bytes
 
@@ -36,7 +37,8 @@ def with_repository(diagnosis: Diagnosis) -> Diagnosis:
 
 
 def with_source_text(diagnosis: Diagnosis, runs: Sequence[str]) -> Diagnosis:
-    """The diagnosis with the text of its findings' source lines; secrets in the text are masked."""
+    """The diagnosis with the text of its findings' source lines; secrets in the text are masked. Where a framework makes the model or the
+    loader, the line that a fix changes comes first."""
     notes: list[Note] = []
     hashes = [files for run in runs for files in read_sources(run, notes)]
     if notes:
@@ -78,7 +80,43 @@ def with_source_text(diagnosis: Diagnosis, runs: Sequence[str]) -> Diagnosis:
         return msgspec.structs.replace(where, text=text)
 
     findings = [
-        msgspec.structs.replace(finding, where=[with_text(where) for where in finding.where])
+        msgspec.structs.replace(finding, where=[with_text(where) for where in _places(finding, lines_of)])
         for finding in diagnosis.findings
     ]
     return msgspec.structs.replace(diagnosis, findings=findings)
+
+
+def _places(finding: Finding, lines_of: Callable[[str], list[str] | str | None]) -> list[Where]:
+    """The finding's lines; first the one that calls what a fix names, in the file of the first."""
+    names = next((fix.changed_at for fix in finding.fixes if fix.changed_at), [])
+    file = finding.where[0].file if names and finding.where else ""
+    lines = lines_of(file) if file else None
+    made = _call_of(names, "\n".join(lines)) if isinstance(lines, list) else None
+    if made is None:
+        return finding.where
+    rest = [where for where in finding.where if (where.file, where.line) != (file, made.line)]
+    return [Where(file, made.line, made.function), *rest]
+
+
+def _call_of(names: Sequence[str], text: str) -> CodeLine | None:
+    """The line in ``text`` that calls the first of these names that is called at all; None if several lines do."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    for name in names:
+        calls = list(_calls_of(name, tree))
+        if calls:
+            return calls[0] if len({call.line for call in calls}) == 1 else None
+    return None
+
+
+def _calls_of(name: str, tree: ast.AST) -> Iterator[CodeLine]:
+    waiting: list[tuple[ast.AST, str]] = [(tree, "<module>")]
+    while waiting:
+        node, inside = waiting.pop()
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", None)) == name:
+            yield CodeLine("", node.lineno, inside)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            inside = node.name
+        waiting += [(child, inside) for child in ast.iter_child_nodes(node)]

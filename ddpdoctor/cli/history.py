@@ -71,7 +71,10 @@ def command(
     )
     recorded = _recorded(sources, skipped)
     if not recorded:
-        reason = f"{', '.join(paths)}: no run and no report could be read"
+        reason = (
+            f"{', '.join(paths)}: no run and no report could be read. A run directory is made by `ddpdoctor run`, a report of traces by "
+            "`ddpdoctor analyze TRACES --json diagnosis.json`"
+        )
         raise UnusableInput("; ".join([reason, *skipped.notes]))
     result = history(recorded, last, skipped.notes, skipped.unread)
     if json_file is not None:

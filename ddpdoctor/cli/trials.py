@@ -33,7 +33,6 @@ _MIN_MEASURED_STEPS = 12
 _TRIAL_S = 8.0
 """Training time of a trial, if the step time is known from the run: enough for a median within 1 or 2 %."""
 _BUDGET_S = 900.0
-_LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "srun")
 
 
 class _TryCommand(click.Command):
@@ -123,6 +122,7 @@ def command(
     """
     import_numpy_single_threaded()
     from ddpdoctor.experiment import of_settings, parse_setting, tuning
+    from ddpdoctor.report.summary import ranks_of_command
     from ddpdoctor.written import PATCH, TRIALS
 
     job: list[str] = ctx.meta["ddpdoctor.job"]
@@ -133,7 +133,7 @@ def command(
     check_outputs(inputs, {"--json": (json_file, TRIALS), "--patch": (patch, PATCH)})
     chosen = of_settings([parse_setting(text) for text in settings])
     if tune is not None:
-        chosen += tuning(tune, _ranks_here(job))
+        chosen += tuning(tune, ranks_of_command(job) or 1)
     if run is None and not chosen:
         raise DdpDoctorError(
             "nothing to try: give a run directory, or --set NAME=VALUE (`ddpdoctor try --list` lists the settings)."
@@ -306,28 +306,6 @@ def _measure(
         raise SystemExit(130)
     if answer.baseline.median_ms is None:
         raise UnusableInput(f"the unchanged job could not be measured: {answer.baseline.failed[0]}")
-
-
-def _ranks_here(job: Sequence[str]) -> int:
-    """Number of ranks that the command ``job`` starts on this host, from its options; 1 if unknown.
-
-    ``-n`` counts only after a launcher of MPI or Slurm: ``nice -n 10`` and ``conda run -n env`` mean something else.
-    """
-
-    def number(arguments: Sequence[str], *names: str) -> int:
-        for word, value in zip(arguments, (*arguments[1:], ""), strict=False):
-            name, equals, own = word.partition("=")
-            text = own if equals else value
-            if name.replace("_", "-") in names and text.isdecimal():
-                return int(text)
-        return 0
-
-    mpi_words = next((job[index:] for index, word in enumerate(job) if Path(word).name in _LAUNCHERS), [])
-    return (
-        number(job, "--nproc-per-node", "--num-processes")
-        or number(mpi_words, "-n", "-np", "--n", "--np", "--ntasks")
-        or 1
-    )
 
 
 def _steps(diagnosis: Diagnosis | None) -> int:

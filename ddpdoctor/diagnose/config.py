@@ -142,6 +142,12 @@ def _check_threshold(key: str, value: float) -> None:
 
 
 def _decode(file: Path, prefix: str, table: Any) -> Config:
+    for key in table if isinstance(table, Mapping) else ():
+        if key not in ConfigTable.__struct_fields__:
+            known = ConfigTable.__struct_fields__
+            raise DdpDoctorError(
+                f"{file}: there is no key `{prefix}{key}`.{did_you_mean(key, known)} The keys are {', '.join(known)}."
+            )
     _check_numbers(file, prefix, table.get("thresholds") if isinstance(table, Mapping) else None)
     try:
         config = msgspec.convert(table, ConfigTable, strict=True)

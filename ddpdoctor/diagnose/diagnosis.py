@@ -132,6 +132,8 @@ class Fix(msgspec.Struct, frozen=True, kw_only=True):
     docs: list[str] = []
     settings: dict[str, str] = {}
     """Settings that ``ddpdoctor try`` changes to test this fix, by name."""
+    changed_at: list[str] = []
+    """Names of the calls in the user's script of which one takes this change, if a framework makes the model or the loader."""
 
 
 class Coverage(msgspec.Struct, frozen=True):

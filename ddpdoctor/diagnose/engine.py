@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.diagnose import facts_view, words
+from ddpdoctor.diagnose import facts_view, frameworks, words
 from ddpdoctor.diagnose.conditions import evaluate
 from ddpdoctor.diagnose.diagnosis import CheckedRule, Coverage, Evidence, Finding, Fix, SkippedRule
 from ddpdoctor.diagnose.load import RuleSet
@@ -196,6 +196,7 @@ class _Run:
         self.coverage = coverage
         self.cost: dict[str, Any] | None = None
         self.cost_path: str | None = None
+        self.framework = self.context["framework"] = dict(frameworks.NAMES)
         self.headline = ""
         self.errors: list[str] = []
 
@@ -211,6 +212,10 @@ class _Run:
         for cost, path in self._candidates():
             self.cost, self.cost_path = cost, path
             self.context["cost"] = facts_view.as_cel(cost)
+            self.framework = frameworks.names(
+                self.common.frameworks, (cost or {}).get("where") or (), self.tree["job"]
+            )
+            self.context["framework"] = self.framework
             if cost is not None and not self._holds(self.common.cost_when):
                 break
             if not self._holds(rule.when):
@@ -372,6 +377,7 @@ class _Run:
             "cost": cost,
             "where": where,
             "culprits": culprits,
+            "framework": self.framework,
             "after_ms": after_ms,
             # If the fix moves work to other cores, the idle cores limit what it saves.
             "best_ms": after_ms
@@ -442,12 +448,12 @@ class _Run:
         return found
 
     def _fixes(self, names: dict[str, Any]) -> list[Fix]:
-        found = []
+        found = frameworks.fixes_of(self.framework)
         short = self.common.short_window if self._is_from_short_window() else None
         for number, fix in enumerate([*self.rule.fixes, *([short.fix] if short else [])], start=1):
             try:
                 if fix.when is None or self._holds(fix.when):
-                    found.append(_fix(fix, names))
+                    found.append(_fix(fix, names, self.common))
             except Exception as error:  # a broken piece of advice must not hide the finding
                 reason = " ".join(str(error).split())[:300]
                 self.errors.append(f"{self.rule.id}: fix {number} is skipped: {reason}")
@@ -471,8 +477,8 @@ def _speedups(cost: dict[str, Any] | None) -> list[float] | None:
     return [step_ms / (step_ms - end_ms) for end_ms in ends_ms] if ends_ms[1] < step_ms else None
 
 
-def _fix(fix: FixText, names: dict[str, Any]) -> Fix:
-    return Fix(
+def _fix(fix: FixText, names: dict[str, Any], common: Common) -> Fix:
+    found = Fix(
         title=words.render(fix.title, names),
         why=words.render(fix.why, names),
         snippet=None if fix.snippet is None else words.render_snippet(fix.snippet, names),
@@ -480,3 +486,4 @@ def _fix(fix: FixText, names: dict[str, Any]) -> Fix:
         docs=fix.docs,
         settings={name: words.render(text, names) for name, text in fix.settings.items()},
     )
+    return frameworks.in_words_of(common.frameworks, found, fix.title, names) or found

@@ -11,7 +11,14 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.diagnose.rule import Common, Rule, checked_common, checked_rule, read_file
+from ddpdoctor.diagnose.rule import (
+    Common,
+    Rule,
+    checked_common,
+    checked_frameworks,
+    checked_rule,
+    read_file,
+)
 from ddpdoctor.diagnose.rule_cache import CachedResult
 from ddpdoctor.errors import RuleError
 
@@ -63,7 +70,7 @@ def _declarations(folder: str) -> Iterator[bytes]:
             continue
 
 
-COMMON_FILE = "common.yaml"
+COMMON_FILE, FRAMEWORKS_FILE = "common.yaml", "frameworks.yaml"
 
 
 class RuleSet(msgspec.Struct, frozen=True):
@@ -99,7 +106,7 @@ def load_rules(folders: Iterable[Path | str] = (), *, entry_points: bool = True)
     for folder in (*others, *map(Path, folders)):
         own.update(read_folder(folder))
     replaced = tuple(name for name, rule in own.items() if name in pack and rule != pack[name])
-    return RuleSet(_read_common(packaged / COMMON_FILE), {**pack, **own}, replaced)
+    return RuleSet(_read_common(packaged), {**pack, **own}, replaced)
 
 
 def read_folder(folder: Path) -> dict[str, Rule]:
@@ -123,12 +130,16 @@ def _id(name: str) -> str:
     return PurePosixPath(name).with_suffix("").as_posix()
 
 
-def _read_common(path: Path) -> Common:
-    content = read_file(path)
-    cached = CachedResult(Common, {path.name: content})
+def _read_common(folder: Path) -> Common:
+    path, table = folder / COMMON_FILE, folder / FRAMEWORKS_FILE
+    contents = {file.name: read_file(file) for file in (path, table)}
+    cached = CachedResult(Common, contents)
     common = cached.read()
     if common is None:
-        common = checked_common(content, path)
+        common = msgspec.structs.replace(
+            checked_common(contents[path.name], path),
+            frameworks=checked_frameworks(contents[table.name], table),
+        )
         cached.write(common)
     return common
 

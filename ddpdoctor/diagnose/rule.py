@@ -10,6 +10,7 @@ import msgspec
 
 from ddpdoctor.diagnose import facts_view
 from ddpdoctor.diagnose.conditions import compiled, paths_read
+from ddpdoctor.diagnose.frameworks import NAMES, Framework, check
 from ddpdoctor.diagnose.words import check_template
 from ddpdoctor.errors import RuleError
 from ddpdoctor.nearest import did_you_mean
@@ -101,6 +102,8 @@ class Common(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     cost_shown: Applies | None = None
     """Condition under which the recorded steps confirm a cost; else the finding is withheld with ``otherwise`` (Jinja2)."""
     short_window: ShortWindow | None = None
+    frameworks: list[Framework] = []
+    """The table of ``frameworks.yaml``."""
     close: str = ""
     """Text added to the explanation if the cost depends on whether computation waits for collectives, and the data do not show it."""
 
@@ -261,6 +264,16 @@ def checked_common(content: bytes, path: Path) -> Common:
     return common
 
 
+def checked_frameworks(content: bytes, path: Path) -> list[Framework]:
+    """Decode and check ``frameworks.yaml``; :class:`RuleError` names the file, the field and the reason."""
+    frameworks: list[Framework] = _decode(content, path, list[Framework])
+    try:
+        check(frameworks)
+    except Exception as error:  # Jinja2's, for a template
+        raise RuleError(f"{path}: {error}") from None
+    return frameworks
+
+
 def _decode(content: bytes, path: Path, kind: type[Any]) -> Any:
     try:
         _check_depth(content)
@@ -307,6 +320,8 @@ def _is_readable(path: str) -> bool:
     root, _, rest = path.partition(".")
     if root in ("cost", "cause"):
         return not rest or facts_view.is_fact(f"late.total.{rest}")
+    if root == "framework":
+        return not rest or rest in NAMES
     return root == "t" or facts_view.is_fact(path)
 
 

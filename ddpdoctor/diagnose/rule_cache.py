@@ -31,6 +31,7 @@ _MAX_ENTRIES = 32
 _CODE_FILES = (
     "diagnose/conditions.py",
     "diagnose/facts_view.py",
+    "diagnose/frameworks.py",
     "diagnose/rule_cache.py",
     "diagnose/rule.py",
     "diagnose/words.py",

@@ -156,7 +156,12 @@ def line(where: Any) -> str:
         return ""
     function = where.get("function") or ""
     inside = f" in {function}" if function and function != "<module>" else ""
-    return f"{posixpath.basename(where['file'])}:{where['line']}{inside}"
+    return f"{file_and_line(where)}{inside}"
+
+
+def file_and_line(where: Mapping[str, Any]) -> str:
+    """A line as "train.py:57"."""
+    return f"{posixpath.basename(where['file'])}:{where['line']}"
 
 
 def call(where: Any) -> Any:
@@ -165,6 +170,14 @@ def call(where: Any) -> Any:
     if isinstance(where, Sequence) and not isinstance(where, str):
         where = where[0] if where else None
     return [where, *where.get("callers", ())][-1] if isinstance(where, Mapping) else None
+
+
+def in_forward(where: Any) -> bool:
+    """Whether a Where, or the first of several, lies in a function named forward or is called from one: its work is part of a model."""
+    if isinstance(where, Sequence) and not isinstance(where, str):
+        where = where[0] if where else None
+    way = [where, *where.get("callers", ())] if isinstance(where, Mapping) else []
+    return any(each["function"].rpartition(".")[2] == "forward" for each in way)
 
 
 def at(where: Any, operation: str | None = None) -> str:
@@ -343,6 +356,7 @@ def _environment() -> jinja2.Environment:
         line=line,
         call=call,
         at=at,
+        in_forward=in_forward,
         often=often,
         beside_others=beside_others,
         sentence=sentence,

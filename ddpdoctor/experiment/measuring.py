@@ -100,6 +100,8 @@ class Experiment:
         self._in_blocks = self._plan.halving and all(
             set(arm.proposal.settings) <= set(OF_BLOCKS) for arm in self._arms
         )
+        if not self._in_blocks:
+            self._tell_what_time_allows(before)
         for number in range(self._plan.rounds):
             arms = [arm for arm in self._arms if not arm.decided and not arm.is_dropped]
             if number % 2:
@@ -186,6 +188,19 @@ class Experiment:
             self._note(
                 f"{ended}, as each trial did: what it writes there was written again, and parameters were not compared."
             )
+
+    def _tell_what_time_allows(self, first: Trial) -> None:
+        """A note if the budget is too short for a verdict on every change, by what the ``first`` trial took."""
+        rounds_s = 2 * first.took_s * len(self._arms)
+        needed_s = MEASURED_FROM * rounds_s
+        if first.why or not rounds_s or self._plan.halving or self._plan.budget.left_s > needed_s:
+            return
+        whole = int(self._plan.budget.left_s / rounds_s)
+        minutes = math.ceil((self._plan.budget.total_s - self._plan.budget.left_s + 1.2 * needed_s) / 60)
+        self._note(
+            f"A trial takes {first.took_s:.0f} s, so the time allows {whole} round{'' if whole == 1 else 's'}, and a verdict needs "
+            f"{MEASURED_FROM}: `--budget {60 * minutes}` would do."
+        )
 
     def _note(self, words: str) -> None:
         self._notes.append(words)
@@ -323,7 +338,8 @@ def _why(arm: _Arm, trials: Sequence[Trial], ends: Sequence[float] | None) -> st
     if not arm.decided and arm.is_dropped:
         return "dropped from further rounds: others were faster"
     if not arm.decided and ends is None:
-        return f"{len(trials)} of the {MEASURED_FROM} rounds that a verdict needs"
+        each = " and ".join(f"{level_ms(trial, arm.proposal.in_some_steps):.3g} ms" for trial in trials)
+        return f"{len(trials)} of the {MEASURED_FROM} rounds that a verdict needs ({each})"
     return "" if arm.decided else "trials differ by more than the change gains: more trials would decide"
 
 

@@ -136,6 +136,8 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     compiled: bool | None = None
     autocast: bool | None = None
     matmul_precision: str | None = None
+    frameworks: dict[str, str] | None = None
+    """Versions of packages with a training loop of their own that the job has imported, by name; "" where unknown."""
 
 
 class StepFacts(msgspec.Struct, frozen=True, kw_only=True):

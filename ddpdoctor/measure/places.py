@@ -42,6 +42,8 @@ class Where(CodeLine, frozen=True):
     """Text of the line, where the file could be read at the analysis and is as it was in the run."""
     text_missing: str | None = None
     """Why there is no text although the file exists; null where it was not read."""
+    through: Stack = ()
+    """Lines of a framework between this line and torch, the innermost first; none where the line calls torch itself."""
     more_callers: int = 0
     """Other call paths to the line, each of which takes a notable part of the time; 0 where none was seen."""
 

@@ -14,6 +14,9 @@ from ddpdoctor.report.job_view import BUILT_AT, command_line, settings_groups
 
 _SAME_BATCH = 0.01
 """Batch sizes that differ by a smaller share count as equal: a shorter last batch changes the mean a little."""
+_USUAL_MICRO_BATCHES = 0.1
+"""The mean number of micro-batches counts as the next whole one up to this share of it: a few steps of fewer, as where accelerate
+synchronises at the end of an epoch, hardly move the median step."""
 _RUN_VARIABLES = re.compile(
     r"MASTER_ADDR|MASTER_PORT|TORCHELASTIC_(RUN_ID|ERROR_FILE|RESTART_COUNT|USE_AGENT_STORE)|TORCH_FR_DUMP_TEMP_FILE"
     r"|SLURM_(JOB_?ID|STEP_ID|PROCID|LOCALID|NODEID|RESTART_COUNT)"
@@ -47,6 +50,13 @@ def sizes(before: Diagnosis, after: Diagnosis) -> tuple[list[Change], list[str]]
                 )
         elif not _same(old, new):
             differences.append(Change(what, _text(old), _text(new)))
+    micro = [lookup(each.facts, "steps.micro_batches") or 1.0 for each in (before, after)]
+    if not differences and abs(micro[0] - micro[1]) > _SAME_BATCH * max(micro):
+        old, new = map(_text, micro)
+        notes.append(
+            f"On average, a step has {old} micro-batches before and {new} after, as where an epoch ends within an accumulation; most steps "
+            "have the same number, and the median step is compared."
+        )
     seen = [len(each.job.ranks_seen) for each in (before, after)]
     if all(seen) and seen[0] != seen[1] and before.job.world_size == after.job.world_size:
         notes.append(
@@ -62,10 +72,12 @@ def sizes(before: Diagnosis, after: Diagnosis) -> tuple[list[Change], list[str]]
 
 
 def batch_size(diagnosis: Diagnosis) -> float | None:
-    """Samples per rank and step, gradient accumulation included; None if unknown."""
+    """Samples per rank and usual step, gradient accumulation included; None if unknown."""
     facts = diagnosis.facts
     size = lookup(facts, "steps.batch_size") or lookup(facts, "loader.batch_size")
-    return float(size) * float(lookup(facts, "steps.micro_batches") or 1.0) if size else None
+    micro = float(lookup(facts, "steps.micro_batches") or 1.0)
+    usual = micro if abs(micro - round(micro)) > _USUAL_MICRO_BATCHES * micro else float(round(micro))
+    return float(size) * usual if size else None
 
 
 def _text(value: object) -> str:

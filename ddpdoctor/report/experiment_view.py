@@ -101,7 +101,9 @@ def verdict_text(variant: Variant) -> str:
         return f"{variant.verdict}, {variant.change:+.0%}"
     if variant.verdict == "not applied" and not variant.trials:
         return "not measured"
-    return _UNDECIDED if variant.verdict == "same" and variant.why else plain(variant.verdict)
+    if variant.verdict == "same" and variant.why:
+        return _UNDECIDED if variant.change is None else f"{variant.change:+.0%} so far, {_UNDECIDED}"
+    return plain(variant.verdict)
 
 
 def note_text(variant: Variant) -> str:

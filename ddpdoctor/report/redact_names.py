@@ -35,10 +35,12 @@ URL = re.compile(r"(?<![A-Za-z0-9+.-])([A-Za-z][A-Za-z0-9+.-]{0,30})://[^\s'\"`<
 PUBLIC_HOSTS = frozenset([
     "pytorch.org", "docs.pytorch.org", "docs.nvidia.com", "developer.nvidia.com", "docs.python.org", "docs.kernel.org",
     "prometheus.io", "www.usenix.org", "www.deepspeed.ai", "ui.perfetto.dev", "docs.oasis-open.org", "json.schemastore.org",
-    "json-schema.org",
+    "json-schema.org", "lightning.ai", "docs.ray.io",
 ])  # fmt: skip
 """Hosts of public documentation: links to them stay."""
-_PUBLIC_FOLDERS = re.compile(r"https://(?:huggingface\.co/docs/|github\.com/(?:NVIDIA|pytorch)/)")
+_PUBLIC_FOLDERS = re.compile(
+    r"https://(?:huggingface\.co/docs/|github\.com/(?:NVIDIA|pytorch|Lightning-AI)/)"
+)
 _MAIL = re.compile(r"(?<![\w.+-])[\w+-][\w.+-]{0,63}@[\w-]{1,63}(?:\.[\w-]{1,63}){0,5}\.[A-Za-z]{2,}(?!\w)")
 _DOMAIN = re.compile(
     r"(?<![\w.-])(?:[A-Za-z0-9][\w-]{0,62}\.){1,8}"

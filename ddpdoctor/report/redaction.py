@@ -126,8 +126,11 @@ def _placed(
         telemetry.append(replace(series, source=host(name) + series.source[len(name) :]))
 
     def line(one: Where) -> Where:
-        callers = tuple(replace(each, file=inside(each.file)) for each in one.callers)
-        return replace(one, file=inside(one.file), callers=callers)
+        callers, through = (
+            tuple(replace(each, file=inside(each.file)) for each in lines)
+            for lines in (one.callers, one.through)
+        )
+        return replace(one, file=inside(one.file), callers=callers, through=through)
 
     findings = [replace(one, where=[line(where) for where in one.where]) for one in diagnosis.findings]
     standing = [

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from posixpath import basename
+
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding, Steps
 from ddpdoctor.report import words
 from ddpdoctor.report.finding_view import location
@@ -106,6 +109,9 @@ def subtitle(diagnosis: Diagnosis) -> str:
         pieces[-1] += " recorded"
     if job.world_size and job.ranks_seen and len(job.ranks_seen) < job.world_size:
         pieces[-1] += f" ({len(job.ranks_seen)} recorded)"
+    asked = ranks_of_command(job.command)
+    if pieces and asked is not None and asked > world:
+        pieces[-1] += f" (the command asks for {asked})"
     if job.hosts:
         pieces.append(words.count(len(set(job.hosts)), "host"))
     if job.device_names:
@@ -159,3 +165,40 @@ def run_line(diagnosis: Diagnosis) -> str:
 def _line_of_pause(diagnosis: Diagnosis) -> str:
     """The line at which the run paused: "train.py:6"; "" where it is unknown."""
     return next((location(finding) for finding in diagnosis.findings if finding.rule == "run/pause"), "")
+
+
+_MPI = ("mpirun", "mpiexec", "mpiexec.hydra", "srun")
+_LAUNCHERS = (
+    "torchrun",
+    "torch.distributed.run",
+    "torch.distributed.launch",
+    "accelerate",
+    "deepspeed",
+    *_MPI,
+)
+
+
+def ranks_of_command(command: Sequence[str]) -> int | None:
+    """Number of ranks that a command starts on this host, by its launchers' options before the script; None if unknown.
+
+    ``-n`` counts only after a launcher of MPI or Slurm: ``nice -n 10`` and ``conda run -n env`` mean something else.
+    """
+
+    def number(arguments: Sequence[str], *names: str) -> int:
+        for word, value in zip(arguments, (*arguments[1:], ""), strict=False):
+            name, equals, own = word.partition("=")
+            text = own if equals else value
+            if name.replace("_", "-") in names and text.isdecimal():
+                return int(text)
+        return 0
+
+    def after(launchers: Sequence[str]) -> Sequence[str]:
+        return next((before[at:] for at, word in enumerate(before) if basename(word) in launchers), [])
+
+    script = next((at for at, word in enumerate(command) if word.endswith(".py")), len(command))
+    before = command[:script]
+    return (
+        number(after(_LAUNCHERS), "--nproc-per-node", "--num-processes", "--num-gpus", "--num-accelerators")
+        or number(after(_MPI), "-n", "-np", "--n", "--np", "--ntasks")
+        or None
+    )

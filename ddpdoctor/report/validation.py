@@ -21,7 +21,18 @@ MOST_PARTS = 100
 """Most parts of a breakdown; ddpdoctor writes nine."""
 _BOUNDED_LISTS = frozenset(
     (
-        *("findings", "where", "callers", "lines", "evidence", "fixes", "docs", "stack"),
+        *(
+            "findings",
+            "where",
+            "callers",
+            "through",
+            "changed_at",
+            "lines",
+            "evidence",
+            "fixes",
+            "docs",
+            "stack",
+        ),
         *("notes", "checked", "skipped", "waterfall", "bandwidth", "flames"),
     )
 )

@@ -182,6 +182,9 @@ class LineField(_Name):
     CALLER = "by"
     """In a definition: the number of the line that called the function which this line is in. Who calls a line from two places
     has two numbers."""
+    THROUGH = "through"
+    """In a definition: lines of well-known packages between this line and torch, ``[file, line, function]`` each, the innermost
+    first. Who comes to torch from a line in two ways has two numbers."""
     FILE = "file"
     LINE = "line"
     FUNCTION = "function"

@@ -125,6 +125,7 @@ RANK: Mapping[str, Check] = {
     "loaders": _list_of(lambda value: _LOADER(value) and value.get("id", 0) is not None),
     "optimizers": _list_of(_mapping),
     "threads": _with(torch=_whole, interop=_whole),
+    "frameworks": _texts,
     "environment": _texts,
     "window": _with(state=_text, why=_text),
     "captures": _list_of(_with(number=_count, state=_text, why=_text, steps=_list_of(_count))),

@@ -56,7 +56,7 @@ class ProcessTreeSampler:
         """``RANK_FIELDS`` by rank; values are None if the process is gone or not readable."""
         try:
             pids = dict(self._rank_pids())
-            children = self._children() if pids else {}
+            children = self._children(set(pids.values())) if pids else {}
         except Exception as error:
             if not self.notes:
                 reason = error or type(error).__name__
@@ -64,13 +64,14 @@ class ProcessTreeSampler:
             return {}
         return {str(rank): self._sample_rank(rank, pid, children) for rank, pid in sorted(pids.items())}
 
-    def _children(self) -> dict[int, list[int]]:
+    def _children(self, ranks: Set[int]) -> dict[int, list[int]]:
+        """Children by parent. A rank is no child of another one, though it may have started it, as Lightning's first rank does."""
         pids = psutil.pids()
         self._started_since = set(pids) - self._parents.keys()
         self._parents = {pid: self._parents[pid] if pid in self._parents else _parent(pid) for pid in pids}
         children: dict[int, list[int]] = {}
         for pid, parent in self._parents.items():
-            if parent is not None:
+            if parent is not None and pid not in ranks:
                 children.setdefault(parent, []).append(pid)
         return children
 

@@ -52,6 +52,32 @@ def test_at_the_ends_of_a_file_there_are_fewer_lines(tmp_path, script, line, fir
     assert (text.first_line, len(text.lines)) == (first, count)
 
 
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        ("    model = prepare()\n", 7),
+        ("    model = own.prepare()\n", 7),
+        ("    prepare()\n    prepare()\n", 5),
+        ("    prepare = 3\n", 5),
+        ("    make(\n", 5),
+    ],
+)
+def test_the_line_that_a_fix_changes_comes_first(tmp_path, script, more, line):
+    """Where a framework calls the constructor, it is none of those that were recorded. Two of them are no answer."""
+    script.write_text(TEXT + more)
+    folder = tmp_path / "run" / "hosts" / "node1"
+    folder.mkdir(parents=True)
+    files = {str(script): hash_of((TEXT + more).encode())}
+    (folder / "sources.json").write_text(json.dumps({"schema": "ddpdoctor.sources/1", "files": files}))
+    unhealthy = samples.unhealthy()
+    fix = Fix(title="Set it", why="", changed_at=["strategy", "prepare"])
+    where = [Where(str(script), 5, "main")]
+    finding = msgspec.structs.replace(unhealthy.findings[0], where=where, fixes=[fix])
+    diagnosis = msgspec.structs.replace(unhealthy, findings=[finding])
+    shown = with_source_text(diagnosis, [str(tmp_path / "run")]).findings[0].where
+    assert shown[0].line == line and shown[-1].line == 5 and shown[0].function == "main"
+
+
 def test_a_file_that_has_changed_is_not_shown(tmp_path, script):
     script.write_text("# another\n" + TEXT)
     where = where_of(told(tmp_path, script))

@@ -78,6 +78,7 @@ def test_inputs_are_not_overwritten_but_an_earlier_history_is(tmp_path):
 def test_nothing_to_read_is_one_sentence(tmp_path):
     done = CliRunner().invoke(command, [str(tmp_path)])
     assert "no run and no report could be read" in str(done.exception)
+    assert "`ddpdoctor analyze TRACES --json diagnosis.json`" in str(done.exception)
     done = CliRunner().invoke(command, [str(tmp_path / "nowhere")])
     assert "no such file or directory" in str(done.exception)
 

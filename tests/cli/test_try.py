@@ -21,6 +21,7 @@ from ddpdoctor.diagnose.trials import TRIALS_FILE, Baseline, TrialsReport, Varia
 from ddpdoctor.experiment import Proposal
 from ddpdoctor.measure.facts import DdpFacts, Facts, LoaderFacts
 from ddpdoctor.measure.places import Where
+from ddpdoctor.report.summary import ranks_of_command
 from tests.cli.trying import JOB, ROOT, nothing_left, tried, trying
 from tests.commands import command
 from tests.hook.recording import forked
@@ -267,15 +268,17 @@ def test_a_failed_write_keeps_the_earlier_results(tmp_path, monkeypatch, capsys)
         ("torchrun --nproc_per_node=4 train.py", 4),
         ("conda run -n env torchrun --nproc-per-node 8 train.py", 8),
         ("nice -n 10 torchrun --nproc-per-node 2 train.py", 2),
-        ("nice -n 10 python train.py", 1),
+        ("nice -n 10 python train.py", None),
         ("nice -n 10 mpirun -np 4 python train.py", 4),
         ("srun -n 2 torchrun --nproc-per-node 8 train.py", 8),
         ("accelerate launch --num_processes 3 train.py", 3),
-        ("torchrun --nproc-per-node auto train.py -n 7", 1),
+        ("torchrun --nproc-per-node auto train.py -n 7", None),
+        ("python train.py --num_processes 8", None),
+        ("torchrun train.py --num_processes 8", None),
     ],
 )
 def test_number_of_ranks_of_a_command(job, ranks):
-    assert trials._ranks_here(job.split()) == ranks
+    assert ranks_of_command(job.split()) == ranks
 
 
 def test_expected_savings_and_upper_bounds(capsys):

@@ -39,7 +39,11 @@ def test_the_nearest_file_counts_and_folders_are_relative_to_it(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("ddpdoctor.toml", "suppres = []", ["suppres", "top level"]),
+        (
+            "ddpdoctor.toml",
+            "suppres = []",
+            ["no key `suppres`", "Did you mean suppress?", "thresholds, suppress, rules"],
+        ),
         ("ddpdoctor.toml", "suppress = 3", ["`suppress`"]),
         (
             "ddpdoctor.toml",
@@ -47,7 +51,7 @@ def test_the_nearest_file_counts_and_folders_are_relative_to_it(tmp_path: Path) 
             ["`thresholds.all.least_share`", "'much'"],
         ),
         ("ddpdoctor.toml", "[thresholds]\nall = 3", ["`thresholds.all`"]),
-        ("ddpdoctor.toml", "file = 'x'", ["`file`", "top level"]),
+        ("ddpdoctor.toml", "file = 'x'", ["no key `file`", "thresholds, suppress, rules"]),
         ("ddpdoctor.toml", "suppress = [", ["not TOML"]),
         ("pyproject.toml", "[tool.ddpdoctor]\nrules = 1", ["`tool.ddpdoctor.rules`"]),
         ("pyproject.toml", "tool.ddpdoctor = 1", ["`tool.ddpdoctor`", "object"]),

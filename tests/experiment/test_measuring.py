@@ -11,6 +11,7 @@ import pytest
 
 from ddpdoctor.experiment import Budget, Command, Experiment, Plan, Proposal, measuring, running
 from ddpdoctor.experiment.running import Trial
+from ddpdoctor.report.experiment_view import verdict_text
 
 WORKERS = {"loader.num_workers": 2}
 
@@ -65,6 +66,20 @@ def test_an_interrupt_keeps_the_trial_whose_second_baseline_never_ran(imagined):
     assert (variant.trials, variant.verdict) == (1, "same")
     assert variant.median_ms == pytest.approx(10.0)
     assert "1 of the 3 rounds" in variant.why
+
+
+def test_a_budget_too_short_for_a_verdict_is_told_and_the_change_so_far_is_given(imagined):
+    slow, fast = replace(trial(170.0), took_s=11.0), replace(trial(98.0), took_s=11.0)
+    experiment = imagined(slow, fast, slow, fast, slow, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        experiment.run()
+    answer = experiment.answer([])
+    assert answer.notes[0].startswith(
+        "A trial takes 11 s, so the time allows 2 rounds, and a verdict needs 3"
+    )
+    assert "`--budget 120`" in answer.notes[0]
+    assert verdict_text(answer.variants[0]) == "-42% so far, not decided yet"
+    assert answer.variants[0].why == "2 of the 3 rounds that a verdict needs (98 ms and 98 ms)"
 
 
 def test_the_first_trial_warms_the_files_up_and_is_compared_with_nothing(imagined):

@@ -149,6 +149,19 @@ def test_jobs_of_different_sizes_get_no_verdict(other, what):
     )
 
 
+def test_a_few_steps_of_fewer_micro_batches_are_compared_and_told():
+    """accelerate synchronises where an epoch ends."""
+    before, after = diagnosis(180, batch=4.0), diagnosis(140, batch=4.0)
+    before.facts["steps"]["micro_batches"], after.facts["steps"]["micro_batches"] = 4.0, 3.9412
+    result = compare(before, after)
+    assert result.judgement == "faster" and not result.differences
+    assert any("4 micro-batches before and 3.9412 after" in note for note in result.notes)
+    after.facts["steps"]["micro_batches"] = 3.5
+    assert compare(before, after).judgement == "not comparable"
+    before.facts["steps"]["micro_batches"] = 3.5
+    assert compare(before, after).judgement == "faster"
+
+
 def test_batch_size_includes_accumulation_and_ignores_a_short_last_batch():
     accumulated = diagnosis(50, batch=16.0)
     accumulated.facts["steps"]["micro_batches"] = 2.0

@@ -14,6 +14,7 @@ from ddpdoctor.diagnose.diagnosis import Evidence, SkippedRule
 from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.taxonomy import PARTS, Part
 from ddpdoctor.report import print_terminal, render_html, render_markdown
+from ddpdoctor.report.summary import subtitle
 
 replace = msgspec.structs.replace
 ESCAPE = "\x1b"
@@ -201,6 +202,17 @@ def test_without_a_line_the_table_shows_the_annotation():
         if line.startswith(found.rule)
     )
     assert row.rstrip().endswith("# running sparse arch")
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"), [("2", "1 rank (the command asks for 2) · "), ("1", "1 rank · "), ("x", "1 rank · ")]
+)
+def test_fewer_ranks_than_the_command_asks_for_are_told(asked, says):
+    """``accelerate launch --num_processes 2 --cpu`` starts one."""
+    one = samples.minimal()
+    command = ["accelerate", "launch", "--num_processes", asked, "--cpu", "train.py"]
+    job = msgspec.structs.replace(one.job, world_size=1, ranks_seen=[0], hosts=["a"], command=command)
+    assert subtitle(msgspec.structs.replace(one, job=job)).startswith(says)
 
 
 def test_all_ranks_label_if_not_all_were_recorded():

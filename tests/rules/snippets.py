@@ -67,7 +67,8 @@ def rendered() -> list[Snippet]:
     """Every snippet of every rule, each different code once."""
     found: dict[Any, Snippet] = {}
     seen: set[Snippet] = set()
-    common = msgspec.structs.replace(PACK.common, short_window=None)
+    # What is written for frameworks follows from their table, see test_frameworks.py.
+    common = msgspec.structs.replace(PACK.common, short_window=None, frameworks=[])
     for rule in PACK.rules.values():
         # A fix that is shown is known by its number, in the place of its sources.
         fixes = [msgspec.structs.replace(fix, docs=[str(number)]) for number, fix in enumerate(rule.fixes)]

@@ -146,3 +146,26 @@ def _without(nested: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
         group = group[name]
     del group[path[-1]]
     return copied
+
+
+def _in_a_model(value: Any) -> Any:
+    """Facts with every line in a model's forward."""
+    if isinstance(value, list):
+        return [_in_a_model(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if "file" in value and "line" in value:
+        return {**value, "function": "LM.forward", "callers": []}
+    return {name: _in_a_model(each) for name, each in value.items()}
+
+
+def test_what_a_model_does_is_not_called_outside_of_it() -> None:
+    """Between phases, a line may be in the forward of another model; but no sentence says that it is in none."""
+    for rule in PACK.rules.values():
+        for test in (test for test in rule.tests if test.fires):
+            outcome = outcome_of(rule, PACK.common, _in_a_model(test.facts))
+            for finding in outcome.findings:
+                texts = [finding.title, finding.explanation, outcome.headlines[rule.id]]
+                if any("LM.forward" in text for text in texts):
+                    said = " ".join(texts)
+                    assert "outside the model" not in said and "Outside data loading" not in said, said

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from ddpdoctor.telemetry import HOST_FIELDS, RANK_FIELDS, HostSampler, ProcessTreeSampler
@@ -80,6 +81,16 @@ def test_a_process_tree(tree):
     assert 5 < rank["cpu_percent"] <= 130, "the worker computes, the rank sleeps"
     assert rank["rss_bytes"] > rank["process_rss_bytes"] > rank["process_memory_bytes"] > 1 << 20
     assert 0 < rank["children_memory_bytes"] < rank["rss_bytes"] - rank["process_rss_bytes"]
+
+
+@linux
+def test_a_rank_that_another_one_started_is_no_worker_of_it(tree):
+    """Lightning's first rank starts the others."""
+    (child,) = psutil.Process(tree.pid).children()
+    ranks = ProcessTreeSampler(lambda: {0: tree.pid, 1: child.pid}).sample()
+    assert ranks["0"]["num_children"] == 0 == ranks["0"]["children_memory_bytes"]
+    assert ranks["0"]["rss_bytes"] == ranks["0"]["process_rss_bytes"]
+    assert ranks["1"]["pid"] == child.pid and ranks["1"]["rss_bytes"] > 0
 
 
 @linux

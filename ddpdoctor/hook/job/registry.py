@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any, Callable, Generic, Optional, TypeVar
 
-from .source_lines import HIDDEN, USER, CodeKinds, Lines
+from .source_lines import HIDDEN, USER, CodeKinds, Lines, Place
 
 MOST_LISTED = 256
 """Objects of a kind that rank.json describes, the first ones (some 400 bytes each); the others are only counted."""
@@ -142,7 +142,8 @@ def _codes(code: Any) -> Iterator[CodeType]:
             yield from _codes(constant)
 
 
-_Place = tuple[CodeType, int]
+_Place = tuple[CodeType, int, tuple[Place, ...]]
+"""A line that constructs something, and the lines of well-known packages through which it does."""
 _loaders_of: dict[int, dict[tuple[int, int], list[_Place]]] = {}
 """By the id of a dataset (which its loaders keep alive), then by place (id of the code, line): the place once for
 each living loader constructed there."""
@@ -163,7 +164,7 @@ def record_construction(thing: Any, dataset: Any, frame: FrameType | None) -> No
     place = None
     if dataset is not None and _built_by(frame) != _kinds[0].of(users.f_code):
         place = _place_of_original(dataset)
-    place = place or (users.f_code, users.f_lineno)
+    place = place or (users.f_code, users.f_lineno, _kinds[0].through(frame, users))
     _built.hold(thing, (place, id(dataset)))
     if dataset is not None:
         _loaders_of.setdefault(id(dataset), {}).setdefault(_key_of(place), []).append(place)
@@ -215,4 +216,7 @@ def _place_of_original(dataset: Any) -> _Place | None:
 def line_of(thing: Any, lines: Lines) -> int | None:
     """The number of the line that constructed ``thing``; None if it is unknown."""
     known = _built.find(thing)
-    return None if known is None else lines.id_of(*known[0])
+    if known is None:
+        return None
+    code, line, through = known[0]
+    return lines.id_of(code, line, through=through)

@@ -26,7 +26,11 @@ _MOST_LINES = 20_000
 generated at run time may."""
 _MOST_CALLERS = 8
 """Callers of the innermost user frame that are written; in a recursion, the last calls."""
+_MOST_THROUGH = 48
+"""Lines of well-known packages between the user's line and torch that are written: a training loop's are some 20."""
 _WHERE = EventField.WHERE.next_key
+Place = tuple[CodeType, int]
+"""A line of code."""
 
 
 def _folders() -> tuple[tuple[str, ...], tuple[str, ...], str]:
@@ -116,6 +120,16 @@ class CodeKinds:
         """The user's innermost frame in the stack that ends in ``frame``, chosen as in ``innermost``."""
         return self.innermost((each.f_code, each) for each in islice(_stack(frame), MOST_FRAMES))
 
+    def through(self, frame: FrameType | None, users: FrameType) -> tuple[Place, ...]:
+        """Lines of well-known packages in the stack that ends in ``frame``, through which ``users`` came there; the innermost first."""
+        found: list[Place] = []
+        for each in islice(_stack(frame), MOST_FRAMES):
+            if each is users or len(found) == _MOST_THROUGH:
+                break
+            if self.of(each.f_code) == WELL_KNOWN:
+                found.append((each.f_code, each.f_lineno))
+        return tuple(found)
+
 
 def _stack(innermost: FrameType | None) -> Iterator[FrameType]:
     frame = innermost
@@ -137,27 +151,33 @@ class Lines:
     def __init__(self, kinds: CodeKinds, define: Callable[[str], None]) -> None:
         self._kinds = kinds
         self._define = define
-        self._ids: dict[tuple[int, int, int | None], int] = {}
-        """By id of the code, line, and number of the calling line: to hash code is to hash its constants."""
+        self._ids: dict[tuple[Any, ...], int] = {}
+        """By id of the code, line, number of the calling line, and the same of lines between it and torch: to hash code is to hash its
+        constants."""
         self._codes: list[CodeType] = []
         """Those of ``_ids``, which keep their ids."""
-        self._texts: dict[tuple[int, int], str] = {}
-        """By id of the code and bytecode offset."""
+        self._texts: dict[tuple[int, int, int], str] = {}
+        """By id of the code and bytecode offset, and a hash of those of well-known packages in the stack."""
 
-    def id_of(self, code: CodeType, line: int, caller: int | None = None) -> int | None:
-        """The number of this line, called from the line with the number ``caller``; None once there are too many of them."""
-        key = (id(code), line, caller)
+    def id_of(
+        self, code: CodeType, line: int, caller: int | None = None, through: Sequence[Place] = ()
+    ) -> int | None:
+        """The number of this line, called from the line with the number ``caller``, and from which torch was called ``through`` other
+        lines; None once there are too many of them."""
+        key = (id(code), line, caller, *[(id(each), at) for each, at in through])
         known = self._ids.get(key)
         if known is not None:
             return known
         if len(self._ids) >= _MOST_LINES:
             return None
         known = self._ids[key] = len(self._ids)
-        self._codes.append(code)
+        self._codes += [code, *(each for each, _ in through)]
         fields = LineField.FILE, LineField.LINE, LineField.FUNCTION
         document: dict[str, Any] = {LineField.WHERE: known, **dict(zip(fields, place_of(code, line)))}
         if caller is not None:
             document[LineField.CALLER] = caller
+        if through:
+            document[LineField.THROUGH] = [place_of(each, at) for each, at in through]
         self._define(json.dumps(document, separators=(",", ":")) + "\n")
         return known
 
@@ -176,13 +196,15 @@ class Lines:
             number = self.id_of(code, line, number)
         return number
 
-    def caller(self) -> str:
-        """The field of an event that names the line of the user's code from which torch was called, or nothing."""
+    def caller(self, through: bool = False) -> str:
+        """The field of an event that names the line of the user's code from which torch was called, or nothing. ``through``: a line has
+        a number for each way through well-known packages by which it comes to torch."""
         # The same as of_frame, in one piece: this is called several times in every step.
         frame: FrameType | None = sys._getframe(2)
         library: FrameType | None = None
         well_known: FrameType | None = None
         kinds = self._kinds.by_code
+        way = 0
         while frame is not None:
             code = frame.f_code
             kind = kinds.get(id(code))
@@ -194,15 +216,18 @@ class Lines:
                 library = library or frame
             elif kind == WELL_KNOWN:
                 well_known = well_known or frame
+                if through:
+                    way = hash((way, id(code), frame.f_lasti))
             frame = frame.f_back
         users = frame or library or well_known
         if users is None:
             return ""
         # f_lasti is at hand; f_lineno is looked up in the code's line table each time.
-        key = id(users.f_code), users.f_lasti
+        key = id(users.f_code), users.f_lasti, way
         known = self._texts.get(key)
         if known is None:
-            number = self.id_of(users.f_code, users.f_lineno)
+            places = self._kinds.through(sys._getframe(2), users) if way else ()
+            number = self.id_of(users.f_code, users.f_lineno, through=places)
             known = "" if number is None else f"{_WHERE}{number}"
             if len(self._texts) < _MOST_LINES and key[0] in kinds:
                 self._texts[key] = known

@@ -26,7 +26,28 @@ def torch_settings() -> dict[str, Any]:
         "matmul_precision": torch.get_float32_matmul_precision(),
         "compiled": "torch._inductor.compile_fx" in sys.modules,
         "deepspeed": "deepspeed" in sys.modules,
+        "frameworks": _frameworks(),
     }  # fmt: skip
+
+
+_FRAMEWORKS = (
+    "lightning",
+    "pytorch_lightning",
+    "transformers",
+    "accelerate",
+    "trl",
+    "ray",
+    "mmengine",
+    "ignite",
+    "deepspeed",
+)
+"""Packages with a training loop or settings of their own."""
+
+
+def _frameworks() -> dict[str, str]:
+    """Versions of those that the job has imported, by name; "" where it is unknown."""
+    modules = {name: sys.modules.get(name) for name in _FRAMEWORKS}
+    return {name: str(getattr(each, "__version__", "")) for name, each in modules.items() if each is not None}
 
 
 def _nccl_version() -> str | None:

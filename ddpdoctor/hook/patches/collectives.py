@@ -98,7 +98,7 @@ def _start_of(name: str) -> Before:  # noqa: C901
         recorder: Recorder, args: Any, kwargs: Any, group: Any, size: int | None, dtype: Any
     ) -> tuple[Call, str]:
         among = group_name(group)
-        fields = f'{opening}{among}"{recorder.lines.caller()}'
+        fields = f'{opening}{among}"{recorder.lines.caller(through=True)}'
         if size is not None and not is_barrier:
             fields += f"{_BYTES}{size}"
         if kwargs.get("async_op"):

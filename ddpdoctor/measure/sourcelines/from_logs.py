@@ -18,7 +18,7 @@ from ddpdoctor.measure.taxonomy import BETWEEN_PHASES, Component, SyncKind
 from .callers import usual, with_heaviest
 from .counts import SampleCounts, common_of, counted, excess_samples, same_lines, scale_of
 from .gaps import MainGap, free_gaps, gaps_of_log, lies_in_gaps, main_gap
-from .ranking import SourceLines, chosen_and_others, joined, ranked
+from .ranking import MOST_LINES, SourceLines, chosen_and_others, joined, ranked
 from .table import Samples, kinds_of, samples_of
 
 _FEWEST_SAMPLES = 3
@@ -87,14 +87,20 @@ class LogSourceLines(SourceLines):
         return [where.called_from(*self._usual(where.stack[0])) for where in ranked(calls)]
 
     def syncs(self, kinds: Sequence[SyncKind]) -> list[Where]:
-        """Lines that call synchronisations of these kinds."""
-        calls: Counter[CodeLine] = Counter()
+        """Lines that call synchronisations of these kinds; a line once for each way through a framework by which it does."""
+        calls: Counter[tuple[CodeLine, Stack]] = Counter()
         for log in self.logs:
             for point in log.sync_points:
                 where = log.where.get(point.where)
                 if point.kind in kinds and where is not None:
-                    calls[where.stack[0]] += 1
-        return self._called(calls)
+                    calls[where.stack[0], where.through] += 1
+        total = sum(calls.values())
+        return [
+            Where(line.file, line.line, line.function, share=count / total, through=through).called_from(
+                *self._usual(line)
+            )
+            for (line, through), count in calls.most_common(MOST_LINES)
+        ]
 
     def operation(
         self, components: Sequence[Component | SyncKind], positions: Sequence[int] | None

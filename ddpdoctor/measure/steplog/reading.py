@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from ddpdoctor.measure.numerics import Ints, union
-from ddpdoctor.measure.places import Where
+from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.rundir import SAMPLES_FILE, STEPS_FILE, RankRecord, RunDirectory
 from ddpdoctor.rundir.compaction import STEP_LINE
 from ddpdoctor.rundir.files import broken_lines, unreadable
@@ -281,7 +281,10 @@ def _place(places: dict[int, Where], record: LogRecord) -> None:
         return
     caller = None if record.caller is None else places.get(record.caller)
     callers = () if caller is None else caller.stack[:_MOST_CALLERS]
-    places[record.where] = Where(record.file, record.line or 0, record.function, callers=callers)
+    through = tuple(CodeLine(file, line or 0, function) for file, line, function in record.through)
+    places[record.where] = Where(
+        record.file, record.line or 0, record.function, callers=callers, through=through
+    )
 
 
 class _Spans:

@@ -35,6 +35,7 @@ Duration = Annotated[int, Meta(ge=0, le=_MOST_DURATION_NS)]
 Id = Annotated[int, Meta(ge=-1, le=MOST_NUMBER)]
 Text = Annotated[str, Meta(max_length=_MOST_TEXT)]
 Offsets = Annotated[tuple[Offset, ...], Meta(max_length=_MOST_ENTRIES)]
+_Line = tuple[Text, int | None, Text]
 _Sample = Annotated[list[Offset], Meta(min_length=2, max_length=3)]
 
 
@@ -131,6 +132,7 @@ class LogRecord(msgspec.Struct, rename=renamed(LineField)):
     function: Text = ""
     caller: Id | None = None
     end: bool = False
+    through: Annotated[tuple[_Line, ...], Meta(max_length=64)] = ()
     note: Text | None = None
     samples: Annotated[list[_Sample], Meta(max_length=_MOST_ENTRIES)] = []
     held: Annotated[tuple[Duration, ...], Meta(max_length=_MOST_ENTRIES)] = ()

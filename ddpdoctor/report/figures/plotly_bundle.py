@@ -81,9 +81,7 @@ def figures(diagnosis: Diagnosis) -> dict[str, go.Figure]:
     try:
         import plotly.graph_objects as go
     except ImportError as error:
-        raise DdpDoctorError(
-            f"Figures need the package plotly ({error}): pip install 'ddpdoctor[plot]'."
-        ) from error
+        raise DdpDoctorError(f"Figures need the package plotly ({error}): pip install plotly.") from error
     return {
         name: go.Figure(with_colours(spec, light_colours())) for name, spec in figure_specs(diagnosis).items()
     }

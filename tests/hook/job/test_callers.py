@@ -60,3 +60,34 @@ def test_a_deep_recursion_keeps_the_last_calls_only():
 def test_a_line_without_a_caller_is_the_one_that_the_step_log_names():
     lines, documents = defined()
     assert lines.of_stack([(MAIN, 200)]) == lines.id_of(MAIN, 200) and len(documents) == 1
+
+
+def calling(*files):
+    """Asks for the caller twice, from functions in these files that call each other, the innermost first."""
+    lines, documents = defined()
+    call = lambda: lines.caller(through=True)  # noqa: E731
+    for file in (*files, "<nobody's>"):
+        names = {"call": call}
+        exec(compile("def calling():\n    return call()\n", file, "exec"), names)
+        call = names["calling"]
+    answers = [call(), call()]
+    assert answers[0] == answers[1]
+    return [json.loads(document) for document in documents]
+
+
+def test_lines_of_a_framework_between_the_user_and_torch_are_written():
+    packages = "/env/lib/python3.11/site-packages"
+    loop, fit, torch = (f"{packages}/{name}.py" for name in ("lightning/loop", "lightning/fit", "torch/x"))
+    (own,) = calling(torch, loop, torch, fit, "/home/me/train.py")
+    assert own["file"] == "/home/me/train.py"
+    assert [file for file, _, _ in own["through"]] == [loop, fit]
+    (own,) = calling(torch, "/home/me/train.py", fit)
+    assert "through" not in own
+
+
+def test_a_line_has_a_number_for_each_way_through_a_framework():
+    lines, documents = defined()
+    ways = [[(LIBRARY, 5)], [(LIBRARY, 6)], []]
+    numbers = [lines.id_of(MAIN, 200, through=way) for way in ways]
+    assert len(set(numbers)) == 3 and numbers == [lines.id_of(MAIN, 200, through=way) for way in ways]
+    assert len(documents) == 3

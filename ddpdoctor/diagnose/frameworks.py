@@ -1,0 +1,221 @@
+"""The table of frameworks, ``frameworks.yaml``: their names for torch's settings, and what their own loops call."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ddpdoctor.diagnose import words
+from ddpdoctor.diagnose.diagnosis import Fix
+
+
+class FrameworkObject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An object of a framework that takes settings."""
+
+    path: str
+    """Where it can be imported from."""
+    form: str
+    """Python in which ``{{ arguments }}`` are its arguments."""
+    passes_on: str | None = None
+    """The function that gets the arguments which the object's own signature lacks."""
+    calls: list[str]
+    """Names that a script calls to make it, or to make what holds it: the line to change; the first that is there."""
+
+
+class FrameworkSetting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A setting of torch, as a fix names it in ``settings``, in the framework."""
+
+    setting: str
+    object: str
+    argument: str
+    value: str = "{{ value }}"
+    """Template of the argument; ``value`` is the fix's as Python."""
+    since: str | None = None
+    """First version of the framework that has it."""
+    before: str | None = None
+    """First version that has it no more."""
+    imports: str | None = None
+    source: str
+
+
+class FrameworkCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A function of the framework's own loop that calls torch."""
+
+    function: str
+    """Its name with its class, or the end of that name."""
+    does: str
+    """Why, as a clause."""
+    setting: str | None = None
+    """The fix: Python of the user's script that changes how often; null if nothing does."""
+    title: str | None = None
+    since: str | None = None
+    trade_off: str | None = None
+    source: str
+
+
+class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A package with a training loop, or objects that take torch's settings."""
+
+    name: str
+    packages: list[str]
+    """Names in the job's record of imported packages."""
+    files: list[str]
+    """Beginnings of its files' paths, from the folder of installed packages."""
+    loops: list[str] = []
+    """Functions that run its training loop, named with their class: a user calls them once."""
+    objects: dict[str, FrameworkObject] = {}
+    settings: list[FrameworkSetting] = []
+    calls: list[FrameworkCall] = []
+
+
+class InFramework(NamedTuple):
+    """A framework through which a line came to torch, and its version, "" if unknown."""
+
+    framework: Framework
+    version: str
+
+
+NAMES: Mapping[str, Any] = dict.fromkeys(
+    ("name", "version", "function", "line", "does", "setting", "title", "trade_off", "source")
+) | {"in_loop": False, "fixed": False}
+"""What conditions and texts of a rule read under ``framework``, here without one: the framework through which its first line came to
+torch; the function of its ``calls``, or the innermost one; whether its own loop called that; ``fixed``: whether that holds for all lines of
+the finding, and no setting is known that changes it."""
+
+
+def names(
+    frameworks: Sequence[Framework], where: Sequence[Mapping[str, Any]], job: Mapping[str, Any]
+) -> dict[str, Any]:
+    """:data:`NAMES` of the lines of a finding, in a job."""
+    each = [_names_of(frameworks, line, job) for line in where]
+    if not each:
+        return dict(NAMES)
+    fixed = all(line["in_loop"] and line["setting"] is None for line in each)
+    return each[0] | {"fixed": fixed}
+
+
+def _names_of(
+    frameworks: Sequence[Framework], where: Mapping[str, Any], job: Mapping[str, Any]
+) -> dict[str, Any]:
+    found = called_through(frameworks, where, job)
+    if found is None:
+        return dict(NAMES)
+    through, (framework, version) = where["through"], found
+    call, frame = next(
+        (
+            (call, frame)
+            for frame in through
+            for call in framework.calls
+            if f".{frame['function']}".endswith(f".{call.function}") and _is_in(version, call.since, None)
+        ),
+        (None, through[0]),
+    )
+    return dict(NAMES) | {
+        "name": framework.name,
+        "version": version,
+        "function": frame["function"],
+        "line": words.file_and_line(frame),
+        "in_loop": any(each["function"] in framework.loops for each in through),
+        **({} if call is None else {name: getattr(call, name) for name in ("does", "setting", "title")}),
+        **({} if call is None else {"trade_off": call.trade_off, "source": call.source}),
+    }
+
+
+def fixes_of(framework: Mapping[str, Any]) -> list[Fix]:
+    """What changes a call of the framework's own loop, by its :data:`NAMES`; nothing where that is not known."""
+    if not framework["in_loop"] or framework["setting"] is None:
+        return []
+    return [
+        Fix(
+            title=framework["title"],
+            why=f"{framework['name']} {framework['does']}.",
+            snippet=framework["setting"],
+            trade_off=framework["trade_off"],
+            docs=[framework["source"]],
+        )
+    ]
+
+
+_INSTALLED = re.compile(r".*[/\\](?:site|dist)-packages[/\\]", re.DOTALL)
+
+
+def called_through(
+    frameworks: Sequence[Framework], where: Mapping[str, Any] | None, job: Mapping[str, Any]
+) -> InFramework | None:
+    """The framework that a user's line calls on its way to torch; None if it calls torch itself, or a framework not in the table."""
+    through = (where or {}).get("through") or ()
+    imported = job.get("frameworks") or {}
+    # The outermost is what the user called: transformers calls accelerate.
+    for frame in reversed(through):
+        file = _INSTALLED.sub("", frame["file"]).replace("\\", "/")
+        for framework in frameworks:
+            if any(file.startswith(each) for each in framework.files):
+                version = next((imported[name] for name in framework.packages if imported.get(name)), "")
+                return InFramework(framework, version)
+    return None
+
+
+def _is_in(version: str, since: str | None, before: str | None) -> bool:
+    """Whether a version lies in a range; an unknown one does."""
+    if not version:
+        return True
+    return (since is None or words.since(version, since)) and (
+        before is None or not words.since(version, before)
+    )
+
+
+def in_words_of(frameworks: Sequence[Framework], fix: Fix, title: str, tree: Mapping[str, Any]) -> Fix | None:
+    """A fix in the words of the framework that called the constructor which takes its settings; ``title`` is the template of its title.
+    None where no framework did, or the table lacks a setting for its version."""
+    families = {name.partition(".")[0] for name in fix.settings}
+    if fix.snippet is None or len(families) != 1 or not families <= {"ddp", "loader"}:
+        return None
+    found = called_through(frameworks, tree[families.pop()]["where"], tree["job"])
+    known = [] if found is None else [_row(found, name) for name in fix.settings]
+    rows = [row for row in known if row is not None]
+    if found is None or len(rows) < len(known) or len({row.object for row in rows}) > 1:
+        return None
+    arguments = ", ".join(_arguments(rows, fix.settings, tree))
+    target = found.framework.objects[rows[0].object]
+    form = words.render_snippet(target.form, {**tree, "arguments": arguments})
+    # The line of the constructor is the framework's call, not the one to change.
+    nowhere = {name: tree[name] | {"where": None} for name in ("ddp", "loader")} | {"where": []}
+    return msgspec.structs.replace(
+        fix,
+        title=f"{words.render(title, {**tree, **nowhere})} ({found.framework.name}: {rows[0].object}({arguments}))",
+        snippet="\n".join([*(row.imports for row in rows if row.imports), form]),
+        docs=[rows[0].source, *fix.docs],
+        changed_at=target.calls,
+    )
+
+
+def _row(found: InFramework, setting: str) -> FrameworkSetting | None:
+    rows = (row for row in found.framework.settings if row.setting == setting)
+    return next((row for row in rows if _is_in(found.version, row.since, row.before)), None)
+
+
+def _arguments(
+    rows: Sequence[FrameworkSetting], settings: Mapping[str, str], tree: Mapping[str, Any]
+) -> Iterator[str]:
+    for row, value in zip(rows, settings.values(), strict=True):
+        given = {**tree, "value": _PYTHON.get(value, value)}
+        argument, written = (words.render(text, given) for text in (row.argument, row.value))
+        yield f"{argument}={written}"
+
+
+_PYTHON = {"true": "True", "false": "False"}
+
+
+def check(frameworks: Sequence[Framework]) -> None:
+    """Raises ValueError for a row that names no object of its framework, or a template that cannot be used."""
+    for framework in frameworks:
+        for row in framework.settings:
+            if row.object not in framework.objects:
+                raise ValueError(f"{framework.name}: {row.setting}: there is no object {row.object!r}")
+            words.check_template(row.argument)
+            words.check_template(row.value)
+        for target in framework.objects.values():
+            words.check_template(target.form)

@@ -1,0 +1,174 @@
+"""The table of frameworks: its rows are arguments of the installed packages, and fixes are written with them."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+from typing import Any
+
+import pytest
+
+from ddpdoctor.diagnose.diagnosis import Fix
+from ddpdoctor.diagnose.frameworks import Framework
+from ddpdoctor.diagnose.load import load_rules
+from ddpdoctor.diagnose.selftest import outcome_of
+from ddpdoctor.diagnose.words import render, render_snippet
+from tests.launch.launched import python_with
+
+PACK = load_rules(entry_points=False)
+FRAMEWORKS = PACK.common.frameworks
+PACKAGES = "/env/lib/python3.11/site-packages"
+
+SIGNATURES = """
+import importlib, inspect, json, sys
+def found(path):
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+def taken(path):
+    return list(inspect.signature(found(path)).parameters)
+def functions(owner):
+    return [f"{name}.{inside}" for name, each in vars(owner).items() if inspect.isclass(each) for inside in vars(each)]
+asked = json.loads(sys.argv[1])
+signatures = {path: taken(path) for path in asked["objects"]}
+modules = [importlib.import_module(name) for name in asked["modules"]]
+print(json.dumps([signatures, [name for module in modules for name in functions(module)]]))
+"""
+MODULES = {
+    "Lightning": ["lightning.pytorch.trainer.trainer", "lightning.pytorch.loops.training_epoch_loop"],
+    "Transformers": ["transformers.trainer"],
+}
+"""Where the functions of ``loops`` and ``calls`` are."""
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda framework: framework.name)
+def test_each_row_is_an_argument_of_the_installed_package(framework: Framework) -> None:
+    python = python_with(framework.packages[0])
+    paths = [path for each in framework.objects.values() for path in (each.path, each.passes_on) if path]
+    modules = MODULES.get(framework.name, [])
+    asked = json.dumps({"objects": paths, "modules": modules})
+    done = subprocess.run([python, "-c", SIGNATURES, asked], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    signatures, functions = json.loads(done.stdout.splitlines()[-1])
+    for row in framework.settings:
+        target = framework.objects[row.object]
+        taken = signatures[target.path] + (signatures[target.passes_on] if target.passes_on else [])
+        newest = {
+            render(row.argument, {"job": {"torch": "99.0"}}),
+            render(row.argument, {"job": {"torch": "2.0"}}),
+        }
+        assert newest & set(taken), f"{row.setting}: {target.path} takes no {newest}"
+        assert row.source.startswith("https://")
+    for name in [*framework.loops, *(call.function for call in framework.calls)]:
+        assert any(f".{each}".endswith(f".{name}") for each in functions), f"there is no {name}"
+
+
+def through(*frames: tuple[str, str]) -> dict[str, Any]:
+    lines = [{"file": f"{PACKAGES}/{file}", "line": 1, "function": function} for file, function in frames]
+    return {"file": "/home/me/train.py", "line": 27, "function": "main", "through": lines}
+
+
+LIGHTNING = through(
+    ("lightning/pytorch/strategies/ddp.py", "DDPStrategy._setup_model"),
+    ("lightning/pytorch/trainer/trainer.py", "Trainer.fit"),
+)
+FABRIC = through(
+    ("lightning/fabric/strategies/ddp.py", "DDPStrategy.setup_module"),
+    ("lightning/fabric/fabric.py", "Fabric.setup"),
+)
+ACCELERATE = through(("accelerate/accelerator.py", "Accelerator.prepare_model"))
+TRANSFORMERS = through(
+    ("accelerate/accelerator.py", "Accelerator.prepare_model"), ("transformers/trainer.py", "Trainer.train")
+)
+RAY = through(("ray/train/torch/train_loop_utils.py", "prepare_model"))
+OWN = {"file": "/home/me/train.py", "line": 27, "function": "main"}
+
+
+def fix_of(rule: str, number: int = 0, **facts: Any) -> Fix:
+    outcome = outcome_of(PACK.rules[rule], PACK.common, facts)
+    assert not outcome.errors
+    return outcome.findings[0].fixes[number]
+
+
+def broadcasts(where: dict[str, Any], torch: str = "2.12.0", **frameworks: str) -> Fix:
+    return fix_of(
+        "sync/buffer-broadcast",
+        job={"world_size": 4, "torch": torch, "frameworks": frameworks},
+        steps={"mean_ms": 40.0},
+        ddp={"broadcast_buffers": True, "where": where},
+        shared={"broadcast": {"ms_per_step": 3.0}},
+    )
+
+
+@pytest.mark.parametrize(
+    ("where", "written", "call"),
+    [
+        (LIGHTNING, "Trainer(strategy=DDPStrategy(broadcast_buffers=False))", "DDPStrategy"),
+        (FABRIC, "Fabric(strategy=DDPStrategy(broadcast_buffers=False))", "DDPStrategy"),
+        (
+            ACCELERATE,
+            "Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)])",
+            "DistributedDataParallelKwargs",
+        ),
+        (TRANSFORMERS, "TrainingArguments(ddp_broadcast_buffers=False)", "TrainingArguments"),
+        (
+            RAY,
+            "prepare_model(model, parallel_strategy_kwargs=dict(broadcast_buffers=False))",
+            "prepare_model",
+        ),
+    ],
+)
+def test_a_fix_is_in_the_words_of_who_called_the_constructor(
+    where: dict[str, Any], written: str, call: str
+) -> None:
+    fix = broadcasts(where)
+    assert fix.snippet is not None and written in fix.snippet and ast.parse(fix.snippet)
+    assert "model = DistributedDataParallel(" not in fix.snippet and "train.py:27" not in fix.title
+    assert fix.changed_at[0] == call and fix.settings == {"ddp.broadcast_buffers": "false"}
+
+
+def test_a_constructor_that_the_script_calls_keeps_torch_s_words() -> None:
+    """Whatever else the job has imported."""
+    fix = broadcasts(OWN, lightning="2.6.6", transformers="5.0.0")
+    assert (
+        "DistributedDataParallel(model, broadcast_buffers=False)" in (fix.snippet or "")
+        and not fix.changed_at
+    )
+
+
+def test_a_version_without_the_setting_keeps_torch_s_words() -> None:
+    assert "TrainingArguments" not in (broadcasts(TRANSFORMERS, transformers="4.20.1").snippet or "")
+    assert "TrainingArguments" in (broadcasts(TRANSFORMERS, transformers="4.40.1").snippet or "")
+
+
+def test_the_argument_follows_torch_s_version() -> None:
+    fix = broadcasts(LIGHTNING, torch="2.13.0+cpu", lightning="2.6.6")
+    assert "DDPStrategy(forward_sync_buffers=False)" in (fix.snippet or "")
+
+
+def test_several_settings_of_a_loader_are_one_call() -> None:
+    fix = fix_of(
+        "dataloader/starved",
+        job={"world_size": 2, "frameworks": {"transformers": "5.23.0"}},
+        steps={"mean_ms": 100.0},
+        loader={"num_workers": 0, "where": TRANSFORMERS, "wait_ms": 50.0},
+        host={"idle_cores": 8.0, "ranks_per_host": 2.0},
+        shared={"data": {"ms_per_step": 50.0}},
+    )
+    assert fix.snippet is not None
+    (call,) = [each for each in ast.walk(ast.parse(fix.snippet)) if isinstance(each, ast.Call)]
+    named = {each.arg: ast.literal_eval(each.value) for each in call.keywords}
+    assert named.pop("dataloader_num_workers") >= 1
+    assert named == {"dataloader_persistent_workers": True, "dataloader_prefetch_factor": 4}
+
+
+def test_each_row_of_each_framework_is_python() -> None:
+    tree = {"job": {"torch": "2.13.0"}, "steps": {"micro_batches": 4.0}, "value": "fp16"}
+    for framework in FRAMEWORKS:
+        for row in framework.settings:
+            arguments = f"{render(row.argument, tree)}={render(row.value, tree)}"
+            written = render_snippet(framework.objects[row.object].form, {"arguments": arguments})
+            assert ast.parse(f"{row.imports or ''}\n{written}")
+        for call in framework.calls:
+            assert call.setting is None or ast.parse(call.setting)
