@@ -199,8 +199,8 @@ def _cost_text(finding: Finding, most: str) -> str:
         return total
     if finding.caused_by:
         return "included in its cause"
-    # A job that stopped before its first step has no cost per step.
-    return NOT_QUANTIFIED if finding.coverage.steps else ""
+    # A job that stopped has no cost per step.
+    return NOT_QUANTIFIED if finding.coverage.steps and not finding.rule.startswith("hang/") else ""
 
 
 def first_rows(rows: Sequence[_Row], noun: str) -> tuple[Sequence[_Row], str]:
