@@ -273,7 +273,9 @@ def place(where: CodeLine) -> Place:
     if not isinstance(where, Where):
         return Place(short, full, where.function, "")
     share = "" if where.share is None or where.share > 0.995 else words.percent(where.share)
-    lines = enumerate(where.text.lines, where.text.first_line) if where.text else ()
+    lines = list(enumerate(where.text.lines, where.text.first_line)) if where.text else []
+    while lines and not lines[-1][1].strip():
+        lines.pop()
     return Place(
         short,
         full,

@@ -23,7 +23,9 @@ from ddpdoctor.report.read import SCRIPT_ID
 from ddpdoctor.report.view import page
 from ddpdoctor.written import REPORT, write_file
 
-_BREAKS = re.compile(r"(?P<tag><[^<>]*>)|(?P<long>\w{30,})|\.(?!\w{1,5}:\d)(?=[A-Za-z_])|(?<=\w)(?=[(\[](?![)\]]))")
+_BREAKS = re.compile(
+    r"(?P<tag><[^<>]*>)|(?P<long>\w{30,})|\.(?!\w{1,5}:\d)(?=[A-Za-z_])|(?<=\w)(?=[(\[](?![)\]]))"
+)
 """A tag, which stays as it is, a name that may be longer than a line, a dot within a name, but not the dot of ``train.py:57``,
 or the place before a bracket that holds something."""
 

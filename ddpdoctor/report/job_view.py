@@ -27,12 +27,19 @@ TABLES, COLUMNS = 64, 64
 
 
 DEFAULTS: dict[str, Any] = {
-    **{"bucket_cap_bytes": 25 * 1024**2, "broadcast_buffers": True, "comm_hook": None},
+    "bucket_cap_bytes": 25 * 1024**2,
+    "broadcast_buffers": True,
+    "comm_hook": None,
     **dict.fromkeys(("find_unused_parameters", "gradient_as_bucket_view", "static_graph", "join"), False),
-    **{"num_workers": 0, "batch_size": 1, "collate": "default_collate", "in_order": True},
+    "num_workers": 0,
+    "batch_size": 1,
+    "collate": "default_collate",
+    "in_order": True,
     **dict.fromkeys(("pin_memory", "persistent_workers", "drop_last"), False),
     **dict.fromkeys(("prefetch_factor", "multiprocessing_context", "foreach", "fused"), None),
-    **{"autocast": None, "matmul_precision": "highest", "sharded": False},
+    "autocast": None,
+    "matmul_precision": "highest",
+    "sharded": False,
 }
 """Settings of DDP, DataLoader, optimizers and torch with the values that they have unless the job sets them."""
 
