@@ -13,9 +13,17 @@ import click
 
 from ddpdoctor.cli.diagnosis_of import diagnosis_at
 from ddpdoctor.cli.numpy_threads import import_numpy_single_threaded
-from ddpdoctor.cli.outputs import check_outputs, output_file, say_written, to_stdout
+from ddpdoctor.cli.outputs import (
+    check_outputs,
+    open_in_browser,
+    output_file,
+    say_written,
+    temporary_report,
+    to_stdout,
+)
 from ddpdoctor.cli.progress import per_item_progress, shown_progress
 from ddpdoctor.cli.project_config import chosen_job
+from ddpdoctor.cli.say import say
 from ddpdoctor.cli.shell_completion import runs
 from ddpdoctor.errors import DdpDoctorError, UnusableInput
 from ddpdoctor.severities import SEVERITIES, is_as_severe
@@ -32,6 +40,12 @@ EXIT_FAIL_ON = 1
 @click.command("analyze")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...", shell_complete=runs)
 @output_file("--html", says="Write the report as one HTML file.")
+@click.option(
+    "--open",
+    "opened",
+    is_flag=True,
+    help="Open the HTML report in the browser; without --html, a temporary file.",
+)
 @output_file("--json", "json_file", says="Write diagnosis.json.")
 @output_file("--markdown", says="Write Markdown, for a ticket.")
 @output_file("--sarif", says="Write SARIF 2.1.0, for code hosts.")
@@ -97,6 +111,7 @@ EXIT_FAIL_ON = 1
 def command(
     paths: tuple[str, ...],
     html: Path | None,
+    opened: bool,
     json_file: Path | None,
     markdown: Path | None,
     sarif: Path | None,
@@ -125,11 +140,13 @@ def command(
     \b
     Examples:
       ddpdoctor analyze ddpdoctor-runs/20260101T120000Z-train
-      ddpdoctor analyze traces/ --html report.html
+      ddpdoctor analyze traces/ --html report.html --open
       ddpdoctor analyze 'traces/rank*.json.gz' --fail-on warning --json diagnosis.json
     """
     from ddpdoctor import written
 
+    if opened:
+        html = _viewable(html)
     output_files = {
         "--html": html,
         "--json": json_file,
@@ -175,8 +192,19 @@ def command(
     report.print_terminal(diagnosis, console, quiet=quiet, verbose=verbose)
     if not quiet:
         say_written(output_files.values())
+    if opened and html is not None:
+        open_in_browser(html)
+    elif html is None and not quiet and console.is_terminal:
+        say("`--open` shows the report with its charts in the browser; `--html F` writes it.", err=True)
     if fail_on is not None:
         _gate(diagnosis, fail_on)
+
+
+def _viewable(html: Path | None) -> Path:
+    """The file to open in a browser: ``html``, or else a temporary one. Raises DdpDoctorError for standard output."""
+    if to_stdout([html]):
+        raise DdpDoctorError("--open needs a file: name one with --html, or leave --html out.")
+    return html or temporary_report()
 
 
 def _gate(diagnosis: Diagnosis, fail_on: str) -> None:

@@ -4,6 +4,8 @@ are in :mod:`ddpdoctor.written`."""
 from __future__ import annotations
 
 import os
+import sys
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -71,6 +73,22 @@ def say_written(outputs: Iterable[Path | None], *, err: bool = False) -> None:
     for path in files:
         if not is_stdout(path):
             say(f"written: {path}", err=err or to_stdout(files))
+
+
+def temporary_report() -> Path:
+    """A path for a report that is only looked at, in a new folder that only this user can read."""
+    return Path(tempfile.mkdtemp(prefix="ddpdoctor-")) / "report.html"
+
+
+def open_in_browser(page: Path) -> None:
+    """Open ``page`` in the user's browser, or print that there is none."""
+    import webbrowser
+
+    has_screen = sys.platform != "linux" or any(
+        map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
+    )
+    if not has_screen or not webbrowser.open(page.resolve().as_uri()):
+        say(f"no browser was found here; the report is {page}.", err=True)
 
 
 def _check_inputs(inputs: Sequence[str], option: str, path: Path) -> None:

@@ -199,8 +199,8 @@ def _cost_text(finding: Finding, most: str) -> str:
         return total
     if finding.caused_by:
         return "included in its cause"
-    # A job that stopped before its first step has no cost per step.
-    return NOT_QUANTIFIED if finding.coverage.steps else ""
+    # A job that stopped has no cost per step.
+    return NOT_QUANTIFIED if finding.coverage.steps and not finding.rule.startswith("hang/") else ""
 
 
 def first_rows(rows: Sequence[_Row], noun: str) -> tuple[Sequence[_Row], str]:
@@ -273,7 +273,9 @@ def place(where: CodeLine) -> Place:
     if not isinstance(where, Where):
         return Place(short, full, where.function, "")
     share = "" if where.share is None or where.share > 0.995 else words.percent(where.share)
-    lines = enumerate(where.text.lines, where.text.first_line) if where.text else ()
+    lines = list(enumerate(where.text.lines, where.text.first_line)) if where.text else []
+    while lines and not lines[-1][1].strip():
+        lines.pop()
     return Place(
         short,
         full,

@@ -23,8 +23,11 @@ from ddpdoctor.report.read import SCRIPT_ID
 from ddpdoctor.report.view import page
 from ddpdoctor.written import REPORT, write_file
 
-_BREAKS = re.compile(r"(<[^<>]*>)|([_.])(?!\w{1,5}:\d)(?=[A-Za-z_])")
-"""A tag, which stays as it is, or an underscore or a dot within a name, but not the dot of ``train.py:57``."""
+_BREAKS = re.compile(
+    r"(?P<tag><[^<>]*>)|(?P<long>\w{30,})|\.(?!\w{1,5}:\d)(?=[A-Za-z_])|(?<=\w)(?=[(\[](?![)\]]))"
+)
+"""A tag, which stays as it is, a name that may be longer than a line, a dot within a name, but not the dot of ``train.py:57``,
+or the place before a bracket that holds something."""
 
 
 @functools.cache
@@ -51,8 +54,15 @@ def _shown(value: Any) -> Any:
 
 
 def _breakable(markup: Markup) -> Markup:
-    """``markup`` in which lines may break after an underscore or a dot of a long name."""
-    return Markup(_BREAKS.sub(lambda found: found[1] or f"{found[2]}<wbr>", str(markup)))
+    """``markup`` in which lines may break after a dot and before a bracket of a name; only names of 30 letters or more also break
+    after their underscores."""
+    return Markup(_BREAKS.sub(_with_breaks, str(markup)))
+
+
+def _with_breaks(found: re.Match[str]) -> str:
+    if found["tag"]:
+        return found["tag"]
+    return found["long"].replace("_", "_<wbr>") if found["long"] else f"{found[0]}<wbr>"
 
 
 @functools.cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -26,11 +26,30 @@ TABLES, COLUMNS = 64, 64
 """Most tables of HolisticTraceAnalysis, and columns of one."""
 
 
+DEFAULTS: dict[str, Any] = {
+    "bucket_cap_bytes": 25 * 1024**2,
+    "broadcast_buffers": True,
+    "comm_hook": None,
+    **dict.fromkeys(("find_unused_parameters", "gradient_as_bucket_view", "static_graph", "join"), False),
+    "num_workers": 0,
+    "batch_size": 1,
+    "collate": "default_collate",
+    "in_order": True,
+    **dict.fromkeys(("pin_memory", "persistent_workers", "drop_last"), False),
+    **dict.fromkeys(("prefetch_factor", "multiprocessing_context", "foreach", "fused"), None),
+    "autocast": None,
+    "matmul_precision": "highest",
+    "sharded": False,
+}
+"""Settings of DDP, DataLoader, optimizers and torch with the values that they have unless the job sets them."""
+
+
 class Group(msgspec.Struct, frozen=True):
     """A titled table of names and values."""
 
     title: str
     rows: list[tuple[str, str]]
+    folded: bool = False
 
 
 class Table(msgspec.Struct, frozen=True):
@@ -42,16 +61,34 @@ class Table(msgspec.Struct, frozen=True):
 
 
 def job_groups(diagnosis: Diagnosis) -> list[Group]:
-    """Everything known about the job, in groups; unknown values and empty groups are omitted."""
+    """Everything known about the job, in groups; unknown values and empty groups are omitted. Open are what ran and the settings that
+    the job changed or a finding reads."""
     job = diagnosis.job
+    used = {evidence.fact for finding in diagnosis.findings for evidence in finding.evidence}
     groups = [
-        Group("Job", _job_rows(job)),
-        Group("Versions", _versions(diagnosis)),
-        *(Group(title, rows) for title, rows in settings_groups(job.settings)[:ALL_GROUPS]),
-        Group("Environment", sorted(job.environment.items())),
-        Group("Analysis", _analysis_rows(diagnosis)),
+        Group("Job", [*_job_rows(job), *_versions(diagnosis)]),
+        Group("Settings changed from their defaults, or read by a finding", _chosen(job.settings, used)),
+        *(Group(title, rows, folded=True) for title, rows in settings_groups(job.settings)[:ALL_GROUPS]),
+        Group("Environment", sorted(job.environment.items()), folded=True),
+        Group("Analysis", _analysis_rows(diagnosis), folded=True),
     ]
     return [group for group in groups if group.rows]
+
+
+def _chosen(settings: Mapping[str, Any], used: Collection[str]) -> list[tuple[str, str]]:
+    """A row for each object with a setting that differs from :data:`DEFAULTS` or whose fact is in ``used``: "loaders: num_workers 4"."""
+    read = {fact.rpartition(".")[2] for fact in used}
+    rows = []
+    for title, values in settings_groups(settings):
+        known = dict(values)
+        shown = [
+            f"{name} {value}"
+            for name, value in known.items()
+            if name in DEFAULTS and (name in read or value not in (text(DEFAULTS[name]), words.ABSENT))
+        ]
+        where = words.in_parentheses(known.get(BUILT_AT, ""))
+        rows += [(f"{title}{where}", ", ".join(shown))] if shown else []
+    return rows[:ROWS]
 
 
 def _job_rows(job: Job) -> list[tuple[str, str]]:

@@ -89,6 +89,8 @@ def print_terminal(
     _line(console, diagnosis.verdict.headline, headline_style)
     if cost := cost_sentence(diagnosis):
         _line(console, cost)
+    main = main_finding(diagnosis)
+    _opening(main, diagnosis, console)
     for details in filter(
         None, (subtitle(diagnosis), run_line(diagnosis), _steps(diagnosis), memory_line(diagnosis))
     ):
@@ -102,7 +104,6 @@ def print_terminal(
     _standing(diagnosis, console, verbose)
     _rows(console, attempts_table(diagnosis))
     _rows(console, trainings_table(diagnosis))
-    main = main_finding(diagnosis)
     shown = diagnosis.findings[:MOST] if verbose else filter(None, [main])
     for finding in shown:
         _finding(finding, console, verbose)
@@ -114,6 +115,17 @@ def print_terminal(
         console.print()
         _line(console, _hta(diagnosis.hta), "dim")
     _closing(diagnosis, console, verbose)
+
+
+def _opening(main: Finding | None, diagnosis: Diagnosis, console: Console) -> None:
+    """Who causes the main finding, where, and its first fix, so that the first screen has them. Nothing without a finding."""
+    if main is None:
+        return
+    found = place(main.where[0]) if main.where else None
+    where = f", at {' in '.join(filter(None, (found.short, found.function)))}" if found else ""
+    _line(console, f"Who: {words.rank_names(main.ranks, words.all_ranks_label(diagnosis))}{where}")
+    if main.fixes:
+        _line(console, f"Fix: {main.fixes[0].title}", "bold")
 
 
 def _findings(diagnosis: Diagnosis, console: Console, most: int) -> None:

@@ -24,7 +24,7 @@ from ddpdoctor.report.finding_view import FindingView, Prose, finding_views, fir
 from ddpdoctor.report.hang_view import Stack, hang_table, stacks
 from ddpdoctor.report.job_view import Group, Table, command_line, flat, hta_tables, job_groups
 from ddpdoctor.report.memory_view import memory_table
-from ddpdoctor.report.summary import cost_sentence, run_line, subtitle
+from ddpdoctor.report.summary import cost_sentence, main_finding, run_line, subtitle
 
 LEAST_FOR_QUANTILES = 5
 """Fewest steps for which a median and a 95th percentile are shown."""
@@ -41,6 +41,8 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     headline: Prose
     cost_sentence: str
     """The cost of the main finding, or for a healthy job the step time, in one sentence."""
+    main: FindingView | None
+    """The finding behind the verdict; None if there is none, or it is not among those shown."""
     subtitle: str
     run: str
     """Where the wall time of the run went, in one line; empty where that is not known."""
@@ -81,6 +83,12 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     tool_version: str
 
 
+def _main(diagnosis: Diagnosis, findings: Sequence[FindingView]) -> FindingView | None:
+    main = main_finding(diagnosis)
+    places = [index for index, finding in enumerate(diagnosis.findings[: len(findings)]) if finding is main]
+    return findings[places[0]] if places else None
+
+
 def _skipped(rules: Sequence[SkippedRule]) -> list[tuple[str, Sequence[SkippedRule]]]:
     lacking = [rule for rule in rules if rule.applies]
     others = [rule for rule in rules if not rule.applies]
@@ -102,6 +110,7 @@ def page(diagnosis: Diagnosis, data: InteractiveData | None = None) -> Page:
         title=f"ddpdoctor: {diagnosis.verdict.headline}",
         headline=words.split_code(diagnosis.verdict.headline),
         cost_sentence=cost_sentence(diagnosis),
+        main=_main(diagnosis, findings),
         subtitle=subtitle(diagnosis),
         run=run_line(diagnosis),
         numbers=numbers(diagnosis),

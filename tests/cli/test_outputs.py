@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import webbrowser
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -338,3 +339,19 @@ def test_trials_replace_neither_foreign_results_nor_foreign_patches(tmp_path, mo
                 catch_exceptions=False,
             )
         assert Path("mine").read_text() == MINE
+
+
+@pytest.mark.parametrize("screen", [True, False])
+def test_the_report_is_opened_where_there_is_a_browser(tmp_path, monkeypatch, screen):
+    """Without a screen a text browser would take over the terminal."""
+    shown = []
+    monkeypatch.setattr(webbrowser, "open", lambda url: shown.append(url) or True)
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
+        monkeypatch.delenv(name, raising=False)
+    if screen:
+        monkeypatch.setenv("DISPLAY", ":0")
+    page = tmp_path / "report.html"
+    done = CliRunner().invoke(cli, ["analyze", str(FIXTURES / "healthy"), "--html", str(page), "--open"])
+    assert done.exit_code == 0 and page.exists()
+    assert shown == ([page.as_uri()] if screen else [])
+    assert ("no browser was found here" in done.output) is not screen

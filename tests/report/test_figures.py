@@ -112,7 +112,7 @@ def test_one_huge_step_does_not_flatten_the_others():
     changed = msgspec.structs.replace(diagnosis, series=series)
     low, high = figure_specs(changed)["step_times"]["layout"]["yaxis"]["range"]
     assert low == 0 and 50 < high < 200
-    assert "1 point above the chart" in page(changed).step_times.notes[0], (
+    assert "1 point above the chart" in page(changed).step_times.above_label, (
         "the report's drawing does the same"
     )
 

@@ -7,8 +7,13 @@ import re
 from pathlib import Path
 
 import chromium
+import msgspec
 import pytest
 import samples
+
+from ddpdoctor.diagnose.diagnosis import Diagnosis, Verdict
+from ddpdoctor.measure.places import Where
+from ddpdoctor.report import write_html
 
 pytestmark = [
     pytest.mark.browser,
@@ -43,7 +48,7 @@ def test_the_report_is_complete_without_javascript(tab, pages):
     tab.without_javascript()
     tab.open(pages / "unhealthy.html")
     document = tab.value("document.documentElement.outerHTML")
-    assert re.search(rf"<h1[^>]*>{HEADLINE}</h1>", document)
+    assert re.search(rf"<h1[^>]*>{HEADLINE}</h1>".replace(" ms", "&nbsp;ms"), document)
     assert "num_workers=4" in document and "all ranks on one clock" in document
     assert re.search(r'class="copy" hidden', document), (
         "copy buttons need JavaScript and must not show without it"
@@ -77,13 +82,60 @@ def test_hostile_names_run_nothing(tab, pages):
     assert found["title"].endswith(samples.HOSTILE)
 
 
-@pytest.mark.parametrize(("name", "width"), [("unhealthy", 420), ("large", 420), ("unhealthy", 1000)])
-def test_nothing_overflows_sideways(tab, pages, name, width):
+def crowded() -> Diagnosis:
+    """Nine findings, names of 200 letters, prices of 0.02 ms and of 40 s."""
+    sample = samples.unhealthy()
+    name = "a_function_with_a_name_of_many_" * 6 + "letters_in_it"
+    place = Where(f"/home/alice/{name}/{name}.py", 123456, f"{name}.{name}", 0.5)
+    findings = [
+        msgspec.structs.replace(
+            sample.findings[0], rule=f"family/rule-{n}", title=f"Rank {n} calls {name}", where=[place] * 3,
+            costs_ms_per_step=0.02 if n % 2 else 40_000.0, ranks=list(range(0, 500, 2)),
+        )
+        for n in range(9)
+    ]  # fmt: skip
+    verdict = Verdict("family/rule-0", f"Rank 0 waits 40 s per step at {name}.py:123456 in {name}.{name}")
+    return msgspec.structs.replace(sample, findings=findings, verdict=verdict)
+
+
+@pytest.fixture(scope="session")
+def crowded_page(once) -> Path:
+    return once("crowded", lambda folder: write_html(crowded(), folder / "crowded.html")) / "crowded.html"
+
+
+@pytest.mark.parametrize("name", [*samples.ALL, "crowded"])
+@pytest.mark.parametrize("width", [420, 720, 1000])
+def test_nothing_overflows_sideways(tab, pages, crowded_page, name, width):
+    """420 px is a phone, 720 px half of 1,440, as with a zoom of 200 %."""
     probe = "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
     tab.resize(width)
-    tab.open(pages / f"{name}.html")
+    tab.open(crowded_page if name == "crowded" else pages / f"{name}.html")
     content, window = tab.function(probe)
     assert content <= window
+
+
+@pytest.mark.parametrize("name", ["unhealthy", "crowded"])
+def test_the_first_screen_says_who_where_and_what_to_change(tab, pages, crowded_page, name):
+    tab.resize(1440, 900)
+    tab.open(crowded_page if name == "crowded" else pages / f"{name}.html")
+    found = tab.function("""
+      const part = document.querySelector(".opening");
+      return [part.getBoundingClientRect().bottom, [...part.querySelectorAll("dt")].map(word => word.textContent),
+        document.querySelector(part.querySelector("a").getAttribute("href")) !== null];
+    """)
+    assert found[0] < 900 and found[1:] == [["Who", "Where", "What to change"], True]
+
+
+def test_a_printed_report_has_no_buttons_and_cuts_nothing(tab, pages):
+    tab.resize(700)
+    tab.open(pages / "unhealthy.html")
+    tab.ask("Emulation.setEmulatedMedia", media="print")
+    found = tab.function("""
+      const buttons = [...document.querySelectorAll("button")].filter(button => button.checkVisibility());
+      const parts = [...document.querySelectorAll("pre, .scroll, svg.chart")].filter(part => part.checkVisibility());
+      return [buttons.length, parts.filter(part => part.scrollWidth > part.clientWidth + 1).map(part => part.outerHTML.slice(0, 200))];
+    """)
+    assert found == [0, []]
 
 
 def test_hovering_shows_values_and_copying_is_confirmed(tab, pages):

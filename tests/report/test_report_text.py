@@ -49,6 +49,15 @@ def test_the_report_has_finding_line_explanation_and_fix():
     assert "2 checks found nothing; 1 lacked data (`-v` says why)." in text
 
 
+def test_the_first_screen_says_who_where_and_what_to_change():
+    """24 lines of 80 columns."""
+    first = shown(samples.unhealthy()).splitlines()[:24]
+    assert "Who: rank 1, at train.py:57 in main" in first
+    assert "Fix: Load in worker processes" in first
+    assert first[0].startswith("Rank 1 waits 46 ms") and any(line.startswith("It costs") for line in first)
+    assert not any(line.startswith("Who:") for line in shown(samples.healthy()).splitlines())
+
+
 def test_findings_without_costs_and_lines_have_no_columns_for_them():
     stopped = msgspec.structs.replace(
         samples.unhealthy().findings[0],

@@ -191,6 +191,27 @@ def test_built_objects_are_shown_with_line_and_without_id():
     assert "id" not in rows.get("loaders", {}) and "where" not in rows.get("loaders", {})
 
 
+def test_an_upper_bound_is_not_drawn_as_a_price():
+    findings = [
+        replace(finding, at_most=finding.rule == "sync/barrier") for finding in samples.unhealthy().findings
+    ]
+    rows = waterfall(replace(samples.unhealthy(), findings=findings))
+    assert [(row.kind, row.value) for row in rows[1:3]] == [("saving", "−44.8 ms"), ("bound", "≤ 1.20 ms")]
+
+
+def test_the_first_screen_has_the_finding_of_the_verdict():
+    assert page(samples.unhealthy()).main.anchor == "finding-1"
+    assert page(samples.healthy()).main is None and page(samples.minimal()).main is None
+
+
+def test_only_chosen_settings_and_those_of_findings_are_open():
+    """A finding reads num_workers; the other settings of the sample that have defaults are at them, but for the batch size."""
+    opened = {group.title: group.rows for group in page(samples.unhealthy()).job if not group.folded}
+    (chosen,) = (rows for title, rows in opened.items() if title.startswith("Settings"))
+    assert chosen == [("DataLoader", "num_workers 0, batch_size 64")]
+    assert "Environment" not in opened
+
+
 def test_a_waterfall_without_a_last_total_gets_the_remaining_time():
     diagnosis = replace(
         samples.unhealthy(), waterfall=[WaterfallBar("measured", 10.0), WaterfallBar("x", 4.0, "a/b")]
@@ -257,7 +278,7 @@ def test_one_huge_step_does_not_flatten_the_others():
     values = [50.0] * 99 + [5000.0]
     series = Series(steps=list(range(100)), ranks=[0], step_ms=[values])
     chart = page(replace(samples.minimal(), series=series)).step_times
-    assert chart.notes == ["1 point above the chart (up to 5.00 s)."]
+    assert chart.above == [100.0] and chart.above_label == "1 point above the chart, up to 5.00 s"
     assert chart.y_ticks[-1].label == "80 ms"
 
 
@@ -373,6 +394,16 @@ def test_timeline_merges_close_spans():
 def test_timeline_without_length_is_not_drawn():
     spans = [Span(0, "compute", "compute", "k", 1.0, 0.0)]
     assert page(replace(samples.minimal(), timeline=Timeline(step=1, spans=spans))).timeline is None
+
+
+def test_bytes_that_are_always_zero_are_not_drawn():
+    series = [
+        TelemetrySeries(source="node rank 0", field=field, unit="bytes", t_s=[0, 1, 2], values=values)
+        for field, values in (("children_memory_bytes", [0, 0, None]), ("process_memory_bytes", [0, 5, 5]))
+    ]
+    assert [chart.title for chart in telemetry(replace(samples.minimal(), telemetry=series))] == [
+        "Process memory"
+    ]
 
 
 def test_telemetry_omits_quantities_without_values():

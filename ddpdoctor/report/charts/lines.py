@@ -18,6 +18,7 @@ from ddpdoctor.report.charts.scale import (
     mean,
     nice_ticks,
     padded,
+    percent_of,
     quantile,
     thin,
 )
@@ -94,6 +95,10 @@ class LineChart(msgspec.Struct, frozen=True, kw_only=True):
     band_label: str = ""
     columns: list[Column] = []
     marks: list[MarkPath] = []
+    above: list[float] = []
+    """Where along the width points lie above the chart."""
+    above_label: str = ""
+    """How many points these are, and the largest."""
     notes: list[str] = []
 
 
@@ -168,11 +173,7 @@ def line_chart(data: LineData | None) -> LineChart | None:
     low, high = thin(data.low, POINTS, min), thin(data.high, POINTS, max)
     everything = _drawn(shown, high)
     top, above = _top(everything, frame.highest)
-    notes = (
-        [f"{words.count(above, 'point')} above the chart (up to {frame.show(max(everything))})."]
-        if above
-        else []
-    )
+    notes = []
     step = max(1, -(-length // POINTS))
     # Counted by step numbers, because the points of a long run are already means.
     gaps = [after - before for before, after in pairwise(frame.x)]
@@ -191,6 +192,10 @@ def line_chart(data: LineData | None) -> LineChart | None:
         band_label=data.band_label,
         columns=_columns(frame, data.lines),
         marks=[MarkPath(mark.kind, mark.label, _mark_path(mark, frame.x, top)) for mark in data.marks],
+        above=_above(shown, high, top) if above else [],
+        above_label=f"{words.count(above, 'point')} above the chart, up to {frame.show(max(everything))}"
+        if above
+        else "",
         notes=notes,
     )
 
@@ -245,6 +250,18 @@ def _top(values: Sequence[float], highest: float | None) -> tuple[float, int]:
         return top, sum(value > top for value in values)
     # The axis begins at 0, also with negative values.
     return (highest * 1.08 if highest > 0 else 1.0), 0
+
+
+def _above(lines: Sequence[tuple[str, Numbers]], high: Numbers, top: float) -> list[float]:
+    """Places in per cent of the width at which a line, or the upper end of the band, is above ``top``."""
+    rows = [*(values for _, values in lines), high]
+    places = {
+        percent_of(index, max(len(values) - 1, 1))
+        for values in rows
+        for index, value in enumerate(values)
+        if value is not None and value > top
+    }
+    return sorted(places)
 
 
 def _point(index: int, value: float, count: int, top: float) -> str:

@@ -25,6 +25,10 @@ ACRONYMS = {
 }
 
 
+_NAMES = {"children_memory_bytes": "memory of worker processes"}
+"""Names that differ from their field's words."""
+
+
 def telemetry(diagnosis: Diagnosis) -> list[LineChart]:
     """The charts of :func:`telemetry_data`."""
     charts = [line_chart(data) for data in telemetry_data(diagnosis).values()]
@@ -32,17 +36,23 @@ def telemetry(diagnosis: Diagnosis) -> list[LineChart]:
 
 
 def telemetry_data(diagnosis: Diagnosis) -> dict[str, LineData]:
-    """The measured quantities by field, in the order of the diagnosis; those without a value are omitted."""
+    """The measured quantities by field, in the order of the diagnosis; those without a value, and bytes that are always 0, are omitted."""
     by_field: dict[tuple[str, str], list[TelemetrySeries]] = {}
     for series in diagnosis.telemetry:
         if len(series.t_s) >= 2 and finite_values(series.values):
             by_field.setdefault((series.field, series.unit), []).append(series)
+    drawn = [entry for entry in by_field.items() if not _is_unused(*entry)]
     found: dict[str, LineData] = {}
-    for (field, unit), measured in list(by_field.items())[:CHARTS]:
+    for (field, unit), measured in drawn[:CHARTS]:
         data = _data(field, unit, measured)
         if data is not None:
             found[f"{field} {unit}" if field in found else field] = data
     return found
+
+
+def _is_unused(quantity: tuple[str, str], measured: Sequence[TelemetrySeries]) -> bool:
+    """Whether these are bytes, and none: the memory of worker processes where there are none."""
+    return quantity[1] == "bytes" and not any(any(finite_values(series.values)) for series in measured)
 
 
 def _data(field: str, unit: str, series: Sequence[TelemetrySeries]) -> LineData | None:
@@ -70,6 +80,8 @@ def _data(field: str, unit: str, series: Sequence[TelemetrySeries]) -> LineData 
 
 def _name(field: str, unit: str) -> str:
     """The quantity without its unit, which the axis shows: "CPU", "Memory used"."""
+    if field in _NAMES:
+        return _NAMES[field]
     plain = field.removesuffix(f"_{unit}").removesuffix("_percent" if unit == "%" else "")
     return " ".join(ACRONYMS.get(word, word) for word in plain.split("_"))
 

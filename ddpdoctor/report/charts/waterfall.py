@@ -19,7 +19,7 @@ class WaterfallRow(msgspec.Struct, frozen=True, kw_only=True):
 
     label: str
     kind: str
-    """"measured", "saving" or "goal"."""
+    """"measured", "saving", "bound" (at most this can be saved) or "goal"."""
     x: float
     width: float
     value: str
@@ -33,7 +33,7 @@ class WaterfallData(msgspec.Struct, frozen=True, kw_only=True):
 
     label: str
     kind: str
-    """"measured", "saving" or "goal"."""
+    """"measured", "saving", "bound" (at most this can be saved) or "goal"."""
     from_ms: float
     ms: float
     rule: str | None = None
@@ -42,7 +42,8 @@ class WaterfallData(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def value(self) -> str:
-        return f"{'−' if self.kind == 'saving' else ''}{words.milliseconds(self.ms)}"
+        sign = {"saving": "−", "bound": "≤ "}.get(self.kind, "")
+        return f"{sign}{words.milliseconds(self.ms)}"
 
 
 def waterfall_data(diagnosis: Diagnosis) -> list[WaterfallData]:
@@ -53,6 +54,7 @@ def waterfall_data(diagnosis: Diagnosis) -> list[WaterfallData]:
     bars = [bar for bar in diagnosis.waterfall if bar.ms == bar.ms]
     if len(bars) < 2 or bars[0].ms < LEAST:
         return []
+    bounds = {finding.rule for finding in diagnosis.findings if finding.at_most}
     whole = left = bars[0].ms
     bars_ms = [WaterfallData(label=bars[0].label, kind="measured", from_ms=0.0, ms=whole)]
     last = bars[-1] if bars[-1].rule is None else None
@@ -62,7 +64,12 @@ def waterfall_data(diagnosis: Diagnosis) -> list[WaterfallData]:
         left -= saved
         bars_ms.append(
             WaterfallData(
-                label=bar.label, kind="saving", from_ms=left, ms=saved, rule=bar.rule, ends_ms=ends_ms
+                label=bar.label,
+                kind="bound" if bar.rule in bounds else "saving",
+                from_ms=left,
+                ms=saved,
+                rule=bar.rule,
+                ends_ms=ends_ms,
             )
         )
     if len(bars_ms) < 2:

@@ -224,7 +224,7 @@ def late_figure(data: LateData, detail: Detail) -> Spec:
 _MIN_GAP_SHARE = 1e-6
 """Spans of one kind with a smaller gap, as a share of the step, are drawn as one at any zoom."""
 _ROW_HEIGHT, _MARGINS = 22, 140
-_FALL_COLOURS = {"measured": "l5", "saving": "critical", "goal": "healthy"}
+_FALL_COLOURS = {"measured": "l5", "saving": "critical", "bound": "info", "goal": "healthy"}
 
 
 def step_figure(data: StepData, detail: Detail) -> Spec:
