@@ -357,13 +357,14 @@ def _of_waits(run: RunEvidence, found: Blame) -> dict[str, StopFacts]:
     busy = [each for each in alive if each.waits is False]
     waiting = [each for each in alive if each.waits]
     ended = [each for each in alive if each.in_order]
-    if ended and waiting:
+    joining = bool(waiting) and all(each.phase == Phase.RENDEZVOUS for each in waiting)
+    if ended and waiting and not joining:
         return {"uneven": _simple(run, ended, waiting, "has left its training loop")}
     if busy and (waiting or found.whole):
         named = next((a for a in map(activity, busy) if a is not None), None)
         stop = _simple(run, busy, waiting, named.says if named else None, named.name if named else None)
-        if not all(each.joined for each in busy):
-            stop = replace(stop, collective="init_process_group")
+        if joining or not all(each.joined for each in busy):
+            stop = replace(stop, collective=_joins_by(waiting))
         return {"uneven" if any(each.exhausted for each in busy) else "not_reached": stop}
     places = {(each.phase, each.where.file, each.where.line) for each in waiting if each.where}
     barriers = [each for each in waiting if each.phase == Phase.BARRIER]
@@ -379,6 +380,12 @@ def _of_waits(run: RunEvidence, found: Blame) -> dict[str, StopFacts]:
         ((name, does),) = activities.items()
         stop = replace(stop, doing=name, says=does.says)
     return {"unexplained": stop}
+
+
+def _joins_by(waiting: Sequence[RankEvidence]) -> str:
+    """The function that makes the process group for which ranks wait."""
+    called = {line.function for each in waiting for line in each.stack}
+    return "new_group" if "new_group" in called else "init_process_group"
 
 
 def _simple(
