@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddpdoctor.launch.rankwatch import Activity, WatchedRank
-from ddpdoctor.rundir import LONG_PHASES
+from ddpdoctor.rundir import LONG_PHASES, Phase
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class ProgressTracker:
         after_s = (
             max(tuning.after_s, tuning.times_longest * self.longest_gap_s) if asked_s is None else asked_s
         )
-        if not self._steps_seen:
+        if not self._steps_seen or any(rank.ended for rank in left):
             if asked_s is not None and waiting and not any(rank.alone for rank in left):
                 return asked_s
             return max(after_s * tuning.times_before_first, tuning.least_before_first_s)
@@ -155,7 +155,9 @@ def _by_state(
     ranks: Sequence[WatchedRank],
 ) -> tuple[list[WatchedRank], tuple[WatchedRank, ...], tuple[WatchedRank, ...]]:
     """(Running ranks, those of them that wait for others, ranks that died)."""
-    left = [rank for rank in ranks if rank.alive and not rank.ended]
+    # A rank that others await in init_process_group is to follow them, although it has ended its process group.
+    joining = any(rank.alive and rank.phase == Phase.RENDEZVOUS for rank in ranks)
+    left = [rank for rank in ranks if rank.alive and (joining or not rank.ended)]
     waiting = tuple(rank for rank in left if rank.waits)
     dead = tuple(rank for rank in ranks if rank.end is not None and not rank.end["in_order"])
     return left, waiting, dead

@@ -76,7 +76,7 @@ class WatchedRank:
     """Finished steps; also the number of the step in progress."""
     last_step_ns: int | None = None
     ended: bool = False
-    """Whether it has ended its recording, or its process group, since the last step."""
+    """Whether it has ended its recording, or its process group, since the last step, and has not joined another one."""
     progress: dict[str, Any] = field(default_factory=dict)
     heard_s: float | None = None
     """When it last reported its position, monotonic seconds."""

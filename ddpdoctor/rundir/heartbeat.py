@@ -54,7 +54,7 @@ class Beat(NamedTuple):
 
     @property
     def in_order(self) -> bool:
-        """Whether the recording has ended in order, and no step has followed."""
+        """Whether the recording has ended in order, and neither a step nor another ``init_process_group`` has followed."""
         return self.ended == self.steps + 1
 
 
@@ -94,6 +94,10 @@ class Heartbeat:
     def end(self, steps: int) -> None:
         """The recording ends in order, after so many steps."""
         self._write(_ENDED_AT, _ONE.pack(steps + 1))
+
+    def reopen(self) -> None:
+        """The rank joins a process group again after it ended one: its recording goes on."""
+        self._write(_ENDED_AT, _ONE.pack(0))
 
     def _write(self, at: int, data: bytes) -> None:
         memory = self._memory

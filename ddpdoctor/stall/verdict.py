@@ -174,7 +174,8 @@ def _hang(
     """The cause of a hang in which no rank died or raised."""
     alive = [each for each in run.ranks.values() if run.stood(each)]
     if alive and all(each.phase == Phase.RENDEZVOUS for each in alive):
-        return {"rendezvous": _simple(run, [], alive, "wait for a process group to be created")}
+        stop = _simple(run, [], alive, "wait for a process group to be created")
+        return {"rendezvous": replace(stop, collective=_joins_by(alive))}
     mismatch = next(iter(first_differences(tables)), None)
     called = in_hang(mismatch, run, whole=len(recordings) == len(run.ranks))
     if called is not None:
@@ -256,7 +257,7 @@ def _of_roots(roots: Sequence[Root], run: RunEvidence, only_dumps: bool) -> dict
     stop = replace(stop, evidence=seen[:_MOST_EVIDENCE])
     absent = {root.rank for root in roots}
     others = [each for rank, each in run.ranks.items() if rank not in absent]
-    if any(each.exhausted or each.in_order for each in ranks) and not (
+    if any(each.exhausted or each.closed_before for each in ranks) and not (
         others and all(each.exhausted for each in others)
     ):
         return {"uneven": stop}
@@ -358,14 +359,15 @@ def _of_waits(run: RunEvidence, found: Blame) -> dict[str, StopFacts]:
     alive = [each for each in run.ranks.values() if run.stood(each)]
     busy = [each for each in alive if each.waits is False]
     waiting = [each for each in alive if each.waits]
-    ended = [each for each in alive if each.in_order]
-    if ended and waiting:
+    ended = [each for each in alive if each.closed_before]
+    joining = bool(waiting) and all(each.phase == Phase.RENDEZVOUS for each in waiting)
+    if ended and waiting and not joining:
         return {"uneven": _simple(run, ended, waiting, "has left its training loop")}
     if busy and (waiting or found.whole):
         named = next((a for a in map(activity, busy) if a is not None), None)
         stop = _simple(run, busy, waiting, named.says if named else None, named.name if named else None)
-        if not all(each.joined for each in busy):
-            stop = replace(stop, collective="init_process_group")
+        if joining or not all(each.joined for each in busy):
+            stop = replace(stop, collective=_joins_by(waiting))
         return {"uneven" if any(each.exhausted for each in busy) else "not_reached": stop}
     places = {(each.phase, each.where.file, each.where.line) for each in waiting if each.where}
     barriers = [each for each in waiting if each.phase == Phase.BARRIER]
@@ -381,6 +383,12 @@ def _of_waits(run: RunEvidence, found: Blame) -> dict[str, StopFacts]:
         ((name, does),) = activities.items()
         stop = replace(stop, doing=name, says=does.says)
     return {"unexplained": stop}
+
+
+def _joins_by(waiting: Sequence[RankEvidence]) -> str:
+    """The function that makes the process group for which ranks wait."""
+    called = {line.function for each in waiting for line in each.stack}
+    return "new_group" if "new_group" in called else "init_process_group"
 
 
 def _simple(

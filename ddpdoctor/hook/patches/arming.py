@@ -21,6 +21,9 @@ _PART = part("arming")
 
 def _before_init(args: Any, kwargs: Any) -> int:
     note_join_started()
+    recorder = active.recorder
+    if recorder is not None:
+        recorder.heartbeat.reopen()  # a process that trains several times, with a process group for each
     return time.time_ns()
 
 
