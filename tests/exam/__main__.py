@@ -39,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--when", type=int, metavar="K", help="so many jobs on CPU ranks with work at drawn times of the run"
     )
     parser.add_argument("--generated", type=int, metavar="K", help="so many traces of simulated GPU jobs")
+    parser.add_argument("--short", type=int, default=0, metavar="K", help="so many of these with two to four steps")
     parser.add_argument(
         "--each",
         nargs="?",
@@ -60,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     real, generated = chosen.real or 0, chosen.generated or 0
     given = (chosen.real, chosen.when, chosen.generated, chosen.each)
-    if given == (None, None, None, None) and not chosen.judge and not chosen.marks:
+    if given == (None, None, None, None) and not chosen.short and not chosen.judge and not chosen.marks:
         real, generated = REAL, GENERATED
     jobs: Jobs = [(str(seed), partial(record, seed)) for seed in range(chosen.seed, chosen.seed + real)]
     seeds = range(chosen.seed, chosen.seed + (chosen.when or 0))
@@ -77,7 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         kept = _kept(chosen.judge) if chosen.judge else iter(())
         made = _real(jobs, work)
         drawn = (simulated(seed, work) for seed in range(chosen.seed, chosen.seed + generated))
-        for cases in (kept, made, drawn):
+        short = (simulated(seed, work, short=True) for seed in range(chosen.seed, chosen.seed + chosen.short))
+        for cases in (kept, made, drawn, short):
             for case, folder, evidence in cases:
                 marks.append(examined(case, evidence))
                 if chosen.keep and marks[-1].misses and not chosen.judge:
@@ -93,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-EVIDENCE = {"real": RUN, "named": RUN, "when": RUN, "generated": "traces"}
+EVIDENCE = {"real": RUN, "named": RUN, "when": RUN, "generated": "traces", "short": "traces"}
 Found = Iterator[tuple[planted.Case, Path, Path]]
 Jobs = list[tuple[str, Callable[[Path], planted.Case]]]
 """Names, and what records the job of that name into a folder."""
@@ -154,14 +156,14 @@ def _real(jobs: Jobs, work: Path) -> Found:
             yield case, folder, folder / RUN
 
 
-def simulated(seed: int, work: Path) -> tuple[planted.Case, Path, Path]:
+def simulated(seed: int, work: Path, *, short: bool = False) -> tuple[planted.Case, Path, Path]:
     """The case of ``seed``, its folder below ``work``, and its traces in there."""
     from .gpu.draw import case_of, setup_of
     from .gpu.trace import number_collectives, write
 
-    setup = setup_of(seed)
+    setup = setup_of(seed, short=short)
     case, ranks = case_of(setup)
-    folder = work / f"generated-{seed}"
+    folder = work / f"{case.half}-{seed}"
     number_collectives(ranks)
     traces = folder / EVIDENCE[case.half]
     write(setup, ranks, traces)

@@ -12,6 +12,7 @@ HALVES = {
     "when": "Jobs on CPU ranks with work at drawn times of the run",
     "named": "Each kind of fault and each trap, asked by name",
     "generated": "Traces of simulated GPU jobs",
+    "short": "Traces of two to four steps of simulated GPU jobs",
 }
 HEAD = """\
 <!-- Written by `python -m tests.exam --write`; edit tests/exam/page.py instead. -->
@@ -25,7 +26,8 @@ was planted. It was written from the rules' pages alone, by an engineer who had 
 loaders and optimizers. They run on two CPU ranks, or four if there are enough cores. **Simulated jobs** come from a simulator of
 hosts, devices and links that shares no code with the analysis. Topology, clocks, noise, windows, lost events, and what the profiler
 recorded are random. A fault takes 8 to 45 % of the step on a random rank at a known line. A fifth of the jobs are healthy, a fifth
-have two faults.
+have two faults. Of **short windows** (`--short`), two to four steps of such jobs, half are healthy and none has two faults; that a rank
+arrives late without a cause ([unexplained lateness](rules/rank-imbalance/unexplained-lateness.md)) is right for a fault of that rank.
 
 **Jobs with work at drawn times** (`--when`) are such programs with steps of about 20 ms. The fault is in every step, in every n-th one,
 from a step on, until a step, grows, or is a pause of one or two steps. The job notes in which steps it does that work, and for how long.
