@@ -41,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--restarts", type=int, metavar="K", help="so many jobs that torchrun restarts")
     parser.add_argument("--generated", type=int, metavar="K", help="so many traces of simulated GPU jobs")
+    parser.add_argument("--short", type=int, default=0, metavar="K", help="so many of these with two to four steps")
     parser.add_argument(
         "--each",
         nargs="?",
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--remark", default="", metavar="TEXT", help="a sentence at the page's head")
     chosen = parser.parse_args(arguments)
     real, generated = chosen.real or 0, chosen.generated or 0
-    given = (chosen.real, chosen.when, chosen.restarts, chosen.generated, chosen.each)
+    given = (chosen.real, chosen.when, chosen.restarts, chosen.generated, chosen.short, chosen.each)
     if given.count(None) == len(given) and not chosen.judge and not chosen.marks:
         real, generated = REAL, GENERATED
     jobs: Jobs = [(str(seed), partial(record, seed)) for seed in range(chosen.seed, chosen.seed + real)]
@@ -83,7 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         kept = _kept(chosen.judge) if chosen.judge else iter(())
         made = _real(jobs, work)
         drawn = (simulated(seed, work) for seed in range(chosen.seed, chosen.seed + generated))
-        for cases in (kept, made, drawn):
+        short = (simulated(seed, work, short=True) for seed in range(chosen.seed, chosen.seed + chosen.short))
+        for cases in (kept, made, drawn, short):
             for case, folder, evidence in cases:
                 marks.append(examined(case, evidence))
                 if chosen.keep and marks[-1].misses and not chosen.judge:
@@ -99,7 +101,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-EVIDENCE = {"real": RUN, "named": RUN, "when": RUN, "restarts": RUN, "generated": "traces"}
+EVIDENCE = {
+    **dict.fromkeys(("real", "named", "when", "restarts"), RUN),
+    **dict.fromkeys(("generated", "short"), "traces"),
+}
 MARKS = {"when": mark_when, "restarts": mark_restarts}
 Found = Iterator[tuple[planted.Case, Path, Path]]
 Jobs = list[tuple[str, Callable[[Path], planted.Case]]]
@@ -161,14 +166,14 @@ def _real(jobs: Jobs, work: Path) -> Found:
             yield case, folder, folder / RUN
 
 
-def simulated(seed: int, work: Path) -> tuple[planted.Case, Path, Path]:
+def simulated(seed: int, work: Path, *, short: bool = False) -> tuple[planted.Case, Path, Path]:
     """The case of ``seed``, its folder below ``work``, and its traces in there."""
     from .gpu.draw import case_of, setup_of
     from .gpu.trace import number_collectives, write
 
-    setup = setup_of(seed)
+    setup = setup_of(seed, short=short)
     case, ranks = case_of(setup)
-    folder = work / f"generated-{seed}"
+    folder = work / f"{case.half}-{seed}"
     number_collectives(ranks)
     traces = folder / EVIDENCE[case.half]
     write(setup, ranks, traces)

@@ -13,6 +13,7 @@ HALVES = {
     "restarts": "Jobs on CPU ranks that torchrun restarts",
     "named": "Each kind of fault and each trap, asked by name",
     "generated": "Traces of simulated GPU jobs",
+    "short": "Traces of two to four steps of simulated GPU jobs",
 }
 HEAD = """\
 <!-- Written by `python -m tests.exam --write`; edit tests/exam/page.py instead. -->
@@ -26,7 +27,8 @@ was planted. It was written from the rules' pages alone, by an engineer who had 
 loaders and optimizers. They run on two CPU ranks, or four if there are enough cores. **Simulated jobs** come from a simulator of
 hosts, devices and links that shares no code with the analysis. Topology, clocks, noise, windows, lost events, and what the profiler
 recorded are random. A fault takes 8 to 45 % of the step on a random rank at a known line. A fifth of the jobs are healthy, a fifth
-have two faults.
+have two faults. Of **short windows** (`--short`), two to four steps of such jobs, half are healthy and none has two faults; that a rank
+arrives late without a cause ([unexplained lateness](rules/rank-imbalance/unexplained-lateness.md)) is right for a fault of that rank.
 
 **Jobs with work at drawn times** (`--when`) are such programs with steps of about 20 ms. The fault is in every step, in every n-th one,
 from a step on, until a step, grows, or is a pause of one or two steps. The job notes in which steps it does that work, and for how long.

@@ -11,6 +11,8 @@ from .setup import Planned, Recorded, Setup
 from .simulate import Rank, run, step_us
 
 HEALTHY_SHARE, TWO_SHARE = 0.2, 0.2
+SHORT_HEALTHY_SHARE, SHORT_STEPS = 0.5, (2, 4)
+"""Of windows of so few steps, half are of healthy jobs, and no job has two faults."""
 LEAST_SHARE, MOST_SHARE = 0.08, 0.45
 CHEAP_SHARE = 0.04
 EXPOSED_SHARE = 0.05
@@ -20,6 +22,7 @@ done about overlap, so it is no fault, and nothing but less or quicker transfer 
 WARM = 3
 SLOW_COMPUTE, UNEVEN = "rank-imbalance/slow-compute", "rank-imbalance/uneven-work"
 HOST, RARE, LATE = "rank-imbalance/host-work", "rank-imbalance/intermittent", "allreduce/late-rank"
+UNEXPLAINED = "rank-imbalance/unexplained-lateness"
 PYTHON, SYNC = "host/python-work", "sync/device-sync"
 ONE_RANK = (
     "slow-kernels",
@@ -44,8 +47,10 @@ LINES = {
 """Where stacks are recorded: the function whose frame carries the fault."""
 
 
-def rules_of(kind: str, recorded: Recorded) -> tuple[str, ...]:
-    """Rules that name the fault rightly by their pages, given what the traces can show."""
+def rules_of(kind: str, recorded: Recorded, *, short: bool = False) -> tuple[str, ...]:
+    """Rules that name the fault rightly by their pages, given what the traces can show: a window of few steps need not show the cause."""
+    if short and kind in ONE_RANK:
+        return (*rules_of(kind, recorded), UNEXPLAINED)
     seen = recorded.operators
     nameless = () if seen else (LATE,)
     return {
@@ -69,9 +74,9 @@ def rules_of(kind: str, recorded: Recorded) -> tuple[str, ...]:
     }[kind]
 
 
-def setup_of(seed: int) -> Setup:
-    """The job of ``seed``, with its faults."""
-    draw = random.Random(f"exam gpu {seed}")
+def setup_of(seed: int, *, short: bool = False) -> Setup:
+    """The job of ``seed``, with its faults. ``short``: with a window of few steps."""
+    draw = random.Random(f"exam gpu {'short ' if short else ''}{seed}")
     hosts = draw.choice((1, 1, 2, 2, 3, 4))
     each = draw.choice((1, 2, 2, 4) if hosts > 1 else (2, 2, 3, 4, 8))
     host_of = tuple(host for host in range(hosts) for _ in range(each))
@@ -92,6 +97,8 @@ def setup_of(seed: int) -> Setup:
     steps_seen = draw.randint(3, 20) if draw.random() < 0.5 else draw.randint(5, 12)
     if world >= 8:
         steps_seen = min(steps_seen, 8)
+    if short:
+        steps_seen = draw.randint(*SHORT_STEPS)
     setup = Setup(
         seed=seed,
         host_of=host_of,
@@ -112,14 +119,15 @@ def setup_of(seed: int) -> Setup:
             draw.choice((0.0, draw.uniform(-5e3, 5e3), draw.uniform(-3e6, 3e6))) + 1e7 for _ in range(hosts)
         ),
         drift_ppm=tuple(draw.choice((0.0, draw.uniform(-30, 30))) for _ in range(hosts)),
-        recorded=_recorded(draw, world, steps_seen),
+        recorded=_recorded(draw, world, steps_seen, short),
+        short=short,
     )
     return dataclasses.replace(setup, faults=_faults(draw, setup, steps_seen))
 
 
-def _recorded(draw: random.Random, world: int, steps_seen: int) -> Recorded:
+def _recorded(draw: random.Random, world: int, steps_seen: int, short: bool) -> Recorded:
     level = draw.choice(("stacks", "stacks", "operators", "operators", "runtime", "kernels"))
-    window = draw.choice(("whole", "whole", "staggered", "cut"))
+    window = draw.choice(("whole", "whole", "cut") if short else ("whole", "whole", "staggered", "cut"))
     late = [draw.randint(0, 2) if window == "staggered" else 0 for _ in range(world)]
     metadata = draw.random() < 0.6
     return Recorded(
@@ -138,14 +146,15 @@ def _recorded(draw: random.Random, world: int, steps_seen: int) -> Recorded:
 
 
 def _faults(draw: random.Random, setup: Setup, steps_seen: int) -> tuple[Planned, ...]:
+    healthy = SHORT_HEALTHY_SHARE if setup.short else HEALTHY_SHARE
     chance = draw.random()
-    if chance < HEALTHY_SHARE:
+    if chance < healthy:
         return ()
     base_us = step_us(run(setup, ()), WARM, WARM + steps_seen - 1)
     pool = [*ONE_RANK, *ONE_RANK, *ALL_RANKS]
     if setup.hierarchical:
         pool += ["slow-link"] * 6
-    if chance > HEALTHY_SHARE + TWO_SHARE:
+    if setup.short or chance > HEALTHY_SHARE + TWO_SHARE:
         return (_fault(draw, setup, draw.choice(pool), base_us, steps_seen),)
     one = draw.choice([kind for kind in ONE_RANK if kind not in ("rare-stall", "extra-after")])
     other = draw.choice(
@@ -199,7 +208,7 @@ def case_of(setup: Setup) -> tuple[Case, list[Rank]]:
         alone = None if none is None else (timed_us(one) - none) / 1000
         lines = (LINES[one.kind],) if setup.recorded.stacks and one.kind in LINES else ()
         once = sum(one.hits(rank, step) for rank in one.ranks or () for step in range(first, last + 1)) == 1
-        rules = rules_of(one.kind, setup.recorded)
+        rules = rules_of(one.kind, setup.recorded, short=setup.short)
         seen_once = one.kind == "rare-stall" and once
         faults.append(Fault(one.kind, rules, one.ranks, price, 0.0, lines, seen_once, alone))
         if price * 1000 < CHEAP_SHARE * with_all:
@@ -221,7 +230,7 @@ def case_of(setup: Setup) -> tuple[Case, list[Rank]]:
     step_ms = with_all / 1000
     joint = None if none is None else (with_all - none) / 1000
     planted = (tuple(faults), tolerated, shape, tuple(doubts), told, joint)
-    return Case(setup.seed, "generated", step_ms, *planted), ranks
+    return Case(setup.seed, "short" if setup.short else "generated", step_ms, *planted), ranks
 
 
 def _tolerated(setup: Setup, bare_share: float) -> tuple[str, ...]:

@@ -59,6 +59,8 @@ class Setup:
     drift_ppm: tuple[float, ...]
     recorded: Recorded
     faults: tuple[Planned, ...] = ()
+    short: bool = False
+    """Whether the window has two to four steps."""
 
     @property
     def world(self) -> int:
