@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--restarts", type=int, metavar="K", help="so many jobs that torchrun restarts")
     parser.add_argument("--generated", type=int, metavar="K", help="so many traces of simulated GPU jobs")
-    parser.add_argument("--short", type=int, default=0, metavar="K", help="so many of these with two to four steps")
+    parser.add_argument("--short", type=int, metavar="K", help="so many of these with two to four steps")
     parser.add_argument(
         "--each",
         nargs="?",
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         kept = _kept(chosen.judge) if chosen.judge else iter(())
         made = _real(jobs, work)
         drawn = (simulated(seed, work) for seed in range(chosen.seed, chosen.seed + generated))
-        short = (simulated(seed, work, short=True) for seed in range(chosen.seed, chosen.seed + chosen.short))
+        short = (simulated(seed, work, short=True) for seed in range(chosen.seed, chosen.seed + (chosen.short or 0)))
         for cases in (kept, made, drawn, short):
             for case, folder, evidence in cases:
                 marks.append(examined(case, evidence))
