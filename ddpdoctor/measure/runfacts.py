@@ -8,7 +8,7 @@ from .places import Where
 
 
 class RunEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps that are unlike the others in one way: single pauses, a rhythm, a change, growth."""
+    """Steps that are unlike the others in one way: single pauses, a period, a change, growth."""
 
     steps: list[int] = []
     """Numbers of these steps; of a change and of growth the first and the last one."""
@@ -23,7 +23,7 @@ class RunEvent(msgspec.Struct, frozen=True, kw_only=True):
     share: float | None = None
     """Share of the run's wall time, or of the recorded part of it where a launcher's start or end is unknown."""
     every: int | None = None
-    """Distance in steps between two of a rhythm."""
+    """Distance in steps between two of a period."""
     hits: int | None = None
     """How many of the steps at that distance are long."""
     chances: int | None = None
@@ -163,7 +163,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     steps_s: float | None = None
     """Ordinary steps."""
     some_steps_s: float | None = None
-    """What the steps of a rhythm, such as every tenth, took longer."""
+    """What the periodic steps, such as every tenth, took longer."""
     epochs_s: float | None = None
     """What steps took longer in which a pass over a loader began or ended."""
     evaluation_s: float | None = None
@@ -203,8 +203,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """null if no attempt failed and was followed by another one."""
     pause: RunEvent | None = None
     """One or two single steps that took far longer than the others. They are excluded from the measured steps."""
-    rhythm: RunEvent | None = None
-    """Every n-th step is longer; null where there is no such rhythm."""
+    periodic: RunEvent | None = None
+    """Every n-th step is longer; null where no period is found."""
     change: RunEvent | None = None
     """The step time changed at one step, for good or until the next change: the largest such change; null without one."""
     growth: RunEvent | None = None

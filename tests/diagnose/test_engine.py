@@ -141,8 +141,8 @@ def test_what_recurs_outside_of_ordinary_steps_ranks_by_its_share_of_the_run() -
 
 def test_a_rule_says_with_an_event_in_which_steps_its_cost_falls() -> None:
     event = {"total_s": 2.0, "longer": [10, 90], "persistence": "periodic"}
-    facts = {"steps": {"mean_ms": 100.0}, "run": {"steps": 100, "rhythm": event}}
-    (finding,) = run(rule("a/b", event="run.rhythm", costs_ms="20.0"), facts=facts).findings
+    facts = {"steps": {"mean_ms": 100.0}, "run": {"steps": 100, "periodic": event}}
+    (finding,) = run(rule("a/b", event="run.periodic", costs_ms="20.0"), facts=facts).findings
     assert (finding.persistence, finding.steps) == ("periodic", [10, 90])
 
 

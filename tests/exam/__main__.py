@@ -84,7 +84,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         kept = _kept(chosen.judge) if chosen.judge else iter(())
         made = _real(jobs, work)
         drawn = (simulated(seed, work) for seed in range(chosen.seed, chosen.seed + generated))
-        short = (simulated(seed, work, short=True) for seed in range(chosen.seed, chosen.seed + (chosen.short or 0)))
+        short = (
+            simulated(seed, work, short=True)
+            for seed in range(chosen.seed, chosen.seed + (chosen.short or 0))
+        )
         for cases in (kept, made, drawn, short):
             for case, folder, evidence in cases:
                 marks.append(examined(case, evidence))

@@ -20,7 +20,7 @@ NO_PARTS = ("wall_s", "joining_s", "exit_s")
 """Seconds of a run that are the whole, or contained in a part."""
 EVENTS = {
     "run/pause": "pause",
-    "run/every-nth-step": "rhythm",
+    "run/every-nth-step": "periodic",
     "run/step-time-changed": "change",
     "run/steps-get-longer": "growth",
 }
@@ -107,7 +107,7 @@ def _told(finding: dict[str, Any], diagnosis: dict[str, Any]) -> Told:
         return Told(finding, how, None, ends, int(every[1]) if every and how == "periodic" else None, seconds)
     event = diagnosis["facts"]["run"][EVENTS[finding["rule"]]]
     ends = tuple(event["steps"])
-    how = {"pause": "pause", "rhythm": "periodic", "change": "range", "growth": "growing"}[
+    how = {"pause": "pause", "periodic": "periodic", "change": "range", "growth": "growing"}[
         EVENTS[finding["rule"]]
     ]
     if how == "range":
@@ -131,7 +131,7 @@ HOW = {"every n-th": "periodic", "since": "range", "until": "range", "once": "pa
 
 
 def _is_timely(told: Told, when: When) -> bool:
-    """Whether it says the steps in which the work comes: of a rhythm the first and last within one distance."""
+    """Whether it says the steps in which the work comes: of a period the first and last within one distance."""
     if told.how != HOW.get(when.how, when.how) or told.every != when.every or not told.steps:
         return False
     near = max(STEPS_PART * when.total, when.every or 0)

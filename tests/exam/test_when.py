@@ -72,7 +72,7 @@ CHANGE = {
     "after_ms": 30.0,
     "total_s": 1.1,
 }
-RHYTHM = {"steps": [13, 393], "kind": "host", "every": 10, "total_s": 1.1}
+PERIODIC = {"steps": [13, 393], "kind": "host", "every": 10, "total_s": 1.1}
 OF_STEPS = {**FINDING, "rule": "rank-imbalance/host-work", "costs_ms_per_step": 2.5, "steps": [301, 398]}
 
 
@@ -113,9 +113,9 @@ def test_what_is_wrong_of_a_change_is_marked_wrong(
 
 
 @pytest.mark.parametrize(("every", "wrong"), [(10, set()), (9, {"when"})])
-def test_a_rhythm_is_told_with_its_distance(every: int, wrong: set[str]) -> None:
+def test_a_period_is_told_with_its_distance(every: int, wrong: set[str]) -> None:
     told = {**FINDING, "rule": "run/every-nth-step"}
-    assert marked("every n-th", [told], rhythm={**RHYTHM, "every": every}) == wrong
+    assert marked("every n-th", [told], periodic={**PERIODIC, "every": every}) == wrong
     rare = {**OF_STEPS, "steps": [3, 393], "persistence": "periodic", "explanation": f"every {every} steps,"}
     assert marked("every n-th", [rare]) == wrong
 

@@ -33,7 +33,7 @@ def test_a_rank_writes_what_its_tensors_take_in_which_phase(tmp_path):
         assert head == {"schema": "ddpdoctor.memory/1", "device": "cuda:0", "total_bytes": 80 << 30}
         assert 2 <= len(looks) <= 20
         gaps = [later["t_ns"] - look["t_ns"] for look, later in pairwise(looks)]
-        assert len(gaps) < 2 or any(abs(gap - 1e9) > 1e8 for gap in gaps), "in rhythm"
+        assert len(gaps) < 2 or any(abs(gap - 1e9) > 1e8 for gap in gaps), "at regular times"
         steps = {step["step"]: step["t"] for step in job.steps(rank)}
         for look in looks:
             assert look["phase"] in {phase.value for phase in Phase}

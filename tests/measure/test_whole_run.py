@@ -296,7 +296,7 @@ def test_a_run_whose_step_time_changes_is_diagnosed(tmp_path: Path, slow: range)
         "contradict" in note for note in found.notes
     )
     (event,) = [
-        found.facts["run"][name] for name in ("rhythm", "change") if found.facts["run"][name] is not None
+        found.facts["run"][name] for name in ("periodic", "change") if found.facts["run"][name] is not None
     ]
     assert event["total_s"] == pytest.approx(0.03 * len(slow), rel=0.15) and 0.0 < event["share"] < 1.0
 

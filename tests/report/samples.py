@@ -57,11 +57,11 @@ RUN = {
         "total_s": 8.0,
         "where": [{"file": "/home/alice/work/train.py", "line": 61, "function": "refresh_cache"}],
     },
-    "rhythm": {"steps": [20, 30, 40], "total_s": 1.0, "every": 10},
+    "periodic": {"steps": [20, 30, 40], "total_s": 1.0, "every": 10},
     "change": {"steps": [60, 127], "total_s": 0.5, "before_ms": 51.0, "after_ms": 62.0},
     "growth": None,
 }
-"""Facts of a run with two pauses, a rhythm and a change."""
+"""Facts of a run with two pauses, a period and a change."""
 
 
 def unhealthy() -> Diagnosis:

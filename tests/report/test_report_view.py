@@ -309,12 +309,12 @@ def test_step_times_mark_what_the_account_of_the_run_names():
     marks = {mark.kind: mark for mark in page(samples.unhealthy()).step_times.marks}
     assert {kind: mark.label for kind, mark in marks.items()} == {
         "pause": "steps 50 and 100: 8.00 s longer together (train.py:61)",
-        "rhythm": "every 10th step: 1.00 s longer together",
+        "periodic": "every 10th step: 1.00 s longer together",
         "change": "from step 60 on: 51.0 ms → 62.0 ms",
     }
     first, last = (round(1000 * (step - 10) / 117) for step in (50, 100))
     assert marks["pause"].path == f"M{first} 1000L{first} 0M{last} 1000L{last} 0"
-    assert marks["change"].path.count("M") == 1 and marks["rhythm"].path.count("M") == 3
+    assert marks["change"].path.count("M") == 1 and marks["periodic"].path.count("M") == 3
 
 
 def test_parts_that_exceed_the_wall_time_stay_within_the_bar():
@@ -347,10 +347,10 @@ def test_what_is_no_account_of_a_run_marks_nothing(run):
     assert view.whole_run is None and view.step_times.marks == []
 
 
-def test_a_rhythm_of_many_steps_is_one_line():
+def test_a_period_of_many_steps_is_one_line():
     series = Series(steps=list(range(1000)), ranks=[0], step_ms=[[50.0] * 1000])
-    rhythm = {"steps": list(range(5, 1000, 5)), "total_s": 1.0, "every": 5}
-    chart = page(replace(samples.minimal(), series=series, facts={"run": {"rhythm": rhythm}})).step_times
+    period = {"steps": list(range(5, 1000, 5)), "total_s": 1.0, "every": 5}
+    chart = page(replace(samples.minimal(), series=series, facts={"run": {"periodic": period}})).step_times
     assert chart.marks[0].path == "M5 1000L996 1000"
 
 

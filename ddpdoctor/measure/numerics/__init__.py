@@ -28,9 +28,9 @@ from .significance import (
     above_zero,
     binomial_tail,
     carried_by_few,
+    chance_of_period,
     chance_of_places,
     chance_of_ranks,
-    chance_of_rhythm,
     persistence,
     shares_of_step,
 )

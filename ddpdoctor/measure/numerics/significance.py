@@ -7,7 +7,7 @@ pauses of 3 ms that hit all ranks. So each counts by its weight w, the square of
 (sum of w)^2 / sum of w^2 (Kish, "Survey Sampling", 1965), of which k is the part of the few. That looks at sizes only, so chance has the
 same odds among them.
 
-*When.* A rhythm (every 10 steps) is no chance either: of distances without one, 1 in p is a multiple of p. Both
+*When.* A period (every 10 steps) is no chance either: of distances without one, 1 in p is a multiple of p. Both
 probabilities count together, as their product, which is smaller than the probability of both by chance: simulated with 2 to 16
 ranks, the limit of 2 % below lets 0 to 4 % through.
 
@@ -87,7 +87,7 @@ def carried_by_few(outliers: Mask, difference: Array, steps: Ints, place_chance:
     effective = float((weight**2).sum() / weight.sum())
     large: Mask = weight >= CHANCE.comparable * effective
     leaders, chance = _leaders(weight.sum(axis=0), float(weight.sum()) / effective)
-    chance *= chance_of_rhythm(np.sort(steps[large[:, weight.sum(axis=0).argmax()]]))
+    chance *= chance_of_period(np.sort(steps[large[:, weight.sum(axis=0).argmax()]]))
     all_of_one = leaders.sum() == 1 and place_chance <= CHANCE.ruled_out and not large[:, ~leaders].any()
     if chance > (CHANCE.rather_unlikely if all_of_one else CHANCE.unlikely):
         return np.zeros_like(outliers)
@@ -119,10 +119,10 @@ def chance_of_ranks(theirs: float, total: float, few: int, world: int) -> float:
     return exp(min(0.0, _log_choose(world, few) + log(tail))) if tail else 0.0
 
 
-def chance_of_rhythm(times: Ints) -> float:
+def chance_of_period(times: Ints) -> float:
     """Bound on the probability that as many of the distances between the ``times`` are multiples of the most frequent one.
 
-    1.0 where that is likely. Of distances that have no rhythm, 1 in p is a multiple of p.
+    1.0 where that is likely. Of distances that have no period, 1 in p is a multiple of p.
     """
     gaps = np.diff(times)
     if len(gaps) < 2:

@@ -84,13 +84,13 @@ class Tuning(msgspec.Struct, frozen=True):
     """Steps of the running median, odd."""
     scatters: float = 6.0
     """Times the scatter (1.4826 x the median absolute deviation) beyond the usual length. Of normal scatter one step in 10^9 is so
-    long, of lengths with heavy tails (Student's t, 3 degrees of freedom) 1 in 200: such steps are long without any rhythm, and short."""
+    long, of lengths with heavy tails (Student's t, 3 degrees of freedom) 1 in 200: such steps are long without any period, and short."""
     share: float = 0.25
     """Of the usual length, by which a step must be longer in any case."""
     beyond_lengths: tuple[float, ...] = (0.0, 1.0, 4.0)
-    """Usual lengths beyond the usual length: of all long steps, and of those that are so much longer, a rhythm is looked for."""
+    """Usual lengths beyond the usual length: of all long steps, and of those that are so much longer, a period is looked for."""
     slots: int = 4
-    """Fewest long steps of a rhythm."""
+    """Fewest long periodic steps."""
     usual: float = 0.3
     """Quantile of the lengths around a step that is its usual length."""
     regular: float = 0.9
@@ -98,7 +98,7 @@ class Tuning(msgspec.Struct, frozen=True):
     between: float = 0.3
     """Share of the other steps that may be long."""
     by_chance: float = 0.01
-    """Most rhythms as good that long steps at random would have, of all distances and beginnings tried."""
+    """Most periods as good that long steps at random would have, of all distances and beginnings tried."""
     farthest: int = 5000
     """Largest distance that is tried, steps."""
     pause_s: float = 1.0
@@ -146,16 +146,16 @@ def step_patterns(numbers: Ints, lengths_s: Array, counted: Mask) -> list[StepPa
     usual = usual_lengths(lengths)
     extra = lengths - usual
     is_long = long_steps(lengths, usual)
-    rhythm = _costliest_rhythm(numbers, is_long, extra, usual)
-    found = [rhythm] if rhythm is not None else []
-    if rhythm is not None:
-        is_long = is_long & ~np.isin(numbers, rhythm.steps)
+    period = _costliest_period(numbers, is_long, extra, usual)
+    found = [period] if period is not None else []
+    if period is not None:
+        is_long = is_long & ~np.isin(numbers, period.steps)
     pauses = _pauses(numbers, is_long, extra, usual)
     if pauses is not None:
         found.append(pauses)
     others = ~np.isin(numbers, [step for pattern in found for step in pattern.steps])
-    if rhythm is not None and rhythm.every is not None:
-        others &= numbers % rhythm.every != rhythm.steps[0] % rhythm.every
+    if period is not None and period.every is not None:
+        others &= numbers % period.every != period.steps[0] % period.every
     return [*found, *_levels(numbers[others], lengths[others])]
 
 
@@ -170,20 +170,20 @@ def usual_lengths(lengths: Array) -> Array:
 
 def without_run_ahead(numbers: Ints, lengths_s: Array) -> Array:
     """[N] lengths by the clock of a host that issues work ahead of its device: short steps, and a longer one in which it waits for the
-    device, such as where a loss is logged. That time is the device's in all of these steps, so of a rhythm it is spread over them."""
+    device, such as where a loss is logged. That time is the device's in all of these steps, so of a period it is spread over them."""
     if len(numbers) < _TUNING.fewest:
         return lengths_s
     usual = usual_lengths(lengths_s)
     extra = lengths_s - usual
-    rhythm = _costliest_rhythm(numbers, long_steps(lengths_s, usual), extra, usual)
-    if rhythm is None or rhythm.every is None:
+    period = _costliest_period(numbers, long_steps(lengths_s, usual), extra, usual)
+    if period is None or period.every is None:
         return lengths_s
     spread = lengths_s.copy()
-    places = np.searchsorted(numbers, rhythm.steps)
+    places = np.searchsorted(numbers, period.steps)
     # A pause in one of these steps is not the device's.
     most_s = _TUNING.pause_lengths * float(np.median(extra[places]))
     for place in places.tolist():
-        first = max(place - rhythm.every + 1, 0)
+        first = max(place - period.every + 1, 0)
         waited_s = min(float(extra[place]), most_s)
         spread[place] -= waited_s
         spread[first : place + 1] += waited_s / (place + 1 - first)
@@ -207,20 +207,20 @@ def _scatter(extra: Array) -> float:
     return min(float(scatter_of(shorter)), _WHOLE_PER_SHORTER * float(among_them))
 
 
-def _costliest_rhythm(numbers: Ints, is_long: Mask, extra: Array, usual: Array) -> StepPattern | None:
-    """The rhythm that takes most time, of the long steps and of those among them that are far longer: where lengths scatter widely,
-    many steps are long, and only the longest of them have a rhythm."""
+def _costliest_period(numbers: Ints, is_long: Mask, extra: Array, usual: Array) -> StepPattern | None:
+    """The period that takes most time, of the long steps and of those among them that are far longer: where lengths scatter widely,
+    many steps are long, and only the longest of them have a period."""
     masks = [is_long & (extra >= lengths * usual) for lengths in _TUNING.beyond_lengths]
     sizes = [int(mask.sum()) for mask in masks]
     found = [
-        rhythm
+        period
         for place, mask in enumerate(masks)
-        if sizes[place] not in sizes[:place] and (rhythm := _rhythm(numbers, mask, extra)) is not None
+        if sizes[place] not in sizes[:place] and (period := _period(numbers, mask, extra)) is not None
     ]
-    return max(found, key=lambda rhythm: rhythm.extra_s, default=None)
+    return max(found, key=lambda period: period.extra_s, default=None)
 
 
-def _rhythm(numbers: Ints, is_long: Mask, extra: Array) -> StepPattern | None:
+def _period(numbers: Ints, is_long: Mask, extra: Array) -> StepPattern | None:
     """The long steps at the smallest distance at which nearly all steps are long, and few are in between: throughout the run, or from
     one of them on to another one."""
     at = numbers[is_long]
@@ -230,7 +230,7 @@ def _rhythm(numbers: Ints, is_long: Mask, extra: Array) -> StepPattern | None:
     for every in range(2, min(span // _TUNING.slots, _TUNING.farthest) + 1):
         counts = np.bincount(at % every, minlength=every)
         phase = int(counts.argmax())
-        if not _may_be_rhythm(int(counts[phase]), every, len(at), len(numbers)):
+        if not _may_be_period(int(counts[phase]), every, len(at), len(numbers)):
             continue
         slots = np.flatnonzero(numbers % every == phase)
         first, last = _stretch(is_long[slots], extra[slots])
@@ -238,7 +238,7 @@ def _rhythm(numbers: Ints, is_long: Mask, extra: Array) -> StepPattern | None:
         in_phase = np.zeros(len(numbers), bool)
         in_phase[slots[first : last + 1]] = True
         beginnings = 1.0 if part == slice(None) else len(slots) ** 2 / 2
-        if _is_rhythm(every, in_phase[part], is_long[part], extra[part], beginnings):
+        if _is_period(every, in_phase[part], is_long[part], extra[part], beginnings):
             steps = in_phase & is_long
             regular = steps & ~_far_longer(extra, steps)
             return StepPattern(
@@ -252,7 +252,7 @@ def _rhythm(numbers: Ints, is_long: Mask, extra: Array) -> StepPattern | None:
     return None
 
 
-def _may_be_rhythm(count: int, every: int, long: int, steps: int) -> bool:
+def _may_be_period(count: int, every: int, long: int, steps: int) -> bool:
     """Whether ``count`` of the ``long`` steps at one of the beginnings of this distance are nearly all that there can be, or more than
     by chance (the bound of the Poisson distribution)."""
     if count < _TUNING.slots:
@@ -279,7 +279,7 @@ def _stretch(hits: Mask, extra: Array) -> tuple[int, int]:
     return int(as_long[0]), int(as_long[-1])
 
 
-def _is_rhythm(every: int, in_phase: Mask, is_long: Mask, extra: Array, beginnings: float) -> bool:
+def _is_period(every: int, in_phase: Mask, is_long: Mask, extra: Array, beginnings: float) -> bool:
     """Whether nearly all steps ``in_phase`` are long and few others, among [M] consecutive steps that were chosen of so many."""
     steps, chances = in_phase & is_long, int(in_phase.sum())
     hits = int(steps.sum())
@@ -291,13 +291,13 @@ def _is_rhythm(every: int, in_phase: Mask, is_long: Mask, extra: Array, beginnin
 
 
 def _far_longer(extra: Array, steps: Mask) -> Mask:
-    """[N] which of the ``steps`` of a rhythm are pauses besides: one or two far longer than the others."""
+    """[N] which of the ``steps`` of a period are pauses besides: one or two far longer than the others."""
     far: Mask = steps & (extra >= _TUNING.pause_lengths * np.median(extra[steps]))
     return far if far.sum() <= _TUNING.most_pauses else np.zeros_like(far)
 
 
 def _by_chance(every: int, steps: Mask, in_phase: Mask, extra: Array) -> float:
-    """How many rhythms of at most this distance and with as many of their ``steps`` long are expected, if as many steps as elsewhere are
+    """How many periods of at most this distance and with as many of their ``steps`` long are expected, if as many steps as elsewhere are
     at random at least half as long as those (Chernoff's bound of the binomial distribution)."""
     as_long = extra >= 0.5 * np.median(extra[steps])
     chances, others = int(in_phase.sum()), int((~in_phase).sum())

@@ -73,7 +73,7 @@ def run_facts(
         evaluation=evaluations_of(account, logs, lines, wall_s),
         checkpoints=checkpoints_of(account, logs, lines, wall_s),
         pause=event(PatternKind.ONCE),
-        rhythm=event(PatternKind.EVERY_NTH),
+        periodic=event(PatternKind.EVERY_NTH),
         change=event(PatternKind.FROM_STEP),
         growth=event(PatternKind.GROWING),
     )

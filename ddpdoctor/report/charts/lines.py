@@ -33,8 +33,8 @@ OUTLIERS = 3
 """Most lines named in addition to a median and its band."""
 UNIT = 1000
 """Side of the square of the paths' coordinates, which is stretched over the plot."""
-_RHYTHM_HEIGHT = 0.06
-"""Height of a mark of a rhythm, as a share of the chart's height: there may be many."""
+_PERIODIC_HEIGHT = 0.06
+"""Height of a mark of a period, as a share of the chart's height: there may be many."""
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -54,10 +54,10 @@ class Column(msgspec.Struct, frozen=True):
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands out in a chart: single points, a rhythm, a change or growth."""
+    """What stands out in a chart: single points, a period, a change or growth."""
 
     kind: str
-    """"pause", "rhythm", "change" or "growth"."""
+    """"pause", "periodic", "change" or "growth"."""
     label: str
     at: list[float]
     """Places on the x axis, increasing."""
@@ -69,7 +69,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
         if self.levels is not None:
             (low, high), ends = self.levels, (self.at[0], self.at[-1])
             return [(ends[0], min(low, top), ends[1], min(high, top))]
-        height = top * (_RHYTHM_HEIGHT if self.kind == "rhythm" else 1.0)
+        height = top * (_PERIODIC_HEIGHT if self.kind == "periodic" else 1.0)
         return [(place, 0.0, place, height) for place in self.at]
 
 

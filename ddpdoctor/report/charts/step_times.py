@@ -9,7 +9,7 @@ from ddpdoctor.report.charts.scale import finite_values
 from ddpdoctor.report.charts.whole_run import event_words, run_event
 
 _MOST_MARKED = 100
-"""Most steps of a rhythm that are marked one by one; of more, a line marks the first to the last one."""
+"""Most periodic steps that are marked one by one; of more, a line marks the first to the last one."""
 
 
 def step_time_data(diagnosis: Diagnosis) -> LineData | None:
@@ -35,9 +35,9 @@ def step_time_data(diagnosis: Diagnosis) -> LineData | None:
 
 
 def _marks(diagnosis: Diagnosis) -> list[Mark]:
-    """Single pauses, a rhythm, a change or growth of the step time, as far as the facts ``run`` have them."""
+    """Single pauses, a period, a change or growth of the step time, as far as the facts ``run`` have them."""
     marks = []
-    for kind in ("pause", "rhythm", "change", "growth"):
+    for kind in ("pause", "periodic", "change", "growth"):
         event = run_event(diagnosis, kind)
         if event is None:
             continue

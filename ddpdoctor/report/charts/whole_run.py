@@ -75,8 +75,8 @@ def _unit_s(wall_s: float) -> float:
 
 
 def part_detail(diagnosis: Diagnosis, part: str) -> str:
-    """In which steps single pauses or the steps of a rhythm are, and their line: "step 240, train.py:5"; empty for other parts."""
-    name = {"pauses": "pause", "some_steps": "rhythm"}.get(part)
+    """In which steps single pauses or the periodic steps are, and their line: "step 240, train.py:5"; empty for other parts."""
+    name = {"pauses": "pause", "some_steps": "periodic"}.get(part)
     event = run_event(diagnosis, name) if name else None
     return "" if event is None else ", ".join(filter(None, (_when(event), _line(event))))
 
@@ -95,7 +95,7 @@ def event_words(event: RunEvent, kind: str) -> str:
 
 
 def run_event(diagnosis: Diagnosis, kind: str) -> RunEvent | None:
-    """The fact ``run.KIND`` ("pause", "rhythm", "change", "growth"); None without it or its steps, or with something else there."""
+    """The fact ``run.KIND`` ("pause", "periodic", "change", "growth"); None without it or its steps, or with something else there."""
     run: Any = diagnosis.facts.get("run")
     try:
         event = msgspec.convert(run[kind], RunEvent)

@@ -118,8 +118,8 @@ SHADE_DIGITS = 3
 _DASHES = ("solid", "7px,2px", "3px,2px", "solid", "9px,3px,2px,3px", "solid")
 """Dashes of the lines by number, as in the report's style sheet."""
 
-_MARK_COLOURS = {"pause": "critical", "rhythm": "critical", "change": "ink", "growth": "ink"}
-_MARK_DASHES = {"pause": "solid", "rhythm": "solid", "change": "6px,4px", "growth": "2px,3px"}
+_MARK_COLOURS = {"pause": "critical", "periodic": "critical", "change": "ink", "growth": "ink"}
+_MARK_DASHES = {"pause": "solid", "periodic": "solid", "change": "6px,4px", "growth": "2px,3px"}
 
 
 def line_figure(data: LineData, detail: Detail) -> Spec:

@@ -13,8 +13,8 @@ from ddpdoctor.measure.numerics import (
     above_zero,
     binomial_tail,
     carried_by_few,
+    chance_of_period,
     chance_of_ranks,
-    chance_of_rhythm,
 )
 from tests.measure.made import late_of, simple
 
@@ -108,15 +108,15 @@ def test_the_chance_is_a_bound(theirs, total, few, world):
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.3])
-def test_pauses_without_a_rhythm_have_none(rate):
+def test_pauses_without_a_period_have_none(rate):
     random = np.random.default_rng(7)
-    found = [chance_of_rhythm(np.flatnonzero(random.random(80) < rate)) <= 0.02 for _ in range(500)]
+    found = [chance_of_period(np.flatnonzero(random.random(80) < rate)) <= 0.02 for _ in range(500)]
     assert np.mean(found) <= 0.04
 
 
-def test_a_rhythm_is_seen_though_an_occurrence_is_missing():
-    assert chance_of_rhythm(np.array([4, 14, 24, 44, 54])) < 0.002
-    assert chance_of_rhythm(np.array([4, 14])) == chance_of_rhythm(np.array([4])) == 1.0
+def test_a_period_is_seen_though_an_occurrence_is_missing():
+    assert chance_of_period(np.array([4, 14, 24, 44, 54])) < 0.002
+    assert chance_of_period(np.array([4, 14])) == chance_of_period(np.array([4])) == 1.0
 
 
 def test_tail():
@@ -155,7 +155,7 @@ def sizes(random, kind, world):
 
 @pytest.mark.parametrize("kind", ["alike", "lognormal", "pareto"])
 def test_disturbances_of_any_sizes_are_seldom_one_rank_s(kind):
-    """The limit is 2 %, and up to 4 % with the rhythm that some have."""
+    """The limit is 2 %, and up to 4 % with the period that some have."""
     named = []
     for world in (2, 4, 8, 16):
         random = np.random.default_rng(world)

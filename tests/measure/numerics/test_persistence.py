@@ -41,7 +41,7 @@ def test_nothing_happens():
     assert persistence(STEPS[:0], np.zeros(0, bool)).seen == 0
 
 
-def test_a_rhythm_is_seen_through_steps_that_were_not_measured():
+def test_a_period_is_seen_through_steps_that_were_not_measured():
     measured = np.array([s for s in range(200) if not 60 <= s < 75])
     assert persistence(measured, measured % 8 == 0).period == 8
 

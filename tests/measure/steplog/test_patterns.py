@@ -45,7 +45,7 @@ def test_a_healthy_run_has_none(kind: str) -> None:
 @pytest.mark.parametrize(
     "kind", ["two lengths", "three lengths", "work of any length", "few steps, neighbours alike"]
 )
-def test_lengths_of_other_kinds_have_neither_rhythm_nor_change(kind: str) -> None:
+def test_lengths_of_other_kinds_have_neither_period_nor_change(kind: str) -> None:
     random = np.random.default_rng(41)
     false = 0
     for _ in range(RUNS):
@@ -70,12 +70,12 @@ def test_equal_lengths_have_none(seconds: float) -> None:
 
 
 @pytest.mark.parametrize("count", [40, 200, 1001])
-def test_lengths_that_alternate_are_a_rhythm(count: int) -> None:
+def test_lengths_that_alternate_are_a_period(count: int) -> None:
     (found,) = patterns(np.tile([0.01, 0.05], count)[:count])
     assert (found.kind, found.every, found.hits) == (PatternKind.EVERY_NTH, 2, count // 2)
 
 
-def test_lengths_that_alternate_in_a_short_run_with_some_in_between_are_a_rhythm() -> None:
+def test_lengths_that_alternate_in_a_short_run_with_some_in_between_are_a_period() -> None:
     """The usual length then lies between the short ones and the long ones."""
     lengths = np.tile([0.0208, 0.0130], 19)[:37] + 2e-4 * np.random.default_rng(1).standard_normal(37)
     lengths[[7, 13, 19, 25, 31]] = 0.0154
@@ -91,12 +91,12 @@ def test_a_short_step_at_an_end_hides_no_pause(end: int) -> None:
     assert (found.kind, found.steps) == (PatternKind.ONCE, [100])
 
 
-def test_a_pause_in_a_step_of_a_rhythm_is_a_pause() -> None:
+def test_a_pause_in_a_step_of_a_period_is_a_pause() -> None:
     lengths = np.full(500, 0.02) + 1e-4 * np.random.default_rng(1).standard_normal(500)
     lengths[3::10] += 0.2
     lengths[303] += 20.0
-    rhythm, pause = patterns(lengths)
-    assert (rhythm.every, rhythm.hits, rhythm.extra_s) == (10, 49, pytest.approx(9.8, rel=0.01))
+    period, pause = patterns(lengths)
+    assert (period.every, period.hits, period.extra_s) == (10, 49, pytest.approx(9.8, rel=0.01))
     assert (pause.kind, pause.steps) == (PatternKind.ONCE, [303])
 
 
@@ -126,7 +126,7 @@ def test_one_or_two_pauses_are_found() -> None:
     assert hits >= RUNS - 1
 
 
-def test_the_distance_of_a_rhythm_is_exact() -> None:
+def test_the_distance_of_a_period_is_exact() -> None:
     random = np.random.default_rng(2)
     hits = 0
     for _ in range(RUNS):
@@ -137,7 +137,7 @@ def test_the_distance_of_a_rhythm_is_exact() -> None:
     assert hits >= 0.95 * RUNS
 
 
-def test_a_rhythm_in_a_part_of_the_run_has_its_first_and_last_step() -> None:
+def test_a_period_in_a_part_of_the_run_has_its_first_and_last_step() -> None:
     random = np.random.default_rng(6)
     hits = 0
     for _ in range(RUNS):
@@ -154,7 +154,7 @@ def test_a_rhythm_in_a_part_of_the_run_has_its_first_and_last_step() -> None:
 
 
 @pytest.mark.parametrize(("first", "every", "extra_s"), [(153, 10, 0.15), (4, 2, 0.02)])
-def test_a_rhythm_among_steps_that_scatter_widely(first: int, every: int, extra_s: float) -> None:
+def test_a_period_among_steps_that_scatter_widely(first: int, every: int, extra_s: float) -> None:
     """As on a busy machine: four of ten steps are longer than the others by up to twice the usual length."""
     random = np.random.default_rng(8)
     hits = 0
@@ -215,7 +215,7 @@ def test_few_steps_have_none() -> None:
     assert patterns(np.array([0.01] * 10 + [5.0] + [0.01] * 8)) == []
 
 
-def test_a_host_that_runs_ahead_of_its_device_has_no_rhythm():
+def test_a_host_that_runs_ahead_of_its_device_has_no_period():
     """Its steps take 1 ms, and every tenth one, which logs a loss, until the device has done all ten of 20 ms."""
     numbers, noise = np.arange(300), np.random.default_rng(1).normal(0.0, 0.0002, 300)
     lengths = np.where(numbers % 10 == 9, 0.191, 0.001) + np.abs(noise)
