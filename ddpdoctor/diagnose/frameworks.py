@@ -80,10 +80,11 @@ class InFramework(NamedTuple):
 
 NAMES: Mapping[str, Any] = dict.fromkeys(
     ("name", "version", "function", "line", "does", "setting", "title", "trade_off", "source")
-) | {"in_loop": False, "fixed": False}
+) | {"in_loop": False, "fixed": False, "by_script": False}
 """What conditions and texts of a rule read under ``framework``, here without one: the framework through which its first line came to
 torch; the function of its ``calls``, or the innermost one; whether its own loop called that; ``fixed``: whether that holds for all lines of
-the finding, and no setting is known that changes it."""
+the finding, and no setting is known that changes it; ``by_script``: whether the line is the script's, and not
+the framework's own, as under its command."""
 
 
 def names(
@@ -118,6 +119,7 @@ def _names_of(
         "version": version,
         "function": frame["function"],
         "line": words.file_and_line(frame),
+        "by_script": all((each["file"], each["line"]) != (where["file"], where["line"]) for each in through),
         "in_loop": any(each["function"] in framework.loops for each in through),
         **({} if call is None else {name: getattr(call, name) for name in ("does", "setting", "title")}),
         **({} if call is None else {"trade_off": call.trade_off, "source": call.source}),
