@@ -169,18 +169,24 @@ def _is_in(version: str, since: str | None, before: str | None) -> bool:
     )
 
 
-def in_words_of(frameworks: Sequence[Framework], fix: Fix, title: str, tree: Mapping[str, Any]) -> Fix | None:
-    """A fix in the words of the framework that called the constructor which takes its settings; ``title`` is the template of its title.
+def in_words_of(
+    frameworks: Sequence[Framework],
+    fix: Fix,
+    settings: Mapping[str, str],
+    title: str,
+    tree: Mapping[str, Any],
+) -> Fix | None:
+    """A fix in the words of the framework that called the constructor which takes its ``settings``; ``title`` is the template of its title.
     None where no framework did, or the table lacks a setting for its version."""
-    families = {name.partition(".")[0] for name in fix.settings}
+    families = {name.partition(".")[0] for name in settings}
     if fix.snippet is None or len(families) != 1 or not families <= {"ddp", "loader"}:
         return None
     found = called_through(frameworks, tree[families.pop()]["where"], tree["job"])
-    known = [] if found is None else [_row(found, name) for name in fix.settings]
+    known = [] if found is None else [_row(found, name) for name in settings]
     rows = [row for row in known if row is not None]
     if found is None or len(rows) < len(known) or len({row.object for row in rows}) > 1:
         return None
-    arguments = ", ".join(_arguments(rows, fix.settings, tree))
+    arguments = ", ".join(_arguments(rows, settings, tree))
     target = found.framework.objects[rows[0].object]
     form = words.render_snippet(target.form, {**tree, "arguments": arguments})
     # The line of the constructor is the framework's call, not the one to change.
