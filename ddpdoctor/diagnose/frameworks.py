@@ -51,6 +51,8 @@ class FrameworkCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     setting: str | None = None
     """The fix: Python of the user's script that changes how often; null if nothing does."""
     title: str | None = None
+    object: str | None = None
+    """The framework's object that takes the setting."""
     since: str | None = None
     trade_off: str | None = None
     source: str
@@ -80,7 +82,7 @@ class InFramework(NamedTuple):
 
 NAMES: Mapping[str, Any] = dict.fromkeys(
     ("name", "version", "function", "line", "does", "setting", "title", "trade_off", "source")
-) | {"in_loop": False, "fixed": False, "by_script": False}
+) | {"in_loop": False, "fixed": False, "by_script": False, "changed_at": []}
 """What conditions and texts of a rule read under ``framework``, here without one: the framework through which its first line came to
 torch; the function of its ``calls``, or the innermost one; whether its own loop called that; ``fixed``: whether that holds for all lines of
 the finding, and no setting is known that changes it; ``by_script``: whether the line is the script's, and not
@@ -123,6 +125,7 @@ def _names_of(
         "in_loop": any(each["function"] in framework.loops for each in through),
         **({} if call is None else {name: getattr(call, name) for name in ("does", "setting", "title")}),
         **({} if call is None else {"trade_off": call.trade_off, "source": call.source}),
+        "changed_at": framework.objects[call.object].calls if call is not None and call.object else [],
     }
 
 
@@ -137,6 +140,7 @@ def fixes_of(framework: Mapping[str, Any]) -> list[Fix]:
             snippet=framework["setting"],
             trade_off=framework["trade_off"],
             docs=[framework["source"]],
+            changed_at=framework["changed_at"],
         )
     ]
 
@@ -225,5 +229,8 @@ def check(frameworks: Sequence[Framework]) -> None:
                 raise ValueError(f"{framework.name}: {row.setting}: there is no object {row.object!r}")
             words.check_template(row.argument)
             words.check_template(row.value)
+        for call in framework.calls:
+            if call.object is not None and call.object not in framework.objects:
+                raise ValueError(f"{framework.name}: {call.function}: there is no object {call.object!r}")
         for target in framework.objects.values():
             words.check_template(target.form)
