@@ -87,9 +87,9 @@ def with_source_text(diagnosis: Diagnosis, runs: Sequence[str]) -> Diagnosis:
 
 
 def _places(finding: Finding, lines_of: Callable[[str], list[str] | str | None]) -> list[Where]:
-    """The finding's lines; first the one that calls what a fix names, in the file of the first."""
+    """The finding's lines. Where the first only calls a framework, first the one in its file that calls what a fix names."""
     names = next((fix.changed_at for fix in finding.fixes if fix.changed_at), [])
-    file = finding.where[0].file if names and finding.where else ""
+    file = finding.where[0].file if names and finding.where and finding.where[0].through else ""
     lines = lines_of(file) if file else None
     made = _call_of(names, "\n".join(lines)) if isinstance(lines, list) else None
     if made is None:

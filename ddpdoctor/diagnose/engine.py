@@ -486,4 +486,5 @@ def _fix(fix: FixText, names: dict[str, Any], common: Common) -> Fix:
         docs=fix.docs,
         settings={name: words.render(text, names) for name, text in fix.settings.items()},
     )
-    return frameworks.in_words_of(common.frameworks, found, fix.title, names) or found
+    settings = found.settings or {name: words.render(text, names) for name, text in fix.in_frameworks.items()}
+    return frameworks.in_words_of(common.frameworks, found, settings, fix.title, names) or found

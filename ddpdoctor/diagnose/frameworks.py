@@ -51,6 +51,8 @@ class FrameworkCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     setting: str | None = None
     """The fix: Python of the user's script that changes how often; null if nothing does."""
     title: str | None = None
+    object: str | None = None
+    """The framework's object that takes the setting."""
     since: str | None = None
     trade_off: str | None = None
     source: str
@@ -80,10 +82,11 @@ class InFramework(NamedTuple):
 
 NAMES: Mapping[str, Any] = dict.fromkeys(
     ("name", "version", "function", "line", "does", "setting", "title", "trade_off", "source")
-) | {"in_loop": False, "fixed": False}
+) | {"in_loop": False, "fixed": False, "by_script": False, "changed_at": []}
 """What conditions and texts of a rule read under ``framework``, here without one: the framework through which its first line came to
 torch; the function of its ``calls``, or the innermost one; whether its own loop called that; ``fixed``: whether that holds for all lines of
-the finding, and no setting is known that changes it."""
+the finding, and no setting is known that changes it; ``by_script``: whether the line is the script's, and not
+the framework's own, as under its command."""
 
 
 def names(
@@ -118,9 +121,11 @@ def _names_of(
         "version": version,
         "function": frame["function"],
         "line": words.file_and_line(frame),
+        "by_script": all((each["file"], each["line"]) != (where["file"], where["line"]) for each in through),
         "in_loop": any(each["function"] in framework.loops for each in through),
         **({} if call is None else {name: getattr(call, name) for name in ("does", "setting", "title")}),
         **({} if call is None else {"trade_off": call.trade_off, "source": call.source}),
+        "changed_at": framework.objects[call.object].calls if call is not None and call.object else [],
     }
 
 
@@ -135,6 +140,7 @@ def fixes_of(framework: Mapping[str, Any]) -> list[Fix]:
             snippet=framework["setting"],
             trade_off=framework["trade_off"],
             docs=[framework["source"]],
+            changed_at=framework["changed_at"],
         )
     ]
 
@@ -167,18 +173,24 @@ def _is_in(version: str, since: str | None, before: str | None) -> bool:
     )
 
 
-def in_words_of(frameworks: Sequence[Framework], fix: Fix, title: str, tree: Mapping[str, Any]) -> Fix | None:
-    """A fix in the words of the framework that called the constructor which takes its settings; ``title`` is the template of its title.
+def in_words_of(
+    frameworks: Sequence[Framework],
+    fix: Fix,
+    settings: Mapping[str, str],
+    title: str,
+    tree: Mapping[str, Any],
+) -> Fix | None:
+    """A fix in the words of the framework that called the constructor which takes its ``settings``; ``title`` is the template of its title.
     None where no framework did, or the table lacks a setting for its version."""
-    families = {name.partition(".")[0] for name in fix.settings}
+    families = {name.partition(".")[0] for name in settings}
     if fix.snippet is None or len(families) != 1 or not families <= {"ddp", "loader"}:
         return None
     found = called_through(frameworks, tree[families.pop()]["where"], tree["job"])
-    known = [] if found is None else [_row(found, name) for name in fix.settings]
+    known = [] if found is None else [_row(found, name) for name in settings]
     rows = [row for row in known if row is not None]
     if found is None or len(rows) < len(known) or len({row.object for row in rows}) > 1:
         return None
-    arguments = ", ".join(_arguments(rows, fix.settings, tree))
+    arguments = ", ".join(_arguments(rows, settings, tree))
     target = found.framework.objects[rows[0].object]
     form = words.render_snippet(target.form, {**tree, "arguments": arguments})
     # The line of the constructor is the framework's call, not the one to change.
@@ -217,5 +229,8 @@ def check(frameworks: Sequence[Framework]) -> None:
                 raise ValueError(f"{framework.name}: {row.setting}: there is no object {row.object!r}")
             words.check_template(row.argument)
             words.check_template(row.value)
+        for call in framework.calls:
+            if call.object is not None and call.object not in framework.objects:
+                raise ValueError(f"{framework.name}: {call.function}: there is no object {call.object!r}")
         for target in framework.objects.values():
             words.check_template(target.form)

@@ -66,6 +66,8 @@ class FixText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     docs: list[str] = []
     settings: dict[str, str] = {}
     """Settings that ``ddpdoctor try`` changes to test this fix: name → value, a template."""
+    in_frameworks: dict[str, str] = {}
+    """The same, of what it cannot change or cannot know: only for the words of frameworks, see ``frameworks.yaml``."""
 
 
 class RuleTest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -348,6 +350,7 @@ def _templates(rule: Rule) -> list[tuple[str, str]]:
 def _texts(field: str, fix: FixText) -> list[tuple[str, str]]:
     texts = {name: getattr(fix, name) for name in ("title", "why", "snippet", "trade_off")}
     texts |= {f"settings.{name}": text for name, text in fix.settings.items()}
+    texts |= {f"in_frameworks.{name}": text for name, text in fix.in_frameworks.items()}
     return [(f"{field}.{name}", text) for name, text in texts.items() if text is not None]
 
 

@@ -357,6 +357,8 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Mean CPU utilization of the busiest host."""
     idle_cores: float | None = None
     """Idle cores on the busiest host."""
+    other_cores: float | None = None
+    """Cores of the busiest host that processes other than the ranks and their workers use."""
     run_delay_share: float | None = None
     """Share of the step in which the training thread was runnable but had no CPU, on the worst rank."""
     thread_cpu_ms: float | None = None

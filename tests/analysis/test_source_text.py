@@ -71,11 +71,16 @@ def test_the_line_that_a_fix_changes_comes_first(tmp_path, script, more, line):
     (folder / "sources.json").write_text(json.dumps({"schema": "ddpdoctor.sources/1", "files": files}))
     unhealthy = samples.unhealthy()
     fix = Fix(title="Set it", why="", changed_at=["strategy", "prepare"])
-    where = [Where(str(script), 5, "main")]
-    finding = msgspec.structs.replace(unhealthy.findings[0], where=where, fixes=[fix])
-    diagnosis = msgspec.structs.replace(unhealthy, findings=[finding])
-    shown = with_source_text(diagnosis, [str(tmp_path / "run")]).findings[0].where
-    assert shown[0].line == line and shown[-1].line == 5 and shown[0].function == "main"
+
+    def shown(through):
+        where = [Where(str(script), 5, "main", through=through)]
+        finding = msgspec.structs.replace(unhealthy.findings[0], where=where, fixes=[fix])
+        diagnosis = msgspec.structs.replace(unhealthy, findings=[finding])
+        return with_source_text(diagnosis, [str(tmp_path / "run")]).findings[0].where
+
+    found = shown((CodeLine("/env/framework.py", 3, "fit"),))
+    assert found[0].line == line and found[-1].line == 5 and found[0].function == "main"
+    assert [where.line for where in shown(())] == [5], "a line that does the work itself stays the first"
 
 
 def test_a_file_that_has_changed_is_not_shown(tmp_path, script):

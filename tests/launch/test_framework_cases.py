@@ -76,6 +76,7 @@ def test_a_line_logged_in_each_step_of_transformers(tmp_path: Path) -> None:
     )
     finding = found(faulty, "sync/blocking-collective")
     assert finding is not None and "Trainer._maybe_log_save_evaluate" in finding.explanation
+    assert "TrainingArguments(" in SCRIPT.read_text().splitlines()[finding.where[0].line - 1]
     arguments = arguments_of(finding.fixes[0].snippet or "", "TrainingArguments")
     fixed = diagnosed(tmp_path / "fixed", "transformers", 0, {"logging_strategy": "steps", **arguments})
     assert found(fixed, "sync/blocking-collective") is None

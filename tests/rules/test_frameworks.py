@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import json
 import subprocess
 from typing import Any
@@ -161,6 +162,24 @@ def test_several_settings_of_a_loader_are_one_call() -> None:
     named = {each.arg: ast.literal_eval(each.value) for each in call.keywords}
     assert named.pop("dataloader_num_workers") >= 1
     assert named == {"dataloader_persistent_workers": True, "dataloader_prefetch_factor": 4}
+
+
+@pytest.mark.parametrize("where", [LIGHTNING, FABRIC, ACCELERATE, TRANSFORMERS, RAY])
+def test_every_fix_in_a_framework_s_words_is_python_and_torch_s_words_are_gone(where: dict[str, Any]) -> None:
+    written = set()
+    for rule in PACK.rules.values():
+        for test in (test for test in rule.tests if test.fires):
+            facts = copy.deepcopy(test.facts)
+            for group in ("ddp", "loader"):
+                facts.setdefault(group, {})["where"] = where
+            outcome = outcome_of(rule, PACK.common, facts)
+            assert not outcome.errors
+            for fix in (fix for finding in outcome.findings for fix in finding.fixes if fix.changed_at):
+                written.add(rule.id)
+                assert ast.parse(fix.snippet or "")
+                assert "= DistributedDataParallel(" not in (fix.snippet or "")
+                assert fix.docs[0].startswith("https://")
+    assert {"sync/buffer-broadcast", "ddp/unused-parameters", "hang/unused-parameter"} <= written
 
 
 def test_each_row_of_each_framework_is_python() -> None:

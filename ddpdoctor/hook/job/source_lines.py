@@ -121,10 +121,12 @@ class CodeKinds:
         return self.innermost((each.f_code, each) for each in islice(_stack(frame), MOST_FRAMES))
 
     def through(self, frame: FrameType | None, users: FrameType) -> tuple[Place, ...]:
-        """Lines of well-known packages in the stack that ends in ``frame``, through which ``users`` came there; the innermost first."""
+        """Lines of well-known packages in the stack that ends in ``frame``, through which ``users`` came there; the innermost first. All
+        of them if ``users`` is one of them, as nothing of the user's called it: a framework's own command."""
         found: list[Place] = []
+        own = self.of(users.f_code) == WELL_KNOWN
         for each in islice(_stack(frame), MOST_FRAMES):
-            if each is users or len(found) == _MOST_THROUGH:
+            if (each is users and not own) or len(found) == _MOST_THROUGH:
                 break
             if self.of(each.f_code) == WELL_KNOWN:
                 found.append((each.f_code, each.f_lineno))

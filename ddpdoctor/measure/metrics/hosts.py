@@ -35,6 +35,8 @@ class Cores(msgspec.Struct, frozen=True):
     computing: float | None
     """Computing threads of all its ranks; None where unknown."""
     host: str = ""
+    others: float | None = None
+    """Used by other processes; None where a rank's use is unknown, or the job may not use all cores of the host."""
 
     def shortest_step(self, step: float) -> float:
         """Lower bound of a step's length where no work is removed from it."""
@@ -68,12 +70,15 @@ def _of_host(host: HostTelemetry, logs: Sequence[RankLog]) -> Cores | None:
     busy = read.cores * read.cpu_percent / 100
     job = sum(known) if len(known) == len(logs) else busy
     threads = _threads(logs)
+    stated = host.header.get("host_facts") or {}
+    whole = stated.get("cpu_count_usable") == stated.get("cpu_count_logical")
     return Cores(
         job=max(job, 1e-3),
         idle=max(0.0, read.cores - busy),
         ranks=len(logs),
         computing=sum(threads) if len(threads) == len(logs) else None,
         host=logs[0].host,
+        others=max(0.0, busy - job) if whole and len(known) == len(logs) else None,
     )
 
 
@@ -99,6 +104,7 @@ def host_facts(
         memory_used_share=fullest.memory_used_share,
         swap_bytes_per_s=fullest.swap_bytes_per_s,
         io_wait_percent=max(waits, default=None),
+        other_cores=cores_used.others if cores_used else None,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 from ddpdoctor.hook.job import CodeKinds, Lines
 
@@ -70,7 +71,8 @@ def calling(*files):
         names = {"call": call}
         exec(compile("def calling():\n    return call()\n", file, "exec"), names)
         call = names["calling"]
-    answers = [call(), call()]
+    with ThreadPoolExecutor(1) as pool:  # a stack of its own
+        answers = [pool.submit(call).result() for _ in range(2)]
     assert answers[0] == answers[1]
     return [json.loads(document) for document in documents]
 
@@ -83,6 +85,10 @@ def test_lines_of_a_framework_between_the_user_and_torch_are_written():
     assert [file for file, _, _ in own["through"]] == [loop, fit]
     (own,) = calling(torch, "/home/me/train.py", fit)
     assert "through" not in own
+    (own,) = calling(torch, loop, f"{packages}/some_trainer/loop.py")
+    assert own["file"].endswith("some_trainer/loop.py") and [file for file, _, _ in own["through"]] == [loop]
+    (own,) = calling(torch, loop, fit)
+    assert own["file"] == loop and [file for file, _, _ in own["through"]] == [loop, fit]
 
 
 def test_a_line_has_a_number_for_each_way_through_a_framework():

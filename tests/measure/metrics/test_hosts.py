@@ -69,3 +69,14 @@ def test_a_host_with_another_clock_is_read_by_its_own():
     cores = host_cores(hosts, logs)
     assert (cores.host, cores.idle) == ("b", pytest.approx(4.0))
     assert facts_of(hosts, logs).cpu_percent == pytest.approx(75.0)
+
+
+@pytest.mark.parametrize(("logical", "others"), [(16, 4.0), (64, None)])
+def test_what_other_programs_use(monkeypatch, logical, others):
+    """Known where the job may use all cores, so that the host's load is theirs."""
+    host = Host(cpu_percent=[50] * 9)
+    host.header["host_facts"]["cpu_count_logical"] = logical
+    monkeypatch.setattr(host, "rank_column", lambda *_: (np.arange(9) * SECOND, np.full(9, 200.0)))
+    assert facts_of({"a": host}, [log(0), log(1)]).other_cores == others
+    monkeypatch.undo()
+    assert facts_of({"a": host}, [log(0), log(1)]).other_cores is None
