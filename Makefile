@@ -6,7 +6,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 EVERYTHING := .venv-all
 
-.PHONY: demo test test-all test-slow check bench exam fuzz mutate net sweep docs clean
+.PHONY: demo test test-all test-slow check bench exam fuzz mutate net sweep docs gallery clean
 
 demo: $(INSTALLED)  ## a real two-rank job with a planted fault, recorded and diagnosed
 	$(BIN)/ddpdoctor demo
@@ -48,6 +48,9 @@ sweep: $(INSTALLED)  ## which answers change with a constant moved by 30 %; half
 
 docs: $(INSTALLED)  ## write the pages that follow from code and rules
 	$(BIN)/python docs/generate.py
+
+gallery: $(INSTALLED)  ## record the jobs of the documentation's gallery anew, with their reports and pictures; minutes, needs Chromium
+	$(BIN)/python -m tests.gallery $(ARGUMENTS)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "ddpdoctor needs Python 3.11 or newer; name one with make PYTHON=..." >&2; exit 1; }

@@ -22,6 +22,7 @@ from ddpdoctor.report import read_diagnosis, render_html, to_json, write_html, w
 from ddpdoctor.report.compare import compare
 from ddpdoctor.report.compare_output import render_comparison
 from ddpdoctor.report.embed import NOTE
+from ddpdoctor.report.view import page
 
 BYTES_MOST = 1_500_000
 MORE_MOST = 700_000
@@ -135,8 +136,8 @@ def test_backticks_become_code_in_headings_and_sentences():
         waterfall=[msgspec.structs.replace(bar, label=text) for bar in unhealthy.waterfall],
     )
     pages = [render_html(diagnosis, static=True), render_comparison(compare(diagnosis, diagnosis))]
-    for page in pages:
-        shown = re.sub(r"(?s)<(script|style|pre)\b.*?</\1>", "", page)
+    for text in pages:
+        shown = re.sub(r"(?s)<(script|style|pre)\b.*?</\1>", "", text)
         assert "no_sync()" in shown and not re.findall(r".{0,40}`.{0,40}", shown)
     assert "<title>ddpdoctor: No step calls no_sync()</title>" in pages[0]
     assert "calls <code>no_sync()</code></h1>" in pages[0]
@@ -270,3 +271,16 @@ def test_marks_of_writing_direction_are_escaped_in_json() -> None:
     ):
         assert not any(mark in data for mark in "\u202e\u2066\u061c\u200e")
     assert json.loads(to_json(diagnosis))["notes"] == [told]
+
+
+def test_the_first_screen_has_the_finding_of_the_verdict():
+    assert page(samples.unhealthy()).main.anchor == "finding-1"
+    assert page(samples.healthy()).main is None and page(samples.minimal()).main is None
+
+
+def test_only_chosen_settings_and_those_of_findings_are_open():
+    """A finding reads num_workers; the other settings of the sample that have defaults are at them, but for the batch size."""
+    opened = {group.title: group.rows for group in page(samples.unhealthy()).job if not group.folded}
+    (chosen,) = (rows for title, rows in opened.items() if title.startswith("Settings"))
+    assert chosen == [("DataLoader", "num_workers 0, batch_size 64")]
+    assert "Environment" not in opened

@@ -199,19 +199,6 @@ def test_an_upper_bound_is_not_drawn_as_a_price():
     assert [(row.kind, row.value) for row in rows[1:3]] == [("saving", "−44.8 ms"), ("bound", "≤ 1.20 ms")]
 
 
-def test_the_first_screen_has_the_finding_of_the_verdict():
-    assert page(samples.unhealthy()).main.anchor == "finding-1"
-    assert page(samples.healthy()).main is None and page(samples.minimal()).main is None
-
-
-def test_only_chosen_settings_and_those_of_findings_are_open():
-    """A finding reads num_workers; the other settings of the sample that have defaults are at them, but for the batch size."""
-    opened = {group.title: group.rows for group in page(samples.unhealthy()).job if not group.folded}
-    (chosen,) = (rows for title, rows in opened.items() if title.startswith("Settings"))
-    assert chosen == [("DataLoader", "num_workers 0, batch_size 64")]
-    assert "Environment" not in opened
-
-
 def test_a_waterfall_without_a_last_total_gets_the_remaining_time():
     diagnosis = replace(
         samples.unhealthy(), waterfall=[WaterfallBar("measured", 10.0), WaterfallBar("x", 4.0, "a/b")]
