@@ -36,11 +36,12 @@ def plan(*ends: dict[str, Any], allowed: int, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "planned",
     [
-        pytest.param(plan(end("code", 40), allowed=1), id="code"),
+        pytest.param(plan(end("code", 45), allowed=1), id="after its checkpoint"),
+        pytest.param(plan(end("code", 40), allowed=1), id="code", marks=EXTENDED),
         pytest.param(plan(end("raise", 40, 0), allowed=1), id="raise", marks=EXTENDED),
         pytest.param(plan(end("kill", 40), allowed=1), id="kill", marks=EXTENDED),
         pytest.param(plan(end("hang", 40), allowed=1), id="hang", marks=EXTENDED),
-        pytest.param(plan(end("kill", 45), end("raise", 50), allowed=2), id="after its checkpoint", marks=EXTENDED),
+        pytest.param(plan(end("kill", 45), end("raise", 50), allowed=2), id="twice", marks=EXTENDED),
         pytest.param(plan(end("raise", 20), end("hang", 50, 0), allowed=2), id="hang later", marks=EXTENDED),
         pytest.param(plan(end("code", 20), end("early", 0), allowed=2), id="early", marks=EXTENDED),
         pytest.param(plan(end("code", 20), end("code", 50, 0), allowed=1), id="used up", marks=EXTENDED),
