@@ -62,10 +62,10 @@ def attempt_end(
 
 _HUNG = {
     "not_reached": "did not reach the point where the others waited",
-    "uneven": "had left the training loop while the others went on",
+    "uneven": "had no batches left while the others went on",
     "different": "called a different collective than the others",
 }
-"""What ended an attempt that hung until a timeout, by the name of the fact."""
+"""What ended an attempt that hung until a timeout, by the name of the fact, where the fact does not say it."""
 
 
 def _in_words(name: str, cause: StopFacts) -> str:
@@ -75,7 +75,7 @@ def _in_words(name: str, cause: StopFacts) -> str:
     elif name == "died" and cause.message:
         how = f"ended with {cause.message}" if cause.kind == "code" else f"ended by {cause.message}"
     else:
-        how = cause.message or _HUNG.get(name, "failed")
+        how = cause.message or (cause.says if name == "uneven" else None) or _HUNG.get(name, "failed")
     return f"{who} {how}".strip()
 
 

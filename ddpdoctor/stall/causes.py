@@ -106,15 +106,28 @@ def with_hang_until_timeout(run: RunEvidence) -> RunEvidence:
     if first is None or not (first.waits and lost_others(first) and _TIMED_OUT.search(_whole_text(first))):
         return run
     at_ns = first.raised_ns or 0
-    missing = [
-        each.step_since_ns
+    there = [
+        each
         for each in run.ranks.values()
-        if each.waits is False and not each.raised and (each.gone_ns is None or each.gone_ns > at_ns)
+        if not each.raised and (each.gone_ns is None or each.gone_ns > at_ns)
     ]
-    since_ns = min((ns for ns in missing if ns is not None and ns < at_ns), default=None)
+    missing = [each for each in there if each.waits is False or _has_not_called(each, first)]
+    since_ns = min((ns for each in missing if (ns := each.step_since_ns) and ns < at_ns), default=None)
     if since_ns is None:
         return run
-    return msgspec.structs.replace(run, hangs=True, detected_ns=at_ns, since_s=(at_ns - since_ns) / 1e9)
+    ranks = run.ranks | {each.rank: msgspec.structs.replace(each, waits=False) for each in missing}
+    since_s = (at_ns - since_ns) / 1e9
+    return msgspec.structs.replace(run, ranks=ranks, hangs=True, detected_ns=at_ns, since_s=since_s)
+
+
+def _has_not_called(each: RankEvidence, other: RankEvidence) -> bool:
+    """Whether a rank of which nothing else is known, as one that holds Python's lock, had not called the collective in which ``other``
+    waited."""
+    call = other.open_call
+    if call is None or call.turn is None or each.waits is not None or each.open_call is not None:
+        return False
+    turns = [own.turn for own in each.calls if own.group == call.group and own.turn is not None]
+    return bool(turns) and max(turns) < call.turn
 
 
 def _odd_ones(run: RunEvidence, concluded: Mapping[int, Conclusion]) -> list[RankEvidence]:
@@ -149,7 +162,7 @@ def _left(gone: Sequence[RankEvidence], raised: Sequence[RankEvidence]) -> StopF
         ranks=sorted(each.rank for each in gone),
         waiting_ranks=sorted(each.rank for each in raised),
         kind="left",
-        says="exited before the others (exit code 0)" if 0 in codes else "ended in order",
+        says="exited before the others (exit code 0)" if 0 in codes else "ended in order before the others",
         step=min((each.step for each in gone if each.step is not None), default=None),
         where=distinct_places([each.where for each in gone]),
         waits_at=distinct_places([_raised_at(each) for each in raised]),

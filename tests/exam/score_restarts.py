@@ -15,10 +15,11 @@ from .score import Answers, Mark, summary
 PART, LEAST_S = 1 / 3, 0.25
 """Of the seconds; what the looks for ended processes and the launcher's own may differ by."""
 WORDS = {
-    "code": "rank {rank} ended with exit code {code}",
-    "raise": "rank {rank} raised RuntimeError: planted",
-    "kill": "rank {rank} ended by SIGKILL",
-    "hang": "rank {rank} did not reach the point where the others waited",
+    "raise": "raised RuntimeError: planted",
+    "kill": "ended by SIGKILL",
+    "abort": "ended by SIGABRT",
+    "hang": "did not reach the point where the others waited",
+    "lock": "did not reach the point where the others waited",
 }
 TOLERATED = ("host/outside-work",)
 """The job sleeps for the most part of its steps."""
@@ -36,9 +37,10 @@ def mark_restarts(case: Case, diagnosis: dict[str, Any]) -> Mark:
     last = len(truth["ends"]) - 1
     for number, end in enumerate(truth["ends"]):
         if end and number < last and len(attempts) == truth["attempts"]:
-            expected, told = WORDS[end["how"]].format(**end), attempts[number]
-            right = (told["ended"], told["ranks"]) == (expected, [end["rank"]])
-            ask("cause", right, f"attempt {number + 1}: {expected}; told {told['ranks']} {told['ended']}")
+            expected, told = _words(end), attempts[number]
+            right = told["ended"].endswith(expected) and told["ranks"] == sorted(end["ranks"])
+            words = f"attempt {number + 1}: {end['ranks']} {expected}; told {told['ranks']} {told['ended']}"
+            ask("cause", right, words)
     if last > 0:
         ask("rule", restarts is not None, "no restart reported")
     if last > 0 and restarts is not None:
@@ -48,8 +50,11 @@ def mark_restarts(case: Case, diagnosis: dict[str, Any]) -> Mark:
     stopped = [each for each in findings if each["rule"].startswith("hang/")]
     if truth["ends"][last]:
         told = [each["ranks"] for each in stopped]
-        rank = truth["ends"][last]["rank"]
-        ask("exit", [rank] in told[:1], f"failed by {truth['ends'][last]}, told of {told}")
+        ask(
+            "exit",
+            sorted(truth["ends"][last]["ranks"]) in told[:1],
+            f"failed by {truth['ends'][last]}, told of {told}",
+        )
     else:
         ask("exit", not stopped, f"ended well, told {[summary(each) for each in stopped]}")
     extra = [
@@ -64,6 +69,12 @@ def mark_restarts(case: Case, diagnosis: dict[str, Any]) -> Mark:
     said = tuple(summary(each) for each in findings)
     kinds = tuple(fault.kind for fault in case.faults)
     return Mark(case.seed, case.half, kinds, *answers.as_fields(), case.doubts, said)
+
+
+def _words(end: dict[str, Any]) -> str:
+    if end["how"] != "code":
+        return WORDS[end["how"]]
+    return f"ended with exit code {end['code']}" if end["code"] else "exited before the others (exit code 0)"
 
 
 def _ask_costs(answers: Answers, truth: dict[str, Any], restarts: dict[str, Any]) -> None:

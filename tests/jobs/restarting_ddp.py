@@ -10,6 +10,7 @@ process group. A file that rank 0 writes counts the attempts with one. Each rank
 from __future__ import annotations
 
 import atexit
+import ctypes
 import datetime
 import json
 import os
@@ -26,6 +27,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 FOLDER = Path(sys.argv[1])
 PLAN = json.loads((FOLDER / "plan.json").read_text())
+ALL = -1
+"""As the rank of an end: each of them."""
 RANK = int(os.environ["RANK"])
 
 
@@ -40,8 +43,12 @@ def fail(how: str, code: int) -> None:
         raise RuntimeError("planted")
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if how == "abort":
+        os.abort()
     if how == "hang":
         time.sleep(600)
+    if how == "lock":
+        ctypes.PyDLL(None).sleep(600)  # holds Python's lock
     os._exit(code)
 
 
@@ -74,7 +81,7 @@ def main() -> None:
     model = DistributedDataParallel(net)
     note(what="started", attempt=attempt, done=done, world=dist.get_world_size(), pid=os.getpid())
     while done < PLAN["steps"]:
-        if done == end.get("step") and end["rank"] == dist.get_rank():
+        if done == end.get("step") and end["rank"] in (dist.get_rank(), ALL):
             fail(end["how"], end["code"])
         time.sleep(PLAN["step_ms"] / 1000)
         model(torch.randn(8, 64)).square().mean().backward()

@@ -108,6 +108,24 @@ def test_a_rank_for_which_another_waits_until_its_timeout(tmp_path):
     assert diagnosis.facts["hang"]["until"] == "it ended with exit code 1"
 
 
+def reduction(turn: int, step: int, *, returned: bool) -> str:
+    """A line of calls.jsonl on a backward pass."""
+    return json.dumps(
+        {"open": int(not returned), "call": turn, "n": turn, "step": step, "k": "bwd", "pg": "0"}
+    )
+
+
+@pytest.mark.parametrize(("turn", "rule"), [(43, "hang/not-reached"), (44, "hang/rank-raised")])
+def test_a_rank_that_could_not_say_what_it_did_until_the_timeout(tmp_path, turn, rule):
+    """As one that holds Python's lock. Its calls show whether it had begun what the others waited for."""
+    run = timed_out(tmp_path)
+    (run.path / "ranks/00001/progress.json").unlink()
+    (run.path / "ranks/00000/calls.jsonl").write_text(reduction(44, STEP, returned=False) + "\n")
+    (run.path / "ranks/00001/calls.jsonl").write_text(reduction(turn, STEP - 1, returned=True) + "\n")
+    finding = main_finding(diagnosed(run))
+    assert (finding.rule, finding.ranks) == (rule, [int(rule == "hang/not-reached")])
+
+
 @pytest.mark.parametrize(
     ("how", "rule"),
     [

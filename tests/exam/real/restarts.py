@@ -21,7 +21,9 @@ from tests.exam.planted import Case, Fault
 from .record import JOB_S, NOTHING, REPOSITORY, RUN, environment
 
 JOB = REPOSITORY / "tests" / "jobs" / "restarting_ddp.py"
-HOWS = ("code", "raise", "kill", "hang")
+HOWS = ("code", "raise", "kill", "hang", "abort", "lock")
+ALL = -1
+"""As the rank of an end: each of them."""
 EARLY = "early"
 """An end before the process group, of which nothing is recorded."""
 POLL_S = 0.02
@@ -36,9 +38,12 @@ def drawn(seed: int) -> Plan:
     every = draw.choice((0, *range(5, 50, 3), *range(5, 50, 3)))
     world = draw.choice((2, 2, 3))
     for number in range(draw.choice((0, 1, 1, 1, 2, 2, 3))):
-        step = draw.choice((draw.randrange(done, steps), draw.randrange(done, steps), done + every))
+        anywhere, after_saving = draw.randrange(done, steps), min(done + every, steps - 1)
+        step = draw.choice((anywhere, anywhere, after_saving))
         how = draw.choice((*HOWS, EARLY) if number else HOWS)
-        ends.append({"step": step, "rank": draw.randrange(world), "how": how, "code": draw.randrange(2, 100)})
+        code = 0 if draw.random() < 0.2 else draw.randrange(2, 100)
+        who = ALL if how == "raise" and draw.random() < 0.3 else draw.randrange(world)
+        ends.append({"step": step, "rank": who, "how": how, "code": code})
         if how != EARLY:
             done = step - step % every if every else 0
     spare = draw.choice((-1, 0, 0, 1)) if ends and ends[-1]["how"] != EARLY else draw.randrange(3)
@@ -146,7 +151,8 @@ def attempts_of(job: Path, gone_ns: Mapping[int, int]) -> list[dict[str, Any]]:
         elif each.get("how") == EARLY:
             early += 1
         elif each["what"] == "failed":
-            found[-1]["failed"] = {name: each[name] for name in ("rank", "how", "code", "at_ns")}
+            end = {"ranks": [], **{name: each[name] for name in ("how", "code", "at_ns")}}
+            found[-1].setdefault("failed", end)["ranks"].append(each["rank"])
     for each in found:
         each["gone_ns"] = max(gone_ns[pid] for pid in each.pop("pids"))
     return found
@@ -174,5 +180,5 @@ def truth(seed: int, plan: Plan, job: Path, code: int, gone_ns: Mapping[int, int
         "every": plan["every"],
         "costs": costs,
     }
-    faults = tuple(Fault(each["how"], RULES, (each["rank"],), 0.0) for each in ends[:-1])
+    faults = tuple(Fault(each["how"], RULES, tuple(each["ranks"]), 0.0) for each in ends[:-1])
     return Case(seed, "restarts", plan["step_ms"], faults, shape=shape)
