@@ -16,6 +16,9 @@ from ddpdoctor.diagnose.rule import Effect, Rule
 ANY = "*"
 """As an effect's rule: any finding that has a cost and at least warns."""
 
+MANY_TIMES = 4.0
+"""So many times a measured price, a bound comes before it."""
+
 
 class RuleHit(msgspec.Struct, frozen=True):
     """A finding with its rule and the cost that priced it."""
@@ -55,7 +58,9 @@ def order_findings(
         # A finding with a capped severity ranks below all of the next higher severity.
         above = {"info": floor["warning"], "warning": floor["critical"]}
         highest = above.get(entry.finding.severity, inf) if entry.severity_capped else inf
-        return min(max(_loss(entry.finding, context["run"], thresholds), least), highest)
+        return min(
+            max(_loss(entry.finding, context["run"], thresholds) / _discount(entry.finding), least), highest
+        )
 
     by_cost = sorted(hits, key=sort_key, reverse=True)
     causes: dict[str, str] = {}
@@ -80,6 +85,19 @@ def order_findings(
         severity = "info" if cause in capped else entry.finding.severity
         findings.append(msgspec.structs.replace(entry.finding, caused_by=cause, severity=severity))
     return [f for f in findings if f.caused_by is None] + [f for f in findings if f.caused_by is not None]
+
+
+def _discount(finding: Finding) -> float:
+    """By what the loss of a finding is divided for its place: a measured price comes before a bound or an assumption, and what costs
+    something for sure before what may cost nothing, unless the latter is many times as much."""
+    is_bound = finding.at_most or finding.estimated
+    return MANY_TIMES**is_bound * MANY_TIMES ** includes_zero(finding)
+
+
+def includes_zero(finding: Finding) -> bool:
+    """Whether it may cost nothing: its range includes 0, though it is said of every step. (What happens in some steps was seen there.)"""
+    ends_ms = finding.costs_ms_per_step_range
+    return ends_ms is not None and ends_ms[0] <= 0.0 and finding.persistence in (None, "always")
 
 
 def _loss(finding: Finding, run: Mapping[str, Any], thresholds: Mapping[str, float]) -> float:

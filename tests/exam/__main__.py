@@ -39,7 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--when", type=int, metavar="K", help="so many jobs on CPU ranks with work at drawn times of the run"
     )
     parser.add_argument("--generated", type=int, metavar="K", help="so many traces of simulated GPU jobs")
-    parser.add_argument("--short", type=int, default=0, metavar="K", help="so many of these with two to four steps")
+    parser.add_argument(
+        "--short", type=int, default=0, metavar="K", help="so many of these with two to four steps"
+    )
     parser.add_argument(
         "--each",
         nargs="?",

@@ -13,13 +13,15 @@ from ddpdoctor.report.charts.scale import LEAST, percent_of
 BARS = 48
 """Most savings with their own bar; smaller ones share one."""
 
+_SIGNS = {"saving": "−", "bound": "≤ "}
+
 
 class WaterfallRow(msgspec.Struct, frozen=True, kw_only=True):
     """A bar for the template. Positions in per cent of the measured step time."""
 
     label: str
     kind: str
-    """"measured", "saving" or "goal"."""
+    """"measured", "saving", "bound" (at most so much is saved) or "goal"."""
     x: float
     width: float
     value: str
@@ -33,7 +35,7 @@ class WaterfallData(msgspec.Struct, frozen=True, kw_only=True):
 
     label: str
     kind: str
-    """"measured", "saving" or "goal"."""
+    """"measured", "saving", "bound" (at most so much is saved) or "goal"."""
     from_ms: float
     ms: float
     rule: str | None = None
@@ -42,7 +44,7 @@ class WaterfallData(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def value(self) -> str:
-        return f"{'−' if self.kind == 'saving' else ''}{words.milliseconds(self.ms)}"
+        return f"{_SIGNS.get(self.kind, '')}{words.milliseconds(self.ms)}"
 
 
 def waterfall_data(diagnosis: Diagnosis) -> list[WaterfallData]:
@@ -62,7 +64,12 @@ def waterfall_data(diagnosis: Diagnosis) -> list[WaterfallData]:
         left -= saved
         bars_ms.append(
             WaterfallData(
-                label=bar.label, kind="saving", from_ms=left, ms=saved, rule=bar.rule, ends_ms=ends_ms
+                label=bar.label,
+                kind="bound" if bar.at_most else "saving",
+                from_ms=left,
+                ms=saved,
+                rule=bar.rule,
+                ends_ms=ends_ms,
             )
         )
     if len(bars_ms) < 2:
