@@ -232,6 +232,10 @@ class CommunicationFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the time in collectives that gather and scatter sharded parameters and gradients (FSDP, ZeRO), 0 to 1."""
     collectives_per_step: float | None = None
     """Collectives per step, median rank."""
+    operations_per_step: dict[str, float] | None = None
+    """The same by operation, the most frequent first."""
+    operation_bytes_per_step: dict[str, float] | None = None
+    """Bytes of these that a rank contributes per step, of the operations whose messages' sizes are known."""
     bus_gb_per_s: float | None = None
     """Median bus bandwidth of messages from 1 MiB on (as in nccl-tests), in the process groups that transfer longest."""
     best_bus_gb_per_s: float | None = None

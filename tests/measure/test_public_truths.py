@@ -217,3 +217,17 @@ def test_what_is_missing_is_told(name):
     of(name)
     inputs = load([str(PUBLIC / name)], Options(cache=False, jobs=1))
     assert inputs.notes + of(name).notes
+
+
+def test_which_collectives_a_step_has():
+    facts = of("hta/df_index_resolver").facts.communication
+    assert facts.operations_per_step == {"allreduce": 404.0} and facts.operation_bytes_per_step is None
+    both = of("tracelens/mi300_resnet_act_checkpoint").facts.communication
+    assert both.operations_per_step == {"allreduce": 2.0, "broadcast": 2.0}
+    assert sum(both.operation_bytes_per_step.values()) == pytest.approx(both.bytes_per_step)
+
+
+def test_why_much_of_a_step_is_other():
+    assert any(
+        "44 % of the step" in note and "has not begun" in note for note in of("param/dlrm_8rank").notes
+    )
