@@ -49,20 +49,27 @@ def order_findings(
 ) -> list[Finding]:
     """Return causes by cost, then effects by cost with ``caused_by``; broken conditions go to ``errors``."""
 
+    floor = {"critical": thresholds["critical_share"], "warning": thresholds["warning_share"]}
+
     def sort_key(entry: RuleHit) -> float:
         if entry.rule.stops:
             return inf
         # A finding without a cost ranks like the smallest cost of its severity.
-        floor = {"critical": thresholds["critical_share"], "warning": thresholds["warning_share"]}
         least = floor.get(entry.finding.severity, 0.0) if entry.rule.severity else 0.0
+        return max(_loss(entry.finding, context["run"], thresholds) / _discount(entry.finding), least)
+
+    def capped_key(entry: RuleHit) -> float:
         # A finding with a capped severity ranks below all of the next higher severity.
-        above = {"info": floor["warning"], "warning": floor["critical"]}
-        highest = above.get(entry.finding.severity, inf) if entry.severity_capped else inf
-        return min(
-            max(_loss(entry.finding, context["run"], thresholds) / _discount(entry.finding), least), highest
+        above = {"info": ("warning", "critical"), "warning": ("critical",)}
+        severer = [hit for hit in hits if hit.finding.severity in above.get(entry.finding.severity, ())]
+        highest = {"info": floor["warning"], "warning": floor["critical"]}.get(entry.finding.severity, inf)
+        return (
+            min([sort_key(entry), highest, *map(sort_key, severer)])
+            if entry.severity_capped
+            else sort_key(entry)
         )
 
-    by_cost = sorted(hits, key=sort_key, reverse=True)
+    by_cost = sorted(hits, key=lambda entry: (capped_key(entry), not entry.severity_capped), reverse=True)
     causes: dict[str, str] = {}
     # Rules that any finding can explain come last, because they name the root cause.
     for entry in sorted(by_cost, key=lambda hit: any(effect.rule == ANY for effect in hit.rule.effects)):
