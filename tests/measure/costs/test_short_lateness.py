@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 
-from ddpdoctor.measure.costs.late import regularly_late
+from ddpdoctor.measure.costs import regularly_late
 from tests.measure.attribution.drawn import heavy, normal, window
 from tests.measure.made import simple
 
