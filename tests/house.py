@@ -131,7 +131,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
             "taxonomy",
         ),
         "wholerun": ("sourcelines", "steplog", "places", "numerics", "runfacts", "taxonomy"),
-        "caveats": ("graph", "window"),
+        "caveats": ("metrics", "graph", "window", "taxonomy"),
         "flames": ("metrics", "graph", "sourcelines", "places", "summary"),
         "hta": ("export",),
         "flow": (

@@ -217,6 +217,8 @@ class WaterfallBar(msgspec.Struct, frozen=True):
     rule: str | None = None
     range_ms: list[float] | None = None
     """[low, high] of the time that fixing the finding saves, if known."""
+    at_most: bool = False
+    """The finding's cost is an upper bound."""
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):

@@ -414,6 +414,7 @@ class _Run:
             or rule.severity_most == "warning"
             or self._is_from_short_window()
             or too_few_steps
+            or self._is_upper_bound()
         ):
             return "warning"
         beside_ms = cost["beside_ms_per_step"]

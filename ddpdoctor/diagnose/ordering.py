@@ -16,6 +16,9 @@ from ddpdoctor.diagnose.rule import Effect, Rule
 ANY = "*"
 """As an effect's rule: any finding that has a cost and at least warns."""
 
+MANY_TIMES = 4.0
+"""So many times a measured price, a bound comes before it."""
+
 
 class RuleHit(msgspec.Struct, frozen=True):
     """A finding with its rule and the cost that priced it."""
@@ -46,18 +49,27 @@ def order_findings(
 ) -> list[Finding]:
     """Return causes by cost, then effects by cost with ``caused_by``; broken conditions go to ``errors``."""
 
+    floor = {"critical": thresholds["critical_share"], "warning": thresholds["warning_share"]}
+
     def sort_key(entry: RuleHit) -> float:
         if entry.rule.stops:
             return inf
         # A finding without a cost ranks like the smallest cost of its severity.
-        floor = {"critical": thresholds["critical_share"], "warning": thresholds["warning_share"]}
         least = floor.get(entry.finding.severity, 0.0) if entry.rule.severity else 0.0
-        # A finding with a capped severity ranks below all of the next higher severity.
-        above = {"info": floor["warning"], "warning": floor["critical"]}
-        highest = above.get(entry.finding.severity, inf) if entry.severity_capped else inf
-        return min(max(_loss(entry.finding, context["run"], thresholds), least), highest)
+        return max(_loss(entry.finding, context["run"], thresholds) / _discount(entry.finding), least)
 
-    by_cost = sorted(hits, key=sort_key, reverse=True)
+    def capped_key(entry: RuleHit) -> float:
+        # A finding with a capped severity ranks below all of the next higher severity.
+        above = {"info": ("warning", "critical"), "warning": ("critical",)}
+        severer = [hit for hit in hits if hit.finding.severity in above.get(entry.finding.severity, ())]
+        highest = {"info": floor["warning"], "warning": floor["critical"]}.get(entry.finding.severity, inf)
+        return (
+            min([sort_key(entry), highest, *map(sort_key, severer)])
+            if entry.severity_capped
+            else sort_key(entry)
+        )
+
+    by_cost = sorted(hits, key=lambda entry: (capped_key(entry), not entry.severity_capped), reverse=True)
     causes: dict[str, str] = {}
     # Rules that any finding can explain come last, because they name the root cause.
     for entry in sorted(by_cost, key=lambda hit: any(effect.rule == ANY for effect in hit.rule.effects)):
@@ -80,6 +92,19 @@ def order_findings(
         severity = "info" if cause in capped else entry.finding.severity
         findings.append(msgspec.structs.replace(entry.finding, caused_by=cause, severity=severity))
     return [f for f in findings if f.caused_by is None] + [f for f in findings if f.caused_by is not None]
+
+
+def _discount(finding: Finding) -> float:
+    """By what the loss of a finding is divided for its place: a measured price comes before a bound or an assumption, and what costs
+    something for sure before what may cost nothing, unless the latter is many times as much."""
+    is_bound = finding.at_most or finding.estimated
+    return MANY_TIMES**is_bound * MANY_TIMES ** includes_zero(finding)
+
+
+def includes_zero(finding: Finding) -> bool:
+    """Whether it may cost nothing: its range includes 0, though it is said of every step. (What happens in some steps was seen there.)"""
+    ends_ms = finding.costs_ms_per_step_range
+    return ends_ms is not None and ends_ms[0] <= 0.0 and finding.persistence in (None, "always")
 
 
 def _loss(finding: Finding, run: Mapping[str, Any], thresholds: Mapping[str, float]) -> float:

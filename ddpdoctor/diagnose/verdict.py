@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from ddpdoctor.diagnose.diagnosis import Coverage, Finding, SkippedRule, Verdict, WaterfallBar
 from ddpdoctor.diagnose.engine import Outcome
+from ddpdoctor.diagnose.ordering import includes_zero
 
 from . import words
 
@@ -30,7 +31,9 @@ def verdict(
     ``matched``: whether collectives were matched across ranks. ``stopped``: headline if no steps were measured and the
     analysis of the job's end found nothing.
     """
-    top = next((finding for finding in outcome.findings if finding.severity != "info"), None)
+    warnings = [finding for finding in outcome.findings if finding.severity != "info"]
+    # What may cost nothing makes no headline beside what does cost something.
+    top = min(warnings, key=includes_zero, default=None)
     stops = (
         top is not None and top.rule in outcome.stopping
     )  # that it stopped follows from no measured number
@@ -92,7 +95,7 @@ def waterfall(mean_ms: float | None, outcome: Outcome) -> list[WaterfallBar]:
         saved = min(finding.costs_ms_per_step or 0.0, left * 0.999)
         if finding.caused_by is None and saved > 0:
             ends_ms = None if finding.at_most else finding.costs_ms_per_step_range
-            bars.append(WaterfallBar(finding.title, -saved, finding.rule, ends_ms))
+            bars.append(WaterfallBar(finding.title, -saved, finding.rule, ends_ms, finding.at_most))
             left -= saved
     bars.append(WaterfallBar("without these, at best", left))
     return bars

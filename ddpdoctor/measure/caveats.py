@@ -7,12 +7,16 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from ddpdoctor.measure.graph import Graphs
+from ddpdoctor.measure.metrics import critical_breakdown
+from ddpdoctor.measure.taxonomy import INDEX, Component, Part
 from ddpdoctor.measure.window import RUNTIME_CALLS, Window
 
 
 class _Tuning(msgspec.Struct, frozen=True):
     few_steps: int = 10
     """A run with fewer measured steps gets a note: an event of every tenth step need not be among them."""
+    much: float = 0.1
+    """Share of the step from which on it is said why it is unknown what took the time."""
 
 
 _TUNING = _Tuning()
@@ -30,6 +34,7 @@ def caveats(graphs: Graphs) -> list[str]:
         *_unmarked(graphs),
         *_no_window(graphs),
         *_few_steps(graphs),
+        *_much_unseen(graphs),
     ]
 
 
@@ -146,3 +151,23 @@ def _few_steps(graphs: Graphs) -> Iterator[str]:
             f"Only {measured} {steps} measured{left_out}: what happens in so few need not last, and what stops the job now and "
             "then, or at the start, is missing. Record a longer run before you change anything."
         )
+
+
+def _much_unseen(graphs: Graphs) -> Iterator[str]:
+    """Why much of the critical path is neither work nor waiting."""
+    graph = graphs.primary
+    other = critical_breakdown(graph).get(Part.OTHER, 0.0)
+    if other < _TUNING.much:
+        return
+    unseen, idle = (
+        sum(float(group.work[..., INDEX[kind]].sum()) for group in graph.groups)
+        for kind in (Component.UNSEEN, Component.IDLE)
+    )
+    if max(unseen, idle) <= 0.0:
+        return
+    why = (
+        "there a rank's window has not begun yet: they begin at different times"
+        if unseen >= idle
+        else "there a device idles, and nothing was recorded of its host"
+    )
+    yield f"Of {100 * other:.0f} % of the step it is unknown what took the time (other): {why}."

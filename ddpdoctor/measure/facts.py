@@ -238,6 +238,10 @@ class CommunicationFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the time in collectives that gather and scatter sharded parameters and gradients (FSDP, ZeRO), 0 to 1."""
     collectives_per_step: float | None = None
     """Collectives per step, median rank."""
+    operations_per_step: dict[str, float] | None = None
+    """The same by operation, the most frequent first."""
+    operation_bytes_per_step: dict[str, float] | None = None
+    """Bytes of these that a rank contributes per step, of the operations whose messages' sizes are known."""
     bus_gb_per_s: float | None = None
     """Bus bandwidth (as in nccl-tests) of the size class from 1 MiB on that transfers longest, in the process groups that do."""
     best_bus_gb_per_s: float | None = None

@@ -31,6 +31,9 @@ class Where(CodeLine, frozen=True):
 
     share: float | None = None
     """Share of the samples or events of this cause that point to this line."""
+    samples: int | None = None
+    """Stack samples of this kind of work at this line, or below it, on these ranks in these steps; null where it is known from recorded
+    calls alone, or from frames of a profile."""
     python_ms: float | None = None
     """Time per step that stack samples find at this line outside torch: neither in its operators nor in its own Python. Mean over the
     ranks and steps concerned; null where the line was not sampled often enough, or, for host work, calls a forward or backward pass or the

@@ -150,6 +150,11 @@ def compare(before: Diagnosis, after: Diagnosis) -> Comparison:
             f"Step times come from the {before.steps.source} before and from the {after.steps.source} after, "
             "which place the boundaries between steps slightly differently."
         )
+    if once := _sees_operators_once(before, after):
+        notes.append(
+            f"Operators outside of forward, backward and optimizer were recorded only {once} (profiler window); else their time is host "
+            "work. So computation and host work are compared together."
+        )
     findings = _findings(before, after, comparable=not differences)
     notes += _predicted_and_actual(before, after, findings)
     sides = _side(before, old), _side(after, new)
@@ -301,10 +306,30 @@ def _verdict(judgement: str, ratio: Ratio | None, sides: tuple[Side, Side], diff
     return f"No clear difference: {times}."
 
 
+_COMPUTE_AND_HOST = "compute_and_host_work"
+
+
+def _sees_operators_once(before: Diagnosis, after: Diagnosis) -> str | None:
+    """Which of the two alone has seen operators outside of the phases, "before" or "after". Without, their time is host work."""
+    seen = [words.lookup(each.facts, "steps.operators_seen") is True for each in (before, after)]
+    return None if seen[0] == seen[1] else "before" if seen[0] else "after"
+
+
+def _parts_of(diagnosis: Diagnosis, together: bool) -> dict[str, float]:
+    """The breakdown; ``together``: with computation and host work as one part."""
+    parts = dict(diagnosis.breakdown)
+    if not together or not parts:
+        return parts
+    whole = sum(parts.pop(part, 0.0) for part in (Part.COMPUTE, Part.HOST))
+    return {_COMPUTE_AND_HOST: whole, **parts}
+
+
 def _breakdown(before: Diagnosis, after: Diagnosis) -> list[PartChange]:
     rows = []
-    for part in PARTS:
-        shares = [d.breakdown.get(part, 0.0) if d.breakdown else None for d in (before, after)]
+    together = _sees_operators_once(before, after) is not None
+    both = [_parts_of(each, together) for each in (before, after)]
+    for part in (_COMPUTE_AND_HOST, *PARTS):
+        shares = [parts.get(part, 0.0) if parts else None for parts in both]
         if not any(shares):
             continue
         ms = [

@@ -55,6 +55,8 @@ class Place(msgspec.Struct, frozen=True):
     text: list[TextLine] = []
     text_missing: str = ""
     """Why there is no text; empty if there is, or if it was not searched for."""
+    samples: str = ""
+    """On how many stack samples it rests; empty if on none, or unknown."""
 
     @property
     def call_path(self) -> str:
@@ -268,10 +270,10 @@ def place(where: CodeLine) -> Place:
     """A source line with its short and its full path."""
     name = where.file.replace("\\", "/").rpartition("/")[2] or where.file
     suffix = f":{where.line}" if where.line > 0 else ""
-    # A share of 100 % is not shown.
     short, full = f"{name}{suffix}", f"{where.file}{suffix}"
     if not isinstance(where, Where):
         return Place(short, full, where.function, "")
+    # A share of 100 % is not shown.
     share = "" if where.share is None or where.share > 0.995 else words.percent(where.share)
     lines = list(enumerate(where.text.lines, where.text.first_line)) if where.text else []
     while lines and not lines[-1][1].strip():
@@ -287,6 +289,7 @@ def place(where: CodeLine) -> Place:
         else "",
         [TextLine(number, text, number == where.line) for number, text in lines],
         where.text_missing or "",
+        "" if where.samples is None else words.count(where.samples, "sample"),
     )
 
 

@@ -19,6 +19,27 @@ def main_finding(diagnosis: Diagnosis) -> Finding | None:
     return found[0] if found else None
 
 
+def explained_findings(diagnosis: Diagnosis) -> list[Finding]:
+    """The main finding, and the next one that warns if it costs nearly as much."""
+    main = main_finding(diagnosis)
+    if main is None:
+        return []
+    near = [
+        finding
+        for finding in diagnosis.findings
+        if finding.severity != "info"
+        and finding.caused_by is None
+        and finding.rule != main.rule
+        and (finding.share or 0.0) >= _NEARLY_AS_MUCH * (main.share or 1.0)
+        and finding.at_most <= main.at_most
+        and finding.estimated <= main.estimated
+    ]
+    return [main, *near[:1]]
+
+
+_NEARLY_AS_MUCH = 0.75
+
+
 def cost_sentence(diagnosis: Diagnosis) -> str:
     """The cost of the main finding in one sentence; for a healthy job, the median step time. Empty if neither is known."""
     finding, median_ms = main_finding(diagnosis), diagnosis.steps.median_ms
@@ -136,6 +157,19 @@ def steps_measured(steps: Steps) -> str:
     return f"{steps.measured:,} of {words.count(steps.count, 'step')} measured{text}"
 
 
+def collectives_line(diagnosis: Diagnosis) -> str:
+    """Which collectives a step has: "404 allreduce (25 MB), 2 broadcast per step"; "" where none is known."""
+    counts = words.numbers_fact(diagnosis, "communication.operations_per_step")
+    sizes = words.numbers_fact(diagnosis, "communication.operation_bytes_per_step")
+    shown = [
+        f"{words.strip_zeros(words.significant(count))} {name}"
+        + words.in_parentheses(words.size(sizes[name]) if name in sizes else "")
+        for name, count in list(counts.items())[:_MOST_OPERATIONS]
+    ]
+    return f"collectives per step: {', '.join(shown)}" if shown else ""
+
+
+_MOST_OPERATIONS = 4
 _LEAST_PART = 0.01
 """Share of the wall time from which a part is named; the rest is "other"."""
 _LEAST_OTHER = 0.005

@@ -29,7 +29,15 @@ from ddpdoctor.report.finding_view import (
 from ddpdoctor.report.hang_view import SHORT_ROWS, hang_table, stacks
 from ddpdoctor.report.job_view import Table as TextTable
 from ddpdoctor.report.memory_view import growing_memory, memory_line
-from ddpdoctor.report.summary import cost_sentence, main_finding, run_line, steps_measured, subtitle
+from ddpdoctor.report.summary import (
+    collectives_line,
+    cost_sentence,
+    explained_findings,
+    main_finding,
+    run_line,
+    steps_measured,
+    subtitle,
+)
 
 FINDINGS, NOTES = 8, 3
 """Most findings and notes shown without ``verbose``; with it, as many as in a report."""
@@ -91,9 +99,8 @@ def print_terminal(
         _line(console, cost)
     main = main_finding(diagnosis)
     _opening(main, diagnosis, console)
-    for details in filter(
-        None, (subtitle(diagnosis), run_line(diagnosis), _steps(diagnosis), memory_line(diagnosis))
-    ):
+    about = (subtitle, run_line, _steps, collectives_line, memory_line)
+    for details in filter(None, (line(diagnosis) for line in about)):
         _line(console, details, "dim")
     for finding in growing_memory(diagnosis):
         _line(console, finding.title, SEVERITY_STYLES.get(finding.severity, ""))
@@ -104,8 +111,7 @@ def print_terminal(
     _standing(diagnosis, console, verbose)
     _rows(console, attempts_table(diagnosis))
     _rows(console, trainings_table(diagnosis))
-    shown = diagnosis.findings[:MOST] if verbose else filter(None, [main])
-    for finding in shown:
+    for finding in diagnosis.findings[:MOST] if verbose else explained_findings(diagnosis):
         _finding(finding, console, verbose)
     if diagnosis.tried is not None:
         console.print()

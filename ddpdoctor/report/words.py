@@ -376,6 +376,14 @@ def number_fact(diagnosis: Diagnosis, path: str) -> float | None:
     return float(value) if is_number else None
 
 
+def numbers_fact(diagnosis: Diagnosis, path: str) -> dict[str, float]:
+    """A fact that has numbers by name; {} likewise."""
+    value = lookup(diagnosis.facts, path)
+    names = value if isinstance(value, dict) else {}
+    found = {str(name): number_fact(diagnosis, f"{path}.{name}") for name in names}
+    return {name: number for name, number in found.items() if number is not None}
+
+
 def run_parts(
     diagnosis: Diagnosis, least: float = _LEAST_DRAWN, least_other: float = _LEAST_DRAWN
 ) -> dict[str, float]:

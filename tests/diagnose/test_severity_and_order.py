@@ -8,6 +8,7 @@ from ddpdoctor.diagnose.diagnosis import Coverage
 from ddpdoctor.diagnose.engine import diagnose
 from ddpdoctor.diagnose.load import RuleSet
 from ddpdoctor.diagnose.selftest import with_cost_shares
+from ddpdoctor.diagnose.verdict import verdict
 from ddpdoctor.measure.facts import Facts
 from tests.diagnose.ruled import COMMON, FACTS, rule, run
 
@@ -53,3 +54,25 @@ def test_findings_stand_by_cost_whatever_the_thresholds() -> None:
         assert [finding.rule for finding in found] == ["a/shared", "a/once", "a/late"], thresholds
         suppressed = run(*rules, facts=facts, thresholds=thresholds, suppressed=["a/shared"]).findings
         assert [finding.rule for finding in suppressed] == ["a/once", "a/late"], thresholds
+
+
+def test_a_bound_is_never_critical_and_stands_behind_a_price_unless_it_is_many_times_as_much() -> None:
+    rules = [rule("a/late", costs="late.data"), rule("a/bound", costs="shared.host", upper_bound=True)]
+    for late_ms, order in ((20.0, ["a/late", "a/bound"]), (2.0, ["a/bound", "a/late"])):
+        facts = FACTS | {
+            "late": {"data": {"ms_per_step": late_ms}},
+            "shared": {"host": {"ms_per_step": 40.0}},
+        }
+        found = run(*rules, facts=facts).findings
+        assert [finding.rule for finding in found] == order
+        assert "critical" not in [finding.severity for finding in found if finding.at_most]
+
+
+def test_what_may_cost_nothing_makes_no_headline() -> None:
+    rules = [rule("a/late", costs="late.data"), rule("a/shared", costs="shared.host")]
+    perhaps = {"ms_per_step": 40.0, "low_ms_per_step": 0.0, "high_ms_per_step": 80.0}
+    facts = FACTS | {"late": {"data": {"ms_per_step": 20.0}}, "shared": {"host": perhaps}}
+    outcome = run(*rules, facts=facts)
+    assert verdict(outcome, coverage=Coverage(20, 2))[1].rule == "a/late"
+    alone = run(rules[1], facts=facts)
+    assert verdict(alone, coverage=Coverage(20, 2))[1].rule == "a/shared"

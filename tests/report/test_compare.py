@@ -354,3 +354,23 @@ def test_notes_of_both_sides_are_shown():
     assert "Note: After: Rank 1 is cut." in shown.getvalue()
     many = compare(noting(), noting(*map(str, range(5)))).notes
     assert many[2:] == ["After: 2", "After: 2 more notes, which `ddpdoctor analyze -v` shows."]
+
+
+def test_operators_that_only_one_recording_has_seen_make_no_difference():
+    """Operators outside of the phases are computation with a profiler window, and host work without."""
+    seen, unseen = (
+        msgspec.structs.replace(
+            diagnosis(50),
+            breakdown=parts,
+            facts={"steps": {"batch_size": 32.0, "operators_seen": operators_seen}},
+        )
+        for parts, operators_seen in (
+            ({"compute": 0.8, "host": 0.2}, True),
+            ({"compute": 0.3, "host": 0.7}, False),
+        )
+    )
+    comparison = compare(unseen, seen)
+    (row,) = comparison.breakdown
+    assert (row.part, row.before_ms, row.after_ms) == ("compute_and_host_work", 50.0, 50.0)
+    assert any("recorded only after" in note for note in comparison.notes)
+    assert len(compare(seen, seen).breakdown) == 2

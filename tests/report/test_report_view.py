@@ -124,6 +124,16 @@ def test_waterfall_goes_down_from_the_measured_time():
     assert rows[3].value == "5.40 ms"
 
 
+def test_the_bar_of_a_bound_is_no_price():
+    bars = [
+        WaterfallBar("measured", 100.0),
+        WaterfallBar("x", -30.0, "a/b", at_most=True),
+        WaterfallBar("rest", 70.0),
+    ]
+    row = waterfall(replace(samples.unhealthy(), waterfall=bars))[1]
+    assert (row.kind, row.value) == ("bound", "≤ 30.0 ms")
+
+
 def test_a_bar_has_a_whisker_if_its_interval_is_known():
     bars = [
         WaterfallBar("measured", 100.0),

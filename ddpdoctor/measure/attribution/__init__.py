@@ -6,7 +6,7 @@ and never for what all ranks have in common. Each kind of work gets a verdict (:
 (:mod:`.comparison`); what verdicts say of whole cycles is spread over their segments again (:mod:`.comparison`).
 """
 
-from .attribute import attribute, unseen
+from .attribute import UNSEEN, attribute, unseen
 from .attribution import Attribution, component
 from .comparison import others_median
 from .lateness import LATENESS

@@ -18,7 +18,7 @@ from .buckets import (
 from .confirmation import confirmed_by_events
 from .context import Context, Costs, RareSource, ReducerCosts
 from .excluded_steps import epoch_starts, evaluations_on_some_ranks
-from .late import arrival_facts, late_work
+from .late import arrival_facts, late_work, regularly_late
 from .merge import costs_under, merge
 from .rare import lengthening_share, rare_costs, rare_pauses
 from .shared import (

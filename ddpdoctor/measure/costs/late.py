@@ -15,16 +15,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ddpdoctor.measure.attribution import Attribution, component, unseen
+from ddpdoctor.measure.attribution import LATENESS, UNSEEN, Attribution, component, others_median, unseen
 from ddpdoctor.measure.facts import ArrivalFacts, Cost, scaled
 from ddpdoctor.measure.graph import CycleGroup, Graph
-from ddpdoctor.measure.metrics import lateness, lateness_ns
-from ddpdoctor.measure.numerics import Array, Ints, Value, fair_shares
+from ddpdoctor.measure.metrics import lateness, lateness_ns, later_ns
+from ddpdoctor.measure.numerics import Array, Ints, Value, above_others, above_zero, fair_shares
 from ddpdoctor.measure.phases import word_of
 from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.replay import replay_all, without_work
 from ddpdoctor.measure.sourcelines import joined
-from ddpdoctor.measure.taxonomy import LATE_COMPONENTS, Components, LateCause
+from ddpdoctor.measure.taxonomy import INDEX, LATE_COMPONENTS, Components, LateCause
 
 from .confirmation import confirmed_by_events
 from .context import Context, Costs
@@ -41,6 +41,8 @@ class _ArrivalsTuning(msgspec.Struct, frozen=True):
     """Multiple of the other ranks' median lateness from which on it is reported: on a busy machine different ranks arrive last."""
     priced: float = 0.5
     """Part of a rank's lateness that the prices of its causes must cover, for it to need no price of its own."""
+    clock_errors: float = 3.0
+    """Multiple of the clocks' error from which on a lateness is not due to them."""
     hit_share: float = 0.02
     """Share of the mean step from which on a rank is late in a cycle: steps of one job differ by as much."""
 
@@ -97,13 +99,21 @@ def _saved_ms(graph: Graph, places: Ints) -> float:
 
 def _lateness(group: CycleGroup, places: Ints) -> Array:
     """[N, K, R] ns: lateness of these ranks at each synchronisation (see :func:`lateness_ns`), less what is carried over from a previous
-    synchronisation that did not release all ranks together."""
+    synchronisation that did not release all ranks together. Where ranks compute while they wait, no more in a cycle than the rank is
+    busy longer than the median of the others: what these do meanwhile, and what their own hosts keep them from, comes on top if the rank
+    is on time."""
     own = np.nan_to_num(lateness_ns(group)[:, :, places])
     late = np.zeros(group.arrival.shape)
     for k in range(len(group.syncs)):
         brought = own[:, k - 1] if k and not _releases_together(group, k - 1) else 0.0
         late[:, k, places] = np.clip(own[:, k] - brought, 0, None)
-    return late
+    if group.hidden is None or len(places) == group.arrival.shape[2]:
+        return late
+    busy = group.with_overlap(group.work).sum(axis=(1, 3))
+    longer = busy - np.median(np.delete(busy, places, axis=1), axis=1, keepdims=True)
+    whole = late.sum(axis=1)
+    capped: Array = late * (np.clip(longer, 0.0, whole) / np.maximum(whole, 1.0))[:, None]
+    return capped
 
 
 def _releases_together(group: CycleGroup, k: int) -> bool:
@@ -185,20 +195,70 @@ def _removals(context: Context) -> dict[LateCause, _Removal]:
     removals = {
         cause: removal for cause, removal in removals.items() if any(work.any() for work in removal.work)
     }
-    unattributed = {
-        LateCause.UNKNOWN: unseen(context.graph, attribution),
-        LateCause.HOST: different_work(context),
-    }
+    different = different_work(context)
+    unattributed = {LateCause.UNKNOWN: unseen(context.graph, attribution), LateCause.HOST: different}
+    if attribution.short and all(more is None for more in unattributed.values()):
+        unattributed.update(_unexplained(context, [removal.work for removal in removals.values()]))
     for cause, more in unattributed.items():
         if more is not None:
             seen = removals.get(cause)
             whole = [a + b for a, b in zip(seen.work, more, strict=True)] if seen else more
-            removals[cause] = _Removal(whole, LATE_COMPONENTS[cause], of_each=cause == LateCause.HOST)
+            of_each = cause == LateCause.HOST and more is different
+            removals[cause] = _Removal(whole, LATE_COMPONENTS[cause], of_each=of_each)
     if attribution.in_turn:
         summed = [amount.sum(axis=-1) for amount in attribution.in_turn]
         components = tuple(c for kind in attribution.causes_in_turn for c in LATE_COMPONENTS[kind])
         removals[LateCause.TURNS] = _Removal(summed, components)
     return removals
+
+
+def _unexplained(context: Context, known: Sequence[Sequence[Array]]) -> dict[LateCause, list[Array]]:
+    """Lateness of ranks that are late in a short window by more than chance, but for its ``known`` causes: [N, K, R] ns per group, under
+    the kind of work that they do longer than the others in it (else as unknown). {} where there is none."""
+    graph = context.graph
+    places = regularly_late(graph)
+    late = [_lateness(group, np.array(places, np.int64)) for group in graph.groups]
+    late_ns, explained_ns = (
+        sum((of_group.sum(axis=(0, 1)) for of_group in amounts), np.zeros(len(graph.ranks)))
+        for amounts in (late, [of_group for work in known for of_group in work])
+    )
+    error_ns = _ARRIVALS.clock_errors * (graph.clock_error_ns or 0.0)
+    enough = late_ns >= graph.cycles * max(UNSEEN.step_share * graph.mean_cycle_ns, error_ns)
+    found: dict[LateCause, list[Array]] = {}
+    for place in np.flatnonzero(enough & (explained_ns < _ARRIVALS.priced * late_ns)).tolist():
+        left = np.zeros(len(graph.ranks))
+        left[place] = 1.0 - explained_ns[place] / late_ns[place]
+        kind = _kind_done_longer(graph, place, float(late_ns[place]) / graph.cycles)
+        before = found.get(kind, [np.zeros_like(of_group) for of_group in late])
+        found[kind] = [of_group * left + more for of_group, more in zip(late, before, strict=True)]
+    return found
+
+
+def regularly_late(graph: Graph) -> list[int]:
+    """Positions of the late ranks whose mean lateness over the cycles is more than chance makes of that of ranks alike."""
+    late = _late(lateness(graph)[0], graph.mean_cycle_ns) if len(graph.ranks) > 1 and graph.groups else []
+    later = [np.nan_to_num(later_ns(group)).sum(axis=1) for group in graph.groups]
+    return [place for place in late if _is_regular(np.concatenate(later), place)]
+
+
+def _is_regular(amounts: Array, place: int) -> bool:
+    """Whether the rank has more than the others, of [cycles, R], by more than chance."""
+    beyond = amounts - others_median(amounts)
+    regular = above_zero(beyond, LATENESS.false_alarms) & above_others(beyond, LATENESS.false_alarms, amounts)
+    return bool(regular[place])
+
+
+def _kind_done_longer(graph: Graph, place: int, late_ns: float) -> LateCause:
+    """The kind of work that the rank was recorded to do longer than the others in each cycle, and for the larger part of its lateness,
+    ``late_ns`` per cycle; else unknown."""
+    recorded = np.concatenate([group.with_overlap(group.work).sum(axis=1) for group in graph.groups])
+    longer: dict[LateCause, float] = {}
+    for kind, components in LATE_COMPONENTS.items():
+        work = recorded[:, :, [INDEX[name] for name in components]].sum(axis=2)
+        more = (work - others_median(work))[:, place]
+        if kind != LateCause.UNKNOWN and more.min() > 0 and more.mean() >= _TUNING.shows * late_ns:
+            longer[kind] = float(more.mean())
+    return max(longer, key=lambda kind: longer[kind], default=LateCause.UNKNOWN)
 
 
 def _cost(context: Context, cause: LateCause, removal: _Removal, part: Value) -> Cost:

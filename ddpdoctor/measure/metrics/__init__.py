@@ -10,6 +10,7 @@ from .buckets import bucket_facts, reducer_work
 from .charts import (
     lateness,
     lateness_ns,
+    later_ns,
     rank_summaries,
     readings,
     series,

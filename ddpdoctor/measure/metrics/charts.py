@@ -58,8 +58,14 @@ def rank_summaries(
 def lateness_ns(group: CycleGroup) -> Array:
     """[N, K, R] ns by which each rank arrives later than the median rank (of two ranks: than the other one); 0 where it is earlier.
     Waiting in earlier collectives of some of the members does not count."""
+    return np.clip(later_ns(group), 0, None)
+
+
+def later_ns(group: CycleGroup) -> Array:
+    """The same, negative where a rank is earlier."""
     own = group.arrival - _inherited_wait(group)
-    return np.clip(own - typical_arrival(own), 0, None)
+    later: Array = own - typical_arrival(own)
+    return later
 
 
 def typical_arrival(arrival: Array) -> Array:

@@ -64,6 +64,7 @@ def communication_facts(
         sums = [float(np.nansum(group.message_bytes)) for group in graph.groups]
         bytes_per_step = sum(sums) / max(graph.cycles, 1) or None
     counts = [in_marked_steps(window).sum() for window in windows]
+    operations, operation_bytes = _by_operation(windows)
     # The window where its collectives were matched: it shows more of them than the step logs.
     compared = shown if shown is window_graph and shown.matched else graph
     compared_hosts = [rank.host for rank in (windows if compared is window_graph else logs)]
@@ -76,6 +77,8 @@ def communication_facts(
         bytes_per_step=bytes_per_step,
         sharded_share=_sharded_share(windows),
         collectives_per_step=float(np.median(counts)) / marked_steps(windows) if counts else None,
+        operations_per_step=operations or None,
+        operation_bytes_per_step=operation_bytes or None,
         bus_gb_per_s=median_bus,
         best_bus_gb_per_s=best_bus,
         latency_us=latency_us,
@@ -132,6 +135,25 @@ def _bytes_per_step(windows: Sequence[Window]) -> float | None:
         if len(window.collectives) and not np.isnan(window.collectives.bytes).all()
     ]
     return float(np.median(sums)) / marked_steps(windows) if sums else None
+
+
+def _by_operation(windows: Sequence[Window]) -> tuple[dict[str, float], dict[str, float]]:
+    """(collectives per step, bytes per step) by operation, in the marked steps of the median rank; bytes of those with known sizes."""
+    counts: dict[str, list[float]] = defaultdict(list)
+    sizes: dict[str, list[float]] = defaultdict(list)
+    for window in windows:
+        inside = in_marked_steps(window)
+        operations = np.array(window.collectives.operation, str)[inside]
+        own_bytes = window.collectives.bytes[inside]
+        for operation in np.unique(operations).tolist():
+            own = operations == operation
+            counts[operation].append(float(own.sum()))
+            if not np.isnan(own_bytes[own]).any():
+                sizes[operation].append(float(own_bytes[own].sum()))
+    steps = marked_steps(windows)
+    per_step = {operation: float(np.median(each)) / steps for operation, each in counts.items()}
+    ordered = dict(sorted(per_step.items(), key=lambda item: -item[1]))
+    return ordered, {name: float(np.median(sizes[name])) / steps for name in ordered if name in sizes}
 
 
 def _sharded_share(windows: Sequence[Window]) -> float | None:

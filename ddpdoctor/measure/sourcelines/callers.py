@@ -9,6 +9,8 @@ import msgspec
 
 from ddpdoctor.measure.places import CodeLine, Stack, Where
 
+from .ranking import joined
+
 
 class _Tuning(msgspec.Struct, frozen=True):
     mostly: float = 0.5
@@ -17,6 +19,8 @@ class _Tuning(msgspec.Struct, frozen=True):
     notable: float = 0.25
     """A helper may be called from several places. Other callers of a line are counted if they weigh at least this part of the
     heaviest ones: less is stray samples, and counting errors of other ranks' callers."""
+    stray: float = 0.02
+    """Part of a path's samples that other ranks may have there although they do not take it."""
 
 
 _TUNING = _Tuning()
@@ -72,7 +76,8 @@ def with_heaviest(
     others: Mapping[Stack, float] = _NONE,
     scale: float = 0.0,
 ) -> list[Where]:
-    """The same lines, each with its heaviest callers by the weight in ``stacks`` less ``scale`` times that in ``others``."""
+    """The same lines, each with its heaviest callers by the weight in ``stacks`` less ``scale`` times that in ``others``. Ahead of them
+    the call at which the path to the first one leaves the paths of the others, where these run that line too."""
 
     def callers_of(line: CodeLine) -> tuple[Stack, int]:
         weights = {
@@ -82,4 +87,35 @@ def with_heaviest(
         }
         return heaviest_of(weights, (stack[1:] for stack in others if stack[0] == line))
 
-    return [where.called_from(*callers_of(where.stack[0])) for where in places]
+    found = [where.called_from(*callers_of(where.stack[0])) for where in places]
+    parted = [_parting(where, stacks, others, scale) for where in found[:1]]
+    return joined([where for where in parted if where is not None], found)
+
+
+def _parting(
+    where: Where, stacks: Mapping[Stack, float], others: Mapping[Stack, float], scale: float
+) -> Where | None:
+    """The caller at which the path to a line that the other ranks run too leaves all of their paths; None where it is the line itself,
+    or there is none."""
+
+    def weights(path: Stack) -> tuple[float, float]:
+        ends = [
+            sum(weight for stack, weight in some.items() if stack[-len(path) :] == path)
+            for some in (stacks, others)
+        ]
+        return ends[0], scale * ends[1]
+
+    line = where.stack[0]
+    run_by_others = scale * sum(weight for stack, weight in others.items() if stack[0] == line)
+    own = {
+        stack: weight - scale * others.get(stack, 0.0) for stack, weight in stacks.items() if stack[0] == line
+    }
+    if not own or run_by_others <= _TUNING.stray * sum(stacks[stack] for stack in own):
+        return None
+    heaviest = max(own, key=lambda stack: own[stack])
+    for place in range(len(heaviest) - 1, 0, -1):
+        mine, theirs = weights(heaviest[place:])
+        if theirs <= _TUNING.stray * mine:
+            parting, callers = heaviest[place], heaviest[place + 1 :]
+            return Where(parting.file, parting.line, parting.function, share=where.share, callers=callers[:1])
+    return None

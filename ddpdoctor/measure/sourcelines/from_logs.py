@@ -181,6 +181,7 @@ class LogSourceLines(SourceLines):
         return [
             msgspec.structs.replace(
                 where,
+                samples=round(sum(n for stack, n in selected.stacks.items() if where.stack[0] in stack)),
                 python_ms=None
                 if where.stack[0] in training
                 else _python_ms(selected, reference, where.stack[0]),

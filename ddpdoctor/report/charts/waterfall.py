@@ -13,6 +13,8 @@ from ddpdoctor.report.charts.scale import LEAST, percent_of
 BARS = 48
 """Most savings with their own bar; smaller ones share one."""
 
+_SIGNS = {"saving": "−", "bound": "≤ "}
+
 
 class WaterfallRow(msgspec.Struct, frozen=True, kw_only=True):
     """A bar for the template. Positions in per cent of the measured step time."""
@@ -42,8 +44,7 @@ class WaterfallData(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def value(self) -> str:
-        sign = {"saving": "−", "bound": "≤ "}.get(self.kind, "")
-        return f"{sign}{words.milliseconds(self.ms)}"
+        return f"{_SIGNS.get(self.kind, '')}{words.milliseconds(self.ms)}"
 
 
 def waterfall_data(diagnosis: Diagnosis) -> list[WaterfallData]:
@@ -54,7 +55,6 @@ def waterfall_data(diagnosis: Diagnosis) -> list[WaterfallData]:
     bars = [bar for bar in diagnosis.waterfall if bar.ms == bar.ms]
     if len(bars) < 2 or bars[0].ms < LEAST:
         return []
-    bounds = {finding.rule for finding in diagnosis.findings if finding.at_most}
     whole = left = bars[0].ms
     bars_ms = [WaterfallData(label=bars[0].label, kind="measured", from_ms=0.0, ms=whole)]
     last = bars[-1] if bars[-1].rule is None else None
@@ -65,7 +65,7 @@ def waterfall_data(diagnosis: Diagnosis) -> list[WaterfallData]:
         bars_ms.append(
             WaterfallData(
                 label=bar.label,
-                kind="bound" if bar.rule in bounds else "saving",
+                kind="bound" if bar.at_most else "saving",
                 from_ms=left,
                 ms=saved,
                 rule=bar.rule,

@@ -224,7 +224,8 @@ def late_figure(data: LateData, detail: Detail) -> Spec:
 _MIN_GAP_SHARE = 1e-6
 """Spans of one kind with a smaller gap, as a share of the step, are drawn as one at any zoom."""
 _ROW_HEIGHT, _MARGINS = 22, 140
-_FALL_COLOURS = {"measured": "l5", "saving": "critical", "bound": "info", "goal": "healthy"}
+_FALL_COLOURS = {"measured": "l5", "saving": "critical", "bound": "critical", "goal": "healthy"}
+"""A bound has it as outline."""
 
 
 def step_figure(data: StepData, detail: Detail) -> Spec:
@@ -324,7 +325,13 @@ def waterfall_figure(bars_ms: list[WaterfallData]) -> Spec:
         "y": places,
         "base": short([bar.from_ms for bar in bars_ms]),
         "x": short([bar.ms for bar in bars_ms]),
-        "marker": {"color": [colour_variable(_FALL_COLOURS[bar.kind]) for bar in bars_ms]},
+        "marker": {
+            "color": ["rgba(0,0,0,0)" if bar.kind == "bound" else _fall_colour(bar) for bar in bars_ms],
+            "line": {
+                "color": [_fall_colour(bar) for bar in bars_ms],
+                "width": [2 * (bar.kind == "bound") for bar in bars_ms],
+            },
+        },
         "text": [text(bar.value) for bar in bars_ms],
         "hovertext": texts(f"{bar.label}: {bar.value}" for bar in bars_ms),
         "hovertemplate": "%{hovertext}<extra></extra>",
@@ -356,6 +363,10 @@ def waterfall_figure(bars_ms: list[WaterfallData]) -> Spec:
             "ticktext": texts(bar.label for bar in bars_ms),
         },
     )
+
+
+def _fall_colour(bar: WaterfallData) -> str:
+    return colour_variable(_FALL_COLOURS[bar.kind])
 
 
 def _marker(kind: str) -> dict[str, Any]:

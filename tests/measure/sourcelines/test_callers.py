@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ddpdoctor.measure.places import CodeLine
-from ddpdoctor.measure.sourcelines import WindowSourceLines
+from ddpdoctor.measure.places import CodeLine, Where
+from ddpdoctor.measure.sourcelines import WindowSourceLines, with_heaviest
 from ddpdoctor.measure.window import read_window
 from ddpdoctor.trace import load_trace
 from tests.measure.recorded import Job, late_facts, measured, plant, record
@@ -70,3 +70,35 @@ def test_frames_of_a_profile_have_callers(tmp_path):
     lines = WindowSourceLines([window])
     (first, *_) = lines.work(["forward"], None, None)
     assert (first.line, first.callers) == (18, (CodeLine("work/trainer.py", 133, "log"),))
+
+
+LAYER = CodeLine("/home/alice/model.py", 52, "Dense.forward")
+STEP = CodeLine(MAIN, 160, "one_step")
+EXTRA = CodeLine(MAIN, 171, "one_step")
+FIT = CodeLine(MAIN, 300, "Trainer.fit")
+
+
+def place_of(line):
+    return Where(line.file, line.line, line.function, share=1.0)
+
+
+def test_a_line_that_all_ranks_run_stands_behind_the_call_that_only_the_late_rank_makes():
+    usual, extra = {(LAYER, STEP, FIT): 40.0}, {(LAYER, EXTRA, FIT): 30.0}
+    places = [place_of(LAYER)]
+    found = with_heaviest(
+        places, usual | extra, {stack: 3 * weight for stack, weight in usual.items()}, 1 / 3
+    )
+    assert [where.stack for where in found] == [(EXTRA, FIT), (LAYER, EXTRA)]
+
+
+def test_a_line_that_only_the_late_rank_runs_stands_first():
+    own, of_others = {(called_from(1), EXTRA, FIT): 30.0}, {(LAYER, STEP, FIT): 90.0}
+    (found,) = with_heaviest([place_of(called_from(1))], own, of_others, 1 / 3)
+    assert found.stack[0] == called_from(1)
+
+
+def test_a_line_that_is_slower_on_the_way_of_all_ranks_stands_first():
+    (found,) = with_heaviest(
+        [place_of(LAYER)], {(LAYER, STEP, FIT): 70.0}, {(LAYER, STEP, FIT): 120.0}, 1 / 3
+    )
+    assert found.stack[0] == LAYER
