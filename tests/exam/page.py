@@ -33,6 +33,9 @@ arrives late without a cause ([unexplained lateness](rules/rank-imbalance/unexpl
 **Jobs with work at drawn times** (`--when`) are such programs with steps of about 20 ms. The fault is in every step, in every n-th one,
 from a step on, until a step, grows, or is a pause of one or two steps. The job notes in which steps it does that work, and for how long.
 
+**Jobs that are restarted** (`--restarts`) have up to three attempts that fail, each in a drawn way, step and rank, and a drawn interval of
+checkpoints. The job notes its steps and failures, and who runs it when its processes end.
+
 **Ground truth.** The cost of a fault is what its removal saves: the same program or simulation runs with all faults, without each,
 and without any. Variants of real programs alternate, and the median difference counts.
 

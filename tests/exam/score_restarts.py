@@ -21,8 +21,8 @@ WORDS = {
     "hang": "did not reach the point where the others waited",
     "lock": "did not reach the point where the others waited",
 }
-TOLERATED = ("host/outside-work",)
-"""The job sleeps for the most part of its steps."""
+TOLERATED = ("host/outside-work", "sync/explicit-barrier")
+"""The job sleeps for the most part of its steps, and has a barrier after each checkpoint."""
 
 
 def mark_restarts(case: Case, diagnosis: dict[str, Any]) -> Mark:
