@@ -24,6 +24,7 @@ from ddpdoctor.launch.rankwatch import Activity, HostWatchedRanks, WatchedRank
 from ddpdoctor.launch.unjoined import Door, UnjoinedRank
 from ddpdoctor.readable import is_readable
 from ddpdoctor.rundir import (
+    ASKED_FILE,
     ENDS_FILE,
     ENDS_SCHEMA,
     HANG_MONITOR,
@@ -46,6 +47,8 @@ _ANSWERS_S = 5.0
 """Deadline for answers of ranks: their status threads look for requests once a second, more rarely if processors are short."""
 _AGAIN_S = 30.0
 """Between two updates of ``stall.json`` during a hang."""
+_GOES_ON_S = 3.0
+"""Time after which progress other than a finished step ends a hang: a rank that a signal ends is gone in less."""
 END_S = 0.3
 """Time at the end of a job for this process to end, five times as long unless it is blocked in the kernel."""
 _AFTER_LAUNCHER_S = 60.0
@@ -80,6 +83,8 @@ class HangMonitor:
         self._asked_for_others = self._is_unknown_reported = False
         self._stall: dict[str, Any] | None = None
         """``stall.json`` of the present hang; None without one."""
+        self._moved_s: float | None = None
+        """When ranks first made progress in the present hang, monotonic seconds."""
         self._written_s = 0.0
         self._kill: proof.Kill | None = None
         self._began_ns = time.time_ns()
@@ -119,7 +124,7 @@ class HangMonitor:
         for rank in current:
             rank.ask_stack((self._options.hang_after_s or DEFAULT_HANG_AFTER_S) / 2)
         if self._stall is not None:
-            self._follow_hang(self._stall, current)
+            self._follow_hang(self._stall, current, stepped)
         else:
             self._check_for_hang(current)
 
@@ -260,24 +265,43 @@ class HangMonitor:
             **({"joined": False, "faults": rank.faults} if isinstance(rank, UnjoinedRank) else {}),
         }
 
-    def _follow_hang(self, stall: dict[str, Any], current: list[WatchedRank]) -> None:
+    def _follow_hang(self, stall: dict[str, Any], current: list[WatchedRank], stepped: bool) -> None:
         if stall["state"] == Standstill.KILLED.value:
             return  # the ranks are being ended
-        if self._progress.progressed:
+        if self._goes_on(stall, current, stepped):
             self._resume(stall)
+        elif self._moved_s is not None:
+            return  # whether it goes on will show
         elif self._kill is not None and self._is_time_to_kill(self._kill, current):
             self._kill = None
             stall["state"] = Standstill.KILLED.value
             self._write_stall(stall)
             send(self._writer, warn="the job is ended, as --on-hang kill asks.", end_job=True)
         elif time.monotonic() - self._written_s > _AGAIN_S:
-            stall["ranks"] = [self._rank_document(rank) for rank in current]
+            # What a rank did that has ended meanwhile is known from before.
+            before = {row["pid"]: row for row in stall["ranks"]}
+            stall["ranks"] = [
+                before[rank.pid] if not rank.alive and rank.pid in before else self._rank_document(rank)
+                for rank in current
+            ]
             self._write_stall(stall)
+
+    def _goes_on(self, stall: dict[str, Any], current: list[WatchedRank], stepped: bool) -> bool:
+        """Whether the hang is over: a step is finished, or ranks have made other progress and, some seconds later, still live. A rank
+        that a signal ends runs its handlers and saves its records, which looks like progress."""
+        now_s = time.monotonic()
+        if self._moved_s is None and self._progress.progressed:
+            self._moved_s = now_s
+        asked_ns = host_document(self._root, ASKED_FILE).get("at_ns")
+        is_asked_to_end = isinstance(asked_ns, int) and asked_ns > stall["detected_ns"]
+        if is_asked_to_end or not all(rank.alive for rank in current):
+            self._moved_s = None
+        return stepped or (self._moved_s is not None and now_s - self._moved_s >= _GOES_ON_S)
 
     def _resume(self, stall: dict[str, Any]) -> None:
         stall.update(state=Standstill.RESUMED.value, paused_in=self._progress.paused_in)
         self._write_stall(stall)
-        self._stall = self._kill = self._asked_s = None
+        self._stall = self._kill = self._asked_s = self._moved_s = None
         send(self._writer, warn=f"the job goes on, after {stall['silent_s']:.0f} s.")
 
     def _is_time_to_kill(self, kill: proof.Kill, current: list[WatchedRank]) -> bool:

@@ -87,7 +87,20 @@ def until(run: RunEvidence) -> str | None:
         return f"{signal_name(run.asked.signal)} ended it"
     if run.killed:
         return "it was killed"
+    if (number := _signal_to_ranks(run)) is not None:
+        return f"{signal_name(number)} ended it"
     return f"it ended with {_way(run.job.code, run.job.signal)}" if run.job.over else None
+
+
+def _signal_to_ranks(run: RunEvidence) -> int | None:
+    """The signal that ended the ranks of a job that hung, sent to them and not to their launcher: of several, the first that is not a
+    launcher's SIGTERM to the others. None if a rank ended otherwise."""
+    gone = sorted(
+        (each for each in run.ranks.values() if each.is_gone and run.stood(each)),
+        key=lambda each: each.gone_ns or 0,
+    )
+    sent = [each.signal for each in gone]
+    return None if None in sent else next((n for n in sent if n != signal.SIGTERM), next(iter(sent), None))
 
 
 def _words(ranks: Sequence[int]) -> str:

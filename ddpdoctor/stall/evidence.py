@@ -132,6 +132,8 @@ class RankEvidence(msgspec.Struct, frozen=True):
     """Whether the hang monitor saw it use a processor: it may be in a long computation."""
     in_order: bool = False
     """Whether it closed its recording (by the end of its process group or of Python), or its exit code is 0."""
+    closed_before: bool = False
+    """Whether it had closed its recording before the job hung; as ``in_order`` if the hang monitor reported no hang."""
     left: bool = False
     """Whether Python ended without an exception; the exit code is then the program's own choice."""
     exhausted: bool = False
@@ -320,6 +322,9 @@ def _of(
         waits = phase in WAITING_PHASES or (
             phase == Phase.BACKWARD and bool(stack) and "torch" in stack[0].file
         )
+    in_order = not raised and bool(
+        seen.get("in_order") or ended.get("in_order") or ending.get("how") == End.IN_ORDER
+    )
     return RankEvidence(
         rank=rank,
         host=(None if record is None else record.host) or seen.get("host") or ended.get("host"),
@@ -334,8 +339,8 @@ def _of(
         joined=joined,
         waits=waits,
         computes=bool(seen.get("computes")),
-        in_order=not raised
-        and bool(seen.get("in_order") or ended.get("in_order") or ending.get("how") == End.IN_ORDER),
+        in_order=in_order,
+        closed_before=in_order and bool(seen.get("in_order", True)),
         left=ending.get("how") == End.IN_ORDER,
         exhausted=bool(newest.get("exhausted")),
         raised=raised,

@@ -254,7 +254,7 @@ def _of_roots(roots: Sequence[Root], run: RunEvidence, only_dumps: bool) -> dict
     stop = replace(stop, evidence=seen[:_MOST_EVIDENCE])
     absent = {root.rank for root in roots}
     others = [each for rank, each in run.ranks.items() if rank not in absent]
-    if any(each.exhausted or each.in_order for each in ranks) and not (
+    if any(each.exhausted or each.closed_before for each in ranks) and not (
         others and all(each.exhausted for each in others)
     ):
         return {"uneven": stop}
@@ -356,7 +356,7 @@ def _of_waits(run: RunEvidence, found: Blame) -> dict[str, StopFacts]:
     alive = [each for each in run.ranks.values() if run.stood(each)]
     busy = [each for each in alive if each.waits is False]
     waiting = [each for each in alive if each.waits]
-    ended = [each for each in alive if each.in_order]
+    ended = [each for each in alive if each.closed_before]
     joining = bool(waiting) and all(each.phase == Phase.RENDEZVOUS for each in waiting)
     if ended and waiting and not joining:
         return {"uneven": _simple(run, ended, waiting, "has left its training loop")}

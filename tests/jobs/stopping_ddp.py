@@ -96,6 +96,20 @@ def worker_killed(seconds: float) -> None:
         pass
 
 
+class Waiting(Killing):
+    """Whose fourth sample never comes."""
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        if number == 3:
+            NEVER.acquire(timeout=600)
+        return torch.ones(8)
+
+
+def no_input(seconds: float) -> None:
+    for _ in torch.utils.data.DataLoader(Waiting(), batch_size=2):
+        pass
+
+
 def out_of_memory(seconds: float) -> None:
     taken = []
     while True:
@@ -105,6 +119,19 @@ def out_of_memory(seconds: float) -> None:
 def before_joining(seconds: float) -> None:
     """Waits for something before it asks for its process group."""
     time.sleep(seconds)
+
+
+def second_group(store: dist.Store, absent: int, seconds: float) -> None:
+    """Trains a second time in the same process: the rank ``absent`` does not join the group, -1: all wait for one that does not."""
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if rank == absent:
+        time.sleep(seconds)
+    prefix = dist.PrefixStore(f"second {rank if absent < 0 else ''}", store)
+    dist.init_process_group("gloo", store=prefix, rank=rank, world_size=world_size)
+
+
+ELSEWHERE = ("no", "before_joining", "second_group")
+"""What does not happen in the training loop."""
 
 
 def main() -> None:
@@ -124,7 +151,7 @@ def main() -> None:
     model = DistributedDataParallel(nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 8)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(options.steps):
-        if step == options.at and options.rank in (rank, -1) and options.how not in ("no", "before_joining"):
+        if step == options.at and options.rank in (rank, -1) and options.how not in ELSEWHERE:
             globals()[options.how](options.for_s)
         time.sleep(options.step_s)
         loss = model(torch.ones(8, 256)).sum()
@@ -134,7 +161,10 @@ def main() -> None:
     if rank == 0:
         print(f"took {options.steps} steps", flush=True)
     dist.barrier()
+    store = dist.distributed_c10d._get_default_store()
     dist.destroy_process_group()
+    if options.how == "second_group":
+        second_group(store, options.rank, options.for_s)
 
 
 if __name__ == "__main__":
