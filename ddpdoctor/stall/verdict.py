@@ -172,7 +172,8 @@ def _hang(
     """The cause of a hang in which no rank died or raised."""
     alive = [each for each in run.ranks.values() if run.stood(each)]
     if alive and all(each.phase == Phase.RENDEZVOUS for each in alive):
-        return {"rendezvous": _simple(run, [], alive, "wait for a process group to be created")}
+        stop = _simple(run, [], alive, "wait for a process group to be created")
+        return {"rendezvous": replace(stop, collective=_joins_by(alive))}
     mismatch = next(iter(first_differences(tables)), None)
     called = in_hang(mismatch, run, whole=len(recordings) == len(run.ranks))
     if called is not None:

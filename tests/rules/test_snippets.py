@@ -63,6 +63,7 @@ _RUNS: dict[str, dict[int, str]] = {
     },
     "hang/rank-died": {0: "loader: no training"},
     "hang/rank-raised": {0: "setup: same bits"},
+    "hang/rendezvous": {0: "setup: same bits"},
     "hang/uneven-inputs": {0: "loop uneven: same bits", 1: "loop uneven: other"},
     "hang/unused-parameter": {0: "wrap unused: same bits", 1: "setup: same bits"},
     "host/memory-pressure": {0: "loader: no training", 1: "setup: same bits"},
