@@ -136,6 +136,10 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     compiled: bool | None = None
     autocast: bool | None = None
     matmul_precision: str | None = None
+    debugging_variables: list[str] | None = None
+    """Environment variables of any rank, as NAME=value, that find errors and make training slower; null if none were recorded."""
+    disabled_paths: list[str] | None = None
+    """Environment variables of any rank, as NAME=value, by which NCCL does not use a fast way between its GPUs or hosts."""
 
 
 class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -233,9 +237,9 @@ class CommunicationFacts(msgspec.Struct, frozen=True, kw_only=True):
     collectives_per_step: float | None = None
     """Collectives per step, median rank."""
     bus_gb_per_s: float | None = None
-    """Median bus bandwidth of messages from 1 MiB on (as in nccl-tests), in the process groups that transfer longest."""
+    """Bus bandwidth (as in nccl-tests) of the size class from 1 MiB on that transfers longest, in the process groups that do."""
     best_bus_gb_per_s: float | None = None
-    """Best bus bandwidth of any class of message sizes in groups of as many ranks on as many hosts."""
+    """Best bus bandwidth of any class of messages of at most that size in groups of as many ranks on as many hosts."""
     latency_us: float | None = None
     """Fixed cost of one message: intercept of transfer time over bytes."""
     matched: int | None = None

@@ -10,6 +10,7 @@ rank is no transfer and does not count. GB are 10^9 bytes.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
@@ -313,8 +314,11 @@ def latency_and_rate(sizes: Array, times_ns: Array) -> tuple[float, float | None
 
 
 def large_bus_gb_per_s(points: list[BandwidthPoint]) -> tuple[float | None, float | None]:
-    """(median over classes of at least 1 MiB, best of all classes), in the kind of process group (ranks, hosts) that transfers longest."""
+    """(of the size class of at least 1 MiB that transfers longest, best of the classes of at most its size), in the kind of process group
+    (ranks, hosts) that transfers longest. Larger messages are no measure: on fast links, bandwidth rises far beyond 1 MiB."""
     points = of_longest(points, [point.count * point.transfer_ms for point in points])
-    large = [point.bus_gb_per_s for point in points if point.bytes >= _LARGE_BYTES]
-    best = max((point.bus_gb_per_s for point in points), default=None)
-    return (float(np.median(large)) if large else None), best
+    large = [point for point in points if point.bytes >= _LARGE_BYTES]
+    longest = max(large, key=lambda point: point.count * point.transfer_ms, default=None)
+    most_bytes = math.inf if longest is None else longest.bytes
+    best = max((point.bus_gb_per_s for point in points if point.bytes <= most_bytes), default=None)
+    return (None if longest is None else longest.bus_gb_per_s), best

@@ -209,8 +209,37 @@ def _job_of_logs(logs: Sequence[RankLog]) -> JobFacts:
         "hosts": len({log.host for log in logs if log.host}) or None,
         "device": str(device).split(":")[0] if device else None,
         "is_ddp": True if any(log.has_ddp for log in logs) else without,
+        "debugging_variables": _set_to(infos, _DEBUGGING),
+        "disabled_paths": _set_to(infos, _DISABLED_PATHS),
     }
     return JobFacts(**known)
+
+
+_DEBUGGING = {
+    "CUDA_LAUNCH_BLOCKING": "1",
+    "HIP_LAUNCH_BLOCKING": "1",
+    "NCCL_DEBUG": "TRACE",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
+    "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
+}
+_DISABLED_PATHS = {
+    "NCCL_IB_DISABLE": "1",
+    "NCCL_NET": "SOCKET",
+    "NCCL_P2P_DISABLE": "1",
+    "NCCL_P2P_LEVEL": "LOC",
+    "NCCL_SHM_DISABLE": "1",
+}
+
+
+def _set_to(infos: Sequence[Mapping[str, Any]], values: Mapping[str, str]) -> list[str] | None:
+    """Those of ``values`` that any rank's recorded environment has, as NAME=value; None if no environment was recorded."""
+    recorded = [env for info in infos if isinstance(env := info.get("environment"), dict)]
+    found = {f"{name}={env[name]}" for env in recorded for name in values if _is(env.get(name), values[name])}
+    return sorted(found) if recorded else None
+
+
+def _is(value: Any, expected: str) -> bool:
+    return isinstance(value, str) and value.strip().upper() == expected
 
 
 def _job_of_windows(windows: Sequence[Window]) -> JobFacts:

@@ -70,7 +70,19 @@ def test_unknown_sizes_give_no_bandwidth():
     assert large_bus_gb_per_s([]) == (None, None)
 
 
-def test_median_of_the_large_and_best_of_all():
+def test_larger_messages_are_no_measure_for_those_that_take_longest():
+    """As nccl-tests shows it on NVLink: 65 GB/s at 1 MiB, 305 at 256 MiB. That is no slow link."""
+    longest, larger, smaller = (
+        sized(megabytes=1.1, transfer_ms=60.0),
+        sized(megabytes=256, transfer_ms=1.0),
+        sized(megabytes=0.1, transfer_ms=1.0),
+    )
+    points = [point for graph in (longest, larger, smaller) for point in bandwidth_points(graph, HOSTS)]
+    taken, best = large_bus_gb_per_s(points)
+    assert taken == pytest.approx(1.1 / 60 * 1.5) and best == pytest.approx(0.1 * 1.5)
+
+
+def test_the_large_that_take_longest_and_the_best_of_smaller_ones():
     points = [
         *bandwidth_points(sized(), HOSTS),
         *bandwidth_points(sized(megabytes=0.01, transfer_ms=0.1), HOSTS),
