@@ -80,6 +80,7 @@ def names(rank):
         "background": ThreadPoolExecutor(1), "buckets": [1, 2, 3], "lengths": [3 + i % 7 for i in range(800)],
         "block": torch.nn.Linear(WIDTH, WIDTH), "backend": "gloo", "lock": threading.Lock(), "step": 0, "url": "", "body": {},
         "requests": types.SimpleNamespace(post=lambda url, json, timeout: None), "path": "state", "data": None,
+        "cv2": types.SimpleNamespace(setNumThreads=lambda count: None),
         "running": torch.zeros(()), "running_loss": torch.zeros(()),
         "save": lambda *_: None, "guarded": lambda: None, "state": {"weight": torch.ones(3)}, "takes_branch": lambda x: False,
         "val_loader": [(x, y)], "do_it": lambda *_: None, "write_log": lambda *_: None, "update_metrics": lambda *_: None,

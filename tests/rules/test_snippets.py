@@ -40,7 +40,12 @@ _RUNS: dict[str, dict[int, str]] = {
     "allreduce/small-buckets": {0: "wrap: same bits"},
     "dataloader/one-rank-late": {0: "loader: no training", 1: "loader: no training", 3: "setup: same bits"},
     "dataloader/slow-copy": {0: "loader: no training"},
-    "dataloader/starved": {1: "loader: no training", 2: "loader: no training", 3: "loader: no training"},
+    "dataloader/starved": {
+        1: "loader: no training",
+        2: "loader: no training",
+        3: "loader: no training",
+        4: "loader: no training",
+    },
     "dataloader/worker-restart": {0: "loader: no training", 1: "loop: other"},
     "ddp/bucket-view": {0: "wrap: same bits"},
     "ddp/static-graph": {0: "wrap unused: same bits", 1: "wrap unused: same bits"},
