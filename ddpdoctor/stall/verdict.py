@@ -171,7 +171,7 @@ def _hang(
 ) -> dict[str, StopFacts]:
     """The cause of a hang in which no rank died or raised."""
     alive = [each for each in run.ranks.values() if run.stood(each)]
-    if alive and all(each.phase == Phase.RENDEZVOUS for each in alive):
+    if alive and (all(each.phase == Phase.RENDEZVOUS for each in alive) or _is_made_again(alive)):
         stop = _simple(run, [], alive, "wait for a process group to be created")
         return {"rendezvous": replace(stop, collective=_joins_by(alive))}
     mismatch = next(iter(first_differences(tables)), None)
@@ -381,6 +381,19 @@ def _of_waits(run: RunEvidence, found: Blame) -> dict[str, StopFacts]:
         ((name, does),) = activities.items()
         stop = replace(stop, doing=name, says=does.says)
     return {"unexplained": stop}
+
+
+_WRAPPING = frozenset(("_verify_param_shape_across_processes", "_sync_module_states"))
+"""What the constructor of DistributedDataParallel waits in, the first to use a new process group."""
+
+
+def _is_made_again(alive: Sequence[RankEvidence]) -> bool:
+    """Whether ranks that had trained before are in init_process_group, and all others got out of it and wrap their model: a group that is
+    created again in the same store."""
+    called = [{line.function for line in each.stack} for each in alive]
+    joining = ["init_process_group" in functions for functions in called]
+    beyond = all(joins or functions & _WRAPPING for joins, functions in zip(joining, called, strict=True))
+    return any(joining) and beyond and all(each.step for each in alive)
 
 
 def _joins_by(waiting: Sequence[RankEvidence]) -> str:

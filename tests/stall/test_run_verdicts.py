@@ -380,6 +380,23 @@ def test_all_that_are_there_wait_to_join(tmp_path):
     assert (finding.rule, finding.where[0].line) == ("hang/rendezvous", 12)
 
 
+def test_a_group_that_is_made_again_and_that_one_rank_believes_to_have(tmp_path):
+    """It read the address that the other left in the store for the first group."""
+    joining = [[f"{TORCH}/distributed/distributed_c10d.py", 1800, "init_process_group"], [TRAIN, 12, "main"]]
+    wrapping = [
+        [f"{TORCH}/distributed/utils.py", 280, "_verify_param_shape_across_processes"],
+        [f"{TORCH}/nn/parallel/distributed.py", 700, "__init__"],
+        [TRAIN, 13, "main"],
+    ]
+    run = Stopped(tmp_path / "run")
+    run.rank(0, "rendezvous", joining).seen(0, WAITING, waits=True)
+    run.rank(1, "collective", wrapping).seen(1, WAITING, waits=True)
+    run.stall()
+    finding = main_finding(diagnosed(run))
+    assert finding.rule == "hang/rendezvous" and {where.line for where in finding.where} == {12, 13}
+    assert "had trained before" in finding.fixes[0].why
+
+
 def test_one_that_raised_before_it_joined(tmp_path):
     run = without_ranks(tmp_path)
     error = {"type": "ValueError", "message": "no such data", "frames": [[TRAIN, 21, "open_data"]]}
