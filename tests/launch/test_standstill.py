@@ -259,3 +259,26 @@ def test_a_rank_whose_steps_cannot_be_counted_is_never_silent() -> None:
     uncounted = a_rank(1)
     uncounted.beat = None
     assert after([waiting(0), uncounted], 1000) is None
+
+
+def between_trainings(number: int, **fields: Any) -> WatchedRank:
+    """A rank that has ended its process group and is to join another one."""
+    rank = a_rank(number, **fields)
+    rank.ended = True
+    return rank
+
+
+def test_who_has_ended_its_process_group_is_awaited_in_the_next() -> None:
+    joining, idle = a_rank(0, "rendezvous"), between_trainings(1)
+    found = after([joining, idle], 11)
+    assert found is not None and (found.blocking, found.waiting) == ((idle,), (joining,))
+
+
+def test_it_has_the_time_of_a_start_while_it_works() -> None:
+    joining, busy = a_rank(0, "rendezvous"), between_trainings(1)
+    busy.state = "R"
+    assert after([joining, busy], 59) is None and after([joining, busy], 61) is not None
+
+
+def test_whoever_ended_its_process_group_is_no_suspect_where_none_joins() -> None:
+    assert after([between_trainings(0), between_trainings(1)], 1_000) is None
