@@ -38,6 +38,7 @@ def test_an_error_before_a_checkpoint_hides_none_of_those_after_it(monkeypatch) 
     recorder = SimpleNamespace(
         lines=SimpleNamespace(caller=struck),
         add=lambda start, length, fields: events.append(fields),
+        note_saved=lambda: None,
         thread=get_ident(),
     )
     monkeypatch.setattr(checkpoints, "active", SimpleNamespace(recorder=recorder))

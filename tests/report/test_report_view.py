@@ -202,10 +202,8 @@ def test_built_objects_are_shown_with_line_and_without_id():
 
 
 def test_an_upper_bound_is_not_drawn_as_a_price():
-    findings = [
-        replace(finding, at_most=finding.rule == "sync/barrier") for finding in samples.unhealthy().findings
-    ]
-    rows = waterfall(replace(samples.unhealthy(), findings=findings))
+    bars = [replace(bar, at_most=bar.rule == "sync/barrier") for bar in samples.unhealthy().waterfall]
+    rows = waterfall(replace(samples.unhealthy(), waterfall=bars))
     assert [(row.kind, row.value) for row in rows[1:3]] == [("saving", "−44.8 ms"), ("bound", "≤ 1.20 ms")]
 
 
