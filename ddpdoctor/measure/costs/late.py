@@ -43,6 +43,8 @@ class _ArrivalsTuning(msgspec.Struct, frozen=True):
     """Part of a rank's lateness that the prices of its causes must cover, for it to need no price of its own."""
     clock_errors: float = 3.0
     """Multiple of the clocks' error from which on a lateness is not due to them."""
+    most: float = 0.95
+    """Part of the step from which on a lateness is rather that of another step: windows that begin at different steps."""
     hit_share: float = 0.02
     """Share of the mean step from which on a rank is late in a cycle: steps of one job differ by as much."""
 
@@ -224,6 +226,7 @@ def _unexplained(context: Context, known: Sequence[Sequence[Array]]) -> dict[Lat
     )
     error_ns = _ARRIVALS.clock_errors * (graph.clock_error_ns or 0.0)
     enough = late_ns >= graph.cycles * max(UNSEEN.step_share * graph.mean_cycle_ns, error_ns)
+    enough &= late_ns < _ARRIVALS.most * graph.mean_cycle_ns * graph.cycles
     found: dict[LateCause, list[Array]] = {}
     for place in np.flatnonzero(enough & (explained_ns < _ARRIVALS.priced * late_ns)).tolist():
         left = np.zeros(len(graph.ranks))
