@@ -2,4 +2,11 @@
 
 ``load`` reads rule files, ``rule`` checks them, ``engine`` evaluates them, ``ordering`` sorts the findings, ``verdict`` chooses
 the first sentence of a report. All thresholds are in the rule files.
+
+In the order of a diagnosis:
+
+    rules       load, rule_cache, rule, conditions, config, selftest, frameworks (the settings of Lightning, Transformers, ...)
+    facts       facts_view, words (filters for texts)
+    findings    engine, ordering, verdict
+    result      diagnosis, jsonvalue, schema, trials
 """

@@ -17,15 +17,7 @@ from ddpdoctor.rundir.ends import POLITE, JobEnd, job_end
 from ddpdoctor.rundir.fault_text import fatal_signal, faulting_thread, first_thread, says_gil_is_held
 from ddpdoctor.rundir.liveness import is_running
 from ddpdoctor.rundir.phases import LONG_PHASES, WAITING_PHASES, Phase
-from ddpdoctor.rundir.stops import (
-    End,
-    HostStop,
-    RankStop,
-    Standstill,
-    Stops,
-    launches_of,
-    read_stops,
-)
+from ddpdoctor.rundir.stops import End, HostStop, RankStop, Standstill, Stops, launches_of, read_stops
 
 from .calls import Call, Usual, calls_of, usual_calls
 from .frames import is_users, lines_of, place_of, stack_of

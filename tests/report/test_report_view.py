@@ -201,12 +201,6 @@ def test_built_objects_are_shown_with_line_and_without_id():
     assert "id" not in rows.get("loaders", {}) and "where" not in rows.get("loaders", {})
 
 
-def test_an_upper_bound_is_not_drawn_as_a_price():
-    bars = [replace(bar, at_most=bar.rule == "sync/barrier") for bar in samples.unhealthy().waterfall]
-    rows = waterfall(replace(samples.unhealthy(), waterfall=bars))
-    assert [(row.kind, row.value) for row in rows[1:3]] == [("saving", "−44.8 ms"), ("bound", "≤ 1.20 ms")]
-
-
 def test_a_waterfall_without_a_last_total_gets_the_remaining_time():
     diagnosis = replace(
         samples.unhealthy(), waterfall=[WaterfallBar("measured", 10.0), WaterfallBar("x", 4.0, "a/b")]
