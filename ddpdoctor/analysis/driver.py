@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ from .trials import with_trials
 
 _MOST_TRAININGS = 7
 """Trainings that are diagnosed besides the measured one."""
+_OTHERS_S = 20.0
+"""Seconds after which no further one of these is diagnosed."""
 _MAX_ERROR_TEXT = 200
 """Most characters of an error's text in a note."""
 
@@ -149,7 +152,7 @@ def _stop_verdict(inputs: Inputs) -> Verdict:
 
 def conclude(prepared: PreparedJob, options: Options) -> Diagnosis:
     """Measure and diagnose."""
-    measured = _measure(prepared, options)
+    measured = _measure(prepared, _attempts(prepared), options)
     if prepared.training is not None:
         others = _findings_of_others(prepared, options) if options.training is None else {}
         run = with_trainings(measured.facts.run, prepared.trainings, prepared.training, others)
@@ -166,16 +169,18 @@ def _findings_of_others(prepared: PreparedJob, options: Options) -> dict[int, st
     longest ones."""
     others = [each for each in prepared.trainings if each.number != prepared.training]
     found: dict[int, str] = {}
+    begun_s = time.monotonic()
     for each in sorted(others, key=lambda each: each.steps_s, reverse=True)[:_MOST_TRAININGS]:
-        alone = replace(
-            prepared,
-            stopped=Verdict(),
-            logs=each.logs,
-            windows=windows_of(prepared.inputs.traces, each.logs),
-            training=each.number,
-        )
-        diagnosis = conclude(alone, replace(options, training=each.number, hta=False, source_text=False))
-        found[each.number] = diagnosis.findings[0].title if diagnosis.findings else ""
+        if time.monotonic() - begun_s > _OTHERS_S:
+            break
+        windows = windows_of(prepared.inputs.traces, each.logs)
+        alone = replace(prepared, stopped=Verdict(), logs=each.logs, windows=windows, training=each.number)
+        try:
+            measured = _measure(alone, [], replace(options, hta=False, progress=no_progress))
+            findings = build_diagnosis(measured, replace(options, progress=no_progress)).findings
+            found[each.number] = findings[0].title if findings else ""
+        except Exception:
+            continue  # a table's cell is not worth the report
     return found
 
 
@@ -203,13 +208,12 @@ def _window(trace: RankTrace, log: RankLog | None, by_log: bool) -> Window:
     return read_window(move_trace(trace, profiled), bounds or None, log.host)
 
 
-def _measure(prepared: PreparedJob, options: Options) -> MeasuredJob:
-    """Measures a run or traces."""
+def _measure(prepared: PreparedJob, attempts: list[AttemptRecord], options: Options) -> MeasuredJob:
+    """Measures a run or traces. ``attempts``: all of the run."""
     inputs, stopped = prepared.inputs, prepared.stopped
     if not prepared.logs and not prepared.windows:
         return _measure_end(prepared)
     hta = _hta(inputs, options)
-    attempts = _attempts(prepared)
     measurement = measure(
         prepared.logs,
         prepared.windows,
@@ -248,7 +252,9 @@ def _measure(prepared: PreparedJob, options: Options) -> MeasuredJob:
 def _attempts(prepared: PreparedJob) -> list[AttemptRecord]:
     """The attempts of the run. An error in their analysis becomes a note, as for :func:`_find_stop`."""
     try:
-        attempts, notes = attempt_records(prepared.inputs.runs, prepared.logs)
+        attempts, notes = attempt_records(
+            prepared.inputs.runs, [log for log in prepared.inputs.logs if log.steps]
+        )
         prepared.inputs.notes.extend(notes)
         return attempts
     except Exception as error:

@@ -33,6 +33,6 @@ def steps_of_profiler_window(trace: RankTrace, steps: Sequence[Step]) -> list[St
 
 def is_of_training(trace: RankTrace, log: RankLog | None) -> bool:
     """Whether a trace may be of the steps of its rank's ``log``: always, unless they are one training of several."""
-    if log is None or not trace.size or not (log.follows_training or log.precedes_training):
+    if log is None or not trace.size or not (log.follows_training or log.later_trainings_end_ns):
         return True
     return log.steps[0].recorded_ns[0] <= int(np.median(trace.start_ns)) <= log.steps[-1].recorded_ns[1]

@@ -41,11 +41,15 @@ def start(session: Session) -> None:
     session.document = settings.at_start(session)
     session.services = services = Services(session)
 
+    def describe() -> None:
+        settings.after_first_steps(session)
+        session.writer.document_changed.set()
+
     def at_step(step: int) -> None:
         if step == LAST_SETTINGS_STEP:
-            settings.after_first_steps(session)
-            session.writer.document_changed.set()
+            describe()
 
+    session.recorder.describe = guarded(_PART, describe)
     session.stepping.on_step.append(guarded(_PART, at_step))
     for begin in at_start:
         guarded(_PART, begin)(session)

@@ -107,6 +107,18 @@ def test_the_steps_after_a_destroyed_process_group_are_recorded_in_full(recorder
     assert active.full and recorder.full_since > begin
 
 
+def test_a_job_of_many_trainings_pays_no_more_than_another_one(recorder):
+    described = []
+    recorder.describe = lambda: described.append(recorder.step)
+    for training in range(12):
+        recorder.thinning.every = 64
+        recorder.record_as_at_first()
+        assert recorder.thinning.every == (1 if training < 8 else 64)
+        for _ in range(20):
+            recorder.end_step(recorder.cut(recorder.start_perf_ns + 1_000_000))
+    assert len(described) == 12
+
+
 def test_ranks_that_thin_differently_share_steps():
     cheap, dear = Thinning(), Thinning()
     both = [set(blocks(each, 0, 4096, us, 20.0)[-200:]) for each, us in ((cheap, 150.0), (dear, 600.0))]

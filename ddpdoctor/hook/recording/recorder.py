@@ -11,6 +11,7 @@ import os
 import re
 from threading import get_ident, get_native_id
 from time import perf_counter_ns, process_time_ns, thread_time_ns, time_ns
+from typing import Callable
 
 from ...rundir import (
     STEPS_FILE,
@@ -88,6 +89,9 @@ class Recorder:
         self._saved = -1
         self._evaluations = [0, 0, 0]
         self._full_block = True
+        self._trainings = self._describes_after = 0
+        self.describe: Callable[[], None] | None = None
+        """Called some steps after a training has begun, when its model is known."""
         self._block_start = self._block_cost_ns = self._block_full = 0
         """Of the block of steps in progress: when it began, what recording cost, and how many steps were recorded in full."""
         self._times: ThreadTimes | None = None
@@ -141,9 +145,13 @@ class Recorder:
         active.record(full=True)
 
     def record_as_at_first(self) -> None:
-        """Record the next steps in full, as the first ones of a job: they may be of another model."""
-        self.thinning.restart(self.step)
+        """Record the next steps in full: they may be of another model. After the first few trainings, as the first ones of a job; after
+        each further one only the rest of this block, so that a job of many trainings pays no more than another one."""
+        if self._trainings < _MOST_TRAININGS:
+            self._trainings += 1
+            self.thinning.restart(self.step)
         self._full_block = True
+        self._describes_after = 2
         if not active.full:
             self.full_since = perf_counter_ns()
             active.record(full=True)
@@ -246,6 +254,10 @@ class Recorder:
         return True
 
     def _end_block(self, at: int) -> None:
+        if self._describes_after:
+            self._describes_after -= 1
+            if not self._describes_after and self.describe is not None:
+                self.describe()
         thinning, full = self.thinning, self._block_full
         cost_ns = self._block_cost_ns // full if full else None
         self._full_block = thinning.next_block(self.step, cost_ns, (at - self._block_start) // BLOCK_STEPS)
@@ -354,6 +366,8 @@ _WEIGHT = 1 / 2
 _LEAST_RISE_NS = 4000.0
 _MOST_RISE = 0.1
 """By one reading the estimate of the cost rises by this share of itself at most, or by so many ns where that is more."""
+_MOST_TRAININGS = 8
+"""Trainings of a process, each with a process group of its own, that are recorded like the first one: as many as are diagnosed."""
 _SETTLE_STEPS = 32
 """Steps between two changes, and before the first: the first steps of a job are unlike the rest."""
 

@@ -215,8 +215,8 @@ class RankLog(msgspec.Struct, frozen=True, eq=False, dict=True):
     """When the rank destroyed its process group, or ended; by the wall clock, epoch ns."""
     follows_training: bool = False
     """Whether this is one training of a process (:mod:`.trainings`) that has had another one before."""
-    precedes_training: bool = False
-    """The same of a later one."""
+    later_trainings_end_ns: int | None = None
+    """When the later ones had ended, by the wall clock, epoch ns; None if none follows."""
     saved: int | None = None
     """The last step in which a checkpoint was saved, also of those not read and of the one in which the rank ended; None in older logs."""
 

@@ -83,6 +83,18 @@ class Event(msgspec.Struct, frozen=True, gc=False, rename=renamed(EventField)):
     source: Id | None = None
     destination: Id | None = None
 
+    def later(self, by_ns: int) -> Event:
+        """The same event of a step that begins so much later."""
+        return msgspec.structs.replace(
+            self,
+            start_ns=self.start_ns - by_ns,
+            forward_end_ns=_minus(self.forward_end_ns, by_ns),
+            also=tuple(
+                msgspec.structs.replace(each, forward_end_ns=_minus(each.forward_end_ns, by_ns))
+                for each in self.also
+            ),
+        )
+
     @property
     def end_ns(self) -> int:
         """Its end, ns after the start of its step."""
@@ -115,6 +127,10 @@ class Event(msgspec.Struct, frozen=True, gc=False, rename=renamed(EventField)):
             if each.ready_ns
         ]
         return min(max(ready, default=self.end_ns), self.end_ns)
+
+
+def _minus(value: int | None, by: int) -> int | None:
+    return None if value is None else value - by
 
 
 class LogRecord(msgspec.Struct, rename=renamed(LineField)):

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from ddpdoctor.measure.numerics import Ints
 from ddpdoctor.rundir import EventKind
 
 from .log import RankLog
@@ -63,20 +64,38 @@ class Training(msgspec.Struct, frozen=True):
 def trainings_of(logs: Sequence[RankLog]) -> list[Training]:
     """The trainings that the ranks took one after the other; [] if there is only one. ``logs``: with steps."""
     firsts = _firsts(logs)
-    groups = list(zip([0, *firsts], [*firsts, None], strict=True))
-    joined: list[tuple[int, int | None]] = groups[:1]
-    for first, end in groups[1:]:
-        before = joined[-1]
-        if _settings(logs, *before) == _settings(logs, first, end):
-            joined[-1] = (before[0], end)
+    if not firsts:
+        return []
+    logs = [replace(log, steps=[_begun(step, log.group_ends_ns) for step in log.steps]) for log in logs]
+    joined: list[tuple[int, int | None]] = []
+    known: list[dict[str, Any]] | None = None
+    for first, end in zip([0, *firsts], [*firsts, None], strict=True):
+        own = _settings(logs, first, end)
+        if joined and (own is None or known is None or own == known):
+            joined[-1] = (joined[-1][0], end)
+            known = known or own
         else:
             joined.append((first, end))
+            known = own
     if len(joined) < 2:
         return []
     return [
         Training(number, first, _of_training(logs, first, end))
         for number, (first, end) in enumerate(joined, 1)
     ]
+
+
+def _begun(step: Step, group_ends_ns: Sequence[int]) -> Step:
+    """The ``step``, without what comes before the end of a process group in it: that belongs to the training before."""
+    start_ns, end_ns = step.recorded_ns
+    later_ns = max((end for end in group_ends_ns if start_ns < end < end_ns), default=start_ns) - start_ns
+    if not later_ns:
+        return step
+    return replace(
+        step,
+        start_ns=step.start_ns + later_ns,
+        events=tuple(event.later(later_ns) for event in step.events if event.start_ns >= later_ns),
+    )
 
 
 def _firsts(logs: Sequence[RankLog]) -> list[int]:
@@ -102,22 +121,25 @@ def _steps(log: RankLog, first: int, end: int | None) -> list[Step]:
     return [step for step in log.steps if step.number >= first and (end is None or step.number < end)]
 
 
-def _modules(log: RankLog, steps: Sequence[Step]) -> list[dict[str, Any]]:
-    """The DDP modules used in the ``steps``; all of the log where none was recorded in full."""
-    every = log.record.info.get("ddp") or []
-    kinds = (EventKind.FORWARD, EventKind.BACKWARD)
-    used = {event.module for step in steps for event in step.events if event.kind in kinds}
+def _modules(log: RankLog, steps: Sequence[Step]) -> list[dict[str, Any]] | None:
+    """The DDP modules used in the ``steps``; None where that is unknown, as none was recorded in full or one is not described."""
     if not any(step.in_full for step in steps):
-        return list(every)
-    return [module for place, module in enumerate(every) if module.get("id", place) in used]
+        return None
+    kinds = (EventKind.FORWARD, EventKind.BACKWARD)
+    used = {event.module for step in steps for event in step.events if event.kind in kinds} - {-1}
+    every = log.record.info.get("ddp") or []
+    known = {module.get("id", place): module for place, module in enumerate(every)}
+    return [known[each] for each in sorted(used)] if used <= known.keys() else None
 
 
-def _settings(logs: Sequence[RankLog], first: int, end: int | None) -> list[dict[str, Any]]:
-    """The settings of the DDP modules of a training on its first rank that has any of its steps."""
+def _settings(logs: Sequence[RankLog], first: int, end: int | None) -> list[dict[str, Any]] | None:
+    """The settings of the DDP modules of a training on its first rank that has any of its steps; None where they are unknown."""
     log, steps = next(((log, steps) for log in logs if (steps := _steps(log, first, end))), (logs[0], []))
+    modules = _modules(log, steps)
+    if modules is None:
+        return None
     return [
-        {name: value for name, value in module.items() if name not in _NOT_SETTINGS}
-        for module in _modules(log, steps)
+        {name: value for name, value in module.items() if name not in _NOT_SETTINGS} for module in modules
     ]
 
 
@@ -128,29 +150,37 @@ def _of_training(logs: Sequence[RankLog], first: int, end: int | None) -> list[R
 def _part(log: RankLog, steps: list[Step], first: int, end: int | None) -> RankLog:
     """What a rank recorded of one training."""
     start_ns, end_ns = steps[0].start_ns, steps[-1].end_ns
-    info = {**log.record.info, "ddp": _modules(log, steps)}
+    info = {**log.record.info}
+    modules = _modules(log, steps)
+    if modules is not None:
+        info["ddp"] = modules
     if first > 0:
         info.pop("joining_ns", None)
         info["started_ns"] = steps[0].recorded_ns[0]
+    later_ends_ns = None
     if end is not None:
-        ended_ns = (ns for ns in log.group_ends_ns if ns >= steps[-1].recorded_ns[1])
-        info["ended_ns"] = min(ended_ns, default=steps[-1].recorded_ns[1])
-        end_ns += info["ended_ns"] - steps[-1].recorded_ns[1]
+        own_end_ns = steps[-1].recorded_ns[1]
+        later_ends_ns = max(log.record.info.get("ended_ns") or 0, log.steps[-1].recorded_ns[1])
+        info["ended_ns"] = min((ns for ns in log.group_ends_ns if ns >= own_end_ns), default=own_end_ns)
+        end_ns += info["ended_ns"] - own_end_ns
     from_ns = 0 if first == 0 else start_ns
     until_ns = np.iinfo(np.int64).max if end is None else end_ns
     return replace(
         log,
         record=with_fields(log.record, info=info),
         steps=tuple(replace(step, number=step.number - first) for step in steps),
-        samples=log.samples[(log.samples[:, 0] >= from_ns) & (log.samples[:, 0] < until_ns)],
-        burst_samples=log.burst_samples[
-            (log.burst_samples[:, 0] >= from_ns) & (log.burst_samples[:, 0] < until_ns)
-        ],
+        samples=_between(log.samples, from_ns, until_ns),
+        burst_samples=_between(log.burst_samples, from_ns, until_ns),
         device_times={
             number - first: times
             for number, times in log.device_times.items()
             if number >= first and (end is None or number < end)
         },
         follows_training=first > 0,
-        precedes_training=end is not None,
+        later_trainings_end_ns=later_ends_ns,
     )
+
+
+def _between(samples: Ints, from_ns: int, until_ns: int) -> Ints:
+    """The samples [S, 4] from one moment until another, epoch ns."""
+    return samples[(samples[:, 0] >= from_ns) & (samples[:, 0] < until_ns)]

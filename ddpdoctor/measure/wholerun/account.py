@@ -294,15 +294,20 @@ def _of_rank(
         began = RunPart.EARLIER_ATTEMPTS if is_restarted else RunPart.START
         began = RunPart.OTHER_TRAININGS if log.follows_training else began
         parts[began] = (first_ns - launch.started_ns) / 1e9
-        if log.precedes_training and launch.ended_ns is not None:
-            parts[RunPart.OTHER_TRAININGS] += (launch.ended_ns - max(ended_ns or 0, last_ns)) / 1e9
+        own_end_ns = max(ended_ns if isinstance(ended_ns, int) else 0, last_ns)
+        if (later_ns := log.later_trainings_end_ns) is not None and launch.ended_ns is not None:
+            later_ns = min(max(later_ns, own_end_ns), launch.ended_ns)
+            parts[RunPart.OTHER_TRAININGS] += (later_ns - own_end_ns) / 1e9
+            parts[RunPart.TEARDOWN if is_last else RunPart.LATER_ATTEMPTS] = (
+                launch.ended_ns - later_ns
+            ) / 1e9
         elif not is_last and launch.ended_ns is not None:
             parts[RunPart.LATER_ATTEMPTS] = (launch.ended_ns - last_ns) / 1e9
         elif isinstance(ended_ns, int) and launch.ended_ns is not None:
-            parts[RunPart.TEARDOWN] = (launch.ended_ns - max(ended_ns, last_ns)) / 1e9
+            parts[RunPart.TEARDOWN] = (launch.ended_ns - own_end_ns) / 1e9
         elif launch.ended_ns is not None:
             parts[RunPart.TEARDOWN] = (launch.ended_ns - last_ns) / 1e9
-    if (is_last or log.precedes_training) and isinstance(ended_ns, int):
+    if (is_last or log.later_trainings_end_ns is not None) and isinstance(ended_ns, int):
         parts[RunPart.END] = (ended_ns - last_ns) / 1e9
     before = None
     for step in log.steps:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from ddpdoctor.measure.steplog import Event, RankLog, Step, trainings_of
+from ddpdoctor.measure.steplog.records import Reduction
 from ddpdoctor.rundir import RankRecord
 
 MS = 1_000_000
@@ -40,12 +42,12 @@ def test_each_has_its_own_steps_model_and_samples() -> None:
     first, second = (each.logs[0] for each in found)
     assert [step.number for step in second.steps] == list(range(6))
     assert [each["module"] for each in second.record.info["ddp"]] == ["Large"]
-    assert first.record.info["ended_ns"] == 43 * MS and second.record.info["started_ns"] == 40 * MS
+    assert first.record.info["ended_ns"] == 43 * MS and second.record.info["started_ns"] == 43 * MS
     assert "joining_ns" in first.record.info and "joining_ns" not in second.record.info
     assert second.record.info["ended_ns"] == 100 * MS
-    assert first.samples[-1, 0] == 40 * MS and second.samples[0, 0] == 40 * MS
-    assert (first.follows_training, first.precedes_training) == (False, True)
-    assert (second.follows_training, second.precedes_training) == (True, False)
+    assert first.samples[-1, 0] == 40 * MS and second.samples[0, 0] == 45 * MS
+    assert (first.follows_training, first.later_trainings_end_ns) == (False, 100 * MS)
+    assert (second.follows_training, second.later_trainings_end_ns) == (True, None)
 
 
 @pytest.mark.parametrize(
@@ -72,6 +74,33 @@ def test_ranks_that_lack_steps_around_the_boundary_are_divided_at_the_same_step(
 def test_a_rank_that_died_in_the_first_one_has_no_part_in_the_second() -> None:
     found = trainings_of([log(0, [0] * 4 + [1] * 6, 43), log(1, [0] * 3)])
     assert [[each.rank for each in training.logs] for training in found] == [[0, 1], [0]]
+
+
+def test_what_comes_before_the_end_of_the_group_is_of_the_training_before() -> None:
+    """An exhausted loader, a micro-batch that no optimizer step follows; then the next model is made."""
+    left_over = Event("fwd", MS, MS, module=0)
+    own = Event(
+        "bwd",
+        6 * MS,
+        MS,
+        module=1,
+        synced=True,
+        forward_end_ns=5 * MS,
+        also=(Reduction(1, True, (1,), 5 * MS),),
+    )
+    made = log(0, [0] * 4 + [1] * 6, 43)
+    steps = [replace(step, events=(left_over, own)) if step.number == 4 else step for step in made.steps]
+    second = trainings_of([replace(made, steps=steps)])[1]
+    assert [each["module"] for each in second.modules] == ["Large"]
+    step = second.logs[0].steps[0]
+    assert (step.start_ns, step.end_ns) == (43 * MS, 50 * MS)
+    (event,) = step.events
+    assert (event.start_ns, event.forward_end_ns, event.also[0].forward_end_ns) == (3 * MS, 2 * MS, 2 * MS)
+
+
+@pytest.mark.parametrize("ddp", [BOTH[:1], []], ids=["the second is not described", "none is"])
+def test_trainings_of_unknown_models_are_not_divided(ddp: list[dict[str, object]]) -> None:
+    assert trainings_of([log(0, [0] * 4 + [1] * 6, 43, ddp=ddp)]) == []
 
 
 def test_ranks_that_disagree_are_not_divided() -> None:
