@@ -38,17 +38,17 @@ def attempt_records(
 
 
 def _unrecorded(old: Attempt | None, new: Attempt) -> int:
-    """How many attempts between the two left no recording, by their launcher's count of restarts; before the first one for None."""
+    """How many attempts between the two are not in the recording, by their launcher's count of restarts; before the first one for None."""
     if old is None:
         return new.restarts
     return max(new.restarts - old.restarts - 1, 0) if new.job_id and new.job_id == old.job_id else 0
 
 
 def _unrecorded_note(count: int, number: int) -> Note:
-    which, whose = ("An attempt", "its") if count == 1 else (f"{count} attempts", "their")
+    which, are, whose = ("An attempt", "is", "its") if count == 1 else (f"{count} attempts", "are", "their")
     return Note(
-        f"{which} before attempt {number} left no recording: {whose} ranks ended before they had created a process group. "
-        "The launcher's output says why."
+        f"{which} before attempt {number} {are} not in this recording; most likely {whose} ranks ended before they had created a "
+        "process group. The launcher's output may say why."
     )
 
 

@@ -13,7 +13,7 @@ import msgspec
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
 from ddpdoctor.measure.places import CodeLine, SourceText, Where
 from ddpdoctor.report.project import project_root
-from ddpdoctor.rundir import Note, hash_of, read_sources, source_bytes
+from ddpdoctor.rundir import Note, hash_of, parsed_python, read_sources, source_bytes
 
 AROUND = 2
 """Lines of context before and after."""
@@ -100,9 +100,8 @@ def _places(finding: Finding, lines_of: Callable[[str], list[str] | str | None])
 
 def _call_of(names: Sequence[str], text: str) -> CodeLine | None:
     """The line in ``text`` that calls the first of these names that is called at all; None if several lines do."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    tree = parsed_python(text)
+    if tree is None:
         return None
     for name in names:
         calls = list(_calls_of(name, tree))

@@ -12,6 +12,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ddpdoctor.rundir import parsed_python
+
 _KINDS = {"loader": ("DataLoader",), "ddp": ("DistributedDataParallel", "DDP")}
 _ARGUMENTS = {
     "loader": ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory"),
@@ -63,9 +65,8 @@ def _lines(text: str) -> list[str]:
 
 def _call(text: str, line: int | None, kind: str) -> ast.Call | None:
     """The only call of such a constructor that spans ``line``, or in the whole text if that is None; else None."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    tree = parsed_python(text)
+    if tree is None:
         return None
     found = [
         node

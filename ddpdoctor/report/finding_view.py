@@ -12,6 +12,7 @@ import msgspec
 from ddpdoctor.diagnose.diagnosis import Evidence, Finding, Fix
 from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.report import words
+from ddpdoctor.rundir import parsed_python
 
 _Row = TypeVar("_Row")
 Prose = list[tuple[str, bool]]
@@ -307,10 +308,8 @@ def snippet(finding: Finding, fix: Fix) -> str:
 
 def _is_a_call(line: str) -> bool:
     """Whether a line of Python is a whole statement that calls something and does not use the result."""
-    try:
-        body = ast.parse(line).body
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
-        return False
+    tree = parsed_python(line)
+    body = [] if tree is None else tree.body
     return len(body) == 1 and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Call)
 
 

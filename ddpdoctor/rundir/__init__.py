@@ -151,7 +151,7 @@ from .waiting import Waiting, reason_of, unsaved_sentence, waiting_in
 if TYPE_CHECKING:
     from .presence import Present, launcher_runs, living_ranks, present_ranks
     from .reader import RankRecord, RunDirectory, UnknownAttemptError, read_manifest, read_rank
-    from .sources import hash_of, note_sources, read_sources, source_bytes
+    from .sources import hash_of, note_sources, parsed_python, read_sources, source_bytes
     from .typed import fitting
 
 
@@ -160,7 +160,7 @@ __getattr__ = deferred(
     {
         "presence": "Present launcher_runs living_ranks present_ranks",
         "reader": "RankRecord RunDirectory UnknownAttemptError read_manifest read_rank",
-        "sources": "hash_of note_sources read_sources source_bytes",
+        "sources": "hash_of note_sources parsed_python read_sources source_bytes",
         "typed": "fitting",
     },
 )

@@ -7,10 +7,12 @@ link, of a bounded size. A run directory may come from anyone, so a file must ha
 
 from __future__ import annotations
 
+import ast
 import errno
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Iterable
 
 from .files import bounded_lines, folders_in, open_regular, reading, write_json
@@ -49,6 +51,16 @@ def source_bytes(path: str) -> bytes:
 def hash_of(data: bytes) -> str:
     """The hash of a file's content."""
     return hashlib.sha256(data).hexdigest()
+
+
+def parsed_python(text: str) -> ast.Module | None:
+    """The syntax tree of a script's text; None if it does not parse. What Python warns about in it is not printed."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
 
 
 def note_sources(run: str, host: str, ranks: Iterable[str], started_ns: int) -> None:

@@ -348,18 +348,16 @@ class LiveRun:
             return
         self._folders.add(folder.name)
         self.lateness = Lateness()
-        before = self.ranks.get(rank)
-        again = before.restarts + (before.pid != info.get("pid")) if before else 0
-        self.ranks[rank] = LiveRank(
-            rank,
-            str(info.get("host") or ""),
-            info.get("pid"),
-            FileTail(folder / STEPS_FILE),
-            joined_ns=info.get("started_ns"),
-            restarts=max(again, info.get("attempt") or 0),
+        process, attempt = (str(info.get("host") or ""), info.get("pid")), info.get("attempt") or 0
+        is_known = any(
+            (live.host, live.pid) == process and attempt <= live.restarts for live in self.ranks.values()
         )
-        # A restarted job may have fewer ranks.
-        world_size = info.get("world_size") or math.inf
+        before = self.ranks.get(rank)
+        restarts = max(attempt, before.restarts + (not is_known) if before else 0)
+        log, joined_ns = FileTail(folder / STEPS_FILE), info.get("started_ns")
+        self.ranks[rank] = LiveRank(rank, *process, log, joined_ns=joined_ns, restarts=restarts)
+        # A restarted job may have fewer ranks. So may a further group of a known process, which ends no other rank.
+        world_size = math.inf if is_known else info.get("world_size") or math.inf
         self.ranks = {rank: live for rank, live in sorted(self.ranks.items()) if rank < world_size}
 
     @property

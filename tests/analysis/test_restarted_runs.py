@@ -39,9 +39,9 @@ def test_a_restart_that_took_no_step_ends_the_job(tmp_path: Path, restarts: int,
     ("counts", "unrecorded", "said"),
     [
         ((0, 1), [0, 0], []),
-        ((0, 3), [0, 2], ["2 attempts before attempt 2"]),
-        ((1, 2), [1, 0], ["An attempt before attempt 1 left"]),
-        ((1,), [], ["An attempt before attempt 1 left"]),
+        ((0, 3), [0, 2], ["2 attempts before attempt 2 are not"]),
+        ((1, 2), [1, 0], ["An attempt before attempt 1 is not in this recording"]),
+        ((1,), [], ["An attempt before attempt 1 is not in this recording; most likely its ranks"]),
     ],
 )
 def test_attempts_that_ended_before_their_process_group(
@@ -55,6 +55,7 @@ def test_attempts_that_ended_before_their_process_group(
     assert [each.unrecorded for each in records] == unrecorded
     assert len(notes) == len(said)
     assert all(words in note.text for words, note in zip(said, notes, strict=True))
+    assert all("most likely" in note.text for note in notes)
 
 
 def test_another_run_of_the_same_ranks_is_no_attempt(tmp_path: Path) -> None:

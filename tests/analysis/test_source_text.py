@@ -60,8 +60,10 @@ def test_at_the_ends_of_a_file_there_are_fewer_lines(tmp_path, script, line, fir
         ("    prepare()\n    prepare()\n", 5),
         ("    prepare = 3\n", 5),
         ("    make(\n", 5),
+        ("    prepare('\\d')\n", 7),
     ],
 )
+@pytest.mark.filterwarnings("error")
 def test_the_line_that_a_fix_changes_comes_first(tmp_path, script, more, line):
     """Where a framework calls the constructor, it is none of those that were recorded. Two of them are no answer."""
     script.write_text(TEXT + more)

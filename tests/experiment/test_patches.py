@@ -102,5 +102,12 @@ def test_a_patch_applies_whatever_ends_the_lines(tmp_path, text):
     assert (tmp_path / "train.py").read_bytes().decode() == text.replace("num_workers=0", "num_workers=4")
 
 
+@pytest.mark.filterwarnings("error")
+def test_what_python_warns_about_in_the_file_is_not_repeated():
+    text = 'loader = DataLoader(data, num_workers=0)\npattern = "\\d"\nassert 1 is 1\n'
+    diff = patch_of(text, "train.py", None, {"loader.num_workers": 4})
+    assert diff is not None and "+loader = DataLoader(data, num_workers=4)" in diff
+
+
 def test_a_file_that_does_not_parse():
     assert patch_of("def broken(:\n", "train.py", 1, {"loader.num_workers": 4}) is None

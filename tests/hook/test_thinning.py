@@ -158,6 +158,29 @@ def test_a_checkpoint_is_recorded_in_a_step_of_which_else_only_the_times_are_kep
     assert not saved.in_full and saved.length_ns == 5_000_000
 
 
+@pytest.mark.parametrize("kind", [EventKind.SAVE, EventKind.LOAD])
+def test_a_checkpoint_that_raises_is_none(recorder, tmp_path, kind):
+    """Neither the step's event nor the note of the last saved step, from which restarts are counted."""
+    checkpoints = import_module("ddpdoctor.hook.patches.checkpoints")
+
+    def full(path):
+        if path == "full":
+            raise OSError(28, "No space left on device")
+
+    timed = checkpoints.around(full, checkpoints._PART, *checkpoints._event(kind))
+    active.recorder = recorder
+    active.record(full=True)
+    with pytest.raises(OSError, match="No space left"):
+        timed("full")
+    recorder.end_step(recorder.cut(recorder.start_perf_ns + 5_000_000))
+    timed("elsewhere")
+    recorder.end_step(recorder.cut(recorder.start_perf_ns + 5_000_000))
+    drain(recorder.spool.directory)
+    log = read_rank_log(RankRecord(str(tmp_path / "run" / "ranks" / "00000"), 0, {}))
+    assert [[event.kind for event in step.events] for step in log.steps] == [[], [kind]]
+    assert log.saved == (1 if kind is EventKind.SAVE else None)
+
+
 def test_checkpoints_beyond_the_most_events_are_counted_in_their_own_step(recorder, tmp_path):
     stepping = import_module("ddpdoctor.hook.recording.steps").Stepping(recorder)
     role, begin = Role(), recorder.start_perf_ns

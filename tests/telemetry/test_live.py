@@ -188,6 +188,22 @@ def test_a_restarted_rank_replaces_its_first_recording(tmp_path):
     assert run.ranks[0].restarts == 1
 
 
+@pytest.mark.parametrize(
+    ("changed", "shown"), [({}, [0, 1]), ({"pid": 5}, [0]), ({"attempt": 1}, [0]), ({"host": "b"}, [0])]
+)
+def test_a_group_that_a_rank_makes_for_itself_afterwards_ends_no_other(tmp_path, changed, shown):
+    """Rank 0 evaluates alone: the same process, with a world of one. A restarted job may be so small, too."""
+    for rank in range(2):
+        folder = write_rank(tmp_path, rank).parent
+        info = {"rank": rank, "host": "a", "pid": 1 + rank, "world_size": 2, "attempt": 0}
+        (folder / "rank.json").write_text(json.dumps(info))
+    again = tmp_path / "ranks" / "00000.1"
+    shutil.copytree(tmp_path / "ranks" / "00000", again)
+    info = {"rank": 0, "host": "a", "pid": 1, "world_size": 1, "attempt": 0, **changed}
+    (again / "rank.json").write_text(json.dumps(info))
+    assert list(looked(tmp_path).ranks) == shown
+
+
 def test_of_many_attempts_the_newest_is_shown_without_ranks_that_it_lacks(tmp_path):
     for rank in range(2):
         for attempt in range(12 - rank):

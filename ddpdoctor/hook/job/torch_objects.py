@@ -47,7 +47,15 @@ _FRAMEWORKS = (
 def _frameworks() -> dict[str, str]:
     """Versions of those that the job has imported, by name; "" where it is unknown."""
     modules = {name: sys.modules.get(name) for name in _FRAMEWORKS}
-    return {name: str(getattr(each, "__version__", "")) for name, each in modules.items() if each is not None}
+    return {name: _version(each) for name, each in modules.items() if each is not None}
+
+
+def _version(module: Any) -> str:
+    """What the module has in its namespace: getattr would execute a lazy module, or code of the job's."""
+    try:
+        return str(object.__getattribute__(module, "__dict__").get("__version__", ""))
+    except Exception:
+        return ""
 
 
 def _nccl_version() -> str | None:

@@ -45,7 +45,8 @@ def _event(kind: EventKind) -> tuple[Before, After]:
         end = perf_counter_ns()
         _depth[0] = max(0, _depth[0] - 1)
         recorder = active.recorder
-        if recorder is not None and not _depth[0]:
+        # One that raised leaves no checkpoint, or none that was read: what counts them must not see it.
+        if recorder is not None and not _depth[0] and not isinstance(result, BaseException):
             recorder.add(token[0], end - token[0], token[1])
             if kind is EventKind.SAVE:
                 recorder.note_saved()

@@ -30,7 +30,7 @@ class AttemptRecord(msgspec.Struct, frozen=True):
     world_size: int | None = None
     is_measured: bool = False
     unrecorded: int = 0
-    """How many attempts just before it left no recording."""
+    """How many attempts just before it are not in the recording."""
 
     @property
     def steps(self) -> int:
