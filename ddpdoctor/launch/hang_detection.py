@@ -62,7 +62,8 @@ class ProgressTracker:
         """``after_s``: the user's limit (``--hang-after``); None: by the job's own history."""
         self._asked_s, self._tuning = after_s, tuning
         self._looked_s: float | None = None
-        self._signs: dict[int, tuple[Any, ...]] = {}
+        self._signs: dict[tuple[int, int], tuple[Any, ...]] = {}
+        """By rank and process id."""
         self.silent_s = self.longest_gap_s = 0.0
         self._since_step_s = self._suspended_s = 0.0
         self._steps_seen = 0
@@ -80,11 +81,11 @@ class ProgressTracker:
         self._note_attempt(ranks)
         self.silent_s += passed_s
         self._since_step_s += passed_s
-        does = {} if stepped else {rank.pid: rank.activity for rank in ranks if rank.alive}
+        does = {} if stepped else {rank.key: rank.activity for rank in ranks if rank.alive}
         self.paused_in = next(
-            (rank.phase or "other" for rank in ranks if does.get(rank.pid) is Activity.WORKS), None
+            (rank.phase or "other" for rank in ranks if does.get(rank.key) is Activity.WORKS), None
         )
-        signs = {rank.pid: rank.signs for rank in ranks}
+        signs = {rank.key: rank.signs for rank in ranks}
         moved, self._signs = _has_new_sign(self._signs, signs), signs
         if stepped:
             if self._steps_seen:
@@ -92,7 +93,7 @@ class ProgressTracker:
                 self.longest_gap_s = max(self.longest_gap_s, self._since_step_s)
             self._steps_seen += 1
             self._since_step_s = 0.0
-        held = [rank for rank in ranks if does.get(rank.pid) is Activity.HELD]
+        held = [rank for rank in ranks if does.get(rank.key) is Activity.HELD]
         suspended = bool(held) and all(rank.suspended for rank in held)
         self._suspended_s = self._suspended_s + passed_s if suspended else 0.0
         is_held = bool(held) and (not suspended or self._suspended_s < self._tuning.most_suspended_s)
@@ -163,9 +164,11 @@ def _by_state(
     return left, waiting, dead
 
 
-def _has_new_sign(before: dict[int, tuple[Any, ...]], now: dict[int, tuple[Any, ...]]) -> bool:
+def _has_new_sign(
+    before: dict[tuple[int, int], tuple[Any, ...]], now: dict[tuple[int, int], tuple[Any, ...]]
+) -> bool:
     """Whether a rank shows a new sign of progress; no sign at all is not a new one."""
-    return any(signs and before.get(pid) not in (None, (), signs) for pid, signs in now.items())
+    return any(signs and before.get(key) not in (None, (), signs) for key, signs in now.items())
 
 
 def _is_through(ranks: Sequence[WatchedRank]) -> bool:

@@ -90,8 +90,8 @@ class HangMonitor:
         self._began_ns = time.time_ns()
         self._ended_by_another = False
         self._ends: dict[str, Any] = {}
-        self._seen_before: dict[int, dict[str, Any]] | None = None
-        """By process id, the ends that another launcher's hang monitor noted before this one took over."""
+        self._seen_before: dict[tuple[Any, Any], dict[str, Any]] | None = None
+        """By rank and process id, the ends that another launcher's hang monitor noted before this one took over."""
 
     def run(self) -> None:
         """Poll until the launcher reports the end of its job or, if it was killed, until its ranks are gone."""
@@ -268,6 +268,8 @@ class HangMonitor:
     def _follow_hang(self, stall: dict[str, Any], current: list[WatchedRank], stepped: bool) -> None:
         if stall["state"] == Standstill.KILLED.value:
             return  # the ranks are being ended
+        if self._kill is not None and self._progress.progressed:
+            self._kill.start_again()
         if self._goes_on(stall, current, stepped):
             self._resume(stall)
         elif self._moved_s is not None:
@@ -279,24 +281,33 @@ class HangMonitor:
             send(self._writer, warn="the job is ended, as --on-hang kill asks.", end_job=True)
         elif time.monotonic() - self._written_s > _AGAIN_S:
             # What a rank did that has ended meanwhile is known from before.
-            before = {row["pid"]: row for row in stall["ranks"]}
+            before = {_key(row): row for row in stall["ranks"]}
             stall["ranks"] = [
-                before[rank.pid] if not rank.alive and rank.pid in before else self._rank_document(rank)
+                before[rank.key] if not rank.alive and rank.key in before else self._rank_document(rank)
                 for rank in current
             ]
             self._write_stall(stall)
 
     def _goes_on(self, stall: dict[str, Any], current: list[WatchedRank], stepped: bool) -> bool:
-        """Whether the hang is over: a step is finished, or ranks have made other progress and, some seconds later, still live. A rank
-        that a signal ends runs its handlers and saves its records, which looks like progress."""
+        """Whether the hang is over: a step is finished, or ranks have made other progress and, some seconds later, still live or have ended
+        well. A rank that a signal ends runs its handlers and saves its records, which looks like progress."""
         now_s = time.monotonic()
         if self._moved_s is None and self._progress.progressed:
             self._moved_s = now_s
-        asked_ns = host_document(self._root, ASKED_FILE).get("at_ns")
-        is_asked_to_end = isinstance(asked_ns, int) and asked_ns > stall["detected_ns"]
-        if is_asked_to_end or not all(rank.alive for rank in current):
+        if self._is_being_ended(stall, current):
             self._moved_s = None
         return stepped or (self._moved_s is not None and now_s - self._moved_s >= _GOES_ON_S)
+
+    def _is_being_ended(self, stall: dict[str, Any], current: list[WatchedRank]) -> bool:
+        """Whether the job was asked to end since the hang was detected, or a rank has ended otherwise than well."""
+        asked_ns = host_document(self._root, ASKED_FILE).get("at_ns")
+        is_asked_to_end = isinstance(asked_ns, int) and asked_ns > stall["detected_ns"]
+        return is_asked_to_end or not all(rank.alive or rank.ended_well for rank in current)
+
+    def _went_on(self, stall: dict[str, Any], current: list[WatchedRank]) -> bool:
+        """Whether the hang was over before the job ended: its ranks had made progress, or all have ended well."""
+        moved = self._moved_s is not None or (bool(current) and all(rank.ended_well for rank in current))
+        return moved and not self._is_being_ended(stall, current)
 
     def _resume(self, stall: dict[str, Any]) -> None:
         stall.update(state=Standstill.RESUMED.value, paused_in=self._progress.paused_in)
@@ -306,8 +317,8 @@ class HangMonitor:
 
     def _is_time_to_kill(self, kill: proof.Kill, current: list[WatchedRank]) -> bool:
         """Whether a second poll, after a new request for positions, confirms the hang. The report is awaited first, as it shows more while
-        the job still runs."""
-        if not kill.is_due(bool(self._analysis.handles)):
+        the job still runs. Not if this would not be reported as a hang now: the ranks that still run may wait for no other."""
+        if self._progress.hang_candidate(current) is None or not kill.is_due(bool(self._analysis.handles)):
             return False
         if self._asked_s is None:
             self._ask_all(current)
@@ -339,9 +350,9 @@ class HangMonitor:
         if self._seen_before is None:
             noted = host_document(self._root, ENDS_FILE).get("ends")
             rows = noted if isinstance(noted, list) else []
-            self._seen_before = {row["pid"]: row for row in rows if isinstance(row, dict) and "pid" in row}
+            self._seen_before = {_key(row): row for row in rows if isinstance(row, dict) and "pid" in row}
         own = [end for end in ends if end["code"] is not None or end["signal"] is not None]
-        found = {end["pid"]: end for end in ends} | self._seen_before | {end["pid"]: end for end in own}
+        found = {_key(end): end for end in ends} | self._seen_before | {_key(end): end for end in own}
         return list(found.values())
 
     def _keep(self, name: str, document: dict[str, Any]) -> None:
@@ -356,6 +367,12 @@ class HangMonitor:
             self._write_ends()
             # The time of a kill is kept: later launchers must not take it for their own.
             if self._stall is not None and self._stall["state"] == Standstill.LASTS.value:
-                self._stall["state"] = Standstill.ENDED.value
+                went_on = self._went_on(self._stall, self._current())
+                self._stall["state"] = (Standstill.RESUMED if went_on else Standstill.ENDED).value
                 self._write_stall(self._stall)
         self._analysis.abandon()
+
+
+def _key(row: dict[str, Any]) -> tuple[Any, Any]:
+    """As :attr:`.rankwatch.WatchedRank.key`, of a row of ``stall.json`` or ``ends.json``."""
+    return row.get("rank"), row["pid"]

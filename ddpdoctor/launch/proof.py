@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 from ddpdoctor.launch.rankwatch import Activity, WatchedRank
 
-Line = tuple[int, str]
-"""Process id, and the line of the job's code at which it is."""
+Line = tuple[int, int, str]
+"""Rank, process id, and the line of the job's code at which it is."""
 _APART_S = 60.0
 """Longest time between the two polls that must both prove the hang before the job is ended (less with a shorter ``--hang-after``). The
 report is written meanwhile: it shows more while the job still runs."""
@@ -44,7 +44,7 @@ def _doubt(rank: WatchedRank, has_answered: Callable[[WatchedRank], bool]) -> st
 
 def lines(ranks: Sequence[WatchedRank]) -> frozenset[Line]:
     """Positions of the ranks that do not wait for others; unchanged between two polls if the job hangs."""
-    return frozenset((rank.pid, rank.where()) for rank in ranks if rank.alive and not rank.waits)
+    return frozenset((*rank.key, rank.where()) for rank in ranks if rank.alive and not rank.waits)
 
 
 class Kill:
@@ -65,6 +65,10 @@ class Kill:
         if being_diagnosed and now_s - self._declared_s < _APART_S:
             return False
         return now_s - self._looked_s >= self._apart_s
+
+    def start_again(self) -> None:
+        """A rank has made progress: two further polls have to prove the hang."""
+        self._proven_s = None
 
     def look(self, doubts: list[str], current: list[WatchedRank]) -> bool:
         """Evaluate a poll; True if it is the second one in a row that proves the hang, with all ranks at the same lines."""

@@ -135,6 +135,21 @@ class WatchedRank:
         return self.end is None
 
     @property
+    def ended_well(self) -> bool:
+        """Whether its process has ended in order: without a signal, with exit code 0 or an unknown one."""
+        return (
+            self.end is not None
+            and self.end["in_order"]
+            and self.end["signal"] is None
+            and not self.end["code"]
+        )
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Its number and process id: each rank records the id that it has in its own pid namespace."""
+        return self.rank, self.pid
+
+    @property
     def handle(self) -> int:
         """The pidfd, readable once the process has ended; -1 if there is none."""
         return self._handle

@@ -111,7 +111,7 @@ def with_hang_until_timeout(run: RunEvidence) -> RunEvidence:
         for each in run.ranks.values()
         if not each.raised and (each.gone_ns is None or each.gone_ns > at_ns)
     ]
-    missing = [each for each in there if each.waits is False or _has_not_called(each, first)]
+    missing = [each for each in there if _was_missing(each, first)]
     since_ns = min((ns for each in missing if (ns := each.step_since_ns) and ns < at_ns), default=None)
     if since_ns is None:
         return run
@@ -120,14 +120,17 @@ def with_hang_until_timeout(run: RunEvidence) -> RunEvidence:
     return msgspec.structs.replace(run, ranks=ranks, hangs=True, detected_ns=at_ns, since_s=since_s)
 
 
-def _has_not_called(each: RankEvidence, other: RankEvidence) -> bool:
-    """Whether a rank of which nothing else is known, as one that holds Python's lock, had not called the collective in which ``other``
-    waited."""
+def _was_missing(each: RankEvidence, other: RankEvidence) -> bool:
+    """Whether a rank that did not wait, or of which nothing else is known, as one that holds Python's lock, had not called the collective
+    in which ``other`` timed out. If their calls have no numbers, its status must be from before: a rank that catches its own error does
+    something else afterwards."""
     call = other.open_call
-    if call is None or call.turn is None or each.waits is not None or each.open_call is not None:
-        return False
-    turns = [own.turn for own in each.calls if own.group == call.group and own.turn is not None]
-    return bool(turns) and max(turns) < call.turn
+    if call is not None and call.turn is not None:
+        turns = [own.turn for own in each.calls if own.group == call.group and own.turn is not None]
+        if turns:
+            unknown = each.waits is None and each.open_call is None
+            return max(turns) < call.turn and (each.waits is False or unknown)
+    return each.waits is False and each.seen_ns is not None and each.seen_ns <= (other.raised_ns or 0)
 
 
 def _odd_ones(run: RunEvidence, concluded: Mapping[int, Conclusion]) -> list[RankEvidence]:

@@ -77,6 +77,15 @@ def controllers_end(run: RunEvidence) -> list[str]:
     return [said, f"Before that, only {_words(closed)} had ended the process group."] if some else [said]
 
 
+def ended_well(run: RunEvidence) -> bool:
+    """Whether the job ended with exit code 0 and every rank in order, and nobody ended them."""
+    asked = run.asked is not None or run.by_option
+    well = (
+        each.in_order and not each.raised and not each.signal and not each.code for each in run.ranks.values()
+    )
+    return run.job.succeeded and not asked and all(well)
+
+
 def until(run: RunEvidence) -> str | None:
     """What ended a job that hung, as a clause after "until"; None if it still hangs, or if unknown."""
     if run.lasts:

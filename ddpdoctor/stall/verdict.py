@@ -20,7 +20,7 @@ from .answer import Verdict
 from .causes import ends_of, way_of, with_hang_until_timeout
 from .disagreement import disagreement, in_hang, ran_out, with_positions
 from .dumps import Dumps
-from .ends import conclusions, controllers_end, doubts, until
+from .ends import conclusions, controllers_end, doubts, ended_well, until
 from .evidence import Asked, RankEvidence, RunEvidence
 from .frames import distinct_places, place_of
 from .groups import Table, expected_ranks, tables_of
@@ -81,6 +81,10 @@ def of_run(run: RunEvidence) -> Verdict:
 
 
 def _of_run(run: RunEvidence) -> Verdict:
+    if run.hangs and ended_well(run):
+        run = replace(
+            run, hangs=False, lasts=False, since_s=None
+        )  # its last poll saw it hang, and then it went on
     if not run.hangs:
         run = with_hang_until_timeout(run)
     failed = any(each.raised or each.signal or each.code for each in run.ranks.values())

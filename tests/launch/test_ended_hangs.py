@@ -14,13 +14,14 @@ import pytest
 
 from ddpdoctor.analysis import analyze
 from tests.hook.recording import JOBS, forked
+from tests.python import NEEDS_STACKS
 from tests.waiting import until
 
 from .launched import descendants, kill, pids_of, running
 from .test_hangs import AFTER
 from .watched import stalls
 
-pytestmark = pytest.mark.torchrun
+pytestmark = [pytest.mark.torchrun, NEEDS_STACKS]
 EXTENDED = pytest.mark.extended
 STOPPING = str(JOBS / "stopping_ddp.py")
 HANGS = {

@@ -139,6 +139,57 @@ def test_a_timeout_that_shows_no_hang(tmp_path, how, rule):
     assert main_finding(diagnosed(timed_out(tmp_path, **how))).rule == rule
 
 
+@pytest.mark.parametrize("turn", [44, 45, None])
+def test_a_rank_that_went_on_after_the_timeout_was_not_missing(tmp_path, turn):
+    """The network fails for both, and rank 1 catches its own error: it does something else by then, and is ended."""
+    run = timed_out(tmp_path, gone_s=5.0)
+    seen = json.loads((run.path / "ranks/00001/progress.json").read_text())
+    if turn is None:
+        seen["at_ns"] = NOW_NS + 3 * 10**9
+        (run.path / "ranks/00001/progress.json").write_text(json.dumps(seen))
+    else:
+        for rank, call in enumerate(
+            (reduction(44, STEP, returned=False), reduction(turn, STEP, returned=True))
+        ):
+            (run.path / f"ranks/0000{rank}/calls.jsonl").write_text(call + "\n")
+    finding = main_finding(diagnosed(run))
+    assert (finding.rule, finding.ranks) == ("hang/rank-raised", [0])
+
+
+@pytest.mark.parametrize("late_s", [-1, 3])
+def test_a_rank_whose_calls_show_that_it_was_missing(tmp_path, late_s):
+    """Whenever it last said what it did."""
+    run = timed_out(tmp_path, gone_s=5.0)
+    frames = [[TRAIN, 33, "f"], [TRAIN, 90, "main"]]
+    run.rank(1, "other", frames, "progress", at_ns=NOW_NS + late_s * 10**9)
+    for rank, call in enumerate(
+        (reduction(44, STEP, returned=False), reduction(43, STEP - 1, returned=True))
+    ):
+        (run.path / f"ranks/0000{rank}/calls.jsonl").write_text(call + "\n")
+    finding = main_finding(diagnosed(run))
+    assert (finding.rule, finding.ranks) == ("hang/not-reached", [1])
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "code", "state", "rule"),
+    [
+        (0, 0, "ended", None),
+        (0, 0, "killed", "hang/not-reached"),
+        (0, 9, "ended", "hang/not-reached"),
+        (1, 0, "ended", "hang/not-reached"),
+    ],
+)
+def test_a_job_that_ended_well_with_all_ranks_did_not_hang(tmp_path, exit_code, code, state, rule):
+    """Whatever the hang monitor noted last."""
+    run = Stopped(tmp_path / "run", exit_code=exit_code)
+    run.rank(0, "backward", REDUCING, "progress").rank(1, "other", [[TRAIN, 33, "f"]], "progress")
+    run.seen(0, WAITING, waits=True, in_order=False).seen(1, WAITING, waits=False, in_order=False)
+    run.ended(0, code=0, in_order=True, seen_ns=NOW_NS)
+    run.ended(1, code=code, in_order=code == 0, seen_ns=NOW_NS).stall(state)
+    found = [each.rule for each in diagnosed(run).findings if each.rule.startswith("hang/")]
+    assert found == ([rule] if rule else [])
+
+
 def test_a_job_that_somebody_ended_has_not_failed(tmp_path):
     run = Stopped(tmp_path / "run", exit_code=130)
     run.raised(0, "KeyboardInterrupt", "").raised(1, "KeyboardInterrupt", "")
