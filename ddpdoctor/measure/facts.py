@@ -344,6 +344,11 @@ class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
     throttle_reasons: list[str] | None = None
     throttled_share: float | None = None
     """Share of the samples with lowered clocks, on those ranks."""
+    heat_or_power_ranks: list[int] | None = None
+    """Ranks whose GPU has clocks lowered because of heat or the power supply. (A power cap set by software does not count.)"""
+    heat_or_power_reasons: list[str] | None = None
+    heat_or_power_share: float | None = None
+    """Share of the samples with clocks lowered for such a reason, on the one of those ranks with most."""
     sm_clock_share: float | None = None
     """Median SM clock of the slowest rank relative to the median rank."""
     narrow_link_ranks: list[int] | None = None
