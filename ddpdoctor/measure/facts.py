@@ -369,7 +369,7 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     cpu_percent: float | None = None
     """Mean CPU utilization of the busiest host."""
     idle_cores: float | None = None
-    """Idle cores on the busiest host."""
+    """Idle cores on the busiest host; null where affinity or a CPU limit keeps the job from some of its cores."""
     other_cores: float | None = None
     """Cores of the busiest host that processes other than the ranks and their workers use."""
     run_delay_share: float | None = None
