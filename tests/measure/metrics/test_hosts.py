@@ -18,7 +18,9 @@ class Host:
     """Telemetry of one host of 16 cores, read each second."""
 
     def __init__(self, **columns):
-        self.header = {"host_facts": {"cpu_count_usable": 16, "cpu_count_logical": 16, "memory_total_bytes": 100}}
+        self.header = {
+            "host_facts": {"cpu_count_usable": 16, "cpu_count_logical": 16, "memory_total_bytes": 100}
+        }
         self.columns = columns
 
     def host_column(self, field):
@@ -90,7 +92,12 @@ def test_what_other_programs_use(monkeypatch, logical, others):
         ({"cgroup_cpu_limit_cores": 6.0}, 16, None, 2.0),
         ({}, 3, None, 2.0),
     ],
-    ids=["all cores", "the launcher is limited to some", "a container's limit", "each rank is pinned to some"],
+    ids=[
+        "all cores",
+        "the launcher is limited to some",
+        "a container's limit",
+        "each rank is pinned to some",
+    ],
 )
 def test_cores_that_the_job_may_not_use_are_not_idle(monkeypatch, stated, affinity, idle, at_most):
     """The ranks use two cores each; half of the host is busy."""
