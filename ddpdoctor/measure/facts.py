@@ -141,8 +141,8 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     debugging_variables: list[str] | None = None
     """Environment variables of any rank, as NAME=value, that find errors and make training slower; null if none were recorded."""
     disabled_paths: list[str] | None = None
-    """Environment variables of any rank, as NAME=value, by which NCCL does not use a fast way between GPUs of a host, where a host has
-    several ranks, or between hosts, where there are several."""
+    """Environment variables of any rank, as NAME=value, by which NCCL does not use a fast way between its GPUs or hosts; ways that the job
+    does not have (one host, or one rank on each) do not count."""
 
 
 class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
