@@ -122,7 +122,7 @@ def diagnose(
             if finding is None:
                 outcome.checked.append(CheckedRule(rule.id, rule.question))
             else:
-                hits.append(RuleHit(finding, rule, run.cost))
+                hits.append(RuleHit(finding, rule, run.cost, run.informs))
                 outcome.headlines[rule.id] = run.headline
     outcome.findings.extend(order_findings(hits, context, base, outcome.errors))
     too_few_steps = {entry.rule.id for entry in hits if entry.capped_to_info and entry.from_short_window}
@@ -198,6 +198,8 @@ class _Run:
         self.cost_path: str | None = None
         self.framework = self.context["framework"] = dict(frameworks.NAMES)
         self.headline = ""
+        self.informs = False
+        """Whether the rule's ``informs_when`` holds for the finding."""
         self.errors: list[str] = []
 
     def finding(self) -> Finding | None:
@@ -396,7 +398,8 @@ class _Run:
 
     def _severity(self) -> str:
         rule, cost, limit = self.rule, self.cost, self.thresholds
-        if rule.informs_when is not None and self._holds(rule.informs_when):
+        self.informs = rule.informs_when is not None and self._holds(rule.informs_when)
+        if self.informs:
             return "info"
         if rule.severity is not None:
             return rule.severity

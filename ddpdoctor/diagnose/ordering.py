@@ -26,6 +26,8 @@ class RuleHit(msgspec.Struct, frozen=True):
     finding: Finding
     rule: Rule
     cost: dict[str, Any] | None
+    informs: bool = False
+    """Whether the rule's ``informs_when`` holds."""
 
     @property
     def from_short_window(self) -> bool:
@@ -35,8 +37,7 @@ class RuleHit(msgspec.Struct, frozen=True):
     @property
     def severity_capped(self) -> bool:
         """Whether the severity has an upper bound regardless of the cost."""
-        rule = self.rule
-        return rule.severity_most is not None or rule.informs_when is not None or self.from_short_window
+        return self.rule.severity_most is not None or self.informs or self.from_short_window
 
     @property
     def capped_to_info(self) -> bool:

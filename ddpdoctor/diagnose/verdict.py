@@ -32,8 +32,7 @@ def verdict(
     analysis of the job's end found nothing.
     """
     warnings = [finding for finding in outcome.findings if finding.severity != "info"]
-    # What may cost nothing makes no headline beside what does cost something.
-    top = min(warnings, key=includes_zero, default=None)
+    top = _headline_of(warnings)
     stops = (
         top is not None and top.rule in outcome.stopping
     )  # that it stopped follows from no measured number
@@ -83,6 +82,20 @@ def verdict(
     return True, Verdict(
         None, f"Healthy: nothing costs {share * 100:g} % of a step ({steps}; {found}{lacked})."
     )
+
+
+def _headline_of(warnings: Sequence[Finding]) -> Finding | None:
+    """The first; but if it may cost nothing, the first cause that was measured to cost something, where there is one."""
+    if not warnings or not includes_zero(warnings[0]):
+        return next(iter(warnings), None)
+    sure = (
+        finding
+        for finding in warnings
+        if finding.caused_by is None
+        and finding.costs_ms_per_step is not None
+        and not (finding.at_most or finding.estimated or includes_zero(finding))
+    )
+    return next(sure, warnings[0])
 
 
 def waterfall(mean_ms: float | None, outcome: Outcome) -> list[WaterfallBar]:

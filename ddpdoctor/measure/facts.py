@@ -141,7 +141,8 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     debugging_variables: list[str] | None = None
     """Environment variables of any rank, as NAME=value, that find errors and make training slower; null if none were recorded."""
     disabled_paths: list[str] | None = None
-    """Environment variables of any rank, as NAME=value, by which NCCL does not use a fast way between its GPUs or hosts."""
+    """Environment variables of any rank, as NAME=value, by which NCCL does not use a fast way between its GPUs or hosts; ways that the job
+    does not have (one host, or one rank on each) do not count."""
 
 
 class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -344,6 +345,11 @@ class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
     throttle_reasons: list[str] | None = None
     throttled_share: float | None = None
     """Share of the samples with lowered clocks, on those ranks."""
+    heat_or_power_ranks: list[int] | None = None
+    """Ranks whose GPU has clocks lowered because of heat or the power supply. (A power cap set by software does not count.)"""
+    heat_or_power_reasons: list[str] | None = None
+    heat_or_power_share: float | None = None
+    """Share of the samples with clocks lowered for such a reason, on the one of those ranks with most."""
     sm_clock_share: float | None = None
     """Median SM clock of the slowest rank relative to the median rank."""
     narrow_link_ranks: list[int] | None = None
@@ -364,7 +370,7 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     cpu_percent: float | None = None
     """Mean CPU utilization of the busiest host."""
     idle_cores: float | None = None
-    """Idle cores on the busiest host."""
+    """Idle cores on the busiest host; null where affinity or a CPU limit keeps the job from some of its cores."""
     other_cores: float | None = None
     """Cores of the busiest host that processes other than the ranks and their workers use."""
     run_delay_share: float | None = None

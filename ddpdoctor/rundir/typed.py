@@ -138,7 +138,7 @@ TELEMETRY_HEADER: Mapping[str, Check] = {
     "started_ns": is_moment,
     "host_facts": _with(
         **dict.fromkeys(("cpu_count_usable", "cpu_count_logical", "memory_total_bytes"), _number),
-        cgroup_memory_limit_bytes=_number,
+        **dict.fromkeys(("cgroup_cpu_limit_cores", "cgroup_memory_limit_bytes"), _number),
     ),
     "gpus": _list_of(
         lambda value: (

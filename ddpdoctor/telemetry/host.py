@@ -38,6 +38,7 @@ class HostSampler:
         return {
             "cpu_count_logical": self._try("cpu_count", psutil.cpu_count),
             "cpu_count_usable": self._try("cpu_affinity", lambda: len(psutil.Process().cpu_affinity())),
+            "cgroup_cpu_limit_cores": self._try("cgroup", self._cgroup.cpu_limit_cores),
             "memory_total_bytes": self._try("memory", lambda: psutil.virtual_memory().total),
             "cgroup_memory_limit_bytes": self._try("cgroup", self._cgroup.memory_limit_bytes),
         }

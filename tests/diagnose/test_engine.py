@@ -250,6 +250,17 @@ def test_what_follows_from_an_information_does_not_warn() -> None:
     ]
 
 
+def test_what_follows_from_something_cheap_that_might_have_been_an_information_still_warns() -> None:
+    outcome = run(
+        rule("a/cheap", costs_ms="4.5", informs_when="job.ranks_seen == 99.0"),
+        rule("a/small", costs_ms="8.0", effect_of=["a/cheap"]),
+    )
+    assert [(f.rule, f.severity, f.caused_by) for f in outcome.findings] == [
+        ("a/cheap", "info", None),
+        ("a/small", "warning", "a/cheap"),
+    ]
+
+
 def test_single_steps_of_a_short_window_explain_no_warning() -> None:
     facts = FACTS | {"late": {"data": {"ms_per_step": 10.0, "ranks": [1], "stands_out_in": [7]}}}
     small = rule("a/small", costs_ms="15.0", effect_of=["a/once"])

@@ -76,3 +76,18 @@ def test_what_may_cost_nothing_makes_no_headline() -> None:
     assert verdict(outcome, coverage=Coverage(20, 2))[1].rule == "a/late"
     alone = run(rules[1], facts=facts)
     assert verdict(alone, coverage=Coverage(20, 2))[1].rule == "a/shared"
+
+
+def test_what_may_cost_nothing_stays_the_headline_beside_what_was_not_measured_to_cost_something() -> None:
+    perhaps = {"ms_per_step": 40.0, "low_ms_per_step": 0.0, "high_ms_per_step": 80.0}
+    facts = FACTS | {"late": {"data": {"ms_per_step": 20.0}}, "shared": {"host": perhaps}}
+    others = (
+        rule("a/other", severity="warning"),
+        rule("a/other", costs="late.data", upper_bound=True),
+        rule("a/other", costs="late.data", severity_most="warning", upper_bound=False),
+        rule("a/other", costs="late.data", effect_of=["a/perhaps"]),
+    )
+    for other in others:
+        outcome = run(rule("a/perhaps", costs="shared.host"), other, facts=facts)
+        assert "a/other" in [finding.rule for finding in outcome.findings if finding.severity != "info"]
+        assert verdict(outcome, coverage=Coverage(20, 2))[1].rule == "a/perhaps", other

@@ -55,6 +55,7 @@ def test_host_sample_has_all_fields(tree):
     assert second["swap_in_bytes_per_s"] >= 0 <= second["iowait_percent"]
     assert 0 < second["memory_used_bytes"] < sampler.facts["memory_total_bytes"]
     assert 1 <= sampler.facts["cpu_count_usable"] <= sampler.facts["cpu_count_logical"]
+    assert sampler.facts["cgroup_cpu_limit_cores"] == Cgroup().cpu_limit_cores()
     assert sampler.notes == []
 
 

@@ -20,17 +20,17 @@ from ddpdoctor.trace import classify
 from .columns import Span, during, mean, most, readings, steps_span
 from .communication import communicating
 
-_SLOWDOWNS = frozenset(
+_FAULTS = frozenset(
     {
         "hw_slowdown",
         "hw_thermal_slowdown",
         "sw_thermal_slowdown",
         "hw_power_brake_slowdown",
-        "sw_power_cap",
-        "sync_boost",
     }
 )
-"""Clock-event reasons under which a busy GPU runs slower than it could (NVML, nvmlClocksEventReasons)."""
+"""Clock-event reasons that come from heat or the power supply (NVML, nvmlClocksEventReasons)."""
+_SLOWDOWNS = _FAULTS | {"sw_power_cap", "sync_boost"}
+"""All under which a busy GPU runs slower than it could. Healthy GPUs reach the power cap at full load."""
 _THROTTLED_SHARE = 0.2
 """Share of a GPU's samples from which on it is throttled: short power caps are normal on healthy GPUs."""
 _BUS_ID_CHARACTERS = 10
@@ -50,6 +50,9 @@ class _Gpu(msgspec.Struct, frozen=True):
     slowed_share: float
     """Share of the samples with a reason for slower clocks."""
     slowed_by: frozenset[str]
+    faulty_share: float
+    """Share of the samples with a reason that comes from heat or the power supply."""
+    faults: frozenset[str]
     pcie_width: float | None
     """The widest link seen: an idle GPU narrows it to save power."""
     pcie_width_max: float | None
@@ -76,6 +79,7 @@ def _readings_of(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) ->
     used = [gpu.utilization_percent for gpu in gpus if gpu.utilization_percent is not None]
     clocks = [gpu.sm_clock_mhz for gpu in gpus if gpu.sm_clock_mhz is not None]
     throttled = [gpu for gpu in gpus if gpu.throttled]
+    faulty = [gpu for gpu in gpus if gpu.faulty_share >= _THROTTLED_SHARE]
     narrow = [gpu for gpu in gpus if gpu.narrow]
     return GpuFacts(
         utilization_percent=float(np.mean(used)) if used else None,
@@ -83,6 +87,9 @@ def _readings_of(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) ->
         throttled_ranks=sorted(gpu.rank for gpu in throttled),
         throttle_reasons=sorted(frozenset().union(*(gpu.slowed_by for gpu in throttled))),
         throttled_share=max((gpu.slowed_share for gpu in throttled), default=0.0),
+        heat_or_power_ranks=sorted(gpu.rank for gpu in faulty),
+        heat_or_power_reasons=sorted(frozenset().union(*(gpu.faults for gpu in faulty))),
+        heat_or_power_share=max((gpu.faulty_share for gpu in faulty), default=0.0),
         sm_clock_share=min(clocks) / float(np.median(clocks)) if clocks else None,
         narrow_link_ranks=sorted(gpu.rank for gpu in narrow),
         pcie_width=narrow[-1].pcie_width if narrow else None,
@@ -142,7 +149,9 @@ def _same_gpu(gpu: dict[str, Any], info: dict[str, Any]) -> bool:
 def _read(rank: int, host: HostTelemetry, index: int, span: Span | None) -> _Gpu:
     """The readings of one GPU; means and shares while the steps ran."""
     used, whole = memory_of_gpu(host, index)
-    slowed_share, slowed_by = _slowdowns(*host.gpu_values(index, "throttle_reasons"), span)
+    reasons = host.gpu_values(index, "throttle_reasons")
+    slowed_share, slowed_by = _with_reasons(_SLOWDOWNS, *reasons, span)
+    faulty_share, faults = _with_reasons(_FAULTS, *reasons, span)
     widest = _static(host, index).get("pcie_width_max")
     return _Gpu(
         rank,
@@ -152,6 +161,8 @@ def _read(rank: int, host: HostTelemetry, index: int, span: Span | None) -> _Gpu
         temperature_celsius=most(host.gpu_column(index, "temperature_celsius")),
         slowed_share=slowed_share,
         slowed_by=slowed_by,
+        faulty_share=faulty_share,
+        faults=faults,
         pcie_width=most(host.gpu_column(index, "pcie_width")),
         pcie_width_max=float(widest) if widest else None,
         problems=_problems(host, index),
@@ -168,11 +179,13 @@ def memory_of_gpu(host: HostTelemetry, index: int) -> tuple[float | None, float 
     return most(host.gpu_column(index, "memory_used_bytes")), float(whole) if whole else None
 
 
-def _slowdowns(times: Ints, samples: list[Any], span: Span | None) -> tuple[float, frozenset[str]]:
-    """Share of the samples in this time with a reason for slower clocks, and all these reasons."""
+def _with_reasons(
+    chosen: frozenset[str], times: Ints, samples: list[Any], span: Span | None
+) -> tuple[float, frozenset[str]]:
+    """Share of the samples in this time with one of the ``chosen`` reasons, and all of those seen."""
     low, high = span or (0, np.iinfo(np.int64).max)
     inside = [sample for at, sample in zip(times.tolist(), samples, strict=True) if low <= at <= high]
-    known = [_SLOWDOWNS.intersection(sample) for sample in inside if isinstance(sample, list)]
+    known = [chosen.intersection(sample) for sample in inside if isinstance(sample, list)]
     slowed = [reasons for reasons in known if reasons]
     return (len(slowed) / len(known) if known else 0.0), frozenset().union(*slowed)
 

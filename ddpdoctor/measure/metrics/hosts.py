@@ -31,12 +31,13 @@ class Cores(msgspec.Struct, frozen=True):
     job: float
     """Used by the job's ranks and their workers."""
     idle: float
+    """Idle cores that the job may use; an upper bound where it may not use the whole host, as others' use of its cores is unknown."""
     ranks: int
     computing: float | None
     """Computing threads of all its ranks; None where unknown."""
     host: str = ""
     others: float | None = None
-    """Used by other processes; None where a rank's use is unknown, or the job may not use all cores of the host."""
+    """Used by other processes; None where a rank's use is unknown, or the job may not use the whole host."""
 
     def shortest_step(self, step: float) -> float:
         """Lower bound of a step's length where no work is removed from it."""
@@ -67,19 +68,35 @@ def _of_host(host: HostTelemetry, logs: Sequence[RankLog]) -> Cores | None:
         return None
     of_ranks = [mean(during(host.rank_column(log.rank, "cpu_percent"), span)) for log in logs]
     known = [each / 100 for each in of_ranks if each is not None]
+    whole = _may_use_whole(host, logs)
+    if not whole and len(known) < len(logs):
+        return None
     busy = read.cores * read.cpu_percent / 100
     job = sum(known) if len(known) == len(logs) else busy
     threads = _threads(logs)
-    stated = host.header.get("host_facts") or {}
-    whole = stated.get("cpu_count_usable") == stated.get("cpu_count_logical")
     return Cores(
         job=max(job, 1e-3),
-        idle=max(0.0, read.cores - busy),
+        idle=max(0.0, read.cores - busy if whole else _allowed(read.cores, host, logs) - job),
         ranks=len(logs),
         computing=sum(threads) if len(threads) == len(logs) else None,
         host=logs[0].host,
         others=max(0.0, busy - job) if whole and len(known) == len(logs) else None,
     )
+
+
+def _may_use_whole(host: HostTelemetry, logs: Sequence[RankLog]) -> bool:
+    """Whether no rank is limited to some of the host's cores, so that all cores that are idle are idle for the job."""
+    stated = host.header.get("host_facts") or {}
+    logical = stated.get("cpu_count_logical")
+    own = {log.record.info.get("cpu_affinity") for log in logs} | {stated.get("cpu_count_usable")}
+    return stated.get("cgroup_cpu_limit_cores") is None and own <= {None, logical}
+
+
+def _allowed(cores: float, host: HostTelemetry, logs: Sequence[RankLog]) -> float:
+    """Upper bound of the cores that the ranks can use together, by affinity and CPU limit."""
+    limit = (host.header.get("host_facts") or {}).get("cgroup_cpu_limit_cores")
+    own = sum(log.record.info.get("cpu_affinity") or cores for log in logs)
+    return float(min(cores, own, limit or cores))
 
 
 def host_facts(
@@ -124,7 +141,9 @@ def _read(host: HostTelemetry, logs: Sequence[RankLog]) -> HostFacts:
         cores=float(cores) if cores else None,
         ranks_per_host=float(len(logs)) or None,
         cpu_percent=cpu_percent,
-        idle_cores=float(cores) * (1 - cpu_percent / 100) if cores and cpu_percent is not None else None,
+        idle_cores=float(cores) * (1 - cpu_percent / 100)
+        if cores and cpu_percent is not None and _may_use_whole(host, logs)
+        else None,
         memory_used_share=used / whole if used and whole else None,
         swap_bytes_per_s=sum(known) if known else None,
         io_wait_percent=mean_of("iowait_percent"),

@@ -4,6 +4,7 @@ from the traces."""
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -204,13 +205,14 @@ def _job_of_logs(logs: Sequence[RankLog]) -> JobFacts:
     infos = [log.record.info for log in logs]
     device = first(infos, "device") or ("cuda" if any(log.device_times for log in logs) else None)
     without = False if any("rank" in info for info in infos) else None
+    uses_nccl = "nccl" in str(first(infos, "backend"))
     known = {name: first(infos, name) for name in JobFacts.__struct_fields__} | {
         "ranks_seen": len(logs),
         "hosts": len({log.host for log in logs if log.host}) or None,
         "device": str(device).split(":")[0] if device else None,
         "is_ddp": True if any(log.has_ddp for log in logs) else without,
-        "debugging_variables": _set_to(infos, _DEBUGGING),
-        "disabled_paths": _set_to(infos, _DISABLED_PATHS),
+        "debugging_variables": _set_to(infos, _DEBUGGING | (_DEBUGGING_NCCL if uses_nccl else {})),
+        "disabled_paths": _set_to(infos, _disabling(logs) if uses_nccl else {}),
     }
     return JobFacts(**known)
 
@@ -218,17 +220,19 @@ def _job_of_logs(logs: Sequence[RankLog]) -> JobFacts:
 _DEBUGGING = {
     "CUDA_LAUNCH_BLOCKING": "1",
     "HIP_LAUNCH_BLOCKING": "1",
-    "NCCL_DEBUG": "TRACE",
     "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
     "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
 }
-_DISABLED_PATHS = {
-    "NCCL_IB_DISABLE": "1",
-    "NCCL_NET": "SOCKET",
-    "NCCL_P2P_DISABLE": "1",
-    "NCCL_P2P_LEVEL": "LOC",
-    "NCCL_SHM_DISABLE": "1",
-}
+_DEBUGGING_NCCL = {"NCCL_DEBUG": "TRACE"}
+_BETWEEN_HOSTS = {"NCCL_IB_DISABLE": "1", "NCCL_NET": "SOCKET"}
+_WITHIN_A_HOST = {"NCCL_P2P_DISABLE": "1", "NCCL_P2P_LEVEL": "LOC", "NCCL_SHM_DISABLE": "1"}
+
+
+def _disabling(logs: Sequence[RankLog]) -> dict[str, str]:
+    """Values of variables that keep NCCL from a way between hosts or within one, where ranks have such a way."""
+    ranks = Counter(log.host for log in logs)
+    between = _BETWEEN_HOSTS if len(ranks) > 1 else {}
+    return between | (_WITHIN_A_HOST if max(ranks.values()) > 1 else {})
 
 
 def _set_to(infos: Sequence[Mapping[str, Any]], values: Mapping[str, str]) -> list[str] | None:

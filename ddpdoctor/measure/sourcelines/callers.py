@@ -24,6 +24,8 @@ class _Tuning(msgspec.Struct, frozen=True):
 
 
 _TUNING = _Tuning()
+_MOST_FRAMES = 9
+"""User frames of a stack that the hook records (hook/job/source_lines.py: the innermost and 8 callers)."""
 _NONE: Mapping[Stack, float] = {}
 
 
@@ -98,13 +100,6 @@ def _parting(
     """The caller at which the path to a line that the other ranks run too leaves all of their paths; None where it is the line itself,
     or there is none."""
 
-    def weights(path: Stack) -> tuple[float, float]:
-        ends = [
-            sum(weight for stack, weight in some.items() if stack[-len(path) :] == path)
-            for some in (stacks, others)
-        ]
-        return ends[0], scale * ends[1]
-
     line = where.stack[0]
     run_by_others = scale * sum(weight for stack, weight in others.items() if stack[0] == line)
     own = {
@@ -113,9 +108,41 @@ def _parting(
     if not own or run_by_others <= _TUNING.stray * sum(stacks[stack] for stack in own):
         return None
     heaviest = max(own, key=lambda stack: own[stack])
-    for place in range(len(heaviest) - 1, 0, -1):
-        mine, theirs = weights(heaviest[place:])
-        if theirs <= _TUNING.stray * mine:
-            parting, callers = heaviest[place], heaviest[place + 1 :]
-            return Where(parting.file, parting.line, parting.function, share=where.share, callers=callers[:1])
-    return None
+    mine, theirs = _joining(heaviest, stacks), _joining(heaviest, others)
+    places = range(1, len(heaviest))
+    alone = [
+        place
+        for place in places
+        if scale * sum(theirs[: place + 1]) <= _TUNING.stray * sum(mine[: place + 1])
+    ]
+    if not alone or (alone[-1] == places[-1] and scale * theirs[-1] > _TUNING.stray * sum(mine[:-2])):
+        return None
+    parting, callers = heaviest[alone[-1]], heaviest[alone[-1] + 1 :]
+    return Where(parting.file, parting.line, parting.function, share=where.share, callers=callers[:1])
+
+
+def _joining(path: Stack, stacks: Mapping[Stack, float]) -> list[float]:
+    """[len(path) + 2] Weights of the ``stacks`` that from each place of ``path`` on outwards have the same calls; then of those that
+    share none with it, and of those of which that is unknown, because their outermost calls were not recorded."""
+    weights = [0.0] * (len(path) + 2)
+    for stack, weight in stacks.items():
+        joins = (
+            place
+            for place, line in enumerate(path)
+            for other, each in enumerate(stack)
+            if each == line and _same_calls(path[place:], stack[other:], _cut(path), _cut(stack))
+        )
+        weights[next(joins, len(path) + _cut(stack))] += weight
+    return weights
+
+
+def _cut(stack: Stack) -> bool:
+    """Whether the outermost calls may not have been recorded."""
+    return len(stack) >= _MOST_FRAMES
+
+
+def _same_calls(path: Stack, other: Stack, path_is_cut: bool, other_is_cut: bool) -> bool:
+    """Whether both are the same as far as both were recorded."""
+    if len(path) < len(other):
+        return path_is_cut and other[: len(path)] == path
+    return path[: len(other)] == other and (other_is_cut or len(path) == len(other))

@@ -16,7 +16,7 @@ class Host:
     """Telemetry of one host, read each second: busy per cent of all its cores, per cent of one core of each rank."""
 
     def __init__(self, cores, busy, ranks=None):
-        self.header = {"host_facts": {"cpu_count_usable": cores}}
+        self.header = {"host_facts": {"cpu_count_usable": cores, "cpu_count_logical": cores}}
         self.busy, self.ranks = busy, ranks or {}
 
     def host_column(self, field):

@@ -18,7 +18,9 @@ class Host:
     """Telemetry of one host of 16 cores, read each second."""
 
     def __init__(self, **columns):
-        self.header = {"host_facts": {"cpu_count_usable": 16, "memory_total_bytes": 100}}
+        self.header = {
+            "host_facts": {"cpu_count_usable": 16, "cpu_count_logical": 16, "memory_total_bytes": 100}
+        }
         self.columns = columns
 
     def host_column(self, field):
@@ -29,10 +31,10 @@ class Host:
         return np.empty(0, np.int64), np.empty(0)
 
 
-def log(rank, host="a", start=4, end=8, set_by=0):
+def log(rank, host="a", start=4, end=8, set_by=0, **info):
     """Twenty alike steps in these seconds of the host's clock, which is ahead of the run's by ``set_by`` seconds."""
     step = Step(0, start * SECOND, end * SECOND, (), (), None, None).shifted(-set_by * SECOND)
-    return SimpleNamespace(rank=rank, host=host, steps=[step] * 20, record=SimpleNamespace(info={}))
+    return SimpleNamespace(rank=rank, host=host, steps=[step] * 20, record=SimpleNamespace(info=info))
 
 
 def facts_of(hosts, logs):
@@ -80,3 +82,30 @@ def test_what_other_programs_use(monkeypatch, logical, others):
     assert facts_of({"a": host}, [log(0), log(1)]).other_cores == others
     monkeypatch.undo()
     assert facts_of({"a": host}, [log(0), log(1)]).other_cores is None
+
+
+@pytest.mark.parametrize(
+    ("stated", "affinity", "idle", "at_most"),
+    [
+        ({}, 16, 8.0, 8.0),
+        ({"cpu_count_usable": 8}, 8, None, 4.0),
+        ({"cgroup_cpu_limit_cores": 6.0}, 16, None, 2.0),
+        ({}, 3, None, 2.0),
+    ],
+    ids=[
+        "all cores",
+        "the launcher is limited to some",
+        "a container's limit",
+        "each rank is pinned to some",
+    ],
+)
+def test_cores_that_the_job_may_not_use_are_not_idle(monkeypatch, stated, affinity, idle, at_most):
+    """The ranks use two cores each; half of the host is busy."""
+    host = Host(cpu_percent=[50] * 9)
+    host.header["host_facts"].update(stated)
+    monkeypatch.setattr(host, "rank_column", lambda *_: (np.arange(9) * SECOND, np.full(9, 200.0)))
+    logs = [log(rank, cpu_affinity=affinity) for rank in (0, 1)]
+    assert facts_of({"a": host}, logs).idle_cores == idle
+    assert host_cores({"a": host}, logs).idle == pytest.approx(at_most)
+    monkeypatch.undo()
+    assert (host_cores({"a": host}, logs) is None) == (idle is None), "how much the job uses is unknown"

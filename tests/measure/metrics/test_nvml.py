@@ -47,6 +47,21 @@ def test_a_throttled_gpu_is_named_with_its_reasons():
     assert facts.sm_clock_share == pytest.approx(1000 / 1500)
 
 
+def test_a_power_cap_at_full_load_is_neither_heat_nor_the_power_supply():
+    """All GPUs are capped; rank 0's has one sample with another reason, rank 1's has half of them."""
+    capped, hot = ["sw_power_cap"], ["sw_power_cap", "hw_thermal_slowdown"]
+    host = Host(
+        {"index": 0, "uuid": "GPU-a"},
+        {"index": 1, "uuid": "GPU-b"},
+        throttle_reasons={0: [["hw_slowdown"], *[capped] * 9], 1: [capped, hot] * 5},
+    )
+    logs = [log(0, device_uuid="a"), log(1, "cuda:1", device_uuid="b")]
+    facts = gpu_facts([], logs, {"node": host})
+    assert (facts.throttled_ranks, facts.throttled_share) == ([0, 1], 1.0)
+    assert (facts.heat_or_power_ranks, facts.heat_or_power_reasons) == ([1], ["hw_thermal_slowdown"])
+    assert facts.heat_or_power_share == pytest.approx(0.5)
+
+
 def test_a_link_that_was_once_wide_is_not_narrow():
     """It is narrowed while the GPU idles."""
     gpus = [{"index": i, "uuid": f"GPU-{i}", "pcie_width_max": 16} for i in (0, 1)]

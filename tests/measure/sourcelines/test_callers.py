@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.measure.sourcelines import WindowSourceLines, with_heaviest
 from ddpdoctor.measure.window import read_window
@@ -102,3 +104,33 @@ def test_a_line_that_is_slower_on_the_way_of_all_ranks_stands_first():
         [place_of(LAYER)], {(LAYER, STEP, FIT): 70.0}, {(LAYER, STEP, FIT): 120.0}, 1 / 3
     )
     assert found.stack[0] == LAYER
+
+
+def frames(*names):
+    """The innermost nine, as the hook records them, of these functions; a name may have its line behind it."""
+    parts = [name.partition(":") for name in names]
+    return tuple(CodeLine("/home/alice/model.py", int(line or 7), name) for name, _, line in parts)[:9]
+
+
+DEEP = ["block", "layers", "encoder", "model", "step", "loop", "epoch", "main"]
+
+
+@pytest.mark.parametrize(
+    ("own", "usual"),
+    [
+        (["work", "extra", "attend:59", *DEEP], ["work", "attend:58", *DEEP]),
+        (["work", "attend:59", *DEEP], ["work", "usual", "norm", "attend:58", *DEEP]),
+        (["work", "attend:59", *DEEP], ["work", "attend:58", *DEEP]),
+    ],
+    ids=["the late rank's path is longer", "the others' path is longer", "both are as long"],
+)
+def test_calls_further_out_than_is_recorded_are_not_taken_for_the_late_ranks_own(own, usual):
+    own, usual = frames(*own), frames(*usual)
+    found = with_heaviest([place_of(own[0])], {own: 100.0}, {usual: 60.0}, 1.0)
+    assert [where.stack[0] for where in found] == [*frames("attend:59"), own[0]]
+
+
+def test_where_nothing_common_is_recorded_no_call_is_the_one_that_differs():
+    own, usual = frames("work", "attend:59", *DEEP), frames("work", *(f"deep_{n}" for n in range(9)))
+    (found,) = with_heaviest([place_of(own[0])], {own: 100.0}, {usual: 60.0}, 1.0)
+    assert found.stack[0] == own[0]
