@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from posixpath import basename
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding, Steps
@@ -247,7 +248,7 @@ def _is_one_of(word: str, launchers: Sequence[str]) -> bool:
 
 def _end_of_launchers(command: Sequence[str]) -> int:
     """Place of the script, or of ``-m`` before a module, that the launchers of a command start; its length without one."""
-    for at, (word, following) in enumerate(zip(command, (*command[1:], ""), strict=True)):
+    for at, (word, following) in enumerate(pairwise((*command, ""))):
         is_module = word in ("-m", "--module") and not following.startswith("-")
         started = following if is_module else word if word.endswith(".py") else None
         if started is not None and not _is_one_of(started, _LAUNCHERS):

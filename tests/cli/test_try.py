@@ -265,6 +265,7 @@ def test_a_failed_write_keeps_the_earlier_results(tmp_path, monkeypatch, capsys)
 @pytest.mark.parametrize(
     ("job", "ranks"),
     [
+        ("", None),
         ("torchrun --nproc-per-node 8 train.py", 8),
         ("torchrun --nproc_per_node=4 train.py", 4),
         ("conda run -n env torchrun --nproc-per-node 8 train.py", 8),
