@@ -164,4 +164,4 @@ def _much_unseen(graphs: Graphs) -> Iterator[str]:
         if unseen >= idle
         else "there a device idles, and nothing was recorded of its host"
     )
-    yield f"Of {100 * (unseen + idle):.0f} % of the step it is unknown what took the time (in other): {why}."
+    yield f"Of {100 * (unseen + idle):.0f} % of the step it is unknown what took the time (other): {why}."
