@@ -145,8 +145,8 @@ def command(
     """
     from ddpdoctor import written
 
-    if opened:
-        html = _viewable(html)
+    if opened and to_stdout([html]):
+        raise DdpDoctorError("--open needs a file: name one with --html, or leave --html out.")
     output_files = {
         "--html": html,
         "--json": json_file,
@@ -180,6 +180,8 @@ def command(
         diagnosis = report.redact(diagnosis)
     if no_source_text:
         diagnosis = report.without_source_text(diagnosis)
+    if opened:
+        html = output_files["--html"] = html or temporary_report()
     outputs: list[tuple[Callable[[], Writer], Path | None]] = [
         (lambda: partial(report.write_html, static=static), html),
         (lambda: report.write_json, json_file),
@@ -198,13 +200,6 @@ def command(
         say("`--open` shows the report with its charts in the browser; `--html F` writes it.", err=True)
     if fail_on is not None:
         _gate(diagnosis, fail_on)
-
-
-def _viewable(html: Path | None) -> Path:
-    """The file to open in a browser: ``html``, or else a temporary one. Raises DdpDoctorError for standard output."""
-    if to_stdout([html]):
-        raise DdpDoctorError("--open needs a file: name one with --html, or leave --html out.")
-    return html or temporary_report()
 
 
 def _gate(diagnosis: Diagnosis, fail_on: str) -> None:

@@ -122,7 +122,6 @@ def command(
     """
     import_numpy_single_threaded()
     from ddpdoctor.experiment import of_settings, parse_setting, tuning
-    from ddpdoctor.report.summary import ranks_of_command
     from ddpdoctor.written import PATCH, TRIALS
 
     job: list[str] = ctx.meta["ddpdoctor.job"]
@@ -132,13 +131,13 @@ def command(
     inputs = [*([] if run is None else [run]), *(word for word in job if os.path.isfile(word))]  # noqa: PTH113
     check_outputs(inputs, {"--json": (json_file, TRIALS), "--patch": (patch, PATCH)})
     chosen = of_settings([parse_setting(text) for text in settings])
+    diagnosis = None if run is None else _diagnosis(run)
     if tune is not None:
-        chosen += tuning(tune, ranks_of_command(job) or 1)
+        chosen += tuning(tune, _ranks_here(job, diagnosis))
     if run is None and not chosen:
         raise DdpDoctorError(
             "nothing to try: give a run directory, or --set NAME=VALUE (`ddpdoctor try --list` lists the settings)."
         )
-    diagnosis = None if run is None else _diagnosis(run)
     suggested: list[Proposal] = []
     if diagnosis is not None:
         chosen, suggested = _with_suggestions(chosen, diagnosis, bounds)
@@ -158,6 +157,16 @@ def command(
         run,
         _TrialOptions(steps, rounds, budget, where == "copy", json_file, patch, tune is not None),
     )
+
+
+def _ranks_here(job: Sequence[str], diagnosis: Diagnosis | None) -> int:
+    """Number of ranks of the job on this host: by the command, else as in the run; 1 if unknown."""
+    from ddpdoctor.report.summary import ranks_of_command
+
+    asked = ranks_of_command(job)
+    if asked is None and diagnosis is not None and diagnosis.job.world_size:
+        asked = diagnosis.job.world_size // max(len(set(diagnosis.job.hosts)), 1)
+    return asked or ranks_of_command(job, any_words=True) or 1
 
 
 def _with_suggestions(

@@ -361,7 +361,8 @@ class _Run:
     def _template_names(self) -> dict[str, Any]:
         cost = self.cost
         mean_ms = self.tree["steps"]["mean_ms"]
-        where = list(cost["where"]) if cost else []
+        recorded = cost["where"] if cost else []
+        where = frameworks.changeable_first(self.common.frameworks, recorded, self.tree["job"])
         if self.rule.where and (not where or self.rule.where_leads):
             named = facts_view.lookup(self.tree, self.rule.where)
             leading = named if isinstance(named, list) else [named] if named else []

@@ -82,22 +82,39 @@ class InFramework(NamedTuple):
 
 NAMES: Mapping[str, Any] = dict.fromkeys(
     ("name", "version", "function", "line", "does", "setting", "title", "trade_off", "source")
-) | {"in_loop": False, "fixed": False, "by_script": False, "changed_at": []}
+) | {"in_loop": False, "fixed": False, "by_script": False, "changed_at": [], "beside": [], "own": []}
 """What conditions and texts of a rule read under ``framework``, here without one: the framework through which its first line came to
 torch; the function of its ``calls``, or the innermost one; whether its own loop called that; ``fixed``: whether that holds for all lines of
 the finding, and no setting is known that changes it; ``by_script``: whether the line is the script's, and not
-the framework's own, as under its command."""
+the framework's own, as under its command; ``beside``: functions of such fixed lines, if other lines are not; ``own``: lines that no
+framework's loop called."""
+
+
+def changeable_first(
+    frameworks: Sequence[Framework], where: Sequence[Mapping[str, Any]], job: Mapping[str, Any]
+) -> list[Mapping[str, Any]]:
+    """Lines of a finding; last those of a framework's own loop that no known setting changes."""
+    return sorted(where, key=lambda line: _is_fixed(_names_of(frameworks, line, job)))
 
 
 def names(
     frameworks: Sequence[Framework], where: Sequence[Mapping[str, Any]], job: Mapping[str, Any]
 ) -> dict[str, Any]:
     """:data:`NAMES` of the lines of a finding, in a job."""
-    each = [_names_of(frameworks, line, job) for line in where]
+    lines = changeable_first(frameworks, where, job)
+    each = [_names_of(frameworks, line, job) for line in lines]
     if not each:
         return dict(NAMES)
-    fixed = all(line["in_loop"] and line["setting"] is None for line in each)
-    return each[0] | {"fixed": fixed}
+    fixed = [f"{one['function']} of {one['name']}" for one in each if _is_fixed(one)]
+    return each[0] | {
+        "fixed": len(fixed) == len(each),
+        "beside": list(dict.fromkeys(fixed)) if len(fixed) < len(each) else [],
+        "own": [line for line, one in zip(lines, each, strict=True) if not one["in_loop"]],
+    }
+
+
+def _is_fixed(line: Mapping[str, Any]) -> bool:
+    return line["in_loop"] and line["setting"] is None
 
 
 def _names_of(

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from ddpdoctor.measure.graph import Graphs
-from ddpdoctor.measure.metrics import critical_breakdown
-from ddpdoctor.measure.taxonomy import INDEX, Component, Part
+from ddpdoctor.measure.metrics import critical_work
+from ddpdoctor.measure.taxonomy import Component
 from ddpdoctor.measure.window import RUNTIME_CALLS, Window
 
 
@@ -154,20 +154,14 @@ def _few_steps(graphs: Graphs) -> Iterator[str]:
 
 
 def _much_unseen(graphs: Graphs) -> Iterator[str]:
-    """Why much of the critical path is neither work nor waiting."""
-    graph = graphs.primary
-    other = critical_breakdown(graph).get(Part.OTHER, 0.0)
-    if other < _TUNING.much:
-        return
-    unseen, idle = (
-        sum(float(group.work[..., INDEX[kind]].sum()) for group in graph.groups)
-        for kind in (Component.UNSEEN, Component.IDLE)
-    )
-    if max(unseen, idle) <= 0.0:
+    """Why it is unknown what took much of the critical path."""
+    work = critical_work(graphs.primary)
+    unseen, idle = work.get(Component.UNSEEN, 0.0), work.get(Component.IDLE, 0.0)
+    if unseen + idle < _TUNING.much:
         return
     why = (
         "there a rank's window has not begun yet: they begin at different times"
         if unseen >= idle
         else "there a device idles, and nothing was recorded of its host"
     )
-    yield f"Of {100 * other:.0f} % of the step it is unknown what took the time (other): {why}."
+    yield f"Of {100 * (unseen + idle):.0f} % of the step it is unknown what took the time (other): {why}."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from posixpath import basename
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding, Steps
@@ -212,8 +213,9 @@ _LAUNCHERS = (
 )
 
 
-def ranks_of_command(command: Sequence[str]) -> int | None:
-    """Number of ranks that a command starts on this host, by its launchers' options before the script; None if unknown.
+def ranks_of_command(command: Sequence[str], *, any_words: bool = False) -> int | None:
+    """Number of ranks that a command starts on this host, by its launchers' options before the script or module; None if unknown.
+    ``any_words``: otherwise by such an option anywhere, as of a shell script, though it may mean something else.
 
     ``-n`` counts only after a launcher of MPI or Slurm: ``nice -n 10`` and ``conda run -n env`` mean something else.
     """
@@ -227,12 +229,28 @@ def ranks_of_command(command: Sequence[str]) -> int | None:
         return 0
 
     def after(launchers: Sequence[str]) -> Sequence[str]:
-        return next((before[at:] for at, word in enumerate(before) if basename(word) in launchers), [])
+        return next((before[at:] for at, word in enumerate(before) if _is_one_of(word, launchers)), [])
 
-    script = next((at for at, word in enumerate(command) if word.endswith(".py")), len(command))
-    before = command[:script]
+    before = command[: _end_of_launchers(command)]
     return (
         number(after(_LAUNCHERS), "--nproc-per-node", "--num-processes", "--num-gpus", "--num-accelerators")
         or number(after(_MPI), "-n", "-np", "--n", "--np", "--ntasks")
+        or (number(command, "--nproc-per-node", "--num-processes") if any_words else 0)
         or None
     )
+
+
+def _is_one_of(word: str, launchers: Sequence[str]) -> bool:
+    """Whether a word of a command is a launcher: a program, a module, or the file of a module."""
+    file = word.replace("/", ".")
+    return basename(word) in launchers or any(file.endswith(f".{each}.py") for each in launchers)
+
+
+def _end_of_launchers(command: Sequence[str]) -> int:
+    """Place of the script, or of ``-m`` before a module, that the launchers of a command start; its length without one."""
+    for at, (word, following) in enumerate(pairwise((*command, ""))):
+        is_module = word in ("-m", "--module") and not following.startswith("-")
+        started = following if is_module else word if word.endswith(".py") else None
+        if started is not None and not _is_one_of(started, _LAUNCHERS):
+            return at
+    return len(command)

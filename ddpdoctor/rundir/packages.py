@@ -9,7 +9,7 @@ import re
 WELL_KNOWN = frozenset((
     "PIL", "accelerate", "albumentations", "apex", "botocore", "cv2", "dask", "datasets", "deepspeed",
     "diffusers", "einops", "fairscale", "flash_attn", "fsspec", "h5py", "huggingface_hub", "imageio",
-    "joblib", "jsonlines", "keras", "kornia", "lightning", "lightning_fabric", "lmdb", "matplotlib",
+    "joblib", "jsonlines", "keras", "kornia", "lightning", "lightning_fabric", "lightning_utilities", "lmdb", "matplotlib",
     "megatron", "mlflow", "monai", "mosaicml", "multiprocess", "nltk", "numba", "numpy", "omegaconf",
     "orjson", "packaging", "pandas", "peft", "polars", "psutil", "pyarrow", "pytorch_lightning", "ray",
     "regex", "requests", "s3fs", "safetensors", "scipy", "sentencepiece", "skimage", "sklearn", "soundfile",

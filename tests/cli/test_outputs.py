@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import webbrowser
 from contextlib import nullcontext
@@ -339,6 +340,12 @@ def test_trials_replace_neither_foreign_results_nor_foreign_patches(tmp_path, mo
                 catch_exceptions=False,
             )
         assert Path("mine").read_text() == MINE
+
+
+def test_a_failed_analysis_leaves_no_folder_for_its_page(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    done = CliRunner().invoke(cli, ["analyze", str(tmp_path / "nothing-here"), "--open"])
+    assert done.exit_code and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("screen", [True, False])

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -264,6 +265,7 @@ def test_a_failed_write_keeps_the_earlier_results(tmp_path, monkeypatch, capsys)
 @pytest.mark.parametrize(
     ("job", "ranks"),
     [
+        ("", None),
         ("torchrun --nproc-per-node 8 train.py", 8),
         ("torchrun --nproc_per_node=4 train.py", 4),
         ("conda run -n env torchrun --nproc-per-node 8 train.py", 8),
@@ -275,10 +277,30 @@ def test_a_failed_write_keeps_the_earlier_results(tmp_path, monkeypatch, capsys)
         ("torchrun --nproc-per-node auto train.py -n 7", None),
         ("python train.py --num_processes 8", None),
         ("torchrun train.py --num_processes 8", None),
+        ("torchrun -m pkg --num-gpus 16", None),
+        ("torchrun -m --nproc-per-node 2 pkg --num-gpus 16", 2),
+        ("srun -n 2 python -m torch.distributed.run --nproc-per-node 8 -m pkg --num-gpus 16", 8),
+        ("mpirun -np 4 python -m pkg --np 3", 4),
+        ("python /env/site-packages/torch/distributed/launch.py --nproc_per_node 4 train.py", 4),
+        ("bash launch.sh --nproc-per-node 4", None),
     ],
 )
 def test_number_of_ranks_of_a_command(job, ranks):
     assert ranks_of_command(job.split()) == ranks
+
+
+@pytest.mark.parametrize(
+    ("job", "world_size", "hosts", "ranks"),
+    [
+        ("bash launch.sh --nproc-per-node 4", None, [], 4),
+        ("bash launch.sh", 8, ["a", "b"], 4),
+        ("torchrun --nproc-per-node 2 train.py", 8, ["a"], 2),
+        ("bash launch.sh", None, [], 1),
+    ],
+)
+def test_ranks_that_are_tuned_for(job, world_size, hosts, ranks):
+    run = SimpleNamespace(job=SimpleNamespace(world_size=world_size, hosts=hosts))
+    assert trials._ranks_here(job.split(), run) == ranks
 
 
 def test_expected_savings_and_upper_bounds(capsys):

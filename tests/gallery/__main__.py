@@ -95,12 +95,15 @@ def main() -> int:
 
 
 def _is_recorded(name: str, runs: Path) -> bool:
-    """Record a fault, a few times if need be. Whether the diagnosis names it."""
+    """Record a fault, a few times if need be, unless it was kept. Whether the diagnosis names it."""
     expected = find_fault(name).expected_rule
-    for attempt in range(TRIES):
-        run = runs / name
-        if attempt or not (run / "diagnosis.json").exists():
-            shutil.rmtree(run, ignore_errors=True)
+    run = runs / name
+    kept = (run / "diagnosis.json").exists()
+    for _ in range(1 if kept else TRIES):
+        if not kept:
+            # The job with the fix is compared with this one.
+            for old in (run, runs / f"{name}-fixed"):
+                shutil.rmtree(old, ignore_errors=True)
             _record(name, run)
         verdict = read_diagnosis(run / "diagnosis.json").verdict
         # On a busy machine a healthy job may have a remark.

@@ -109,7 +109,10 @@ def page(told: dict[str, Any]) -> str:
         "<!-- Written by `make gallery`; edit tests/gallery/gallery.py instead. -->\n\n# Gallery\n\n"
         "Eight faults and a healthy job, as their reports show them: real jobs of two CPU ranks, recorded by "
         "`ddpdoctor demo --fault NAME`, then redacted. A click on a picture opens the whole report (on GitHub, download the file and open "
-        f"it). The reports are made with `--static`: without charts that zoom.\n\nRecorded on {told['made']} with {versions}."
+        f"it). The reports are made with `--static`: without charts that zoom.\n\n"
+        "What a fix gained is from one recording without it and one with it, one after the other, on a machine that may have been more or "
+        "less busy in the second: it may lie outside the interval that the report gives.\n\n"
+        f"Recorded on {told['made']} with {versions}."
     ]
     for name, report in told["reports"].items():
         rows = [f"**{report['verdict']}**"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,6 +27,30 @@ def test_there_are_eight_faults_and_a_healthy_job():
 @pytest.mark.parametrize("name", gallery.EDITS)
 def test_the_fixes_fit_the_script(name):
     compile(gallery.fixed_script(name), name, "exec")
+
+
+@pytest.mark.parametrize("names_fault", [True, False])
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_kept_run_stays_and_a_new_one_has_a_new_run_of_its_fix(tmp_path, monkeypatch, kept, names_fault):
+    from . import __main__ as making
+
+    rule = find_fault("barrier").expected_rule if names_fault else "another/rule"
+    monkeypatch.setattr(
+        making, "read_diagnosis", lambda _: SimpleNamespace(verdict=SimpleNamespace(rule=rule))
+    )
+    monkeypatch.setattr(making, "_record", lambda name, run: written(run, "new"))
+    monkeypatch.setattr(making, "_ddpdoctor", lambda *words: written(words[2], "new"))
+
+    def written(run, text):
+        run.mkdir()
+        (run / "diagnosis.json").write_text(text)
+
+    for name in ("barrier", "barrier-fixed") if kept else ("barrier-fixed",):
+        written(tmp_path / name, "kept")
+    assert making._is_recorded("barrier", tmp_path) is names_fault
+    found = {file.parent.name: file.read_text() for file in tmp_path.glob("*/diagnosis.json")}
+    age = "kept" if kept else "new"
+    assert found == {"barrier": age} | ({"barrier-fixed": age} if kept or names_fault else {})
 
 
 def test_each_picture_has_a_source():

@@ -121,14 +121,16 @@ class CodeKinds:
         return self.innermost((each.f_code, each) for each in islice(_stack(frame), MOST_FRAMES))
 
     def through(self, frame: FrameType | None, users: FrameType) -> tuple[Place, ...]:
-        """Lines of well-known packages in the stack that ends in ``frame``, through which ``users`` came there; the innermost first. All
-        of them if ``users`` is one of them, as nothing of the user's called it: a framework's own command."""
+        """Lines of well-known packages in the stack that ends in ``frame``, through which ``users`` came there, the innermost first; none
+        beyond another installed package, whose own call it then is. All of them if ``users`` is one of them, as nothing of the user's
+        called it: a framework's own command."""
         found: list[Place] = []
         own = self.of(users.f_code) == WELL_KNOWN
         for each in islice(_stack(frame), MOST_FRAMES):
-            if (each is users and not own) or len(found) == _MOST_THROUGH:
+            kind = self.of(each.f_code)
+            if (each is users and not own) or kind == LIBRARY or len(found) == _MOST_THROUGH:
                 break
-            if self.of(each.f_code) == WELL_KNOWN:
+            if kind == WELL_KNOWN:
                 found.append((each.f_code, each.f_lineno))
         return tuple(found)
 
@@ -218,7 +220,7 @@ class Lines:
                 library = library or frame
             elif kind == WELL_KNOWN:
                 well_known = well_known or frame
-                if through:
+                if through and library is None:
                     way = hash((way, id(code), frame.f_lasti))
             frame = frame.f_back
         users = frame or library or well_known

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ddpdoctor.measure.graph import CycleGroup, Graph
 from ddpdoctor.measure.numerics import Array
-from ddpdoctor.measure.taxonomy import COMPONENTS, PART_OF, PARTS, Part, SyncKind
+from ddpdoctor.measure.taxonomy import COMPONENTS, INDEX, PART_OF, PARTS, Component, Part, SyncKind
 
 _COLUMN: dict[Part, int] = {part: place for place, part in enumerate(PARTS)}
 """Part → its place on the last axis."""
@@ -88,16 +88,24 @@ def critical_breakdown(graph: Graph) -> dict[str, float]:
     """
     total = np.zeros(len(PARTS))
     for group in graph.groups:
-        total += _critical(group)
+        total += _critical(group)[0]
     whole = float(total.sum())
     return {part: float(total[column]) / whole for part, column in _COLUMN.items()} if whole > 0 else {}
 
 
-def _critical(group: CycleGroup) -> Array:
-    """[parts] ns summed over the cycles of one group."""
+def critical_work(graph: Graph) -> dict[Component, float]:
+    """Shares of the critical path per component of its ranks' work; {} without cycles. The rest is in synchronisations."""
+    both = [_critical(group) for group in graph.groups]
+    whole = float(sum(parts.sum() for parts, _ in both))
+    work = sum((work for _, work in both), np.zeros(len(COMPONENTS)))
+    return {each: float(work[INDEX[each]]) / whole for each in COMPONENTS} if whole > 0 else {}
+
+
+def _critical(group: CycleGroup) -> tuple[Array, Array]:
+    """([parts], [components] of the work) ns summed over the cycles of one group."""
     cycles, count, _ = group.arrival.shape
     rows = np.arange(cycles)
-    total = np.zeros(len(PARTS))
+    total, work = np.zeros(len(PARTS)), np.zeros(len(COMPONENTS))
     rank = np.nanargmax(np.nanmax(group.end, axis=1), axis=1)
     for k in range(count - 1, -1, -1):
         sync = group.syncs[k]
@@ -115,8 +123,10 @@ def _critical(group: CycleGroup) -> Array:
         total[_COLUMN[Part.COMPUTE]] += hidden.sum()
         total[_COLUMN[part]] += (spent - hidden).sum()
         for c, component in enumerate(COMPONENTS):
-            total[_COLUMN[PART_OF[component]]] += np.where(here, group.work[rows, k, rank, c], 0.0).sum()
-    return np.clip(total, 0, None)
+            spent_ns = np.where(here, group.work[rows, k, rank, c], 0.0).sum()
+            total[_COLUMN[PART_OF[component]]] += spent_ns
+            work[c] += spent_ns
+    return np.clip(total, 0, None), np.clip(work, 0, None)
 
 
 def _waited_for(group: CycleGroup, k: int, rank: NDArray[np.int64]) -> NDArray[np.int64]:

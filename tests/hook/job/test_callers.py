@@ -87,6 +87,8 @@ def test_lines_of_a_framework_between_the_user_and_torch_are_written():
     assert "through" not in own
     (own,) = calling(torch, loop, f"{packages}/some_trainer/loop.py")
     assert own["file"].endswith("some_trainer/loop.py") and [file for file, _, _ in own["through"]] == [loop]
+    (own,) = calling(torch, f"{packages}/my_model/model.py", loop, fit, "/home/me/train.py")
+    assert own["file"] == "/home/me/train.py" and "through" not in own
     (own,) = calling(torch, loop, fit)
     assert own["file"] == loop and [file for file, _, _ in own["through"]] == [loop, fit]
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from ddpdoctor.measure import caveats
 from ddpdoctor.measure.graph import CycleGroup, Sync
 from ddpdoctor.measure.metrics import critical_breakdown, cycle_breakdown, rank_breakdown
 from ddpdoctor.measure.taxonomy import PARTS, SyncKind
@@ -61,6 +64,16 @@ def test_the_critical_path_goes_through_the_late_rank():
     shares = critical_breakdown(graph)
     assert shares["data_wait"] == pytest.approx(13 / 30) and shares["compute"] == pytest.approx(15 / 30)
     assert shares["comm_transfer"] == pytest.approx(2 / 30)
+
+
+def test_much_of_a_step_is_unknown_only_where_the_critical_path_is():
+    def notes(**work):
+        return list(caveats._much_unseen(SimpleNamespace(primary=simple(2, transfer_ms=2.0, **work))))
+
+    assert not notes(collection=80.0, idle=on(1, 2, 0.01)), "garbage collection is known"
+    assert not notes(data=on(0, 2, 30.0), idle=on(1, 2, 20.0)), "rank 0 sets the length of the step"
+    (note,) = notes(idle=on(1, 2, 13.0))
+    assert note.startswith("Of 43 % of the step") and "a device idles" in note
 
 
 def test_ranks_outside_a_synchronisation_keep_their_time():
