@@ -78,7 +78,7 @@ def controllers_end(run: RunEvidence) -> list[str]:
 
 
 def ended_well(run: RunEvidence) -> bool:
-    """Whether the job ended with exit code 0 and every rank in order, and nobody ended them."""
+    """Whether the job ended with exit code 0 and every rank in order, and none was ended from outside."""
     asked = run.asked is not None or run.by_option
     well = (
         each.in_order and not each.raised and not each.signal and not each.code for each in run.ranks.values()

@@ -7,7 +7,6 @@ import pytest
 from msgspec.structs import replace
 
 from ddpdoctor.measure.steplog import Event, RankLog, Step, trainings_of
-from ddpdoctor.measure.steplog.records import Reduction
 from ddpdoctor.rundir import RankRecord
 
 MS = 1_000_000
@@ -86,7 +85,6 @@ def test_what_comes_before_the_end_of_the_group_is_of_the_training_before() -> N
         module=1,
         synced=True,
         forward_end_ns=5 * MS,
-        also=(Reduction(1, True, (1,), 5 * MS),),
     )
     made = log(0, [0] * 4 + [1] * 6, 43)
     steps = [replace(step, events=(left_over, own)) if step.number == 4 else step for step in made.steps]
@@ -95,7 +93,7 @@ def test_what_comes_before_the_end_of_the_group_is_of_the_training_before() -> N
     step = second.logs[0].steps[0]
     assert (step.start_ns, step.end_ns) == (43 * MS, 50 * MS)
     (event,) = step.events
-    assert (event.start_ns, event.forward_end_ns, event.also[0].forward_end_ns) == (3 * MS, 2 * MS, 2 * MS)
+    assert (event.start_ns, event.forward_end_ns) == (3 * MS, 2 * MS)
 
 
 @pytest.mark.parametrize("ddp", [BOTH[:1], []], ids=["the second is not described", "none is"])
