@@ -82,12 +82,20 @@ class InFramework(NamedTuple):
 
 NAMES: Mapping[str, Any] = dict.fromkeys(
     ("name", "version", "function", "line", "does", "setting", "title", "trade_off", "source")
-) | {"in_loop": False, "fixed": False, "by_script": False, "changed_at": [], "beside": [], "own": []}
+) | {
+    "in_loop": False,
+    "fixed": False,
+    "by_script": False,
+    "changed_at": [],
+    "beside": [],
+    "beside_share": None,
+    "own": [],
+}
 """What conditions and texts of a rule read under ``framework``, here without one: the framework through which its first line came to
 torch; the function of its ``calls``, or the innermost one; whether its own loop called that; ``fixed``: whether that holds for all lines of
 the finding, and no setting is known that changes it; ``by_script``: whether the line is the script's, and not
-the framework's own, as under its command; ``beside``: functions of such fixed lines, if other lines are not; ``own``: lines that no
-framework's loop called."""
+the framework's own, as under its command; ``beside``: functions of such fixed lines, if other lines are not, and
+their share of the calls, if known; ``own``: lines that no framework's loop called."""
 
 
 def changeable_first(
@@ -105,10 +113,13 @@ def names(
     each = [_names_of(frameworks, line, job) for line in lines]
     if not each:
         return dict(NAMES)
-    fixed = [f"{one['function']} of {one['name']}" for one in each if _is_fixed(one)]
+    fixed = [(line.get("share"), one) for line, one in zip(lines, each, strict=True) if _is_fixed(one)]
+    beside = fixed if len(fixed) < len(each) else []
+    shares = [share for share, _ in beside if share is not None]
     return each[0] | {
         "fixed": len(fixed) == len(each),
-        "beside": list(dict.fromkeys(fixed)) if len(fixed) < len(each) else [],
+        "beside": list(dict.fromkeys(f"{one['function']} of {one['name']}" for _, one in beside)),
+        "beside_share": sum(shares) if shares and len(shares) == len(beside) else None,
         "own": [line for line, one in zip(lines, each, strict=True) if not one["in_loop"]],
     }
 
