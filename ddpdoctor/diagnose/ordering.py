@@ -126,10 +126,18 @@ def _explains(effect: Effect, cause: RuleHit, entry: RuleHit, context: Mapping[s
     elif cause.capped_to_info and cause.from_short_window and entry.finding.severity != "info":
         # Outlier steps of a short window do not explain a cost in all its steps.
         return False
+    elif includes_zero(cause.finding) and _surely_more(entry.finding, cause.finding):
+        return False
     if effect.when is None:
         return True
     names = dict(context) | {"cost": facts_view.as_cel(entry.cost), "cause": facts_view.as_cel(cause.cost)}
     return evaluate(effect.when, names) is True
+
+
+def _surely_more(finding: Finding, other: Finding) -> bool:
+    """Whether the whole range of a cost is above the other's cost per step."""
+    ends_ms, other_ms = finding.costs_ms_per_step_range, other.costs_ms_per_step
+    return ends_ms is not None and other_ms is not None and ends_ms[0] > other_ms
 
 
 def _root(rule_id: str, causes: Mapping[str, str]) -> str:

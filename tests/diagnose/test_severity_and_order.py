@@ -91,3 +91,16 @@ def test_what_may_cost_nothing_stays_the_headline_beside_what_was_not_measured_t
         outcome = run(rule("a/perhaps", costs="shared.host"), other, facts=facts)
         assert "a/other" in [finding.rule for finding in outcome.findings if finding.severity != "info"]
         assert verdict(outcome, coverage=Coverage(20, 2))[1].rule == "a/perhaps", other
+
+
+def test_what_may_cost_nothing_does_not_explain_what_surely_costs_more() -> None:
+    perhaps = {"ms_per_step": 10.0, "low_ms_per_step": 0.0, "high_ms_per_step": 25.0}
+    rules = [rule("a/perhaps", costs="shared.host"), rule("a/b", costs="late.data", effect_of=["a/perhaps"])]
+    for low_ms, order in (
+        (5.0, [("a/perhaps", None), ("a/b", "a/perhaps")]),
+        (15.0, [("a/b", None), ("a/perhaps", None)]),
+    ):
+        sure = {"ms_per_step": 18.0, "low_ms_per_step": low_ms, "high_ms_per_step": 20.0}
+        outcome = run(*rules, facts=FACTS | {"late": {"data": sure}, "shared": {"host": perhaps}})
+        assert [(finding.rule, finding.caused_by) for finding in outcome.findings] == order
+        assert verdict(outcome, coverage=Coverage(20, 2))[1].rule == order[0][0]
