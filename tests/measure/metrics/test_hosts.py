@@ -95,6 +95,7 @@ def test_what_other_programs_use(monkeypatch, logical, others):
     ],
     ids=[
         "all cores",
+        "a limit of all cores",
         "the launcher is limited to some",
         "a container's limit",
         "each rank is pinned to some",
