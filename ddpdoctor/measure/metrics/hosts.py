@@ -89,7 +89,8 @@ def _may_use_whole(host: HostTelemetry, logs: Sequence[RankLog]) -> bool:
     stated = host.header.get("host_facts") or {}
     logical = stated.get("cpu_count_logical")
     own = {log.record.info.get("cpu_affinity") for log in logs} | {stated.get("cpu_count_usable")}
-    return stated.get("cgroup_cpu_limit_cores") is None and own <= {None, logical}
+    limit = stated.get("cgroup_cpu_limit_cores")
+    return own <= {None, logical} and (limit is None or bool(logical and limit >= logical))
 
 
 def _allowed(cores: float, host: HostTelemetry, logs: Sequence[RankLog]) -> float:

@@ -88,12 +88,14 @@ def test_what_other_programs_use(monkeypatch, logical, others):
     ("stated", "affinity", "idle", "at_most"),
     [
         ({}, 16, 8.0, 8.0),
+        ({"cgroup_cpu_limit_cores": 16.0}, 16, 8.0, 8.0),
         ({"cpu_count_usable": 8}, 8, None, 4.0),
         ({"cgroup_cpu_limit_cores": 6.0}, 16, None, 2.0),
         ({}, 3, None, 2.0),
     ],
     ids=[
         "all cores",
+        "a limit of all cores",
         "the launcher is limited to some",
         "a container's limit",
         "each rank is pinned to some",
