@@ -149,7 +149,8 @@ def told(tmp_path: Path, sizes: list[int], ended: str) -> dict[str, Any]:
     assert [each["world_size"] for each in facts["attempts"]] == sizes
     assert ended in facts["attempts"][0]["ended"] and facts["attempts"][1]["ended"] == "ended in order"
     assert facts["restarts"]["count"] == 1
-    assert facts["restarts"]["repeated_steps"] == first["done"] - second["first"]
+    # A signal may end a rank between the end of its step and its note.
+    assert facts["restarts"]["repeated_steps"] - (first["done"] - second["first"]) in (0, 1)
     assert diagnosis.job.exit_code == 0 and not [
         each for each in diagnosis.findings if each.rule.startswith("hang/")
     ]
