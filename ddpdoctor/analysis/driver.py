@@ -112,7 +112,7 @@ def prepare(paths: Sequence[str], options: Options) -> PreparedJob:
 def _chosen_training(trainings: Sequence[Training], number: int | None) -> Training | None:
     """The training with this ``number``, or else the longest one in which the ranks synchronise; None for a single one. Raises
     UnusableInput."""
-    if number is not None and number > max(len(trainings), 1):
+    if number is not None and not 1 <= number <= max(len(trainings), 1):
         has = words.count(max(len(trainings), 1), "training")
         raise UnusableInput(f"there is no training {number}: the ranks took {has}.")
     if not trainings:

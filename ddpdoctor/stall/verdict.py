@@ -82,9 +82,8 @@ def of_run(run: RunEvidence) -> Verdict:
 
 def _of_run(run: RunEvidence) -> Verdict:
     if run.hangs and ended_well(run):
-        run = replace(
-            run, hangs=False, lasts=False, since_s=None
-        )  # its last poll saw it hang, and then it went on
+        # Its last poll saw it hang, and then it went on.
+        run = replace(run, hangs=False, lasts=False, since_s=None)
     if not run.hangs:
         run = with_hang_until_timeout(run)
     failed = any(each.raised or each.signal or each.code for each in run.ranks.values())

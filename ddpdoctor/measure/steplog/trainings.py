@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace as with_fields
+from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -20,7 +23,7 @@ _NOT_SETTINGS = ("id", "where")
 """What a DDP module's description says besides its settings."""
 
 
-class Training(msgspec.Struct, frozen=True):
+class Training(msgspec.Struct, frozen=True, dict=True):
     """One training: steps that were taken with one process group, or with several one after the other whose DDP modules are alike."""
 
     number: int
@@ -45,7 +48,7 @@ class Training(msgspec.Struct, frozen=True):
         """Time that its steps would take if all took the median one, seconds: without the preparation in the first step."""
         return self.steps * self.step_s
 
-    @property
+    @cached_property
     def step_s(self) -> float:
         """Median step time, seconds."""
         return float(np.median([step.length_ns for log in self.logs for step in log.steps])) / 1e9
@@ -66,36 +69,52 @@ def trainings_of(logs: Sequence[RankLog]) -> list[Training]:
     firsts = _firsts(logs)
     if not firsts:
         return []
-    logs = [replace(log, steps=[_begun(step, log.group_ends_ns) for step in log.steps]) for log in logs]
-    joined: list[tuple[int, int | None]] = []
+    bounds = [0, *firsts]
+    # By process group, the steps of each rank.
+    groups = list(zip(*(_divided(log, firsts) for log in logs), strict=True))
+    joined: list[int] = []
     known: list[dict[str, Any]] | None = None
-    for first, end in zip([0, *firsts], [*firsts, None], strict=True):
-        own = _settings(logs, first, end)
-        if joined and (own is None or known is None or own == known):
-            joined[-1] = (joined[-1][0], end)
-            known = known or own
-        else:
-            joined.append((first, end))
+    for place, of_ranks in enumerate(groups):
+        own = _settings(logs, of_ranks)
+        if not joined or not (own is None or known is None or own == known):
+            joined.append(place)
             known = own
+        known = known or own
     if len(joined) < 2:
         return []
-    return [
-        Training(number, first, _of_training(logs, first, end))
-        for number, (first, end) in enumerate(joined, 1)
-    ]
+    found = []
+    for number, (place, until) in enumerate(zip(joined, [*joined[1:], len(groups)], strict=True), 1):
+        steps = [
+            [step for part in of_rank for step in part] for of_rank in zip(*groups[place:until], strict=True)
+        ]
+        parts = [
+            _part(log, own, bounds[place], is_last=until == len(groups))
+            for log, own in zip(logs, steps, strict=True)
+            if own
+        ]
+        found.append(Training(number, bounds[place], parts))
+    return found
 
 
-def _begun(step: Step, group_ends_ns: Sequence[int]) -> Step:
-    """The ``step``, without what comes before the end of a process group in it: that belongs to the training before."""
-    start_ns, end_ns = step.recorded_ns
+def _divided(log: RankLog, firsts: Sequence[int]) -> list[Sequence[Step]]:
+    """The steps of a rank by process group, which begin with the ``firsts`` after the first one."""
+    steps = sorted(log.steps, key=lambda step: step.number)
+    cuts = [0, *(bisect_left(steps, first, key=lambda step: step.number) for first in firsts), len(steps)]
+    return [steps[begin:end] for begin, end in pairwise(cuts)]
+
+
+def _begun(steps: Sequence[Step], group_ends_ns: Sequence[int]) -> Sequence[Step]:
+    """The ``steps``, the first without what comes before the end of a process group in it: that belongs to the training before."""
+    if not steps:
+        return steps
+    start_ns, end_ns = steps[0].recorded_ns
     later_ns = max((end for end in group_ends_ns if start_ns < end < end_ns), default=start_ns) - start_ns
-    if not later_ns:
-        return step
-    return replace(
-        step,
-        start_ns=step.start_ns + later_ns,
-        events=tuple(event.later(later_ns) for event in step.events if event.start_ns >= later_ns),
+    first = replace(
+        steps[0],
+        start_ns=steps[0].start_ns + later_ns,
+        events=tuple(event.later(later_ns) for event in steps[0].events if event.start_ns >= later_ns),
     )
+    return [first, *steps[1:]] if later_ns else steps
 
 
 def _firsts(logs: Sequence[RankLog]) -> list[int]:
@@ -117,10 +136,6 @@ def _firsts(logs: Sequence[RankLog]) -> list[int]:
     return firsts
 
 
-def _steps(log: RankLog, first: int, end: int | None) -> list[Step]:
-    return [step for step in log.steps if step.number >= first and (end is None or step.number < end)]
-
-
 def _modules(log: RankLog, steps: Sequence[Step]) -> list[dict[str, Any]] | None:
     """The DDP modules used in the ``steps``; None where that is unknown, as none was recorded in full or one is not described."""
     if not any(step.in_full for step in steps):
@@ -132,10 +147,12 @@ def _modules(log: RankLog, steps: Sequence[Step]) -> list[dict[str, Any]] | None
     return [known[each] for each in sorted(used)] if used <= known.keys() else None
 
 
-def _settings(logs: Sequence[RankLog], first: int, end: int | None) -> list[dict[str, Any]] | None:
-    """The settings of the DDP modules of a training on its first rank that has any of its steps; None where they are unknown."""
-    log, steps = next(((log, steps) for log in logs if (steps := _steps(log, first, end))), (logs[0], []))
-    modules = _modules(log, steps)
+def _settings(logs: Sequence[RankLog], of_ranks: Sequence[Sequence[Step]]) -> list[dict[str, Any]] | None:
+    """The settings of the DDP modules of a process group on its first rank that took any of its steps; None where they are unknown."""
+    log, steps = next(
+        ((log, steps) for log, steps in zip(logs, of_ranks, strict=True) if steps), (logs[0], ())
+    )
+    modules = _modules(log, _begun(steps, log.group_ends_ns))
     if modules is None:
         return None
     return [
@@ -143,12 +160,9 @@ def _settings(logs: Sequence[RankLog], first: int, end: int | None) -> list[dict
     ]
 
 
-def _of_training(logs: Sequence[RankLog], first: int, end: int | None) -> list[RankLog]:
-    return [_part(log, steps, first, end) for log in logs if (steps := _steps(log, first, end))]
-
-
-def _part(log: RankLog, steps: list[Step], first: int, end: int | None) -> RankLog:
-    """What a rank recorded of one training."""
+def _part(log: RankLog, steps: Sequence[Step], first: int, *, is_last: bool) -> RankLog:
+    """What a rank recorded of one training, whose first step has the number ``first``."""
+    steps = _begun(steps, log.group_ends_ns)
     start_ns, end_ns = steps[0].start_ns, steps[-1].end_ns
     info = {**log.record.info}
     modules = _modules(log, steps)
@@ -158,13 +172,13 @@ def _part(log: RankLog, steps: list[Step], first: int, end: int | None) -> RankL
         info.pop("joining_ns", None)
         info["started_ns"] = steps[0].recorded_ns[0]
     later_ends_ns = None
-    if end is not None:
+    if not is_last:
         own_end_ns = steps[-1].recorded_ns[1]
         later_ends_ns = max(log.record.info.get("ended_ns") or 0, log.steps[-1].recorded_ns[1])
         info["ended_ns"] = min((ns for ns in log.group_ends_ns if ns >= own_end_ns), default=own_end_ns)
         end_ns += info["ended_ns"] - own_end_ns
     from_ns = 0 if first == 0 else start_ns
-    until_ns = np.iinfo(np.int64).max if end is None else end_ns
+    until_ns = np.iinfo(np.int64).max if is_last else end_ns
     return replace(
         log,
         record=with_fields(log.record, info=info),
@@ -172,9 +186,9 @@ def _part(log: RankLog, steps: list[Step], first: int, end: int | None) -> RankL
         samples=_between(log.samples, from_ns, until_ns),
         burst_samples=_between(log.burst_samples, from_ns, until_ns),
         device_times={
-            number - first: times
-            for number, times in log.device_times.items()
-            if number >= first and (end is None or number < end)
+            step.number - first: times
+            for step in steps
+            if (times := log.device_times.get(step.number)) is not None
         },
         follows_training=first > 0,
         later_trainings_end_ns=later_ends_ns,

@@ -303,10 +303,8 @@ def _of_rank(
             ) / 1e9
         elif not is_last and launch.ended_ns is not None:
             parts[RunPart.LATER_ATTEMPTS] = (launch.ended_ns - last_ns) / 1e9
-        elif isinstance(ended_ns, int) and launch.ended_ns is not None:
-            parts[RunPart.TEARDOWN] = (launch.ended_ns - own_end_ns) / 1e9
         elif launch.ended_ns is not None:
-            parts[RunPart.TEARDOWN] = (launch.ended_ns - last_ns) / 1e9
+            parts[RunPart.TEARDOWN] = (launch.ended_ns - own_end_ns) / 1e9
     if (is_last or log.later_trainings_end_ns is not None) and isinstance(ended_ns, int):
         parts[RunPart.END] = (ended_ns - last_ns) / 1e9
     before = None

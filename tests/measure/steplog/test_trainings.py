@@ -103,3 +103,12 @@ def test_trainings_of_unknown_models_are_not_divided(ddp: list[dict[str, object]
 
 def test_ranks_that_disagree_are_not_divided() -> None:
     assert trainings_of([log(0, [0] * 4 + [1] * 6, 43), log(1, [0] * 6 + [1] * 4, 63)]) == []
+
+
+def test_no_time_is_lost_between_groups_that_are_one_training() -> None:
+    """Only what comes before a training's own group is another one's."""
+    ddp = [*ALIKE, {"id": 2, "module": "Large"}]
+    found = trainings_of([log(0, [0] * 4 + [1] * 4 + [2] * 4, 43, 83, ddp=ddp)])
+    assert [(each.first_step, each.steps) for each in found] == [(0, 8), (8, 4)]
+    assert [step.length_ns for step in found[0].logs[0].steps] == [10 * MS] * 8
+    assert found[1].logs[0].steps[0].length_ns == 7 * MS
