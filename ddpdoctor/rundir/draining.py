@@ -153,12 +153,12 @@ def drain(
     Safe to repeat and to run from several processes. Raises OSError when the target cannot take it, is of another run
     by now (OtherRunError) or not of this user, or when another copy is still going on at ``deadline_s``, monotonic
     (BusyError); nothing is lost then. ``run`` is where the run directory is now; None: where it was. ``budget`` is what
-    the step log may take there; ``beat`` is called as it makes progress. ``with_stop_files``: copy the rank's status
+    the step log may take there; ``beat`` is called as it makes progress or waits for another copy. ``with_stop_files``: copy the rank's status
     files even without a request.
     """
     root = os.path.dirname(directory)
     with opened_spool(directory) as spool_fd:
-        with _locked(spool_fd, time.monotonic() + PATIENCE_S if deadline_s is None else deadline_s):
+        with _locked(spool_fd, time.monotonic() + PATIENCE_S if deadline_s is None else deadline_s, beat):
             target = read_target(spool_fd)  # under the lock: an earlier copy may have claimed a folder
             if run is not None:
                 target = _place_in(run, target)
@@ -217,19 +217,20 @@ def discard(directory: str) -> None:
 
 
 @contextmanager
-def _locked(spool: int, deadline_s: float) -> Iterator[None]:
-    """Hold the spool's lock against other processes and threads. Raises BusyError."""
+def _locked(spool: int, deadline_s: float, beat: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold the spool's lock against other processes and threads. ``beat`` is called while it waits: a lock that another
+    process holds does not mean that the storage does not answer. Raises BusyError."""
     key = file_identity(spool)
     mine = object()
     # In one operation: there is no lock that a fork could inherit.
     while _copied_here.setdefault(key, mine) is not mine:
-        _wait(deadline_s, "another thread is copying it")
+        _wait(deadline_s, "another thread is copying it", beat)
     try:
         # Not before: a record lock is a process's, and lost with the first file of its name that one of its threads closes.
         handle = open_file(_LOCK_FILE, spool, os.O_RDWR | os.O_CREAT)
         try:
             while not lock_now(handle):
-                _wait(deadline_s, "another process is copying it")
+                _wait(deadline_s, "another process is copying it", beat)
             try:
                 yield
             finally:
@@ -240,9 +241,10 @@ def _locked(spool: int, deadline_s: float) -> Iterator[None]:
         _copied_here.pop(key, None)
 
 
-def _wait(deadline_s: float, why: str) -> None:
+def _wait(deadline_s: float, why: str, beat: Callable[[], None]) -> None:
     if time.monotonic() >= deadline_s:
         raise BusyError(errno.EBUSY, why)
+    beat()
     time.sleep(_LOOK_S)
 
 
