@@ -4,10 +4,14 @@
 
 ``quick`` is ``make test``; ``all`` adds what is marked ``extended`` or ``alone``; ``rest`` is what ``all`` adds; ``slow`` is for the
 night. Both goes run whatever the first one finds.
+
+Up to MOST_REPEATED tests that fail side by side run once more, alone: real jobs of several ranks have deadlines that a busy machine may
+miss. One that passes then is no failure, and is listed last as unstable.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -17,8 +21,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 MOST_WORKERS = 4
 """Each may start real jobs of several ranks, which have deadlines."""
-NO_TESTS = 5
-"""pytest's exit code where none was chosen."""
+MOST_REPEATED = 3
+"""More failures are no accident of a busy machine: about one run in ten of 730 extended tests had one."""
+FAILED, NO_TESTS = 1, 5
+"""pytest's exit codes where tests failed, and where none was chosen."""
 TIERS = {
     "quick": ["not slow and not extended and not alone"],
     "all": ["not slow and not alone", "not slow and alone"],
@@ -33,14 +39,34 @@ def main(arguments: list[str]) -> int:
         sys.exit(f"usage: python -m tests.suite {{{','.join(TIERS)}}} [ARGUMENTS OF PYTEST]")
     chosen, others = _split_marks(arguments[1:])
     codes: list[int] = []
+    unstable: list[str] = []
     begun_s = time.monotonic()
     for marks in TIERS[arguments[0]]:
         side_by_side = [] if marks.endswith(" and alone") else _side_by_side()
         selected = f"({marks}) and ({chosen})" if chosen else marks
-        command = [sys.executable, "-m", "pytest", "-m", selected, *side_by_side, *others]
-        codes.append(subprocess.run(command, cwd=ROOT, env=_environment(), check=False).returncode)
+        chosen_tests = ["-m", selected, *others]
+        codes.append(_pytest("--cache-clear", *chosen_tests, *side_by_side))
+        if side_by_side and codes[-1] == FAILED and 0 < len(failed := _last_failed()) <= MOST_REPEATED:
+            print("once more, alone:", *failed, sep="\n  ", flush=True)
+            codes[-1] = _pytest(*chosen_tests, "--last-failed", "--last-failed-no-failures=none")
+            unstable += sorted(set(failed) - set(_last_failed()))
         print(f"{selected}: exit code {codes[-1]}, {(time.monotonic() - begun_s) / 60:.1f} min", flush=True)
+    if unstable:
+        print("unstable, failed beside others and passed alone:", *unstable, sep="\n  ", flush=True)
     return max((code for code in codes if code != NO_TESTS), default=NO_TESTS)
+
+
+def _pytest(*arguments: str) -> int:
+    command = [sys.executable, "-m", "pytest", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=_environment(), check=False).returncode
+
+
+def _last_failed() -> list[str]:
+    """The tests that failed when they ran last, by pytest's cache."""
+    try:
+        return sorted(json.loads((ROOT / ".pytest_cache/v/cache/lastfailed").read_text()))
+    except (OSError, ValueError):
+        return []
 
 
 def _environment() -> dict[str, str]:
