@@ -149,14 +149,20 @@ def others(culprits: Sequence[int] | None) -> str:
 
 
 def line(where: Any) -> str:
-    """A Where, or the first of several, as "train.py:57 in main" without folder; "" if there is none."""
-    if isinstance(where, Sequence) and not isinstance(where, str):
-        where = where[0] if where else None
+    """A Where, or the rank's first of several, as "train.py:57 in main" without folder; "" if there is none."""
+    where = _ranks_first(where)
     if not isinstance(where, Mapping):
         return ""
     function = where.get("function") or ""
     inside = f" in {function}" if function and function != "<module>" else ""
     return f"{file_and_line(where)}{inside}"
+
+
+def _ranks_first(where: Any) -> Any:
+    """Of several lines, the first that the rank itself ran, and no worker of its loader; the first of all if none is."""
+    if not isinstance(where, Sequence) or isinstance(where, str):
+        return where
+    return next((each for each in where if not each.get("process")), where[0] if where else None)
 
 
 def file_and_line(where: Mapping[str, Any]) -> str:
@@ -167,15 +173,13 @@ def file_and_line(where: Mapping[str, Any]) -> str:
 def call(where: Any) -> Any:
     """The line that calls a Where, or the first of several: the outermost of its recorded callers, nearest to the training loop; the line
     itself without a caller, None without a line. What is done less often is edited there."""
-    if isinstance(where, Sequence) and not isinstance(where, str):
-        where = where[0] if where else None
+    where = _ranks_first(where)
     return [where, *where.get("callers", ())][-1] if isinstance(where, Mapping) else None
 
 
 def in_forward(where: Any) -> bool:
     """Whether a Where, or the first of several, lies in a function named forward or is called from one: its work is part of a model."""
-    if isinstance(where, Sequence) and not isinstance(where, str):
-        where = where[0] if where else None
+    where = _ranks_first(where)
     way = [where, *where.get("callers", ())] if isinstance(where, Mapping) else []
     return any(each["function"].rpartition(".")[2] == "forward" for each in way)
 

@@ -58,12 +58,20 @@ class Place(msgspec.Struct, frozen=True):
     """Why there is no text; empty if there is, or if it was not searched for."""
     samples: str = ""
     """On how many stack samples it rests; empty if on none, or unknown."""
+    process: str = ""
+    """Which process ran it; empty for the rank itself."""
 
     @property
     def call_path(self) -> str:
-        """``metrics.py:18 to_numpy ← trainer.py:133 Trainer.log and 2 more places``."""
+        """``metrics.py:18 to_numpy ← trainer.py:133 Trainer.log and 2 more places``, or ``data.py:86 collate_slowly ← worker 3 of rank 1``."""
         path = " ← ".join(f"{each.short} {each.function}".rstrip() for each in (self, *self.callers))
-        return f"{path} {self.more}".rstrip()
+        ran = f" ← {self.process}" if self.process else ""
+        return f"{path} {self.more}".rstrip() + ran
+
+    @property
+    def has_way(self) -> bool:
+        """Whether anything is known of the way to the line."""
+        return bool(self.callers or self.process)
 
 
 class EvidenceRow(msgspec.Struct, frozen=True):
@@ -291,6 +299,7 @@ def place(where: CodeLine) -> Place:
         [TextLine(number, text, number == where.line) for number, text in lines],
         where.text_missing or "",
         "" if where.samples is None else words.count(where.samples, "sample"),
+        where.process or "",
     )
 
 

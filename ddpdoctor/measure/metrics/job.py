@@ -59,7 +59,7 @@ def loader_facts(
 
 def _loaders_of_logs(logs: Sequence[RankLog], asleep: Mapping[int, float]) -> LoaderFacts:
     """Settings as the first rank with a loader states them, waits as all ranks recorded them."""
-    by_rank = {log.rank: wait_ms for log in logs if (wait_ms := _wait_ms(log)) is not None}
+    by_rank = data_waits_ms(logs)
     waits_ms = list(by_rank.values())
     median_ms = float(np.median(waits_ms)) if waits_ms else None
     stated = ((log, log.main_loader_settings) for log in logs)
@@ -75,6 +75,11 @@ def _loaders_of_logs(logs: Sequence[RankLog], asleep: Mapping[int, float]) -> Lo
         "computing_share": 1 - asleep[slowest.rank] if slowest.rank in asleep else None,
     }
     return LoaderFacts(**known)
+
+
+def data_waits_ms(logs: Sequence[RankLog]) -> dict[int, float]:
+    """By rank, mean ms in its loaders' ``next`` per step; without the ranks that requested no batch."""
+    return {log.rank: wait_ms for log in logs if (wait_ms := _wait_ms(log)) is not None}
 
 
 def _wait_ms(log: RankLog) -> float | None:
