@@ -254,6 +254,8 @@ def beside_others(cost: Mapping[str, Any]) -> str:
     )
 
 
+_STARVED_SHARE = 0.2
+"""Share of the preparation of batches without a CPU from which on workers share too few."""
 _ASLEEP_SHARE = 0.1
 """A worker that computes for less than this share of its time is not limited by the number of cores."""
 _WAITS_SHARE, _BUSY = 0.5, 0.8
@@ -284,6 +286,38 @@ def workers(
     asleep = computing is not None and computing < _ASLEEP_SHARE
     most = 16 if cores is None or asleep else min(16, int(cores / (computing or 1.0)))
     return max(min(needed, most), (now or 0) + 1)
+
+
+def slow_workers(where: Sequence[Mapping[str, Any]], after: str = "") -> str:
+    """Clause on the first of the lines that a loader's workers ran, behind ``after``: "workers of rank 1 are slow at data.py:86 in
+    collate"; "" if there is none."""
+    found = next((each for each in where if each.get("process")), None)
+    if found is None:
+        return ""
+    return f"{after}{found['process']} {'is' if found['process'].startswith('worker ') else 'are'} slow{at(found)}"
+
+
+def preparation(loader: Mapping[str, Any]) -> str:
+    """Sentences on how the workers of a loader prepare batches, to append to others; "" if none was recorded."""
+    rank, lines, slow = loader["workers_rank"], loader["worker_where"], loader["slow_worker"]
+    batch, own, others = (loader[name] for name in ("batch_ms", "slow_worker_ms", "other_workers_ms"))
+    if rank is None or batch is None:
+        return ""
+    share = lines[0]["share"] if lines else None
+    place = "" if share is None else f", {percent(share)} of {{}} at {line(lines)}"
+    if None in (slow, own, others):
+        text = f" On rank {rank}, a worker needs {ms(batch)} for a batch{place.format('it')}."
+    else:
+        times = f"{ms(own)} for a batch, the other workers {ms(others)}"
+        text = f" Worker {slow} of rank {rank} needs {times}{place.format('the difference')}."
+    awake, starved = loader["computing_share"], loader["workers_starved_share"]
+    if awake is not None and awake < _WAITS_SHARE:
+        waits = "workers do not compute but wait, for example for files or a service"
+        text += f" For {percent(1 - awake)} of the preparation, {waits}."
+    if starved is not None and starved >= _STARVED_SHARE:
+        shared = "workers have no CPU: ranks and workers share too few cores"
+        text += f" For {percent(starved)} of the preparation, {shared}."
+    return text
 
 
 def headroom(memory: Mapping[str, Any]) -> str:
@@ -365,6 +399,8 @@ def _environment() -> jinja2.Environment:
         beside_others=beside_others,
         sentence=sentence,
         headroom=headroom,
+        preparation=preparation,
+        slow_workers=slow_workers,
         since=since,
     )
     return environment

@@ -48,7 +48,7 @@ class Where(CodeLine, frozen=True):
     through: Stack = ()
     """Lines of a framework between this line and torch, the innermost first; none where the line calls torch itself."""
     process: str | None = None
-    """Which process ran it, as "worker 3 of rank 1"; null: the rank itself."""
+    """Which process ran it, as "worker 3 of rank 1", or "workers" of all ranks; null: the rank itself."""
     more_callers: int = 0
     """Other call paths to the line, each of which takes a notable part of the time; 0 where none was seen."""
 

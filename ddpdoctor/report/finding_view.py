@@ -63,7 +63,7 @@ class Place(msgspec.Struct, frozen=True):
 
     @property
     def call_path(self) -> str:
-        """``metrics.py:18 to_numpy ← trainer.py:133 Trainer.log and 2 more places``, or ``data.py:86 collate_slowly ← worker 3 of rank 1``."""
+        """``metrics.py:18 to_numpy ← trainer.py:133 Trainer.log and 2 more places``, ``data.py:86 collate ← worker 3 of rank 1``."""
         path = " ← ".join(f"{each.short} {each.function}".rstrip() for each in (self, *self.callers))
         ran = f" ← {self.process}" if self.process else ""
         return f"{path} {self.more}".rstrip() + ran

@@ -109,7 +109,7 @@ def _before_loop(args: Any, kwargs: Any) -> WorkerRecorder | None:
     root = os.environ.get(SPOOL)
     if not root or multiprocessing.parent_process() is None:
         return None
-    fetchers = [fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher]
+    fetchers: list[Any] = [fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher]
     worker = WorkerRecorder(root, [each.fetch.__code__ for each in fetchers])
     for each in fetchers:
         each.fetch = around(each.fetch, _PART_OF_WORKERS, worker.before, worker.after)

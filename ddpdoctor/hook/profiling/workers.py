@@ -192,7 +192,9 @@ class WorkerRecorder:
             return
         before, samples, pending = self._written, self._samples[:], self._pending[:]
         known = self._times.known
-        rows = ",".join([f"[{at - self._began_ns},{user},{leaf},{asleep}]" for at, user, leaf, asleep, _ in samples])
+        rows = ",".join(
+            [f"[{at - self._began_ns},{user},{leaf},{asleep}]" for at, user, leaf, asleep, _ in samples]
+        )
         held = ",".join([str(held_ns) for *_, held_ns in samples])
         line = (
             f"{{{WorkerField.PROCESS.key}{os.getpid()}{WorkerField.WORKER.next_key}{self._worker}"

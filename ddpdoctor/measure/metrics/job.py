@@ -68,7 +68,9 @@ def _loaders_of_logs(logs: Sequence[RankLog], asleep: Mapping[int, float]) -> Lo
         return LoaderFacts(wait_ms=median_ms)
     log, settings = rank
     slowest = max(logs, key=lambda log: by_rank.get(log.rank, 0.0))
-    known = {name: settings.get(name) for name in LoaderFacts.__struct_fields__} | {
+    known: dict[str, Any] = {
+        name: settings[name] for name in LoaderFacts.__struct_fields__ if name in settings
+    } | {
         "where": creation_line(log, settings.get("where")),
         "wait_ms": median_ms,
         "ready_batches": _ready_batches(logs),

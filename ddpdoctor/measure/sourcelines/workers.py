@@ -53,6 +53,7 @@ class SlowWorker(msgspec.Struct, frozen=True):
 class WorkersWork(msgspec.Struct, frozen=True):
     """What the workers of one rank do while they prepare batches."""
 
+    rank: int
     batch_ms: float
     """Mean."""
     busy_share: float
@@ -84,6 +85,7 @@ def work_of_workers(log: RankLog) -> WorkersWork | None:
     batch_ms = preparing_ns / 1e6 / sum(each.batches for each in chosen)
     slow = _slow_worker(chosen)
     return WorkersWork(
+        rank=log.rank,
         batch_ms=batch_ms,
         busy_share=min(1.0, preparing_ns / max(1, sum(each.span_ns for each in chosen))),
         cpu_share=_share([each.cpu_ns for each in chosen], preparing_ns),
@@ -102,6 +104,7 @@ def with_workers(facts: LoaderFacts, work: WorkersWork | None) -> LoaderFacts:
     return replace(
         facts,
         computing_share=awake if facts.computing_share is None else facts.computing_share,
+        workers_rank=work.rank,
         batch_ms=work.batch_ms,
         workers_busy_share=work.busy_share,
         workers_starved_share=work.starved_share,
@@ -114,7 +117,12 @@ def with_workers(facts: LoaderFacts, work: WorkersWork | None) -> LoaderFacts:
 
 def led_by_workers(cost: Cost, work: WorkersWork | None) -> Cost:
     """The cost of waiting for data with the workers' lines ahead of the loop's own, which only waits for them."""
-    return cost if work is None else replace(cost, where=joined(work.where[:_MOST_OF_WORKERS], cost.where))
+    if work is None:
+        return cost
+    lines = work.where[:_MOST_OF_WORKERS]
+    if cost.ranks is None and work.slow is None:
+        lines = [replace(where, process="workers") for where in lines]
+    return replace(cost, where=joined(lines, cost.where))
 
 
 def _share(parts_ns: Sequence[int | None], whole_ns: int) -> float | None:
@@ -134,7 +142,9 @@ def _slow_worker(logs: Sequence[WorkerLog]) -> SlowWorker | None:
     rest = [log for log in logs if log.number != number]
     (own_ms, own_error), (others_ms, others_error) = _mean_and_error(of_each[number]), _mean_and_error(rest)
     fewest = min(sum(log.batches for log in some) for some in (of_each[number], rest))
-    least_ms = max(_TUNING.slower * others_ms, others_ms + _TUNING.sigmas * sqrt(own_error**2 + others_error**2))
+    least_ms = max(
+        _TUNING.slower * others_ms, others_ms + _TUNING.sigmas * sqrt(own_error**2 + others_error**2)
+    )
     if fewest < _TUNING.fewest_batches or own_ms < least_ms:
         return None
     return SlowWorker(number, own_ms, others_ms)

@@ -96,7 +96,9 @@ def read_worker_logs(rank: RankRecord, notes: list[str]) -> tuple[WorkerLog, ...
         elif line.process is not None and line.where is not None:
             caller = places.get((line.process, -1 if line.caller is None else line.caller))
             callers = () if caller is None else caller.stack[:_MOST_CALLERS]
-            places[line.process, line.where] = Where(line.file, line.line or 0, line.function, callers=callers)
+            places[line.process, line.where] = Where(
+                line.file, line.line or 0, line.function, callers=callers
+            )
         elif line.process is not None and line.worker is not None:
             logs.setdefault(line.process, []).append((line, _samples(line.process, line, places)))
     return tuple(_of_process(loaders.get(pid), lines) for pid, lines in logs.items())
