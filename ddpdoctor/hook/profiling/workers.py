@@ -25,7 +25,7 @@ from ..recording import ThreadTimes
 from .sampler import EARLY_S, MEAN_PERIOD_S, GilWait
 from .stacks import Place, can_be_read, stack_of
 
-_WORKERS_AT_FULL_RATE = 4
+_WORKERS_AT_FULL_RATE = 2
 """Of a loader. More workers are sampled as often together, because they mostly run the same code."""
 _SAMPLES_PER_WRITE = 8
 _WRITE_S = 1.0
@@ -38,17 +38,13 @@ _PART = part("data loader workers")
 
 
 class _Counts(NamedTuple):
-    """What the main thread has done so far; replaced as a whole, as another thread reads it."""
+    """What the worker has done so far."""
 
     batches: int = 0
     preparing_ns: int = 0
     squares_ms2: float = 0.0
     cpu_ns: int = 0
     run_delay_ns: int = 0
-    since_ns: int = 0
-    """When it began the batch in progress, by the performance counter; 0 without one."""
-    times_ns: tuple[int, int] = (0, 0)
-    """Its CPU time and run delay by then."""
 
 
 class WorkerRecorder:
@@ -60,7 +56,10 @@ class WorkerRecorder:
         self._thread_id = get_ident()
         self._times = ThreadTimes()
         self._sleeps = _Sleeps()
-        self._counts = self._written = _Counts()
+        self._state = 0, 0, 0.0, 0
+        """Batches, ns of preparing them, squares of their ms, and when the one in progress was begun, by the performance
+        counter; 0 without one. The first batch is not counted."""
+        self._written = _Counts()
         self._is_first = True
         self._began_ns = 0
         self._samples: list[tuple[int, int, int, int, int]] = []
@@ -78,34 +77,31 @@ class WorkerRecorder:
         """A batch is to be prepared."""
         if self._thread is None and not self._is_first:
             self._start_if_recorded()
-        times = self._times.read_ns() or (0, 0)
-        self._counts = self._counts._replace(since_ns=perf_counter_ns(), times_ns=times)
+        # One tuple, as another thread reads it.
+        self._state = (*self._state[:3], perf_counter_ns())
         return True
 
     def after(self, token: bool, result: Any) -> None:
         """It is prepared, or there is none."""
-        before, counts = self._counts, self._so_far()
-        took_ms = (counts.preparing_ns - before.preparing_ns) / 1e6
-        self._counts = counts._replace(
-            batches=counts.batches + (not isinstance(result, BaseException)),
-            squares_ms2=counts.squares_ms2 + took_ms * took_ms,
-            since_ns=0,
-        )
+        batches, preparing_ns, squares_ms2, since_ns = self._state
+        took_ns = perf_counter_ns() - since_ns
         if self._is_first:
             # It opens files, imports modules and fills caches.
-            self._is_first, self._counts = False, _Counts()
+            self._is_first = False
+        else:
+            if not isinstance(result, BaseException):
+                batches += 1
+            preparing_ns += took_ns
+            squares_ms2 += (took_ns / 1e6) ** 2
+        self._state = batches, preparing_ns, squares_ms2, 0
 
     def _so_far(self) -> _Counts:
-        """The counts with the part of the batch in progress."""
-        counts, now_ns = self._counts, perf_counter_ns()
-        if not counts.since_ns:
-            return counts
-        times = self._times.read_ns() or counts.times_ns
-        return counts._replace(
-            preparing_ns=counts.preparing_ns + now_ns - counts.since_ns,
-            cpu_ns=counts.cpu_ns + times[0] - counts.times_ns[0],
-            run_delay_ns=counts.run_delay_ns + times[1] - counts.times_ns[1],
-        )
+        """What was done up to now, with the part of the batch in progress."""
+        batches, preparing_ns, squares_ms2, since_ns = self._state
+        if since_ns:
+            preparing_ns += perf_counter_ns() - since_ns
+        # Outside of batches the main thread hardly does anything.
+        return _Counts(batches, preparing_ns, squares_ms2, *(self._times.read_ns() or (0, 0)))
 
     def _start_if_recorded(self) -> None:
         """Start the thread, if the process that started this one is recorded by now."""
@@ -124,7 +120,7 @@ class WorkerRecorder:
         info = get_worker_info()
         if info is not None:
             self._worker, self._workers = info.id, info.num_workers
-        self._began_ns, self._written = time.time_ns(), self._counts
+        self._began_ns, self._written = time.time_ns(), self._so_far()
         self._thread = threading.Thread(
             target=guarded(_PART, self._run), name="ddpdoctor-worker", daemon=True
         )
@@ -143,7 +139,7 @@ class WorkerRecorder:
                 if self._stop.wait(pause_s):
                     return
                 held_ns = gil_wait.ns(wanted_ns)
-                if readable and self._counts.since_ns:
+                if readable and self._state[3]:
                     self._sample(held_ns)
                 if time.time_ns() - self._began_ns >= 1e9 * max(_WRITE_S, _SAMPLES_PER_WRITE * period_s):
                     self.write()
