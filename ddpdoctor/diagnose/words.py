@@ -305,6 +305,8 @@ def preparation(loader: Mapping[str, Any]) -> str:
         return ""
     share = lines[0]["share"] if lines else None
     place = "" if share is None else f", {percent(share)} of {{}} at {line(lines)}"
+    if share is not None and lines[0].get("inside"):
+        place += f", mostly in {line(lines[0]['inside'])}"
     if None in (slow, own, others):
         text = f" On rank {rank}, a worker needs {ms(batch)} for a batch{place.format('it')}."
     else:

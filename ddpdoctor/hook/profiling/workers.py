@@ -22,9 +22,11 @@ from ..guard import part
 from ..job import CodeKinds, Lines
 from ..patching import guarded
 from ..recording import ThreadTimes
-from .sampler import EARLY_S, MEAN_PERIOD_S, GilWait
+from .sampler import EARLY_S, GilWait
 from .stacks import Place, can_be_read, stack_of
 
+MEAN_PERIOD_S = 0.1
+"""Seconds between two samples of a young recording, each of which takes 0.3 ms of CPU time."""
 _WORKERS_AT_FULL_RATE = 2
 """Of a loader. More workers are sampled as often together, because they mostly run the same code."""
 _SAMPLES_PER_WRITE = 8

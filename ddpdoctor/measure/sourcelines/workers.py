@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from ddpdoctor.measure.facts import Cost, LoaderFacts
 from ddpdoctor.measure.numerics import Array
-from ddpdoctor.measure.places import Stack, Where
+from ddpdoctor.measure.places import CodeLine, Stack, Where
 from ddpdoctor.measure.steplog import RankLog, WorkerLog, WorkerSample, usual_loader
 
 from .callers import by_line
@@ -30,6 +30,8 @@ _MOST_CALLERS = 4
 class _Tuning(msgspec.Struct, frozen=True):
     least_share: float = 0.1
     """Share of the time of preparing batches from which on a line is reported."""
+    mostly: float = 0.5
+    """Share of the time at a line from which on the library's function that it is in is named."""
     slower: float = 1.5
     """Times as long as the batches of the other workers, from which on a worker's are slow."""
     sigmas: float = 5.0
@@ -178,9 +180,28 @@ def _lines(rank: int, logs: Sequence[WorkerLog], slow: SlowWorker | None) -> lis
                     samples=round(counts[line]),
                     callers=heaviest[1 : 1 + _MOST_CALLERS],
                     process=who,
+                    inside=_inside(line, own),
                 )
             )
     return found
+
+
+def _inside(line: CodeLine, logs: Sequence[WorkerLog]) -> CodeLine | None:
+    """The heaviest line of the library's function in which most of the time at this ``line`` is spent."""
+    samples = [sample for log in logs for sample in log.samples if sample.user.stack[0] == line]
+    functions: defaultdict[tuple[str, str], float] = defaultdict(float)
+    lines: defaultdict[CodeLine, float] = defaultdict(float)
+    for sample in samples:
+        inner = sample.innermost.stack[0]
+        if (inner.file, inner.function) != (line.file, line.function):
+            functions[inner.file, inner.function] += sample.weight_ns
+            lines[inner] += sample.weight_ns
+    most = max(functions, key=lambda function: functions[function], default=("", ""))
+    if functions.get(most, 0.0) <= _TUNING.mostly * sum(sample.weight_ns for sample in samples):
+        return None
+    return max(
+        (each for each in lines if (each.file, each.function) == most), key=lambda each: lines[each]
+    )
 
 
 def _weights(logs: Sequence[WorkerLog]) -> Mapping[Stack, float]:
