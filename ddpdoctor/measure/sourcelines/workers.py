@@ -199,9 +199,7 @@ def _inside(line: CodeLine, logs: Sequence[WorkerLog]) -> CodeLine | None:
     most = max(functions, key=lambda function: functions[function], default=("", ""))
     if functions.get(most, 0.0) <= _TUNING.mostly * sum(sample.weight_ns for sample in samples):
         return None
-    return max(
-        (each for each in lines if (each.file, each.function) == most), key=lambda each: lines[each]
-    )
+    return max((each for each in lines if (each.file, each.function) == most), key=lambda each: lines[each])
 
 
 def _weights(logs: Sequence[WorkerLog]) -> Mapping[Stack, float]:
