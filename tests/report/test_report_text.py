@@ -11,9 +11,11 @@ import samples
 from rich.console import Console
 
 from ddpdoctor.diagnose.diagnosis import Evidence, SkippedRule
-from ddpdoctor.measure.places import Where
+from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.measure.taxonomy import PARTS, Part
 from ddpdoctor.report import print_terminal, render_html, render_markdown
+from ddpdoctor.report.finding_view import place
+from ddpdoctor.report.project import project_root
 from ddpdoctor.report.summary import subtitle
 
 replace = msgspec.structs.replace
@@ -175,6 +177,21 @@ def test_no_id_path_or_line_is_ever_broken():
             "x" * 90 + "/rank0.json",
         ):
             assert any(whole in line for line in text.splitlines()), (width, whole)
+
+
+def test_the_way_to_a_line_ends_at_the_worker_that_ran_it():
+    way = (CodeLine("/home/me/data.py", 40, "Images.__getitem__"),)
+    ran = {"callers": way, "process": "worker 3 of rank 1", "samples": 12}
+    line = Where("/home/me/data.py", 86, "augment", **ran)
+    assert place(line).call_path == "data.py:86 augment ← data.py:40 Images.__getitem__ ← worker 3 of rank 1"
+    within = msgspec.structs.replace(line, inside=CodeLine("/x/functional.py", 465, "resize"))
+    assert place(within).call_path.startswith("functional.py:465 resize ← data.py:86 augment ← ")
+    assert place(within).samples == "12 samples, mostly in functional.py:465 resize"
+
+
+def test_code_in_the_root_folder_has_a_report():
+    job = msgspec.structs.replace(samples.healthy().job, command=["python", "/train.py", "/app/config.py"])
+    assert project_root(msgspec.structs.replace(samples.healthy(), job=job)) is None
 
 
 def test_further_callers_of_a_line_are_counted():

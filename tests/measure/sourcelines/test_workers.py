@@ -66,6 +66,21 @@ def test_lines_by_time_with_their_way(folder):
     assert found.batch_ms == 10 and found.busy_share == 0.5 and found.slow is None
 
 
+def test_the_librarys_function_that_a_line_is_in(folder):
+    """Which of several transforms is slow shows only inside the line that calls them all."""
+    library = {"where": 3, "file": "/x/site-packages/images/functional.py", "line": 465, "function": "resize"}
+    line = worked(7, 0, 20, 10, [(1, False, 0)] * 30)
+    for row in line["s"][:20]:
+        row[2] = 3
+    _, found = work(folder, [LOADER, *definitions(7), library | {"pid": 7}, line])
+    (where,) = found.where
+    assert where.line == 20 and (where.inside.line, where.inside.function) == (465, "resize")
+    for row in line["s"][:12]:
+        row[2] = 1
+    _, found = work(folder, [LOADER, *definitions(7), library | {"pid": 7}, line])
+    assert found.where[0].inside is None
+
+
 def test_samples_weigh_the_time_that_they_stand_for(folder):
     """A long-lived worker is sampled less often later on."""
     early, late = worked(7, 0, 20, 10, [(1, False, 0)] * 20), worked(7, 0, 60, 10, [(2, False, 0)] * 20)
