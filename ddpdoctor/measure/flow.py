@@ -96,6 +96,7 @@ def measure(
         graphs.logs,
         graphs.log.why if graphs.log else {},
         launches or {},
+        is_first=not attempts or attempts[0].is_measured,
         is_last=not attempts or attempts[-1].is_measured,
     )
     context = _context(graphs, log_lines, gpu, telemetry, account.patterns if account else [])
