@@ -123,10 +123,12 @@ class Evidence(msgspec.Struct, frozen=True):
 
 
 class Fix(msgspec.Struct, frozen=True, kw_only=True):
-    """What to change."""
+    """What to change, or how to find out more."""
 
     title: str
     why: str
+    investigates: bool = False
+    """Whether it is a step to find the cause, and changes nothing."""
     snippet: str | None = None
     trade_off: str | None = None
     docs: list[str] = []

@@ -268,7 +268,7 @@ class _Run:
         if "steps.mean_ms" in missing:
             raise NotMeasuredError("step times were not measured")
         if missing:
-            raise NotMeasuredError("not measured: " + ", ".join(missing))
+            raise NotMeasuredError(f"not measured: {facts_view.what_is_missing(missing)}")
 
     def _costs(self) -> list[_Candidate]:
         """The measured costs of the rule, the costliest first."""
@@ -449,7 +449,9 @@ class _Run:
                 continue
             means = words.render(entry.means, names) if entry.means else facts_view.short_label(path)
             unit = entry.unit if entry.unit is not None else facts_view.unit_of(path)
-            found.append(Evidence(path, value, unit, means))
+            found.append(
+                Evidence(path, value, words.of_this_job(unit, names), words.of_this_job(means, names))
+            )
         return found
 
     def _fixes(self, names: dict[str, Any]) -> list[Fix]:
@@ -486,6 +488,7 @@ def _fix(fix: FixText, names: dict[str, Any], common: Common) -> Fix:
     found = Fix(
         title=words.render(fix.title, names),
         why=words.render(fix.why, names),
+        investigates=fix.investigates,
         snippet=None if fix.snippet is None else words.render_snippet(fix.snippet, names),
         trade_off=None if fix.trade_off is None else words.render(fix.trade_off, names),
         docs=fix.docs,

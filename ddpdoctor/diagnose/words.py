@@ -100,7 +100,7 @@ def verb(culprits: Sequence[int] | None, one: str, many: str, job: Mapping[str, 
 
 
 def all_ranks(job: Mapping[str, Any], many: str, one: str) -> str:
-    """All recorded ranks and a verb: "All ranks wait", "All 5 recorded ranks wait", "The one recorded rank waits", or for a job of
+    """All recorded ranks and a verb: "All ranks wait", "All 5 recorded ranks wait", "The recorded rank waits", or for a job of
     one rank "The training process waits"."""
     return sentence(f"{_all_of(job)} {one if _is_one(job) else many}")
 
@@ -111,7 +111,7 @@ def _all_of(job: Mapping[str, Any]) -> str:
     if world == 1:
         return "the training process"
     if seen == 1:
-        return "the one recorded rank"
+        return "the recorded rank"
     if world is None or not 0 < seen < world:
         return "all ranks"
     return "both recorded ranks" if seen == 2 else f"all {seen:.0f} recorded ranks"
@@ -382,9 +382,56 @@ def check_template(template: str) -> None:
 
 def render(template: str, names: Mapping[str, Any]) -> str:
     """Render prose: keeps paragraphs, collapses other white space. Raises jinja2.TemplateError."""
-    text = _fill(template, names)
+    text = of_this_job(_fill(template, names), names)
     paragraphs = (_ARTICLE.sub(r"\1n", " ".join(part.split())) for part in text.split("\n\n"))
     return "\n\n".join(part for part in paragraphs if part)
+
+
+_OF_ONE_RANK = ((re.compile(r", median rank\b"), ""),)
+_VERBS = {
+    "wait": "waits",
+    "have": "has",
+    "are": "is",
+    "do": "does",
+    "notice": "notices",
+    "need": "needs",
+    "take": "takes",
+}
+_OF_TWO_RANKS = (
+    (
+        re.compile(r"\b([Aa])ll other ranks wait\b"),
+        lambda found: f"{'T' if found[1] == 'A' else 't'}he other rank waits",
+    ),
+    (re.compile(r"\ball others wait\b"), "the other rank waits"),
+    (re.compile(r"\bthe median of the other ranks is\b"), "the other rank spends"),
+    (re.compile(r"\bmedian of the other ranks\b"), "the other rank"),
+    (
+        re.compile(rf"\b([Tt])he other ranks ((?:still |already )?)({'|'.join(_VERBS)})\b"),
+        lambda found: f"{found[1]}he other rank {found[2]}{_VERBS[found[3]]}",
+    ),
+    (re.compile(r"\b([Tt])he other ranks\b"), r"\1he other rank"),
+)
+_OF_RECORDING = (
+    (re.compile(r"\bper step\b"), "in the recording"),
+    (
+        re.compile(r"\b[Aa] step takes\b"),
+        lambda found: f"{found[0][0].replace('a', 't').replace('A', 'T')}he recording takes",
+    ),
+    (re.compile(r"\bof the step\b"), "of the recording"),
+)
+
+
+def of_this_job(text: str, names: Mapping[str, Any]) -> str:
+    """``text`` of a rule, which speaks of many ranks and steps, for a job of two ranks, one recorded rank, and a recording in which nothing
+    marks steps."""
+    job, steps = names.get("job") or {}, names.get("steps") or {}
+    changes: list[tuple[re.Pattern[str], Any]] = []
+    changes += _OF_ONE_RANK if job.get("ranks_seen") == 1 else ()
+    changes += _OF_TWO_RANKS if job.get("world_size") == 2 else ()
+    changes += _OF_RECORDING if steps.get("marked") is False else ()
+    for pattern, instead in changes:
+        text = pattern.sub(instead, text)
+    return text
 
 
 def render_snippet(template: str, names: Mapping[str, Any]) -> str:

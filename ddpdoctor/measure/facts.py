@@ -88,7 +88,10 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     phase: str | None = None
     """The only phase in which its ranks compute longer: ``the forward pass``, ``backward()`` or ``optimizer.step()``; else null."""
     operation: str | None = None
-    """What is executed there, if it has a name: a collective, a kernel, an operator."""
+    """What is executed there, if it has a name: a collective, a kernel, an operator, or an annotation that covers at least half of it."""
+    operators: list[str] = []
+    """Of time in which devices wait for launches: the torch operators that run for at least a tenth of it, the longest first (of nested
+    ones the outermost)."""
 
 
 IN_MS = (

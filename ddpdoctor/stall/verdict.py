@@ -345,7 +345,7 @@ def _elsewhere(stop: StopFacts, stuck: Stuck | None, run: RunEvidence) -> list[s
     if others:
         verb = "waits" if len(others) == 1 else "wait"
         text = ranks_in_words(others)
-        said.append(f"{text[0].upper()}{text[1:]} {verb} in other collectives or messages (see the table).")
+        said.append(f"{text[0].upper()}{text[1:]} {verb} in other collectives or sends (see the table).")
     return said
 
 
