@@ -417,7 +417,7 @@ _OF_RECORDING = (
         re.compile(r"\b[Aa] step takes\b"),
         lambda found: f"{found[0][0].replace('a', 't').replace('A', 'T')}he recording takes",
     ),
-    (re.compile(r"\bof the step\b"), "of the recording"),
+    (re.compile(r"(?<!out )\bof the step\b"), "of the recording"),
 )
 
 
