@@ -28,8 +28,10 @@ from datetime import timedelta
 import numpy
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 import torch.distributed.tensor
 import torch.nn.functional as F
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
@@ -157,10 +159,22 @@ def train(case, rank):
             if case["scene"] == "all" or rank == 0:
                 exec(case["step"], here)
     exec(case["after"], here)
+    if "dcp" in here:
+        _restore(optimizer, functools.partial(kind, lr=1e-2))
     here["background"].shutdown()
     gc.enable()
     gc.unfreeze()
     return [_whole(each.detach()).clone() for each in model.parameters()]
+
+
+def _restore(optimizer, kind):
+    """The last checkpoint, loaded into a new model and optimizer, which then has the state of ``optimizer``."""
+    model = DistributedDataParallel(Net())
+    new = kind(model.parameters())
+    weights, state = get_state_dict(model, new)
+    dcp.load({"model": weights, "optim": state}, checkpoint_id=f"checkpoints/{STEPS - 1}")
+    set_state_dict(model, new, model_state_dict=weights, optim_state_dict=state)
+    assert len(new.state) == len(optimizer.state) > 0, "the checkpoint has no state of the optimizer"
 
 
 def _whole(parameter):
