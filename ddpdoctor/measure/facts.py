@@ -317,6 +317,8 @@ class DdpFacts(msgspec.Struct, frozen=True, kw_only=True):
     broadcast_buffers: bool | None = None
     buffer_bytes: float | None = None
     comm_hook: str | None = None
+    has_sync_bn: bool | None = None
+    """Whether the model has SyncBatchNorm layers, whose forward and backward communicate."""
     where: Where | None = None
 
 
@@ -369,6 +371,8 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The hosts, while the steps after the warm-up ran. The busiest host is the one with the smallest share of idle cores."""
 
     cores: float | None = None
+    numa_nodes: float | None = None
+    """NUMA nodes with CPUs of the busiest host."""
     ranks_per_host: float | None = None
     cpu_percent: float | None = None
     """Mean CPU utilization of the busiest host."""
