@@ -105,9 +105,10 @@ def test_a_callback_is_named_at_its_own_line(tmp_path: Path, name: str) -> None:
     assert one.findings[0].ranks == [0] and "self.entropy.note(" in lines[one.findings[0].where[0].line - 1]
     assert "Probe.on_" in one.verdict.headline
     every = diagnosis_of(tmp_path / "all", script, name, "all")
-    assert every.verdict.rule in ("host/outside-work", "host/python-work")
-    finding = every.findings[0]
-    assert "Probe.on_" in every.verdict.headline and "self.entropy.note(" in lines[finding.where[0].line - 1]
+    assert "Probe.on_" in every.verdict.headline
+    # Beside other load, a rank may also be late in the same line.
+    finding = found(every, "host/outside-work") or found(every, "host/python-work")
+    assert finding is not None and "self.entropy.note(" in lines[finding.where[0].line - 1]
     # The fix as it is worded, in the place of the line that it names.
     fix = next(fix for fix in finding.fixes if "step %" in (fix.snippet or ""))
     place = finding.where[0].line - 1
@@ -116,6 +117,6 @@ def test_a_callback_is_named_at_its_own_line(tmp_path: Path, name: str) -> None:
     changed = tmp_path / "changed.py"
     changed.write_text("\n".join(lines))
     fixed = diagnosis_of(tmp_path / "fixed", changed, name, "all")
-    assert found(fixed, str(every.verdict.rule)) is None
+    assert found(fixed, finding.rule) is None
     assert finding.costs_ms_per_step is not None and fixed.steps.mean_ms and every.steps.mean_ms
     assert every.steps.mean_ms - fixed.steps.mean_ms > 0.5 * finding.costs_ms_per_step

@@ -36,7 +36,7 @@ class Net(nn.Module):
 
 class Entropy:
     def __init__(self) -> None:
-        self.probe = torch.randn(4096, 64)
+        self.probe = torch.randn(2048, 64)
         self.means: list[float] = []
 
     def note(self, model: nn.Module) -> None:
