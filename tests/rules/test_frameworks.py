@@ -221,7 +221,7 @@ def test_code_for_a_hook_says_what_its_step_and_rank_are(loop: str, number: str)
 @pytest.mark.parametrize("function", ["Trainer.evaluate", "evaluate"], ids=["", "Python before 3.11"])
 def test_a_hook_of_the_user_s_that_evaluates_is_the_one_to_change(function: str) -> None:
     loop = "transformers/trainer.py"
-    where = callback("Eval.on_step_end", 60, loop, **{"through": through((loop, function))["through"]})
+    where = callback("Eval.on_step_end", 60, loop, through=through((loop, function))["through"])
     fix = fix_of(
         "sync/blocking-collective",
         job={"world_size": 2, "frameworks": {"transformers": "5.23.0"}},
