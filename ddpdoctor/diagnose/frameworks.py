@@ -31,7 +31,8 @@ class FrameworkSetting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     setting: str
     object: str
-    argument: str
+    argument: str | None = None
+    """Null: the object has no such argument, and a fix that changes several settings does without it."""
     value: str = "{{ value }}"
     """Template of the argument; ``value`` is the fix's as Python."""
     since: str | None = None
@@ -264,6 +265,8 @@ def in_words_of(
     rows = [row for row in known if row is not None]
     if found is None or len(rows) < len(known) or len({row.object for row in rows}) > 1:
         return None
+    if not any(row.argument for row in rows):
+        return None
     arguments = ", ".join(_arguments(rows, settings, tree))
     target = found.framework.objects[rows[0].object]
     form = words.render_snippet(target.form, {**tree, "arguments": arguments})
@@ -287,6 +290,8 @@ def _arguments(
     rows: Sequence[FrameworkSetting], settings: Mapping[str, str], tree: Mapping[str, Any]
 ) -> Iterator[str]:
     for row, value in zip(rows, settings.values(), strict=True):
+        if row.argument is None:
+            continue
         given = {**tree, "value": _PYTHON.get(value, value)}
         argument, written = (words.render(text, given) for text in (row.argument, row.value))
         yield f"{argument}={written}"
@@ -301,7 +306,7 @@ def check(frameworks: Sequence[Framework]) -> None:
         for row in framework.settings:
             if row.object not in framework.objects:
                 raise ValueError(f"{framework.name}: {row.setting}: there is no object {row.object!r}")
-            words.check_template(row.argument)
+            words.check_template(row.argument or "")
             words.check_template(row.value)
         for call in framework.calls:
             if call.object is not None and call.object not in framework.objects:

@@ -22,12 +22,9 @@ FRAMEWORKS = PACK.common.frameworks
 PACKAGES = "/env/lib/python3.11/site-packages"
 
 SIGNATURES = """
-import importlib, inspect, json, sys
-def found(path):
-    module, _, name = path.rpartition(".")
-    return getattr(importlib.import_module(module), name)
+import importlib, inspect, json, pkgutil, sys
 def taken(path):
-    return list(inspect.signature(found(path)).parameters)
+    return list(inspect.signature(pkgutil.resolve_name(path)).parameters)
 def functions(owner):
     return [f"{name}.{inside}" for name, each in vars(owner).items() if inspect.isclass(each) for inside in vars(each)]
 asked = json.loads(sys.argv[1])
@@ -38,6 +35,9 @@ print(json.dumps([signatures, [name for module in modules for name in functions(
 MODULES = {
     "Lightning": ["lightning.pytorch.trainer.trainer", "lightning.pytorch.loops.training_epoch_loop"],
     "Transformers": ["transformers.trainer"],
+    "Ignite": ["ignite.engine.engine"],
+    "MMEngine": ["mmengine.runner.runner"],
+    "DeepSpeed": ["deepspeed.runtime.engine", "deepspeed.runtime.pipe.engine"],
 }
 """Where the functions of ``loops`` and ``calls`` are."""
 
@@ -52,7 +52,7 @@ def test_each_row_is_an_argument_of_the_installed_package(framework: Framework) 
     done = subprocess.run([python, "-c", SIGNATURES, asked], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     signatures, functions = json.loads(done.stdout.splitlines()[-1])
-    for row in framework.settings:
+    for row in (row for row in framework.settings if row.argument is not None):
         target = framework.objects[row.object]
         taken = signatures[target.path] + (signatures[target.passes_on] if target.passes_on else [])
         newest = {
@@ -186,7 +186,7 @@ def test_each_row_of_each_framework_is_python() -> None:
     tree = {"job": {"torch": "2.13.0"}, "steps": {"micro_batches": 4.0}, "value": "fp16"}
     for framework in FRAMEWORKS:
         for row in framework.settings:
-            arguments = f"{render(row.argument, tree)}={render(row.value, tree)}"
+            arguments = f"{render(row.argument, tree)}={render(row.value, tree)}" if row.argument else ""
             written = render_snippet(framework.objects[row.object].form, {"arguments": arguments})
             assert ast.parse(f"{row.imports or ''}\n{written}")
         for call in framework.calls:
