@@ -153,6 +153,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     explanation: str = ""
     ranks: list[int] | None = None
+    """The ranks that cause it, as others do not; null: none more than another, so all of :attr:`Job.ranks_seen`, even if that is one."""
     steps: list[int] | None = None
     """[first, last]; None if in all steps."""
     persistence: str | None = None

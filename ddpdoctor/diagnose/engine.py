@@ -495,4 +495,7 @@ def _fix(fix: FixText, names: dict[str, Any], common: Common) -> Fix:
         settings={name: words.render(text, names) for name, text in fix.settings.items()},
     )
     settings = found.settings or {name: words.render(text, names) for name, text in fix.in_frameworks.items()}
-    return frameworks.in_words_of(common.frameworks, found, settings, fix.title, names) or found
+    known = common.frameworks
+    return frameworks.in_words_of(known, found, settings, fix.title, names) or frameworks.in_hook(
+        known, found, names["where"]
+    )

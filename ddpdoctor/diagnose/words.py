@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.measure.places import place_in_loop
 from ddpdoctor.nearest import did_you_mean
 from ddpdoctor.plain import plain
 from ddpdoctor.rundir import ranks_in_words
@@ -51,6 +52,8 @@ def hours(value: float) -> str:
 
 _SECONDS_BELOW_HOURS, _DAYS_FROM_HOURS = 0.025, 48
 """In hours: less than the first (90 s) is given in seconds, more than the second in days."""
+THIS_WORK = "...                # this work"
+"""Line of a snippet that stands for the finding's work, where the text of the line that calls it is unknown."""
 _NAME = re.compile(r"[\w.:<>]+")
 """An operation's name that needs no quotation marks in a sentence."""
 _ROUNDS_TO_ZERO_BELOW = 0.005
@@ -154,9 +157,13 @@ def line(where: Any) -> str:
         where = where[0] if where else None
     if not isinstance(where, Mapping):
         return ""
-    function = where.get("function") or ""
+    function = _COMPREHENSION.sub("", where.get("function") or "")
     inside = f" in {function}" if function and function != "<module>" else ""
     return f"{file_and_line(where)}{inside}"
+
+
+_COMPREHENSION = re.compile(r"(?:\.<locals>\.<(?:genexpr|\w+comp)>)+$")
+"""End of the name of a function that a generator expression or comprehension makes of itself."""
 
 
 def file_and_line(where: Mapping[str, Any]) -> str:
@@ -165,11 +172,14 @@ def file_and_line(where: Mapping[str, Any]) -> str:
 
 
 def call(where: Any) -> Any:
-    """The line that calls a Where, or the first of several: the outermost of its recorded callers, nearest to the training loop; the line
+    """The line that calls a Where, or the first of several: of its recorded callers, the outermost one in the training loop; the line
     itself without a caller, None without a line. What is done less often is edited there."""
     if isinstance(where, Sequence) and not isinstance(where, str):
         where = where[0] if where else None
-    return [where, *where.get("callers", ())][-1] if isinstance(where, Mapping) else None
+    if not isinstance(where, Mapping):
+        return None
+    way = [where, *where.get("callers", ())]
+    return way[place_in_loop([line["file"] for line in way])]
 
 
 def in_forward(where: Any) -> bool:
