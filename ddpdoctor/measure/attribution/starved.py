@@ -51,7 +51,7 @@ def starved_of_cpu(graph: Graph, comparison: Comparison) -> Starved | None:
     if comparison.on_device:
         return None
     delay, ran = _scheduling(graph, comparison)
-    known: Mask = (~np.isnan(delay) & (ran > 0)).all(axis=1)
+    known = np.asarray((~np.isnan(delay) & (ran > 0)).all(axis=1))
     if known.sum() < _TUNING.fewest:
         return None
     excess = _slower_alike(comparison)
