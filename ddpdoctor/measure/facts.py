@@ -63,7 +63,8 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     drawn_as: str | None = None
     """The cause under ``late`` of which those marks show most of ``late_ms``, if they do not show it of this one."""
     awake_ms: float | None = None
-    """How long training threads were running or runnable during host work on CPUs (late ranks: longer than others); null elsewhere."""
+    """How long training threads were running or runnable during host work on CPUs (late ranks: longer than others), and under
+    ``late.cpu_starved`` if the ranks wait for a core beyond their due in most steps, more than chance explains; null elsewhere."""
     occurrence_ms: float | None = None
     """Median lateness, or duration, in the steps in which it happens."""
     steps_hit: int = 0
