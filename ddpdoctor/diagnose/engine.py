@@ -13,6 +13,7 @@ from ddpdoctor.diagnose.conditions import evaluate
 from ddpdoctor.diagnose.diagnosis import CheckedRule, Coverage, Evidence, Finding, Fix, SkippedRule
 from ddpdoctor.diagnose.load import RuleSet
 from ddpdoctor.diagnose.ordering import RuleHit, order_findings
+from ddpdoctor.diagnose.rewording import for_this_job
 from ddpdoctor.diagnose.rule import Common, FixText, Rule
 from ddpdoctor.measure.facts import Cost, Facts
 from ddpdoctor.measure.places import Where
@@ -449,9 +450,7 @@ class _Run:
                 continue
             means = words.render(entry.means, names) if entry.means else facts_view.short_label(path)
             unit = entry.unit if entry.unit is not None else facts_view.unit_of(path)
-            found.append(
-                Evidence(path, value, words.of_this_job(unit, names), words.of_this_job(means, names))
-            )
+            found.append(Evidence(path, value, for_this_job(unit, names), for_this_job(means, names)))
         return found
 
     def _fixes(self, names: dict[str, Any]) -> list[Fix]:

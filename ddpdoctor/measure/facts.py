@@ -300,7 +300,24 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
     ready_batches: float | None = None
     """Mean number of batches ready in the queue, on the rank with the fewest."""
     computing_share: float | None = None
-    """Share of the loader's ``next()`` in which the rank that waits longest computed or was ready to run; null with workers."""
+    """Share of the preparation of batches that is computing, or being ready to compute, on the rank that waits longest; null with workers
+    that were not recorded."""
+    workers_rank: int | None = None
+    """Rank whose workers the following facts describe: the one that waits longest; null without workers, or if none was recorded."""
+    batch_ms: float | None = None
+    """Time that a worker needs for a batch, mean."""
+    workers_busy_share: float | None = None
+    """Share of the time in which a worker prepares batches, mean."""
+    workers_starved_share: float | None = None
+    """Share of the preparation of batches in which a worker has no CPU."""
+    worker_where: list[Where] = []
+    """Lines at which workers spend most of the preparation of batches; of the slow worker, if there is one."""
+    slow_worker: int | None = None
+    """Number of the worker whose batches take longer than those of the others; null if none do."""
+    slow_worker_ms: float | None = None
+    """Time that this worker needs for a batch, mean."""
+    other_workers_ms: float | None = None
+    """Time that the other workers need for a batch, mean."""
 
 
 class DdpFacts(msgspec.Struct, frozen=True, kw_only=True):

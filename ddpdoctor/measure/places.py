@@ -68,6 +68,10 @@ class Where(CodeLine, frozen=True):
     """Why there is no text although the file exists; null where it was not read."""
     through: Stack = ()
     """Lines of a framework between this line and torch, the innermost first; none where the line calls torch itself."""
+    process: str | None = None
+    """Which process ran it, as "worker 3 of rank 1", or "workers" of all ranks; null: the rank itself."""
+    inside: CodeLine | None = None
+    """Line of a library that most of the samples at this line were in, which says what it calls; null where there is no such line."""
     more_callers: int = 0
     """Other call paths to the line, each of which takes a notable part of the time; 0 where none was seen."""
 

@@ -59,12 +59,23 @@ class Place(msgspec.Struct, frozen=True):
     """Why there is no text; empty if there is, or if it was not searched for."""
     samples: str = ""
     """On how many stack samples it rests; empty if on none, or unknown."""
+    process: str = ""
+    """Which process ran it; empty for the rank itself."""
+    inside: str = ""
+    """``functional.py:465 resize``: the library's function that it mostly is in; empty where there is none."""
 
     @property
     def call_path(self) -> str:
-        """``metrics.py:18 to_numpy ← trainer.py:133 Trainer.log and 2 more places``."""
+        """``metrics.py:18 to_numpy ← trainer.py:133 Trainer.log and 2 more places``, ``data.py:86 collate ← worker 3 of rank 1``."""
         path = " ← ".join(f"{each.short} {each.function}".rstrip() for each in (self, *self.callers))
-        return f"{path} {self.more}".rstrip()
+        path = f"{self.inside} ← {path}" if self.inside else path
+        ran = f" ← {self.process}" if self.process else ""
+        return f"{path} {self.more}".rstrip() + ran
+
+    @property
+    def has_way(self) -> bool:
+        """Whether anything is known of the way to the line."""
+        return bool(self.callers or self.process or self.inside)
 
 
 class EvidenceRow(msgspec.Struct, frozen=True):
@@ -292,6 +303,8 @@ def place(where: CodeLine) -> Place:
         [TextLine(number, text, number == where.line) for number, text in lines],
         where.text_missing or "",
         "" if where.samples is None else words.count(where.samples, "sample"),
+        where.process or "",
+        "" if where.inside is None else f"{place(where.inside).short} {where.inside.function}".rstrip(),
     )
 
 
