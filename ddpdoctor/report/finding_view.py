@@ -89,6 +89,8 @@ class EvidenceRow(msgspec.Struct, frozen=True):
 class FixView(msgspec.Struct, frozen=True, kw_only=True):
     """A fix for a finding."""
 
+    label: str
+    """What it is: a change, or a step to find the cause."""
     title: Prose
     why: list[Prose]
     snippet: str
@@ -325,6 +327,7 @@ def _is_a_call(line: str) -> bool:
 
 def _fix(finding: Finding, fix: Fix) -> FixView:
     return FixView(
+        label="Next step" if fix.investigates else "What to change",
         title=words.split_code(fix.title),
         why=words.paragraphs(fix.why),
         snippet=snippet(finding, fix),
