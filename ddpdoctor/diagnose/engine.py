@@ -13,6 +13,7 @@ from ddpdoctor.diagnose.conditions import evaluate
 from ddpdoctor.diagnose.diagnosis import CheckedRule, Coverage, Evidence, Finding, Fix, SkippedRule
 from ddpdoctor.diagnose.load import RuleSet
 from ddpdoctor.diagnose.ordering import RuleHit, order_findings
+from ddpdoctor.diagnose.rewording import for_this_job
 from ddpdoctor.diagnose.rule import Common, FixText, Rule
 from ddpdoctor.measure.facts import Cost, Facts
 from ddpdoctor.measure.places import Where
@@ -268,7 +269,7 @@ class _Run:
         if "steps.mean_ms" in missing:
             raise NotMeasuredError("step times were not measured")
         if missing:
-            raise NotMeasuredError("not measured: " + ", ".join(missing))
+            raise NotMeasuredError(f"not measured: {facts_view.what_is_missing(missing)}")
 
     def _costs(self) -> list[_Candidate]:
         """The measured costs of the rule, the costliest first."""
@@ -449,7 +450,7 @@ class _Run:
                 continue
             means = words.render(entry.means, names) if entry.means else facts_view.short_label(path)
             unit = entry.unit if entry.unit is not None else facts_view.unit_of(path)
-            found.append(Evidence(path, value, unit, means))
+            found.append(Evidence(path, value, for_this_job(unit, names), for_this_job(means, names)))
         return found
 
     def _fixes(self, names: dict[str, Any]) -> list[Fix]:
@@ -486,10 +487,14 @@ def _fix(fix: FixText, names: dict[str, Any], common: Common) -> Fix:
     found = Fix(
         title=words.render(fix.title, names),
         why=words.render(fix.why, names),
+        investigates=fix.investigates,
         snippet=None if fix.snippet is None else words.render_snippet(fix.snippet, names),
         trade_off=None if fix.trade_off is None else words.render(fix.trade_off, names),
         docs=fix.docs,
         settings={name: words.render(text, names) for name, text in fix.settings.items()},
     )
     settings = found.settings or {name: words.render(text, names) for name, text in fix.in_frameworks.items()}
-    return frameworks.in_words_of(common.frameworks, found, settings, fix.title, names) or found
+    known = common.frameworks
+    return frameworks.in_words_of(known, found, settings, fix.title, names) or frameworks.in_hook(
+        known, found, names["where"]
+    )

@@ -10,6 +10,7 @@ import msgspec
 
 from ddpdoctor.diagnose import words
 from ddpdoctor.diagnose.diagnosis import Fix
+from ddpdoctor.measure.places import loop_in
 
 
 class FrameworkObject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,7 +31,8 @@ class FrameworkSetting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     setting: str
     object: str
-    argument: str
+    argument: str | None = None
+    """Null: the object has no such argument, and a fix that changes several settings does without it."""
     value: str = "{{ value }}"
     """Template of the argument; ``value`` is the fix's as Python."""
     since: str | None = None
@@ -68,6 +70,10 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Beginnings of its files' paths, from the folder of installed packages."""
     loops: list[str] = []
     """Functions that run its training loop, named with their class: a user calls them once."""
+    step: str | None = None
+    """Python for ``step``, the number of the optimizer step, in a function of the user's that the loop calls."""
+    rank: str | None = None
+    """The same for ``rank``."""
     objects: dict[str, FrameworkObject] = {}
     settings: list[FrameworkSetting] = []
     calls: list[FrameworkCall] = []
@@ -140,21 +146,58 @@ def _names_of(
             (call, frame)
             for frame in through
             for call in framework.calls
-            if f".{frame['function']}".endswith(f".{call.function}") and _is_in(version, call.since, None)
+            if _is_named(frame, call.function) and _is_in(version, call.since, None)
         ),
         (None, through[0]),
     )
-    return dict(NAMES) | {
+    names = dict(NAMES) | {
         "name": framework.name,
         "version": version,
         "function": frame["function"],
         "line": words.file_and_line(frame),
         "by_script": all((each["file"], each["line"]) != (where["file"], where["line"]) for each in through),
-        "in_loop": any(each["function"] in framework.loops for each in through),
+        "in_loop": any(_is_named(each, loop) for each in through for loop in framework.loops),
         **({} if call is None else {name: getattr(call, name) for name in ("does", "setting", "title")}),
         **({} if call is None else {"trade_off": call.trade_off, "source": call.source}),
         "changed_at": framework.objects[call.object].calls if call is not None and call.object else [],
     }
+    return names | _own_call(framework, where, frame if call else through[-1]) if names["in_loop"] else names
+
+
+def _is_named(frame: Mapping[str, Any], name: str) -> bool:
+    """Whether a frame's function is ``name``, with its class or the end of that; Python 3.10 and older record no class."""
+    function = frame["function"]
+    return f".{function}".endswith(f".{name}") or function == name.rpartition(".")[2]
+
+
+def _own_call(framework: Framework, where: Mapping[str, Any], called: Mapping[str, Any]) -> dict[str, Any]:
+    """The :data:`NAMES` that differ where a hook of the user's calls that function of the framework: the call is the one to change."""
+    if loop_in([each["file"] for each in where.get("callers", ())]) is None or framework.step is None:
+        return {}
+    return {
+        "setting": f"{framework.step}\nif step % 1000 == 0:\n    {words.THIS_WORK}",
+        "title": f"Call {called['function']} every N steps{words.at(where)}",
+        "trade_off": "Its results come every N steps.",
+        "changed_at": [],
+    }
+
+
+_STEP, _RANK = re.compile(r"\bstep %"), re.compile(r"\brank (?:==|in) ")
+
+
+def in_hook(frameworks: Sequence[Framework], fix: Fix, where: Sequence[Mapping[str, Any]]) -> Fix:
+    """The fix with what ``step`` and ``rank`` in its code are, if a framework's loop calls the function in which the first line is."""
+    files = [each["file"] for each in where[0].get("callers", ())] if where else []
+    loop = loop_in(files)
+    framework = None if loop is None else _framework_of(frameworks, files[loop])
+    if framework is None or fix.snippet is None:
+        return fix
+    given = [
+        text
+        for used, text in ((_STEP, framework.step), (_RANK, framework.rank))
+        if text and used.search(fix.snippet) and text not in fix.snippet
+    ]
+    return msgspec.structs.replace(fix, snippet="\n".join([*given, fix.snippet]))
 
 
 def fixes_of(framework: Mapping[str, Any]) -> list[Fix]:
@@ -184,12 +227,16 @@ def called_through(
     imported = job.get("frameworks") or {}
     # The outermost is what the user called: transformers calls accelerate.
     for frame in reversed(through):
-        file = _INSTALLED.sub("", frame["file"]).replace("\\", "/")
-        for framework in frameworks:
-            if any(file.startswith(each) for each in framework.files):
-                version = next((imported[name] for name in framework.packages if imported.get(name)), "")
-                return InFramework(framework, version)
+        framework = _framework_of(frameworks, frame["file"])
+        if framework is not None:
+            version = next((imported[name] for name in framework.packages if imported.get(name)), "")
+            return InFramework(framework, version)
     return None
+
+
+def _framework_of(frameworks: Sequence[Framework], path: str) -> Framework | None:
+    file = _INSTALLED.sub("", path).replace("\\", "/")
+    return next((each for each in frameworks if any(map(file.startswith, each.files))), None)
 
 
 def _is_in(version: str, since: str | None, before: str | None) -> bool:
@@ -218,6 +265,8 @@ def in_words_of(
     rows = [row for row in known if row is not None]
     if found is None or len(rows) < len(known) or len({row.object for row in rows}) > 1:
         return None
+    if not any(row.argument for row in rows):
+        return None
     arguments = ", ".join(_arguments(rows, settings, tree))
     target = found.framework.objects[rows[0].object]
     form = words.render_snippet(target.form, {**tree, "arguments": arguments})
@@ -241,6 +290,8 @@ def _arguments(
     rows: Sequence[FrameworkSetting], settings: Mapping[str, str], tree: Mapping[str, Any]
 ) -> Iterator[str]:
     for row, value in zip(rows, settings.values(), strict=True):
+        if row.argument is None:
+            continue
         given = {**tree, "value": _PYTHON.get(value, value)}
         argument, written = (words.render(text, given) for text in (row.argument, row.value))
         yield f"{argument}={written}"
@@ -255,7 +306,7 @@ def check(frameworks: Sequence[Framework]) -> None:
         for row in framework.settings:
             if row.object not in framework.objects:
                 raise ValueError(f"{framework.name}: {row.setting}: there is no object {row.object!r}")
-            words.check_template(row.argument)
+            words.check_template(row.argument or "")
             words.check_template(row.value)
         for call in framework.calls:
             if call.object is not None and call.object not in framework.objects:

@@ -9,6 +9,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.diagnose.rewording import for_this_job
+from ddpdoctor.measure.places import place_in_loop
 from ddpdoctor.nearest import did_you_mean
 from ddpdoctor.plain import plain
 from ddpdoctor.rundir import ranks_in_words
@@ -51,6 +53,8 @@ def hours(value: float) -> str:
 
 _SECONDS_BELOW_HOURS, _DAYS_FROM_HOURS = 0.025, 48
 """In hours: less than the first (90 s) is given in seconds, more than the second in days."""
+THIS_WORK = "...                # this work"
+"""Line of a snippet that stands for the finding's work, where the text of the line that calls it is unknown."""
 _NAME = re.compile(r"[\w.:<>]+")
 """An operation's name that needs no quotation marks in a sentence."""
 _ROUNDS_TO_ZERO_BELOW = 0.005
@@ -100,7 +104,7 @@ def verb(culprits: Sequence[int] | None, one: str, many: str, job: Mapping[str, 
 
 
 def all_ranks(job: Mapping[str, Any], many: str, one: str) -> str:
-    """All recorded ranks and a verb: "All ranks wait", "All 5 recorded ranks wait", "The one recorded rank waits", or for a job of
+    """All recorded ranks and a verb: "All ranks wait", "All 5 recorded ranks wait", "The recorded rank waits", or for a job of
     one rank "The training process waits"."""
     return sentence(f"{_all_of(job)} {one if _is_one(job) else many}")
 
@@ -111,7 +115,7 @@ def _all_of(job: Mapping[str, Any]) -> str:
     if world == 1:
         return "the training process"
     if seen == 1:
-        return "the one recorded rank"
+        return "the recorded rank"
     if world is None or not 0 < seen < world:
         return "all ranks"
     return "both recorded ranks" if seen == 2 else f"all {seen:.0f} recorded ranks"
@@ -149,14 +153,24 @@ def others(culprits: Sequence[int] | None) -> str:
 
 
 def line(where: Any) -> str:
-    """A Where, or the first of several, as "train.py:57 in main" without folder; "" if there is none."""
-    if isinstance(where, Sequence) and not isinstance(where, str):
-        where = where[0] if where else None
+    """A Where, or the rank's first of several, as "train.py:57 in main" without folder; "" if there is none."""
+    where = _ranks_first(where)
     if not isinstance(where, Mapping):
         return ""
-    function = where.get("function") or ""
+    function = _COMPREHENSION.sub("", where.get("function") or "")
     inside = f" in {function}" if function and function != "<module>" else ""
     return f"{file_and_line(where)}{inside}"
+
+
+_COMPREHENSION = re.compile(r"(?:\.<locals>\.<(?:genexpr|\w+comp)>)+$")
+"""End of the name of a function that a generator expression or comprehension makes of itself."""
+
+
+def _ranks_first(where: Any) -> Any:
+    """Of several lines, the first that the rank itself ran, and no worker of its loader; the first of all if none is."""
+    if not isinstance(where, Sequence) or isinstance(where, str):
+        return where
+    return next((each for each in where if not each.get("process")), where[0] if where else None)
 
 
 def file_and_line(where: Mapping[str, Any]) -> str:
@@ -165,17 +179,18 @@ def file_and_line(where: Mapping[str, Any]) -> str:
 
 
 def call(where: Any) -> Any:
-    """The line that calls a Where, or the first of several: the outermost of its recorded callers, nearest to the training loop; the line
+    """The line that calls a Where, or the first of several: of its recorded callers, the outermost one in the training loop; the line
     itself without a caller, None without a line. What is done less often is edited there."""
-    if isinstance(where, Sequence) and not isinstance(where, str):
-        where = where[0] if where else None
-    return [where, *where.get("callers", ())][-1] if isinstance(where, Mapping) else None
+    where = _ranks_first(where)
+    if not isinstance(where, Mapping):
+        return None
+    way = [where, *where.get("callers", ())]
+    return way[place_in_loop([line["file"] for line in way])]
 
 
 def in_forward(where: Any) -> bool:
     """Whether a Where, or the first of several, lies in a function named forward or is called from one: its work is part of a model."""
-    if isinstance(where, Sequence) and not isinstance(where, str):
-        where = where[0] if where else None
+    where = _ranks_first(where)
     way = [where, *where.get("callers", ())] if isinstance(where, Mapping) else []
     return any(each["function"].rpartition(".")[2] == "forward" for each in way)
 
@@ -250,6 +265,8 @@ def beside_others(cost: Mapping[str, Any]) -> str:
     )
 
 
+_STARVED_SHARE = 0.2
+"""Share of the preparation of batches without a CPU from which on workers share too few."""
 _ASLEEP_SHARE = 0.1
 """A worker that computes for less than this share of its time is not limited by the number of cores."""
 _WAITS_SHARE, _BUSY = 0.5, 0.8
@@ -280,6 +297,40 @@ def workers(
     asleep = computing is not None and computing < _ASLEEP_SHARE
     most = 16 if cores is None or asleep else min(16, int(cores / (computing or 1.0)))
     return max(min(needed, most), (now or 0) + 1)
+
+
+def slow_workers(where: Sequence[Mapping[str, Any]], after: str = "") -> str:
+    """Clause on the first of the lines that a loader's workers ran, behind ``after``: "workers of rank 1 are slow at data.py:86 in
+    collate"; "" if there is none."""
+    found = next((each for each in where if each.get("process")), None)
+    if found is None:
+        return ""
+    return f"{after}{found['process']} {'is' if found['process'].startswith('worker ') else 'are'} slow{at(found)}"
+
+
+def preparation(loader: Mapping[str, Any]) -> str:
+    """Sentences on how the workers of a loader prepare batches, to append to others; "" if none was recorded."""
+    rank, lines, slow = loader["workers_rank"], loader["worker_where"], loader["slow_worker"]
+    batch, own, others = (loader[name] for name in ("batch_ms", "slow_worker_ms", "other_workers_ms"))
+    if rank is None or batch is None:
+        return ""
+    share = lines[0]["share"] if lines else None
+    place = "" if share is None else f", {percent(share)} of {{}} at {line(lines)}"
+    if share is not None and lines[0].get("inside"):
+        place += f", mostly in {line(lines[0]['inside'])}"
+    if None in (slow, own, others):
+        text = f" On rank {rank}, a worker needs {ms(batch)} for a batch{place.format('it')}."
+    else:
+        times = f"{ms(own)} for a batch, the other workers {ms(others)}"
+        text = f" Worker {slow} of rank {rank} needs {times}{place.format('the difference')}."
+    awake, starved = loader["computing_share"], loader["workers_starved_share"]
+    if awake is not None and awake < _WAITS_SHARE:
+        waits = "workers do not compute but wait, for example for files or a service"
+        text += f" For {percent(1 - awake)} of the preparation, {waits}."
+    if starved is not None and starved >= _STARVED_SHARE:
+        shared = "workers have no CPU: ranks and workers share too few cores"
+        text += f" For {percent(starved)} of the preparation, {shared}."
+    return text
 
 
 def headroom(memory: Mapping[str, Any]) -> str:
@@ -361,6 +412,8 @@ def _environment() -> jinja2.Environment:
         beside_others=beside_others,
         sentence=sentence,
         headroom=headroom,
+        preparation=preparation,
+        slow_workers=slow_workers,
         since=since,
     )
     return environment
@@ -382,7 +435,7 @@ def check_template(template: str) -> None:
 
 def render(template: str, names: Mapping[str, Any]) -> str:
     """Render prose: keeps paragraphs, collapses other white space. Raises jinja2.TemplateError."""
-    text = _fill(template, names)
+    text = for_this_job(_fill(template, names), names)
     paragraphs = (_ARTICLE.sub(r"\1n", " ".join(part.split())) for part in text.split("\n\n"))
     return "\n\n".join(part for part in paragraphs if part)
 

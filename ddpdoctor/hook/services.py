@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from typing import Callable
 
-from ..rundir import LineField
+from ..rundir import LineField, accept_workers
 from . import settings
 from .guard import part
 from .patching import guarded
@@ -15,6 +15,7 @@ from .recording import LAST_SETTINGS_STEP, Session
 from .stalls import StatusThread
 
 _PART = part("step log")
+_LOADER_WORKERS = part("data loader workers")
 _COPYING_S = 0.5
 """The part of the wait at the job's end that is reserved for the last copy to the run directory."""
 _NO_WAIT_S = 0.25
@@ -40,6 +41,7 @@ def start(session: Session) -> None:
     """Start the session's helpers and fill in rank.json."""
     session.document = settings.at_start(session)
     session.services = services = Services(session)
+    guarded(_LOADER_WORKERS, accept_workers)(session.spool)
 
     def describe() -> None:
         settings.after_first_steps(session)

@@ -63,7 +63,8 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     drawn_as: str | None = None
     """The cause under ``late`` of which those marks show most of ``late_ms``, if they do not show it of this one."""
     awake_ms: float | None = None
-    """How long training threads were running or runnable during host work on CPUs (late ranks: longer than others); null elsewhere."""
+    """How long training threads were running or runnable during host work on CPUs (late ranks: longer than others), and under
+    ``late.cpu_starved`` if the ranks wait for a core beyond their due in most steps, more than chance explains; null elsewhere."""
     occurrence_ms: float | None = None
     """Median lateness, or duration, in the steps in which it happens."""
     steps_hit: int = 0
@@ -88,7 +89,10 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     phase: str | None = None
     """The only phase in which its ranks compute longer: ``the forward pass``, ``backward()`` or ``optimizer.step()``; else null."""
     operation: str | None = None
-    """What is executed there, if it has a name: a collective, a kernel, an operator."""
+    """What is executed there, if it has a name: a collective, a kernel, an operator, or an annotation that covers at least half of it."""
+    operators: list[str] = []
+    """Of time in which devices wait for launches: the torch operators that run for at least a tenth of it, the longest first (of nested
+    ones the outermost)."""
 
 
 IN_MS = (
@@ -296,7 +300,24 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
     ready_batches: float | None = None
     """Mean number of batches ready in the queue, on the rank with the fewest."""
     computing_share: float | None = None
-    """Share of the loader's ``next()`` in which the rank that waits longest computed or was ready to run; null with workers."""
+    """Share of the preparation of batches that is computing, or being ready to compute, on the rank that waits longest; null with workers
+    that were not recorded."""
+    workers_rank: int | None = None
+    """Rank whose workers the following facts describe: the one that waits longest; null without workers, or if none was recorded."""
+    batch_ms: float | None = None
+    """Time that a worker needs for a batch, mean."""
+    workers_busy_share: float | None = None
+    """Share of the time in which a worker prepares batches, mean."""
+    workers_starved_share: float | None = None
+    """Share of the preparation of batches in which a worker has no CPU."""
+    worker_where: list[Where] = []
+    """Lines at which workers spend most of the preparation of batches; of the slow worker, if there is one."""
+    slow_worker: int | None = None
+    """Number of the worker whose batches take longer than those of the others; null if none do."""
+    slow_worker_ms: float | None = None
+    """Time that this worker needs for a batch, mean."""
+    other_workers_ms: float | None = None
+    """Time that the other workers need for a batch, mean."""
 
 
 class DdpFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -36,6 +36,7 @@ from ddpdoctor.measure.metrics import (
     bucket_facts,
     communication_facts,
     critical_breakdown,
+    data_waits_ms,
     ddp_facts,
     gpu_facts,
     host_cores,
@@ -50,7 +51,14 @@ from ddpdoctor.measure.metrics import (
     step_facts,
     timeline,
 )
-from ddpdoctor.measure.sourcelines import LogSourceLines, WindowSourceLines
+from ddpdoctor.measure.sourcelines import (
+    LogSourceLines,
+    WindowSourceLines,
+    WorkersWork,
+    led_by_workers,
+    with_workers,
+    work_of_workers,
+)
 from ddpdoctor.measure.steplog import RankLog, StepPattern
 from ddpdoctor.measure.summary import Drawn, RankSummary, Speaker
 from ddpdoctor.measure.taxonomy import RARE_ON_DEVICE, RARE_ON_HOST
@@ -96,9 +104,11 @@ def measure(
         graphs.logs,
         graphs.log.why if graphs.log else {},
         launches or {},
+        is_first=not attempts or attempts[0].is_measured,
         is_last=not attempts or attempts[-1].is_measured,
     )
-    context = _context(graphs, log_lines, gpu, telemetry, account.patterns if account else [])
+    works = {log.rank: work for log in graphs.logs if (work := work_of_workers(log)) is not None}
+    context = _context(graphs, log_lines, gpu, telemetry, account.patterns if account else [], works)
     memory = memory_of(logs, telemetry)
     report(2, 5)
     ranks = _summaries(graphs, memory)
@@ -112,10 +122,10 @@ def measure(
         bandwidth=[] if graphs.window is None else bandwidth_points(graphs.window, _hosts(graphs.windows)),
     )
     report(4, 5)
-    costs = price_all(context, progress_counter(progress, Stage.PRICE))
+    costs = _with_workers(price_all(context, progress_counter(progress, Stage.PRICE)), graphs.logs, works)
     return Measurement(
         facts=replace(
-            _facts(graphs, context, costs, gpu, telemetry, aside, hang or HangFacts(), memory),
+            _facts(graphs, context, costs, gpu, telemetry, aside, hang or HangFacts(), memory, works),
             run=run_facts(account, graphs.logs, launches or {}, log_lines, attempts),
         ),
         graphs=graphs,
@@ -159,6 +169,7 @@ def _context(
     gpu: GpuFacts,
     telemetry: Mapping[str, HostTelemetry],
     patterns: Sequence[StepPattern],
+    works: Mapping[int, WorkersWork],
 ) -> Context:
     """The inputs of the pricers."""
     graph, logs, windows = graphs.primary, graphs.logs, graphs.windows
@@ -181,8 +192,30 @@ def _context(
         message=MessageCost() if graphs.window is None else message_cost(graphs.window, _hosts(windows)),
         host_timed=graphs.primary_is_log,
         cores=host_cores(telemetry, logs),
-        asleep=asleep_shares(logs),
+        asleep=_asleep(works) | asleep_shares(logs),
     )
+
+
+def _asleep(works: Mapping[int, WorkersWork]) -> dict[int, float]:
+    """By rank, the share of the preparation of batches in which its workers neither computed nor were ready to."""
+    return {rank: share for rank, work in works.items() if (share := work.asleep_share) is not None}
+
+
+def _with_workers(costs: Costs, logs: Sequence[RankLog], works: Mapping[int, WorkersWork]) -> Costs:
+    """The costs, those of waiting for data with the lines at which workers prepare it on the rank that waits longest."""
+    led = {}
+    for path in ("shared.data", "late.data"):
+        if (cost := costs.get(path)) is not None:
+            led[path] = led_by_workers(cost, _of_slowest(logs, works, cost.ranks))
+    return costs | led
+
+
+def _of_slowest(
+    logs: Sequence[RankLog], works: Mapping[int, WorkersWork], ranks: Sequence[int] | None = None
+) -> WorkersWork | None:
+    """The work of the workers of the rank that waits longest for data, of these ``ranks`` (None: all)."""
+    waits = {rank: ms for rank, ms in data_waits_ms(logs).items() if ranks is None or rank in ranks}
+    return works.get(max(waits, key=lambda rank: waits[rank], default=-1))
 
 
 def _rare_sources(graphs: Graphs, log_lines: LogSourceLines) -> list[RareSource]:
@@ -204,6 +237,7 @@ def _facts(
     set_aside: Mapping[str, int],
     hang: HangFacts,
     memory: Memory,
+    works: Mapping[int, WorkersWork],
 ) -> Facts:
     """Every group of facts, each built by one call."""
     logs, windows, graph = graphs.logs, graphs.windows, graphs.primary
@@ -223,7 +257,7 @@ def _facts(
         arrivals=arrival_facts(graph, costs),
         communication=communication_facts(graph, graphs.window, logs, windows, context.message.latency_us),
         buckets=replace(context.reductions, favoured_cap_bytes=cap_bytes),
-        loader=loader_facts(logs, windows, context.asleep),
+        loader=with_workers(loader_facts(logs, windows, asleep_shares(logs)), _of_slowest(logs, works)),
         ddp=ddp_facts(logs, windows, context.message.latency_us, context.reductions.syncs_per_step or 1.0),
         gpu=gpu,
         host=host_facts(telemetry, logs, graphs.log or graph, context.cores),

@@ -10,6 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from ddpdoctor.diagnose.diagnosis import Evidence, Finding, Fix
+from ddpdoctor.diagnose.words import THIS_WORK
 from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.report import words
 from ddpdoctor.rundir import parsed_python
@@ -58,12 +59,23 @@ class Place(msgspec.Struct, frozen=True):
     """Why there is no text; empty if there is, or if it was not searched for."""
     samples: str = ""
     """On how many stack samples it rests; empty if on none, or unknown."""
+    process: str = ""
+    """Which process ran it; empty for the rank itself."""
+    inside: str = ""
+    """``functional.py:465 resize``: the library's function that it mostly is in; empty where there is none."""
 
     @property
     def call_path(self) -> str:
-        """``metrics.py:18 to_numpy ← trainer.py:133 Trainer.log and 2 more places``."""
+        """``metrics.py:18 to_numpy ← trainer.py:133 Trainer.log and 2 more places``, ``data.py:86 collate ← worker 3 of rank 1``."""
         path = " ← ".join(f"{each.short} {each.function}".rstrip() for each in (self, *self.callers))
-        return f"{path} {self.more}".rstrip()
+        path = f"{self.inside} ← {path}" if self.inside else path
+        ran = f" ← {self.process}" if self.process else ""
+        return f"{path} {self.more}".rstrip() + ran
+
+    @property
+    def has_way(self) -> bool:
+        """Whether anything is known of the way to the line."""
+        return bool(self.callers or self.process or self.inside)
 
 
 class EvidenceRow(msgspec.Struct, frozen=True):
@@ -77,6 +89,8 @@ class EvidenceRow(msgspec.Struct, frozen=True):
 class FixView(msgspec.Struct, frozen=True, kw_only=True):
     """A fix for a finding."""
 
+    label: str
+    """What it is: a change, or a step to find the cause."""
     title: Prose
     why: list[Prose]
     snippet: str
@@ -291,11 +305,9 @@ def place(where: CodeLine) -> Place:
         [TextLine(number, text, number == where.line) for number, text in lines],
         where.text_missing or "",
         "" if where.samples is None else words.count(where.samples, "sample"),
+        where.process or "",
+        "" if where.inside is None else f"{place(where.inside).short} {where.inside.function}".rstrip(),
     )
-
-
-_THIS_WORK = "...                # this work"
-"""Line of a snippet that stands for the finding's work, where the text of the line that calls it is unknown."""
 
 
 def snippet(finding: Finding, fix: Fix) -> str:
@@ -303,7 +315,7 @@ def snippet(finding: Finding, fix: Fix) -> str:
     text = finding.where[0].text if finding.where else None
     call = None if text is None else text.call
     code = (fix.snippet or "").strip("\n")
-    return code.replace(_THIS_WORK, call) if call and _is_a_call(call) else code
+    return code.replace(THIS_WORK, call) if call and _is_a_call(call) else code
 
 
 def _is_a_call(line: str) -> bool:
@@ -315,6 +327,7 @@ def _is_a_call(line: str) -> bool:
 
 def _fix(finding: Finding, fix: Fix) -> FixView:
     return FixView(
+        label="Next step" if fix.investigates else "What to change",
         title=words.split_code(fix.title),
         why=words.paragraphs(fix.why),
         snippet=snippet(finding, fix),

@@ -130,7 +130,8 @@ def _placed(
             tuple(replace(each, file=inside(each.file)) for each in lines)
             for lines in (one.callers, one.through)
         )
-        return replace(one, file=inside(one.file), callers=callers, through=through)
+        within = None if one.inside is None else replace(one.inside, file=inside(one.inside.file))
+        return replace(one, file=inside(one.file), callers=callers, through=through, inside=within)
 
     findings = [replace(one, where=[line(where) for where in one.where]) for one in diagnosis.findings]
     standing = [

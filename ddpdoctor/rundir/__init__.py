@@ -13,6 +13,7 @@ whole, and so is the step log of a long job when it is thinned; otherwise JSON-l
         rank.json                           identity and settings of this rank
         steps.jsonl                         one line a step
         samples.jsonl                       samples of the training thread's source line
+        workers.jsonl                       what its data loader's workers did, and samples of their source lines
         memory.jsonl                        samples of the memory of its tensors on its device
         trace.json.gz                       the profiler window
         trace.1.json.gz, ...                windows that were requested while the job ran
@@ -27,7 +28,7 @@ whole, and so is the step log of a long job when it is thinned; otherwise JSON-l
 ::
 
     formats     layout, stepevents, phases, notes, typed (types of fields), run_id
-    writing     spool, segments, heartbeat, raw_traces, sources, unjoined (before init_process_group)
+    writing     spool, segments, workers, heartbeat, raw_traces, sources, unjoined (before init_process_group)
     copying     draining, handover, hostdocs, compaction, host_lock (which process copies), waiting (what is not copied yet)
     live ranks  requests, presence
     ends        liveness, ends (how a job and its ranks ended), fault_text (what faulthandler wrote of them)
@@ -94,6 +95,7 @@ from .layout import (
     TELEMETRY_FILE,
     TELEMETRY_SCHEMA,
     TRACE_FILE,
+    WORKERS_FILE,
     FilesBelow,
     closed_folders,
     files_below,
@@ -129,6 +131,7 @@ from .stepevents import (
     EventKind,
     LineField,
     Mark,
+    WorkerField,
     renamed,
 )
 from .stops import (
@@ -147,6 +150,7 @@ from .stops import (
     read_stops,
 )
 from .waiting import Waiting, reason_of, unsaved_sentence, waiting_in
+from .workers import accept_workers, append_lines, recorded_s, spool_of_process
 
 if TYPE_CHECKING:
     from .presence import Present, launcher_runs, living_ranks, present_ranks

@@ -43,6 +43,7 @@ from .layout import (
     SAMPLES_FILE,
     STEPS_FILE,
     TARGET_FILE,
+    WORKERS_FILE,
     claim_rank_directory,
     is_unclaimed,
     opened_spool,
@@ -76,7 +77,7 @@ _copied_here: dict[tuple[int, int] | None, object] = {}
 """Which spools threads of this process copy, by the identity of their folders."""
 os.register_at_fork(after_in_child=_copied_here.clear)
 _LOCK_FILE = "lock"
-_STREAMS = frozenset([STEPS_FILE, SAMPLES_FILE, MEMORY_FILE])
+_STREAMS = frozenset([STEPS_FILE, SAMPLES_FILE, MEMORY_FILE, WORKERS_FILE])
 
 
 class BusyError(OSError):
@@ -153,8 +154,8 @@ def drain(
     Safe to repeat and to run from several processes. Raises OSError when the target cannot take it, is of another run
     by now (OtherRunError) or not of this user, or when another copy is still going on at ``deadline_s``, monotonic
     (BusyError); nothing is lost then. ``run`` is where the run directory is now; None: where it was. ``budget`` is what
-    the step log may take there; ``beat`` is called as it makes progress or waits for another copy. ``with_stop_files``: copy the rank's status
-    files even without a request.
+    the step log may take there; ``beat`` is called as it makes progress or waits for another copy.
+    ``with_stop_files``: copy the rank's status files even without a request.
     """
     root = os.path.dirname(directory)
     with opened_spool(directory) as spool_fd:
@@ -260,7 +261,7 @@ def _refuse_foreign(run: str, root: str) -> None:
 
 def _copy_all(spool: int, rank_fd: int, beat: Callable[[], None]) -> None:
     for stream, parts in segments_in(spool).items():
-        if stream in _STREAMS:
+        if stream in _STREAMS and (stream != WORKERS_FILE or os.stat(parts[-1][1], dir_fd=spool).st_size):
             _copy(parts, spool, stream, rank_fd, beat)
     copy_documents(spool, rank_fd)
     take_traces(spool, rank_fd, beat)

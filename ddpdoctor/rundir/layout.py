@@ -23,6 +23,7 @@ RANK_FILE = "rank.json"
 STEPS_FILE = "steps.jsonl"
 SAMPLES_FILE = "samples.jsonl"
 MEMORY_FILE = "memory.jsonl"
+WORKERS_FILE = "workers.jsonl"
 TRACE_FILE = "trace.json.gz"
 MOST_CAPTURES = 20
 """Profiler windows of one recording that may be requested while the job runs."""

@@ -6,6 +6,7 @@ import errno
 import mmap
 import os
 
+from .layout import WORKERS_FILE
 from .owned import file_identity, identity_of, open_file
 from .waiting import whole_lines
 
@@ -104,9 +105,15 @@ def room_for_segment(folder: int) -> int:
         if left < size:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with os.scandir(folder) as entries:
-        waiting = sum(each.stat().st_size for each in entries if each.name.rpartition(".")[2].isdecimal())
+        waiting = sum(each.stat().st_size for each in entries if _is_segment(each.name))
     if waiting > min(LIMIT_BYTES, limit):
         if size < SEGMENT_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         raise OSError("the run directory cannot keep up, or is full")
     return size
+
+
+def _is_segment(name: str) -> bool:
+    """Whether a file of a spool is a piece of what the rank itself writes: its workers' file has a limit of its own."""
+    stream, _, position = name.rpartition(".")
+    return position.isdecimal() and stream != WORKERS_FILE

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterable
 
 from .files import bounded_lines, folders_in, open_regular, reading, write_json
-from .layout import SAMPLES_FILE, host_directory
+from .layout import SAMPLES_FILE, WORKERS_FILE, host_directory
 from .notes import Note
 from .stepevents import LineField
 from .stops import document_in
@@ -68,7 +68,8 @@ def note_sources(run: str, host: str, ranks: Iterable[str], started_ns: int) -> 
     since ``started_ns`` may differ from the one that ran, so it has none. Raises OSError."""
     files: dict[str, str | None] = {}
     for folder in ranks:
-        for path in _sampled_files(os.path.join(folder, SAMPLES_FILE)):
+        sampled = [os.path.join(folder, name) for name in (SAMPLES_FILE, WORKERS_FILE)]
+        for path in (path for file in sampled for path in _sampled_files(file)):
             if path not in files and len(files) < _MOST_FILES:
                 try:
                     files[path] = _hash_from_before(path, started_ns)

@@ -217,6 +217,39 @@ class LineField(_Name):
     """For how long the looks of ``CLOSER`` were taken."""
 
 
+class WorkerField(_Name):
+    """The fields of the lines of ``workers.jsonl``, beside those of a definition of a source line, which ``PROCESS`` makes one of
+    this process."""
+
+    PROCESS = "pid"
+    """Of the worker, in every line that it writes."""
+    WORKER = "worker"
+    """Line of what a worker did since its last one: its number. With it all that follows to ``HELD``."""
+    WORKERS = "of"
+    """How many workers the loader has."""
+    SPAN_NS = "t"
+    """Epoch ns of the begin and the end."""
+    BATCHES = "n"
+    """Batches that it prepared; its first one is not counted, here and in what follows."""
+    PREPARING_NS = "d"
+    """For how long it prepared batches."""
+    SQUARES_MS2 = "q"
+    """Sum of the squares of the batches' times, ms²."""
+    CPU_NS = "cpu"
+    """CPU time of its main thread in that time; null where unknown."""
+    RUN_DELAY_NS = "runq"
+    """For how long that thread could run but had no CPU; null where unknown."""
+    SAMPLES = "s"
+    """[ns after the begin, source line of the user's, innermost source line, 0 or 1: whether it slept] of each, while it
+    prepared a batch."""
+    HELD = "h"
+    """As in ``samples.jsonl``."""
+
+    LOADER = "loader"
+    """Line of the rank, at the start of workers: the number of their loader. With it ``PROCESSES``."""
+    PROCESSES = "pids"
+
+
 def renamed(fields: type[_Name]) -> dict[str, str]:
     """Names on disk by the reader's names, for a decoder that renames."""
     return {field.name.lower(): field.value for field in fields}

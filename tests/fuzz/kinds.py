@@ -49,6 +49,7 @@ def _recorded(folder: Path) -> None:
         first = next(i for i, line in enumerate(lines) if '"step":0' in line)
         log.write_text("".join(lines[: first + 14] + lines[-3:]))
         log.with_name("memory.jsonl").write_text(_device_memory())
+        log.with_name("workers.jsonl").write_text(_workers())
     for log in run.glob("hosts/*/telemetry.jsonl"):
         log.write_text("".join(log.read_text().splitlines(keepends=True)[:8]) + _gpu_samples())
 
@@ -58,6 +59,19 @@ def _device_memory() -> str:
     look = {"phase": "backward", "allocated_bytes": 9 << 30, "reserved_bytes": 11 << 30, "retries": 0}
     lines = [{"schema": "ddpdoctor.memory/1", "device": "cuda:0", "total_bytes": 80 << 30}]
     lines += [{"t_ns": 1795228902532466431 + i * 10**9, "step": 2 * i, **look} for i in range(6)]
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def _workers() -> str:
+    """What two workers of a data loader did."""
+    lines: list[dict[str, object]] = [{"loader": 0, "pids": [7, 8]}]
+    for pid, worker in ((7, 0), (8, 1)):
+        lines.append({"where": 0, "file": "/data.py", "line": 9, "function": "get", "pid": pid})
+        lines.append({"where": 1, "file": "/data.py", "line": 5, "function": "read", "by": 0, "pid": pid})
+        begin = 1795228902532466431
+        did = {"n": 20, "d": 800 * 10**6, "q": 32000.0, "cpu": 5 * 10**8, "runq": 10**8}
+        samples = {"s": [[i * 10**7, 1, 0, i % 2] for i in range(20)], "h": [0, 2 * 10**6] * 10}
+        lines.append({"pid": pid, "worker": worker, "of": 2, "t": [begin, begin + 10**9], **did, **samples})
     return "".join(json.dumps(line) + "\n" for line in lines)
 
 

@@ -180,9 +180,11 @@ class Loaders:
                 self.described.append({"id": number, "where": line, **_description(loader)})
         return number
 
-    def iterated(self, iterator: Any, number: int) -> None:
-        """Note that ``iterator`` belongs to that loader."""
+    def iterated(self, iterator: Any, number: int) -> bool:
+        """Note that ``iterator`` belongs to that loader. Whether it is a new one: workers that persist have one for all passes."""
+        is_new = iterator not in self._iterators
         self._iterators[iterator] = number
+        return is_new
 
     def of_iterator(self, iterator: Any) -> int:
         """The number of an iterator's loader, -1 where unknown."""

@@ -1,18 +1,24 @@
-"""The data loader: how long the training thread waited for each batch, and for the start of the workers."""
+"""The data loader: how long the training thread waited for each batch, and for the start of the workers; and the workers' loop, in
+their own processes."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
-from ...rundir import EventField, EventKind
+from ...rundir import EventField, EventKind, WorkerField, append_lines
+from ..environment import SPOOL
 from ..guard import part
 from ..job import batch_size, calling_frame
 from ..patching import Patches, around
-from ..recording import active, recording_here
+from ..profiling import WorkerRecorder
+from ..recording import Session, active, recording_here
 
 _PART = part("data loading")
+_PART_OF_WORKERS = part("data loader workers")
 _DATA = EventKind.DATA.opening
 _ITERATION = EventKind.ITERATION.opening + EventField.LOADER.next_key
 _WHERE, _LOADER = EventField.WHERE.next_key, EventField.LOADER.next_key
@@ -35,7 +41,8 @@ def _after_iter(token: tuple[Any, int, int | None], result: Any) -> None:
     if current is None or isinstance(result, BaseException):
         return
     number = current.loaders.number(loader, where, current.recorder.lines)
-    current.loaders.iterated(result, number)
+    if current.loaders.iterated(result, number):
+        _note_workers(current, result, number)
     if start:
         fields = "" if where is None else f"{_WHERE}{where}"
         current.recorder.add(start, end - start, f"{_ITERATION}{number}{fields}")
@@ -84,12 +91,45 @@ def _waiting(iterator: Any) -> str:
         return ""
 
 
+def _note_workers(current: Session, iterator: Any, number: int) -> None:
+    """Write which processes are the workers of this loader."""
+    pids = [worker.pid for worker in getattr(iterator, "_workers", ())]
+    if pids:
+        line = f"{{{WorkerField.LOADER.key}{number}{WorkerField.PROCESSES.next_key}{pids}}}\n"
+        try:
+            append_lines(current.spool.directory, line.encode())
+        except OSError:
+            pass  # no worker can write there either
+
+
+def _before_loop(args: Any, kwargs: Any) -> WorkerRecorder | None:
+    """A worker begins: record how it prepares its batches."""
+    from torch.utils.data._utils import fetch
+
+    root = os.environ.get(SPOOL)
+    if not root or multiprocessing.parent_process() is None:
+        return None
+    fetchers: list[Any] = [fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher]
+    worker = WorkerRecorder(root, [each.fetch.__code__ for each in fetchers])
+    for each in fetchers:
+        each.fetch = around(each.fetch, _PART_OF_WORKERS, worker.before, worker.after)
+    return worker
+
+
+def _after_loop(worker: WorkerRecorder, result: Any) -> None:
+    worker.finish()
+
+
 def install(patches: Patches) -> None:
-    """Wrap ``DataLoader.__iter__`` and its iterators' ``__next__``, which subclasses inherit."""
+    """Wrap ``DataLoader.__iter__`` and its iterators' ``__next__``, which subclasses inherit, and the loop of their workers."""
     from torch.utils.data import dataloader
+    from torch.utils.data._utils import worker
 
     iterator, loader = dataloader._BaseDataLoaderIter, dataloader.DataLoader
     patches.attribute(
         iterator, "__next__", around(iterator.__next__, _PART, _before_next, _after_next, active)
     )
     patches.attribute(loader, "__iter__", around(loader.__iter__, _PART, _before_iter, _after_iter))
+    # Found by its name where workers are spawned, so this process and a worker must both have it wrapped, or both not: both do.
+    loop = around(worker._worker_loop, _PART_OF_WORKERS, _before_loop, _after_loop)
+    patches.attribute(worker, "_worker_loop", loop)

@@ -47,6 +47,30 @@ Sample = tuple[int, int, int, int]
 """Epoch ns, the user's line, the innermost line, and ns for which this thread waited for the GIL."""
 
 
+class GilWait:
+    """For how long the thread that makes it waits for the GIL whenever it wakes up."""
+
+    def __init__(self) -> None:
+        self._times = ThreadTimes()
+        self._no_cpu_ns = 0
+        self._no_cpu_ns = self._read_no_cpu_ns()
+
+    def ns(self, wanted_ns: int) -> int:
+        """For how long this thread, which was to run at ``wanted_ns``, has waited for the GIL and not for a CPU, ns."""
+        late_ns = time.monotonic_ns() - wanted_ns
+        before, self._no_cpu_ns = self._no_cpu_ns, self._read_no_cpu_ns()
+        return max(0, late_ns - (self._no_cpu_ns - before))
+
+    def _read_no_cpu_ns(self) -> int:
+        """For how long this thread was runnable without a CPU, so far, ns; 0 if the system does not report it."""
+        times = self._times.read_ns()
+        return self._no_cpu_ns if times is None else times[1]
+
+    def close(self) -> None:
+        """Stop reading its times."""
+        self._times.close()
+
+
 class Sampler:
     """A thread that samples the training thread's stack, without stopping it."""
 
@@ -61,8 +85,7 @@ class Sampler:
         self._looked_ns = 0
         self._no_closer_until = 0.0
         self._left_out = 0
-        self._times: ThreadTimes | None = None
-        self._no_cpu_ns = 0
+        self._gil_wait: GilWait | None = None
         self._since = time.monotonic()
         self._thread = threading.Thread(
             target=guarded(_PART, self._run), name="ddpdoctor-sampler", daemon=True
@@ -79,12 +102,11 @@ class Sampler:
             self._thread.start()
 
     def _run(self) -> None:
-        self._times = ThreadTimes()
-        self._no_cpu_ns = self._read_no_cpu_ns()
+        self._gil_wait = GilWait()
         try:
             self._take_samples()
         finally:
-            self._times.close()
+            self._gil_wait.close()
 
     def _take_samples(self) -> None:
         while not _PART.off:
@@ -187,15 +209,7 @@ class Sampler:
         self._left_out += looks // LOOKS_PER_SAMPLE
 
     def _gil_wait_ns(self, wanted_ns: int) -> int:
-        """For how long this thread, which was to run at ``wanted_ns``, has waited for the GIL and not for a CPU, ns."""
-        late_ns = time.monotonic_ns() - wanted_ns
-        before, self._no_cpu_ns = self._no_cpu_ns, self._read_no_cpu_ns()
-        return max(0, late_ns - (self._no_cpu_ns - before))
-
-    def _read_no_cpu_ns(self) -> int:
-        """For how long this thread was runnable without a CPU, so far, ns; 0 if the system does not report it."""
-        times = self._times.read_ns() if self._times is not None else None
-        return self._no_cpu_ns if times is None else times[1]
+        return 0 if self._gil_wait is None else self._gil_wait.ns(wanted_ns)
 
     def write_out(self, deadline_s: float | None = None) -> None:
         """Write the samples since the last call; skipped if the thread still writes at ``deadline_s``, monotonic, as

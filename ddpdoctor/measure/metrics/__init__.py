@@ -31,6 +31,6 @@ from .communication import (
 )
 from .gpus import device_errors, gpu_facts, memory_of_gpu, rank_gpus
 from .hosts import Cores, host_cores, host_facts
-from .job import asleep_shares, creation_line, ddp_facts, job_facts, loader_facts
+from .job import asleep_shares, creation_line, data_waits_ms, ddp_facts, job_facts, loader_facts
 from .links import slow_link_ranks
 from .steps import longest_steps_note, step_facts, window_cost

@@ -59,7 +59,7 @@ def loader_facts(
 
 def _loaders_of_logs(logs: Sequence[RankLog], asleep: Mapping[int, float]) -> LoaderFacts:
     """Settings as the first rank with a loader states them, waits as all ranks recorded them."""
-    by_rank = {log.rank: wait_ms for log in logs if (wait_ms := _wait_ms(log)) is not None}
+    by_rank = data_waits_ms(logs)
     waits_ms = list(by_rank.values())
     median_ms = float(np.median(waits_ms)) if waits_ms else None
     stated = ((log, log.main_loader_settings) for log in logs)
@@ -68,13 +68,20 @@ def _loaders_of_logs(logs: Sequence[RankLog], asleep: Mapping[int, float]) -> Lo
         return LoaderFacts(wait_ms=median_ms)
     log, settings = rank
     slowest = max(logs, key=lambda log: by_rank.get(log.rank, 0.0))
-    known = {name: settings.get(name) for name in LoaderFacts.__struct_fields__} | {
+    known: dict[str, Any] = {
+        name: settings[name] for name in LoaderFacts.__struct_fields__ if name in settings
+    } | {
         "where": creation_line(log, settings.get("where")),
         "wait_ms": median_ms,
         "ready_batches": _ready_batches(logs),
         "computing_share": 1 - asleep[slowest.rank] if slowest.rank in asleep else None,
     }
     return LoaderFacts(**known)
+
+
+def data_waits_ms(logs: Sequence[RankLog]) -> dict[int, float]:
+    """By rank, mean ms in its loaders' ``next`` per step; without the ranks that requested no batch."""
+    return {log.rank: wait_ms for log in logs if (wait_ms := _wait_ms(log)) is not None}
 
 
 def _wait_ms(log: RankLog) -> float | None:

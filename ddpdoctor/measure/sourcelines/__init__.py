@@ -10,3 +10,4 @@ from .from_logs import LogSourceLines
 from .from_windows import WindowSourceLines
 from .ranking import SourceLines, joined, ranked
 from .table import Kind, Samples, samples_of
+from .workers import WorkersWork, led_by_workers, with_workers, work_of_workers

@@ -43,3 +43,4 @@ from .selection import (
 )
 from .syncpoints import Key, SyncPoint
 from .trainings import Training, trainings_of
+from .workers import WorkerLog, WorkerSample

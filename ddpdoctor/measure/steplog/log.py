@@ -22,6 +22,7 @@ from ddpdoctor.rundir.liveness import is_running
 from .activities import Activities, activities_of
 from .records import EVALUATED, DeviceTimes, Step
 from .syncpoints import SyncPoint, has_ddp, sync_points_of
+from .workers import WorkerLog
 
 _ONE_IN = 3
 """A loader that gives batches in at least one of so many steps is a training loader. Two alternating training loaders both are; one
@@ -219,6 +220,8 @@ class RankLog(msgspec.Struct, frozen=True, eq=False, dict=True):
     """When the later ones had ended, by the wall clock, epoch ns; None if none follows."""
     saved: int | None = None
     """The last step in which a checkpoint was saved, also of those not read and of the one in which the rank ended; None in older logs."""
+    workers: Sequence[WorkerLog] = ()
+    """What the workers of its data loaders recorded, by their own clock."""
 
     @property
     def host(self) -> str:

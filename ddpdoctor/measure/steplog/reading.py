@@ -19,6 +19,7 @@ from ddpdoctor.rundir.files import broken_lines, unreadable
 from .log import UNKNOWN_LINES, RankLog
 from .read_limit import MOST_STEPS, ReadLimit, read_limit_of
 from .records import EVALUATED, DeviceTimes, LogRecord, Step
+from .workers import read_worker_logs
 
 _MOST_PLACES = 100_000
 """Most source lines of one log that are read: no script has as many."""
@@ -79,7 +80,8 @@ def _of_run(run: RunDirectory, first: dict[int, RankRecord], read: dict[int, Ran
             notes += logs[-1].notes
         else:
             notes.append(
-                f"{record.path}: rank {record.rank} was already read from another folder and is skipped."
+                f"{record.path}: rank {record.rank} was already read from another folder and is skipped. `ddpdoctor compare` compares "
+                "two runs."
             )
     return RunLogs(logs, notes)
 
@@ -92,6 +94,8 @@ def read_rank_log(record: RankRecord, limit: ReadLimit | None = None) -> RankLog
     limit = read_limit_of([record]) if limit is None else limit
     read = _read_steps(record, limit)
     sampled = _read_samples(record, limit, read.steps)
+    worker_notes: list[str] = []
+    workers = read_worker_logs(record, worker_notes)
     return RankLog(
         record.rank,
         record,
@@ -101,11 +105,12 @@ def read_rank_log(record: RankRecord, limit: ReadLimit | None = None) -> RankLog
         sampled.where,
         sampled.table(sampled.burst_samples),
         sampled.burst_ns,
-        [*read.notes, *sampled.notes],
+        [*read.notes, *sampled.notes, *worker_notes],
         read.device_times,
         left_out=limit.left_out,
         group_ends_ns=read.group_ends_ns[:_MOST_GROUPS],
         saved=read.saved,
+        workers=workers,
     )
 
 

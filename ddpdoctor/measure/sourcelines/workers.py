@@ -1,0 +1,242 @@
+"""What the workers of a rank's training loader do while they prepare batches, and at which lines."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from math import sqrt
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from ddpdoctor.measure.facts import Cost, LoaderFacts
+from ddpdoctor.measure.numerics import Array
+from ddpdoctor.measure.places import CodeLine, Stack, Where
+from ddpdoctor.measure.steplog import RankLog, WorkerLog, WorkerSample, usual_loader
+
+from .callers import by_line
+from .gil import CallStack, gil_owners_of
+from .ranking import joined, ranked
+
+_FEWEST_SAMPLES = 5
+"""Fewest samples of a reported line."""
+_MOST_OF_WORKERS = 2
+"""Lines of workers ahead of the loop's."""
+_MOST_CALLERS = 4
+"""Of a worker's line: those from the dataset, or ``collate_fn``, on."""
+
+
+class _Tuning(msgspec.Struct, frozen=True):
+    least_share: float = 0.1
+    """Share of the time of preparing batches from which on a line is reported."""
+    mostly: float = 0.5
+    """Share of the time at a line from which on the library's function that it is in is named."""
+    slower: float = 1.5
+    """Times as long as the batches of the other workers, from which on a worker's are slow."""
+    sigmas: float = 5.0
+    """Standard errors of the difference by which they are longer at least: several workers of several ranks are compared."""
+    fewest_batches: int = 5
+    """Of a worker, and of the others together, that are compared."""
+
+
+_TUNING = _Tuning()
+
+
+class SlowWorker(msgspec.Struct, frozen=True):
+    """A worker that prepares its batches more slowly than the others of its loader."""
+
+    number: int
+    batch_ms: float
+    others_ms: float
+    """The same of the others, mean."""
+
+
+class WorkersWork(msgspec.Struct, frozen=True):
+    """What the workers of one rank do while they prepare batches."""
+
+    rank: int
+    batch_ms: float
+    """Mean."""
+    busy_share: float
+    """Share of the time in which a worker prepared batches, mean."""
+    cpu_share: float | None
+    starved_share: float | None
+    """Share of the preparation in which its thread had a CPU, and in which it waited for one; None where unknown."""
+    slow: SlowWorker | None
+    where: list[Where]
+    """Lines with most of this time: that of the slow worker, in excess of the others', else that of all."""
+
+    @property
+    def asleep_share(self) -> float | None:
+        """Share of it in which the thread neither computed nor was ready to: it waited for a file, a service or time."""
+        if self.cpu_share is None or self.starved_share is None:
+            return None
+        return max(0.0, 1.0 - self.cpu_share - self.starved_share)
+
+
+def work_of_workers(log: RankLog) -> WorkersWork | None:
+    """Of the loader that gave most batches; None where nothing was recorded of its workers."""
+    main = usual_loader(log.steps)
+    chosen = [each for each in log.workers if each.loader == main]
+    chosen = chosen or [each for each in log.workers if each.loader is None]
+    chosen = [each for each in chosen if each.batches and each.preparing_ns]
+    if not chosen:
+        return None
+    preparing_ns = sum(each.preparing_ns for each in chosen)
+    batch_ms = preparing_ns / 1e6 / sum(each.batches for each in chosen)
+    slow = _slow_worker(chosen)
+    return WorkersWork(
+        rank=log.rank,
+        batch_ms=batch_ms,
+        busy_share=min(1.0, preparing_ns / max(1, sum(each.span_ns for each in chosen))),
+        cpu_share=_share([each.cpu_ns for each in chosen], preparing_ns),
+        starved_share=_share([each.run_delay_ns for each in chosen], preparing_ns),
+        slow=slow,
+        where=_lines(log.rank, chosen, slow),
+    )
+
+
+def with_workers(facts: LoaderFacts, work: WorkersWork | None) -> LoaderFacts:
+    """The facts of a loader with those of its workers."""
+    if work is None:
+        return facts
+    awake = None if work.asleep_share is None else 1.0 - work.asleep_share
+    slow = work.slow
+    return replace(
+        facts,
+        computing_share=awake if facts.computing_share is None else facts.computing_share,
+        workers_rank=work.rank,
+        batch_ms=work.batch_ms,
+        workers_busy_share=work.busy_share,
+        workers_starved_share=work.starved_share,
+        worker_where=work.where,
+        slow_worker=None if slow is None else slow.number,
+        slow_worker_ms=None if slow is None else slow.batch_ms,
+        other_workers_ms=None if slow is None else slow.others_ms,
+    )
+
+
+def led_by_workers(cost: Cost, work: WorkersWork | None) -> Cost:
+    """The cost of waiting for data with the workers' lines ahead of the loop's own, which only waits for them."""
+    if work is None:
+        return cost
+    lines = work.where[:_MOST_OF_WORKERS]
+    if cost.ranks is None and work.slow is None:
+        lines = [replace(where, process="workers") for where in lines]
+    return replace(cost, where=joined(lines, cost.where))
+
+
+def _share(parts_ns: Sequence[int | None], whole_ns: int) -> float | None:
+    known = [part for part in parts_ns if part is not None]
+    return min(1.0, sum(known) / whole_ns) if len(known) == len(parts_ns) else None
+
+
+def _slow_worker(logs: Sequence[WorkerLog]) -> SlowWorker | None:
+    """The worker with the longest batches, if they are longer than those of the others by more than chance."""
+    of_each: defaultdict[int, list[WorkerLog]] = defaultdict(list)
+    for log in logs:
+        of_each[log.number].append(log)
+    if len(of_each) < 2:
+        return None
+    means = {number: _mean_and_error(each)[0] for number, each in of_each.items()}
+    number = max(means, key=lambda worker: means[worker])
+    rest = [log for log in logs if log.number != number]
+    (own_ms, own_error), (others_ms, others_error) = _mean_and_error(of_each[number]), _mean_and_error(rest)
+    fewest = min(sum(log.batches for log in some) for some in (of_each[number], rest))
+    least_ms = max(
+        _TUNING.slower * others_ms, others_ms + _TUNING.sigmas * sqrt(own_error**2 + others_error**2)
+    )
+    if fewest < _TUNING.fewest_batches or own_ms < least_ms:
+        return None
+    return SlowWorker(number, own_ms, others_ms)
+
+
+def _mean_and_error(logs: Sequence[WorkerLog]) -> tuple[float, float]:
+    """(mean time of a batch, its standard error), ms."""
+    count = sum(log.batches for log in logs)
+    mean = sum(log.preparing_ns for log in logs) / 1e6 / count
+    variance = max(0.0, sum(log.squares_ms2 for log in logs) / count - mean**2)
+    return mean, sqrt(variance / count)
+
+
+def _lines(rank: int, logs: Sequence[WorkerLog], slow: SlowWorker | None) -> list[Where]:
+    """The lines with most time, and which processes ran them."""
+    own = [log for log in logs if slow is None or log.number == slow.number]
+    stacks, others = _weights(own), by_line(_weights([log for log in logs if log not in own]))
+    net = {line: weight - others.get(line, 0.0) for line, weight in by_line(stacks).items()}
+    whole = sum(weight for weight in net.values() if weight > 0)
+    counts = by_line(_counts(own))
+    who = f"{'workers' if slow is None else f'worker {slow.number}'} of rank {rank}"
+    found = []
+    for where in ranked({line: net[line] for line, count in counts.items() if count >= _FEWEST_SAMPLES}):
+        line = where.stack[0]
+        if net[line] >= _TUNING.least_share * whole:
+            heaviest = max((stack for stack in stacks if stack[0] == line), key=lambda stack: stacks[stack])
+            found.append(
+                replace(
+                    where,
+                    share=net[line] / whole,
+                    samples=round(counts[line]),
+                    callers=heaviest[1 : 1 + _MOST_CALLERS],
+                    process=who,
+                    inside=_inside(line, own),
+                )
+            )
+    return found
+
+
+def _inside(line: CodeLine, logs: Sequence[WorkerLog]) -> CodeLine | None:
+    """The heaviest line of the library's function in which most of the time at this ``line`` is spent."""
+    samples = [sample for log in logs for sample in log.samples if sample.user.stack[0] == line]
+    functions: defaultdict[tuple[str, str], float] = defaultdict(float)
+    lines: defaultdict[CodeLine, float] = defaultdict(float)
+    for sample in samples:
+        inner = sample.innermost.stack[0]
+        if (inner.file, inner.function) != (line.file, line.function):
+            functions[inner.file, inner.function] += sample.weight_ns
+            lines[inner] += sample.weight_ns
+    most = max(functions, key=lambda function: functions[function], default=("", ""))
+    if functions.get(most, 0.0) <= _TUNING.mostly * sum(sample.weight_ns for sample in samples):
+        return None
+    return max((each for each in lines if (each.file, each.function) == most), key=lambda each: lines[each])
+
+
+def _weights(logs: Sequence[WorkerLog]) -> Mapping[Stack, float]:
+    """ms per batch, by the user's lines; {} without samples."""
+    samples = [sample for log in logs for sample in log.samples]
+    batches = sum(log.batches for log in logs)
+    weights = np.array([sample.weight_ns for sample in samples], float) / 1e6 / max(1, batches)
+    return _by_stack(samples, weights)
+
+
+def _counts(logs: Sequence[WorkerLog]) -> Mapping[Stack, float]:
+    """Samples by the user's lines."""
+    samples = [sample for log in logs for sample in log.samples]
+    return _by_stack(samples, np.ones(len(samples)))
+
+
+def _by_stack(samples: Sequence[WorkerSample], weights: Array) -> Mapping[Stack, float]:
+    """The ``weights`` [S] of the samples by the user's lines. A sample that shows the line behind one that held the GIL is of the
+    latter, where that is known, see :mod:`.gil`."""
+    stacks: dict[CallStack, int] = {}
+    shown = np.array(
+        [
+            stacks.setdefault(CallStack(each.user.stack, each.innermost.stack[0]), len(stacks))
+            for each in samples
+        ],
+        np.int64,
+    )
+    waited_ns = np.array([each.waited_ns for each in samples], np.int64)
+    follows, owners = gil_owners_of(stacks, shown, waited_ns)
+    at, following = (
+        np.bincount(shown[chosen], weights[chosen], len(stacks)) for chosen in (~follows, follows)
+    )
+    at += np.bincount(owners.owner, owners.share * following[owners.follower], len(stacks))
+    following[owners.follower] = 0.0
+    at += following
+    found: defaultdict[Stack, float] = defaultdict(float)
+    for stack, weight in zip(stacks, at.tolist(), strict=True):
+        if weight:
+            found[stack.lines] += weight
+    return found
