@@ -193,8 +193,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def read_more(self) -> str | None:
-        """The first page in the ``docs`` of the first fix."""
-        return next((page for fix in self.fixes[:1] for page in fix.docs), None)
+        """The first page in the ``docs`` of the first fix that has one."""
+        return next((page for fix in self.fixes for page in fix.docs), None)
 
     @property
     def effects(self) -> list[Effect]:

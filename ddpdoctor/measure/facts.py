@@ -357,6 +357,8 @@ class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Share of matrix-multiplication kernel time that uses tensor cores."""
     matmul_share: float | None = None
     """Share of computation kernel time in matrix multiplications and convolutions."""
+    layout_share: float | None = None
+    """Share of computation kernel time in which cuDNN converts the memory layout of images."""
     pageable_copy_ms: float | None = None
     copy_bytes_per_step: float | None = None
     compute_capability: float | None = None
