@@ -454,7 +454,7 @@ class _Run:
         return found
 
     def _fixes(self, names: dict[str, Any]) -> list[Fix]:
-        found = frameworks.fixes_of(self.framework)
+        found = frameworks.fixes_of(self.framework, names)
         short = self.common.short_window if self._is_from_short_window() else None
         for number, fix in enumerate([*self.rule.fixes, *([short.fix] if short else [])], start=1):
             try:

@@ -44,14 +44,14 @@ class FrameworkSetting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class FrameworkCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A function of the framework's own loop that calls torch."""
+    """A function of the framework's own loop, or one for scripts, that calls torch."""
 
     function: str
     """Its name with its class, or the end of that name."""
     does: str
     """Why, as a clause."""
     setting: str | None = None
-    """The fix: Python of the user's script that changes how often; null if nothing does."""
+    """The fix: Python of the user's script that changes how often, a template; null if nothing does."""
     title: str | None = None
     object: str | None = None
     """The framework's object that takes the setting."""
@@ -200,15 +200,16 @@ def in_hook(frameworks: Sequence[Framework], fix: Fix, where: Sequence[Mapping[s
     return msgspec.structs.replace(fix, snippet="\n".join([*given, fix.snippet]))
 
 
-def fixes_of(framework: Mapping[str, Any]) -> list[Fix]:
-    """What changes a call of the framework's own loop, by its :data:`NAMES`; nothing where that is not known."""
-    if not framework["in_loop"] or framework["setting"] is None:
+def fixes_of(framework: Mapping[str, Any], tree: Mapping[str, Any]) -> list[Fix]:
+    """What changes a call of the framework's own loop, or of one of its functions that the script calls, by its :data:`NAMES`; nothing
+    where that is not known."""
+    if framework["setting"] is None:
         return []
     return [
         Fix(
-            title=framework["title"],
+            title=words.render(framework["title"], tree),
             why=f"{framework['name']} {framework['does']}.",
-            snippet=framework["setting"],
+            snippet=words.render_snippet(framework["setting"], tree),
             trade_off=framework["trade_off"],
             docs=[framework["source"]],
             changed_at=framework["changed_at"],
@@ -311,5 +312,7 @@ def check(frameworks: Sequence[Framework]) -> None:
         for call in framework.calls:
             if call.object is not None and call.object not in framework.objects:
                 raise ValueError(f"{framework.name}: {call.function}: there is no object {call.object!r}")
+            words.check_template(call.setting or "")
+            words.check_template(call.title or "")
         for target in framework.objects.values():
             words.check_template(target.form)

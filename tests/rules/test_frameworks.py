@@ -33,7 +33,12 @@ modules = [importlib.import_module(name) for name in asked["modules"]]
 print(json.dumps([signatures, [name for module in modules for name in functions(module)]]))
 """
 MODULES = {
-    "Lightning": ["lightning.pytorch.trainer.trainer", "lightning.pytorch.loops.training_epoch_loop"],
+    "Lightning": [
+        "lightning.pytorch.trainer.trainer",
+        "lightning.pytorch.loops.training_epoch_loop",
+        "lightning.pytorch.core.module",
+    ],
+    "accelerate": ["accelerate.accelerator"],
     "Transformers": ["transformers.trainer"],
     "Ignite": ["ignite.engine.engine"],
     "MMEngine": ["mmengine.runner.runner"],
@@ -190,7 +195,7 @@ def test_each_row_of_each_framework_is_python() -> None:
             written = render_snippet(framework.objects[row.object].form, {"arguments": arguments})
             assert ast.parse(f"{row.imports or ''}\n{written}")
         for call in framework.calls:
-            assert call.setting is None or ast.parse(call.setting)
+            assert call.setting is None or ast.parse(render_snippet(call.setting, tree | {"where": [OWN]}))
 
 
 def callback(name: str, line: int, loop: str, **more: Any) -> dict[str, Any]:
@@ -230,3 +235,25 @@ def test_a_hook_of_the_user_s_that_evaluates_is_the_one_to_change(function: str)
     )
     assert fix.title == f"Call {function} every N steps at train.py:60 in Eval.on_step_end"
     assert "state.global_step" in (fix.snippet or "") and not fix.changed_at and ast.parse(fix.snippet or "")
+
+
+@pytest.mark.parametrize(
+    ("file", "function", "written"),
+    [
+        ("lightning/pytorch/core/module.py", "LightningModule.log", "on_step=False"),
+        ("accelerate/accelerator.py", "Accelerator.gather_for_metrics", "accelerator.reduce(totals"),
+    ],
+)
+def test_a_metric_is_reduced_by_the_framework_s_own_function(file: str, function: str, written: str) -> None:
+    where = {**OWN, "through": through((file, function))["through"]}
+    collective = {"ms_per_step": 3.4, "operation": "all_reduce", "where": [where]}
+    facts = {
+        "job": {"world_size": 2, "frameworks": {"lightning": "2.6.6"}},
+        "steps": {"mean_ms": 13.0},
+        "shared": {"collective": collective},
+    }
+    outcome = outcome_of(PACK.rules["sync/blocking-collective"], PACK.common, facts)
+    (fix,) = outcome.findings[0].fixes
+    headline = outcome.headlines["sync/blocking-collective"]
+    assert "all_reduce called from Python at train.py:27 in main" in headline
+    assert written in (fix.snippet or "") and "train.py:27" in fix.title and ast.parse(fix.snippet or "")
