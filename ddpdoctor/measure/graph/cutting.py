@@ -105,8 +105,30 @@ def matched_collectives(windows: Sequence[Window], rows: Ints) -> MatchedCollect
         # Only a queued one is known to have been ready earlier.
         ready[has, r] = np.where(queued, window.collectives.ready, arrives)[own]
         end[has, r] = window.collectives.end[own]
+    if any(len(window.collectives.computed) for window in windows):
+        ready = _ready_after_as_many_kernels(windows, arrival, ready)
     last_arrival = np.nanmax(arrival, axis=1)
     return MatchedCollectives(windows, rows, arrival, end, ready, last_arrival, _steps(windows, rows))
+
+
+def _ready_after_as_many_kernels(windows: Sequence[Window], arrival: Array, ready: Array) -> Array:
+    """``ready`` [M, R] of windows without launches, where a part that was queued was ready after as many kernels since the collective
+    before as on a rank whose part was not queued: all ranks compute the same in the same order."""
+    ends = [window.collectives.computed for window in windows]
+    known = np.array([len(of_rank) > 0 for of_rank in ends]) & ~np.isnan(arrival)
+    done = np.stack([of_rank.searchsorted(ready[:, r], "right") for r, of_rank in enumerate(ends)], axis=1)
+    before = np.zeros(len(ends), np.int64)
+    result = ready.copy()
+    for m in np.argsort(np.nanmax(arrival, axis=1), kind="stable").tolist():
+        queued = known[m] & (ready[m] < arrival[m])
+        shows = known[m] & ~queued
+        if shows.any() and queued.any():
+            kernels = (done[m] - before)[shows].min()
+            done[m, queued] = np.minimum(done[m], before + np.maximum(kernels, 0))[queued]
+            for r in np.flatnonzero(queued & (done[m] > 0)).tolist():
+                result[m, r] = min(ready[m, r], ends[r][done[m, r] - 1])
+        before[known[m]] = done[m, known[m]]
+    return result
 
 
 def _steps(windows: Sequence[Window], rows: Ints) -> Ints:
