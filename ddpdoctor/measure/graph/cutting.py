@@ -132,18 +132,20 @@ def _ready_after_as_many_kernels(windows: Sequence[Window], arrival: Array, read
 
 
 def _steps(windows: Sequence[Window], rows: Ints) -> Ints:
-    """[M] step by majority; by a second majority where profilers started to count in different steps, in the numbering of most."""
+    """[M] step by majority, in the numbering of most ranks: profilers may have started to count in different steps."""
     by_rank = np.full(rows.shape, _NO_PART)
     for r, window in enumerate(windows):
         has = rows[:, r] >= 0
         by_rank[has, r] = step_of_collectives(window)[rows[has, r]]
-    steps = _majority(by_rank)
-    known = (by_rank != _NO_PART) & (by_rank != UNKNOWN_STEP) & (steps != UNKNOWN_STEP)[:, None]
+    known = (by_rank != _NO_PART) & (by_rank != UNKNOWN_STEP)
+    reference = known.sum(axis=0).argmax()
+    both = known & known[:, [reference]]
     ahead = [
-        int(np.median((by_rank[:, r] - steps)[known[:, r]])) if known[:, r].any() else 0
+        int(np.median((by_rank[:, r] - by_rank[:, reference])[both[:, r]])) if both[:, r].any() else 0
         for r in range(len(windows))
     ]
-    return _majority(np.where(known, by_rank - np.array(ahead, np.int64), by_rank)) if any(ahead) else steps
+    usual = max(ahead, key=ahead.count)
+    return _majority(np.where(known, by_rank - (np.array(ahead, np.int64) - usual), by_rank))
 
 
 def _majority(by_rank: Ints) -> Ints:
