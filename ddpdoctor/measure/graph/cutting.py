@@ -117,17 +117,19 @@ def _ready_after_as_many_kernels(windows: Sequence[Window], arrival: Array, read
     ends = [window.collectives.computed for window in windows]
     known = np.array([len(of_rank) > 0 for of_rank in ends]) & ~np.isnan(arrival)
     done = np.stack([of_rank.searchsorted(ready[:, r], "right") for r, of_rank in enumerate(ends)], axis=1)
-    before = np.zeros(len(ends), np.int64)
+    before, last = np.zeros((2, len(ends)), np.int64)
     result = ready.copy()
     for m in np.argsort(np.nanmax(arrival, axis=1), kind="stable").tolist():
         queued = known[m] & (ready[m] < arrival[m])
         shows = known[m] & ~queued
-        if shows.any() and queued.any():
-            kernels = (done[m] - before)[shows].min()
-            done[m, queued] = np.minimum(done[m], before + np.maximum(kernels, 0))[queued]
-            for r in np.flatnonzero(queued & (done[m] > 0)).tolist():
-                result[m, r] = min(ready[m, r], ends[r][done[m, r] - 1])
-        before[known[m]] = done[m, known[m]]
+        for r in np.flatnonzero(queued).tolist():
+            comparable = shows & (last == last[r])
+            if comparable.any():
+                kernels = max(int((done[m] - before)[comparable].min()), 0)
+                done[m, r] = min(done[m, r], before[r] + kernels)
+                if done[m, r] > 0:
+                    result[m, r] = min(ready[m, r], ends[r][done[m, r] - 1])
+        before[known[m]], last[known[m]] = done[m, known[m]], m + 1
     return result
 
 
@@ -138,12 +140,13 @@ def _steps(windows: Sequence[Window], rows: Ints) -> Ints:
         has = rows[:, r] >= 0
         by_rank[has, r] = step_of_collectives(window)[rows[has, r]]
     known = (by_rank != _NO_PART) & (by_rank != UNKNOWN_STEP)
-    reference = known.sum(axis=0).argmax()
-    both = known & known[:, [reference]]
-    ahead = [
-        int(np.median((by_rank[:, r] - by_rank[:, reference])[both[:, r]])) if both[:, r].any() else 0
-        for r in range(len(windows))
-    ]
+    reference = int(known.sum(axis=0).argmax())
+    ahead, steps = [0] * len(windows), np.full(len(rows), UNKNOWN_STEP)
+    # Those first that share most with one rank: others may share collectives only with them.
+    for r in np.argsort(-(known & known[:, [reference]]).sum(axis=0), kind="stable").tolist():
+        both = known[:, r] & (steps != UNKNOWN_STEP)
+        ahead[r] = int(np.median((by_rank[:, r] - steps)[both])) if both.any() else 0
+        steps = np.where(known[:, r] & ~both, by_rank[:, r] - ahead[r], steps)
     usual = max(ahead, key=ahead.count)
     return _majority(np.where(known, by_rank - (np.array(ahead, np.int64) - usual), by_rank))
 
