@@ -226,7 +226,7 @@ def _tell(marks: list[Mark]) -> None:
                 print("".join(f"    {line}\n" for line in (*each.misses, *each.doubts)), end="")
                 print("".join(f"      said {line}\n" for line in each.said), end="")
         without_ms = [pair for each in of_half for pair in each.without_ms]
-        if any(each.kinds for each in of_half):
+        if any(doubt.startswith("noisy: ") for each in of_half for doubt in each.doubts):
             print(unmarked_in(of_half))
         if without_ms:
             errors = [abs(predicted / measured - 1) for measured, predicted in without_ms]

@@ -98,7 +98,8 @@ def _examined(marks: Sequence[Mark]) -> str:
 def unmarked_in(marks: Sequence[Mark]) -> str:
     """How many faults have no price to be marked, in a sentence."""
     unsure = sum(doubt.startswith("noisy: ") for each in marks for doubt in each.doubts)
-    return f"{unsure} of {sum(len(each.kinds) for each in marks)} faults have no ground truth sure enough to mark a price."
+    faults = sum(kind not in TRAPS for each in marks for kind in each.kinds)
+    return f"{unsure} of {faults} faults have no ground truth sure enough to mark a price."
 
 
 def _table(marks: Sequence[Mark]) -> str:
