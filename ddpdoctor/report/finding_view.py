@@ -51,7 +51,7 @@ class Place(msgspec.Struct, frozen=True):
     share: str
     """Empty where not recorded."""
     callers: list[Place] = []
-    """The lines from which it was called, the nearest first."""
+    """The lines from which it was called, the nearest first; then the process, unless it is the rank itself."""
     more: str = ""
     """How many other places call it; empty if there are none."""
     text: list[TextLine] = []
@@ -59,8 +59,6 @@ class Place(msgspec.Struct, frozen=True):
     """Why there is no text; empty if there is, or if it was not searched for."""
     samples: str = ""
     """On how many stack samples it rests; empty if on none, or unknown."""
-    process: str = ""
-    """Which process ran it; empty for the rank itself."""
     inside: str = ""
     """``functional.py:465 resize``: the library's function that it mostly is in; empty where there is none."""
 
@@ -69,13 +67,7 @@ class Place(msgspec.Struct, frozen=True):
         """``metrics.py:18 to_numpy ← trainer.py:133 Trainer.log and 2 more places``, ``data.py:86 collate ← worker 3 of rank 1``."""
         path = " ← ".join(f"{each.short} {each.function}".rstrip() for each in (self, *self.callers))
         path = f"{self.inside} ← {path}" if self.inside else path
-        ran = f" ← {self.process}" if self.process else ""
-        return f"{path} {self.more}".rstrip() + ran
-
-    @property
-    def has_way(self) -> bool:
-        """Whether anything is known of the way to the line."""
-        return bool(self.callers or self.process or self.inside)
+        return f"{path} {self.more}".rstrip()
 
 
 class EvidenceRow(msgspec.Struct, frozen=True):
@@ -293,20 +285,24 @@ def place(where: CodeLine) -> Place:
     lines = list(enumerate(where.text.lines, where.text.first_line)) if where.text else []
     while lines and not lines[-1][1].strip():
         lines.pop()
+    callers = [place(caller) for caller in where.callers]
+    if where.process:
+        callers.append(Place(where.process, where.process, "", ""))
+    inside = "" if where.inside is None else f"{place(where.inside).short} {where.inside.function}".rstrip()
+    samples = "" if where.samples is None else words.count(where.samples, "sample")
     return Place(
         short,
         full,
         where.function,
         share,
-        [place(caller) for caller in where.callers],
+        callers,
         f"and {words.count(where.more_callers, 'more place')}"
         if where.callers and where.more_callers
         else "",
         [TextLine(number, text, number == where.line) for number, text in lines],
         where.text_missing or "",
-        "" if where.samples is None else words.count(where.samples, "sample"),
-        where.process or "",
-        "" if where.inside is None else f"{place(where.inside).short} {where.inside.function}".rstrip(),
+        f"{samples}, mostly in {inside}" if samples and inside else samples,
+        inside,
     )
 
 

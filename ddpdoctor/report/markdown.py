@@ -129,7 +129,7 @@ def finding_markdown(finding: Finding) -> str:
                 f"{code(p.full)} in {code(p.function)}" if p.function else code(p.full) for p in places
             )
         )
-        blocks += [f"Called by: {code(p.call_path)}" for p in places if p.has_way]
+        blocks += [f"Called by: {code(p.call_path)}" for p in places if p.callers]
         if places[0].text:
             blocks.append(
                 fenced(

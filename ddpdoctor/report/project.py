@@ -12,7 +12,11 @@ def project_root(diagnosis: Diagnosis) -> str | None:
     """The deepest folder that contains all source files of the user in ``diagnosis``; None if no path is absolute."""
     files = [place.file for finding in diagnosis.findings for where in finding.where for place in where.way]
     files += [word for word in diagnosis.job.command if word.endswith(".py")]
-    folders = [name.rpartition("/")[0] for name in files if name.startswith("/") and not LIBRARY.match(name)]
+    folders = [
+        name.rpartition("/")[0] or os.sep
+        for name in files
+        if name.startswith("/") and not LIBRARY.match(name)
+    ]
     if not folders:
         return None
     common = os.path.commonpath(folders)

@@ -334,7 +334,7 @@ def _places(finding: Finding, console: Console, verbose: bool) -> None:
     for shown in map(place, finding.where[: MOST if verbose else 1]):
         if verbose:
             _line(console, f"  {shown.full} in {shown.function}")
-        if shown.has_way or (shown.text and not verbose):
+        if shown.callers or (shown.text and not verbose):
             _line(console, f"  {shown.call_path}")
         for line in shown.text:
             style = "" if line.is_target else "dim"

@@ -85,13 +85,13 @@ def work_of_workers(log: RankLog) -> WorkersWork | None:
         return None
     preparing_ns = sum(each.preparing_ns for each in chosen)
     batch_ms = preparing_ns / 1e6 / sum(each.batches for each in chosen)
-    slow = _slow_worker(chosen)
+    slow, times = _slow_worker(chosen), _times_ns(chosen)
     return WorkersWork(
         rank=log.rank,
         batch_ms=batch_ms,
         busy_share=min(1.0, preparing_ns / max(1, sum(each.span_ns for each in chosen))),
-        cpu_share=_share([each.cpu_ns for each in chosen], preparing_ns),
-        starved_share=_share([each.run_delay_ns for each in chosen], preparing_ns),
+        cpu_share=None if times is None else times[0] / max(preparing_ns, sum(times)),
+        starved_share=None if times is None else times[1] / max(preparing_ns, sum(times)),
         slow=slow,
         where=_lines(log.rank, chosen, slow),
     )
@@ -127,9 +127,11 @@ def led_by_workers(cost: Cost, work: WorkersWork | None) -> Cost:
     return replace(cost, where=joined(lines, cost.where))
 
 
-def _share(parts_ns: Sequence[int | None], whole_ns: int) -> float | None:
-    known = [part for part in parts_ns if part is not None]
-    return min(1.0, sum(known) / whole_ns) if len(known) == len(parts_ns) else None
+def _times_ns(logs: Sequence[WorkerLog]) -> tuple[int, int] | None:
+    """(CPU time, run delay) of the workers, with the little that is outside of batches; None if one is unknown."""
+    cpu = [log.cpu_ns for log in logs if log.cpu_ns is not None]
+    delay = [log.run_delay_ns for log in logs if log.run_delay_ns is not None]
+    return (sum(cpu), sum(delay)) if len(cpu) == len(delay) == len(logs) else None
 
 
 def _slow_worker(logs: Sequence[WorkerLog]) -> SlowWorker | None:
