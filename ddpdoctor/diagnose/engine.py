@@ -215,9 +215,8 @@ class _Run:
         for cost, path in self._candidates():
             self.cost, self.cost_path = cost, path
             self.context["cost"] = facts_view.as_cel(cost)
-            self.framework = frameworks.names(
-                self.common.frameworks, (cost or {}).get("where") or (), self.tree["job"]
-            )
+            named = cost["where"] if cost else facts_view.lines_at(self.tree, rule.where)
+            self.framework = frameworks.names(self.common.frameworks, named, self.tree["job"])
             self.context["framework"] = self.framework
             if cost is not None and not self._holds(self.common.cost_when):
                 break
@@ -365,8 +364,7 @@ class _Run:
         recorded = cost["where"] if cost else []
         where = frameworks.changeable_first(self.common.frameworks, recorded, self.tree["job"])
         if self.rule.where and (not where or self.rule.where_leads):
-            named = facts_view.lookup(self.tree, self.rule.where)
-            leading = named if isinstance(named, list) else [named] if named else []
+            leading = facts_view.lines_at(self.tree, self.rule.where)
             places = {(line["file"], line["line"]): line for line in where}
             where = [places.pop((line["file"], line["line"]), line) for line in leading] + list(
                 places.values()
@@ -494,7 +492,5 @@ def _fix(fix: FixText, names: dict[str, Any], common: Common) -> Fix:
         settings={name: words.render(text, names) for name, text in fix.settings.items()},
     )
     settings = found.settings or {name: words.render(text, names) for name, text in fix.in_frameworks.items()}
-    known = common.frameworks
-    return frameworks.in_words_of(known, found, settings, fix.title, names) or frameworks.in_hook(
-        known, found, names["where"]
-    )
+    in_words = frameworks.in_words_of(common.frameworks, found, settings, fix.title, names)
+    return in_words or frameworks.in_hook(common.frameworks, found, names["where"])

@@ -68,6 +68,12 @@ def as_cel(value: Any) -> Any:
     return value
 
 
+def lines_at(tree: Mapping[str, Any], path: str | None) -> list[Any]:
+    """The lines that the fact at ``path`` is, one or several; none without a path."""
+    found = lookup(tree, path) if path else None
+    return found if isinstance(found, list) else [found] if found else []
+
+
 def lookup(facts: Mapping[str, Any], path: str) -> Any:
     """Return the value at a dotted path; None if it or a parent is absent."""
     value: Any = facts

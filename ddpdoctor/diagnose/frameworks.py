@@ -139,8 +139,8 @@ def _names_of(
 ) -> dict[str, Any]:
     found = called_through(frameworks, where, job)
     if found is None:
-        return dict(NAMES)
-    through, (framework, version) = where["through"], found
+        return _around(frameworks, where, job)
+    through, framework, version = where["through"], found.framework, found.version
     call, frame = next(
         (
             (call, frame)
@@ -157,11 +157,33 @@ def _names_of(
         "line": words.file_and_line(frame),
         "by_script": all((each["file"], each["line"]) != (where["file"], where["line"]) for each in through),
         "in_loop": any(_is_named(each, loop) for each in through for loop in framework.loops),
-        **({} if call is None else {name: getattr(call, name) for name in ("does", "setting", "title")}),
-        **({} if call is None else {"trade_off": call.trade_off, "source": call.source}),
-        "changed_at": framework.objects[call.object].calls if call is not None and call.object else [],
+        **({} if call is None else _row_names(found, call)),
     }
     return names | _own_call(framework, where, frame if call else through[-1]) if names["in_loop"] else names
+
+
+def _around(
+    frameworks: Sequence[Framework], where: Mapping[str, Any], job: Mapping[str, Any]
+) -> dict[str, Any]:
+    """:data:`NAMES` of a line that a function of a framework's ``calls`` calls, such as its evaluation."""
+    callers = where.get("callers") or ()
+    loop = loop_in([each["file"] for each in callers])
+    frame = None if loop is None else callers[loop]
+    found = None if frame is None else called_through(frameworks, {"through": [frame]}, job)
+    if frame is None or found is None:
+        return dict(NAMES)
+    calls = (each for each in found.framework.calls if _is_named(frame, each.function))
+    call = next((each for each in calls if _is_in(found.version, each.since, None)), None)
+    return dict(NAMES) if call is None else dict(NAMES) | _row_names(found, call)
+
+
+def _row_names(found: InFramework, call: FrameworkCall) -> dict[str, Any]:
+    return {
+        "name": found.framework.name,
+        "version": found.version,
+        "changed_at": found.framework.objects[call.object].calls if call.object else [],
+        **{name: getattr(call, name) for name in ("does", "setting", "title", "trade_off", "source")},
+    }
 
 
 def _is_named(frame: Mapping[str, Any], name: str) -> bool:

@@ -26,15 +26,18 @@ training loop and calls the user's hooks."""
 
 
 def place_in_loop(files: Sequence[str]) -> int:
-    """By the files of a line and its callers, the position of the outermost line in the training loop: the one that a framework's loop
-    calls, or the outermost of all."""
+    """By the files of a line and its callers, the position of the outermost line in the training loop: the outermost that a framework's
+    loop calls, or the outermost of all."""
     loop = None if _is_framework(files[0]) else loop_in(files[1:])
     return len(files) - 1 if loop is None else loop
 
 
 def loop_in(files: Sequence[str]) -> int | None:
-    """By the files of a user's line's callers, the position of the framework's loop; None without one."""
-    return next((place for place, file in enumerate(files) if _is_framework(file)), None)
+    """By the files of a user's line's callers, the position of the outermost framework's loop that calls a line of the user's; None
+    without one. In an evaluation that a hook starts, that is the loop of the training, which calls the hook."""
+    loops = [_is_framework(file) for file in files]
+    called = [place for place, is_loop in enumerate(loops) if is_loop and not (place and loops[place - 1])]
+    return called[-1] if called else None
 
 
 class SourceText(msgspec.Struct, frozen=True):

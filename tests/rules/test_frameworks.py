@@ -257,3 +257,18 @@ def test_a_metric_is_reduced_by_the_framework_s_own_function(file: str, function
     headline = outcome.headlines["sync/blocking-collective"]
     assert "all_reduce called from Python at train.py:27 in main" in headline
     assert written in (fix.snippet or "") and "train.py:27" in fix.title and ast.parse(fix.snippet or "")
+
+
+def test_an_evaluation_of_the_framework_s_loop_is_set_by_its_argument() -> None:
+    frame = {"file": f"{PACKAGES}/transformers/trainer.py", "line": 2863, "function": "Trainer.evaluate"}
+    where = {"file": "/home/me/model.py", "line": 27, "function": "Net.forward", "callers": [frame]}
+    evaluation = {"count": 9, "total_s": 4.0, "share": 0.12, "every": 5, "where": [where]}
+    facts = {
+        "job": {"world_size": 2, "frameworks": {"transformers": "5.23.0"}},
+        "steps": {"source": "step-log"},
+        "run": {"wall_s": 31.0, "steps": 60, "evaluation": evaluation},
+    }
+    outcome = outcome_of(PACK.rules["run/evaluation"], PACK.common, facts)
+    first, *others = outcome.findings[0].fixes
+    assert "TrainingArguments(eval_steps=" in (first.snippet or "")
+    assert not any("less often" in fix.title for fix in others)

@@ -155,7 +155,7 @@ class LogSourceLines(SourceLines):
             selected.stacks,
             reference.stacks,
             scale_of(selected, reference),
-            hooks=lies_outside(components),
+            hooks=Component.HOST in components or lies_outside(components),
         )
         return joined(
             sampled, self._called(_calls([self.logs[place] for place in positions], components, steps))

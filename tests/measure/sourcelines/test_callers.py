@@ -152,3 +152,22 @@ def test_the_hook_that_a_framework_calls_stands_first(hooks, named):
 def test_without_a_framework_the_outermost_caller_is_in_the_loop():
     (found,) = with_heaviest([place_of(LAYER)], {(LAYER, STEP, FIT): 40.0, (LAYER, STEP): 1.0})
     assert found.call == FIT
+
+
+TRAINER = "/env/lib/python3.11/site-packages/transformers/trainer.py"
+EVALUATE, TRAIN = CodeLine(TRAINER, 2600, "Trainer.evaluate"), CodeLine(TRAINER, 1576, "Trainer.train")
+
+
+@pytest.mark.parametrize(
+    ("way", "call"),
+    [
+        ((LAYER, EVALUATE, HOOK, TRAIN, FIT), HOOK),
+        ((LAYER, EVALUATE, TRAIN, FIT), LAYER),
+        ((LAYER, STEP, FIT), FIT),
+        ((TRAIN, EVALUATE), EVALUATE),
+    ],
+    ids=["a hook evaluates", "the framework evaluates", "no framework", "no line of the user's"],
+)
+def test_the_line_in_the_training_loop(way, call):
+    where = Where(way[0].file, way[0].line, way[0].function, callers=way[1:])
+    assert where.call.function == call.function
