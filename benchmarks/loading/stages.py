@@ -28,7 +28,7 @@ STAGES = {
         "attribution": (flow, "attribute"),
         "prices": (flow, "price_all"),
         "other measures": (driver, "measure"),
-        "judge": (driver, "judged"),
+        "judge": (driver, "build_diagnosis"),
     },
     "opening": {
         "list": (driver, "with_runs_below"),

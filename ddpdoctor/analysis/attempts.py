@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from msgspec.structs import replace
@@ -85,7 +85,7 @@ def _attempts(runs: Sequence[RunDirectory], logs: Sequence[RankLog]) -> list[Att
 
 
 def _record(
-    attempt: Attempt, runs: Sequence[RunDirectory], logs: Sequence[RankLog], stops: Stops
+    attempt: Attempt, runs: Sequence[RunDirectory], logs: Sequence[RankLog], stops: Mapping[str, Stops]
 ) -> AttemptRecord:
     paths = {record.path for record in attempt.ranks}
     own = [log for log in logs if log.record.path in paths]

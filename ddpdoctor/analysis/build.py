@@ -80,6 +80,7 @@ def build_diagnosis(measured: MeasuredJob, options: Options) -> Diagnosis:
         outcome,
         coverage=measured.coverage,
         matched=matched,
+        marked=facts.steps.marked is not False,
         stopped=_undecided(facts.hang) if facts.hang.looked and facts.hang.state is None else None,
     )
     if is_unsure:

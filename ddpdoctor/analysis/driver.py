@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from ddpdoctor.measure.flow import measure
 from ddpdoctor.measure.hangfacts import HangFacts
 from ddpdoctor.measure.metrics import device_errors, telemetry_series, window_cost
 from ddpdoctor.measure.steplog import RankLog, Training, trainings_of
-from ddpdoctor.measure.wholerun import AttemptRecord, with_trainings
+from ddpdoctor.measure.wholerun import AttemptRecord, with_first_findings, with_trainings
 from ddpdoctor.measure.window import Window, read_window
 from ddpdoctor.report.read import holds_diagnosis, read_diagnosis
 from ddpdoctor.rundir import Note, is_run_directory
@@ -31,15 +32,15 @@ from ddpdoctor.trace.operations import find_operations
 
 from .attempts import attempt_records
 from .build import MeasuredJob, build_diagnosis
-from .inputs import Inputs, expand_run_directories, launch_of, load, no_data_reason, provisional_notes
+from .inputs import Inputs, expand_run_directories, launch_of_runs, load, no_data_reason, provisional_notes
 from .job import job_of, launches_by_host, termination_summary
 from .options import Options
 from .profiler_window import is_of_training, steps_of_profiler_window
 from .source_text import with_repository, with_source_text
 from .trials import with_trials
 
-_MOST_TRAININGS = 7
-"""Trainings that are diagnosed besides the measured one."""
+_MOST_OTHERS = 7
+"""Attempts, and trainings, that are diagnosed besides the measured one."""
 _OTHERS_S = 20.0
 """Seconds after which no further one of these is diagnosed."""
 _MAX_ERROR_TEXT = 200
@@ -152,11 +153,16 @@ def _stop_verdict(inputs: Inputs) -> Verdict:
 
 def conclude(prepared: PreparedJob, options: Options) -> Diagnosis:
     """Measure and diagnose."""
-    measured = _measure(prepared, _attempts(prepared), options)
+    attempts = _attempts(prepared)
+    measured = _measure(prepared, attempts, options)
+    run = measured.facts.run
+    has_choice = options.training is not None or options.attempt is not None
+    if attempts:
+        run = with_first_findings(run, {} if has_choice else _of_other_attempts(prepared, attempts, options))
     if prepared.training is not None:
-        others = _findings_of_others(prepared, options) if options.training is None else {}
-        run = with_trainings(measured.facts.run, prepared.trainings, prepared.training, others)
-        measured = replace(measured, facts=replace(measured.facts, run=run))
+        others = {} if has_choice else _of_other_trainings(prepared, options)
+        run = with_trainings(run, prepared.trainings, prepared.training, others)
+    measured = replace(measured, facts=replace(measured.facts, run=run))
     diagnosis = with_trials(build_diagnosis(measured, options), prepared.inputs.runs)
     diagnosis = with_repository(diagnosis)
     if not options.source_text:
@@ -164,21 +170,44 @@ def conclude(prepared: PreparedJob, options: Options) -> Diagnosis:
     return with_source_text(diagnosis, [run.path for run in prepared.inputs.runs])
 
 
-def _findings_of_others(prepared: PreparedJob, options: Options) -> dict[int, str]:
-    """By number of a training that is not measured, the title of the first finding in a diagnosis of it alone, "" without one. Of the
-    longest ones."""
+def _of_other_trainings(prepared: PreparedJob, options: Options) -> dict[int, str]:
+    """The first findings of the trainings that are not measured, see :func:`_first_findings`."""
+
+    def alone(training: Training) -> PreparedJob:
+        windows = windows_of(prepared.inputs.traces, training.logs)
+        return replace(prepared, logs=training.logs, windows=windows, training=training.number)
+
     others = [each for each in prepared.trainings if each.number != prepared.training]
+    others.sort(key=lambda each: each.steps_s, reverse=True)
+    return _first_findings({each.number: partial(alone, each) for each in others}, options)
+
+
+def _of_other_attempts(
+    prepared: PreparedJob, attempts: Sequence[AttemptRecord], options: Options
+) -> dict[int, str]:
+    """The first findings of the attempts that are not measured, see :func:`_first_findings`."""
+
+    def alone(number: int) -> PreparedJob:
+        return prepare(prepared.paths, replace(options, attempt=number, progress=no_progress))
+
+    steps = {number: each.steps for number, each in enumerate(attempts, 1) if not each.is_measured}
+    others = sorted(filter(steps.get, steps), key=steps.__getitem__, reverse=True)
+    return _first_findings({number: partial(alone, number) for number in others}, options)
+
+
+def _first_findings(others: Mapping[int, Callable[[], PreparedJob]], options: Options) -> dict[int, str]:
+    """By number of an attempt or training, the rule of the first finding in a diagnosis of it alone, "" without one; of the first few of
+    ``others``, which are prepared one after the other."""
     found: dict[int, str] = {}
     begun_s = time.monotonic()
-    for each in sorted(others, key=lambda each: each.steps_s, reverse=True)[:_MOST_TRAININGS]:
+    options = replace(options, hta=False, progress=no_progress)
+    for number, prepared in list(others.items())[:_MOST_OTHERS]:
         if time.monotonic() - begun_s > _OTHERS_S:
             break
-        windows = windows_of(prepared.inputs.traces, each.logs)
-        alone = replace(prepared, stopped=Verdict(), logs=each.logs, windows=windows, training=each.number)
         try:
-            measured = _measure(alone, [], replace(options, hta=False, progress=no_progress))
-            findings = build_diagnosis(measured, replace(options, progress=no_progress)).findings
-            found[each.number] = findings[0].title if findings else ""
+            measured = _measure(replace(prepared(), stopped=Verdict()), [], options)
+            findings = build_diagnosis(measured, options).findings
+            found[number] = findings[0].rule if findings else ""
         except Exception:
             continue  # a table's cell is not worth the report
     return found
@@ -224,7 +253,7 @@ def _measure(prepared: PreparedJob, attempts: list[AttemptRecord], options: Opti
         attempts,
     )
     facts, seen = measurement.facts, measurement.graphs.primary.ranks
-    manifest = launch_of(inputs.runs[0]) if inputs.runs else {}
+    manifest = launch_of_runs(inputs.runs)
     job = job_of(inputs, facts.job, seen, manifest, stopped)
     return MeasuredJob(
         source=prepared.paths,
@@ -277,7 +306,7 @@ def _truncated(measured: bool, windows: Sequence[Window]) -> str | None:
 def _measure_end(prepared: PreparedJob) -> MeasuredJob:
     """For a job of which only the end is known: no steps were recorded."""
     inputs, stopped = prepared.inputs, prepared.stopped
-    manifest = launch_of(inputs.runs[0]) if inputs.runs else {}
+    manifest = launch_of_runs(inputs.runs)
     ranks = [each.rank for each in inputs.dumps.recordings] or [log.rank for log in inputs.logs]
     infos = [log.record.info for log in inputs.logs]
     worlds = [info["world_size"] for info in infos if info.get("world_size")]

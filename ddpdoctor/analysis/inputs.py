@@ -36,6 +36,7 @@ from ddpdoctor.rundir import (
     recover,
     run_directories,
 )
+from ddpdoctor.rundir.attempts import starts_of
 from ddpdoctor.rundir.liveness import is_running
 from ddpdoctor.rundir.stops import launches_of
 from ddpdoctor.stages import Stage, progress_counter
@@ -93,8 +94,11 @@ def expand_run_directories(paths: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _are_of_one_job(runs: Sequence[str]) -> bool:
-    """Whether all ranks have the same job id and world size, and each is in only one of ``runs``."""
-    ranks = [record for run in runs for record in RunDirectory.open(run).ranks]
+    """Whether all ranks have the same job id and world size, and each is in only one of ``runs``, or these are starts of one job."""
+    opened = [RunDirectory.open(run) for run in runs]
+    if len(starts_of(opened)) > 1:
+        return True
+    ranks = [record for run in opened for record in run.ranks]
     jobs = {(record.info.get("job_id"), record.info.get("world_size")) for record in ranks}
     return len(jobs) == 1 and len({record.rank for record in ranks}) == len(ranks)
 
@@ -118,13 +122,14 @@ def load(paths: Sequence[str], options: Options, skipped: Sequence[str] = ()) ->
         trace_notes.insert(
             0, Note(f"{left_out} left out of the measurement: any step may lack events there.")
         )
+    measured_runs = [run for run in runs if run.directory.ranks] or runs
     recorded = sorted((log for run in runs for log in run.logs), key=lambda log: log.rank)
     logs, set_clocks = use_monotonic_time(recorded)
     return Inputs(
         runs=[run.directory for run in runs],
         logs=logs,
         traces=measured,
-        telemetry={host: telemetry for run in runs for host, telemetry in run.telemetry.items()},
+        telemetry={host: telemetry for run in measured_runs for host, telemetry in run.telemetry.items()},
         notes=merge_notes(
             [
                 *map(Note, skipped),
@@ -300,6 +305,16 @@ def _read_runs(folders: Sequence[str], options: Options) -> list[_Run]:
         by_own_name = {each.host or host: each for host, each in telemetry.items()}
         runs.append(_Run(directory, read.logs, by_own_name, _without_gpu_notes(notes, directory.ranks)))
     return runs
+
+
+def launch_of_runs(runs: Sequence[RunDirectory]) -> Mapping[str, Any]:
+    """How the job of these was started, as :func:`launch_of` the first of them; of several starts, with the end of the last one. {} without
+    runs."""
+    if not runs:
+        return {}
+    starts = starts_of(runs)
+    first = launch_of(starts[0][0])
+    return first if len(starts) == 1 else {**first, "ended_ns": launch_of(starts[-1][0]).get("ended_ns")}
 
 
 def launch_of(run: RunDirectory) -> Mapping[str, Any]:

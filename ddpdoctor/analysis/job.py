@@ -18,6 +18,7 @@ from ddpdoctor.measure.metrics import creation_line
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.wholerun import Launch
 from ddpdoctor.rundir import RunDirectory
+from ddpdoctor.rundir.attempts import starts_of
 from ddpdoctor.rundir.stops import launches_of
 from ddpdoctor.stall import Verdict
 
@@ -112,6 +113,7 @@ def _end(runs: Sequence[RunDirectory], stopped: Verdict) -> str | None:
     """See :class:`~ddpdoctor.diagnose.diagnosis.Job`."""
     if not runs:
         return None
+    runs = starts_of(runs)[-1]
     over = stopped.job.complete or any(run.manifest.get("ended_ns") for run in runs)
     if not over and any(map(is_running_here, runs)):
         return RUNNING
@@ -156,7 +158,8 @@ def _versions(facts: JobFacts, first: Mapping[str, Any], manifest: Mapping[str, 
 
 
 def launches_by_host(runs: Sequence[RunDirectory]) -> dict[str, Launch]:
-    """When the launcher of each host started and ended: of several launchers on a host the first start and the last end."""
+    """When the launcher of each host started and ended: of several launchers on a host the first start and the last end. Of a job that was
+    started several times, the same for all hosts: the first start and the last end."""
     found: dict[str, Launch] = {}
     for run in runs:
         for record in (run.manifest, *launches_of(run.path, [])):
@@ -167,4 +170,8 @@ def launches_by_host(runs: Sequence[RunDirectory]) -> dict[str, Launch]:
             known = [end for end in (ended_ns, before and before.ended_ns) if isinstance(end, int)]
             first_ns = min(started_ns, before.started_ns) if before else started_ns
             found[host] = Launch(first_ns, max(known, default=None))
+    if len(starts_of(runs)) > 1 and found:
+        ends = [launch.ended_ns for launch in found.values() if launch.ended_ns is not None]
+        whole = Launch(min(launch.started_ns for launch in found.values()), max(ends, default=None))
+        return dict.fromkeys(found, whole)
     return found

@@ -71,7 +71,7 @@ def with_source_text(diagnosis: Diagnosis, runs: Sequence[str]) -> Diagnosis:
         def masked(line: str) -> str:
             return mask_text(line.rstrip("\r")[:_MAX_CHARACTERS])
 
-        call = where.way[-1]
+        call = where.call
         calling = lines_of(call.file)
         of_call = calling[call.line - 1 : call.line] if isinstance(calling, list) and call.line > 0 else []
         text = SourceText(

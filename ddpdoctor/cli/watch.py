@@ -22,7 +22,12 @@ from ddpdoctor.errors import UnusableInput
     help="Seconds between updates.",
 )
 @click.option("--once", is_flag=True, help="Print one frame and exit.")
-def command(run: Path, interval: float, once: bool) -> None:
+@click.option(
+    "--prometheus",
+    metavar="[HOST:]PORT",
+    help="Serve the verdict so far and its findings at http://HOST:PORT/metrics. [default HOST: 127.0.0.1]",
+)
+def command(run: Path, interval: float, once: bool, prometheus: str | None) -> None:
     """Show a run directory while its job runs: step times, phases, late ranks, GPUs, and the verdict so far.
 
     Keys: q quits, s changes the order of the ranks, r reverses it, p shows each rank's phases. The view ends with the job
@@ -32,12 +37,18 @@ def command(run: Path, interval: float, once: bool) -> None:
     Examples:
       ddpdoctor watch ddpdoctor-runs/20260101T120000Z-train
       ddpdoctor watch ddpdoctor-runs/20260101T120000Z-train --once
+      ddpdoctor watch ddpdoctor-runs/20260101T120000Z-train --prometheus 9401 > /dev/null
     """
     from ddpdoctor.cli.watch_loop import watch
+    from ddpdoctor.launch import parse_address
     from ddpdoctor.rundir import is_run_directory
 
     if not is_run_directory(str(run)):
         raise UnusableInput(
             f"{run} is not a ddpdoctor run directory. To record one: `ddpdoctor run --out {run} -- COMMAND`."
         )
-    watch(run, interval, once=once)
+    if once and prometheus is not None:
+        raise UnusableInput(
+            "--once prints one frame and ends, so it cannot serve metrics: leave out one of the two."
+        )
+    watch(run, interval, once=once, address=None if prometheus is None else parse_address(prometheus))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from ddpdoctor.analysis import analyze
 from ddpdoctor.cli.keys import Keys, keys
 from ddpdoctor.cli.project_config import configured
 from ddpdoctor.cli.rank_answers import STOPPED, is_stopped
+from ddpdoctor.cli.watch_metrics import serve_findings
 from ddpdoctor.cli.watch_ranks import View
 from ddpdoctor.cli.watch_view import LiveVerdict, frame
+from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.rundir import present_ranks, recover
 from ddpdoctor.telemetry import LiveRun
@@ -26,8 +29,8 @@ PAUSE_FACTOR = 10.0
 """The pause after an analysis is at least ten times its duration, so that the analyses take at most a tenth of a core."""
 
 
-def watch(run: Path, interval_s: float, *, once: bool) -> None:
-    """Show ``run`` until its job has ended, or ``once``."""
+def watch(run: Path, interval_s: float, *, once: bool, address: tuple[str, int] | None = None) -> None:
+    """Show ``run`` until its job has ended, or ``once``, and serve its findings on ``address`` meanwhile."""
     watched = WatchedRun(run)
     watched.refresh()
     console = Console()
@@ -38,7 +41,10 @@ def watch(run: Path, interval_s: float, *, once: bool) -> None:
         return
     os.nice(19)
     try:
-        with keys() as keyboard:
+        with ExitStack() as at_end:
+            if address is not None:
+                at_end.callback(serve_findings(address, lambda: watched.newest))
+            keyboard = at_end.enter_context(keys())
             _follow(watched, console, interval_s, keyboard)
     except KeyboardInterrupt:
         return
@@ -77,6 +83,8 @@ class WatchedRun:
         self._options = configured(jobs=1)
         self._path, self._live = path, LiveRun(path)
         self._verdict = LiveVerdict("no verdict yet: the first analysis is running")
+        self.newest: tuple[Diagnosis | None, float] = None, time.monotonic()
+        """The newest diagnosis, None without one, and when it was made, monotonic, s."""
         self._now: dict[int, dict[str, Any]] = {}
         self.view = View()
         """Order and columns of the table of ranks."""
@@ -111,6 +119,7 @@ class WatchedRun:
             self._verdict = LiveVerdict(f"no verdict yet ({type(error).__name__}: {error})")
         else:
             self._verdict = LiveVerdict.of(diagnosis)
+            self.newest = diagnosis, time.monotonic()
 
     def analyze_repeatedly(self) -> None:
         """Analyse repeatedly, with pauses, in its own thread."""

@@ -6,7 +6,7 @@ the first sentence of a report. All thresholds are in the rule files.
 In the order of a diagnosis:
 
     rules       load, rule_cache, rule, conditions, config, selftest, frameworks (the settings of Lightning, Transformers, ...)
-    facts       facts_view, words (filters for texts)
+    facts       facts_view, words (filters for texts), rewording (for few ranks)
     findings    engine, ordering, verdict
     result      diagnosis, jsonvalue, schema, trials
 """

@@ -123,10 +123,12 @@ class Evidence(msgspec.Struct, frozen=True):
 
 
 class Fix(msgspec.Struct, frozen=True, kw_only=True):
-    """What to change."""
+    """What to change, or how to find out more."""
 
     title: str
     why: str
+    investigates: bool = False
+    """Whether it is a step to find the cause, and changes nothing."""
     snippet: str | None = None
     trade_off: str | None = None
     docs: list[str] = []
@@ -151,6 +153,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     explanation: str = ""
     ranks: list[int] | None = None
+    """The ranks that cause it, as others do not; null: none more than another, so all of :attr:`Job.ranks_seen`, even if that is one."""
     steps: list[int] | None = None
     """[first, last]; None if in all steps."""
     persistence: str | None = None

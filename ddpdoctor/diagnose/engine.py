@@ -13,6 +13,7 @@ from ddpdoctor.diagnose.conditions import evaluate
 from ddpdoctor.diagnose.diagnosis import CheckedRule, Coverage, Evidence, Finding, Fix, SkippedRule
 from ddpdoctor.diagnose.load import RuleSet
 from ddpdoctor.diagnose.ordering import RuleHit, order_findings
+from ddpdoctor.diagnose.rewording import for_this_job
 from ddpdoctor.diagnose.rule import Common, FixText, Rule
 from ddpdoctor.measure.facts import Cost, Facts
 from ddpdoctor.measure.places import Where
@@ -214,9 +215,8 @@ class _Run:
         for cost, path in self._candidates():
             self.cost, self.cost_path = cost, path
             self.context["cost"] = facts_view.as_cel(cost)
-            self.framework = frameworks.names(
-                self.common.frameworks, (cost or {}).get("where") or (), self.tree["job"]
-            )
+            named = cost["where"] if cost else facts_view.lines_at(self.tree, rule.where)
+            self.framework = frameworks.names(self.common.frameworks, named, self.tree["job"])
             self.context["framework"] = self.framework
             if cost is not None and not self._holds(self.common.cost_when):
                 break
@@ -268,7 +268,7 @@ class _Run:
         if "steps.mean_ms" in missing:
             raise NotMeasuredError("step times were not measured")
         if missing:
-            raise NotMeasuredError("not measured: " + ", ".join(missing))
+            raise NotMeasuredError(f"not measured: {facts_view.what_is_missing(missing)}")
 
     def _costs(self) -> list[_Candidate]:
         """The measured costs of the rule, the costliest first."""
@@ -364,8 +364,7 @@ class _Run:
         recorded = cost["where"] if cost else []
         where = frameworks.changeable_first(self.common.frameworks, recorded, self.tree["job"])
         if self.rule.where and (not where or self.rule.where_leads):
-            named = facts_view.lookup(self.tree, self.rule.where)
-            leading = named if isinstance(named, list) else [named] if named else []
+            leading = facts_view.lines_at(self.tree, self.rule.where)
             places = {(line["file"], line["line"]): line for line in where}
             where = [places.pop((line["file"], line["line"]), line) for line in leading] + list(
                 places.values()
@@ -449,11 +448,11 @@ class _Run:
                 continue
             means = words.render(entry.means, names) if entry.means else facts_view.short_label(path)
             unit = entry.unit if entry.unit is not None else facts_view.unit_of(path)
-            found.append(Evidence(path, value, unit, means))
+            found.append(Evidence(path, value, for_this_job(unit, names), for_this_job(means, names)))
         return found
 
     def _fixes(self, names: dict[str, Any]) -> list[Fix]:
-        found = frameworks.fixes_of(self.framework)
+        found = frameworks.fixes_of(self.framework, names)
         short = self.common.short_window if self._is_from_short_window() else None
         for number, fix in enumerate([*self.rule.fixes, *([short.fix] if short else [])], start=1):
             try:
@@ -486,10 +485,12 @@ def _fix(fix: FixText, names: dict[str, Any], common: Common) -> Fix:
     found = Fix(
         title=words.render(fix.title, names),
         why=words.render(fix.why, names),
+        investigates=fix.investigates,
         snippet=None if fix.snippet is None else words.render_snippet(fix.snippet, names),
         trade_off=None if fix.trade_off is None else words.render(fix.trade_off, names),
         docs=fix.docs,
         settings={name: words.render(text, names) for name, text in fix.settings.items()},
     )
     settings = found.settings or {name: words.render(text, names) for name, text in fix.in_frameworks.items()}
-    return frameworks.in_words_of(common.frameworks, found, settings, fix.title, names) or found
+    in_words = frameworks.in_words_of(common.frameworks, found, settings, fix.title, names)
+    return in_words or frameworks.in_hook(common.frameworks, found, names["where"])

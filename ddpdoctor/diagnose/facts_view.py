@@ -6,7 +6,7 @@ import functools
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,6 +68,12 @@ def as_cel(value: Any) -> Any:
     return value
 
 
+def lines_at(tree: Mapping[str, Any], path: str | None) -> list[Any]:
+    """The lines that the fact at ``path`` is, one or several; none without a path."""
+    found = lookup(tree, path) if path else None
+    return found if isinstance(found, list) else [found] if found else []
+
+
 def lookup(facts: Mapping[str, Any], path: str) -> Any:
     """Return the value at a dotted path; None if it or a parent is absent."""
     value: Any = facts
@@ -76,6 +82,36 @@ def lookup(facts: Mapping[str, Any], path: str) -> Any:
             return None
         value = value.get(name)
     return value
+
+
+_MEASURED = {
+    "arrivals": "when each rank arrives at collectives",
+    "breakdown": "the critical path",
+    "buckets": "DDP's buckets",
+    "communication": "transfers of collectives between all ranks",
+    "ddp": "DDP's options and parameters",
+    "gpu": "kernels, by a profiler window",
+    "gpu.error_ranks": "readings of NVML",
+    "gpu.memory_used_share": "readings of NVML",
+    "gpu.narrow_link_ranks": "readings of NVML",
+    "gpu.throttled_ranks": "readings of NVML",
+    "host": "the load of the hosts",
+    "host.run_delay_share": "waits of training threads for a core",
+    "job.backend": "the backend",
+    "job.data_parallel": "whether DataParallel splits the batches",
+    "job.device": "which device the job uses",
+    "loader": "waits for a DataLoader",
+    "memory": "memory over the run",
+    "run": "start and end of the run",
+}
+"""What facts, or all below a path, are of."""
+
+
+def what_is_missing(paths: Sequence[str]) -> str:
+    """In words, what these facts without a value are of: "memory over the run, readings of NVML"."""
+    return ", ".join(
+        dict.fromkeys(_MEASURED.get(path) or _MEASURED.get(path.partition(".")[0], path) for path in paths)
+    )
 
 
 def unit_of(path: str) -> str:

@@ -10,6 +10,7 @@ import msgspec
 
 from ddpdoctor.diagnose import words
 from ddpdoctor.diagnose.diagnosis import Fix
+from ddpdoctor.measure.places import loop_in
 
 
 class FrameworkObject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,7 +31,8 @@ class FrameworkSetting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     setting: str
     object: str
-    argument: str
+    argument: str | None = None
+    """Null: the object has no such argument, and a fix that changes several settings does without it."""
     value: str = "{{ value }}"
     """Template of the argument; ``value`` is the fix's as Python."""
     since: str | None = None
@@ -42,14 +44,14 @@ class FrameworkSetting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class FrameworkCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A function of the framework's own loop that calls torch."""
+    """A function of the framework's own loop, or one for scripts, that calls torch."""
 
     function: str
     """Its name with its class, or the end of that name."""
     does: str
     """Why, as a clause."""
     setting: str | None = None
-    """The fix: Python of the user's script that changes how often; null if nothing does."""
+    """The fix: Python of the user's script that changes how often, a template; null if nothing does."""
     title: str | None = None
     object: str | None = None
     """The framework's object that takes the setting."""
@@ -68,6 +70,10 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Beginnings of its files' paths, from the folder of installed packages."""
     loops: list[str] = []
     """Functions that run its training loop, named with their class: a user calls them once."""
+    step: str | None = None
+    """Python for ``step``, the number of the optimizer step, in a function of the user's that the loop calls."""
+    rank: str | None = None
+    """The same for ``rank``."""
     objects: dict[str, FrameworkObject] = {}
     settings: list[FrameworkSetting] = []
     calls: list[FrameworkCall] = []
@@ -133,39 +139,99 @@ def _names_of(
 ) -> dict[str, Any]:
     found = called_through(frameworks, where, job)
     if found is None:
-        return dict(NAMES)
-    through, (framework, version) = where["through"], found
+        return _around(frameworks, where, job)
+    through, framework, version = where["through"], found.framework, found.version
     call, frame = next(
         (
             (call, frame)
             for frame in through
             for call in framework.calls
-            if f".{frame['function']}".endswith(f".{call.function}") and _is_in(version, call.since, None)
+            if _is_named(frame, call.function) and _is_in(version, call.since, None)
         ),
         (None, through[0]),
     )
-    return dict(NAMES) | {
+    names = dict(NAMES) | {
         "name": framework.name,
         "version": version,
         "function": frame["function"],
         "line": words.file_and_line(frame),
         "by_script": all((each["file"], each["line"]) != (where["file"], where["line"]) for each in through),
-        "in_loop": any(each["function"] in framework.loops for each in through),
-        **({} if call is None else {name: getattr(call, name) for name in ("does", "setting", "title")}),
-        **({} if call is None else {"trade_off": call.trade_off, "source": call.source}),
-        "changed_at": framework.objects[call.object].calls if call is not None and call.object else [],
+        "in_loop": any(_is_named(each, loop) for each in through for loop in framework.loops),
+        **({} if call is None else _row_names(found, call)),
+    }
+    return names | _own_call(framework, where, frame if call else through[-1]) if names["in_loop"] else names
+
+
+def _around(
+    frameworks: Sequence[Framework], where: Mapping[str, Any], job: Mapping[str, Any]
+) -> dict[str, Any]:
+    """:data:`NAMES` of a line that a function of a framework's ``calls`` calls, such as its evaluation."""
+    callers = where.get("callers") or ()
+    loop = loop_in([each["file"] for each in callers])
+    frame = None if loop is None else callers[loop]
+    found = None if frame is None else called_through(frameworks, {"through": [frame]}, job)
+    if frame is None or found is None:
+        return dict(NAMES)
+    calls = (each for each in found.framework.calls if _is_named(frame, each.function))
+    call = next((each for each in calls if _is_in(found.version, each.since, None)), None)
+    return dict(NAMES) if call is None else dict(NAMES) | _row_names(found, call)
+
+
+def _row_names(found: InFramework, call: FrameworkCall) -> dict[str, Any]:
+    return {
+        "name": found.framework.name,
+        "version": found.version,
+        "changed_at": found.framework.objects[call.object].calls if call.object else [],
+        **{name: getattr(call, name) for name in ("does", "setting", "title", "trade_off", "source")},
     }
 
 
-def fixes_of(framework: Mapping[str, Any]) -> list[Fix]:
-    """What changes a call of the framework's own loop, by its :data:`NAMES`; nothing where that is not known."""
-    if not framework["in_loop"] or framework["setting"] is None:
+def _is_named(frame: Mapping[str, Any], name: str) -> bool:
+    """Whether a frame's function is ``name``, with its class or the end of that; Python 3.10 and older record no class."""
+    function = frame["function"]
+    return f".{function}".endswith(f".{name}") or function == name.rpartition(".")[2]
+
+
+def _own_call(framework: Framework, where: Mapping[str, Any], called: Mapping[str, Any]) -> dict[str, Any]:
+    """The :data:`NAMES` that differ where a hook of the user's calls that function of the framework: the call is the one to change."""
+    if loop_in([each["file"] for each in where.get("callers", ())]) is None or framework.step is None:
+        return {}
+    return {
+        "setting": f"{framework.step}\nif step % 1000 == 0:\n    {words.THIS_WORK}",
+        "title": f"Call {called['function']} every N steps{words.at(where)}",
+        "trade_off": "Its results come every N steps.",
+        "changed_at": [],
+    }
+
+
+_STEP, _RANK = re.compile(r"\bstep %"), re.compile(r"\brank (?:==|in) ")
+
+
+def in_hook(frameworks: Sequence[Framework], fix: Fix, where: Sequence[Mapping[str, Any]]) -> Fix:
+    """The fix with what ``step`` and ``rank`` in its code are, if a framework's loop calls the function in which the first line is."""
+    files = [each["file"] for each in where[0].get("callers", ())] if where else []
+    loop = loop_in(files)
+    framework = None if loop is None else _framework_of(frameworks, files[loop])
+    if framework is None or fix.snippet is None:
+        return fix
+    given = [
+        text
+        for used, text in ((_STEP, framework.step), (_RANK, framework.rank))
+        if text and used.search(fix.snippet) and text not in fix.snippet
+    ]
+    return msgspec.structs.replace(fix, snippet="\n".join([*given, fix.snippet]))
+
+
+def fixes_of(framework: Mapping[str, Any], tree: Mapping[str, Any]) -> list[Fix]:
+    """What changes a call of the framework's own loop, or of one of its functions that the script calls, by its :data:`NAMES`; nothing
+    where that is not known."""
+    if framework["setting"] is None:
         return []
     return [
         Fix(
-            title=framework["title"],
+            title=words.render(framework["title"], tree),
             why=f"{framework['name']} {framework['does']}.",
-            snippet=framework["setting"],
+            snippet=words.render_snippet(framework["setting"], tree),
             trade_off=framework["trade_off"],
             docs=[framework["source"]],
             changed_at=framework["changed_at"],
@@ -184,12 +250,16 @@ def called_through(
     imported = job.get("frameworks") or {}
     # The outermost is what the user called: transformers calls accelerate.
     for frame in reversed(through):
-        file = _INSTALLED.sub("", frame["file"]).replace("\\", "/")
-        for framework in frameworks:
-            if any(file.startswith(each) for each in framework.files):
-                version = next((imported[name] for name in framework.packages if imported.get(name)), "")
-                return InFramework(framework, version)
+        framework = _framework_of(frameworks, frame["file"])
+        if framework is not None:
+            version = next((imported[name] for name in framework.packages if imported.get(name)), "")
+            return InFramework(framework, version)
     return None
+
+
+def _framework_of(frameworks: Sequence[Framework], path: str) -> Framework | None:
+    file = _INSTALLED.sub("", path).replace("\\", "/")
+    return next((each for each in frameworks if any(map(file.startswith, each.files))), None)
 
 
 def _is_in(version: str, since: str | None, before: str | None) -> bool:
@@ -218,6 +288,8 @@ def in_words_of(
     rows = [row for row in known if row is not None]
     if found is None or len(rows) < len(known) or len({row.object for row in rows}) > 1:
         return None
+    if not any(row.argument for row in rows):
+        return None
     arguments = ", ".join(_arguments(rows, settings, tree))
     target = found.framework.objects[rows[0].object]
     form = words.render_snippet(target.form, {**tree, "arguments": arguments})
@@ -241,6 +313,8 @@ def _arguments(
     rows: Sequence[FrameworkSetting], settings: Mapping[str, str], tree: Mapping[str, Any]
 ) -> Iterator[str]:
     for row, value in zip(rows, settings.values(), strict=True):
+        if row.argument is None:
+            continue
         given = {**tree, "value": _PYTHON.get(value, value)}
         argument, written = (words.render(text, given) for text in (row.argument, row.value))
         yield f"{argument}={written}"
@@ -255,10 +329,12 @@ def check(frameworks: Sequence[Framework]) -> None:
         for row in framework.settings:
             if row.object not in framework.objects:
                 raise ValueError(f"{framework.name}: {row.setting}: there is no object {row.object!r}")
-            words.check_template(row.argument)
+            words.check_template(row.argument or "")
             words.check_template(row.value)
         for call in framework.calls:
             if call.object is not None and call.object not in framework.objects:
                 raise ValueError(f"{framework.name}: {call.function}: there is no object {call.object!r}")
+            words.check_template(call.setting or "")
+            words.check_template(call.title or "")
         for target in framework.objects.values():
             words.check_template(target.form)

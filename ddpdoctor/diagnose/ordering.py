@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
 
@@ -49,28 +49,8 @@ def order_findings(
     hits: list[RuleHit], context: Mapping[str, Any], thresholds: Mapping[str, float], errors: list[str]
 ) -> list[Finding]:
     """Return causes by cost, then effects by cost with ``caused_by``; broken conditions go to ``errors``."""
-
-    floor = {"critical": thresholds["critical_share"], "warning": thresholds["warning_share"]}
-
-    def sort_key(entry: RuleHit) -> float:
-        if entry.rule.stops:
-            return inf
-        # A finding without a cost ranks like the smallest cost of its severity.
-        least = floor.get(entry.finding.severity, 0.0) if entry.rule.severity else 0.0
-        return max(_loss(entry.finding, context["run"], thresholds) / _discount(entry.finding), least)
-
-    def capped_key(entry: RuleHit) -> float:
-        # A finding with a capped severity ranks below all of the next higher severity.
-        above = {"info": ("warning", "critical"), "warning": ("critical",)}
-        severer = [hit for hit in hits if hit.finding.severity in above.get(entry.finding.severity, ())]
-        highest = {"info": floor["warning"], "warning": floor["critical"]}.get(entry.finding.severity, inf)
-        return (
-            min([sort_key(entry), highest, *map(sort_key, severer)])
-            if entry.severity_capped
-            else sort_key(entry)
-        )
-
-    by_cost = sorted(hits, key=lambda entry: (capped_key(entry), not entry.severity_capped), reverse=True)
+    weights = _weights(hits, context, thresholds)
+    by_cost = sorted(hits, key=lambda hit: (weights[hit.rule.id], not hit.severity_capped), reverse=True)
     causes: dict[str, str] = {}
     # Rules that any finding can explain come last, because they name the root cause.
     for entry in sorted(by_cost, key=lambda hit: any(effect.rule == ANY for effect in hit.rule.effects)):
@@ -93,6 +73,29 @@ def order_findings(
         severity = "info" if cause in capped else entry.finding.severity
         findings.append(msgspec.structs.replace(entry.finding, caused_by=cause, severity=severity))
     return [f for f in findings if f.caused_by is None] + [f for f in findings if f.caused_by is not None]
+
+
+def _weights(
+    hits: Sequence[RuleHit], context: Mapping[str, Any], thresholds: Mapping[str, float]
+) -> dict[str, float]:
+    """By rule, what orders its finding: its loss, but one with a capped severity ranks below all findings of higher severities."""
+    floor = {"critical": thresholds["critical_share"], "warning": thresholds["warning_share"]}
+
+    def own(hit: RuleHit) -> float:
+        if hit.rule.stops:
+            return inf
+        # A finding without a cost ranks like the smallest cost of its severity.
+        least = floor.get(hit.finding.severity, 0.0) if hit.rule.severity else 0.0
+        return max(_loss(hit.finding, context["run"], thresholds) / _discount(hit.finding), least)
+
+    weights = {hit.rule.id: own(hit) for hit in hits}
+    for severity, above in (("warning", ("critical",)), ("info", ("warning", "critical"))):
+        severer = [own(hit) for hit in hits if hit.finding.severity in above]
+        most = min([floor[above[0]], *severer])
+        for hit in hits:
+            if hit.severity_capped and hit.finding.severity == severity:
+                weights[hit.rule.id] = min(weights[hit.rule.id], most)
+    return weights
 
 
 def _discount(finding: Finding) -> float:

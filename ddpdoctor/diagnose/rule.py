@@ -55,13 +55,29 @@ class EvidenceLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     unit: str | None = None
 
 
+class Tested(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the pack's tests run a Python snippet in a training of two ranks on CPUs."""
+
+    stands: Literal["setup", "wrap", "step", "train", "update", "loop", "after", "loader"]
+    """Before the loop; instead of the call that wraps the model with DDP; at the end of each step; instead of forward, backward and
+    update; instead of backward and update; instead of the loop; after the loop; or instead of the training, a loader alone."""
+    job: list[Literal["unused", "accumulates", "adam", "uneven"]] = []
+    """What the training has besides: an unused layer, micro-batches, Adam, more batches on one rank."""
+    results: Literal["same bits", "last bits", "other", "no training"]
+    """How the parameters differ at most from those of the same training without the snippet."""
+
+
 class FixText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A fix: Jinja2 texts over the facts."""
 
     title: str
     why: str
     when: str | None = None
+    investigates: bool = False
+    """Whether it is a step to find the cause, and changes nothing: shown as "Next step", not as "Fix"."""
     snippet: str | None = None
+    tested: Tested | None = None
+    """None: no test runs the snippet."""
     trade_off: str | None = None
     docs: list[str] = []
     settings: dict[str, str] = {}
@@ -177,8 +193,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def read_more(self) -> str | None:
-        """The first page in the ``docs`` of the first fix."""
-        return next((page for fix in self.fixes[:1] for page in fix.docs), None)
+        """The first page in the ``docs`` of the first fix that has one."""
+        return next((page for fix in self.fixes for page in fix.docs), None)
 
     @property
     def effects(self) -> list[Effect]:

@@ -23,13 +23,18 @@ _MIN_UNMATCHED_STEPS = 2
 
 
 def verdict(
-    outcome: Outcome, *, coverage: Coverage, matched: bool = True, stopped: str | None = None
+    outcome: Outcome,
+    *,
+    coverage: Coverage,
+    matched: bool = True,
+    stopped: str | None = None,
+    marked: bool = True,
 ) -> tuple[bool, Verdict]:
     """Return ``(healthy, verdict)``. Healthy: steps were measured and checked, no rule warns, and no large cost is unexplained
     because rules lacked data.
 
     ``matched``: whether collectives were matched across ranks. ``stopped``: headline if no steps were measured and the
-    analysis of the job's end found nothing.
+    analysis of the job's end found nothing. ``marked``: whether the recording shows where steps begin.
     """
     warnings = [finding for finding in outcome.findings if finding.severity != "info"]
     top = _headline_of(warnings)
@@ -58,7 +63,7 @@ def verdict(
             "recorded on all ranks.",
         )
     share = outcome.thresholds["warning_share"]
-    steps = f"{words.count(coverage.steps, 'step')} of {words.count(coverage.ranks, 'rank')}"
+    steps = f"{words.count(coverage.steps, 'step') if marked else 'one recording'} of {words.count(coverage.ranks, 'rank')}"
     lacking = sum(rule.applies for rule in outcome.skipped)
     lacked = f", {lacking} lacked data" if lacking else ""
     seen = f"{steps}; {words.count(lacking, 'check')} lacked data" if lacking else steps
@@ -76,7 +81,8 @@ def verdict(
     if lacking > evaluated:
         return True, Verdict(
             None,
-            f"No problem found, but only {evaluated} of {evaluated + lacking} checks had data ({steps}).",
+            f"No {'severe ' if outcome.findings else ''}problem found, but only {evaluated} of {evaluated + lacking} checks had data "
+            f"({steps}).",
         )
     found = f"{words.count(len(outcome.checked), 'check')} found nothing"
     return True, Verdict(

@@ -9,6 +9,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.diagnose.rewording import for_this_job
+from ddpdoctor.measure.places import place_in_loop
 from ddpdoctor.nearest import did_you_mean
 from ddpdoctor.plain import plain
 from ddpdoctor.rundir import ranks_in_words
@@ -51,6 +53,8 @@ def hours(value: float) -> str:
 
 _SECONDS_BELOW_HOURS, _DAYS_FROM_HOURS = 0.025, 48
 """In hours: less than the first (90 s) is given in seconds, more than the second in days."""
+THIS_WORK = "...                # this work"
+"""Line of a snippet that stands for the finding's work, where the text of the line that calls it is unknown."""
 _NAME = re.compile(r"[\w.:<>]+")
 """An operation's name that needs no quotation marks in a sentence."""
 _ROUNDS_TO_ZERO_BELOW = 0.005
@@ -100,7 +104,7 @@ def verb(culprits: Sequence[int] | None, one: str, many: str, job: Mapping[str, 
 
 
 def all_ranks(job: Mapping[str, Any], many: str, one: str) -> str:
-    """All recorded ranks and a verb: "All ranks wait", "All 5 recorded ranks wait", "The one recorded rank waits", or for a job of
+    """All recorded ranks and a verb: "All ranks wait", "All 5 recorded ranks wait", "The recorded rank waits", or for a job of
     one rank "The training process waits"."""
     return sentence(f"{_all_of(job)} {one if _is_one(job) else many}")
 
@@ -111,7 +115,7 @@ def _all_of(job: Mapping[str, Any]) -> str:
     if world == 1:
         return "the training process"
     if seen == 1:
-        return "the one recorded rank"
+        return "the recorded rank"
     if world is None or not 0 < seen < world:
         return "all ranks"
     return "both recorded ranks" if seen == 2 else f"all {seen:.0f} recorded ranks"
@@ -153,9 +157,13 @@ def line(where: Any) -> str:
     where = _ranks_first(where)
     if not isinstance(where, Mapping):
         return ""
-    function = where.get("function") or ""
+    function = _COMPREHENSION.sub("", where.get("function") or "")
     inside = f" in {function}" if function and function != "<module>" else ""
     return f"{file_and_line(where)}{inside}"
+
+
+_COMPREHENSION = re.compile(r"(?:\.<locals>\.<(?:genexpr|\w+comp)>)+$")
+"""End of the name of a function that a generator expression or comprehension makes of itself."""
 
 
 def _ranks_first(where: Any) -> Any:
@@ -171,10 +179,13 @@ def file_and_line(where: Mapping[str, Any]) -> str:
 
 
 def call(where: Any) -> Any:
-    """The line that calls a Where, or the first of several: the outermost of its recorded callers, nearest to the training loop; the line
+    """The line that calls a Where, or the first of several: of its recorded callers, the outermost one in the training loop; the line
     itself without a caller, None without a line. What is done less often is edited there."""
     where = _ranks_first(where)
-    return [where, *where.get("callers", ())][-1] if isinstance(where, Mapping) else None
+    if not isinstance(where, Mapping):
+        return None
+    way = [where, *where.get("callers", ())]
+    return way[place_in_loop([line["file"] for line in way])]
 
 
 def in_forward(where: Any) -> bool:
@@ -424,7 +435,7 @@ def check_template(template: str) -> None:
 
 def render(template: str, names: Mapping[str, Any]) -> str:
     """Render prose: keeps paragraphs, collapses other white space. Raises jinja2.TemplateError."""
-    text = _fill(template, names)
+    text = for_this_job(_fill(template, names), names)
     paragraphs = (_ARTICLE.sub(r"\1n", " ".join(part.split())) for part in text.split("\n\n"))
     return "\n\n".join(part for part in paragraphs if part)
 

@@ -29,17 +29,19 @@ def _doubt(rank: WatchedRank, has_answered: Callable[[WatchedRank], bool]) -> st
     activity = rank.activity
     if activity is Activity.HELD:
         return "is stopped, in a debugger, or waits for input"
-    if activity is Activity.WORKS or rank.meter.moves:
+    if (
+        activity is Activity.WORKS or rank.meter.moves
+    ):  # a rank that waits by its own report may move data all the same
         return "reads, writes or computes"
     if rank.state == "D":
         return "waits for storage"
+    if activity is Activity.COMPUTES:
+        return "uses a processor"
     if rank.holds_gil:
-        return None  # it cannot answer; faulthandler has written where it is, and the kernel sees it use nothing but a processor
+        return None  # it cannot answer; faulthandler has written where it is
     if activity is Activity.UNKNOWN or not rank.is_known:
         return "does not show what it does"
-    if rank.joined and not has_answered(rank):
-        return "has not answered"
-    return "uses a processor" if activity is Activity.COMPUTES else None
+    return "has not answered" if rank.joined and not has_answered(rank) else None
 
 
 def lines(ranks: Sequence[WatchedRank]) -> frozenset[Line]:
@@ -53,8 +55,8 @@ class Kill:
     def __init__(self, after_s: float) -> None:
         self._apart_s = min(after_s, _APART_S)
         self._declared_s = self._looked_s = time.monotonic()
-        self._proven_s: float | None = None
-        """When a poll first proved the hang, monotonic seconds."""
+        self._is_proven = False
+        """Whether the last poll proved the hang."""
         self._lines: frozenset[Line] = frozenset()
         self.is_doubt_reported = False
         """Whether the user was warned why the job is not ended."""
@@ -68,15 +70,10 @@ class Kill:
 
     def start_again(self) -> None:
         """A rank has made progress: two further polls have to prove the hang."""
-        self._proven_s = None
+        self._is_proven = False
 
     def look(self, doubts: list[str], current: list[WatchedRank]) -> bool:
         """Evaluate a poll; True if it is the second one in a row that proves the hang, with all ranks at the same lines."""
         self._looked_s, before, self._lines = time.monotonic(), self._lines, lines(current)
-        if doubts:
-            self._proven_s = None
-        elif self._proven_s is not None and before == self._lines:
-            return True
-        else:
-            self._proven_s = self._looked_s
-        return False
+        was_proven, self._is_proven = self._is_proven, not doubts
+        return self._is_proven and was_proven and before == self._lines

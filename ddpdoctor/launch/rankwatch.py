@@ -55,7 +55,7 @@ class Activity(Enum):
     COMPUTES = "computes"
     """It uses a processor, and no other sign of progress is visible."""
     IDLE = "idle"
-    """It answers, does not wait for other ranks, and uses no resources."""
+    """It does not wait for other ranks, and uses no resources. It answers, or a thread holds the GIL."""
     HELD = "held"
     """By a person: a debugger, a signal that stops it, a prompt."""
     UNKNOWN = "unknown"

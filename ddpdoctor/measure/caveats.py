@@ -160,8 +160,8 @@ def _much_unseen(graphs: Graphs) -> Iterator[str]:
     if unseen + idle < _TUNING.much:
         return
     why = (
-        "there a rank's window has not begun yet: they begin at different times"
+        "the ranks' profiler windows begin at different times, and the critical path runs through one that had not begun"
         if unseen >= idle
-        else "there a device idles, and nothing was recorded of its host"
+        else "a device idles there, and nothing was recorded of its host"
     )
-    yield f"Of {100 * (unseen + idle):.0f} % of the step it is unknown what took the time (other): {why}."
+    yield f"{100 * (unseen + idle):.0f} % of the step cannot be attributed (other): {why}."

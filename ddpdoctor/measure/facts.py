@@ -63,7 +63,8 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     drawn_as: str | None = None
     """The cause under ``late`` of which those marks show most of ``late_ms``, if they do not show it of this one."""
     awake_ms: float | None = None
-    """How long training threads were running or runnable during host work on CPUs (late ranks: longer than others); null elsewhere."""
+    """How long training threads were running or runnable during host work on CPUs (late ranks: longer than others), and under
+    ``late.cpu_starved`` if the ranks wait for a core beyond their due in most steps, more than chance explains; null elsewhere."""
     occurrence_ms: float | None = None
     """Median lateness, or duration, in the steps in which it happens."""
     steps_hit: int = 0
@@ -88,7 +89,10 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     phase: str | None = None
     """The only phase in which its ranks compute longer: ``the forward pass``, ``backward()`` or ``optimizer.step()``; else null."""
     operation: str | None = None
-    """What is executed there, if it has a name: a collective, a kernel, an operator."""
+    """What is executed there, if it has a name: a collective, a kernel, an operator, or an annotation that covers at least half of it."""
+    operators: list[str] = []
+    """Of time in which devices wait for launches: the torch operators that run for at least a tenth of it, the longest first (of nested
+    ones the outermost)."""
 
 
 IN_MS = (
@@ -331,6 +335,8 @@ class DdpFacts(msgspec.Struct, frozen=True, kw_only=True):
     broadcast_buffers: bool | None = None
     buffer_bytes: float | None = None
     comm_hook: str | None = None
+    has_sync_bn: bool | None = None
+    """Whether the model has SyncBatchNorm layers, whose forward and backward communicate."""
     where: Where | None = None
 
 
@@ -351,6 +357,8 @@ class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Share of matrix-multiplication kernel time that uses tensor cores."""
     matmul_share: float | None = None
     """Share of computation kernel time in matrix multiplications and convolutions."""
+    layout_share: float | None = None
+    """Share of computation kernel time in which cuDNN converts the memory layout of images."""
     pageable_copy_ms: float | None = None
     copy_bytes_per_step: float | None = None
     compute_capability: float | None = None
@@ -383,6 +391,8 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The hosts, while the steps after the warm-up ran. The busiest host is the one with the smallest share of idle cores."""
 
     cores: float | None = None
+    numa_nodes: float | None = None
+    """NUMA nodes with CPUs of the busiest host."""
     ranks_per_host: float | None = None
     cpu_percent: float | None = None
     """Mean CPU utilization of the busiest host."""

@@ -104,6 +104,7 @@ def measure(
         graphs.logs,
         graphs.log.why if graphs.log else {},
         launches or {},
+        is_first=not attempts or attempts[0].is_measured,
         is_last=not attempts or attempts[-1].is_measured,
     )
     works = {log.rank: work for log in graphs.logs if (work := work_of_workers(log)) is not None}

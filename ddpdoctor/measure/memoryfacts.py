@@ -77,3 +77,7 @@ class MemoryFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Peak memory reserved by PyTorch's caching allocator on the device, on the rank with the most."""
     allocation_retries: float | None = None
     """How often the allocator found no memory, freed its cache and waited for the device, on the rank with the most."""
+    lasting_retries: float | None = None
+    """How often in the second half of the readings, on the rank with the most then."""
+    steps_per_retry: float | None = None
+    """Steps between them, on average; null without any, or where the steps are unknown."""

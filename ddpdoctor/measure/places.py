@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
+
 import msgspec
+
+from ddpdoctor.rundir.packages import is_well_known
+
+_is_framework = lru_cache(maxsize=4096)(is_well_known)
 
 
 class CodeLine(msgspec.Struct, frozen=True):
@@ -14,7 +21,23 @@ class CodeLine(msgspec.Struct, frozen=True):
 
 
 Stack = tuple[CodeLine, ...]
-"""Lines of the user's program, each called by the next: the innermost first."""
+"""Lines of the user's program, each called by the next: the innermost first. Among them may be the framework's function that runs the
+training loop and calls the user's hooks."""
+
+
+def place_in_loop(files: Sequence[str]) -> int:
+    """By the files of a line and its callers, the position of the outermost line in the training loop: the outermost that a framework's
+    loop calls, or the outermost of all."""
+    loop = None if _is_framework(files[0]) else loop_in(files[1:])
+    return len(files) - 1 if loop is None else loop
+
+
+def loop_in(files: Sequence[str]) -> int | None:
+    """By the files of a user's line's callers, the position of the outermost framework's loop that calls a line of the user's; None
+    without one. In an evaluation that a hook starts, that is the loop of the training, which calls the hook."""
+    loops = [_is_framework(file) for file in files]
+    called = [place for place, is_loop in enumerate(loops) if is_loop and not (place and loops[place - 1])]
+    return called[-1] if called else None
 
 
 class SourceText(msgspec.Struct, frozen=True):
@@ -23,7 +46,7 @@ class SourceText(msgspec.Struct, frozen=True):
     first_line: int
     lines: list[str] = []
     call: str | None = None
-    """Text of the line that calls it, the outermost of its callers, or of the line itself without any; without indentation."""
+    """Text of the line that calls it: of its callers the outermost one in the training loop, or the line itself; without indentation."""
 
 
 class Where(CodeLine, frozen=True):
@@ -39,8 +62,9 @@ class Where(CodeLine, frozen=True):
     ranks and steps concerned; null where the line was not sampled often enough, or, for host work, calls a forward or backward pass or the
     optimizer."""
     callers: Stack = ()
-    """The user's lines from which it was called, the nearest first, without lines of libraries. As many as distinguish this way to the
-    line from others that were seen; none where no caller was recorded."""
+    """The user's lines from which it was called, the nearest first, without lines of libraries other than the function of a framework
+    whose training loop calls the user's hooks. As many as distinguish this way to the line from others that were seen; none where no
+    caller was recorded."""
     text: SourceText | None = None
     """Text of the line, where the file could be read at the analysis and is as it was in the run."""
     text_missing: str | None = None
@@ -58,6 +82,11 @@ class Where(CodeLine, frozen=True):
     def way(self) -> Stack:
         """The line and its callers."""
         return (self, *self.callers)
+
+    @property
+    def call(self) -> CodeLine:
+        """The outermost line of the way that is in the training loop."""
+        return self.way[place_in_loop([line.file for line in self.way])]
 
     @property
     def stack(self) -> Stack:

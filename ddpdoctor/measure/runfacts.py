@@ -57,6 +57,9 @@ class AttemptFacts(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int | None = None
     steps: int = 0
     """Steps that it took."""
+    first_step: int | None = None
+    """Number of its first step in the job, counted from the first attempt's first step: it goes on from the last checkpoint. null where no
+    attempt was seen to save or load one, or attempts before are not in the recording."""
     step_ms: float | None = None
     """Median step time."""
     checkpoint_step: int | None = None
@@ -67,6 +70,8 @@ class AttemptFacts(msgspec.Struct, frozen=True, kw_only=True):
     """How it ended, in words."""
     where: list[Where] = []
     """The line at which it failed."""
+    finding: str | None = None
+    """Rule of the first finding in a diagnosis of this attempt alone; "" if it has none, null if it was not diagnosed."""
 
 
 class TrainingFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +94,7 @@ class TrainingFacts(msgspec.Struct, frozen=True, kw_only=True):
     parameters_bytes: float | None = None
     """Size of their parameters; null without DDP."""
     finding: str | None = None
-    """Title of the first finding in a diagnosis of this training alone; "" if it has none, null if it was not diagnosed."""
+    """Rule of the first finding in a diagnosis of this training alone; "" if it has none, null if it was not diagnosed."""
 
 
 class RestartFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -103,6 +103,7 @@ class LateCause(StrEnum):
     UNEVEN = "uneven"
     """The part of ``compute`` explained by more samples or larger shapes on the late rank."""
     OPTIMIZER = "optimizer"
+    """The optimizer's step."""
     HOST = "host"
     """The rank's own work outside forward, backward, optimizer and data, both Python and operators; on a GPU: gaps without kernels, and
     kernels that were launched there."""
@@ -129,11 +130,15 @@ class SharedCause(StrEnum):
     """What all ranks spend: the names of the facts under ``shared``, and what each is."""
 
     DATA = "data"
+    """Waiting for the data loader, after the first batches of a pass."""
     DATA_EPOCH_START = "data_epoch_start"
     """The first batches of each pass over the loader (worker start), without the ordinary wait."""
     COPY = "copy"
+    """Host-to-device copies."""
     OPTIMIZER = "optimizer"
+    """The optimizer's step."""
     HOST = "host"
+    """Python work outside forward, backward, optimizer and data, and outside of operators."""
     IDLE = "idle"
     """The devices are idle, in no collective, and what their hosts did was not recorded: the devices had no work, for an unknown
     reason."""
@@ -150,7 +155,9 @@ class SharedCause(StrEnum):
     """The device is idle because the host waited for it: .item(), .cpu(), synchronize, copies from pageable memory. All
     such calls of a step together; no more than the host would be ahead without them."""
     CHECKPOINT = "checkpoint"
+    """torch.save and distributed checkpoints."""
     COLLECTION = "collection"
+    """Python garbage collection."""
     COMMUNICATION = "communication"
     """Exposed transfer of gradients: no rank is late, and too little computation is left to hide it."""
     MODEL_COMMUNICATION = "model_communication"

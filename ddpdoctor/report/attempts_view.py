@@ -28,16 +28,16 @@ def attempts_table(diagnosis: Diagnosis) -> Table | None:
             f"{'→ ' if each.is_measured else ''}{each.number}",
             _from_to(each),
             words.ABSENT if each.world_size is None else str(each.world_size),
-            f"{each.steps:,}",
+            f"{each.steps:,}" if each.first_step is None else _steps(each.first_step, each.steps),
             words.milliseconds(each.step_ms),
             words.ABSENT if each.checkpoint_step is None else f"step {each.checkpoint_step}",
             (each.ended or "unknown") + (f" at {place(each.where[0]).short}" if each.where else ""),
+            _first_finding(diagnosis, each),
         ]
         for each in shown
     ]
-    return Table(
-        title, ["attempt", "from – to", "ranks", "steps", "step", "last checkpoint", "how it ended"], rows
-    )
+    columns = ["attempt", "from – to", "ranks", "steps", "step", "last checkpoint", "how it ended"]
+    return Table(title, [*columns, "first finding"], rows)
 
 
 def _from_to(attempt: AttemptFacts) -> str:
@@ -54,7 +54,7 @@ def trainings_table(diagnosis: Diagnosis) -> Table | None:
             f"{'→ ' if each.is_measured else ''}{each.number}",
             ", ".join(each.models) or words.ABSENT,
             words.size(each.parameters_bytes),
-            f"{each.first_step:,} – {each.first_step + each.steps - 1:,}",
+            _steps(each.first_step, each.steps),
             words.seconds(each.total_s),
             words.milliseconds(each.step_ms),
             _first_finding(diagnosis, each),
@@ -65,10 +65,14 @@ def trainings_table(diagnosis: Diagnosis) -> Table | None:
     return Table(title, columns, rows)
 
 
-def _first_finding(diagnosis: Diagnosis, training: TrainingFacts) -> str:
-    if training.is_measured:
-        return diagnosis.findings[0].title if diagnosis.findings else "none"
-    return "not diagnosed" if training.finding is None else training.finding or "none"
+def _steps(first: int, count: int) -> str:
+    return f"{first:,} – {first + count - 1:,}" if count else "none"
+
+
+def _first_finding(diagnosis: Diagnosis, each: AttemptFacts | TrainingFacts) -> str:
+    if each.is_measured:
+        return diagnosis.findings[0].rule if diagnosis.findings else "none"
+    return "not diagnosed" if each.finding is None else each.finding or "none"
 
 
 def _shown(diagnosis: Diagnosis, name: str, kind: type[_Facts]) -> tuple[list[_Facts], str]:

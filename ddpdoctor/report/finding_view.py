@@ -10,6 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from ddpdoctor.diagnose.diagnosis import Evidence, Finding, Fix
+from ddpdoctor.diagnose.words import THIS_WORK
 from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.report import words
 from ddpdoctor.rundir import parsed_python
@@ -80,6 +81,8 @@ class EvidenceRow(msgspec.Struct, frozen=True):
 class FixView(msgspec.Struct, frozen=True, kw_only=True):
     """A fix for a finding."""
 
+    label: str
+    """What it is: a change, or a step to find the cause."""
     title: Prose
     why: list[Prose]
     snippet: str
@@ -303,16 +306,12 @@ def place(where: CodeLine) -> Place:
     )
 
 
-_THIS_WORK = "...                # this work"
-"""Line of a snippet that stands for the finding's work, where the text of the line that calls it is unknown."""
-
-
 def snippet(finding: Finding, fix: Fix) -> str:
     """The code of a fix, with the statement that calls the finding's work where its text is known; "" without code."""
     text = finding.where[0].text if finding.where else None
     call = None if text is None else text.call
     code = (fix.snippet or "").strip("\n")
-    return code.replace(_THIS_WORK, call) if call and _is_a_call(call) else code
+    return code.replace(THIS_WORK, call) if call and _is_a_call(call) else code
 
 
 def _is_a_call(line: str) -> bool:
@@ -324,6 +323,7 @@ def _is_a_call(line: str) -> bool:
 
 def _fix(finding: Finding, fix: Fix) -> FixView:
     return FixView(
+        label="Next step" if fix.investigates else "What to change",
         title=words.split_code(fix.title),
         why=words.paragraphs(fix.why),
         snippet=snippet(finding, fix),

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from ddpdoctor.plain import plain
 from ddpdoctor.report import words
+from ddpdoctor.report.charts.lines import ChartAxes, LineChart, Mark, line_chart, line_data
 from ddpdoctor.report.compare_output import Grid, table_of
 from ddpdoctor.report.console_output import print_wrapped, truncated
 from ddpdoctor.report.history import History, HistoryRun, JobHistory
@@ -18,6 +19,10 @@ from ddpdoctor.written import HISTORY, HISTORY_PAGE, write_file
 
 _COMMIT = 10
 """Characters of a commit that are shown."""
+_LEAST_DRAWN = 3
+"""Fewest runs of a chart: two are compared faster in the table."""
+_CHART_HEIGHT = 140
+"""Pixels."""
 
 
 def write_history_json(history: History, path: str | os.PathLike[str]) -> None:
@@ -27,7 +32,7 @@ def write_history_json(history: History, path: str | os.PathLike[str]) -> None:
 
 def write_history_html(history: History, path: str | os.PathLike[str]) -> None:
     """Write the history as one HTML document without scripts. Raises DdpDoctorError where it cannot."""
-    jobs = [(job, _sentences(job), [grid_of(job)]) for job in history.jobs]
+    jobs = [(job, _sentences(job), chart_of(job), [grid_of(job)]) for job in history.jobs]
     write_file(path, render_plain("history.html.j2", jobs=jobs, notes=history.notes), HISTORY_PAGE)
 
 
@@ -42,6 +47,33 @@ def print_history(history: History, console: Console) -> None:
         print_wrapped(console, table_of(grid_of(job)))
     for note in history.notes:
         print_wrapped(console, Text(plain(truncated(f"Note: {note}")), style="dim"))
+
+
+def chart_of(job: JobHistory) -> LineChart | None:
+    """The median step time of each run, with a mark where it changed; None with fewer than ``_LEAST_DRAWN`` runs that have one."""
+    if sum(run.median_ms is not None for run in job.runs) < _LEAST_DRAWN:
+        return None
+    axes = ChartAxes(
+        title="Median step time by run",
+        description=f"The runs of {job.job} in the order of the table, the oldest first.",
+        x=range(1, len(job.runs) + 1),
+        x_label="run",
+        height=_CHART_HEIGHT,
+        show=words.milliseconds,
+        unit="ms",
+        group="runs",
+    )
+    marks = [
+        Mark(
+            kind="change",
+            label=f"{words.milliseconds(change.before_ms)} → {words.milliseconds(change.after_ms)} from run {change.first + 1} on",
+            at=[change.first + 1],
+        )
+        for change in job.changes
+    ]
+    return line_chart(
+        line_data(axes, [("median step time", [run.median_ms for run in job.runs])], marks=marks)
+    )
 
 
 def grid_of(job: JobHistory) -> Grid:

@@ -66,7 +66,7 @@ def _text(finding: Finding, all_ranks: str) -> str:
             " ← ".join(f"{one.file}:{one.line} in {one.function}" for one in where.way)
             for where in finding.where
         ),
-        *(f"Fix: {fix.title}" for fix in finding.fixes),
+        *(f"{words.fix_label(fix)}: {fix.title}" for fix in finding.fixes),
     ]
     return "\n".join(lines)
 

@@ -98,7 +98,7 @@ def _result(finding: Finding, place: _Place) -> dict[str, Any]:
         lines.append(f"It costs {'at most ' if finding.at_most else ''}{cost} per step.")
     elif total := words.cost_in_total(finding):
         lines.append(f"It costs {total}.")
-    lines += [f"Fix: {fix.title}. {fix.why}" for fix in finding.fixes[:1]]
+    lines += [f"{words.fix_label(fix)}: {fix.title}. {fix.why}" for fix in finding.fixes[:1]]
     properties = {
         "ranks": finding.ranks,
         "costs_ms_per_step": finding.costs_ms_per_step,

@@ -47,6 +47,8 @@ def cost_sentence(diagnosis: Diagnosis) -> str:
     if finding is None and median_ms is None:
         return ""
     if finding is None:
+        if " truncated " in diagnosis.verdict.headline:
+            return ""  # what is left of a file is no whole step
         if words.lookup(diagnosis.facts, "steps.marked") is False:
             return f"The recording takes {words.milliseconds(median_ms)}{_largest_part(diagnosis)}."
         median = "" if diagnosis.steps.measured == 1 else " (median)"
@@ -55,9 +57,9 @@ def cost_sentence(diagnosis: Diagnosis) -> str:
         return _total_sentence(finding)
     gain = words.speedup_text(finding)
     if finding.at_most:
-        return _saving_sentence("at most", finding, gain)
+        return _saving_sentence("at most", finding, gain, diagnosis)
     if finding.estimated:
-        return _saving_sentence("about", finding, gain)
+        return _saving_sentence("about", finding, gain, diagnosis)
     speedup = f"{gain}{words.in_parentheses(words.speedup_range(finding))}"
     clauses = [
         _cost_clause(finding, diagnosis),
@@ -101,14 +103,15 @@ def _total_sentence(finding: Finding) -> str:
     return f"It costs {words.seconds(finding.costs_s)} of this run{of_run}{once}."
 
 
-def _saving_sentence(limit: str, finding: Finding, gain: str) -> str:
+def _saving_sentence(limit: str, finding: Finding, gain: str, diagnosis: Diagnosis) -> str:
     """The cost where only an upper bound or an estimate of the saving is known."""
     cost_ms, share = finding.costs_ms_per_step, finding.share
     if cost_ms is None:
         return ""
-    text = f"{limit.capitalize()} {words.milliseconds(cost_ms)} per step"
+    is_marked = words.mean_step(diagnosis) != "recording"
+    text = f"{limit.capitalize()} {words.milliseconds(cost_ms)} {'per step' if is_marked else 'in the recording'}"
     text += (
-        f", {words.percent(share)} of the step time, could be saved"
+        f", {words.percent(share)} of {'the step time' if is_marked else 'its time'}, could be saved"
         if share is not None
         else " could be saved"
     )
@@ -163,13 +166,15 @@ def collectives_line(diagnosis: Diagnosis) -> str:
     counts = words.numbers_fact(diagnosis, "communication.operations_per_step")
     sizes = words.numbers_fact(diagnosis, "communication.operation_bytes_per_step")
     shown = [
-        f"{words.strip_zeros(words.significant(count))} {name}"
+        f"{words.strip_zeros(words.significant(count))} {_POINT_TO_POINT.get(name, name)}"
         + words.in_parentheses(words.size(sizes[name]) if name in sizes else "")
         for name, count in list(counts.items())[:_MOST_OPERATIONS]
     ]
-    return f"collectives per step: {', '.join(shown)}" if shown else ""
+    where = "in the recording" if words.mean_step(diagnosis) == "recording" else "per step"
+    return f"collectives {where}: {', '.join(shown)}" if shown else ""
 
 
+_POINT_TO_POINT = {"sendrecv": "send/recv"}
 _MOST_OPERATIONS = 4
 _LEAST_PART = 0.01
 """Share of the wall time from which a part is named; the rest is "other"."""

@@ -131,7 +131,7 @@ def _opening(main: Finding | None, diagnosis: Diagnosis, console: Console) -> No
     where = f", at {' in '.join(filter(None, (found.short, found.function)))}" if found else ""
     _line(console, f"Who: {words.rank_names(main.ranks, words.all_ranks_label(diagnosis))}{where}")
     if main.fixes:
-        _line(console, f"Fix: {main.fixes[0].title}", "bold")
+        _line(console, f"{words.fix_label(main.fixes[0])}: {main.fixes[0].title}", "bold")
 
 
 def _findings(diagnosis: Diagnosis, console: Console, most: int) -> None:
@@ -139,7 +139,8 @@ def _findings(diagnosis: Diagnosis, console: Console, most: int) -> None:
     console.print()
     shown = diagnosis.findings[:most]
     print_wrapped(console, _table(shown, console.width, words.all_ranks_label(diagnosis)))
-    hints = ["↳: caused by another finding"] if any(finding.caused_by for finding in shown) else []
+    causes = {finding.caused_by for finding in shown if finding.caused_by}
+    hints = [f"↳: caused by {causes.pop() if len(causes) == 1 else 'another finding'}"] if causes else []
     hints += ["`-v` explains every finding"] if most < MOST and len(diagnosis.findings) > 1 else []
     if hints:
         _line(console, "; ".join(hints), "dim")
@@ -204,7 +205,7 @@ def _breakdown(diagnosis: Diagnosis, console: Console) -> None:
                 Text.assemble((mark, style), f"{words.part(name, diagnosis)} {words.percent(share)}")
             )
     console.print()
-    _line(console, "Critical path of the mean step:", "dim")
+    _line(console, f"Critical path of the {words.mean_step(diagnosis)}:", "dim")
     print_wrapped(console, bar)
     for line in _fill_lines(entries, width):
         print_wrapped(console, line)
@@ -230,7 +231,7 @@ def _table(findings: list[Finding], width: int, all_ranks: str) -> Table:
     needed = _table_width([head, *rows])
     if needed > width and head[-1] == "where":
         head = head[:-1]
-        rows = [[f"{row[0]}\n  {row[-1]}" if row[-1] else row[0], *row[1:-1]] for row in rows]
+        rows = [[f"{row[0]}\n  at {row[-1]}" if row[-1] else row[0], *row[1:-1]] for row in rows]
         needed = _table_width([head, *rows])
     table = Table(box=None, pad_edge=False, padding=(0, _PADDING, 0, 0), header_style="dim", width=needed)
     for name in head:
@@ -319,7 +320,7 @@ def _finding(finding: Finding, console: Console, verbose: bool) -> None:
     _places(finding, console, verbose)
     for fix in finding.fixes[: MOST if verbose else 1]:
         console.print()
-        _line(console, f"Fix: {fix.title}", "bold")
+        _line(console, f"{words.fix_label(fix)}: {fix.title}", "bold")
         if verbose:
             _line(console, " ".join(fix.why.split()))
         if code := snippet(finding, fix):

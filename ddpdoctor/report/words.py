@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ddpdoctor.diagnose.diagnosis import RUNNING, Diagnosis, Finding
+from ddpdoctor.diagnose.diagnosis import RUNNING, Diagnosis, Finding, Fix
 from ddpdoctor.diagnose.facts_view import lookup
 from ddpdoctor.measure.taxonomy import Component, Part
 from ddpdoctor.rundir import runs_of
@@ -283,12 +283,13 @@ def rank_numbers(ranks: Iterable[int]) -> str:
 
 
 def all_ranks_label(diagnosis: Diagnosis) -> str:
-    """The name for all recorded ranks: "all ranks", "all 5 recorded", "the one recorded"."""
+    """The name for all recorded ranks: "all ranks", "all 5 recorded", "rank 3" where no other was recorded."""
     seen, world = _ranks_recorded(diagnosis), diagnosis.job.world_size
     if world == 1:
         return "the one rank"
     if seen == 1:
-        return "the one recorded"
+        only = diagnosis.job.ranks_seen if world is not None else []
+        return f"rank {only[0]}" if len(only) == 1 else "the recorded rank"
     if world is None or not 0 < seen < world:
         return "all ranks"
     return "both recorded" if seen == 2 else f"all {seen:,.0f} recorded"
@@ -307,6 +308,18 @@ def undecided(diagnosis: Diagnosis) -> str | None:
     if diagnosis.verdict.rule is None and not diagnosis.healthy:
         return diagnosis.verdict.headline.rstrip(".")
     return None
+
+
+def mean_step(diagnosis: Diagnosis) -> str:
+    """What the critical path and the costs are of: "mean step", "step" where one was measured, "recording" where nothing marks steps."""
+    if lookup(diagnosis.facts, "steps.marked") is False:
+        return "recording"
+    return "step" if diagnosis.steps.measured == 1 else "mean step"
+
+
+def fix_label(fix: Fix) -> str:
+    """What stands before the title of a fix."""
+    return "Next step" if fix.investigates else "Fix"
 
 
 def rank_names(ranks: Sequence[int] | None, all_ranks: str) -> str:

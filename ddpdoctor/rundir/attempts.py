@@ -1,13 +1,20 @@
-"""The attempts of a run: an elastic launcher restarts all ranks when one dies, and a command may start several jobs one after the other."""
+"""The attempts of a run: an elastic launcher restarts all ranks when one dies, a command may start several jobs one after the other, and
+a scheduler may start the job again, each start with a run directory of its own."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .liveness import is_running
+
 if TYPE_CHECKING:
-    from .reader import RankRecord
+    from .reader import RankRecord, RunDirectory
+
+_SLURM_RESTART = re.compile(r"\.r\d+$")
+"""What is added to the id of a job that Slurm has put into its queue again."""
 
 
 @dataclass(frozen=True)
@@ -95,3 +102,47 @@ def _is_described(record: RankRecord) -> bool:
 
 def _started_ns(record: RankRecord) -> int:
     return int(record.info.get("started_ns") or 0)
+
+
+def starts_of(runs: Sequence[RunDirectory]) -> list[list[RunDirectory]]:
+    """The ``runs`` by start of their job, in order: several where a scheduler or a person started it again after it had ended, each time
+    into new run directories. All in one list where they are not known to be such starts: those of the hosts of one start, and runs of
+    different jobs.
+
+    A start has one recording of each rank, and begins after the one before has ended. Both have the same command, or the same job id of
+    Slurm; without that, the first one must not have ended with exit code 0: a job that was finished is not continued."""
+    starts: list[list[RunDirectory]] = []
+    for run in sorted(runs, key=_launched_ns):
+        if not starts or _ranks_of([run]) & _ranks_of(starts[-1]):
+            starts.append([])
+        starts[-1].append(run)
+    if len(starts) > 1 and all(_continues(new, old) for old, new in zip(starts, starts[1:])):
+        return starts
+    return [list(runs)]
+
+
+def _continues(new: Sequence[RunDirectory], old: Sequence[RunDirectory]) -> bool:
+    """Whether the runs ``new`` are of the next start of the job of ``old``."""
+    ends = [run.manifest.get("ended_ns") for run in old]
+    if min(map(_launched_ns, new)) < max((end for end in ends if isinstance(end, int)), default=1):
+        return False
+    if any(is_running(run.manifest) for run in old):
+        return False
+    ids, before = ({_slurm_job(run) for run in runs} for runs in (new, old))
+    if len(ids | before) == 1 and ids != {""}:
+        return True
+    commands = {tuple(map(str, run.manifest.get("command") or ())) for run in (*old, *new)}
+    return len(commands) == 1 and commands != {()} and any(run.manifest.get("exit_code") != 0 for run in old)
+
+
+def _slurm_job(run: RunDirectory) -> str:
+    job = str(run.manifest.get("job_id") or "")
+    return _SLURM_RESTART.sub("", job) if job.startswith("slurm-") else ""
+
+
+def _launched_ns(run: RunDirectory) -> int:
+    return int(run.manifest.get("started_ns") or 0)
+
+
+def _ranks_of(runs: Sequence[RunDirectory]) -> set[int]:
+    return {record.rank for run in runs for record in run.recordings}

@@ -154,8 +154,8 @@ def drain(
     Safe to repeat and to run from several processes. Raises OSError when the target cannot take it, is of another run
     by now (OtherRunError) or not of this user, or when another copy is still going on at ``deadline_s``, monotonic
     (BusyError); nothing is lost then. ``run`` is where the run directory is now; None: where it was. ``budget`` is what
-    the step log may take there; ``beat`` is called as it makes progress or waits for another copy. ``with_stop_files``: copy the rank's status
-    files even without a request.
+    the step log may take there; ``beat`` is called as it makes progress or waits for another copy.
+    ``with_stop_files``: copy the rank's status files even without a request.
     """
     root = os.path.dirname(directory)
     with opened_spool(directory) as spool_fd:

@@ -7,10 +7,10 @@ import re
 
 # fmt: off
 WELL_KNOWN = frozenset((
-    "PIL", "accelerate", "albumentations", "apex", "botocore", "cv2", "dask", "datasets", "deepspeed",
-    "diffusers", "einops", "fairscale", "flash_attn", "fsspec", "h5py", "huggingface_hub", "imageio",
+    "PIL", "accelerate", "albumentations", "apex", "botocore", "composer", "cv2", "dask", "datasets", "deepspeed",
+    "diffusers", "einops", "fairscale", "flash_attn", "fsspec", "h5py", "huggingface_hub", "ignite", "imageio",
     "joblib", "jsonlines", "keras", "kornia", "lightning", "lightning_fabric", "lightning_utilities", "lmdb", "matplotlib",
-    "megatron", "mlflow", "monai", "mosaicml", "multiprocess", "nltk", "numba", "numpy", "omegaconf",
+    "megatron", "mlflow", "mmengine", "monai", "mosaicml", "multiprocess", "nltk", "numba", "numpy", "omegaconf",
     "orjson", "packaging", "pandas", "peft", "polars", "psutil", "pyarrow", "pytorch_lightning", "ray",
     "regex", "requests", "s3fs", "safetensors", "scipy", "sentencepiece", "skimage", "sklearn", "soundfile",
     "streaming", "tensorboard", "tensorboardX", "timm", "tokenizers", "torchaudio", "torchdata",
@@ -18,6 +18,15 @@ WELL_KNOWN = frozenset((
     "wandb", "webdataset", "xformers", "yaml", "zarr",
 ))
 # fmt: on
+TRAINING_LOOPS = {
+    "composer": frozenset(("fit", "eval")),
+    "ignite": frozenset(("run",)),
+    "lightning": frozenset(("fit", "validate", "test", "predict")),
+    "mmengine": frozenset(("train", "val", "test")),
+    "pytorch_lightning": frozenset(("fit", "validate", "test", "predict")),
+    "transformers": frozenset(("train", "evaluate", "predict")),
+}
+"""Functions of these packages, without their class, that run a whole loop and call the user's hooks and callbacks from it."""
 
 _INSTALLED = re.compile(r".*[/\\](?:site|dist)-packages[/\\]([^/\\.]+)", re.DOTALL)
 
@@ -37,3 +46,9 @@ def is_well_known(file: str) -> bool:
     """Whether ``file`` lies in such a package, as it is installed."""
     found = _INSTALLED.match(file)
     return found is not None and found.group(1) in WELL_KNOWN
+
+
+def is_training_loop(file: str, function: str) -> bool:
+    """Whether ``function``, without its class, in ``file`` is one of :data:`TRAINING_LOOPS`."""
+    found = _INSTALLED.match(file)
+    return found is not None and function in TRAINING_LOOPS.get(found.group(1), ())

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Callable
 
-from .attempts import attempts_of
+from .attempts import attempts_of, starts_of
 from .compaction import stream_end_of, stream_shift
 from .draining import spools_of
 from .files import folders_in, is_regular, parsed, read_json, reading, unreadable
@@ -73,8 +73,9 @@ class RankRecord:
 
     @property
     def process(self) -> tuple[Any, ...]:
-        """Which process recorded it, as far as known."""
-        return tuple(map(self.info.get, ("host", "boot", "pid_namespace", "pid")))
+        """Which process recorded it, as far as known. In containers, those of two starts of a job may have the same ids."""
+        run = os.path.dirname(os.path.dirname(self.path))
+        return (run, *map(self.info.get, ("host", "boot", "pid_namespace", "pid")))
 
     @property
     def trace(self) -> str | None:
@@ -181,14 +182,15 @@ class RunDirectory:
 
     @classmethod
     def open_all(cls, paths: Sequence[str], attempt: int | None = None) -> list[RunDirectory]:
-        """As :meth:`open`, for the run directories of a job's hosts: the ranks of all are of the same attempt, if the directories are of
-        one job and no two of them hold the same rank of an attempt."""
-        opened = [cls._read(path) for path in paths]
+        """As :meth:`open`, for the run directories of a job's hosts, or of its starts (:func:`.starts_of`), in order: the ranks of all are
+        of the same attempt, if the directories are of one job and no two of them hold the same rank of an attempt."""
+        starts = starts_of([cls._read(path) for path in paths])
+        opened = [run for start in starts for run in start]
         described = [[record for record in run.recordings if record.info] for run in opened]
         jobs = {record.attempt_key[0] for records in described for record in records}
         held = [key for records in described for key in {(each.attempt_key, each.rank) for each in records}]
         everything = [record for run in opened for record in run.recordings]
-        of_one_job = len(jobs) == 1 and len(set(held)) == len(held)
+        of_one_job = len(starts) > 1 or (len(jobs) == 1 and len(set(held)) == len(held))
         for run in opened:
             run._choose(attempt, everything if of_one_job else run.recordings)
         return opened

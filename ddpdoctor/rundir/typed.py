@@ -137,7 +137,9 @@ TELEMETRY_HEADER: Mapping[str, Check] = {
     **dict.fromkeys(("schema", "host"), _text),
     "started_ns": is_moment,
     "host_facts": _with(
-        **dict.fromkeys(("cpu_count_usable", "cpu_count_logical", "memory_total_bytes"), _number),
+        **dict.fromkeys(
+            ("cpu_count_usable", "cpu_count_logical", "numa_nodes", "memory_total_bytes"), _number
+        ),
         **dict.fromkeys(("cgroup_cpu_limit_cores", "cgroup_memory_limit_bytes"), _number),
     ),
     "gpus": _list_of(

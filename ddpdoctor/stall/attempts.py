@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -31,7 +31,10 @@ class AttemptEnd(msgspec.Struct, frozen=True):
 
 
 def attempt_end(
-    attempt: Attempt, runs: Sequence[RunDirectory], logs: Sequence[RankLog], stops: Stops | None = None
+    attempt: Attempt,
+    runs: Sequence[RunDirectory],
+    logs: Sequence[RankLog],
+    stops: Mapping[str, Stops] | None = None,
 ) -> AttemptEnd:
     """The end of an ``attempt`` that another one follows. ``logs`` are its own; ``stops``: see :func:`.evidence_of`."""
     seen = evidence_of(runs, logs, [], records=attempt.ranks, stops=stops)

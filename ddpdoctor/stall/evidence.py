@@ -28,7 +28,7 @@ _STEP = f"{{{LineField.STEP.key}".encode()
 
 def last_attempt(runs: Sequence[RunDirectory], logs: Sequence[RankLog]) -> list[RankRecord]:
     """The recordings of the attempt whose end is the job's: the analysed ones, or those of the last attempt if that is a later one with
-    steps, or a restart of the launcher's. Of several attempts, the one with the most steps is analysed."""
+    steps, or a restart of the launcher's, or of a later start of the job. Of several attempts, the one with the most steps is analysed."""
     analysed = [record for run in runs for record in run.ranks]
     restarts = max((record.attempt for record in analysed), default=0)
     ends = [log.steps[-1].end_ns for log in logs if log.steps]
@@ -38,7 +38,7 @@ def last_attempt(runs: Sequence[RunDirectory], logs: Sequence[RankLog]) -> list[
         for record in run.recordings
         if ends
         and (record.info.get("started_ns") or 0) > max(ends)
-        and (record.attempt > restarts or _has_steps(record))
+        and (record.attempt > restarts or not run.ranks or _has_steps(record))
     ]
     if not later:
         return analysed
@@ -203,10 +203,15 @@ class RunEvidence(msgspec.Struct, frozen=True):
         return self.hangs and (late or not each.is_gone)
 
 
-def stops_of(runs: Sequence[RunDirectory], notes: list[Note]) -> Stops:
-    """What all ranks and hosts of the ``runs`` have written of their stops."""
-    found = [read_stops(run.path, notes) for run in runs]
-    return Stops([r for each in found for r in each.ranks], [h for each in found for h in each.hosts])
+def _holding(records: Sequence[RankRecord], runs: Sequence[RunDirectory]) -> Sequence[RunDirectory]:
+    """Those of the ``runs`` that hold any of the ``records``; all of them where there is none."""
+    paths = {record.path for record in records}
+    return [run for run in runs if any(each.path in paths for each in run.recordings)] or runs
+
+
+def stops_of(runs: Sequence[RunDirectory], notes: list[Note]) -> dict[str, Stops]:
+    """By path of each of the ``runs``, what its ranks and hosts have written of their stops."""
+    return {run.path: read_stops(run.path, notes) for run in runs}
 
 
 def evidence_of(
@@ -215,25 +220,28 @@ def evidence_of(
     notes: list[Note],
     devices: Mapping[int, Sequence[str]] | None = None,
     records: Sequence[RankRecord] | None = None,
-    stops: Stops | None = None,
+    stops: Mapping[str, Stops] | None = None,
 ) -> RunEvidence:
     """Put together what run directories of one job hold of each rank of an attempt: of the ``records``, or else of the attempt whose end is
     the job's. ``devices``: by rank, errors that were counted on its device. ``stops``: :func:`stops_of` the ``runs``, if they are read."""
     records = last_attempt(runs, logs) if records is None else records
+    runs = _holding(records, runs)
     launches = [each for run in runs for each in launches_of(run.path, notes)]
     paths = {record.path for record in records}
     others = [each for run in runs for each in run.recordings if each.path not in paths]
     began_ns = min((record.info.get("started_ns") or 0 for record in records), default=0) if others else 0
     job = job_end([run.manifest for run in runs], launches, began_ns)
-    stops = stops_of(runs, notes) if stops is None else stops
+    written = stops_of(runs, notes) if stops is None else stops
+    rank_stops = [stop for run in runs for stop in written[run.path].ranks]
+    hosts = [host for run in runs for host in written[run.path].hosts]
     chosen = {(record.rank, record.repeat): record for record in records}
-    by_rank = {stop.rank: stop for stop in stops.ranks if not chosen or (stop.rank, stop.repeat) in chosen}
+    by_rank = {stop.rank: stop for stop in rank_stops if not chosen or (stop.rank, stop.repeat) in chosen}
     own = {record.rank: record for record in records}
     steps = {log.rank: log for log in logs if not records or log.record.path in paths}
     pids = {record.rank: record.info.get("pid") for record in records}
     before = {each.info.get("pid") for each in others}
-    seen, _ = rows_by_rank(stops.hosts, "stall", "ranks", pids, before)
-    ended, rows_of_others = rows_by_rank(stops.hosts, "ends", "ends", pids, before)
+    seen, _ = rows_by_rank(hosts, "stall", "ranks", pids, before)
+    ended, rows_of_others = rows_by_rank(hosts, "ends", "ends", pids, before)
     for record in records:
         row = ended.get(record.rank, {})
         if row.get("code") is None and row.get("signal") is None:
@@ -251,13 +259,13 @@ def evidence_of(
         )
         for rank in all_ranks
     }
-    stalls = [host.stall for host in stops.hosts if host.stall]
+    stalls = [host.stall for host in hosts if host.stall]
     killed = job.killed and not any(is_running(record.info) for record in records)
     since_s = _stood_s(stalls, ranks, logs, killed=killed)
     states = [stall.get("state") for stall in stalls]
     known = [each.step for each in ranks.values() if each.step is not None]
     all_well = not any(each.raised or (each.is_gone and not each.in_order) for each in ranks.values())
-    asked = asked_to_end(job, records, stops.hosts, began_ns, all_well=all_well)
+    asked = asked_to_end(job, records, hosts, began_ns, all_well=all_well)
     return RunEvidence(
         ranks,
         hangs=since_s is not None,
@@ -266,7 +274,7 @@ def evidence_of(
         since_s=since_s,
         step=max(known, default=None),
         job=job,
-        oom_kills=sum(int((host.ends or {}).get("oom_kills") or 0) for host in stops.hosts),
+        oom_kills=sum(int((host.ends or {}).get("oom_kills") or 0) for host in hosts),
         notes=notes,
         backend=next((str(each.info["backend"]) for each in records if each.info.get("backend")), None),
         usual=usual_calls(logs),

@@ -312,10 +312,11 @@ def _seen(root: Root, recording: Recording | None) -> list[tuple[str, str]]:
 def _lagging(roots: Sequence[Root]) -> str:
     """How far ranks, all of them by as many collectives, lag behind the others."""
     first, many = roots[0].unfinished[0], len(roots[0].unfinished)
-    each = " each" if len(roots) > 1 else ""
+    have = "each have" if len(roots) > 1 else "has"
+    who = ranks_in_words([root.rank for root in roots])
     return (
-        f"On {ranks_in_words([root.rank for root in roots])}, {many} {'collective' if many == 1 else 'collectives'}{each} "
-        f"{'is' if many == 1 else 'are'} unfinished that other ranks have finished (the first on rank {roots[0].rank}: {_words(first)} "
+        f"{who[0].upper()}{who[1:]} {have} {many} unfinished {'collective' if many == 1 else 'collectives'} that other ranks have "
+        f"finished (the first on rank {roots[0].rank}: {_words(first)} "
         f"number {first.sequence} of {first.group.words}). So {'their devices' if len(roots) > 1 else 'its device'} had "
         "stopped executing, or torch's watchdog, which records what is finished, had stopped."
     )
@@ -345,7 +346,7 @@ def _elsewhere(stop: StopFacts, stuck: Stuck | None, run: RunEvidence) -> list[s
     if others:
         verb = "waits" if len(others) == 1 else "wait"
         text = ranks_in_words(others)
-        said.append(f"{text[0].upper()}{text[1:]} {verb} in other collectives or messages (see the table).")
+        said.append(f"{text[0].upper()}{text[1:]} {verb} in other collectives or sends (see the table).")
     return said
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .live import RECENT_STEPS, LivePhase, LiveRank, LiveRun, data_wait_ms, phase_shares, step_ms
     from .nvml import NvmlSampler
     from .processes import RANK_FIELDS, ProcessTreeSampler
-    from .prometheus import METRICS, Exporter, serve_metrics
+    from .prometheus import METRICS, Exporter, Sample, page_of, serve_metrics, served
     from .reader import Telemetry, read_telemetry
     from .sampler import TelemetrySampler
 
@@ -25,7 +25,7 @@ __getattr__ = deferred(
         "live": "LivePhase LiveRank LiveRun RECENT_STEPS data_wait_ms phase_shares step_ms",
         "nvml": "NvmlSampler",
         "processes": "ProcessTreeSampler RANK_FIELDS",
-        "prometheus": "Exporter METRICS serve_metrics",
+        "prometheus": "Exporter METRICS Sample page_of serve_metrics served",
         "reader": "Telemetry read_telemetry",
         "sampler": "TelemetrySampler",
     },

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -20,6 +21,16 @@ HOST_FIELDS = (
     *("cpu_percent", "iowait_percent", "memory_used_bytes", "memory_available_bytes"),
     *("swap_in_bytes_per_s", "swap_out_bytes_per_s", "cgroup_memory_free_bytes"),
 )
+
+
+def numa_nodes(file: str = "/sys/devices/system/node/has_cpu") -> int | None:
+    """Number of NUMA nodes that have CPUs (others are memory, such as a GPU's); None where the kernel does not say it."""
+    try:
+        text = Path(file).read_text(encoding="ascii").strip()
+        spans = [span.split("-") for span in text.split(",") if span]
+        return sum(int(span[-1]) - int(span[0]) + 1 for span in spans) or None
+    except (OSError, ValueError):
+        return None
 
 
 class HostSampler:
@@ -38,6 +49,7 @@ class HostSampler:
         return {
             "cpu_count_logical": self._try("cpu_count", psutil.cpu_count),
             "cpu_count_usable": self._try("cpu_affinity", lambda: len(psutil.Process().cpu_affinity())),
+            "numa_nodes": numa_nodes(),
             "cgroup_cpu_limit_cores": self._try("cgroup", self._cgroup.cpu_limit_cores),
             "memory_total_bytes": self._try("memory", lambda: psutil.virtual_memory().total),
             "cgroup_memory_limit_bytes": self._try("cgroup", self._cgroup.memory_limit_bytes),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +61,18 @@ Sample = tuple[str, dict[str, str], float | None]
 
 def exposition(run: LiveRun, host: str) -> str:
     """The metrics page of one host of ``run``, from what has been read so far."""
-    rows: dict[str, list[str]] = {name: [] for name in METRICS}
-    for name, labels, value in _samples(run, host):
+    return page_of(METRICS, _samples(run, host))
+
+
+def page_of(metrics: Mapping[str, str], samples: Iterable[Sample]) -> str:
+    """The page of ``samples`` of these ``metrics`` (help text by name), without those whose value is None."""
+    rows: dict[str, list[str]] = {name: [] for name in metrics}
+    for name, labels, value in samples:
         if value is not None:
             inside = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
             rows[name].append(f"{name}{{{inside}}} {float(value)!r}")
     lines = []
-    for name, meaning in METRICS.items():
+    for name, meaning in metrics.items():
         if rows[name]:
             kind = "counter" if name.endswith("_total") else "gauge"
             lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}", *rows[name]]
@@ -122,16 +127,20 @@ def _escaped(text: str) -> str:
     return plain_lines(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
+def served(address: tuple[str, int], page: Callable[[], str]) -> Scrapes:
+    """A server of ``page``. Raises OSError or OverflowError if the address (host, port) cannot be served on."""
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    return Scrapes(socket.create_server(address, family=family), page, address[0])
+
+
 class Exporter:
     """Serves :data:`.scrapes.PATH`. Each scrape reads what the ranks have recorded since the previous one."""
 
     def __init__(self, run: Path, host: str, address: tuple[str, int]) -> None:
         """Raises OSError or OverflowError if the address (host, port) cannot be served on."""
         self._run, self._host = LiveRun(run), host
-        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        listener = socket.create_server(address, family=family)
-        self._scrapes = Scrapes(listener, self.page, address[0])
-        self.port: int = listener.getsockname()[1]
+        self._scrapes = served(address, self.page)
+        self.port = self._scrapes.port
         """The port that is served on, also if 0 was given."""
         self._text, self._until_s = "", 0.0
 

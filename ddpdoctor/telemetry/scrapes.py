@@ -47,6 +47,7 @@ class Scrapes:
     def __init__(self, listener: socket.socket, page: Callable[[], str], named: str) -> None:
         """``named``: the name or address that the user gave to listen on."""
         self._listener, self._page = listener, page
+        self.port: int = listener.getsockname()[1]
         self._clients: dict[int, _Client] = {}
         """By file descriptor, the oldest first."""
         self._accepts_from_s = 0.0

@@ -34,7 +34,7 @@ def test_the_longest_is_measured_alone_and_all_are_listed(run: str) -> None:
     assert table is not None
     assert [row[0] for row in table.rows] == ["1", "→ 2", "3"]
     assert [row[3] for row in table.rows] == ["0 – 29", "30 – 69", "70 – 99"]
-    assert table.rows[1][-1] == first.title and "not diagnosed" not in [row[-1] for row in table.rows]
+    assert table.rows[1][-1] == first.rule and "not diagnosed" not in [row[-1] for row in table.rows]
     run_facts = diagnosis.facts["run"]
     assert run_facts["steps"] == 40 and run_facts["other_trainings_s"] > 0
     parts_s = [run_facts[f"{part}_s"] or 0.0 for part in RUN_LABELS]

@@ -144,14 +144,14 @@ def test_a_brace_alone_goes_to_jinja():
 
 
 def test_all_ranks_are_those_that_were_recorded() -> None:
-    assert words.ranks(None, {"ranks_seen": 1, "world_size": 300}) == "the one recorded rank"
+    assert words.ranks(None, {"ranks_seen": 1, "world_size": 300}) == "the recorded rank"
     assert words.ranks(None, {"ranks_seen": 5, "world_size": 8}) == "all 5 recorded ranks"
     assert words.ranks(None, {"ranks_seen": 2, "world_size": 8}) == "both recorded ranks"
     assert words.verb(None, "waits", "wait", {"ranks_seen": 1, "world_size": 8}) == "waits"
     rendered = words.render(
         "{{ none|ranks|sentence }} {{ none|verb('waits', 'wait') }}", {"job": {"ranks_seen": 1}}
     )
-    assert rendered == "The one recorded rank waits"
+    assert rendered == "The recorded rank waits"
 
 
 def test_where_no_line_is_known_the_annotation_says_where() -> None:
@@ -176,8 +176,8 @@ def test_everybody_is_who_was_recorded() -> None:
         (8, None): "All ranks wait",
         (0, 8): "All ranks wait",
         (5, 8): "All 5 recorded ranks wait",
-        (1, 8): "The one recorded rank waits",
-        (1, None): "The one recorded rank waits",
+        (1, 8): "The recorded rank waits",
+        (1, None): "The recorded rank waits",
         (1, 1): "The training process waits",
     }
     for (seen, world), text in said.items():

@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from . import planted
-from .page import HALVES, page
+from .page import HALVES, page, unmarked_in
 from .real import link, restarts, when
 from .real.kinds import KINDS, TRAPS, Asked
 from .real.record import RUN, record
@@ -226,6 +226,8 @@ def _tell(marks: list[Mark]) -> None:
                 print("".join(f"    {line}\n" for line in (*each.misses, *each.doubts)), end="")
                 print("".join(f"      said {line}\n" for line in each.said), end="")
         without_ms = [pair for each in of_half for pair in each.without_ms]
+        if any(doubt.startswith("noisy: ") for each in of_half for doubt in each.doubts):
+            print(unmarked_in(of_half))
         if without_ms:
             errors = [abs(predicted / measured - 1) for measured, predicted in without_ms]
             print(f"step without the fault: predicted within {median(errors):.1%} (median of {len(errors)})")

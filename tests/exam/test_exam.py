@@ -6,10 +6,13 @@ import ast
 import dataclasses
 import itertools
 import json
+import random
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
+from tests.exam.real.scatter import all_sure, is_sure
 
 from tests.exam import planted
 from tests.exam.__main__ import each_kind, examined, main, simulated
@@ -122,8 +125,40 @@ def test_the_price_is_the_median_difference_and_noise_is_doubted(tmp_path: Path)
         "blocks": {"all": [[40.0] * 8, [48.0] * 8, [37.0] * 8], "without a": [[30.0] * 8] * 3},
     }
     assert truth(drawn, noisy, {}).doubts[0].startswith("noisy: host-one ")
+    unsure = {"base_ms": 30.0, "blocks": {**steady["blocks"], "all": [[45.0] * 8, [48.0] * 8, [47.0] * 8]}}
+    assert truth(drawn, unsure, {}).doubts[0].startswith("noisy: host-one "), (
+        "sure to a quarter, not to a tenth of the step"
+    )
     case.write(tmp_path)
     assert planted.read(tmp_path) == case
+
+
+@pytest.mark.parametrize(("scatter_ms", "least", "most"), [(0.2, 3, 3), (4.0, 4, 40), (20.0, 200, 200)])
+def test_rounds_go_on_until_the_price_is_sure_to_a_tenth_of_the_step(
+    scatter_ms: float, least: int, most: int
+) -> None:
+    chance = random.Random(1)
+    blocks: dict[str, list[list[float]]] = {"all": [], "without a": [], "without b": [], "none": []}
+    took_ms = dict(zip(blocks, (60.0, 50.0, 45.0, 30.0), strict=True))
+    rounds = 0
+    while rounds < 3 or (rounds < 200 and not all_sure(blocks, steady=True)):
+        rounds += 1
+        for name, ms in took_ms.items():
+            blocks[name].append([ms + scatter_ms * chance.gauss(0, 1)] * 8)
+    assert least <= rounds <= most
+
+
+def test_the_interval_of_a_price_that_is_called_sure_holds_nine_in_ten() -> None:
+    """Although the rounds end as soon as it is."""
+    chance = random.Random(2)
+    held = []
+    for _ in range(500):
+        saved = [10.0 + 2.5 * chance.gauss(0, 1) for _ in range(3)]
+        while not is_sure(saved, 60.0) and len(saved) < 30:
+            saved.append(10.0 + 2.5 * chance.gauss(0, 1))
+        if is_sure(saved, 60.0):
+            held.append(abs(median(saved) - 10.0) <= 0.05 * 60.0)
+    assert len(held) > 400 and sum(held) >= 0.9 * len(held)
 
 
 @pytest.mark.parametrize(("alone_ms", "doubted"), [(10.0, False), (30.0, False), (2.0, True)])

@@ -33,7 +33,7 @@ from ddpdoctor.report import read_diagnosis
 from ddpdoctor.report.summary import cost_sentence, main_finding
 from ddpdoctor.report.words import milliseconds, speedup
 
-from . import gallery
+from . import dashboard, gallery
 
 sys.path.insert(0, str(gallery.ROOT / "tests" / "report"))
 import chromium
@@ -41,6 +41,9 @@ import devtools
 
 TRIES = 2
 """Recordings of a job until its diagnosis has the planted fault: on a busy machine another one may cost more."""
+DASHBOARD_S = 45
+"""Of a job whose metrics are drawn as the dashboard's panels."""
+HISTORY_STEPS = 60
 STEPS = {gallery.FRONT: 200}
 """Steps of jobs that `watch` looks at while they run; else as many as the demo has."""
 FIXED_STEPS = 100
@@ -65,6 +68,8 @@ def main() -> int:
     keep = parser.parse_args().keep
     if chromium.PROGRAM is None:
         sys.exit("make gallery needs Chromium, for the pictures.")
+    if dashboard.PROGRAM is None:
+        sys.exit("make gallery needs Prometheus, for the picture of the dashboard.")
     begun_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="ddpdoctor-gallery-") as temporary:
         runs = (keep or Path(temporary)).resolve()
@@ -167,12 +172,50 @@ def _pictures(runs: Path) -> None:
         (comparison := runs / "compare.html").unlink(missing_ok=True)
         _ddpdoctor("compare", f"{gallery.FRONT}.html", "healthy.html", "--html", comparison)
         _picture(tab, comparison, "compare.webp", dark=False)
+        _picture(tab, _history(runs), "history.webp", dark=False)
+        _part(tab, _dashboard(runs), "main", "dashboard.webp")
     screen = _ddpdoctor("analyze", front, FORCE_COLOR="1").splitlines()[:SCREEN_LINES]
     _terminal("terminal.svg", "ddpdoctor analyze RUN", "\n".join(screen))
     frame = (runs / "watch.txt").read_text(encoding="utf-8")
     for secret, shown in ((str(runs), "ddpdoctor-runs"), (socket.gethostname(), "host-1")):
         frame = frame.replace(secret, shown)
     _terminal("watch.svg", "ddpdoctor watch RUN", frame.rstrip("\n"))
+
+
+def _history(runs: Path) -> Path:
+    """The page of a history: a job that was recorded four times without a fault and four times with one."""
+    for number, name in enumerate(gallery.HISTORY, 1):
+        run = runs / "history" / f"run-{number}"
+        if not (run / "diagnosis.json").exists():
+            print(f"recording {name}, for the history", flush=True)
+            shutil.rmtree(run, ignore_errors=True)
+            _ddpdoctor("demo", "--fault", name, "--steps", HISTORY_STEPS, "--out", run)
+    (page := runs / "history.html").unlink(missing_ok=True)
+    _ddpdoctor("history", "history", "--html", page, cwd=runs)
+    return page
+
+
+def _dashboard(runs: Path) -> Path:
+    """The page with the dashboard's panels."""
+    print(f"recording {gallery.FRONT}, for the dashboard", flush=True)
+    port, run = dashboard.free_port(), runs / "dashboard"
+    shutil.rmtree(run, ignore_errors=True)
+    recorder = [
+        sys.executable,
+        "-m",
+        "ddpdoctor",
+        "run",
+        "--no-analysis",
+        "--prometheus",
+        str(port),
+        "--out",
+        str(run),
+    ]
+    command = [*recorder, "--", *_job(JOB, gallery.FRONT, 10_000)]
+    shown = dashboard.record(command, port, _environment(), DASHBOARD_S)
+    page = runs / "dashboard.html"
+    page.write_text(dashboard.page(shown, "slow-data-one-rank"), encoding="utf-8")
+    return page
 
 
 def _picture(tab: devtools.Tab, page: Path, target: str, *, dark: bool) -> None:
@@ -255,10 +298,10 @@ def _job(script: Path, fault: str, steps: int) -> list[str]:
     return [*launcher, str(script), "--fault", fault, "--steps", str(steps)]
 
 
-def _ddpdoctor(*arguments: object, **environment: str) -> str:
+def _ddpdoctor(*arguments: object, cwd: Path = gallery.FOLDER, **environment: str) -> str:
     """What a command prints, started in the gallery's folder."""
     command = [sys.executable, "-m", "ddpdoctor", *map(str, arguments)]
-    shell = {"cwd": gallery.FOLDER, "env": _environment() | environment}
+    shell = {"cwd": cwd, "env": _environment() | environment}
     return subprocess.run(command, **shell, capture_output=True, text=True, check=True).stdout
 
 

@@ -122,9 +122,7 @@ def test_a_copy_waits_for_another_one_until_its_deadline(tmp_path) -> None:
         beats: list[float] = []
         with pytest.raises(BusyError):
             # The launcher must not take a lock for storage that does not answer: it hears heartbeats meanwhile.
-            drain(
-                str(spool), deadline_s=time.monotonic() + 0.3, beat=lambda: beats.append(time.monotonic())
-            )
+            drain(str(spool), deadline_s=time.monotonic() + 0.3, beat=lambda: beats.append(time.monotonic()))
         assert len(beats) > 1
         (told,) = recover(str(run))
         assert "another process is copying it" in told and str(spool.parent) in told

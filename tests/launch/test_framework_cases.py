@@ -11,6 +11,7 @@ import pytest
 
 from ddpdoctor import analyze
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
+from ddpdoctor.report.finding_view import snippet
 from tests.hook.recording import JOBS
 
 from .launched import clean_environment, python_with, run_under
@@ -22,9 +23,13 @@ MIB = 32
 
 
 def diagnosed(tmp: Path, name: str, mib: int, arguments: dict[str, Any]) -> Diagnosis:
+    return diagnosis_of(tmp, SCRIPT, name, str(mib), json.dumps(arguments))
+
+
+def diagnosis_of(tmp: Path, script: Path, name: str, *arguments: str) -> Diagnosis:
     python = python_with(name)
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [python, *([] if name == "lightning" else torchrun), str(SCRIPT), name, str(mib), json.dumps(arguments)]  # fmt: skip
+    command = [python, *([] if name == "lightning" else torchrun), str(script), name, *arguments]
     tmp.mkdir()
     environment = clean_environment(HF_HOME=str(tmp), OMP_NUM_THREADS="1", ACCELERATE_USE_CPU="true", CUDA_VISIBLE_DEVICES="")  # fmt: skip
     recorded = run_under(tmp, command, environment=environment, timeout_s=400)
@@ -89,3 +94,29 @@ def test_what_lightning_s_loop_does_is_information(tmp_path: Path) -> None:
     assert finding is None or (finding.severity == "info" and not finding.fixes)
     if finding is not None:
         assert "_broadcast_sigterm_tensor" in finding.explanation
+
+
+@pytest.mark.parametrize("name", ["lightning", "transformers"])
+def test_a_callback_is_named_at_its_own_line(tmp_path: Path, name: str) -> None:
+    script = JOBS / "frameworks" / "with_callbacks.py"
+    lines = script.read_text().splitlines()
+    one = diagnosis_of(tmp_path / "rank0", script, name, "rank0")
+    assert one.verdict.rule == "rank-imbalance/host-work"
+    assert one.findings[0].ranks == [0] and "self.entropy.note(" in lines[one.findings[0].where[0].line - 1]
+    assert "Probe.on_" in one.verdict.headline
+    every = diagnosis_of(tmp_path / "all", script, name, "all")
+    assert "Probe.on_" in every.verdict.headline
+    # Beside other load, a rank may also be late in the same line.
+    finding = found(every, "host/outside-work") or found(every, "host/python-work")
+    assert finding is not None and "self.entropy.note(" in lines[finding.where[0].line - 1]
+    # The fix as it is worded, in the place of the line that it names.
+    fix = next(fix for fix in finding.fixes if "step %" in (fix.snippet or ""))
+    place = finding.where[0].line - 1
+    indent = lines[place][: len(lines[place]) - len(lines[place].lstrip())]
+    lines[place : place + 1] = [indent + line for line in snippet(finding, fix).splitlines()]
+    changed = tmp_path / "changed.py"
+    changed.write_text("\n".join(lines))
+    fixed = diagnosis_of(tmp_path / "fixed", changed, name, "all")
+    assert found(fixed, finding.rule) is None
+    assert finding.costs_ms_per_step is not None and fixed.steps.mean_ms and every.steps.mean_ms
+    assert every.steps.mean_ms - fixed.steps.mean_ms > 0.5 * finding.costs_ms_per_step

@@ -138,14 +138,16 @@ def test_a_job_that_shrinks(tmp_path: Path, how: str) -> None:
     told(tmp_path, [2, 1], f"ended by {how}")
 
 
-def told(tmp_path: Path, sizes: list[int], ended: str) -> dict[str, Any]:
-    """The facts of a run of two attempts with so many ranks, the first of which ended so, as the job has noted them."""
+def told(tmp_path: Path, sizes: list[int], ended: str, *runs: Path) -> dict[str, Any]:
+    """The facts of a run of two attempts with so many ranks, the first of which ended so, as the job has noted them; ``runs``: its run
+    directories, if these are not the usual one."""
     noted = restarts.noted(tmp_path / "job")
     (first, second) = restarts.attempts_of(
         tmp_path / "job", {each["pid"]: 0 for each in noted if "pid" in each}
     )
-    diagnosis = analyze(str(tmp_path / restarts.RUN))
+    diagnosis = analyze([str(run) for run in runs or [tmp_path / restarts.RUN]])
     facts = diagnosis.facts["run"]
+    assert not any("skipped" in note for note in diagnosis.notes)
     assert [each["world_size"] for each in facts["attempts"]] == sizes
     assert ended in facts["attempts"][0]["ended"] and facts["attempts"][1]["ended"] == "ended in order"
     assert facts["restarts"]["count"] == 1
@@ -176,6 +178,23 @@ def test_a_command_that_starts_the_job_again(tmp_path: Path) -> None:
     ]
     subprocess.run(command, env=environment, check=True, capture_output=True, timeout=120)
     told(tmp_path, [2, 2], "rank 1 ended with exit code 7")
+
+
+@EXTENDED
+def test_starts_of_a_requeued_job_are_attempts(tmp_path: Path) -> None:
+    """Each start has a run directory of its own; the job goes on from its checkpoint."""
+    planned = plan(end("code", 40), allowed=0)
+    first, second = tmp_path / "first", tmp_path / restarts.RUN
+    assert restarts.run(planned, tmp_path)[0] == 1
+    second.rename(first)
+    environment = clean_environment(TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1", WITHOUT_ENDS="1")
+    command = [*DDPDOCTOR_RUN, "--no-profile", "--no-analysis", "--out", str(second), "--"]
+    job = restarts.torchrun(planned, tmp_path / "job")
+    subprocess.run([*command, *job], env=environment, check=True, capture_output=True, timeout=120)
+    facts = told(tmp_path, [2, 2], "rank 1 ended with exit code 7", first, second)
+    assert facts["attempts"][1]["first_step"] == facts["attempts"][0]["checkpoint_step"]
+    assert facts["restarts"]["start_s"] > 0.5
+    assert facts["wall_s"] > facts["attempts"][1]["ended_s"] > facts["attempts"][1]["started_s"]
 
 
 @EXTENDED

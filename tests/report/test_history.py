@@ -12,7 +12,13 @@ from rich.console import Console
 from test_compare import diagnosis
 
 from ddpdoctor.report.history import Unread, history
-from ddpdoctor.report.history_output import grid_of, print_history, write_history_html, write_history_json
+from ddpdoctor.report.history_output import (
+    chart_of,
+    grid_of,
+    print_history,
+    write_history_html,
+    write_history_json,
+)
 
 DAY_NS = 86_400 * 10**9
 
@@ -129,6 +135,15 @@ def test_the_history_is_in_all_outputs(tmp_path):
     write_history_html(told, tmp_path / "h.html")
     page = (tmp_path / "h.html").read_text()
     assert "Content-Security-Policy" in page and "from here" in page and "<script" not in page
+    assert 'class="line m-change"' in page and "from run 10 on" in page
+
+
+def test_runs_are_drawn_from_three_on():
+    (job,) = history(nightly([50.0, 60.0]), last=5).jobs
+    assert chart_of(job) is None
+    (job,) = history(nightly([50.0, 60.0, 55.0]), last=5).jobs
+    chart = chart_of(job)
+    assert chart.marks == [] and len(chart.lines) == 1
 
 
 def test_wall_time_and_goodput_are_kept_and_shown_where_known():

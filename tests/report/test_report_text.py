@@ -247,7 +247,7 @@ def test_all_ranks_label_if_not_all_were_recorded():
         (2, 2, "all ranks"),
         (2, 128, "both recorded"),
         (5, 128, "all 5 recorded"),
-        (1, 300, "the one recorded"),
+        (1, 300, "rank 0"),
         (1, 1, "the one rank"),
     ):
         job = msgspec.structs.replace(samples.unhealthy().job, world_size=world, ranks_seen=list(range(seen)))
@@ -282,7 +282,7 @@ def test_the_table_says_what_its_arrow_means_and_how_to_see_more():
     first, *_ = unhealthy.findings
     effect = replace(first, rule="gpu/low-utilisation", caused_by=first.rule)
     text = shown(replace(unhealthy, findings=[first, effect]))
-    assert "↳: caused by another finding; `-v` explains every finding" in text
+    assert "↳: caused by dataloader/one-rank-late; `-v` explains every finding" in text
     assert "↳" not in shown(replace(unhealthy, findings=[first]), verbose=True)
 
 

@@ -22,12 +22,9 @@ FRAMEWORKS = PACK.common.frameworks
 PACKAGES = "/env/lib/python3.11/site-packages"
 
 SIGNATURES = """
-import importlib, inspect, json, sys
-def found(path):
-    module, _, name = path.rpartition(".")
-    return getattr(importlib.import_module(module), name)
+import importlib, inspect, json, pkgutil, sys
 def taken(path):
-    return list(inspect.signature(found(path)).parameters)
+    return list(inspect.signature(pkgutil.resolve_name(path)).parameters)
 def functions(owner):
     return [f"{name}.{inside}" for name, each in vars(owner).items() if inspect.isclass(each) for inside in vars(each)]
 asked = json.loads(sys.argv[1])
@@ -36,8 +33,16 @@ modules = [importlib.import_module(name) for name in asked["modules"]]
 print(json.dumps([signatures, [name for module in modules for name in functions(module)]]))
 """
 MODULES = {
-    "Lightning": ["lightning.pytorch.trainer.trainer", "lightning.pytorch.loops.training_epoch_loop"],
+    "Lightning": [
+        "lightning.pytorch.trainer.trainer",
+        "lightning.pytorch.loops.training_epoch_loop",
+        "lightning.pytorch.core.module",
+    ],
+    "accelerate": ["accelerate.accelerator"],
     "Transformers": ["transformers.trainer"],
+    "Ignite": ["ignite.engine.engine"],
+    "MMEngine": ["mmengine.runner.runner"],
+    "DeepSpeed": ["deepspeed.runtime.engine", "deepspeed.runtime.pipe.engine"],
 }
 """Where the functions of ``loops`` and ``calls`` are."""
 
@@ -52,7 +57,7 @@ def test_each_row_is_an_argument_of_the_installed_package(framework: Framework) 
     done = subprocess.run([python, "-c", SIGNATURES, asked], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     signatures, functions = json.loads(done.stdout.splitlines()[-1])
-    for row in framework.settings:
+    for row in (row for row in framework.settings if row.argument is not None):
         target = framework.objects[row.object]
         taken = signatures[target.path] + (signatures[target.passes_on] if target.passes_on else [])
         newest = {
@@ -186,8 +191,84 @@ def test_each_row_of_each_framework_is_python() -> None:
     tree = {"job": {"torch": "2.13.0"}, "steps": {"micro_batches": 4.0}, "value": "fp16"}
     for framework in FRAMEWORKS:
         for row in framework.settings:
-            arguments = f"{render(row.argument, tree)}={render(row.value, tree)}"
+            arguments = f"{render(row.argument, tree)}={render(row.value, tree)}" if row.argument else ""
             written = render_snippet(framework.objects[row.object].form, {"arguments": arguments})
             assert ast.parse(f"{row.imports or ''}\n{written}")
         for call in framework.calls:
-            assert call.setting is None or ast.parse(call.setting)
+            assert call.setting is None or ast.parse(render_snippet(call.setting, tree | {"where": [OWN]}))
+
+
+def callback(name: str, line: int, loop: str, **more: Any) -> dict[str, Any]:
+    calls = [{"file": f"{PACKAGES}/{loop}", "line": 584, "function": "fit"}]
+    return {"file": "/home/me/train.py", "line": line, "function": name, "callers": calls, **more}
+
+
+@pytest.mark.parametrize(
+    ("loop", "number"),
+    [
+        ("lightning/pytorch/trainer/trainer.py", "step = trainer.global_step"),
+        ("transformers/trainer.py", "step = state.global_step"),
+    ],
+)
+def test_code_for_a_hook_says_what_its_step_and_rank_are(loop: str, number: str) -> None:
+    where = [callback("Dump.on_train_batch_end", 41, loop)]
+    cost = {"ms_per_step": 20.0, "own_ms": 20.0, "late_ms": 20.0, "awake_ms": 19.0, "where": where}
+    fix = fix_of(
+        "rank-imbalance/host-work",
+        job={"world_size": 2, "ranks_seen": 2, "device": "cpu"},
+        steps={"mean_ms": 60.0},
+        late={"host": cost | {"ranks": [0]}},
+    )
+    assert "train.py:41" in fix.title and number in (fix.snippet or "") and "rank = " in (fix.snippet or "")
+    assert ast.parse(fix.snippet or "")
+
+
+@pytest.mark.parametrize("function", ["Trainer.evaluate", "evaluate"], ids=["", "Python before 3.11"])
+def test_a_hook_of_the_user_s_that_evaluates_is_the_one_to_change(function: str) -> None:
+    loop = "transformers/trainer.py"
+    where = callback("Eval.on_step_end", 60, loop, through=through((loop, function))["through"])
+    fix = fix_of(
+        "sync/blocking-collective",
+        job={"world_size": 2, "frameworks": {"transformers": "5.23.0"}},
+        steps={"mean_ms": 13.0},
+        shared={"collective": {"ms_per_step": 3.4, "operation": "all_gather", "where": [where]}},
+    )
+    assert fix.title == f"Call {function} every N steps at train.py:60 in Eval.on_step_end"
+    assert "state.global_step" in (fix.snippet or "") and not fix.changed_at and ast.parse(fix.snippet or "")
+
+
+@pytest.mark.parametrize(
+    ("file", "function", "written"),
+    [
+        ("lightning/pytorch/core/module.py", "LightningModule.log", "on_step=False"),
+        ("accelerate/accelerator.py", "Accelerator.gather_for_metrics", "accelerator.reduce(totals"),
+    ],
+)
+def test_a_metric_is_reduced_by_the_framework_s_own_function(file: str, function: str, written: str) -> None:
+    where = {**OWN, "through": through((file, function))["through"]}
+    collective = {"ms_per_step": 3.4, "operation": "all_reduce", "where": [where]}
+    facts = {
+        "job": {"world_size": 2, "frameworks": {"lightning": "2.6.6"}},
+        "steps": {"mean_ms": 13.0},
+        "shared": {"collective": collective},
+    }
+    outcome = outcome_of(PACK.rules["sync/blocking-collective"], PACK.common, facts)
+    (fix,) = outcome.findings[0].fixes
+    headline = outcome.headlines["sync/blocking-collective"]
+    assert "all_reduce called from Python at train.py:27 in main" in headline
+    assert written in (fix.snippet or "") and "train.py:27" in fix.title and ast.parse(fix.snippet or "")
+
+
+def test_an_evaluation_of_the_framework_s_loop_is_set_by_its_argument() -> None:
+    frame = {"file": f"{PACKAGES}/transformers/trainer.py", "line": 2863, "function": "Trainer.evaluate"}
+    where = {"file": "/home/me/model.py", "line": 27, "function": "Net.forward", "callers": [frame]}
+    evaluation = {"count": 9, "total_s": 4.0, "share": 0.12, "every": 5, "where": [where]}
+    facts = {
+        "job": {"world_size": 2, "frameworks": {"transformers": "5.23.0"}},
+        "steps": {"source": "step-log"},
+        "run": {"wall_s": 31.0, "steps": 60, "evaluation": evaluation},
+    }
+    outcome = outcome_of(PACK.rules["run/evaluation"], PACK.common, facts)
+    first, *others = outcome.findings[0].fixes
+    assert "TrainingArguments(eval_steps=" in (first.snippet or "")
+    assert not any("less often" in fix.title for fix in others)

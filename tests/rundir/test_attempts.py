@@ -106,3 +106,58 @@ def test_run_directories_of_other_jobs_have_attempts_of_their_own(tmp_path: Path
     recorded(tmp_path / "b", 1, job_id="other")
     opened = RunDirectory.open_all([str(tmp_path / "a"), str(tmp_path / "b")])
     assert [names(run) for run in opened] == [["00000"], ["00001"]]
+
+
+def started_again(tmp_path: Path, *starts: dict[str, Any]) -> list[str]:
+    """Run directories of two ranks each, 100 s after each other, with these differences in their manifests."""
+    paths = []
+    for number, fields in enumerate(starts):
+        run = tmp_path / f"run-{number}"
+        for rank in range(2):
+            recorded(run, rank, start_s=100 * number + 1, attempt=0, job_id="localhost:29500", host="a")
+        manifest = {"schema": "ddpdoctor.run/1", "command": ["train"], "host": "a", "exit_code": 1}
+        manifest |= {"started_ns": 100 * number * S, "ended_ns": (100 * number + 50) * S} | fields
+        (run / "manifest.json").write_text(json.dumps(manifest))
+        paths.append(str(run))
+    return paths
+
+
+SLURM = {"exit_code": 0, "job_id": "slurm-7.0"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "are_one"),
+    [
+        ({}, {}, True),
+        ({"ended_ns": None, "exit_code": None}, {}, True),
+        ({"exit_code": 0}, {}, False),
+        (SLURM, {"job_id": "slurm-7.0.r1"}, True),
+        (SLURM, {"job_id": "slurm-8.0"}, False),
+        ({"command": ["other"]}, {}, False),
+        ({"command": []}, {"command": []}, False),
+        ({"ended_ns": 101 * S}, {}, False),
+    ],
+)
+def test_starts_of_one_job_in_directories_of_their_own(
+    tmp_path: Path, first: dict[str, Any], second: dict[str, Any], *, are_one: bool
+) -> None:
+    """A failed start that the next one follows; one that a launcher left while others follow is finished, or another job."""
+    paths = started_again(tmp_path, first, second)
+    runs = RunDirectory.open_all(paths[::-1])
+    assert [bool(run.ranks) for run in runs] == ([False, True] if are_one else [True, True])
+    assert any("attempt 2 of 2" in note.text for run in runs for note in run.notes) == are_one
+    if are_one:
+        assert [bool(run.ranks) for run in RunDirectory.open_all(paths, attempt=1)] == [True, False]
+
+
+def test_two_hosts_that_were_started_again(tmp_path: Path) -> None:
+    """Each host wrote into a directory of its own, twice."""
+    paths = started_again(tmp_path, {}, {})
+    for path in paths:
+        other = Path(path).with_name(f"{Path(path).name}-b")
+        other.joinpath("ranks").mkdir(parents=True)
+        Path(path, "ranks", "00001").rename(other / "ranks" / "00001")
+        (other / "manifest.json").write_text(Path(path, "manifest.json").read_text())
+    folders = sorted(map(str, tmp_path.iterdir()))
+    runs = RunDirectory.open_all(folders, attempt=1)
+    assert [Path(run.path).name for run in runs if run.ranks] == ["run-0", "run-0-b"]

@@ -137,7 +137,7 @@ def test_a_stopped_device_may_be_its_watchdog():
     assert "hung: ranks 9 and 14 left collectives unfinished on their devices" in diagnosis.verdict.headline
     (finding,) = diagnosis.findings
     assert "Ranks 9 and 14 last issued number 44790" in finding.explanation
-    assert "18 collectives" in finding.explanation
+    assert "each have 18 unfinished collectives" in finding.explanation
     assert "Ranks 0 to 7 wait in other collectives" in finding.explanation
     why = {each.rule: each.why for each in diagnosis.skipped}
     assert why["allreduce/exposed"] == "time in collectives was not measured"

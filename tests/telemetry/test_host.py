@@ -14,7 +14,7 @@ import pytest
 
 from ddpdoctor.telemetry import HOST_FIELDS, RANK_FIELDS, HostSampler, ProcessTreeSampler
 from ddpdoctor.telemetry.cgroup import Cgroup
-from ddpdoctor.telemetry.host import rate
+from ddpdoctor.telemetry.host import numa_nodes, rate
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -57,6 +57,15 @@ def test_host_sample_has_all_fields(tree):
     assert 1 <= sampler.facts["cpu_count_usable"] <= sampler.facts["cpu_count_logical"]
     assert sampler.facts["cgroup_cpu_limit_cores"] == Cgroup().cpu_limit_cores()
     assert sampler.notes == []
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("0\n", 1), ("0-1\n", 2), ("0-1,3\n", 3), ("\n", None), ("?\n", None), (None, None)]
+)
+def test_numa_nodes_with_cpus_are_counted(tmp_path, text, count):
+    if text is not None:
+        (tmp_path / "has_cpu").write_text(text)
+    assert numa_nodes(str(tmp_path / "has_cpu")) == count
 
 
 def test_each_direction_of_swapping_is_a_rate_of_its_own(monkeypatch):

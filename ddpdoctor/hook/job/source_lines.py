@@ -12,7 +12,7 @@ from types import CodeType, FrameType
 from typing import Any, Callable, TypeVar
 
 from ...rundir import EventField, LineField
-from ...rundir.packages import is_well_known
+from ...rundir.packages import is_training_loop, is_well_known
 
 T = TypeVar("T")
 
@@ -108,12 +108,15 @@ class CodeKinds:
         return well_known if library is None else library
 
     def of_user(self, stack: Iterable[tuple[CodeType, T]]) -> list[T]:
-        """Items of all of the user's frames, innermost first; without any, those of installed packages."""
+        """Items of all of the user's frames, innermost first, and of the frameworks' training loops that call them; without any,
+        those of installed packages."""
         found: dict[int, list[T]] = {USER: [], LIBRARY: [], WELL_KNOWN: []}
         for code, item in stack:
-            of_kind = found.get(self.of(code))
-            if of_kind is not None:
-                of_kind.append(item)
+            kind = self.of(code)
+            if kind in found:
+                found[kind].append(item)
+            if kind == WELL_KNOWN and found[USER] and is_training_loop(code.co_filename, code.co_name):
+                found[USER].append(item)
         return found[USER] or found[LIBRARY] or found[WELL_KNOWN]
 
     def user_frame(self, frame: FrameType | None) -> FrameType | None:

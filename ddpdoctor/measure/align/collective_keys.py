@@ -28,7 +28,8 @@ class CollectiveSequence(msgspec.Struct, frozen=True):
     kind: Ints
     """The same without the number."""
     step: Ints
-    """Step in which the host launched it; -1 unknown."""
+    """Step in which the host launched it; -1 unknown, and where its number identifies it: windows may count their steps from their own
+    beginnings."""
     start: Ints
     """Latest start among the members known so far."""
     end: Ints
@@ -128,7 +129,7 @@ def _by_group(window: Window, keys: Sequence[Hashable], label: Ints, kind: Ints)
                 CollectiveSequence(
                     label[rows],
                     kind[rows],
-                    step[rows],
+                    np.where(label == kind, step, UNKNOWN_STEP)[rows],
                     comms.start[rows],
                     comms.end[rows],
                     comms.end[rows],

@@ -1,4 +1,5 @@
-"""From a graph to the ranks that make the others wait, in six steps: compare, judge, take net, spread, level, tell.
+"""From a graph to the ranks that make the others wait, in seven steps: compare, set apart waiting for cores, judge, take net, spread,
+level, tell.
 Beside them, one rank that keeps the others waiting in windows too short to show why (:func:`unseen`).
 """
 
@@ -8,6 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from ddpdoctor.measure.graph import CycleGroup, Graph
 from ddpdoctor.measure.numerics import Array, Mask
@@ -25,6 +27,7 @@ from .attribution import Attribution, component
 from .comparison import Comparison, compare, in_columns, net_of_all, net_within, spread
 from .judging import Verdict, evidence_of, judge
 from .levels import Levels, levels
+from .starved import starved_of_cpu
 
 
 class UnseenTuning(msgspec.Struct, frozen=True):
@@ -105,7 +108,9 @@ def attribute(graph: Graph, *, short: bool = False) -> Attribution:
     if not _ranks_meet(graph):
         nothing = [np.zeros_like(group.work) for group in graph.groups]
         return Attribution(excess=nothing, claimed=nothing, stragglers={}, short=short)
-    comparison = compare(graph)
+    compared = compare(graph)
+    starved = starved_of_cpu(graph, compared)
+    comparison = compared if starved is None else replace(compared, more=starved.rest)
     evidence = evidence_of(graph, comparison, short=short)
     verdicts = [judge(cause, comparison, evidence, graph.steps) for cause in LATE_COMPONENTS]
     shape = comparison.more.shape
@@ -135,6 +140,7 @@ def attribute(graph: Graph, *, short: bool = False) -> Attribution:
         stands_out_in=_stands_out_in(verdicts, in_turn),
         short=short,
         inputs_explain=None if uneven is None else uneven.explained,
+        starved=[] if starved is None else spread(compared.differences, starved.waited, starved.waited > 0),
     )
 
 

@@ -32,6 +32,8 @@ class Attribution(msgspec.Struct, frozen=True):
     """Steps, by kind of work, that make a rank a straggler for no more than standing out of a short window (:mod:`.standout`)."""
     short: bool = False
     """A window on devices is all that is known of the job."""
+    starved: list[Array] = msgspec.field(default_factory=list)
+    """Like ``excess``, and no part of it: what ranks wait for cores beyond their due (:mod:`.starved`). Empty where none does."""
     inputs_explain: float | None = None
     """Part of the differences of the ranks' computation that their inputs' sizes explain (:mod:`.levels`)."""
 

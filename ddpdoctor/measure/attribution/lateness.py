@@ -90,7 +90,7 @@ def late_cycles(
     middle = np.median(more, axis=0)
     scatter = scatter_of(more - middle)
     least = np.maximum(LATENESS.spike_sigmas * scatter, LATENESS.spike_share * step_ns)
-    persistent = _is_persistent(more, work, step_ns, step_share)
+    persistent = is_persistent(more, work, step_ns, step_share)
     if drifts and len(more) < LATENESS.fewest_of_drifting:
         persistent &= middle >= np.minimum(LATENESS.drifting_sigmas * scatter, LATENESS.spike_share * step_ns)
     usual = np.where(persistent, middle, 0.0)
@@ -130,7 +130,7 @@ def _stalls(more: Array, spike: Mask, always: Mask) -> Mask:
     return alone
 
 
-def _is_persistent(more: Array, work: Array, step_ns: float, step_share: float) -> Mask:
+def is_persistent(more: Array, work: Array, step_ns: float, step_share: float) -> Mask:
     """[R] whose excess is above zero by more than chance, in more than half of the cycles, and no small part of the step."""
     if len(more) == 1:
         return _stands_alone(more[0], step_ns)

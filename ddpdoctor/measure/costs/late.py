@@ -24,7 +24,7 @@ from ddpdoctor.measure.phases import word_of
 from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.replay import replay_all, without_work
 from ddpdoctor.measure.sourcelines import joined
-from ddpdoctor.measure.taxonomy import INDEX, LATE_COMPONENTS, Components, LateCause
+from ddpdoctor.measure.taxonomy import INDEX, LATE_COMPONENTS, PHASES, Components, LateCause
 
 from .confirmation import confirmed_by_events
 from .context import Context, Costs
@@ -175,7 +175,7 @@ def late_work(context: Context) -> Costs:
         cause = cause_of_computing_longer(
             computing, context.graph, pricing.steps_hit(when), context.throttled_ranks
         )
-        costs[cause] = computing
+        costs[LateCause.COMPUTE if cause in costs else cause] = computing
     saving = costs.get(LateCause.CHECKPOINT)
     if saving is not None:
         often = costs[LateCause.CHECKPOINT] = context.per_recorded_save(saving)
@@ -197,6 +197,9 @@ def _removals(context: Context) -> dict[LateCause, _Removal]:
     removals = {
         cause: removal for cause, removal in removals.items() if any(work.any() for work in removal.work)
     }
+    if attribution.starved:
+        waited = [of_group.sum(axis=-1) for of_group in attribution.starved]
+        removals[LateCause.CPU_STARVED] = _Removal(waited, PHASES)
     different = different_work(context)
     unattributed = {LateCause.UNKNOWN: unseen(context.graph, attribution), LateCause.HOST: different}
     if attribution.short and all(more is None for more in unattributed.values()):
@@ -278,7 +281,7 @@ def _cost(context: Context, cause: LateCause, removal: _Removal, part: Value) ->
         fields["stands_out_in"] = attribution.stands_out_in.get(cause, [])
     if positions and not removal.of_each:
         fields |= confirmed_by_events(context.drawn, cause, removal.work, positions)
-        if cause == LateCause.HOST:
+        if cause in (LateCause.HOST, LateCause.CPU_STARVED):
             fields["awake_ms"] = awake_longer_ms(context.graph, removal.work, positions)
     if removal.of_each and positions:
         fields["where"] = _lines_of_each(context, removal, positions)

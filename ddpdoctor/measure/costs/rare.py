@@ -178,19 +178,30 @@ class _Pauses(msgspec.Struct, frozen=True, dict=True):
         lost = amount * lengthening_share(self.duration, amount)
         gain_ns = float(lost.mean())
         hit = amount > 0
-        everyone = range(len(self.graph.ranks))
-        concerned = list(everyone) if positions is None else positions
-        others = [] if positions is None else [rank for rank in everyone if rank not in positions]
+        others = [] if positions is None else np.delete(np.arange(len(self.graph.ranks)), positions).tolist()
         return Cost(
             **saving(gain_ns / 1e6, self.graph.mean_cycle_ns / 1e6),
             **range_fields(gain_ns, PriceRange(lost, self.duration - lost).range_ns()),
             ranks=None if positions is None else [self.graph.ranks[p] for p in positions],
-            own_ms=float(self.own[:, concerned].mean()) / 1e6,
-            typical_ms=float(np.median(self.own[:, others].mean(axis=0))) / 1e6 if others else None,
+            own_ms=self._own_ms(positions),
+            typical_ms=float(np.median(self._usual[others])) / 1e6 if others else None,
             occurrence_ms=float(np.median(amount[hit])) / 1e6,
             **persistence(self.steps, hit).as_facts(),
             where=self.lines.work(self.components, positions, self.steps[hit]),
         )
+
+    @cached_property
+    def _usual(self) -> Array:
+        """[R] this work in the rank's usual cycle. Not the mean: ranks that wait for their devices behind another one's pause do more."""
+        usual: Array = np.median(self.own, axis=0)
+        return usual
+
+    def _own_ms(self, positions: list[int] | None) -> float:
+        """Per step on the ranks at these ``positions``, with their pauses; on all ranks for None."""
+        if positions is None:
+            return float(self.own.mean()) / 1e6
+        paused = np.where(self.concentrated, self.delayed, 0.0).mean(axis=0)
+        return float((self._usual + paused)[positions].mean()) / 1e6
 
 
 def lengthening_share(duration: Array, amount: Array) -> float:

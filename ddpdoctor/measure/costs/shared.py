@@ -63,6 +63,10 @@ def shared_work(context: Context) -> Costs:
         if (own := costs[cause]) is not None:
             awake_ms = awake_of_all_ms(context.graph, own.own_ms)
             costs[cause] = msgspec.structs.replace(own, awake_ms=awake_ms)
+    launch = costs[SharedCause.LAUNCH]
+    if launch is not None:
+        names = context.lines.operators(SHARED_COMPONENTS[SharedCause.LAUNCH])
+        costs[SharedCause.LAUNCH] = msgspec.structs.replace(launch, operators=names)
     return _known(costs)
 
 

@@ -105,23 +105,50 @@ def matched_collectives(windows: Sequence[Window], rows: Ints) -> MatchedCollect
         # Only a queued one is known to have been ready earlier.
         ready[has, r] = np.where(queued, window.collectives.ready, arrives)[own]
         end[has, r] = window.collectives.end[own]
+    if any(len(window.collectives.computed) for window in windows):
+        ready = _ready_after_as_many_kernels(windows, arrival, ready)
     last_arrival = np.nanmax(arrival, axis=1)
     return MatchedCollectives(windows, rows, arrival, end, ready, last_arrival, _steps(windows, rows))
 
 
+def _ready_after_as_many_kernels(windows: Sequence[Window], arrival: Array, ready: Array) -> Array:
+    """``ready`` [M, R] of windows without launches, where a part that was queued was ready after as many kernels since the collective
+    before as on a rank whose part was not queued: all ranks compute the same in the same order."""
+    ends = [window.collectives.computed for window in windows]
+    known = np.array([len(of_rank) > 0 for of_rank in ends]) & ~np.isnan(arrival)
+    done = np.stack([of_rank.searchsorted(ready[:, r], "right") for r, of_rank in enumerate(ends)], axis=1)
+    before, last = np.zeros((2, len(ends)), np.int64)
+    result = ready.copy()
+    for m in np.argsort(np.nanmax(arrival, axis=1), kind="stable").tolist():
+        queued = known[m] & (ready[m] < arrival[m])
+        shows = known[m] & ~queued
+        for r in np.flatnonzero(queued).tolist():
+            comparable = shows & (last == last[r])
+            if comparable.any():
+                kernels = max(int((done[m] - before)[comparable].min()), 0)
+                done[m, r] = min(done[m, r], before[r] + kernels)
+                if done[m, r] > 0:
+                    result[m, r] = min(ready[m, r], ends[r][done[m, r] - 1])
+        before[known[m]], last[known[m]] = done[m, known[m]], m + 1
+    return result
+
+
 def _steps(windows: Sequence[Window], rows: Ints) -> Ints:
-    """[M] step by majority; by a second majority where profilers started to count in different steps, in the numbering of most."""
+    """[M] step by majority, in the numbering of most ranks: profilers may have started to count in different steps."""
     by_rank = np.full(rows.shape, _NO_PART)
     for r, window in enumerate(windows):
         has = rows[:, r] >= 0
         by_rank[has, r] = step_of_collectives(window)[rows[has, r]]
-    steps = _majority(by_rank)
-    known = (by_rank != _NO_PART) & (by_rank != UNKNOWN_STEP) & (steps != UNKNOWN_STEP)[:, None]
-    ahead = [
-        int(np.median((by_rank[:, r] - steps)[known[:, r]])) if known[:, r].any() else 0
-        for r in range(len(windows))
-    ]
-    return _majority(np.where(known, by_rank - np.array(ahead, np.int64), by_rank)) if any(ahead) else steps
+    known = (by_rank != _NO_PART) & (by_rank != UNKNOWN_STEP)
+    reference = int(known.sum(axis=0).argmax())
+    ahead, steps = [0] * len(windows), np.full(len(rows), UNKNOWN_STEP)
+    # Those first that share most with one rank: others may share collectives only with them.
+    for r in np.argsort(-(known & known[:, [reference]]).sum(axis=0), kind="stable").tolist():
+        both = known[:, r] & (steps != UNKNOWN_STEP)
+        ahead[r] = int(np.median((by_rank[:, r] - steps)[both])) if both.any() else 0
+        steps = np.where(known[:, r] & ~both, by_rank[:, r] - ahead[r], steps)
+    usual = max(ahead, key=ahead.count)
+    return _majority(np.where(known, by_rank - (np.array(ahead, np.int64) - usual), by_rank))
 
 
 def _majority(by_rank: Ints) -> Ints:

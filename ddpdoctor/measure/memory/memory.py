@@ -14,7 +14,7 @@ from ddpdoctor.measure.summary import RankMemory
 from ddpdoctor.measure.telemetry import HostTelemetry
 
 from .growing import MemoryKind
-from .rank import Rank, host_free, ranks_of
+from .rank import DeviceMemory, Rank, host_free, ranks_of
 
 _KEPT_FREE = 0.1
 """Part of the headroom that is not usable: allocators round up, and fragments are lost."""
@@ -59,6 +59,7 @@ def memory_of(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> Me
         )
         return free[name][1] if name in free else None, hourly
 
+    retries, steps_per_retry = _lasting_retries([rank.device for rank in ranks if rank.device])
     facts = MemoryFacts(
         watched_hours=_observed_hours(ranks, MemoryKind.PROCESS),
         process=_growth(grows[MemoryKind.PROCESS], MemoryKind.PROCESS, on_host),
@@ -74,10 +75,23 @@ def memory_of(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> Me
         allocated_peak_bytes=_most(rank.device.allocated_peak for rank in ranks if rank.device),
         reserved_peak_bytes=_most(rank.device.reserved_peak for rank in ranks if rank.device),
         allocation_retries=_most(rank.device.retries for rank in ranks if rank.device),
+        lasting_retries=retries,
+        steps_per_retry=steps_per_retry,
     )
     return Memory(
         facts, {rank.log.rank: summary for rank in ranks if (summary := rank.summary) is not None}, notes
     )
+
+
+def _lasting_retries(devices: Sequence[DeviceMemory]) -> tuple[float | None, float | None]:
+    """(the allocator's retries in the second half of the readings, steps between them) of the rank with the most."""
+    counts = [
+        (float(each.lasting_retries), each.lasting_steps)
+        for each in devices
+        if each.lasting_retries is not None
+    ]
+    count, steps = max(counts, default=(None, 0))
+    return count, steps / count if count and steps else None
 
 
 def _host_free(host: HostTelemetry, ranks: Sequence[Rank]) -> tuple[float | None, float | None]:

@@ -108,6 +108,7 @@ class _Line(msgspec.Struct, frozen=True):
     schema: _Text | None = None
     total_bytes: _Bytes | None = None
     t_ns: Annotated[int, Meta(ge=0, le=2**62)] | None = None
+    step: Annotated[int, Meta(ge=0, le=2**53)] | None = None
     phase: _Text | None = None
     allocated_bytes: _Bytes | None = None
     reserved_bytes: _Bytes | None = None
@@ -145,6 +146,10 @@ class DeviceMemory(msgspec.Struct, frozen=True):
     reserved: int
     """At the last reading."""
     retries: int | None
+    lasting_retries: int | None
+    """Those in the second half of the readings, while the rank trained."""
+    lasting_steps: int
+    """Steps in that half."""
     phases: dict[str, int] = msgspec.field(default_factory=dict)
     """Phase of a step → largest allocation of tensors, bytes."""
 
@@ -164,6 +169,9 @@ def device_memory(log: RankLog, notes: list[str]) -> DeviceMemory | None:
         if line.phase in _PHASES:
             phases[line.phase] = max(phases.get(line.phase, 0), line.allocated_bytes or 0)
     allocated = np.array([line.allocated_bytes for line in looks], float)
+    lasting = looks[len(looks) // 2 :]
+    counted = [line.retries for line in lasting if line.retries is not None]
+    steps = [line.step for line in lasting if line.step is not None]
     return DeviceMemory(
         total_bytes=total,
         times_ns=np.array([line.t_ns for line in looks], float),
@@ -173,6 +181,9 @@ def device_memory(log: RankLog, notes: list[str]) -> DeviceMemory | None:
         reserved_peak=max(max(line.reserved_peak_bytes or 0, line.reserved_bytes or 0) for line in looks),
         reserved=looks[-1].reserved_bytes or 0,
         retries=max((line.retries for line in looks if line.retries is not None), default=None),
+        # The job may reset torch's counters.
+        lasting_retries=max(0, counted[-1] - counted[0]) if counted else None,
+        lasting_steps=max(0, steps[-1] - steps[0]) if steps else 0,
         phases=phases,
     )
 

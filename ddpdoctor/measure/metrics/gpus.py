@@ -220,6 +220,10 @@ _MATMUL = (
 )
 """Parts of the names of kernels that multiply matrices: cuBLAS's (gemm, xmma, nvjet), cuDNN's, CUTLASS's, FlashAttention's,
 and rocBLAS's (Cijk_)."""
+_LAYOUT = ("nchwToNhwc", "nhwcToNchw")
+"""Parts of the names of kernels in which cuDNN converts the memory layout of images."""
+_OTHER_CUDNN = ("cudnn::bn_", "cudnn::ops::", *_LAYOUT)
+"""Parts of the names of cuDNN's kernels that multiply no matrices: batch normalization, scaling, layouts."""
 _TENSOR = (
     "tensorop",
     "mma",
@@ -257,6 +261,7 @@ def _numbers_of(window: Window) -> dict[str, float | None]:
         "median_kernel_us": float(np.median(times_ns)) / 1e3 if len(times_ns) else None,
         "tensor_core_share": tensor_core_share,
         "matmul_share": matmul_share,
+        "layout_share": _layout_share(window, compute),
         "pageable_copy_ms": pageable_copy_ms,
         "copy_bytes_per_step": copy_bytes_per_step,
     }
@@ -271,13 +276,23 @@ def _idle_share(window: Window, span_ns: int) -> float:
 def _matmul_shares(window: Window, compute: NDArray[np.bool_]) -> tuple[float | None, float | None]:
     """Share of matrix multiplications in the time of computation kernels, and of tensor cores in their time."""
     trace = window.trace
-    matmul = compute & trace.name_mask(lambda name: any(part in name for part in _MATMUL))
+    matmul = compute & trace.name_mask(
+        lambda name: any(part in name for part in _MATMUL) and not any(part in name for part in _OTHER_CUDNN)
+    )
     tensor = matmul & trace.name_mask(lambda name: any(part in name.lower() for part in _TENSOR))
     compute_ns, matmul_ns = (float(trace.duration_ns[rows].sum()) for rows in (compute, matmul))
     return (
         matmul_ns / compute_ns if compute_ns else None,
         float(trace.duration_ns[tensor].sum()) / matmul_ns if matmul_ns else None,
     )
+
+
+def _layout_share(window: Window, compute: NDArray[np.bool_]) -> float | None:
+    """Share of conversions of the memory layout in the time of computation kernels."""
+    trace = window.trace
+    layout = compute & trace.name_mask(lambda name: any(part in name for part in _LAYOUT))
+    compute_ns = float(trace.duration_ns[compute].sum())
+    return float(trace.duration_ns[layout].sum()) / compute_ns if compute_ns else None
 
 
 def _copies(window: Window, steps: int) -> tuple[float | None, float | None]:

@@ -140,6 +140,7 @@ def _read(host: HostTelemetry, logs: Sequence[RankLog]) -> HostFacts:
     known = [each for each in swapped if each is not None]
     return HostFacts(
         cores=float(cores) if cores else None,
+        numa_nodes=float(stated["numa_nodes"]) if stated.get("numa_nodes") else None,
         ranks_per_host=float(len(logs)) or None,
         cpu_percent=cpu_percent,
         idle_cores=float(cores) * (1 - cpu_percent / 100)

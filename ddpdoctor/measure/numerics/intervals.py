@@ -26,7 +26,8 @@ def union(start: ArrayLike, end: ArrayLike) -> Intervals:
     keep = ends > starts
     if not keep.any():
         return EMPTY
-    starts, ends = starts[keep], ends[keep]
+    if not keep.all():
+        starts, ends = starts[keep], ends[keep]
     order = np.argsort(starts, kind="stable")
     starts, reach = starts[order], np.maximum.accumulate(ends[order])
     first = np.ones(len(starts), bool)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from ddpdoctor.measure.places import CodeLine, Stack, Where
+from ddpdoctor.measure.places import CodeLine, Stack, Where, loop_in
 
 from .ranking import joined
 
@@ -40,10 +40,15 @@ def distinct(callers: Stack, others: Iterable[Stack]) -> Stack:
 
 
 def heaviest_of(weights: Mapping[Stack, float], others: Iterable[Stack] = ()) -> tuple[Stack, int]:
-    """(callers of most weight, cut to what distinguishes them from the rest and from ``others``; number of other notable callers)."""
+    """(callers of most weight, cut to what distinguishes them from the rest and from ``others``, but not before the framework's loop that
+    calls the first of them; number of other notable callers)."""
     if not weights:
         return (), 0
-    heaviest = distinct(max(weights, key=lambda callers: weights[callers]), [*weights, *others])
+    whole = max(weights, key=lambda callers: weights[callers])
+    heaviest = distinct(whole, [*weights, *others])
+    loop = loop_in([line.file for line in whole])
+    if loop is not None:
+        heaviest = whole[: max(len(heaviest), loop + 1)]
     alike: defaultdict[Stack, float] = defaultdict(float)
     for callers, weight in weights.items():
         alike[callers[: len(heaviest)]] += weight
@@ -77,9 +82,11 @@ def with_heaviest(
     stacks: Mapping[Stack, float],
     others: Mapping[Stack, float] = _NONE,
     scale: float = 0.0,
+    hooks: bool = False,
 ) -> list[Where]:
     """The same lines, each with its heaviest callers by the weight in ``stacks`` less ``scale`` times that in ``others``. Ahead of them
-    the call at which the path to the first one leaves the paths of the others, where these run that line too."""
+    the call at which the path to the first one leaves the paths of the others, where these run that line too; otherwise, with ``hooks``,
+    the line in the function of the user's that a framework's loop calls."""
 
     def callers_of(line: CodeLine) -> tuple[Stack, int]:
         weights = {
@@ -90,8 +97,19 @@ def with_heaviest(
         return heaviest_of(weights, (stack[1:] for stack in others if stack[0] == line))
 
     found = [where.called_from(*callers_of(where.stack[0])) for where in places]
-    parted = [_parting(where, stacks, others, scale) for where in found[:1]]
-    return joined([where for where in parted if where is not None], found)
+    ahead = [
+        _parting(where, stacks, others, scale) or (_hook(where) if hooks else None) for where in found[:1]
+    ]
+    return joined([where for where in ahead if where is not None], found)
+
+
+def _hook(where: Where) -> Where | None:
+    """The line in the user's hook from which ``where`` is called; None where that is the line itself, or no framework calls it."""
+    loop = loop_in([line.file for line in where.callers])
+    if not loop:
+        return None
+    hook = where.callers[loop - 1]
+    return Where(hook.file, hook.line, hook.function, share=where.share, callers=where.callers[loop:])
 
 
 def _parting(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import sqrt
 
 import msgspec
@@ -49,9 +50,10 @@ def counted(
     wanted: Collection[int],
     parts: Sequence[Array | float],
     gap: Gap | None = None,
+    begin: Callable[[Stack], Stack] | None = None,
 ) -> SampleCounts:
     """Count the samples of these ranks in the ``wanted`` steps, optionally only in one ``gap`` between phases. ``parts``: by position,
-    the weight of a sample, or [K] weights by stack."""
+    the weight of a sample, or [K] weights by stack; ``begin``: what of a call path counts, from which line on."""
     at, behind = np.zeros((2, len(samples.stacks)))
     count = any_work = steps = 0
     seconds = 0.0
@@ -66,11 +68,18 @@ def counted(
         any_work += int(np.count_nonzero(within & (of_rank.kind != Kind.BURST)))
         seconds += int(of_rank.lengths_ns[steps_wanted].sum()) / 1e9
         steps += int(steps_wanted.sum())
+
+    def by_stack(weights: Array) -> dict[Stack, float]:
+        found: defaultdict[Stack, float] = defaultdict(float)
+        for stack, weight in samples.by_stack(weights).items():
+            found[begin(stack) if begin else stack] += weight
+        return found
+
     return SampleCounts(
-        at=by_line(samples.by_stack(at)),
-        outside=by_line(samples.by_stack(at * samples.outside)),
-        behind=by_line(samples.by_stack(behind)),
-        stacks=samples.by_stack(at + behind),
+        at=by_line(by_stack(at)),
+        outside=by_line(by_stack(at * samples.outside)),
+        behind=by_line(by_stack(behind)),
+        stacks=by_stack(at + behind),
         samples=count,
         any_work=any_work,
         seconds=seconds,

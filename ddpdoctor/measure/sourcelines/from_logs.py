@@ -17,7 +17,7 @@ from ddpdoctor.measure.taxonomy import BETWEEN_PHASES, Component, SyncKind
 
 from .callers import usual, with_heaviest
 from .counts import SampleCounts, common_of, counted, excess_samples, same_lines, scale_of
-from .gaps import MainGap, free_gaps, gaps_of_log, lies_in_gaps, main_gap
+from .gaps import MainGap, free_gaps, gaps_of_log, lies_in_gaps, lies_outside, main_gap
 from .ranking import MOST_LINES, SourceLines, chosen_and_others, joined, ranked
 from .table import Samples, kinds_of, samples_of
 
@@ -27,8 +27,10 @@ _ENOUGH_SAMPLES = 8
 """Samples of a line from which its time is stated: the counting error is then a third of it."""
 
 
-_IN_FORWARD = 0.1
+_CALLS_FORWARD = 0.1
 """Part of a line's samples in forward passes from which on the line calls the forward pass: fewer may be errors of the sampled times."""
+_IN_FORWARD = 0.02
+"""Part from which on a forward pass runs the line at all."""
 
 
 class LogSourceLines(SourceLines):
@@ -70,17 +72,32 @@ class LogSourceLines(SourceLines):
     def _training(self) -> frozenset[CodeLine]:
         """Lines that call a forward or backward pass or the optimizer: by recorded calls, and by samples in a forward pass. Host work
         sampled there is mostly torch's own, before and after the pass."""
-        samples, called = self.samples, _calls(self.logs, [Component.BACKWARD, Component.OPTIMIZER], None)
-        forward, every = Counter[CodeLine](), Counter[CodeLine]()
-        for position, rank in enumerate(samples.ranks):
-            weights = samples.weights(position).at_random
-            in_forward = samples.weights(position, rank.while_doing([Component.FORWARD])).at_random
-            for stack, weight, inside in zip(samples.stacks, weights, in_forward, strict=True):
+        return self._forward[0].union(_calls(self.logs, [Component.BACKWARD, Component.OPTIMIZER], None))
+
+    @cached_property
+    def _forward(self) -> tuple[frozenset[CodeLine], frozenset[CodeLine]]:
+        """(lines that call a forward pass, all lines that one runs or that call one)."""
+        calling, inside, every = Counter[CodeLine](), Counter[CodeLine](), Counter[CodeLine]()
+        for position, rank in enumerate(self.samples.ranks):
+            weights = self.samples.weights(position).at_random
+            in_forward = self.samples.weights(position, rank.while_doing([Component.FORWARD])).at_random
+            for stack, weight, part in zip(self.samples.stacks, weights, in_forward, strict=True):
                 every.update(dict.fromkeys(stack.lines, weight))
-                forward.update(dict.fromkeys(stack.lines[0 if stack.in_torch else 1 :], inside))
-        return frozenset(called).union(
-            line for line, weight in forward.items() if weight >= max(_IN_FORWARD * every[line], 1.0)
+                inside.update(dict.fromkeys(stack.lines, part))
+                calling.update(dict.fromkeys(stack.lines[0 if stack.in_torch else 1 :], part))
+        return (
+            frozenset(
+                line for line, part in calling.items() if part >= max(_CALLS_FORWARD * every[line], 1.0)
+            ),
+            frozenset(line for line, part in inside.items() if part >= max(_IN_FORWARD * every[line], 2.0)),
         )
+
+    def _beyond_forward(self, stack: Stack) -> Stack:
+        """The stack without the lines of a model with which it begins and which a forward pass runs as well: of a model that is called
+        outside of training's forward pass, that call counts."""
+        running = self._forward[1]
+        rest = stack[next((place for place, line in enumerate(stack) if line not in running), len(stack)) :]
+        return rest if rest and rest[0] not in self._training else stack
 
     def _called(self, calls: Mapping[CodeLine, float]) -> list[Where]:
         """The heaviest lines by recorded calls, or time in them, each with its usual callers."""
@@ -133,7 +150,13 @@ class LogSourceLines(SourceLines):
             self._counted(positions, components, chosen, None) for chosen in (steps, others)
         )
         places = ranked(excess_samples(selected, reference, _FEWEST_SAMPLES))
-        sampled = with_heaviest(places, selected.stacks, reference.stacks, scale_of(selected, reference))
+        sampled = with_heaviest(
+            places,
+            selected.stacks,
+            reference.stacks,
+            scale_of(selected, reference),
+            hooks=Component.HOST in components or lies_outside(components),
+        )
         return joined(
             sampled, self._called(_calls([self.logs[place] for place in positions], components, steps))
         )
@@ -187,7 +210,11 @@ class LogSourceLines(SourceLines):
                 else _python_ms(selected, reference, where.stack[0]),
             )
             for where in with_heaviest(
-                places, selected.stacks, reference.stacks, scale_of(selected, reference)
+                places,
+                selected.stacks,
+                reference.stacks,
+                scale_of(selected, reference),
+                hooks=lies_outside(components),
             )
         ]
 
@@ -197,7 +224,9 @@ class LogSourceLines(SourceLines):
         # The Python part of a line's samples is known for host work, not for work in the gaps.
         only_python = Component.HOST in components and set(components).isdisjoint(BETWEEN_PHASES)
         parts = self._python if only_python else [1.0] * len(self.logs)
-        return counted(self.samples, positions, components, wanted, parts, gap)
+        on_host = Component.HOST in components and not any(log.on_device_time for log in self.logs)
+        begin = self._beyond_forward if on_host else None
+        return counted(self.samples, positions, components, wanted, parts, gap, begin)
 
 
 def _calls(

@@ -36,6 +36,11 @@ from .callers import by_line, with_heaviest
 from .gaps import MainGap, gaps_of_window, lies_in_gaps, main_gap
 from .ranking import SourceLines, chosen_and_others, joined, ranked
 
+_LARGE = 0.1
+"""An operator is named that takes at least this share of a component's time."""
+_MOST_OPERATORS = 3
+_ENGINE = "autograd::engine::evaluate_function: "
+"""What autograd's engine puts before the name of the function that it runs."""
 _EXPLAINS = 0.5
 """An annotation explains a component when it covers at least this share of the component's time."""
 
@@ -251,6 +256,25 @@ class WindowSourceLines(SourceLines):
                 names[name] += 1
         return names.most_common(1)[0][0] if names else None
 
+    def operators(self, components: Sequence[Component]) -> list[str]:
+        """By the outermost operators of each thread, such as the training thread and autograd's."""
+        names: Counter[str] = Counter()
+        whole_ns = 0.0
+        for window in _spread(self.windows):
+            trace, time = window.trace, _time_of(window, components)
+            rows = _outermost_operators(trace)
+            if not rows.size:
+                continue
+            start, end = trace.start_ns[rows] + window.shifted_ns, trace.end_ns[rows] + window.shifted_ns
+            whole_ns += total(time)
+            for name, spent_ns in zip(
+                trace.name[rows].tolist(), covered(time, start, end).tolist(), strict=True
+            ):
+                names[trace.names[name].removeprefix(_ENGINE)] += spent_ns
+        return [
+            name for name, spent_ns in names.most_common(_MOST_OPERATORS) if spent_ns >= _LARGE * whole_ns
+        ]
+
     def _chosen_and_others(self, positions: Sequence[int] | None) -> tuple[list[Window], list[Window]]:
         chosen, others = map(_spread, chosen_and_others(positions, len(self.windows)))
         return [self.windows[position] for position in chosen], [
@@ -334,6 +358,17 @@ def _waiting_call(windows: Sequence[Window], kinds: Sequence[str]) -> str | None
         for row, cost in zip(_outermost(trace, rows[heaviest]), cost_ns[heaviest], strict=True):
             calls[trace.name_of(int(row))] += int(cost)
     return calls.most_common(1)[0][0] if calls else None
+
+
+def _outermost_operators(trace: RankTrace) -> Ints:
+    """[N] rows of the operators that are in no other one of their thread."""
+    operators = trace.category_mask("cpu_op")
+    found = []
+    for lane in np.unique(trace.lane[operators]):
+        rows = np.flatnonzero(operators & (trace.lane == lane))
+        before_ns = np.maximum.accumulate(trace.end_ns[rows])[:-1]
+        found.append(rows[np.concatenate(([True], trace.start_ns[rows][1:] >= before_ns))])
+    return np.concatenate(found) if found else np.zeros(0, np.int64)
 
 
 def _outermost(trace: RankTrace, rows: Ints) -> Ints:

@@ -75,6 +75,12 @@ def lies_in_gaps(components: Sequence[Component]) -> bool:
     return not set(components).isdisjoint(BETWEEN_PHASES) and set(components).isdisjoint(PHASES)
 
 
+def lies_outside(components: Sequence[Component]) -> bool:
+    """Whether this is the host's work outside the phases."""
+    outside = {Component.HOST, *BETWEEN_PHASES}
+    return not outside.isdisjoint(components) and set(components).isdisjoint(PHASES)
+
+
 class MainGap(msgspec.Struct, frozen=True):
     """The gap that contains most of some work."""
 

@@ -59,6 +59,11 @@ class SourceLines(Protocol):
     ) -> str | None:
         """Name of the annotation or operator of this work; for a kind of synchronisation, of the call that waits. None if unknown."""
 
+    def operators(self, components: Sequence[Component]) -> list[str]:
+        """The torch operators that run on the hosts for at least a tenth of this kind of work, the longest first; [] where none does, or
+        operators were not recorded."""
+        return []
+
     def gap(
         self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
     ) -> str | None:

@@ -32,12 +32,7 @@ EVENTS: dict[Component, tuple[EventKind, ...]] = {
 }
 """Component → kinds of events whose call line is used where samples give none."""
 _INSIDE_EVENTS = (
-    EventKind.DATA,
-    EventKind.ITERATION,
-    EventKind.BACKWARD,
-    EventKind.OPTIMIZER,
-    EventKind.COLLECTION,
-    EventKind.SAVE,
+    *dict.fromkeys(kind for kinds in EVENTS.values() for kind in kinds),
     EventKind.COLLECTIVE,
     EventKind.BARRIER,
     EventKind.WAIT,

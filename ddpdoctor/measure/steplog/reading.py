@@ -80,7 +80,8 @@ def _of_run(run: RunDirectory, first: dict[int, RankRecord], read: dict[int, Ran
             notes += logs[-1].notes
         else:
             notes.append(
-                f"{record.path}: rank {record.rank} was already read from another folder and is skipped."
+                f"{record.path}: rank {record.rank} was already read from another folder and is skipped. `ddpdoctor compare` compares "
+                "two runs."
             )
     return RunLogs(logs, notes)
 

@@ -7,6 +7,6 @@ those excluded from the measurement of a typical step.
 """
 
 from .account import Launch, RankAccount, RunAccount, RunPart, run_account
-from .attempts import AttemptRecord, attempt_facts, restart_facts
+from .attempts import AttemptRecord, attempt_facts, restart_facts, with_first_findings
 from .facts import run_facts
 from .trainings import with_trainings

@@ -134,12 +134,17 @@ class RunAccount(msgspec.Struct, frozen=True):
 
 
 def run_account(
-    logs: Sequence[RankLog], why: Mapping[int, str], launches: Mapping[str, Launch], *, is_last: bool = True
+    logs: Sequence[RankLog],
+    why: Mapping[int, str],
+    launches: Mapping[str, Launch],
+    *,
+    is_first: bool = True,
+    is_last: bool = True,
 ) -> RunAccount | None:
     """The account of a run; None without a step. ``why``: the reason of exclusion by step number, as :func:`select_steps` gives it.
     ``launches`` by host name: where one is missing, or ended before the steps or started after them, the time before the process group
     and after the recording is unknown, and not included. Of steps with the same number the last one of a log counts.
-    ``is_last``: no other attempt follows the one of these logs."""
+    ``is_first``, ``is_last``: no other attempt came before the one of these logs, or follows it."""
     logs = [
         replace(log, steps=tuple(sorted(by_number.values(), key=lambda step: step.number)))
         for log in logs
@@ -161,7 +166,7 @@ def run_account(
     known = [_launch_of(log, launches) for log in logs]
     last = max((log.steps[-1] for log in logs), key=lambda step: (step.number, step.end_ns))
     ranks = [
-        _of_rank(log, launch, reasons, usual, recorded_s, last, is_last=is_last)
+        _of_rank(log, launch, reasons, usual, recorded_s, last, is_first=is_first, is_last=is_last)
         for log, launch in zip(logs, known, strict=True)
     ]
     parts = {part: sum(rank.parts_s.get(part, 0.0) for rank in ranks) / len(ranks) for part in RunPart}
@@ -279,6 +284,7 @@ def _of_rank(
     recorded_s: Mapping[int, Mapping[RunPart, float]],
     last: Step,
     *,
+    is_first: bool,
     is_last: bool,
 ) -> RankAccount:
     """The account of a rank; ``last`` is the last step of all ranks, on the clock of the log."""
@@ -290,7 +296,7 @@ def _of_rank(
     first_ns, last_ns = first_ns - before_ns, last_ns + after_ns
     if launch is not None:
         # A launcher does not count the restarts that another host's ranks cause, but the rank has another recording.
-        is_restarted = log.record.attempt or log.record.repeat
+        is_restarted = not is_first or log.record.attempt or log.record.repeat
         began = RunPart.EARLIER_ATTEMPTS if is_restarted else RunPart.START
         began = RunPart.OTHER_TRAININGS if log.follows_training else began
         parts[began] = (first_ns - launch.started_ns) / 1e9

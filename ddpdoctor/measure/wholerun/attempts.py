@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
-from ddpdoctor.measure.runfacts import AttemptFacts, RestartFacts, Where
+from ddpdoctor.measure.runfacts import AttemptFacts, RestartFacts, RunFacts, Where
 from ddpdoctor.measure.steplog import RankLog, Step
 from ddpdoctor.rundir import EventKind
 
@@ -77,14 +78,34 @@ def attempt_facts(records: Sequence[AttemptRecord], launched_ns: int | None) -> 
             ended_s=_since_s(launched_ns, record.ended_ns),
             world_size=record.world_size,
             steps=record.steps,
+            first_step=first_step,
             step_ms=None if record.step_s is None else 1e3 * record.step_s,
             checkpoint_step=record.saved_step,
             ranks=list(record.ranks),
             ended=record.ended,
             where=list(record.where),
         )
-        for number, record in enumerate(records, 1)
+        for number, (record, first_step) in enumerate(zip(records, _first_steps(records), strict=True), 1)
     ]
+
+
+def with_first_findings(run: RunFacts, findings: Mapping[int, str]) -> RunFacts:
+    """The facts with the rule of the first finding in a diagnosis of each attempt alone, by number; "" if it has none."""
+    return replace(run, attempts=[replace(each, finding=findings.get(each.number)) for each in run.attempts])
+
+
+def _first_steps(records: Sequence[AttemptRecord]) -> list[int | None]:
+    """The first step of each attempt in the count of the job: an attempt goes on from the last checkpoint, or begins anew without one."""
+    if not any(record.has_checkpoints for record in records):
+        return [None] * len(records)
+    found: list[int | None] = []
+    saved: int | None = 0
+    for record in records:
+        saved = None if record.unrecorded else saved
+        found.append(saved)
+        if saved is not None and record.saved_step is not None:
+            saved += record.saved_step
+    return found
 
 
 def restart_facts(records: Sequence[AttemptRecord]) -> RestartFacts | None:

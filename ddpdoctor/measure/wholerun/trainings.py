@@ -14,7 +14,7 @@ def with_trainings(
     run: RunFacts, trainings: Sequence[Training], measured: int, findings: Mapping[int, str]
 ) -> RunFacts:
     """The facts of the ``measured`` training, by its number, with a list of all; its goodput is that of the steps of all. ``findings``:
-    the title of the first finding in each other training that was diagnosed, by number; "" if it has none."""
+    the rule of the first finding in each other training that was diagnosed, by number; "" if it has none."""
     if not trainings:
         return run
     goodput = run.goodput

@@ -47,6 +47,9 @@ class Collectives(msgspec.Struct, frozen=True):
     ready: NDArray[np.int64]
     """When this rank's part could have started if the previous collectives had been over: the computation it waits for is done, and the
     host has launched it. At most the start."""
+    computed: Ints = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
+    """Ends of the device's kernels other than collectives, in order, where no launch of a collective is known: of a queued one ``ready`` is
+    then the last of these before its start, when it may have been ready for long. Else empty."""
 
     def __len__(self) -> int:
         return len(self.start)
@@ -59,6 +62,7 @@ class Collectives(msgspec.Struct, frozen=True):
             end=self.end + offset_ns,
             issued=self.issued + offset_ns,
             ready=self.ready + offset_ns,
+            computed=self.computed + offset_ns,
         )
 
 
@@ -101,6 +105,7 @@ def collectives_of_kernels(trace: RankTrace, kernels: Ints, main: int) -> Collec
         kind=_kinds(trace, main, call, at, operation, size),
         point_to_point=np.array(point, bool),
         ready=np.where(call >= 0, _ready(trace, at, start), _computed(trace, start)),
+        **({} if (call >= 0).any() else {"computed": np.sort(trace.end_ns[_computes(trace)])}),
     )
 
 

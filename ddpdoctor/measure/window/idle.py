@@ -218,22 +218,23 @@ def _saved(waits: HostSyncs, device: DeviceTimeline, batches: Batches, most_ns: 
     """([gaps] ns by which each gap in ``device.late`` would be shorter, [gaps] index of the last call that waited before its end, 0
     where there is none)."""
     starts, ends = device.late
-    events = sorted(
-        [(int(at), _WAIT, i) for i, at in enumerate(waits.end)]
-        + [(int(at), _BATCH, i) for i, at in enumerate(batches.end)]
-        + [(int(at), _GAP, i) for i, at in enumerate(ends)]
-    )
+    of_kind = ((_WAIT, waits.end), (_BATCH, batches.end), (_GAP, ends))
+    what = np.concatenate([np.full(len(at), kind) for kind, at in of_kind])
+    index = np.concatenate([np.arange(len(at)) for _, at in of_kind])
+    order = np.lexsort((index, what, np.concatenate([at for _, at in of_kind])))
+    waited_ns, late, lengths = waits.waited_ns.tolist(), batches.late.tolist(), (ends - starts).tolist()
     gain, last = np.zeros(len(starts)), np.zeros(len(starts), np.int64)
     lead = saved = 0.0
     latest = gaps = since_batch = 0
-    for _, what, i in events:
-        if what == _WAIT:
-            lead, latest = min(lead + float(waits.waited_ns[i]), saved + most_ns), i
-        elif what == _GAP:
-            gain[i], last[i] = min(lead - saved, float(ends[i] - starts[i])), latest
-            saved, gaps = saved + gain[i], i + 1
+    for kind, i in zip(what[order].tolist(), index[order].tolist(), strict=True):
+        if kind == _WAIT:
+            lead, latest = min(lead + waited_ns[i], saved + most_ns), i
+        elif kind == _GAP:
+            gained = min(lead - saved, float(lengths[i]))
+            gain[i], last[i] = gained, latest
+            saved, gaps = saved + gained, i + 1
         else:
-            if batches.late[i]:
+            if late[i]:
                 saved -= float(gain[since_batch:gaps].sum())
                 gain[since_batch:gaps], lead = 0.0, saved
             since_batch = gaps

@@ -27,7 +27,8 @@ def host_recorded(trace: RankTrace) -> bool:
 
 def event_union(trace: RankTrace, mask: Mask) -> Intervals:
     """Union of the events in ``mask``."""
-    return union(trace.start_ns[mask], trace.end_ns[mask])
+    rows = np.flatnonzero(mask)
+    return union(trace.start_ns[rows], trace.end_ns[rows])
 
 
 def launches(trace: RankTrace, rows: Ints) -> Ints:

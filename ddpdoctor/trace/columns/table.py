@@ -22,6 +22,8 @@ KNOWN_NAMES = 1 << 16
 """Names per predicate whose result is memoized; the ranks of a job share nearly all their names."""
 _MAX_PREDICATES = 1 << 10
 """Predicates that are memoized; an analysis uses some dozens. Beyond either limit, results are computed again."""
+_FEW_IDS = 6
+"""Ids up to which each is compared with all events."""
 
 
 class _MemoizedPredicate(dict[str, bool]):
@@ -205,8 +207,7 @@ class RankTrace(msgspec.Struct, frozen=True, dict=True):
 
     def category_mask(self, *categories: str) -> NDArray[np.bool_]:
         """[events] whether the event has one of these categories (lower case)."""
-        matches = np.array([c in categories for c in self.categories], dtype=bool)
-        return matches[self.category]
+        return _is_among(self.category, np.array([c in categories for c in self.categories], dtype=bool))
 
     def name_ids(self, predicate: Callable[[str], bool]) -> IdColumn:
         """Ids of all names for which ``predicate(name)``, a pure function, is true."""
@@ -214,10 +215,21 @@ class RankTrace(msgspec.Struct, frozen=True, dict=True):
 
     def name_mask(self, predicate: Callable[[str], bool]) -> NDArray[np.bool_]:
         """[events] whether ``predicate(name)``, a pure function, is true for the event's name."""
-        return self._matching_names(predicate)[self.name]
+        return _is_among(self.name, self._matching_names(predicate))
 
     def _matching_names(self, predicate: Callable[[str], bool]) -> NDArray[np.bool_]:
         return np.fromiter(map(memoized(predicate), self.names), bool, len(self.names))
+
+
+def _is_among(ids: IdColumn, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """[events] ``chosen[ids]``; comparisons with few ids take a tenth of the time of looking up all."""
+    few = np.flatnonzero(chosen)
+    if len(few) > _FEW_IDS:
+        return chosen[ids]
+    found = np.zeros(ids.size, dtype=bool)
+    for each in few:
+        found |= ids == each
+    return found
 
 
 def sorted_order(start: IntColumn, duration: IntColumn) -> NDArray[np.int64]:

@@ -17,7 +17,7 @@ import msgspec
 
 from ddpdoctor.trace.formats import file_of
 
-from .worker import ProgressCallback, ProgressMessage, Result, Task
+from .worker import ProgressCallback, ProgressMessage, Result, Task, receive
 
 _EXIT_TIMEOUT_S = 5.0
 """Longest time for a process to exit before it is killed."""
@@ -71,7 +71,7 @@ def read_in_processes(tasks: Sequence[Task], workers: int, on_progress: Progress
             for channel in wait(list(busy), max(0.0, soonest_s - time.monotonic())):
                 worker = busy[channel]  # type: ignore[index]
                 try:
-                    message = worker.channel.recv()
+                    message = receive(worker.channel)
                     if isinstance(message, ProgressMessage):
                         on_progress(*message)
                         continue

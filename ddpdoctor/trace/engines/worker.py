@@ -6,6 +6,8 @@ threads are forked.
 
 from __future__ import annotations
 
+import os
+import pickle
 import signal
 import sys
 import time
@@ -13,6 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.parentdeath import die_with_parent
@@ -84,9 +88,37 @@ def serve(channel: Connection) -> None:
         with progress_to(_progress_sender(channel, number)):
             trace, reason = read_one(file, rank, cache)
         try:
-            channel.send((number, trace, reason))
+            _send(channel, (number, trace, reason))
         except OSError:
             return
+
+
+def _send(channel: Connection, result: Result) -> None:
+    """Sends a result, and then its columns as they lie in memory: in a pickle they are copied six times."""
+    columns: list[pickle.PickleBuffer] = []
+    content = pickle.dumps(result, protocol=5, buffer_callback=columns.append)
+    parts = [column.raw() for column in columns]
+    channel.send((content, [part.nbytes for part in parts]))
+    for part in parts:
+        while part:
+            part = part[os.write(channel.fileno(), part) :]
+
+
+def receive(channel: Connection) -> Result | ProgressMessage:
+    """What :func:`serve` sends next. Raises EOFError or OSError if the process at the other side has ended."""
+    message: ProgressMessage | tuple[bytes, list[int]] = channel.recv()
+    if isinstance(message, ProgressMessage):
+        return message
+    content, sizes = message
+    columns = [np.empty(size, np.uint8) for size in sizes]
+    for column in columns:
+        part = column.data
+        while part:
+            if not (received := os.readv(channel.fileno(), [part])):
+                raise EOFError
+            part = part[received:]
+    result: Result = pickle.loads(content, buffers=columns)
+    return result
 
 
 def _progress_sender(channel: Connection, number: int) -> Callable[[float], None]:

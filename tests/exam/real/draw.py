@@ -20,6 +20,8 @@ from .kinds import EPOCH_STEPS, KINDS, WITH_ANOTHER, Asked
 RECORDED_S = 4.0
 TIMED_S, LEAST_ROUNDS, MOST_ROUNDS = 5.0, 3, 6
 """How long the twin is timed, and how often it is timed with and without each fault in turn."""
+UNSURE_S = 20.0
+"""For so long in all, the rounds go on while what a fault costs is not sure enough."""
 HEALTHY_SHARE, TWO_SHARE = 0.2, 0.2
 LEAST_SHARE, MOST_SHARE = 0.08, 0.45
 HUGE_SHARE = 0.95
@@ -95,6 +97,7 @@ def program(seed: int, folder: Path, asked: Asked | None = None) -> Program:
     lines = write(folder, files)
     rounds = (LEAST_ROUNDS, MOST_ROUNDS) if kinds or drawn else (0, 0)
     plan = {"extras": extras, "steps": 100, "seconds": RECORDED_S, "timed_s": TIMED_S, "rounds": rounds}
+    plan |= {"steady": all(KINDS[kind].steady for kind in kinds), "unsure_s": UNSURE_S}
     (folder / "plan.json").write_text(json.dumps(plan, indent=1))
     tolerated = tuple({rule for kind in kinds for rule in KINDS[kind].tolerated})
     return Program(seed, world, shape, faults, lines, tolerated, asked.spawned)

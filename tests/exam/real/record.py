@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import stdev
+from statistics import median
 from types import MappingProxyType
 from typing import Any
 
@@ -19,6 +19,7 @@ from tests.exam.planted import Case, Fault
 from . import twin
 from .draw import Program, program
 from .kinds import KINDS, Asked
+from .scatter import block_ms, error_ms, is_sure, saved_ms
 
 REPOSITORY = Path(__file__).parents[3]
 RUN = "run"
@@ -26,8 +27,6 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 JOB_S = 300
 LEAST_PRICE_SHARE = 0.04
 MOST_NOISE = 0.25
-MEDIANS_ERROR = 1.25
-"""A median's standard error, in those of the mean: the half range grew with the rounds, though the price gets surer."""
 
 
 def record(seed: int, folder: Path, asked: Asked | None = None, trap: str = "") -> Case:
@@ -49,20 +48,20 @@ def record(seed: int, folder: Path, asked: Asked | None = None, trap: str = "") 
 def truth(drawn: Program, timed: dict[str, Any], load: dict[str, float]) -> Case:
     """What the program's blocks with and without each fault say that it costs."""
     steady = all(KINDS[each.kind].steady for each in drawn.faults)
-    blocks = {name: [_mean(block, steady) for block in of] for name, of in timed["blocks"].items()}
-    step_ms = _median(blocks["all"] or [timed["base_ms"]])
+    blocks = {name: [block_ms(block, steady) for block in of] for name, of in timed["blocks"].items()}
+    step_ms = median(blocks["all"] or [timed["base_ms"]])
     several = len(drawn.faults) > 1
     faults, doubts = [], []
     for each in drawn.faults:
         without = blocks[f"without {each.key}"]
-        saved = _saved(blocks["all"], without)
-        price, error = _median(saved), MEDIANS_ERROR * stdev(saved) / len(saved) ** 0.5
+        saved = saved_ms(blocks["all"], without)
+        price, error = median(saved), error_ms(saved)
         alone = None
         if several:
             (rest,) = (other.key for other in drawn.faults if other is not each)
-            alone = _median(_saved(blocks[f"without {rest}"], blocks["none"]))
+            alone = median(saved_ms(blocks[f"without {rest}"], blocks["none"]))
         doubt = _doubt(price, error, step_ms, price if alone is None else alone)
-        if doubt is None and not KINDS[each.kind].priced:
+        if doubt is None and not (KINDS[each.kind].priced and is_sure(saved, step_ms)):
             doubt = "noisy"
         if doubt:
             doubts.append(f"{doubt}: {each.kind} saved {[round(ms, 2) for ms in saved]} of {step_ms:.1f} ms")
@@ -73,14 +72,9 @@ def truth(drawn: Program, timed: dict[str, Any], load: dict[str, float]) -> Case
         ranks = None if each.ranks is None else tuple(each.ranks)
         faults.append(Fault(each.kind, each.rules, ranks, price, error, tuple(lines), alone_ms=alone))
     shape = {**drawn.shape, "base_ms": timed["base_ms"], "load": load}
-    joint = _median(_saved(blocks["all"], blocks["none"])) if several else None
+    joint = median(saved_ms(blocks["all"], blocks["none"])) if several else None
     planted = (tuple(faults), drawn.tolerated, shape, tuple(doubts))
     return Case(drawn.seed, "real", step_ms, *planted, joint_ms=joint)
-
-
-def _saved(dear: list[float], cheap: list[float]) -> list[float]:
-    """What each round of one variant took longer than the same round of another."""
-    return [a - b for a, b in zip(dear, cheap, strict=True)]
 
 
 def _doubt(price: float, error: float, step_ms: float, alone: float) -> str | None:
@@ -136,16 +130,3 @@ def load_between(before: tuple[float, float, float], after: tuple[float, float, 
     """Share of the machine that others took, and that nobody took, while the program ran."""
     busy, own, whole = (b - a for a, b in zip(before, after, strict=True))
     return {"others": round((busy - own) / whole, 3), "idle": round(1 - busy / whole, 3)}
-
-
-def _mean(values: list[float], steady: bool) -> float:
-    """Mean of a block's steps, the longest and shortest eighth left out where every step has the fault."""
-    cut = len(values) // 8 if steady else 0
-    kept = sorted(values)[cut : len(values) - cut]
-    return sum(kept) / len(kept)
-
-
-def _median(values: list[float]) -> float:
-    ordered = sorted(values)
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2

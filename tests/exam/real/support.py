@@ -147,6 +147,8 @@ dist.init_process_group(
 import switch  # noqa: E402
 import train  # noqa: E402
 
+from tests.exam.real.scatter import all_sure  # noqa: E402
+
 HERE = pathlib.Path(__file__).parent
 PLAN = switch.plan
 KEYS = list(PLAN["extras"])
@@ -257,13 +259,22 @@ rounds = min(most, max(least, round(1000 * PLAN["timed_s"] / each_ms)))
 if rounds and longest == 1:
     steps = max(steps, round(1000 * PLAN["timed_s"] / (len(variants) * rounds * total)) - WARM)
 blocks = {name: [] for name in variants}
-for _ in range(rounds):
+
+
+def one_round():
     for name, off in variants.items():
         switch.off.clear()
         switch.off.update(off)
         count = WARM + steps
         count += -count % 3
         blocks[name].append(block(count)[:steps])
+
+
+begun = time.monotonic()
+for _ in range(rounds):
+    one_round()
+while agreed(rounds and not all_sure(blocks, PLAN["steady"]) and time.monotonic() - begun < PLAN["unsure_s"]):
+    one_round()
 if dist.get_rank() == 0:
     (HERE / "twin.json").write_text(json.dumps({"base_ms": base, "steps": steps, "blocks": blocks}))
 dist.barrier()

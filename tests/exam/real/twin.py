@@ -11,7 +11,9 @@ from pathlib import Path
 
 def run(job: Path, world: int, limit_s: float) -> None:
     """Times the program in ``job`` with and without its faults; ``twin.json`` is there afterwards."""
-    import torch  # noqa: F401  what the ranks would import, each by itself, is there when they are forked
+    # What the ranks would import, each by itself, is there when they are forked.
+    import tests.exam.real.scatter  # noqa: F401
+    import torch  # noqa: F401
 
     context = multiprocessing.get_context("fork")
     ranks = [context.Process(target=_rank, args=(job, rank, world)) for rank in range(world)]

@@ -99,3 +99,12 @@ def test_a_line_has_a_number_for_each_way_through_a_framework():
     numbers = [lines.id_of(MAIN, 200, through=way) for way in ways]
     assert len(set(numbers)) == 3 and numbers == [lines.id_of(MAIN, 200, through=way) for way in ways]
     assert len(documents) == 3
+
+
+def test_the_loop_of_a_framework_that_calls_the_user_s_hook_is_among_the_callers():
+    lines, documents = defined()
+    packages = "/env/lib/python3.11/site-packages/lightning/pytorch"
+    fit, inside = (code(f"{packages}/trainer.py", name) for name in ("fit", "run_stage"))
+    number = lines.of_stack([(TORCH, 3), (VALUES, 18), (inside, 5), (fit, 9), (TORCH, 9), (MAIN, 200)])
+    assert way(documents, number) == [("metrics.py", 18), ("trainer.py", 9), ("train.py", 200)]
+    assert way(documents, lines.of_stack([(TORCH, 3), (fit, 9), (MAIN, 201)])) == [("train.py", 201)]

@@ -293,6 +293,20 @@ def test_a_device_tells_its_phases_and_what_a_batch_can_grow_to(tmp_path):
     assert found.ranks[1].reserved_peak_bytes == 40 * GB and found.notes == []
 
 
+def test_retries_that_go_on_are_told_apart_from_those_at_the_start(tmp_path):
+    """The counter of rank 0 stops at 9 retries; that of rank 1 goes on, twice in each of 119 readings two steps apart."""
+    jobs = [device_log(tmp_path, rank, 120, np.full(120, 10 * GB)) for rank in (0, 1)]
+    for rank, counted in ((0, lambda second: min(second, 9)), (1, lambda second: 2 * second)):
+        file = tmp_path / str(rank) / "memory.jsonl"
+        head, *looks = map(json.loads, file.read_text().splitlines())
+        looks = [{**look, "retries": counted(second)} for second, look in enumerate(looks)]
+        file.write_text("".join(json.dumps(each) + "\n" for each in (head, *looks)))
+    facts = memory_of(jobs, {}).facts
+    assert (facts.allocation_retries, facts.lasting_retries, facts.steps_per_retry) == (238, 118, 1.0)
+    alone = memory_of(jobs[:1], {}).facts
+    assert (alone.allocation_retries, alone.lasting_retries, alone.steps_per_retry) == (9, 0, None)
+
+
 def test_tensors_that_grow_on_a_device_are_told(tmp_path):
     job = device_log(tmp_path, 0, 120, line(120, 10 * GB, 20 * MB))
     growth = memory_of([job], {}).facts.device

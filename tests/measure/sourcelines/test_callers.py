@@ -134,3 +134,40 @@ def test_where_nothing_common_is_recorded_no_call_is_the_one_that_differs():
     own, usual = frames("work", "attend:59", *DEEP), frames("work", *(f"deep_{n}" for n in range(9)))
     (found,) = with_heaviest([place_of(own[0])], {own: 100.0}, {usual: 60.0}, 1.0)
     assert found.stack[0] == own[0]
+
+
+LOOP = CodeLine("/env/lib/python3.11/site-packages/lightning/pytorch/trainer/trainer.py", 584, "Trainer.fit")
+HOOK = CodeLine(MAIN, 41, "Dump.on_train_batch_end")
+
+
+@pytest.mark.parametrize(
+    ("hooks", "named"), [(True, [(HOOK, LOOP), (LAYER, HOOK, LOOP)]), (False, [(LAYER, HOOK, LOOP)])]
+)
+def test_the_hook_that_a_framework_calls_stands_first(hooks, named):
+    found = with_heaviest([place_of(LAYER)], {(LAYER, HOOK, LOOP, FIT): 40.0}, hooks=hooks)
+    assert [where.stack for where in found] == named
+    assert all((where.call.line, where.call.function) == (HOOK.line, HOOK.function) for where in found)
+
+
+def test_without_a_framework_the_outermost_caller_is_in_the_loop():
+    (found,) = with_heaviest([place_of(LAYER)], {(LAYER, STEP, FIT): 40.0, (LAYER, STEP): 1.0})
+    assert found.call == FIT
+
+
+TRAINER = "/env/lib/python3.11/site-packages/transformers/trainer.py"
+EVALUATE, TRAIN = CodeLine(TRAINER, 2600, "Trainer.evaluate"), CodeLine(TRAINER, 1576, "Trainer.train")
+
+
+@pytest.mark.parametrize(
+    ("way", "call"),
+    [
+        ((LAYER, EVALUATE, HOOK, TRAIN, FIT), HOOK),
+        ((LAYER, EVALUATE, TRAIN, FIT), LAYER),
+        ((LAYER, STEP, FIT), FIT),
+        ((TRAIN, EVALUATE), EVALUATE),
+    ],
+    ids=["a hook evaluates", "the framework evaluates", "no framework", "no line of the user's"],
+)
+def test_the_line_in_the_training_loop(way, call):
+    where = Where(way[0].file, way[0].line, way[0].function, callers=way[1:])
+    assert where.call.function == call.function

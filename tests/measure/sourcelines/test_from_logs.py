@@ -111,3 +111,26 @@ def test_a_line_that_calls_backward_has_no_python_of_its_own(tmp_path):
     """It may be named where no other line is, but never as work that could be left out of a step."""
     (where,) = host_line(tmp_path, range(4), line=31)
     assert where.line == 31 and where.python_ms is None
+
+
+def test_a_model_that_is_also_called_beside_the_forward_pass_is_named_by_that_call(tmp_path):
+    """The forward pass runs the same line of the model (7)."""
+    folder = record(tmp_path / "run", Job(host=HOST_MS))
+    for rank in range(4):
+        lines = [
+            {"where": 7, "file": "train.py", "line": 44, "function": "dump"},
+            {"where": 8, "file": "train.py", "line": 20, "function": "main"},
+            *({"where": 10 + by, "file": "model.py", "line": 7, "function": "Net.forward", "by": by} for by in (7, 8)),
+        ]  # fmt: skip
+        forwards = [
+            (line["t"][0] + event["s"], line["t"][0] + event["s"] + event["d"])
+            for line in steps_of(folder, rank)
+            for event in line.get("ev", [])
+            if event["k"] == "fwd"
+        ]
+        for t in range(*span_of(folder, rank), 700_000):
+            inside = 18 if any(start <= t < end for start, end in forwards) else 17
+            lines.append({"t": t, "s": [[0, inside, inside]]})
+        write_lines(log_of(folder, rank, "samples.jsonl"), lines)
+    found, _ = measured(folder)
+    assert [where.line for where in found.facts.shared.host.where] == [44]

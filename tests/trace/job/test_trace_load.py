@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import tracemalloc
 from functools import cached_property
+from multiprocessing import Pipe
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +19,7 @@ import pytest
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace import RankTrace, find_traces, load_trace, load_traces
-from ddpdoctor.trace.engines import Task, serve
+from ddpdoctor.trace.engines import ProgressMessage, Task, receive, serve
 from ddpdoctor.trace.sources import Source
 from tests.trace.trace_files import SHARED, assert_same, columns, document, event, events, job, write
 
@@ -76,31 +78,32 @@ def test_how_far_a_large_file_is_shows_while_it_is_read(tmp_path, monkeypatch):
     assert within[0] < 0.3 and within[-1] > 0.8 and told[-1] == 1
 
 
-class Channel:
-    """One task, and what is said about it."""
-
-    def __init__(self, task):
-        self.tasks, self.said = [task], []
-
-    def recv(self):
-        if not self.tasks:
-            raise EOFError
-        return self.tasks.pop()
-
-    def send(self, answer):
-        self.said.append(answer)
-
-
 def test_a_process_says_how_far_it_is_before_it_has_the_columns(tmp_path, monkeypatch):
     monkeypatch.setattr("ddpdoctor.trace.engines.worker._PROGRESS_INTERVAL_S", 0.0)
     monkeypatch.setattr(Source.pieces, "__defaults__", (1 << 16,))
-    channel = Channel(
-        Task(3, write(tmp_path / "rank0.json", json.dumps(document(events(4000)))), None, False)
-    )
-    serve(channel)
-    *parts, (number, trace, _) = channel.said
-    assert number == 3 and trace.size and {part.number for part in parts} == {3}
+    file = write(tmp_path / "rank0.json", json.dumps(document(events(4000))))
+    ours, theirs = Pipe()
+    serving = threading.Thread(target=serve, args=(theirs,))
+    serving.start()
+    ours.send(Task(3, file, None, False))
+    parts = []
+    while isinstance(told := receive(ours), ProgressMessage):
+        parts.append(told)
+    ours.close()
+    serving.join()
+    number, trace, reason = told
+    assert (number, reason) == (3, "") and {part.number for part in parts} == {3}
     assert len(parts) > 5 and all(0 <= part.done < 1 for part in parts)
+    assert_same(trace, load_trace(file))
+
+
+def test_columns_that_end_early_are_no_result():
+    ours, theirs = Pipe()
+    theirs.send((b"", [1000]))
+    os.write(theirs.fileno(), b"columns")
+    theirs.close()
+    with pytest.raises(EOFError):
+        receive(ours)
 
 
 def test_a_worker_that_dies_names_its_file_and_the_rest_goes_on(tmp_path, always_processes):

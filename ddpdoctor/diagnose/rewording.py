@@ -1,0 +1,53 @@
+"""Rewords a rule's text, which speaks of many ranks and steps, for a job of two ranks, one recorded rank, or unmarked steps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_OF_ONE_RANK = ((re.compile(r", median rank\b"), ""),)
+_VERBS = {
+    "wait": "waits",
+    "have": "has",
+    "are": "is",
+    "do": "does",
+    "notice": "notices",
+    "need": "needs",
+    "take": "takes",
+}
+_OF_TWO_RANKS = (
+    (
+        re.compile(r"\b([Aa])ll other ranks wait\b"),
+        lambda found: f"{'T' if found[1] == 'A' else 't'}he other rank waits",
+    ),
+    (re.compile(r"\ball others wait\b"), "the other rank waits"),
+    (re.compile(r"\bthe median of the other ranks is\b"), "the other rank spends"),
+    (re.compile(r"\bmedian of the other ranks\b"), "the other rank"),
+    (
+        re.compile(rf"\b([Tt])he other ranks ((?:still |already )?)({'|'.join(_VERBS)})\b"),
+        lambda found: f"{found[1]}he other rank {found[2]}{_VERBS[found[3]]}",
+    ),
+    (re.compile(r"\b([Tt])he other ranks\b"), r"\1he other rank"),
+)
+_OF_RECORDING = (
+    (re.compile(r"\bper step\b"), "in the recording"),
+    (
+        re.compile(r"\b[Aa] step takes\b"),
+        lambda found: f"{found[0][0].replace('a', 't').replace('A', 'T')}he recording takes",
+    ),
+    (re.compile(r"(?<!out )\bof the step\b"), "of the recording"),
+)
+
+
+def for_this_job(text: str, names: Mapping[str, Any]) -> str:
+    """``text`` of a rule, which speaks of many ranks and steps, for a job of two ranks, one recorded rank, and a recording in which nothing
+    marks steps."""
+    job, steps = names.get("job") or {}, names.get("steps") or {}
+    changes: list[tuple[re.Pattern[str], Any]] = []
+    changes += _OF_ONE_RANK if job.get("ranks_seen") == 1 else ()
+    changes += _OF_TWO_RANKS if job.get("world_size") == 2 else ()
+    changes += _OF_RECORDING if steps.get("marked") is False else ()
+    for pattern, instead in changes:
+        text = pattern.sub(instead, text)
+    return text

@@ -1,0 +1,164 @@
+"""Ranks that wait for a core: the scheduler's count of each step says so, whatever kind of work they do meanwhile.
+
+Wall time of a training thread = running + runnable without a core (run delay) + blocked. On a busy machine every thread waits for cores,
+the longer the more it runs. A rank's *due* is its running time times the others' wait per running time; it is starved by what it waits
+beyond that. Such a wait falls into all its work alike, so it is looked for in the rank's excess in the phases, and in other work as far
+as that is longer in the same proportion: what is longer beyond that is work of its own.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import msgspec
+import numpy as np
+
+from ddpdoctor.measure.graph import Graph
+from ddpdoctor.measure.numerics import Array, Mask, above_zero
+from ddpdoctor.measure.taxonomy import INDEX, NO_WORK, PHASES
+
+from .comparison import Comparison, others_median
+from .lateness import LATENESS, is_persistent
+
+_PHASES = [INDEX[phase] for phase in PHASES]
+_NO_WORK = [INDEX[kind] for kind in NO_WORK]
+
+
+class _Tuning(msgspec.Struct, frozen=True):
+    explains: float = 0.5
+    """Part of a rank's excess that its wait beyond its due must explain."""
+    fewest: int = 5
+    """Cycles with known scheduling below which a wait is not compared: as many as blocks of the test."""
+    by_chance: float = 0.05
+    """Probability with which the wait in these cycles alone may be chance: that the rank is late at all is tested in all cycles."""
+
+
+_TUNING = _Tuning()
+
+
+class Starved(msgspec.Struct, frozen=True):
+    """What ranks wait for cores, [cycles, R, C] ns."""
+
+    waited: Array
+    """The part of each cycle's excess that is such a wait beyond the rank's due."""
+    rest: Array
+    """The excess over the other ranks that is, on average, not explained by it."""
+
+
+def starved_of_cpu(graph: Graph, comparison: Comparison) -> Starved | None:
+    """None where no rank waits for a core beyond its due in most cycles, more than chance explains, or where the scheduler's times are
+    unknown."""
+    if comparison.on_device:
+        return None
+    delay, ran = _scheduling(graph, comparison)
+    known = np.asarray((~np.isnan(delay) & (ran > 0)).all(axis=1))
+    if known.sum() < _TUNING.fewest:
+        return None
+    excess = _slower_alike(comparison)
+    whole = excess.sum(axis=2)
+    scheduled = _Scheduled(known, delay[known], ran[known])
+    late = _are_starved(scheduled, whole, comparison.step_ns)
+    if not late.any():
+        return None
+    positive = np.clip(whole, 0, None)
+    waited = np.clip(scheduled.beyond_usual, 0, None) + scheduled.longer
+    taken = scheduled.in_all_cycles(np.minimum(waited, positive[known]), positive)
+    mean = (scheduled.beyond + scheduled.longer).mean(axis=0)
+    explained = np.clip(mean / np.maximum(whole[known].mean(axis=0), 1.0), 0.0, 1.0) * late
+    return Starved(
+        waited=_in_components(np.where(late, taken, 0.0), excess),
+        rest=comparison.more - explained[:, None] * excess,
+    )
+
+
+class _Scheduled(msgspec.Struct, frozen=True, dict=True):
+    """The scheduler's times of the training threads, ns."""
+
+    known: Mask
+    """[cycles] in which they were read of all ranks."""
+    delay: Array
+    """[known, R] runnable, waiting for a core."""
+    ran: Array
+    """[known, R]"""
+
+    @cached_property
+    def beyond(self) -> Array:
+        """[known, R] the wait beyond what is due by that of the other ranks at the same time."""
+        beyond: Array = self.delay - self.ran * others_median(self.delay / self.ran)
+        return beyond
+
+    @property
+    def beyond_usual(self) -> Array:
+        """[known, R] the wait beyond that of the others in general, their longest waits beside the rank's longest: what disturbs each rank
+        at its own times is still there when the rank has its core."""
+        rate = self.delay / self.ran
+        order = np.argsort(np.argsort(rate, axis=0, kind="stable"), axis=0, kind="stable")
+        usual = np.take_along_axis(np.sort(others_median(rate), axis=0), order, axis=0)
+        beyond: Array = self.delay - self.ran * usual
+        return beyond
+
+    @property
+    def longer(self) -> Array:
+        """[known, R] the running time beyond the other ranks': who shares a core finds its caches empty."""
+        longer: Array = np.clip(self.ran - others_median(self.ran), 0, None)
+        return longer
+
+    def in_all_cycles(self, values: Array, excess: Array) -> Array:
+        """[cycles, R] ``values`` [known, R]; where the scheduler's times were not read, the same part of the ``excess`` [cycles, R]."""
+        of_excess = excess[self.known].mean(axis=0)
+        part = np.where(of_excess > 0, values.mean(axis=0) / np.maximum(of_excess, 1.0), 0.0)
+        whole: Array = excess * np.clip(part, 0.0, 1.0)
+        whole[self.known] = values
+        return whole
+
+
+def _are_starved(scheduled: _Scheduled, whole: Array, step_ns: float) -> Mask:
+    """[R] whose excess, ``whole`` [cycles, R], comes in most cycles, and of waiting for a core, by more than chance explains."""
+    beyond = scheduled.beyond
+    waits = scheduled.in_all_cycles(beyond, whole)
+    usual = np.zeros(whole.shape)
+    usual[scheduled.known] = scheduled.delay
+    late: Mask = is_persistent(waits, usual, step_ns, 1.0) & above_zero(
+        beyond, _TUNING.by_chance, scheduled.delay
+    )
+    least = np.maximum(LATENESS.persistent_share * step_ns, LATENESS.usual * whole.mean(axis=0))
+    late &= np.median(whole, axis=0) > least
+    mean = beyond.mean(axis=0)
+    late &= mean >= scheduled.longer.mean(axis=0)
+    late &= mean >= _TUNING.explains * whole[scheduled.known].mean(axis=0)
+    return late
+
+
+def _scheduling(graph: Graph, comparison: Comparison) -> tuple[Array, Array]:
+    """[cycles, R] ns, twice: run delay and running time of the training threads; NaN where unknown."""
+    delay, ran = np.full((2, len(comparison.steps), len(graph.ranks)), np.nan)
+    for place, of_rank in enumerate(graph.steps):
+        if of_rank.cpu is None:
+            continue
+        at = {number: n for n, number in enumerate(of_rank.steps.tolist())}
+        rows = [(n, at[step]) for n, step in enumerate(comparison.steps.tolist()) if step in at]
+        if rows:
+            cycles, own = np.array(rows).T
+            delay[cycles, place], ran[cycles, place] = of_rank.run_delay[own], of_rank.cpu[own]
+    return delay, ran
+
+
+def _slower_alike(comparison: Comparison) -> Array:
+    """[cycles, R, C] the excess in the phases, and in other work as far as it is, on average, longer in the same proportion."""
+    mean, more = comparison.work.mean(axis=0), comparison.more.mean(axis=0)
+    usual = np.clip(mean - more, 0, None)
+    slower = more[:, _PHASES].sum(axis=1) / np.maximum(usual[:, _PHASES].sum(axis=1), 1.0)
+    due = np.clip(slower, 0, None)[:, None] * usual
+    part = np.where(more > due, due / np.maximum(more, 1.0), 1.0)
+    part[:, _PHASES] = 1.0
+    part[:, _NO_WORK] = 0.0
+    alike: Array = comparison.more * part
+    return alike
+
+
+def _in_components(taken: Array, excess: Array) -> Array:
+    """[cycles, R, C] ``taken`` [cycles, R] by the components in which the excess is."""
+    positive = np.clip(excess, 0, None)
+    share = taken / np.maximum(positive.sum(axis=2), 1.0)
+    parts: Array = positive * share[:, :, None]
+    return parts
