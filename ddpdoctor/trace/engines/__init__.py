@@ -6,4 +6,14 @@ on the engine. If a worker dies or hangs, only the file that it was reading fail
 """
 
 from .choice import KINDS, Engine, in_processes, open_engine
-from .worker import ProgressCallback, ProgressMessage, Result, Task, read_one, read_serially, receive, serve
+from .worker import (
+    ProgressCallback,
+    ProgressMessage,
+    Result,
+    Task,
+    keep_freed_memory,
+    read_one,
+    read_serially,
+    receive,
+    serve,
+)

@@ -20,6 +20,7 @@ from ddpdoctor.trace.engines import (
     Result,
     Task,
     in_processes,
+    keep_freed_memory,
     open_engine,
     read_serially,
 )
@@ -127,6 +128,7 @@ def read_traces(
     read, 0 to 1. ``ranks``: rank by file, if the caller knows it. ``cache``: use the cache of parsed columns, if the files are
     large enough. ``engine``: see :func:`open_engine` (default: processes of this machine).
     """
+    keep_freed_memory()
     known = ranks or {}
     keep = cache and _worth_keeping(files)
     work = [Task(i, file, known.get(file), keep) for i, file in enumerate(files)]
