@@ -105,10 +105,10 @@ def test_a_callback_is_named_at_its_own_line(tmp_path: Path, name: str) -> None:
     assert one.findings[0].ranks == [0] and "self.entropy.note(" in lines[one.findings[0].where[0].line - 1]
     assert "Probe.on_" in one.verdict.headline
     every = diagnosis_of(tmp_path / "all", script, name, "all")
-    assert "Probe.on_" in every.verdict.headline
     # Beside other load, a rank may also be late in the same line.
     finding = found(every, "host/outside-work") or found(every, "host/python-work")
     assert finding is not None and "self.entropy.note(" in lines[finding.where[0].line - 1]
+    assert "Probe.on_" in finding.where[0].function
     # The fix as it is worded, in the place of the line that it names.
     fix = next(fix for fix in finding.fixes if "step %" in (fix.snippet or ""))
     place = finding.where[0].line - 1

@@ -101,6 +101,7 @@ def with_transformers() -> None:
         output_dir=os.environ["HF_HOME"],
         use_cpu=True,
         ddp_backend="gloo",
+        ddp_find_unused_parameters=False,
         per_device_train_batch_size=BATCH,
         num_train_epochs=1,
         save_strategy="no",
