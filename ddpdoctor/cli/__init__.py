@@ -3,7 +3,7 @@
 ::
 
     verbs        run, demo (run_and_present: what both do), analyze, compare, history, digest, export (tracker_options), bundle, doctor,
-                 watch (watch_loop, watch_view, watch_ranks, keys), stacks, capture (capture_request; rank_answers),
+                 watch (watch_loop, watch_view, watch_ranks, watch_metrics, keys), stacks, capture (capture_request; rank_answers),
                  trials and patch (``try``), rules, rule_authors (``rules facts`` and ``new``), completion (shell_completion)
     all verbs    main, groups, finite, project_config, diagnosis_of, outputs, progress, say, numpy_threads, child (work in a child process)
 """

@@ -1,6 +1,6 @@
 """What data loader workers record: whole lines that they append to one file, in the spool of the rank that started them.
 
-Workers may be many, may be made anew for each pass over the data, and may be killed at any moment. So each write is one
+Workers may be many, may be made again for each pass over the data, and may be killed at any moment. So each write is one
 system call that adds whole lines, nothing is locked, no worker makes a file, and the file's size has a limit that
 depends on how long the rank has been recorded. What comes beyond it is not written.
 """

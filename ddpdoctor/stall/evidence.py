@@ -203,12 +203,6 @@ class RunEvidence(msgspec.Struct, frozen=True):
         return self.hangs and (late or not each.is_gone)
 
 
-def _holding(records: Sequence[RankRecord], runs: Sequence[RunDirectory]) -> Sequence[RunDirectory]:
-    """Those of the ``runs`` that hold any of the ``records``; all of them where there is none."""
-    paths = {record.path for record in records}
-    return [run for run in runs if any(each.path in paths for each in run.recordings)] or runs
-
-
 def stops_of(runs: Sequence[RunDirectory], notes: list[Note]) -> dict[str, Stops]:
     """By path of each of the ``runs``, what its ranks and hosts have written of their stops."""
     return {run.path: read_stops(run.path, notes) for run in runs}
@@ -225,9 +219,10 @@ def evidence_of(
     """Put together what run directories of one job hold of each rank of an attempt: of the ``records``, or else of the attempt whose end is
     the job's. ``devices``: by rank, errors that were counted on its device. ``stops``: :func:`stops_of` the ``runs``, if they are read."""
     records = last_attempt(runs, logs) if records is None else records
-    runs = _holding(records, runs)
-    launches = [each for run in runs for each in launches_of(run.path, notes)]
     paths = {record.path for record in records}
+    # Of a job that was started several times, the run directories of this start.
+    runs = [run for run in runs if not paths.isdisjoint(each.path for each in run.recordings)] or runs
+    launches = [each for run in runs for each in launches_of(run.path, notes)]
     others = [each for run in runs for each in run.recordings if each.path not in paths]
     began_ns = min((record.info.get("started_ns") or 0 for record in records), default=0) if others else 0
     job = job_end([run.manifest for run in runs], launches, began_ns)
