@@ -95,7 +95,7 @@ def with_first_findings(run: RunFacts, findings: Mapping[int, str]) -> RunFacts:
 
 
 def _first_steps(records: Sequence[AttemptRecord]) -> list[int | None]:
-    """The first step of each attempt in the count of the job: an attempt goes on from the last checkpoint, or begins at step 0 without one."""
+    """The first step of each attempt in the count of the job: it goes on from the last checkpoint, or begins at step 0 without one."""
     if not any(record.has_checkpoints for record in records):
         return [None] * len(records)
     found: list[int | None] = []
