@@ -130,6 +130,7 @@ def _saved(context: Context, communication: Cost | None) -> BucketSavings:
         issue_ns=float(np.median(context.reducer.issue_ns or (0.0,))),
         disturbed_ms=disturbed_ns(context.graph) / 1e6 if context.host_timed else 0.0,
         overlappable=lambda ms: context.overlappable_transfer_ns(context.graph, ms * 1e6) / 1e6,
+        host_timed=context.host_timed,
     )
 
 
@@ -174,19 +175,22 @@ def bucket_savings(
     issue_ns: float = 0.0,
     disturbed_ms: float = 0.0,
     overlappable: Callable[[float], float] = float,
+    host_timed: bool = False,
 ) -> BucketSavings:
     """What of the exposed ``communication`` other buckets would save.
 
-    ``mean_ms`` is the mean step. ``issue_ns`` is the time that issuing a bucket takes on the thread that computes the gradients,
-    where known: fewer buckets save it as well, whether it is hidden or not. ``disturbed_ms`` is exposed transfer beyond the usual
-    (see :func:`disturbed_ns`): disturbances are proportional to the time of messages, and are saved with them.
-    ``overlappable`` says what of a saving, ms, the machine lets run beside the computation.
+    ``mean_ms`` is the mean step. ``host_timed``: the exposed transfer was timed on hosts, see :func:`_as_exposed`. ``issue_ns`` is the time
+    that issuing a bucket takes on the thread that computes the gradients, where known: fewer buckets save it as well, whether it is hidden
+    or not. ``disturbed_ms`` is exposed transfer beyond the usual (see :func:`disturbed_ns`): disturbances are proportional to the time of
+    messages, and are saved with them. ``overlappable`` says what of a saving, ms, the machine lets run beside the computation.
     """
     reduction = _reduction(facts, message)
     if reduction is None or communication is None or not mean_ms:
         return BucketSavings()
-    best_count = reduction.buckets(reduction.favoured_cap())
     exposed_ms = communication.ms_per_step
+    if host_timed:
+        reduction = _as_exposed(reduction, exposed_ms)
+    best_count = reduction.buckets(reduction.favoured_cap())
     small_ms = _fewer_ms(reduction, best_count, exposed_ms)
     small_ms *= 1.0 + disturbed_ms / max(exposed_ms, 1e-6)
     small_ms += _issued_ms(reduction, best_count, issue_ns)
@@ -219,6 +223,17 @@ def _reduction(facts: BucketFacts, message: MessageCost) -> Reduction | None:
         bytes_per_ns=bytes_per_ns,
         per_step=facts.syncs_per_step or 1.0,
     )
+
+
+def _as_exposed(reduction: Reduction, exposed_ms: float) -> Reduction:
+    """The reduction with the latency that its exposed transfer shows, where messages are small and that is more than their own times say.
+
+    A backend on the CPU sends one message after the other, and its threads wait for a core before each: the median message of a profiler
+    window does not contain that. What small messages take beyond the time for their bytes is then in proportion to their number."""
+    if reduction.total_bytes / reduction.count >= _TUNING.small_bytes:
+        return reduction
+    each_ns = exposed_ms * 1e6 / reduction.per_step - reduction.total_bytes / reduction.bytes_per_ns
+    return replace(reduction, latency_ns=max(reduction.latency_ns, each_ns / reduction.count))
 
 
 def _of_one_size(message_bytes: float, whole_ns: float) -> tuple[float, float]:
