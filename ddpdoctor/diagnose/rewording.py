@@ -22,7 +22,7 @@ _OF_TWO_RANKS = (
         lambda found: f"{'T' if found[1] == 'A' else 't'}he other rank waits",
     ),
     (re.compile(r"\ball others wait\b"), "the other rank waits"),
-    (re.compile(r"\bthe median of the other ranks is\b"), "the other rank spends"),
+    (re.compile(r"\bthe median of the other ranks is\b"), "on the other rank it is"),
     (re.compile(r"\bmedian of the other ranks\b"), "the other rank"),
     (
         re.compile(rf"\b([Tt])he other ranks ((?:still |already )?)({'|'.join(_VERBS)})\b"),
