@@ -39,6 +39,7 @@ from .ranking import SourceLines, chosen_and_others, joined, ranked
 _LARGE = 0.1
 """An operator is named that takes at least this share of a component's time."""
 _MOST_OPERATORS = 3
+"""Operators that are named: a sentence has room for so many."""
 _ENGINE = "autograd::engine::evaluate_function: "
 """What autograd's engine puts before the name of the function that it runs."""
 _EXPLAINS = 0.5

@@ -17,7 +17,9 @@ from .records import Duration, Epoch, Id, Number, Offset, Text
 _MOST_BYTES = 4 << 20
 """Of a file that are read: the hook writes less than a quarter."""
 _MOST_CALLERS = 32
+"""Of a line: as many as are read of a rank's."""
 _MOST_ENTRIES = 1 << 14
+"""Of a list in one line; the hook writes far fewer samples at a time."""
 _Process = Annotated[int, Meta(gt=0, lt=2**31)]
 _Row = Annotated[tuple[Offset, Id, Id, Annotated[int, Meta(ge=0, le=1)]], Meta()]
 

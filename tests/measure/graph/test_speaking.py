@@ -55,6 +55,6 @@ def test_a_lost_trace_leaves_open_what_is_waiting(whole, tmp_path) -> None:
         exposed.severity == "warning"
         and "The collectives of 1 of 2 ranks were recorded" in exposed.explanation
     )
-    assert found.job.ranks_seen == [0, 1] and words.all_ranks_label(found) == "the one recorded"
+    assert found.job.ranks_seen == [0, 1] and words.all_ranks_label(found) == "the recorded rank"
     assert words.part("comm_transfer", found) == "transfer or waiting"
     assert found.steps.samples_per_s is not None
