@@ -34,7 +34,11 @@ _OF_RECORDING = (
     (re.compile(r"\bper step\b"), "in the recording"),
     (
         re.compile(r"\b[Aa] step takes\b"),
-        lambda found: f"{found[0][0].replace('a', 't').replace('A', 'T')}he recording takes",
+        lambda found: f"{'T' if found[0][0] == 'A' else 't'}he recording takes",
+    ),
+    (
+        re.compile(r"\b([Aa]) step would\b"),
+        lambda found: f"{'T' if found[1] == 'A' else 't'}he recording would",
     ),
     (re.compile(r"(?<!out )\bof the step\b"), "of the recording"),
 )

@@ -52,7 +52,7 @@ def hang_table(diagnosis: Diagnosis, most: int = ROWS) -> Table | None:
     lasts = hang.get("lasts") if isinstance(hang, dict) else None
     title = "Where each rank is" if lasts else "Where each rank was last seen"
     if isinstance(hang, dict) and hang.get("only_dumps"):
-        title = "The collective of each rank, by its dump"
+        title = "What each rank waits in, by its flight recorder dump"
     if any(each.guilty for each in shown):
         title += "; → named above"
     if left:

@@ -138,7 +138,8 @@ def _findings(diagnosis: Diagnosis, console: Console, most: int) -> None:
     """The ``most`` costliest findings as a table, and how many more there are."""
     console.print()
     shown = diagnosis.findings[:most]
-    print_wrapped(console, _table(shown, console.width, words.all_ranks_label(diagnosis)))
+    unit = "ms" if words.mean_step(diagnosis) == "recording" else "ms/step"
+    print_wrapped(console, _table(shown, console.width, words.all_ranks_label(diagnosis), unit))
     causes = {finding.caused_by for finding in shown if finding.caused_by}
     hints = [f"↳: caused by {causes.pop() if len(causes) == 1 else 'another finding'}"] if causes else []
     hints += ["`-v` explains every finding"] if most < MOST and len(diagnosis.findings) > 1 else []
@@ -222,10 +223,10 @@ def _fill_lines(entries: Iterable[Text], width: int) -> list[Text]:
     return lines
 
 
-def _table(findings: list[Finding], width: int, all_ranks: str) -> Table:
+def _table(findings: list[Finding], width: int, all_ranks: str, unit: str) -> Table:
     """One row per finding, without columns that are empty in all rows. If the column "where" does not fit, its text goes below the
     rule's id."""
-    head = ["finding", "who", "ms/step", *(["90 %"] if width >= WIDE else []), "if fixed", "where"]
+    head = ["finding", "who", unit, *(["90 %"] if width >= WIDE else []), "if fixed", "where"]
     rows = [_row(finding, all_ranks, wide=width >= WIDE) for finding in findings]
     head, *rows = filled_columns([head, *rows])
     needed = _table_width([head, *rows])

@@ -12,7 +12,6 @@ from statistics import median
 from typing import Any
 
 import pytest
-from tests.exam.real.scatter import all_sure, is_sure
 
 from tests.exam import planted
 from tests.exam.__main__ import each_kind, examined, main, simulated
@@ -26,6 +25,7 @@ from tests.exam.real import draw
 from tests.exam.real.draw import program
 from tests.exam.real.kinds import KINDS, TRAPS, Asked
 from tests.exam.real.record import RUN, record, truth
+from tests.exam.real.scatter import all_sure, is_sure
 from tests.exam.score import mark
 
 JOB = setup_of(5003)

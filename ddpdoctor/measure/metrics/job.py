@@ -253,6 +253,10 @@ def _is(value: Any, expected: str) -> bool:
     return isinstance(value, str) and value.strip().upper() == expected
 
 
+_COMPILED = ("CompiledFunction", "CompiledFxGraph", "Torch-Compiled Region", "## Call CompiledFxGraph")
+"""How operators and annotations of compiled functions begin (AOTAutograd and Inductor)."""
+
+
 def _job_of_windows(windows: Sequence[Window]) -> JobFacts:
     """From the traces' metadata and the names of their events."""
     metas = [window.trace.meta for window in windows]
@@ -269,4 +273,5 @@ def _job_of_windows(windows: Sequence[Window]) -> JobFacts:
         nccl=next((meta.nccl_version for meta in metas if meta.nccl_version), None),
         is_ddp=any(_DDP_FORWARD in name for name in names) or None,
         data_parallel=any(_DATA_PARALLEL.search(name) for name in names) or None,
+        compiled=any(name.startswith(_COMPILED) for name in names) or None,
     )

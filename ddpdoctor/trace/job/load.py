@@ -96,7 +96,7 @@ def _sources_of(traces: Sequence[RankTrace]) -> str:
         return first.meta.source
     files = {trace.meta.source.partition("#process-")[0] for trace in traces}
     if len(files) == 1:
-        return f"all {len(traces)} processes of {files.pop()}"
+        return f"{'both' if len(traces) == 2 else f'all {len(traces)}'} processes of {files.pop()}"
     known = [trace.meta.rank for trace in others if trace.meta.rank is not None and trace.meta.rank_from]
     ranks = f" ({ranks_in_words(known)})" if len(known) == len(others) else ""
     return f"{first.meta.source} and {len(others)} more{ranks}"

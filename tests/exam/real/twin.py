@@ -12,8 +12,9 @@ from pathlib import Path
 def run(job: Path, world: int, limit_s: float) -> None:
     """Times the program in ``job`` with and without its faults; ``twin.json`` is there afterwards."""
     # What the ranks would import, each by itself, is there when they are forked.
-    import tests.exam.real.scatter  # noqa: F401
     import torch  # noqa: F401
+
+    import tests.exam.real.scatter  # noqa: F401
 
     context = multiprocessing.get_context("fork")
     ranks = [context.Process(target=_rank, args=(job, rank, world)) for rank in range(world)]
