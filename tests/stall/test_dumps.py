@@ -44,7 +44,7 @@ def test_both_guilty_ranks_of_real_jobs_are_named_with_group_and_collective(case
     assert (stop["doing"] == "device") is (case == "gpu_error_2nd")
     assert stop["tensors"] == "2048x5120 BFloat16"
     page = render_html(diagnosis)
-    assert "The collective of each rank, by its dump" in page
+    assert "What each rank waits in, by its flight recorder dump" in page
     assert "Cost per step" not in page and "0 steps on" not in page
     assert "| → 9 |" in render_markdown(diagnosis)
 
