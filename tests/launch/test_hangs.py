@@ -77,18 +77,18 @@ def test_a_rank_that_stops_in_python(tmp_path, how: str, ranks: int) -> None:
 @pytest.mark.extended
 def test_a_rank_that_keeps_pythons_lock_in_c(tmp_path) -> None:
     """The report is there while it hangs, and the job ended as asked."""
-    recorded, stops = stopping(tmp_path, "in_a_pattern", "--on-hang", "kill")
+    recorded, stops = stopping(tmp_path, "in_c_with_the_lock", "--on-hang", "kill")
     assert recorded.process.returncode != 0
     told = said(recorded)
     assert (
         SAID in told[0]
         and "rank 1 " in told[1]
         and "does not answer" in told[1]
-        and "(in_a_pattern)" in told[1]
+        and "(in_c_with_the_lock)" in told[1]
     )
     assert stops.hosts[0].stall["state"] == "killed"
     guilty = of_rank(stops, 1)
-    assert guilty.standing is None and "in in_a_pattern" in guilty.faults
+    assert guilty.standing is None and "in in_c_with_the_lock" in guilty.faults
     assert {end["rank"]: end["signal"] for end in stops.hosts[0].ends["ends"]} == {0: 15, 1: 15}
 
 

@@ -326,6 +326,7 @@ HANGS: dict[str, Hang] = {
     "one barrier too many": Hang(planted(STOPPING, "extra_barrier")),
     "a loop in Python": Hang(planted(STOPPING, "in_a_loop"), killed_s=None),
     "C code that holds the GIL": Hang(planted(STOPPING, "in_c_with_the_lock")),
+    "C code that computes and holds the GIL": Hang(planted(STOPPING, "in_a_pattern"), killed_s=None),
     "different collectives": Hang(planted(SLOW_JOB, "receives", 3, "--rank", "1")),
     "dead, and nobody notices": Hang(alone("waits_for_a_key", 3), killed_s=None),
     "never joins": Hang(planted(STOPPING, "before_joining")),

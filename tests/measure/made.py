@@ -26,6 +26,9 @@ class NoLines:
     def operation(self, components, positions):
         return None
 
+    def operators(self, components):
+        return []
+
     def gap(self, components, positions, steps):
         return None
 
