@@ -28,7 +28,7 @@ def test_what_all_ranks_of_a_file_say_is_said_once_and_by_each_alone(tmp_path):
     files = find_traces([path]).files
     unmarked = ": no NVTX range marks the steps"
     for asked, said in (
-        (files, f"all 2 processes of {path}{unmarked}"),
+        (files, f"both processes of {path}{unmarked}"),
         (files[1:], f"{files[1]}{unmarked}"),
     ):
         inputs = load(asked, Options(cache=False, jobs=1))
