@@ -32,7 +32,7 @@ from ddpdoctor.trace.operations import find_operations
 
 from .attempts import attempt_records
 from .build import MeasuredJob, build_diagnosis
-from .inputs import Inputs, expand_run_directories, launch_of_runs, load, no_data_reason, provisional_notes
+from .inputs import Inputs, expand_run_directories, launch_of_starts, load, no_data_reason, provisional_notes
 from .job import job_of, launches_by_host, termination_summary
 from .options import Options
 from .profiler_window import is_of_training, steps_of_profiler_window
@@ -249,11 +249,11 @@ def _measure(prepared: PreparedJob, attempts: list[AttemptRecord], options: Opti
         inputs.telemetry,
         stopped.facts,
         options.progress,
-        launches_by_host(inputs.runs),
+        launches_by_host(inputs.starts),
         attempts,
     )
     facts, seen = measurement.facts, measurement.graphs.primary.ranks
-    manifest = launch_of_runs(inputs.runs)
+    manifest = launch_of_starts(inputs.starts)
     job = job_of(inputs, facts.job, seen, manifest, stopped)
     return MeasuredJob(
         source=prepared.paths,
@@ -306,7 +306,7 @@ def _truncated(measured: bool, windows: Sequence[Window]) -> str | None:
 def _measure_end(prepared: PreparedJob) -> MeasuredJob:
     """For a job of which only the end is known: no steps were recorded."""
     inputs, stopped = prepared.inputs, prepared.stopped
-    manifest = launch_of_runs(inputs.runs)
+    manifest = launch_of_starts(inputs.starts)
     ranks = [each.rank for each in inputs.dumps.recordings] or [log.rank for log in inputs.logs]
     infos = [log.record.info for log in inputs.logs]
     worlds = [info["world_size"] for info in infos if info.get("world_size")]

@@ -57,7 +57,8 @@ _FOLDER = re.compile(r"/ranks/(\d{5,})(?:\.\d+)?(?=[/ :])")
 class Inputs(msgspec.Struct, frozen=True):
     """All data that were read, sorted by rank."""
 
-    runs: list[RunDirectory]
+    starts: list[list[RunDirectory]]
+    """The run directories by start of the job, in order; [] without any."""
     logs: Sequence[RankLog]
     traces: list[RankTrace]
     telemetry: dict[str, Telemetry]
@@ -65,6 +66,11 @@ class Inputs(msgspec.Struct, frozen=True):
     notes: list[Note]
     dumps: Dumps
     """Dumps of torch's flight recorder that ddpdoctor did not record."""
+
+    @property
+    def runs(self) -> list[RunDirectory]:
+        """The run directories of all starts."""
+        return [run for start in self.starts for run in start]
 
 
 class _Run(msgspec.Struct, frozen=True):
@@ -126,7 +132,7 @@ def load(paths: Sequence[str], options: Options, skipped: Sequence[str] = ()) ->
     recorded = sorted((log for run in runs for log in run.logs), key=lambda log: log.rank)
     logs, set_clocks = use_monotonic_time(recorded)
     return Inputs(
-        runs=[run.directory for run in runs],
+        starts=starts_of([run.directory for run in runs]) if runs else [],
         logs=logs,
         traces=measured,
         telemetry={host: telemetry for run in measured_runs for host, telemetry in run.telemetry.items()},
@@ -307,12 +313,11 @@ def _read_runs(folders: Sequence[str], options: Options) -> list[_Run]:
     return runs
 
 
-def launch_of_runs(runs: Sequence[RunDirectory]) -> Mapping[str, Any]:
-    """How the job of these was started, as :func:`launch_of` the first of them; of several starts, with the end of the last one. {} without
-    runs."""
-    if not runs:
+def launch_of_starts(starts: Sequence[Sequence[RunDirectory]]) -> Mapping[str, Any]:
+    """How the job was started, as :func:`launch_of` its first run directory; of several ``starts``, with the end of the last one. {}
+    without any."""
+    if not starts:
         return {}
-    starts = starts_of(runs)
     first = launch_of(starts[0][0])
     return first if len(starts) == 1 else {**first, "ended_ns": launch_of(starts[-1][0]).get("ended_ns")}
 

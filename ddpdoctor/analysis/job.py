@@ -18,7 +18,6 @@ from ddpdoctor.measure.metrics import creation_line
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.wholerun import Launch
 from ddpdoctor.rundir import RunDirectory
-from ddpdoctor.rundir.attempts import starts_of
 from ddpdoctor.rundir.stops import launches_of
 from ddpdoctor.stall import Verdict
 
@@ -105,15 +104,14 @@ def job_of(
         if ended_ns and started_ns and ended_ns >= started_ns
         else None,
         exit_code=stopped.job.code,
-        end=_end(inputs.runs, stopped),
+        end=_end(inputs.starts[-1] if inputs.starts else [], stopped),
     )
 
 
 def _end(runs: Sequence[RunDirectory], stopped: Verdict) -> str | None:
-    """See :class:`~ddpdoctor.diagnose.diagnosis.Job`."""
+    """See :class:`~ddpdoctor.diagnose.diagnosis.Job`; ``runs`` are those of its last start."""
     if not runs:
         return None
-    runs = starts_of(runs)[-1]
     over = stopped.job.complete or any(run.manifest.get("ended_ns") for run in runs)
     if not over and any(map(is_running_here, runs)):
         return RUNNING
@@ -157,11 +155,11 @@ def _versions(facts: JobFacts, first: Mapping[str, Any], manifest: Mapping[str, 
     return {name: str(value) for name, value in known.items() if value}
 
 
-def launches_by_host(runs: Sequence[RunDirectory]) -> dict[str, Launch]:
+def launches_by_host(starts: Sequence[Sequence[RunDirectory]]) -> dict[str, Launch]:
     """When the launcher of each host started and ended: of several launchers on a host the first start and the last end. Of a job that was
     started several times, the same for all hosts: the first start and the last end."""
     found: dict[str, Launch] = {}
-    for run in runs:
+    for run in (run for start in starts for run in start):
         for record in (run.manifest, *launches_of(run.path, [])):
             host, started_ns, ended_ns = (record.get(name) for name in ("host", "started_ns", "ended_ns"))
             if not isinstance(host, str) or not isinstance(started_ns, int):
@@ -170,7 +168,7 @@ def launches_by_host(runs: Sequence[RunDirectory]) -> dict[str, Launch]:
             known = [end for end in (ended_ns, before and before.ended_ns) if isinstance(end, int)]
             first_ns = min(started_ns, before.started_ns) if before else started_ns
             found[host] = Launch(first_ns, max(known, default=None))
-    if len(starts_of(runs)) > 1 and found:
+    if len(starts) > 1 and found:
         ends = [launch.ended_ns for launch in found.values() if launch.ended_ns is not None]
         whole = Launch(min(launch.started_ns for launch in found.values()), max(ends, default=None))
         return dict.fromkeys(found, whole)

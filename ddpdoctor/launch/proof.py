@@ -29,9 +29,8 @@ def _doubt(rank: WatchedRank, has_answered: Callable[[WatchedRank], bool]) -> st
     activity = rank.activity
     if activity is Activity.HELD:
         return "is stopped, in a debugger, or waits for input"
-    if (
-        activity is Activity.WORKS or rank.meter.moves
-    ):  # a rank that waits by its own report may move data all the same
+    # A rank that waits by its own report may move data all the same.
+    if activity is Activity.WORKS or rank.meter.moves:
         return "reads, writes or computes"
     if rank.state == "D":
         return "waits for storage"

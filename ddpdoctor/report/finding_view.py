@@ -323,7 +323,7 @@ def _is_a_call(line: str) -> bool:
 
 def _fix(finding: Finding, fix: Fix) -> FixView:
     return FixView(
-        label="Next step" if fix.investigates else "What to change",
+        label=words.fix_label(fix, "What to change"),
         title=words.split_code(fix.title),
         why=words.paragraphs(fix.why),
         snippet=snippet(finding, fix),

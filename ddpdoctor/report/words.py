@@ -317,9 +317,9 @@ def mean_step(diagnosis: Diagnosis) -> str:
     return "step" if diagnosis.steps.measured == 1 else "mean step"
 
 
-def fix_label(fix: Fix) -> str:
-    """What stands before the title of a fix."""
-    return "Next step" if fix.investigates else "Fix"
+def fix_label(fix: Fix, change: str = "Fix") -> str:
+    """What stands before the title of a fix: ``change``, unless it is a step to find the cause."""
+    return "Next step" if fix.investigates else change
 
 
 def rank_names(ranks: Sequence[int] | None, all_ranks: str) -> str:

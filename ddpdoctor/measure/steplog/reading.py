@@ -18,13 +18,11 @@ from ddpdoctor.rundir.files import broken_lines, unreadable
 
 from .log import UNKNOWN_LINES, RankLog
 from .read_limit import MOST_STEPS, ReadLimit, read_limit_of
-from .records import EVALUATED, DeviceTimes, LogRecord, Step
+from .records import EVALUATED, MOST_CALLERS, DeviceTimes, LogRecord, Step
 from .workers import read_worker_logs
 
 _MOST_PLACES = 100_000
 """Most source lines of one log that are read: no script has as many."""
-_MOST_CALLERS = 32
-"""Most callers of a line that are read: the hook records fewer."""
 _MOST_GROUPS = 1024
 """Most process groups, one after the other, of one log that are distinguished."""
 _MOST_NOTES = 200
@@ -285,7 +283,7 @@ def _place(places: dict[int, Where], record: LogRecord) -> None:
     if record.where is None or len(places) >= _MOST_PLACES:
         return
     caller = None if record.caller is None else places.get(record.caller)
-    callers = () if caller is None else caller.stack[:_MOST_CALLERS]
+    callers = () if caller is None else caller.stack[:MOST_CALLERS]
     through = tuple(CodeLine(file, line or 0, function) for file, line, function in record.through)
     places[record.where] = Where(
         record.file, record.line or 0, record.function, callers=callers, through=through

@@ -22,6 +22,8 @@ _MOST_DURATION_NS = 2**53
 """104 days."""
 _MOST_TEXT = 4096
 """Characters of a name or a path: Linux takes no longer one."""
+MOST_CALLERS = 32
+"""Most callers of a line that are read: the hook records fewer."""
 _MOST_ENTRIES = 1 << 16
 """Of a list in one line; the hook keeps far fewer events of a step."""
 

@@ -12,12 +12,10 @@ from ddpdoctor.measure.places import Where
 from ddpdoctor.rundir import WORKERS_FILE, LineField, RankRecord, WorkerField, renamed
 from ddpdoctor.rundir.files import broken_lines, unreadable
 
-from .records import Duration, Epoch, Id, Number, Offset, Text
+from .records import MOST_CALLERS, Duration, Epoch, Id, Number, Offset, Text
 
 _MOST_BYTES = 4 << 20
 """Of a file that are read: the hook writes less than a quarter."""
-_MOST_CALLERS = 32
-"""Of a line: as many as are read of a rank's."""
 _MOST_ENTRIES = 1 << 14
 """Of a list in one line; the hook writes far fewer samples at a time."""
 _Process = Annotated[int, Meta(gt=0, lt=2**31)]
@@ -97,7 +95,7 @@ def read_worker_logs(rank: RankRecord, notes: list[str]) -> tuple[WorkerLog, ...
             loaders.update(dict.fromkeys(line.processes, line.loader))
         elif line.process is not None and line.where is not None:
             caller = places.get((line.process, -1 if line.caller is None else line.caller))
-            callers = () if caller is None else caller.stack[:_MOST_CALLERS]
+            callers = () if caller is None else caller.stack[:MOST_CALLERS]
             places[line.process, line.where] = Where(
                 line.file, line.line or 0, line.function, callers=callers
             )
