@@ -1,0 +1,1 @@
+"""Jobs on a real GPU, and what ddpdoctor says about them."""

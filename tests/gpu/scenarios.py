@@ -1,0 +1,107 @@
+"""The jobs that are run on a GPU, what must be said of each, and how each is run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).parents[2]
+JOB = Path(__file__).with_name("job.py")
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One job under ``ddpdoctor run``."""
+
+    name: str
+    ranks: int = 2
+    arguments: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    """Of ``ddpdoctor run``."""
+    bare: bool = False
+    """Without ddpdoctor."""
+    timeout_s: float = 60.0
+    rules: frozenset[str] = field(default_factory=frozenset)
+    """One of these is the first finding; none if empty."""
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+def planted(name: str, *rules: str, **more: Any) -> Scenario:
+    arguments = ("--fault", name, *more.pop("arguments", ()))
+    return Scenario(name, arguments=arguments, rules=frozenset(rules), **more)
+
+
+SCENARIOS = (
+    Scenario("bare-one", ranks=1, bare=True),
+    Scenario("one", ranks=1),
+    Scenario("bare", bare=True),
+    Scenario("healthy"),
+    planted("late-device", "rank-imbalance/slow-compute", "allreduce/late-rank", "rank-imbalance/uneven-work"),
+    planted("late-host", "rank-imbalance/host-work", "allreduce/late-rank"),
+    planted("slow-data", "dataloader/starved"),
+    planted("item", "sync/device-sync", ranks=1),
+    planted("python", ranks=1),
+    planted("launch-bound", "gpu/launch-bound", ranks=1),
+    planted("pageable", "dataloader/slow-copy", ranks=1),
+    planted("checkpoint", "sync/checkpoint", "run/checkpoints", ranks=1),
+    planted("barrier", "sync/explicit-barrier"),
+    planted("float32", "gpu/no-tensor-cores", ranks=1),
+    planted("small-buckets", "allreduce/small-buckets"),
+    planted("gloo", "allreduce/gloo-on-gpu", arguments=("--backend", "gloo")),
+    planted("compiled", ranks=1),
+    planted("fsdp"),
+    planted("leak", "memory/device-growing", ranks=1, arguments=("--steps", "1500")),
+    planted("profiled", arguments=("--profile", "traces")),
+    planted("out-of-memory"),
+    planted("device-error", "hang/device-error", "hang/rank-raised"),
+    planted("sleeps", "hang/not-reached", arguments=("--timeout", "25"), options=("--hang-after", "10"), timeout_s=60),
+    planted(
+        "other-collective",
+        "hang/different-collectives",
+        arguments=("--timeout", "25"),
+        options=("--hang-after", "10"),
+        timeout_s=60,
+    ),
+)
+
+
+def run(scenario: Scenario, folder: Path) -> dict[str, Any]:
+    """Run the job in ``folder``: its output, its own measure of itself (``truth``), and the run directory ``run``."""
+    folder.mkdir(parents=True)
+    job = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(scenario.ranks)),
+        *(str(JOB), "--truth", str(folder / "truth"), *scenario.arguments),
+    ]
+    command = job
+    if not scenario.bare:
+        ours = [sys.executable, "-m", "ddpdoctor", "run", "--out", str(folder / "run"), *scenario.options, "--"]
+        command = [*ours, *job]
+    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "4"}
+    environment.update(scenario.environment)
+    began = time.monotonic()
+    with open(folder / "output.txt", "w") as output:
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            code = process.wait(scenario.timeout_s)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            try:
+                code = process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                code = process.wait()
+    found: dict[str, Any] = {"name": scenario.name, "code": code, "seconds": round(time.monotonic() - began, 1)}
+    found["truth"] = [json.loads(path.read_text()) for path in sorted(folder.glob("truth.*"))]
+    if (folder / "run" / "diagnosis.json").exists():
+        diagnosis = json.loads((folder / "run" / "diagnosis.json").read_text())
+        found["findings"] = [
+            [one["rule"], one["severity"], one["costs_ms_per_step"], one["ranks"]] for one in diagnosis["findings"]
+        ]
+    (folder / "found.json").write_text(json.dumps(found))
+    return found
