@@ -142,9 +142,9 @@ class Mark(_Name):
     PROFILED = "profiled"
     """A step of the window."""
     CLOSED = "profiler_close"
-    """The step at whose start the profiler was closed, a second or more after the window."""
+    """The step at whose start the profiler was closed, up to a second or more after the window."""
     SAVING = "profiler_save"
-    """The trace was being written."""
+    """The trace was being written; or the window had ended, and kernels were still recorded."""
     USER_PROFILER = "user_profiler"
     """The job's own profiler was active."""
 

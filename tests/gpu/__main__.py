@@ -1,6 +1,6 @@
 """Run the jobs and print what was said of each.
 
-    python -m tests.gpu FOLDER [--budget SECONDS] [NAME ...]
+python -m tests.gpu FOLDER [--budget SECONDS] [NAME ...]
 """
 
 from __future__ import annotations

@@ -37,7 +37,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--timeout", type=float, default=600.0)
-    parser.add_argument("--profile", default="", help="folder for traces of torch.profiler, opened by the job itself")
+    parser.add_argument(
+        "--profile", default="", help="folder for traces of torch.profiler, opened by the job itself"
+    )
     parser.add_argument("--truth", default="")
     return parser.parse_args()
 
@@ -46,7 +48,11 @@ OPTIONS = arguments()
 FAULT = OPTIONS.fault
 CUDA = torch.cuda.is_available()
 """Without a GPU the job only shows that it has no error: --backend gloo --batch 2."""
-DEVICE = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count()) if CUDA else torch.device("cpu")
+DEVICE = (
+    torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    if CUDA
+    else torch.device("cpu")
+)
 
 
 def synchronize() -> None:

@@ -42,7 +42,9 @@ SCENARIOS = (
     Scenario("one", ranks=1),
     Scenario("bare", bare=True),
     Scenario("healthy"),
-    planted("late-device", "rank-imbalance/slow-compute", "allreduce/late-rank", "rank-imbalance/uneven-work"),
+    planted(
+        "late-device", "rank-imbalance/slow-compute", "allreduce/late-rank", "rank-imbalance/uneven-work"
+    ),
     planted("late-host", "rank-imbalance/host-work", "allreduce/late-rank"),
     planted("slow-data", "dataloader/starved"),
     planted("item", "sync/device-sync", ranks=1),
@@ -60,7 +62,13 @@ SCENARIOS = (
     planted("profiled", arguments=("--profile", "traces")),
     planted("out-of-memory"),
     planted("device-error", "hang/device-error", "hang/rank-raised"),
-    planted("sleeps", "hang/not-reached", arguments=("--timeout", "25"), options=("--hang-after", "10"), timeout_s=60),
+    planted(
+        "sleeps",
+        "hang/not-reached",
+        arguments=("--timeout", "25"),
+        options=("--hang-after", "10"),
+        timeout_s=60,
+    ),
     planted(
         "other-collective",
         "hang/different-collectives",
@@ -75,18 +83,40 @@ def run(scenario: Scenario, folder: Path) -> dict[str, Any]:
     """Run the job in ``folder``: its output, its own measure of itself (``truth``), and the run directory ``run``."""
     folder.mkdir(parents=True)
     job = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(scenario.ranks)),
+        *(
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            str(scenario.ranks),
+        ),
         *(str(JOB), "--truth", str(folder / "truth"), *scenario.arguments),
     ]
     command = job
     if not scenario.bare:
-        ours = [sys.executable, "-m", "ddpdoctor", "run", "--out", str(folder / "run"), *scenario.options, "--"]
+        ours = [
+            sys.executable,
+            "-m",
+            "ddpdoctor",
+            "run",
+            "--out",
+            str(folder / "run"),
+            *scenario.options,
+            "--",
+        ]
         command = [*ours, *job]
-    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "4"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{REPOSITORY}:{os.environ.get('PYTHONPATH', '')}",
+        "OMP_NUM_THREADS": "4",
+    }
     environment.update(scenario.environment)
     began = time.monotonic()
     with open(folder / "output.txt", "w") as output:
-        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT
+        )
         try:
             code = process.wait(scenario.timeout_s)
         except subprocess.TimeoutExpired:
@@ -96,12 +126,17 @@ def run(scenario: Scenario, folder: Path) -> dict[str, Any]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 code = process.wait()
-    found: dict[str, Any] = {"name": scenario.name, "code": code, "seconds": round(time.monotonic() - began, 1)}
+    found: dict[str, Any] = {
+        "name": scenario.name,
+        "code": code,
+        "seconds": round(time.monotonic() - began, 1),
+    }
     found["truth"] = [json.loads(path.read_text()) for path in sorted(folder.glob("truth.*"))]
     if (folder / "run" / "diagnosis.json").exists():
         diagnosis = json.loads((folder / "run" / "diagnosis.json").read_text())
         found["findings"] = [
-            [one["rule"], one["severity"], one["costs_ms_per_step"], one["ranks"]] for one in diagnosis["findings"]
+            [one["rule"], one["severity"], one["costs_ms_per_step"], one["ranks"]]
+            for one in diagnosis["findings"]
         ]
     (folder / "found.json").write_text(json.dumps(found))
     return found

@@ -3,17 +3,21 @@
 Collection ends at the end of a step, the profiler is closed at the end of a later one. Gloo's threads note the end of each
 collective in the profiler's memory, which closing it frees: with one still in flight, or its thread merely without a CPU at
 that moment, they write to freed memory (torch 2.13: two ranks that close the profiler right after an asynchronous
-``all_reduce`` die within 150 tries where freed memory is unmapped, MALLOC_MMAP_THRESHOLD_=8192).
+``all_reduce`` die within 150 tries where freed memory is unmapped, MALLOC_MMAP_THRESHOLD_=8192). NCCL has no such threads.
+
+On a GPU only the recording of operators ends with the collection; kernels are recorded until the profiler is closed, and each
+costs time then. (On one H200 a second of them, 130,000 events, made closing it take 1.6 s, in which the training thread stood.)
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 from typing import Any
 
-from ..job import job_torch
+from ..job import job_torch, process_groups
 
 SETTLE_NS = 1_000_000_000
 """Between the end of collection and the closing of the profiler, at least, for Gloo's threads to come to an end with the
@@ -30,6 +34,7 @@ def open_profiler() -> Any:
     activities = {autograd.ProfilerActivity.CPU}
     if torch.cuda.is_initialized() and torch.cuda.is_available():
         activities.add(autograd.ProfilerActivity.CUDA)
+        _spare_graphs(torch.version.cuda)
     config = autograd.ProfilerConfig(
         autograd.ProfilerState.KINETO, False, False, False, False, False, _ExperimentalConfig()
     )
@@ -38,10 +43,28 @@ def open_profiler() -> Any:
     return activities
 
 
+def _spare_graphs(cuda: str | None) -> None:
+    """Keep CUPTI attached after the window where detaching it crashes a job with CUDA graphs when a profiler is next opened:
+    before CUDA 12.6, by the variables that torch.profiler sets itself for compiled graphs."""
+    if cuda and tuple(int(part) for part in cuda.split(".")[:2]) < (12, 6):
+        os.environ.setdefault("DISABLE_CUPTI_LAZY_REINIT", "1")
+        os.environ.setdefault("TEARDOWN_CUPTI", "0")
+
+
+def others_may_write() -> bool:
+    """Whether threads of a process group's backend may still write to the profiler's memory after the end of collection."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return False
+    configs = [str(group["backend"]) for group in process_groups().get("process_groups", ())]
+    # One backend, or one per device: "cpu:gloo,cuda:nccl".
+    backends = {each.rpartition(":")[2] for config in configs for each in config.split(",")}
+    return not backends <= {"nccl"}
+
+
 def wait_until_closable(ended: int) -> None:
     """Wait until the profiler whose collection ended at ``ended``, monotonic ns, can be closed."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+    if others_may_write():
         time.sleep(max(0, ended + SETTLE_NS - time.monotonic_ns()) / 1e9)
 
 

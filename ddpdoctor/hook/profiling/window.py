@@ -1,7 +1,7 @@
 """Profiler windows: a few steps, the same on all ranks, recorded by torch's own profiler.
 
-They are driven from the end of a step, on the training thread. The device is never synchronized: where CUDA is in use a
-window stays open for one step more, so that the kernels of its last step have run. In rank.json it is ``waiting``,
+They are driven from the end of a step, on the training thread. The device is never synchronized: where CUDA is in use the
+profiler is closed at the end of a step once CUDA events show that the device has finished the window's steps. In rank.json it is ``waiting``,
 ``open``, ``saving`` and, once its trace is in the run directory, ``saved``; or it is ``skipped`` or ``failed``, with
 the reason.
 
@@ -29,6 +29,7 @@ from .torch_profiler import (
     end_collection,
     node_number,
     open_profiler,
+    others_may_write,
     profiler_is_on,
     wait_until_closable,
 )
@@ -119,13 +120,15 @@ class Window:
         """How long torch took to close the profiler: work that cannot be left out, as an open one crashes the process."""
         self._ended = 0
         """When collection ended, monotonic ns, while the profiler is still to be closed."""
+        self._others_write = False
+        """Whether other threads may write to the profiler's memory for a while after the end of collection."""
         self._busy = ""
         """The operation on the profiler in progress; it stays set if an interrupt of the job comes in between."""
         self._near_thread: threading.Thread | None = None
         """The thread on which the step before the window began; None before that."""
         self._nodes = self._step_nodes = 0
         """Number of the next node of the autograd graph as the window came near, and how many the step before it made."""
-        self._activities: Any = None
+        self._activities: Any = ()
         self._job: TraceJob | None = None
         if order is None:
             session.document["window"] = self._state
@@ -182,8 +185,10 @@ class Window:
         recorder = self._session.recorder
         state = self._state["state"]
         if self._ended:
-            if time.monotonic_ns() - self._ended >= SETTLE_NS:
+            if self._is_closable():
                 self._close()
+            elif len(self._activities) > 1:
+                recorder.marks.append(Mark.SAVING)
         elif state == "waiting":
             self._wait(step)
         elif state == "open":
@@ -234,8 +239,6 @@ class Window:
         self._activities = open_profiler()
         self._busy = ""
         recorder.marks += [Mark.OPENED, Mark.PROFILED]
-        if len(self._activities) > 1:
-            self._stop += 1
         self._set("open")
 
     def _shorten(self) -> None:
@@ -251,8 +254,14 @@ class Window:
         """End collection, before step number ``step``."""
         self._session.recorder.always_full = False
         end_collection()
+        self._others_write = others_may_write()
         self._ended = time.monotonic_ns()
         self._state.update(steps=[self._first, step])
+
+    def _is_closable(self) -> bool:
+        devices = self._session.devices
+        behind = devices is not None and devices.behind(self._state["steps"][1])
+        return time.monotonic_ns() - self._ended >= SETTLE_NS or not (behind or self._others_write)
 
     def _close(self) -> None:
         """Close the profiler and start saving its result."""

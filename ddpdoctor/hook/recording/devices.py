@@ -80,6 +80,11 @@ class Devices:
         """Number of the device on which the training thread works; None before it does."""
         return self._device
 
+    def behind(self, step: int) -> bool:
+        """Whether the device still has to come to the end of a step before ``step``, as far as its events say; call it after the
+        beginning of a later one."""
+        return bool(self._waiting) and self._waiting[0][0] < step
+
     def _finish(self) -> None:
         self._marks = []
         self._read()
