@@ -172,7 +172,7 @@ def fail_at(step: int, images: torch.Tensor) -> None:
 def main() -> None:
     if CUDA:
         torch.cuda.set_device(DEVICE)
-    if WORLD > torch.cuda.device_count():
+    if torch.cuda.device_count() < WORLD:
         os.environ["NCCL_HOSTID"] = f"host-{RANK}"
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     dist.init_process_group(OPTIONS.backend, timeout=timedelta(seconds=OPTIONS.timeout))

@@ -1,9 +1,9 @@
 """Profiler windows: a few steps, the same on all ranks, recorded by torch's own profiler.
 
 They are driven from the end of a step, on the training thread. The device is never synchronized: where CUDA is in use the
-profiler is closed at the end of a step once CUDA events show that the device has finished the window's steps. In rank.json it is ``waiting``,
-``open``, ``saving`` and, once its trace is in the run directory, ``saved``; or it is ``skipped`` or ``failed``, with
-the reason.
+profiler is closed at the end of a step, once CUDA events show that the device has finished the window's steps. In rank.json
+a window is ``waiting``, ``open``, ``saving`` and, once its trace is in the run directory, ``saved``; or it is ``skipped`` or
+``failed``, with the reason.
 
 The job's own profiler has precedence. Opening a window while it is warming up makes the job crash later, and nothing
 shows that it is warming up. So once the job has constructed a profiler, no more windows are opened.
@@ -185,10 +185,7 @@ class Window:
         recorder = self._session.recorder
         state = self._state["state"]
         if self._ended:
-            if self._is_closable():
-                self._close()
-            elif len(self._activities) > 1:
-                recorder.marks.append(Mark.SAVING)
+            self._try_to_close()
         elif state == "waiting":
             self._wait(step)
         elif state == "open":
@@ -258,10 +255,13 @@ class Window:
         self._ended = time.monotonic_ns()
         self._state.update(steps=[self._first, step])
 
-    def _is_closable(self) -> bool:
+    def _try_to_close(self) -> None:
         devices = self._session.devices
         behind = devices is not None and devices.behind(self._state["steps"][1])
-        return time.monotonic_ns() - self._ended >= SETTLE_NS or not (behind or self._others_write)
+        if time.monotonic_ns() - self._ended >= SETTLE_NS or not (behind or self._others_write):
+            self._close()
+        elif len(self._activities) > 1:
+            self._session.recorder.marks.append(Mark.SAVING)
 
     def _close(self) -> None:
         """Close the profiler and start saving its result."""
