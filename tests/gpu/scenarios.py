@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -39,6 +40,8 @@ def planted(name: str, *rules: str, **more: Any) -> Scenario:
 
 SCENARIOS = (
     Scenario("bare-one", ranks=1, bare=True),
+    Scenario("bare-one-again", ranks=1, bare=True),
+    Scenario("one-without-window", ranks=1, options=("--no-profile",)),
     Scenario("one", ranks=1),
     Scenario("bare", bare=True),
     Scenario("healthy"),
@@ -79,6 +82,12 @@ SCENARIOS = (
 )
 
 
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
 def run(scenario: Scenario, folder: Path) -> dict[str, Any]:
     """Run the job in ``folder``: its output, its own measure of itself (``truth``), and the run directory ``run``."""
     folder.mkdir(parents=True)
@@ -106,11 +115,11 @@ def run(scenario: Scenario, folder: Path) -> dict[str, Any]:
             "--",
         ]
         command = [*ours, *job]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": f"{REPOSITORY}:{os.environ.get('PYTHONPATH', '')}",
-        "OMP_NUM_THREADS": "4",
-    }
+    environment = {**os.environ, "OMP_NUM_THREADS": "4"}
+    environment["PYTHONPATH"] = f"{REPOSITORY}:{os.environ.get('PYTHONPATH', '')}"
+    if scenario.ranks == 1:
+        alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+        environment.update(alone, MASTER_PORT=str(free_port()))
     environment.update(scenario.environment)
     began = time.monotonic()
     with open(folder / "output.txt", "w") as output:
@@ -131,6 +140,7 @@ def run(scenario: Scenario, folder: Path) -> dict[str, Any]:
         "code": code,
         "seconds": round(time.monotonic() - began, 1),
     }
+
     found["truth"] = [json.loads(path.read_text()) for path in sorted(folder.glob("truth.*"))]
     if (folder / "run" / "diagnosis.json").exists():
         diagnosis = json.loads((folder / "run" / "diagnosis.json").read_text())
