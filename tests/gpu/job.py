@@ -179,6 +179,8 @@ def main() -> None:
     dist.init_process_group(OPTIONS.backend, timeout=timedelta(seconds=OPTIONS.timeout))
     torch.manual_seed(0)
     torch.backends.cudnn.deterministic = True
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(FAULT == "", warn_only=True)
     model = wrapped(Network().to(DEVICE))
     forward = model
     if FAULT == "compiled":

@@ -38,10 +38,15 @@ def planted(name: str, *rules: str, **more: Any) -> Scenario:
     return Scenario(name, arguments=arguments, rules=frozenset(rules), **more)
 
 
+LONG = ("--steps", "700")
+
 SCENARIOS = (
     Scenario("bare-one", ranks=1, bare=True),
     Scenario("bare-one-again", ranks=1, bare=True),
     Scenario("one-without-window", ranks=1, options=("--no-profile",)),
+    Scenario("bare-long", ranks=1, bare=True, arguments=LONG),
+    Scenario("long", ranks=1, arguments=LONG),
+    Scenario("long-teardown", ranks=1, arguments=LONG, environment=(("TEARDOWN_CUPTI", "1"),)),
     Scenario("one", ranks=1),
     Scenario("bare", bare=True),
     Scenario("healthy"),
