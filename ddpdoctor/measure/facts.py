@@ -403,7 +403,8 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     run_delay_share: float | None = None
     """Share of the step in which the training thread was runnable but had no CPU, on the worst rank."""
     thread_cpu_ms: float | None = None
-    """Time per step in which the training thread ran on a CPU, on the rank with most of it."""
+    """Time per step in which the training thread ran on a CPU, on the rank with most of it; null in jobs on devices, where another
+    thread runs the backward pass."""
     threads_per_rank: float | None = None
     memory_used_share: float | None = None
     swap_bytes_per_s: float | None = None
