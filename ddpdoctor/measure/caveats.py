@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from ddpdoctor.measure.graph import Graphs
-from ddpdoctor.measure.metrics import critical_work
+from ddpdoctor.measure.metrics import HostSlowdown, critical_work
 from ddpdoctor.measure.taxonomy import Component
 from ddpdoctor.measure.window import RUNTIME_CALLS, Window
 
@@ -22,8 +22,8 @@ class _Tuning(msgspec.Struct, frozen=True):
 _TUNING = _Tuning()
 
 
-def caveats(graphs: Graphs) -> list[str]:
-    """The limits of one run's recording, one sentence each."""
+def caveats(graphs: Graphs, slowdown: HostSlowdown | None) -> list[str]:
+    """The limits of one run's recording, one sentence each; ``slowdown``: of the hosts in the window."""
     of_traces = [] if graphs.logs else [*_one_rank(graphs), *_missing_ranks(graphs), *_nameless(graphs)]
     return [
         *_refused(graphs),
@@ -33,6 +33,7 @@ def caveats(graphs: Graphs) -> list[str]:
         *_devices_unseen(graphs),
         *_unmarked(graphs),
         *_no_window(graphs),
+        *_slower_hosts(slowdown),
         *_few_steps(graphs),
         *_much_unseen(graphs),
     ]
@@ -138,6 +139,15 @@ def _no_window(graphs: Graphs) -> Iterator[str]:
         yield (
             "No profiler window was recorded: on a GPU, step logs show when the host issued work, not when it ran. "
             "Causes are approximate."
+        )
+
+
+def _slower_hosts(slowdown: HostSlowdown | None) -> Iterator[str]:
+    if slowdown is not None:
+        yield (
+            f"While the profiler was open, a step took {slowdown.window_ms:.3g} ms instead of {slowdown.run_ms:.3g} ms (mean): it slows "
+            f"hosts, not devices. Of the idle time that hosts cause there, {100 * slowdown.idle_kept:.0f} % is counted: as much as the "
+            "other steps have room for."
         )
 
 

@@ -30,6 +30,7 @@ from ddpdoctor.measure.graph import Graphs, all_excluded_steps, build_graphs, py
 from ddpdoctor.measure.hangfacts import HangFacts
 from ddpdoctor.measure.memory import Memory, memory_of
 from ddpdoctor.measure.metrics import (
+    HostSlowdown,
     MessageCost,
     asleep_shares,
     bandwidth_points,
@@ -41,6 +42,7 @@ from ddpdoctor.measure.metrics import (
     gpu_facts,
     host_cores,
     host_facts,
+    host_slowdown,
     job_facts,
     loader_facts,
     longest_steps_note,
@@ -96,7 +98,8 @@ def measure(
     aside = all_excluded_steps(graphs.timing, recorded)
     report = progress_counter(progress, Stage.MEASURE)
     report(0, 5)
-    gpu = gpu_facts(graphs.windows, graphs.logs, telemetry)
+    slowdown = host_slowdown(graphs.primary, graphs.log) if graphs.primary_is_window else None
+    gpu = gpu_facts(graphs.windows, graphs.logs, telemetry, slowdown)
     report(1, 5)
     parts = python_parts(graphs.logs, graphs.windows, graphs.operator_shares)
     log_lines = LogSourceLines(graphs.logs, parts)
@@ -108,7 +111,8 @@ def measure(
         is_last=not attempts or attempts[-1].is_measured,
     )
     works = {log.rank: work for log in graphs.logs if (work := work_of_workers(log)) is not None}
-    context = _context(graphs, log_lines, gpu, telemetry, account.patterns if account else [], works)
+    patterns = account.patterns if account else []
+    context = _context(graphs, log_lines, gpu, telemetry, patterns, works, slowdown)
     memory = memory_of(logs, telemetry)
     report(2, 5)
     ranks = _summaries(graphs, memory)
@@ -131,7 +135,7 @@ def measure(
         graphs=graphs,
         logs=recorded,
         drawn=drawn,
-        notes=[*notes, *longest_steps_note(graphs.timing), *caveats(graphs), *memory.notes],
+        notes=[*notes, *longest_steps_note(graphs.timing), *caveats(graphs, slowdown), *memory.notes],
         set_aside=aside,
     )
 
@@ -170,6 +174,7 @@ def _context(
     telemetry: Mapping[str, HostTelemetry],
     patterns: Sequence[StepPattern],
     works: Mapping[int, WorkersWork],
+    slowdown: HostSlowdown | None,
 ) -> Context:
     """The inputs of the pricers."""
     graph, logs, windows = graphs.primary, graphs.logs, graphs.windows
@@ -192,6 +197,7 @@ def _context(
         message=MessageCost() if graphs.window is None else message_cost(graphs.window, _hosts(windows)),
         host_timed=graphs.primary_is_log,
         cores=host_cores(telemetry, logs),
+        slowdown=slowdown,
         asleep=_asleep(works) | asleep_shares(logs),
     )
 
@@ -263,7 +269,7 @@ def _facts(
         host=host_facts(telemetry, logs, graphs.log or graph, context.cores),
         memory=memory.facts,
         hang=hang,
-        breakdown=critical_breakdown(graph),
+        breakdown=critical_breakdown(graph, context.slowdown),
     )
 
 

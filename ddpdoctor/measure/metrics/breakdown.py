@@ -5,13 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from ddpdoctor.measure.graph import CycleGroup, Graph
 from ddpdoctor.measure.numerics import Array
-from ddpdoctor.measure.taxonomy import COMPONENTS, INDEX, PART_OF, PARTS, Component, Part, SyncKind
+from ddpdoctor.measure.taxonomy import (
+    COMPONENTS,
+    HOST_IDLE,
+    INDEX,
+    PART_OF,
+    PARTS,
+    Component,
+    Part,
+    SyncKind,
+)
 
+
+class _Tuning(msgspec.Struct, frozen=True):
+    slower: float = 1.1
+    """Ratio of the window's mean step to the run's from which on the profiler slowed the hosts: a few steps of a run differ by some
+    per cent from all of them."""
+
+
+_TUNING = _Tuning()
 _COLUMN: dict[Part, int] = {part: place for place, part in enumerate(PARTS)}
 """Part → its place on the last axis."""
 
@@ -79,8 +97,36 @@ def cycle_breakdown(group: CycleGroup) -> Array:
     return result
 
 
-def critical_breakdown(graph: Graph) -> dict[str, float]:
-    """Shares of the critical path per part, summing to 1; {} without cycles.
+class HostSlowdown(msgspec.Struct, frozen=True):
+    """How much longer the steps of a profiler window are than the run's, because a profiled host launches more slowly."""
+
+    window_ms: float
+    """Mean step of the window."""
+    run_ms: float
+    """Mean step of the run: a host that runs ahead of its device makes single steps of a step log short or long."""
+    idle_kept: float
+    """Part of the devices' idle time in the window, as far as hosts cause it, that there is in the run, 0 to 1."""
+    steps_kept: float
+    """Mean step of the window without the other part, relative to the step with it."""
+
+
+def host_slowdown(window: Graph, run: Graph | None) -> HostSlowdown | None:
+    """By how much the hosts of a ``window`` on devices are slower than in the ``run``; None where they are not, or that is unknown.
+
+    Devices compute no longer under a profiler. So what a step of the window takes longer is idle time that its host causes.
+    """
+    if run is None or not run.groups or not window.groups:
+        return None
+    window_ns, run_ns = window.mean_cycle_ns, run.mean_cycle_ns
+    idle = sum(share for component, share in critical_work(window).items() if component in HOST_IDLE)
+    if window_ns < _TUNING.slower * run_ns or not idle:
+        return None
+    longer = min(idle, 1.0 - run_ns / window_ns)
+    return HostSlowdown(window_ns / 1e6, run_ns / 1e6, 1.0 - longer / idle, 1.0 - longer)
+
+
+def critical_breakdown(graph: Graph, slowdown: HostSlowdown | None = None) -> dict[str, float]:
+    """Shares of the critical path per part, summing to 1; {} without cycles. With ``slowdown``, those of the run's steps.
 
     The path is followed backwards: from a synchronisation's end to its last arrival (transfer), along that rank's work to the end of
     the previous synchronisation, and so on. No rank waits on it. Transfer that overlaps with that rank's computation counts as
@@ -89,6 +135,8 @@ def critical_breakdown(graph: Graph) -> dict[str, float]:
     total = np.zeros(len(PARTS))
     for group in graph.groups:
         total += _critical(group)[0]
+    if slowdown is not None:
+        total[_COLUMN[Part.HOST]] *= slowdown.idle_kept
     whole = float(total.sum())
     return {part: float(total[column]) / whole for part, column in _COLUMN.items()} if whole > 0 else {}
 

@@ -17,6 +17,7 @@ from ddpdoctor.measure.telemetry import HostTelemetry
 from ddpdoctor.measure.window import Window, event_union, in_steps, launched_inside
 from ddpdoctor.trace import classify
 
+from .breakdown import HostSlowdown
 from .columns import Span, during, mean, most, readings, steps_span
 from .communication import communicating
 
@@ -243,10 +244,11 @@ _TENSOR = (
 (16816 is m16n8k16), and types that only tensor cores multiply."""
 
 
-def _numbers_of(window: Window) -> dict[str, float | None]:
-    """Facts, by name, from the window of one rank with a device. Kernels of collectives are no computation."""
+def _numbers_of(window: Window, steps_kept: float) -> dict[str, float | None]:
+    """Facts, by name, from the window of one rank with a device, whose steps are ``steps_kept`` as long without the profiler. Kernels of
+    collectives are no computation."""
     trace, steps = window.trace, max(len(window.steps), 1)
-    span_ns = max(window.span[1] - window.span[0], 1)
+    span_ns = max(steps_kept * (window.span[1] - window.span[0]), 1.0)
     own = in_steps(window)
     compute = own & trace.category_mask("kernel") & ~trace.name_mask(classify.is_communication_kernel)
     count, times_ns = float(compute.sum()), trace.duration_ns[compute]
@@ -255,7 +257,7 @@ def _numbers_of(window: Window) -> dict[str, float | None]:
     matmul_share, tensor_core_share = _matmul_shares(window, compute)
     pageable_copy_ms, copy_bytes_per_step = _copies(window, own, steps)
     return {
-        "busy_share": total(window.compute) / span_ns,
+        "busy_share": min(1.0, total(window.compute) / span_ns),
         "idle_share": _idle_share(window, span_ns),
         "kernels_per_step": count / steps,
         "optimizer_kernels_share": of_optimizer if stepping.any() else None,
@@ -268,8 +270,8 @@ def _numbers_of(window: Window) -> dict[str, float | None]:
     }
 
 
-def _idle_share(window: Window, span_ns: int) -> float:
-    """Share of the window in which the device neither computes nor is in a collective."""
+def _idle_share(window: Window, span_ns: float) -> float:
+    """Share of ``span_ns`` in which the device neither computes nor is in a collective."""
     busy = union_of(window.compute, communicating(window))
     return 1.0 - min(1.0, float(covered(busy, *window.span)) / span_ns)
 
@@ -318,11 +320,15 @@ def _copies(window: Window, own: NDArray[np.bool_], steps: int) -> tuple[float |
 
 
 def gpu_facts(
-    windows: Sequence[Window], logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]
+    windows: Sequence[Window],
+    logs: Sequence[RankLog],
+    hosts: Mapping[str, HostTelemetry],
+    slowdown: HostSlowdown | None = None,
 ) -> GpuFacts:
-    """Work of the devices, median rank, and their clocks, memory, links and errors; None without either."""
+    """Work of the devices, median rank, and their clocks, memory, links and errors; None without either. With ``slowdown``, shares of
+    the run's steps."""
     on_device = [window for window in windows if window.on_device]
-    ranks = [_numbers_of(window) for window in on_device]
+    ranks = [_numbers_of(window, 1.0 if slowdown is None else slowdown.steps_kept) for window in on_device]
     return replace(
         _readings_of(logs, hosts),
         **{name: _median([rank[name] for rank in ranks]) for name in (ranks[0] if ranks else ())},
