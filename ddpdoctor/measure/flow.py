@@ -182,7 +182,7 @@ def _context(
     return Context(
         graph=graph,
         attribution=attribute(graph, short=not logs and all(window.on_device for window in windows)),
-        lines=WindowSourceLines(windows) if graphs.primary_is_window else log_lines,
+        lines=_window_lines(graphs, log_lines) if graphs.primary_is_window else log_lines,
         mean_step_ms=graphs.timing.mean_cycle_ns / 1e6 if graphs.timing.groups else None,
         logs=logs,
         patterns=patterns,
@@ -200,6 +200,12 @@ def _context(
         slowdown=slowdown,
         asleep=_asleep(works) | asleep_shares(logs),
     )
+
+
+def _window_lines(graphs: Graphs, log_lines: LogSourceLines) -> WindowSourceLines:
+    same_ranks = [window.rank for window in graphs.windows] == [log.rank for log in graphs.logs]
+    logged = (log_lines, graphs.timing.numbers) if same_ranks else None
+    return WindowSourceLines(graphs.windows, logged)
 
 
 def _asleep(works: Mapping[int, WorkersWork]) -> dict[int, float]:

@@ -10,7 +10,7 @@ from ddpdoctor.analysis import Options, load
 from ddpdoctor.analysis.driver import windows_of
 from ddpdoctor.measure.flow import measure
 from tests.measure.recorded import EPOCH_NS, Job, record
-from tests.measure.steplogs import log_of, steps_of
+from tests.measure.steplogs import log_of, span_of, steps_of, write_lines
 from tests.measure.traced import reckoned
 from tests.trace.trace_files import write
 
@@ -67,6 +67,15 @@ def write_trace(run, steps):
     file.write_text(json.dumps({**json.loads(file.read_text()), "device": "cuda:0", "window": window}))
 
 
+def sampled(run, line):
+    """Samples of the step log, all at this line of the user's script."""
+    start_ns, end_ns = span_of(run, 0)
+    where = {"where": 7, "file": "train.py", "line": line, "function": "prepare"}
+    taken = [{"t": t, "s": [[0, 7, 7]]} for t in range(start_ns, end_ns, 700_000)]
+    write_lines(log_of(run, 0, "samples.jsonl"), [where, *taken])
+    return run
+
+
 def measured(run):
     inputs = load([str(run)], Options(cache=False, jobs=1))
     windows = windows_of(inputs.traces, inputs.logs)
@@ -100,3 +109,10 @@ def test_a_window_that_took_no_longer_than_the_run_is_taken_as_it_is(tmp_path):
     found = measured(run_of(tmp_path, -4.0))
     shared = found.facts.shared
     assert shared.launch.ms_per_step + shared.host.ms_per_step == pytest.approx(4.5, abs=0.15)
+
+
+def test_what_a_host_does_while_no_operator_runs_is_named_by_its_samples(tmp_path):
+    """The trace has no stacks."""
+    shared = measured(sampled(run_of(tmp_path, 10.0), 44)).facts.shared
+    assert [where.line for where in shared.host.where] == [44]
+    assert shared.launch.where == []
