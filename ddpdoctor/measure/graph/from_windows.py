@@ -199,14 +199,11 @@ def _groups(cut: Cut, table: MatchedCollectives, windows: Sequence[Window]) -> l
 
 
 def _unmatched_cycles(windows: Sequence[Window]) -> list[CycleGroup]:
-    """Cycles without matched collectives: each rank separately, from step mark to step mark; without a first step in which the
-    profiler was opened, if there are others."""
+    """Cycles without matched collectives: each rank separately, from step mark to step mark."""
     bounds = [_bounds(window) for window in windows]
     fewest = min((len(of_rank) for of_rank in bounds), default=0)
     if not fewest:
         return []
-    if fewest > 1 and any(map(_begins_inside, windows, bounds)):
-        bounds, fewest = [of_rank[1:] for of_rank in bounds], fewest - 1
     begin = np.array([[of_rank[n][1] for of_rank in bounds] for n in range(fewest)], float)
     end = np.array([[of_rank[n][2] for of_rank in bounds] for n in range(fewest)], float)[:, None]
     segments = Segments(begin, end, end)
@@ -242,11 +239,6 @@ def _bounds(window: Window) -> Sequence[tuple[int, int, int]]:
     if not window.steps:
         return [(0, *window.span)] if window.span[1] > window.span[0] else []
     return [(number, start, end) for number, start, end in window.steps if end > start]
-
-
-def _begins_inside(window: Window, bounds: Sequence[tuple[int, int, int]]) -> bool:
-    """Whether the trace begins within the first step: opening the profiler took the time before."""
-    return bool(window.trace.size) and bounds[0][1] < int(window.trace.start_ns[0]) + window.shifted_ns
 
 
 def _rank_steps(window: Window) -> RankSteps:
