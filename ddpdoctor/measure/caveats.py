@@ -143,7 +143,8 @@ def _no_window(graphs: Graphs) -> Iterator[str]:
 
 
 def _slower_hosts(slowdown: HostSlowdown | None) -> Iterator[str]:
-    if slowdown is not None:
+    """Where nothing of that idle time is counted, something else made the window's steps longer as well."""
+    if slowdown is not None and slowdown.idle_kept > 0:
         yield (
             f"While the profiler was open, a step took {slowdown.window_ms:.3g} ms instead of {slowdown.run_ms:.3g} ms (mean): it slows "
             f"hosts, not devices. Of the idle time that hosts cause there, {100 * slowdown.idle_kept:.0f} % is counted: as much as the "

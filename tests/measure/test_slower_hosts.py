@@ -19,7 +19,7 @@ KERNELS, KERNEL_MS = 10, 1.0
 OPENING_MS = 25.0
 
 
-def run_of(tmp_path, profiled_ms):
+def run_of(tmp_path, profiled_ms, kernel_ms=KERNEL_MS):
     """A job of one rank with steps of 18.5 ms, 10 of them kernels, and as much longer in its window; step 10 opens it."""
 
     def extra(rank, step):
@@ -31,11 +31,11 @@ def run_of(tmp_path, profiled_ms):
 
     job = Job(world=1, steps=60, transfer=0.0, extra=extra, marks=marks)
     run = record(tmp_path / "run", job)
-    write_trace(run, [step for step in steps_of(run, 0) if FIRST <= step["step"] <= LAST])
+    write_trace(run, [step for step in steps_of(run, 0) if FIRST <= step["step"] <= LAST], kernel_ms)
     return run
 
 
-def write_trace(run, steps):
+def write_trace(run, steps, kernel_ms):
     """Kernels at even distances, each launched by an operator that begins with the one before."""
     events = []
 
@@ -62,12 +62,12 @@ def write_trace(run, steps):
             add(
                 "cpu_op",
                 "aten::conv2d",
-                at + 1e3 * KERNEL_MS,
-                (each - 1e3 * KERNEL_MS) / 2,
+                at + 1e3 * kernel_ms,
+                (each - 1e3 * kernel_ms) / 2,
                 **{"External id": number},
             )
             add("cuda_runtime", "cudaLaunchKernel", at, 4.0, correlation=number)
-            add("kernel", "void conv()", at + 5.0, 1e3 * KERNEL_MS, 7, correlation=number, device=0, stream=7)
+            add("kernel", "void conv()", at + 5.0, 1e3 * kernel_ms, 7, correlation=number, device=0, stream=7)
     text = {"baseTimeNanoseconds": EPOCH_NS, "distributedInfo": {"rank": 0, "world_size": 1}}
     write(log_of(run, 0, "trace.json.gz"), {**text, "traceEvents": events})
     file = log_of(run, 0, "rank.json")
@@ -119,3 +119,12 @@ def test_what_a_host_does_while_no_operator_runs_is_named_by_its_samples(tmp_pat
     shared = measured(sampled(run_of(tmp_path, 10.0), 44)).facts.shared
     assert [where.line for where in shared.host.where] == [44]
     assert shared.launch.where == []
+
+
+def test_a_window_that_is_longer_than_its_idle_time_explains_has_no_price_and_no_note(tmp_path):
+    """18.5 ms in which the device computes for 24 of 50 ms: in the window it had other work as well."""
+    run = run_of(tmp_path, 31.5, kernel_ms=2.4)
+    found = measured(run)
+    assert found.facts.shared.launch.ms_per_step == pytest.approx(0.0, abs=0.01)
+    assert found.facts.gpu.busy_share == pytest.approx(1.0, abs=0.01)
+    assert not any("While the profiler was open" in note for note in found.notes)
