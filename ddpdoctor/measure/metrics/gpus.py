@@ -11,14 +11,14 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from ddpdoctor.measure.facts import GpuFacts
-from ddpdoctor.measure.numerics import Ints, covered, total, union_of
+from ddpdoctor.measure.numerics import Intervals, Ints, covered, total, union_of
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.telemetry import HostTelemetry
 from ddpdoctor.measure.window import Window, event_union, in_steps, launched_inside
 from ddpdoctor.trace import classify
 
 from .breakdown import HostSlowdown
-from .columns import Span, during, mean, most, readings, steps_span
+from .columns import during, mean, most, readings, steps_time, within
 from .communication import communicating
 
 _FAULTS = frozenset(
@@ -72,7 +72,7 @@ class _Gpu(msgspec.Struct, frozen=True):
 
 def _readings_of(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> GpuFacts:
     """NVML's readings of the ranks' GPUs; all None where there are none."""
-    spans = {name: steps_span([log for log in logs if log.host == name]) for name in hosts}
+    spans = {name: steps_time([log for log in logs if log.host == name]) for name in hosts}
     placed = rank_gpus(logs, hosts).items()
     gpus = [_read(rank, hosts[host], index, spans[host]) for rank, (host, index) in placed]
     if not gpus:
@@ -147,7 +147,7 @@ def _same_gpu(gpu: dict[str, Any], info: dict[str, Any]) -> bool:
     )
 
 
-def _read(rank: int, host: HostTelemetry, index: int, span: Span | None) -> _Gpu:
+def _read(rank: int, host: HostTelemetry, index: int, span: Intervals | None) -> _Gpu:
     """The readings of one GPU; means and shares while the steps ran."""
     used, whole = memory_of_gpu(host, index)
     reasons = host.gpu_values(index, "throttle_reasons")
@@ -181,11 +181,10 @@ def memory_of_gpu(host: HostTelemetry, index: int) -> tuple[float | None, float 
 
 
 def _with_reasons(
-    chosen: frozenset[str], times: Ints, samples: list[Any], span: Span | None
+    chosen: frozenset[str], times: Ints, samples: list[Any], span: Intervals | None
 ) -> tuple[float, frozenset[str]]:
     """Share of the samples in this time with one of the ``chosen`` reasons, and all of those seen."""
-    low, high = span or (0, np.iinfo(np.int64).max)
-    inside = [sample for at, sample in zip(times.tolist(), samples, strict=True) if low <= at <= high]
+    inside = [samples[place] for place in np.flatnonzero(within(times, span)).tolist()]
     known = [chosen.intersection(sample) for sample in inside if isinstance(sample, list)]
     slowed = [reasons for reasons in known if reasons]
     return (len(slowed) / len(known) if known else 0.0), frozenset().union(*slowed)
