@@ -135,6 +135,11 @@ def _unmarked(graphs: Graphs) -> Iterator[str]:
 
 
 def _no_window(graphs: Graphs) -> Iterator[str]:
+    if graphs.primary_is_log and graphs.logs[0].on_device_time:
+        yield (
+            "Measured by CUDA events, which show when a device began and ended a phase, not whether it was busy in between: where it waits "
+            "for launches, that counts as computation."
+        )
     if graphs.on_device and graphs.logs and not graphs.windows and not graphs.logs[0].on_device_time:
         yield (
             "No profiler window was recorded: on a GPU, step logs show when the host issued work, not when it ran. "
