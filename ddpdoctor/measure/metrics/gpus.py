@@ -14,7 +14,7 @@ from ddpdoctor.measure.facts import GpuFacts
 from ddpdoctor.measure.numerics import Ints, covered, total, union_of
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.telemetry import HostTelemetry
-from ddpdoctor.measure.window import Window, event_union, launched_inside
+from ddpdoctor.measure.window import Window, event_union, in_steps, launched_inside
 from ddpdoctor.trace import classify
 
 from .columns import Span, during, mean, most, readings, steps_span
@@ -247,12 +247,13 @@ def _numbers_of(window: Window) -> dict[str, float | None]:
     """Facts, by name, from the window of one rank with a device. Kernels of collectives are no computation."""
     trace, steps = window.trace, max(len(window.steps), 1)
     span_ns = max(window.span[1] - window.span[0], 1)
-    compute = trace.category_mask("kernel") & ~trace.name_mask(classify.is_communication_kernel)
+    own = in_steps(window)
+    compute = own & trace.category_mask("kernel") & ~trace.name_mask(classify.is_communication_kernel)
     count, times_ns = float(compute.sum()), trace.duration_ns[compute]
     stepping = classify.optimizer_steps(trace)
     of_optimizer = float((compute & launched_inside(trace, stepping)).sum()) / max(count, 1.0)
     matmul_share, tensor_core_share = _matmul_shares(window, compute)
-    pageable_copy_ms, copy_bytes_per_step = _copies(window, steps)
+    pageable_copy_ms, copy_bytes_per_step = _copies(window, own, steps)
     return {
         "busy_share": total(window.compute) / span_ns,
         "idle_share": _idle_share(window, span_ns),
@@ -295,12 +296,14 @@ def _layout_share(window: Window, compute: NDArray[np.bool_]) -> float | None:
     return float(trace.duration_ns[layout].sum()) / compute_ns if compute_ns else None
 
 
-def _copies(window: Window, steps: int) -> tuple[float | None, float | None]:
+def _copies(window: Window, own: NDArray[np.bool_], steps: int) -> tuple[float | None, float | None]:
     """Time per step in copies from pageable memory, ms, None where the copies' names do not say from which; and bytes that are copied to
-    the device per step. None where nothing is copied to it."""
+    the device per step, in the steps' ``own`` events. None where nothing is copied to it."""
     trace = window.trace
-    to_device = trace.category_mask("gpu_memcpy") & trace.name_mask(
-        lambda name: classify.memcpy_kind(name) == "HtoD"
+    to_device = (
+        own
+        & trace.category_mask("gpu_memcpy")
+        & trace.name_mask(lambda name: classify.memcpy_kind(name) == "HtoD")
     )
     if not to_device.any():
         return None, None

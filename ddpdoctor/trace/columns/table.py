@@ -203,7 +203,9 @@ class RankTrace(msgspec.Struct, frozen=True, dict=True):
 
     def among(self, kept: NDArray[np.bool_]) -> RankTrace:
         """The same with only the ``kept`` [events]."""
-        columns = [name for name, kind in RankTrace.__annotations__.items() if kind in ("IdColumn", "IntColumn")]
+        columns = [
+            name for name, kind in RankTrace.__annotations__.items() if kind in ("IdColumn", "IntColumn")
+        ]
         table = self.collectives
         rows = np.cumsum(kept) - 1
         own = kept[table.event]

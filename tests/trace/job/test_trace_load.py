@@ -361,7 +361,11 @@ def a_reduction(ts, correlation):
 def test_what_is_launched_after_the_recording_of_the_host_is_of_no_step(tmp_path):
     """torch records operators until the window ends, kernels for a second longer, if another part of the profiler lags behind."""
     last_us = max(e["ts"] + e["dur"] for e in events(40) if e.get("cat") == "cpu_op")
-    wholly = [*events(40), *a_reduction(1_000_050, 9001), kernel("void late()", last_us + 50, correlation=5000 + 39)]
+    wholly = [
+        *events(40),
+        *a_reduction(1_000_050, 9001),
+        kernel("void late()", last_us + 50, correlation=5000 + 39),
+    ]
     beyond = launches_alone(after([*events(300), *a_reduction(1_000_050, 9001)], last_us - 1_000_000 + 1))
     alone = load_traces([write(tmp_path / "rank0.json", document(wholly))]).traces[0]
     with_more = load_traces([write(tmp_path / "rank0.json", document([*wholly, *beyond]))]).traces[0]
