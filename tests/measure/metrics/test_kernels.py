@@ -66,7 +66,13 @@ def unmarked_steps(count):
             {**host, "cat": "user_annotation", "name": loader, "ts": at, "dur": 60.0},
             *launched("Memcpy HtoD (Pinned -> Device)", at + 80, number, "gpu_memcpy", bytes=4096),
             *(launched("gemm", at + 100 * (1 + n), number + 1 + n) for n in range(3)),
-            {**host, "cat": "user_annotation", "name": "Optimizer.step#SGD.step", "ts": at + 700, "dur": 200.0},
+            {
+                **host,
+                "cat": "user_annotation",
+                "name": "Optimizer.step#SGD.step",
+                "ts": at + 700,
+                "dur": 200.0,
+            },
             *launched("multi_tensor_apply_kernel", at + 800, number + 10),
         ]
     return [part for event in events for part in (event if isinstance(event, list) else [event])]
