@@ -327,7 +327,35 @@ def gpu_facts(
         _readings_of(logs, hosts),
         **{name: _median([rank[name] for rank in ranks]) for name in (ranks[0] if ranks else ())},
         compute_capability=_least_capability(on_device),
+        shared_ranks=_shared_ranks(on_device, logs),
+        per_host=min((len(host.gpus) for host in hosts.values() if host.gpus), default=None),
     )
+
+
+def _shared_ranks(windows: Sequence[Window], logs: Sequence[RankLog]) -> list[int] | None:
+    """Ranks on a GPU with another rank; None where fewer than two are known.
+
+    A rank's record names the current device, but the model may be on another: the window must show kernels on this one only. Parts of
+    a GPU (MIG; on AMD's also partitions) may all have its UUID.
+    """
+    used = {
+        window.rank: np.unique(window.trace.device[window.trace.category_mask("kernel")])
+        for window in windows
+    }
+    ranks: dict[str, list[int]] = {}
+    for log in logs:
+        info, devices = log.record.info, used.get(log.rank, np.empty(0))
+        uuid, whole = info.get("device_uuid"), "MIG" not in str(info.get("device_name"))
+        if (
+            uuid
+            and whole
+            and info.get("cuda")
+            and [f"cuda:{device}" for device in devices] == [info.get("device")]
+        ):
+            ranks.setdefault(uuid, []).append(log.rank)
+    known = list(ranks.values())
+    shared = sorted(rank for together in known if len(together) > 1 for rank in together)
+    return shared if sum(map(len, known)) > 1 else None
 
 
 def _median(values: Sequence[float | None]) -> float | None:
