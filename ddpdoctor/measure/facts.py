@@ -346,7 +346,7 @@ class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
     busy_share: float | None = None
     """Share of the step in which a computation kernel runs, median rank."""
     idle_share: float | None = None
-    """Share of the window in which the device neither computes nor is in a collective, median rank."""
+    """Share of the step in which the device neither computes nor is in a collective, median rank."""
     kernels_per_step: float | None = None
     """Computation kernels per step, median rank."""
     optimizer_kernels_share: float | None = None

@@ -31,6 +31,7 @@ from ddpdoctor.measure.hangfacts import HangFacts
 from ddpdoctor.measure.memory import Memory, memory_of
 from ddpdoctor.measure.metrics import (
     MessageCost,
+    added_by_profiler,
     asleep_shares,
     bandwidth_points,
     bucket_facts,
@@ -96,7 +97,9 @@ def measure(
     aside = all_excluded_steps(graphs.timing, recorded)
     report = progress_counter(progress, Stage.MEASURE)
     report(0, 5)
-    gpu = gpu_facts(graphs.windows, graphs.logs, telemetry)
+    profiler_ns = _added_by_profiler(graphs)
+    stretched = 1.0 if not profiler_ns else 1.0 / (1.0 - profiler_ns / graphs.primary.mean_cycle_ns)
+    gpu = gpu_facts(graphs.windows, graphs.logs, telemetry, stretched)
     report(1, 5)
     parts = python_parts(graphs.logs, graphs.windows, graphs.operator_shares)
     log_lines = LogSourceLines(graphs.logs, parts)
@@ -108,7 +111,10 @@ def measure(
         is_last=not attempts or attempts[-1].is_measured,
     )
     works = {log.rank: work for log in graphs.logs if (work := work_of_workers(log)) is not None}
-    context = _context(graphs, log_lines, gpu, telemetry, account.patterns if account else [], works)
+    context = replace(
+        _context(graphs, log_lines, gpu, telemetry, account.patterns if account else [], works),
+        profiler_ns=profiler_ns,
+    )
     memory = memory_of(logs, telemetry)
     report(2, 5)
     ranks = _summaries(graphs, memory)
@@ -161,6 +167,12 @@ def _aligned(
     report(1, 2)
     graphs = build_graphs(recorded, with_bucket_sizes(windows, _bucket_bytes(recorded)))
     return graphs, recorded, [*set_clocks, *suspended]
+
+
+def _added_by_profiler(graphs: Graphs) -> float:
+    """ns that the profiler adds to each cycle of the primary graph; 0 where that is no window of devices, or nothing else was recorded."""
+    has_both = graphs.primary_is_window and graphs.on_device and graphs.log is not None and graphs.log.groups
+    return added_by_profiler(graphs.primary, graphs.timing) if has_both and graphs.primary.groups else 0.0
 
 
 def _context(
@@ -263,7 +275,7 @@ def _facts(
         host=host_facts(telemetry, logs, graphs.log or graph, context.cores),
         memory=memory.facts,
         hang=hang,
-        breakdown=critical_breakdown(graph),
+        breakdown=critical_breakdown(graph, context.profiler_ns),
     )
 
 

@@ -243,8 +243,9 @@ _TENSOR = (
 (16816 is m16n8k16), and types that only tensor cores multiply."""
 
 
-def _numbers_of(window: Window) -> dict[str, float | None]:
-    """Facts, by name, from the window of one rank with a device. Kernels of collectives are no computation."""
+def _numbers_of(window: Window, stretched: float) -> dict[str, float | None]:
+    """Facts, by name, from the window of one rank with a device, whose steps are ``stretched`` by idle time. Kernels of collectives are
+    no computation."""
     trace, steps = window.trace, max(len(window.steps), 1)
     span_ns = max(window.span[1] - window.span[0], 1)
     own = in_steps(window)
@@ -255,8 +256,8 @@ def _numbers_of(window: Window) -> dict[str, float | None]:
     matmul_share, tensor_core_share = _matmul_shares(window, compute)
     pageable_copy_ms, copy_bytes_per_step = _copies(window, own, steps)
     return {
-        "busy_share": total(window.compute) / span_ns,
-        "idle_share": _idle_share(window, span_ns),
+        "busy_share": min(1.0, stretched * total(window.compute) / span_ns),
+        "idle_share": 1.0 - min(1.0, stretched * (1.0 - _idle_share(window, span_ns))),
         "kernels_per_step": count / steps,
         "optimizer_kernels_share": of_optimizer if stepping.any() else None,
         "median_kernel_us": float(np.median(times_ns)) / 1e3 if len(times_ns) else None,
@@ -318,11 +319,15 @@ def _copies(window: Window, own: NDArray[np.bool_], steps: int) -> tuple[float |
 
 
 def gpu_facts(
-    windows: Sequence[Window], logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]
+    windows: Sequence[Window],
+    logs: Sequence[RankLog],
+    hosts: Mapping[str, HostTelemetry],
+    stretched: float = 1.0,
 ) -> GpuFacts:
-    """Work of the devices, median rank, and their clocks, memory, links and errors; None without either."""
+    """Work of the devices, median rank, and their clocks, memory, links and errors; None without either. ``stretched``: the length of a
+    profiled step in usual ones."""
     on_device = [window for window in windows if window.on_device]
-    ranks = [_numbers_of(window) for window in on_device]
+    ranks = [_numbers_of(window, stretched) for window in on_device]
     return replace(
         _readings_of(logs, hosts),
         **{name: _median([rank[name] for rank in ranks]) for name in (ranks[0] if ranks else ())},
