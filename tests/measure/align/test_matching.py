@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from ddpdoctor.measure.align import align_and_match
@@ -93,6 +94,14 @@ def test_numbers_prove_what_distant_ends_do_not(marked):
     other = replace(SLICED, marked=marked, numbered=True, scatter_ms=0.015)
     slower = tuple(replace(kind, work_ms=4.2) for kind in other.kinds)
     assert of_two_jobs(other, replace(other, kinds=slower, seed=50)).refused
+
+
+def test_ends_that_are_always_later_on_one_rank_make_waits_uncertain():
+    """Within a host no clock is corrected: of two processes on a GPU, one may see each end 2 ms after the other."""
+    first, second = (of.window for of in recorded(replace(SLICED, numbered=True, scatter_ms=0.015)))
+    later = msgspec.structs.replace(second.collectives, end=second.collectives.end + 2_000_000)
+    found = align_and_match([first, msgspec.structs.replace(second, collectives=later)])[1]
+    assert found.refused is None and 1.9e6 < found.error_ns < 2.1e6
 
 
 def of_two_jobs(one, other, offset_ms=0.0):
