@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from ddpdoctor.measure.graph import Graphs
-from ddpdoctor.measure.metrics import HostSlowdown, critical_work
+from ddpdoctor.measure.metrics import critical_work
 from ddpdoctor.measure.taxonomy import Component
 from ddpdoctor.measure.window import RUNTIME_CALLS, Window
 
@@ -22,8 +22,9 @@ class _Tuning(msgspec.Struct, frozen=True):
 _TUNING = _Tuning()
 
 
-def caveats(graphs: Graphs, slowdown: HostSlowdown | None) -> list[str]:
-    """The limits of one run's recording, one sentence each; ``slowdown``: of the hosts in the window."""
+def caveats(graphs: Graphs, profiler_ns: float) -> list[str]:
+    """The limits of one run's recording, one sentence each; ``profiler_ns``: what the profiler adds to each of its
+    cycles."""
     of_traces = [] if graphs.logs else [*_one_rank(graphs), *_missing_ranks(graphs), *_nameless(graphs)]
     return [
         *_refused(graphs),
@@ -33,7 +34,7 @@ def caveats(graphs: Graphs, slowdown: HostSlowdown | None) -> list[str]:
         *_devices_unseen(graphs),
         *_unmarked(graphs),
         *_no_window(graphs),
-        *_slower_hosts(slowdown),
+        *_slower_hosts(graphs, profiler_ns),
         *_few_steps(graphs),
         *_much_unseen(graphs),
     ]
@@ -147,13 +148,12 @@ def _no_window(graphs: Graphs) -> Iterator[str]:
         )
 
 
-def _slower_hosts(slowdown: HostSlowdown | None) -> Iterator[str]:
-    """Where nothing of that idle time is counted, something else made the window's steps longer as well."""
-    if slowdown is not None and slowdown.idle_kept > 0:
+def _slower_hosts(graphs: Graphs, profiler_ns: float) -> Iterator[str]:
+    window_ms, added_ms = graphs.primary.mean_cycle_ns / 1e6, profiler_ns / 1e6
+    if added_ms > _TUNING.much * window_ms:
         yield (
-            f"While the profiler was open, a step took {slowdown.window_ms:.3g} ms instead of {slowdown.run_ms:.3g} ms (mean): it slows "
-            f"hosts, not devices. Of the idle time that hosts cause there, {100 * slowdown.idle_kept:.0f} % is counted: as much as the "
-            "other steps have room for."
+            f"While the profiler was open, a step took {window_ms:.3g} ms instead of {window_ms - added_ms:.3g} ms: it slows hosts, not "
+            "devices. What devices wait longer for their hosts by that is no part of the costs."
         )
 
 

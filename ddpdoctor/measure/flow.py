@@ -30,8 +30,8 @@ from ddpdoctor.measure.graph import Graphs, all_excluded_steps, build_graphs, py
 from ddpdoctor.measure.hangfacts import HangFacts
 from ddpdoctor.measure.memory import Memory, memory_of
 from ddpdoctor.measure.metrics import (
-    HostSlowdown,
     MessageCost,
+    added_by_profiler,
     asleep_shares,
     bandwidth_points,
     bucket_facts,
@@ -42,7 +42,6 @@ from ddpdoctor.measure.metrics import (
     gpu_facts,
     host_cores,
     host_facts,
-    host_slowdown,
     job_facts,
     loader_facts,
     longest_steps_note,
@@ -98,8 +97,9 @@ def measure(
     aside = all_excluded_steps(graphs.timing, recorded)
     report = progress_counter(progress, Stage.MEASURE)
     report(0, 5)
-    slowdown = host_slowdown(graphs.primary, graphs.log) if graphs.primary_is_window else None
-    gpu = gpu_facts(graphs.windows, graphs.logs, telemetry, slowdown)
+    profiler_ns = _added_by_profiler(graphs)
+    stretched = 1.0 if not profiler_ns else 1.0 / (1.0 - profiler_ns / graphs.primary.mean_cycle_ns)
+    gpu = gpu_facts(graphs.windows, graphs.logs, telemetry, stretched)
     report(1, 5)
     parts = python_parts(graphs.logs, graphs.windows, graphs.operator_shares)
     log_lines = LogSourceLines(graphs.logs, parts)
@@ -111,8 +111,10 @@ def measure(
         is_last=not attempts or attempts[-1].is_measured,
     )
     works = {log.rank: work for log in graphs.logs if (work := work_of_workers(log)) is not None}
-    patterns = account.patterns if account else []
-    context = _context(graphs, log_lines, gpu, telemetry, patterns, works, slowdown)
+    context = replace(
+        _context(graphs, log_lines, gpu, telemetry, account.patterns if account else [], works),
+        profiler_ns=profiler_ns,
+    )
     memory = memory_of(logs, telemetry)
     report(2, 5)
     ranks = _summaries(graphs, memory)
@@ -135,7 +137,7 @@ def measure(
         graphs=graphs,
         logs=recorded,
         drawn=drawn,
-        notes=[*notes, *longest_steps_note(graphs.timing), *caveats(graphs, slowdown), *memory.notes],
+        notes=[*notes, *longest_steps_note(graphs.timing), *caveats(graphs, profiler_ns), *memory.notes],
         set_aside=aside,
     )
 
@@ -167,6 +169,12 @@ def _aligned(
     return graphs, recorded, [*set_clocks, *suspended]
 
 
+def _added_by_profiler(graphs: Graphs) -> float:
+    """ns that the profiler adds to each cycle of the primary graph; 0 where that is no window of devices, or nothing else was recorded."""
+    has_both = graphs.primary_is_window and graphs.on_device and graphs.log is not None and graphs.log.groups
+    return added_by_profiler(graphs.primary, graphs.timing) if has_both and graphs.primary.groups else 0.0
+
+
 def _context(
     graphs: Graphs,
     log_lines: LogSourceLines,
@@ -174,7 +182,6 @@ def _context(
     telemetry: Mapping[str, HostTelemetry],
     patterns: Sequence[StepPattern],
     works: Mapping[int, WorkersWork],
-    slowdown: HostSlowdown | None,
 ) -> Context:
     """The inputs of the pricers."""
     graph, logs, windows = graphs.primary, graphs.logs, graphs.windows
@@ -197,7 +204,6 @@ def _context(
         message=MessageCost() if graphs.window is None else message_cost(graphs.window, _hosts(windows)),
         host_timed=graphs.primary_is_log,
         cores=host_cores(telemetry, logs),
-        slowdown=slowdown,
         asleep=_asleep(works) | asleep_shares(logs),
     )
 
@@ -275,7 +281,7 @@ def _facts(
         host=host_facts(telemetry, logs, graphs.log or graph, context.cores),
         memory=memory.facts,
         hang=hang,
-        breakdown=critical_breakdown(graph, context.slowdown),
+        breakdown=critical_breakdown(graph, context.profiler_ns),
     )
 
 

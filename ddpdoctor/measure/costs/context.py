@@ -11,7 +11,7 @@ import numpy as np
 from ddpdoctor.measure.attribution import Attribution
 from ddpdoctor.measure.facts import BucketFacts, Cost, scaled
 from ddpdoctor.measure.graph import Graph
-from ddpdoctor.measure.metrics import Cores, HostSlowdown, MessageCost
+from ddpdoctor.measure.metrics import Cores, MessageCost
 from ddpdoctor.measure.numerics import Array, Mask, persistence
 from ddpdoctor.measure.sourcelines import SourceLines
 from ddpdoctor.measure.steplog import RankLog, Step, StepPattern, settled_steps, undisturbed
@@ -54,6 +54,8 @@ class Context(msgspec.Struct, frozen=True, dict=True):
     """Of the same recording as ``graph``."""
     mean_step_ms: float | None = None
     """Mean measured step as reported; of the step logs where there are any, even if ``graph`` is of a window."""
+    profiler_ns: float = 0.0
+    """ns that the profiler adds to each cycle of ``graph``, in which devices wait for their hosts."""
     logs: Sequence[RankLog] = ()
     patterns: Sequence[StepPattern] = ()
     """Of the steps of the run."""
@@ -69,8 +71,6 @@ class Context(msgspec.Struct, frozen=True, dict=True):
 
     cores: Cores | None = None
     """Cores of the host with the fewest spare ones; None: unknown, and prices do not depend on it."""
-    slowdown: HostSlowdown | None = None
-    """Of the hosts in the window of ``graph``; None where they are as fast as in the run."""
     asleep: Mapping[int, float] = msgspec.field(default_factory=dict)
     """By rank, the part of preparing batches in which nothing computes, where known."""
 
@@ -95,13 +95,6 @@ class Context(msgspec.Struct, frozen=True, dict=True):
                 for group in self.graph.groups
             ]
         )
-
-    def without_slowdown(self, cost: Cost) -> Cost:
-        """The cost of idle time that hosts cause, as in the run's steps."""
-        if self.slowdown is None or self.mean_step_ms is None:
-            return cost
-        also = ("own_ms", "occurrence_ms")
-        return scaled(cost, self.slowdown.idle_kept, self.mean_step_ms, also)
 
     def per_recorded_save(self, cost: Cost) -> Cost:
         """The cost of checkpoints, scaled to their frequency in all steps recorded in full after the warm-up. Few steps have a

@@ -38,8 +38,6 @@ from .why import awake_of_all_ms
 
 _USER_CODE = (SharedCause.HOST, SharedCause.OUTSIDE)
 """Causes in the user's own code, which may be different work on each rank."""
-_IDLE_DEVICES = (*_USER_CODE, SharedCause.LAUNCH, SharedCause.DEVICE_SYNC)
-"""Causes that on devices are idle time which their hosts cause."""
 MOSTLY_THE_SAME = 0.8
 """Part of the ranks' stack samples at common lines from which on they count as doing the same work: counting errors and noise hide one
 in five."""
@@ -69,12 +67,12 @@ def shared_work(context: Context) -> Costs:
     if launch is not None:
         names = context.lines.operators(SHARED_COMPONENTS[SharedCause.LAUNCH])
         costs[SharedCause.LAUNCH] = msgspec.structs.replace(launch, operators=names)
-    return _known(context, costs)
+    return _known(costs)
 
 
 def shared_synchronisations(context: Context) -> Costs:
     """``shared.*`` of barriers, blocking collectives, host-device synchronisations, and broadcasts of buffers."""
-    return _known(context, {cause: _without_syncs(context, kind) for cause, kind in SHARED_SYNCS.items()})
+    return _known({cause: _without_syncs(context, kind) for cause, kind in SHARED_SYNCS.items()})
 
 
 def exposed_transfers(context: Context) -> dict[SharedCause, Cost | None]:
@@ -93,9 +91,7 @@ def redundant_reductions(context: Context) -> Costs:
     ]
     changes = without_reductions(context.graph, context.reducer.synced_ns)
     where = context.lines.syncs([SyncKind.GRADIENTS])
-    return _known(
-        context, {SharedCause.REDUNDANT_SYNC: context.pricing.cost(changes, transfers, where=where)}
-    )
+    return _known({SharedCause.REDUNDANT_SYNC: context.pricing.cost(changes, transfers, where=where)})
 
 
 def _reduced_again(group: CycleGroup, k: int) -> bool:
@@ -129,7 +125,7 @@ def starved_of_cpu(context: Context) -> Costs:
     removed = [_common_run_delay(context.graph, group) for group in context.graph.groups]
     if not any(delay.any() for delay in removed):
         return {}
-    return _known(context, {SharedCause.CPU_STARVED: context.pricing.cost([without_work(removed)], removed)})
+    return _known({SharedCause.CPU_STARVED: context.pricing.cost([without_work(removed)], removed)})
 
 
 def common_work(context: Context, components: Components, *, by_kind: bool = False) -> Cost | None:
@@ -278,9 +274,5 @@ def _common_run_delay(graph: Graph, group: CycleGroup) -> Array:
     return spread
 
 
-def _known(context: Context, costs: dict[SharedCause | str, Cost | None]) -> Costs:
-    return {
-        f"shared.{cause}": context.without_slowdown(cost) if cause in _IDLE_DEVICES else cost
-        for cause, cost in costs.items()
-        if cost is not None
-    }
+def _known(costs: dict[SharedCause | str, Cost | None]) -> Costs:
+    return {f"shared.{cause}": cost for cause, cost in costs.items() if cost is not None}

@@ -6,11 +6,11 @@ arguments.
 """
 
 from .breakdown import (
-    HostSlowdown,
+    added_by_profiler,
     critical_breakdown,
     critical_work,
     cycle_breakdown,
-    host_slowdown,
+    host_idle_ns,
     rank_breakdown,
 )
 from .buckets import bucket_facts, reducer_work

@@ -5,31 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from ddpdoctor.measure.graph import CycleGroup, Graph
 from ddpdoctor.measure.numerics import Array
-from ddpdoctor.measure.taxonomy import (
-    COMPONENTS,
-    HOST_IDLE,
-    INDEX,
-    PART_OF,
-    PARTS,
-    Component,
-    Part,
-    SyncKind,
-)
+from ddpdoctor.measure.taxonomy import COMPONENTS, HOST_IDLE, INDEX, PART_OF, PARTS, Component, Part, SyncKind
 
-
-class _Tuning(msgspec.Struct, frozen=True):
-    slower: float = 1.1
-    """Ratio of the window's mean step to the run's from which on the profiler slowed the hosts: a few steps of a run differ by some
-    per cent from all of them."""
-
-
-_TUNING = _Tuning()
 _COLUMN: dict[Part, int] = {part: place for place, part in enumerate(PARTS)}
 """Part → its place on the last axis."""
 
@@ -97,36 +79,9 @@ def cycle_breakdown(group: CycleGroup) -> Array:
     return result
 
 
-class HostSlowdown(msgspec.Struct, frozen=True):
-    """How much longer the steps of a profiler window are than the run's, because a profiled host launches more slowly."""
-
-    window_ms: float
-    """Mean step of the window."""
-    run_ms: float
-    """Mean step of the run: a host that runs ahead of its device makes single steps of a step log short or long."""
-    idle_kept: float
-    """Part of the devices' idle time in the window, as far as hosts cause it, that there is in the run, 0 to 1."""
-    steps_kept: float
-    """Mean step of the window without the other part, relative to the step with it."""
-
-
-def host_slowdown(window: Graph, run: Graph | None) -> HostSlowdown | None:
-    """By how much the hosts of a ``window`` on devices are slower than in the ``run``; None where they are not, or that is unknown.
-
-    Devices compute no longer under a profiler. So what a step of the window takes longer is idle time that its host causes.
-    """
-    if run is None or not run.groups or not window.groups:
-        return None
-    window_ns, run_ns = window.mean_cycle_ns, run.mean_cycle_ns
-    idle = sum(share for component, share in critical_work(window).items() if component in HOST_IDLE)
-    if window_ns < _TUNING.slower * run_ns or not idle:
-        return None
-    longer = min(idle, 1.0 - run_ns / window_ns)
-    return HostSlowdown(window_ns / 1e6, run_ns / 1e6, 1.0 - longer / idle, 1.0 - longer)
-
-
-def critical_breakdown(graph: Graph, slowdown: HostSlowdown | None = None) -> dict[str, float]:
-    """Shares of the critical path per part, summing to 1; {} without cycles. With ``slowdown``, those of the run's steps.
+def critical_breakdown(graph: Graph, profiler_ns: float = 0.0) -> dict[str, float]:
+    """Shares of the critical path per part, summing to 1; {} without cycles. The host's part is without ``profiler_ns`` per cycle, see
+    :func:`added_by_profiler`.
 
     The path is followed backwards: from a synchronisation's end to its last arrival (transfer), along that rank's work to the end of
     the previous synchronisation, and so on. No rank waits on it. Transfer that overlaps with that rank's computation counts as
@@ -135,8 +90,7 @@ def critical_breakdown(graph: Graph, slowdown: HostSlowdown | None = None) -> di
     total = np.zeros(len(PARTS))
     for group in graph.groups:
         total += _critical(group)[0]
-    if slowdown is not None:
-        total[_COLUMN[Part.HOST]] *= slowdown.idle_kept
+    total[_COLUMN[Part.HOST]] -= profiler_ns * graph.cycles
     whole = float(total.sum())
     return {part: float(total[column]) / whole for part, column in _COLUMN.items()} if whole > 0 else {}
 
@@ -147,6 +101,25 @@ def critical_work(graph: Graph) -> dict[Component, float]:
     whole = float(sum(parts.sum() for parts, _ in both))
     work = sum((work for _, work in both), np.zeros(len(COMPONENTS)))
     return {each: float(work[INDEX[each]]) / whole for each in COMPONENTS} if whole > 0 else {}
+
+
+def host_idle_ns(graph: Graph) -> float:
+    """ns per cycle of the critical path in which a device waits for its host, mean."""
+    work = critical_work(graph)
+    return graph.mean_cycle_ns * sum(work.get(each, 0.0) for each in HOST_IDLE)
+
+
+def added_by_profiler(window: Graph, log: Graph) -> float:
+    """ns by which a cycle of a device's window is longer than a step of the step log without profiler; 0 if it is not.
+
+    By the medians, as a few steps may be longer for another reason, and by the means, as single steps of a log are short or long where
+    the host runs ahead of its device: the lesser of both. A profiler slows the host down, not the device: it makes the device wait longer
+    for its host. If the device does not wait for so long, the profiled steps have more work than others, and nothing is known of what the
+    profiler adds.
+    """
+    by_median = float(np.median(window.lengths_ns) - np.median(log.lengths_ns))
+    added_ns = min(by_median, window.mean_cycle_ns - log.mean_cycle_ns)
+    return added_ns if 0.0 < added_ns < host_idle_ns(window) else 0.0
 
 
 def _critical(group: CycleGroup) -> tuple[Array, Array]:

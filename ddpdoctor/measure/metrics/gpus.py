@@ -17,7 +17,6 @@ from ddpdoctor.measure.telemetry import HostTelemetry
 from ddpdoctor.measure.window import Window, event_union, in_steps, launched_inside
 from ddpdoctor.trace import classify
 
-from .breakdown import HostSlowdown
 from .columns import during, mean, most, readings, steps_time, within
 from .communication import communicating
 
@@ -243,11 +242,11 @@ _TENSOR = (
 (16816 is m16n8k16), and types that only tensor cores multiply."""
 
 
-def _numbers_of(window: Window, steps_kept: float) -> dict[str, float | None]:
-    """Facts, by name, from the window of one rank with a device, whose steps are ``steps_kept`` as long without the profiler. Kernels of
-    collectives are no computation."""
+def _numbers_of(window: Window, stretched: float) -> dict[str, float | None]:
+    """Facts, by name, from the window of one rank with a device, whose steps are ``stretched`` by idle time. Kernels of collectives are
+    no computation."""
     trace, steps = window.trace, max(len(window.steps), 1)
-    span_ns = max(steps_kept * (window.span[1] - window.span[0]), 1.0)
+    span_ns = max(window.span[1] - window.span[0], 1)
     own = in_steps(window)
     compute = own & trace.category_mask("kernel") & ~trace.name_mask(classify.is_communication_kernel)
     count, times_ns = float(compute.sum()), trace.duration_ns[compute]
@@ -256,8 +255,8 @@ def _numbers_of(window: Window, steps_kept: float) -> dict[str, float | None]:
     matmul_share, tensor_core_share = _matmul_shares(window, compute)
     pageable_copy_ms, copy_bytes_per_step = _copies(window, own, steps)
     return {
-        "busy_share": min(1.0, total(window.compute) / span_ns),
-        "idle_share": _idle_share(window, span_ns),
+        "busy_share": min(1.0, stretched * total(window.compute) / span_ns),
+        "idle_share": 1.0 - min(1.0, stretched * (1.0 - _idle_share(window, span_ns))),
         "kernels_per_step": count / steps,
         "optimizer_kernels_share": of_optimizer if stepping.any() else None,
         "median_kernel_us": float(np.median(times_ns)) / 1e3 if len(times_ns) else None,
@@ -269,8 +268,8 @@ def _numbers_of(window: Window, steps_kept: float) -> dict[str, float | None]:
     }
 
 
-def _idle_share(window: Window, span_ns: float) -> float:
-    """Share of ``span_ns`` in which the device neither computes nor is in a collective."""
+def _idle_share(window: Window, span_ns: int) -> float:
+    """Share of the window in which the device neither computes nor is in a collective."""
     busy = union_of(window.compute, communicating(window))
     return 1.0 - min(1.0, float(covered(busy, *window.span)) / span_ns)
 
@@ -322,17 +321,45 @@ def gpu_facts(
     windows: Sequence[Window],
     logs: Sequence[RankLog],
     hosts: Mapping[str, HostTelemetry],
-    slowdown: HostSlowdown | None = None,
+    stretched: float = 1.0,
 ) -> GpuFacts:
-    """Work of the devices, median rank, and their clocks, memory, links and errors; None without either. With ``slowdown``, shares of
-    the run's steps."""
+    """Work of the devices, median rank, and their clocks, memory, links and errors; None without either. ``stretched``: the length of a
+    profiled step in usual ones."""
     on_device = [window for window in windows if window.on_device]
-    ranks = [_numbers_of(window, 1.0 if slowdown is None else slowdown.steps_kept) for window in on_device]
+    ranks = [_numbers_of(window, stretched) for window in on_device]
     return replace(
         _readings_of(logs, hosts),
         **{name: _median([rank[name] for rank in ranks]) for name in (ranks[0] if ranks else ())},
         compute_capability=_least_capability(on_device),
+        shared_ranks=_shared_ranks(on_device, logs),
+        per_host=min((len(host.gpus) for host in hosts.values() if host.gpus), default=None),
     )
+
+
+def _shared_ranks(windows: Sequence[Window], logs: Sequence[RankLog]) -> list[int] | None:
+    """Ranks on a GPU with another rank; None where fewer than two are known.
+
+    A rank's record names the current device, but the model may be on another: the window must show kernels on this one only. Parts of
+    a GPU (MIG; on AMD's also partitions) may all have its UUID.
+    """
+    used = {
+        window.rank: np.unique(window.trace.device[window.trace.category_mask("kernel")])
+        for window in windows
+    }
+    ranks: dict[str, list[int]] = {}
+    for log in logs:
+        info, devices = log.record.info, used.get(log.rank, np.empty(0))
+        uuid, whole = info.get("device_uuid"), "MIG" not in str(info.get("device_name"))
+        if (
+            uuid
+            and whole
+            and info.get("cuda")
+            and [f"cuda:{device}" for device in devices] == [info.get("device")]
+        ):
+            ranks.setdefault(uuid, []).append(log.rank)
+    known = list(ranks.values())
+    shared = sorted(rank for together in known if len(together) > 1 for rank in together)
+    return shared if sum(map(len, known)) > 1 else None
 
 
 def _median(values: Sequence[float | None]) -> float | None:

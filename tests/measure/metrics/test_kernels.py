@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -66,7 +67,13 @@ def unmarked_steps(count):
             {**host, "cat": "user_annotation", "name": loader, "ts": at, "dur": 60.0},
             *launched("Memcpy HtoD (Pinned -> Device)", at + 80, number, "gpu_memcpy", bytes=4096),
             *(launched("gemm", at + 100 * (1 + n), number + 1 + n) for n in range(3)),
-            {**host, "cat": "user_annotation", "name": "Optimizer.step#SGD.step", "ts": at + 700, "dur": 200.0},
+            {
+                **host,
+                "cat": "user_annotation",
+                "name": "Optimizer.step#SGD.step",
+                "ts": at + 700,
+                "dur": 200.0,
+            },
             *launched("multi_tensor_apply_kernel", at + 800, number + 10),
         ]
     return [part for event in events for part in (event if isinstance(event, list) else [event])]
@@ -88,3 +95,37 @@ def test_what_is_counted_per_step_is_launched_in_the_steps(tmp_path, lost):
     assert (facts.kernels_per_step, facts.copy_bytes_per_step) == (4.0, 4096.0)
     assert facts.optimizer_kernels_share == (3 if lost else 4) / 16
     assert loader_facts([], windows, {}).wait_ms == pytest.approx(0.06)
+
+
+OWN, OTHER = "6b20ea96-c588-c0a4-8bd1-721c6a8b4a90", "11111111-c588-c0a4-8bd1-721c6a8b4a90"
+H200 = {"device": "cuda:0", "device_name": "NVIDIA H200", "device_uuid": OWN, "cuda": "13.0"}
+
+
+@pytest.mark.parametrize(
+    ("of_rank_1", "on_device", "shared"),
+    [
+        ({}, 0, [0, 1]),
+        ({"device_uuid": OTHER}, 0, []),
+        # As current devices are without set_device, while the model is on cuda:LOCAL_RANK.
+        ({}, 1, None),
+        ({"device": "cuda:1"}, 1, [0, 1]),
+        ({"device_uuid": None}, 0, None),
+        ({"device_name": "NVIDIA A100-SXM4-40GB MIG 1g.5gb"}, 0, None),
+        ({"device_name": "AMD Instinct MI300X", "cuda": None}, 0, None),
+    ],
+)
+def test_ranks_share_a_gpu_if_their_kernels_run_on_the_one_of_their_records(
+    tmp_path, of_rank_1, on_device, shared
+):
+    for rank, device in enumerate((0, on_device)):
+        events = launched("gemm", 100.0, 1)
+        events[1]["args"]["device"] = device
+        text = {"distributedInfo": {"rank": rank, "world_size": 2}, "traceEvents": events}
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps(text))
+    logs = [
+        SimpleNamespace(rank=rank, host=f"container {rank}", record=SimpleNamespace(info={**H200, **own}))
+        for rank, own in enumerate(({}, of_rank_1))
+    ]
+    windows = windows_of(tmp_path)
+    assert gpu_facts(windows, logs, {}).shared_ranks == shared
+    assert gpu_facts([], logs, {}).shared_ranks is None and gpu_facts(windows, [], {}).shared_ranks is None
