@@ -22,8 +22,9 @@ class _Tuning(msgspec.Struct, frozen=True):
 _TUNING = _Tuning()
 
 
-def caveats(graphs: Graphs) -> list[str]:
-    """The limits of one run's recording, one sentence each."""
+def caveats(graphs: Graphs, profiler_ns: float) -> list[str]:
+    """The limits of one run's recording, one sentence each; ``profiler_ns``: what the profiler adds to each of its
+    cycles."""
     of_traces = [] if graphs.logs else [*_one_rank(graphs), *_missing_ranks(graphs), *_nameless(graphs)]
     return [
         *_refused(graphs),
@@ -33,6 +34,7 @@ def caveats(graphs: Graphs) -> list[str]:
         *_devices_unseen(graphs),
         *_unmarked(graphs),
         *_no_window(graphs),
+        *_slower_hosts(graphs, profiler_ns),
         *_few_steps(graphs),
         *_much_unseen(graphs),
     ]
@@ -134,10 +136,24 @@ def _unmarked(graphs: Graphs) -> Iterator[str]:
 
 
 def _no_window(graphs: Graphs) -> Iterator[str]:
+    if graphs.primary_is_log and graphs.logs[0].on_device_time:
+        yield (
+            "Measured by CUDA events, which show when a device began and ended a phase, not whether it was busy in between: where it waits "
+            "for launches, that counts as computation."
+        )
     if graphs.on_device and graphs.logs and not graphs.windows and not graphs.logs[0].on_device_time:
         yield (
             "No profiler window was recorded: on a GPU, step logs show when the host issued work, not when it ran. "
             "Causes are approximate."
+        )
+
+
+def _slower_hosts(graphs: Graphs, profiler_ns: float) -> Iterator[str]:
+    window_ms, added_ms = graphs.primary.mean_cycle_ns / 1e6, profiler_ns / 1e6
+    if added_ms > _TUNING.much * window_ms:
+        yield (
+            f"While the profiler was open, a step took {window_ms:.3g} ms instead of {window_ms - added_ms:.3g} ms: it slows hosts, not "
+            "devices. What devices wait longer for their hosts by that is no part of the costs."
         )
 
 

@@ -346,7 +346,7 @@ class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
     busy_share: float | None = None
     """Share of the step in which a computation kernel runs, median rank."""
     idle_share: float | None = None
-    """Share of the window in which the device neither computes nor is in a collective, median rank."""
+    """Share of the step in which the device neither computes nor is in a collective, median rank."""
     kernels_per_step: float | None = None
     """Computation kernels per step, median rank."""
     optimizer_kernels_share: float | None = None
@@ -366,6 +366,11 @@ class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Mean of NVML's GPU utilization over the ranks' GPUs."""
     memory_used_share: float | None = None
     """Largest share of device memory in use on any rank."""
+    shared_ranks: list[int] | None = None
+    """Ranks on whose GPU another rank computes, too, by the GPUs' UUIDs; null where fewer than two ranks show on which GPU their kernels
+    ran."""
+    per_host: int | None = None
+    """GPUs that NVML sees on the host with the fewest."""
     throttled_ranks: list[int] | None = None
     throttle_reasons: list[str] | None = None
     throttled_share: float | None = None
@@ -403,7 +408,8 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     run_delay_share: float | None = None
     """Share of the step in which the training thread was runnable but had no CPU, on the worst rank."""
     thread_cpu_ms: float | None = None
-    """Time per step in which the training thread ran on a CPU, on the rank with most of it."""
+    """Time per step in which the training thread ran on a CPU, on the rank with most of it; null in jobs on devices, where another
+    thread runs the backward pass."""
     threads_per_rank: float | None = None
     memory_used_share: float | None = None
     swap_bytes_per_s: float | None = None

@@ -31,6 +31,7 @@ from ddpdoctor.measure.hangfacts import HangFacts
 from ddpdoctor.measure.memory import Memory, memory_of
 from ddpdoctor.measure.metrics import (
     MessageCost,
+    added_by_profiler,
     asleep_shares,
     bandwidth_points,
     bucket_facts,
@@ -96,7 +97,9 @@ def measure(
     aside = all_excluded_steps(graphs.timing, recorded)
     report = progress_counter(progress, Stage.MEASURE)
     report(0, 5)
-    gpu = gpu_facts(graphs.windows, graphs.logs, telemetry)
+    profiler_ns = _added_by_profiler(graphs)
+    stretched = 1.0 if not profiler_ns else 1.0 / (1.0 - profiler_ns / graphs.primary.mean_cycle_ns)
+    gpu = gpu_facts(graphs.windows, graphs.logs, telemetry, stretched)
     report(1, 5)
     parts = python_parts(graphs.logs, graphs.windows, graphs.operator_shares)
     log_lines = LogSourceLines(graphs.logs, parts)
@@ -108,7 +111,10 @@ def measure(
         is_last=not attempts or attempts[-1].is_measured,
     )
     works = {log.rank: work for log in graphs.logs if (work := work_of_workers(log)) is not None}
-    context = _context(graphs, log_lines, gpu, telemetry, account.patterns if account else [], works)
+    context = replace(
+        _context(graphs, log_lines, gpu, telemetry, account.patterns if account else [], works),
+        profiler_ns=profiler_ns,
+    )
     memory = memory_of(logs, telemetry)
     report(2, 5)
     ranks = _summaries(graphs, memory)
@@ -131,7 +137,7 @@ def measure(
         graphs=graphs,
         logs=recorded,
         drawn=drawn,
-        notes=[*notes, *longest_steps_note(graphs.timing), *caveats(graphs), *memory.notes],
+        notes=[*notes, *longest_steps_note(graphs.timing), *caveats(graphs, profiler_ns), *memory.notes],
         set_aside=aside,
     )
 
@@ -163,6 +169,12 @@ def _aligned(
     return graphs, recorded, [*set_clocks, *suspended]
 
 
+def _added_by_profiler(graphs: Graphs) -> float:
+    """ns that the profiler adds to each cycle of the primary graph; 0 where that is no window of devices, or nothing else was recorded."""
+    has_both = graphs.primary_is_window and graphs.on_device and graphs.log is not None and graphs.log.groups
+    return added_by_profiler(graphs.primary, graphs.timing) if has_both and graphs.primary.groups else 0.0
+
+
 def _context(
     graphs: Graphs,
     log_lines: LogSourceLines,
@@ -177,7 +189,7 @@ def _context(
     return Context(
         graph=graph,
         attribution=attribute(graph, short=not logs and all(window.on_device for window in windows)),
-        lines=WindowSourceLines(windows) if graphs.primary_is_window else log_lines,
+        lines=_window_lines(graphs, log_lines) if graphs.primary_is_window else log_lines,
         mean_step_ms=graphs.timing.mean_cycle_ns / 1e6 if graphs.timing.groups else None,
         logs=logs,
         patterns=patterns,
@@ -194,6 +206,12 @@ def _context(
         cores=host_cores(telemetry, logs),
         asleep=_asleep(works) | asleep_shares(logs),
     )
+
+
+def _window_lines(graphs: Graphs, log_lines: LogSourceLines) -> WindowSourceLines:
+    same_ranks = [window.rank for window in graphs.windows] == [log.rank for log in graphs.logs]
+    logged = (log_lines, graphs.timing.numbers) if same_ranks else None
+    return WindowSourceLines(graphs.windows, logged)
 
 
 def _asleep(works: Mapping[int, WorkersWork]) -> dict[int, float]:
@@ -263,7 +281,7 @@ def _facts(
         host=host_facts(telemetry, logs, graphs.log or graph, context.cores),
         memory=memory.facts,
         hang=hang,
-        breakdown=critical_breakdown(graph),
+        breakdown=critical_breakdown(graph, context.profiler_ns),
     )
 
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpdoctor.measure.numerics import Array, Ints
+from ddpdoctor.measure.numerics import Array, Ints, Mask
 from ddpdoctor.measure.window import Window
 
 from .collective_keys import CollectiveSequence, Groups, sequences_of
@@ -52,6 +52,8 @@ class Spread(msgspec.Struct, frozen=True):
     """ns of the first member's end."""
     last: Ints
     """ns of the last member's end."""
+    together: Mask
+    """Whether all members were in it at the same time."""
 
     @property
     def end_spread_ns(self) -> Array:
@@ -62,17 +64,18 @@ class Spread(msgspec.Struct, frozen=True):
 def spread_of(windows: Sequence[Window], table: Ints) -> Spread:
     """The spread of the collectives in ``table`` [L, R], see :func:`.sequence_alignment.merge_ranks`."""
     first = np.full(len(table), np.iinfo(np.int64).max)
-    last = np.full(len(table), np.iinfo(np.int64).min)
+    last, begun = np.full((2, len(table)), np.iinfo(np.int64).min)
     members = np.flatnonzero((table >= 0).any(axis=0)).tolist()
     for position in members:
         has = table[:, position] >= 0
         end = windows[position].collectives.end[table[has, position]]
         first[has], last[has] = np.minimum(first[has], end), np.maximum(last[has], end)
+        begun[has] = np.maximum(begun[has], windows[position].collectives.start[table[has, position]])
     reached = np.zeros(len(table), np.int64)
     for position in members:
         begin, end = windows[position].span
         reached += ((first <= end) & (last >= begin)).astype(np.int64)
-    return Spread((table >= 0).sum(axis=1), reached, first, last)
+    return Spread((table >= 0).sum(axis=1), reached, first, last, together=begun <= first)
 
 
 def coverage(windows: Sequence[Window], shared: Sequence[tuple[Ints, Spread]]) -> MatchCoverage:
@@ -167,7 +170,8 @@ def _why_implausible(
     windows: Sequence[Window], groups: Mapping[int, Groups], shared: Sequence[tuple[Ints, Spread]]
 ) -> str | None:
     """Why a match is implausible: too few collectives are on several ranks, or ends are as far apart as by chance. None if it is
-    plausible."""
+    plausible. Of collectives with equal numbers that all members were in at once, ends prove nothing: processes that share a GPU see
+    them when it is their turn."""
     several = sum(int((spread.members > 1).sum()) for _, spread in shared)
     possible = sum(int((spread.reached > 1).sum()) for _, spread in shared)
     if shared and several <= TUNING.least_matched * possible:
@@ -183,8 +187,9 @@ def _why_implausible(
             [np.where(table[chosen, p] >= 0, of[table[chosen, p]], np.inf) for p, of in distances.items()],
             axis=0,
         )
+        proven = _numbered(windows, table)[chosen] & spread.together[chosen]
         apart.append(spread.end_spread_ns[chosen])
-        of_distance.append(spread.end_spread_ns[chosen] / nearest)
+        of_distance.append(np.where(proven, 0.0, spread.end_spread_ns[chosen] / nearest))
     apart_ns, shares = np.concatenate(apart), np.concatenate(of_distance)
     if len(shares) and np.median(apart_ns) > TUNING.same_end_ns and np.median(shares) > TUNING.by_chance:
         return (
@@ -192,6 +197,15 @@ def _why_implausible(
             "unrelated collectives: they are not the same"
         )
     return None
+
+
+def _numbered(windows: Sequence[Window], table: Ints) -> Mask:
+    """[L] whether each collective has a sequence number on all its members."""
+    numbered = np.ones(len(table), bool)
+    for position, window in enumerate(windows):
+        has = table[:, position] >= 0
+        numbered[has] &= window.collectives.sequence[table[has, position]] >= 0
+    return numbered
 
 
 def _distances(windows: Sequence[Window], groups: Mapping[int, Groups]) -> dict[int, Array]:

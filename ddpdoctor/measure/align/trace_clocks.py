@@ -232,9 +232,10 @@ def _by_host(windows: Sequence[Window]) -> list[list[int]]:
 
 
 def _errors_within(groups: Sequence[Groups]) -> list[float]:
-    """Error bounds of the first windows that share a clock."""
+    """Error bounds of the first windows that share a clock, which is not corrected: by how much ends differ on the whole, or scatter."""
     pairs = [_joined([_ends(groups[0], other, 0.0)]) for other in groups[1 : 1 + SEARCH.references]]
-    return [fit_clock(*pair).error_ns for pair in pairs if pair is not None]
+    fits = [fit_clock(*pair) for pair in pairs if pair is not None]
+    return [max(fit.error_ns, abs(fit.offset_ns)) for fit in fits]
 
 
 def _joined(pairs: Sequence[Ends]) -> Ends | None:

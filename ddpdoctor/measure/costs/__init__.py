@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ddpdoctor.measure.facts import scaled
+from ddpdoctor.measure.metrics import host_idle_ns
+
 from .buckets import (
     Reduction,
     bucket_savings,
@@ -47,6 +50,22 @@ PRICERS_OF_RECORDINGS: tuple[Pricer, ...] = (rare_pauses, evaluations_on_some_ra
 """Pricers that use the recordings themselves; they always run, after :data:`PRICERS`."""
 
 
+_OF_HOSTS = ("late.host", "shared.device_sync", "shared.host", "shared.launch", "shared.outside")
+"""Paths of the costs that are a device's waiting for its host."""
+
+
+def _without_profiler(costs: Costs, context: Context) -> Costs:
+    """The costs of a window as parts of a step without profiler: devices wait less for hosts, and all else takes as long."""
+    idle_ns, step_ms = host_idle_ns(context.graph), context.mean_step_ms
+    if not context.profiler_ns or not step_ms:
+        return costs
+    part, spent = 1.0 - context.profiler_ns / idle_ns, ("own_ms", "typical_ms", "occurrence_ms")
+    return {
+        path: scaled(cost, part if path in _OF_HOSTS else 1.0, step_ms, also=spent)
+        for path, cost in costs.items()
+    }
+
+
 def price_all(context: Context, progress: Callable[[int, int], None] | None = None) -> Costs:
     """Costs of all causes, each once; ``progress(done, total)`` is called before each pricer."""
     pricers = [*(PRICERS if context.graph.groups else ()), *PRICERS_OF_RECORDINGS]
@@ -54,5 +73,6 @@ def price_all(context: Context, progress: Callable[[int, int], None] | None = No
     for done, pricer in enumerate(pricers):
         if progress is not None:
             progress(done, len(pricers))
-        priced.append(pricer(context))
+        costs = pricer(context)
+        priced.append(_without_profiler(costs, context) if pricer in PRICERS else costs)
     return merge(priced, context.mean_step_ms)

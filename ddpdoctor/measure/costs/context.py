@@ -54,6 +54,8 @@ class Context(msgspec.Struct, frozen=True, dict=True):
     """Of the same recording as ``graph``."""
     mean_step_ms: float | None = None
     """Mean measured step as reported; of the step logs where there are any, even if ``graph`` is of a window."""
+    profiler_ns: float = 0.0
+    """ns that the profiler adds to each cycle of ``graph``, in which devices wait for their hosts."""
     logs: Sequence[RankLog] = ()
     patterns: Sequence[StepPattern] = ()
     """Of the steps of the run."""

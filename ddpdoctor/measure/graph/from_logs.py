@@ -232,6 +232,8 @@ def _count_operators(work: Array, gaps: Sequence[Array], shares: OperatorShares)
 
 def _rank_steps(log: RankLog, origin_ns: int) -> RankSteps:
     steps = log.steps
+    # Of a job on a device, another thread runs the backward pass: the training thread's time on a CPU is a part only.
+    cpu = [np.nan if step.cpu_ns is None else step.cpu_ns for step in steps]
     return RankSteps(
         np.array([step.number for step in steps], np.int64),
         np.array([step.start_ns - origin_ns for step in steps], float),
@@ -240,7 +242,7 @@ def _rank_steps(log: RankLog, origin_ns: int) -> RankSteps:
         np.array([np.nan if step.run_delay_ns is None else step.run_delay_ns for step in steps], float),
         np.array([sum(e.kind == EventKind.BACKWARD for e in step.events) for step in steps], float),
         elements=np.array([_input_elements(step) for step in steps], float),
-        cpu=np.array([np.nan if step.cpu_ns is None else step.cpu_ns for step in steps], float),
+        cpu=None if log.computes_on_device else np.array(cpu, float),
     )
 
 

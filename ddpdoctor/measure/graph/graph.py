@@ -276,7 +276,7 @@ class RankSteps(msgspec.Struct, frozen=True):
     micro_batches: Array
     """[N] backward passes."""
     cpu: Array | None = None
-    """[N] ns that the training thread ran on a CPU; NaN where unknown."""
+    """[N] ns that the training thread ran on a CPU; NaN where unknown. None if it does not compute all of the step."""
     elements: Array | None = None
     """[N] elements of the forwards' inputs, or in traces with shapes those of all operators: the amount of work where samples are
     unknown or differ in size; NaN where unknown."""

@@ -39,6 +39,7 @@ from ddpdoctor.measure.window import (
     Window,
     event_union,
     garbage_collections,
+    in_steps,
     launch_pairs,
     main_lane,
 )
@@ -154,7 +155,9 @@ def standalone_data_of_windows(group: CycleGroup, windows: Sequence[Window]) -> 
         group.wait - (0.0 if group.concurrent_compute_in_wait is None else group.concurrent_compute_in_wait),
         axis=1,
     )
-    batches = [classify.next_batches(of.trace).sum() / max(len(of.steps), 1) for of in windows]
+    batches = [
+        (classify.next_batches(of.trace) & in_steps(of)).sum() / max(len(of.steps), 1) for of in windows
+    ]
     return standalone_data_ns(group, times, batches, waits)
 
 

@@ -5,7 +5,14 @@ group of facts; nothing here is priced, and no rank is named as a cause. Values 
 arguments.
 """
 
-from .breakdown import critical_breakdown, critical_work, cycle_breakdown, rank_breakdown
+from .breakdown import (
+    added_by_profiler,
+    critical_breakdown,
+    critical_work,
+    cycle_breakdown,
+    host_idle_ns,
+    rank_breakdown,
+)
 from .buckets import bucket_facts, reducer_work
 from .charts import (
     lateness,

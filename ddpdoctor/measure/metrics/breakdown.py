@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ddpdoctor.measure.graph import CycleGroup, Graph
 from ddpdoctor.measure.numerics import Array
-from ddpdoctor.measure.taxonomy import COMPONENTS, INDEX, PART_OF, PARTS, Component, Part, SyncKind
+from ddpdoctor.measure.taxonomy import COMPONENTS, HOST_IDLE, INDEX, PART_OF, PARTS, Component, Part, SyncKind
 
 _COLUMN: dict[Part, int] = {part: place for place, part in enumerate(PARTS)}
 """Part → its place on the last axis."""
@@ -79,8 +79,9 @@ def cycle_breakdown(group: CycleGroup) -> Array:
     return result
 
 
-def critical_breakdown(graph: Graph) -> dict[str, float]:
-    """Shares of the critical path per part, summing to 1; {} without cycles.
+def critical_breakdown(graph: Graph, profiler_ns: float = 0.0) -> dict[str, float]:
+    """Shares of the critical path per part, summing to 1; {} without cycles. The host's part is without ``profiler_ns`` per cycle, see
+    :func:`added_by_profiler`.
 
     The path is followed backwards: from a synchronisation's end to its last arrival (transfer), along that rank's work to the end of
     the previous synchronisation, and so on. No rank waits on it. Transfer that overlaps with that rank's computation counts as
@@ -89,6 +90,7 @@ def critical_breakdown(graph: Graph) -> dict[str, float]:
     total = np.zeros(len(PARTS))
     for group in graph.groups:
         total += _critical(group)[0]
+    total[_COLUMN[Part.HOST]] -= profiler_ns * graph.cycles
     whole = float(total.sum())
     return {part: float(total[column]) / whole for part, column in _COLUMN.items()} if whole > 0 else {}
 
@@ -99,6 +101,25 @@ def critical_work(graph: Graph) -> dict[Component, float]:
     whole = float(sum(parts.sum() for parts, _ in both))
     work = sum((work for _, work in both), np.zeros(len(COMPONENTS)))
     return {each: float(work[INDEX[each]]) / whole for each in COMPONENTS} if whole > 0 else {}
+
+
+def host_idle_ns(graph: Graph) -> float:
+    """ns per cycle of the critical path in which a device waits for its host, mean."""
+    work = critical_work(graph)
+    return graph.mean_cycle_ns * sum(work.get(each, 0.0) for each in HOST_IDLE)
+
+
+def added_by_profiler(window: Graph, log: Graph) -> float:
+    """ns by which a cycle of a device's window is longer than a step of the step log without profiler; 0 if it is not.
+
+    By the medians, as a few steps may be longer for another reason, and by the means, as single steps of a log are short or long where
+    the host runs ahead of its device: the lesser of both. A profiler slows the host down, not the device: it makes the device wait longer
+    for its host. If the device does not wait for so long, the profiled steps have more work than others, and nothing is known of what the
+    profiler adds.
+    """
+    by_median = float(np.median(window.lengths_ns) - np.median(log.lengths_ns))
+    added_ns = min(by_median, window.mean_cycle_ns - log.mean_cycle_ns)
+    return added_ns if 0.0 < added_ns < host_idle_ns(window) else 0.0
 
 
 def _critical(group: CycleGroup) -> tuple[Array, Array]:

@@ -6,27 +6,34 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ddpdoctor.measure.numerics import Array
-from ddpdoctor.measure.steplog import WARM_UP_STEPS, RankLog
+from ddpdoctor.measure.numerics import Array, Intervals, Ints, Mask, holds, subtract, union
+from ddpdoctor.measure.steplog import WARM_UP_STEPS, RankLog, disturbed
 from ddpdoctor.measure.telemetry import Column
 
-Span = tuple[int, int]
-"""Begin and end by the wall clock of a host, epoch ns."""
+
+def steps_time(logs: Sequence[RankLog]) -> Intervals | None:
+    """When the steps after the warm-up ran in one host's logs, without those in which a profiler was opened, closed or saved, for a second
+    or more; by the wall clock of the host, epoch ns. None without any."""
+    steps = [step for log in logs for step in log.steps[WARM_UP_STEPS:]]
+    if not steps:
+        return None
+    begins, ends = np.array([step.recorded_ns for step in steps], np.int64).T
+    kept = np.array([not disturbed(step) for step in steps])
+    # A reading at the end of the last step is of that step.
+    whole = union([begins.min()], [ends.max() + 1])
+    return subtract(whole, union(begins[~kept], ends[~kept])) if kept.any() else whole
 
 
-def steps_span(logs: Sequence[RankLog]) -> Span | None:
-    """Span of the steps after the warm-up in one host's logs; None without any."""
-    spans = [step.recorded_ns for log in logs for step in log.steps[WARM_UP_STEPS:]]
-    return (min(begin for begin, _ in spans), max(end for _, end in spans)) if spans else None
-
-
-def during(column: Column, span: Span | None) -> Column:
-    """The readings within ``span``; all where it is None."""
+def during(column: Column, time: Intervals | None) -> Column:
+    """The readings within ``time``; all where it is None."""
     times, values = column
-    if span is None:
-        return column
-    inside = (times >= span[0]) & (times <= span[1])
+    inside = within(times, time)
     return times[inside], values[inside]
+
+
+def within(times: Ints, time: Intervals | None) -> Mask:
+    """Mask of the ``times`` within ``time``; all where it is None."""
+    return np.ones(len(times), bool) if time is None else holds(time, times)
 
 
 def readings(column: Column) -> Array:

@@ -11,13 +11,13 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from ddpdoctor.measure.facts import GpuFacts
-from ddpdoctor.measure.numerics import Ints, covered, total, union_of
+from ddpdoctor.measure.numerics import Intervals, Ints, covered, total, union_of
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.telemetry import HostTelemetry
-from ddpdoctor.measure.window import Window, event_union, launched_inside
+from ddpdoctor.measure.window import Window, event_union, in_steps, launched_inside
 from ddpdoctor.trace import classify
 
-from .columns import Span, during, mean, most, readings, steps_span
+from .columns import during, mean, most, readings, steps_time, within
 from .communication import communicating
 
 _FAULTS = frozenset(
@@ -71,7 +71,7 @@ class _Gpu(msgspec.Struct, frozen=True):
 
 def _readings_of(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> GpuFacts:
     """NVML's readings of the ranks' GPUs; all None where there are none."""
-    spans = {name: steps_span([log for log in logs if log.host == name]) for name in hosts}
+    spans = {name: steps_time([log for log in logs if log.host == name]) for name in hosts}
     placed = rank_gpus(logs, hosts).items()
     gpus = [_read(rank, hosts[host], index, spans[host]) for rank, (host, index) in placed]
     if not gpus:
@@ -146,7 +146,7 @@ def _same_gpu(gpu: dict[str, Any], info: dict[str, Any]) -> bool:
     )
 
 
-def _read(rank: int, host: HostTelemetry, index: int, span: Span | None) -> _Gpu:
+def _read(rank: int, host: HostTelemetry, index: int, span: Intervals | None) -> _Gpu:
     """The readings of one GPU; means and shares while the steps ran."""
     used, whole = memory_of_gpu(host, index)
     reasons = host.gpu_values(index, "throttle_reasons")
@@ -180,11 +180,10 @@ def memory_of_gpu(host: HostTelemetry, index: int) -> tuple[float | None, float 
 
 
 def _with_reasons(
-    chosen: frozenset[str], times: Ints, samples: list[Any], span: Span | None
+    chosen: frozenset[str], times: Ints, samples: list[Any], span: Intervals | None
 ) -> tuple[float, frozenset[str]]:
     """Share of the samples in this time with one of the ``chosen`` reasons, and all of those seen."""
-    low, high = span or (0, np.iinfo(np.int64).max)
-    inside = [sample for at, sample in zip(times.tolist(), samples, strict=True) if low <= at <= high]
+    inside = [samples[place] for place in np.flatnonzero(within(times, span)).tolist()]
     known = [chosen.intersection(sample) for sample in inside if isinstance(sample, list)]
     slowed = [reasons for reasons in known if reasons]
     return (len(slowed) / len(known) if known else 0.0), frozenset().union(*slowed)
@@ -243,19 +242,21 @@ _TENSOR = (
 (16816 is m16n8k16), and types that only tensor cores multiply."""
 
 
-def _numbers_of(window: Window) -> dict[str, float | None]:
-    """Facts, by name, from the window of one rank with a device. Kernels of collectives are no computation."""
+def _numbers_of(window: Window, stretched: float) -> dict[str, float | None]:
+    """Facts, by name, from the window of one rank with a device, whose steps are ``stretched`` by idle time. Kernels of collectives are
+    no computation."""
     trace, steps = window.trace, max(len(window.steps), 1)
     span_ns = max(window.span[1] - window.span[0], 1)
-    compute = trace.category_mask("kernel") & ~trace.name_mask(classify.is_communication_kernel)
+    own = in_steps(window)
+    compute = own & trace.category_mask("kernel") & ~trace.name_mask(classify.is_communication_kernel)
     count, times_ns = float(compute.sum()), trace.duration_ns[compute]
     stepping = classify.optimizer_steps(trace)
     of_optimizer = float((compute & launched_inside(trace, stepping)).sum()) / max(count, 1.0)
     matmul_share, tensor_core_share = _matmul_shares(window, compute)
-    pageable_copy_ms, copy_bytes_per_step = _copies(window, steps)
+    pageable_copy_ms, copy_bytes_per_step = _copies(window, own, steps)
     return {
-        "busy_share": total(window.compute) / span_ns,
-        "idle_share": _idle_share(window, span_ns),
+        "busy_share": min(1.0, stretched * total(window.compute) / span_ns),
+        "idle_share": 1.0 - min(1.0, stretched * (1.0 - _idle_share(window, span_ns))),
         "kernels_per_step": count / steps,
         "optimizer_kernels_share": of_optimizer if stepping.any() else None,
         "median_kernel_us": float(np.median(times_ns)) / 1e3 if len(times_ns) else None,
@@ -295,12 +296,14 @@ def _layout_share(window: Window, compute: NDArray[np.bool_]) -> float | None:
     return float(trace.duration_ns[layout].sum()) / compute_ns if compute_ns else None
 
 
-def _copies(window: Window, steps: int) -> tuple[float | None, float | None]:
+def _copies(window: Window, own: NDArray[np.bool_], steps: int) -> tuple[float | None, float | None]:
     """Time per step in copies from pageable memory, ms, None where the copies' names do not say from which; and bytes that are copied to
-    the device per step. None where nothing is copied to it."""
+    the device per step, in the steps' ``own`` events. None where nothing is copied to it."""
     trace = window.trace
-    to_device = trace.category_mask("gpu_memcpy") & trace.name_mask(
-        lambda name: classify.memcpy_kind(name) == "HtoD"
+    to_device = (
+        own
+        & trace.category_mask("gpu_memcpy")
+        & trace.name_mask(lambda name: classify.memcpy_kind(name) == "HtoD")
     )
     if not to_device.any():
         return None, None
@@ -315,16 +318,48 @@ def _copies(window: Window, steps: int) -> tuple[float | None, float | None]:
 
 
 def gpu_facts(
-    windows: Sequence[Window], logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]
+    windows: Sequence[Window],
+    logs: Sequence[RankLog],
+    hosts: Mapping[str, HostTelemetry],
+    stretched: float = 1.0,
 ) -> GpuFacts:
-    """Work of the devices, median rank, and their clocks, memory, links and errors; None without either."""
+    """Work of the devices, median rank, and their clocks, memory, links and errors; None without either. ``stretched``: the length of a
+    profiled step in usual ones."""
     on_device = [window for window in windows if window.on_device]
-    ranks = [_numbers_of(window) for window in on_device]
+    ranks = [_numbers_of(window, stretched) for window in on_device]
     return replace(
         _readings_of(logs, hosts),
         **{name: _median([rank[name] for rank in ranks]) for name in (ranks[0] if ranks else ())},
         compute_capability=_least_capability(on_device),
+        shared_ranks=_shared_ranks(on_device, logs),
+        per_host=min((len(host.gpus) for host in hosts.values() if host.gpus), default=None),
     )
+
+
+def _shared_ranks(windows: Sequence[Window], logs: Sequence[RankLog]) -> list[int] | None:
+    """Ranks on a GPU with another rank; None where fewer than two are known.
+
+    A rank's record names the current device, but the model may be on another: the window must show kernels on this one only. Parts of
+    a GPU (MIG; on AMD's also partitions) may all have its UUID.
+    """
+    used = {
+        window.rank: np.unique(window.trace.device[window.trace.category_mask("kernel")])
+        for window in windows
+    }
+    ranks: dict[str, list[int]] = {}
+    for log in logs:
+        info, devices = log.record.info, used.get(log.rank, np.empty(0))
+        uuid, whole = info.get("device_uuid"), "MIG" not in str(info.get("device_name"))
+        if (
+            uuid
+            and whole
+            and info.get("cuda")
+            and [f"cuda:{device}" for device in devices] == [info.get("device")]
+        ):
+            ranks.setdefault(uuid, []).append(log.rank)
+    known = list(ranks.values())
+    shared = sorted(rank for together in known if len(together) > 1 for rank in together)
+    return shared if sum(map(len, known)) > 1 else None
 
 
 def _median(values: Sequence[float | None]) -> float | None:

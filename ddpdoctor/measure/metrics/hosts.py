@@ -22,7 +22,7 @@ from ddpdoctor.measure.graph import Graph, measured_steps
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.telemetry import HostTelemetry
 
-from .columns import during, mean, steps_span
+from .columns import during, mean, steps_time
 
 
 class Cores(msgspec.Struct, frozen=True):
@@ -63,7 +63,7 @@ def host_cores(hosts: Mapping[str, HostTelemetry], logs: Sequence[RankLog]) -> C
 
 
 def _of_host(host: HostTelemetry, logs: Sequence[RankLog]) -> Cores | None:
-    read, span = _read(host, logs), steps_span(logs)
+    read, span = _read(host, logs), steps_time(logs)
     if span is None or not read.cores or read.cpu_percent is None:
         return None
     of_ranks = [mean(during(host.rank_column(log.rank, "cpu_percent"), span)) for log in logs]
@@ -128,7 +128,7 @@ def host_facts(
 
 def _read(host: HostTelemetry, logs: Sequence[RankLog]) -> HostFacts:
     """Readings of one host, means while the steps of its ranks (``logs``) ran."""
-    stated, span = host.header.get("host_facts") or {}, steps_span(logs)
+    stated, span = host.header.get("host_facts") or {}, steps_time(logs)
 
     def mean_of(field: str) -> float | None:
         return mean(during(host.host_column(field), span))

@@ -16,7 +16,7 @@ from ddpdoctor.measure.graph import issue_time_ns
 from ddpdoctor.measure.numerics import covered
 from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.steplog import WARM_UP_STEPS, RankLog, first
-from ddpdoctor.measure.window import Window, event_union, main_lane
+from ddpdoctor.measure.window import Window, event_union, in_steps, main_lane
 from ddpdoctor.rundir import EventKind
 from ddpdoctor.rundir.packages import is_well_known
 from ddpdoctor.trace import classify
@@ -130,7 +130,7 @@ def _loader_of_windows(windows: Sequence[Window]) -> LoaderFacts:
     in_process = any(classify.IN_PROCESS in name for window in windows for name in window.trace.names)
     waits_ms = []
     for window in windows:
-        batches = classify.next_batches(window.trace)
+        batches = classify.next_batches(window.trace) & in_steps(window)
         if batches.any() and window.steps:
             waits_ms.append(float(window.trace.duration_ns[batches].sum()) / 1e6 / len(window.steps))
     return LoaderFacts(

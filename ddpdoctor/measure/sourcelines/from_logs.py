@@ -99,6 +99,28 @@ class LogSourceLines(SourceLines):
         rest = stack[next((place for place, line in enumerate(stack) if line not in running), len(stack)) :]
         return rest if rest and rest[0] not in self._training else stack
 
+    @cached_property
+    def _loops(self) -> frozenset[tuple[str, str]]:
+        """(file, function) in which the training's batches are taken."""
+        taking = {
+            log.where[event.where].stack[0]
+            for log in self.logs
+            for step in log.steps
+            for event in step.events
+            if event.gives_batch and event.loader in log.main_loaders and event.where in log.where
+        }
+        return frozenset((line.file, line.function) for line in taking)
+
+    def _in_loop(self, found: list[Where]) -> list[Where]:
+        """The lines without the callers of the training loop's function, where it is among their callers or their own."""
+        inside = []
+        for where in found:
+            loop = (
+                place for place, line in enumerate(where.stack) if (line.file, line.function) in self._loops
+            )
+            inside.append(msgspec.structs.replace(where, callers=where.callers[: next(loop, None)]))
+        return inside
+
     def _called(self, calls: Mapping[CodeLine, float]) -> list[Where]:
         """The heaviest lines by recorded calls, or time in them, each with its usual callers."""
         return [where.called_from(*self._usual(where.stack[0])) for where in ranked(calls)]
@@ -139,7 +161,7 @@ class LogSourceLines(SourceLines):
         sampled = self._sampled(components, positions, steps)
         if not sampled and or_else is not None:
             sampled = self._sampled(components, positions, or_else)
-        return joined(sampled, self._called(calls))
+        return self._in_loop(joined(sampled, self._called(calls)))
 
     def longer(
         self, components: Sequence[Component], positions: Sequence[int], steps: set[int], others: set[int]
@@ -157,9 +179,8 @@ class LogSourceLines(SourceLines):
             scale_of(selected, reference),
             hooks=Component.HOST in components or lies_outside(components),
         )
-        return joined(
-            sampled, self._called(_calls([self.logs[place] for place in positions], components, steps))
-        )
+        calls = _calls([self.logs[place] for place in positions], components, steps)
+        return self._in_loop(joined(sampled, self._called(calls)))
 
     def in_common(self, components: Sequence[Component], steps: Ints) -> float | None:
         """By the samples of each rank; None where one has too few."""

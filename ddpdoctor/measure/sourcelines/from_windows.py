@@ -192,10 +192,12 @@ _LAUNCH_NS = 1_000
 
 
 class WindowSourceLines(SourceLines):
-    """For windows."""
+    """For windows. ``logged``: lines of the same ranks' step logs, and the steps to count there, for what hosts do while no operator runs:
+    a window without stacks does not show it."""
 
-    def __init__(self, windows: Sequence[Window]) -> None:
+    def __init__(self, windows: Sequence[Window], logged: tuple[SourceLines, Ints] | None = None) -> None:
         self.windows = windows
+        self._logged = None if any(map(has_frames, windows)) else logged
         self._annotations = cache(lambda position: annotations_of(windows[position]))
 
     def syncs(self, kinds: Sequence[SyncKind]) -> list[Where]:
@@ -219,6 +221,9 @@ class WindowSourceLines(SourceLines):
     ) -> list[Where]:
         """User frames open during this kind of work. For device work of late ranks, only frames whose slowdown exceeds that of all
         work there; [] where all work is slower alike, as the cause is then the device and no line."""
+        if self._logged is not None and Component.HOST in components:
+            logged, run_steps = self._logged
+            return logged.work([Component.HOST], positions, run_steps)
         chosen, others = self._chosen_and_others(positions)
         found = self.main_gap(components, positions, steps)
         gap = None if found is None else found.gap

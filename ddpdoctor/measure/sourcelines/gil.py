@@ -77,13 +77,16 @@ class GilOwners(msgspec.Struct, frozen=True):
     """[M] probability of the owner; sums to 1 for each follower."""
 
 
-def gil_owners_of(stacks: dict[CallStack, int], stack: Ints, waited_ns: Ints) -> tuple[Mask, GilOwners]:
+def gil_owners_of(
+    stacks: dict[CallStack, int], stack: Ints, waited_ns: Ints, in_training: Mask
+) -> tuple[Mask, GilOwners]:
     """([S] which samples are of the work before the stack that they show, the likely owners of the GIL there).
 
-    ``stack`` [S] is the stack that each sample of all ranks shows (-1: unknown), after ``waited_ns`` [S]. Owners without samples are
-    added to ``stacks`` (stack → number).
+    ``stack`` [S] is the stack that each sample of all ranks shows (-1: unknown), after ``waited_ns`` [S]; only samples ``in_training`` [S]
+    show owners: what holds the GIL while a job is prepared, such as imports, does not run before the lines of a step. Owners without
+    samples are added to ``stacks`` (stack → number).
     """
-    holders, releases = _holders_and_releasers(list(stacks), stack, waited_ns)
+    holders, releases = _holders_and_releasers(list(stacks), np.where(in_training, stack, -1), waited_ns)
     follows = (waited_ns >= HELD_NS) & ((waited_ns < ASKED_NS) | np.append(releases, False)[stack])
     shown, followers = list(stacks), np.unique(stack[follows & (stack >= 0)])
     numbers = {each: stacks.setdefault(each, len(stacks)) for each in holders}

@@ -16,7 +16,7 @@ import numpy as np
 from ddpdoctor.measure.numerics import Array, Ints, Mask, holds, union
 from ddpdoctor.measure.phases import Gap
 from ddpdoctor.measure.places import Stack
-from ddpdoctor.measure.steplog import RankLog, Step, no_samples
+from ddpdoctor.measure.steplog import WARM_UP_STEPS, RankLog, Step, no_samples
 from ddpdoctor.measure.taxonomy import Component
 from ddpdoctor.rundir import EventKind
 
@@ -182,8 +182,10 @@ def samples_of(logs: Sequence[RankLog]) -> Samples:
     stacks: dict[CallStack, int] = {}
     rows = [np.concatenate([log.samples, log.burst_samples]) for log in logs]
     shown = [_shown(log, of_rank, stacks) for log, of_rank in zip(logs, rows, strict=True)]
-    waited_ns = np.concatenate([no_samples()[:, 3], *(of_rank[:, 3] for of_rank in rows)])
-    follows, gil_owners = gil_owners_of(stacks, np.concatenate([no_samples()[:, 1], *shown]), waited_ns)
+    every, shows = np.concatenate([no_samples(), *rows]), np.concatenate([no_samples()[:, 1], *shown])
+    place = [log.steps_at(moments_of(of_rank)) for log, of_rank in zip(logs, rows, strict=True)]
+    in_training = np.concatenate([no_samples()[:, 1], *place]) >= WARM_UP_STEPS
+    follows, gil_owners = gil_owners_of(stacks, shows, every[:, 3], in_training)
     of_ranks = np.split(follows, np.cumsum([len(of_rank) for of_rank in rows]))
     ranks = [_of_rank(*of_rank) for of_rank in zip(logs, rows, shown, of_ranks[: len(logs)], strict=True)]
     return Samples(list(stacks), ranks, gil_owners)

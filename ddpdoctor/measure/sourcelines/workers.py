@@ -230,7 +230,7 @@ def _by_stack(samples: Sequence[WorkerSample], weights: Array) -> Mapping[Stack,
         np.int64,
     )
     waited_ns = np.array([each.waited_ns for each in samples], np.int64)
-    follows, owners = gil_owners_of(stacks, shown, waited_ns)
+    follows, owners = gil_owners_of(stacks, shown, waited_ns, np.ones(len(shown), bool))
     at, following = (
         np.bincount(shown[chosen], weights[chosen], len(stacks)) for chosen in (~follows, follows)
     )

@@ -32,6 +32,7 @@ from .selection import (
     WARM_UP,
     WARM_UP_STEPS,
     comparable_steps,
+    disturbed,
     evaluated,
     lengths_of_run,
     longest_ns,

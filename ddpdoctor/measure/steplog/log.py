@@ -229,6 +229,11 @@ class RankLog(msgspec.Struct, frozen=True, eq=False, dict=True):
         return self.record.host
 
     @property
+    def computes_on_device(self) -> bool:
+        """Whether the rank computes on a device, as far as its record says."""
+        return self.record.info.get("device") not in (None, "cpu")
+
+    @property
     def start_ns(self) -> int:
         """Epoch ns at which the first step begins; 0 where there is none."""
         return self.steps[0].start_ns if self.steps else 0

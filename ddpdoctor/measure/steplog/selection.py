@@ -91,7 +91,7 @@ def lengths_of_run(logs: Sequence[RankLog]) -> tuple[Ints, Array]:
         known = ranks == ranks_before and start_ns < end_ns
         lengths_ns.append(end_ns - start_ns if known else longest_ns(recorded[number]))
     at, lengths_s = np.array(numbers, np.int64), np.array(lengths_ns, float) / 1e9
-    if any(log.record.info.get("device") not in (None, "cpu") and not log.on_device_time for log in logs):
+    if any(log.computes_on_device and not log.on_device_time for log in logs):
         lengths_s = without_run_ahead(at, lengths_s)
     return at, lengths_s
 

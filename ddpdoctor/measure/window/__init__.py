@@ -15,6 +15,7 @@ from .window import (
     UNKNOWN_STEP,
     Window,
     arrivals,
+    in_steps,
     step_of,
     step_of_collectives,
     with_bucket_sizes,

@@ -37,7 +37,11 @@ def read_window(trace: RankTrace, bounds: Steps | None = None, host: str = "") -
     main = main_lane(trace)
     collectives = _collectives(trace, main)
     shows_host = not on_device or host_recorded(trace)
-    steps = bounds or _steps(trace, main) or ([] if shows_host else _steps_on_device(trace))
+    steps = (
+        _recorded(bounds or [], trace)
+        or _steps(trace, main)
+        or ([] if shows_host else _steps_on_device(trace))
+    )
     span = _span(trace, on_device)
     work = (
         device_work(trace, main, collectives, span, last_step_end=steps[-1][2] if steps else None)
@@ -59,6 +63,14 @@ def read_window(trace: RankTrace, bounds: Steps | None = None, host: str = "") -
         elements=work_amounts(trace, steps),
         **work,
     )
+
+
+def _recorded(bounds: Steps, trace: RankTrace) -> Steps:
+    """The steps, from where the profiler began, which Kineto marks: opening it takes milliseconds of the first step, and is no work of
+    the job."""
+    marks = trace.category_mask("trace")
+    began = int(trace.start_ns[marks].min()) if marks.any() else 0
+    return [(number, max(start, began), end) for number, start, end in bounds if end > began]
 
 
 def _collectives(trace: RankTrace, main: int) -> Collectives:

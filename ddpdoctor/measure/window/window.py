@@ -13,13 +13,14 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from ddpdoctor.measure.numerics import EMPTY, Intervals, Ints, place_in
+from ddpdoctor.measure.numerics import EMPTY, Intervals, Ints, Mask, place_in
 from ddpdoctor.measure.phases import Gap
 from ddpdoctor.measure.taxonomy import SyncKind
 from ddpdoctor.trace import RankTrace
 
 from .collectives import ROUNDING_NS, Collectives
 from .idle import HostSyncs
+from .launches import DEVICE, launches
 
 UNKNOWN_STEP = -1
 """Step number outside the marked steps."""
@@ -131,6 +132,24 @@ def step_of_collectives(window: Window) -> Ints:
     if window.on_device and comms.launch_known.any():
         steps = np.where(comms.launch_known, steps, UNKNOWN_STEP)
     return steps
+
+
+def in_steps(window: Window) -> Mask:
+    """[events of the trace] whether each is of a marked step: what a device does by its launch, all else by its start. All of them where
+    no step is marked.
+
+    An unrecorded launch came after those of what the device did before; where none was recorded, the device's own times count.
+    """
+    trace, at = window.trace, window.trace.start_ns + window.shifted_ns
+    if not window.steps:
+        return np.ones(trace.size, bool)
+    rows = np.flatnonzero(trace.category_mask(*DEVICE))
+    calls = launches(trace, rows)
+    if (calls >= 0).any():
+        launched = np.where(calls >= 0, at[calls], window.steps[0][1] - 1)
+        at[rows] = np.where(calls >= 0, launched, np.maximum.accumulate(launched))
+    inside: Mask = step_of(window, at) != UNKNOWN_STEP
+    return inside
 
 
 def arrivals(window: Window) -> tuple[Ints, NDArray[np.bool_]]:

@@ -201,6 +201,21 @@ class RankTrace(msgspec.Struct, frozen=True, dict=True):
         """Start of the first and end of the last event, ns."""
         return int(self.start_ns[0]), int(np.max(self.start_ns + self.duration_ns))
 
+    def among(self, kept: NDArray[np.bool_]) -> RankTrace:
+        """The same with only the ``kept`` [events]."""
+        columns = [
+            name for name, kind in RankTrace.__annotations__.items() if kind in ("IdColumn", "IntColumn")
+        ]
+        table = self.collectives
+        rows = np.cumsum(kept) - 1
+        own = kept[table.event]
+        described: dict[str, Any] = {name: getattr(table, name)[own] for name in table.__struct_fields__}
+        described["event"] = rows[described["event"]].astype(np.int32)
+        _, lane = np.unique(self.lane[kept], return_inverse=True)
+        taken: dict[str, Any] = {name: getattr(self, name)[kept] for name in columns}
+        taken["lane"] = lane.astype(np.int32)
+        return replace(self, **taken, collectives=Collectives(**described))
+
     def name_of(self, row: int) -> str:
         """Name of the event in ``row``."""
         return self.names[int(self.name[row])]

@@ -27,7 +27,7 @@ from ddpdoctor.trace.engines import (
 from ddpdoctor.trace.formats import file_of
 from ddpdoctor.trace.sources import is_url, redact_url
 
-from .select import select_job
+from .select import select_job, within_host_recording
 
 _WORTH_PROCESSES_BYTES = 5 << 20
 """Least compressed size that worker processes must read for this one to start them: about 0.8 s of reading, while a process
@@ -58,7 +58,7 @@ def load_traces(
     engine: str | None = None,
     job: int | None = None,
 ) -> LoadedTraces:
-    """Reads ``files`` and keeps one trace per rank of one job.
+    """Reads ``files`` and keeps one trace per rank of one job, without what was launched after the recording of its host had ended.
 
     ``jobs``, ``ranks``, ``cache``, ``engine``, ``progress``: see :func:`read_traces`. ``job``: number of the job to select, as
     the error message lists them. Raises :class:`UnusableInput` if no file can be read, or if the traces are of several jobs
@@ -77,7 +77,8 @@ def load_traces(
         raise UnusableInput(_no_usable_file(list(files), [failed[i] for i in sorted(failed)]))
     traces, notes = select_job([loaded[i] for i in sorted(loaded)], job)
     notes[:0] = _merged_notes(traces)
-    return LoadedTraces(traces, notes, [(files[i], failed[i]) for i in sorted(failed)])
+    cut = [within_host_recording(trace) for trace in traces]
+    return LoadedTraces(cut, notes, [(files[i], failed[i]) for i in sorted(failed)])
 
 
 def _merged_notes(traces: Sequence[RankTrace]) -> list[str]:

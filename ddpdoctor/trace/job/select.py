@@ -1,10 +1,11 @@
-"""Selects the traces of one recording of one job, one trace per rank."""
+"""Selects the traces of one recording of one job, one trace per rank, and of each what its host recorded."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
 
+import numpy as np
 from msgspec.structs import replace
 
 from ddpdoctor.errors import UnusableInput
@@ -138,3 +139,22 @@ def _one_per_rank(traces: list[RankTrace], notes: list[str]) -> list[RankTrace]:
 
 def _overlapping_ranks(own: Span, others: list[list[Span]]) -> int:
     return sum(any(start <= own[1] and end >= own[0] for start, end in spans) for spans in others)
+
+
+_HOST = ("cpu_op", "python_function", "user_annotation")
+"""Categories of what a profiler records on the host itself; it records launches with the device's events."""
+_CALLS = ("cuda_runtime", "cuda_driver", "xpu_runtime")
+
+
+def within_host_recording(trace: RankTrace) -> RankTrace:
+    """``trace`` without the device events that the host launched after the recording of the host had ended, and without its calls since.
+
+    A profiler may record launches and kernels for longer than operators, for dozens of steps: these events are of no step of the window.
+    Unchanged if no operator and no Python function is recorded, such as in a trace of kernels, or if nothing was launched since.
+    """
+    if not trace.category_mask("cpu_op", "python_function").any():
+        return trace
+    over_ns = int(trace.end_ns[trace.category_mask(*_HOST)].max())
+    calls = trace.category_mask(*_CALLS) & (trace.start_ns > over_ns)
+    later = np.isin(trace.correlation, trace.correlation[calls & (trace.correlation >= 0)])
+    return trace.among(~(calls | later)) if (later & ~calls).any() else trace

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from ddpdoctor.measure.align import align_and_match
@@ -77,6 +78,32 @@ def test_what_is_missing_has_a_reason():
     assert lost.event_missing > 0 and lost.outside_window <= 1 and lost.rank_stopped == 0
 
 
+SLICED = Job(
+    ranks=2,
+    kinds=(Kind("allreduce", 1.0, work_ms=3.0), Kind("allreduce", 1.0, work_ms=3.0)),
+    scatter_ms=4.0,
+)
+"""Two processes on one GPU take turns of milliseconds: each sees the end of a collective in its own."""
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_numbers_prove_what_distant_ends_do_not(marked):
+    assert matched(replace(SLICED, marked=marked))[1].refused
+    ranks, found = matched(replace(SLICED, marked=marked, numbered=True))
+    assert found.refused is None and told(ranks, found)[:2] == (0, 0)
+    other = replace(SLICED, marked=marked, numbered=True, scatter_ms=0.015)
+    slower = tuple(replace(kind, work_ms=4.2) for kind in other.kinds)
+    assert of_two_jobs(other, replace(other, kinds=slower, seed=50)).refused
+
+
+def test_ends_that_are_always_later_on_one_rank_make_waits_uncertain():
+    """Within a host no clock is corrected: of two processes on a GPU, one may see each end 2 ms after the other."""
+    first, second = (of.window for of in recorded(replace(SLICED, numbered=True, scatter_ms=0.015)))
+    later = msgspec.structs.replace(second.collectives, end=second.collectives.end + 2_000_000)
+    found = align_and_match([first, msgspec.structs.replace(second, collectives=later)])[1]
+    assert found.refused is None and 1.9e6 < found.error_ns < 2.1e6
+
+
 def of_two_jobs(one, other, offset_ms=0.0):
     """Rank 0 of the one beside rank 1 of the other, whose clock is ahead by so much."""
     first, second = recorded(one)[0].window, recorded(other)[1].window.shifted(int(offset_ms * 1e6))
@@ -91,6 +118,8 @@ def test_different_jobs_are_refused(seed, kinds):
     job = Job(kinds=kinds, steps=20, seed=seed)
     assert of_two_jobs(job, replace(job, kinds=slower, seed=seed + 50)).refused
     assert of_two_jobs(job, replace(job, seed=seed + 50)).refused, "the same script, run twice"
+    numbered = replace(job, numbered=True)
+    assert of_two_jobs(numbered, replace(numbered, kinds=slower, seed=seed + 50)).refused
 
 
 def test_windows_that_do_not_overlap_are_refused():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from ddpdoctor.analysis import Options, analyze
@@ -29,3 +31,17 @@ def test_a_root_that_takes_no_part_holds_nobody_up(tmp_path, operation):
     write_lines(log_of(run, 1), lines)
     diagnosis = analyze(str(run), Options(cache=False, jobs=1))
     assert diagnosis.steps.measured >= 8 and diagnosis.facts["late"]["total"] is None
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_on_a_device_the_training_threads_time_on_a_cpu_says_nothing_of_host_work(tmp_path, device):
+    """Another thread runs the backward there, and a loop in Python is no sleep because the training thread waited for that one."""
+    run = record(tmp_path / "run", Job(world=2, steps=40, host=8.0))
+    for rank in range(2):
+        file = log_of(run, rank, "rank.json")
+        file.write_text(json.dumps({**json.loads(file.read_text()), "device": device}))
+    diagnosis = analyze(str(run), Options(cache=False, jobs=1))
+    assert (diagnosis.facts["shared"]["host"]["awake_ms"] is None) == (device != "cpu")
+    assert (diagnosis.facts["host"]["thread_cpu_ms"] is None) == (device != "cpu")
+    said = [each.title for each in diagnosis.findings if each.rule == "host/python-work"]
+    assert device == "cpu" or not any("off-CPU" in title for title in said)

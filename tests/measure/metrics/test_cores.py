@@ -30,7 +30,7 @@ class Host:
 
 
 def log(rank, host="a", threads=1, start=2, end=6):
-    step = SimpleNamespace(recorded_ns=(start * SECOND, end * SECOND))
+    step = SimpleNamespace(recorded_ns=(start * SECOND, end * SECOND), marks=())
     record = SimpleNamespace(info={"threads": {"torch": threads}} if threads else {})
     return SimpleNamespace(rank=rank, host=host, steps=[step] * 20, record=record)
 

@@ -51,6 +51,17 @@ def test_neither_start_nor_end_of_the_job_counts():
     assert facts.io_wait_percent == pytest.approx(1.0)
 
 
+def test_steps_in_which_a_profiler_is_closed_do_not_count():
+    """It takes a second or more, in which the job does nothing else."""
+    closed = Step(0, 5 * SECOND, 8 * SECOND, (), ("profiler_close",), None, None)
+    of_rank = log(0, start=4, end=10)
+    of_rank.steps = [*of_rank.steps, closed]
+    busy = [6.25] * 5 + [0, 0, 0] + [6.25] * 3
+    assert facts_of({"a": Host(cpu_percent=busy)}, [of_rank]).cpu_percent == pytest.approx(6.25)
+    of_rank.steps = [closed] * 20
+    assert facts_of({"a": Host(cpu_percent=busy)}, [of_rank]).cpu_percent == pytest.approx(6.25 / 4)
+
+
 def test_a_host_that_swaps_is_not_the_one_that_computes():
     computes = Host(cpu_percent=[90] * 9, memory_used_bytes=[99] * 9, swap_in_bytes_per_s=[0] * 9)
     swaps = Host(

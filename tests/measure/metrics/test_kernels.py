@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
-from ddpdoctor.measure.metrics import gpu_facts
+from ddpdoctor.measure.metrics import gpu_facts, loader_facts
 from tests.measure.traced import windows_of
 
 
@@ -42,3 +43,89 @@ def test_batch_norm_and_layouts_of_cudnn_multiply_no_matrices(tmp_path):
     facts = gpu_facts(windows_of(tmp_path), [], {})
     assert (facts.matmul_share, facts.layout_share) == (pytest.approx(0.4), pytest.approx(0.15))
     assert facts.tensor_core_share == 0.0
+
+
+def launched(name, at_us, correlation, category="kernel", *, on_device_us=None, **args):
+    """A call on the host, and what it launches on the device, later by default."""
+    begin = at_us + 500.0 if on_device_us is None else on_device_us
+    args = {"device": 0, "stream": 7, "correlation": correlation, **args}
+    return [
+        {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 9, "tid": 9, "ts": at_us, "dur": 5.0,
+         "args": {"correlation": correlation}},
+        {"ph": "X", "cat": category, "name": name, "pid": 0, "tid": 7, "ts": begin, "dur": 20.0, "args": args},
+    ]  # fmt: skip
+
+
+def unmarked_steps(count):
+    """Steps of 1 ms: a batch, its copy, three kernels and the optimizer's; the device runs half a step behind."""
+    events = []
+    for step in range(count):
+        at, number = 1000.0 * step, 100 * step + 1
+        host = {"ph": "X", "pid": 9, "tid": 9}
+        loader = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+        events += [
+            {**host, "cat": "user_annotation", "name": loader, "ts": at, "dur": 60.0},
+            *launched("Memcpy HtoD (Pinned -> Device)", at + 80, number, "gpu_memcpy", bytes=4096),
+            *(launched("gemm", at + 100 * (1 + n), number + 1 + n) for n in range(3)),
+            {
+                **host,
+                "cat": "user_annotation",
+                "name": "Optimizer.step#SGD.step",
+                "ts": at + 700,
+                "dur": 200.0,
+            },
+            *launched("multi_tensor_apply_kernel", at + 800, number + 10),
+        ]
+    return [part for event in events for part in (event if isinstance(event, list) else [event])]
+
+
+@pytest.mark.parametrize("lost", [(), (102, 203, 311)])
+def test_what_is_counted_per_step_is_launched_in_the_steps(tmp_path, lost):
+    """Without marks, five optimizers enclose four steps; the profiler lost the launches with the numbers ``lost``."""
+    events = [
+        event
+        for event in unmarked_steps(5)
+        if event["cat"] != "cuda_runtime" or event["args"]["correlation"] not in lost
+    ]
+    text = {"distributedInfo": {"rank": 0, "world_size": 1}, "traceEvents": events}
+    (tmp_path / "rank0.json").write_text(json.dumps(text))
+    windows = windows_of(tmp_path)
+    facts = gpu_facts(windows, [], {})
+    assert len(windows[0].steps) == 4
+    assert (facts.kernels_per_step, facts.copy_bytes_per_step) == (4.0, 4096.0)
+    assert facts.optimizer_kernels_share == (3 if lost else 4) / 16
+    assert loader_facts([], windows, {}).wait_ms == pytest.approx(0.06)
+
+
+OWN, OTHER = "6b20ea96-c588-c0a4-8bd1-721c6a8b4a90", "11111111-c588-c0a4-8bd1-721c6a8b4a90"
+H200 = {"device": "cuda:0", "device_name": "NVIDIA H200", "device_uuid": OWN, "cuda": "13.0"}
+
+
+@pytest.mark.parametrize(
+    ("of_rank_1", "on_device", "shared"),
+    [
+        ({}, 0, [0, 1]),
+        ({"device_uuid": OTHER}, 0, []),
+        # As current devices are without set_device, while the model is on cuda:LOCAL_RANK.
+        ({}, 1, None),
+        ({"device": "cuda:1"}, 1, [0, 1]),
+        ({"device_uuid": None}, 0, None),
+        ({"device_name": "NVIDIA A100-SXM4-40GB MIG 1g.5gb"}, 0, None),
+        ({"device_name": "AMD Instinct MI300X", "cuda": None}, 0, None),
+    ],
+)
+def test_ranks_share_a_gpu_if_their_kernels_run_on_the_one_of_their_records(
+    tmp_path, of_rank_1, on_device, shared
+):
+    for rank, device in enumerate((0, on_device)):
+        events = launched("gemm", 100.0, 1)
+        events[1]["args"]["device"] = device
+        text = {"distributedInfo": {"rank": rank, "world_size": 2}, "traceEvents": events}
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps(text))
+    logs = [
+        SimpleNamespace(rank=rank, host=f"container {rank}", record=SimpleNamespace(info={**H200, **own}))
+        for rank, own in enumerate(({}, of_rank_1))
+    ]
+    windows = windows_of(tmp_path)
+    assert gpu_facts(windows, logs, {}).shared_ranks == shared
+    assert gpu_facts([], logs, {}).shared_ranks is None and gpu_facts(windows, [], {}).shared_ranks is None

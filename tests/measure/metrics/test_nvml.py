@@ -101,7 +101,7 @@ def test_which_gpu_is_a_ranks(info, read):
 
 
 def test_a_gpu_that_idles_before_the_steps_is_throttled_in_them():
-    seconds = [SimpleNamespace(recorded_ns=(6, 9))] * 20
+    seconds = [SimpleNamespace(recorded_ns=(6, 9), marks=())] * 20
     host = Host(
         {"index": 0},
         throttle_reasons={0: [["gpu_idle"]] * 6 + [["sw_power_cap"]] + [[]] * 3},

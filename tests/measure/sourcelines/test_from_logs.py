@@ -134,3 +134,19 @@ def test_a_model_that_is_also_called_beside_the_forward_pass_is_named_by_that_ca
         write_lines(log_of(folder, rank, "samples.jsonl"), lines)
     found, _ = measured(folder)
     assert [where.line for where in found.facts.shared.host.where] == [44]
+
+
+@pytest.mark.parametrize(("function", "callers"), [("main", []), ("prepare", [90])])
+def test_what_calls_the_training_loop_is_no_caller_of_work_in_it(tmp_path, function, callers):
+    """The batches are taken in main: the line that calls it is none to move out of the step."""
+    folder = record(tmp_path / "run", Job(host=HOST_MS))
+    lines = [
+        {"where": 6, "file": "train.py", "line": 90, "function": "<module>"},
+        {"where": 7, "file": "train.py", "line": 44, "function": function, "by": 6},
+    ]
+    for rank in range(4):
+        taken = [{"t": t, "s": [[0, 7, 7]]} for t in range(*span_of(folder, rank), 700_000)]
+        write_lines(log_of(folder, rank, "samples.jsonl"), [*lines, *taken])
+    found, _ = measured(folder)
+    (where,) = found.facts.shared.host.where
+    assert where.line == 44 and [line.line for line in where.callers] == callers

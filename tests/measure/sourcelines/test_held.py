@@ -94,6 +94,18 @@ def test_of_work_that_is_never_seen_from_within_the_line_behind_it_is_told(tmp_p
     assert named(tmp_path, 4.0, closer) == [BEHIND]
 
 
+def test_what_held_the_lock_while_the_job_was_prepared_is_not_what_holds_it_in_a_step(tmp_path):
+    """Imports hold it for long, and lie above the training loop in the script."""
+
+    def samples(rank, works):
+        before = [(works[0][0] - 1_000_000_000 + n, CALL, CALL, 8_000_000) for n in range(20)]
+        rows = [(begin + 100, ELSEWHERE, ELSEWHERE, 0) for begin, _ in works]
+        behind = [(end, BEHIND, BEHIND, 2_000_000) for _, end in works[5::10]] if rank == 1 else []
+        return sorted([*before, *rows, *behind])
+
+    assert lines_told(tmp_path, samples) == [BEHIND]
+
+
 def of_places(folder, rank, rows):
     """A rank's samples, as (moment, line, innermost line, ns waited); ``places`` by number."""
     first = rows[0][0]

@@ -111,17 +111,18 @@ def test_lines_of_two_numbers_that_show_the_same_are_counted_together():
     where |= {3: Where("/site-packages/torch/b.py", 2, "g"), 4: Where("train.py", 8, "main")}
     samples = log.samples.copy()
     samples[:, 1:3] = np.array([[1, 2], [1, 3], [4, 2], [4, 3]])[np.arange(len(samples)) % 4]
+    samples[:, 3] = np.where(np.arange(len(samples)) % 3, 7 * MS, 3 * MS // 2)
     log = replace(log, samples=samples, sample_where=where)
     found = counted(samples_of([log]), [0], [Component.HOST], range(20), [1.0])
     assert found.at == {CodeLine("train.py", 8, "main"): found.samples} and found.samples > 20
 
 
 def held_log(samples, burst_samples=(), burst_ns=0):
-    """Ten steps without events; two lines of ``slow`` are called where ``main`` stands before line 57."""
+    """Ten steps without events, three of them before the samples; two lines of ``slow`` are called where ``main`` stands before line 57."""
     slow = [Where("train.py", line, "slow", callers=(CodeLine("train.py", 55, "main"),)) for line in (18, 19)]
     where = {0: slow[0], 1: slow[1], 2: Where("train.py", 57, "main")}
     steps = tuple(
-        Step(n, 10**12 + n * STEP_NS, 10**12 + (n + 1) * STEP_NS, (), (), None, None) for n in range(10)
+        Step(n, 10**12 + (n - 3) * STEP_NS, 10**12 + (n - 2) * STEP_NS, (), (), None, None) for n in range(10)
     )
     rows, looks = (
         np.array([(10**12 + at, line, line, waited) for at, line, waited in some], np.int64).reshape(-1, 4)
@@ -166,7 +167,7 @@ def test_of_looks_that_go_on_waiting_the_first_stands_for_what_python_lets_it_wa
 
 def test_who_waited_beyond_the_end_of_a_step_is_of_that_step():
     (rows,) = samples_of([held_log([(STEP_NS + MS, 2, 2 * MS)])]).ranks
-    assert rows.step.tolist() == [0]
+    assert rows.step.tolist() == [3]
 
 
 def test_what_stands_out_does_so_of_the_counting_error_of_both():

@@ -66,7 +66,9 @@ def test_a_device_that_is_slower_now_and_then(logs_of) -> None:
     timed = in_device_time(logs)
     assert timed is not None
     beside = rare_costs(RareSource(graph_of_logs(timed), LogSourceLines(timed), RARE_ON_DEVICE))
-    for compute in (measure(logs, [], {}).facts.late.compute, beside["late.compute"]):
+    alone = measure(logs, [], {})
+    assert any("CUDA events, which show when" in note for note in alone.notes)
+    for compute in (alone.facts.late.compute, beside["late.compute"]):
         assert compute is not None and compute.ranks == [1]
         assert compute.occurrence_ms == pytest.approx(18.0, abs=3.0)
         assert compute.ms_per_step == pytest.approx(18.0 / 8, abs=0.6)

@@ -10,9 +10,11 @@ import pytest
 
 from ddpdoctor.measure.align import align_and_match
 from ddpdoctor.measure.graph import graph_of_windows
-from ddpdoctor.measure.window import step_of, with_bucket_sizes
+from ddpdoctor.measure.window import read_window, step_of, with_bucket_sizes
+from ddpdoctor.trace import load_trace
 from tests.generator import Config, generate
 from tests.measure.traced import windows_of
+from tests.trace.trace_files import BASE_NS, document, event, kernel, write
 
 SECOND = 1_000_000_000
 BUCKETS = Config(backend="gloo", steps=4)
@@ -69,3 +71,19 @@ def test_only_reductions_without_sizes_get_those_of_the_buckets(windows):
         reduced = np.array([kind == "gradients" for kind in after.collectives.kind])
         assert np.isnan(before.collectives.bytes).all() and np.isnan(after.collectives.bytes[~reduced]).all()
         assert set(after.collectives.bytes[reduced]) == set(map(float, BUCKETS.bucket_bytes))
+
+
+@pytest.mark.parametrize(("marked", "first"), [(True, 1_000_000), (False, 976_000)])
+def test_the_first_step_begins_when_the_profiler_is_open(tmp_path, marked, first):
+    """Opening it took 24 ms of the step in which it was opened; a trace without Kineto's mark does not show when it was."""
+    mark = event("PyTorch Profiler (0)", 1_000_000, 60_000.0, "Trace", "Spans", "PyTorch Profiler")
+    content = [*([mark] if marked else []), event("aten::mm", 1_001_000, 500.0), kernel(ts=1_002_000.0)]
+    trace = load_trace(write(tmp_path / "rank0.json", document(content)))
+    bounds = [
+        (9, BASE_NS + 950_000_000, BASE_NS + 976_000_000),
+        (10, BASE_NS + 976_000_000, BASE_NS + 1_030_000_000),
+        (11, BASE_NS + 1_030_000_000, BASE_NS + 1_060_000_000),
+    ]
+    steps = read_window(trace, bounds).steps
+    assert [step for step, _, _ in steps] == ([10, 11] if marked else [9, 10, 11])
+    assert steps[-2:] == [(10, BASE_NS + 1000 * first, bounds[1][2]), bounds[2]]

@@ -21,7 +21,7 @@ from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace import RankTrace, find_traces, load_trace, load_traces
 from ddpdoctor.trace.engines import ProgressMessage, Task, receive, serve
 from ddpdoctor.trace.sources import Source
-from tests.trace.trace_files import SHARED, assert_same, columns, document, event, events, job, write
+from tests.trace.trace_files import SHARED, assert_same, columns, document, event, events, job, kernel, write
 
 ROOT = Path(__file__).resolve().parents[3]
 SECOND_US = 1_000_000
@@ -332,3 +332,60 @@ def test_how_long_a_trace_is_is_added_up_once(tmp_path, monkeypatch):
     )
     assert len(load_traces(["a"]).traces) == 2
     assert len(spans) == 3
+
+
+def launches_alone(made):
+    """These events without what the host itself recorded: as of a profiler that records launches and kernels only."""
+    return [e for e in made if e.get("cat") not in ("cpu_op", "user_annotation")]
+
+
+def after(made, by_us):
+    """The same later, with launches of their own."""
+    moved = [{**e, "ts": e["ts"] + by_us} for e in made if e["ph"] == "X"]
+    return [
+        {**e, "args": {**e["args"], "correlation": e["args"]["correlation"] + 10_000}}
+        if "correlation" in e["args"]
+        else e
+        for e in moved
+    ]
+
+
+def a_reduction(ts, correlation):
+    """The launch and the kernel of a collective, with metadata on the kernel."""
+    args = {"Collective name": "allreduce", "Process Group Name": "0", "In msg nelems": 64, "dtype": "Float"}
+    name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+    call = event("cudaLaunchKernel", ts, 2.0, "cuda_runtime", correlation=correlation)
+    return [call, kernel(name, ts + 3.0, 9.0, stream=16, correlation=correlation, **args)]
+
+
+def test_what_is_launched_after_the_recording_of_the_host_is_of_no_step(tmp_path):
+    """torch records operators until the window ends, kernels for a second longer, if another part of the profiler lags behind."""
+    last_us = max(e["ts"] + e["dur"] for e in events(40) if e.get("cat") == "cpu_op")
+    wholly = [
+        *events(40),
+        *a_reduction(1_000_050, 9001),
+        kernel("void late()", last_us + 50, correlation=5000 + 39),
+    ]
+    beyond = launches_alone(after([*events(300), *a_reduction(1_000_050, 9001)], last_us - 1_000_000 + 1))
+    alone = load_traces([write(tmp_path / "rank0.json", document(wholly))]).traces[0]
+    with_more = load_traces([write(tmp_path / "rank0.json", document([*wholly, *beyond]))]).traces[0]
+    assert load_trace(str(tmp_path / "rank0.json")).size > alone.size + 600
+    for name in ("start_ns", "duration_ns", "correlation", "stream", "external_id", "bytes"):
+        np.testing.assert_array_equal(getattr(alone, name), getattr(with_more, name))
+    assert list(map(alone.name_of, range(alone.size))) == list(map(with_more.name_of, range(alone.size)))
+    assert with_more.collectives.event.tolist() == alone.collectives.event.tolist()
+    assert len(with_more.collectives.event) == 1 and with_more.lane.max() < with_more.size
+
+
+def test_a_trace_of_kernels_alone_stays_whole(tmp_path):
+    """Annotations may be anywhere in it."""
+    kernels = [event("epoch 1", 1_000_000, 50.0, "user_annotation"), *launches_alone(events(300))]
+    file = write(tmp_path / "rank0.json", document(kernels))
+    assert_same(load_traces([file]).traces[0], load_trace(file))
+
+
+def test_calls_after_the_last_operator_stay_if_they_launch_nothing(tmp_path):
+    """A profiler that ends waits for the device."""
+    ended = [*events(40), event("cudaDeviceSynchronize", 1_002_000, 50.0, "cuda_runtime", correlation=77_000)]
+    file = write(tmp_path / "rank0.json", document(ended))
+    assert_same(load_traces([file]).traces[0], load_trace(file))
