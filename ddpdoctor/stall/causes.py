@@ -36,10 +36,35 @@ _DEVICE = re.compile(
     r"|unspecified launch failure|CUBLAS_STATUS_EXECUTION|CUDNN_STATUS_EXECUTION|unhandled cuda error",
     re.IGNORECASE,
 )
+_OF_PROGRAM = re.compile(
+    r"device-side assert|illegal memory access|illegal address|illegal instruction|misaligned address|invalid program counter"
+    r"|invalid address space|cudaErrorAssert",
+    re.IGNORECASE,
+)
+_OF_HARDWARE = re.compile(
+    r"uncorrectable (?:ECC|NVLink)|GPU is lost|device is lost|hardware stack error|contained memory error",
+    re.IGNORECASE,
+)
+"""Errors of a device whose text says what failed: a kernel of the program, or the hardware. An invalid access may have another cause."""
 _MOST_MESSAGE, _MOST_EFFECT = 300, 120
 """Characters of an exception's text in a report, of a cause and of an effect."""
 _MOST_TOLD = 8
 """Ranks listed as ended before."""
+_OUT_OF_MEMORY = "OutOfMemoryError"
+_SIZE = r"([\d.]+ (?:[KMGT]i?B|bytes))"
+_TRIED = re.compile(
+    rf"Tried to allocate {_SIZE}\. GPU \d+ has a total capac\w+ of {_SIZE} of which {_SIZE} is free"
+)
+_OWN_USE = re.compile(rf"this process has {_SIZE} memory in use")
+_OTHERS_USE = re.compile(rf"Process \d+ has {_SIZE} memory in use")
+_BY_TORCH = re.compile(
+    rf"memory {_SIZE} is allocated by PyTorch.*? {_SIZE} is reserved by PyTorch but unallocated"
+)
+"""What torch says of the device's memory where it is full."""
+_ADVICE = re.compile(
+    r" ?(?:Search for `\w+' in \S+ for more information\.?|(?:CUDA|HIP|GPU) kernel errors might be asynchronously reported.*)"
+)
+"""What torch adds to each error of a device."""
 _SOURCE = re.compile(r"\[/[^\]]*\] ?")
 """The place in torch's own source in an error message."""
 
@@ -73,7 +98,7 @@ def ends_of(run: RunEvidence, concluded: Mapping[int, Conclusion]) -> Ends:
         by_fact.setdefault(_fact_of(each), []).append(each)
     for fact, ranks in by_fact.items():
         if not dead or fact in ("worker", "device") or _before(ranks, dead):
-            causes[fact] = _exception(ranks)
+            causes[fact] = _with_fault(_exception(ranks)) if fact == "device" else _exception(ranks)
     if "died" in causes and by_fact and all(_before(ranks, dead) for ranks in by_fact.values()):
         del causes["died"]
         effects += [f"Rank {each.rank} was then ended." for each in dead]
@@ -231,7 +256,7 @@ def shortened(text: str, most: int) -> str:
 
 
 def _text(raised: Mapping[str, Any]) -> str:
-    message = " ".join(str(raised.get("message") or "").split())
+    message = _ADVICE.sub("", " ".join(str(raised.get("message") or "").split()))
     if message.endswith(".") and not message.endswith(".."):
         message = message[:-1]  # the sentence that quotes it ends with a period
     return f"{raised.get('type') or 'an exception'}{': ' if message else ''}{message}"
@@ -263,18 +288,62 @@ def _before(raised: Sequence[RankEvidence], dead: Sequence[RankEvidence]) -> boo
 def _exception(ranks: Sequence[RankEvidence], kind: str | None = None) -> StopFacts:
     first = ranks[0]
     root = first.raised[0]
+    kind = kind or str(root.get("type") or "exception").rpartition(".")[2]
+    text, memory, doing = _text(root), list[str](), None
+    if kind == _OUT_OF_MEMORY and (tried := _TRIED.search(text)) is not None:
+        doing = "oversized" if _bytes(tried[1]) > _bytes(tried[2]) else None
+        text, memory = text[: tried.end()], _of_memory(text)
+        if doing:
+            memory.insert(
+                0,
+                "That is more than the whole device has: the size at that line is the cause, not what is held besides.",
+            )
+    came_from = [
+        f"It came from {shortened(_text(other), _MOST_MESSAGE)}."
+        for other in first.raised[1:3]
+        if _text(other)
+    ]
     return StopFacts(
         ranks=sorted(each.rank for each in ranks),
-        kind=kind or str(root.get("type") or "exception").rpartition(".")[2],
-        message=shortened(_text(root), _MOST_MESSAGE),
+        kind=kind,
+        doing=doing,
+        message=shortened(text, _MOST_MESSAGE),
         step=first.step,
         where=distinct_places([_raised_at(each) for each in ranks]),
-        evidence=[
-            f"It came from {shortened(_text(other), _MOST_MESSAGE)}."
-            for other in first.raised[1:3]
-            if _text(other)
-        ],
+        evidence=memory + came_from,
     )
+
+
+def _of_memory(text: str) -> list[str]:
+    """Sentences on who held the device's memory, from torch's message."""
+    found = []
+    if (own := _OWN_USE.search(text)) is not None:
+        by_torch = _BY_TORCH.search(text)
+        parts = f", of which tensors took {by_torch[1]} and torch's cache {by_torch[2]}" if by_torch else ""
+        found.append(f"The process itself held {own[1]}{parts}.")
+    if others := _OTHERS_USE.findall(text):
+        sizes = sorted(others, key=_bytes, reverse=True)
+        many = len(sizes) > 1
+        held = (
+            f"{len(sizes)} other processes held memory of this device, the largest {sizes[0]}"
+            if many
+            else f"Another process held {sizes[0]} of this device"
+        )
+        found.append(f"{held}.")
+    return found
+
+
+def _bytes(size: str) -> float:
+    """A size as torch writes it, bytes."""
+    number, unit = size.split()
+    return float(number) * 1024.0 ** (" KMGT".find(unit[0]) if unit != "bytes" else 0)
+
+
+def _with_fault(found: StopFacts) -> StopFacts:
+    """The error of a device, with what failed if its text says so."""
+    text = found.message or ""
+    program, hardware = _OF_PROGRAM.search(text), _OF_HARDWARE.search(text)
+    return msgspec.structs.replace(found, fault="program" if program else "hardware" if hardware else None)
 
 
 def _raised_at(each: RankEvidence) -> Where | None:

@@ -180,7 +180,9 @@ class RunEvidence(msgspec.Struct, frozen=True):
     usual: Usual = msgspec.field(default_factory=lambda: usual_calls([]))
     """What ranks called in the steps before."""
     devices: Mapping[int, Sequence[str]] = msgspec.field(default_factory=dict)
-    """By rank, errors that were counted on its device."""
+    """By rank, errors of its device that NVML counted."""
+    programs: Mapping[int, Sequence[str]] = msgspec.field(default_factory=dict)
+    """By rank, errors of programs that NVML counted on its device: of the rank, or of another process there."""
     looked_ns: int | None = None
     """Time of the last poll during the hang, epoch ns."""
     asked: Asked | None = None
@@ -213,11 +215,13 @@ def evidence_of(
     logs: Sequence[RankLog],
     notes: list[Note],
     devices: Mapping[int, Sequence[str]] | None = None,
+    programs: Mapping[int, Sequence[str]] | None = None,
     records: Sequence[RankRecord] | None = None,
     stops: Mapping[str, Stops] | None = None,
 ) -> RunEvidence:
     """Put together what run directories of one job hold of each rank of an attempt: of the ``records``, or else of the attempt whose end is
-    the job's. ``devices``: by rank, errors that were counted on its device. ``stops``: :func:`stops_of` the ``runs``, if they are read."""
+    the job's. ``devices``, ``programs``: by rank, errors that were counted on its device, of the device and of
+    programs. ``stops``: :func:`stops_of` the ``runs``, if they are read."""
     records = last_attempt(runs, logs) if records is None else records
     paths = {record.path for record in records}
     # Of a job that was started several times, the run directories of this start.
@@ -274,6 +278,7 @@ def evidence_of(
         backend=next((str(each.info["backend"]) for each in records if each.info.get("backend")), None),
         usual=usual_calls(logs),
         devices=devices or {},
+        programs=programs or {},
         looked_ns=max((s["looked_ns"] for s in stalls if s.get("looked_ns")), default=None),
         asked=asked,
         earlier=[row for row in rows_of_others if not row.get("in_order")],

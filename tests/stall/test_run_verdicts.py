@@ -438,10 +438,71 @@ def test_errors_counted_on_the_device_of_the_rank_that_does_not_come(tmp_path, x
 
 def test_errors_on_another_device_are_told_and_accuse_nobody(tmp_path):
     run = Stopped(tmp_path / "run").raised(0, "ValueError", "bad sample 17").ended(0, code=1)
-    diagnosis = diagnosed(on_gpus(run, [], [31]))
+    diagnosis = diagnosed(on_gpus(run, [], [79]))
     finding = main_finding(diagnosis)
     assert (finding.rule, finding.ranks) == ("hang/rank-raised", [0])
-    assert "Xid 31" in finding.explanation
+    assert "Xid 79" in finding.explanation
+
+
+FULL = (
+    "CUDA out of memory. Tried to allocate {} GiB. GPU 0 has a total capacity of 139.80 GiB of which 127.39 GiB is free. Process 601 has "
+    "2.22 GiB memory in use. Including non-PyTorch memory, this process has 1.28 GiB memory in use. Process 619 has 512.00 MiB memory in "
+    "use. Of the allocated memory 117.85 MiB is allocated by PyTorch, and 48.15 MiB is reserved by PyTorch but unallocated. If reserved "
+    "but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
+)
+
+
+@pytest.mark.parametrize(("tried", "oversized"), [("1024.00", True), ("130.00", False)])
+def test_full_memory_is_what_the_rank_raised_whatever_xid_a_program_left(tmp_path, tried, oversized):
+    run = Stopped(tmp_path / "run").raised(1, "torch.OutOfMemoryError", FULL.format(tried)).ended(1, code=1)
+    diagnosis = diagnosed(on_gpus(run, [], [43]))
+    finding = main_finding(diagnosis)
+    assert (finding.rule, finding.ranks) == ("hang/rank-raised", [1])
+    assert all(each.rule != "gpu/hardware-errors" for each in diagnosis.findings)
+    assert (
+        f"Tried to allocate {tried} GiB. GPU 0 has a total capacity of 139.80 GiB of which 127.39 GiB is free"
+        in finding.explanation
+    )
+    held = "The process itself held 1.28 GiB, of which tensors took 117.85 MiB and torch's cache 48.15 MiB. 2 other processes"
+    assert held in finding.explanation and "the largest 2.22 GiB" in finding.explanation
+    assert ("more than the whole device" in finding.explanation) is oversized
+    assert (finding.fixes[0].title == "Less device memory per step") is not oversized
+    assert "Xid" not in finding.explanation
+
+
+@pytest.mark.parametrize(
+    ("xid", "signal", "rule"),
+    [(43, 6, "device-error"), (43, 11, "rank-died"), (79, 6, "device-error"), (None, 6, "rank-died")],
+)
+def test_a_rank_that_aborts_and_an_xid_on_its_device(tmp_path, xid, signal, rule):
+    """torch's C++ ends the process where it meets a failed kernel's error outside of Python's calls."""
+    run = Stopped(tmp_path / "run").ended(1, signal=signal)
+    diagnosis = diagnosed(on_gpus(run, [], [] if xid is None else [xid]))
+    finding = main_finding(diagnosis)
+    assert (finding.rule, finding.ranks) == (f"hang/{rule}", [1])
+    if xid == 43 and rule == "device-error":
+        assert diagnosis.facts["hang"]["device"]["fault"] == "program"
+        assert diagnosis.verdict.headline.startswith("The job failed: a kernel of rank 1 failed")
+        assert [fix.title for fix in finding.fixes] == ["Find the failing kernel"]
+    elif xid == 79:
+        assert diagnosis.facts["hang"]["device"]["fault"] == "hardware"
+        assert [fix.title for fix in finding.fixes] == ["Take the GPU out of service and test it"]
+    assert finding.explanation.count(f"Xid {xid}") <= 2
+
+
+def test_an_assertion_of_a_kernel_is_named_without_torchs_advice(tmp_path):
+    message = (
+        "CUDA error: device-side assert triggered\nSearch for `cudaErrorAssert' in https://docs.nvidia.com/x.html for more information.\n"
+        "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.\n"
+    )
+    run = Stopped(tmp_path / "run").raised(1, "torch.AcceleratorError", message).ended(1, code=1)
+    finding = main_finding(diagnosed(run))
+    assert (finding.rule, finding.ranks) == ("hang/device-error", [1])
+    assert (
+        "torch.AcceleratorError: CUDA error: device-side assert triggered at"
+        in finding.explanation.replace("  ", " ")
+    )
+    assert [fix.title for fix in finding.fixes] == ["Find the failing kernel"]
 
 
 def test_a_text_is_cut_between_words():

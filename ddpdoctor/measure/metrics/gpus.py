@@ -38,6 +38,14 @@ _BUS_ID_CHARACTERS = 10
 eight, torch four."""
 
 
+PROGRAM_XIDS = frozenset(("13", "31", "43", "45", "68", "109"))
+"""Xids that follow an error or the end of a process that uses the GPU, which itself stays healthy: Graphics Engine Exception, GPU memory
+page fault, GPU stopped processing, preemptive cleanup, video processor exception, context switch timeout. These are the ones that
+NVIDIA's device plugin for Kubernetes does not count against a GPU (internal/rm/health.go, "Application errors: the GPU should still be
+healthy"). All others, such as 48, 63, 64, 69, 74, 79, 94, 95, 119 and 140, are errors of the GPU, its links or its driver
+(https://docs.nvidia.com/deploy/xid-errors/)."""
+
+
 class _Gpu(msgspec.Struct, frozen=True):
     """Readings of one rank's GPU."""
 
@@ -101,9 +109,17 @@ def _readings_of(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) ->
 
 
 def device_errors(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> dict[int, list[str]]:
-    """Rank → errors that NVML counted on its GPU during the run, parts of sentences; only ranks with any."""
+    """Rank → errors of its GPU that NVML counted during the run, parts of sentences; only ranks with any."""
     found = {rank: _problems(hosts[host], index) for rank, (host, index) in rank_gpus(logs, hosts).items()}
     return {rank: problems for rank, problems in found.items() if problems}
+
+
+def program_errors(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> dict[int, list[str]]:
+    """Rank → Xids of programs on its GPU during the run, parts of sentences; only ranks with any. The program may be another process
+    on the same GPU."""
+    placed = rank_gpus(logs, hosts).items()
+    found = {rank: _xids(hosts[host], index, of_program=True) for rank, (host, index) in placed}
+    return {rank: xids for rank, xids in found.items() if xids}
 
 
 def _largest(values: Sequence[float | None]) -> float | None:
@@ -191,16 +207,20 @@ def _with_reasons(
 
 
 def _problems(host: HostTelemetry, index: int) -> list[str]:
-    """Memory errors during the run, and errors of the driver (Xid), parts of sentences."""
+    """Memory errors during the run, and errors of the GPU or its driver (Xid), parts of sentences."""
     problems = []
     ecc = readings(host.gpu_column(index, "ecc_uncorrected_total"))
     if len(ecc) > 1 and ecc[-1] > ecc[0]:
         problems.append(f"{int(ecc[-1] - ecc[0])} uncorrectable memory errors during the run")
+    return problems + _xids(host, index, of_program=False)
+
+
+def _xids(host: HostTelemetry, index: int, *, of_program: bool) -> list[str]:
+    """The Xids of the run: those of programs, or all others; a part of a sentence, if there are any."""
     samples = host.gpu_values(index, "xid_errors")[1]
-    xids = sorted({str(xid) for sample in samples if isinstance(sample, list) for xid in sample})
-    if xids:
-        problems.append(f"Xid {', '.join(xids)}")
-    return problems
+    seen = {str(xid) for sample in samples if isinstance(sample, list) for xid in sample}
+    xids = sorted(xid for xid in seen if (xid in PROGRAM_XIDS) is of_program)
+    return [f"Xid {', '.join(xids)}"] if xids else []
 
 
 _MATMUL = (
