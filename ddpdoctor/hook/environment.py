@@ -21,6 +21,10 @@ DEFAULT_MAX_TRACE_MB = 256
 DEFAULT_HANG_AFTER_S = 300.0
 """Half of the shortest default timeout of a collective (NCCL's ten minutes, Gloo's thirty)."""
 
+_FLIGHT_ENTRIES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+"""Entries that torch's flight recorders keep. torch 2.8 and newer read both names, the first one first; torch 2.7 and older read the
+second alone, and keep none without it."""
+
 SITE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "site")
 """The folder that is put on the job's ``PYTHONPATH``."""
 
@@ -52,9 +56,9 @@ def job_environment(run: str, spool: str, options: HookOptions, base: Mapping[st
     environment[HANG_AFTER] = f"{options.hang_after_s:g}"
     # Kineto reports each start and stop on the job's stderr at a level that only a number above 5 silences.
     environment.setdefault("KINETO_LOG_LEVEL", "99")
-    # Older versions keep no flight record by default; set but empty, this variable hangs Gloo.
-    if not environment.get("TORCH_FR_BUFFER_SIZE"):
-        environment["TORCH_FR_BUFFER_SIZE"] = "2000"
+    # Older versions keep no flight record by default; set but empty, the first of them hangs Gloo.
+    entries = next((size for name in _FLIGHT_ENTRIES if (size := environment.get(name))), "2000")
+    environment.update({name: entries for name in _FLIGHT_ENTRIES if not environment.get(name)})
     return environment
 
 

@@ -1,4 +1,4 @@
-"""A trace that is still being written when the job ends."""
+"""A trace that is still being written when the job ends, and the flight recorder beside it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from ddpdoctor.hook import guard
+from ddpdoctor.hook.environment import HookOptions, job_environment
 from ddpdoctor.hook.profiling import trace_file
 
 
@@ -36,3 +38,36 @@ def test_what_fails_once_nobody_waits_any_more_is_not_told(monkeypatch, capsys, 
     job._thread.join(10)
     assert bool(told) is not left
     assert ("could not be saved" in capsys.readouterr().err) is not left
+
+
+NOTHING = '{"comm_lib_version":"","nccl_comm_state":{},"pg_config":{},"pg_status":{},"version":"2.10"}'
+NCCL = NOTHING.replace('"pg_status":{}', '"pg_status":{"0":{"last_enqueued_collective":"210"}}')
+GLOO = NOTHING.replace('"pg_status":{}', '"pg_status":{"0":{"last_enqueued_collective":"7"}}')
+
+
+@pytest.mark.parametrize(
+    ("nccl", "other", "read"),
+    [(NCCL, NOTHING, NCCL), (NOTHING, GLOO, GLOO), (NCCL, None, NCCL), (None, GLOO, GLOO), (None, None, None), (NOTHING, NOTHING, NOTHING)],
+    ids=["NCCL", "Gloo where NCCL is built in", "torch 2.7", "torch for CPUs", "older", "not yet used"],
+)  # fmt: skip
+def test_the_recorder_of_the_backend_in_use_is_read(monkeypatch, nccl, other, read):
+    """torch has one for NCCL and one for the other backends, and each can be read whatever the job uses."""
+    c10d = torch._C._distributed_c10d
+    for name, text in (("_dump_nccl_trace_json", nccl), ("_dump_fr_trace_json", other)):
+        if text is None:
+            monkeypatch.delattr(c10d, name, raising=False)
+        else:
+            monkeypatch.setattr(c10d, name, lambda text=text, **what: text.encode(), raising=False)
+    for collectives in (True, False):
+        found = trace_file.flight_recorder(collectives)
+        assert found == (None if read is None else read.encode())
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [({}, ("2000", "2000")), ({"TORCH_FR_BUFFER_SIZE": ""}, ("2000", "2000")), ({"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}, ("0", "0")),
+     ({"TORCH_FR_BUFFER_SIZE": "10", "TORCH_NCCL_TRACE_BUFFER_SIZE": "20"}, ("10", "20"))],
+)  # fmt: skip
+def test_the_recorders_entries_under_both_names(given, wanted):
+    set_to = job_environment("/run", "/spool", HookOptions(), given)
+    assert (set_to["TORCH_FR_BUFFER_SIZE"], set_to["TORCH_NCCL_TRACE_BUFFER_SIZE"]) == wanted
