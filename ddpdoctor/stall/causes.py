@@ -1,16 +1,17 @@
-"""Ranks that died or raised: which came first (the cause), and which followed (effects)."""
+"""Ranks that died or raised: which came first (the cause), and which followed (effects); errors of devices."""
 
 from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from ddpdoctor.measure.hangfacts import StopFacts
 from ddpdoctor.measure.places import Where
+from ddpdoctor.rundir import ranks_in_words
 from ddpdoctor.rundir.ends import Conclusion
 from ddpdoctor.rundir.stops import signal_name
 
@@ -23,6 +24,8 @@ _EFFECT = re.compile(
     re.IGNORECASE,
 )
 """Messages of ranks that lost the connection to others."""
+_LEAST_WATCHDOG_NS = 10_000_000_000
+"""A rank that aborts after it has waited for less was not ended by NCCL's watchdog: nobody sets a timeout of seconds."""
 _TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
 _WORKER = re.compile(
     r"DataLoader worker.*(?:killed by signal|exited unexpectedly)|shared memory \(shm\)", re.IGNORECASE
@@ -124,19 +127,17 @@ def ends_of(run: RunEvidence, concluded: Mapping[int, Conclusion]) -> Ends:
 
 
 def with_hang_until_timeout(run: RunEvidence) -> RunEvidence:
-    """``run``, as a hang if the first exception is the timeout of a collective for which a rank that did something else was missing:
-    the timeout may be shorter than what the hang monitor waits for, or the job was restarted and went on."""
-    raised = [each for each in run.ranks.values() if each.raised and each.raised_ns is not None]
-    first = min(raised, key=lambda each: each.raised_ns or 0, default=None)
-    if first is None or not (first.waits and lost_others(first) and _TIMED_OUT.search(_whole_text(first))):
+    """``run``, as a hang if the first failure is the timeout of a collective for which a rank that did something else was missing: the
+    timeout may be shorter than what the hang monitor waits for, or the job was restarted and went on."""
+    first, at_ns = _first_timed_out(run)
+    if first is None:
         return run
-    at_ns = first.raised_ns or 0
     there = [
         each
         for each in run.ranks.values()
-        if not each.raised and (each.gone_ns is None or each.gone_ns > at_ns)
+        if each is not first and not each.raised and (each.gone_ns is None or each.gone_ns > at_ns)
     ]
-    missing = [each for each in there if _was_missing(each, first)]
+    missing = [each for each in there if _was_missing(each, first, at_ns)]
     since_ns = min((ns for each in missing if (ns := each.step_since_ns) and ns < at_ns), default=None)
     if since_ns is None:
         return run
@@ -145,17 +146,35 @@ def with_hang_until_timeout(run: RunEvidence) -> RunEvidence:
     return msgspec.structs.replace(run, ranks=ranks, hangs=True, detected_ns=at_ns, since_s=since_s)
 
 
-def _was_missing(each: RankEvidence, other: RankEvidence) -> bool:
+def _first_timed_out(run: RunEvidence) -> tuple[RankEvidence | None, int]:
+    """The rank whose collective timed out first, and when, epoch ns; None if something else came first. Gloo raises; NCCL's watchdog
+    ends the process by SIGABRT, as does a failed kernel, which leaves an Xid on the device."""
+    raised = [each for each in run.ranks.values() if each.raised and each.raised_ns is not None]
+    first = min(raised, key=lambda each: each.raised_ns or 0, default=None)
+    if first is not None:
+        timed_out = first.waits and lost_others(first) and _TIMED_OUT.search(_whole_text(first))
+        return (first, first.raised_ns or 0) if timed_out else (None, 0)
+    dead = [each for each in run.ranks.values() if each.signal is not None and each.gone_ns is not None]
+    first = min(dead, key=lambda each: each.gone_ns or 0, default=None)
+    if first is None or first.gone_ns is None or not (first.waits and first.signal == signal.SIGABRT):
+        return None, 0
+    waited_ns = first.gone_ns - (first.step_since_ns or first.gone_ns)
+    if waited_ns < _LEAST_WATCHDOG_NS or first.rank in {*run.devices, *run.programs}:
+        return None, 0
+    return first, first.gone_ns - 1
+
+
+def _was_missing(each: RankEvidence, other: RankEvidence, at_ns: int) -> bool:
     """Whether a rank that did not wait, or of which nothing else is known, as one that holds Python's lock, had not called the collective
-    in which ``other`` timed out. If their calls have no numbers, its status must be from before: a rank that catches its own error does
-    something else afterwards."""
+    in which ``other`` timed out. If their calls have no numbers, its status must be from before ``at_ns``: a rank that catches its own
+    error does something else afterwards."""
     call = other.open_call
     if call is not None and call.turn is not None:
         turns = [own.turn for own in each.calls if own.group == call.group and own.turn is not None]
         if turns:
             unknown = each.waits is None and each.open_call is None
             return max(turns) < call.turn and (each.waits is False or unknown)
-    return each.waits is False and each.seen_ns is not None and each.seen_ns <= (other.raised_ns or 0)
+    return each.waits is False and each.seen_ns is not None and each.seen_ns <= at_ns
 
 
 def _odd_ones(run: RunEvidence, concluded: Mapping[int, Conclusion]) -> list[RankEvidence]:
@@ -354,3 +373,69 @@ def _then(each: RankEvidence) -> str:
     why = "an effect: it lost the others" if lost_others(each) else "later than the cause"
     text = _SOURCE.sub("", _text(each.raised[0]))
     return f"Rank {each.rank} then raised {shortened(text, _MOST_EFFECT)} ({why})."
+
+
+_BY_A_DEVICE = frozenset(("died", "device", "not_reached", "together", "unexplained"))
+"""Causes that an error of the device may explain. A rank's own exception explains itself, unless it says that the device failed."""
+
+
+def of_devices(causes: dict[str, StopFacts], run: RunEvidence) -> dict[str, StopFacts]:
+    """``causes`` with the errors that NVML counted. A single cause becomes a device error if the devices of all of its ranks (or any, if
+    it has none) had errors, or if its ranks aborted and programs on their devices had some. An error of a program alone may come from
+    another process on the GPU."""
+    if not causes:
+        return causes
+    (name, first), *rest = causes.items()
+    explains = not rest and (name in _BY_A_DEVICE or first.kind == "connection")
+    named = set(first.ranks or run.devices)
+    if explains and named and named <= set(run.devices):
+        return {"device": _of_hardware(name, first, named, run)}
+    if run.devices:
+        return {
+            **causes,
+            name: msgspec.structs.replace(first, evidence=[*first.evidence, *_counted(run.devices)]),
+        }
+    of_programs = {rank: run.programs[rank] for rank in first.ranks or () if rank in run.programs}
+    if not explains or not of_programs:
+        return causes
+    aborts = name == "died" and first.message == signal_name(signal.SIGABRT)
+    if not aborts or len(of_programs) < len(first.ranks or ()):
+        counted = _counted(of_programs, ", an error of a process there, this rank's or another")
+        return {name: msgspec.structs.replace(first, evidence=[*first.evidence, *counted])}
+    evidence = [*first.evidence, *_counted(of_programs)]
+    evidence.append(
+        "Such an Xid follows a failed kernel (a device-side assertion, an invalid access). torch ends the process with SIGABRT if it meets "
+        "the error while it frees a tensor or watches NCCL; it has then written the error to the rank's output."
+    )
+    xids = dict.fromkeys(each for rank in sorted(of_programs) for each in of_programs[rank])
+    return {
+        "device": msgspec.structs.replace(
+            first,
+            fault="program",
+            message=f"{first.message}, and {', '.join(xids)} on its device",
+            evidence=evidence,
+        )
+    }
+
+
+def _of_hardware(name: str, first: StopFacts, named: Collection[int], run: RunEvidence) -> StopFacts:
+    errors = [error for rank in sorted(named) for error in run.devices[rank]]
+    message = first.message if name == "device" else ", ".join(dict.fromkeys(errors))
+    counted = (
+        _counted({rank: run.devices[rank] for rank in named}) if name == "device" or len(named) > 1 else []
+    )
+    fault = first.fault or "hardware"
+    return msgspec.structs.replace(
+        first, ranks=sorted(named), fault=fault, message=message, evidence=[*first.evidence, *counted]
+    )
+
+
+def _counted(errors: Mapping[int, Sequence[str]], more: str = "") -> list[str]:
+    """Sentences on the errors that NVML counted; ranks with the same ones share a sentence."""
+    ranks: dict[str, list[int]] = {}
+    for rank, each in sorted(errors.items()):
+        ranks.setdefault(", ".join(each), []).append(rank)
+    return [
+        f"NVML counted on the device{'s' if len(each) > 1 else ''} of {ranks_in_words(each)}: {text}{more}."
+        for text, each in ranks.items()
+    ]

@@ -16,7 +16,7 @@ from ddpdoctor.rundir.attempts import attempts_of
 from ddpdoctor.rundir.ends import POLITE, JobEnd, job_end
 from ddpdoctor.rundir.fault_text import fatal_signal, faulting_thread, first_thread, says_gil_is_held
 from ddpdoctor.rundir.liveness import is_running
-from ddpdoctor.rundir.phases import LONG_PHASES, WAITING_PHASES, Phase
+from ddpdoctor.rundir.phases import LONG_PHASES, Phase, waits_for_others
 from ddpdoctor.rundir.stops import End, HostStop, RankStop, Standstill, Stops, launches_of, read_stops
 
 from .calls import Call, Usual, calls_of, usual_calls
@@ -220,8 +220,7 @@ def evidence_of(
     stops: Mapping[str, Stops] | None = None,
 ) -> RunEvidence:
     """Put together what run directories of one job hold of each rank of an attempt: of the ``records``, or else of the attempt whose end is
-    the job's. ``devices``, ``programs``: by rank, errors that were counted on its device, of the device and of
-    programs. ``stops``: :func:`stops_of` the ``runs``, if they are read."""
+    the job's. ``devices``, ``programs``: as in :class:`RunEvidence`. ``stops``: :func:`stops_of` the ``runs``, if they are read."""
     records = last_attempt(runs, logs) if records is None else records
     paths = {record.path for record in records}
     # Of a job that was started several times, the run directories of this start.
@@ -321,9 +320,9 @@ def _of(
     if raised and raised[0].get("type") == KeyboardInterrupt.__name__:
         raised = ()
     if waits is None and phase is not None:
-        waits = phase in WAITING_PHASES or (
-            phase == Phase.BACKWARD and bool(stack) and "torch" in stack[0].file
-        )
+        groups = None if newest is ending else newest.get("groups")
+        in_torch = phase == Phase.BACKWARD and bool(stack) and "torch" in stack[0].file
+        waits = in_torch or waits_for_others(phase, groups)
     in_order = not raised and bool(
         seen.get("in_order") or ended.get("in_order") or ending.get("how") == End.IN_ORDER
     )

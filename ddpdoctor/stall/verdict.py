@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -18,7 +17,7 @@ from ddpdoctor.rundir.stops import signal_name
 
 from .activity import activity, last_at, standing_of
 from .answer import Verdict
-from .causes import ends_of, way_of, with_hang_until_timeout
+from .causes import ends_of, of_devices, way_of, with_hang_until_timeout
 from .disagreement import disagreement, in_hang, ran_out, with_positions
 from .dumps import Dumps
 from .ends import conclusions, controllers_end, doubts, ended_well, until
@@ -28,68 +27,6 @@ from .groups import Table, expected_ranks, tables_of
 from .mismatches import Difference, Mismatch, first_differences
 from .recording import Operation, Recording
 from .waiting import Blame, Root, Stuck, Why, blame
-
-_BY_A_DEVICE = frozenset(("died", "device", "not_reached", "together", "unexplained"))
-"""Causes that an error of the device may explain. A rank's own exception explains itself, unless it says that the device failed."""
-
-
-def of_devices(causes: dict[str, StopFacts], run: RunEvidence) -> dict[str, StopFacts]:
-    """``causes`` with the errors that NVML counted. A single cause becomes a device error if the devices of all of its ranks (or any, if
-    it has none) had errors, or if its ranks aborted and programs on their devices had some. An error of a program alone may come from
-    another process on the GPU."""
-    if not causes:
-        return causes
-    (name, first), *rest = causes.items()
-    explains = not rest and (name in _BY_A_DEVICE or first.kind == "connection")
-    named = set(first.ranks or run.devices)
-    if explains and named and named <= set(run.devices):
-        return {"device": _of_hardware(name, first, named, run)}
-    if run.devices:
-        return {**causes, name: replace(first, evidence=[*first.evidence, *_counted(run.devices)])}
-    of_programs = {rank: run.programs[rank] for rank in first.ranks or () if rank in run.programs}
-    if not explains or not of_programs:
-        return causes
-    aborts = name == "died" and first.message == signal_name(signal.SIGABRT)
-    evidence = [*first.evidence, *_counted(of_programs)]
-    if not aborts or len(of_programs) < len(first.ranks or ()):
-        return {name: replace(first, evidence=evidence)}
-    evidence.append(
-        "Such an Xid follows a failed kernel (a device-side assertion, an invalid access). torch ends the process with SIGABRT if it meets "
-        "the error while it frees a tensor or watches NCCL; it has then written the error to the rank's output."
-    )
-    xids = dict.fromkeys(each for rank in sorted(of_programs) for each in of_programs[rank])
-    return {
-        "device": replace(
-            first,
-            fault="program",
-            message=f"{first.message}, and {', '.join(xids)} on its device",
-            evidence=evidence,
-        )
-    }
-
-
-def _of_hardware(name: str, first: StopFacts, named: Collection[int], run: RunEvidence) -> StopFacts:
-    errors = [error for rank in sorted(named) for error in run.devices[rank]]
-    message = first.message if name == "device" else ", ".join(dict.fromkeys(errors))
-    counted = (
-        _counted({rank: run.devices[rank] for rank in named}) if name == "device" or len(named) > 1 else []
-    )
-    fault = first.fault or "hardware"
-    return replace(
-        first, ranks=sorted(named), fault=fault, message=message, evidence=[*first.evidence, *counted]
-    )
-
-
-def _counted(errors: Mapping[int, Sequence[str]]) -> list[str]:
-    """Sentences on the errors that NVML counted; ranks with the same ones share a sentence."""
-    ranks: dict[str, list[int]] = {}
-    for rank, each in sorted(errors.items()):
-        ranks.setdefault(", ".join(each), []).append(rank)
-    return [
-        f"NVML counted on the device{'s' if len(each) > 1 else ''} of {ranks_in_words(each)}: {text}."
-        for text, each in ranks.items()
-    ]
-
 
 _MOST_EVIDENCE = 12
 """Sentences of a finding."""

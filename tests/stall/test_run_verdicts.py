@@ -407,7 +407,11 @@ def test_one_that_raised_before_it_joined(tmp_path):
 
 def on_gpus(run: Stopped, *xids: list[int]) -> Stopped:
     """Rank 1 ran on the only GPU, on which these errors came."""
-    path = run.path / "ranks/00001/rank.json"
+    return on_gpus_of(run, 1, *xids)
+
+
+def on_gpus_of(run: Stopped, rank: int, *xids: list[int]) -> Stopped:
+    path = run.path / f"ranks/{rank:05d}/rank.json"
     info = json.loads(path.read_text()) | {"device": "cuda:0", "backend": "nccl"}
     path.write_text(json.dumps(info))
     header = {
@@ -551,3 +555,45 @@ def test_bad_dumps_beside_a_run_do_not_replace_its_verdict(tmp_path):
     diagnosis = analyze([str(run.path), str(beside)])
     assert main_finding(diagnosis).rule == "hang/not-reached"
     assert any("nccl_trace_rank_0" in note for note in diagnosis.notes)
+
+
+BEHIND = [[f"{TORCH}/nn/modules/conv.py", 548, "_conv_forward"], [TRAIN, 84, "forward"], [TRAIN, 90, "main"]]
+AHEAD = {"step": 103, "groups": {"0": [210, -1, 206]}}
+ASLEEP = {"step": 100, "groups": {"0": [206, -1, 206]}}
+
+
+def on_nccl(tmp_path, name: str = "standing") -> Stopped:
+    """Rank 0's host is three steps ahead of its device, which waits for rank 1."""
+    run = Stopped(tmp_path / "run").rank(0, "forward", BEHIND, name, **AHEAD)
+    return run.rank(1, "other", [[TRAIN, 57, "load"], [TRAIN, 90, "main"]], name, **ASLEEP)
+
+
+def test_a_rank_whose_host_runs_ahead_waits_for_the_one_that_sleeps(tmp_path):
+    run = on_nccl(tmp_path).seen(0, {"state": "R", "wchan": "0", "tracer": 0}, waits=True, computes=False)
+    diagnosis = diagnosed(
+        run.seen(1, {"state": "S", "wchan": "hrtimer_nanosleep"}, waits=False).stall("lasts")
+    )
+    finding = main_finding(diagnosis)
+    assert (finding.rule, finding.ranks, finding.where[0].line) == ("hang/not-reached", [1], 57)
+    assert diagnosis.facts["hang"]["not_reached"]["step"] == 100
+    assert "last seen: rank 1 sleeps at train.py:57 in load; rank 0 waits" in diagnosis.verdict.headline
+
+
+@pytest.mark.parametrize("xid", [None, 43])
+@pytest.mark.parametrize("waited_s", [85, 2])
+def test_a_rank_that_nccls_watchdog_ended_waited_for_the_one_that_sleeps(tmp_path, xid, waited_s):
+    """No hang was reported: the timeout was shorter than the time after which one is."""
+    run = on_nccl(tmp_path, "progress")
+    for rank, state in ((0, AHEAD), (1, ASLEEP)):
+        frames = BEHIND if rank == 0 else [[TRAIN, 57, "load"], [TRAIN, 90, "main"]]
+        since = {"step_since_ns": NOW_NS - waited_s * 10**9, "at_ns": NOW_NS - 10**9}
+        run.rank(rank, "other" if rank else "forward", frames, "progress", **state, **since)
+    run.ended(0, signal=6, seen_ns=NOW_NS).ended(1, signal=15, seen_ns=NOW_NS + 10**8)
+    finding = main_finding(diagnosed(run if xid is None else on_gpus_of(run, 0, [xid])))
+    if xid is None and waited_s == 85:
+        assert (finding.rule, finding.ranks, finding.where[0].line) == ("hang/not-reached", [1], 57)
+    else:
+        assert (finding.rule, finding.ranks) == (
+            "hang/rank-died" if xid is None else "hang/device-error",
+            [0],
+        )
