@@ -21,6 +21,7 @@ from ddpdoctor.rundir import (
     FAULTS_FILE,
     OWN_PHASES,
     PROGRESS_FILE,
+    WAITING_PHASES,
     Beat,
     HeartbeatReader,
     Phase,
@@ -277,6 +278,16 @@ class WatchedRank:
         groups = self.progress.get("groups")
         backward = self.phase == Phase.BACKWARD and not groups and not self.busy
         return backward or waits_for_others(self.phase, groups)
+
+    @property
+    def waits_in_call(self) -> bool:
+        """Whether it is in a collective that it called from Python, and not only known to wait by its process groups' counts."""
+        return self.answers and self.phase in WAITING_PHASES
+
+    @property
+    def counts_collectives(self) -> bool:
+        """Whether torch counts its collectives, so that a wait on the device is visible."""
+        return bool(self.progress.get("groups"))
 
     @property
     def busy(self) -> bool:

@@ -147,7 +147,11 @@ def _of_parting(found: Parting, run: RunEvidence) -> StopFacts:
         where=distinct_places([calls[rank].where for rank in odd]),
         waits_at=distinct_places([calls[rank].where for rank in others if rank in calls] or [other.where]),
         evidence=[_called(rank, call, not call.returned) for rank, call in sorted(calls.items())][:_MOST_TOLD]
-        + [_met(each) for each in run.ranks.values() if _ended_by_sizes(each)],
+        + [
+            _met(each)
+            for each in run.ranks.values()
+            if _GLOO in (run.backend or _GLOO) and _ended_by_sizes(each)
+        ],
     )
 
 

@@ -597,3 +597,23 @@ def test_a_rank_that_nccls_watchdog_ended_waited_for_the_one_that_sleeps(tmp_pat
             "hang/rank-died" if xid is None else "hang/device-error",
             [0],
         )
+
+
+def test_a_broadcast_where_the_others_reduce_on_nccl(tmp_path):
+    """Both hosts wait on their devices; that of rank 0 has issued four more reductions."""
+    reductions = [("all_reduce", 592_704), ("all_reduce", 296_010)] * 10
+    run = on_nccl(tmp_path).flight(0, [*reductions[:7], *reductions[1:5]], 4, "nccl")
+    run.rank(
+        1,
+        "other",
+        [["/venv/torch/cuda/__init__.py", 1162, "synchronize"], [TRAIN, 54, "fail_at"]],
+        groups={"0": [8, -1, 6]},
+    )
+    run.flight(1, [*reductions[:7], ("broadcast", 64)], 2, "nccl")
+    run.seen(0, {"state": "R"}, waits=True).seen(1, {"state": "R"}, waits=True)
+    diagnosis = diagnosed(run.stall("ended"))
+    finding = main_finding(diagnosis)
+    assert (finding.rule, finding.ranks, finding.where[0].line) == ("hang/different-collectives", [1], 54)
+    different = diagnosis.facts["hang"]["different"]
+    assert (different["collective"], different["sequence"]) == ("all_reduce", 8)
+    assert different["unlike"] == "broadcast of 64 Float"
