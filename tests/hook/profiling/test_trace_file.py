@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ddpdoctor.hook import guard
-from ddpdoctor.hook.environment import HookOptions, job_environment
+from ddpdoctor.hook.environment import HookOptions, job_environment, name_flight_entries
 from ddpdoctor.hook.profiling import trace_file
 
 
@@ -63,11 +63,22 @@ def test_the_recorder_of_the_backend_in_use_is_read(monkeypatch, nccl, other, re
         assert found == (None if read is None else read.encode())
 
 
+OLDER, NEWER = SimpleNamespace(_dump_nccl_trace=1), SimpleNamespace(_dump_nccl_trace=1, _dump_fr_trace=1)
+
+
 @pytest.mark.parametrize(
-    ("given", "wanted"),
-    [({}, ("2000", "2000")), ({"TORCH_FR_BUFFER_SIZE": ""}, ("2000", "2000")), ({"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}, ("0", "0")),
-     ({"TORCH_FR_BUFFER_SIZE": "10", "TORCH_NCCL_TRACE_BUFFER_SIZE": "20"}, ("10", "20"))],
-)  # fmt: skip
-def test_the_recorders_entries_under_both_names(given, wanted):
+    ("given", "torch_c10d", "wanted"),
+    [
+        ({}, NEWER, ("2000", None)),
+        ({"TORCH_FR_BUFFER_SIZE": ""}, NEWER, ("2000", None)),
+        ({}, OLDER, ("2000", "2000")),
+        ({"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}, OLDER, ("0", "0")),
+        ({"TORCH_FR_BUFFER_SIZE": "10", "TORCH_NCCL_TRACE_BUFFER_SIZE": "20"}, OLDER, ("10", "20")),
+        ({}, SimpleNamespace(), ("2000", None)),
+    ],
+)
+def test_the_recorders_entries_under_the_names_that_torch_reads(given, torch_c10d, wanted):
+    """torch 2.8 and newer warn of the older name."""
     set_to = job_environment("/run", "/spool", HookOptions(), given)
-    assert (set_to["TORCH_FR_BUFFER_SIZE"], set_to["TORCH_NCCL_TRACE_BUFFER_SIZE"]) == wanted
+    name_flight_entries(set_to, torch_c10d)
+    assert (set_to["TORCH_FR_BUFFER_SIZE"], set_to.get("TORCH_NCCL_TRACE_BUFFER_SIZE")) == wanted
