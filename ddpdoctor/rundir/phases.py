@@ -69,12 +69,15 @@ def phase_words(name: object) -> str | None:
 def waits_for_others(phase: object, groups: object) -> bool:
     """Whether a rank in ``phase`` waits for other ranks. ``groups``: by name of the process group, the numbers of its last collective that
     was enqueued, started and completed, -1 for none; not a dictionary if unknown."""
-    open_ones = isinstance(groups, dict) and any(map(_is_open, groups.values()))
-    return phase in WAITING_PHASES or (open_ones and phase not in OWN_PHASES)
+    return phase in WAITING_PHASES or (bool(groups_with_open(groups)) and phase not in OWN_PHASES)
+
+
+def groups_with_open(groups: object) -> list[str]:
+    """Names of the process groups of which a collective is enqueued and not complete."""
+    return [name for name, numbers in groups.items() if _is_open(numbers)] if isinstance(groups, dict) else []
 
 
 def _is_open(numbers: object) -> bool:
-    """Whether a collective of a process group is enqueued and not complete."""
     return (
         isinstance(numbers, list)
         and len(numbers) == 3

@@ -159,7 +159,7 @@ def _first_timed_out(run: RunEvidence) -> tuple[RankEvidence | None, int]:
     if first is None or first.gone_ns is None or not (first.waits and first.signal == signal.SIGABRT):
         return None, 0
     waited_ns = first.gone_ns - (first.step_since_ns or first.gone_ns)
-    if waited_ns < _LEAST_WATCHDOG_NS or first.rank in {*run.devices, *run.programs}:
+    if waited_ns < _LEAST_WATCHDOG_NS or first.rank in run.devices or _xids_at_end(first, run):
         return None, 0
     return first, first.gone_ns - 1
 
@@ -375,14 +375,15 @@ def _then(each: RankEvidence) -> str:
     return f"Rank {each.rank} then raised {shortened(text, _MOST_EFFECT)} ({why})."
 
 
+_XID_BEFORE_NS, _XID_AFTER_NS = 10_000_000_000, 3_000_000_000
+"""A process ends within seconds of the Xid of its kernel, which is read once a second (``--telemetry-interval``)."""
 _BY_A_DEVICE = frozenset(("died", "device", "not_reached", "together", "unexplained"))
 """Causes that an error of the device may explain. A rank's own exception explains itself, unless it says that the device failed."""
 
 
 def of_devices(causes: dict[str, StopFacts], run: RunEvidence) -> dict[str, StopFacts]:
     """``causes`` with the errors that NVML counted. A single cause becomes a device error if the devices of all of its ranks (or any, if
-    it has none) had errors, or if its ranks aborted and programs on their devices had some. An error of a program alone may come from
-    another process on the GPU."""
+    it has none) had errors, or if its ranks aborted as programs on their devices had some."""
     if not causes:
         return causes
     (name, first), *rest = causes.items()
@@ -395,27 +396,31 @@ def of_devices(causes: dict[str, StopFacts], run: RunEvidence) -> dict[str, Stop
             **causes,
             name: msgspec.structs.replace(first, evidence=[*first.evidence, *_counted(run.devices)]),
         }
-    of_programs = {rank: run.programs[rank] for rank in first.ranks or () if rank in run.programs}
-    if not explains or not of_programs:
-        return causes
+    of_programs = {rank: xids for rank in first.ranks or () if (xids := _xids_at_end(run.ranks[rank], run))}
     aborts = name == "died" and first.message == signal_name(signal.SIGABRT)
-    if not aborts or len(of_programs) < len(first.ranks or ()):
-        counted = _counted(of_programs, ", an error of a process there, this rank's or another")
-        return {name: msgspec.structs.replace(first, evidence=[*first.evidence, *counted])}
-    evidence = [*first.evidence, *_counted(of_programs)]
-    evidence.append(
+    if not explains or not aborts or len(of_programs) < len(first.ranks or ()):
+        return causes
+    why = (
         "Such an Xid follows a failed kernel (a device-side assertion, an invalid access). torch ends the process with SIGABRT if it meets "
         "the error while it frees a tensor or watches NCCL; it has then written the error to the rank's output."
     )
-    xids = dict.fromkeys(each for rank in sorted(of_programs) for each in of_programs[rank])
+    told = ", ".join(dict.fromkeys(each for rank in sorted(of_programs) for each in of_programs[rank]))
     return {
         "device": msgspec.structs.replace(
             first,
             fault="program",
-            message=f"{first.message}, and {', '.join(xids)} on its device",
-            evidence=evidence,
+            message=f"{first.message}, and {told} on its device",
+            evidence=[*first.evidence, *_counted(of_programs), why],
         )
     }
+
+
+def _xids_at_end(each: RankEvidence, run: RunEvidence) -> list[str]:
+    """Xids of programs that came on a rank's device when its process ended: of another process's end, another moment is more likely."""
+    if each.gone_ns is None:
+        return []
+    first_ns, last_ns = each.gone_ns - _XID_BEFORE_NS, each.gone_ns + _XID_AFTER_NS
+    return [text for at_ns, text in run.programs.get(each.rank, ()) if first_ns <= at_ns <= last_ns]
 
 
 def _of_hardware(name: str, first: StopFacts, named: Collection[int], run: RunEvidence) -> StopFacts:
@@ -430,12 +435,12 @@ def _of_hardware(name: str, first: StopFacts, named: Collection[int], run: RunEv
     )
 
 
-def _counted(errors: Mapping[int, Sequence[str]], more: str = "") -> list[str]:
+def _counted(errors: Mapping[int, Sequence[str]]) -> list[str]:
     """Sentences on the errors that NVML counted; ranks with the same ones share a sentence."""
     ranks: dict[str, list[int]] = {}
     for rank, each in sorted(errors.items()):
         ranks.setdefault(", ".join(each), []).append(rank)
     return [
-        f"NVML counted on the device{'s' if len(each) > 1 else ''} of {ranks_in_words(each)}: {text}{more}."
+        f"NVML counted on the device{'s' if len(each) > 1 else ''} of {ranks_in_words(each)}: {text}."
         for text, each in ranks.items()
     ]

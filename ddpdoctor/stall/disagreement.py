@@ -91,8 +91,8 @@ def _positions(run: RunEvidence) -> list[str]:
 
 
 def _is_in_collective(each: RankEvidence) -> bool:
-    """Whether it had called a collective that had not returned."""
-    return each.open_call is not None or in_backward(each.phase, each.stack)
+    """Whether it had called a collective that had not returned, or was not complete on its device."""
+    return each.open_call is not None or in_backward(each.phase, each.stack) or bool(each.waits)
 
 
 def _has_own_cause(run: RunEvidence) -> bool:

@@ -19,7 +19,7 @@ from ddpdoctor.rundir.liveness import is_running
 from ddpdoctor.rundir.phases import LONG_PHASES, Phase, waits_for_others
 from ddpdoctor.rundir.stops import End, HostStop, RankStop, Standstill, Stops, launches_of, read_stops
 
-from .calls import Call, Usual, calls_of, usual_calls
+from .calls import Call, Usual, calls_of, usual_calls, with_open_ones
 from .frames import is_users, lines_of, place_of, stack_of
 from .recording import DEFAULT_DESCRIPTION, GroupKey, Recording, read_dump
 
@@ -181,8 +181,8 @@ class RunEvidence(msgspec.Struct, frozen=True):
     """What ranks called in the steps before."""
     devices: Mapping[int, Sequence[str]] = msgspec.field(default_factory=dict)
     """By rank, errors of its device that NVML counted."""
-    programs: Mapping[int, Sequence[str]] = msgspec.field(default_factory=dict)
-    """By rank, errors of programs that NVML counted on its device: of the rank, or of another process there."""
+    programs: Mapping[int, Sequence[tuple[int, str]]] = msgspec.field(default_factory=dict)
+    """By rank, errors of programs that NVML counted on its device (epoch ns, text): of the rank, or of another process there."""
     looked_ns: int | None = None
     """Time of the last poll during the hang, epoch ns."""
     asked: Asked | None = None
@@ -215,7 +215,7 @@ def evidence_of(
     logs: Sequence[RankLog],
     notes: list[Note],
     devices: Mapping[int, Sequence[str]] | None = None,
-    programs: Mapping[int, Sequence[str]] | None = None,
+    programs: Mapping[int, Sequence[tuple[int, str]]] | None = None,
     records: Sequence[RankRecord] | None = None,
     stops: Mapping[str, Stops] | None = None,
 ) -> RunEvidence:
@@ -319,8 +319,8 @@ def _of(
         number = fatal_signal(faults)  # its parent reaped it before the kernel could be queried
     if raised and raised[0].get("type") == KeyboardInterrupt.__name__:
         raised = ()
+    groups = None if newest is ending else newest.get("groups")
     if waits is None and phase is not None:
-        groups = None if newest is ending else newest.get("groups")
         in_torch = phase == Phase.BACKWARD and bool(stack) and "torch" in stack[0].file
         waits = in_torch or waits_for_others(phase, groups)
     in_order = not raised and bool(
@@ -352,7 +352,7 @@ def _of(
         oom_kills=int(ended.get("oom_kills") or 0),
         faults=faults,
         recording=_recording(rank, info, stop, newest, notes),
-        calls=calls_of(stop.calls if stop else (), log, _groups_of(info)),
+        calls=with_open_ones(calls_of(stop.calls if stop else (), log, _groups_of(info)), groups),
     )
 
 

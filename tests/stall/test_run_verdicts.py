@@ -475,12 +475,18 @@ def test_full_memory_is_what_the_rank_raised_whatever_xid_a_program_left(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("xid", "signal", "rule"),
-    [(43, 6, "device-error"), (43, 11, "rank-died"), (79, 6, "device-error"), (None, 6, "rank-died")],
+    ("xid", "signal", "later_s", "rule"),
+    [
+        (43, 6, 1, "device-error"),
+        (43, 6, 60, "rank-died"),
+        (43, 11, 1, "rank-died"),
+        (79, 6, 60, "device-error"),
+        (None, 6, 1, "rank-died"),
+    ],
 )
-def test_a_rank_that_aborts_and_an_xid_on_its_device(tmp_path, xid, signal, rule):
+def test_a_rank_that_aborts_and_an_xid_on_its_device(tmp_path, xid, signal, later_s, rule):
     """torch's C++ ends the process where it meets a failed kernel's error outside of Python's calls."""
-    run = Stopped(tmp_path / "run").ended(1, signal=signal)
+    run = Stopped(tmp_path / "run").ended(1, signal=signal, seen_ns=NOW_NS - 10**10 + later_s * 10**9)
     diagnosis = diagnosed(on_gpus(run, [], [] if xid is None else [xid]))
     finding = main_finding(diagnosis)
     assert (finding.rule, finding.ranks) == (f"hang/{rule}", [1])
@@ -617,3 +623,36 @@ def test_a_broadcast_where_the_others_reduce_on_nccl(tmp_path):
     different = diagnosis.facts["hang"]["different"]
     assert (different["collective"], different["sequence"]) == ("all_reduce", 8)
     assert different["unlike"] == "broadcast of 64 Float"
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_calls_that_returned_and_are_not_complete_on_their_devices(tmp_path, counted):
+    """NCCL's watchdog ended rank 1 before a hang was reported; both ranks' calls had returned long before."""
+    run = Stopped(tmp_path / "run")
+    for rank, groups in ((0, {"0": [210, -1, 206]}), (1, {"0": [207, -1, 205]})):
+        frames = [[TRAIN, 84 if rank == 0 else 54, "forward"], [TRAIN, 90, "main"]]
+        more = {"groups": groups if counted else {}, "at_ns": NOW_NS - 10**9, "step": 100 + 2 * (1 - rank)}
+        run.rank(rank, "other" if rank else "forward", frames, "progress", **more)
+        reductions = [
+            {"open": 0, "call": n, "n": n, "p": n - 1, "pp": n - 2, "step": n - 1, "k": "bwd", "pg": "0"}
+            for n in range(95, 102 + 2 * (1 - rank))
+        ]
+        other = {
+            "open": 0,
+            "call": 102,
+            "n": 102,
+            "step": 100,
+            "k": "coll",
+            "op": "broadcast",
+            "pg": "0",
+            "b": 256,
+        }
+        rows = [*reductions, *([other] if rank else [])]
+        (run.path / f"ranks/{rank:05d}/calls.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows)
+        )
+    run.ended(1, signal=6, seen_ns=NOW_NS).ended(0, signal=15, seen_ns=NOW_NS + 10**8)
+    finding = main_finding(diagnosed(run))
+    wanted = "hang/different-collectives" if counted else "hang/rank-died"
+    assert (finding.rule, finding.ranks) == (wanted, [1])
+    assert ("broadcast of 256 bytes" in finding.title) is counted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -114,12 +114,17 @@ def device_errors(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -
     return {rank: problems for rank, problems in found.items() if problems}
 
 
-def program_errors(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> dict[int, list[str]]:
-    """Rank → Xids of programs on its GPU during the run, parts of sentences; only ranks with any. The program may be another process
-    on the same GPU."""
-    placed = rank_gpus(logs, hosts).items()
-    found = {rank: _xids(hosts[host], index, of_program=True) for rank, (host, index) in placed}
-    return {rank: xids for rank, xids in found.items() if xids}
+def program_errors(
+    logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]
+) -> dict[int, list[tuple[int, str]]]:
+    """Rank → Xids of programs on its GPU during the run: when the sample with it was taken, epoch ns, and a part of a sentence. Only ranks
+    with any. The program may be another process on the same GPU."""
+    found = {}
+    for rank, (host, index) in rank_gpus(logs, hosts).items():
+        xids = [(at_ns, f"Xid {xid}") for at_ns, xid in _xids(hosts[host], index) if xid in PROGRAM_XIDS]
+        if xids:
+            found[rank] = xids
+    return found
 
 
 def _largest(values: Sequence[float | None]) -> float | None:
@@ -212,15 +217,16 @@ def _problems(host: HostTelemetry, index: int) -> list[str]:
     ecc = readings(host.gpu_column(index, "ecc_uncorrected_total"))
     if len(ecc) > 1 and ecc[-1] > ecc[0]:
         problems.append(f"{int(ecc[-1] - ecc[0])} uncorrectable memory errors during the run")
-    return problems + _xids(host, index, of_program=False)
+    xids = sorted({str(xid) for _, xid in _xids(host, index) if xid not in PROGRAM_XIDS})
+    return [*problems, f"Xid {', '.join(xids)}"] if xids else problems
 
 
-def _xids(host: HostTelemetry, index: int, *, of_program: bool) -> list[str]:
-    """The Xids of the run: those of programs, or all others; a part of a sentence, if there are any."""
-    samples = host.gpu_values(index, "xid_errors")[1]
-    seen = {str(xid) for sample in samples if isinstance(sample, list) for xid in sample}
-    xids = sorted(xid for xid in seen if (xid in PROGRAM_XIDS) is of_program)
-    return [f"Xid {', '.join(xids)}"] if xids else []
+def _xids(host: HostTelemetry, index: int) -> Iterator[tuple[int, str]]:
+    """Each Xid of the run, with the time of its sample, epoch ns."""
+    times, samples = host.gpu_values(index, "xid_errors")
+    for at_ns, sample in zip(times.tolist(), samples, strict=True):
+        if isinstance(sample, list):
+            yield from ((at_ns, str(xid)) for xid in sample)
 
 
 _MATMUL = (
