@@ -377,6 +377,12 @@ def _then(each: RankEvidence) -> str:
 
 _XID_BEFORE_NS, _XID_AFTER_NS = 10_000_000_000, 3_000_000_000
 """A process ends within seconds of the Xid of its kernel, which is read once a second (``--telemetry-interval``)."""
+_XIDS = {
+    "Xid 13": "an invalid instruction or access of a kernel",
+    "Xid 31": "an access to memory that is not there",
+    "Xid 43": "an error of the program, such as a device-side assertion",
+}
+"""What NVIDIA's catalog says of them (https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html)."""
 _BY_A_DEVICE = frozenset(("died", "device", "not_reached", "together", "unexplained"))
 """Causes that an error of the device may explain. A rank's own exception explains itself, unless it says that the device failed."""
 
@@ -401,15 +407,17 @@ def of_devices(causes: dict[str, StopFacts], run: RunEvidence) -> dict[str, Stop
     if not explains or not aborts or len(of_programs) < len(first.ranks or ()):
         return causes
     why = (
-        "Such an Xid follows a failed kernel (a device-side assertion, an invalid access). torch ends the process with SIGABRT if it meets "
-        "the error while it frees a tensor or watches NCCL; it has then written the error to the rank's output."
+        "torch ends a process with SIGABRT if it meets the error of a failed kernel while it frees a tensor or watches NCCL; it has then "
+        "written the error to the rank's output."
     )
-    told = ", ".join(dict.fromkeys(each for rank in sorted(of_programs) for each in of_programs[rank]))
+    codes = dict.fromkeys(each for rank in sorted(of_programs) for each in of_programs[rank])
+    means = "; ".join(_XIDS[code] for code in codes if code in _XIDS)
+    told = f"{', '.join(codes)} on its device{f' ({means})' if means else ''}"
     return {
         "device": msgspec.structs.replace(
             first,
             fault="program",
-            message=f"{first.message}, and {told} on its device",
+            message=f"{first.message}, and {told}",
             evidence=[*first.evidence, *_counted(of_programs), why],
         )
     }

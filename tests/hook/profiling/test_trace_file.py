@@ -63,6 +63,19 @@ def test_the_recorder_of_the_backend_in_use_is_read(monkeypatch, nccl, other, re
         assert found == (None if read is None else read.encode())
 
 
+@pytest.mark.parametrize("on_cuda", [True, False])
+def test_what_reads_nccls_collectives_leaves_captures_of_graphs_alone(monkeypatch, on_cuda):
+    """torch queries the collectives' events, which invalidates a capture of another thread unless this thread is in relaxed mode."""
+    modes = []
+    runtime = SimpleNamespace(cudaThreadExchangeStreamCaptureMode=lambda mode: modes.append(mode._obj.value))
+    monkeypatch.setattr(trace_file.ctypes, "CDLL", lambda name: runtime)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: on_cuda)
+    trace_file.flight_recorder(collectives=False)
+    assert modes == []
+    trace_file.flight_recorder()
+    assert modes == ([2] if on_cuda else [])
+
+
 OLDER, NEWER = SimpleNamespace(_dump_nccl_trace=1), SimpleNamespace(_dump_nccl_trace=1, _dump_fr_trace=1)
 
 
