@@ -156,7 +156,12 @@ def _first_timed_out(run: RunEvidence) -> tuple[RankEvidence | None, int]:
         return (first, first.raised_ns or 0) if timed_out else (None, 0)
     dead = [each for each in run.ranks.values() if each.signal is not None and each.gone_ns is not None]
     first = min(dead, key=lambda each: each.gone_ns or 0, default=None)
-    if first is None or first.gone_ns is None or not (first.waits and first.signal == signal.SIGABRT):
+    by_nccl = run.backend != "gloo"  # which aborts where it receives other data than it expects
+    if (
+        first is None
+        or first.gone_ns is None
+        or not (by_nccl and first.waits and first.signal == signal.SIGABRT)
+    ):
         return None, 0
     waited_ns = first.gone_ns - (first.step_since_ns or first.gone_ns)
     if waited_ns < _LEAST_WATCHDOG_NS or first.rank in run.devices or _xids_at_end(first, run):

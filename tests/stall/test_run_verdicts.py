@@ -571,6 +571,9 @@ ASLEEP = {"step": 100, "groups": {"0": [206, -1, 206]}}
 def on_nccl(tmp_path, name: str = "standing") -> Stopped:
     """Rank 0's host is three steps ahead of its device, which waits for rank 1."""
     run = Stopped(tmp_path / "run").rank(0, "forward", BEHIND, name, **AHEAD)
+    for rank in (0, 1):
+        path = run.path / f"ranks/{rank:05d}/rank.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"backend": "nccl"}))
     return run.rank(1, "other", [[TRAIN, 57, "load"], [TRAIN, 90, "main"]], name, **ASLEEP)
 
 
