@@ -19,7 +19,7 @@ from ddpdoctor.measure.align import move_trace
 from ddpdoctor.measure.facts import Facts, JobFacts
 from ddpdoctor.measure.flow import measure
 from ddpdoctor.measure.hangfacts import HangFacts
-from ddpdoctor.measure.metrics import device_errors, telemetry_series, window_cost
+from ddpdoctor.measure.metrics import device_errors, program_errors, telemetry_series, window_cost
 from ddpdoctor.measure.steplog import RankLog, Training, trainings_of
 from ddpdoctor.measure.wholerun import AttemptRecord, with_first_findings, with_trainings
 from ddpdoctor.measure.window import Window, read_window
@@ -141,7 +141,8 @@ def _stop_verdict(inputs: Inputs) -> Verdict:
         return stall.of_dumps(inputs.dumps) if inputs.dumps.files else Verdict()
     notes: list[Note] = []
     devices = device_errors(inputs.logs, inputs.telemetry)
-    own = stall.of_run(stall.evidence_of(inputs.runs, inputs.logs, notes, devices))
+    programs = program_errors(inputs.logs, inputs.telemetry)
+    own = stall.of_run(stall.evidence_of(inputs.runs, inputs.logs, notes, devices, programs))
     sentences = [*(str(note) for note in notes), *own.notes]
     if inputs.dumps.recordings and (own.facts.state is None or own.facts.unexplained is not None):
         collected = stall.of_dumps(inputs.dumps)

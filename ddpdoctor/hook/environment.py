@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import NamedTuple
 
 RUN = "DDPDOCTOR_RUN"
@@ -20,6 +20,10 @@ DEFAULT_MAX_TRACE_MB = 256
 """Per rank: the traces of a thousand ranks take 256 GB."""
 DEFAULT_HANG_AFTER_S = 300.0
 """Half of the shortest default timeout of a collective (NCCL's ten minutes, Gloo's thirty)."""
+
+FLIGHT_ENTRIES, OLDER_FLIGHT_ENTRIES = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
+"""Entries that torch's flight recorders keep. torch 2.8 and newer read the first name, then the second, of which they warn; torch 2.7 and
+older read the second alone, and keep none without it."""
 
 SITE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "site")
 """The folder that is put on the job's ``PYTHONPATH``."""
@@ -53,9 +57,16 @@ def job_environment(run: str, spool: str, options: HookOptions, base: Mapping[st
     # Kineto reports each start and stop on the job's stderr at a level that only a number above 5 silences.
     environment.setdefault("KINETO_LOG_LEVEL", "99")
     # Older versions keep no flight record by default; set but empty, this variable hangs Gloo.
-    if not environment.get("TORCH_FR_BUFFER_SIZE"):
-        environment["TORCH_FR_BUFFER_SIZE"] = "2000"
+    if not environment.get(FLIGHT_ENTRIES):
+        environment[FLIGHT_ENTRIES] = environment.get(OLDER_FLIGHT_ENTRIES) or "2000"
     return environment
+
+
+def name_flight_entries(environment: MutableMapping[str, str], c10d: object) -> None:
+    """Set the older name in a rank's own ``environment``, before its process group is made, where this torch's ``c10d`` reads no other."""
+    older = hasattr(c10d, "_dump_nccl_trace") and not hasattr(c10d, "_dump_fr_trace")
+    if older and environment.get(FLIGHT_ENTRIES):
+        environment.setdefault(OLDER_FLIGHT_ENTRIES, environment[FLIGHT_ENTRIES])
 
 
 def profile_steps(environment: Mapping[str, str]) -> tuple[int, int] | None:

@@ -7,7 +7,7 @@ import os
 import sys
 
 from . import finder
-from .environment import TRIAL
+from .environment import TRIAL, name_flight_entries
 from .guard import part
 from .patches import PARTS
 from .patching import skip_module, torch_patches
@@ -23,6 +23,7 @@ def install() -> None:
         except Exception as error:
             part(function.replace("install_", "") or module).failed(error)
     importlib.import_module(".marks", __package__)
+    name_flight_entries(os.environ, sys.modules.get("torch._C._distributed_c10d"))
     if TRIAL in os.environ:
         importlib.import_module(".trial", __package__).install(torch_patches)
     finder.after_import("torch._dynamo", __name__, "keep_from_compiler")

@@ -38,6 +38,12 @@ def elsewhere_sentence(silent_s: float, computing: Sequence[WatchedRank]) -> str
     return f"no rank of this host has finished a step for {_seconds(silent_s)}; ranks of other hosts may wait for it: {_named(computing)}."
 
 
+def uncounted_sentence(silent_s: float, ranks: Sequence[WatchedRank]) -> str:
+    """That no step was finished for long, and that nothing shows whether ranks wait for each other on their devices."""
+    why = "torch counts no collectives of these ranks, so a wait on a device looks like a computation"
+    return f"no rank has finished a step for {_seconds(silent_s)}; whether the job hangs is not known ({why}): {_named(ranks)}."
+
+
 def _who(candidate: HangCandidate) -> str:
     if not candidate.blocking:
         return f"all ranks wait for others: {_named(candidate.waiting)}."

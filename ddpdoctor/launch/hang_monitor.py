@@ -16,7 +16,12 @@ from typing import Any
 from ddpdoctor.hook.environment import DEFAULT_HANG_AFTER_S
 from ddpdoctor.launch import proof
 from ddpdoctor.launch.hang_detection import HangCandidate, ProgressTracker, Tuning
-from ddpdoctor.launch.hang_message import elsewhere_sentence, hang_sentences, unknown_sentence
+from ddpdoctor.launch.hang_message import (
+    elsewhere_sentence,
+    hang_sentences,
+    uncounted_sentence,
+    unknown_sentence,
+)
 from ddpdoctor.launch.helper import JOB_ENDED, AnalysisProcess, send
 from ddpdoctor.launch.options import RunOptions
 from ddpdoctor.launch.procfs import process_document
@@ -180,16 +185,24 @@ class HangMonitor:
             send(self._writer, warn=unknown_sentence(candidate, self._here(current)))
 
     def _ask_for_others(self, current: list[WatchedRank]) -> None:
-        """Request positions, once per silence, if no rank waits here: ranks of other hosts may wait for ranks of this host."""
+        """Request positions, once per silence, if no rank is known to wait here: ranks of other hosts may wait for ranks of this host, or
+        a rank that computes, by its process, may wait on its device."""
         if self._progress.progressed:
             self._asked_for_others = False
-        elif not self._asked_for_others and self._here(current) and self._progress.is_long(current):
-            self._asked_for_others = True
-            self._ask_all(current)
-            self._asked_s = None
-            computing = [rank for rank in current if rank.alive and rank.activity is Activity.COMPUTES]
-            if computing:
-                send(self._writer, warn=elsewhere_sentence(self._progress.silent_s, computing))
+        elif self._asked_for_others or not self._progress.is_long(current):
+            return
+        computing = [rank for rank in current if rank.alive and rank.activity is Activity.COMPUTES]
+        idle = [rank for rank in current if rank.alive and rank.activity is Activity.IDLE]
+        uncounted = bool(computing and idle) and not any(rank.counts_collectives for rank in current)
+        if not (self._here(current) or uncounted):
+            return
+        self._asked_for_others = True
+        self._ask_all(current)
+        self._asked_s = None
+        if self._here(current) and computing:
+            send(self._writer, warn=elsewhere_sentence(self._progress.silent_s, computing))
+        elif uncounted:
+            send(self._writer, warn=uncounted_sentence(self._progress.silent_s, [*idle, *computing]))
 
     def _ask_all(self, current: list[WatchedRank]) -> None:
         self._request, self._asked_s = new_request(), time.monotonic()

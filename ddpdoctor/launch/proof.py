@@ -21,7 +21,13 @@ report is written meanwhile: it shows more while the job still runs."""
 
 def doubts(ranks: Sequence[WatchedRank], has_answered: Callable[[WatchedRank], bool]) -> list[str]:
     """Reasons not to end the job, a clause per rank; empty if it is proven that no rank makes progress."""
-    found = [(rank, _doubt(rank, has_answered)) for rank in ranks if rank.alive]
+    alive = [rank for rank in ranks if rank.alive]
+    found = [(rank, _doubt(rank, has_answered)) for rank in alive]
+    if all(rank.waits for rank in alive):
+        # Each of them may wait for what its own device still computes: a thread of CUDA that waits uses a core.
+        found += [
+            (rank, "may compute on its device") for rank in alive if rank.busy and not rank.waits_in_call
+        ]
     return [f"rank {rank.rank} {doubt}" for rank, doubt in found if doubt]
 
 

@@ -19,7 +19,7 @@ from ddpdoctor.launch import procfs
 from ddpdoctor.launch.usage import Meter
 from ddpdoctor.rundir import (
     FAULTS_FILE,
-    LONG_PHASES,
+    OWN_PHASES,
     PROGRESS_FILE,
     WAITING_PHASES,
     Beat,
@@ -28,14 +28,13 @@ from ddpdoctor.rundir import (
     read_bounded,
     read_json,
     spools_in,
+    waits_for_others,
     writer_of,
 )
 from ddpdoctor.rundir.fault_text import says_gil_is_held
 from ddpdoctor.rundir.layout import parse_spool_name
 from ddpdoctor.telemetry.cgroup import Cgroup
 
-_OWN = LONG_PHASES | {Phase.DATA}
-"""Phases of a rank's own work, in which it does not wait for others even if it has collectives in flight."""
 _FRESH_S = 5.0
 """A rank that has not reported its position for so long does not answer: it reports once a second."""
 _BUSY_CORES = 0.2
@@ -274,12 +273,21 @@ class WatchedRank:
     @property
     def waits(self) -> bool:
         """Whether it reports that it waits for other ranks."""
-        if not self.answers or self.phase in _OWN:
+        if not self.answers:
             return False
         groups = self.progress.get("groups")
-        if isinstance(groups, dict) and any(map(_has_open, groups.values())):
-            return True
-        return self.phase in WAITING_PHASES or (self.phase == Phase.BACKWARD and not groups and not self.busy)
+        backward = self.phase == Phase.BACKWARD and not groups and not self.busy
+        return backward or waits_for_others(self.phase, groups)
+
+    @property
+    def waits_in_call(self) -> bool:
+        """Whether it is in a collective that it called from Python, and not only known to wait by its process groups' counts."""
+        return self.answers and self.phase in WAITING_PHASES
+
+    @property
+    def counts_collectives(self) -> bool:
+        """Whether torch counts its collectives, so that a wait on the device is visible."""
+        return bool(self.progress.get("groups"))
 
     @property
     def busy(self) -> bool:
@@ -332,7 +340,7 @@ class WatchedRank:
     @property
     def alone(self) -> bool:
         """Whether it does work of its own, by its report or by the kernel's counters."""
-        return self.activity in (Activity.WORKS, Activity.COMPUTES) or self.phase in _OWN
+        return self.activity in (Activity.WORKS, Activity.COMPUTES) or self.phase in OWN_PHASES
 
     def _evaluates(self) -> bool:
         """Whether its models are in evaluation mode and were used within ``_METRICS_S``."""
@@ -364,16 +372,6 @@ class WatchedRank:
                 file, line, function = frames[0]
                 return f"{Path(str(file)).name}:{line} ({str(function)[:60]})"
         return ""
-
-
-def _has_open(numbers: Any) -> bool:
-    """Whether a group has a collective that is enqueued and not complete."""
-    return (
-        isinstance(numbers, list)
-        and len(numbers) == 3
-        and all(isinstance(number, int) for number in numbers)
-        and numbers[0] > max(numbers[2], 0)
-    )
 
 
 _NEW_S = 0.1

@@ -387,7 +387,7 @@ class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
     pcie_width: float | None = None
     pcie_width_max: float | None = None
     error_ranks: list[int] | None = None
-    """Ranks whose GPU counted uncorrectable ECC or Xid errors during the run."""
+    """Ranks whose GPU counted uncorrectable ECC errors or Xids during the run. Xids of programs (13, 31, 43, 45, 68, 109) do not count."""
     errors: list[str] | None = None
     temperature_max_celsius: float | None = None
 

@@ -28,8 +28,12 @@ class StopFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What the ranks at fault called instead, under the same number."""
     kind: str | None = None
     """Kind of difference, death or error, in one word."""
+    fault: str | None = None
+    """What failed in an error of a device: "program" (a kernel: a failed assertion, an invalid access) or "hardware" (the GPU, its links
+    or driver); null if unknown, or for other reasons."""
     doing: str | None = None
-    """What the ranks at fault do, in a word: ``lock``, ``storage``, ``loop``, ... Null if nothing shows it."""
+    """What the ranks at fault do, in a word: ``lock``, ``storage``, ``loop``, ...; ``oversized`` if a rank asked for more memory than its
+    device has. Null if nothing shows it."""
     says: str | None = None
     """What a rank at fault does, as part of a sentence: ``waits for a lock``."""
     message: str | None = None

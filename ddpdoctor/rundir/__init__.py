@@ -109,7 +109,7 @@ from .layout import (
 from .liveness import State, boot_id, is_over, last_change_s, pid_namespace, writer_of
 from .notes import Note, NoteCode, recorded_notes
 from .owned import UntrustedFileError, encoded, file_identity, make_private_folder, private_folder
-from .phases import LONG_PHASES, WAITING_PHASES, Phase, phase_words
+from .phases import LONG_PHASES, OWN_PHASES, WAITING_PHASES, Phase, phase_words, waits_for_others
 from .requests import (
     CAPTURE_SCHEMA,
     MOST_CAPTURE_STEPS,

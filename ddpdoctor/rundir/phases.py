@@ -37,6 +37,8 @@ WAITING_PHASES = frozenset((Phase.COLLECTIVE, Phase.BARRIER, Phase.WAIT, Phase.R
 """Phases in which a rank always waits for others."""
 LONG_PHASES = frozenset((Phase.EVALUATION, Phase.SAVE, Phase.LOAD, Phase.COMPILE))
 """Phases that take as long as many steps in healthy jobs, without any sign of progress."""
+OWN_PHASES = LONG_PHASES | {Phase.DATA}
+"""Phases of a rank's own work, in which it does not wait for others even if it has collectives in flight."""
 PHASE_WORDS = {
     Phase.DATA: "waiting for data",
     Phase.FORWARD: "forward",
@@ -62,3 +64,23 @@ def phase_words(name: object) -> str | None:
         return PHASE_WORDS[Phase(name)]
     except ValueError:
         return None
+
+
+def waits_for_others(phase: object, groups: object) -> bool:
+    """Whether a rank in ``phase`` waits for other ranks. ``groups``: by name of the process group, the numbers of its last collective that
+    was enqueued, started and completed, -1 for none; not a dictionary if unknown."""
+    return phase in WAITING_PHASES or (bool(groups_with_open(groups)) and phase not in OWN_PHASES)
+
+
+def groups_with_open(groups: object) -> list[str]:
+    """Names of the process groups of which a collective is enqueued and not complete."""
+    return [name for name, numbers in groups.items() if _is_open(numbers)] if isinstance(groups, dict) else []
+
+
+def _is_open(numbers: object) -> bool:
+    return (
+        isinstance(numbers, list)
+        and len(numbers) == 3
+        and all(isinstance(number, int) for number in numbers)
+        and bool(numbers[0] > max(numbers[2], 0))
+    )

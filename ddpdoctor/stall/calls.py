@@ -13,7 +13,7 @@ import msgspec
 from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.rundir import CALL_SLOTS, CallField, EventField, EventKind, LineField
-from ddpdoctor.rundir.phases import Phase
+from ddpdoctor.rundir.phases import Phase, groups_with_open
 
 from .recording import GroupKey
 
@@ -96,6 +96,17 @@ def calls_of(
     """Calls in ``calls.jsonl``, in order. ``groups``: the rank's known groups by name."""
     found = (_called(row, {} if log is None else log.where, groups) for row in rows)
     return tuple(call for call in found if call is not None)
+
+
+def with_open_ones(calls: Sequence[Call], groups: object) -> tuple[Call, ...]:
+    """``calls``, of which the last one in a group has not returned if the group has an open collective: on a device, a call returns once
+    it is enqueued, and collectives of a group are completed in order. ``groups``: as the rank reports them."""
+    last = {call.group: number for number, call in enumerate(calls)}
+    open_ones = {last.get(name) for name in groups_with_open(groups)}
+    return tuple(
+        msgspec.structs.replace(call, returned=False) if number in open_ones else call
+        for number, call in enumerate(calls)
+    )
 
 
 def _called(

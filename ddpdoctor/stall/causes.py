@@ -1,16 +1,17 @@
-"""Ranks that died or raised: which came first (the cause), and which followed (effects)."""
+"""Ranks that died or raised: which came first (the cause), and which followed (effects); errors of devices."""
 
 from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from ddpdoctor.measure.hangfacts import StopFacts
 from ddpdoctor.measure.places import Where
+from ddpdoctor.rundir import ranks_in_words
 from ddpdoctor.rundir.ends import Conclusion
 from ddpdoctor.rundir.stops import signal_name
 
@@ -23,6 +24,8 @@ _EFFECT = re.compile(
     re.IGNORECASE,
 )
 """Messages of ranks that lost the connection to others."""
+_LEAST_WATCHDOG_NS = 10_000_000_000
+"""A rank that aborts after it has waited for less was not ended by NCCL's watchdog: nobody sets a timeout of seconds."""
 _TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
 _WORKER = re.compile(
     r"DataLoader worker.*(?:killed by signal|exited unexpectedly)|shared memory \(shm\)", re.IGNORECASE
@@ -36,10 +39,35 @@ _DEVICE = re.compile(
     r"|unspecified launch failure|CUBLAS_STATUS_EXECUTION|CUDNN_STATUS_EXECUTION|unhandled cuda error",
     re.IGNORECASE,
 )
+_OF_PROGRAM = re.compile(
+    r"device-side assert|illegal memory access|illegal address|illegal instruction|misaligned address|invalid program counter"
+    r"|invalid address space|cudaErrorAssert",
+    re.IGNORECASE,
+)
+_OF_HARDWARE = re.compile(
+    r"uncorrectable (?:ECC|NVLink)|GPU is lost|device is lost|hardware stack error|contained memory error",
+    re.IGNORECASE,
+)
+"""Errors of a device whose text says what failed: a kernel of the program, or the hardware. An invalid access may have another cause."""
 _MOST_MESSAGE, _MOST_EFFECT = 300, 120
 """Characters of an exception's text in a report, of a cause and of an effect."""
 _MOST_TOLD = 8
 """Ranks listed as ended before."""
+_OUT_OF_MEMORY = "OutOfMemoryError"
+_SIZE = r"([\d.]+ (?:[KMGT]i?B|bytes))"
+_TRIED = re.compile(
+    rf"Tried to allocate {_SIZE}\. GPU \d+ has a total capac\w+ of {_SIZE} of which {_SIZE} is free"
+)
+_OWN_USE = re.compile(rf"this process has {_SIZE} memory in use")
+_OTHERS_USE = re.compile(rf"Process \d+ has {_SIZE} memory in use")
+_BY_TORCH = re.compile(
+    rf"memory {_SIZE} is allocated by PyTorch.*? {_SIZE} is reserved by PyTorch but unallocated"
+)
+"""What torch says of the device's memory where it is full."""
+_ADVICE = re.compile(
+    r" ?(?:Search for `\w+' in \S+ for more information\.?|(?:CUDA|HIP|GPU) kernel errors might be asynchronously reported.*)"
+)
+"""What torch adds to each error of a device."""
 _SOURCE = re.compile(r"\[/[^\]]*\] ?")
 """The place in torch's own source in an error message."""
 
@@ -73,7 +101,7 @@ def ends_of(run: RunEvidence, concluded: Mapping[int, Conclusion]) -> Ends:
         by_fact.setdefault(_fact_of(each), []).append(each)
     for fact, ranks in by_fact.items():
         if not dead or fact in ("worker", "device") or _before(ranks, dead):
-            causes[fact] = _exception(ranks)
+            causes[fact] = _with_fault(_exception(ranks)) if fact == "device" else _exception(ranks)
     if "died" in causes and by_fact and all(_before(ranks, dead) for ranks in by_fact.values()):
         del causes["died"]
         effects += [f"Rank {each.rank} was then ended." for each in dead]
@@ -99,19 +127,17 @@ def ends_of(run: RunEvidence, concluded: Mapping[int, Conclusion]) -> Ends:
 
 
 def with_hang_until_timeout(run: RunEvidence) -> RunEvidence:
-    """``run``, as a hang if the first exception is the timeout of a collective for which a rank that did something else was missing:
-    the timeout may be shorter than what the hang monitor waits for, or the job was restarted and went on."""
-    raised = [each for each in run.ranks.values() if each.raised and each.raised_ns is not None]
-    first = min(raised, key=lambda each: each.raised_ns or 0, default=None)
-    if first is None or not (first.waits and lost_others(first) and _TIMED_OUT.search(_whole_text(first))):
+    """``run``, as a hang if the first failure is the timeout of a collective for which a rank that did something else was missing: the
+    timeout may be shorter than what the hang monitor waits for, or the job was restarted and went on."""
+    first, at_ns = _first_timed_out(run)
+    if first is None:
         return run
-    at_ns = first.raised_ns or 0
     there = [
         each
         for each in run.ranks.values()
-        if not each.raised and (each.gone_ns is None or each.gone_ns > at_ns)
+        if each is not first and not each.raised and (each.gone_ns is None or each.gone_ns > at_ns)
     ]
-    missing = [each for each in there if _was_missing(each, first)]
+    missing = [each for each in there if _was_missing(each, first, at_ns)]
     since_ns = min((ns for each in missing if (ns := each.step_since_ns) and ns < at_ns), default=None)
     if since_ns is None:
         return run
@@ -120,17 +146,40 @@ def with_hang_until_timeout(run: RunEvidence) -> RunEvidence:
     return msgspec.structs.replace(run, ranks=ranks, hangs=True, detected_ns=at_ns, since_s=since_s)
 
 
-def _was_missing(each: RankEvidence, other: RankEvidence) -> bool:
+def _first_timed_out(run: RunEvidence) -> tuple[RankEvidence | None, int]:
+    """The rank whose collective timed out first, and when, epoch ns; None if something else came first. Gloo raises; NCCL's watchdog
+    ends the process by SIGABRT, as does a failed kernel, which leaves an Xid on the device."""
+    raised = [each for each in run.ranks.values() if each.raised and each.raised_ns is not None]
+    first = min(raised, key=lambda each: each.raised_ns or 0, default=None)
+    if first is not None:
+        timed_out = first.waits and lost_others(first) and _TIMED_OUT.search(_whole_text(first))
+        return (first, first.raised_ns or 0) if timed_out else (None, 0)
+    dead = [each for each in run.ranks.values() if each.signal is not None and each.gone_ns is not None]
+    first = min(dead, key=lambda each: each.gone_ns or 0, default=None)
+    by_nccl = run.backend != "gloo"  # which aborts where it receives other data than it expects
+    if (
+        first is None
+        or first.gone_ns is None
+        or not (by_nccl and first.waits and first.signal == signal.SIGABRT)
+    ):
+        return None, 0
+    waited_ns = first.gone_ns - (first.step_since_ns or first.gone_ns)
+    if waited_ns < _LEAST_WATCHDOG_NS or first.rank in run.devices or _xids_at_end(first, run):
+        return None, 0
+    return first, first.gone_ns - 1
+
+
+def _was_missing(each: RankEvidence, other: RankEvidence, at_ns: int) -> bool:
     """Whether a rank that did not wait, or of which nothing else is known, as one that holds Python's lock, had not called the collective
-    in which ``other`` timed out. If their calls have no numbers, its status must be from before: a rank that catches its own error does
-    something else afterwards."""
+    in which ``other`` timed out. If their calls have no numbers, its status must be from before ``at_ns``: a rank that catches its own
+    error does something else afterwards."""
     call = other.open_call
     if call is not None and call.turn is not None:
         turns = [own.turn for own in each.calls if own.group == call.group and own.turn is not None]
         if turns:
             unknown = each.waits is None and each.open_call is None
             return max(turns) < call.turn and (each.waits is False or unknown)
-    return each.waits is False and each.seen_ns is not None and each.seen_ns <= (other.raised_ns or 0)
+    return each.waits is False and each.seen_ns is not None and each.seen_ns <= at_ns
 
 
 def _odd_ones(run: RunEvidence, concluded: Mapping[int, Conclusion]) -> list[RankEvidence]:
@@ -231,7 +280,7 @@ def shortened(text: str, most: int) -> str:
 
 
 def _text(raised: Mapping[str, Any]) -> str:
-    message = " ".join(str(raised.get("message") or "").split())
+    message = _ADVICE.sub("", " ".join(str(raised.get("message") or "").split()))
     if message.endswith(".") and not message.endswith(".."):
         message = message[:-1]  # the sentence that quotes it ends with a period
     return f"{raised.get('type') or 'an exception'}{': ' if message else ''}{message}"
@@ -263,18 +312,62 @@ def _before(raised: Sequence[RankEvidence], dead: Sequence[RankEvidence]) -> boo
 def _exception(ranks: Sequence[RankEvidence], kind: str | None = None) -> StopFacts:
     first = ranks[0]
     root = first.raised[0]
+    kind = kind or str(root.get("type") or "exception").rpartition(".")[2]
+    text, memory, doing = _text(root), list[str](), None
+    if kind == _OUT_OF_MEMORY and (tried := _TRIED.search(text)) is not None:
+        doing = "oversized" if _bytes(tried[1]) > _bytes(tried[2]) else None
+        text, memory = text[: tried.end()], _of_memory(text)
+        if doing:
+            memory.insert(
+                0,
+                "That is more than the whole device has: the size at that line is the cause, not what is held besides.",
+            )
+    came_from = [
+        f"It came from {shortened(_text(other), _MOST_MESSAGE)}."
+        for other in first.raised[1:3]
+        if _text(other)
+    ]
     return StopFacts(
         ranks=sorted(each.rank for each in ranks),
-        kind=kind or str(root.get("type") or "exception").rpartition(".")[2],
-        message=shortened(_text(root), _MOST_MESSAGE),
+        kind=kind,
+        doing=doing,
+        message=shortened(text, _MOST_MESSAGE),
         step=first.step,
         where=distinct_places([_raised_at(each) for each in ranks]),
-        evidence=[
-            f"It came from {shortened(_text(other), _MOST_MESSAGE)}."
-            for other in first.raised[1:3]
-            if _text(other)
-        ],
+        evidence=memory + came_from,
     )
+
+
+def _of_memory(text: str) -> list[str]:
+    """Sentences on who held the device's memory, from torch's message."""
+    found = []
+    if (own := _OWN_USE.search(text)) is not None:
+        by_torch = _BY_TORCH.search(text)
+        parts = f", of which tensors took {by_torch[1]} and torch's cache {by_torch[2]}" if by_torch else ""
+        found.append(f"The process itself held {own[1]}{parts}.")
+    if others := _OTHERS_USE.findall(text):
+        sizes = sorted(others, key=_bytes, reverse=True)
+        many = len(sizes) > 1
+        held = (
+            f"{len(sizes)} other processes held memory of this device, the largest {sizes[0]}"
+            if many
+            else f"Another process held {sizes[0]} of this device"
+        )
+        found.append(f"{held}.")
+    return found
+
+
+def _bytes(size: str) -> float:
+    """A size as torch writes it, bytes."""
+    number, unit = size.split()
+    return float(number) * 1024.0 ** (" KMGT".find(unit[0]) if unit != "bytes" else 0)
+
+
+def _with_fault(found: StopFacts) -> StopFacts:
+    """The error of a device, with what failed if its text says so."""
+    text = found.message or ""
+    program, hardware = _OF_PROGRAM.search(text), _OF_HARDWARE.search(text)
+    return msgspec.structs.replace(found, fault="program" if program else "hardware" if hardware else None)
 
 
 def _raised_at(each: RankEvidence) -> Where | None:
@@ -285,3 +378,82 @@ def _then(each: RankEvidence) -> str:
     why = "an effect: it lost the others" if lost_others(each) else "later than the cause"
     text = _SOURCE.sub("", _text(each.raised[0]))
     return f"Rank {each.rank} then raised {shortened(text, _MOST_EFFECT)} ({why})."
+
+
+_XID_BEFORE_NS, _XID_AFTER_NS = 10_000_000_000, 3_000_000_000
+"""A process ends within seconds of the Xid of its kernel, which is read once a second (``--telemetry-interval``)."""
+_XIDS = {
+    "Xid 13": "an invalid instruction or access of a kernel",
+    "Xid 31": "an access to memory that is not there",
+    "Xid 43": "an error of the program, such as a device-side assertion",
+}
+"""What NVIDIA's catalog says of them (https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html)."""
+_BY_A_DEVICE = frozenset(("died", "device", "not_reached", "together", "unexplained"))
+"""Causes that an error of the device may explain. A rank's own exception explains itself, unless it says that the device failed."""
+
+
+def of_devices(causes: dict[str, StopFacts], run: RunEvidence) -> dict[str, StopFacts]:
+    """``causes`` with the errors that NVML counted. A single cause becomes a device error if the devices of all of its ranks (or any, if
+    it has none) had errors, or if its ranks aborted as programs on their devices had some."""
+    if not causes:
+        return causes
+    (name, first), *rest = causes.items()
+    explains = not rest and (name in _BY_A_DEVICE or first.kind == "connection")
+    named = set(first.ranks or run.devices)
+    if explains and named and named <= set(run.devices):
+        return {"device": _of_hardware(name, first, named, run)}
+    if run.devices:
+        return {
+            **causes,
+            name: msgspec.structs.replace(first, evidence=[*first.evidence, *_counted(run.devices)]),
+        }
+    of_programs = {rank: xids for rank in first.ranks or () if (xids := _xids_at_end(run.ranks[rank], run))}
+    aborts = name == "died" and first.message == signal_name(signal.SIGABRT)
+    if not explains or not aborts or len(of_programs) < len(first.ranks or ()):
+        return causes
+    why = (
+        "torch ends a process with SIGABRT if it meets the error of a failed kernel while it frees a tensor or watches NCCL; it has then "
+        "written the error to the rank's output."
+    )
+    codes = dict.fromkeys(each for rank in sorted(of_programs) for each in of_programs[rank])
+    means = "; ".join(_XIDS[code] for code in codes if code in _XIDS)
+    told = f"{', '.join(codes)} on its device{f' ({means})' if means else ''}"
+    return {
+        "device": msgspec.structs.replace(
+            first,
+            fault="program",
+            message=f"{first.message}, and {told}",
+            evidence=[*first.evidence, *_counted(of_programs), why],
+        )
+    }
+
+
+def _xids_at_end(each: RankEvidence, run: RunEvidence) -> list[str]:
+    """Xids of programs that came on a rank's device when its process ended: of another process's end, another moment is more likely."""
+    if each.gone_ns is None:
+        return []
+    first_ns, last_ns = each.gone_ns - _XID_BEFORE_NS, each.gone_ns + _XID_AFTER_NS
+    return [text for at_ns, text in run.programs.get(each.rank, ()) if first_ns <= at_ns <= last_ns]
+
+
+def _of_hardware(name: str, first: StopFacts, named: Collection[int], run: RunEvidence) -> StopFacts:
+    errors = [error for rank in sorted(named) for error in run.devices[rank]]
+    message = first.message if name == "device" else ", ".join(dict.fromkeys(errors))
+    counted = (
+        _counted({rank: run.devices[rank] for rank in named}) if name == "device" or len(named) > 1 else []
+    )
+    fault = first.fault or "hardware"
+    return msgspec.structs.replace(
+        first, ranks=sorted(named), fault=fault, message=message, evidence=[*first.evidence, *counted]
+    )
+
+
+def _counted(errors: Mapping[int, Sequence[str]]) -> list[str]:
+    """Sentences on the errors that NVML counted; ranks with the same ones share a sentence."""
+    ranks: dict[str, list[int]] = {}
+    for rank, each in sorted(errors.items()):
+        ranks.setdefault(", ".join(each), []).append(rank)
+    return [
+        f"NVML counted on the device{'s' if len(each) > 1 else ''} of {ranks_in_words(each)}: {text}."
+        for text, each in ranks.items()
+    ]

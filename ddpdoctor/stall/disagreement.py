@@ -91,8 +91,8 @@ def _positions(run: RunEvidence) -> list[str]:
 
 
 def _is_in_collective(each: RankEvidence) -> bool:
-    """Whether it had called a collective that had not returned."""
-    return each.open_call is not None or in_backward(each.phase, each.stack)
+    """Whether it had called a collective that had not returned, or was not complete on its device."""
+    return each.open_call is not None or in_backward(each.phase, each.stack) or bool(each.waits)
 
 
 def _has_own_cause(run: RunEvidence) -> bool:
@@ -147,7 +147,11 @@ def _of_parting(found: Parting, run: RunEvidence) -> StopFacts:
         where=distinct_places([calls[rank].where for rank in odd]),
         waits_at=distinct_places([calls[rank].where for rank in others if rank in calls] or [other.where]),
         evidence=[_called(rank, call, not call.returned) for rank, call in sorted(calls.items())][:_MOST_TOLD]
-        + [_met(each) for each in run.ranks.values() if _ended_by_sizes(each)],
+        + [
+            _met(each)
+            for each in run.ranks.values()
+            if _GLOO in (run.backend or _GLOO) and _ended_by_sizes(each)
+        ],
     )
 
 

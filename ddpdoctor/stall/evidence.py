@@ -16,10 +16,10 @@ from ddpdoctor.rundir.attempts import attempts_of
 from ddpdoctor.rundir.ends import POLITE, JobEnd, job_end
 from ddpdoctor.rundir.fault_text import fatal_signal, faulting_thread, first_thread, says_gil_is_held
 from ddpdoctor.rundir.liveness import is_running
-from ddpdoctor.rundir.phases import LONG_PHASES, WAITING_PHASES, Phase
+from ddpdoctor.rundir.phases import LONG_PHASES, Phase, waits_for_others
 from ddpdoctor.rundir.stops import End, HostStop, RankStop, Standstill, Stops, launches_of, read_stops
 
-from .calls import Call, Usual, calls_of, usual_calls
+from .calls import Call, Usual, calls_of, usual_calls, with_open_ones
 from .frames import is_users, lines_of, place_of, stack_of
 from .recording import DEFAULT_DESCRIPTION, GroupKey, Recording, read_dump
 
@@ -180,7 +180,9 @@ class RunEvidence(msgspec.Struct, frozen=True):
     usual: Usual = msgspec.field(default_factory=lambda: usual_calls([]))
     """What ranks called in the steps before."""
     devices: Mapping[int, Sequence[str]] = msgspec.field(default_factory=dict)
-    """By rank, errors that were counted on its device."""
+    """By rank, errors of its device that NVML counted."""
+    programs: Mapping[int, Sequence[tuple[int, str]]] = msgspec.field(default_factory=dict)
+    """By rank, errors of programs that NVML counted on its device (epoch ns, text): of the rank, or of another process there."""
     looked_ns: int | None = None
     """Time of the last poll during the hang, epoch ns."""
     asked: Asked | None = None
@@ -213,11 +215,12 @@ def evidence_of(
     logs: Sequence[RankLog],
     notes: list[Note],
     devices: Mapping[int, Sequence[str]] | None = None,
+    programs: Mapping[int, Sequence[tuple[int, str]]] | None = None,
     records: Sequence[RankRecord] | None = None,
     stops: Mapping[str, Stops] | None = None,
 ) -> RunEvidence:
     """Put together what run directories of one job hold of each rank of an attempt: of the ``records``, or else of the attempt whose end is
-    the job's. ``devices``: by rank, errors that were counted on its device. ``stops``: :func:`stops_of` the ``runs``, if they are read."""
+    the job's. ``devices``, ``programs``: as in :class:`RunEvidence`. ``stops``: :func:`stops_of` the ``runs``, if they are read."""
     records = last_attempt(runs, logs) if records is None else records
     paths = {record.path for record in records}
     # Of a job that was started several times, the run directories of this start.
@@ -274,6 +277,7 @@ def evidence_of(
         backend=next((str(each.info["backend"]) for each in records if each.info.get("backend")), None),
         usual=usual_calls(logs),
         devices=devices or {},
+        programs=programs or {},
         looked_ns=max((s["looked_ns"] for s in stalls if s.get("looked_ns")), default=None),
         asked=asked,
         earlier=[row for row in rows_of_others if not row.get("in_order")],
@@ -315,10 +319,10 @@ def _of(
         number = fatal_signal(faults)  # its parent reaped it before the kernel could be queried
     if raised and raised[0].get("type") == KeyboardInterrupt.__name__:
         raised = ()
+    groups = None if newest is ending else newest.get("groups")
     if waits is None and phase is not None:
-        waits = phase in WAITING_PHASES or (
-            phase == Phase.BACKWARD and bool(stack) and "torch" in stack[0].file
-        )
+        in_torch = phase == Phase.BACKWARD and bool(stack) and "torch" in stack[0].file
+        waits = in_torch or waits_for_others(phase, groups)
     in_order = not raised and bool(
         seen.get("in_order") or ended.get("in_order") or ending.get("how") == End.IN_ORDER
     )
@@ -348,7 +352,7 @@ def _of(
         oom_kills=int(ended.get("oom_kills") or 0),
         faults=faults,
         recording=_recording(rank, info, stop, newest, notes),
-        calls=calls_of(stop.calls if stop else (), log, _groups_of(info)),
+        calls=with_open_ones(calls_of(stop.calls if stop else (), log, _groups_of(info)), groups),
     )
 
 

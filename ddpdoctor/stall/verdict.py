@@ -17,7 +17,7 @@ from ddpdoctor.rundir.stops import signal_name
 
 from .activity import activity, last_at, standing_of
 from .answer import Verdict
-from .causes import ends_of, way_of, with_hang_until_timeout
+from .causes import ends_of, of_devices, way_of, with_hang_until_timeout
 from .disagreement import disagreement, in_hang, ran_out, with_positions
 from .dumps import Dumps
 from .ends import conclusions, controllers_end, doubts, ended_well, until
@@ -27,27 +27,6 @@ from .groups import Table, expected_ranks, tables_of
 from .mismatches import Difference, Mismatch, first_differences
 from .recording import Operation, Recording
 from .waiting import Blame, Root, Stuck, Why, blame
-
-
-def of_devices(causes: dict[str, StopFacts], run: RunEvidence) -> dict[str, StopFacts]:
-    """``causes``; a single cause becomes a device error if NVML counted errors on the devices of all of its ranks (or it has none)."""
-    if not causes or not run.devices:
-        return causes
-    counted = [
-        f"NVML counted on the device of rank {rank}: {', '.join(errors)}."
-        for rank, errors in sorted(run.devices.items())
-    ]
-    (name, first), *rest = causes.items()
-    named = set(first.ranks or run.devices)
-    if rest or not named <= set(run.devices):
-        with_errors = replace(first, evidence=[*first.evidence, *counted])
-        return {**causes, name: with_errors}
-    errors = [error for rank in sorted(named) for error in run.devices[rank]]
-    message = first.message if name == "device" else ", ".join(dict.fromkeys(errors))
-    return {
-        "device": replace(first, ranks=sorted(named), message=message, evidence=[*first.evidence, *counted])
-    }
-
 
 _MOST_EVIDENCE = 12
 """Sentences of a finding."""

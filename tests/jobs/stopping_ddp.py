@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import json
 import os
 import re
 import signal
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -130,6 +133,44 @@ def second_group(store: dist.Store, absent: int, seconds: float) -> None:
     dist.init_process_group("gloo", store=prefix, rank=rank, world_size=world_size)
 
 
+class Launching(nn.Module):
+    """A forward whose launches wait for a device: a thread of CUDA that waits uses a core."""
+
+    def forward(self, seconds: float) -> None:
+        in_a_loop(seconds)
+
+
+def behind_a_device(seconds: float) -> None:
+    """As with NCCL: the last rank sleeps, and the others wait on their devices; their hosts ran ahead until the queue was full."""
+    rank, asleep = dist.get_rank(), dist.get_world_size() - 1
+    finished = 60
+    queued = {
+        "last_enqueued_collective": str(finished + (0 if rank == asleep else 4)),
+        "last_completed_collective": str(finished),
+    }
+    nothing = {
+        "comm_lib_version": "",
+        "nccl_comm_state": {},
+        "pg_config": {},
+        "pg_status": {},
+        "version": "2.10",
+    }
+
+    def dump(document: dict[str, Any]) -> Callable[..., bytes]:
+        return lambda includeCollectives, onlyActive: json.dumps(document, separators=(",", ":")).encode()
+
+    c10d = torch._C._distributed_c10d
+    before = vars(c10d).copy()
+    c10d._dump_nccl_trace_json = dump(nothing | {"pg_status": {"0": queued}})
+    c10d._dump_fr_trace_json = dump(nothing)
+    if rank == asleep:
+        asleep_in_a_lock(seconds)
+    else:
+        Launching()(seconds)
+    vars(c10d).pop("_dump_nccl_trace_json")
+    vars(c10d).update(before)
+
+
 ELSEWHERE = ("no", "before_joining", "second_group")
 """What does not happen in the training loop."""
 
@@ -151,7 +192,8 @@ def main() -> None:
     model = DistributedDataParallel(nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 8)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(options.steps):
-        if step == options.at and options.rank in (rank, -1) and options.how not in ELSEWHERE:
+        concerned = options.rank in (rank, -1) or options.how == behind_a_device.__name__
+        if step == options.at and concerned and options.how not in ELSEWHERE:
             globals()[options.how](options.for_s)
         time.sleep(options.step_s)
         loss = model(torch.ones(8, 256)).sum()

@@ -23,7 +23,13 @@ from .launched import DDPDOCTOR_RUN, clean_environment
 
 UNDER_US = [*DDPDOCTOR_RUN, "--no-telemetry", "--out", "run", "--"]
 STOPPABLE = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
-OURS = (b"DDPDOCTOR_", b"PYTHONPATH=", b"KINETO_LOG_LEVEL=", b"TORCH_FR_BUFFER_SIZE=")
+OURS = (
+    b"DDPDOCTOR_",
+    b"PYTHONPATH=",
+    b"KINETO_LOG_LEVEL=",
+    b"TORCH_FR_BUFFER_SIZE=",
+    b"TORCH_NCCL_TRACE_BUFFER_SIZE=",
+)
 
 PROBE = r"""
 (grep -E '^(Umask|Uid|Gid|Groups|SigBlk|SigIgn|SigCgt|Cap|NoNewPrivs|Seccomp:|Cpus_allowed)' /proc/$$/status) >status

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ddpdoctor import analyze
 from ddpdoctor.rundir import Stops, read_stops
 from ddpdoctor.rundir.stops import RankStop
 from tests.hook.recording import JOBS, Recorded, forked
@@ -71,6 +72,25 @@ def test_a_rank_that_stops_in_python(tmp_path, how: str, ranks: int) -> None:
     assert enqueued == completed + 1 == standing["groups"]["0"][0] + 1
     assert of_rank(stops, 0).flight is not None
     assert {end["code"] for end in host.ends["ends"]} == {0}
+
+
+@pytest.mark.torchrun
+def test_a_rank_that_sleeps_while_another_waits_on_its_device_with_a_core(tmp_path) -> None:
+    """The waiting rank's host is in a later step, in forward, and uses a core: only NCCL's counts show that it waits."""
+    recorded, stops = stopping(tmp_path, "behind_a_device", "--on-hang", "kill")
+    told = said(recorded)
+    assert (
+        SAID in told[0]
+        and "rank 1 " in told[1]
+        and "(asleep_in_a_lock)" in told[1]
+        and "rank 0 waits" in told[1]
+    )
+    assert any("the job is ended, as --on-hang kill asks" in line for line in told)
+    (host,) = stops.hosts
+    assert [(each["rank"], each["waits"]) for each in host.stall["ranks"]] == [(0, True), (1, False)]
+    assert of_rank(stops, 0).standing["phase"] == "forward"
+    finding = analyze([str(recorded.run)]).findings[0]
+    assert (finding.rule, finding.ranks) == ("hang/not-reached", [1])
 
 
 @pytest.mark.torchrun

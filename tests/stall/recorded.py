@@ -118,17 +118,19 @@ class Stopped:
         error = {"type": kind, "message": message, "frames": frames}
         return self.rank(rank, "other", frames, "ending", at_ns=at_ns, how="exception", raised=[error])
 
-    def flight(self, rank: int, operations: list[tuple[str, int]], pending: bool) -> Stopped:
-        """Gloo's recorder: all is finished but the last where it is ``pending``."""
+    def flight(
+        self, rank: int, operations: list[tuple[str, int]], pending: int, backend: str = "gloo"
+    ) -> Stopped:
+        """The recorder of a ``backend``: all is finished but the last ``pending`` operations."""
         entries = [
             {
                 "collective_seq_id": number,
                 "p2p_seq_id": 0,
                 "pg_id": 0,
                 "process_group": ["0", "default_pg"],
-                "profiling_name": f"gloo:{name}",
+                "profiling_name": f"{backend}:{name}",
                 "record_id": number,
-                "retired": not pending or number < len(operations),
+                "retired": number <= len(operations) - pending,
                 "state": "scheduled",
                 "input_sizes": [[size]],
                 "input_dtypes": ["Float"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from dataclasses import replace
@@ -403,45 +402,6 @@ def test_one_that_raised_before_it_joined(tmp_path):
     run.ended(1, code=1, step=None, raised=[error])
     finding = main_finding(diagnosed(run))
     assert (finding.rule, finding.ranks, finding.where[0].line) == ("hang/rank-raised", [1], 21)
-
-
-def on_gpus(run: Stopped, *xids: list[int]) -> Stopped:
-    """Rank 1 ran on the only GPU, on which these errors came."""
-    path = run.path / "ranks/00001/rank.json"
-    info = json.loads(path.read_text()) | {"device": "cuda:0", "backend": "nccl"}
-    path.write_text(json.dumps(info))
-    header = {
-        "schema": "ddpdoctor.telemetry/2",
-        "host": info["host"],
-        "started_ns": 1,
-        "gpus": [{"index": 0}],
-    }
-    samples = [
-        {"t_ns": NOW_NS - 10**10 + n, "gpus": [{"index": 0, "xid_errors": xid}]} for n, xid in enumerate(xids)
-    ]
-    for folder in (run.path / "hosts").iterdir():
-        (folder / "telemetry.jsonl").write_text("\n".join(map(json.dumps, [header, *samples])) + "\n")
-    return run
-
-
-@pytest.mark.parametrize(
-    ("xids", "rule"), [(([], [79]), "hang/device-error"), (([], []), "hang/not-reached")]
-)
-def test_errors_counted_on_the_device_of_the_rank_that_does_not_come(tmp_path, xids, rule):
-    run = hung(tmp_path, [[TRAIN, 57, "load"]], FUTEX)
-    diagnosis = diagnosed(on_gpus(run, *xids))
-    finding = main_finding(diagnosis)
-    assert (finding.rule, finding.ranks, finding.where[0].line) == (rule, [1], 57)
-    if xids[1]:
-        assert diagnosis.facts["hang"]["device"]["message"] == "Xid 79"
-
-
-def test_errors_on_another_device_are_told_and_accuse_nobody(tmp_path):
-    run = Stopped(tmp_path / "run").raised(0, "ValueError", "bad sample 17").ended(0, code=1)
-    diagnosis = diagnosed(on_gpus(run, [], [31]))
-    finding = main_finding(diagnosis)
-    assert (finding.rule, finding.ranks) == ("hang/rank-raised", [0])
-    assert "Xid 31" in finding.explanation
 
 
 def test_a_text_is_cut_between_words():

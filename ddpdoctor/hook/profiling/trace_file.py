@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import sys
 import tempfile
 import threading
 import time
@@ -134,16 +136,38 @@ def _report_failure(session: Session, report: Callable[..., None], error: Except
         pass
 
 
+_RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
+"""torch's flight recorders: NCCL's, and that of the other backends, from torch 2.8 on. Each is there whatever the backend is."""
+_RELAXED = 2
+"""cudaStreamCaptureModeRelaxed."""
+_EMPTY = b'"pg_status":{}'
+"""In the JSON of a recorder that has recorded nothing."""
+
+
 def flight_recorder(collectives: bool = True) -> bytes | None:
     """The flight recorder's entries as JSON, without stacks, or only its counters; None where this torch keeps none."""
     from torch._C import _distributed_c10d as c10d
 
-    for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
+    if collectives:
+        _spare_captures()
+    found = None
+    for name in _RECORDERS:
         dump = getattr(c10d, name, None)
-        if dump is not None:
+        if dump is not None and (found is None or _EMPTY in found):
             data = dump(includeCollectives=collectives, onlyActive=False)
-            return data.encode() if isinstance(data, str) else bytes(data)
-    return None
+            found = data.encode() if isinstance(data, str) else bytes(data)
+    return found
+
+
+def _spare_captures() -> None:
+    """Let other threads capture CUDA graphs while this one reads: to list NCCL's collectives, torch queries their events, which by default
+    would invalidate a capture."""
+    torch = sys.modules.get("torch")
+    try:
+        if torch is not None and torch.cuda.is_initialized():
+            ctypes.CDLL(None).cudaThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(_RELAXED)))
+    except (AttributeError, OSError):
+        pass  # no CUDA runtime among this process's own symbols
 
 
 def _header(session: Session) -> dict[str, Any]:

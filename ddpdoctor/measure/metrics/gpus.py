@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -36,6 +36,14 @@ _THROTTLED_SHARE = 0.2
 _BUS_ID_CHARACTERS = 10
 """Characters from the end of a PCI bus id that are compared: ``00:1e.0`` and the last two digits of the domain, of which NVML writes
 eight, torch four."""
+
+
+PROGRAM_XIDS = frozenset(("13", "31", "43", "45", "68", "109"))
+"""Xids that follow an error or the end of a process that uses the GPU, which itself stays healthy: Graphics Engine Exception, GPU memory
+page fault, GPU stopped processing, preemptive cleanup, video processor exception, context switch timeout. These are the ones that
+NVIDIA's device plugin for Kubernetes does not count against a GPU (internal/rm/health.go, "Application errors: the GPU should still be
+healthy"). All others, such as 48, 63, 64, 69, 74, 79, 94, 95, 119 and 140, are errors of the GPU, its links or its driver
+(https://docs.nvidia.com/deploy/xid-errors/)."""
 
 
 class _Gpu(msgspec.Struct, frozen=True):
@@ -101,9 +109,22 @@ def _readings_of(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) ->
 
 
 def device_errors(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> dict[int, list[str]]:
-    """Rank → errors that NVML counted on its GPU during the run, parts of sentences; only ranks with any."""
+    """Rank → errors of its GPU that NVML counted during the run, parts of sentences; only ranks with any."""
     found = {rank: _problems(hosts[host], index) for rank, (host, index) in rank_gpus(logs, hosts).items()}
     return {rank: problems for rank, problems in found.items() if problems}
+
+
+def program_errors(
+    logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]
+) -> dict[int, list[tuple[int, str]]]:
+    """Rank → Xids of programs on its GPU during the run: when the sample with it was taken, epoch ns, and a part of a sentence. Only ranks
+    with any. The program may be another process on the same GPU."""
+    found = {}
+    for rank, (host, index) in rank_gpus(logs, hosts).items():
+        xids = [(at_ns, f"Xid {xid}") for at_ns, xid in _xids(hosts[host], index) if xid in PROGRAM_XIDS]
+        if xids:
+            found[rank] = xids
+    return found
 
 
 def _largest(values: Sequence[float | None]) -> float | None:
@@ -190,16 +211,21 @@ def _with_reasons(
 
 
 def _problems(host: HostTelemetry, index: int) -> list[str]:
-    """Memory errors during the run, and errors of the driver (Xid), parts of sentences."""
+    """Memory errors during the run, and errors of the GPU or its driver (Xid), parts of sentences."""
     problems = []
     ecc = readings(host.gpu_column(index, "ecc_uncorrected_total"))
     if len(ecc) > 1 and ecc[-1] > ecc[0]:
         problems.append(f"{int(ecc[-1] - ecc[0])} uncorrectable memory errors during the run")
-    samples = host.gpu_values(index, "xid_errors")[1]
-    xids = sorted({str(xid) for sample in samples if isinstance(sample, list) for xid in sample})
-    if xids:
-        problems.append(f"Xid {', '.join(xids)}")
-    return problems
+    xids = sorted({str(xid) for _, xid in _xids(host, index) if xid not in PROGRAM_XIDS})
+    return [*problems, f"Xid {', '.join(xids)}"] if xids else problems
+
+
+def _xids(host: HostTelemetry, index: int) -> Iterator[tuple[int, str]]:
+    """Each Xid of the run, with the time of its sample, epoch ns."""
+    times, samples = host.gpu_values(index, "xid_errors")
+    for at_ns, sample in zip(times.tolist(), samples, strict=True):
+        if isinstance(sample, list):
+            yield from ((at_ns, str(xid)) for xid in sample)
 
 
 _MATMUL = (

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ddpdoctor.measure.metrics import gpu_facts
+from ddpdoctor.measure.metrics import device_errors, gpu_facts, program_errors
 
 
 class Host:
@@ -76,6 +76,16 @@ def test_errors_are_those_of_the_run():
     facts = gpu_facts([], [log(0)], {"node": host})
     assert facts.error_ranks == [0]
     assert facts.errors == ["rank 0: 2 uncorrectable memory errors during the run", "rank 0: Xid 48, 79"]
+
+
+def test_xids_of_programs_do_not_count_against_the_gpu():
+    host = Host({"index": 0}, xid_errors={0: [[43], None, [31, 79]]})
+    of_program = Host({"index": 0}, xid_errors={0: [[13, 31, 43, 45, 68, 109]]})
+    assert gpu_facts([], [log(0)], {"node": host}).errors == ["rank 0: Xid 79"]
+    assert gpu_facts([], [log(0)], {"node": of_program}).error_ranks == []
+    assert device_errors([log(0)], {"node": host}) == {0: ["Xid 79"]}
+    found = program_errors([log(0)], {"node": host})
+    assert [text for _, text in found[0]] == ["Xid 43", "Xid 31"] and found[0][0][0] < found[0][1][0]
 
 
 @pytest.mark.parametrize(
