@@ -37,6 +37,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--backend", default="nccl")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--loop-ms", type=float, default=5.0)
     parser.add_argument("--timeout", type=float, default=600.0)
     parser.add_argument(
         "--profile", default="", help="folder for traces of torch.profiler, opened by the job itself"
@@ -138,6 +139,15 @@ def python_bookkeeping(milliseconds: float) -> None:
         pass
 
 
+def capture_graph(matrix: torch.Tensor) -> None:
+    """In the capture mode in which a CUDA event that another thread queries makes it fail."""
+    synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="global"):
+        for _ in range(200):
+            matrix @ matrix
+
+
 def save_checkpoint(step: int) -> None:
     torch.save({"weights": LARGE, "step": step}, f"checkpoint-{RANK}.pt")
 
@@ -231,9 +241,11 @@ def main() -> None:
         optimizer.step()
         if FAULT == "item":
             log_loss(loss)
-            python_bookkeeping(5)
+            python_bookkeeping(OPTIONS.loop_ms)
         if FAULT == "python":
             python_bookkeeping(5)
+        if FAULT == "graph" and step < 80:
+            capture_graph(model.module.extra)
         if FAULT == "leak":
             kept.append(torch.ones(4 << 20, device=DEVICE))
         if FAULT == "checkpoint" and step % 50 == 49:

@@ -34,11 +34,12 @@ class Scenario:
 
 
 def planted(name: str, *rules: str, **more: Any) -> Scenario:
-    arguments = ("--fault", name, *more.pop("arguments", ()))
+    arguments = ("--fault", more.pop("fault", name), *more.pop("arguments", ()))
     return Scenario(name, arguments=arguments, rules=frozenset(rules), **more)
 
 
-LONG = ("--steps", "700")
+LONG = ("--steps", "400")
+SHORT = ("--steps", "130")
 
 SCENARIOS = (
     Scenario("bare-one", ranks=1, bare=True),
@@ -64,10 +65,18 @@ SCENARIOS = (
     planted("float32", "gpu/no-tensor-cores", ranks=1),
     planted("small-buckets", "allreduce/small-buckets"),
     planted("gloo", "allreduce/gloo-on-gpu", arguments=("--backend", "gloo")),
-    planted("compiled", ranks=1),
-    planted("fsdp"),
+    planted(
+        "item-large",
+        *("sync/device-sync", "host/python-work"),
+        fault="item",
+        ranks=1,
+        arguments=("--batch", "1024", "--loop-ms", "7", "--steps", "200"),
+    ),
+    planted("compiled", ranks=1, arguments=SHORT),
+    planted("graph", ranks=1, arguments=SHORT),
+    planted("fsdp", arguments=SHORT),
     planted("leak", "memory/device-growing", ranks=1, arguments=("--steps", "1500")),
-    planted("profiled", arguments=("--profile", "traces")),
+    planted("profiled", arguments=("--profile", "traces", *SHORT)),
     planted("out-of-memory"),
     planted("device-error", "hang/device-error", "hang/rank-raised"),
     planted(
