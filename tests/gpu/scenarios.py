@@ -84,14 +84,14 @@ SCENARIOS = (
         "hang/not-reached",
         arguments=("--timeout", "25"),
         options=("--hang-after", "10"),
-        timeout_s=60,
+        timeout_s=72,
     ),
     planted(
         "other-collective",
         "hang/different-collectives",
         arguments=("--timeout", "25"),
         options=("--hang-after", "10"),
-        timeout_s=60,
+        timeout_s=72,
     ),
 )
 
@@ -105,17 +105,9 @@ def free_port() -> int:
 def run(scenario: Scenario, folder: Path) -> dict[str, Any]:
     """Run the job in ``folder``: its output, its own measure of itself (``truth``), and the run directory ``run``."""
     folder.mkdir(parents=True)
-    job = [
-        *(
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            str(scenario.ranks),
-        ),
-        *(str(JOB), "--truth", str(folder / "truth"), *scenario.arguments),
-    ]
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(scenario.ranks))
+    job = [sys.executable, *(torchrun if scenario.ranks > 1 else ()), str(JOB)]
+    job += ["--truth", str(folder / "truth"), *scenario.arguments]
     command = job
     if not scenario.bare:
         ours = [
