@@ -69,8 +69,8 @@ class ProgressTracker:
         self._steps_seen = 0
         self._attempt: frozenset[int] = frozenset()
         """Process ids of the attempt whose steps are counted; an elastic restart begins another."""
-        self.progressed = False
-        """Whether the last poll showed progress."""
+        self.progressed = self.moved = False
+        """Whether the last poll showed progress; and whether a rank itself reported it."""
         self.paused_in: str | None = None
         """The phase in which a rank works at the last poll ("other" if unknown); None if none works."""
 
@@ -86,7 +86,7 @@ class ProgressTracker:
             (rank.phase or "other" for rank in ranks if does.get(rank.key) is Activity.WORKS), None
         )
         signs = {rank.key: rank.signs for rank in ranks}
-        moved, self._signs = _has_new_sign(self._signs, signs), signs
+        self.moved, self._signs = _has_new_sign(self._signs, signs), signs
         if stepped:
             if self._steps_seen:
                 # The time before the first step is no measure of later gaps.
@@ -99,7 +99,7 @@ class ProgressTracker:
         is_held = bool(held) and (not suspended or self._suspended_s < self._tuning.most_suspended_s)
         if is_held:
             self._since_step_s = 0.0
-        self.progressed = stepped or moved or self.paused_in is not None
+        self.progressed = stepped or self.moved or self.paused_in is not None
         early = any(not rank.joined for rank in ranks) and not any(rank.waits for rank in ranks)
         uncounted = any(rank.joined and rank.alive and not rank.counts for rank in ranks)
         if self.progressed or is_held or early or uncounted or not ranks:

@@ -54,6 +54,9 @@ _AGAIN_S = 30.0
 """Between two updates of ``stall.json`` during a hang."""
 _GOES_ON_S = 3.0
 """Time after which progress other than a finished step ends a hang: a rank that a signal ends is gone in less."""
+_WORKS_ON_S = 20.0
+"""The same where a rank only moves data, as counted over ten seconds: after a timeout, NCCL's watchdog writes what torch's flight recorder
+holds, once."""
 END_S = 0.3
 """Time at the end of a job for this process to end, five times as long unless it is blocked in the kernel."""
 _AFTER_LAUNCHER_S = 60.0
@@ -90,6 +93,8 @@ class HangMonitor:
         """``stall.json`` of the present hang; None without one."""
         self._moved_s: float | None = None
         """When ranks first made progress in the present hang, monotonic seconds."""
+        self._only_works = True
+        """Whether that progress is only that a rank moves data."""
         self._written_s = 0.0
         self._kill: proof.Kill | None = None
         self._began_ns = time.time_ns()
@@ -304,12 +309,14 @@ class HangMonitor:
     def _goes_on(self, stall: dict[str, Any], current: list[WatchedRank], stepped: bool) -> bool:
         """Whether the hang is over: a step is finished, or ranks have made other progress and, some seconds later, still live or have ended
         well. A rank that a signal ends runs its handlers and saves its records, which looks like progress."""
-        now_s = time.monotonic()
-        if self._moved_s is None and self._progress.progressed:
-            self._moved_s = now_s
-        if self._is_being_ended(stall, current):
+        now_s, progress = time.monotonic(), self._progress
+        if self._moved_s is None and progress.progressed:
+            self._moved_s, self._only_works = now_s, True
+        self._only_works = self._only_works and not progress.moved
+        if self._is_being_ended(stall, current) or (self._only_works and not progress.progressed):
             self._moved_s = None
-        return stepped or (self._moved_s is not None and now_s - self._moved_s >= _GOES_ON_S)
+        after_s = _WORKS_ON_S if self._only_works else _GOES_ON_S
+        return stepped or (self._moved_s is not None and now_s - self._moved_s >= after_s)
 
     def _is_being_ended(self, stall: dict[str, Any], current: list[WatchedRank]) -> bool:
         """Whether the job was asked to end since the hang was detected, or a rank has ended otherwise than well."""

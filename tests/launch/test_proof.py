@@ -263,6 +263,21 @@ def test_a_hang_that_lasts_is_ended(tmp_path, monkeypatch) -> None:
     assert job.is_killed() and job.state() == "killed"
 
 
+@pytest.mark.parametrize(("polls", "state"), [(12, "lasts"), (25, "resumed")])
+def test_a_rank_that_moves_data_for_a_moment_does_not_go_on(
+    tmp_path, monkeypatch, polls: int, state: str
+) -> None:
+    """As NCCL's watchdog, which writes a record of a collective that has timed out; one that goes on writing may be at a checkpoint."""
+    job = Hanging(tmp_path, monkeypatch)
+    job.watch._kill = None
+    job.ranks[0].meter.works = True
+    job.polls(polls)
+    job.ranks[0].meter.works = False
+    job.polls(3)
+    assert job.state() == state
+    assert any("goes on" in said.get("warn", "") for said in job.said()) == (state == "resumed")
+
+
 @pytest.mark.parametrize(
     ("moves", "ends", "is_asked", "state"),
     [
