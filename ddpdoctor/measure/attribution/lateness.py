@@ -98,7 +98,7 @@ def late_cycles(
     """
     middle = np.median(more, axis=0)
     scatter = scatter_of(more - middle)
-    least = np.maximum(LATENESS.spike_sigmas * scatter, LATENESS.spike_share * step_ns)
+    least = least_outlier(scatter, step_ns)
     persistent = is_persistent(more, work, step_ns, step_share)
     if drifts and len(more) < LATENESS.fewest_of_drifting:
         persistent &= middle >= np.minimum(LATENESS.drifting_sigmas * scatter, LATENESS.spike_share * step_ns)
@@ -112,6 +112,12 @@ def late_cycles(
     by_chance = bool((spike & ~always).sum() >= LATENESS.fewest_spikes) and not carried.any()
     sporadic = carried & (carried.sum(axis=0) >= LATENESS.fewest_spikes)
     return LateCycles((always & ~_stalls(more, spike, always)) | sporadic, by_chance)
+
+
+def least_outlier(scatter: Array, step_ns: float) -> Array:
+    """[R] ns beyond its usual from which on a cycle of a rank is an outlier, by the ``scatter`` [R] of its cycles."""
+    least: Array = np.maximum(LATENESS.spike_sigmas * scatter, LATENESS.spike_share * step_ns)
+    return least
 
 
 def most_of(lost_ns: Array) -> tuple[int, ...]:
