@@ -16,7 +16,16 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from ddpdoctor.measure.numerics import Array, Ints, Mask, above_others, carried_by_few, scatter_of
+from ddpdoctor.measure.numerics import (
+    CHANCE,
+    Array,
+    Ints,
+    Mask,
+    above_others,
+    above_zero,
+    carried_by_few,
+    scatter_of,
+)
 
 
 class LatenessTuning(msgspec.Struct, frozen=True):
@@ -89,7 +98,7 @@ def late_cycles(
     """
     middle = np.median(more, axis=0)
     scatter = scatter_of(more - middle)
-    least = np.maximum(LATENESS.spike_sigmas * scatter, LATENESS.spike_share * step_ns)
+    least = least_outlier(scatter, step_ns)
     persistent = is_persistent(more, work, step_ns, step_share)
     if drifts and len(more) < LATENESS.fewest_of_drifting:
         persistent &= middle >= np.minimum(LATENESS.drifting_sigmas * scatter, LATENESS.spike_share * step_ns)
@@ -103,6 +112,12 @@ def late_cycles(
     by_chance = bool((spike & ~always).sum() >= LATENESS.fewest_spikes) and not carried.any()
     sporadic = carried & (carried.sum(axis=0) >= LATENESS.fewest_spikes)
     return LateCycles((always & ~_stalls(more, spike, always)) | sporadic, by_chance)
+
+
+def least_outlier(scatter: Array, step_ns: float) -> Array:
+    """[R] ns beyond its usual from which on a cycle of a rank is an outlier, by the ``scatter`` [R] of its cycles."""
+    least: Array = np.maximum(LATENESS.spike_sigmas * scatter, LATENESS.spike_share * step_ns)
+    return least
 
 
 def most_of(lost_ns: Array) -> tuple[int, ...]:
@@ -139,6 +154,12 @@ def is_persistent(more: Array, work: Array, step_ns: float, step_share: float) -
     least = np.maximum(LATENESS.persistent_share * step_ns, LATENESS.usual * inside.mean(axis=0))
     most = np.quantile(more, 0.5, axis=0, method="lower")
     persistent: Mask = above_others(inside, allowed, _without_outliers(work)) & (most > least)
+    if more.shape[1] >= CHANCE.many_ranks:
+        # Of many ranks a busy machine strikes one in most cycles, and what it does to the others is then outside of their middle halves.
+        for rank in np.flatnonzero(persistent):
+            alike = np.minimum(more, inside[:, rank].max())
+            beyond = alike - np.delete(alike, rank, axis=1).mean(axis=1, keepdims=True)
+            persistent[rank] = above_zero(beyond, allowed)[rank]
     return persistent
 
 

@@ -34,7 +34,7 @@ from ddpdoctor.measure.numerics import PERSISTENCE, Array, Mask, scatter_of, und
 from ddpdoctor.measure.taxonomy import INDEX, LATE_COMPONENTS, RECORDED, Component, LateCause
 
 from .comparison import Comparison, others_median
-from .lateness import LATENESS, is_of_one
+from .lateness import LATENESS, is_of_one, least_outlier
 
 
 class StandoutTuning(msgspec.Struct, frozen=True):
@@ -134,8 +134,7 @@ def _beyond_usual(values: Array) -> Array:
 def _outliers(late: Array, more: Array, step_ns: float) -> Mask:
     """[cycles, R] where ``late``, the part of ``more`` that the whole cycle shows, stands out of all; none where
     something comes near."""
-    scatter = float(scatter_of((more - np.median(more)).ravel()))
-    outlying: Mask = late > max(LATENESS.spike_sigmas * scatter, LATENESS.spike_share * step_ns)
+    outlying: Mask = late > least_outlier(scatter_of((more - np.median(more)).ravel()), step_ns)
     if outlying.any() and more[~outlying].max(initial=0.0) > STANDOUT.apart * float(late[outlying].min()):
         return np.zeros_like(outlying)
     return outlying

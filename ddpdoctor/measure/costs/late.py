@@ -15,7 +15,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ddpdoctor.measure.attribution import LATENESS, UNSEEN, Attribution, component, others_median, unseen
+from ddpdoctor.measure.attribution import (
+    LATENESS,
+    UNSEEN,
+    Attribution,
+    component,
+    most_of,
+    others_median,
+    unseen,
+)
 from ddpdoctor.measure.facts import ArrivalFacts, Cost, scaled
 from ddpdoctor.measure.graph import CycleGroup, Graph
 from ddpdoctor.measure.metrics import lateness, lateness_ns, later_ns
@@ -130,8 +138,6 @@ class _Tuning(msgspec.Struct, frozen=True):
     """Part of two causes' time that must be in the same segments of the cycle, for one to hide the other."""
     shows: float = 0.5
     """Part of each loss by which its step must be longer at least: hosts that run ahead of their devices catch up."""
-    stragglers: float = 0.25
-    """Part of the largest straggler's excess from which on a rank is named too."""
 
 
 _TUNING = _Tuning()
@@ -324,7 +330,7 @@ def _lines_of_each(context: Context, removal: _Removal, positions: Sequence[int]
 
 def _stragglers(work: Sequence[Array], world: int) -> list[int]:
     weight = sum((of_group.sum(axis=(0, 1)) for of_group in work), np.zeros(world))
-    return sorted(np.flatnonzero(weight >= _TUNING.stragglers * weight.max()).tolist())
+    return sorted(most_of(weight))
 
 
 def _when_late(context: Context, cause: LateCause, removal: _Removal) -> list[Array]:

@@ -21,7 +21,7 @@ from functools import cached_property
 import msgspec
 import numpy as np
 
-from ddpdoctor.measure.attribution import LATENESS
+from ddpdoctor.measure.attribution import LATENESS, least_outlier
 from ddpdoctor.measure.facts import Cost, saving
 from ddpdoctor.measure.graph import Graph, Sync
 from ddpdoctor.measure.metrics import typical_arrival
@@ -168,9 +168,7 @@ class _Pauses(msgspec.Struct, frozen=True, dict=True):
     def _outliers(self, amount: Array) -> Mask:
         """[N, R] mask of amounts far beyond the rank's scatter, and beyond a minimum share of the step."""
         scatter = scatter_of(self.beyond - np.median(self.beyond, axis=0))
-        outliers: Mask = amount > np.maximum(
-            LATENESS.spike_sigmas * scatter, LATENESS.spike_share * float(np.median(self.duration))
-        )
+        outliers: Mask = amount > least_outlier(scatter, float(np.median(self.duration)))
         return outliers
 
     def _cost(self, amount: Array, positions: list[int] | None) -> Cost:

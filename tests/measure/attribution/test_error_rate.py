@@ -11,12 +11,15 @@ from ddpdoctor.measure.attribution import attribute
 from tests.measure.attribution.drawn import (
     CYCLES,
     LATE_MS,
+    STRUCK,
     WORLDS,
+    by_a_machine,
     by_chance,
     drifting,
     heavy,
     normal,
     power,
+    power_of_pauses,
 )
 from tests.measure.made import simple
 
@@ -48,6 +51,30 @@ def test_few_windows_of_ranks_alike_name_one(noise):
 def test_no_number_of_cycles_or_ranks_names_more(noise, short, numbers):
     found = rates(noise, numbers, LONG, short=short)
     assert found.mean() <= STATED and np.sort(found)[:-2].max() <= most(LONG)
+
+
+@pytest.mark.parametrize("windows", [6, pytest.param(LONG // 4, marks=pytest.mark.slow)])
+def test_a_busy_machine_s_disturbances_seldom_name_one(windows):
+    """Those of ranks that are struck in any part of their cycles: two in a hundred windows. Outliers are judged for each kind of work that
+    has some, so that the longest recordings of many ranks have up to five."""
+    found = np.array(
+        [
+            by_a_machine(cycles, world, struck, windows)
+            for cycles, world, struck in product((8, 20, 50), WORLDS, STRUCK)
+        ]
+    )
+    assert found.mean() <= 2 * STATED + 2 * np.sqrt(2 * STATED / (found.size * windows))
+
+
+@pytest.mark.parametrize("world", [8, 16])
+def test_nor_of_many_ranks_the_one_that_is_struck_in_most_cycles(world):
+    assert by_a_machine(8, world, STRUCK[-1], 60) <= 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("world", "most_named"), [(2, 0.02), (4, 0.04), (8, 0.05), (16, 0.07)])
+def test_nor_in_long_recordings(world, most_named):
+    assert by_a_machine(200, world, STRUCK[1], LONG // 2) <= most_named
 
 
 @pytest.mark.slow
@@ -90,6 +117,30 @@ FOUND = {
 )
 def test_a_rank_that_is_late_by_a_tenth_of_the_step(cycles, world, scatter):
     assert power(normal, cycles, world, scatter, 100) >= FOUND[cycles, world, scatter]
+
+
+# Kind of work, part of the cycles in which a machine strikes each rank, pauses in 60 cycles, ranks → as above.
+PAUSES = {
+    ("host", 0.03, 5, 2): 0.85,
+    ("host", 0.1, 5, 8): 0.85,
+    ("host", 0.1, 4, 4): 0.7,
+    ("backward", 0.03, 8, 2): 0.65,
+    ("backward", 0.03, 5, 4): 0.75,
+    ("backward", 0.1, 8, 8): 0.65,
+    ("backward", 0.1, 20, 16): 0.8,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "struck", "pauses", "world"),
+    [
+        each if each[0] == "host" and each[-1] < 8 else pytest.param(*each, marks=pytest.mark.slow)
+        for each in PAUSES
+    ],
+)
+def test_a_rank_that_pauses_on_a_busy_machine(kind, struck, pauses, world):
+    found = power_of_pauses(60, world, struck, pauses, kind, 50)
+    assert found >= PAUSES[kind, struck, pauses, world]
 
 
 @pytest.mark.parametrize("world", [2, 4, 8])
