@@ -248,7 +248,7 @@ class CommunicationFacts(msgspec.Struct, frozen=True, kw_only=True):
     operation_bytes_per_step: dict[str, float] | None = None
     """Bytes of these that a rank contributes per step, of the operations whose messages' sizes are known."""
     bus_gb_per_s: float | None = None
-    """Bus bandwidth (as in nccl-tests) of the size class from 1 MiB on that transfers longest, in the process groups that do."""
+    """Bus bandwidth (as in nccl-tests) of large messages: of the size class from 1 MiB on with the longest transfer time."""
     best_bus_gb_per_s: float | None = None
     """Best bus bandwidth of any class of messages of at most that size in groups of as many ranks on as many hosts."""
     latency_us: float | None = None
