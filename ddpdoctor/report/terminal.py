@@ -211,7 +211,7 @@ def _breakdown(diagnosis: Diagnosis, console: Console) -> None:
                 Text.assemble((mark, style), f"{words.part(name, diagnosis)} {words.percent(share)}")
             )
     console.print()
-    waiting = "" if diagnosis.job.world_size == 1 else " (waiting for a rank is shown as that rank's work)"
+    waiting = "" if diagnosis.job.world_size == 1 else " (a wait counts as the late rank's work)"
     _line(console, f"Critical path of the {words.mean_step(diagnosis)}{waiting}:", "dim")
     print_wrapped(console, bar)
     for line in _fill_lines(entries, width):

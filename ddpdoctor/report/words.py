@@ -80,7 +80,7 @@ RECORDINGS = {
 """The recordings from which causes can be measured, see :class:`ddpdoctor.measure.summary.Speaker`."""
 
 EXCLUDED = {
-    "thinned": "logged without phases, to limit the overhead",
+    "thinned": "logged without phases",
     "no collective that all ranks share": "without a collective that all ranks recorded",
     "no measured step before it": "directly after an excluded step",
     "no step before it in the window": "first in the window",

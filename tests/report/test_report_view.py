@@ -188,7 +188,7 @@ def test_excluded_steps_are_shown_with_reasons():
     steps = replace(samples.unhealthy().steps, count=1200, measured=327, set_aside=aside)
     assert (
         steps_measured(steps)
-        == "327 of 1,200 steps measured (excluded: 870 logged without phases, to limit the overhead, 3 warm-up)"
+        == "327 of 1,200 steps measured (excluded: 870 logged without phases, 3 warm-up)"
     )
 
 

@@ -90,7 +90,8 @@ def test_too_few_dumps_show_no_rank_that_is_waited_for(tmp_path, case):
     )
     (waits,) = [note for note in diagnosis.notes if note.endswith("arrived is unknown.")]
     assert re.match(
-        r"Ranks 8, 10 and 12 wait in all_to_all number \d+ of EXPERT_MODEL_PARALLEL_GROUP \(\d+\); ", waits
+        r"Ranks 8, 10 and 12 wait in all_to_all with sequence number \d+ of EXPERT_MODEL_PARALLEL_GROUP \(\d+\); ",
+        waits,
     )
     assert "whether ranks 9, 11 and 13 to 15 arrived" in waits
     assert [each.rank for each in diagnosis.standing] == [0, 4, 8, 10, 12]
