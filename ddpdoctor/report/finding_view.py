@@ -237,10 +237,12 @@ def filled_columns(table: Sequence[Sequence[str]]) -> list[list[str]]:
 
 
 def evidence_value(evidence: Evidence) -> str:
-    """The value with its unit. Numbers that identify something, as that of a step, have no separators."""
+    """The value with its unit, without a "per step" that the description has. Numbers that identify something, as that of a step, have no
+    separators."""
     if isinstance(evidence.value, int) and evidence.fact.rpartition(".")[2] in _IDENTIFIES:
         return str(evidence.value)
-    return words.quantity(evidence.value, evidence.unit)
+    value = words.quantity(evidence.value, evidence.unit)
+    return value.removesuffix(" per step") if " per step" in evidence_words(evidence) else value
 
 
 def location(finding: Finding) -> str:

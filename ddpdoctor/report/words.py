@@ -272,7 +272,8 @@ def _number(value: float, unit: str) -> str:
     if unit in ("percent", "%"):
         return percent(value / 100)
     # A count may have come as a float.
-    whole = isinstance(value, int) or (not unit and value.is_integer() and abs(value) < _MOST_WHOLE)
+    is_count = not unit or unit.startswith("per ")
+    whole = isinstance(value, int) or (is_count and value.is_integer() and abs(value) < _MOST_WHOLE)
     text = f"{value:,.0f}" if whole else significant(value)
     return f"{text} {unit}".strip()
 

@@ -182,3 +182,13 @@ def test_everybody_is_who_was_recorded() -> None:
     }
     for (seen, world), text in said.items():
         assert words.all_ranks({"ranks_seen": seen, "world_size": world}, "wait", "waits") == text
+
+
+def test_a_headline_inside_a_sentence() -> None:
+    for headline, inside in (
+        ("The GPUs of ranks 0 and 1", "the GPUs of ranks 0 and 1"),
+        ("A rank is late", "a rank is late"),
+        ("DDP reduces", "DDP reduces"),
+        ("", ""),
+    ):
+        assert words.inside_sentence(headline) == inside
