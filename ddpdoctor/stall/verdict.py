@@ -233,9 +233,7 @@ def _of_mismatch(found: Mismatch, run: RunEvidence) -> dict[str, StopFacts]:
 def _issued(rank: int, operation: Operation) -> str:
     place = place_of(operation.frames)
     at = f" at {place.file}:{place.line}" if place else ""
-    return (
-        f"Rank {rank} issued {_words(operation)} with sequence number {operation.sequence} of the group{at}."
-    )
+    return f"Rank {rank} issued {_words(operation)}, sequence number {operation.sequence} of the group{at}."
 
 
 def _of_roots(roots: Sequence[Root], run: RunEvidence, only_dumps: bool) -> dict[str, StopFacts]:
