@@ -11,7 +11,16 @@ from msgspec.structs import asdict
 
 from ddpdoctor import __version__
 from ddpdoctor.diagnose import facts_view, words
-from ddpdoctor.diagnose.diagnosis import Coverage, Diagnosis, Job, Standing, Steps, Verdict, WindowCost
+from ddpdoctor.diagnose.diagnosis import (
+    Coverage,
+    Diagnosis,
+    Finding,
+    Job,
+    Standing,
+    Steps,
+    Verdict,
+    WindowCost,
+)
 from ddpdoctor.diagnose.engine import diagnose
 from ddpdoctor.diagnose.jsonvalue import without_numpy
 from ddpdoctor.diagnose.load import load_rules
@@ -86,9 +95,8 @@ def build_diagnosis(measured: MeasuredJob, options: Options) -> Diagnosis:
     if is_unsure:
         healthy, sentence = False, Verdict(None, f"Cannot tell: {measured.truncated}.")
     if measured.termination is not None:
-        before = (
-            f"In the steps before that: {sentence.headline}" if facts.steps.seen else "No step was recorded."
-        )
+        headline = words.inside_sentence(sentence.headline)
+        before = f"In the steps before that: {headline}" if facts.steps.seen else "No step was recorded."
         sentence = Verdict(sentence.rule, f"{measured.termination}. {before}")
     drawn = {name: value for name, value in asdict(measured.drawn).items() if name != "window"}
     noted = [note.text for note in merge_notes(measured.notes)]
@@ -102,7 +110,7 @@ def build_diagnosis(measured: MeasuredJob, options: Options) -> Diagnosis:
         job=measured.job,
         steps=_steps(facts.steps, measured.set_aside, measured.drawn.window),
         breakdown=facts.breakdown,
-        findings=outcome.findings,
+        findings=_headline_first(outcome.findings, sentence.rule),
         notes=list(dict.fromkeys([*chosen, *noted, *outcome.errors])),
         checked=outcome.checked,
         skipped=outcome.skipped,
@@ -113,6 +121,11 @@ def build_diagnosis(measured: MeasuredJob, options: Options) -> Diagnosis:
         hta=measured.hta,
     )
     return without_numpy(diagnosis)
+
+
+def _headline_first(findings: Sequence[Finding], rule: str | None) -> list[Finding]:
+    """``findings`` by cost, but those of the verdict's ``rule`` first, unless they are effects of another one."""
+    return sorted(findings, key=lambda finding: finding.rule != rule or finding.caused_by is not None)
 
 
 def _suppressed_note(rules: Sequence[str], options: Options) -> list[str]:

@@ -25,6 +25,12 @@ _OF_TWO_RANKS = (
     (re.compile(r"\bthe median of the other ranks is\b"), "on the other rank it is"),
     (re.compile(r"\bmedian of the other ranks\b"), "the other rank"),
     (
+        re.compile(r"\b(?:than|than on|relative to) the median rank\b"),
+        lambda found: found[0].replace("median", "other"),
+    ),
+    (re.compile(r"\bOther ranks are\b"), "The other rank is"),
+    (re.compile(r"\b(delays?) the others\b"), r"\1 the other rank"),
+    (
         re.compile(rf"\b([Tt])he other ranks ((?:still |already )?)({'|'.join(_VERBS)})\b"),
         lambda found: f"{found[1]}he other rank {found[2]}{_VERBS[found[3]]}",
     ),

@@ -86,7 +86,8 @@ def verdict(
         )
     found = f"{words.count(len(outcome.checked), 'check')} found nothing"
     return True, Verdict(
-        None, f"Healthy: nothing costs {share * 100:g} % of a step ({steps}; {found}{lacked})."
+        None,
+        f"Healthy: no cause was found that takes {share * 100:g} % of a step ({steps}; {found}{lacked}).",
     )
 
 

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def ms(value: float) -> str:
-    """0.42 -> "0.42 ms", 46.3 -> "46 ms", 1230 -> "1.23 s", 18000000 -> "5 hours"."""
+    """0.4214 -> "0.421 ms", 46.31 -> "46.3 ms", 1230 -> "1.23 s", 18000000 -> "5 hours"."""
     if value >= 1e6:
         return hours(value / 3.6e6)
     if value >= 1000:
         return f"{value / 1000:.3g} s"
-    return f"{value:.0f} ms" if value >= 10 else f"{value:.2g} ms"
+    return f"{value:.0f} ms" if value >= 100 else f"{value:.3g} ms"
 
 
 def percent(share: float) -> str:
@@ -213,7 +213,7 @@ def waiting(stop: Mapping[str, Any], job: Mapping[str, Any] | None = None) -> st
     text = f"{sentence(ranks(waiting_ranks, job))} {verb(waiting_ranks, *waits, job)} "
     if stop["collective"]:
         text += f"in {stop['collective']}"
-        text += f" number {stop['sequence']}" if stop["sequence"] is not None else ""
+        text += f" with sequence number {stop['sequence']}" if stop["sequence"] is not None else ""
         text += f" of process group {stop['group']}" if stop["group"] else ""
         text += f" ({stop['tensors']})" if stop["tensors"] else ""
     else:
@@ -260,8 +260,8 @@ def beside_others(cost: Mapping[str, Any]) -> str:
         return ""
     saves = "nothing" if alone < _NOTHING * whole else f"{ms(alone)} per step"
     return (
-        f" Other ranks are late for other reasons, too: fixing only this saves {saves}; once the others are fixed, it saves "
-        f"{ms(remaining)} per step."
+        f" Other ranks are late for other reasons, too. Fixing this first saves {saves}; fixing it last saves {ms(remaining)} per step. "
+        "The cost given is its part of what fixing all of them saves."
     )
 
 
@@ -333,6 +333,10 @@ def preparation(loader: Mapping[str, Any]) -> str:
     return text
 
 
+_FAR_MORE = 10.0
+"""Times the batch from which on the memory that is left is not given as a multiple: other limits come first."""
+
+
 def headroom(memory: Mapping[str, Any]) -> str:
     """Sentence on the memory left for a larger batch, to append to another one; "" if unknown."""
     free, share, times = memory["headroom_bytes"], memory["headroom_share"], memory["batch_times"]
@@ -341,12 +345,19 @@ def headroom(memory: Mapping[str, Any]) -> str:
     if times is None:
         return f" {size(free)} of memory a rank, {percent(share)}, was never used."
     left = f" {size(free)} of memory, {percent(share)}, was never used on the fullest rank's device"
+    if times >= _FAR_MORE:
+        return f"{left}: memory does not limit the batch."
     return f"{left}: room for at most {number(int(10 * times) / 10)} times the batch."
 
 
 def sentence(text: str) -> str:
     """Return ``text`` with a capital first letter, the rest as it is."""
     return text[:1].upper() + text[1:]
+
+
+def inside_sentence(text: str) -> str:
+    """A sentence as it follows a colon: with a small first letter, unless it begins with an acronym or a name in capitals."""
+    return text[:1].lower() + text[1:] if text[1:2].islower() or text[1:2] == " " else text
 
 
 _LINE_END = re.compile("\r\n|\r|\n")

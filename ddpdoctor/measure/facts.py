@@ -216,9 +216,11 @@ class ArrivalFacts(msgspec.Struct, frozen=True, kw_only=True):
     late_ranks: list[int] | None = None
     """Ranks that are late by a tenth of the step or more, and by twice as much as the median of the others, the latest first."""
     late_ms: dict[str, float] | None = None
-    """Mean lateness per step, relative to the median rank (of two ranks, to the other one)."""
+    """Mean lateness per step, relative to the median rank."""
     late_steps: dict[str, int] | None = None
     """Steps in which the rank is late."""
+    steps_seen: int | None = None
+    """Steps in which the ranks' arrivals were compared: those of the profiler window where causes are measured by it."""
     on_time_saves_ms: float | None = None
     """Step time saved with the unexplained late ranks on time (what-if estimate); null if the lateness of all has a price under
     ``late``."""
@@ -248,7 +250,7 @@ class CommunicationFacts(msgspec.Struct, frozen=True, kw_only=True):
     operation_bytes_per_step: dict[str, float] | None = None
     """Bytes of these that a rank contributes per step, of the operations whose messages' sizes are known."""
     bus_gb_per_s: float | None = None
-    """Bus bandwidth (as in nccl-tests) of the size class from 1 MiB on that transfers longest, in the process groups that do."""
+    """Bus bandwidth (as in nccl-tests) of large messages: of the size class from 1 MiB on with the longest transfer time."""
     best_bus_gb_per_s: float | None = None
     """Best bus bandwidth of any class of messages of at most that size in groups of as many ranks on as many hosts."""
     latency_us: float | None = None

@@ -65,9 +65,15 @@ class Place(msgspec.Struct, frozen=True):
     @property
     def call_path(self) -> str:
         """``metrics.py:18 to_numpy ← trainer.py:133 Trainer.log and 2 more places``, ``data.py:86 collate ← worker 3 of rank 1``."""
-        path = " ← ".join(f"{each.short} {each.function}".rstrip() for each in (self, *self.callers))
+        path = f"{self.short} {self.function}".rstrip()
         path = f"{self.inside} ← {path}" if self.inside else path
-        return f"{path} {self.more}".rstrip()
+        return " ← ".join(filter(None, (path, self.called_at)))
+
+    @property
+    def called_at(self) -> str:
+        """``trainer.py:133 Trainer.log and 2 more places``; "" without a recorded caller."""
+        path = " ← ".join(f"{each.short} {each.function}".rstrip() for each in self.callers)
+        return f"{path} {self.more}".strip()
 
 
 class EvidenceRow(msgspec.Struct, frozen=True):
@@ -171,7 +177,7 @@ def _view(
     cause = None
     if finding.caused_by:
         cause = (titles.get(finding.caused_by, finding.caused_by), anchors.get(finding.caused_by, ""))
-    most = "at most " if finding.at_most else ""
+    limit = words.limit(finding)
     return FindingView(
         anchor=f"finding-{number}",
         number=number,
@@ -180,11 +186,11 @@ def _view(
         severity_word=SEVERITY_WORDS.get(finding.severity, finding.severity),
         title=words.split_code(finding.title),
         ranks=words.rank_names(finding.ranks, all_ranks),
-        cost=_cost_text(finding, most),
+        cost=_cost_text(finding, limit),
         cost_range=words.cost_range(finding),
         share="" if finding.share is None else words.percent(finding.share),
         share_percent=round(100 * min(max(finding.share or 0.0, 0.0), 1.0), 1),
-        speedup=words.speedup_text(finding, most),
+        speedup=words.speedup_text(finding, limit),
         speedup_range=words.speedup_range(finding),
         facts=_facts(finding),
         steps=_steps(finding, number, all_ranks),
@@ -201,13 +207,13 @@ def _view(
     )
 
 
-def _cost_text(finding: Finding, most: str) -> str:
+def _cost_text(finding: Finding, limit: str) -> str:
     if finding.costs_ms_per_step is not None:
-        return most + words.milliseconds(finding.costs_ms_per_step)
+        return limit + words.milliseconds(finding.costs_ms_per_step)
     if total := words.cost_in_total(finding):
         return total
     if finding.caused_by:
-        return "included in its cause"
+        return "no cost of its own"
     # A job that stopped has no cost per step.
     return NOT_QUANTIFIED if finding.coverage.steps and not finding.rule.startswith("hang/") else ""
 
@@ -231,10 +237,12 @@ def filled_columns(table: Sequence[Sequence[str]]) -> list[list[str]]:
 
 
 def evidence_value(evidence: Evidence) -> str:
-    """The value with its unit. Numbers that identify something, as that of a step, have no separators."""
+    """The value with its unit, without a "per step" that the description has. Numbers that identify something, as that of a step, have no
+    separators."""
     if isinstance(evidence.value, int) and evidence.fact.rpartition(".")[2] in _IDENTIFIES:
         return str(evidence.value)
-    return words.quantity(evidence.value, evidence.unit)
+    value = words.quantity(evidence.value, evidence.unit)
+    return value.removesuffix(" per step") if " per step" in evidence_words(evidence) else value
 
 
 def location(finding: Finding) -> str:

@@ -89,7 +89,7 @@ def _tried(view: ExperimentView) -> list[str]:
 def _table(findings: list[Finding], all_ranks: str) -> str:
     table = [["finding", "who", "costs per step", "if fixed", "where"]]
     for finding in findings:
-        most = "at most " if finding.at_most else ""
+        limit = words.limit(finding)
         cost = words.cost_in_total(finding) or (
             words.NO_COST
             if finding.costs_ms_per_step is None
@@ -97,13 +97,13 @@ def _table(findings: list[Finding], all_ranks: str) -> str:
         )
         if finding.share is not None:
             ends = (words.cost_range(finding), words.percent(finding.share))
-            cost = f"{most}{cost} ({', '.join(filter(None, ends))})"
+            cost = f"{limit}{cost} ({', '.join(filter(None, ends))})"
         where = code(location(finding)) if location(finding) else ""
         cells = [
             f"{escape(finding.title)} ({escape(finding.severity)})",
             words.rank_names(finding.ranks, all_ranks),
             cost,
-            words.speedup_text(finding, most),
+            words.speedup_text(finding, limit),
             where,
         ]
         table.append(cells)

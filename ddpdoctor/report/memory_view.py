@@ -13,7 +13,7 @@ ROWS = 32
 """Most rows of the table; all ranks are in the report's data."""
 _AMOUNTS = {
     "process": "process_bytes",
-    "its workers": "workers_bytes",
+    "child processes": "workers_bytes",
     "tensors on the device": "allocated_peak_bytes",
     "reserved on the device": "reserved_peak_bytes",
     "device total": "device_total_bytes",
@@ -34,17 +34,17 @@ def memory_line(diagnosis: Diagnosis) -> str:
     pieces = []
     if reserved is not None:
         whole = "" if total is None else f" of {words.size(total)}"
-        took = "" if tensors is None else f", tensors {words.size(tensors)}"
+        took = "" if tensors is None else f", {words.size(tensors)} of it tensors"
         pieces.append(f"device {words.size(reserved)} reserved{whole}{took}")
     if process is not None:
-        more = "" if workers is None else f", its workers {words.size(workers)}"
-        pieces.append(f"process {words.size(process)}{more}")
+        more = "" if workers is None else f", child processes {words.size(workers)}"
+        pieces.append(f"host: process {words.size(process)}{more}")
     if not pieces:
         return ""
     free = words.number_fact(diagnosis, "memory.headroom_bytes")
     if free is not None:
-        pieces.append(f"{words.size(free)} per rank stayed free")
-    return f"peak memory, fullest rank: {', '.join(pieces)}"
+        pieces.append(f"never used: {words.size(free)} per rank")
+    return f"peak memory of the fullest rank: {'; '.join(pieces)}"
 
 
 def growing_memory(diagnosis: Diagnosis) -> list[Finding]:

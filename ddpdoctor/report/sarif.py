@@ -95,7 +95,7 @@ def _result(finding: Finding, place: _Place) -> dict[str, Any]:
     lines = [finding.title, finding.explanation]
     if finding.costs_ms_per_step is not None:
         cost = words.milliseconds(finding.costs_ms_per_step) + words.in_parentheses(words.cost_range(finding))
-        lines.append(f"It costs {'at most ' if finding.at_most else ''}{cost} per step.")
+        lines.append(f"It costs {words.limit(finding)}{cost} per step.")
     elif total := words.cost_in_total(finding):
         lines.append(f"It costs {total}.")
     lines += [f"{words.fix_label(fix)}: {fix.title}. {fix.why}" for fix in finding.fixes[:1]]

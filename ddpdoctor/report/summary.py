@@ -88,11 +88,29 @@ def _cost_clause(finding: Finding, diagnosis: Diagnosis) -> str:
     text += words.in_parentheses(f"90 % interval: {interval}" if interval else "")
     if share is None:
         return text
-    text += f", {words.percent(share)} of {'the step time' if marked else 'its time'}"
+    text += f", {_share_of_step(finding, diagnosis)}"
     # A trace of a few steps says nothing about an hour.
     if is_trace or not 1 / 60 <= share < 1:
         return text
     return f"{text} ({min(round(60 * share), 59)} min per hour of steps)"
+
+
+def _share_of_step(finding: Finding, diagnosis: Diagnosis) -> str:
+    """ "26 % of the step time"; of a profiler window whose steps take longer or shorter than those of the run: "26 % of the
+    32 ms that a step takes in the profiler window". ``finding`` has a share."""
+    cost_ms, share, mean_ms = finding.costs_ms_per_step, finding.share or 0.0, diagnosis.steps.mean_ms
+    if words.mean_step(diagnosis) == "recording":
+        return f"{words.percent(share)} of its time"
+    speaker = diagnosis.speaker
+    if cost_ms and share and mean_ms and speaker is not None and speaker.recording == "window":
+        window_ms = cost_ms / share
+        if abs(window_ms / mean_ms - 1) >= _OTHER_STEPS:
+            return f"{words.percent(share)} of the {words.milliseconds(window_ms)} that a step takes in the profiler window"
+    return f"{words.percent(share)} of the step time"
+
+
+_OTHER_STEPS = 0.02
+"""Relative difference from which on the steps of the window and of the run are distinguished."""
 
 
 def _total_sentence(finding: Finding) -> str:
@@ -111,9 +129,7 @@ def _saving_sentence(limit: str, finding: Finding, gain: str, diagnosis: Diagnos
     is_marked = words.mean_step(diagnosis) != "recording"
     text = f"{limit.capitalize()} {words.milliseconds(cost_ms)} {'per step' if is_marked else 'in the recording'}"
     text += (
-        f", {words.percent(share)} of {'the step time' if is_marked else 'its time'}, could be saved"
-        if share is not None
-        else " could be saved"
+        f", {_share_of_step(finding, diagnosis)}, could be saved" if share is not None else " could be saved"
     )
     return f"{text}: a speed-up of {limit} {gain}." if gain else f"{text}."
 
@@ -122,7 +138,7 @@ def _largest_part(diagnosis: Diagnosis) -> str:
     if not diagnosis.breakdown:
         return ""
     name, share = max(diagnosis.breakdown.items(), key=lambda item: item[1])
-    return f", {words.percent(share)} of it {words.part(name, diagnosis)}"
+    return f"; {words.percent(share)} of its critical path is {words.part(name, diagnosis)}"
 
 
 def subtitle(diagnosis: Diagnosis) -> str:
@@ -168,6 +184,7 @@ def collectives_line(diagnosis: Diagnosis) -> str:
     shown = [
         f"{words.strip_zeros(words.significant(count))} {_POINT_TO_POINT.get(name, name)}"
         + words.in_parentheses(words.size(sizes[name]) if name in sizes else "")
+        + (_UNBUCKETED if name == "allreduce" and count >= _MANY else "")
         for name, count in list(counts.items())[:_MOST_OPERATIONS]
     ]
     where = "in the recording" if words.mean_step(diagnosis) == "recording" else "per step"
@@ -176,6 +193,9 @@ def collectives_line(diagnosis: Diagnosis) -> str:
 
 _POINT_TO_POINT = {"sendrecv": "send/recv"}
 _MOST_OPERATIONS = 4
+_MANY = 100
+"""Reductions per step that no buckets of DDP explain: a hundred of its default 25 MiB are 2.5 GiB of gradients."""
+_UNBUCKETED = " (DDP would send a few buckets of 25 MiB; each message has a fixed latency)"
 _LEAST_PART = 0.01
 """Share of the wall time from which a part is named; the rest is "other"."""
 _LEAST_OTHER = 0.005

@@ -71,8 +71,6 @@ _FEWEST_FOR_P95 = 20
 """Steps; of fewer, the 95th percentile is the longest step."""
 _IN_SECONDS_MS = 10_000
 """Costs from which on the table gives them in seconds."""
-_MEAN_DIFFERS = 0.02
-"""Relative difference of mean and median from which on both are shown."""
 _GAP = "   "
 """Space between two entries of the legend."""
 _PADDING = 2
@@ -141,10 +139,17 @@ def _findings(diagnosis: Diagnosis, console: Console, most: int) -> None:
     unit = "ms" if words.mean_step(diagnosis) == "recording" else "ms/step"
     print_wrapped(console, _table(shown, console.width, words.all_ranks_label(diagnosis), unit))
     causes = {finding.caused_by for finding in shown if finding.caused_by}
-    hints = [f"↳: caused by {causes.pop() if len(causes) == 1 else 'another finding'}"] if causes else []
+    hints = (
+        [f"↳: overlaps with {causes.pop() if len(causes) == 1 else 'another finding'}; fix that first"]
+        if causes
+        else []
+    )
+    hints += dict.fromkeys(
+        filter(None, (words.limit(each, "≤: upper bound", "≈: estimate") for each in shown))
+    )
     hints += ["`-v` explains every finding"] if most < MOST and len(diagnosis.findings) > 1 else []
     if hints:
-        _line(console, "; ".join(hints), "dim")
+        _line(console, " · ".join(hints), "dim")
     if len(shown) < len(diagnosis.findings):
         _line(console, f"and {words.count(len(diagnosis.findings) - len(shown), 'cheaper finding')}", "dim")
 
@@ -176,9 +181,9 @@ def _steps(diagnosis: Diagnosis) -> str:
         pieces.append(f"one step of {words.milliseconds(steps.median_ms)}")
     elif steps.median_ms is not None:
         # Costs are shares of the mean.
-        differs = steps.mean_ms is not None and abs(steps.mean_ms / steps.median_ms - 1) >= _MEAN_DIFFERS
-        mean = f"{words.milliseconds(steps.mean_ms)} mean, " if differs else ""
-        pieces.append(f"step {mean}{words.milliseconds(steps.median_ms)} median")
+        mean, median = words.milliseconds(steps.mean_ms), words.milliseconds(steps.median_ms)
+        differs = steps.mean_ms is not None and mean != median
+        pieces.append(f"step {f'{mean} mean, ' if differs else ''}{median} median")
     if steps.p95_ms is not None and steps.measured >= _FEWEST_FOR_P95:
         pieces.append(f"{words.milliseconds(steps.p95_ms)} p95")
     if steps.samples_per_s is not None:
@@ -206,7 +211,8 @@ def _breakdown(diagnosis: Diagnosis, console: Console) -> None:
                 Text.assemble((mark, style), f"{words.part(name, diagnosis)} {words.percent(share)}")
             )
     console.print()
-    _line(console, f"Critical path of the {words.mean_step(diagnosis)}:", "dim")
+    waiting = "" if diagnosis.job.world_size == 1 else " (a wait counts as the late rank's work)"
+    _line(console, f"Critical path of the {words.mean_step(diagnosis)}{waiting}:", "dim")
     print_wrapped(console, bar)
     for line in _fill_lines(entries, width):
         print_wrapped(console, line)
@@ -245,26 +251,26 @@ def _table(findings: list[Finding], width: int, all_ranks: str, unit: str) -> Ta
 
 
 def _row(finding: Finding, all_ranks: str, *, wide: bool) -> list[str]:
-    most = "≤ " if finding.at_most else ""
+    limit = words.limit(finding, "≤ ", "≈ ")
     cells = [
         f"{'↳ ' if finding.caused_by else ''}{finding.rule}",
         words.rank_names(finding.ranks, all_ranks),
-        _cost(finding, most),
+        _cost(finding, limit),
         *([_range(finding)] if wide else []),
-        words.speedup_text(finding, most),
+        words.speedup_text(finding, limit),
         location(finding),
     ]
     return [plain(truncated(cell, MOST_CELL_LENGTH)) for cell in cells]
 
 
-def _cost(finding: Finding, most: str) -> str:
+def _cost(finding: Finding, limit: str) -> str:
     """ms per step, or of what does not recur "8.0 s"."""
     cost_ms = finding.costs_ms_per_step
     if cost_ms is None and finding.costs_s is not None:
         return words.seconds(finding.costs_s)
     if cost_ms is None:
         return words.NO_COST
-    return most + (words.significant(cost_ms) if cost_ms < _IN_SECONDS_MS else words.milliseconds(cost_ms))
+    return limit + (words.significant(cost_ms) if cost_ms < _IN_SECONDS_MS else words.milliseconds(cost_ms))
 
 
 def _table_width(rows: list[list[str]]) -> int:
@@ -336,7 +342,7 @@ def _places(finding: Finding, console: Console, verbose: bool) -> None:
         if verbose:
             _line(console, f"  {shown.full} in {shown.function}")
         if shown.callers or (shown.text and not verbose):
-            _line(console, f"  {shown.call_path}")
+            _line(console, f"    called at {shown.called_at}" if verbose else f"  {shown.call_path}")
         for line in shown.text:
             style = "" if line.is_target else "dim"
             console.print(
@@ -346,8 +352,9 @@ def _places(finding: Finding, console: Console, verbose: bool) -> None:
                 ),
                 soft_wrap=True,
             )
-        if shown.text_missing and verbose:
-            _line(console, f"    (no text: {shown.text_missing})", "dim")
+    reasons = [reason for where in finding.where[:MOST] if (reason := place(where).text_missing)]
+    for reason in dict.fromkeys(reasons) if verbose else ():
+        _line(console, f"  (no text: {reason})", "dim")
 
 
 def _snippet(code: str, console: Console) -> Text:

@@ -80,9 +80,9 @@ RECORDINGS = {
 """The recordings from which causes can be measured, see :class:`ddpdoctor.measure.summary.Speaker`."""
 
 EXCLUDED = {
-    "thinned": "logged without detail",
+    "thinned": "logged without phases",
     "no collective that all ranks share": "without a collective that all ranks recorded",
-    "no measured step before it": "after a step that is not measured",
+    "no measured step before it": "directly after an excluded step",
     "no step before it in the window": "first in the window",
     "no collectives matched": "without matched collectives",
     "single pause": "in a pause",
@@ -172,17 +172,20 @@ def cost_in_total(finding: Finding) -> str:
     return f"{seconds(finding.costs_s)} in total"
 
 
-def speedup_text(finding: Finding, most: str = "") -> str:
-    """The speed-up if the finding is fixed: "7.1×", with ``most`` before it where it is an upper bound.
+def speedup_text(finding: Finding, limit: str = "") -> str:
+    """The speed-up if the finding is fixed: "7.1×", with ``limit`` before it, as "≤ " or "about ".
 
     Above 10 it is "over 10×" (there an error of 1 % in the share would double it), and "" for an upper bound.
     """
     value = finding.speedup_if_fixed
-    if value is None or value < _LEAST_SPEEDUP:
+    if value is None or value < _LEAST_SPEEDUP or (finding.at_most and value > _MOST_SPEEDUP):
         return ""
-    if finding.at_most:
-        return "" if value > _MOST_SPEEDUP else most + speedup(value)
-    return _capped_speedup(value)
+    return _capped_speedup(value) if value > _MOST_SPEEDUP else limit + speedup(value)
+
+
+def limit(finding: Finding, most: str = "at most ", about: str = "about ") -> str:
+    """What stands before a finding's cost: ``most`` for an upper bound, ``about`` for an estimate by an assumption, else ""."""
+    return most if finding.at_most else about if finding.estimated else ""
 
 
 def _capped_speedup(value: float) -> str:
@@ -269,7 +272,8 @@ def _number(value: float, unit: str) -> str:
     if unit in ("percent", "%"):
         return percent(value / 100)
     # A count may have come as a float.
-    whole = isinstance(value, int) or (not unit and value.is_integer() and abs(value) < _MOST_WHOLE)
+    is_count = not unit or unit.startswith("per ")
+    whole = isinstance(value, int) or (is_count and value.is_integer() and abs(value) < _MOST_WHOLE)
     text = f"{value:,.0f}" if whole else significant(value)
     return f"{text} {unit}".strip()
 
@@ -285,8 +289,6 @@ def rank_numbers(ranks: Iterable[int]) -> str:
 def all_ranks_label(diagnosis: Diagnosis) -> str:
     """The name for all recorded ranks: "all ranks", "all 5 recorded", "rank 3" where no other was recorded."""
     seen, world = _ranks_recorded(diagnosis), diagnosis.job.world_size
-    if world == 1:
-        return "the one rank"
     if seen == 1:
         only = diagnosis.job.ranks_seen if world is not None else []
         return f"rank {only[0]}" if len(only) == 1 else "the recorded rank"

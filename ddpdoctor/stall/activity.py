@@ -202,7 +202,7 @@ def _collective(each: RankEvidence, stop: StopFacts | None) -> str | None:
             return f"{_named(issued)}, finished"
     called = each.calls[-1] if each.calls else None
     if called is not None and called.turn is not None:
-        return f"{called.words}, number {called.turn}"
+        return f"{called.words}, call {called.turn}"
     return None if recording is None else _counted(recording, stop)
 
 
@@ -220,14 +220,14 @@ def _counted(recording: Recording, stop: StopFacts | None) -> str | None:
     count = counts.get(stop.group) if stop and stop.group else None
     if not count or not stop:
         return None
-    return f"number {count} of {stop.group}{', finished' if recording.is_listed else ''}"
+    return f"sequence number {count} of {stop.group}{', finished' if recording.is_listed else ''}"
 
 
 def _named(operation: Operation) -> str:
     """An operation with its group, and its number or the other rank."""
     pair, members = operation.pair, operation.group.members
     if pair is None:
-        return f"{operation.name} number {operation.sequence} of {operation.group.words}"
+        return f"{operation.name} with sequence number {operation.sequence} of {operation.group.words}"
     if members is None or max(pair) >= len(members):
         return f"{operation.name} of {operation.group.words}"
     if operation.name.startswith("send"):

@@ -223,7 +223,7 @@ def _is_again(one: Call, turn: int | None) -> bool:
 
 def _called(rank: int, call: Call, is_open: bool) -> str:
     at = f" at {call.where.file}:{call.where.line}" if call.where else ""
-    number = f" as number {call.turn} of group {call.group}" if call.turn else ""
+    number = f" as call {call.turn} of group {call.group}" if call.turn else ""
     step = "" if call.step is None else f" in step {call.step}"
     end = "and the call had not returned" if is_open else "which had returned"
     return f"Rank {rank} had called {call.words}{at}{number}{step}, {end}."

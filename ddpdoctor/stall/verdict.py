@@ -212,7 +212,7 @@ def _of_mismatch(found: Mismatch, run: RunEvidence) -> dict[str, StopFacts]:
 def _issued(rank: int, operation: Operation) -> str:
     place = place_of(operation.frames)
     at = f" at {place.file}:{place.line}" if place else ""
-    return f"Rank {rank} issued {_words(operation)} as number {operation.sequence} of the group{at}."
+    return f"Rank {rank} issued {_words(operation)}, sequence number {operation.sequence} of the group{at}."
 
 
 def _of_roots(roots: Sequence[Root], run: RunEvidence, only_dumps: bool) -> dict[str, StopFacts]:
@@ -270,7 +270,7 @@ def _seen(root: Root, recording: Recording | None) -> list[tuple[str, str]]:
         said.append(
             (f"no collective of {group} is recorded on ", ".")
             if last is None
-            else ("", f" last issued number {last} of {group}.")
+            else ("", f" last issued sequence number {last} of {group}.")
         )
     if root.why is Why.STOPPED_EARLY:
         said.append(("", " stopped issuing while ranks that wait for the same collective went on."))
@@ -296,7 +296,7 @@ def _lagging(roots: Sequence[Root]) -> str:
     return (
         f"{who[0].upper()}{who[1:]} {have} {many} unfinished {'collective' if many == 1 else 'collectives'} that other ranks have "
         f"finished (the first on rank {roots[0].rank}: {_words(first)} "
-        f"number {first.sequence} of {first.group.words}). So {'their devices' if len(roots) > 1 else 'its device'} had "
+        f"with sequence number {first.sequence} of {first.group.words}). So {'their devices' if len(roots) > 1 else 'its device'} had "
         "stopped executing, or torch's watchdog, which records what is finished, had stopped."
     )
 
@@ -304,7 +304,7 @@ def _lagging(roots: Sequence[Root]) -> str:
 def _known_of_few(missed: Sequence[Stuck], stand_in: Collection[str | None]) -> Iterator[str]:
     """Sentences on the collectives in which ranks stand while too few ranks left a dump to name one that they wait for."""
     for stuck in missed:
-        what = f"{stuck.operation.name} number {stuck.sequence} of {stuck.group.words}"
+        what = f"{stuck.operation.name} with sequence number {stuck.sequence} of {stuck.group.words}"
         if what in stand_in:
             waiting, verb = ranks_in_words(stuck.waiting), "waits" if len(stuck.waiting) == 1 else "wait"
             yield (

@@ -9,7 +9,7 @@ from ddpdoctor.diagnose import words
 
 @pytest.mark.parametrize(
     ("given", "text"),
-    [(0.421, "0.42 ms"), (9.0, "9 ms"), (46.3, "46 ms"), (1234.0, "1.23 s"), (12000.0, "12 s")],
+    [(0.4214, "0.421 ms"), (9.0, "9 ms"), (46.31, "46.3 ms"), (1234.0, "1.23 s"), (12000.0, "12 s")],
 )
 def test_ms(given: float, text: str) -> None:
     assert words.ms(given) == text
@@ -43,10 +43,10 @@ def test_the_article_before_a_number_fits() -> None:
 
 def test_what_one_cause_of_several_saves() -> None:
     cost = {"ms_per_step": 1.9, "alone_ms_per_step": 0.0, "remaining_ms_per_step": 3.9}
-    assert words.beside_others(cost).endswith(
-        "saves nothing; once the others are fixed, it saves 3.9 ms per step."
+    assert "Fixing this first saves nothing; fixing it last saves 3.9 ms per step." in words.beside_others(
+        cost
     )
-    assert "saves 1 ms per step; once" in words.beside_others(cost | {"alone_ms_per_step": 1.0})
+    assert "saves 1 ms per step; fixing" in words.beside_others(cost | {"alone_ms_per_step": 1.0})
 
 
 def test_count() -> None:
@@ -182,3 +182,13 @@ def test_everybody_is_who_was_recorded() -> None:
     }
     for (seen, world), text in said.items():
         assert words.all_ranks({"ranks_seen": seen, "world_size": world}, "wait", "waits") == text
+
+
+def test_a_headline_inside_a_sentence() -> None:
+    for headline, inside in (
+        ("The GPUs of ranks 0 and 1", "the GPUs of ranks 0 and 1"),
+        ("A rank is late", "a rank is late"),
+        ("DDP reduces", "DDP reduces"),
+        ("", ""),
+    ):
+        assert words.inside_sentence(headline) == inside

@@ -35,7 +35,7 @@ def with_memory(*memory: RankMemory | None, **facts: object) -> Diagnosis:
 
 def test_the_line_has_the_fullest_rank_and_the_unused_memory():
     found = with_memory(ON_HOST, RankMemory(process_bytes=GB), headroom_bytes=9 * GB)
-    line = "peak memory, fullest rank: process 2.00 GiB, its workers 512 MiB, 9.00 GiB per rank stayed free"
+    line = "peak memory of the fullest rank: host: process 2.00 GiB, child processes 512 MiB; never used: 9.00 GiB per rank"
     assert memory_line(found) == line.replace("2.00", "2").replace("9.00", "9")
     screen = io.StringIO()
     print_terminal(found, Console(file=screen, width=120))
@@ -45,14 +45,14 @@ def test_the_line_has_the_fullest_rank_and_the_unused_memory():
 def test_device_memory_comes_before_process_memory():
     line = memory_line(with_memory(ON_DEVICE, ON_DEVICE))
     assert line.startswith(
-        "peak memory, fullest rank: device 70 GiB reserved of 80 GiB, tensors 60 GiB, process"
+        "peak memory of the fullest rank: device 70 GiB reserved of 80 GiB, 60 GiB of it tensors; host: process"
     )
 
 
 def test_the_table_has_only_columns_with_values():
     table = memory_table(with_memory(ON_HOST, RankMemory(process_bytes=GB)))
     assert table is not None
-    assert table.head == ["rank", "process", "its workers", "process grows"]
+    assert table.head == ["rank", "process", "child processes", "process grows"]
     assert [row[0] for row in table.rows] == ["0", "1"] and table.rows[0][-1] == "3 GiB per hour"
     on_device = memory_table(with_memory(ON_DEVICE, ON_HOST))
     assert on_device is not None and "tensors in backward" in on_device.head

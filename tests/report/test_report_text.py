@@ -12,9 +12,10 @@ from rich.console import Console
 
 from ddpdoctor.diagnose.diagnosis import Evidence, SkippedRule
 from ddpdoctor.measure.places import CodeLine, Where
+from ddpdoctor.measure.summary import Speaker
 from ddpdoctor.measure.taxonomy import PARTS, Part
 from ddpdoctor.report import print_terminal, render_html, render_markdown
-from ddpdoctor.report.finding_view import place
+from ddpdoctor.report.finding_view import evidence_value, place
 from ddpdoctor.report.project import project_root
 from ddpdoctor.report.summary import subtitle
 
@@ -248,7 +249,7 @@ def test_all_ranks_label_if_not_all_were_recorded():
         (2, 128, "both recorded"),
         (5, 128, "all 5 recorded"),
         (1, 300, "rank 0"),
-        (1, 1, "the one rank"),
+        (1, 1, "rank 0"),
     ):
         job = msgspec.structs.replace(samples.unhealthy().job, world_size=world, ranks_seen=list(range(seen)))
         assert who in shown(msgspec.structs.replace(samples.unhealthy(), findings=[found], job=job))
@@ -272,7 +273,7 @@ def test_results_of_other_libraries_are_announced():
 def test_mean_and_median_are_shown_where_they_differ():
     steps = replace(samples.unhealthy().steps, median_ms=40.0, mean_ms=50.0, p95_ms=None)
     assert "step 50.0 ms mean, 40.0 ms median" in shown(replace(samples.unhealthy(), steps=steps))
-    alike = shown(replace(samples.unhealthy(), steps=replace(steps, mean_ms=40.2)))
+    alike = shown(replace(samples.unhealthy(), steps=replace(steps, mean_ms=40.01)))
     assert "step 40.0 ms median" in alike and "mean," not in alike
     assert "one step of 40.0 ms" in shown(replace(samples.unhealthy(), steps=replace(steps, measured=1)))
 
@@ -282,7 +283,11 @@ def test_the_table_says_what_its_arrow_means_and_how_to_see_more():
     first, *_ = unhealthy.findings
     effect = replace(first, rule="gpu/low-utilisation", caused_by=first.rule)
     text = shown(replace(unhealthy, findings=[first, effect]))
-    assert "↳: caused by dataloader/one-rank-late; `-v` explains every finding" in text
+    said = " ".join(text.split())
+    assert (
+        "↳: overlaps with dataloader/one-rank-late; fix that first" in said
+        and "`-v` explains every finding" in said
+    )
     assert "↳" not in shown(replace(unhealthy, findings=[first]), verbose=True)
 
 
@@ -298,3 +303,41 @@ def test_the_parts_of_a_run_add_up():
     facts = {**samples.unhealthy().facts, "run": {**run, "goodput": 0.25}}
     text = " ".join(shown(replace(samples.unhealthy(), facts=facts)).split())
     assert "+ end 1.40 s + other 0.101 s; goodput 25 % (steps × median step time / wall time)" in text
+
+
+def test_an_estimate_and_a_bound_are_marked_and_explained():
+    unhealthy = samples.unhealthy()
+    first, *_ = unhealthy.findings
+    both = [
+        replace(first, rule="gpu/no-tensor-cores", estimated=True),
+        replace(first, rule="gpu/launch-bound", at_most=True),
+    ]
+    text = shown(replace(unhealthy, findings=[first, *both]))
+    assert "≈ 44.8" in text and "≤ 44.8" in text and "≈: estimate" in text and "≤: upper bound" in text
+    assert "about 44.8 ms" in render_markdown(replace(unhealthy, findings=both))
+
+
+def test_a_share_of_the_profiled_steps_says_so():
+    unhealthy = samples.unhealthy()
+    first, *_ = unhealthy.findings
+    found = replace(
+        unhealthy,
+        findings=[replace(first, share=0.5, costs_ms_per_step=40.0)],
+        speaker=Speaker("window", ""),
+        steps=replace(unhealthy.steps, mean_ms=51.2),
+    )
+    assert "50 % of the 80.0 ms that a step takes in the profiler window" in " ".join(shown(found).split())
+    same = replace(found, steps=replace(found.steps, mean_ms=80.5))
+    assert "50 % of the step time" in " ".join(shown(same).split())
+
+
+def test_a_reduction_per_parameter_is_explained_on_the_first_screen():
+    for count, says in ((404.0, True), (4.0, False)):
+        facts = {"communication": {"operations_per_step": {"allreduce": count}}}
+        assert ("DDP would send a few" in shown(replace(samples.unhealthy(), facts=facts))) == says
+
+
+def test_a_unit_is_not_repeated():
+    row = Evidence("communication.collectives_per_step", 404.0, "per step", "Collectives per step")
+    assert evidence_value(row) == "404"
+    assert evidence_value(replace(row, means="Barriers", value=1.0)) == "1 per step"

@@ -57,11 +57,14 @@ def test_a_cost_in_some_steps_is_an_average():
 def test_without_a_verdict_no_finding_gives_the_cost():
     unhealthy = samples.unhealthy()
     unsure = replace(unhealthy, verdict=replace(unhealthy.verdict, rule=None, headline="Cannot tell: ..."))
-    assert page(unsure).cost_sentence.startswith("A step takes 51.2 ms (median), ")
+    assert page(unsure).cost_sentence.startswith("A step takes 51.2 ms (median); ")
 
 
 def test_a_healthy_page_has_the_step_time():
-    assert page(samples.healthy()).cost_sentence == "A step takes 98.8 ms (median), 93 % of it compute."
+    assert (
+        page(samples.healthy()).cost_sentence
+        == "A step takes 98.8 ms (median); 93 % of its critical path is compute."
+    )
 
 
 def test_findings_keep_order_and_effects_point_to_their_cause():
@@ -185,7 +188,7 @@ def test_excluded_steps_are_shown_with_reasons():
     steps = replace(samples.unhealthy().steps, count=1200, measured=327, set_aside=aside)
     assert (
         steps_measured(steps)
-        == "327 of 1,200 steps measured (excluded: 870 logged without detail, 3 warm-up)"
+        == "327 of 1,200 steps measured (excluded: 870 logged without phases, 3 warm-up)"
     )
 
 
@@ -453,7 +456,7 @@ def test_an_effect_has_no_own_cost_and_one_step_no_persistence():
     effect = replace(unhealthy.findings[1], costs_ms_per_step=None, caused_by=unhealthy.findings[0].rule)
     once = replace(unhealthy.findings[0], coverage=replace(unhealthy.findings[0].coverage, steps=1))
     first, second = page(replace(unhealthy, findings=[once, effect])).findings
-    assert second.cost == "included in its cause"
+    assert second.cost == "no cost of its own"
     assert "When" not in dict(first.facts)
 
 

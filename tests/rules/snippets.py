@@ -31,6 +31,7 @@ _DRAWS: list[dict[str, dict[str, Any]]] = [
     {"ddp": {"find_unused_parameters": True}},
     {"loader": {"sampler": "_InfiniteConstantSampler"}},
     {"loader": {"sampler": "_InfiniteConstantSampler"}, "job": {"device": "cuda"}},
+    {"steps": {"source": "trace"}},
     {"loader": {"sampler": "DistributedSampler", "num_workers": 2, "batch_size": 4}},
 ]
 """What is laid over the facts of each test that fires a rule."""

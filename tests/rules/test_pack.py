@@ -27,7 +27,7 @@ rank-imbalance/intermittent rank-imbalance/garbage-collection rank-imbalance/thr
 dataloader/starved dataloader/one-rank-late dataloader/slow-copy dataloader/worker-restart
 sync/explicit-barrier sync/blocking-collective sync/device-sync sync/checkpoint
 sync/buffer-broadcast ddp/unused-parameters ddp/data-parallel ddp/bucket-view ddp/static-graph
-gpu/launch-bound gpu/no-tensor-cores gpu/low-utilisation gpu/memory-full gpu/link-width
+gpu/launch-bound gpu/host-bound gpu/no-tensor-cores gpu/low-utilisation gpu/memory-full gpu/link-width
 gpu/hardware-errors host/cpu-starved host/memory-pressure
 """
 

@@ -90,7 +90,8 @@ def test_too_few_dumps_show_no_rank_that_is_waited_for(tmp_path, case):
     )
     (waits,) = [note for note in diagnosis.notes if note.endswith("arrived is unknown.")]
     assert re.match(
-        r"Ranks 8, 10 and 12 wait in all_to_all number \d+ of EXPERT_MODEL_PARALLEL_GROUP \(\d+\); ", waits
+        r"Ranks 8, 10 and 12 wait in all_to_all with sequence number \d+ of EXPERT_MODEL_PARALLEL_GROUP \(\d+\); ",
+        waits,
     )
     assert "whether ranks 9, 11 and 13 to 15 arrived" in waits
     assert [each.rank for each in diagnosis.standing] == [0, 4, 8, 10, 12]
@@ -120,12 +121,14 @@ def test_the_table_has_the_collective_that_the_verdict_names(case):
     number = diagnosis.facts["hang"]["not_reached"]["sequence"]
     by_rank = {each.rank: each.collective for each in diagnosis.standing}
     group = "EXPERT_MODEL_PARALLEL_GROUP (72)"
-    assert {by_rank[rank] for rank in (8, 10, 11, 12, 13, 15)} == {f"all_to_all number {number} of {group}"}
+    assert {by_rank[rank] for rank in (8, 10, 11, 12, 13, 15)} == {
+        f"all_to_all with sequence number {number} of {group}"
+    }
     assert (
         by_rank[9]
         == {
-            "gpu_error_2nd": "_all_gather_base number 87749 of TENSOR_MODEL_PARALLEL_GROUP (37)",
-            "lock_gil_1st": f"number {number - 1} of {group}, finished",
+            "gpu_error_2nd": "_all_gather_base with sequence number 87749 of TENSOR_MODEL_PARALLEL_GROUP (37)",
+            "lock_gil_1st": f"sequence number {number - 1} of {group}, finished",
         }[case]
     )
     assert by_rank[0].endswith("rank 8")
@@ -136,7 +139,7 @@ def test_a_stopped_device_may_be_its_watchdog():
     diagnosis = analyze([str(REAL / "gpu_error_2nd")])
     assert "hung: ranks 9 and 14 left collectives unfinished on their devices" in diagnosis.verdict.headline
     (finding,) = diagnosis.findings
-    assert "Ranks 9 and 14 last issued number 44790" in finding.explanation
+    assert "Ranks 9 and 14 last issued sequence number 44790" in finding.explanation
     assert "each have 18 unfinished collectives" in finding.explanation
     assert "Ranks 0 to 7 wait in other collectives" in finding.explanation
     why = {each.rule: each.why for each in diagnosis.skipped}

@@ -81,6 +81,7 @@ def arrival_facts(graph: Graph, costs: Costs) -> ArrivalFacts:
             )
             for place in late
         },
+        steps_seen=graph.cycles,
         on_time_saves_ms=_saved_ms(graph, np.array(unpriced)) if unpriced else None,
     )
 

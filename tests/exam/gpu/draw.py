@@ -62,11 +62,13 @@ def rules_of(kind: str, recorded: Recorded, *, short: bool = False) -> tuple[str
         "late-data": ("dataloader/one-rank-late",) if seen else (HOST, LATE, "dataloader/one-rank-late"),
         "late-data-all": ("dataloader/starved",)
         if seen
-        else (PYTHON, "gpu/launch-bound", "dataloader/starved"),
+        else (PYTHON, "gpu/launch-bound", "gpu/host-bound", "dataloader/starved"),
         "host-stall": (HOST, *nameless),
         "rare-stall": (RARE, HOST, *nameless),
-        "python-all": (PYTHON,) if seen or recorded.runtime else (PYTHON, "gpu/launch-bound"),
-        "syncs": (SYNC,) if recorded.runtime else (PYTHON, SYNC, "gpu/launch-bound"),
+        "python-all": (PYTHON,)
+        if seen or recorded.runtime
+        else (PYTHON, "gpu/launch-bound", "gpu/host-bound"),
+        "syncs": (SYNC,) if recorded.runtime else (PYTHON, SYNC, "gpu/launch-bound", "gpu/host-bound"),
         "long-copy": ("dataloader/slow-copy",),
         "no-overlap": ("allreduce/not-overlapped",),
         "small-buckets": ("allreduce/small-buckets",),

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 from types import SimpleNamespace
 
 import pytest
 
-from ddpdoctor.hook.profiling import torch_profiler, window
+from ddpdoctor.hook.profiling import window
 from ddpdoctor.rundir import Mark
+
+torch_profiler = sys.modules[window.open_profiler.__module__]
 
 
 @pytest.fixture
@@ -74,3 +78,32 @@ def test_on_a_device_the_profiler_is_closed_once_the_windows_work_is_done(
         made._ended -= 2 * torch_profiler.SETTLE_NS
         made.at_step(19)
     assert len(closed) == 1 and state["steps"] == [10, 15]
+
+
+@pytest.mark.parametrize(
+    ("cuda", "captured", "own", "detaches"),
+    [
+        ("13.0", False, None, "1"),
+        ("12.6", False, None, "1"),
+        ("12.4", False, None, "0"),
+        ("13.0", True, None, "0"),
+        ("13.0", False, "0", "0"),
+        ("12.4", False, "1", "1"),
+    ],
+)
+def test_cupti_is_detached_after_the_window_where_that_is_safe(
+    monkeypatch, cuda, captured, own, detaches
+) -> None:
+    monkeypatch.setenv("TEARDOWN_CUPTI", own or "")
+    if own is None:
+        monkeypatch.delenv("TEARDOWN_CUPTI")
+    monkeypatch.setenv("DISABLE_CUPTI_LAZY_REINIT", "1")
+    monkeypatch.delenv("DISABLE_CUPTI_LAZY_REINIT")
+    monkeypatch.delitem(sys.modules, "torch._inductor.cudagraph_trees", raising=False)
+    graph = SimpleNamespace(default_capture_stream=object() if captured else None)
+    torch = SimpleNamespace(
+        version=SimpleNamespace(cuda=cuda), cuda=SimpleNamespace(graphs=SimpleNamespace(graph=graph))
+    )
+    torch_profiler._choose_detaching(torch)
+    assert os.environ["TEARDOWN_CUPTI"] == detaches
+    assert ("DISABLE_CUPTI_LAZY_REINIT" in os.environ) == (captured or cuda == "12.4")
