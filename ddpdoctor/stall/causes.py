@@ -25,7 +25,7 @@ _EFFECT = re.compile(
 )
 """Messages of ranks that lost the connection to others."""
 _LEAST_WATCHDOG_NS = 10_000_000_000
-"""A rank that aborts after it has waited for less was not ended by NCCL's watchdog: nobody sets a timeout of seconds."""
+"""A rank that aborts after it has waited for less was not ended by NCCL's watchdog: its timeouts are minutes."""
 _TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
 _WORKER = re.compile(
     r"DataLoader worker.*(?:killed by signal|exited unexpectedly)|shared memory \(shm\)", re.IGNORECASE
@@ -417,12 +417,12 @@ def of_devices(causes: dict[str, StopFacts], run: RunEvidence) -> dict[str, Stop
     )
     codes = dict.fromkeys(each for rank in sorted(of_programs) for each in of_programs[rank])
     means = "; ".join(_XIDS[code] for code in codes if code in _XIDS)
-    told = f"{', '.join(codes)} on its device{f' ({means})' if means else ''}"
+    on_device = f"{', '.join(codes)} on its device{f' ({means})' if means else ''}"
     return {
         "device": msgspec.structs.replace(
             first,
             fault="program",
-            message=f"{first.message}, and {told}",
+            message=f"{first.message}, and {on_device}",
             evidence=[*first.evidence, *_counted(of_programs), why],
         )
     }

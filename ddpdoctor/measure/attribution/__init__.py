@@ -14,11 +14,11 @@ A rank is late by one of these decisions. Rates are those of windows of ranks al
 - in a single cycle, and in single cycles of a short window on devices (:mod:`.standout`): no test, as there is none of so few;
 - for cores (:mod:`.starved`), 1 % to 3 %; without a recorded reason (:func:`unseen`), where it causes most of the waiting.
 
-Nobody is named where ranks are late in turn (:mod:`.turns`) or at random (:mod:`.levels`).
+No rank is named where ranks are late in turn (:mod:`.turns`) or at random (:mod:`.levels`).
 
-One test in place of the first two was weighed: to deal the work out among the ranks anew in each block of cycles, and to compare what
-is saved without the late rank's excess. Of R ranks in B blocks no chance is below 1 / R^(B-1). So it can never name one of two ranks in
-five blocks at 1 %, where Student's finds 93 % (5 steps, scatter 4 %), and with four ranks it finds 40 % for 71 % (scatter 6 %).
+A permutation test could replace the first two: permute the ranks within each block of cycles, and compare what is saved without the late
+rank's excess. With R ranks and B blocks, its p-value is at least 1 / R^(B-1). At 1 % it can therefore never name one of two ranks in five
+blocks, where Student's test finds 93 % (5 steps, scatter 4 %); with four ranks it finds 40 % instead of 71 % (scatter 6 %).
 """
 
 from .attribute import UNSEEN, attribute, unseen
