@@ -15,6 +15,7 @@ from ddpdoctor import analyze
 from ddpdoctor.rundir import Stops, read_stops
 from ddpdoctor.rundir.stops import RankStop
 from tests.hook.recording import JOBS, Recorded, forked
+from tests.python import NEEDS_STACKS
 from tests.waiting import until
 
 from .launched import run_under, running, steps_taken
@@ -74,6 +75,7 @@ def test_a_rank_that_stops_in_python(tmp_path, how: str, ranks: int) -> None:
     assert {end["code"] for end in host.ends["ends"]} == {0}
 
 
+@NEEDS_STACKS
 @pytest.mark.torchrun
 def test_a_rank_that_sleeps_while_another_waits_on_its_device_with_a_core(tmp_path) -> None:
     """The waiting rank's host is in a later step, in forward, and uses a core: only NCCL's counts show that it waits."""

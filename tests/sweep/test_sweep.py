@@ -61,10 +61,10 @@ def test_answers_differ_by_finding_ranks_and_price():
 
 def test_the_page_has_a_line_for_what_changed():
     change = Change(
-        "costs.late.stragglers", 1, "generated/x", "price", Answer("a/b", (1,), 1.0), Answer("a/b", (1,), 2.0)
+        "costs.why.least", 1, "generated/x", "price", Answer("a/b", (1,), 1.0), Answer("a/b", (1,), 2.0)
     )
-    text = page([Swept("generated/x", frozenset({"costs.late.stragglers"}), (change,))], "One case.")
-    assert "| `costs.late.stragglers` | 0.25 | 1 jobs |  | 1 price |" in text
+    text = page([Swept("generated/x", frozenset({"costs.why.least"}), (change,))], "One case.")
+    assert "| `costs.why.least` | 0.25 | 1 jobs |  | 1 price |" in text
     assert "generated/x: a/b by 1, 1 ms → a/b by 1, 2 ms" in text
 
 
