@@ -192,9 +192,10 @@ def _why_implausible(
         of_distance.append(np.where(proven, 0.0, spread.end_spread_ns[chosen] / nearest))
     apart_ns, shares = np.concatenate(apart), np.concatenate(of_distance)
     if len(shares) and np.median(apart_ns) > TUNING.same_end_ns and np.median(shares) > TUNING.by_chance:
+        or_shared = ", or the ranks share a GPU" if any(window.on_device for window in windows) else ""
         return (
             f"the ends of the same collectives are {np.median(apart_ns) / 1e6:.1f} ms apart (median), as far as those of "
-            "unrelated collectives: they are not the same"
+            f"unrelated collectives: they are not the same{or_shared}"
         )
     return None
 
