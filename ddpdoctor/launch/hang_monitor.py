@@ -310,9 +310,8 @@ class HangMonitor:
         """Whether the hang is over: a step is finished, or ranks have made other progress and, some seconds later, still live or have ended
         well. A rank that a signal ends runs its handlers and saves its records, which looks like progress."""
         now_s, progress = time.monotonic(), self._progress
-        if self._moved_s is None and progress.progressed:
-            self._moved_s, self._only_works = now_s, True
-        self._only_works = self._only_works and not progress.moved
+        if progress.progressed and (self._moved_s is None or (self._only_works and progress.moved)):
+            self._moved_s, self._only_works = now_s, not progress.moved
         if self._is_being_ended(stall, current) or (self._only_works and not progress.progressed):
             self._moved_s = None
         after_s = _WORKS_ON_S if self._only_works else _GOES_ON_S
