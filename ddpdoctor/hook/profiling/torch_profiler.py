@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from typing import Any
 
 from ..job import job_torch, process_groups
