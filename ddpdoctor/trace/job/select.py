@@ -162,6 +162,8 @@ def within_host_recording(trace: RankTrace) -> RankTrace:
     later = np.isin(trace.correlation, trace.correlation[calls & (trace.correlation >= 0)]) & ~calls
     if not later.any():
         return trace
-    launched = np.isin(trace.correlation, trace.correlation[(trace.external_id > 0) & (trace.correlation >= 0)])
+    launched = np.isin(
+        trace.correlation, trace.correlation[(trace.external_id > 0) & (trace.correlation >= 0)]
+    )
     of_operators = np.isin(trace.name[later], trace.name[launched & ~later])
     return trace.among(~(calls | later)) if of_operators.mean() >= _MOST else trace
