@@ -192,9 +192,8 @@ class HangMonitor:
     def _ask_for_others(self, current: list[WatchedRank]) -> None:
         """Request positions, once per silence, if no rank is known to wait here: ranks of other hosts may wait for ranks of this host, or
         a rank that computes, by its process, may wait on its device."""
-        if self._progress.progressed:
-            self._asked_for_others = False
-        elif self._asked_for_others or not self._progress.is_long(current):
+        self._asked_for_others = self._asked_for_others and not self._progress.progressed
+        if self._asked_for_others or self._progress.progressed or not self._progress.is_long(current):
             return
         computing = [rank for rank in current if rank.alive and rank.activity is Activity.COMPUTES]
         idle = [rank for rank in current if rank.alive and rank.activity is Activity.IDLE]
