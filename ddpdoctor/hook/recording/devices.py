@@ -69,6 +69,7 @@ class Devices:
         work."""
         self.finish = guarded(_PART, self._finish)
         """Call at the end of the recording."""
+        self._look = guarded(_PART, self._read_unless_capturing)
         self._at_backward = guarded(_PART, self._backward_begun)
         self._at_gradients = guarded(_PART, self._gradients_done)
 
@@ -84,9 +85,12 @@ class Devices:
 
     def has_done(self, step: int) -> bool:
         """Whether the device is known to have come to the end of this step; False also where no event was recorded then."""
+        self._look()
+        return self._done >= step
+
+    def _read_unless_capturing(self) -> None:
         if self._waiting and not self._cuda.is_current_stream_capturing():
             self._read()
-        return self._done >= step
 
     def _finish(self) -> None:
         self._marks = []
