@@ -192,9 +192,8 @@ class HangMonitor:
     def _ask_for_others(self, current: list[WatchedRank]) -> None:
         """Request positions, once per silence, if no rank is known to wait here: ranks of other hosts may wait for ranks of this host, or
         a rank that computes, by its process, may wait on its device."""
-        if self._progress.progressed:
-            self._asked_for_others = False
-        elif self._asked_for_others or not self._progress.is_long(current):
+        self._asked_for_others = self._asked_for_others and not self._progress.progressed
+        if self._asked_for_others or self._progress.progressed or not self._progress.is_long(current):
             return
         computing = [rank for rank in current if rank.alive and rank.activity is Activity.COMPUTES]
         idle = [rank for rank in current if rank.alive and rank.activity is Activity.IDLE]
@@ -310,9 +309,8 @@ class HangMonitor:
         """Whether the hang is over: a step is finished, or ranks have made other progress and, some seconds later, still live or have ended
         well. A rank that a signal ends runs its handlers and saves its records, which looks like progress."""
         now_s, progress = time.monotonic(), self._progress
-        if self._moved_s is None and progress.progressed:
-            self._moved_s, self._only_works = now_s, True
-        self._only_works = self._only_works and not progress.moved
+        if progress.progressed and (self._moved_s is None or (self._only_works and progress.moved)):
+            self._moved_s, self._only_works = now_s, not progress.moved
         if self._is_being_ended(stall, current) or (self._only_works and not progress.progressed):
             self._moved_s = None
         after_s = _WORKS_ON_S if self._only_works else _GOES_ON_S

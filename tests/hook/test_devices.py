@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
+
+from ddpdoctor.hook.guard import Part
+from ddpdoctor.hook.recording import devices
 
 from .recording import JOBS, HookOptions, Recorded, forked, run_recorded
 
@@ -66,3 +70,25 @@ def test_whether_there_is_a_gpu_is_not_asked_before_the_job_uses_it(tmp_path) ->
     job = run_recorded(tmp_path, command, HookOptions(profile_steps=(2, 4)))
     assert job.process.stdout == "single done\n"
     assert job.info(0)["window"]["state"] == "saved"
+
+
+def test_whether_a_step_is_done_is_read_from_its_events(monkeypatch) -> None:
+    """A device that has failed has done nothing, as far as is known, and raises into nobody."""
+    pytest.importorskip("torch")
+    monkeypatch.setattr(devices, "_PART", Part("events of this test"))
+
+    def event(has_passed: bool) -> SimpleNamespace:
+        return SimpleNamespace(query=lambda: has_passed, elapsed_time=lambda later: 1.0)
+
+    def failed() -> bool:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    found = devices.Devices(SimpleNamespace(pending=[]))
+    assert not found.has_done(14), "no events were recorded"
+    found._waiting += [(step, [("start", event(True)), ("end", event(step == 14))]) for step in (14, 15)]
+    found._cuda = SimpleNamespace(is_current_stream_capturing=lambda: True)
+    assert not found.has_done(14), "not even a query is allowed now"
+    found._cuda = SimpleNamespace(is_current_stream_capturing=lambda: False)
+    assert found.has_done(14) and not found.has_done(15)
+    found._cuda = SimpleNamespace(is_current_stream_capturing=failed)
+    assert found.has_done(14) and not found.has_done(15)

@@ -264,6 +264,17 @@ def test_one_that_computes_while_other_hosts_may_wait_for_it_is_told_there(tmp_p
     assert watching.watch._stall is None, "nobody knows that it hangs"
 
 
+def test_while_steps_are_finished_nothing_is_said_or_asked_of_ranks_that_compute(tmp_path) -> None:
+    """Of two hosts, in steps that take longer than a poll."""
+    watching = Watching(tmp_path, [elsewhere(a_rank(0)), elsewhere(busy())])
+    asked: list[WatchedRank] = []
+    watching.watch._ask = asked.append  # type: ignore[method-assign]
+    watching.watch._look = lambda: True  # type: ignore[method-assign]
+    for _ in range(3):
+        watching.watch._poll()
+    assert not watching.warnings() and not asked
+
+
 @pytest.mark.skipif(not Path("/proc/self/oom_score_adj").exists(), reason="needs Linux's /proc")
 def test_where_memory_runs_out_the_analysis_of_a_job_that_runs_goes_first() -> None:
     diagnosing = AnalysisProcess(lambda: Path("/proc/self/oom_score_adj").read_text().strip())

@@ -97,6 +97,21 @@ def test_a_rank_that_moves_data_for_a_moment_does_not_go_on(
     assert any("goes on" in said.get("warn", "") for said in job.said()) == (state == "resumed")
 
 
+def test_what_a_rank_does_at_its_end_does_not_count_because_it_moved_data_before(
+    tmp_path, monkeypatch
+) -> None:
+    """NCCL's watchdog writes its record and ends the rank some seconds later; other ranks notice that, and end as well."""
+    job = Hanging(tmp_path, monkeypatch)
+    job.watch._kill = None
+    job.ranks[0].meter.works = True
+    job.polls(6)
+    job.passes_the_barrier()
+    job.polls(1)
+    job.ends(0, code=None, signal=6)
+    job.polls(3)
+    assert job.state() == "lasts" and not any("goes on" in said.get("warn", "") for said in job.said())
+
+
 @pytest.mark.parametrize(
     ("moves", "ends", "is_asked", "state"),
     [

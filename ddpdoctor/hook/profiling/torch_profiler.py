@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from typing import Any
 
 from ..job import job_torch, process_groups
@@ -57,27 +56,46 @@ def _choose_detaching(torch: Any) -> None:
         getattr(getattr(graphs, "graph", None), "default_capture_stream", None) is not None
     )
     if version < _DETACHES_SAFELY or captured:
-        os.environ.setdefault("DISABLE_CUPTI_LAZY_REINIT", "1")
-        os.environ.setdefault("TEARDOWN_CUPTI", "0")
+        _choose("DISABLE_CUPTI_LAZY_REINIT", "1")
+        _choose("TEARDOWN_CUPTI", "0")
     else:
-        os.environ.setdefault("TEARDOWN_CUPTI", "1")
+        _choose("TEARDOWN_CUPTI", "1")
+
+
+_chosen: dict[str, str] = {}
+"""Variables that were set for an earlier window: the job may have captured graphs since."""
+
+
+def _choose(variable: str, value: str) -> None:
+    if os.environ.get(variable) in (None, _chosen.get(variable)):
+        os.environ[variable] = _chosen[variable] = value
 
 
 def others_may_write() -> bool:
     """Whether threads of a process group's backend may still write to the profiler's memory after the end of collection."""
     distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+    if distributed is None or not distributed.is_available():
         return False
-    configs = [str(group["backend"]) for group in process_groups().get("process_groups", ())]
-    # One backend, or one per device: "cpu:gloo,cuda:nccl".
-    backends = {each.rpartition(":")[2] for config in configs for each in config.split(",")}
-    return not backends <= {"nccl"}
+    if distributed.is_initialized():
+        configs = [str(group["backend"]) for group in process_groups().get("process_groups", ())]
+        # One backend, or one per device: "cpu:gloo,cuda:nccl".
+        backends = {each.rpartition(":")[2] for config in configs for each in config.split(",")}
+        if not backends <= {"nccl"} or distributed.get_debug_level() == distributed.DebugLevel.DETAIL:
+            return True  # in debug mode, each group compares its collectives through a group of Gloo's
+    # The threads of a group that was destroyed live as long as something refers to it.
+    return _has_thread("pt_gloo_runloop")
 
 
-def wait_until_closable(ended: int) -> None:
-    """Wait until the profiler whose collection ended at ``ended``, monotonic ns, can be closed."""
-    if others_may_write():
-        time.sleep(max(0, ended + SETTLE_NS - time.monotonic_ns()) / 1e9)
+def _has_thread(name: str) -> bool:
+    """Whether this process has a thread of this name (torch 2.6 and newer name Gloo's)."""
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{thread}/comm") as file:
+                if file.read().strip() == name:
+                    return True
+        except OSError:
+            continue  # it has ended meanwhile
+    return False
 
 
 def end_collection() -> None:

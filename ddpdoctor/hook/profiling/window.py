@@ -31,7 +31,6 @@ from .torch_profiler import (
     open_profiler,
     others_may_write,
     profiler_is_on,
-    wait_until_closable,
 )
 from .trace_file import TraceJob
 
@@ -71,6 +70,8 @@ def constructed(profiler: Any) -> None:
 
 
 _PART = part("profiler window")
+_POLL_S = 0.01
+"""Between two looks at whether the profiler can be closed, where the job waits for that."""
 BYTES_PER_NODE = 1_000
 """Of compressed trace, for each node of the autograd graph: a cautious estimate, for the limit holds on the written file
 too."""
@@ -175,7 +176,7 @@ class Window:
             if threading.get_ident() == self._opener and autograd._profiler_enabled():
                 autograd._enable_record_function(False)
                 try:
-                    wait_until_closable(time.monotonic_ns())
+                    time.sleep(SETTLE_NS / 1e9)
                 finally:
                     autograd._enable_record_function(True)
                     autograd._disable_profiler()
@@ -255,10 +256,16 @@ class Window:
         self._ended = time.monotonic_ns()
         self._state.update(steps=[self._first, step])
 
+    def _is_closable(self) -> bool:
+        """Whether nothing writes to the profiler any more and the device has finished the window's steps, or enough time has passed."""
+        if time.monotonic_ns() - self._ended >= SETTLE_NS:
+            return True
+        devices, on_device = self._session.devices, len(self._activities) > 1
+        is_done = not on_device or (devices is not None and devices.has_done(self._state["steps"][1] - 1))
+        return is_done and not self._others_write
+
     def _try_to_close(self) -> None:
-        devices = self._session.devices
-        behind = devices is not None and devices.behind(self._state["steps"][1])
-        if time.monotonic_ns() - self._ended >= SETTLE_NS or not (behind or self._others_write):
+        if self._is_closable():
             self._close()
         elif len(self._activities) > 1:
             self._session.recorder.marks.append(Mark.SAVING)
@@ -287,7 +294,8 @@ class Window:
     def _close_now(self) -> None:
         if not self._ended:
             self._end(self._session.recorder.step)
-        wait_until_closable(self._ended)
+        while not self._is_closable():
+            time.sleep(_POLL_S)
         self._close()
 
     def _yield_to_user_profiler(self) -> None:

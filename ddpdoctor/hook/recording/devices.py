@@ -53,6 +53,8 @@ class Devices:
         self._marks: _Marks = []
         """Events of the current step; empty if it is not timed."""
         self._waiting: deque[tuple[int, _Marks]] = deque()
+        self._done = -1
+        """The last step whose events have passed."""
         self._anchor: Any | None = None
         """The start of the last step that was read, and ``_anchor_ns`` when that was: device time since the first one."""
         self._anchor_ns = 0
@@ -67,6 +69,7 @@ class Devices:
         work."""
         self.finish = guarded(_PART, self._finish)
         """Call at the end of the recording."""
+        self._look = guarded(_PART, self._read_unless_capturing)
         self._at_backward = guarded(_PART, self._backward_begun)
         self._at_gradients = guarded(_PART, self._gradients_done)
 
@@ -80,10 +83,14 @@ class Devices:
         """Number of the device on which the training thread works; None before it does."""
         return self._device
 
-    def behind(self, step: int) -> bool:
-        """Whether the device still has to come to the end of a step before ``step``, as far as its events say; call it after the
-        beginning of a later one."""
-        return bool(self._waiting) and self._waiting[0][0] < step
+    def has_done(self, step: int) -> bool:
+        """Whether the device is known to have come to the end of this step; False also where no event was recorded then."""
+        self._look()
+        return self._done >= step
+
+    def _read_unless_capturing(self) -> None:
+        if self._waiting and not self._cuda.is_current_stream_capturing():
+            self._read()
 
     def _finish(self) -> None:
         self._marks = []
@@ -153,6 +160,7 @@ class Devices:
         """Write the times of all steps whose last event has passed."""
         while self._waiting and self._waiting[0][1][-1][1].query():
             step, marks = self._waiting.popleft()
+            self._done = step
             start = marks[0][1]
             if self._anchor is not None:
                 self._anchor_ns += _ns_between(self._anchor, start)

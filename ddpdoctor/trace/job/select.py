@@ -143,6 +143,8 @@ def _overlapping_ranks(own: Span, others: list[list[Span]]) -> int:
 
 _HOST = ("cpu_op", "python_function", "user_annotation")
 """Categories of what a profiler records on the host itself; it records launches with the device's events."""
+_MOST = 0.5
+"""Share of the events."""
 _CALLS = ("cuda_runtime", "cuda_driver", "xpu_runtime")
 
 
@@ -150,11 +152,18 @@ def within_host_recording(trace: RankTrace) -> RankTrace:
     """``trace`` without the device events that the host launched after the recording of the host had ended, and without its calls since.
 
     A profiler may record launches and kernels for longer than operators, for dozens of steps: these events are of no step of the window.
+    Their names tell: most are those of events that an operator launched before. A CUDA graph or an extension launches without operators.
     Unchanged if no operator and no Python function is recorded, such as in a trace of kernels, or if nothing was launched since.
     """
     if not trace.category_mask("cpu_op", "python_function").any():
         return trace
     over_ns = int(trace.end_ns[trace.category_mask(*_HOST)].max())
     calls = trace.category_mask(*_CALLS) & (trace.start_ns > over_ns)
-    later = np.isin(trace.correlation, trace.correlation[calls & (trace.correlation >= 0)])
-    return trace.among(~(calls | later)) if (later & ~calls).any() else trace
+    later = np.isin(trace.correlation, trace.correlation[calls & (trace.correlation >= 0)]) & ~calls
+    if not later.any():
+        return trace
+    launched = np.isin(
+        trace.correlation, trace.correlation[(trace.external_id > 0) & (trace.correlation >= 0)]
+    )
+    of_operators = np.isin(trace.name[later], trace.name[launched & ~later])
+    return trace.among(~(calls | later)) if of_operators.mean() >= _MOST else trace

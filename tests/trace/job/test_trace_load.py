@@ -389,3 +389,19 @@ def test_calls_after_the_last_operator_stay_if_they_launch_nothing(tmp_path):
     ended = [*events(40), event("cudaDeviceSynchronize", 1_002_000, 50.0, "cuda_runtime", correlation=77_000)]
     file = write(tmp_path / "rank0.json", document(ended))
     assert_same(load_traces([file]).traces[0], load_trace(file))
+
+
+def test_a_graph_that_is_launched_after_the_last_operator_stays(tmp_path):
+    """Its replay is no operator, and the copy of its input before it is one."""
+    copied = [event("aten::copy_", 1_000_000, 9.0, "cpu_op", **{"External id": 1})]
+    copied += [event("cudaMemcpyAsync", 1_000_002, 2.0, "cuda_runtime", correlation=1, **{"External id": 1})]
+    copied += [
+        {
+            **kernel("Memcpy DtoD (Device -> Device)", 1_000_009, 2.0, correlation=1, **{"External id": 1}),
+            "cat": "gpu_memcpy",
+        }
+    ]
+    replayed = [event("cudaGraphLaunch", 1_000_020, 8.0, "cuda_runtime", correlation=2)]
+    replayed += [kernel(f"gemm_{n}", 1_000_030 + 10 * n, 9.0, correlation=2) for n in range(20)]
+    file = write(tmp_path / "rank0.json", document([*copied, *replayed]))
+    assert_same(load_traces([file]).traces[0], load_trace(file))
