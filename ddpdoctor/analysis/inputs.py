@@ -283,20 +283,19 @@ def _find_loose_traces(
 
 
 def _read_runs(folders: Sequence[str], options: Options) -> list[_Run]:
-    unsaved = [recover(folder) for folder in folders]
+    unsaved = {folder: recover(folder) for folder in folders}
     try:
-        directories = RunDirectory.open_all(folders, options.attempt)
+        directories, others = _of_first_job(RunDirectory.open_all(folders, options.attempt))
     except UnknownAttemptError as error:
         raise UnusableInput(f"{', '.join(folders)}: {error}.") from None
-    runs = []
+    runs: list[_Run] = []
     report_progress = progress_counter(options.progress, Stage.LOGS)
-    for directory, sentences, read in zip(
-        directories, unsaved, read_logs(directories, report_progress), strict=True
-    ):
+    for directory, read in zip(directories, read_logs(directories, report_progress), strict=True):
         around = span_around(log.steps for log in read.logs)
         telemetry = {host: read_telemetry(Path(file), around) for host, file in directory.telemetry.items()}
         notes = [
-            *(Note(f"{sentence} This diagnosis has read it there.") for sentence in sentences),
+            *([] if runs else others),
+            *(Note(f"{sentence} This diagnosis has read it there.") for sentence in unsaved[directory.path]),
             *directory.notes,
             *(Note(sentence) for sentence in read.notes),
             *(note.of(f"Host {host}") for host, each in telemetry.items() for note in each.notes),
@@ -311,6 +310,34 @@ def _read_runs(folders: Sequence[str], options: Options) -> list[_Run]:
         by_own_name = {each.host or host: each for host, each in telemetry.items()}
         runs.append(_Run(directory, read.logs, by_own_name, _without_gpu_notes(notes, directory.ranks)))
     return runs
+
+
+def _of_first_job(runs: Sequence[RunDirectory]) -> tuple[list[RunDirectory], list[Note]]:
+    """(``runs`` without those that hold a rank of an earlier one and are therefore of another job, another start of it, or a copy;
+    notes on these). A folder that repeats some ranks of an earlier one, and has others of the same job, is kept."""
+    kept: list[RunDirectory] = []
+    notes: list[Note] = []
+    first: dict[int, RankRecord] = {}
+    for run in runs:
+        again = [record for record in run.ranks if record.rank in first]
+        is_other = any(_process(record) != _process(first[record.rank]) for record in again)
+        if again and (is_other or len(again) == len(run.ranks)):
+            who = ranks_in_words([record.rank for record in again])
+            notes.append(
+                Note(
+                    f"{run.path} is skipped: {who} {'was' if len(again) == 1 else 'were'} already read from another folder, and "
+                    "it is not known to be another start of that job. `ddpdoctor compare` compares two runs."
+                )
+            )
+            continue
+        kept.append(run)
+        first.update({record.rank: record for record in run.ranks if record.rank not in first})
+    return kept, notes
+
+
+def _process(record: RankRecord) -> tuple[Any, ...]:
+    """Which process recorded it, in whichever folder a copy of it lies."""
+    return tuple(map(record.info.get, ("host", "boot", "pid_namespace", "pid", "started_ns")))
 
 
 def launch_of_starts(starts: Sequence[Sequence[RunDirectory]]) -> Mapping[str, Any]:
