@@ -141,6 +141,7 @@ def load(paths: Sequence[str], options: Options, skipped: Sequence[str] = ()) ->
                 *map(Note, skipped),
                 *(note for run in runs for note in run.notes),
                 *_missing_rank_notes(runs, logs),
+                *_no_rank_notes([run.directory for run in runs]),
                 *trace_notes,
                 *map(Note, set_clocks),
             ]
@@ -163,6 +164,20 @@ def _missing_rank_notes(runs: Sequence[_Run], logs: Sequence[RankLog]) -> list[N
     return [
         Note(f"{where}/ranks/{rank:05d} is missing: what this rank recorded is not here.").of_rank(rank)
         for rank in missing_ranks(max(worlds, default=0), known)
+    ]
+
+
+def _no_rank_notes(runs: Sequence[RunDirectory]) -> list[Note]:
+    """A note on each of ``runs`` without a recording, where others have some."""
+    if not any(run.recordings for run in runs):
+        return []
+    return [
+        Note(
+            f"{run.path} has no recorded rank, and is in no table: its processes may have ended before they had created a process group. "
+            f"Exit code of its command: {run.manifest.get('exit_code', 'unknown')}."
+        )
+        for run in runs
+        if not run.recordings
     ]
 
 

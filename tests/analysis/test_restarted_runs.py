@@ -81,3 +81,12 @@ def test_a_folder_with_some_ranks_again_and_others_of_the_job(tmp_path: Path) ->
         str(tmp_path / "one/ranks/00000"),
         str(tmp_path / "all/ranks/00001"),
     ]
+
+
+def test_a_start_that_recorded_no_rank_is_named(tmp_path: Path) -> None:
+    recorded(tmp_path / "a", 0)
+    (tmp_path / "b" / "ranks").mkdir(parents=True)
+    (tmp_path / "b" / "manifest.json").write_text('{"schema": "ddpdoctor.run/1", "exit_code": 3}')
+    inputs = load([str(tmp_path / "a"), str(tmp_path / "b")], Options())
+    (note,) = [note.text for note in inputs.notes if "has no recorded rank" in note.text]
+    assert note.startswith(str(tmp_path / "b")) and note.endswith("Exit code of its command: 3.")

@@ -15,8 +15,6 @@ from ddpdoctor.diagnose.diagnosis import (
     Timeline,
     WaterfallBar,
 )
-from ddpdoctor.measure.runfacts import AttemptFacts
-from ddpdoctor.report.attempts_view import attempts_table
 from ddpdoctor.report.charts.breakdown import ROWS, breakdown
 from ddpdoctor.report.charts.lines import LINES, POINTS
 from ddpdoctor.report.charts.scale import Tick, index_ticks, nice_ticks, thin
@@ -499,20 +497,3 @@ def test_a_recording_without_marks_of_steps_promises_no_faster_step():
     assert page(replace(unhealthy, facts=facts, findings=findings)).cost_sentence.startswith(
         "It costs 44.8 ms in the recording, which marks no steps, 87 % of its time"
     )
-
-
-@pytest.mark.parametrize(
-    ("first_step", "steps", "saved"), [(1160, "1,160 – 1,229", "step 1,200"), (None, "70", "step 40")]
-)
-def test_steps_and_checkpoint_of_an_attempt_have_one_count(first_step: int | None, steps: str, saved: str):
-    attempts = [
-        AttemptFacts(number=1, steps=90),
-        AttemptFacts(number=2, first_step=first_step, steps=70, checkpoint_step=40),
-    ]
-    facts = {"run": {"attempts": msgspec.to_builtins(attempts)}}
-    table = attempts_table(msgspec.structs.replace(samples.minimal(), facts=facts))
-    assert table is not None
-    assert [table.rows[1][table.head.index(name)] for name in ("steps", "last checkpoint")] == [
-        steps,
-        saved,
-    ]
