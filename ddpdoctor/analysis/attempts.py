@@ -25,7 +25,7 @@ def attempt_records(
     runs: Sequence[RunDirectory], logs: Sequence[RankLog]
 ) -> tuple[list[AttemptRecord], list[Note]]:
     """(All attempts of the ``runs`` of one job, in order, [] if there is only one; notes). ``logs`` are those of the measured one."""
-    attempts = _attempts(runs, logs)
+    attempts = attempts_of([record for run in runs for record in run.recordings])
     unrecorded = [_unrecorded(old, new) for old, new in pairwise([None, *attempts]) if new is not None]
     notes = [_unrecorded_note(count, number) for number, count in enumerate(unrecorded, 1) if count]
     if len(attempts) < 2:
@@ -75,13 +75,6 @@ def _unjoined(attempt: Attempt, runs: Sequence[RunDirectory], logs: Sequence[Ran
             "addresses of the ended ones; TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the job's environment prevents this."
         )
     ]
-
-
-def _attempts(runs: Sequence[RunDirectory], logs: Sequence[RankLog]) -> list[Attempt]:
-    """The attempts in ``runs``, without those of a run whose ranks were all read from another one: that is another job."""
-    read = {log.rank: log.record.path for log in logs}
-    own = [run for run in runs if not run.ranks or any(read.get(r.rank, r.path) == r.path for r in run.ranks)]
-    return attempts_of([record for run in own for record in run.recordings])
 
 
 def _record(

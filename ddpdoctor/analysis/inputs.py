@@ -141,6 +141,7 @@ def load(paths: Sequence[str], options: Options, skipped: Sequence[str] = ()) ->
                 *map(Note, skipped),
                 *(note for run in runs for note in run.notes),
                 *_missing_rank_notes(runs, logs),
+                *_no_rank_notes([run.directory for run in runs]),
                 *trace_notes,
                 *map(Note, set_clocks),
             ]
@@ -163,6 +164,20 @@ def _missing_rank_notes(runs: Sequence[_Run], logs: Sequence[RankLog]) -> list[N
     return [
         Note(f"{where}/ranks/{rank:05d} is missing: what this rank recorded is not here.").of_rank(rank)
         for rank in missing_ranks(max(worlds, default=0), known)
+    ]
+
+
+def _no_rank_notes(runs: Sequence[RunDirectory]) -> list[Note]:
+    """A note on each of ``runs`` without a recording, where others have some."""
+    if not any(run.recordings for run in runs):
+        return []
+    return [
+        Note(
+            f"{run.path} has no recorded rank, and is in no table: its processes may have ended before they had created a process group. "
+            f"Exit code of its command: {run.manifest.get('exit_code', 'unknown')}."
+        )
+        for run in runs
+        if not run.recordings
     ]
 
 
@@ -283,20 +298,19 @@ def _find_loose_traces(
 
 
 def _read_runs(folders: Sequence[str], options: Options) -> list[_Run]:
-    unsaved = [recover(folder) for folder in folders]
+    unsaved = {folder: recover(folder) for folder in folders}
     try:
-        directories = RunDirectory.open_all(folders, options.attempt)
+        directories, others = _of_first_job(RunDirectory.open_all(folders, options.attempt))
     except UnknownAttemptError as error:
         raise UnusableInput(f"{', '.join(folders)}: {error}.") from None
-    runs = []
+    runs: list[_Run] = []
     report_progress = progress_counter(options.progress, Stage.LOGS)
-    for directory, sentences, read in zip(
-        directories, unsaved, read_logs(directories, report_progress), strict=True
-    ):
+    for directory, read in zip(directories, read_logs(directories, report_progress), strict=True):
         around = span_around(log.steps for log in read.logs)
         telemetry = {host: read_telemetry(Path(file), around) for host, file in directory.telemetry.items()}
         notes = [
-            *(Note(f"{sentence} This diagnosis has read it there.") for sentence in sentences),
+            *([] if runs else others),
+            *(Note(f"{sentence} This diagnosis has read it there.") for sentence in unsaved[directory.path]),
             *directory.notes,
             *(Note(sentence) for sentence in read.notes),
             *(note.of(f"Host {host}") for host, each in telemetry.items() for note in each.notes),
@@ -311,6 +325,34 @@ def _read_runs(folders: Sequence[str], options: Options) -> list[_Run]:
         by_own_name = {each.host or host: each for host, each in telemetry.items()}
         runs.append(_Run(directory, read.logs, by_own_name, _without_gpu_notes(notes, directory.ranks)))
     return runs
+
+
+def _of_first_job(runs: Sequence[RunDirectory]) -> tuple[list[RunDirectory], list[Note]]:
+    """(``runs`` without those that hold a rank of an earlier one and are therefore of another job, another start of it, or a copy;
+    notes on these). A folder that repeats some ranks of an earlier one, and has others of the same job, is kept."""
+    kept: list[RunDirectory] = []
+    notes: list[Note] = []
+    first: dict[int, RankRecord] = {}
+    for run in runs:
+        again = [record for record in run.ranks if record.rank in first]
+        is_other = any(_process(record) != _process(first[record.rank]) for record in again)
+        if again and (is_other or len(again) == len(run.ranks)):
+            who = ranks_in_words([record.rank for record in again])
+            notes.append(
+                Note(
+                    f"{run.path} is skipped: {who} {'was' if len(again) == 1 else 'were'} already read from another folder, and "
+                    "it is not known to be another start of that job. `ddpdoctor compare` compares two runs."
+                )
+            )
+            continue
+        kept.append(run)
+        first.update({record.rank: record for record in run.ranks if record.rank not in first})
+    return kept, notes
+
+
+def _process(record: RankRecord) -> tuple[Any, ...]:
+    """Which process recorded it, in whichever folder a copy of it lies."""
+    return tuple(map(record.info.get, ("host", "boot", "pid_namespace", "pid", "started_ns")))
 
 
 def launch_of_starts(starts: Sequence[Sequence[RunDirectory]]) -> Mapping[str, Any]:

@@ -63,7 +63,7 @@ class AttemptFacts(msgspec.Struct, frozen=True, kw_only=True):
     step_ms: float | None = None
     """Median step time."""
     checkpoint_step: int | None = None
-    """Its last step in which a checkpoint was saved; null if none was seen."""
+    """Its last step in which a checkpoint was saved, counted from its own first step; null if none was seen."""
     ranks: list[int] = []
     """Ranks that ended it by failing."""
     ended: str = ""

@@ -30,7 +30,9 @@ def attempts_table(diagnosis: Diagnosis) -> Table | None:
             words.ABSENT if each.world_size is None else str(each.world_size),
             f"{each.steps:,}" if each.first_step is None else _steps(each.first_step, each.steps),
             words.milliseconds(each.step_ms),
-            words.ABSENT if each.checkpoint_step is None else f"step {each.checkpoint_step}",
+            words.ABSENT
+            if each.checkpoint_step is None
+            else f"step {(each.first_step or 0) + each.checkpoint_step:,}",
             (each.ended or "unknown") + (f" at {place(each.where[0]).short}" if each.where else ""),
             _first_finding(diagnosis, each),
         ]

@@ -109,8 +109,9 @@ def starts_of(runs: Sequence[RunDirectory]) -> list[list[RunDirectory]]:
     into new run directories. All in one list where they are not known to be such starts: those of the hosts of one start, and runs of
     different jobs.
 
-    A start has one recording of each rank, and begins after the one before has ended. Both have the same command, or the same job id of
-    Slurm; without that, the first one must not have ended with exit code 0: a job that was finished is not continued."""
+    A start has one recording of each rank, and begins after the one before has ended. Both have the same commands and
+    working directories, or the same job id of Slurm; without that, the first one must not have ended with exit code 0: a job that was
+    finished is not continued."""
     starts: list[list[RunDirectory]] = []
     for run in sorted(runs, key=_launched_ns):
         if not starts or _ranks_of([run]) & _ranks_of(starts[-1]):
@@ -131,8 +132,16 @@ def _continues(new: Sequence[RunDirectory], old: Sequence[RunDirectory]) -> bool
     ids, before = ({_slurm_job(run) for run in runs} for runs in (new, old))
     if len(ids | before) == 1 and ids != {""}:
         return True
-    commands = {tuple(map(str, run.manifest.get("command") or ())) for run in (*old, *new)}
-    return len(commands) == 1 and commands != {()} and any(run.manifest.get("exit_code") != 0 for run in old)
+    commands, earlier = ({_started_as(run) for run in runs} for runs in (new, old))
+    return (
+        commands == earlier and None not in earlier and any(run.manifest.get("exit_code") != 0 for run in old)
+    )
+
+
+def _started_as(run: RunDirectory) -> tuple[str, ...] | None:
+    """Working directory and command of a launcher, which differ between hosts in a ``--node-rank``; None where no command is known."""
+    command = run.manifest.get("command")
+    return (str(run.manifest.get("cwd")), *map(str, command)) if command else None
 
 
 def _slurm_job(run: RunDirectory) -> str:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.analysis.attempts import attempt_records
+from ddpdoctor.analysis.inputs import load
+from ddpdoctor.analysis.options import Options
 from ddpdoctor.measure.steplog import read_rank_log
 from ddpdoctor.rundir import RunDirectory
 from ddpdoctor.stall import evidence
@@ -58,10 +60,33 @@ def test_attempts_that_ended_before_their_process_group(
     assert all("most likely" in note.text for note in notes)
 
 
-def test_another_run_of_the_same_ranks_is_no_attempt(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        for rank in range(2):
-            recorded(tmp_path / name, rank, job_id=name)
-    runs = RunDirectory.open_all([str(tmp_path / "a"), str(tmp_path / "b")])
-    logs = [read_rank_log(record) for record in runs[0].ranks]
-    assert attempt_records(runs, logs)[0] == []
+def test_another_run_of_the_same_ranks_is_not_read(tmp_path: Path) -> None:
+    """Neither its further rank, nor its host's samples, nor how it ended."""
+    for name, ranks in (("a", 2), ("b", 3)):
+        for rank in range(ranks):
+            recorded(tmp_path / name, rank, job_id=name, world_size=ranks, start_s=100 * ranks)
+    inputs = load([str(tmp_path / "a"), str(tmp_path / "b")], Options())
+    assert [Path(run.path).name for run in inputs.runs] == ["a"]
+    assert [Path(log.record.path).parent.parent.name for log in inputs.logs] == ["a", "a"]
+    assert [note.text for note in inputs.notes if "b is skipped: ranks 0 and 1 were already" in note.text]
+    assert attempt_records(inputs.runs, inputs.logs)[0] == []
+
+
+def test_a_folder_with_some_ranks_again_and_others_of_the_job(tmp_path: Path) -> None:
+    for rank in range(2):
+        recorded(tmp_path / "all", rank, host="h")
+    recorded(tmp_path / "one", 0, host="h")
+    inputs = load([str(tmp_path / "one"), str(tmp_path / "all")], Options())
+    assert [log.record.path for log in inputs.logs] == [
+        str(tmp_path / "one/ranks/00000"),
+        str(tmp_path / "all/ranks/00001"),
+    ]
+
+
+def test_a_start_that_recorded_no_rank_is_named(tmp_path: Path) -> None:
+    recorded(tmp_path / "a", 0)
+    (tmp_path / "b" / "ranks").mkdir(parents=True)
+    (tmp_path / "b" / "manifest.json").write_text('{"schema": "ddpdoctor.run/1", "exit_code": 3}')
+    inputs = load([str(tmp_path / "a"), str(tmp_path / "b")], Options())
+    (note,) = [note.text for note in inputs.notes if "has no recorded rank" in note.text]
+    assert note.startswith(str(tmp_path / "b")) and note.endswith("Exit code of its command: 3.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import threading
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from ddpdoctor.analysis import analyze
 from ddpdoctor.hook.environment import HookOptions
 from ddpdoctor.hook.profiling import WorkerRecorder
+from ddpdoctor.rundir import WORKERS_FILE, Spool, accept_workers, drain, make_spool_root
 from tests.python import NEEDS_STACKS
 
 from .recording import JOBS, Recorded, forked, run_recorded, torchrun
@@ -156,3 +158,33 @@ def test_nothing_is_started_where_the_parent_is_not_recorded(tmp_path):
         recorder.after(recorder.before((), {}), None)
     recorder.finish()
     assert threads_of_workers() == []
+
+
+def _works_and_forks(root: str, batches: int) -> None:
+    """A worker; a process that it forks leaves the worker's loop too, as a process does by sys.exit()."""
+    recorder = WorkerRecorder(root, [])
+    for _ in range(batches):
+        recorder.after(recorder.before((), {}), None)
+    forked_pid = os.fork()
+    if forked_pid == 0:
+        recorder.finish()
+        os._exit(0)
+    os.waitpid(forked_pid, 0)
+    recorder.finish()
+
+
+def test_a_process_that_a_worker_forks_is_no_worker(tmp_path):
+    spool = Spool(make_spool_root(str(tmp_path)), 0, str(tmp_path))
+    try:
+        accept_workers(spool)
+        worker = multiprocessing.get_context("fork").Process(
+            target=_works_and_forks, args=(os.path.dirname(spool.directory), 5)
+        )
+        worker.start()
+        worker.join(30)
+        lines = (Path(drain(spool.directory)) / WORKERS_FILE).read_text().splitlines()
+    finally:
+        spool.close()
+        drain(spool.directory, remove=True)
+    worked = [line for line in map(json.loads, lines) if "worker" in line]
+    assert [(line["pid"], line["n"]) for line in worked] == [(worker.pid, 4)]

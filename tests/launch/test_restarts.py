@@ -190,7 +190,8 @@ def test_starts_of_a_requeued_job_are_attempts(tmp_path: Path) -> None:
     environment = clean_environment(TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1", WITHOUT_ENDS="1")
     command = [*DDPDOCTOR_RUN, "--no-profile", "--no-analysis", "--out", str(second), "--"]
     job = restarts.torchrun(planned, tmp_path / "job")
-    subprocess.run([*command, *job], env=environment, check=True, capture_output=True, timeout=120)
+    at = tmp_path / "job"
+    subprocess.run([*command, *job], cwd=at, env=environment, check=True, capture_output=True, timeout=120)
     facts = told(tmp_path, [2, 2], "rank 1 ended with exit code 7", first, second)
     assert facts["attempts"][1]["first_step"] == facts["attempts"][0]["checkpoint_step"]
     assert facts["restarts"]["start_s"] > 0.5

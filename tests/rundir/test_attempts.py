@@ -134,6 +134,8 @@ SLURM = {"exit_code": 0, "job_id": "slurm-7.0"}
         (SLURM, {"job_id": "slurm-7.0.r1"}, True),
         (SLURM, {"job_id": "slurm-8.0"}, False),
         ({"command": ["other"]}, {}, False),
+        ({"cwd": "/a"}, {"cwd": "/a"}, True),
+        ({"cwd": "/a"}, {"cwd": "/b"}, False),
         ({"command": []}, {"command": []}, False),
         ({"ended_ns": 101 * S}, {}, False),
     ],
@@ -151,13 +153,16 @@ def test_starts_of_one_job_in_directories_of_their_own(
 
 
 def test_two_hosts_that_were_started_again(tmp_path: Path) -> None:
-    """Each host wrote into a directory of its own, twice."""
+    """Each host wrote into a directory of its own, twice, and has a command of its own."""
     paths = started_again(tmp_path, {}, {})
     for path in paths:
         other = Path(path).with_name(f"{Path(path).name}-b")
         other.joinpath("ranks").mkdir(parents=True)
         Path(path, "ranks", "00001").rename(other / "ranks" / "00001")
-        (other / "manifest.json").write_text(Path(path, "manifest.json").read_text())
+        manifest = json.loads(Path(path, "manifest.json").read_text())
+        (other / "manifest.json").write_text(
+            json.dumps({**manifest, "command": ["train", "--node-rank", "1"]})
+        )
     folders = sorted(map(str, tmp_path.iterdir()))
     runs = RunDirectory.open_all(folders, attempt=1)
     assert [Path(run.path).name for run in runs if run.ranks] == ["run-0", "run-0-b"]

@@ -55,7 +55,7 @@ class WorkerRecorder:
     def __init__(self, root: str, fetches: list[CodeType]) -> None:
         """``root`` is the folder with the spools of the run; ``fetches`` is torch's code in which a batch is prepared."""
         self._root, self._fetches = root, fetches
-        self._thread_id = get_ident()
+        self._pid, self._thread_id = os.getpid(), get_ident()
         self._times = ThreadTimes()
         self._sleeps = _Sleeps()
         self._state = 0, 0, 0.0, 0
@@ -195,7 +195,7 @@ class WorkerRecorder:
         )
         held = ",".join([str(held_ns) for *_, held_ns in samples])
         line = (
-            f"{{{WorkerField.PROCESS.key}{os.getpid()}{WorkerField.WORKER.next_key}{self._worker}"
+            f"{{{WorkerField.PROCESS.key}{self._pid}{WorkerField.WORKER.next_key}{self._worker}"
             f"{WorkerField.WORKERS.next_key}{self._workers}"
             f"{WorkerField.SPAN_NS.next_key}[{self._began_ns},{now_ns}]"
             f"{WorkerField.BATCHES.next_key}{counts.batches - before.batches}"
@@ -205,7 +205,7 @@ class WorkerRecorder:
             f"{WorkerField.RUN_DELAY_NS.next_key}{max(0, counts.run_delay_ns - before.run_delay_ns) if known else 'null'}"
             f"{WorkerField.SAMPLES.next_key}[{rows}]{WorkerField.HELD.next_key}[{held}]}}\n"
         )
-        of_process = f"{WorkerField.PROCESS.next_key}{os.getpid()}}}\n"
+        of_process = f"{WorkerField.PROCESS.next_key}{self._pid}}}\n"
         defined = "".join([each.rstrip()[:-1] + of_process for each in pending])
         if append_lines(self._spool, f"{defined}{line}".encode()):
             del self._pending[: len(pending)]
@@ -213,7 +213,10 @@ class WorkerRecorder:
         del self._samples[: len(samples)]
 
     def finish(self) -> None:
-        """The worker ends: write what is left, unless the thread still does so."""
+        """The worker ends: write what is left, unless the thread still does so. A process that the worker has forked, and that comes
+        here as well, writes nothing: the worker does."""
+        if os.getpid() != self._pid:
+            return
         self._stop.set()
         if self._thread is not None and not _PART.off and self._lock.acquire(timeout=_END_S):
             try:
