@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 from types import SimpleNamespace
 
 import pytest
 
 from ddpdoctor.hook.guard import Part
-from ddpdoctor.hook.recording import devices
+from ddpdoctor.hook.recording import Session
 
 from .recording import JOBS, HookOptions, Recorded, forked, run_recorded
 
+devices = sys.modules[Session.__module__].devices_of.__globals__
 MARKS = ["fwd", "fwd_end", "bwd", "ready", "bwd_end", "opt", "opt_end", "end"]
 
 
@@ -75,7 +77,7 @@ def test_whether_there_is_a_gpu_is_not_asked_before_the_job_uses_it(tmp_path) ->
 def test_whether_a_step_is_done_is_read_from_its_events(monkeypatch) -> None:
     """A device that has failed has done nothing, as far as is known, and raises into nobody."""
     pytest.importorskip("torch")
-    monkeypatch.setattr(devices, "_PART", Part("events of this test"))
+    monkeypatch.setitem(devices, "_PART", Part("events of this test"))
 
     def event(has_passed: bool) -> SimpleNamespace:
         return SimpleNamespace(query=lambda: has_passed, elapsed_time=lambda later: 1.0)
@@ -83,7 +85,7 @@ def test_whether_a_step_is_done_is_read_from_its_events(monkeypatch) -> None:
     def failed() -> bool:
         raise RuntimeError("CUDA error: device-side assert triggered")
 
-    found = devices.Devices(SimpleNamespace(pending=[]))
+    found = devices["Devices"](SimpleNamespace(pending=[]))
     assert not found.has_done(14), "no events were recorded"
     found._waiting += [(step, [("start", event(True)), ("end", event(step == 14))]) for step in (14, 15)]
     found._cuda = SimpleNamespace(is_current_stream_capturing=lambda: True)
