@@ -9,6 +9,6 @@
 the machine where the ranks ran.
 """
 
-from .columns import Collectives, RankTrace, TraceMeta
+from .columns import CUDA_CALLS, RUNTIME_CALLS, Collectives, RankTrace, TraceMeta
 from .formats import load_trace
 from .job import LoadedTraces, TraceSet, find_traces, load_traces

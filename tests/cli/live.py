@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -19,6 +18,7 @@ from ddpdoctor.rundir import is_run_directory
 from tests.commands import ROOT, command
 from tests.conftest import Once
 from tests.hook.recording import forked
+from tests.ports import free_port
 from tests.waiting import until
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
@@ -93,14 +93,6 @@ def steps_of(run: Path, rank: int) -> list[dict[str, object]]:
     except OSError:
         return []
     return [json.loads(line) for line in re.findall(r'^\{"step".*\n', text, re.MULTILINE)]
-
-
-def free_port() -> int:
-    """A port that is free now."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
 
 
 def metrics(port: int, patient: bool = True) -> str:

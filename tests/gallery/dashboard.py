@@ -18,6 +18,7 @@ from typing import Any
 from ddpdoctor.report import words
 from ddpdoctor.report.charts.lines import ChartAxes, LineChart, line_chart, line_data
 from ddpdoctor.report.html import inlined, page_environment
+from tests.ports import free_port
 
 from . import gallery
 
@@ -49,13 +50,6 @@ _PAGE = """
 </div>
 {% endblock %}
 """
-
-
-def free_port() -> int:
-    """A port of this machine that nobody listens on."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def record(command: Sequence[str], port: int, environment: dict[str, str], seconds: float) -> list[LineChart]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from tests.ports import free_port
 
 REPOSITORY = Path(__file__).parents[2]
 JOB = Path(__file__).with_name("job.py")
@@ -29,7 +30,7 @@ class Scenario:
     """Without ddpdoctor."""
     timeout_s: float = 60.0
     rules: frozenset[str] = field(default_factory=frozenset)
-    """One of these is the first finding; none if empty."""
+    """One of these is among the findings; empty if nothing is expected."""
     environment: tuple[tuple[str, str], ...] = ()
 
 
@@ -47,7 +48,7 @@ SCENARIOS = (
     Scenario("one-without-window", ranks=1, options=("--no-profile",)),
     Scenario("bare-long", ranks=1, bare=True, arguments=LONG),
     Scenario("long", ranks=1, arguments=LONG),
-    Scenario("long-teardown", ranks=1, arguments=LONG, environment=(("TEARDOWN_CUPTI", "1"),)),
+    Scenario("long-attached", ranks=1, arguments=LONG, environment=(("TEARDOWN_CUPTI", "0"),)),
     Scenario("one", ranks=1),
     Scenario("bare", bare=True),
     Scenario("healthy"),
@@ -94,12 +95,6 @@ SCENARIOS = (
         timeout_s=72,
     ),
 )
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def run(scenario: Scenario, folder: Path) -> dict[str, Any]:

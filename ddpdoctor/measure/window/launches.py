@@ -5,14 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from ddpdoctor.measure.numerics import Intervals, Ints, Mask, holds, union
-from ddpdoctor.trace import RankTrace
+from ddpdoctor.trace import CUDA_CALLS, RUNTIME_CALLS, RankTrace
 
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 """Categories of what a device does."""
-CUDA_CALLS = ("cuda_runtime", "cuda_driver")
-"""Categories of the host's calls that launch work on a CUDA or ROCm device, or wait for it."""
-RUNTIME_CALLS = (*CUDA_CALLS, "xpu_runtime")
-"""The same on every kind of device."""
 
 
 def host_recorded(trace: RankTrace) -> bool:

@@ -17,7 +17,9 @@ from .archive import (
     write_archive,
 )
 from .table import (
+    CUDA_CALLS,
     KNOWN_NAMES,
+    RUNTIME_CALLS,
     Collectives,
     IdColumn,
     IntColumn,

@@ -18,6 +18,10 @@ from numpy.typing import NDArray
 
 Predicate = Callable[[str], Any]
 
+CUDA_CALLS = ("cuda_runtime", "cuda_driver")
+"""Categories of the host's calls that launch work on a CUDA or ROCm device, or wait for it."""
+RUNTIME_CALLS = (*CUDA_CALLS, "xpu_runtime")
+"""The same on every kind of device."""
 KNOWN_NAMES = 1 << 16
 """Names per predicate whose result is memoized; the ranks of a job share nearly all their names."""
 _MAX_PREDICATES = 1 << 10

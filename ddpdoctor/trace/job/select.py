@@ -9,7 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.trace.columns import RankTrace
+from ddpdoctor.trace.columns import RUNTIME_CALLS, RankTrace
 
 _MAX_GAP_NS = 600 * 10**9
 """Traces further apart are different recordings: clocks of hosts, and windows of ranks, differ by less."""
@@ -145,7 +145,6 @@ _HOST = ("cpu_op", "python_function", "user_annotation")
 """Categories of what a profiler records on the host itself; it records launches with the device's events."""
 _MOST = 0.5
 """Share of the events."""
-_CALLS = ("cuda_runtime", "cuda_driver", "xpu_runtime")
 
 
 def within_host_recording(trace: RankTrace) -> RankTrace:
@@ -158,7 +157,7 @@ def within_host_recording(trace: RankTrace) -> RankTrace:
     if not trace.category_mask("cpu_op", "python_function").any():
         return trace
     over_ns = int(trace.end_ns[trace.category_mask(*_HOST)].max())
-    calls = trace.category_mask(*_CALLS) & (trace.start_ns > over_ns)
+    calls = trace.category_mask(*RUNTIME_CALLS) & (trace.start_ns > over_ns)
     later = np.isin(trace.correlation, trace.correlation[calls & (trace.correlation >= 0)]) & ~calls
     if not later.any():
         return trace
