@@ -265,7 +265,7 @@ PART_OF: dict[Component, Part] = {
     Component.OPTIMIZER: Part.COMPUTE,
     Component.LOSS: Part.COMPUTE,
     Component.OUTSIDE: Part.COMPUTE,
-    Component.COLLECTION: Part.OTHER,
+    Component.COLLECTION: Part.HOST,
     Component.CHECKPOINT: Part.CHECKPOINT,
     Component.DEVICE_SYNC: Part.HOST,
     Component.LAUNCH: Part.HOST,

@@ -96,21 +96,22 @@ def _cost_clause(finding: Finding, diagnosis: Diagnosis) -> str:
 
 
 def _share_of_step(finding: Finding, diagnosis: Diagnosis) -> str:
-    """ "26 % of the step time"; of a profiler window whose steps take longer or shorter than those of the run: "26 % of the
-    32 ms that a step takes in the profiler window". ``finding`` has a share."""
+    """ "26 % of the step time"; where the share refers to other steps than the mean of the measured ones, these are named: the steps
+    of the profiler window, or the mean step with a cost that only excluded steps have. ``finding`` has a share."""
     cost_ms, share, mean_ms = finding.costs_ms_per_step, finding.share or 0.0, diagnosis.steps.mean_ms
     if words.mean_step(diagnosis) == "recording":
         return f"{words.percent(share)} of its time"
     speaker = diagnosis.speaker
-    if cost_ms and share and mean_ms and speaker is not None and speaker.recording == "window":
-        window_ms = cost_ms / share
-        if abs(window_ms / mean_ms - 1) >= _OTHER_STEPS:
-            return f"{words.percent(share)} of the {words.milliseconds(window_ms)} that a step takes in the profiler window"
+    if cost_ms and share and mean_ms and abs(cost_ms / share / mean_ms - 1) >= _OTHER_STEPS:
+        step = words.milliseconds(cost_ms / share)
+        if speaker is not None and speaker.recording == "window":
+            return f"{words.percent(share)} of the {step} that a step takes in the profiler window"
+        return f"{words.percent(share)} of the mean step with it ({step})"
     return f"{words.percent(share)} of the step time"
 
 
 _OTHER_STEPS = 0.02
-"""Relative difference from which on the steps of the window and of the run are distinguished."""
+"""Relative difference from which on the steps that a share refers to are distinguished from the measured steps."""
 
 
 def _total_sentence(finding: Finding) -> str:
