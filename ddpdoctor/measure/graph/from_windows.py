@@ -27,9 +27,8 @@ from ddpdoctor.measure.window import Window, launches
 from ddpdoctor.trace import classify
 
 from .cutting import Cut, MatchedCollectives, cut_into_cycles, matched_collectives
-from .dependencies import compute_timeline
 from .graph import CycleGroup, Graph, RankSteps, Sync, excluded_steps, recorded_steps
-from .segments import Segments, cycle_group, idle_after, rest_component, work_in
+from .segments import Segments, compute_timeline, cycle_group, idle_after, rest_component, work_in
 from .standalone_times import issue_time_ns, standalone_data_of_windows, with_issue_times
 
 Marks = Sequence[tuple[int, int, int]]

@@ -113,9 +113,9 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
     """[N, K, R] ns of the work that is a device's idle time after its host waited for it, by the kind of synchronisation (see
     ``window.idle``). {}: none, or unknown."""
     on_device: bool = False
-    """Collectives run on a device concurrently with the computation, which waits for only some of them (see ``replay.overlapped``)."""
+    """Collectives run on a device concurrently with the computation, which waits for only some of them (see ``replay.replay``)."""
     dependency_probability: Array | None = None
-    """[K, R] probability that the rank's computation waits for the collective (see :mod:`.dependencies`)."""
+    """[K, R] probability that the rank's computation waits for the collective (see :mod:`.segments`)."""
 
     @cached_property
     def last_arrival(self) -> Array:

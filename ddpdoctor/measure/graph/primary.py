@@ -11,10 +11,9 @@ from ddpdoctor.measure.steplog import RankLog, in_device_time
 from ddpdoctor.measure.window import Window
 from ddpdoctor.rundir import EventKind
 
-from .from_logs import graph_of_logs
+from .from_logs import OperatorShares, graph_of_logs, operator_shares
 from .from_windows import graph_of_windows
 from .graph import Graph
-from .operators import OperatorShares, operator_shares
 
 
 class Recording(StrEnum):

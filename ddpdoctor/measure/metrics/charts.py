@@ -17,7 +17,7 @@ from ddpdoctor.measure.taxonomy import DRAWN_AS, NO_WORK, PARTS, Component, Part
 from ddpdoctor.measure.telemetry import HostTelemetry
 from ddpdoctor.measure.window import Window
 
-from .breakdown import rank_breakdown
+from .steps import rank_breakdown
 
 _MOST_IN_SERIES = 400
 """Points of a series: about two pixels of the report's chart for each."""

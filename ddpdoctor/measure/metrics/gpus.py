@@ -17,8 +17,8 @@ from ddpdoctor.measure.telemetry import HostTelemetry
 from ddpdoctor.measure.window import Window, event_union, in_steps, launched_inside
 from ddpdoctor.trace import classify
 
-from .columns import during, mean, most, readings, steps_time, within
 from .communication import communicating
+from .hosts import during, mean, most, readings, steps_time, within
 
 _FAULTS = frozenset(
     {
