@@ -35,7 +35,6 @@ from .stats import (
     Array,
     Ints,
     Mask,
-    Trend,
     Value,
     best_split,
     fair_shares,

@@ -98,17 +98,15 @@ def mean_error(values: Array, level: float) -> float:
     count = len(values)
     if count < FEWEST:
         return float("nan")
-    lengths = {1, round(count ** (1 / 3)), round(count**0.5)}
-    return max(_of_batches(values, length, level) for length in lengths if length <= count // FEWEST)
-
-
-def _of_batches(values: Array, length: int, level: float) -> float:
-    count = len(values)
+    errors = []
     sums = np.concatenate(([0.0], np.cumsum(values - values.mean())))
-    means = (sums[length:] - sums[:-length]) / length
-    variance = length * float((means**2).sum()) / ((count - length) * (count - length + 1))
-    freedom = count - 1.0 if length == 1 else _FREEDOM * (count / length - 1.0)
-    return float(np.sqrt(variance)) * _student(level, freedom) / normal(level)
+    for length in {1, round(count ** (1 / 3)), round(count**0.5)}:
+        if length <= count // FEWEST:
+            means = (sums[length:] - sums[:-length]) / length
+            variance = length * float((means**2).sum()) / ((count - length) * (count - length + 1))
+            freedom = count - 1.0 if length == 1 else _FREEDOM * (count / length - 1.0)
+            errors.append(float(np.sqrt(variance)) * _student(level, freedom) / normal(level))
+    return max(errors)
 
 
 def normal(level: float) -> float:
