@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -63,13 +64,14 @@ def graph_of_logs(logs: Sequence[RankLog], operators: Mapping[int, OperatorShare
     measured, why = select_steps(logs)
     reasons = why
     origin_ns = min((log.start_ns for log in logs if log.steps), default=0)
-    builder = _Builder(origin_ns, [log.activities.since(origin_ns) for log in logs], operators or {})
     if matched:
         cycles, unmeasured = _cycles(matched, measured, ranks)
         reasons = {**reasons, **unmeasured}
-        groups = [builder.group(syncs, of_kind) for syncs, of_kind in cycles.items()]
+        times = [_times(syncs, alike, len(logs), origin_ns) for syncs, alike in cycles.items()]
     else:
-        groups = builder.unmatched_cycles(logs, measured)
+        times = _unmatched_times(logs, measured, origin_ns)
+    activities = [log.activities.since(origin_ns) for log in logs]
+    groups = [_group(of_cycles, activities, operators or {}) for of_cycles in times]
     batch_times = [batch_time_ns(log) for log in logs]
     batches = [batches_per_step(log) for log in logs]
     groups = [
@@ -135,7 +137,11 @@ def _of_steps(matched: Iterable[MatchedSync], world: int) -> Iterator[tuple[int,
     previous: tuple[int, MatchedSync] | None = None
     for step in sorted(by_step):
         syncs = by_step[step]
-        cut = _cut(syncs, world)
+        # The last reduction of gradients, else the last synchronisation of all ranks.
+        full = [i for i, sync in enumerate(syncs) if len(sync.points) == world and sync.first.root is None]
+        cut = max(
+            (i for i in full if syncs[i].first.kind == SyncKind.GRADIENTS), default=max(full, default=None)
+        )
         if cut is None:
             previous, carried = None, []
             continue
@@ -144,14 +150,6 @@ def _of_steps(matched: Iterable[MatchedSync], world: int) -> Iterator[tuple[int,
         else:
             yield step, None
         previous, carried = (step, syncs[cut]), syncs[cut + 1 :]
-
-
-def _cut(syncs: Sequence[MatchedSync], world: int) -> int | None:
-    """Where a step's cycle ends: its last reduction of gradients, else its last synchronisation of all ranks."""
-    full = [i for i, sync in enumerate(syncs) if len(sync.points) == world and sync.first.root is None]
-    gradients = [i for i in full if syncs[i].first.kind == SyncKind.GRADIENTS]
-    chosen = gradients or full
-    return chosen[-1] if chosen else None
 
 
 def _sync(matched: MatchedSync, ranks: Sequence[int]) -> Sync:
@@ -169,77 +167,73 @@ def _sync(matched: MatchedSync, ranks: Sequence[int]) -> Sync:
     )
 
 
-class _Builder(msgspec.Struct, frozen=True):
-    """Builds groups of cycles: when each rank arrived and continued, and what it did in between."""
+class _Times(NamedTuple):
+    """When each rank arrived and continued, in cycles with the same synchronisations."""
 
-    origin_ns: int
-    """Epoch ns from which all times of the graph count."""
-    activities: Sequence[Activities]
-    operators: Mapping[int, OperatorShares]
-
-    def group(self, syncs: tuple[Sync, ...], cycles: Sequence[_Cycle]) -> CycleGroup:
-        """The group of cycles with the same synchronisations."""
-        world = len(self.activities)
-        arrival = np.full((len(cycles), len(syncs), world), np.nan)
-        end = np.full((len(cycles), len(syncs), world), np.nan)
-        message = np.full((len(cycles), len(syncs)), np.nan)
-        begin = self._since([cycle.before for cycle in cycles], _END)
-        for k, sync in enumerate(syncs):
-            members, alike = list(sync.members), [cycle.syncs[k] for cycle in cycles]
-            message[:, k] = [each.first.message_bytes or np.nan for each in alike]
-            arrived = self._since(alike, _ARRIVAL)
-            arrival[:, k, members] = arrived
-            end[:, k, members] = np.maximum(self._since(alike, _END), arrived)
-        return self._group(syncs, [cycle.step for cycle in cycles], begin, arrival, end, message)
-
-    def _since(self, syncs: Sequence[MatchedSync], time: Callable[[SyncPoint], int]) -> Array:
-        """[N, members] ns after the origin: ``time`` of each member's part in synchronisations with the same members."""
-        times = [[time(point) for point in sync.points.values()] for sync in syncs]
-        return (np.array(times, np.int64) - self.origin_ns).astype(float)
-
-    def unmatched_cycles(self, logs: Sequence[RankLog], measured: set[int]) -> list[CycleGroup]:
-        """Cycles of ranks that never synchronize: cut at the ends of the optimizer's steps."""
-        ranks = [{step.number: step for step in log.steps} for log in logs]
-        numbers = [n for n in sorted(measured) if all(n in steps for steps in ranks)]
-        if not numbers:
-            return []
-        begin = np.array([[steps[n].start_ns - self.origin_ns for steps in ranks] for n in numbers], float)
-        end = np.array([[steps[n].end_ns - self.origin_ns for steps in ranks] for n in numbers], float)
-        arrival = end[:, None, :]
-        syncs = (Sync(SyncKind.STEP_END, SyncKind.STEP_END, tuple(range(len(logs)))),)
-        no_message = np.full((len(numbers), 1), np.nan)
-        return [self._group(syncs, numbers, begin, arrival.copy(), arrival, no_message)]
-
-    def _group(
-        self,
-        syncs: tuple[Sync, ...],
-        numbers: Sequence[int],
-        begin: Array,
-        arrival: Array,
-        end: Array,
-        message: Array,
-    ) -> CycleGroup:
-        """The group of cycles with these times, and the components of each segment."""
-        segments = Segments(begin, arrival, end)
-        work = work_in(segments, [(own.sets, Component.HOST) for own in self.activities])
-        recorded = work.sum(axis=1)
-        for r, shares in self.operators.items():
-            unmarked = (self.activities[r].unmarked(component) for component in BETWEEN_PHASES)
-            left, right = segments.left[:, :, r], segments.right[:, :, r]
-            _count_operators(
-                work[:, :, r], [np.nan_to_num(covered(gap, left, right)) for gap in unmarked], shares
-            )
-        return CycleGroup(syncs, np.array(numbers), begin, arrival, end, work, message, recorded)
+    syncs: tuple[Sync, ...]
+    numbers: Sequence[int]
+    segments: Segments
+    message_bytes: Array
+    """[N, K]"""
 
 
-def _count_operators(work: Array, gaps: Sequence[Array], shares: OperatorShares) -> None:
-    """Count, in the ``work`` [N, K, C] of a rank, the operators' share of its usual host time as computation; the window does not show
-    what a cycle has beyond the usual. ``gaps``, [N, K] ns each: the host time between marked phases."""
-    for gap, component in zip(gaps, BETWEEN_PHASES, strict=True):
-        share = shares.phase_gaps[component]
+def _times(syncs: tuple[Sync, ...], cycles: Sequence[_Cycle], world: int, origin_ns: int) -> _Times:
+    """ns after ``origin_ns``, an epoch time."""
+
+    def since(parts: Sequence[MatchedSync], time: Callable[[SyncPoint], int]) -> Array:
+        """[N, members] ``time`` of each member's part in synchronisations with the same members."""
+        times = [[time(point) for point in part.points.values()] for part in parts]
+        return (np.array(times, np.int64) - origin_ns).astype(float)
+
+    arrival, end = np.full((2, len(cycles), len(syncs), world), np.nan)
+    message = np.full((len(cycles), len(syncs)), np.nan)
+    for k, sync in enumerate(syncs):
+        members, alike = list(sync.members), [cycle.syncs[k] for cycle in cycles]
+        message[:, k] = [each.first.message_bytes or np.nan for each in alike]
+        arrival[:, k, members] = since(alike, _ARRIVAL)
+        end[:, k, members] = np.maximum(since(alike, _END), arrival[:, k, members])
+    begin = since([cycle.before for cycle in cycles], _END)
+    return _Times(syncs, [cycle.step for cycle in cycles], Segments(begin, arrival, end), message)
+
+
+def _unmatched_times(logs: Sequence[RankLog], measured: set[int], origin_ns: int) -> list[_Times]:
+    """Cycles of ranks that never synchronize: cut at the ends of the optimizer's steps."""
+    ranks = [{step.number: step for step in log.steps} for log in logs]
+    numbers = [n for n in sorted(measured) if all(n in steps for steps in ranks)]
+    if not numbers:
+        return []
+    begin = np.array([[steps[n].start_ns - origin_ns for steps in ranks] for n in numbers], float)
+    end = np.array([[[steps[n].end_ns - origin_ns for steps in ranks]] for n in numbers], float)
+    syncs = (Sync(SyncKind.STEP_END, SyncKind.STEP_END, tuple(range(len(logs)))),)
+    no_message = np.full((len(numbers), 1), np.nan)
+    return [_Times(syncs, numbers, Segments(begin, end.copy(), end), no_message)]
+
+
+def _group(
+    times: _Times, activities: Sequence[Activities], operators: Mapping[int, OperatorShares]
+) -> CycleGroup:
+    """The group of cycles with these times, and the components of each segment."""
+    segments = times.segments
+    work = work_in(segments, [(own.sets, Component.HOST) for own in activities])
+    recorded = work.sum(axis=1)
+    for r, shares in operators.items():
+        left, right = segments.left[:, :, r], segments.right[:, :, r]
+        _count_operators(work[:, :, r], activities[r], left, right, shares)
+    begin, arrival, end = segments.begin, segments.arrival, segments.end
+    numbers = np.array(times.numbers)
+    return CycleGroup(times.syncs, numbers, begin, arrival, end, work, times.message_bytes, recorded)
+
+
+def _count_operators(
+    work: Array, activities: Activities, left: Array, right: Array, shares: OperatorShares
+) -> None:
+    """Count, in the ``work`` [N, K, C] of a rank between two times [N, K], the operators' share of its usual host time as computation; the
+    window does not show what a cycle has beyond the usual."""
+    for component in BETWEEN_PHASES:
+        gap = np.nan_to_num(covered(activities.unmarked(component), left, right))
         usual = np.minimum(gap, np.median(gap, axis=0)) if shares.seen else gap
-        work[..., INDEX[component]] += usual * share
-        work[..., INDEX[Component.HOST]] -= usual * share
+        work[..., INDEX[component]] += usual * shares.phase_gaps[component]
+        work[..., INDEX[Component.HOST]] -= usual * shares.phase_gaps[component]
     if not shares.marked:
         host = np.clip(work[..., INDEX[Component.HOST]], 0, None)
         operators = np.minimum(host, np.median(host, axis=0)) * shares.whole
@@ -309,7 +303,7 @@ def operator_shares(logs: Sequence[RankLog], windows: Sequence[Window]) -> dict[
 
     Where no window shows operators, time between a forward pass and its optimizer is assumed to be the loss, and the rest is unknown.
     """
-    by_rank = _on_hosts(windows)
+    by_rank = {window.rank: window for window in windows if not window.on_device}
     shares = {}
     for position, log in enumerate(logs):
         window, marked = by_rank.get(log.rank), bool(log.activities.gaps.kinds)
@@ -329,22 +323,13 @@ def _seen(log: RankLog, window: Window, marked: bool) -> OperatorShares | None:
     starts, ends = _operators(window)
     operators = (starts - origin_ns, ends - origin_ns)
     gaps = log.activities.since(origin_ns)
-    parts = {component: intersect(host, gaps.unmarked(component)) for component in BETWEEN_PHASES}
-    whole = _filled(host, operators) or 0.0
-    phase_gaps = {component: _filled(part, operators) for component, part in parts.items()}
-    known = {component: whole * marked if share is None else share for component, share in phase_gaps.items()}
-    return OperatorShares(whole, known, marked, True)
-
-
-def _filled(host: Intervals, operators: Intervals) -> float | None:
-    """Share of host time in operators; None for too little host time."""
-    whole = total(host)
-    return total(intersect(host, operators)) / whole if whole > TUNING.least_ns else None
-
-
-def _on_hosts(windows: Sequence[Window]) -> dict[int, Window]:
-    """The windows of hosts that compute, by rank."""
-    return {window.rank: window for window in windows if not window.on_device}
+    whole = total(intersect(host, operators)) / total(host)
+    phase_gaps = {}
+    for component in BETWEEN_PHASES:
+        part = intersect(host, gaps.unmarked(component))
+        shown = total(part) > TUNING.least_ns
+        phase_gaps[component] = total(intersect(part, operators)) / total(part) if shown else whole * marked
+    return OperatorShares(whole, phase_gaps, marked, True)
 
 
 def _host_time(log: RankLog, window: Window) -> Intervals:
@@ -423,7 +408,7 @@ def python_parts(
     marks. With the weight of half a sample, the operators' share of all host time (``shares``, see :func:`operator_shares`) is added: a
     line is mostly one or the other. Lines without such samples have that share; without a window the result is empty.
     """
-    by_rank = _on_hosts(windows)
+    by_rank = {window.rank: window for window in windows if not window.on_device}
     return [
         _python_parts(log, by_rank[log.rank], shares[position].whole)
         if log.rank in by_rank and position in shares and shares[position].seen

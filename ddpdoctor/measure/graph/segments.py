@@ -26,9 +26,8 @@ from functools import cached_property
 import msgspec
 import numpy as np
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
-from ddpdoctor.measure.numerics import Array, Intervals, covered, nan_median
+from ddpdoctor.measure.numerics import Array, Intervals, Ints, covered, nan_median
 from ddpdoctor.measure.taxonomy import COMPONENTS, DEVICE_WORK, INDEX, Component
 from ddpdoctor.measure.window import QUEUED_NS, ROUNDING_NS, Window, launches
 from ddpdoctor.trace import classify
@@ -139,11 +138,10 @@ def dependency_probability(timelines: Sequence[ComputeTimeline], arrival: Array,
             seen = _compute_stalls(timeline, arrival[:, :, r], end[:, :, r])
             share = seen.weight.sum(axis=0) / np.maximum(takes_part.sum(axis=0), 1)
             still = np.clip((share - TUNING.rarely) / (TUNING.mostly - TUNING.rarely), 0.0, 1.0)
-            odds = (
-                _gap_odds(seen, timeline.start_ns)
-                + _launch_odds(seen, timeline.start_ns)
-                + _covariation_odds(seen)
-            )
+            # Positive for launches before the end, negative for later ones.
+            launched = np.tanh(seen.launched / timeline.start_ns)
+            launch_odds = TUNING.most_by_host * _mean(launched, seen.weight)
+            odds = _gap_odds(seen, timeline.start_ns) + launch_odds + _covariation_odds(seen)
             likely = 1.0 / (1.0 + np.exp(-odds))
             sure[:, r] = still * np.clip((likely - TUNING.clear) / (1.0 - 2.0 * TUNING.clear), 0.0, 1.0)
     return sure
@@ -187,11 +185,6 @@ def _gap_odds(seen: _ComputeStalls, start_ns: float) -> Array:
     whole = np.minimum(seen.idle, 1e3 * TUNING.idle_ns) + seen.gap
     odds = np.log(np.maximum(whole, 1.0) / start_ns) - 2.0 * np.log1p(seen.gap / start_ns)
     return np.clip(_mean(odds, seen.weight), -TUNING.most_by_gap, TUNING.most_by_gap)
-
-
-def _launch_odds(seen: _ComputeStalls, start_ns: float) -> Array:
-    """[K] log odds: positive for launches before the end, negative for later ones."""
-    return TUNING.most_by_host * _mean(np.tanh(seen.launched / start_ns), seen.weight)
 
 
 def _covariation_odds(seen: _ComputeStalls) -> Array:
@@ -261,7 +254,7 @@ def _over_before(begin: Array, arrival: Array, end: Array) -> Array:
     return left
 
 
-def queued_behind(arrival: Array, end: Array, ready: Array) -> NDArray[np.int64]:
+def queued_behind(arrival: Array, end: Array, ready: Array) -> Ints:
     """[N, K, R] the collective at whose end the rank's part, which was ready before, could start; -1: none known."""
     count = arrival.shape[1]
     moments = np.concatenate((end, arrival + ROUNDING_NS), axis=1)
@@ -286,7 +279,10 @@ def cycle_group(
     """The group of these cycles, which have the same sequence of synchronisations; ``timelines``: what the devices compute."""
     bodies = np.array([cycle.body for cycle in cycles])
     on_device = all(window.on_device for window in windows)
-    segments = Segments(_begin(cycles, matched), matched.arrival[bodies], matched.end[bodies], on_device)
+    ranks = np.arange(len(windows))
+    # The windows' clock begins at the first event of any rank.
+    begin = [np.zeros(len(ranks)) if of.after is None else matched.end[of.after, ranks] for of in cycles]
+    segments = Segments(np.array(begin), matched.arrival[bodies], matched.end[bodies], on_device)
     arrival, end, ready = segments.arrival, segments.end, matched.ready[bodies]
     work = work_in(segments, [(window.sets, rest_component(window)) for window in windows])
     hidden = _hidden(windows, segments, work)
@@ -305,20 +301,12 @@ def cycle_group(
         concurrent_compute=_within(computes, arrival, end),
         exposed=_exposed(computes, arrival, end),
         ready=ready,
-        queued_after=queued_behind(arrival, end, ready) if on_device else None,
+        queued_after=queued_behind(arrival, end, ready) if on_device else np.full(arrival.shape, -1),
         idle_after=idle_after(windows, segments),
         on_device=on_device,
         dependency_probability=dependency_probability(timelines, arrival, end),
     )
     return replace(group, concurrent_compute_in_wait=_within(computes, arrival, group.released))
-
-
-def _begin(cycles: Sequence[Cycle], matched: MatchedCollectives) -> Array:
-    """[N, R] when each rank's cycle begins; the windows' clock begins at the first event of any rank."""
-    ranks = np.arange(len(matched.windows))
-    return np.array(
-        [np.zeros(len(ranks)) if cycle.after is None else matched.end[cycle.after, ranks] for cycle in cycles]
-    )
 
 
 def _within(of_rank: Sequence[Intervals], left: Array, right: Array) -> Array:
@@ -371,16 +359,12 @@ def _hidden(windows: Sequence[Window], segments: Segments, work: Array) -> Array
     for r, window in enumerate(windows):
         begin, arrival, end = segments.begin[:, r], segments.arrival[:, :, r], segments.end[:, :, r]
         last = np.nanmax(end, axis=1)
-        for component in DEVICE_WORK:
-            if component in window.sets:
-                own = window.sets[component]
-                c = INDEX[component]
-                outside = np.nan_to_num(covered(own, begin, last)) - work[:, :, r, c].sum(axis=1)
-                parts = np.nan_to_num(covered(own, arrival, end))
-                share = np.clip(outside, 0, None) / np.maximum(parts.sum(axis=1), 1.0)
-                hidden[:, :, r, c] = parts * share[:, None]
-        late = covered(window.late_launches, arrival, end)
-        hidden[:, :, r, INDEX[Component.LAUNCH]] = np.nan_to_num(late)
+        for component, own in _device_work(window):
+            parts, c = np.nan_to_num(covered(own, arrival, end)), INDEX[component]
+            outside = np.nan_to_num(covered(own, begin, last)) - work[:, :, r, c].sum(axis=1)
+            share = np.clip(outside, 0, None) / np.maximum(parts.sum(axis=1), 1.0)
+            is_late = component == Component.LAUNCH
+            hidden[:, :, r, c] = parts if is_late else parts * share[:, None]
     return hidden
 
 

@@ -17,16 +17,25 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from ddpdoctor.measure.facts import CommunicationFacts
 from ddpdoctor.measure.graph import CycleGroup, Graph
-from ddpdoctor.measure.numerics import Array, Intervals, clip, intersect, nan_median, subtract, total, union
+from ddpdoctor.measure.numerics import (
+    Array,
+    Intervals,
+    Mask,
+    clip,
+    intersect,
+    nan_median,
+    subtract,
+    total,
+    union,
+)
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.summary import BandwidthPoint
 from ddpdoctor.measure.taxonomy import DEVICE_COMPUTATION, INDEX, SyncKind
@@ -162,19 +171,11 @@ def _by_operation(windows: Sequence[Window]) -> tuple[dict[str, float], dict[str
 
 def _sharded_share(windows: Sequence[Window]) -> float | None:
     """Share of sharding operations in the time of collectives that send gradients or the parameters they belong to."""
-    spent = [
-        (float(length), operation in _SHARDED)
-        for window in windows
-        for length, operation, kind in zip(
-            window.collectives.end - window.collectives.start,
-            window.collectives.operation,
-            window.collectives.kind,
-            strict=True,
-        )
-        if kind in (SyncKind.GRADIENTS, SyncKind.MODEL)
-    ]
-    whole = sum(length for length, _ in spent)
-    return sum(length for length, sharded in spent if sharded) / whole if whole else None
+    whole = sharded = 0.0
+    for comms in (window.collectives for window in windows):
+        spent = (comms.end - comms.start) * np.isin(comms.kind, (SyncKind.GRADIENTS, SyncKind.MODEL))
+        whole, sharded = whole + spent.sum(), sharded + spent[np.isin(comms.operation, _SHARDED)].sum()
+    return float(sharded / whole) if whole else None
 
 
 def marked_steps(windows: Sequence[Window]) -> float:
@@ -183,15 +184,10 @@ def marked_steps(windows: Sequence[Window]) -> float:
     return float(np.median(marked)) if marked else 1.0
 
 
-def in_marked_steps(window: Window) -> NDArray[np.bool_]:
+def in_marked_steps(window: Window) -> Mask:
     """[M] whether the host launched each collective in the marked steps; all of them where none is marked."""
-    inside: NDArray[np.bool_] = step_of_collectives(window) != UNKNOWN_STEP
+    inside: Mask = step_of_collectives(window) != UNKNOWN_STEP
     return inside
-
-
-def of_kind(window: Window, kind: str) -> NDArray[np.bool_]:
-    """[M] whether each collective is of this kind."""
-    return np.array([own == kind for own in window.collectives.kind], bool)
 
 
 def communicating(window: Window) -> Intervals:
@@ -391,9 +387,12 @@ def slow_link_ranks(graph: Graph, hosts: Sequence[str]) -> list[int] | None:
     computed_ns = _computed_ns(graph)
     for (_, size, _, _), groups in _transfers_of_like_groups(graph, hosts).items():
         known = {members: np.array(ns) for members, ns in groups.items() if len(ns) >= _LINKS.fewest}
-        if len(known) < 2 or _overlap(known):
+        # A rank that is in several of the groups may have them share its link.
+        if len(known) < 2 or len(set().union(*known)) < sum(map(len, known)):
             continue
-        if isinstance(size, tuple) and not _replicas(known, computed_ns):
+        computed = [float(np.median(computed_ns[list(members)])) for members in known]
+        replicas = 0 < max(computed) <= _LINKS.as_much * min(computed)
+        if isinstance(size, tuple) and not replicas:
             continue
         compared = True
         slow = list(_slower_than_others(known))
@@ -411,28 +410,14 @@ def slow_link_ranks(graph: Graph, hosts: Sequence[str]) -> list[int] | None:
     return sorted(graph.ranks[position] for position, times in times_slow.items() if times == most)
 
 
-def _overlap(groups: Mapping[Members, Array]) -> bool:
-    """Whether a rank is in several of the groups, which then may share its link."""
-    return len(set().union(*groups)) < sum(map(len, groups))
-
-
 def _computed_ns(graph: Graph) -> Array:
-    """[R] ns that each rank computes in a median cycle, overlapped with collectives or not; zeros without cycles."""
-    if not graph.groups:
-        return np.zeros(len(graph.ranks))
+    """[R] ns that each rank computes in a median cycle, overlapped with collectives or not."""
     columns = [INDEX[component] for component in DEVICE_COMPUTATION]
-    per_cycle = [
-        (of if group.hidden is None else of + group.hidden[..., columns].sum(axis=(1, 3)))
-        for group, of in ((group, group.work[..., columns].sum(axis=(1, 3))) for group in graph.groups)
-    ]
+    per_cycle = [group.work[..., columns].sum(axis=(1, 3)) for group in graph.groups]
+    for own, group in zip(per_cycle, graph.groups, strict=True):
+        own += 0.0 if group.hidden is None else group.hidden[..., columns].sum(axis=(1, 3))
     usual: Array = np.median(np.concatenate(per_cycle), axis=0)
     return usual
-
-
-def _replicas(groups: Iterable[Members], computed_ns: Array) -> bool:
-    """Whether the ranks of all these groups compute as much."""
-    of_groups = [float(np.median(computed_ns[list(members)])) for members in groups]
-    return 0 < max(of_groups) <= _LINKS.as_much * min(of_groups)
 
 
 def _slower_than_others(groups: Mapping[Members, Array]) -> Iterator[Members]:
@@ -476,7 +461,7 @@ def _transfer(group: CycleGroup, k: int, before: int | None) -> Array:
     over: what runs in other groups meanwhile is no queue for it."""
     sync = group.syncs[k]
     members = list(sync.members)
-    own = group.arrival if group.on_device or group.ready is None else group.ready
+    own = group.arrival if group.on_device else group.ready
     ready = own[:, k, members].max(axis=1)
     if before is not None:
         ready = np.maximum(ready, group.end[:, before, members].max(axis=1))

@@ -3,7 +3,7 @@ sizes; and what ddpdoctor's profiler window cost the job."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -44,19 +44,16 @@ class Split(NamedTuple):
 
 def splits(group: CycleGroup) -> Iterator[Split]:
     """Waiting and transfer in each synchronisation. Where a rank is in several at once, the time counts in the first."""
-    nothing = np.zeros_like(group.arrival)
-    concurrent_compute = nothing if group.concurrent_compute is None else group.concurrent_compute
-    concurrent_compute_in_wait = (
-        nothing if group.concurrent_compute_in_wait is None else group.concurrent_compute_in_wait
-    )
     over = group.begin.copy()
     for k, sync in enumerate(group.syncs):
         own = list(sync.members)
         arrival, released, end = (of[:, k, own] for of in (group.arrival, group.released, group.end))
         new = 1.0 - np.clip((over[:, own] - arrival) / np.maximum(end - arrival, 1.0), 0.0, 1.0)
         over[:, own] = np.maximum(over[:, own], end)
-        hidden = np.minimum(concurrent_compute[:, k, own], end - arrival)
-        in_wait = np.minimum(concurrent_compute_in_wait[:, k, own], np.minimum(hidden, released - arrival))
+        hidden = np.minimum(group.concurrent_compute[:, k, own], end - arrival)
+        in_wait = np.minimum(
+            group.concurrent_compute_in_wait[:, k, own], np.minimum(hidden, released - arrival)
+        )
         in_transfer = hidden - in_wait
         yield Split(
             new * (released - arrival - in_wait),
@@ -149,10 +146,7 @@ def _critical(group: CycleGroup) -> tuple[Array, Array]:
         own_end = group.end[rows, k, rank]
         rank = np.where(here, _waited_for(group, k, rank), rank)
         spent = np.where(here, own_end - group.arrival[rows, k, rank], 0.0)
-        concurrent_compute = (
-            np.zeros(cycles) if group.concurrent_compute is None else group.concurrent_compute[rows, k, rank]
-        )
-        hidden = np.clip(np.minimum(concurrent_compute, spent), 0, None)
+        hidden = np.clip(np.minimum(group.concurrent_compute[rows, k, rank], spent), 0, None)
         part = Part.BARRIER if sync.kind == SyncKind.BARRIER else Part.COMM_TRANSFER
         total[_COLUMN[Part.COMPUTE]] += hidden.sum()
         total[_COLUMN[part]] += (spent - hidden).sum()
@@ -211,7 +205,11 @@ def step_facts(
     samples = _means(graph, [steps.samples for steps in graph.steps])
     whole = world_size is None or len(graph.ranks) >= world_size
     per_step = float(samples.sum()) if samples is not None and whole else None
-    micro_batches = _micro_batches(graph)
+    # Backward passes per step, median over the steps and ranks.
+    passes = [
+        float(np.nanmedian(of.micro_batches)) for of in graph.steps if not np.isnan(of.micro_batches).all()
+    ]
+    micro_batches = (float(np.median(passes)) or None) if passes else None
     return StepFacts(
         source=graph.source,
         seen=seen,
@@ -255,15 +253,13 @@ def longest_steps_note(graph: Graph) -> list[str]:
 def _means(graph: Graph, amounts: Sequence[Array | None]) -> Array | None:
     """[R] mean amount per measured step; ``amounts``: for each rank, [N] values of its steps. None where a rank has none."""
     measured = list(measured_steps(graph.groups))
-    means = []
-    for steps, values in zip(graph.steps, amounts, strict=True):
-        if values is None:
-            return None
-        known = values[np.isin(steps.steps, measured) & ~np.isnan(values)]
-        if not len(known):
-            return None
-        means.append(float(np.mean(known)))
-    return np.array(means) if means else None
+    known = [
+        np.empty(0) if values is None else values[np.isin(steps.steps, measured) & ~np.isnan(values)]
+        for steps, values in zip(graph.steps, amounts, strict=True)
+    ]
+    return (
+        np.array([float(np.mean(of_rank)) for of_rank in known]) if known and all(map(len, known)) else None
+    )
 
 
 def _most(amounts: Array | None) -> float | None:
@@ -275,23 +271,16 @@ def _most(amounts: Array | None) -> float | None:
     return float(amounts[leader]) / others if others else None
 
 
-def _micro_batches(graph: Graph) -> float | None:
-    """Backward passes per step, median over the steps and ranks; None where no rank recorded any."""
-    medians = [
-        float(np.nanmedian(steps.micro_batches))
-        for steps in graph.steps
-        if not np.isnan(steps.micro_batches).all()
-    ]
-    return (float(np.median(medians)) or None) if medians else None
-
-
 def window_cost(logs: Sequence[RankLog], usual_ms: float | None) -> WindowCost | None:
     """Cost of the window in steps that all ranks recorded, each as long as its longest rank's, relative to a usual one of ``usual_ms``.
     None where no window was open, or the usual step time is unknown."""
     everywhere = recorded_everywhere(logs)
     length = {number: longest_ns(steps) / 1e6 for number, steps in everywhere.items()}
     marks = {number: {mark for step in steps for mark in step.marks} for number, steps in everywhere.items()}
-    inside = _first_window([n for n in everywhere if PROFILED in marks[n]], marks)
+    inside = [n for n in everywhere if PROFILED in marks[n]]
+    # A later window was requested by the user during the run: its cost does not count.
+    requested = next((n for n in inside[1:] if OPENED in marks[n]), None)
+    inside = [n for n in inside if requested is None or n < requested]
     if usual_ms is None or not inside:
         return None
     # Kernels and threads of the profiler end in the step after the one that opens, closes or saves it.
@@ -307,9 +296,3 @@ def window_cost(logs: Sequence[RankLog], usual_ms: float | None) -> WindowCost |
         step_ms=float(np.median([length[n] for n in quiet])),
         extra_ms=max(0.0, sum(length[n] - usual_ms for n in touched)),
     )
-
-
-def _first_window(profiled: Sequence[int], marks: Mapping[int, set[str]]) -> list[int]:
-    """The profiled steps before a window that a user requested during the run, whose cost does not count."""
-    later = [n for n in profiled[1:] if OPENED in marks[n]]
-    return [n for n in profiled if not later or n < later[0]]

@@ -47,13 +47,11 @@ def waits_for_end(group: CycleGroup) -> Array:
         for k, sync in enumerate(group.syncs)
         if sync.kind == SyncKind.GRADIENTS
     }
-    waits = np.zeros(group.arrival.shape[1:])
+    waits: Array = np.zeros(group.arrival.shape[1:])
     for k, sync in enumerate(group.syncs):
         is_last = last_of.get((sync.micro, sync.group, sync.members)) == k
         waits[k, list(sync.members)] = is_last or sync.kind != SyncKind.GRADIENTS
-    if group.dependency_probability is not None:
-        waits = np.maximum(waits, np.where(np.isnan(group.arrival[0]), 0.0, group.dependency_probability))
-    return waits
+    return np.maximum(waits, np.where(np.isnan(group.arrival[0]), 0.0, group.dependency_probability))
 
 
 def place_removed_work(group: CycleGroup, removed: Array) -> Array:
@@ -64,7 +62,7 @@ def place_removed_work(group: CycleGroup, removed: Array) -> Array:
     more: a rank that was ready L later than the others had done L of its excess by then, or all of it. No work is moved across a
     collective for which the computation waits, and none is added.
     """
-    if group.ready is None or not removed.any():
+    if not removed.any():
         return removed
     late = np.nan_to_num(np.clip(group.ready - _middle(group.ready), 0, None))
     takes_part = ~np.isnan(group.ready)
@@ -100,11 +98,10 @@ def length_ns(
     free: dict[tuple[str, tuple[int, ...]], Array] = {}
     ends: list[Array] = []
     shift, left_out, over = np.zeros_like(group.begin), np.zeros_like(group.begin), group.begin.copy()
-    ready = group.arrival if group.ready is None else group.ready
     for k, (sync, waits) in enumerate(zip(group.syncs, waits_for_end(group), strict=True)):
         own = list(sync.members)
         left_out[:, own] += removed[:, k, own]
-        lane = np.maximum(ready[:, k, own] + shift[:, own] - left_out[:, own], group.begin[:, own])
+        lane = np.maximum(group.ready[:, k, own] + shift[:, own] - left_out[:, own], group.begin[:, own])
         if synchronises[k]:
             # Each process group has its own stream, which may wait for that of another.
             busy = free.get((sync.group, sync.members), group.begin[:, own])
@@ -113,13 +110,13 @@ def length_ns(
             free[sync.group, sync.members] = goes_on
             over[:, own] = np.maximum(over[:, own], goes_on)
         else:
-            goes_on = lane if group.concurrent_compute is None else lane + group.concurrent_compute[:, k, own]
+            goes_on = lane + group.concurrent_compute[:, k, own]
         ends.append(np.full_like(over, -np.inf))
         ends[k][:, own] = goes_on
         shift[:, own] += waits[own] * (goes_on - group.end[:, k, own] - shift[:, own])
         left_out[:, own] *= 1.0 - waits[own]
     length: Array = np.nanmax(over, axis=1) - np.nanmax(group.begin, axis=1)
-    least = 0.0 if group.issue_time_ns is None else (group.issue_time_ns - issue_time_saved).max(axis=1)
+    least: Array = (group.issue_time_ns - issue_time_saved).max(axis=1)
     return np.maximum(length, least)
 
 
@@ -127,8 +124,6 @@ def _queue_released_at(group: CycleGroup, k: int, ends: Sequence[Array]) -> Arra
     """[N, R] ns when the collectives end after which the parts of collective ``k`` were queued, by the replayed ``ends``; -inf where
     there are none."""
     after: Array = np.full(group.begin.shape, -np.inf)
-    if group.queued_after is None:
-        return after
     for number in np.unique(group.queued_after[:, k]):
         if 0 <= number < k:
             queued = group.arrival[:, k] - group.end[:, number]
@@ -170,26 +165,16 @@ def replay(group: CycleGroup, scenario: Scenario) -> Array:
     for k, sync in enumerate(group.syncs):
         members = list(sync.members)
         arrival = ready[:, members] + work[:, k, members]
-        if scenario.synchronises[k]:
-            ready[:, members] = _synchronised(group, k, arrival, scenario.transfer[:, k])
+        if not scenario.synchronises[k]:
+            ready[:, members] = arrival + group.concurrent_compute[:, k, members]
+        elif sync.root is None:
+            over = arrival.max(axis=1) + scenario.transfer[:, k]
+            ready[:, members] = over[:, None] + group.exit_skew[:, k, members]
         else:
-            ready[:, members] = (
-                arrival
-                if group.concurrent_compute is None
-                else arrival + group.concurrent_compute[:, k, members]
-            )
+            measured = group.end[:, k, members] - group.released_at(k)
+            ready[:, members] = group.released_at(k, arrival) + measured
     length: Array = np.nanmax(ready, axis=1) - np.nanmax(group.begin, axis=1)
     return length
-
-
-def _synchronised(group: CycleGroup, k: int, arrival: Array, transfer: Array) -> Array:
-    """[N, members] ns: when each member continues."""
-    sync = group.syncs[k]
-    members = list(sync.members)
-    if sync.root is None:
-        going_on: Array = (arrival.max(axis=1) + transfer)[:, None] + group.exit_skew[:, k, members]
-        return going_on
-    return group.released_at(k, arrival) + (group.end[:, k, members] - group.released_at(k))
 
 
 def replay_all(graph: Graph, changes: Sequence[Change] = ()) -> Array:
