@@ -15,9 +15,7 @@ from tests.sweep.sweep import Change, Swept, sweep_one
 def test_each_field_of_a_rooms_tuning_is_a_constant():
     names = {constant.name for constant in constants()}
     assert {f"attribution.lateness.{field}" for field in LATENESS.__struct_fields__} <= names
-    assert {"align.matching", "graph.dependencies", "costs.price"} <= {
-        name.rpartition(".")[0] for name in names
-    }
+    assert {"align.matching", "graph.segments", "costs.price"} <= {name.rpartition(".")[0] for name in names}
     assert not any(name.endswith(".kind") for name in names)
 
 

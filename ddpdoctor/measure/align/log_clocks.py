@@ -53,7 +53,13 @@ def use_monotonic_time(logs: Sequence[RankLog]) -> tuple[list[RankLog], list[str
         for rank in ranks:
             placed = rank if rank is leader else rank.placed_by(leader)
             ordered[id(rank.log)] = placed.corrected_log()
-        notes += [_jump_note(host, step, ns) for step, ns in leader.clock_jumps()]
+        for step, ns in leader.clock_jumps():
+            how = f"was set {'forward' if ns > 0 else 'back'} by {format_duration(abs(ns))}"
+            slept = ", or the machine slept," if ns > 0 else ""
+            notes.append(
+                f"The clock of host {host} {how}{slept} during step {step}. "
+                "Step times come from the monotonic clock, which is not affected."
+            )
     return [ordered.get(id(log), log) for log in logs], notes
 
 
@@ -69,12 +75,6 @@ def blocks(steps: Sequence[Step]) -> Ints:
     """[N] number of the block of consecutive steps to which each step belongs."""
     numbers = np.array([step.number for step in steps], np.int64)
     return np.concatenate(([0], np.cumsum(np.diff(numbers) != 1))) if len(numbers) else numbers
-
-
-def _jump_note(host: str, step: int, ns: int) -> str:
-    how = f"was set {'forward' if ns > 0 else 'back'} by {format_duration(abs(ns))}"
-    slept = ", or the machine slept," if ns > 0 else ""
-    return f"The clock of host {host} {how}{slept} during step {step}. Step times come from the monotonic clock, which is not affected."
 
 
 class _Rank(msgspec.Struct, frozen=True):
@@ -129,46 +129,31 @@ class _Rank(msgspec.Struct, frozen=True):
 
     def corrected_log(self) -> RankLog:
         """The rank's log on the time of the run."""
-        return self.log.shifted(-self.ahead, _samples_moved(_periods(self), self.log.samples[:, 0]))
+        return self.log.shifted(-self.ahead, _samples_moved(self, self.log.samples[:, 0]))
 
 
-class _Period(msgspec.Struct, frozen=True):
-    """The time between two jumps of the wall clock."""
-
-    end: int
-    """Its end by that clock, ns."""
-    ahead: int
-    """ns by which it is ahead of the time of the run."""
-
-
-def _periods(rank: _Rank) -> list[_Period]:
-    """The periods of the rank's wall clock, in order."""
+def _samples_moved(rank: _Rank, times: Ints) -> Ints:
+    """[S] ns to add to each time to get from the wall clock to the time of the run, by the periods between two jumps of the wall clock. A
+    clock that is set back shows the same times twice: where times decrease, the next period has begun."""
     ahead = running_median(rank.ahead, ORDER.neighbours)
     cuts = [0]
     for place in np.flatnonzero(np.diff(ahead)).tolist():
         if abs(int(ahead[place + 1]) - int(ahead[cuts[-1]])) > ORDER.same_ns:
             cuts.append(place + 1)
+    aheads = ahead[cuts].tolist()
     lasts = [*(cut - 1 for cut in cuts[1:]), len(ahead) - 1]
-    periods = []
-    for first, last in zip(cuts, lasts, strict=True):
-        end = int(rank.time[last]) + rank.log.steps[last].length_ns + int(ahead[first])
-        periods.append(_Period(end, int(ahead[first])))
-    return periods
-
-
-def _samples_moved(periods: Sequence[_Period], times: Ints) -> Ints:
-    """[S] ns to add to each time to get from the wall clock to the time of the run. A clock that is set back shows the same times
-    twice: where times decrease, the next period has begun."""
-    if len(periods) == 1:
-        return np.full(len(times), -periods[0].ahead)
-    moved, place, before = [], 0, None
-    for at in times.tolist():
+    # When each period ends, by the wall clock.
+    ends = [
+        int(rank.time[last]) + rank.log.steps[last].length_ns + by_ns
+        for last, by_ns in zip(lasts, aheads, strict=True)
+    ]
+    moved, period, before = np.full(len(times), -aheads[0]), 0, None
+    for place, at in enumerate(times.tolist() if len(cuts) > 1 else ()):
         back = before is not None and at < before - ORDER.same_ns
-        while place + 1 < len(periods) and (back or at > periods[place].end):
-            place, back = place + 1, False
-        moved.append(-periods[place].ahead)
-        before = at
-    return np.array(moved, np.int64)
+        while period + 1 < len(cuts) and (back or at > ends[period]):
+            period, back = period + 1, False
+        moved[place], before = -aheads[period], at
+    return moved
 
 
 class HostsTuning(msgspec.Struct, frozen=True):
@@ -196,7 +181,7 @@ def align_logs(logs: Sequence[RankLog]) -> tuple[list[RankLog], list[str]]:
     if len(hosts) < 2:
         return list(logs), []
     leader, *others = hosts
-    own = {host: _HostEnds.of(of_host) for host, of_host in hosts.items()}
+    own = {host: _host_ends(of_host) for host, of_host in hosts.items()}
     on_clock = {leader: hosts[leader]}
     corrections: dict[str, _Correction] = {}
     waiting, references = others, [own[leader]]
@@ -209,7 +194,7 @@ def align_logs(logs: Sequence[RankLog]) -> tuple[list[RankLog], list[str]]:
                 on_clock[host] = [correction.applied(log) for log in hosts[host]]
         corrections |= found
         waiting = [host for host in waiting if host not in found]
-        references = [_HostEnds.of(on_clock[host]) for host in found] if waiting else []
+        references = [_host_ends(on_clock[host]) for host in found] if waiting else []
     aligned = {
         id(log): moved
         for host, of_host in on_clock.items()
@@ -234,24 +219,20 @@ def _host_note(leader: str, host: str, correction: _Correction | None) -> str:
     )
 
 
-class _HostEnds(msgspec.Struct, frozen=True):
-    """When a host's ranks left the collectives that all leave together; for each collective, the first of its ranks."""
+_HostEnds = Mapping[Key, tuple[SyncPoint, int]]
+"""When a host's ranks left the collectives that all leave together: of each, the part of the first of its ranks, and the block of
+consecutive steps, on that rank, to which it belongs."""
 
-    points: Mapping[Key, SyncPoint]
-    block: Mapping[Key, int]
-    """The block of consecutive steps, on that rank, to which it belongs."""
 
-    @classmethod
-    def of(cls, logs: Sequence[RankLog]) -> _HostEnds:
-        points: dict[Key, SyncPoint] = {}
-        block: dict[Key, int] = {}
-        for log in logs:
-            numbers = [step.number for step in log.steps]
-            of_step = dict(zip(numbers, blocks(log.steps).tolist(), strict=True))
-            for point in log.sync_points:
-                if point.root is None and point.key not in points:
-                    points[point.key], block[point.key] = point, of_step[point.step]
-        return cls(points, block)
+def _host_ends(logs: Sequence[RankLog]) -> _HostEnds:
+    ends: dict[Key, tuple[SyncPoint, int]] = {}
+    for log in logs:
+        numbers = [step.number for step in log.steps]
+        of_step = dict(zip(numbers, blocks(log.steps).tolist(), strict=True))
+        for point in log.sync_points:
+            if point.root is None:
+                ends.setdefault(point.key, (point, of_step[point.step]))
+    return ends
 
 
 class _Correction(msgspec.Struct, frozen=True):
@@ -286,22 +267,21 @@ class _Correction(msgspec.Struct, frozen=True):
 
 def _correction(reference: _HostEnds, other: _HostEnds) -> _Correction | None:
     """The correction by the collectives of two hosts; None where they have too few in common."""
-    common = set(reference.points) & set(other.points)
-    keys = sorted(common, key=lambda key: reference.points[key].end_ns)
+    keys = sorted(reference.keys() & other.keys(), key=lambda key: reference[key][0].end_ns)
     if len(keys) < HOSTS.fewest:
         return None
     reference_ends, theirs = (
-        np.array([of.points[key].end_ns for key in keys], np.int64) for of in (reference, other)
+        np.array([of[key][0].end_ns for key in keys], np.int64) for of in (reference, other)
     )
     # Clock jumps across gaps, which only the wall clock bridges.
-    blocks_of = (np.array([of.block[key] for key in keys], np.int64) for of in (reference, other))
+    blocks_of = (np.array([of[key][1] for key in keys], np.int64) for of in (reference, other))
     edges = np.any([np.diff(block) != 0 for block in blocks_of], axis=0)
     clock_jumps = []
     ahead = theirs - reference_ends
     for row in (np.flatnonzero(edges) + 1).tolist():
         if by_ns := _jump_at(reference_ends, ahead, row):
             theirs[row:] -= by_ns
-            clock_jumps.append((other.points[keys[row]].step, by_ns))
+            clock_jumps.append((other[keys[row]][0].step, by_ns))
     return _Correction(clock_jumps, fit_clock(reference_ends, theirs))
 
 

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from ddpdoctor.measure.numerics import Array, Ints, Mask
 from ddpdoctor.measure.window import Window
 
-from .collective_keys import CollectiveSequence, Groups, sequences_of
-from .sequence_alignment import merge_ranks, spacing
+from .sequence_alignment import CollectiveSequence, Groups, merge_ranks, sequences_of, spacing
 from .trace_clocks import align_trace_clocks, several_clocks
 
 _LEFT = 2
@@ -80,28 +79,19 @@ def spread_of(windows: Sequence[Window], table: Ints) -> Spread:
 
 def coverage(windows: Sequence[Window], shared: Sequence[tuple[Ints, Spread]]) -> MatchCoverage:
     """The coverage of the collectives of ``shared`` groups, those with several recorded ranks."""
+    complete, outside_window, event_missing, rank_stopped = range(4)
     counts = np.zeros(4, np.int64)
     for table, spread in shared:
-        members = np.flatnonzero((table >= 0).any(axis=0)).tolist()
-        left, lost, cut = np.zeros((3, len(table)), bool)
-        for position in members:
-            has = table[:, position] >= 0
-            own = np.flatnonzero(has)
+        reason = np.full(len(table), complete)
+        for position in np.flatnonzero((table >= 0).any(axis=0)).tolist():
+            lacks = table[:, position] < 0
             begin, end = windows[position].span
             outside = (spread.last < begin) | (spread.first > end)
-            behind = np.arange(len(table)) > own[-1]
-            inside_behind = int((behind & ~outside).sum())
-            gone = behind & ~outside & (inside_behind >= _LEFT)
-            left |= ~has & gone
-            lost |= ~has & ~gone & ~outside
-            cut |= ~has & outside
-        counts += [
-            int((~left & ~lost & ~cut).sum()),
-            int(left.sum()),
-            int((lost & ~left).sum()),
-            int((cut & ~lost & ~left).sum()),
-        ]
-    return MatchCoverage(*counts.tolist())
+            gone = ~outside & (np.arange(len(table)) > np.flatnonzero(~lacks)[-1])
+            why = np.where(gone & (gone.sum() >= _LEFT), rank_stopped, event_missing)
+            reason[lacks] = np.maximum(reason, np.where(outside, outside_window, why))[lacks]
+        counts += np.bincount(reason, minlength=4)
+    return MatchCoverage(*counts[[complete, rank_stopped, event_missing, outside_window]].tolist())
 
 
 class Tuning(msgspec.Struct, frozen=True):
@@ -187,7 +177,11 @@ def _why_implausible(
             [np.where(table[chosen, p] >= 0, of[table[chosen, p]], np.inf) for p, of in distances.items()],
             axis=0,
         )
-        proven = _numbered(windows, table)[chosen] & spread.together[chosen]
+        numbered = np.ones(len(table), bool)
+        for position, window in enumerate(windows):
+            has = table[:, position] >= 0
+            numbered[has] &= window.collectives.sequence[table[has, position]] >= 0
+        proven = numbered[chosen] & spread.together[chosen]
         apart.append(spread.end_spread_ns[chosen])
         of_distance.append(np.where(proven, 0.0, spread.end_spread_ns[chosen] / nearest))
     apart_ns, shares = np.concatenate(apart), np.concatenate(of_distance)
@@ -198,15 +192,6 @@ def _why_implausible(
             f"unrelated collectives: they are not the same{or_shared}"
         )
     return None
-
-
-def _numbered(windows: Sequence[Window], table: Ints) -> Mask:
-    """[L] whether each collective has a sequence number on all its members."""
-    numbered = np.ones(len(table), bool)
-    for position, window in enumerate(windows):
-        has = table[:, position] >= 0
-        numbered[has] &= window.collectives.sequence[table[has, position]] >= 0
-    return numbered
 
 
 def _distances(windows: Sequence[Window], groups: Mapping[int, Groups]) -> dict[int, Array]:

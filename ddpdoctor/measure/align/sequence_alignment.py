@@ -1,6 +1,7 @@
 """Align two ranks' sequences of collectives, and merge the ranks one after another.
 
-On each rank the collectives of a process group come in the same order. Pairs are certain that step and place identify, or whose ends
+The key of a collective on every rank is its process group, operation, size, sequence number and step. On each rank the collectives of a
+process group come in the same order. Pairs are certain that step and place identify, or whose ends
 are nearer to each other than to any neighbour's. Between two certain pairs dynamic programming finds the best chain of the rest.
 Distant ends are evidence only; a pair is excluded if one rank arrived after the other had left.
 """
@@ -8,16 +9,157 @@ Distant ends are evidence only; a pair is excluded if one rank arrived after the
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 
 from ddpdoctor.measure.numerics import Array, Ints, Mask, scatter_of
+from ddpdoctor.measure.window import UNKNOWN_STEP, Window, step_of_collectives
 
-from .collective_keys import CollectiveSequence, can_be_same, steps_differ
+_UNEQUAL = ("alltoall", "sendrecv", "send", "recv", "gather", "scatter", "unknown")
+"""Operations to which ranks may contribute different amounts: their sizes identify nothing."""
+_ROOTED = ("broadcast", "reduce", "gather", "scatter", "send", "recv", "unknown")
+"""Operations that a rank may leave before another arrives: a rank that only sends need not wait for the receivers."""
+_COLUMNS = ("label", "kind", "step", "start", "end", "left", "synchronizes")
+
+
+class CollectiveSequence(msgspec.Struct, frozen=True):
+    """Collectives of one process group in order, [M]; times int64 ns."""
+
+    label: Ints
+    """Equal on all ranks: a code for operation and size, and the collective's number where it has one."""
+    kind: Ints
+    """The same without the number."""
+    step: Ints
+    """Step in which the host launched it; -1 unknown, and where its number identifies it: windows may count their steps from their own
+    beginnings."""
+    start: Ints
+    """Latest start among the members known so far."""
+    end: Ints
+    left: Ints
+    """Earliest end among the members known so far."""
+    synchronizes: Mask
+    """Whether no rank leaves it before all have arrived, and no sequence number identifies it."""
+    one_order: bool = False
+    """Whether all streams have one order: the group is known, or its host issues the collectives one by one."""
+    on_device: bool = True
+    """If false, an end is delayed until a thread gets a CPU."""
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def select(self, rows: Ints) -> CollectiveSequence:
+        """These rows only."""
+        columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in _COLUMNS}
+        return replace(self, **columns)
+
+    def joined(self, more: CollectiveSequence) -> CollectiveSequence:
+        """The collectives of ``self`` followed by those of ``more``."""
+        columns: dict[str, Any] = {
+            name: np.concatenate((getattr(self, name), getattr(more, name))) for name in _COLUMNS
+        }
+        return replace(self, **columns)
+
+    def by_clock(self, correction_ns: Ints) -> CollectiveSequence:
+        """The same on another clock, ``correction_ns`` to be added at each end."""
+        moved = {name: getattr(self, name) + correction_ns for name in ("start", "end", "left")}
+        return replace(self, **moved)
+
+
+def steps_differ(a: Ints, b: Ints) -> Mask:
+    """Where both steps are known and different."""
+    different: Mask = (a >= 0) & (b >= 0) & (a != b)
+    return different
+
+
+def can_be_same(reference: CollectiveSequence, other: CollectiveSequence, row: Ints, error_ns: float) -> Mask:
+    """[M] whether each of ``other`` can be the one in this ``row`` of ``reference``: neither rank starts after the other has left."""
+    after = np.maximum(reference.start[row] - other.left, other.start - reference.left[row])
+    possible: Mask = (row >= 0) & ((after <= error_ns) | ~other.synchronizes)
+    return possible
+
+
+Groups = dict[Hashable, tuple[Ints, CollectiveSequence]]
+"""Process group → rows in the window's collectives, and the collectives in their order."""
+
+
+def group_keys(window: Window) -> list[Hashable]:
+    """Process group of each collective, with its ranks where the file lists them: names repeat between disjoint groups in some
+    versions. As text, whose hash is cached: a group may have thousands of ranks."""
+    known: dict[str, Hashable] = {}
+    for group in window.trace.meta.process_groups:
+        if group.get("ranks"):
+            known.setdefault(str(group.get("pg_name")), f"{group.get('pg_name')} {group['ranks']}")
+    return [known.get(name, name) for name in window.collectives.group]
+
+
+def sequences_of(windows: Sequence[Window], numbers: bool = True) -> list[Groups]:
+    """For each window its collectives by process group, without those between two ranks. ``numbers``: whether sequence numbers are part
+    of the labels."""
+    keys = [group_keys(window) for window in windows]
+    names = {key for of_window in keys for key in set(of_window)}
+    if "" in names and len(names) == 2:
+        # Only one group is named: collectives without a name get that name.
+        keys = [[max(names, key=str)] * len(of_window) for of_window in keys]
+    # Bytes of each collective, -1 where they are unknown or identify nothing; and all sizes of a group's operation.
+    sizes = [
+        np.where(np.isin(comms.operation, _UNEQUAL), -1.0, np.nan_to_num(comms.bytes, nan=-1.0)).tolist()
+        for comms in (window.collectives for window in windows)
+    ]
+    seen: dict[Hashable, set[float]] = defaultdict(set)
+    for window, of_window, size in zip(windows, keys, sizes, strict=True):
+        for key, op, of in set(zip(of_window, window.collectives.operation, size, strict=True)):
+            seen[key, op].add(of)
+    # Where all known sizes are the same, those that are unknown have it, too.
+    only = {what: max(of) for what, of in seen.items() if len(of - {-1.0}) == 1}
+    codes: dict[Hashable, int] = {}
+    found = []
+    for window, of_window, size in zip(windows, keys, sizes, strict=True):
+        comms = window.collectives
+        sequence = comms.sequence if numbers else np.full(len(comms), -1, np.int64)
+        kinds = [
+            codes.setdefault((op, only.get((key, op)) if of < 0 else of), len(codes))
+            for key, op, of in zip(of_window, comms.operation, size, strict=True)
+        ]
+        labels = [
+            codes.setdefault((kind, number), len(codes)) if number >= 0 else kind
+            for kind, number in zip(kinds, sequence.tolist(), strict=True)
+        ]
+        found.append(_by_group(window, of_window, np.array(labels, np.int64), np.array(kinds, np.int64)))
+    return found
+
+
+def _by_group(window: Window, keys: Sequence[Hashable], label: Ints, kind: Ints) -> Groups:
+    comms = window.collectives
+    step = step_of_collectives(window) if window.steps else np.full(len(comms), UNKNOWN_STEP)
+    synchronizes = ~np.isin(np.array(comms.operation, dtype=str), _ROOTED) & (label == kind)
+    codes: dict[Hashable, int] = {}
+    code = np.array([codes.setdefault(key, len(codes)) for key in keys], np.int64)
+    groups: Groups = {}
+    for key, number in codes.items():
+        rows = np.flatnonzero((code == number) & ~comms.point_to_point)
+        rows = rows[np.argsort(comms.start[rows], kind="stable")]
+        if len(rows):
+            groups[key] = (
+                rows,
+                CollectiveSequence(
+                    label[rows],
+                    kind[rows],
+                    np.where(label == kind, step, UNKNOWN_STEP)[rows],
+                    comms.start[rows],
+                    comms.end[rows],
+                    comms.end[rows],
+                    synchronizes[rows],
+                    one_order=key != "" or not window.on_device,
+                    on_device=window.on_device,
+                ),
+            )
+    return groups
 
 
 class ChainTuning(msgspec.Struct, frozen=True):
@@ -92,11 +234,11 @@ def _fill_stretch(
     reference_rows, other_rows = stretch
     a, b = reference.select(reference_rows), other.select(other_rows)
     scores = _pair_scores(a, b, tolerance).reshape(len(a), len(b))
-    if (
-        len(reference_rows) == len(other_rows)
-        and scores.diagonal().all()
-        and _enclosed(row, reference_rows, other_rows)
-    ):
+    before, behind = int(other_rows[0]) - 1, int(other_rows[-1]) + 1
+    # Between two pairs that adjoin the stretch on both ranks nothing is missing: the order is certain.
+    enclosed = before >= 0 and behind < len(row) and len(a) == len(b) == behind - before - 1
+    enclosed = enclosed and np.array_equal(reference_rows, np.arange(row[before] + 1, row[behind]))
+    if enclosed and scores.diagonal().all():
         row[other_rows] = reference_rows
         return
     at, there = _best_chain(scores)
@@ -129,21 +271,6 @@ def _blocks(reference: CollectiveSequence, other: CollectiveSequence, stretch: S
     at = np.maximum.accumulate(other.end[other_rows])[cuts - 1]
     our_cuts = np.searchsorted(np.maximum.accumulate(reference.end[reference_rows]), at, side="right")
     yield from zip(np.split(reference_rows, our_cuts), np.split(other_rows, cuts), strict=True)
-
-
-def _enclosed(row: Ints, reference_rows: Ints, other_rows: Ints) -> bool:
-    """Whether the pairs around a stretch adjoin it on both ranks, so that it has the same neighbours."""
-    before, behind = int(other_rows[0]) - 1, int(other_rows[-1]) + 1
-    inside = (
-        before >= 0
-        and behind < len(row)
-        and row[before] == reference_rows[0] - 1
-        and row[behind] == reference_rows[-1] + 1
-    )
-    return (
-        bool(inside)
-        and len(reference_rows) == reference_rows[-1] - reference_rows[0] + 1 == behind - before - 1
-    )
 
 
 def _pair_scores(a: CollectiveSequence, b: CollectiveSequence, tolerance: EndTolerance) -> Array:
@@ -211,7 +338,10 @@ def align_sequences(
         return np.full(len(other), -1, np.int64)
     clock_ns = max(SURE.tightest_ns, clock_ns)
     near = _nearest(reference, other, clock_ns)
-    other = replace(other, step=_steps_alike(reference, other, near))
+    # Profilers may start to count in different steps.
+    known = (near >= 0) & (reference.step[near] >= 0) & (other.step >= 0)
+    ahead = int(np.median((reference.step[near] - other.step)[known])) if known.any() else 0
+    other = replace(other, step=np.where(other.step >= 0, other.step + ahead, other.step))
     by_step = in_equal_steps(reference, other)
     by_step[~can_be_same(reference, other, by_step, clock_ns)] = -1
     apart_ns = np.abs(reference.end[by_step] - other.end)[by_step >= 0]
@@ -224,10 +354,10 @@ def align_sequences(
         by_step = np.where((by_step >= 0) & near_ends, by_step, -1)
     sure = _certain(reference, other, near, SURE.clear * scatter_ns)
     sure[(sure >= 0) & steps_differ(reference.step[sure], other.step)] = -1
-    both = (sure >= 0) & (by_step >= 0) & (sure != by_step)
     row = np.where(sure >= 0, sure, by_step)
-    row[both] = -1
-    row = _once(row, len(reference))
+    row[(sure >= 0) & (by_step >= 0) & (sure != by_step)] = -1
+    asked = np.bincount(row[row >= 0], minlength=len(reference))
+    row[asked[row] > 1] = -1
     if reference.one_order:
         row = _increasing(row)
     return fill_between(reference, other, row, tolerance)
@@ -240,8 +370,8 @@ def certain_pairs(reference: CollectiveSequence, other: CollectiveSequence) -> I
 
 def _nearest(reference: CollectiveSequence, other: CollectiveSequence, error_ns: float) -> Ints:
     """[M] row of the same kind with the nearest end, where each is the other's nearest; else -1."""
-    there, _ = _closest(reference.label, reference.end, other.label, other.end)
-    back, _ = _closest(other.label, other.end, reference.label, reference.end)
+    there = _closest(reference.label, reference.end, other.label, other.end)
+    back = _closest(other.label, other.end, reference.label, reference.end)
     there = np.where((there >= 0) & (back[there] == np.arange(len(other))), there, -1)
     there[~can_be_same(reference, other, there, error_ns)] = -1
     return there
@@ -265,8 +395,8 @@ def spacing(label: Ints, end: Ints) -> Array:
     return found
 
 
-def _closest(label: Ints, end: Ints, at_label: Ints, at: Ints) -> tuple[Ints, Array]:
-    """([N] the row of the same label whose end is the nearest to each time, -1 without any; [N] ns between them)."""
+def _closest(label: Ints, end: Ints, at_label: Ints, at: Ints) -> Ints:
+    """[N] the row of the same label whose end is the nearest to each time, -1 without any."""
     count = len(label)
     labels, times = np.concatenate((label, at_label)), np.concatenate((end, at))
     order = np.lexsort((np.arange(len(labels)) >= count, times, labels))
@@ -282,16 +412,9 @@ def _closest(label: Ints, end: Ints, at_label: Ints, at: Ints) -> tuple[Ints, Ar
         away = np.where(valid, np.abs(times[rows] - times[order]).astype(float), np.inf)
         best, distance = np.where(away < distance, rows, best), np.minimum(away, distance)
     asked = order >= count
-    row, away = np.empty(len(at), np.int64), np.empty(len(at))
-    row[order[asked] - count], away[order[asked] - count] = best[asked], distance[asked]
-    return row, away
-
-
-def _steps_alike(reference: CollectiveSequence, other: CollectiveSequence, near: Ints) -> Ints:
-    """[M] steps of ``other`` in the numbering of ``reference``: profilers may start to count in different steps."""
-    known = (near >= 0) & (reference.step[near] >= 0) & (other.step >= 0)
-    ahead = int(np.median((reference.step[near] - other.step)[known])) if known.any() else 0
-    return np.where(other.step >= 0, other.step + ahead, other.step)
+    row = np.empty(len(at), np.int64)
+    row[order[asked] - count] = best[asked]
+    return row
 
 
 def in_equal_steps(reference: CollectiveSequence, other: CollectiveSequence) -> Ints:
@@ -313,12 +436,6 @@ def in_equal_steps(reference: CollectiveSequence, other: CollectiveSequence) -> 
     b = other.label[other_rows] * steps + other.step[other_rows] - first
     row[other_rows[np.argsort(b, kind="stable")]] = reference_rows[np.argsort(a, kind="stable")]
     return row
-
-
-def _once(row: Ints, count: int) -> Ints:
-    """``row`` without values that occur twice."""
-    asked = np.bincount(row[row >= 0], minlength=count)
-    return np.where((row >= 0) & (asked[row] == 1), row, -1)
 
 
 def _increasing(row: Ints) -> Ints:
@@ -359,7 +476,11 @@ def merge_ranks(
         row = align_sequences(reference, own, scatter_ns, clock_ns)
         has = row >= 0
         table[row[has], position] = rows[has]
-        reference = _with_member(reference, own, row)
+        at, step = row[has], reference.step.copy()
+        start, left = reference.start.copy(), reference.left.copy()
+        start[at], left[at] = np.maximum(start[at], own.start[has]), np.minimum(left[at], own.left[has])
+        step[at] = np.where(step[at] < 0, own.step[has], step[at])
+        reference = replace(reference, start=start, left=left, step=step)
         new = np.flatnonzero(~has)
         if not len(new):
             continue
@@ -372,14 +493,3 @@ def merge_ranks(
         reference = reference.joined(own.select(new)).select(order)
         table = np.concatenate((table, added))[order]
     return table
-
-
-def _with_member(reference: CollectiveSequence, own: CollectiveSequence, row: Ints) -> CollectiveSequence:
-    """The merged sequence with one more member in these rows: latest start, earliest end."""
-    has = row >= 0
-    at = row[has]
-    start, left, step = reference.start.copy(), reference.left.copy(), reference.step.copy()
-    start[at] = np.maximum(start[at], own.start[has])
-    left[at] = np.minimum(left[at], own.left[has])
-    step[at] = np.where(step[at] < 0, own.step[has], step[at])
-    return replace(reference, start=start, left=left, step=step)

@@ -83,17 +83,11 @@ def exclude_suspended(
         stops = _stops(log, hosts.get(log.host))
         for stop in stops:
             by_number[log.steps[stop.place].number].append((log.rank, stop))
-        marked.append(_marked(log, stops))
+        steps = list(log.steps)
+        for stop in stops:
+            steps[stop.place] = steps[stop.place].marked(SUSPENDED)
+        marked.append(replace(log, steps=tuple(steps)) if stops else log)
     return marked, [_note(number, stops, len(logs)) for number, stops in sorted(by_number.items())]
-
-
-def _marked(log: RankLog, stops: Sequence[_Stop]) -> RankLog:
-    if not stops:
-        return log
-    steps = list(log.steps)
-    for stop in stops:
-        steps[stop.place] = steps[stop.place].marked(SUSPENDED)
-    return replace(log, steps=tuple(steps))
 
 
 def _note(number: int, stops: Sequence[tuple[int, _Stop]], world: int) -> str:
@@ -155,7 +149,11 @@ class _Evidence(msgspec.Struct, frozen=True):
             return None
         stop = self._longest_silence(place, beyond_ns)
         if stop is None:
-            unseen = not len(self.sampled) and not len(self.readings) and self._far_longest(place)
+            # Without other evidence, the step must be much longer than all but at most one other.
+            others = np.sort(np.delete(self.lengths, place))
+            longest = int(others[-min(TUNING.most_alike, len(others))])
+            far = self.lengths[place] >= max(TUNING.far_ns, TUNING.far * longest)
+            unseen = not len(self.sampled) and not len(self.readings) and far
             return _Stop(place, beyond_ns, "", seen=quiet) if quiet or unseen else None
         if stop.ns < max(TUNING.least_ns, TUNING.mostly * beyond_ns):
             return None
@@ -163,12 +161,6 @@ class _Evidence(msgspec.Struct, frozen=True):
         if quiet or (not stop.call and not runs):
             return stop
         return replace(stop, sure=False) if runs is False else None
-
-    def _far_longest(self, place: int) -> bool:
-        """Whether the step is much longer than all but at most one other."""
-        others = np.sort(np.delete(self.lengths, place))
-        longest = int(others[-min(TUNING.most_alike, len(others))])
-        return bool(self.lengths[place] >= max(TUNING.far_ns, TUNING.far * longest))
 
     def _longest_silence(self, place: int, beyond_ns: int) -> _Stop | None:
         """The longest time in the step without a sample; None where the samples do not show it."""

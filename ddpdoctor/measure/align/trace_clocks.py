@@ -21,11 +21,10 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import ArrayLike, NDArray
 
-from ddpdoctor.measure.numerics import scatter_of
+from ddpdoctor.measure.numerics import Array, Ints, scatter_of
 from ddpdoctor.measure.window import Window
 
-from .collective_keys import CollectiveSequence, Groups
-from .sequence_alignment import align_sequences, certain_pairs, in_equal_steps
+from .sequence_alignment import CollectiveSequence, Groups, align_sequences, certain_pairs, in_equal_steps
 
 
 class FitTuning(msgspec.Struct, frozen=True):
@@ -73,16 +72,14 @@ class ClockFit(msgspec.Struct, frozen=True):
     """Robust scatter of the residuals: the error bound of a single collective's alignment."""
     pairs: int
 
-    def correction(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
+    def correction(self, times: Ints) -> Ints:
         """ns to add to local times."""
         local = np.asarray(times, np.float64) - self.origin_ns
-        result: NDArray[np.int64] = -np.round(self.offset_ns + self.drift * local).astype(np.int64)
+        result: Ints = -np.round(self.offset_ns + self.drift * local).astype(np.int64)
         return result
 
 
-def vote_offsets(
-    reference: NDArray[np.int64], reference_labels: ArrayLike, other: NDArray[np.int64], labels: ArrayLike
-) -> list[float]:
+def vote_offsets(reference: Ints, reference_labels: ArrayLike, other: Ints, labels: ArrayLike) -> list[float]:
     """Offsets of ``other`` relative to ``reference`` (ns) on which many pairs of events with equal labels agree; plausible ones first,
     then by distance to zero; [] without any pair.
 
@@ -107,7 +104,7 @@ def _middle(count: int, most: int) -> slice:
     return slice(begin, begin + most)
 
 
-def fit_clock(reference: NDArray[np.int64], other: NDArray[np.int64]) -> ClockFit:
+def fit_clock(reference: Ints, other: Ints) -> ClockFit:
     """Offset and drift of ``other`` against ``reference`` from paired ends (ns), by repeated trimming of
     outliers."""
     origin = float(np.median(other)) if len(other) else 0.0
@@ -129,12 +126,15 @@ def fit_clock(reference: NDArray[np.int64], other: NDArray[np.int64]) -> ClockFi
     return ClockFit(offset, drift, origin, error, len(difference))
 
 
-def _drift(local: NDArray[np.float64], difference: NDArray[np.float64], before: float) -> float:
+def _drift(local: Array, difference: Array, before: float) -> float:
     """Growth of the difference with time, shrunk towards 0 by its error; ``before`` where there are too few events, 0 where it exceeds
     any real drift."""
     if len(local) < FIT.drift_events or not (span := np.ptp(local)):
         return before
-    drift = _theil_sen(local, difference)
+    # The median of the slopes between events half the window apart: robust to outliers on either side.
+    order, half = np.argsort(local, kind="stable"), len(local) // 2
+    run, rise = (of[order][half:] - of[order][: len(of) - half] for of in (local, difference))
+    drift = float(np.median(rise[run > 0] / run[run > 0])) if (run > 0).any() else 0.0
     left = difference - drift * local
     # Error of the slope through events spread evenly over the span: https://en.wikipedia.org/wiki/Simple_linear_regression
     error = float(scatter_of(np.abs(left - np.median(left)))) * np.sqrt(12 / len(local)) / span
@@ -142,17 +142,7 @@ def _drift(local: NDArray[np.float64], difference: NDArray[np.float64], before: 
     return drift * known if abs(drift) <= FIT.most_drift else 0.0
 
 
-def _theil_sen(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
-    """Median of the slopes between events half the window apart: robust to outliers on either side."""
-    order = np.argsort(x, kind="stable")
-    at, value = x[order], y[order]
-    half = len(at) // 2
-    run, rise = at[half:] - at[: len(at) - half], value[half:] - value[: len(at) - half]
-    usable = run > 0
-    return float(np.median(rise[usable] / run[usable])) if usable.any() else 0.0
-
-
-Ends = tuple[NDArray[np.int64], NDArray[np.int64]]
+Ends = tuple[Ints, Ints]
 """Ends of the same collectives on two ranks, each on its own clock."""
 
 
@@ -215,7 +205,12 @@ def align_trace_clocks(
         if len(later) == len(waiting):
             break
         waiting = later
-    return moved, on_clock, max(errors or _errors_within(groups), default=0.0)
+    if not errors:
+        # Of the first windows that share a clock, which is not corrected: by how much ends differ on the whole, or scatter.
+        pairs = [_joined([_ends(groups[0], other, 0.0)]) for other in groups[1 : 1 + SEARCH.references]]
+        fits = [fit_clock(*pair) for pair in pairs if pair is not None]
+        errors = [max(fit.error_ns, abs(fit.offset_ns)) for fit in fits]
+    return moved, on_clock, max(errors, default=0.0)
 
 
 def several_clocks(windows: Sequence[Window]) -> bool:
@@ -229,13 +224,6 @@ def _by_host(windows: Sequence[Window]) -> list[list[int]]:
         # Files without a host name may come from different hosts: each is aligned separately.
         hosts[window.host or f"rank {window.rank}"].append(position)
     return list(hosts.values())
-
-
-def _errors_within(groups: Sequence[Groups]) -> list[float]:
-    """Error bounds of the first windows that share a clock, which is not corrected: by how much ends differ on the whole, or scatter."""
-    pairs = [_joined([_ends(groups[0], other, 0.0)]) for other in groups[1 : 1 + SEARCH.references]]
-    fits = [fit_clock(*pair) for pair in pairs if pair is not None]
-    return [max(fit.error_ns, abs(fit.offset_ns)) for fit in fits]
 
 
 def _joined(pairs: Sequence[Ends]) -> Ends | None:
@@ -261,7 +249,14 @@ def _ends(reference: Groups, other: Groups, scatter_ns: float, fit: ClockFit | N
 
 def _fit(pairs: Sequence[tuple[Groups, Groups]]) -> ClockFit | None:
     """The clock of a host, by its ranks relative to ranks on the common clock."""
-    found = [fit for reference, other in pairs if (fit := _fit_of_two(reference, other)) is not None]
+    found: list[ClockFit] = []
+    for reference, other in pairs:
+        # By the process group with the most collectives in common that can be fitted.
+        keys = sorted(
+            reference.keys() & other.keys(), key=lambda key: -min(len(reference[key][1]), len(other[key][1]))
+        )
+        fits = (_best_fit(reference[key][1], other[key][1]) for key in keys)
+        found += islice((fit for fit in fits if fit is not None), 1)
     if not found:
         return None
     fit = min(found, key=lambda fit: (-fit.pairs, fit.error_ns))
@@ -273,23 +268,20 @@ def _fit(pairs: Sequence[tuple[Groups, Groups]]) -> ClockFit | None:
     return fit
 
 
-def _fit_of_two(reference: Groups, other: Groups) -> ClockFit | None:
-    """The fit by the process group with the most collectives in common."""
-    keys = sorted(
-        reference.keys() & other.keys(), key=lambda key: -min(len(reference[key][1]), len(other[key][1]))
-    )
-    for key in keys:
-        fit = _best_fit(reference[key][1], other[key][1])
-        if fit is not None:
-            return fit
-    return None
-
-
 def _best_fit(line: CollectiveSequence, other: CollectiveSequence) -> ClockFit | None:
     """The fit with which the same steps, or else the most ends, match, unless another scatters clearly less."""
+    # Candidates: by step and place; by votes, and by place in the whole window.
+    in_one_step = (replace(of, step=np.zeros_like(of.step)) for of in (line, other))
+    tried = [in_equal_steps(line, other), in_equal_steps(*in_one_step)]
+    same_step, same_place = (
+        [fit_clock(line.end[row[row >= 0]], other.end[row >= 0])] if (row >= 0).any() else [] for row in tried
+    )
+    middle = float(np.median(other.end))
+    votes = vote_offsets(line.end, line.label, other.end, other.label)
+    voted = [ClockFit(offset, 0.0, middle, 0.0, 0) for offset in votes]
     by_step, others = (
-        [fit for tried in to_try if (fit := _refined(line, other, tried)) is not None]
-        for to_try in _candidates(line, other)
+        [fit for first in candidates if (fit := _refined(line, other, first)) is not None]
+        for candidates in (same_step, [*voted, *same_place])
     )
     if not by_step and not others:
         return None
@@ -303,41 +295,23 @@ def _best_fit(line: CollectiveSequence, other: CollectiveSequence) -> ClockFit |
     return chosen
 
 
-def _candidates(line: CollectiveSequence, other: CollectiveSequence) -> tuple[list[ClockFit], list[ClockFit]]:
-    """Candidate clocks: by step and place; and by votes, and by place in the whole window."""
-    middle = float(np.median(other.end))
-    votes = vote_offsets(line.end, line.label, other.end, other.label)
-    in_one_step = (replace(of, step=np.zeros_like(of.step)) for of in (line, other))
-    tried = [in_equal_steps(line, other), in_equal_steps(*in_one_step)]
-    by_step, by_place = (
-        [fit_clock(line.end[row[row >= 0]], other.end[row >= 0])] if (row >= 0).any() else [] for row in tried
-    )
-    return by_step, [*(ClockFit(offset, 0.0, middle, 0.0, 0) for offset in votes), *by_place]
-
-
 def _refined(line: CollectiveSequence, other: CollectiveSequence, fit: ClockFit) -> ClockFit | None:
     """``fit`` refined by certain pairs in a growing part of the window; None where there are none."""
     size, count = SEARCH.tried, len(other)
     while True:
         begin = max(0, count // 2 - size // 2)
         part = other.select(np.arange(begin, min(count, begin + size)))
-        ends = _certain_ends(line, part, fit)
-        if len(ends[0]) < 2:
+        moved = part.by_clock(fit.correction(part.end))
+        first, last = int(moved.start.min()), int(moved.end.max())
+        near = (line.end >= 2 * first - last) & (line.start <= 2 * last - first)
+        nearby = line.select(np.flatnonzero(near))
+        row = certain_pairs(nearby, moved) if len(nearby) else np.full(len(moved), -1)
+        if (row >= 0).sum() < 2:
             return None
-        fit = fit_clock(*ends)
+        fit = fit_clock(nearby.end[row[row >= 0]], part.end[row >= 0])
         if size >= count:
             return fit
         size *= SEARCH.growth
-
-
-def _certain_ends(line: CollectiveSequence, part: CollectiveSequence, fit: ClockFit) -> Ends:
-    moved = part.by_clock(fit.correction(part.end))
-    first, last = int(moved.start.min()), int(moved.end.max())
-    nearby = line.select(np.flatnonzero((line.end >= 2 * first - last) & (line.start <= 2 * last - first)))
-    if not len(nearby):
-        return nearby.end, nearby.end
-    row = certain_pairs(nearby, moved)
-    return nearby.end[row[row >= 0]], part.end[row >= 0]
 
 
 def _on_clock(window: Window, fit: ClockFit) -> Window:

@@ -74,7 +74,7 @@ def counters(telemetry: Mapping[str, HostTelemetry]) -> pl.DataFrame:
     """Counters of all hosts, each on its own clock, schema :data:`COUNTERS`."""
     rows = [
         (source, field, unit, time, value)
-        for source, field, unit, times, values in readings(telemetry)
+        for _, source, field, unit, times, values in readings(telemetry)
         for time, value in _thinned(times, values)
     ]
     return pl.DataFrame(rows, schema=COUNTERS, orient="row")

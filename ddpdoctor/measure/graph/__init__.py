@@ -6,8 +6,7 @@ independent of each other. Logs and windows become the same form, which can be m
 """
 
 from .cutting import matched_collectives
-from .dependencies import ComputeTimeline, dependency_probability
-from .from_logs import graph_of_logs
+from .from_logs import OperatorShares, graph_of_logs, operator_shares, python_parts
 from .from_windows import graph_of_windows
 from .graph import (
     LEFT_OUT,
@@ -20,6 +19,6 @@ from .graph import (
     measured_steps,
     recorded_steps,
 )
-from .operators import OperatorShares, operator_shares, python_parts
 from .primary import Graphs, Recording, build_graphs
+from .segments import ComputeTimeline, dependency_probability
 from .standalone_times import issue_time_ns, standalone_data_of_windows

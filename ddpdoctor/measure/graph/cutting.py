@@ -71,19 +71,15 @@ class MatchedCollectives(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def message_bytes(self) -> Array:
         """[M] bytes that a rank contributes; NaN where unknown."""
-        by_rank = np.full(len(self.rows), np.nan)
+        sizes = np.full(len(self.rows), np.nan)
         for window, chosen, rows in self._by_first_member():
-            by_rank[chosen] = window.collectives.bytes[rows]
-        return by_rank
+            sizes[chosen] = window.collectives.bytes[rows]
+        return sizes
 
     @cached_property
     def reduces_gradients(self) -> Mask:
         """[M]"""
-        reduces = np.zeros(len(self.rows), bool)
-        for window, chosen, rows in self._by_first_member():
-            kind = window.collectives.kind
-            reduces[chosen] = [kind[row] == SyncKind.GRADIENTS for row in rows.tolist()]
-        return reduces
+        return np.array([sync.kind == SyncKind.GRADIENTS for sync in self.syncs], bool)
 
     def _by_first_member(self) -> Iterator[tuple[Window, Ints, Ints]]:
         """(Window, the collectives whose first member it is, their rows). All members agree on what is read from it."""
@@ -96,7 +92,7 @@ class MatchedCollectives(msgspec.Struct, frozen=True, dict=True):
 
 def matched_collectives(windows: Sequence[Window], rows: Ints) -> MatchedCollectives:
     """The arrays of the collectives that were matched in these ``rows`` [M, R]."""
-    arrival, end, ready = (np.full(rows.shape, np.nan) for _ in range(3))
+    arrival, end, ready = np.full((3, *rows.shape), np.nan)
     for r, window in enumerate(windows):
         has = rows[:, r] >= 0
         own = rows[has, r]
@@ -148,20 +144,15 @@ def _steps(windows: Sequence[Window], rows: Ints) -> Ints:
         ahead[r] = int(np.median((by_rank[:, r] - steps)[both])) if both.any() else 0
         steps = np.where(known[:, r] & ~both, by_rank[:, r] - ahead[r], steps)
     usual = max(ahead, key=ahead.count)
-    return _majority(np.where(known, by_rank - (np.array(ahead, np.int64) - usual), by_rank))
-
-
-def _majority(by_rank: Ints) -> Ints:
-    """[M] the most frequent of the known steps [M, R] of the members."""
-    votes = by_rank != _NO_PART
-    known = votes & (by_rank != UNKNOWN_STEP)
-    votes = np.where(known.any(axis=1)[:, None], known, votes)
+    by_rank = np.where(known, by_rank - (np.array(ahead, np.int64) - usual), by_rank)
+    # The most frequent of the known steps of the members.
+    votes = np.where(known.any(axis=1)[:, None], known, by_rank != _NO_PART)
     most = np.iinfo(np.int64).max
-    steps: Ints = np.where(votes, by_rank, most).min(axis=1, initial=most)
-    for m in np.flatnonzero(((by_rank != steps[:, None]) & votes).any(axis=1)):
+    agreed: Ints = np.where(votes, by_rank, most).min(axis=1, initial=most)
+    for m in np.flatnonzero(((by_rank != agreed[:, None]) & votes).any(axis=1)):
         of_ranks = by_rank[m, votes[m]].tolist()
-        steps[m] = max(set(of_ranks), key=of_ranks.count)
-    return steps
+        agreed[m] = max(set(of_ranks), key=of_ranks.count)
+    return agreed
 
 
 class Cycle(msgspec.Struct, frozen=True):
@@ -200,6 +191,7 @@ def _by_sequence(matched: MatchedCollectives, cycles: Sequence[Cycle]) -> dict[t
             seen[sync] += 1
             place[sync, seen[sync]] = m
         alike[frozenset(place)].append((cycle, place))
+    on_device = all(window.on_device for window in matched.windows)
     sequences: dict[tuple[Sync, ...], list[Cycle]] = defaultdict(list)
     for same in alike.values():
         names = list(same[0][1])
@@ -207,18 +199,14 @@ def _by_sequence(matched: MatchedCollectives, cycles: Sequence[Cycle]) -> dict[t
         since = matched.last_arrival[bodies]
         usual = np.argsort(np.median(since - since.min(axis=1, keepdims=True), axis=0), kind="stable")
         for (cycle, _), body in zip(same, bodies[:, usual], strict=True):
-            own = body.tolist() if _may_be_in_order(matched, body) else cycle.body
+            arrival = np.where(np.isnan(matched.arrival[body]), -np.inf, matched.arrival[body])
+            # No rank left one of these collectives before it arrived at one that is placed earlier.
+            possible = (
+                matched.end[body][1:] > np.maximum.accumulate(arrival, axis=0)[:-1]
+            ) | ~matched.member[body][1:]
+            own = body.tolist() if on_device and possible.all() else cycle.body
             sequences[tuple(matched.syncs[m] for m in own)].append(Cycle(cycle.step, cycle.after, own))
     return dict(sequences)
-
-
-def _may_be_in_order(matched: MatchedCollectives, body: Ints) -> bool:
-    """Whether no rank left one of these collectives, which run on devices, before it arrived at one that is placed earlier."""
-    if not all(window.on_device for window in matched.windows):
-        return False
-    arrival = np.where(np.isnan(matched.arrival[body]), -np.inf, matched.arrival[body])
-    ahead = np.maximum.accumulate(arrival, axis=0)[:-1]
-    return not bool((matched.end[body][1:] <= ahead).any())
 
 
 def cut_into_cycles(matched: MatchedCollectives) -> Cut:
@@ -235,7 +223,11 @@ def cut_into_cycles(matched: MatchedCollectives) -> Cut:
     for before, step in pairwise(steps):
         after, last = lasts[before], lasts[step]
         if after is not None and last is not None and step == before + 1:
-            body = _between(matched, order, place, after, last)
+            # The collectives after each member's one in ``after`` and up to its one in ``last``.
+            low, high = place[after], place[last]
+            near = order[low.min() : high.max() + 1]
+            at = place[near][:, None]
+            body = near[((low < at) & (at <= high) | ~matched.member[near]).all(axis=1)].tolist()
             # Where the step is wrong on a rank, its last collective of one step may come after that of the next, with nothing between.
             if matched.member[body].any(axis=0).all():
                 cycles.append(Cycle(step, after, body))
@@ -259,17 +251,6 @@ def _lasts(matched: MatchedCollectives, of_step: Ints) -> Ints | None:
             lasts: Ints = candidates[len(candidates) - 1 - member[::-1].argmax(axis=0)]
             return lasts
     return None
-
-
-def _between(matched: MatchedCollectives, order: Ints, place: Ints, after: Ints, last: Ints) -> list[int]:
-    """The collectives, in ``order``, after each member's one in ``after`` and up to its one in ``last``; ``place`` is that of each in
-    ``order``."""
-    low, high = place[after], place[last]
-    near = order[low.min() : high.max() + 1]
-    at = place[near][:, None]
-    within = (low < at) & (at <= high) | ~matched.member[near]
-    between: list[int] = near[within.all(axis=1)].tolist()
-    return between
 
 
 def _whole_window(matched: MatchedCollectives, order: Sequence[int], steps: Sequence[int]) -> Cut:

@@ -1,15 +1,33 @@
-"""Step logs of all ranks → the dependency graph of the run."""
+"""Step logs of all ranks → the dependency graph of the run.
+
+Host time outside forward, backward and optimizer is split into Python and operators. A step log has the regions that torch marks; other
+computation of the loop (a loss, a hand-written layer, a model without DDP) looks like host work there. The profiler window shows the
+operators, and their share of that time is applied to the whole run. Likewise for source lines: a line that stack samples in the window
+find inside operators computes, and is not Python work.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from ddpdoctor.measure.numerics import Array, covered
+from ddpdoctor.measure.numerics import (
+    Array,
+    Intervals,
+    Ints,
+    complement,
+    covered,
+    intersect,
+    subtract,
+    total,
+    union,
+)
 from ddpdoctor.measure.steplog import (
     Activities,
     MatchedSync,
@@ -20,10 +38,10 @@ from ddpdoctor.measure.steplog import (
     select_steps,
 )
 from ddpdoctor.measure.taxonomy import BETWEEN_PHASES, INDEX, Component, LateCause, SyncKind
+from ddpdoctor.measure.window import Window, event_union, main_lane
 from ddpdoctor.rundir import EventKind
 
 from .graph import CycleGroup, Graph, RankSteps, Sync, excluded_steps
-from .operators import OperatorShares
 from .segments import Segments, work_in
 from .standalone_times import batch_time_ns, batches_per_step, standalone_data_ns
 
@@ -39,20 +57,21 @@ _BOUNDED = "left out, to bound memory"
 def graph_of_logs(logs: Sequence[RankLog], operators: Mapping[int, OperatorShares] | None = None) -> Graph:
     """Build the graph; ``logs`` are on a common clock, one per rank, ordered by rank.
 
-    ``operators`` (by position): the part of a rank's host time that is computation, see :mod:`.operators`.
+    ``operators`` (by position): the part of a rank's host time that is computation.
     """
     ranks = tuple(log.rank for log in logs)
     matched, unmatched = match_syncs(logs)
     measured, why = select_steps(logs)
     reasons = why
     origin_ns = min((log.start_ns for log in logs if log.steps), default=0)
-    builder = _Builder(origin_ns, [log.activities.since(origin_ns) for log in logs], operators or {})
     if matched:
         cycles, unmeasured = _cycles(matched, measured, ranks)
         reasons = {**reasons, **unmeasured}
-        groups = [builder.group(syncs, of_kind) for syncs, of_kind in cycles.items()]
+        times = [_times(syncs, alike, len(logs), origin_ns) for syncs, alike in cycles.items()]
     else:
-        groups = builder.unmatched_cycles(logs, measured)
+        times = _unmatched_times(logs, measured, origin_ns)
+    activities = [log.activities.since(origin_ns) for log in logs]
+    groups = [_group(of_cycles, activities, operators or {}) for of_cycles in times]
     batch_times = [batch_time_ns(log) for log in logs]
     batches = [batches_per_step(log) for log in logs]
     groups = [
@@ -118,7 +137,11 @@ def _of_steps(matched: Iterable[MatchedSync], world: int) -> Iterator[tuple[int,
     previous: tuple[int, MatchedSync] | None = None
     for step in sorted(by_step):
         syncs = by_step[step]
-        cut = _cut(syncs, world)
+        # The last reduction of gradients, else the last synchronisation of all ranks.
+        full = [i for i, sync in enumerate(syncs) if len(sync.points) == world and sync.first.root is None]
+        cut = max(
+            (i for i in full if syncs[i].first.kind == SyncKind.GRADIENTS), default=max(full, default=None)
+        )
         if cut is None:
             previous, carried = None, []
             continue
@@ -127,14 +150,6 @@ def _of_steps(matched: Iterable[MatchedSync], world: int) -> Iterator[tuple[int,
         else:
             yield step, None
         previous, carried = (step, syncs[cut]), syncs[cut + 1 :]
-
-
-def _cut(syncs: Sequence[MatchedSync], world: int) -> int | None:
-    """Where a step's cycle ends: its last reduction of gradients, else its last synchronisation of all ranks."""
-    full = [i for i, sync in enumerate(syncs) if len(sync.points) == world and sync.first.root is None]
-    gradients = [i for i in full if syncs[i].first.kind == SyncKind.GRADIENTS]
-    chosen = gradients or full
-    return chosen[-1] if chosen else None
 
 
 def _sync(matched: MatchedSync, ranks: Sequence[int]) -> Sync:
@@ -152,77 +167,73 @@ def _sync(matched: MatchedSync, ranks: Sequence[int]) -> Sync:
     )
 
 
-class _Builder(msgspec.Struct, frozen=True):
-    """Builds groups of cycles: when each rank arrived and continued, and what it did in between."""
+class _Times(NamedTuple):
+    """When each rank arrived and continued, in cycles with the same synchronisations."""
 
-    origin_ns: int
-    """Epoch ns from which all times of the graph count."""
-    activities: Sequence[Activities]
-    operators: Mapping[int, OperatorShares]
-
-    def group(self, syncs: tuple[Sync, ...], cycles: Sequence[_Cycle]) -> CycleGroup:
-        """The group of cycles with the same synchronisations."""
-        world = len(self.activities)
-        arrival = np.full((len(cycles), len(syncs), world), np.nan)
-        end = np.full((len(cycles), len(syncs), world), np.nan)
-        message = np.full((len(cycles), len(syncs)), np.nan)
-        begin = self._since([cycle.before for cycle in cycles], _END)
-        for k, sync in enumerate(syncs):
-            members, alike = list(sync.members), [cycle.syncs[k] for cycle in cycles]
-            message[:, k] = [each.first.message_bytes or np.nan for each in alike]
-            arrived = self._since(alike, _ARRIVAL)
-            arrival[:, k, members] = arrived
-            end[:, k, members] = np.maximum(self._since(alike, _END), arrived)
-        return self._group(syncs, [cycle.step for cycle in cycles], begin, arrival, end, message)
-
-    def _since(self, syncs: Sequence[MatchedSync], time: Callable[[SyncPoint], int]) -> Array:
-        """[N, members] ns after the origin: ``time`` of each member's part in synchronisations with the same members."""
-        times = [[time(point) for point in sync.points.values()] for sync in syncs]
-        return (np.array(times, np.int64) - self.origin_ns).astype(float)
-
-    def unmatched_cycles(self, logs: Sequence[RankLog], measured: set[int]) -> list[CycleGroup]:
-        """Cycles of ranks that never synchronize: cut at the ends of the optimizer's steps."""
-        ranks = [{step.number: step for step in log.steps} for log in logs]
-        numbers = [n for n in sorted(measured) if all(n in steps for steps in ranks)]
-        if not numbers:
-            return []
-        begin = np.array([[steps[n].start_ns - self.origin_ns for steps in ranks] for n in numbers], float)
-        end = np.array([[steps[n].end_ns - self.origin_ns for steps in ranks] for n in numbers], float)
-        arrival = end[:, None, :]
-        syncs = (Sync(SyncKind.STEP_END, SyncKind.STEP_END, tuple(range(len(logs)))),)
-        no_message = np.full((len(numbers), 1), np.nan)
-        return [self._group(syncs, numbers, begin, arrival.copy(), arrival, no_message)]
-
-    def _group(
-        self,
-        syncs: tuple[Sync, ...],
-        numbers: Sequence[int],
-        begin: Array,
-        arrival: Array,
-        end: Array,
-        message: Array,
-    ) -> CycleGroup:
-        """The group of cycles with these times, and the components of each segment."""
-        segments = Segments(begin, arrival, end)
-        work = work_in(segments, [(own.sets, Component.HOST) for own in self.activities])
-        recorded = work.sum(axis=1)
-        for r, shares in self.operators.items():
-            unmarked = (self.activities[r].unmarked(component) for component in BETWEEN_PHASES)
-            left, right = segments.left[:, :, r], segments.right[:, :, r]
-            _count_operators(
-                work[:, :, r], [np.nan_to_num(covered(gap, left, right)) for gap in unmarked], shares
-            )
-        return CycleGroup(syncs, np.array(numbers), begin, arrival, end, work, message, recorded)
+    syncs: tuple[Sync, ...]
+    numbers: Sequence[int]
+    segments: Segments
+    message_bytes: Array
+    """[N, K]"""
 
 
-def _count_operators(work: Array, gaps: Sequence[Array], shares: OperatorShares) -> None:
-    """Count, in the ``work`` [N, K, C] of a rank, the operators' share of its usual host time as computation; the window does not show
-    what a cycle has beyond the usual. ``gaps``, [N, K] ns each: the host time between marked phases."""
-    for gap, component in zip(gaps, BETWEEN_PHASES, strict=True):
-        share = shares.phase_gaps[component]
+def _times(syncs: tuple[Sync, ...], cycles: Sequence[_Cycle], world: int, origin_ns: int) -> _Times:
+    """ns after ``origin_ns``, an epoch time."""
+
+    def since(parts: Sequence[MatchedSync], time: Callable[[SyncPoint], int]) -> Array:
+        """[N, members] ``time`` of each member's part in synchronisations with the same members."""
+        times = [[time(point) for point in part.points.values()] for part in parts]
+        return (np.array(times, np.int64) - origin_ns).astype(float)
+
+    arrival, end = np.full((2, len(cycles), len(syncs), world), np.nan)
+    message = np.full((len(cycles), len(syncs)), np.nan)
+    for k, sync in enumerate(syncs):
+        members, alike = list(sync.members), [cycle.syncs[k] for cycle in cycles]
+        message[:, k] = [each.first.message_bytes or np.nan for each in alike]
+        arrival[:, k, members] = since(alike, _ARRIVAL)
+        end[:, k, members] = np.maximum(since(alike, _END), arrival[:, k, members])
+    begin = since([cycle.before for cycle in cycles], _END)
+    return _Times(syncs, [cycle.step for cycle in cycles], Segments(begin, arrival, end), message)
+
+
+def _unmatched_times(logs: Sequence[RankLog], measured: set[int], origin_ns: int) -> list[_Times]:
+    """Cycles of ranks that never synchronize: cut at the ends of the optimizer's steps."""
+    ranks = [{step.number: step for step in log.steps} for log in logs]
+    numbers = [n for n in sorted(measured) if all(n in steps for steps in ranks)]
+    if not numbers:
+        return []
+    begin = np.array([[steps[n].start_ns - origin_ns for steps in ranks] for n in numbers], float)
+    end = np.array([[[steps[n].end_ns - origin_ns for steps in ranks]] for n in numbers], float)
+    syncs = (Sync(SyncKind.STEP_END, SyncKind.STEP_END, tuple(range(len(logs)))),)
+    no_message = np.full((len(numbers), 1), np.nan)
+    return [_Times(syncs, numbers, Segments(begin, end.copy(), end), no_message)]
+
+
+def _group(
+    times: _Times, activities: Sequence[Activities], operators: Mapping[int, OperatorShares]
+) -> CycleGroup:
+    """The group of cycles with these times, and the components of each segment."""
+    segments = times.segments
+    work = work_in(segments, [(own.sets, Component.HOST) for own in activities])
+    recorded = work.sum(axis=1)
+    for r, shares in operators.items():
+        left, right = segments.left[:, :, r], segments.right[:, :, r]
+        _count_operators(work[:, :, r], activities[r], left, right, shares)
+    begin, arrival, end = segments.begin, segments.arrival, segments.end
+    numbers = np.array(times.numbers)
+    return CycleGroup(times.syncs, numbers, begin, arrival, end, work, times.message_bytes, recorded)
+
+
+def _count_operators(
+    work: Array, activities: Activities, left: Array, right: Array, shares: OperatorShares
+) -> None:
+    """Count, in the ``work`` [N, K, C] of a rank between two times [N, K], the operators' share of its usual host time as computation; the
+    window does not show what a cycle has beyond the usual."""
+    for component in BETWEEN_PHASES:
+        gap = np.nan_to_num(covered(activities.unmarked(component), left, right))
         usual = np.minimum(gap, np.median(gap, axis=0)) if shares.seen else gap
-        work[..., INDEX[component]] += usual * share
-        work[..., INDEX[Component.HOST]] -= usual * share
+        work[..., INDEX[component]] += usual * shares.phase_gaps[component]
+        work[..., INDEX[Component.HOST]] -= usual * shares.phase_gaps[component]
     if not shares.marked:
         host = np.clip(work[..., INDEX[Component.HOST]], 0, None)
         operators = np.minimum(host, np.median(host, axis=0)) * shares.whole
@@ -256,3 +267,175 @@ def _input_elements(step: Step) -> float:
     """Elements of the inputs of all forwards of the step; NaN where one is unknown."""
     sizes = [event.elements for event in step.events if event.kind == EventKind.FORWARD]
     return float(sum(sizes)) if sizes and min(sizes) > 0 else float("nan")
+
+
+class Tuning(msgspec.Struct, frozen=True):
+    """Resolution and minimum of data."""
+
+    least_ns: int = 200_000
+    """Least host time in the window: of less, edges rounded to the microsecond are too large a part."""
+    places: int = 64
+    """Number of parts of each gap in which operators are located."""
+    prior: float = 0.5
+    """Weight, in samples, of the share over all lines."""
+
+
+TUNING = Tuning()
+_EDGES = np.linspace(0.0, 1.0, TUNING.places + 1)
+_Signature = tuple[str, ...]
+
+
+class OperatorShares(msgspec.Struct, frozen=True):
+    """Share (0 to 1) of a rank's host time in operators."""
+
+    whole: float
+    """Share of all host time."""
+    phase_gaps: Mapping[Component, float]
+    """Share of the gaps between the phases, by the component of operators there."""
+    marked: bool
+    """Whether the log marks the phases, so that gaps are known."""
+    seen: bool
+    """Whether a window shows it."""
+
+
+def operator_shares(logs: Sequence[RankLog], windows: Sequence[Window]) -> dict[int, OperatorShares]:
+    """Operator shares by position of the log, for jobs on CPUs.
+
+    Where no window shows operators, time between a forward pass and its optimizer is assumed to be the loss, and the rest is unknown.
+    """
+    by_rank = {window.rank: window for window in windows if not window.on_device}
+    shares = {}
+    for position, log in enumerate(logs):
+        window, marked = by_rank.get(log.rank), bool(log.activities.gaps.kinds)
+        known = _seen(log, window, marked) if window is not None and log.steps else None
+        if known is not None:
+            shares[position] = known
+        elif marked:
+            shares[position] = OperatorShares(0.0, {Component.LOSS: 1.0, Component.OUTSIDE: 0.0}, True, False)
+    return shares
+
+
+def _seen(log: RankLog, window: Window, marked: bool) -> OperatorShares | None:
+    """The shares that the window shows; None where it has too little host time."""
+    host, origin_ns = _host_time(log, window), window.span[0]
+    if total(host) <= TUNING.least_ns:
+        return None
+    starts, ends = _operators(window)
+    operators = (starts - origin_ns, ends - origin_ns)
+    gaps = log.activities.since(origin_ns)
+    whole = total(intersect(host, operators)) / total(host)
+    phase_gaps = {}
+    for component in BETWEEN_PHASES:
+        part = intersect(host, gaps.unmarked(component))
+        shown = total(part) > TUNING.least_ns
+        phase_gaps[component] = total(intersect(part, operators)) / total(part) if shown else whole * marked
+    return OperatorShares(whole, phase_gaps, marked, True)
+
+
+def _host_time(log: RankLog, window: Window) -> Intervals:
+    """Intervals, ns since the window's begin, in which the log marks neither work nor a synchronisation, within the window and outside
+    of evaluations: operators there say nothing about training steps."""
+    origin_ns, end_ns = window.span
+    marked = list(log.activities.since(origin_ns).sets.values())
+    syncs = np.array([(p.arrival_ns - origin_ns, p.end_ns - origin_ns) for p in log.sync_points], float)
+    starts, ends = zip(*marked, syncs.reshape(-1, 2).T, strict=True)
+    taken = union(np.concatenate(starts), np.concatenate(ends))
+    evaluating = [(step.start_ns, step.end_ns) for step in log.steps if step.number in log.evaluated]
+    begins, over = (np.array(evaluating, np.int64).reshape(-1, 2) - origin_ns).astype(float).T
+    return subtract(complement(taken, 0.0, float(end_ns - origin_ns)), (begins, over))
+
+
+def _operators(window: Window) -> Intervals:
+    """Starts and ends, epoch ns, of the operators on the training thread."""
+    trace = window.trace
+    return event_union(trace, trace.category_mask("cpu_op") & (trace.lane == main_lane(trace)))
+
+
+class _Pattern:
+    """Where operators run in the gaps between what the log marks, in the steps inside the window."""
+
+    def __init__(self, log: RankLog, window: Window) -> None:
+        self.origin_ns, end_ns = window.span
+        starts, ends = union(*_operators(window))
+        operators = (starts - self.origin_ns, ends - self.origin_ns)
+        shares: dict[_Signature, list[NDArray[np.float64]]] = defaultdict(list)
+        for step in log.steps:
+            if step.start_ns >= self.origin_ns and step.end_ns <= end_ns:
+                signature, left, right = self._gaps(step)
+                edges = left[:, None] + (right - left)[:, None] * _EDGES
+                filled = covered(operators, edges[:, :-1], edges[:, 1:])
+                shares[signature].append(filled / np.diff(edges, axis=1))
+        self._filled = {signature: np.mean(alike, axis=0) for signature, alike in shares.items()}
+
+    def _gaps(self, step: Step) -> tuple[_Signature, NDArray[np.float64], NDArray[np.float64]]:
+        """Kinds of the marked events in a step, in order, and the gaps before, between and after them, ns since the origin."""
+        kinds, left, right = [], [step.start_ns], []
+        for event in sorted(step.events, key=lambda event: event.start_ns):
+            if event.kind == EventKind.MORE:
+                continue
+            begin, end = step.start_of(event), step.end_of(event)
+            if begin > left[-1]:
+                kinds.append(event.kind)
+                right.append(begin)
+                left.append(end)
+            else:
+                left[-1] = max(left[-1], end)
+        right.append(max(step.end_ns, left[-1]))
+        starts, ends = np.array([left, right], float) - self.origin_ns
+        return tuple(kinds), starts, np.maximum(ends, starts + 1.0)
+
+    def operators_at(self, step: Step, times: Ints) -> NDArray[np.float64] | None:
+        """Probability that an operator runs at each of these times of a step, epoch ns; NaN inside a marked event. None where no step
+        of the window has the same marks."""
+        signature, left, right = self._gaps(step)
+        filled = self._filled.get(signature)
+        if filled is None:
+            return None
+        at = times.astype(float) - self.origin_ns
+        gap = np.maximum(np.searchsorted(left, at, side="right") - 1, 0)
+        place = np.floor((at - left[gap]) / (right[gap] - left[gap]) * TUNING.places)
+        inside = (place >= 0) & (place < TUNING.places)
+        shares: NDArray[np.float64] = filled[gap, np.clip(place, 0, TUNING.places - 1).astype(int)]
+        return np.where(inside, shares, np.nan)
+
+
+def python_parts(
+    logs: Sequence[RankLog], windows: Sequence[Window], shares: Mapping[int, OperatorShares]
+) -> list[dict[tuple[str, int], float]]:
+    """By position: file and number of a user line -> share (0 to 1) of its samples that is Python, not an operator.
+
+    A sample counts by whether operators run at its place, between the marks of the step log, in steps of the window with the same
+    marks. With the weight of half a sample, the operators' share of all host time (``shares``, see :func:`operator_shares`) is added: a
+    line is mostly one or the other. Lines without such samples have that share; without a window the result is empty.
+    """
+    by_rank = {window.rank: window for window in windows if not window.on_device}
+    return [
+        _python_parts(log, by_rank[log.rank], shares[position].whole)
+        if log.rank in by_rank and position in shares and shares[position].seen
+        else {}
+        for position, log in enumerate(logs)
+    ]
+
+
+def _python_parts(log: RankLog, window: Window, usual: float) -> dict[tuple[str, int], float]:
+    """The same for one rank; ``usual`` is the share of its host time in operators."""
+    pattern = _Pattern(log, window)
+    lines = {number: (place.file, place.line) for number, place in log.sample_where.items()}
+    seen: Counter[tuple[str, int] | None] = Counter()
+    computing: defaultdict[tuple[str, int] | None, float] = defaultdict(float)
+    places = log.steps_at(log.samples[:, 0])
+    order = np.argsort(places, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(places[order])) + 1):
+        if not len(rows) or places[rows[0]] < 0:
+            continue
+        operators = pattern.operators_at(log.steps[places[rows[0]]], log.samples[rows, 0])
+        if operators is None:
+            continue
+        for number, probability in zip(log.samples[rows, 1].tolist(), operators.tolist(), strict=True):
+            if probability == probability:  # not NaN
+                seen[lines.get(number)] += 1
+                computing[lines.get(number)] += probability
+    return {
+        line: 1.0 - (computing[line] + TUNING.prior * usual) / (seen[line] + TUNING.prior)
+        for line in lines.values()
+    }

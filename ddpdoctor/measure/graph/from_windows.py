@@ -26,10 +26,9 @@ from ddpdoctor.measure.taxonomy import HOST_IDLE, INDEX, Component, LateCause, S
 from ddpdoctor.measure.window import Window, launches
 from ddpdoctor.trace import classify
 
-from .cutting import Cut, MatchedCollectives, cut_into_cycles, matched_collectives
-from .dependencies import compute_timeline
+from .cutting import Cut, cut_into_cycles, matched_collectives
 from .graph import CycleGroup, Graph, RankSteps, Sync, excluded_steps, recorded_steps
-from .segments import Segments, cycle_group, idle_after, rest_component, work_in
+from .segments import Segments, compute_timeline, cycle_group, idle_after, rest_component, work_in
 from .standalone_times import issue_time_ns, standalone_data_of_windows, with_issue_times
 
 Marks = Sequence[tuple[int, int, int]]
@@ -51,7 +50,11 @@ def with_steps_of_updates(windows: Sequence[Window], rows: Ints) -> Sequence[Win
     if any(window.steps or not window.on_device for window in windows):
         return windows
     found = [_updates(window, rows[:, r]) for r, window in enumerate(windows)]
-    behind = _agreed([update[0] for update in found])
+    if not all(len(behind) for behind, _ in found):
+        return windows
+    # Matched collectives after which at least half of the ranks have an update.
+    places, counts = np.unique(np.concatenate([behind for behind, _ in found]), return_counts=True)
+    behind = places[2 * counts >= len(found)]
     if len(behind) < 2:
         return windows
     return [
@@ -65,9 +68,8 @@ def _updates(window: Window, matched: Ints) -> tuple[Ints, Ints]:
     that was launched)."""
     trace = window.trace
     kernels = np.flatnonzero(trace.category_mask("kernel") & trace.name_mask(classify.is_optimizer_kernel))
-    reductions = np.array([kind == SyncKind.GRADIENTS for kind in window.collectives.kind], bool)
     known = np.flatnonzero(matched >= 0)
-    known = known[reductions[matched[known]]]
+    known = known[window.collectives.of_kind(SyncKind.GRADIENTS)[matched[known]]]
     if not len(kernels) or not len(known):
         return np.empty(0, np.int64), np.empty(0, np.int64)
     kernels = kernels[np.argsort(trace.start_ns[kernels], kind="stable")]
@@ -79,27 +81,11 @@ def _updates(window: Window, matched: Ints) -> tuple[Ints, Ints]:
     lasts = np.flatnonzero((before >= 0) & np.append(before[1:] != before[:-1], True))
     calls = launches(trace, kernels[lasts])
     over = np.where(calls >= 0, trace.end_ns[calls], trace.end_ns[kernels[lasts]]) + window.shifted_ns
-    return _apart(known[order][before[lasts]], over)
-
-
-def _apart(behind: Ints, over: Ints) -> tuple[Ints, Ints]:
-    """The updates without those that are too close to the next one to be a step."""
-    if len(over) < 2:
-        return behind, over
+    # Without the updates that are too close to the next one to be a step.
     distance = np.diff(over)
-    usual = np.median(distance[distance >= np.median(distance)])
-    kept = np.append(distance >= _TUNING.shortest * usual, True)
-    return behind[kept], over[kept]
-
-
-def _agreed(behind: Sequence[Ints]) -> Ints:
-    """Matched collectives after which at least half of the ranks have an update; empty where a rank has none."""
-    telling = sum(len(of_rank) > 0 for of_rank in behind)
-    if telling < len(behind):
-        return np.empty(0, np.int64)
-    places, counts = np.unique(np.concatenate(behind), return_counts=True)
-    agreed: Ints = places[2 * counts >= telling]
-    return agreed
+    usual = np.median(distance[distance >= np.median(distance)]) if len(distance) else 0.0
+    kept = np.append(distance >= _TUNING.shortest * usual, np.full(min(len(over), 1), True))
+    return known[order][before[lasts]][kept], over[kept]
 
 
 def _steps(window: Window, agreed: Ints, behind: Ints, over: Ints) -> Marks:
@@ -131,7 +117,12 @@ def graph_of_windows(windows: Sequence[Window]) -> tuple[Graph, list[Window]]:
     aligned, matched = align_and_match(windows)
     origin = min((window.span[0] for window in aligned), default=0)
     # From here to the end, times count from the first event of any rank.
-    own = [_with_unmatched(window).shifted(-origin) for window in _alike(aligned)]
+    own = []
+    for window in _alike(aligned):
+        # Exposed communication as a component, for where that is not matched: the parts between collectives, or all of it.
+        exposed = subtract(union(window.collectives.start, window.collectives.end), window.compute)
+        unmatched = subtract(exposed, union_of(EMPTY, *window.sets.values()))
+        own.append(window.with_set(Component.UNMATCHED, unmatched).shifted(-origin))
     usable = len(matched.rows) > 0 and matched.refused is None
     own = list(with_steps_of_updates(own, matched.rows)) if usable else own
     table = matched_collectives(own, matched.rows)
@@ -140,7 +131,14 @@ def graph_of_windows(windows: Sequence[Window]) -> tuple[Graph, list[Window]]:
     if cut.whole_window:
         # Nothing is known of a rank before its first event.
         seen = [window.with_set(Component.UNSEEN, union([0], [window.span[0]])) for window in own]
-    groups = _groups(cut, table, seen) or _unmatched_cycles(seen)
+    # The cycles between matched collectives, with the work hidden in waits for other ranks.
+    timelines = [compute_timeline(window) for window in seen] if cut.cycles else []
+    groups = [cycle_group(syncs, cycles, table, seen, timelines) for syncs, cycles in cut.cycles.items()]
+    groups = [of.with_standalone(LateCause.DATA, standalone_data_of_windows(of, seen)) for of in groups]
+    if groups and all(window.on_device for window in seen):
+        times_ns = np.array([issue_time_ns(window) for window in seen])
+        groups = [with_issue_times(group, times_ns) for group in groups]
+    groups = groups or _unmatched_cycles(seen)
     steps = [_rank_steps(window) for window in seen]
     numbers = recorded_steps(steps)
 
@@ -168,39 +166,21 @@ def _alike(windows: Sequence[Window]) -> Sequence[Window]:
     recorded = [bool(window.collectives.launch_known.any()) for window in windows if len(window.collectives)]
     if all(recorded) or not any(recorded):
         return windows
-    return [_without_optimizer(window) for window in windows]
-
-
-def _without_optimizer(window: Window) -> Window:
-    rest, own = (window.sets.get(name, EMPTY) for name in (Component.FORWARD, Component.OPTIMIZER))
-    return window.with_set(Component.FORWARD, union_of(rest, own)).with_set(Component.OPTIMIZER, EMPTY)
-
-
-def _with_unmatched(window: Window) -> Window:
-    """The window with its exposed communication as a component, for where that is not matched: the parts between collectives, or all of
-    it."""
-    if not len(window.collectives):
-        return window
-    exposed = subtract(union(window.collectives.start, window.collectives.end), window.compute)
-    return window.with_set(Component.UNMATCHED, subtract(exposed, union_of(*window.sets.values())))
-
-
-def _groups(cut: Cut, table: MatchedCollectives, windows: Sequence[Window]) -> list[CycleGroup]:
-    """The cycles between matched collectives, with the work hidden in waits for other ranks."""
-    timelines = [compute_timeline(window) for window in windows] if cut.cycles else []
-    groups = [cycle_group(syncs, cycles, table, windows, timelines) for syncs, cycles in cut.cycles.items()]
-    groups = [
-        group.with_standalone(LateCause.DATA, standalone_data_of_windows(group, windows)) for group in groups
+    joined = [
+        union_of(*(window.sets.get(name, EMPTY) for name in (Component.FORWARD, Component.OPTIMIZER)))
+        for window in windows
     ]
-    if not groups or not all(window.on_device for window in windows):
-        return groups
-    times_ns = np.array([issue_time_ns(window) for window in windows])
-    return [with_issue_times(group, times_ns) for group in groups]
+    return [
+        window.with_set(Component.FORWARD, own).with_set(Component.OPTIMIZER, EMPTY)
+        for window, own in zip(windows, joined, strict=True)
+    ]
 
 
 def _unmatched_cycles(windows: Sequence[Window]) -> list[CycleGroup]:
     """Cycles without matched collectives: each rank separately, from step mark to step mark."""
-    bounds = [_bounds(window) for window in windows]
+    # The window itself where no step is marked.
+    marked = [window.steps or [(0, *window.span)] for window in windows]
+    bounds = [[(number, start, end) for number, start, end in of_rank if end > start] for of_rank in marked]
     fewest = min((len(of_rank) for of_rank in bounds), default=0)
     if not fewest:
         return []
@@ -232,13 +212,6 @@ def _as_usual_at_first(idle: Array, most: Array) -> Array:
     usual = np.median(idle[1:], axis=0) if len(idle) > 1 else idle[0]
     first = np.maximum(idle[0], np.minimum(usual, most))
     return np.concatenate((first[None], idle[1:]))
-
-
-def _bounds(window: Window) -> Sequence[tuple[int, int, int]]:
-    """(number, start, end) of the steps; the window itself where none is marked."""
-    if not window.steps:
-        return [(0, *window.span)] if window.span[1] > window.span[0] else []
-    return [(number, start, end) for number, start, end in window.steps if end > start]
 
 
 def _rank_steps(window: Window) -> RankSteps:

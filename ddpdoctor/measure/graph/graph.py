@@ -28,8 +28,7 @@ from itertools import pairwise
 
 import msgspec
 import numpy as np
-from msgspec.structs import replace
-from numpy.typing import NDArray
+from msgspec.structs import force_setattr, replace
 
 from ddpdoctor.measure.align import MatchCoverage
 from ddpdoctor.measure.numerics import Array, Ints, nan_median
@@ -41,6 +40,8 @@ READY_BATCH_SHARE = 0.02
 millisecond. This is not a wait for data, but part of the host's time to launch the step."""
 _TRACE = 1e-3
 """ns, and share of the largest idle time: a remainder that avoids division by zero where no rank shows the other idle."""
+_DEFAULT: Array = np.empty(0)
+"""What a field of a group has before its default is known."""
 
 
 class Sync(msgspec.Struct, frozen=True):
@@ -66,7 +67,7 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
     """Cycles with the same sequence of synchronisations."""
 
     syncs: tuple[Sync, ...]
-    steps: NDArray[np.int64]
+    steps: Ints
     """[N] step number."""
     begin: Array
     """[N, R] own end of the previous cycle's last synchronisation."""
@@ -85,37 +86,53 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
     """[N, K, R, C] ns of each component that runs concurrently with the synchronisation, between own arrival and own end; None where
     none can. A rank that waits in a reduction while its backward pass continues computes as much as the late one, so both counts belong
     together."""
-    hidden_after_ready: Array | None = None
+    hidden_after_ready: Array = _DEFAULT
     """[N, K, R, C] ns of ``hidden`` after the rank was ready for its last synchronisation. Ranks that wait there do much of the next
-    cycle's work meanwhile, and the late one does it afterwards: on all ranks it belongs to the next cycle. None: nothing."""
-    carried_in: Array | None = None
-    """[N, R, C] ns of the cycle's work that the rank did before the cycle in that way. None: nothing."""
-    concurrent_compute: Array | None = None
-    """[N, K, R] ns of computation between own arrival and own end: work that remains if the synchronisation is removed. None: nothing."""
-    concurrent_compute_in_wait: Array | None = None
-    """[N, K, R] ns of it while the rank waits for the last one to arrive. None: nothing."""
+    cycle's work meanwhile, and the late one does it afterwards: on all ranks it belongs to the next cycle."""
+    carried_in: Array = _DEFAULT
+    """[N, R, C] ns of the cycle's work that the rank did before the cycle in that way."""
+    concurrent_compute: Array = _DEFAULT
+    """[N, K, R] ns of computation between own arrival and own end: work that remains if the synchronisation is removed."""
+    concurrent_compute_in_wait: Array = _DEFAULT
+    """[N, K, R] ns of it while the rank waits for the last one to arrive."""
     exposed: Array | None = None
     """[N, K] ns of the transfer that a faster link would save: the minimum over the members of the time in which that member does not
     compute. None where nothing overlaps with a transfer."""
     standalone_ns: dict[str, Array] = msgspec.field(default_factory=dict)
     """[N, R] ns, by the kinds of :data:`STANDALONE`, that each rank would take if it waited for no other rank. More than measured where
     its loader's workers prepare batches, or its host issues work, while it waits for others. A missing kind: as measured."""
-    issue_time_ns: Array | None = None
+    issue_time_ns: Array = _DEFAULT
     """[N, R] ns that each rank's host needs to issue the step, a lower bound of the rank's step time (see :mod:`.standalone_times`); 0
-    where unknown. None: 0 for all."""
-    ready: Array | None = None
+    where unknown."""
+    ready: Array = _DEFAULT
     """[N, K, R] when each part could have started if the previous synchronisation had been over: earlier than the arrival where it was
-    queued. None: at the arrival."""
-    queued_after: NDArray[np.int64] | None = None
-    """[N, K, R] place of the collective, of any group, after which each part of the same rank was queued; -1 where it was not queued.
-    None: queues are unknown."""
+    queued."""
+    queued_after: Ints | Array = _DEFAULT
+    """[N, K, R] place of the collective, of any group, after which each part of the same rank was queued; -1 where it was not queued, or
+    queues are unknown."""
     idle_after: dict[str, Array] = msgspec.field(default_factory=dict)
     """[N, K, R] ns of the work that is a device's idle time after its host waited for it, by the kind of synchronisation (see
     ``window.idle``). {}: none, or unknown."""
     on_device: bool = False
-    """Collectives run on a device concurrently with the computation, which waits for only some of them (see ``replay.overlapped``)."""
-    dependency_probability: Array | None = None
-    """[K, R] probability that the rank's computation waits for the collective (see :mod:`.dependencies`)."""
+    """Collectives run on a device concurrently with the computation, which waits for only some of them (see ``replay.replay``)."""
+    dependency_probability: Array = _DEFAULT
+    """[K, R] probability that the rank's computation waits for the collective (see :mod:`.segments`)."""
+
+    def __post_init__(self) -> None:
+        """Where nothing overlaps with synchronisations: no hidden work, no queues, ready at the arrival."""
+        absent = {
+            "hidden_after_ready": np.broadcast_to(0.0, self.work.shape),
+            "carried_in": np.broadcast_to(0.0, (len(self.steps), *self.work.shape[2:])),
+            "concurrent_compute": np.broadcast_to(0.0, self.arrival.shape),
+            "concurrent_compute_in_wait": np.broadcast_to(0.0, self.arrival.shape),
+            "issue_time_ns": np.broadcast_to(0.0, self.begin.shape),
+            "ready": self.arrival,
+            "queued_after": np.broadcast_to(-1, self.arrival.shape),
+            "dependency_probability": np.broadcast_to(0.0, self.arrival.shape[1:]),
+        }
+        for name, values in absent.items():
+            if getattr(self, name) is _DEFAULT:
+                force_setattr(self, name, values)
 
     @cached_property
     def last_arrival(self) -> Array:
@@ -179,45 +196,32 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
 
     def with_dependencies(self, waits: bool) -> CycleGroup:
         """The group with every uncertain dependency set: computations wait (``waits``) or do not."""
-        if self.dependency_probability is None:
-            return self
-        open_question = (self.dependency_probability > 0) & (self.dependency_probability < 1)
-        return replace(
-            self, dependency_probability=np.where(open_question, float(waits), self.dependency_probability)
-        )
+        likely = self.dependency_probability
+        decided = np.where((likely > 0) & (likely < 1), float(waits), likely)
+        return replace(self, dependency_probability=decided)
 
     def with_standalone(self, kind: str, standalone_ns: Array | None) -> CycleGroup:
         """The group with the standalone time of one kind, [N, R] ns; unchanged for None."""
-        return (
-            self
-            if standalone_ns is None
-            else replace(self, standalone_ns={**self.standalone_ns, kind: standalone_ns})
-        )
+        if standalone_ns is None:
+            return self
+        return replace(self, standalone_ns={**self.standalone_ns, kind: standalone_ns})
 
     @cached_property
     def work_standalone(self) -> Array:
         """[N, K, R, C] ns: the work, with the wait for data and for the host that the rank would have without other ranks."""
-        work = self.work
+        work = self.work.copy() if self.standalone_ns else self.work
         if LateCause.DATA in self.standalone_ns:
-            work = self._with_standalone_data(work)
+            # Where data is waited for: by this rank, or else by any.
+            data = work[..., INDEX[Component.DATA]]
+            own = np.where(data.sum(axis=1, keepdims=True) > 0, data, data.sum(axis=2, keepdims=True))
+            missing = np.clip(self.standalone_ns[LateCause.DATA] - data.sum(axis=1), 0, None)
+            data += missing[:, None, :] * own / np.maximum(own.sum(axis=1, keepdims=True), 1.0)
         if LateCause.HOST in self.standalone_ns:
-            work = self._with_standalone_host(work)
+            self._add_standalone_host(work)
         return work
 
-    def _with_standalone_data(self, work: Array) -> Array:
-        """``work`` with the hidden wait for data added where data is waited for: by this rank, or else by any."""
-        column = INDEX[Component.DATA]
-        data = work[..., column]
-        typical = np.broadcast_to(data.sum(axis=2, keepdims=True), data.shape)
-        own = np.where(data.sum(axis=1, keepdims=True) > 0, data, typical)
-        whole = np.maximum(own.sum(axis=1, keepdims=True), 1.0)
-        missing = np.clip(self.standalone_ns[LateCause.DATA] - data.sum(axis=1), 0, None)
-        more = work.copy()
-        more[..., column] += missing[:, None, :] * own / whole
-        return more
-
-    def _with_standalone_host(self, work: Array) -> Array:
-        """``work`` with the hidden idle time added where the device of the rank with the most visible idle time idles."""
+    def _add_standalone_host(self, work: Array) -> None:
+        """Add to ``work`` the hidden idle time where the device of the rank with the most visible idle time idles."""
         columns = [INDEX[component] for component in (Component.DATA, *STANDALONE[LateCause.HOST])]
         idle = work[..., columns]
         taking = idle[..., 0].sum(axis=1, keepdims=True) <= READY_BATCH_SHARE * self.duration[:, None, None]
@@ -228,9 +232,7 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
         pattern = np.maximum(most - idle, _TRACE * np.abs(most) + _TRACE) * takes_part
         missing = np.clip(self.standalone_ns[LateCause.HOST] - idle[..., 1:].sum(axis=(1, 3)), 0, None)
         whole = np.maximum(pattern.sum(axis=(1, 3), keepdims=True), _TRACE)
-        more = work.copy()
-        more[..., columns] += missing[:, None, :, None] * pattern / whole
-        return more
+        work[..., columns] += missing[:, None, :, None] * pattern / whole
 
     @cached_property
     def work_with_overlap(self) -> Array:
@@ -245,13 +247,10 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
         if self.hidden is None:
             return work
         work = work.copy()
-        hidden_in_cycle = (
-            self.hidden if self.hidden_after_ready is None else self.hidden - self.hidden_after_ready
-        )
+        hidden_in_cycle = self.hidden - self.hidden_after_ready
         for r in range(work.shape[2]):
             own = [k for k, sync in enumerate(self.syncs) if r in sync.members]
-            if self.carried_in is not None:
-                work[:, own[0], r] += self.carried_in[:, r]
+            work[:, own[0], r] += self.carried_in[:, r]
             for k, following in pairwise(own):
                 work[:, following, r] += hidden_in_cycle[:, k, r]
         return work
@@ -266,7 +265,7 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
 class RankSteps(msgspec.Struct, frozen=True):
     """One rank's steps as recorded, measured or excluded."""
 
-    steps: NDArray[np.int64]
+    steps: Ints
     start: Array
     end: Array
     samples: Array

@@ -11,10 +11,9 @@ from ddpdoctor.measure.steplog import RankLog, in_device_time
 from ddpdoctor.measure.window import Window
 from ddpdoctor.rundir import EventKind
 
-from .from_logs import graph_of_logs
+from .from_logs import OperatorShares, graph_of_logs, operator_shares
 from .from_windows import graph_of_windows
 from .graph import Graph
-from .operators import OperatorShares, operator_shares
 
 
 class Recording(StrEnum):
@@ -92,7 +91,8 @@ def build_graphs(logs: Sequence[RankLog], windows: Sequence[Window]) -> Graphs:
     the window.
     """
     timed = in_device_time(logs)
-    on_device = timed is not None or any(window.on_device for window in windows) or _on_cuda(logs)
+    on_cuda = any(str(log.record.info.get("device") or "").startswith("cuda") for log in logs)
+    on_device = timed is not None or any(window.on_device for window in windows) or on_cuda
     window_graph, aligned = graph_of_windows(windows) if windows else (None, [])
     shares = {} if on_device else operator_shares(logs, aligned)
     more_windows = len(windows) > len(logs)
@@ -104,11 +104,16 @@ def build_graphs(logs: Sequence[RankLog], windows: Sequence[Window]) -> Graphs:
     else:
         log_graph, own_logs = (graph_of_logs(logs, shares) if logs else None), list(logs)
         recording = Recording.WINDOW if window_seen or log_graph is None else Recording.HOST_LOG
+    why = _WHY[recording]
+    if recording is Recording.WINDOW and more_windows:
+        why = _MORE_WINDOWS if logs else _NO_LOGS
+    elif recording is Recording.HOST_LOG and on_device:
+        why = _NO_WINDOW
     primary = window_graph if recording is Recording.WINDOW else log_graph
     assert primary is not None, "neither step logs nor windows"
     return Graphs(
         recording=recording,
-        why=_why(recording, len(logs), len(windows), on_device),
+        why=why,
         primary=primary,
         log=log_graph,
         window=window_graph,
@@ -119,20 +124,6 @@ def build_graphs(logs: Sequence[RankLog], windows: Sequence[Window]) -> Graphs:
         operator_shares=shares,
         on_device=on_device,
     )
-
-
-def _why(recording: Recording, logs: int, windows: int, on_device: bool) -> str:
-    if recording is Recording.WINDOW and not logs:
-        return _NO_LOGS
-    if recording is Recording.WINDOW and windows > logs:
-        return _MORE_WINDOWS
-    if recording is Recording.HOST_LOG and on_device:
-        return _NO_WINDOW
-    return _WHY[recording]
-
-
-def _on_cuda(logs: Sequence[RankLog]) -> bool:
-    return any(str(log.record.info.get("device") or "").startswith("cuda") for log in logs)
 
 
 def _synchronise_on_hosts(logs: Sequence[RankLog]) -> bool:

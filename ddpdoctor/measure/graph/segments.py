@@ -1,4 +1,22 @@
-"""The work of each rank in the segments of a window's cycles, and concurrently with their collectives."""
+"""The work of each rank in the segments of a window's cycles, and concurrently with their collectives; and from the timeline the
+probability that the computation of a rank waits for a collective.
+
+With DDP's buckets only the end of the backward pass waits. Collectives of sharded parameters, or of tensor parallelism, look the same
+in a trace, but computation waits for them: the next kernel has long been launched, and starts when the collective is over. A replay
+must keep that dependency.
+
+No single gap decides. The computation must have been idle in most cycles, and no other collective may have ended in between; then three
+kinds of evidence add up as logarithms of odds:
+
+- **coincidence**: computation that resumes for another reason may do so at any time of its idle period; one that waited resumes within
+some usual start times of kernels on this device;
+
+- **the host**: a kernel that was launched before the end, and an idle device that did not start it, waited for something; one that was
+launched later waited for its host, unless the host waited for the device meanwhile;
+
+- **covariation**: over the cycles, a computation that waits keeps its distance from the collective's end; one that does not keeps its
+distance from what it did before, or from its launch.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +26,192 @@ from functools import cached_property
 import msgspec
 import numpy as np
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
-from ddpdoctor.measure.numerics import Array, Intervals, covered, nan_median
+from ddpdoctor.measure.numerics import Array, Intervals, Ints, covered, nan_median
 from ddpdoctor.measure.taxonomy import COMPONENTS, DEVICE_WORK, INDEX, Component
-from ddpdoctor.measure.window import QUEUED_NS, ROUNDING_NS, Window
+from ddpdoctor.measure.window import QUEUED_NS, ROUNDING_NS, Window, launches
+from ddpdoctor.trace import classify
 
 from .cutting import Cycle, MatchedCollectives
-from .dependencies import ComputeTimeline, dependency_probability
 from .graph import CycleGroup, Sync
+
+
+class Tuning(msgspec.Struct, frozen=True):
+    """When a computation counts as idle because of a collective."""
+
+    start_ns: float = 20_000.0
+    """Shortest time from an event on another stream to the kernel that waits for it, or from a launch to its kernel: 5 to 20 us on
+    current devices. Where kernels usually take longer, that counts instead."""
+    slowest_start_ns: float = 100_000.0
+    """Longest such time: beyond it, kernels wait for the host."""
+    idle_ns: float = 100_000.0
+    """A computation that was idle for longer before waited for the collective: gaps between launched kernels are shorter."""
+    whole: float = 0.9
+    """Or for this share of a collective that is shorter."""
+    partly: float = 0.6
+    """Share of either from which on an idle period begins to count."""
+    rarely: float = 0.25
+    """Share of the cycles up to which the computation counts as not idle."""
+    mostly: float = 0.75
+    """Share of the cycles from which on it counts as idle."""
+    most_by_gap: float = 4.0
+    """Largest logarithm of odds from coincidence, about fifty to one: cycles are similar, so they count as one observation."""
+    most_by_host: float = 3.0
+    """The same from the launch, twenty to one: an idle device that waits for nothing starts launched work at once."""
+    most_together: float = 6.0
+    """The same from covariation, over all cycles: four hundred to one."""
+    fewest_cycles: int = 3
+    """Fewest cycles of which scatter is estimated."""
+    least_scatter_ns: float = 5_000.0
+    """Least scatter of a kernel's start."""
+    clear: float = 0.1
+    """Probability below which there is no dependency, and distance from one within which it is certain."""
+    rounding_ns: float = 1_000.0
+    """Clocks are read to the microsecond: a start that is rounded to before the end still follows it."""
+
+
+TUNING = Tuning()
+
+
+class ComputeTimeline(msgspec.Struct, frozen=True):
+    """When a rank's device computes, and when its host launched that; ns from one origin."""
+
+    computes: Intervals
+    """The union of its kernels."""
+    launched: Array
+    """[kernels] when the first kernel of each interval was launched; NaN where unknown."""
+    over: Array
+    """Ends of all its collectives, in order."""
+    host_waits: Intervals = (np.empty(0), np.empty(0))
+    """Calls in which the host waited for its device, in order of their ends."""
+
+    @property
+    def start_ns(self) -> float:
+        """How long kernels usually take to start once the device is idle and they are launched."""
+        starts, ends = self.computes
+        since = starts[1:] - np.maximum(ends[:-1], self.launched[1:])
+        known = since[~np.isnan(since)]
+        usual = float(np.median(known)) if len(known) else 0.0
+        return float(np.clip(usual, TUNING.start_ns, TUNING.slowest_start_ns))
+
+
+class _ComputeStalls(msgspec.Struct, frozen=True):
+    """The computation of one rank around the end of each collective; [N, K], NaN where no computation follows."""
+
+    idle: Array
+    """From the last computation to the end, ns; negative where computation continues."""
+    gap: Array
+    """From the end to the next computation."""
+    launched: Array
+    """From the launch of the next computation to the end; negative where it was launched later."""
+    weight: Array
+    """0 to 1: how far the computation was idle."""
+
+
+def compute_timeline(window: Window) -> ComputeTimeline:
+    """The compute timeline of a window, on its clock."""
+    trace, starts = window.trace, window.compute[0]
+    computes = trace.category_mask("kernel", "gpu_memset") & ~classify.communication_kernels(trace)
+    rows = np.flatnonzero(computes)
+    rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
+    launched = np.full(len(starts), np.nan)
+    if len(rows) and len(starts):
+        calls = launches(trace, rows)
+        place = np.searchsorted(trace.start_ns[rows], starts - window.shifted_ns)
+        place = np.minimum(place, len(rows) - 1)
+        known = (calls[place] >= 0) & (trace.start_ns[rows[place]] == starts - window.shifted_ns)
+        launched[known] = (trace.end_ns[calls[place]] + window.shifted_ns)[known]
+    waits = window.waits
+    host_waits = (trace.start_ns[waits.row] + window.shifted_ns, waits.end + window.shifted_ns)
+    return ComputeTimeline(window.compute, launched, np.sort(window.collectives.end), host_waits)
+
+
+def dependency_probability(timelines: Sequence[ComputeTimeline], arrival: Array, end: Array) -> Array:
+    """[K, R] probability that the rank's computation was idle because of the collective, and resumed at its end.
+
+    ``arrival`` and ``end`` [N, K, R]: of the rank's own part, NaN where it takes none, on the clock of the timelines.
+    """
+    sure = np.zeros(arrival.shape[1:])
+    for r, timeline in enumerate(timelines):
+        takes_part = ~np.isnan(end[:, :, r])
+        if len(timeline.computes[0]) and takes_part.any():
+            seen = _compute_stalls(timeline, arrival[:, :, r], end[:, :, r])
+            share = seen.weight.sum(axis=0) / np.maximum(takes_part.sum(axis=0), 1)
+            still = np.clip((share - TUNING.rarely) / (TUNING.mostly - TUNING.rarely), 0.0, 1.0)
+            # Positive for launches before the end, negative for later ones.
+            launched = np.tanh(seen.launched / timeline.start_ns)
+            launch_odds = TUNING.most_by_host * _mean(launched, seen.weight)
+            odds = _gap_odds(seen, timeline.start_ns) + launch_odds + _covariation_odds(seen)
+            likely = 1.0 / (1.0 + np.exp(-odds))
+            sure[:, r] = still * np.clip((likely - TUNING.clear) / (1.0 - 2.0 * TUNING.clear), 0.0, 1.0)
+    return sure
+
+
+def _compute_stalls(timeline: ComputeTimeline, arrival: Array, end: Array) -> _ComputeStalls:
+    starts, ends = timeline.computes
+    over = np.nan_to_num(end)
+    index = np.searchsorted(starts, over - TUNING.rounding_ns)
+    following = np.minimum(index, len(starts) - 1)
+    goes_on = np.where(np.isnan(end) | (index == len(starts)), np.nan, starts[following])
+    length = np.nan_to_num(end - arrival)
+    idle = np.where(index > 0, over - ends[np.maximum(index - 1, 0)], length)
+    enough = np.minimum(TUNING.idle_ns, TUNING.whole * length)
+    part = idle / np.maximum(enough, TUNING.rounding_ns)
+    weight = np.clip((part - TUNING.partly) / (1.0 - TUNING.partly), 0.0, 1.0)
+    later = np.searchsorted(timeline.over, over + TUNING.rounding_ns, side="right")
+    another = timeline.over[np.minimum(later, len(timeline.over) - 1)] if len(timeline.over) else over
+    answered = (another > over + TUNING.rounding_ns) & (another <= np.nan_to_num(goes_on))
+    return _ComputeStalls(
+        idle=idle,
+        gap=np.maximum(goes_on - over, 0.0),
+        launched=_launched(timeline, over, over - timeline.launched[following]),
+        weight=np.where(np.isnan(goes_on) | answered, 0.0, weight),
+    )
+
+
+def _launched(timeline: ComputeTimeline, over: Array, launched: Array) -> Array:
+    """``launched``, but infinite where the host delayed the launch because it waited for its device."""
+    begins, ends = timeline.host_waits
+    if not len(ends):
+        return launched
+    call = np.searchsorted(ends, over - TUNING.rounding_ns)
+    clipped = np.minimum(call, len(ends) - 1)
+    waited = (call < len(ends)) & (begins[clipped] < over) & (ends[clipped] <= over - launched)
+    return np.where(waited & (launched < 0), np.inf, launched)
+
+
+def _gap_odds(seen: _ComputeStalls, start_ns: float) -> Array:
+    """[K] log odds: a start after a wait is soon, with a long tail; any other is equally likely anywhere in the idle period."""
+    whole = np.minimum(seen.idle, 1e3 * TUNING.idle_ns) + seen.gap
+    odds = np.log(np.maximum(whole, 1.0) / start_ns) - 2.0 * np.log1p(seen.gap / start_ns)
+    return np.clip(_mean(odds, seen.weight), -TUNING.most_by_gap, TUNING.most_by_gap)
+
+
+def _covariation_odds(seen: _ComputeStalls) -> Array:
+    """[K] log odds: whether the start keeps its distance from the collective's end or from what came before, over the cycles."""
+    counts = seen.weight > 0
+    number = counts.sum(axis=0)
+    before = np.fmin(seen.idle, seen.launched)
+    from_end, from_before = (_scatter(np.where(counts, far, np.nan)) for far in (seen.gap, before + seen.gap))
+    odds = (number - 1) * np.log(from_before / from_end)
+    odds = np.where(number < TUNING.fewest_cycles, 0.0, odds)
+    return np.clip(odds, -TUNING.most_together, TUNING.most_together)
+
+
+def _scatter(values: Array) -> Array:
+    """[K] mean distance from the median over the cycles [N, K], as far as known."""
+    apart = np.abs(values - nan_median(values, axis=0, keepdims=True))
+    known = ~np.isnan(apart)
+    mean = np.where(known, apart, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
+    scatter: Array = np.maximum(mean, TUNING.least_scatter_ns)
+    return scatter
+
+
+def _mean(values: Array, weight: Array) -> Array:
+    """[K] mean weighted by how far the computation was idle; 0 where nothing is known."""
+    known = np.where(np.isnan(values), 0.0, weight)
+    mean: Array = (known * np.nan_to_num(values)).sum(axis=0) / np.maximum(known.sum(axis=0), 1e-9)
+    return mean
 
 
 class Segments(msgspec.Struct, frozen=True, dict=True):
@@ -59,7 +254,7 @@ def _over_before(begin: Array, arrival: Array, end: Array) -> Array:
     return left
 
 
-def queued_behind(arrival: Array, end: Array, ready: Array) -> NDArray[np.int64]:
+def queued_behind(arrival: Array, end: Array, ready: Array) -> Ints:
     """[N, K, R] the collective at whose end the rank's part, which was ready before, could start; -1: none known."""
     count = arrival.shape[1]
     moments = np.concatenate((end, arrival + ROUNDING_NS), axis=1)
@@ -84,7 +279,10 @@ def cycle_group(
     """The group of these cycles, which have the same sequence of synchronisations; ``timelines``: what the devices compute."""
     bodies = np.array([cycle.body for cycle in cycles])
     on_device = all(window.on_device for window in windows)
-    segments = Segments(_begin(cycles, matched), matched.arrival[bodies], matched.end[bodies], on_device)
+    ranks = np.arange(len(windows))
+    # The windows' clock begins at the first event of any rank.
+    begin = [np.zeros(len(ranks)) if of.after is None else matched.end[of.after, ranks] for of in cycles]
+    segments = Segments(np.array(begin), matched.arrival[bodies], matched.end[bodies], on_device)
     arrival, end, ready = segments.arrival, segments.end, matched.ready[bodies]
     work = work_in(segments, [(window.sets, rest_component(window)) for window in windows])
     hidden = _hidden(windows, segments, work)
@@ -103,20 +301,12 @@ def cycle_group(
         concurrent_compute=_within(computes, arrival, end),
         exposed=_exposed(computes, arrival, end),
         ready=ready,
-        queued_after=queued_behind(arrival, end, ready) if on_device else None,
+        queued_after=queued_behind(arrival, end, ready) if on_device else np.full(arrival.shape, -1),
         idle_after=idle_after(windows, segments),
         on_device=on_device,
         dependency_probability=dependency_probability(timelines, arrival, end),
     )
     return replace(group, concurrent_compute_in_wait=_within(computes, arrival, group.released))
-
-
-def _begin(cycles: Sequence[Cycle], matched: MatchedCollectives) -> Array:
-    """[N, R] when each rank's cycle begins; the windows' clock begins at the first event of any rank."""
-    ranks = np.arange(len(matched.windows))
-    return np.array(
-        [np.zeros(len(ranks)) if cycle.after is None else matched.end[cycle.after, ranks] for cycle in cycles]
-    )
 
 
 def _within(of_rank: Sequence[Intervals], left: Array, right: Array) -> Array:
@@ -169,16 +359,12 @@ def _hidden(windows: Sequence[Window], segments: Segments, work: Array) -> Array
     for r, window in enumerate(windows):
         begin, arrival, end = segments.begin[:, r], segments.arrival[:, :, r], segments.end[:, :, r]
         last = np.nanmax(end, axis=1)
-        for component in DEVICE_WORK:
-            if component in window.sets:
-                own = window.sets[component]
-                c = INDEX[component]
-                outside = np.nan_to_num(covered(own, begin, last)) - work[:, :, r, c].sum(axis=1)
-                parts = np.nan_to_num(covered(own, arrival, end))
-                share = np.clip(outside, 0, None) / np.maximum(parts.sum(axis=1), 1.0)
-                hidden[:, :, r, c] = parts * share[:, None]
-        late = covered(window.late_launches, arrival, end)
-        hidden[:, :, r, INDEX[Component.LAUNCH]] = np.nan_to_num(late)
+        for component, own in _device_work(window):
+            parts, c = np.nan_to_num(covered(own, arrival, end)), INDEX[component]
+            outside = np.nan_to_num(covered(own, begin, last)) - work[:, :, r, c].sum(axis=1)
+            share = np.clip(outside, 0, None) / np.maximum(parts.sum(axis=1), 1.0)
+            is_late = component == Component.LAUNCH
+            hidden[:, :, r, c] = parts if is_late else parts * share[:, None]
     return hidden
 
 

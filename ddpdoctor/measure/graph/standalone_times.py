@@ -22,12 +22,10 @@ result is rather too small than too large: a host with an unknown issue time is 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from ddpdoctor.measure.numerics import Array, Intervals, Ints, covered, subtract, union_of
 from ddpdoctor.measure.steplog import RankLog, usual_loader
@@ -59,7 +57,10 @@ def batch_time_ns(log: RankLog) -> float | None:
     loader = usual_loader(log.steps)
     if loader is None or loader not in log.loaders_with_workers:
         return None
-    room = _room(log.main_loader_settings or {})
+    settings = log.main_loader_settings or {}
+    # From as many ready batches on a worker may be idle: all its own are ready. Without settings, one worker is assumed.
+    deep = settings.get("prefetch_factor") or _DEFAULT_PREFETCH
+    room = int((deep - 1) * (settings.get("num_workers") or 1) + 1)
     took, made, pairs = 0.0, 0, 0
     for (since_ns, before), (at_ns, ready) in _neighbours(log, loader):
         if 0 <= before < room and 0 <= ready < room:
@@ -87,10 +88,8 @@ def standalone_data_ns(
         return None
     data = group.work[..., INDEX[Component.DATA]].sum(axis=1)
     rest = group.duration[:, None] - data - (np.nansum(group.wait, axis=1) if waits is None else waits)
-    needed = np.array(
-        [(each_ns or 0.0) * number for each_ns, number in zip(batch_times_ns, batches, strict=True)]
-    )
-    standalone_ns: Array = np.maximum(data, needed[None, :] - rest)
+    needed = [(each_ns or 0.0) * number for each_ns, number in zip(batch_times_ns, batches, strict=True)]
+    standalone_ns: Array = np.maximum(data, np.array(needed) - rest)
     return standalone_ns
 
 
@@ -98,13 +97,6 @@ def batches_per_step(log: RankLog) -> float:
     """Mean number of batches that the training loop takes in a step."""
     counts = [sum(event.gives_batch for event in step.events) for step in log.steps if step.in_full]
     return float(np.mean(counts)) if counts else 0.0
-
-
-def _room(loader: dict[str, Any]) -> int:
-    """Number of ready batches from which on a worker may be idle: all its own are ready. One worker is assumed where the settings are
-    missing."""
-    deep = loader.get("prefetch_factor") or _DEFAULT_PREFETCH
-    return int((deep - 1) * (loader.get("num_workers") or 1) + 1)
 
 
 _Request = tuple[int, int]
@@ -151,10 +143,7 @@ def standalone_data_of_windows(group: CycleGroup, windows: Sequence[Window]) -> 
     times = [_batch_time_ns(window) for window in windows]
     if all(time is None for time in times):
         return None
-    waits = np.nansum(
-        group.wait - (0.0 if group.concurrent_compute_in_wait is None else group.concurrent_compute_in_wait),
-        axis=1,
-    )
+    waits = np.nansum(group.wait - group.concurrent_compute_in_wait, axis=1)
     batches = [
         (classify.next_batches(of.trace) & in_steps(of)).sum() / max(len(of.steps), 1) for of in windows
     ]
@@ -211,7 +200,14 @@ def issue_time_ns(window: Window) -> float:
     if not known or len(window.steps) < ISSUE.fewest_steps:
         return float("nan")
     start, end = np.array([(start, end) for _, start, end in window.steps], np.int64).T - window.shifted_ns
-    blocked = _blocked(trace, float(np.median(end - start)))
+    # When the host does not issue work: it waits, or does work that is measured separately.
+    runtime, main = trace.category_mask(*RUNTIME_CALLS), main_lane(trace)
+    waits = runtime & (trace.name_mask(classify.is_sync_call) | (trace.duration_ns > ISSUE.blocked_ns))
+    collectives = trace.category_mask("cpu_op") & trace.name_mask(classify.is_gloo)
+    late = trace.duration_ns > READY_BATCH_SHARE * float(np.median(end - start))
+    saves = trace.category_mask("python_function") & (trace.lane == main) & trace.name_mask(classify.is_save)
+    idle = waits | collectives | (classify.next_batches(trace) & late) | saves
+    blocked = union_of(event_union(trace, idle), garbage_collections(trace, main))
     launched, excess = _queued(trace, calls, events, blocked)
     before = np.concatenate(([0.0], np.cumsum(excess)))
     waited = before[np.searchsorted(launched, end)] - before[np.searchsorted(launched, start)]
@@ -223,59 +219,38 @@ def issue_time_ns(window: Window) -> float:
     return max(0.0, float(min(needed.mean(), np.median(needed))))
 
 
-def _blocked(trace: RankTrace, step_ns: float) -> Intervals:
-    """When the host does not issue work: it waits, or does work that is measured separately."""
-    calls = trace.category_mask(*RUNTIME_CALLS)
-    waits = calls & (trace.name_mask(classify.is_sync_call) | (trace.duration_ns > ISSUE.blocked_ns))
-    collectives = trace.category_mask("cpu_op") & trace.name_mask(classify.is_gloo)
-    batches = classify.next_batches(trace) & (trace.duration_ns > READY_BATCH_SHARE * step_ns)
-    main = main_lane(trace)
-    saves = trace.category_mask("python_function") & (trace.lane == main) & trace.name_mask(classify.is_save)
-    return union_of(
-        event_union(trace, waits | collectives | batches | saves), garbage_collections(trace, main)
-    )
-
-
 def _queued(trace: RankTrace, calls: Ints, events: Ints, blocked: Intervals) -> tuple[Ints, Array]:
     """(starts of the launches in order, ns before the end of each that a full queue may have cost): the time since the previous launch
-    beyond the usual with room in the queue; all of it where there never was room."""
+    beyond the usual with room in the queue; all of it where there never was room. ``events`` are those that were launched."""
     order = np.argsort(trace.end_ns[calls], kind="stable")
     start, end = trace.start_ns[calls][order], trace.end_ns[calls][order]
-    full = _full(_in_queue(trace, end, events))
+    # Launches in the queue when each launch ended.
+    done = np.sort(trace.end_ns[trace.category_mask(*DEVICE)])
+    # Device events without a launch in the trace were in the queue when the window began.
+    unknown = len(done) - len(events)
+    queued = unknown + np.arange(len(end)) - np.searchsorted(done, end)
+    if not unknown:
+        # Or were not recorded at all: until the first recorded launch has run, use the number at that time.
+        seen = int(np.searchsorted(end, trace.start_ns[events].min()))
+        queued[:seen] = np.maximum(queued[:seen], queued[min(seen, len(queued) - 1)])
+    # Nearly full, or at its usual maximum.
+    full = queued >= ISSUE.nearly_full * QUEUED_LAUNCHES
+    near_most = queued >= ISSUE.nearly_full * queued.max()
+    if queued.max() >= ISSUE.fewest_queued and 2 * near_most.sum() >= len(queued):
+        full |= near_most
     since = np.concatenate(([0.0], np.diff(end) - covered(blocked, end[:-1], end[1:])))
     usual = float(since[~full].mean()) if (~full).any() else 0.0
     return start, np.where(full, np.clip(since - usual, 0.0, None), 0.0)
 
 
-def _in_queue(trace: RankTrace, launched: Ints, events: Ints) -> Ints:
-    """[M] launches in the queue when each launch ended, in order; ``events`` are those that were launched."""
-    done = np.sort(trace.end_ns[trace.category_mask(*DEVICE)])
-    # Device events without a launch in the trace were in the queue when the window began.
-    unknown = len(done) - len(events)
-    queued: Ints = unknown + np.arange(len(launched)) - np.searchsorted(done, launched)
-    if not unknown:
-        # Or were not recorded at all: until the first recorded launch has run, use the number at that time.
-        seen = int(np.searchsorted(launched, trace.start_ns[events].min()))
-        queued[:seen] = np.maximum(queued[:seen], queued[min(seen, len(queued) - 1)])
-    return queued
-
-
-def _full(queued: Ints) -> NDArray[np.bool_]:
-    """[M] whether the queue was nearly full, or at its usual maximum."""
-    most = int(queued.max())
-    full: NDArray[np.bool_] = queued >= ISSUE.nearly_full * QUEUED_LAUNCHES
-    near_most = queued >= ISSUE.nearly_full * most
-    return full | near_most if most >= ISSUE.fewest_queued and 2 * near_most.sum() >= len(queued) else full
-
-
-def hidden_idle_ns(group: CycleGroup, times_ns: Array) -> Array:
-    """[N, R] ns that each rank's device would wait for its host beyond the measured idle time, if the rank waited for no other.
+def with_issue_times(group: CycleGroup, times_ns: Array) -> CycleGroup:
+    """The group with the hosts' issue times [R] ns, and the devices' idle time hidden in waits for other ranks: what each rank's device
+    would wait for its host beyond the measured idle time, if the rank waited for no other.
 
     Without other ranks, a rank needs the cycle without its waits and with the wait for data that they hide, but at least the time in
     which its host issues the step. Transfer that would then overlap with work, as on the slowest rank, is no wait.
     """
-    concurrent = 0.0 if group.concurrent_compute_in_wait is None else group.concurrent_compute_in_wait
-    waits = np.nansum(group.wait - concurrent, axis=1)
+    waits = np.nansum(group.wait - group.concurrent_compute_in_wait, axis=1)
     spent = group.work.sum(axis=(1, 3))
     if group.hidden is not None:
         waits = np.clip(waits - group.hidden[..., INDEX[Component.LAUNCH]].sum(axis=1), 0, None)
@@ -286,15 +261,8 @@ def hidden_idle_ns(group: CycleGroup, times_ns: Array) -> Array:
     if LateCause.DATA in group.standalone_ns:
         data = group.work[..., INDEX[Component.DATA]].sum(axis=1)
         alone = alone + np.clip(group.standalone_ns[LateCause.DATA] - data, 0, None)
-    more: Array = np.clip(np.nan_to_num(times_ns - alone), 0, None)
-    return more
-
-
-def with_issue_times(group: CycleGroup, times_ns: Array) -> CycleGroup:
-    """The group with the hosts' issue times [R] ns, and the devices' idle time hidden in waits for other ranks."""
+    more = np.clip(np.nan_to_num(times_ns - alone), 0, None)
     timed = replace(group, issue_time_ns=np.minimum(np.nan_to_num(times_ns), group.duration[:, None]))
-    more = hidden_idle_ns(timed, times_ns)
     if not more.any():
         return timed
-    idle = group.work[..., _IDLE].sum(axis=(1, 3))
-    return timed.with_standalone(LateCause.HOST, idle + more)
+    return timed.with_standalone(LateCause.HOST, group.work[..., _IDLE].sum(axis=(1, 3)) + more)

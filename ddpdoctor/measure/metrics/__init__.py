@@ -5,14 +5,6 @@ group of facts; nothing here is priced, and no rank is named as a cause. Values 
 arguments.
 """
 
-from .breakdown import (
-    added_by_profiler,
-    critical_breakdown,
-    critical_work,
-    cycle_breakdown,
-    host_idle_ns,
-    rank_breakdown,
-)
 from .buckets import bucket_facts, reducer_work
 from .charts import (
     lateness,
@@ -33,11 +25,21 @@ from .communication import (
     large_bus_gb_per_s,
     latency_and_rate,
     message_cost,
+    slow_link_ranks,
     transfers,
     wait_and_transfer_ms,
 )
 from .gpus import device_errors, gpu_facts, memory_of_gpu, program_errors, rank_gpus
 from .hosts import Cores, host_cores, host_facts
 from .job import asleep_shares, creation_line, data_waits_ms, ddp_facts, job_facts, loader_facts
-from .links import slow_link_ranks
-from .steps import longest_steps_note, step_facts, window_cost
+from .steps import (
+    added_by_profiler,
+    critical_breakdown,
+    critical_work,
+    cycle_breakdown,
+    host_idle_ns,
+    longest_steps_note,
+    rank_breakdown,
+    step_facts,
+    window_cost,
+)

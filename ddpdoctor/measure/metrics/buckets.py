@@ -17,9 +17,10 @@ from msgspec.structs import asdict, replace
 from ddpdoctor.measure.facts import BucketFacts
 from ddpdoctor.measure.graph import Graph
 from ddpdoctor.measure.numerics import Ints, covered, holds, union_of
-from ddpdoctor.measure.steplog import WARM_UP_STEPS, Event, RankLog
+from ddpdoctor.measure.steplog import WARM_UP_STEPS, RankLog
 from ddpdoctor.measure.taxonomy import SyncKind
 from ddpdoctor.measure.window import (
+    ENGINE,
     UNKNOWN_STEP,
     Window,
     event_union,
@@ -31,10 +32,8 @@ from ddpdoctor.measure.window import (
 from ddpdoctor.rundir import EventKind
 from ddpdoctor.trace import classify
 
-from .communication import in_marked_steps, marked_steps, of_kind
+from .communication import in_marked_steps, marked_steps
 
-_ENGINE = "autograd::engine::evaluate_function"
-"""How the autograd engine's own events begin (torch/csrc/autograd/engine.cpp)."""
 _AMONG = 0.1
 """Share of the time from the first to the last reduction of a step in which the device may compute after the backward pass: buckets are
 copied into their gradients."""
@@ -47,9 +46,7 @@ def backward_of(window: Window) -> tuple[float, float] | None:
     The backward pass is what the autograd engine's thread launches; on a CPU, what it computes.
     """
     trace = window.trace
-    engine = trace.category_mask("cpu_op") & np.isin(
-        trace.name, trace.name_ids(lambda name: name.startswith(_ENGINE))
-    )
+    engine = trace.category_mask("cpu_op") & trace.name_mask(lambda name: name.startswith(ENGINE))
     if not engine.any() or not window.steps:
         return None
     if window.on_device:
@@ -60,7 +57,7 @@ def backward_of(window: Window) -> tuple[float, float] | None:
     else:
         rows = calls = np.flatnonzero(engine)
     host = trace.start_ns[calls] + window.shifted_ns
-    reduced = np.flatnonzero(of_kind(window, SyncKind.GRADIENTS))
+    reduced = np.flatnonzero(window.collectives.of_kind(SyncKind.GRADIENTS))
     lengths_ms, shares = [], []
     of_steps = zip(
         _in_steps(window, host), _in_steps(window, window.collectives.issued[reduced]), strict=True
@@ -90,7 +87,7 @@ def _in_steps(window: Window, at: Ints) -> Iterator[Ints]:
 def reduces_after_backward(window: Window) -> bool:
     """Whether each step has two or more reductions of gradients in a row, with nearly no computation during or between them: then the
     backward pass is over when the first begins, even if the trace lacks other events."""
-    step = np.where(of_kind(window, SyncKind.GRADIENTS), step_of_collectives(window), UNKNOWN_STEP)
+    step = np.where(window.collectives.of_kind(SyncKind.GRADIENTS), step_of_collectives(window), UNKNOWN_STEP)
     order = np.argsort(step, kind="stable")
     numbers, first, count = np.unique(step[order], return_index=True, return_counts=True)
     several = (count > 1) & (numbers != UNKNOWN_STEP)
@@ -166,7 +163,13 @@ def bucket_facts(
     from_logs = _from_logs(logs, graph, log_graph or graph) if logs else BucketFacts()
     if window_graph is None:
         return from_logs
-    shown = _from_windows(windows, from_logs.syncs_per_step or _syncs(window_graph))
+    # Backward passes with reduced gradients per step of an optimizer.
+    counts = [
+        len({sync.micro for sync in group.syncs if sync.kind == SyncKind.GRADIENTS})
+        / max(1, len({sync.update for sync in group.syncs if sync.kind == SyncKind.GRADIENTS}))
+        for group in window_graph.groups
+    ]
+    shown = _from_windows(windows, from_logs.syncs_per_step or max(counts, default=0.0) or 1.0)
     known = {
         name: value
         for name, value in asdict(from_logs).items()
@@ -181,17 +184,31 @@ def _from_logs(logs: Sequence[RankLog], graph: Graph, log_graph: Graph) -> Bucke
     modules = logs[0].record.info.get("ddp") or []
     sizes = [float(size) for ddp in modules for size in ddp.get("bucket_bytes") or []]
     cap = next((cap for ddp in modules if (cap := ddp.get("bucket_cap_bytes"))), None)
-    lengths_ns = [max(event.ready_ns) for event in _reducing_backwards(logs)]
+    # Of the backward passes after the warm-up that reduced gradients, when each bucket was ready.
+    passes_ns = [
+        event.ready_ns
+        for log in logs
+        for step in log.steps[WARM_UP_STEPS:]
+        for event in step.events
+        if event.kind == EventKind.BACKWARD and event.synced and event.ready_ns
+    ]
     largest = max((float(ddp.get("largest_parameter_bytes") or 0) for ddp in modules), default=0.0)
+    shares = [ready_ns[0] / max(ready_ns) for ready_ns in passes_ns if max(ready_ns) > 0]
+    tails_ns = [
+        group.transfer[:, k]
+        for group in graph.groups
+        for k, sync in enumerate(group.syncs)
+        if sync.kind == SyncKind.GRADIENTS
+    ]
     return BucketFacts(
         per_sync=float(len(sizes)) or None,
         median_bytes=float(np.median(sizes)) if sizes else None,
         total_bytes=float(sum(sizes)) or None,
         cap_bytes=float(cap) if cap else None,
         largest_parameter_bytes=largest or None,
-        backward_ms=float(np.median(lengths_ns)) / 1e6 if lengths_ns else None,
-        first_ready_share=_first_ready_share(logs),
-        tail_ms=_tail_ms(graph),
+        backward_ms=float(np.median([max(ready_ns) for ready_ns in passes_ns])) / 1e6 if passes_ns else None,
+        first_ready_share=float(np.median(shares)) if shares else None,
+        tail_ms=float(np.mean(np.concatenate(tails_ns))) / 1e6 if tails_ns else None,
         syncs_per_step=_per_cycle(log_graph, SyncKind.GRADIENTS),
         barriers_per_step=_per_cycle(log_graph, SyncKind.BARRIER),
         collectives_per_step=_per_cycle(log_graph, SyncKind.COLLECTIVE),
@@ -204,45 +221,15 @@ def _per_cycle(graph: Graph, kind: SyncKind) -> float | None:
     return sum(counts) / graph.cycles if graph.cycles else None
 
 
-def _reducing_backwards(logs: Sequence[RankLog]) -> Iterator[Event]:
-    """Backward passes after the warm-up that reduced gradients, with the time at which each bucket was ready."""
-    for log in logs:
-        for step in log.steps[WARM_UP_STEPS:]:
-            for event in step.events:
-                if event.kind == EventKind.BACKWARD and event.synced and event.ready_ns:
-                    yield event
-
-
-def _first_ready_share(logs: Sequence[RankLog]) -> float | None:
-    shares = [
-        event.ready_ns[0] / max(event.ready_ns)
-        for event in _reducing_backwards(logs)
-        if max(event.ready_ns) > 0
-    ]
-    return float(np.median(shares)) if shares else None
-
-
-def _tail_ms(graph: Graph) -> float | None:
-    tails_ns = [
-        group.transfer[:, k]
-        for group in graph.groups
-        for k, sync in enumerate(group.syncs)
-        if sync.kind == SyncKind.GRADIENTS
-    ]
-    return float(np.mean(np.concatenate(tails_ns))) / 1e6 if tails_ns else None
-
-
 def _from_windows(windows: Sequence[Window], syncs: float) -> BucketFacts:
     """Bucket facts from the windows; ``syncs``: reductions of all gradients per step."""
     steps = marked_steps(windows)
-    chosen = [in_marked_steps(window) & of_kind(window, SyncKind.GRADIENTS) for window in windows]
-    counts = [float(rows.sum()) / steps for rows in chosen]
-    sizes = [
-        size
-        for window, rows in zip(windows, chosen, strict=True)
-        for size in window.collectives.bytes[rows]
-        if size > 0
+    of_windows = [
+        window.collectives.bytes[in_marked_steps(window) & window.collectives.of_kind(SyncKind.GRADIENTS)]
+        for window in windows
     ]
+    counts = [len(own) / steps for own in of_windows]
+    sizes = [size for own in of_windows for size in own if size > 0]
     passes = [backward for window in windows if (backward := backward_of(window)) is not None]
     shares = [share for _, share in passes]
     if not shares and all(reduces_after_backward(window) for window in windows):
@@ -259,16 +246,8 @@ def _from_windows(windows: Sequence[Window], syncs: float) -> BucketFacts:
     )
 
 
-def _syncs(graph: Graph) -> float:
-    """Backward passes with reduced gradients per step of an optimizer."""
-    counts = [
-        len({sync.micro for sync in group.syncs if sync.kind == SyncKind.GRADIENTS})
-        / max(1, len({sync.update for sync in group.syncs if sync.kind == SyncKind.GRADIENTS}))
-        for group in graph.groups
-    ]
-    return float(max(counts, default=0.0)) or 1.0
-
-
 def _per_step(windows: Sequence[Window], kind: SyncKind) -> float:
     """Collectives of one kind in the whole window over the marked steps, median rank."""
-    return float(np.median([of_kind(window, kind).sum() for window in windows])) / marked_steps(windows)
+    return float(np.median([window.collectives.of_kind(kind).sum() for window in windows])) / marked_steps(
+        windows
+    )

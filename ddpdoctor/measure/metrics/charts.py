@@ -4,20 +4,20 @@ clock, and telemetry over time."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from ddpdoctor.measure.graph import CycleGroup, Graph, recorded_steps
-from ddpdoctor.measure.numerics import Array, Intervals, clip, nan_median
+from ddpdoctor.measure.numerics import Array, Intervals, Ints, clip, nan_median
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.summary import RankMemory, RankSummary, Series, Span, TelemetrySeries, Timeline
 from ddpdoctor.measure.taxonomy import DRAWN_AS, NO_WORK, PARTS, Component, Part, SyncKind
 from ddpdoctor.measure.telemetry import HostTelemetry
 from ddpdoctor.measure.window import Window
 
-from .breakdown import rank_breakdown
+from .steps import rank_breakdown
 
 _MOST_IN_SERIES = 400
 """Points of a series: about two pixels of the report's chart for each."""
@@ -80,8 +80,6 @@ def _inherited_wait(group: CycleGroup) -> Array:
     """[N, K, R] ns that a rank waited in an earlier collective of only some members, after which this one was queued: what is reduced
     within a host first waits there for the host's last rank."""
     brought = np.zeros(group.arrival.shape)
-    if group.queued_after is None:
-        return brought
     wait = group.wait
     for k, sync in enumerate(group.syncs):
         for j in np.unique(group.queued_after[:, k]):
@@ -165,28 +163,46 @@ _TUNING = Tuning()
 
 
 class _Cycle(msgspec.Struct, frozen=True):
-    """The cycle that is drawn."""
+    """The cycle that is drawn: the n-th of the group, from the first rank's begin to the last rank's end."""
 
     group: CycleGroup
     n: int
-    """Its place in the group."""
     origin: float
-    """When the first rank begins."""
     end: float
-    """When the last rank ends."""
+
+    def span(self, rank: int, lane: str, kind: str, name: str, start: float, end: float) -> Span:
+        """A bar in ms from the cycle's beginning."""
+        start_ms, duration_ms = (start - self.origin) / 1e6, (end - start) / 1e6
+        return Span(rank, lane, kind, name, round(start_ms, 4), round(duration_ms, 4))
 
 
 def timeline(graph: Graph, logs: Sequence[RankLog], windows: Sequence[Window]) -> Timeline | None:
-    """The cycle nearest to the median, with the most relevant ranks where there are many."""
+    """The cycle of the largest group nearest to the median of all, with the most relevant ranks where there are many."""
     if not graph.groups:
         return None
-    cycle = _typical(graph)
+    # In its length and in the work of each rank: a cycle of usual length alone may have it for an unusual reason.
+    group = max(graph.groups, key=lambda group: len(group.steps))
+    work = group.work.sum(axis=1)
+    unlike = np.abs(work - np.median(work, axis=0)).sum(axis=2).max(axis=1)
+    n = int((np.abs(group.duration - np.median(graph.lengths_ns)) + unlike).argmin())
+    cycle = _Cycle(group, n, float(np.nanmin(group.begin[n])), float(np.nanmax(group.end[n])))
     positions = _positions(cycle.group)
-    lane = "host" if graph.source == "step-log" else "compute"
+    of_logs = graph.source == "step-log"
+    lane = "host" if of_logs else "compute"
+    # When the clock of the graph begins.
+    begins = (
+        [log.start_ns for log in logs if log.steps] if of_logs else [window.span[0] for window in windows]
+    )
+    zero = min(begins)
     spans: list[Span] = []
     for position in positions:
         rank = graph.ranks[position]
-        sets = _sets(graph, position, logs, windows)
+        sets: Mapping[str, Intervals]
+        if of_logs:
+            sets = logs[position].activities.since(zero).sets
+        else:
+            own = windows[position].sets.items()
+            sets = {name: (start - float(zero), end - float(zero)) for name, (start, end) in own}
         spans += _work_spans(rank, lane, sets, cycle)
         spans += _sync_spans(rank, position, cycle)
     spans.sort(key=lambda span: -span.duration_ms)
@@ -197,16 +213,6 @@ def timeline(graph: Graph, logs: Sequence[RankLog], windows: Sequence[Window]) -
         spans=spans[: _TUNING.most_spans],
         note="" if all_shown else shown,
     )
-
-
-def _typical(graph: Graph) -> _Cycle:
-    """The cycle of the largest group that is nearest to the median of all, in its length and in the work of each rank: a cycle of usual
-    length alone may have it for an unusual reason."""
-    group = max(graph.groups, key=lambda group: len(group.steps))
-    work = group.work.sum(axis=1)
-    unlike = np.abs(work - np.median(work, axis=0)).sum(axis=2).max(axis=1)
-    n = int((np.abs(group.duration - np.median(graph.lengths_ns)) + unlike).argmin())
-    return _Cycle(group, n, float(np.nanmin(group.begin[n])), float(np.nanmax(group.end[n])))
 
 
 def _positions(group: CycleGroup) -> list[int]:
@@ -220,17 +226,6 @@ def _positions(group: CycleGroup) -> list[int]:
     return sorted(fixed.union(others[: _TUNING.most_ranks - len(fixed)]))
 
 
-def _sets(
-    graph: Graph, position: int, logs: Sequence[RankLog], windows: Sequence[Window]
-) -> Mapping[str, Intervals]:
-    """A rank's work by component, on the clock of the graph."""
-    if graph.source == "step-log":
-        start = min(log.start_ns for log in logs if log.steps)
-        return logs[position].activities.since(start).sets
-    zero = float(min(window.span[0] for window in windows))
-    return {name: (start - zero, end - zero) for name, (start, end) in windows[position].sets.items()}
-
-
 def _work_spans(rank: int, lane: str, sets: Mapping[str, Intervals], cycle: _Cycle) -> list[Span]:
     """Bars of a rank's work, without the shortest ones."""
     shortest = _TUNING.shortest_share * (cycle.end - cycle.origin)
@@ -238,10 +233,9 @@ def _work_spans(rank: int, lane: str, sets: Mapping[str, Intervals], cycle: _Cyc
     for name, intervals in sets.items():
         if name in NO_WORK:
             continue
-        starts, ends = clip(intervals, cycle.origin, cycle.end)
-        for start, end in zip(starts, ends, strict=True):
+        for start, end in zip(*clip(intervals, cycle.origin, cycle.end), strict=True):
             if end - start >= shortest:
-                spans.append(_span(rank, lane, DRAWN_AS[Component(name)], name, cycle, start, end))
+                spans.append(cycle.span(rank, lane, DRAWN_AS[Component(name)], name, start, end))
     return spans
 
 
@@ -254,19 +248,14 @@ def _sync_spans(rank: int, position: int, cycle: _Cycle) -> list[Span]:
         if np.isnan(arrival) or end <= arrival:
             continue
         released = float(group.released[n, k, position])
-        wait, transfer = Part.COMM_WAIT, Part.COMM_TRANSFER
-        if sync.kind == SyncKind.BARRIER:
-            wait = transfer = Part.BARRIER
-        for part, begin, stop in ((wait, arrival, released), (transfer, released, end)):
+        for part, begin, stop in (
+            (Part.COMM_WAIT, arrival, released),
+            (Part.COMM_TRANSFER, released, end),
+        ):
+            part = Part.BARRIER if sync.kind == SyncKind.BARRIER else part
             if stop > begin:
-                spans.append(_span(rank, "communication", part, sync.name, cycle, begin, stop))
+                spans.append(cycle.span(rank, "communication", part, sync.name, begin, stop))
     return spans
-
-
-def _span(rank: int, lane: str, kind: str, name: str, cycle: _Cycle, start: float, end: float) -> Span:
-    """A bar in ms from the cycle's beginning."""
-    start_ms, duration_ms = (start - cycle.origin) / 1e6, (end - start) / 1e6
-    return Span(rank, lane, kind, name, round(start_ms, 4), round(duration_ms, 4))
 
 
 _MOST_IN_CURVE = 300
@@ -285,47 +274,48 @@ _MOST_RANKS = 32
 """Ranks of the job up to which each is drawn: with more, the chart is unreadable."""
 
 
-Reading = tuple[str, str, str, NDArray[np.int64], NDArray[np.float64]]
-"""Source, field and unit; times, epoch ns of the host's own clock, and values."""
+class Reading(NamedTuple):
+    """One column of a host's telemetry."""
+
+    host: str
+    source: str
+    field: str
+    unit: str
+    times: Ints
+    """Epoch ns of the host's own clock."""
+    values: Array
 
 
 def readings(hosts: Mapping[str, HostTelemetry]) -> Iterator[Reading]:
     """All readings of the hosts, their GPUs and ranks that are drawn, without empty columns."""
-    for name in hosts:
-        yield from _of_host(name, hosts)
-
-
-def _of_host(name: str, hosts: Mapping[str, HostTelemetry]) -> Iterator[Reading]:
-    host, with_ranks = hosts[name], sum(len(host.ranks) for host in hosts.values()) <= _MOST_RANKS
-    columns = [(name, field, unit, host.host_column(field)) for field, unit in _HOST_FIELDS]
-    for index in (int(gpu["index"]) for gpu in host.gpus):
-        source = f"{name} GPU {index}"
-        columns += [(source, field, unit, host.gpu_column(index, field)) for field, unit in _GPU_FIELDS]
-    for rank in host.ranks if with_ranks else ():
-        source = f"{name} rank {rank}"
-        columns += [(source, field, unit, host.rank_column(rank, field)) for field, unit in _RANK_FIELDS]
-    for source, field, unit, (times, values) in columns:
-        if len(values) and not np.isnan(values).all():
-            yield source, field, unit, times, values
+    with_ranks = sum(len(host.ranks) for host in hosts.values()) <= _MOST_RANKS
+    for name, host in hosts.items():
+        columns = [(name, field, unit, host.host_column(field)) for field, unit in _HOST_FIELDS]
+        for index in (int(gpu["index"]) for gpu in host.gpus):
+            source = f"{name} GPU {index}"
+            columns += [(source, field, unit, host.gpu_column(index, field)) for field, unit in _GPU_FIELDS]
+        for rank in host.ranks if with_ranks else ():
+            source = f"{name} rank {rank}"
+            columns += [(source, field, unit, host.rank_column(rank, field)) for field, unit in _RANK_FIELDS]
+        for source, field, unit, (times, values) in columns:
+            if len(values) and not np.isnan(values).all():
+                yield Reading(name, source, field, unit, times, values)
 
 
 def telemetry_series(hosts: Mapping[str, HostTelemetry], started_ns: int | None) -> list[TelemetrySeries]:
     """Curves of all hosts and their GPUs, thinned; times count from ``started_ns``, else from each host's first sample."""
-    return [
-        _curve(reading, started_ns or int(host.header.get("started_ns") or 0))
-        for name, host in hosts.items()
-        for reading in _of_host(name, hosts)
-    ]
-
-
-def _curve(reading: Reading, origin_ns: int) -> TelemetrySeries:
-    """The reading, thinned to a curve."""
-    source, field, unit, times, values = reading
-    stride = -(-len(values) // _MOST_IN_CURVE)
-    return TelemetrySeries(
-        source=source,
-        field=field,
-        unit=unit,
-        t_s=[round(float(time - origin_ns) / 1e9, 3) for time in times[::stride]],
-        values=[None if np.isnan(value) else round(float(value), 3) for value in values[::stride]],
-    )
+    curves = []
+    for reading in readings(hosts):
+        origin_ns = started_ns or int(hosts[reading.host].header.get("started_ns") or 0)
+        stride = -(-len(reading.values) // _MOST_IN_CURVE)
+        times, values = reading.times[::stride].tolist(), reading.values[::stride].tolist()
+        curves.append(
+            TelemetrySeries(
+                source=reading.source,
+                field=reading.field,
+                unit=reading.unit,
+                t_s=[round((time - origin_ns) / 1e9, 3) for time in times],
+                values=[None if value != value else round(value, 3) for value in values],
+            )
+        )
+    return curves

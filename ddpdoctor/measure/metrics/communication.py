@@ -6,30 +6,43 @@ Algorithm bandwidth is size / time. Bus bandwidth multiplies it by a factor that
 operations and rank counts (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): allreduce 2
 (n - 1) / n, allgather, reduce-scatter and alltoall (n - 1) / n, broadcast and reduce 1. Waiting for the last
 rank is no transfer and does not count. GB are 10^9 bytes.
+
+A link is slow if its group makes the same transfer more slowly than others. All members of a collective end together, so one group
+alone does not show which of its links is slow. Transfers are compared where several process groups reduce the same number of bytes with
+as many ranks on as many hosts, as tensor-parallel groups do. Without recorded sizes, collectives at the same place among as many of a
+group's are compared, for groups whose ranks compute as much: replicas of one model exchange the same.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from ddpdoctor.measure.facts import CommunicationFacts
-from ddpdoctor.measure.graph import Graph
-from ddpdoctor.measure.numerics import Array, Intervals, clip, intersect, nan_median, subtract, total, union
+from ddpdoctor.measure.graph import CycleGroup, Graph
+from ddpdoctor.measure.numerics import (
+    Array,
+    Intervals,
+    Mask,
+    clip,
+    intersect,
+    nan_median,
+    subtract,
+    total,
+    union,
+)
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.summary import BandwidthPoint
-from ddpdoctor.measure.taxonomy import SyncKind
+from ddpdoctor.measure.taxonomy import DEVICE_COMPUTATION, INDEX, SyncKind
 from ddpdoctor.measure.window import UNKNOWN_STEP, Window, step_of_collectives
 from ddpdoctor.trace import classify
 
-from .breakdown import splits
-from .links import slow_link_ranks
+from .steps import splits
 
 _TRANSFERRING = (SyncKind.GRADIENTS, SyncKind.COLLECTIVE, SyncKind.BROADCAST, SyncKind.MODEL)
 """Synchronisations that send bytes; barriers are a separate part of the breakdown."""
@@ -158,19 +171,11 @@ def _by_operation(windows: Sequence[Window]) -> tuple[dict[str, float], dict[str
 
 def _sharded_share(windows: Sequence[Window]) -> float | None:
     """Share of sharding operations in the time of collectives that send gradients or the parameters they belong to."""
-    spent = [
-        (float(length), operation in _SHARDED)
-        for window in windows
-        for length, operation, kind in zip(
-            window.collectives.end - window.collectives.start,
-            window.collectives.operation,
-            window.collectives.kind,
-            strict=True,
-        )
-        if kind in (SyncKind.GRADIENTS, SyncKind.MODEL)
-    ]
-    whole = sum(length for length, _ in spent)
-    return sum(length for length, sharded in spent if sharded) / whole if whole else None
+    whole = sharded = 0.0
+    for comms in (window.collectives for window in windows):
+        spent = (comms.end - comms.start) * np.isin(comms.kind, (SyncKind.GRADIENTS, SyncKind.MODEL))
+        whole, sharded = whole + spent.sum(), sharded + spent[np.isin(comms.operation, _SHARDED)].sum()
+    return float(sharded / whole) if whole else None
 
 
 def marked_steps(windows: Sequence[Window]) -> float:
@@ -179,15 +184,10 @@ def marked_steps(windows: Sequence[Window]) -> float:
     return float(np.median(marked)) if marked else 1.0
 
 
-def in_marked_steps(window: Window) -> NDArray[np.bool_]:
+def in_marked_steps(window: Window) -> Mask:
     """[M] whether the host launched each collective in the marked steps; all of them where none is marked."""
-    inside: NDArray[np.bool_] = step_of_collectives(window) != UNKNOWN_STEP
+    inside: Mask = step_of_collectives(window) != UNKNOWN_STEP
     return inside
-
-
-def of_kind(window: Window, kind: str) -> NDArray[np.bool_]:
-    """[M] whether each collective is of this kind."""
-    return np.array([own == kind for own in window.collectives.kind], bool)
 
 
 def communicating(window: Window) -> Intervals:
@@ -344,3 +344,126 @@ def large_bus_gb_per_s(points: list[BandwidthPoint]) -> tuple[float | None, floa
     most_bytes = math.inf if longest is None else longest.bytes
     best = max((point.bus_gb_per_s for point in points if point.bytes <= most_bytes), default=None)
     return (None if longest is None else longest.bus_gb_per_s), best
+
+
+Members = tuple[int, ...]
+"""Positions of a process group's ranks."""
+Place = tuple[int, int]
+"""(which of its group's collectives in a cycle, of how many)"""
+Alike = tuple[str, float | Place, int, int]
+"""Operation, bytes (or the place, where these are unknown), ranks, hosts: groups with the same of all four make the same transfer."""
+
+
+class LinkTuning(msgspec.Struct, frozen=True):
+    """When a group's transfers are slower than those of corresponding groups."""
+
+    slower: float = 1.5
+    """Multiple of the other groups' median transfer: links of one kind differ by a few per cent, one that trained at half its width or
+    rate by a factor of two."""
+    fewest: int = 3
+    """Fewest transfers of a group in a size class: of two, one may be an accident and is half of the median."""
+    mostly: float = 0.5
+    """Share of the places at which a group without known sizes must be slower."""
+    as_much: float = 1.1
+    """Ratio of the ranks' computation up to which two groups compute the same: throttled devices and other stages of a model differ by
+    more."""
+    quantile: float = 0.25
+    """Quantile: the group's quickest quarter must also be slower than each other group's slowest quarter."""
+
+
+_LINKS = LinkTuning()
+
+
+def slow_link_ranks(graph: Graph, hosts: Sequence[str]) -> list[int] | None:
+    """Ranks (numbers) of groups whose transfers are persistently slower than those of corresponding groups; ``hosts`` by position. If
+    ranks are in slow groups of several kinds (such as both dimensions of a mesh), only those in the most. Empty where there are
+    corresponding groups and none is slower; None where groups cannot be compared."""
+    several = {sync.members for group in graph.groups for sync in group.syncs if len(sync.members) > 1}
+    if len(several) < 2:
+        return None
+    compared = False
+    slow_groups: set[Members] = set()
+    places, slow_places = Counter[Members](), Counter[Members]()
+    computed_ns = _computed_ns(graph)
+    for (_, size, _, _), groups in _transfers_of_like_groups(graph, hosts).items():
+        known = {members: np.array(ns) for members, ns in groups.items() if len(ns) >= _LINKS.fewest}
+        # A rank that is in several of the groups may have them share its link.
+        if len(known) < 2 or len(set().union(*known)) < sum(map(len, known)):
+            continue
+        computed = [float(np.median(computed_ns[list(members)])) for members in known]
+        replicas = 0 < max(computed) <= _LINKS.as_much * min(computed)
+        if isinstance(size, tuple) and not replicas:
+            continue
+        compared = True
+        slow = list(_slower_than_others(known))
+        if isinstance(size, tuple):
+            places.update(known.keys())
+            slow_places.update(slow)
+        else:
+            slow_groups.update(slow)
+    if not compared:
+        return None
+    # A slow link slows all transfers over it; a single place may have other messages, which no size shows.
+    slow_groups.update(of for of, slower in slow_places.items() if slower > _LINKS.mostly * places[of])
+    times_slow = Counter(position for members in slow_groups for position in members)
+    most = max(times_slow.values(), default=0)
+    return sorted(graph.ranks[position] for position, times in times_slow.items() if times == most)
+
+
+def _computed_ns(graph: Graph) -> Array:
+    """[R] ns that each rank computes in a median cycle, overlapped with collectives or not."""
+    columns = [INDEX[component] for component in DEVICE_COMPUTATION]
+    per_cycle = [group.work[..., columns].sum(axis=(1, 3)) for group in graph.groups]
+    for own, group in zip(per_cycle, graph.groups, strict=True):
+        own += 0.0 if group.hidden is None else group.hidden[..., columns].sum(axis=(1, 3))
+    usual: Array = np.median(np.concatenate(per_cycle), axis=0)
+    return usual
+
+
+def _slower_than_others(groups: Mapping[Members, Array]) -> Iterator[Members]:
+    """Groups that are slow in most of their transfers, and against most of each other group's that is not slow itself."""
+    for members, own_ns in groups.items():
+        others = [other_ns for other, other_ns in groups.items() if other != members]
+        slow_ns = _LINKS.slower * float(np.median([np.median(other_ns) for other_ns in others]))
+        if np.quantile(own_ns, _LINKS.quantile) <= slow_ns:
+            continue
+        usual = [other_ns for other_ns in others if np.median(other_ns) <= slow_ns]
+        if np.median(own_ns) > max(float(np.quantile(other_ns, 1 - _LINKS.quantile)) for other_ns in usual):
+            yield members
+
+
+def _transfers_of_like_groups(graph: Graph, hosts: Sequence[str]) -> dict[Alike, dict[Members, list[float]]]:
+    """Transfers of each group, ns, among the groups that make the same transfer."""
+    alike: dict[Alike, dict[Members, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for group in graph.groups:
+        places: dict[Members, list[int]] = defaultdict(list)
+        for k, sync in enumerate(group.syncs):
+            places[sync.members].append(k)
+        numbers = dict.fromkeys(places, -1)
+        for k, sync in enumerate(group.syncs):
+            number = numbers[sync.members] = numbers[sync.members] + 1
+            if sync.kind == SyncKind.BARRIER or len(sync.members) < 2:
+                continue
+            operation = classify.communication_operation(sync.name) or sync.name
+            own = places[sync.members]
+            transfer_ns = _transfer(group, k, own[number - 1] if number else None)
+            spanned = len({hosts[position] for position in sync.members})
+            place = (number, len(own))
+            for n, size in enumerate(group.message_bytes[:, k].tolist()):
+                if size != 0:
+                    same = (operation, size if size > 0 else place, len(sync.members), spanned)
+                    alike[same][sync.members].append(float(transfer_ns[n]))
+    return alike
+
+
+def _transfer(group: CycleGroup, k: int, before: int | None) -> Array:
+    """[N] ns from when all members were ready (on a device, had started) and their group's previous collective, ``before``, was
+    over: what runs in other groups meanwhile is no queue for it."""
+    sync = group.syncs[k]
+    members = list(sync.members)
+    own = group.arrival if group.on_device else group.ready
+    ready = own[:, k, members].max(axis=1)
+    if before is not None:
+        ready = np.maximum(ready, group.end[:, before, members].max(axis=1))
+    taken: Array = np.clip(np.median(group.end[:, k, members], axis=1) - ready, 0, None)
+    return taken

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from ddpdoctor.measure.facts import GpuFacts
-from ddpdoctor.measure.numerics import Intervals, Ints, covered, total, union_of
+from ddpdoctor.measure.numerics import Intervals, Ints, Mask, covered, total, union_of
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.telemetry import HostTelemetry
 from ddpdoctor.measure.window import Window, event_union, in_steps, launched_inside
 from ddpdoctor.trace import classify
 
-from .columns import during, mean, most, readings, steps_time, within
 from .communication import communicating
+from .hosts import during, mean, most, readings, steps_time, within
 
-_FAULTS = frozenset(
-    {
-        "hw_slowdown",
-        "hw_thermal_slowdown",
-        "sw_thermal_slowdown",
-        "hw_power_brake_slowdown",
-    }
-)
+_FAULTS = frozenset(("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown"))
 """Clock-event reasons that come from heat or the power supply (NVML, nvmlClocksEventReasons)."""
 _SLOWDOWNS = _FAULTS | {"sw_power_cap", "sync_boost"}
 """All under which a busy GPU runs slower than it could. Healthy GPUs reach the power cap at full load."""
@@ -46,6 +39,14 @@ healthy"). All others, such as 48, 63, 64, 69, 74, 79, 94, 95, 119 and 140, are 
 (https://docs.nvidia.com/deploy/xid-errors/)."""
 
 
+class _Slowed(NamedTuple):
+    """Samples of a GPU with reasons for slower clocks."""
+
+    share: float
+    """Share of all samples."""
+    reasons: frozenset[str]
+
+
 class _Gpu(msgspec.Struct, frozen=True):
     """Readings of one rank's GPU."""
 
@@ -55,26 +56,14 @@ class _Gpu(msgspec.Struct, frozen=True):
     sm_clock_mhz: float | None
     temperature_celsius: float | None
     """The hottest reading."""
-    slowed_share: float
-    """Share of the samples with a reason for slower clocks."""
-    slowed_by: frozenset[str]
-    faulty_share: float
-    """Share of the samples with a reason that comes from heat or the power supply."""
-    faults: frozenset[str]
-    pcie_width: float | None
-    """The widest link seen: an idle GPU narrows it to save power."""
-    pcie_width_max: float | None
+    slowed: _Slowed
+    """By any reason."""
+    faulty: _Slowed
+    """By reasons that come from heat or the power supply."""
+    pcie_width: float
+    """The widest link seen: an idle GPU narrows it to save power. NaN where unknown."""
+    pcie_width_max: float
     problems: list[str]
-
-    @property
-    def throttled(self) -> bool:
-        return self.slowed_share >= _THROTTLED_SHARE
-
-    @property
-    def narrow(self) -> bool:
-        """Whether its link is narrower than it could be."""
-        width, widest = self.pcie_width, self.pcie_width_max
-        return width is not None and bool(widest) and width < (widest or 0.0)
 
 
 def _readings_of(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> GpuFacts:
@@ -86,18 +75,18 @@ def _readings_of(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) ->
         return GpuFacts()
     used = [gpu.utilization_percent for gpu in gpus if gpu.utilization_percent is not None]
     clocks = [gpu.sm_clock_mhz for gpu in gpus if gpu.sm_clock_mhz is not None]
-    throttled = [gpu for gpu in gpus if gpu.throttled]
-    faulty = [gpu for gpu in gpus if gpu.faulty_share >= _THROTTLED_SHARE]
-    narrow = [gpu for gpu in gpus if gpu.narrow]
+    throttled = {gpu.rank: gpu.slowed for gpu in gpus if gpu.slowed.share >= _THROTTLED_SHARE}
+    faulty = {gpu.rank: gpu.faulty for gpu in gpus if gpu.faulty.share >= _THROTTLED_SHARE}
+    narrow = [gpu for gpu in gpus if gpu.pcie_width < gpu.pcie_width_max]
     return GpuFacts(
         utilization_percent=float(np.mean(used)) if used else None,
         memory_used_share=_largest([gpu.memory_used_share for gpu in gpus]),
-        throttled_ranks=sorted(gpu.rank for gpu in throttled),
-        throttle_reasons=sorted(frozenset().union(*(gpu.slowed_by for gpu in throttled))),
-        throttled_share=max((gpu.slowed_share for gpu in throttled), default=0.0),
-        heat_or_power_ranks=sorted(gpu.rank for gpu in faulty),
-        heat_or_power_reasons=sorted(frozenset().union(*(gpu.faults for gpu in faulty))),
-        heat_or_power_share=max((gpu.faulty_share for gpu in faulty), default=0.0),
+        throttled_ranks=sorted(throttled),
+        throttle_reasons=sorted(frozenset().union(*(of.reasons for of in throttled.values()))),
+        throttled_share=max((of.share for of in throttled.values()), default=0.0),
+        heat_or_power_ranks=sorted(faulty),
+        heat_or_power_reasons=sorted(frozenset().union(*(of.reasons for of in faulty.values()))),
+        heat_or_power_share=max((of.share for of in faulty.values()), default=0.0),
         sm_clock_share=min(clocks) / float(np.median(clocks)) if clocks else None,
         narrow_link_ranks=sorted(gpu.rank for gpu in narrow),
         pcie_width=narrow[-1].pcie_width if narrow else None,
@@ -171,21 +160,17 @@ def _read(rank: int, host: HostTelemetry, index: int, span: Intervals | None) ->
     """The readings of one GPU; means and shares while the steps ran."""
     used, whole = memory_of_gpu(host, index)
     reasons = host.gpu_values(index, "throttle_reasons")
-    slowed_share, slowed_by = _with_reasons(_SLOWDOWNS, *reasons, span)
-    faulty_share, faults = _with_reasons(_FAULTS, *reasons, span)
-    widest = _static(host, index).get("pcie_width_max")
+    width = most(host.gpu_column(index, "pcie_width"))
     return _Gpu(
         rank,
         utilization_percent=mean(during(host.gpu_column(index, "gpu_utilization_percent"), span)),
         memory_used_share=used / whole if whole and used is not None else None,
         sm_clock_mhz=mean(during(host.gpu_column(index, "sm_clock_mhz"), span)),
         temperature_celsius=most(host.gpu_column(index, "temperature_celsius")),
-        slowed_share=slowed_share,
-        slowed_by=slowed_by,
-        faulty_share=faulty_share,
-        faults=faults,
-        pcie_width=most(host.gpu_column(index, "pcie_width")),
-        pcie_width_max=float(widest) if widest else None,
+        slowed=_with_reasons(_SLOWDOWNS, *reasons, span),
+        faulty=_with_reasons(_FAULTS, *reasons, span),
+        pcie_width=np.nan if width is None else width,
+        pcie_width_max=float(_static(host, index).get("pcie_width_max") or np.nan),
         problems=_problems(host, index),
     )
 
@@ -200,14 +185,12 @@ def memory_of_gpu(host: HostTelemetry, index: int) -> tuple[float | None, float 
     return most(host.gpu_column(index, "memory_used_bytes")), float(whole) if whole else None
 
 
-def _with_reasons(
-    chosen: frozenset[str], times: Ints, samples: list[Any], span: Intervals | None
-) -> tuple[float, frozenset[str]]:
-    """Share of the samples in this time with one of the ``chosen`` reasons, and all of those seen."""
+def _with_reasons(chosen: frozenset[str], times: Ints, samples: list[Any], span: Intervals | None) -> _Slowed:
+    """The samples in this time with any of the ``chosen`` reasons."""
     inside = [samples[place] for place in np.flatnonzero(within(times, span)).tolist()]
     known = [chosen.intersection(sample) for sample in inside if isinstance(sample, list)]
     slowed = [reasons for reasons in known if reasons]
-    return (len(slowed) / len(known) if known else 0.0), frozenset().union(*slowed)
+    return _Slowed(len(slowed) / len(known) if known else 0.0, frozenset().union(*slowed))
 
 
 def _problems(host: HostTelemetry, index: int) -> list[str]:
@@ -229,20 +212,8 @@ def _xids(host: HostTelemetry, index: int) -> Iterator[tuple[int, str]]:
 
 
 _MATMUL = (
-    "gemm",
-    "gemv",
-    "conv",
-    "cutlass",
-    "cudnn",
-    "implicit",
-    "wgrad",
-    "dgrad",
-    "xmma",
-    "nvjet",
-    "fmha",
-    "flash",
-    "Cijk_",
-)
+    "gemm", "gemv", "conv", "cutlass", "cudnn", "implicit", "wgrad", "dgrad", "xmma", "nvjet", "fmha", "flash", "Cijk_"
+)  # fmt: skip
 """Parts of the names of kernels that multiply matrices: cuBLAS's (gemm, xmma, nvjet), cuDNN's, CUTLASS's, FlashAttention's,
 and rocBLAS's (Cijk_)."""
 _LAYOUT = ("nchwToNhwc", "nhwcToNchw")
@@ -250,20 +221,8 @@ _LAYOUT = ("nchwToNhwc", "nhwcToNchw")
 _OTHER_CUDNN = ("cudnn::bn_", "cudnn::ops::", *_LAYOUT)
 """Parts of the names of cuDNN's kernels that multiply no matrices: batch normalization, scaling, layouts."""
 _TENSOR = (
-    "tensorop",
-    "mma",
-    "884",
-    "1688",
-    "16816",
-    "s161616",
-    "nvjet",
-    "fmha",
-    "flash",
-    "_f16",
-    "tf32",
-    "bf16",
-    "i8816",
-)
+    "tensorop", "mma", "884", "1688", "16816", "s161616", "nvjet", "fmha", "flash", "_f16", "tf32", "bf16", "i8816"
+)  # fmt: skip
 """Parts of the names of those among them that use tensor cores: their instructions (mma, wgmma), the shapes of these
 (16816 is m16n8k16), and types that only tensor cores multiply."""
 
@@ -275,72 +234,48 @@ def _numbers_of(window: Window, stretched: float) -> dict[str, float | None]:
     span_ns = max(window.span[1] - window.span[0], 1)
     own = in_steps(window)
     compute = own & trace.category_mask("kernel") & ~trace.name_mask(classify.is_communication_kernel)
-    count, times_ns = float(compute.sum()), trace.duration_ns[compute]
+    matmul = compute & trace.name_mask(lambda name: _has(name, _MATMUL) and not _has(name, _OTHER_CUDNN))
+    tensor = matmul & trace.name_mask(lambda name: _has(name.lower(), _TENSOR))
+    layout = compute & trace.name_mask(lambda name: _has(name, _LAYOUT))
+    count, compute_ns, matmul_ns, tensor_ns, layout_ns = (
+        int(compute.sum()),
+        *(float(trace.duration_ns[rows].sum()) for rows in (compute, matmul, tensor, layout)),
+    )
     stepping = classify.optimizer_steps(trace)
-    of_optimizer = float((compute & launched_inside(trace, stepping)).sum()) / max(count, 1.0)
-    matmul_share, tensor_core_share = _matmul_shares(window, compute)
-    pageable_copy_ms, copy_bytes_per_step = _copies(window, own, steps)
+    of_optimizer = float((compute & launched_inside(trace, stepping)).sum()) / max(count, 1)
+    busy = union_of(window.compute, communicating(window))
     return {
         "busy_share": min(1.0, stretched * total(window.compute) / span_ns),
-        "idle_share": 1.0 - min(1.0, stretched * (1.0 - _idle_share(window, span_ns))),
+        "idle_share": 1.0 - min(1.0, stretched * min(1.0, float(covered(busy, *window.span)) / span_ns)),
         "kernels_per_step": count / steps,
         "optimizer_kernels_share": of_optimizer if stepping.any() else None,
-        "median_kernel_us": float(np.median(times_ns)) / 1e3 if len(times_ns) else None,
-        "tensor_core_share": tensor_core_share,
-        "matmul_share": matmul_share,
-        "layout_share": _layout_share(window, compute),
-        "pageable_copy_ms": pageable_copy_ms,
-        "copy_bytes_per_step": copy_bytes_per_step,
+        "median_kernel_us": float(np.median(trace.duration_ns[compute])) / 1e3 if count else None,
+        "tensor_core_share": tensor_ns / matmul_ns if matmul_ns else None,
+        "matmul_share": matmul_ns / compute_ns if compute_ns else None,
+        "layout_share": layout_ns / compute_ns if compute_ns else None,
+        **_copies(window, own, steps),
     }
 
 
-def _idle_share(window: Window, span_ns: int) -> float:
-    """Share of the window in which the device neither computes nor is in a collective."""
-    busy = union_of(window.compute, communicating(window))
-    return 1.0 - min(1.0, float(covered(busy, *window.span)) / span_ns)
+def _has(name: str, parts: Sequence[str]) -> bool:
+    return any(part in name for part in parts)
 
 
-def _matmul_shares(window: Window, compute: NDArray[np.bool_]) -> tuple[float | None, float | None]:
-    """Share of matrix multiplications in the time of computation kernels, and of tensor cores in their time."""
+def _copies(window: Window, own: Mask, steps: int) -> dict[str, float | None]:
+    """Of the steps' ``own`` events, ms per step in copies from pageable memory, None where the copies' names do not say from which; and
+    bytes that are copied to the device per step. {} where nothing is copied to it."""
     trace = window.trace
-    matmul = compute & trace.name_mask(
-        lambda name: any(part in name for part in _MATMUL) and not any(part in name for part in _OTHER_CUDNN)
-    )
-    tensor = matmul & trace.name_mask(lambda name: any(part in name.lower() for part in _TENSOR))
-    compute_ns, matmul_ns = (float(trace.duration_ns[rows].sum()) for rows in (compute, matmul))
-    return (
-        matmul_ns / compute_ns if compute_ns else None,
-        float(trace.duration_ns[tensor].sum()) / matmul_ns if matmul_ns else None,
-    )
-
-
-def _layout_share(window: Window, compute: NDArray[np.bool_]) -> float | None:
-    """Share of conversions of the memory layout in the time of computation kernels."""
-    trace = window.trace
-    layout = compute & trace.name_mask(lambda name: any(part in name for part in _LAYOUT))
-    compute_ns = float(trace.duration_ns[compute].sum())
-    return float(trace.duration_ns[layout].sum()) / compute_ns if compute_ns else None
-
-
-def _copies(window: Window, own: NDArray[np.bool_], steps: int) -> tuple[float | None, float | None]:
-    """Time per step in copies from pageable memory, ms, None where the copies' names do not say from which; and bytes that are copied to
-    the device per step, in the steps' ``own`` events. None where nothing is copied to it."""
-    trace = window.trace
-    to_device = (
-        own
-        & trace.category_mask("gpu_memcpy")
-        & trace.name_mask(lambda name: classify.memcpy_kind(name) == "HtoD")
-    )
-    if not to_device.any():
-        return None, None
+    to_device = own & trace.category_mask("gpu_memcpy")
+    to_device &= trace.name_mask(lambda name: classify.memcpy_kind(name) == "HtoD")
     pageable = to_device & trace.name_mask(lambda name: "pageable" in name.lower())
     pinned = to_device & trace.name_mask(lambda name: "pinned" in name.lower())
-    moved = trace.bytes[to_device]
-    named = bool((pageable | pinned).any())
-    return (
-        total(event_union(trace, pageable)) / steps / 1e6 if named else None,
-        float(moved[moved > 0].sum()) / steps,
-    )
+    if not to_device.any():
+        return {}
+    moved, named = trace.bytes[to_device], bool((pageable | pinned).any())
+    return {
+        "pageable_copy_ms": total(event_union(trace, pageable)) / steps / 1e6 if named else None,
+        "copy_bytes_per_step": float(moved[moved > 0].sum()) / steps,
+    }
 
 
 def gpu_facts(
@@ -355,8 +290,8 @@ def gpu_facts(
     ranks = [_numbers_of(window, stretched) for window in on_device]
     return replace(
         _readings_of(logs, hosts),
-        **{name: _median([rank[name] for rank in ranks]) for name in (ranks[0] if ranks else ())},
-        compute_capability=_least_capability(on_device),
+        **{name: _median([rank.get(name) for rank in ranks]) for name in {*chain(*ranks)}},
+        compute_capability=min(map(float, _capabilities(on_device)), default=None),
         shared_ranks=_shared_ranks(on_device, logs),
         per_host=min((len(host.gpus) for host in hosts.values() if host.gpus), default=None),
     )
@@ -394,12 +329,9 @@ def _median(values: Sequence[float | None]) -> float | None:
     return float(np.median(known)) if known else None
 
 
-def _least_capability(windows: Sequence[Window]) -> float | None:
-    """CUDA's compute capability of the oldest device."""
-    versions = [
-        float(f"{device['computeMajor']}.{device.get('computeMinor', 0)}")
-        for window in windows
-        for device in window.trace.meta.devices
-        if device.get("computeMajor") is not None
-    ]
-    return min(versions, default=None)
+def _capabilities(windows: Sequence[Window]) -> Iterator[str]:
+    """CUDA's compute capability of each device."""
+    for window in windows:
+        for device in window.trace.meta.devices:
+            if device.get("computeMajor") is not None:
+                yield f"{device['computeMajor']}.{device.get('computeMinor', 0)}"

@@ -19,10 +19,52 @@ from msgspec.structs import replace
 
 from ddpdoctor.measure.facts import HostFacts
 from ddpdoctor.measure.graph import Graph, measured_steps
-from ddpdoctor.measure.steplog import RankLog
-from ddpdoctor.measure.telemetry import HostTelemetry
+from ddpdoctor.measure.numerics import Array, Intervals, Ints, Mask, holds, subtract, union
+from ddpdoctor.measure.steplog import WARM_UP_STEPS, RankLog, disturbed
+from ddpdoctor.measure.telemetry import Column, HostTelemetry
 
-from .columns import during, mean, steps_time
+
+def steps_time(logs: Sequence[RankLog]) -> Intervals | None:
+    """When the steps after the warm-up ran in one host's logs, without those in which a profiler was opened, closed or saved, for a second
+    or more; by the wall clock of the host, epoch ns. None without any."""
+    steps = [step for log in logs for step in log.steps[WARM_UP_STEPS:]]
+    if not steps:
+        return None
+    begins, ends = np.array([step.recorded_ns for step in steps], np.int64).T
+    kept = np.array([not disturbed(step) for step in steps])
+    # A reading at the end of the last step is of that step.
+    whole = union([begins.min()], [ends.max() + 1])
+    return subtract(whole, union(begins[~kept], ends[~kept])) if kept.any() else whole
+
+
+def during(column: Column, time: Intervals | None) -> Column:
+    """The readings within ``time``; all where it is None."""
+    times, values = column
+    inside = within(times, time)
+    return times[inside], values[inside]
+
+
+def within(times: Ints, time: Intervals | None) -> Mask:
+    """Mask of the ``times`` within ``time``; all where it is None."""
+    return np.ones(len(times), bool) if time is None else holds(time, times)
+
+
+def readings(column: Column) -> Array:
+    """The values without missing readings."""
+    values: Array = column[1][~np.isnan(column[1])]
+    return values
+
+
+def mean(column: Column) -> float | None:
+    """None where nothing was read."""
+    values = readings(column)
+    return float(values.mean()) if len(values) else None
+
+
+def most(column: Column) -> float | None:
+    """None where nothing was read."""
+    values = readings(column)
+    return float(values.max()) if len(values) else None
 
 
 class Cores(msgspec.Struct, frozen=True):
@@ -54,10 +96,8 @@ class Cores(msgspec.Struct, frozen=True):
 
 def host_cores(hosts: Mapping[str, HostTelemetry], logs: Sequence[RankLog]) -> Cores | None:
     """Cores of the host with the smallest share of idle ones; None where telemetry has none while the steps ran."""
-    here: dict[str, list[RankLog]] = {}
-    for log in logs:
-        here.setdefault(log.host, []).append(log)
-    found = [_of_host(hosts[name], own) for name, own in here.items() if name in hosts]
+    names = [name for name in dict.fromkeys(log.host for log in logs) if name in hosts]
+    found = [_of_host(hosts[name], [log for log in logs if log.host == name]) for name in names]
     known = [cores for cores in found if cores is not None]
     return max(known, key=lambda cores: cores.shortest_step(1.0), default=None)
 
@@ -74,9 +114,12 @@ def _of_host(host: HostTelemetry, logs: Sequence[RankLog]) -> Cores | None:
     busy = read.cores * read.cpu_percent / 100
     job = sum(known) if len(known) == len(logs) else busy
     threads = _threads(logs)
+    # Upper bound of the cores that the ranks can use together, by affinity and CPU limit.
+    limit = (host.header.get("host_facts") or {}).get("cgroup_cpu_limit_cores") or read.cores
+    allowed = min(read.cores, limit, sum(log.record.info.get("cpu_affinity") or read.cores for log in logs))
     return Cores(
         job=max(job, 1e-3),
-        idle=max(0.0, read.cores - busy if whole else _allowed(read.cores, host, logs) - job),
+        idle=float(max(0.0, read.cores - busy if whole else allowed - job)),
         ranks=len(logs),
         computing=sum(threads) if len(threads) == len(logs) else None,
         host=logs[0].host,
@@ -93,13 +136,6 @@ def _may_use_whole(host: HostTelemetry, logs: Sequence[RankLog]) -> bool:
     return own <= {None, logical} and (limit is None or bool(logical and limit >= logical))
 
 
-def _allowed(cores: float, host: HostTelemetry, logs: Sequence[RankLog]) -> float:
-    """Upper bound of the cores that the ranks can use together, by affinity and CPU limit."""
-    limit = (host.header.get("host_facts") or {}).get("cgroup_cpu_limit_cores")
-    own = sum(log.record.info.get("cpu_affinity") or cores for log in logs)
-    return float(min(cores, own, limit or cores))
-
-
 def host_facts(
     hosts: Mapping[str, HostTelemetry], logs: Sequence[RankLog], graph: Graph, cores_used: Cores | None
 ) -> HostFacts:
@@ -114,10 +150,21 @@ def host_facts(
     busiest = max(read, key=lambda name: (name == chosen, read[name].cpu_percent or 0), default="")
     threads = _threads(logs)
     waits = [of.io_wait_percent for of in read.values() if of.io_wait_percent is not None]
+    # Over the measured steps with that record, on the rank with most.
+    measured = list(measured_steps(graph.groups))
+    delays, cpu_ms = [], []
+    for steps in graph.steps:
+        inside = np.isin(steps.steps, measured)
+        with_delay = inside & ~np.isnan(steps.run_delay)
+        if length_ns := float((steps.end - steps.start)[with_delay].sum()):
+            delays.append(float(steps.run_delay[with_delay].sum()) / length_ns)
+        cpu_ns = np.empty(0) if steps.cpu is None else steps.cpu[inside & ~np.isnan(steps.cpu)]
+        if len(cpu_ns):
+            cpu_ms.append(float(cpu_ns.mean()) / 1e6)
     return replace(
         read.get(busiest, nothing),
-        run_delay_share=_run_delay_share(graph),
-        thread_cpu_ms=_thread_cpu_ms(graph),
+        run_delay_share=max(delays, default=None),
+        thread_cpu_ms=max(cpu_ms, default=None),
         threads_per_rank=float(np.median(threads)) if threads else None,
         memory_used_share=fullest.memory_used_share,
         swap_bytes_per_s=fullest.swap_bytes_per_s,
@@ -156,29 +203,3 @@ def _threads(logs: Sequence[RankLog]) -> list[float]:
     """Number of torch's threads on each rank that states it."""
     counts = [(log.record.info.get("threads") or {}).get("torch") for log in logs]
     return [float(count) for count in counts if count]
-
-
-def _run_delay_share(graph: Graph) -> float | None:
-    """Share of the step in which the training thread was runnable but had no CPU, on the worst rank, over the measured steps with that
-    record."""
-    shares = []
-    measured = measured_steps(graph.groups)
-    for steps in graph.steps:
-        chosen = np.array([int(number) in measured for number in steps.steps], bool) & ~np.isnan(
-            steps.run_delay
-        )
-        length = float((steps.end[chosen] - steps.start[chosen]).sum())
-        if length > 0:
-            shares.append(float(steps.run_delay[chosen].sum()) / length)
-    return max(shares, default=None)
-
-
-def _thread_cpu_ms(graph: Graph) -> float | None:
-    """Mean CPU time of the training thread per measured step with that record, on the rank with most of it."""
-    measured = np.array(sorted(measured_steps(graph.groups)))
-    of_ranks = [
-        steps.cpu[np.isin(steps.steps, measured) & ~np.isnan(steps.cpu)]
-        for steps in graph.steps
-        if steps.cpu is not None
-    ]
-    return max((float(cpu.mean()) / 1e6 for cpu in of_ranks if len(cpu)), default=None)

@@ -53,20 +53,16 @@ def ddp_facts(
 def loader_facts(
     logs: Sequence[RankLog], windows: Sequence[Window], asleep: Mapping[int, float]
 ) -> LoaderFacts:
-    """From the step logs, with their :func:`asleep_shares`; from the windows where there are none."""
-    return _loaders_of_logs(logs, asleep) if logs else _loader_of_windows(windows)
-
-
-def _loaders_of_logs(logs: Sequence[RankLog], asleep: Mapping[int, float]) -> LoaderFacts:
-    """Settings as the first rank with a loader states them, waits as all ranks recorded them."""
+    """Settings as the first rank with a loader states them, waits as all ranks recorded them in the step logs, with their
+    :func:`asleep_shares`; from the windows where there are no logs."""
+    if not logs:
+        return _loader_of_windows(windows)
     by_rank = data_waits_ms(logs)
-    waits_ms = list(by_rank.values())
-    median_ms = float(np.median(waits_ms)) if waits_ms else None
+    median_ms = float(np.median(list(by_rank.values()))) if by_rank else None
     stated = ((log, log.main_loader_settings) for log in logs)
-    rank = next(((log, settings) for log, settings in stated if settings is not None), None)
-    if rank is None:
+    log, settings = next((each for each in stated if each[1] is not None), (logs[0], None))
+    if settings is None:
         return LoaderFacts(wait_ms=median_ms)
-    log, settings = rank
     slowest = max(logs, key=lambda log: by_rank.get(log.rank, 0.0))
     known: dict[str, Any] = {
         name: settings[name] for name in LoaderFacts.__struct_fields__ if name in settings
@@ -80,17 +76,16 @@ def _loaders_of_logs(logs: Sequence[RankLog], asleep: Mapping[int, float]) -> Lo
 
 
 def data_waits_ms(logs: Sequence[RankLog]) -> dict[int, float]:
-    """By rank, mean ms in its loaders' ``next`` per step; without the ranks that requested no batch."""
-    return {log.rank: wait_ms for log in logs if (wait_ms := _wait_ms(log)) is not None}
-
-
-def _wait_ms(log: RankLog) -> float | None:
-    """Mean ms in ``next`` per step after the warm-up; None where no batch was requested."""
-    waits_ns = [
-        [event.duration_ns for event in step.events if event.kind == EventKind.DATA and not event.exhausted]
-        for step in log.steps[WARM_UP_STEPS:]
-    ]
-    return float(np.mean([sum(of_step) for of_step in waits_ns])) / 1e6 if any(waits_ns) else None
+    """By rank, mean ms in its loaders' ``next`` per step after the warm-up; without the ranks that requested no batch."""
+    waits_ms = {}
+    for log in logs:
+        waits_ns = [
+            [of.duration_ns for of in step.events if of.kind == EventKind.DATA and not of.exhausted]
+            for step in log.steps[WARM_UP_STEPS:]
+        ]
+        if any(waits_ns):
+            waits_ms[log.rank] = float(np.mean([sum(of_step) for of_step in waits_ns])) / 1e6
+    return waits_ms
 
 
 def asleep_shares(logs: Sequence[RankLog]) -> dict[int, float]:
@@ -245,12 +240,13 @@ def _disabling(logs: Sequence[RankLog]) -> dict[str, str]:
 def _set_to(infos: Sequence[Mapping[str, Any]], values: Mapping[str, str]) -> list[str] | None:
     """Those of ``values`` that any rank's recorded environment has, as NAME=value; None if no environment was recorded."""
     recorded = [env for info in infos if isinstance(env := info.get("environment"), dict)]
-    found = {f"{name}={env[name]}" for env in recorded for name in values if _is(env.get(name), values[name])}
+    found = {
+        f"{name}={env[name]}"
+        for env in recorded
+        for name, value in values.items()
+        if isinstance(set_to := env.get(name), str) and set_to.strip().upper() == value
+    }
     return sorted(found) if recorded else None
-
-
-def _is(value: Any, expected: str) -> bool:
-    return isinstance(value, str) and value.strip().upper() == expected
 
 
 _COMPILED = ("CompiledFunction", "CompiledFxGraph", "Torch-Compiled Region", "## Call CompiledFxGraph")

@@ -1,14 +1,17 @@
-"""Facts about step times and batch sizes, and what ddpdoctor's profiler window cost the job."""
+"""The time of a step in parts that do not overlap and add up to it, per rank and on the critical path; facts about step times and batch
+sizes; and what ddpdoctor's profiler window cost the job."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from ddpdoctor.measure.facts import StepFacts
-from ddpdoctor.measure.graph import Graph, measured_steps
+from ddpdoctor.measure.graph import CycleGroup, Graph, measured_steps
 from ddpdoctor.measure.numerics import Array, format_duration
 from ddpdoctor.measure.steplog import (
     AROUND_WINDOW,
@@ -20,6 +23,153 @@ from ddpdoctor.measure.steplog import (
     recorded_everywhere,
 )
 from ddpdoctor.measure.summary import WindowCost
+from ddpdoctor.measure.taxonomy import COMPONENTS, HOST_IDLE, INDEX, PART_OF, PARTS, Component, Part, SyncKind
+
+_COLUMN: dict[Part, int] = {part: place for place, part in enumerate(PARTS)}
+"""Part → its place on the last axis."""
+
+
+class Split(NamedTuple):
+    """The time of the members in a synchronisation, ns, [N, members] each."""
+
+    wait: Array
+    """Exposed wait: the rank waits for another and computes nothing meanwhile."""
+    transfer: Array
+    """Exposed transfer."""
+    hidden_wait: Array
+    """Computation while the rank waits."""
+    hidden_transfer: Array
+    """Computation during the transfer."""
+
+
+def splits(group: CycleGroup) -> Iterator[Split]:
+    """Waiting and transfer in each synchronisation. Where a rank is in several at once, the time counts in the first."""
+    over = group.begin.copy()
+    for k, sync in enumerate(group.syncs):
+        own = list(sync.members)
+        arrival, released, end = (of[:, k, own] for of in (group.arrival, group.released, group.end))
+        new = 1.0 - np.clip((over[:, own] - arrival) / np.maximum(end - arrival, 1.0), 0.0, 1.0)
+        over[:, own] = np.maximum(over[:, own], end)
+        hidden = np.minimum(group.concurrent_compute[:, k, own], end - arrival)
+        in_wait = np.minimum(
+            group.concurrent_compute_in_wait[:, k, own], np.minimum(hidden, released - arrival)
+        )
+        in_transfer = hidden - in_wait
+        yield Split(
+            new * (released - arrival - in_wait),
+            new * (end - released - in_transfer),
+            new * in_wait,
+            new * in_transfer,
+        )
+
+
+def rank_breakdown(graph: Graph) -> Array:
+    """[R, parts] ns: mean over the cycles. A rank's row adds up to its mean cycle."""
+    if not graph.groups:
+        return np.zeros((len(graph.ranks), len(PARTS)))
+    means: Array = np.concatenate([cycle_breakdown(group) for group in graph.groups]).mean(axis=0)
+    return means
+
+
+def cycle_breakdown(group: CycleGroup) -> Array:
+    """[N, R, parts] ns for each cycle of a group. Communication that overlaps with the rank's computation counts as computation."""
+    cycles, _, world = group.arrival.shape
+    result = np.zeros((cycles, world, len(PARTS)))
+    for c, component in enumerate(COMPONENTS):
+        # Collectives of several process groups run at the same time: a segment between two of them may have no length.
+        result[:, :, _COLUMN[PART_OF[component]]] += np.nansum(
+            np.clip(group.work[:, :, :, c], 0, None), axis=1
+        )
+    for sync, split in zip(group.syncs, splits(group), strict=True):
+        own = list(sync.members)
+        barrier = sync.kind == SyncKind.BARRIER
+        result[:, own, _COLUMN[Part.COMPUTE]] += split.hidden_wait + split.hidden_transfer
+        result[:, own, _COLUMN[Part.BARRIER if barrier else Part.COMM_WAIT]] += split.wait
+        result[:, own, _COLUMN[Part.BARRIER if barrier else Part.COMM_TRANSFER]] += split.transfer
+    return result
+
+
+def critical_breakdown(graph: Graph, profiler_ns: float = 0.0) -> dict[str, float]:
+    """Shares of the critical path per part, summing to 1; {} without cycles. The host's part is without ``profiler_ns`` per cycle, see
+    :func:`added_by_profiler`.
+
+    The path is followed backwards: from a synchronisation's end to its last arrival (transfer), along that rank's work to the end of
+    the previous synchronisation, and so on. No rank waits on it. Transfer that overlaps with that rank's computation counts as
+    computation: it costs nothing.
+    """
+    total = np.zeros(len(PARTS))
+    for group in graph.groups:
+        total += _critical(group)[0]
+    total[_COLUMN[Part.HOST]] -= profiler_ns * graph.cycles
+    whole = float(total.sum())
+    return {part: float(total[column]) / whole for part, column in _COLUMN.items()} if whole > 0 else {}
+
+
+def critical_work(graph: Graph) -> dict[Component, float]:
+    """Shares of the critical path per component of its ranks' work; {} without cycles. The rest is in synchronisations."""
+    both = [_critical(group) for group in graph.groups]
+    whole = float(sum(parts.sum() for parts, _ in both))
+    work = sum((work for _, work in both), np.zeros(len(COMPONENTS)))
+    return {each: float(work[INDEX[each]]) / whole for each in COMPONENTS} if whole > 0 else {}
+
+
+def host_idle_ns(graph: Graph) -> float:
+    """ns per cycle of the critical path in which a device waits for its host, mean."""
+    work = critical_work(graph)
+    return graph.mean_cycle_ns * sum(work.get(each, 0.0) for each in HOST_IDLE)
+
+
+def added_by_profiler(window: Graph, log: Graph) -> float:
+    """ns by which a cycle of a device's window is longer than a step of the step log without profiler; 0 if it is not.
+
+    By the medians, as a few steps may be longer for another reason, and by the means, as single steps of a log are short or long where
+    the host runs ahead of its device: the lesser of both. A profiler slows the host down, not the device: it makes the device wait longer
+    for its host. If the device does not wait for so long, the profiled steps have more work than others, and nothing is known of what the
+    profiler adds.
+    """
+    by_median = float(np.median(window.lengths_ns) - np.median(log.lengths_ns))
+    added_ns = min(by_median, window.mean_cycle_ns - log.mean_cycle_ns)
+    return added_ns if 0.0 < added_ns < host_idle_ns(window) else 0.0
+
+
+def _critical(group: CycleGroup) -> tuple[Array, Array]:
+    """([parts], [components] of the work) ns summed over the cycles of one group."""
+    cycles, count, _ = group.arrival.shape
+    rows = np.arange(cycles)
+    total, work = np.zeros(len(PARTS)), np.zeros(len(COMPONENTS))
+    rank = np.nanargmax(np.nanmax(group.end, axis=1), axis=1)
+    for k in range(count - 1, -1, -1):
+        sync = group.syncs[k]
+        here = np.isin(rank, sync.members)
+        if not here.any():
+            continue
+        own_end = group.end[rows, k, rank]
+        rank = np.where(here, _waited_for(group, k, rank), rank)
+        spent = np.where(here, own_end - group.arrival[rows, k, rank], 0.0)
+        hidden = np.clip(np.minimum(group.concurrent_compute[rows, k, rank], spent), 0, None)
+        part = Part.BARRIER if sync.kind == SyncKind.BARRIER else Part.COMM_TRANSFER
+        total[_COLUMN[Part.COMPUTE]] += hidden.sum()
+        total[_COLUMN[part]] += (spent - hidden).sum()
+        for c, component in enumerate(COMPONENTS):
+            spent_ns = np.where(here, group.work[rows, k, rank, c], 0.0).sum()
+            total[_COLUMN[PART_OF[component]]] += spent_ns
+            work[c] += spent_ns
+    return np.clip(total, 0, None), np.clip(work, 0, None)
+
+
+def _waited_for(group: CycleGroup, k: int, rank: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[N] the rank for which ``rank`` ([N], one for each cycle) waited at synchronisation ``k``: the last to arrive, the root of a
+    broadcast, or itself."""
+    sync, rows = group.syncs[k], np.arange(len(rank))
+    if sync.kind == SyncKind.STEP_END:
+        return rank
+    latest: NDArray[np.int64] = np.nanargmax(np.nan_to_num(group.arrival[:, k], nan=-np.inf), axis=1)
+    if sync.root is None:
+        return latest
+    own_arrival, own_end = group.arrival[rows, k, rank], group.end[rows, k, rank]
+    waits_for_all = own_end >= np.nanmax(group.arrival[:, k, list(sync.members)], axis=1)
+    root_late = group.arrival[:, k, sync.root] > own_arrival
+    return np.where(waits_for_all, latest, np.where(root_late, sync.root, rank))
 
 
 class Tuning(msgspec.Struct, frozen=True):
@@ -55,7 +205,11 @@ def step_facts(
     samples = _means(graph, [steps.samples for steps in graph.steps])
     whole = world_size is None or len(graph.ranks) >= world_size
     per_step = float(samples.sum()) if samples is not None and whole else None
-    micro_batches = _micro_batches(graph)
+    # Backward passes per step, median over the steps and ranks.
+    passes = [
+        float(np.nanmedian(of.micro_batches)) for of in graph.steps if not np.isnan(of.micro_batches).all()
+    ]
+    micro_batches = (float(np.median(passes)) or None) if passes else None
     return StepFacts(
         source=graph.source,
         seen=seen,
@@ -99,15 +253,13 @@ def longest_steps_note(graph: Graph) -> list[str]:
 def _means(graph: Graph, amounts: Sequence[Array | None]) -> Array | None:
     """[R] mean amount per measured step; ``amounts``: for each rank, [N] values of its steps. None where a rank has none."""
     measured = list(measured_steps(graph.groups))
-    means = []
-    for steps, values in zip(graph.steps, amounts, strict=True):
-        if values is None:
-            return None
-        known = values[np.isin(steps.steps, measured) & ~np.isnan(values)]
-        if not len(known):
-            return None
-        means.append(float(np.mean(known)))
-    return np.array(means) if means else None
+    known = [
+        np.empty(0) if values is None else values[np.isin(steps.steps, measured) & ~np.isnan(values)]
+        for steps, values in zip(graph.steps, amounts, strict=True)
+    ]
+    return (
+        np.array([float(np.mean(of_rank)) for of_rank in known]) if known and all(map(len, known)) else None
+    )
 
 
 def _most(amounts: Array | None) -> float | None:
@@ -119,23 +271,16 @@ def _most(amounts: Array | None) -> float | None:
     return float(amounts[leader]) / others if others else None
 
 
-def _micro_batches(graph: Graph) -> float | None:
-    """Backward passes per step, median over the steps and ranks; None where no rank recorded any."""
-    medians = [
-        float(np.nanmedian(steps.micro_batches))
-        for steps in graph.steps
-        if not np.isnan(steps.micro_batches).all()
-    ]
-    return (float(np.median(medians)) or None) if medians else None
-
-
 def window_cost(logs: Sequence[RankLog], usual_ms: float | None) -> WindowCost | None:
     """Cost of the window in steps that all ranks recorded, each as long as its longest rank's, relative to a usual one of ``usual_ms``.
     None where no window was open, or the usual step time is unknown."""
     everywhere = recorded_everywhere(logs)
     length = {number: longest_ns(steps) / 1e6 for number, steps in everywhere.items()}
     marks = {number: {mark for step in steps for mark in step.marks} for number, steps in everywhere.items()}
-    inside = _first_window([n for n in everywhere if PROFILED in marks[n]], marks)
+    inside = [n for n in everywhere if PROFILED in marks[n]]
+    # A later window was requested by the user during the run: its cost does not count.
+    requested = next((n for n in inside[1:] if OPENED in marks[n]), None)
+    inside = [n for n in inside if requested is None or n < requested]
     if usual_ms is None or not inside:
         return None
     # Kernels and threads of the profiler end in the step after the one that opens, closes or saves it.
@@ -151,9 +296,3 @@ def window_cost(logs: Sequence[RankLog], usual_ms: float | None) -> WindowCost |
         step_ms=float(np.median([length[n] for n in quiet])),
         extra_ms=max(0.0, sum(length[n] - usual_ms for n in touched)),
     )
-
-
-def _first_window(profiled: Sequence[int], marks: Mapping[int, set[str]]) -> list[int]:
-    """The profiled steps before a window that a user requested during the run, whose cost does not count."""
-    later = [n for n in profiled[1:] if OPENED in marks[n]]
-    return [n for n in profiled if not later or n < later[0]]

@@ -3,9 +3,6 @@
 In: numpy arrays. Out: numpy arrays and numbers. Each function states its formula, its units and its source.
 """
 
-from .changes import best_split
-from .durations import format_duration
-from .fairness import Value, fair_shares
 from .intervals import (
     EMPTY,
     Intervals,
@@ -38,7 +35,10 @@ from .stats import (
     Array,
     Ints,
     Mask,
-    Trend,
+    Value,
+    best_split,
+    fair_shares,
+    format_duration,
     mean_error,
     median_error,
     nan_median,

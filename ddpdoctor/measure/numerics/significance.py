@@ -116,7 +116,8 @@ def chance_of_ranks(theirs: float, total: float, few: int, world: int) -> float:
     """Bound on the probability that some ``few`` ranks get at least ``theirs`` of ``total`` disturbances that strike at
     random."""
     tail = binomial_tail(theirs, total, few / world)
-    return exp(min(0.0, _log_choose(world, few) + log(tail))) if tail else 0.0
+    ways = lgamma(world + 1) - lgamma(few + 1) - lgamma(world - few + 1)
+    return exp(min(0.0, ways + log(tail))) if tail else 0.0
 
 
 def chance_of_period(times: Ints) -> float:
@@ -156,18 +157,16 @@ def chance_of_places(
     and ``shares`` its part of the step. A disturbance is what lies ``least_ns`` beyond the rank's usual excess, whatever the
     scatter: the bound errs to the side of the machine.
     """
-    struck = {kind: _disturbances(beyond[:, :, columns], least_ns) for kind, columns in columns_of.items()}
+    of_kinds = {kind: beyond[:, :, columns].sum(axis=2) for kind, columns in columns_of.items()}
+    struck = {
+        kind: int((together - np.median(together, axis=0) > least_ns).sum())
+        for kind, together in of_kinds.items()
+    }
     total = sum(struck.values())
     return {
         kind: 1.0 if share > CHANCE.most_place else binomial_tail(struck[kind], total, share)
         for kind, share in shares.items()
     }
-
-
-def _disturbances(beyond: Array, least_ns: float) -> int:
-    """How many cycles of ranks lie ``least_ns`` beyond the rank's median, of [cycles, R, components of one kind]."""
-    together = beyond.sum(axis=2)
-    return int((together - np.median(together, axis=0) > least_ns).sum())
 
 
 def above_others(values: Array, allowed: float, work: Array) -> Mask:
@@ -304,10 +303,6 @@ def _incomplete_beta(a: float, b: float, x: float) -> float:
 
 _TERMS, _EXACT = 10_000, 1e-14
 """Of the fraction: some root of ``a + b`` are enough; and the last digit that one changes."""
-
-
-def _log_choose(total: int, few: int) -> float:
-    return lgamma(total + 1) - lgamma(few + 1) - lgamma(total - few + 1)
 
 
 class PersistenceTuning(msgspec.Struct, frozen=True):

@@ -4,12 +4,12 @@ In: a :class:`~ddpdoctor.measure.graph.Graph` and changes (work, transfers or sy
 Unchanged, the replay gives the measured times exactly, so that what a change saves is its price.
 """
 
-from .overlapped import place_removed_work
 from .replay import (
     Change,
     baseline,
     common_part,
     idle_after,
+    place_removed_work,
     replay,
     replay_all,
     without_sync,

@@ -7,10 +7,24 @@ A cycle is replayed from the measured state of its ranks at its beginning. For e
     ready[r]      = end[k] + lag[k, r]
 
 (at a broadcast, the maximum is over the members for which the rank waits: see ``CycleGroup.released_at``). In a profiler window the
-computation that overlaps with a reduction is known as well, and is replayed separately (:mod:`.overlapped`). With nothing changed this
-gives the measured times. A scenario removes ``work``, changes ``transfer``, or drops the synchronisation itself, in which case each
+computation that overlaps with a reduction is known as well, and is replayed with overlap, see below. With nothing changed both give the
+measured times. A scenario removes ``work``, changes ``transfer``, or drops the synchronisation itself, in which case each
 member continues with what it computed meanwhile. The method is the what-if analysis of large jobs (Lin et al., "Understanding
 Stragglers in Large Model Training Using What-if Analysis", OSDI '25): replay with a cause idealised, compare step times.
+
+With overlap, each rank's computation and its collectives run concurrently. A bucket that is reduced during the backward pass ends
+earlier on a faster link, or without a straggler, but the next one is ready no earlier: the backward pass has to reach it. For bucket *k*
+and rank *r*, with ``ready`` from the trace (the computation before it is done, queued or not),
+
+    lane[k, r]  = ready[k, r] + shift[r] - removed work of r since the computation last waited
+    start[k, r] = max(lane[k, r], end[k - 1, r], end[j, r]), k - 1 being the one before in the same process group, and j
+                  that of any group behind which it was queued (across hosts, say, what was reduced within each)
+    end[k, r]   = max over members of start[k, r] + transfer[k] + lag[k, r]
+
+and the computation moves, ``shift[r] = end[k, r] - measured end[k, r]``, where it waits: for the last bucket of a backward pass, for
+every collective that is not DDP's, and where it was idle because of one (see ``graph.segments``: sharded parameters, tensor
+parallelism in the backward pass). An uncertain dependency moves it by its probability. This is dPRO's method (Hu et al., MLSys '22),
+reduced to a step of data parallel training.
 """
 
 from __future__ import annotations
@@ -22,8 +36,99 @@ import numpy as np
 
 from ddpdoctor.measure.graph import CycleGroup, Graph, SegmentClasses
 from ddpdoctor.measure.numerics import Array
+from ddpdoctor.measure.taxonomy import SyncKind
 
-from .overlapped import length_ns, place_removed_work
+
+def waits_for_end(group: CycleGroup) -> Array:
+    """[K, R] probability that the computation of a rank waits for the end of a collective: 1 for collectives that are not DDP's and for
+    the last bucket of a backward pass, else as measured. 0 where the rank takes no part."""
+    last_of = {
+        (sync.micro, sync.group, sync.members): k
+        for k, sync in enumerate(group.syncs)
+        if sync.kind == SyncKind.GRADIENTS
+    }
+    waits: Array = np.zeros(group.arrival.shape[1:])
+    for k, sync in enumerate(group.syncs):
+        is_last = last_of.get((sync.micro, sync.group, sync.members)) == k
+        waits[k, list(sync.members)] = is_last or sync.kind != SyncKind.GRADIENTS
+    return np.maximum(waits, np.where(np.isnan(group.arrival[0]), 0.0, group.dependency_probability))
+
+
+def place_removed_work(group: CycleGroup, removed: Array) -> Array:
+    """[N, K, R] ns: ``removed`` work, moved to the collectives for which it made the rank ready later.
+
+    ``removed`` is measured by segments, which end when a rank's part of a collective starts. A rank whose part is queued after the late
+    rank's has computed more by then, so the late rank's excess appears only after its last bucket. The time at which it was ready shows
+    more: a rank that was ready L later than the others had done L of its excess by then, or all of it. No work is moved across a
+    collective for which the computation waits, and none is added.
+    """
+    if not removed.any():
+        return removed
+    late = np.nan_to_num(np.clip(group.ready - _middle(group.ready), 0, None))
+    takes_part = ~np.isnan(group.ready)
+    passed_on = 1.0 - waits_for_end(group)
+    following = np.zeros_like(removed)
+    for k in range(removed.shape[1] - 2, -1, -1):
+        following[:, k] = passed_on[k] * (removed[:, k + 1] + following[:, k + 1])
+    moved = np.zeros_like(removed)
+    removed_so_far, placed_so_far = np.zeros_like(group.begin), np.zeros_like(group.begin)
+    for k in range(removed.shape[1]):
+        removed_so_far = removed_so_far + removed[:, k]
+        whole = removed_so_far + following[:, k]
+        excess = np.clip(whole - _middle(whole), 0, None)
+        least = np.where(takes_part[:, k], np.minimum(late[:, k], excess), 0.0)
+        now = np.minimum(np.maximum(np.maximum(removed_so_far, placed_so_far), least), whole)
+        moved[:, k] = now - placed_so_far
+        removed_so_far, placed_so_far = passed_on[k] * removed_so_far, passed_on[k] * now
+    return moved
+
+
+def _middle(values: Array) -> Array:
+    """Lower median over the last axis, which is kept."""
+    known = np.maximum((~np.isnan(values)).sum(axis=-1, keepdims=True), 1)
+    middle: Array = np.take_along_axis(np.sort(values, axis=-1), (known - 1) // 2, axis=-1)
+    return middle
+
+
+def length_ns(
+    group: CycleGroup, removed: Array, transfer: Array, synchronises: Sequence[bool], issue_time_saved: Array
+) -> Array:
+    """[N] ns: the length of each cycle by the formula of the module, at least the time in which the slowest host issues it. The
+    arguments are those of a :class:`Scenario`, ``removed`` after :func:`place_removed_work`."""
+    free: dict[tuple[str, tuple[int, ...]], Array] = {}
+    ends: list[Array] = []
+    shift, left_out, over = np.zeros_like(group.begin), np.zeros_like(group.begin), group.begin.copy()
+    for k, (sync, waits) in enumerate(zip(group.syncs, waits_for_end(group), strict=True)):
+        own = list(sync.members)
+        left_out[:, own] += removed[:, k, own]
+        lane = np.maximum(group.ready[:, k, own] + shift[:, own] - left_out[:, own], group.begin[:, own])
+        if synchronises[k]:
+            # Each process group has its own stream, which may wait for that of another.
+            busy = free.get((sync.group, sync.members), group.begin[:, own])
+            start = np.maximum(np.maximum(lane, busy), _queue_released_at(group, k, ends)[:, own])
+            goes_on = start.max(axis=1)[:, None] + transfer[:, k, None] + group.exit_skew[:, k, own]
+            free[sync.group, sync.members] = goes_on
+            over[:, own] = np.maximum(over[:, own], goes_on)
+        else:
+            goes_on = lane + group.concurrent_compute[:, k, own]
+        ends.append(np.full_like(over, -np.inf))
+        ends[k][:, own] = goes_on
+        shift[:, own] += waits[own] * (goes_on - group.end[:, k, own] - shift[:, own])
+        left_out[:, own] *= 1.0 - waits[own]
+    length: Array = np.nanmax(over, axis=1) - np.nanmax(group.begin, axis=1)
+    least: Array = (group.issue_time_ns - issue_time_saved).max(axis=1)
+    return np.maximum(length, least)
+
+
+def _queue_released_at(group: CycleGroup, k: int, ends: Sequence[Array]) -> Array:
+    """[N, R] ns when the collectives end after which the parts of collective ``k`` were queued, by the replayed ``ends``; -inf where
+    there are none."""
+    after: Array = np.full(group.begin.shape, -np.inf)
+    for number in np.unique(group.queued_after[:, k]):
+        if 0 <= number < k:
+            queued = group.arrival[:, k] - group.end[:, number]
+            after = np.where(group.queued_after[:, k] == number, ends[number] + queued, after)
+    return after
 
 
 class Scenario(msgspec.Struct):
@@ -60,26 +165,16 @@ def replay(group: CycleGroup, scenario: Scenario) -> Array:
     for k, sync in enumerate(group.syncs):
         members = list(sync.members)
         arrival = ready[:, members] + work[:, k, members]
-        if scenario.synchronises[k]:
-            ready[:, members] = _synchronised(group, k, arrival, scenario.transfer[:, k])
+        if not scenario.synchronises[k]:
+            ready[:, members] = arrival + group.concurrent_compute[:, k, members]
+        elif sync.root is None:
+            over = arrival.max(axis=1) + scenario.transfer[:, k]
+            ready[:, members] = over[:, None] + group.exit_skew[:, k, members]
         else:
-            ready[:, members] = (
-                arrival
-                if group.concurrent_compute is None
-                else arrival + group.concurrent_compute[:, k, members]
-            )
+            measured = group.end[:, k, members] - group.released_at(k)
+            ready[:, members] = group.released_at(k, arrival) + measured
     length: Array = np.nanmax(ready, axis=1) - np.nanmax(group.begin, axis=1)
     return length
-
-
-def _synchronised(group: CycleGroup, k: int, arrival: Array, transfer: Array) -> Array:
-    """[N, members] ns: when each member continues."""
-    sync = group.syncs[k]
-    members = list(sync.members)
-    if sync.root is None:
-        going_on: Array = (arrival.max(axis=1) + transfer)[:, None] + group.exit_skew[:, k, members]
-        return going_on
-    return group.released_at(k, arrival) + (group.end[:, k, members] - group.released_at(k))
 
 
 def replay_all(graph: Graph, changes: Sequence[Change] = ()) -> Array:

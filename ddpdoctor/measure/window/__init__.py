@@ -5,11 +5,10 @@ of intervals for what the device, or on a CPU the training thread, did in betwee
 interpreted here, once, on the trace's own clock.
 """
 
-from .collectives import ROUNDING_NS, Collectives
-from .components import garbage_collections
+from .collectives import ENGINE, ROUNDING_NS, Collectives
 from .idle import QUEUED_LAUNCHES, WAITED_FOR
 from .launches import CUDA_CALLS, DEVICE, RUNTIME_CALLS, event_union, launch_pairs, launched_inside, launches
-from .reading import main_lane, read_window
+from .reading import garbage_collections, main_lane, read_window
 from .window import (
     QUEUED_NS,
     UNKNOWN_STEP,

@@ -8,43 +8,42 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
-from ddpdoctor.measure.numerics import Ints, Mask, covered, holds, place_in, union
+from ddpdoctor.measure.numerics import Array, Ints, Mask, covered, holds, place_in, union
 from ddpdoctor.measure.taxonomy import SyncKind
 from ddpdoctor.trace import RankTrace, classify
 
-from .launches import launches
+from .launches import launches, rows_with_number
 
 ROUNDING_NS = 1_000
 """Clocks are read to the microsecond: an event may seem to start this much before the end of the event that it follows."""
 
 ENGINE = "autograd::engine::evaluate_function"
-"""How the names of the autograd engine's functions begin."""
+"""How the names of the autograd engine's functions begin (torch/csrc/autograd/engine.cpp)."""
 
 
 class Collectives(msgspec.Struct, frozen=True):
     """Collectives of one rank in order of start; M rows. Times int64 ns."""
 
-    start: NDArray[np.int64]
+    start: Ints
     """When this rank's part can start: its kernel's start; on the CPU, when it issued the collective."""
-    end: NDArray[np.int64]
-    issued: NDArray[np.int64]
+    end: Ints
+    issued: Ints
     """When the host launched it; its start where unknown."""
     launch_known: Mask
     """Whether the launch time is known."""
     operation: Sequence[str]
     group: Sequence[str]
     """Process group, "" where the trace does not say."""
-    group_size: NDArray[np.int64]
+    group_size: Ints
     """Ranks in the process group; -1 unknown."""
-    sequence: NDArray[np.int64]
+    sequence: Ints
     """Number in the group; -1 unknown."""
-    bytes: NDArray[np.float64]
+    bytes: Array
     """Bytes that the rank contributes; NaN unknown."""
     kind: Sequence[SyncKind]
-    point_to_point: NDArray[np.bool_]
-    ready: NDArray[np.int64]
+    point_to_point: Mask
+    ready: Ints
     """When this rank's part could have started if the previous collectives had been over: the computation it waits for is done, and the
     host has launched it. At most the start."""
     computed: Ints = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
@@ -54,16 +53,14 @@ class Collectives(msgspec.Struct, frozen=True):
     def __len__(self) -> int:
         return len(self.start)
 
+    def of_kind(self, kind: SyncKind) -> Mask:
+        """[M] whether each is of this kind."""
+        return np.array([own == kind for own in self.kind], bool)
+
     def shifted(self, offset_ns: int) -> Collectives:
         """The same with all times moved by ``offset_ns``."""
-        return replace(
-            self,
-            start=self.start + offset_ns,
-            end=self.end + offset_ns,
-            issued=self.issued + offset_ns,
-            ready=self.ready + offset_ns,
-            computed=self.computed + offset_ns,
-        )
+        times = ("start", "end", "issued", "ready", "computed")
+        return replace(self, **{name: getattr(self, name) + offset_ns for name in times})
 
 
 _ELEMENT_BYTES = {
@@ -85,13 +82,22 @@ def collectives_of_kernels(trace: RankTrace, kernels: Ints, main: int) -> Collec
     rows = kernels[np.argsort(trace.start_ns[kernels], kind="stable")]
     start, call = trace.start_ns[rows], launches(trace, rows)
     at = np.where(call >= 0, trace.start_ns[call], start)
-    entries, table = _metadata(trace, rows), trace.collectives
+    table = trace.collectives
+    # [M] row in the table: the kernel's own, else that of its ``record_param_comms`` by External id; -1 without.
+    own = rows_with_number(np.arange(len(table.event)), table.event.astype(np.int64), rows)
+    with_id = np.flatnonzero(trace.external_id[table.event] >= 0)
+    by_operator = rows_with_number(with_id, trace.external_id[table.event[with_id]], trace.external_id[rows])
+    entries = np.where(own >= 0, own, by_operator).tolist()
     operation = [_operation(trace, int(row), entry) for row, entry in zip(rows, entries, strict=True)]
     groups = [table.group[entry] if entry >= 0 else -1 for entry in entries]
     size = np.array([_bytes(trace, entry) for entry in entries], float)
     # NCCL runs an all-to-all as one SendRecv kernel: only metadata can say that such a kernel is a true
     # point-to-point operation.
     point = [op == "sendrecv" and entry >= 0 for op, entry in zip(operation, entries, strict=True)]
+    # Without a launch: the end of the last kernel that finished before the collective started. It waited for no later one.
+    ends = np.sort(trace.end_ns[_computes(trace)])
+    over = np.searchsorted(ends, start, side="right")
+    computed = np.where(over > 0, np.append(ends, 0)[over - 1], start)
     return Collectives(
         start=start,
         end=trace.end_ns[rows],
@@ -104,20 +110,9 @@ def collectives_of_kernels(trace: RankTrace, kernels: Ints, main: int) -> Collec
         bytes=size,
         kind=_kinds(trace, main, call, at, operation, size),
         point_to_point=np.array(point, bool),
-        ready=np.where(call >= 0, _ready(trace, at, start), _computed(trace, start)),
-        **({} if (call >= 0).any() else {"computed": np.sort(trace.end_ns[_computes(trace)])}),
+        ready=np.where(call >= 0, _ready(trace, at, start), computed),
+        **({} if (call >= 0).any() else {"computed": ends}),
     )
-
-
-def _metadata(trace: RankTrace, rows: Ints) -> list[int]:
-    """[M] row in ``trace.collectives``: the kernel's own, else that of its ``record_param_comms`` by External
-    id; -1 without."""
-    events = trace.collectives.event
-    own = {int(event): i for i, event in enumerate(events)}
-    by_operator = {
-        int(trace.external_id[event]): i for i, event in enumerate(events) if trace.external_id[event] >= 0
-    }
-    return [own.get(int(row), by_operator.get(int(trace.external_id[row]), -1)) for row in rows]
 
 
 def _operation(trace: RankTrace, row: int, entry: int) -> str:
@@ -153,20 +148,12 @@ def _ready(trace: RankTrace, issued: Ints, start: Ints) -> Ints:
     return ready
 
 
-def _computed(trace: RankTrace, start: Ints) -> Ints:
-    """[M] end of the last kernel that finished before the collective started: it waited for no later one."""
-    ends = np.sort(trace.end_ns[_computes(trace)])
-    over = np.searchsorted(ends, start, side="right") - 1
-    ready: Ints = np.where(over >= 0, ends[np.clip(over, 0, None)], start) if len(ends) else start.copy()
-    return ready
-
-
 def _computes(trace: RankTrace) -> Mask:
     return trace.category_mask("kernel", "gpu_memset") & ~classify.communication_kernels(trace)
 
 
 def _kinds(
-    trace: RankTrace, main: int, call: Ints, at: Ints, operation: list[str], size: NDArray[np.float64]
+    trace: RankTrace, main: int, call: Ints, at: Ints, operation: list[str], size: Array
 ) -> list[SyncKind]:
     """[M] kind of each collective, issued by ``call`` (its row, -1 where unknown) at time ``at``, ns: launched by the backward pass's
     thread, inside DDP's forward, or by the script itself."""

@@ -31,7 +31,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from ddpdoctor.measure.numerics import EMPTY, Intervals, Ints, Mask, covered, total, union
+from ddpdoctor.measure.numerics import EMPTY, Array, Intervals, Ints, Mask, covered, total, union
 from ddpdoctor.measure.taxonomy import SyncKind
 from ddpdoctor.trace import RankTrace, classify
 
@@ -129,8 +129,6 @@ def after_sync(trace: RankTrace, idle: Intervals) -> Intervals:
     return union(gaps, np.minimum(stops, until))
 
 
-Times = NDArray[np.float64]
-
 QUEUED_LAUNCHES = 1024
 """Launches that CUDA queues for a device before the host has to wait."""
 
@@ -160,69 +158,58 @@ class HostSyncs(msgspec.Struct, frozen=True):
     """[W] event in the trace."""
     end: Ints = np.empty(0, np.int64)
     """[W] ns"""
-    waited_ns: Times = np.empty(0)
+    waited_ns: Array = np.empty(0)
     """[W] ns of the call in which the device was busy."""
     kind: Sequence[SyncKind] = ()
     """[W] ``barrier``, ``collective`` (its result is waited for) or ``device_sync``; calls with nearly no computation between them
     drain one queue together, and have the strongest kind among them."""
     queue_drain: Ints = np.empty(0, np.int64)
     """[W] number of that group of calls."""
-    cost_ns: Times = np.empty(0)
+    cost_ns: Array = np.empty(0)
     """[W] ns of idle time that the call causes; in a group, each has its share by the time it waited."""
 
 
-class DeviceTimeline(msgspec.Struct, frozen=True):
-    """Work of a rank's device, on the trace's own clock."""
-
-    busy: Intervals
-    """Computing, copying or communicating, without checkpoints."""
-    late: Intervals
-    """Idle because the host had not launched, without waits for data."""
-    computes: Mask
-    """[events] whether each event is a kernel that computes."""
-
-
-class Batches(msgspec.Struct, frozen=True):
-    """Batches taken from loaders with workers. A late batch comes no earlier to an earlier host: what was gained since the previous
-    batch is lost."""
-
-    end: Ints
-    """[B] ns"""
-    late: Mask
-    """[B] whether the workers had not prepared it yet."""
-
-
 def host_syncs_and_idle(
-    trace: RankTrace, comms: Collectives, device: DeviceTimeline
+    trace: RankTrace, comms: Collectives, computes: Mask, busy: Intervals, idle: Intervals
 ) -> tuple[HostSyncs, dict[str, Intervals]]:
-    """The host synchronisations, and the parts of ``device.late`` that each kind of them causes."""
-    waits = _find_waits(trace, comms, device)
-    if not len(waits.row) or not len(device.late[0]):
+    """The host synchronisations, and the parts of the ``idle`` time that each kind of them causes.
+
+    ``computes``: the events that are kernels that compute; ``busy``: when the device computes, copies or communicates, without
+    checkpoints; ``idle``: when it idles because the host had not launched, without waits for data.
+    """
+    waits = _find_waits(trace, comms, computes, busy)
+    if not len(waits.row) or not len(idle[0]):
         return waits, {}
-    starts, ends = device.late
+    starts, ends = idle
     # The device's work in a full launch queue.
-    most_ns = QUEUED_LAUNCHES * total(device.busy) / max(int(trace.category_mask(*DEVICE).sum()), 1)
-    saved, last = _saved(waits, device, _batches(trace), most_ns)
+    most_ns = QUEUED_LAUNCHES * total(busy) / max(int(trace.category_mask(*DEVICE).sum()), 1)
+    # Batches taken from loaders with workers, and whether these had not prepared them yet.
+    with_workers = trace.name_mask(lambda name: classify.IN_PROCESS not in name)
+    batches = np.flatnonzero(classify.next_batches(trace) & with_workers)
+    late = trace.duration_ns[batches] > TUNING.empty_loader_ns
+    saved, last = _saved(waits, idle, trace.end_ns[batches], late, most_ns)
     cost = np.bincount(waits.queue_drain[last], saved, minlength=int(waits.queue_drain.max()) + 1)
     waited = np.bincount(waits.queue_drain, waits.waited_ns)
     waits = replace(waits, cost_ns=(cost / waited)[waits.queue_drain] * waits.waited_ns)
     kind = np.array(waits.kind)[last]
-    idle = {
+    caused = {
         name: union(starts[kind == name], np.minimum(starts + saved, ends)[kind == name])
         for name in WAITED_FOR
     }
-    return waits, {name: intervals for name, intervals in idle.items() if len(intervals[0])}
+    return waits, {name: intervals for name, intervals in caused.items() if len(intervals[0])}
 
 
-def _saved(waits: HostSyncs, device: DeviceTimeline, batches: Batches, most_ns: float) -> tuple[Times, Ints]:
-    """([gaps] ns by which each gap in ``device.late`` would be shorter, [gaps] index of the last call that waited before its end, 0
-    where there is none)."""
-    starts, ends = device.late
-    of_kind = ((_WAIT, waits.end), (_BATCH, batches.end), (_GAP, ends))
+def _saved(
+    waits: HostSyncs, idle: Intervals, batch_end: Ints, batch_late: Mask, most_ns: float
+) -> tuple[Array, Ints]:
+    """([gaps] ns by which each gap of ``idle`` would be shorter, [gaps] index of the last call that waited before its end, 0
+    where there is none). A late batch comes no earlier to an earlier host: what was gained since the previous batch is lost."""
+    starts, ends = idle
+    of_kind = ((_WAIT, waits.end), (_BATCH, batch_end), (_GAP, ends))
     what = np.concatenate([np.full(len(at), kind) for kind, at in of_kind])
     index = np.concatenate([np.arange(len(at)) for _, at in of_kind])
     order = np.lexsort((index, what, np.concatenate([at for _, at in of_kind])))
-    waited_ns, late, lengths = waits.waited_ns.tolist(), batches.late.tolist(), (ends - starts).tolist()
+    waited_ns, late, lengths = waits.waited_ns.tolist(), batch_late.tolist(), (ends - starts).tolist()
     gain, last = np.zeros(len(starts)), np.zeros(len(starts), np.int64)
     lead = saved = 0.0
     latest = gaps = since_batch = 0
@@ -241,16 +228,10 @@ def _saved(waits: HostSyncs, device: DeviceTimeline, batches: Batches, most_ns: 
     return gain, last
 
 
-def _batches(trace: RankTrace) -> Batches:
-    with_workers = trace.name_mask(lambda n: classify.IN_PROCESS not in n)
-    rows = np.flatnonzero(classify.next_batches(trace) & with_workers)
-    return Batches(trace.end_ns[rows], trace.duration_ns[rows] > TUNING.empty_loader_ns)
-
-
-def _find_waits(trace: RankTrace, comms: Collectives, device: DeviceTimeline) -> HostSyncs:
+def _find_waits(trace: RankTrace, comms: Collectives, computes: Mask, busy: Intervals) -> HostSyncs:
     """The calls that wait for a busy device, in groups that drain one queue, by what they wait for."""
-    launch, launched = launch_pairs(trace, device.computes)
-    rows, waited = _waits_of_hosts(trace, launch, device.busy)
+    launch, launched = launch_pairs(trace, computes)
+    rows, waited = _waits_of_hosts(trace, launch, busy)
     if not len(rows):
         return HostSyncs()
     order = np.argsort(trace.end_ns[launch], kind="stable")
@@ -277,7 +258,7 @@ def _find_waits(trace: RankTrace, comms: Collectives, device: DeviceTimeline) ->
     )
 
 
-def _waits_of_hosts(trace: RankTrace, launch: Ints, busy: Intervals) -> tuple[Ints, Times]:
+def _waits_of_hosts(trace: RankTrace, launch: Ints, busy: Intervals) -> tuple[Ints, Array]:
     """(calls that wait for the device, in order of their ends, ns of each in which it was busy), on threads that launch work. A call
     that returns when its own copy is done counts only if it waited for more than the copy."""
     launching = np.isin(trace.lane, np.unique(trace.lane[launch]))
@@ -298,7 +279,7 @@ def _results(comms: Collectives, issued: Ints, at: Ints, computed: Ints) -> Ints
     collective and each call."""
     places = np.full(len(at), len(_RESULTS))
     for place in reversed(range(len(_RESULTS))):
-        rows = np.flatnonzero(np.array(comms.kind) == _RESULTS[place])
+        rows = np.flatnonzero(comms.of_kind(_RESULTS[place]))
         rows = rows[np.argsort(comms.issued[rows], kind="stable")]
         if len(rows):
             latest = np.searchsorted(comms.issued[rows], at, side="right") - 1

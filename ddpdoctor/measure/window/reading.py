@@ -1,4 +1,5 @@
-"""Reduce a trace to a :class:`Window`, with the amount of work in each step by the recorded shapes.
+"""Reduce a trace to a :class:`Window`, with the components of the rank's work outside its collectives (with a device, kernels, copies, and
+reasons for idle time; without one, the training thread's operators) and the amount of work in each step by the recorded shapes.
 
 Multiplications of matrices are nearly all of a model's computation, and weights nearly all of its elements: with twice the tokens, the
 elements of all inputs grow by little, the multiplications double. So multiplications are counted where a trace shows any, else
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -17,11 +18,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ddpdoctor.measure.numerics import (
+    EMPTY,
+    Intervals,
+    complement,
+    intersect,
+    subtract,
+    union,
+    union_of,
+)
+from ddpdoctor.measure.phases import Gap, Gaps, by_gap, gap_component, gaps_between
+from ddpdoctor.measure.taxonomy import BETWEEN_PHASES, Component
 from ddpdoctor.trace import RankTrace, classify
 
-from .collectives import Collectives, collectives_of_gloo, collectives_of_kernels
-from .components import device_work, host_work
-from .launches import DEVICE, host_recorded
+from .collectives import ENGINE, Collectives, collectives_of_gloo, collectives_of_kernels
+from .idle import after_sync, device_gaps, host_syncs_and_idle
+from .launches import CUDA_CALLS, DEVICE, event_union, host_recorded, launched_inside, launches
 from .window import Window
 
 Steps = Sequence[tuple[int, int, int]]
@@ -35,10 +47,15 @@ def read_window(trace: RankTrace, bounds: Steps | None = None, host: str = "") -
     """
     on_device = bool(trace.category_mask("kernel").any())
     main = main_lane(trace)
-    collectives = _collectives(trace, main)
+    # NCCL-like kernels where there are any, else Gloo's annotations.
+    kernels = np.flatnonzero(trace.category_mask("kernel") & classify.communication_kernels(trace))
+    collectives = collectives_of_kernels(trace, kernels, main) if len(kernels) else collectives_of_gloo(trace)
     shows_host = not on_device or host_recorded(trace)
+    # Kineto marks where the profiler began: opening it takes milliseconds of the first step, and is no work of the job.
+    marks = trace.category_mask("trace")
+    began = int(trace.start_ns[marks].min()) if marks.any() else 0
     steps = (
-        _recorded(bounds or [], trace)
+        [(number, max(start, began), end) for number, start, end in bounds or () if end > began]
         or _steps(trace, main)
         or ([] if shows_host else _steps_on_device(trace))
     )
@@ -63,22 +80,6 @@ def read_window(trace: RankTrace, bounds: Steps | None = None, host: str = "") -
         elements=work_amounts(trace, steps),
         **work,
     )
-
-
-def _recorded(bounds: Steps, trace: RankTrace) -> Steps:
-    """The steps, from where the profiler began, which Kineto marks: opening it takes milliseconds of the first step, and is no work of
-    the job."""
-    marks = trace.category_mask("trace")
-    began = int(trace.start_ns[marks].min()) if marks.any() else 0
-    return [(number, max(start, began), end) for number, start, end in bounds if end > began]
-
-
-def _collectives(trace: RankTrace, main: int) -> Collectives:
-    """NCCL-like kernels where there are any, else Gloo's annotations."""
-    kernels = np.flatnonzero(
-        trace.category_mask("kernel") & trace.name_mask(classify.is_communication_kernel)
-    )
-    return collectives_of_kernels(trace, kernels, main) if len(kernels) else collectives_of_gloo(trace)
 
 
 def _span(trace: RankTrace, on_device: bool) -> tuple[int, int]:
@@ -122,8 +123,7 @@ def _steps(trace: RankTrace, main: int) -> list[tuple[int, int, int]]:
             for row in marks
         }
         return sorted(steps, key=lambda step: step[1])
-    rows = np.flatnonzero(trace.name_mask(classify.is_optimizer_step) & on_main)
-    ends = sorted(_outermost_ends(trace, rows))
+    ends = event_union(trace, trace.name_mask(classify.is_optimizer_step) & on_main)[1].tolist()
     return [(i, start, end) for i, (start, end) in enumerate(pairwise(ends))]
 
 
@@ -140,16 +140,6 @@ def _steps_on_device(trace: RankTrace) -> list[tuple[int, int, int]]:
         for number, own in zip(of_step, np.split(rows[order], first[1:]), strict=True)
     ]
     return sorted(steps, key=lambda step: step[1])
-
-
-def _outermost_ends(trace: RankTrace, rows: NDArray[np.int64]) -> set[int]:
-    ends: set[int] = set()
-    reach = -1
-    for row in rows[np.argsort(trace.start_ns[rows], kind="stable")]:
-        if trace.start_ns[row] >= reach:
-            reach = int(trace.end_ns[row])
-            ends.add(reach)
-    return ends
 
 
 _PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
@@ -174,7 +164,7 @@ def work_amounts(trace: RankTrace, steps: Sequence[tuple[int, int, int]]) -> dic
     ]
     counted = np.array([_products(*text) for text in texts])
     if not counted.any():
-        counted = np.array([_elements(shapes) for _, shapes in texts])
+        counted = np.array([float(sum(map(math.prod, _dimensions(shapes)))) for _, shapes in texts])
     at, amount = trace.start_ns[rows], counted[which]
     return {number: float(amount[(at >= start) & (at < end)].sum()) for number, start, end in steps}
 
@@ -196,24 +186,197 @@ def _products(name: str, shapes: str) -> float:
 
 
 @lru_cache(1 << 16)
-def _elements(shapes: str) -> float:
-    """Elements of all tensors in an "Input Dims" text."""
-    return float(sum(math.prod(dims) for dims in _dimensions(shapes)))
-
-
 def _dimensions(text: str) -> list[list[int]]:
     """The tensors' dimensions in an "Input Dims" text, without scalars and lists of tensors."""
     try:
         inputs = json.loads(text)
     except (ValueError, RecursionError):
         return []
-    return [dims for dims in inputs if _is_tensor(dims)] if isinstance(inputs, list) else []
-
-
-def _is_tensor(dims: Any) -> bool:
-    """Whether these can be the dimensions of a tensor: their product must stay a number."""
-    return (
-        isinstance(dims, list)
+    return [
+        dims
+        for dims in (inputs if isinstance(inputs, list) else ())
+        # What can be the dimensions of a tensor: their product must stay a number.
+        if isinstance(dims, list)
         and 0 < len(dims) <= _MOST_DIMENSIONS
         and all(isinstance(d, int) and 0 <= d < 2**31 for d in dims)
+    ]
+
+
+def device_work(
+    trace: RankTrace, main: int, collectives: Collectives, span: tuple[int, int], last_step_end: int | None
+) -> dict[str, Any]:
+    """What the device computed, copied and waited for, as fields of a :class:`Window`, on the trace's own clock; the sets overlap with
+    collectives only. ``main`` is the training thread's lane, ``span`` the window's."""
+    moving = trace.category_mask("gpu_memcpy")
+    communicates = trace.name_mask(classify.is_communication_kernel)
+    # A copy within the device, such as of a bucket into its gradients, counts as computation.
+    within = moving & trace.name_mask(lambda name: classify.memcpy_kind(name) == "DtoD")
+    computes = (trace.category_mask("kernel", "gpu_memset") | within) & ~communicates
+    gaps = device_gaps(trace, computes | (moving & ~communicates), collectives.end)
+    # Work that the trace shows, and work that it lacks.
+    kernels, communicating = event_union(trace, computes), union(collectives.start, collectives.end)
+    # A save of the rank's state stops nothing while queued work hides it.
+    saving = subtract(_frames(trace, main, classify.is_save), union_of(kernels, communicating))
+    saved = union_of(_bursts(trace, computes), saving)
+    copies = subtract(subtract(event_union(trace, moving & ~computes), kernels), saved)
+    shown = union_of(kernels, copies, communicating)
+    filled = union_of(kernels, subtract(subtract(gaps.by_device, saved), copies))
+    # Reasons for idle time.
+    idle = subtract(subtract(complement(shown, *span), saved), filled)
+    collected = intersect(idle, garbage_collections(trace, main))
+    uncollected = subtract(idle, collected)
+    data = intersect(uncollected, event_union(trace, classify.next_batches(trace)))
+    rest = subtract(uncollected, data)
+    waiting = intersect(rest, after_sync(trace, uncollected))
+    calls = event_union(trace, trace.category_mask(*CUDA_CALLS, "cpu_op"))
+    issuing = intersect(subtract(rest, waiting), calls)
+    late = subtract(rest, gaps.queued)
+    # From the device's last event to the end of the last step: the host's work there comes before its next launch.
+    tail = EMPTY if last_step_end is None else union([span[1]], [last_step_end])
+    busy = subtract(shown, saved)
+    waits, idle_after = host_syncs_and_idle(trace, collectives, computes, busy, union_of(late, tail))
+    optimizer = event_union(trace, computes & launched_inside(trace, classify.optimizer_steps(trace)))
+    host_gaps = gaps_on_host(trace, main)
+    # When the device ran what the training thread launched in each kind of gap; by component without overlap, as streams are concurrent.
+    rows = np.flatnonzero(computes) if host_gaps.kinds else np.empty(0, np.int64)
+    launching = launches(trace, rows)
+    known = (launching >= 0) & (trace.lane[launching] == main)
+    rows, moments = rows[known], trace.start_ns[launching[known]]
+    launched = by_gap(host_gaps, moments, trace.start_ns[rows], trace.end_ns[rows]) if len(rows) else {}
+    between: dict[str, Intervals] = {}
+    for component in BETWEEN_PHASES:
+        own = [times for gap, times in launched.items() if gap_component(gap) is component]
+        between[component] = subtract(union_of(EMPTY, *own), union_of(optimizer, *between.values()))
+    return {
+        "sets": {
+            Component.DATA: data,
+            Component.DEVICE_SYNC: waiting,
+            Component.LAUNCH: issuing,
+            Component.COPY: copies,
+            Component.COLLECTION: collected,
+            Component.CHECKPOINT: saved,
+            Component.OPTIMIZER: optimizer,
+            **between,
+            Component.FORWARD: subtract(filled, union_of(optimizer, *between.values())),
+        },
+        "compute": kernels,
+        # A host of which nothing was recorded may also have waited for the collective.
+        "late_launches": intersect(gaps.for_host, communicating) if host_recorded(trace) else EMPTY,
+        "waits": waits,
+        "idle_after": idle_after,
+        "phase_gaps": {
+            gap: union_of(launched.get(gap, EMPTY), intersect(late, host_gaps.among([gap])))
+            for gap in host_gaps.kinds
+        },
+    }
+
+
+def host_work(trace: RankTrace, main: int) -> dict[str, Any]:
+    """The same for a CPU, from the training thread on lane ``main``: time of the data loader and the optimizer first, then of the
+    backward pass, then what runs between the phases; any other operator is the forward pass's."""
+    on_main = trace.lane == main
+    data = _annotated(trace, classify.is_dataloader, main)
+    optimizer = subtract(_annotated(trace, classify.is_optimizer_step, main), data)
+    backward = subtract(_annotated(trace, lambda name: name.startswith(ENGINE), main), optimizer)
+    operators = on_main & trace.category_mask("cpu_op") & ~trace.name_mask(lambda n: n.startswith("c10d::"))
+    rest = union_of(event_union(trace, operators), _annotated(trace, classify.is_ddp_forward, main))
+    computing = subtract(rest, union_of(data, optimizer, backward))
+    gaps = gaps_on_host(trace, main)
+    between = {component: intersect(computing, gaps.of(component)) for component in BETWEEN_PHASES}
+    sets = {
+        Component.DATA: data,
+        Component.OPTIMIZER: optimizer,
+        Component.BACKWARD: backward,
+        Component.FORWARD: subtract(computing, union_of(*between.values())),
+        **between,
+    }
+    phase_gaps = {gap: gaps.among([gap]) for gap in gaps.kinds}
+    return {"sets": sets, "compute": union_of(optimizer, backward, computing), "phase_gaps": phase_gaps}
+
+
+def _annotated(trace: RankTrace, predicate: Callable[[str], bool], lane: int | None = None) -> Intervals:
+    """Union of the operators and annotations with such names, on one lane or on all."""
+    rows = trace.category_mask("cpu_op", "user_annotation") & trace.name_mask(predicate)
+    return event_union(trace, rows if lane is None else rows & (trace.lane == lane))
+
+
+_BEFORE_FORWARD = (Component.DATA, Component.OPTIMIZER)
+_USUAL_INSTEAD: dict[Gap, tuple[Gap, ...]] = {
+    **{(before, Component.BACKWARD): ((before, Component.FORWARD),) for before in _BEFORE_FORWARD},
+    (Component.FORWARD, Component.OPTIMIZER): ((Component.FORWARD, Component.BACKWARD),),
+    **{
+        (Component.BACKWARD, behind): (
+            (Component.BACKWARD, Component.OPTIMIZER),
+            (Component.OPTIMIZER, behind),
+        )
+        for behind in (Component.DATA, Component.FORWARD)
+    },
+}
+"""A gap in which a phase is missing → the gaps that there are where the phase is marked."""
+_SELDOM = 0.5
+"""Ratio to the usual gaps from which on a job omits the phase, such as the optimizer with accumulated micro-batches."""
+
+
+def gaps_on_host(trace: RankTrace, main: int) -> Gaps:
+    """The gaps between the phases of the training thread, on lane ``main``, and the backward passes of its engine's threads; none where
+    the trace does not mark all phases."""
+    found = gaps_between(
+        {
+            Component.DATA: _annotated(trace, classify.is_dataloader, main),
+            Component.FORWARD: _annotated(trace, classify.is_ddp_forward, main),
+            Component.BACKWARD: _annotated(trace, lambda name: name.startswith(ENGINE)),
+            Component.OPTIMIZER: _annotated(trace, classify.is_optimizer_step, main),
+        }
     )
+    left_out = [place for place, gap in enumerate(found.kinds) if _is_within_phase(gap, found)]
+    kept = ~np.isin(found.kind, left_out)
+    starts, ends = found.times
+    return Gaps((starts[kept], ends[kept]), np.asarray(found.kind[kept]), found.kinds)
+
+
+def _is_within_phase(gap: Gap, found: Gaps) -> bool:
+    """Whether the gap lies within a phase: a backward pass continues between two functions of its engine, and a phase missing in only a
+    few steps was there, since profilers drop events."""
+    if gap == (Component.BACKWARD, Component.BACKWARD):
+        return True
+    usual = _USUAL_INSTEAD.get(gap)
+    if usual is None:
+        return False
+    counts = np.bincount(found.kind, minlength=len(found.kinds))
+    known = [counts[place] for place, other in enumerate(found.kinds) if other in usual]
+    return bool(counts[found.kinds.index(gap)] < _SELDOM * max(known, default=0))
+
+
+_SAVED_BYTES = 16 << 20
+"""Least bytes of a save: other copies to the host (a loss, metrics) are bytes to kilobytes; states are copied as a whole, and then
+written."""
+
+
+def garbage_collections(trace: RankTrace, main: int) -> Intervals:
+    """When Python's garbage collector ran on the training thread. Known in traces with stacks, where ``gc.collect`` was called, and for
+    every collection where the profiler recorded them (``record_python_gc_info``)."""
+    return _frames(trace, main, classify.is_garbage_collection)
+
+
+def _frames(trace: RankTrace, main: int, predicate: Callable[[str], bool]) -> Intervals:
+    rows = trace.category_mask("python_function")
+    return (
+        event_union(trace, rows & trace.name_mask(predicate) & (trace.lane == main)) if rows.any() else EMPTY
+    )
+
+
+def _bursts(trace: RankTrace, computes: NDArray[np.bool_]) -> Intervals:
+    """Copies to the host of at least ``_SAVED_BYTES`` between two kernels, up to the next kernel."""
+    out = np.flatnonzero(
+        trace.category_mask("gpu_memcpy") & trace.name_mask(lambda n: classify.memcpy_kind(n) == "DtoH")
+    )
+    kernels = np.sort(trace.start_ns[computes])
+    if not len(out) or not len(kernels):
+        return EMPTY
+    out = out[np.argsort(trace.start_ns[out], kind="stable")]
+    places, first = np.unique(np.searchsorted(kernels, trace.start_ns[out]), return_index=True)
+    sizes = np.add.reduceat(np.clip(trace.bytes[out], 0, None), first)
+    over = np.maximum.reduceat(trace.end_ns[out], first)
+    until = np.where(places < len(kernels), kernels[np.minimum(places, len(kernels) - 1)], over)
+    saves = sizes >= _SAVED_BYTES
+    return union(trace.start_ns[out[first]][saves], until[saves])

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from ddpdoctor.measure.numerics import EMPTY, Intervals, Ints, Mask, place_in
 from ddpdoctor.measure.phases import Gap
@@ -152,7 +151,7 @@ def in_steps(window: Window) -> Mask:
     return inside
 
 
-def arrivals(window: Window) -> tuple[Ints, NDArray[np.bool_]]:
+def arrivals(window: Window) -> tuple[Ints, Mask]:
     """[M] when each collective can start, ns, and whether it was queued until then.
 
     On a device each process group has its own stream, and a rank may be in several collectives at once: a part was queued where it
@@ -160,7 +159,12 @@ def arrivals(window: Window) -> tuple[Ints, NDArray[np.bool_]]:
     """
     comms = window.collectives
     if window.on_device:
-        return comms.start, _starts_as_another_ends(comms)
+        order = np.argsort(comms.end, kind="stable")
+        before = np.searchsorted(comms.end[order], comms.start + ROUNDING_NS, side="right") - 1
+        # A collective shorter than the clock's rounding is not queued after itself.
+        before -= (before >= 0) & (order[np.maximum(before, 0)] == np.arange(len(comms)))
+        over = comms.end[order[np.maximum(before, 0)]] if len(comms) else comms.end
+        return comms.start, (before >= 0) & (comms.start - over < QUEUED_NS)
     order = np.argsort(comms.start, kind="stable")
     over = np.maximum.accumulate(comms.end[order])[:-1]
     arrival, queued = comms.start.copy(), np.zeros(len(comms), bool)
@@ -169,31 +173,21 @@ def arrivals(window: Window) -> tuple[Ints, NDArray[np.bool_]]:
     return np.minimum(arrival, comms.end), queued
 
 
-def _starts_as_another_ends(comms: Collectives) -> NDArray[np.bool_]:
-    order = np.argsort(comms.end, kind="stable")
-    before = np.searchsorted(comms.end[order], comms.start + ROUNDING_NS, side="right") - 1
-    # A collective shorter than the clock's rounding is not queued after itself.
-    before -= (before >= 0) & (order[np.maximum(before, 0)] == np.arange(len(comms)))
-    over = comms.end[order[np.maximum(before, 0)]] if len(comms) else comms.end
-    queued: NDArray[np.bool_] = (before >= 0) & (comms.start - over < QUEUED_NS)
-    return queued
-
-
 def with_bucket_sizes(windows: Sequence[Window], bucket_bytes: Sequence[float]) -> list[Window]:
     """The windows with the sizes of DDP's buckets on Gloo's reductions, whose traces lack them.
 
     Buckets come in the order of ``bucket_bytes`` in every backward pass. A step whose number of reductions is not a multiple of that of
     the buckets is unchanged.
     """
-    return [_with_bucket_sizes(window, np.asarray(bucket_bytes, float)) for window in windows]
+    return [_with_bucket_sizes(window, bucket_bytes) if len(bucket_bytes) else window for window in windows]
 
 
-def _with_bucket_sizes(window: Window, bucket_bytes: NDArray[np.float64]) -> Window:
+def _with_bucket_sizes(window: Window, bucket_bytes: Sequence[float]) -> Window:
     comms, count = window.collectives, len(bucket_bytes)
-    if not count or not np.isnan(comms.bytes).all():
+    if not np.isnan(comms.bytes).all():
         return window
     order = np.argsort(comms.issued, kind="stable")
-    reductions = np.array([i for i in order if comms.kind[i] == SyncKind.GRADIENTS], np.int64)
+    reductions = order[comms.of_kind(SyncKind.GRADIENTS)[order]]
     bounds = np.array([(start, end) for _, start, end in window.steps], np.int64)
     sizes = comms.bytes.copy()
     for first, behind in np.searchsorted(comms.issued[reductions], bounds):
