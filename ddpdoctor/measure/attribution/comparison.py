@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
-from ddpdoctor.measure.graph import CycleGroup, Graph
+from ddpdoctor.measure.graph import Graph, RankSteps
 from ddpdoctor.measure.numerics import Array, Ints, Mask
 from ddpdoctor.measure.taxonomy import (
     BETWEEN_PHASES,
@@ -88,8 +88,10 @@ def compare(graph: Graph) -> Comparison:
         _beyond_others(group.segment_classes.by_class(of_group))
         for group, of_group in zip(graph.groups, work, strict=True)
     ]
+    # What runs beside synchronisations counts in the segment where it ends up, which may be another on each rank: only the whole
+    # cycle tells then.
     more = [
-        _over_the_cycle(group, of_group, difference)
+        difference.sum(axis=1) if group.hidden is None else _beyond_others(of_group.sum(axis=1))
         for group, of_group, difference in zip(graph.groups, work, by_class, strict=True)
     ]
     return Comparison(
@@ -124,18 +126,6 @@ def _slower_in_gaps(work: Sequence[Array]) -> list[Array]:
     return result
 
 
-def _over_the_cycle(group: CycleGroup, work: Array, difference: Array) -> Array:
-    """[N, R, C] beyond the others over the whole cycle, of ``difference`` by parts of the step.
-
-    What runs beside synchronisations counts in the segment where it ends up, which may be another on each rank: only the whole
-    cycle tells then.
-    """
-    if group.hidden is not None:
-        return _beyond_others(work.sum(axis=1))
-    more: Array = difference.sum(axis=1)
-    return more
-
-
 def _beyond_others(work: Array) -> Array:
     """[..., R, C] work minus the median of the other ranks."""
     by_kind = np.swapaxes(work, -1, -2)
@@ -165,6 +155,16 @@ def others_median(values: Array) -> Array:
         return np.broadcast_to(middle[..., None], values.shape)
     others = (np.delete(values, rank, axis=-1) for rank in range(world))
     return np.stack([np.partition(of_others, half, axis=-1)[..., half] for of_others in others], axis=-1)
+
+
+def in_steps(ranks: Sequence[RankSteps], values: Sequence[Array], steps: Ints) -> Array:
+    """[cycles, R] what ``values`` (by rank, [N] by its own steps) are in these ``steps``; NaN where a rank did not record the step."""
+    known = [
+        dict(zip(of_rank.steps.tolist(), own.tolist(), strict=True))
+        for of_rank, own in zip(ranks, values, strict=True)
+    ]
+    rows = [[own.get(step, np.nan) for own in known] for step in steps.tolist()]
+    return np.array(rows, float).reshape(len(steps), len(ranks))
 
 
 def in_columns(shape: tuple[int, ...], marked: Iterable[tuple[LateCause, Mask]]) -> Mask:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from ddpdoctor.measure.attribution import STANDOUT, component
+from ddpdoctor.measure.attribution import LATENESS, component
 from ddpdoctor.measure.facts import Cost
 from ddpdoctor.measure.graph import CycleGroup, Graph
 from ddpdoctor.measure.metrics import Cores
@@ -217,7 +217,7 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
         if not self.short or hit.all():
             return []
         few = (
-            0 < hit.sum() < PERSISTENCE.fewest_of_pattern and gain_ns >= STANDOUT.window_share * self.mean_ns
+            0 < hit.sum() < PERSISTENCE.fewest_of_pattern and gain_ns >= LATENESS.window_share * self.mean_ns
         )
         listed = Component.CHECKPOINT in components or (Component.DATA in components and bool(few))
         return sorted(self.steps[hit].tolist()) if listed else []
