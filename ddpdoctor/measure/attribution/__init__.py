@@ -22,5 +22,5 @@ blocks, where Student's test finds 93 % (5 steps, scatter 4 %); with four ranks 
 """
 
 from .attribute import UNSEEN, Attribution, attribute, component, unseen
-from .comparison import in_steps, others_median
+from .comparison import in_steps, longer_alike, others_median
 from .lateness import LATENESS, least_outlier, most_of

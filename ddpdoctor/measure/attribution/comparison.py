@@ -112,18 +112,22 @@ def _slower_in_gaps(work: Sequence[Array]) -> list[Array]:
     """``work`` [N, K, R, C] ns per group, in which a slower rank's operators between the phases take, up to as much longer as its
     phases do, part in its computation."""
     phases = np.concatenate([of_group[..., _PHASES].sum(axis=(1, 3)) for of_group in work])
-    usual = np.median(phases, axis=0)
-    slower = np.clip(usual / np.maximum(others_median(usual), 1.0) - 1.0, 0.0, None)
     result = []
     for of_group in work:
         moved = np.zeros(of_group.shape)
         for column in _GAPS:
-            own = of_group[..., column]
-            others = others_median(own)
-            moved[..., column] = np.clip(np.minimum(own - others, slower * others), 0.0, None)
+            moved[..., column] = longer_alike(of_group[..., column], phases)
         moved[..., INDEX[Component.FORWARD]] = -moved.sum(axis=-1)
         result.append(of_group - moved)
     return result
+
+
+def longer_alike(gaps: Array, phases: Array) -> Array:
+    """[..., R] ns of the work in ``gaps`` [..., R] beyond the other ranks, up to as much longer as the rank's usual ``phases`` [cycles, R]
+    are: the same computation, slower."""
+    usual, others = np.median(phases, axis=0), others_median(gaps)
+    slower = np.clip(usual / np.maximum(others_median(usual), 1.0) - 1.0, 0.0, None)
+    return np.clip(np.minimum(gaps - others, slower * others), 0.0, None)
 
 
 def _beyond_others(work: Array) -> Array:

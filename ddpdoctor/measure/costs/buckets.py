@@ -20,8 +20,7 @@ from ddpdoctor.measure.metrics import MessageCost
 from ddpdoctor.measure.numerics import Array
 from ddpdoctor.measure.taxonomy import COMPUTATION, SharedCause, SyncKind
 
-from .context import Context, Costs
-from .price_range import range_of_share
+from .price import Context, Costs, range_of_share
 from .shared import exposed_transfers, usual_transfer
 
 
@@ -126,10 +125,10 @@ def _saved(context: Context, communication: Cost | None) -> BucketSavings:
         facts,
         context.message,
         communication,
-        context.pricing.mean_ns / 1e6,
+        context.mean_ns / 1e6,
         issue_ns=float(np.median(context.reducer.issue_ns or (0.0,))),
         disturbed_ms=disturbed_ns(context.graph) / 1e6 if context.host_timed else 0.0,
-        overlappable=lambda ms: context.overlappable_transfer_ns(context.graph, ms * 1e6) / 1e6,
+        overlappable=lambda ms: context.overlappable_transfer_ns(ms * 1e6) / 1e6,
         host_timed=context.host_timed,
     )
 
@@ -158,8 +157,8 @@ def _with_overlap(context: Context, facts: BucketFacts, communication: Cost | No
         return None
     left_ms = behind_ns(messages_ns, (facts.backward_ms or 0.0) * 1e6) / 1e6 * (facts.syncs_per_step or 1.0)
     hidden_ms = communication.ms_per_step - left_ms
-    saved_ms = context.overlappable_transfer_ns(context.graph, hidden_ms * 1e6) / 1e6
-    return _saving(saved_ms, context.pricing.mean_ns / 1e6, communication, bounded=saved_ms < hidden_ms)
+    saved_ms = context.overlappable_transfer_ns(hidden_ms * 1e6) / 1e6
+    return _saving(saved_ms, context.mean_ns / 1e6, communication, bounded=saved_ms < hidden_ms)
 
 
 def _starts_late(facts: BucketFacts) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from ddpdoctor.measure.attribution import component
+from ddpdoctor.measure.attribution import component, in_steps
 from ddpdoctor.measure.facts import Cost
 from ddpdoctor.measure.graph import CycleGroup, Graph, SegmentClasses
 from ddpdoctor.measure.numerics import Array, Mask
@@ -32,8 +32,7 @@ from ddpdoctor.measure.taxonomy import (
     SyncKind,
 )
 
-from .context import Context, Costs
-from .price import set_by_hosts
+from .price import Context, Costs, set_by_hosts
 from .why import awake_of_all_ms
 
 _USER_CODE = (SharedCause.HOST, SharedCause.OUTSIDE)
@@ -87,11 +86,11 @@ def redundant_reductions(context: Context) -> Costs:
     if not any(again.any() for again in chosen):
         return {}
     transfers = [
-        group.transfer[:, :, None] * again[None, :, None] for group, again in zip(groups, chosen, strict=True)
+        group.transfer[:, :, None] * again[:, None] for group, again in zip(groups, chosen, strict=True)
     ]
     changes = without_reductions(context.graph, context.reducer.synced_ns)
     where = context.lines.syncs([SyncKind.GRADIENTS])
-    return _known({SharedCause.REDUNDANT_SYNC: context.pricing.cost(changes, transfers, where=where)})
+    return _known({SharedCause.REDUNDANT_SYNC: context.cost(changes, transfers, where=where)})
 
 
 def _reduced_again(group: CycleGroup, k: int) -> bool:
@@ -125,7 +124,7 @@ def starved_of_cpu(context: Context) -> Costs:
     removed = [_common_run_delay(context.graph, group) for group in context.graph.groups]
     if not any(delay.any() for delay in removed):
         return {}
-    return _known({SharedCause.CPU_STARVED: context.pricing.cost([without_work(removed)], removed)})
+    return _known({SharedCause.CPU_STARVED: context.cost([without_work(removed)], removed)})
 
 
 def common_work(context: Context, components: Components, *, by_kind: bool = False) -> Cost | None:
@@ -148,7 +147,7 @@ def common_work(context: Context, components: Components, *, by_kind: bool = Fal
         alone.append(np.sum([part for _, part in parts], axis=0))
     if not sum(float(work.sum()) for work in removed):
         return None
-    same = context.lines.in_common(components, context.pricing.steps) if by_kind else None
+    same = context.lines.in_common(components, context.steps) if by_kind else None
     if same is not None and same < MOSTLY_THE_SAME:
         removed, alone = [same * work for work in removed], [same * work for work in alone]
     where = None
@@ -158,7 +157,7 @@ def common_work(context: Context, components: Components, *, by_kind: bool = Fal
         if long.any() and usual.any():
             removed, alone = _as_usual(removed, long, usual), _as_usual(alone, long, usual)
             where = context.lines.work(components, None, numbers[usual], or_else=numbers)
-    return context.pricing.cost([without_work(removed, alone)], removed, components, where=where)
+    return context.cost([without_work(removed, alone)], removed, components, where=where)
 
 
 def _as_usual(work: list[Array], long: Mask, usual: Mask) -> list[Array]:
@@ -186,7 +185,7 @@ def different_work(context: Context) -> list[Array] | None:
     graph, components = context.graph, LATE_COMPONENTS[LateCause.HOST]
     if len(graph.ranks) < 2 or not context.host_timed:
         return None
-    same = context.lines.in_common(components, context.pricing.steps)
+    same = context.lines.in_common(components, context.steps)
     if same is None or same >= DIFFERENT:
         return None
     work = [component([group.work], components)[0] for group in graph.groups]
@@ -208,7 +207,7 @@ def _exposed_transfer(context: Context, kind: SyncKind) -> Cost | None:
     spent = [transfer[:, :, None] for transfer in transfers]
     names = _names(context.graph, [kind]) if kind == SyncKind.MODEL else None
     where = context.lines.syncs([kind])
-    return context.pricing.cost([without_transfer(transfers)], spent, where=where, operation=names)
+    return context.cost([without_transfer(transfers)], spent, where=where, operation=names)
 
 
 def usual_transfer(group: CycleGroup, kind: SyncKind = SyncKind.GRADIENTS) -> Array:
@@ -227,7 +226,7 @@ def _without_syncs(context: Context, kind: SyncKind) -> Cost | None:
     ]
     if not any(time.any() for time in spent):
         return None
-    return context.pricing.cost(
+    return context.cost(
         without_waiting(graph, kinds),
         spent,
         where=context.lines.syncs(kinds),
@@ -262,8 +261,7 @@ def _work_and_alone(group: CycleGroup, components: Components) -> tuple[Array, A
 
 def _common_run_delay(graph: Graph, group: CycleGroup) -> Array:
     """[N, K, R] ns of run delay that the ranks have in common, spread over each rank's work."""
-    by_step = [dict(zip(rank.steps.tolist(), rank.run_delay.tolist(), strict=True)) for rank in graph.steps]
-    delay = np.array([[delays.get(int(step), np.nan) for delays in by_step] for step in group.steps])
+    delay = in_steps(graph.steps, [of_rank.run_delay for of_rank in graph.steps], group.steps)
     known = ~np.isnan(delay).any(axis=1)
     common = np.zeros((len(delay), 1, delay.shape[1]))
     if known.any():

@@ -3,6 +3,10 @@
 A rank that is slower at the same work, because of its clocks, its cores or another process, is slower in forward, backward and optimizer
 alike. Additional work is in one place. Times alone cannot distinguish more: kernels that are slower in one phase look like additional
 kernels.
+
+The excess of a late rank also rests on estimates: the operators' share of a gap, waiting that hides work, work that is only slower. A
+report draws the recorded events next to it. So :func:`confirmed_by_events` compares the ranks once more by these events alone, in the
+steps in which the rank is late: a rank that computes longer has longer phases there, and no longer gap between them.
 """
 
 from __future__ import annotations
@@ -13,13 +17,47 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ddpdoctor.measure.attribution import longer_alike, others_median
 from ddpdoctor.measure.facts import Cost
 from ddpdoctor.measure.graph import Graph, RankSteps
 from ddpdoctor.measure.numerics import Array, Ints, median_error, scatter_of
-from ddpdoctor.measure.taxonomy import INDEX, PHASES, WAITING_FOR_DATA, Component, LateCause
+from ddpdoctor.measure.taxonomy import (
+    BETWEEN_PHASES,
+    COMPUTATION,
+    INDEX,
+    LATE_COMPONENTS,
+    PHASES,
+    WAITING_FOR_DATA,
+    Component,
+    Components,
+    LateCause,
+)
 
 _RECORDED = [INDEX[name] for name in (*WAITING_FOR_DATA, Component.CHECKPOINT)]
 """Components that are, or may be, waiting, and are reported as such."""
+
+
+class _Tuning(msgspec.Struct, frozen=True):
+    even: float = 1.02
+    """Multiple of the others' amount of work up to which amounts count as equal: batches of a sampler differ by a sample."""
+    explains: float = 0.5
+    """Part of the excess that something must explain to be its cause."""
+    seldom: float = 0.5
+    """If the excess occurs in a smaller part of the steps, the other steps show the rank's usual wait for a CPU, and only the wait beyond
+    that counts."""
+    fewest_known: int = 2
+    """Fewest steps with a known amount."""
+    least: float = 0.25
+    """Part of the excess that a general slowdown would cause in the other phases: if less, they show nothing."""
+    part: float = 0.25
+    """Part of that slowdown that the other phases may show at most: half-way between none and half of it."""
+    sigmas: float = 2.0
+    """Standard errors added to the measured slowdown: one-sided error rate of 1 in 40."""
+    shows: float = 0.5
+    """Part of the lateness that the events must show for another kind of work, for that kind to be named."""
+
+
+_TUNING = _Tuning()
 
 
 def awake_longer_ms(graph: Graph, removed: Sequence[Array], positions: Sequence[int]) -> float | None:
@@ -73,18 +111,6 @@ def _awake_ns(steps: RankSteps, numbers: Ints) -> float | None:
     return float(np.median(known)) if len(known) else None
 
 
-class _PhaseTuning(msgspec.Struct, frozen=True):
-    least: float = 0.25
-    """Part of the excess that a general slowdown would cause in the other phases: if less, they show nothing."""
-    part: float = 0.25
-    """Part of that slowdown that the other phases may show at most: half-way between none and half of it."""
-    sigmas: float = 2.0
-    """Standard errors added to the measured slowdown: one-sided error rate of 1 in 40."""
-
-
-_PHASE = _PhaseTuning()
-
-
 def slower_phase(graph: Graph, positions: Sequence[int]) -> Component | None:
     """The only phase in which these ranks compute longer; None where others are longer too, or are too short to show it."""
     others = [position for position in range(len(graph.ranks)) if position not in positions]
@@ -101,9 +127,9 @@ def slower_phase(graph: Graph, positions: Sequence[int]) -> Component | None:
     if excess <= 0 or typical <= 0:
         return None
     slower = excess / typical * float(np.median(usual[:, rest].sum(axis=1)))
-    comparable = slower >= _PHASE.least * excess
+    comparable = slower >= _TUNING.least * excess
     return (
-        PHASES[longest] if comparable and _most(more[:, rest].sum(axis=1)) <= _PHASE.part * slower else None
+        PHASES[longest] if comparable and _most(more[:, rest].sum(axis=1)) <= _TUNING.part * slower else None
     )
 
 
@@ -111,27 +137,12 @@ def _most(values: Array) -> float:
     """Upper confidence limit of the median."""
     middle = float(np.median(values))
     error = float(median_error(scatter_of(values - middle), len(values)))
-    return middle + _PHASE.sigmas * error
+    return middle + _TUNING.sigmas * error
 
 
 Amount = Callable[[RankSteps], Array | None]
 _AMOUNTS: tuple[Amount, ...] = (lambda steps: steps.samples, lambda steps: steps.elements)
 """Measures of a rank's amount of work: samples, or elements where samples differ in size."""
-
-
-class _Tuning(msgspec.Struct, frozen=True):
-    even: float = 1.02
-    """Multiple of the others' amount of work up to which amounts count as equal: batches of a sampler differ by a sample."""
-    explains: float = 0.5
-    """Part of the excess that something must explain to be its cause."""
-    seldom: float = 0.5
-    """If the excess occurs in a smaller part of the steps, the other steps show the rank's usual wait for a CPU, and only the wait beyond
-    that counts."""
-    fewest_known: int = 2
-    """Fewest steps with a known amount."""
-
-
-_TUNING = _Tuning()
 
 
 def cause_of_computing_longer(
@@ -225,3 +236,48 @@ def _scheduled(graph: Graph, steps: Ints) -> dict[int, _Scheduled]:
         if delay is not None and ran:
             found[rank] = _Scheduled(delay, ran)
     return found
+
+
+def confirmed_by_events(
+    drawn: Array, cause: LateCause, removed: Sequence[Array], positions: Sequence[int]
+) -> dict[str, Any]:
+    """The fields ``late_ms``, ``drawn_ms`` (means over the ranks) and ``drawn_as`` of a cost.
+
+    ``drawn`` [cycles, R, C] is the recorded work, ``removed`` [N, K, R] ns per group the excess of these ranks for the cause. {} where
+    they have no excess, or nothing of that kind is recorded.
+    """
+    said = np.concatenate([of_group.sum(axis=1) for of_group in removed])
+    hits = {position: said[:, position] > 0 for position in positions if (said[:, position] > 0).any()}
+    components = LATE_COMPONENTS.get(cause)
+    if not hits or components is None or cause == LateCause.UNKNOWN:
+        return {}
+    if cause == LateCause.COMPUTE and not np.median(_of(drawn, COMPUTATION), axis=0)[list(hits)].any():
+        return {}
+
+    def in_its_steps(values: Array) -> float:
+        medians = [np.median(values[hit, position]) for position, hit in hits.items()]
+        return float(np.mean(medians)) / 1e6
+
+    late_ms = in_its_steps(said)
+    shown = {
+        kind: in_its_steps(_beyond(drawn, kind)) for kind in LATE_COMPONENTS if kind != LateCause.UNKNOWN
+    }
+    elsewhere = max((kind for kind in shown if kind != cause), key=lambda kind: shown[kind])
+    instead = shown[cause] < _TUNING.shows * late_ms <= shown[elsewhere]
+    return {"late_ms": late_ms, "drawn_ms": shown[cause], "drawn_as": elsewhere if instead else None}
+
+
+def _of(drawn: Array, components: Components) -> Array:
+    """[cycles, R] ns."""
+    whole: Array = drawn[:, :, [INDEX[name] for name in components]].sum(axis=2)
+    return whole
+
+
+def _beyond(drawn: Array, cause: LateCause) -> Array:
+    """[cycles, R] ns of a kind of work in excess of the median of the other ranks. For computation, a rank that is slower in its phases
+    is allowed the same slowdown in the gaps between them: up to that, a longer gap counts as computation too."""
+    own = _of(drawn, LATE_COMPONENTS[cause])
+    beyond: Array = own - others_median(own)
+    if cause != LateCause.COMPUTE:
+        return beyond
+    return beyond + longer_alike(_of(drawn, (*BETWEEN_PHASES, Component.HOST)), _of(drawn, PHASES))

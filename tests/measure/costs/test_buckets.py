@@ -159,7 +159,7 @@ def test_a_transfer_by_threads_needs_cores_to_run_beside_the_computation(cores, 
     graph = simple(2)
     context = Context(graph, attribute(graph), NoLines(), cores=cores)
     gain_ns = 0.05 * graph.mean_cycle_ns
-    assert context.overlappable_transfer_ns(graph, gain_ns) == pytest.approx(left * gain_ns)
+    assert context.overlappable_transfer_ns(gain_ns) == pytest.approx(left * gain_ns)
 
 
 def test_small_messages_on_hosts_cost_what_their_exposed_transfer_shows():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddpdoctor.measure.costs.price_range import PriceRange
+from ddpdoctor.measure.costs import PriceRange
 from ddpdoctor.measure.facts import RANGE_LEVEL
 from ddpdoctor.measure.numerics import mean_error, normal
 

@@ -30,7 +30,7 @@ def logging_cost(context: Context) -> Costs:
     """``shared.logging``: for the sake of the example, a quarter of the backward pass."""
     backward = component([group.work for group in context.graph.groups], [Component.BACKWARD])
     written = [0.25 * work for work in backward]
-    return {"shared.logging": context.pricing.cost([without_work(written)], written, (Component.BACKWARD,))}
+    return {"shared.logging": context.cost([without_work(written)], written, (Component.BACKWARD,))}
 '''
 RULE = """\
 id: host/logging
