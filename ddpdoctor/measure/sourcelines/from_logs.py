@@ -15,10 +15,17 @@ from ddpdoctor.measure.places import CodeLine, Stack, Where
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.taxonomy import BETWEEN_PHASES, Component, SyncKind
 
-from .callers import usual, with_heaviest
 from .counts import SampleCounts, common_of, counted, excess_samples, same_lines, scale_of
 from .gaps import MainGap, free_gaps, gaps_of_log, lies_in_gaps, lies_outside, main_gap
-from .ranking import MOST_LINES, SourceLines, chosen_and_others, joined, ranked
+from .ranking import (
+    MOST_LINES,
+    SourceLines,
+    chosen_and_others,
+    joined,
+    ranked,
+    usual,
+    with_heaviest,
+)
 from .table import Samples, kinds_of, samples_of
 
 _FEWEST_SAMPLES = 3
@@ -140,12 +147,6 @@ class LogSourceLines(SourceLines):
             )
             for (line, through), count in calls.most_common(MOST_LINES)
         ]
-
-    def operation(
-        self, components: Sequence[Component | SyncKind], positions: Sequence[int] | None
-    ) -> str | None:
-        """None: a step log has no kernels."""
-        return None
 
     def work(
         self,
