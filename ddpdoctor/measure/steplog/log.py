@@ -20,9 +20,8 @@ from ddpdoctor.rundir import SAMPLES_FILE, STEPS_FILE, TRACE_FILE, EventKind, No
 from ddpdoctor.rundir.liveness import is_running
 
 from .activities import Activities, activities_of
-from .records import EVALUATED, DeviceTimes, Step
+from .records import EVALUATED, DeviceTimes, Step, WorkerLog
 from .syncpoints import SyncPoint, has_ddp, sync_points_of
-from .workers import WorkerLog
 
 _ONE_IN = 3
 """A loader that gives batches in at least one of so many steps is a training loader. Two alternating training loaders both are; one

@@ -1,8 +1,8 @@
-"""Synchronisation points of one rank's step log: when it arrives at each, and when each ends."""
+"""Synchronisation points of one rank's step log, when it arrives at each, and when each ends; and those of all ranks, matched by keys."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -212,3 +212,42 @@ def _of_buffers(step: Step, seen: _Seen) -> Iterator[SyncPoint]:
                 root=0,
                 where=event.where,
             )
+
+
+class MatchedSync(msgspec.Struct, frozen=True):
+    """The same synchronisation on all its ranks."""
+
+    key: Key
+    points: Mapping[int, SyncPoint]
+    """By position of the log, in rising order."""
+    first: SyncPoint
+    """The point of the lowest position, for fields that are the same on all ranks."""
+
+    @property
+    def last_arrival_ns(self) -> int:
+        """Epoch ns."""
+        return max(point.arrival_ns for point in self.points.values())
+
+
+def match_syncs(ranks: Sequence[Sequence[SyncPoint]]) -> tuple[list[MatchedSync], int]:
+    """Synchronisations with all their members, in order of last arrival, and how many points had no counterpart on another
+    rank, of the points of each of the ``ranks``.
+
+    The members of a group are the ranks on which any of its synchronisations was seen.
+    """
+    by_key: dict[Key, dict[int, SyncPoint]] = defaultdict(dict)
+    members: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for position, points_of_rank in enumerate(ranks):
+        for point in points_of_rank:
+            by_key[point.key][position] = point
+            members[point.key[:2]].add(position)
+    matched, unmatched = [], 0
+    for key, points in by_key.items():
+        # A call that one rank misses shifts its sequence, and pairs different operations.
+        are_alike = len({point.name for point in points.values()}) == 1
+        if are_alike and len(points) == len(members[key[:2]]):
+            matched.append(MatchedSync(key, points, next(iter(points.values()))))
+        else:
+            unmatched += len(points)
+    matched.sort(key=lambda sync: sync.last_arrival_ns)
+    return matched, unmatched
