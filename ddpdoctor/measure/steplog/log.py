@@ -174,8 +174,7 @@ def _lost_windows(logs: Sequence[RankLog], ended: bool) -> Iterator[Note]:
             if ended or is_running(log.record.info) is False:
                 sentence = f"killed while the profiler window {doing}: what the window had recorded is lost."
             yield Note(sentence).of_rank(log.rank)
-    for log in logs:
-        if _window_state(log) == "saved" and not log.record.has_window:
+        elif state == "saved" and not log.record.has_window:
             path = f"{log.record.path}/{TRACE_FILE}"
             lost = f"{path} is missing: this rank's profiler window was saved, and is not read."
             yield Note(lost).of_rank(log.rank)

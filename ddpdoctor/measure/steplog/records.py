@@ -6,7 +6,6 @@ recorded or moved to another clock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -120,13 +119,9 @@ class Event(msgspec.Struct, frozen=True, gc=False, rename=renamed(EventField)):
     def gradients_ready_ns(self) -> int:
         """When the last gradient of this backward pass was ready by the reducer's times, but no later than the end of the pass; ns
         after the start of its step."""
-        return self.ready_by(self.reductions)
-
-    def ready_by(self, reductions: Sequence[Reduction]) -> int:
-        """The same by the given ``reductions`` of this event."""
         ready = [
             (each.forward_end_ns if each.forward_end_ns is not None else self.start_ns) + max(each.ready_ns)
-            for each in reductions
+            for each in self.reductions
             if each.ready_ns
         ]
         return min(max(ready, default=self.end_ns), self.end_ns)
@@ -207,15 +202,11 @@ class Step(msgspec.Struct, frozen=True, gc=False):
 
     def shifted(self, by_ns: int) -> Step:
         """The same step on a clock that is ``by_ns`` ahead."""
-        return Step(
-            self.number,
-            self.start_ns + by_ns,
-            self.end_ns + by_ns,
-            self.events,
-            self.marks,
-            self.run_delay_ns,
-            self.cpu_ns,
-            self.moved_ns + by_ns,
+        return msgspec.structs.replace(
+            self,
+            start_ns=self.start_ns + by_ns,
+            end_ns=self.end_ns + by_ns,
+            moved_ns=self.moved_ns + by_ns,
         )
 
     def marked(self, mark: str) -> Step:

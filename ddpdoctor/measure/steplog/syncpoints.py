@@ -122,7 +122,7 @@ def _of_backwards(step: Step, seen: _Seen, job: _Job) -> Iterator[SyncPoint]:
             SyncKind.GRADIENTS,
             "DDP gradients",
             step.number,
-            step.start_ns + event.ready_by(reduced),
+            step.start_ns + event.gradients_ready_ns,
             step.end_of(event),
             micro=micro,
             update=sum(start_ns < event.start_ns for start_ns in updates),
