@@ -75,8 +75,17 @@ def shared_synchronisations(context: Context) -> Costs:
 
 
 def exposed_transfers(context: Context) -> dict[SharedCause, Cost | None]:
-    """Cost of the exposed transfers of every step, by cause."""
-    return {cause: _exposed_transfer(context, kind) for cause, kind in SHARED_TRANSFERS.items()}
+    """Cost of the exposed transfers of every step, by cause. An excess in some steps is a disturbance (a busy CPU or link), and does not
+    count."""
+    costs: dict[SharedCause, Cost | None] = {}
+    for cause, kind in SHARED_TRANSFERS.items():
+        transfers = [usual_transfer(group, kind) for group in context.graph.groups]
+        if any(transfer.any() for transfer in transfers):
+            spent = [transfer[:, :, None] for transfer in transfers]
+            names = _names(context.graph, [kind]) if kind == SyncKind.MODEL else None
+            where = context.lines.syncs([kind])
+            costs[cause] = context.cost([without_transfer(transfers)], spent, where=where, operation=names)
+    return costs
 
 
 def redundant_reductions(context: Context) -> Costs:
@@ -199,17 +208,6 @@ def different_work(context: Context) -> list[Array] | None:
     return apart if mean_ns >= LEAST_DIFFERENT * graph.mean_cycle_ns else None
 
 
-def _exposed_transfer(context: Context, kind: SyncKind) -> Cost | None:
-    """Cost of the exposed transfer of every step. An excess in some steps is a disturbance (a busy CPU or link), and does not count."""
-    transfers = [usual_transfer(group, kind) for group in context.graph.groups]
-    if not any(transfer.any() for transfer in transfers):
-        return None
-    spent = [transfer[:, :, None] for transfer in transfers]
-    names = _names(context.graph, [kind]) if kind == SyncKind.MODEL else None
-    where = context.lines.syncs([kind])
-    return context.cost([without_transfer(transfers)], spent, where=where, operation=names)
-
-
 def usual_transfer(group: CycleGroup, kind: SyncKind = SyncKind.GRADIENTS) -> Array:
     """[N, K] ns: exposed transfer of this kind of collectives, limited to its usual length over the cycles."""
     exposed = group.transfer if group.exposed is None else group.exposed
@@ -220,10 +218,14 @@ def usual_transfer(group: CycleGroup, kind: SyncKind = SyncKind.GRADIENTS) -> Ar
 
 def _without_syncs(context: Context, kind: SyncKind) -> Cost | None:
     graph, kinds = context.graph, [kind]
-    idle = idle_after(graph, kinds)
-    spent = [
-        _time_inside(group, kinds) + idle_time for group, idle_time in zip(graph.groups, idle, strict=True)
-    ]
+    spent = []
+    for group, idle_ns in zip(graph.groups, idle_after(graph, kinds), strict=True):
+        # Waiting included.
+        inside_ns = np.nan_to_num(group.end - group.arrival)
+        if group.concurrent_compute is not None:
+            inside_ns = np.clip(inside_ns - group.concurrent_compute, 0, None)
+        chosen = np.array([sync.kind in kinds for sync in group.syncs])
+        spent.append(inside_ns * chosen[:, None] + idle_ns)
     if not any(time.any() for time in spent):
         return None
     return context.cost(
@@ -239,16 +241,6 @@ def _without_syncs(context: Context, kind: SyncKind) -> Cost | None:
 def _names(graph: Graph, kinds: Sequence[str]) -> str | None:
     names = {sync.name for group in graph.groups for sync in group.syncs if sync.kind in kinds}
     return ", ".join(sorted(names)) or None
-
-
-def _time_inside(group: CycleGroup, kinds: Sequence[str]) -> Array:
-    """[N, K, R] ns inside synchronisations of these kinds, waiting included."""
-    inside = np.nan_to_num(group.end - group.arrival)
-    if group.concurrent_compute is not None:
-        inside = np.clip(inside - group.concurrent_compute, 0, None)
-    chosen = np.array([sync.kind in kinds for sync in group.syncs])
-    time: Array = inside * chosen[None, :, None]
-    return time
 
 
 def _work_and_alone(group: CycleGroup, components: Components) -> tuple[Array, Array]:

@@ -70,15 +70,14 @@ def awake_longer_ms(graph: Graph, removed: Sequence[Array], positions: Sequence[
         return None
     numbers = graph.numbers
     late = np.concatenate([of_group.sum(axis=1) for of_group in removed])
-    others = [position for position in range(len(graph.ranks)) if position not in positions]
     longer_ns = []
     for position in positions:
-        hit = numbers[late[:, position] > 0]
-        own = _awake_ns(graph.steps[position], hit)
-        theirs = [ns for other in others if (ns := _awake_ns(graph.steps[other], hit)) is not None]
-        if own is None or not theirs:
+        awake_ns = _awake_ns(graph, numbers[late[:, position] > 0])
+        theirs_ns = np.delete(awake_ns, positions)
+        theirs_ns = theirs_ns[~np.isnan(theirs_ns)]
+        if np.isnan(awake_ns[position]) or not len(theirs_ns):
             return None
-        longer_ns.append(own - float(np.median(theirs)))
+        longer_ns.append(awake_ns[position] - np.median(theirs_ns))
     return float(np.mean(longer_ns)) / 1e6 if longer_ns else None
 
 
@@ -87,28 +86,26 @@ def awake_of_all_ms(graph: Graph, own_ms: float | None) -> float | None:
     step: off-CPU time that is not recorded waiting is subtracted. None as for late ranks."""
     if own_ms is None or not graph.groups or any(group.on_device for group in graph.groups):
         return None
-    numbers = graph.numbers
-    asleep_ns = []
-    for position, steps in enumerate(graph.steps):
-        awake_ns = _awake_ns(steps, numbers)
-        if awake_ns is None:
-            return None
-        waited = [
-            np.nan_to_num(group.end[:, :, position] - group.arrival[:, :, position]).sum(axis=1)
-            + group.work[:, :, position, _RECORDED].sum(axis=(1, 2))
-            for group in graph.groups
-        ]
-        asleep_ns.append(float(np.median(graph.lengths_ns - np.concatenate(waited))) - awake_ns)
-    return max(own_ms - max(min(asleep_ns), 0.0) / 1e6, 0.0)
-
-
-def _awake_ns(steps: RankSteps, numbers: Ints) -> float | None:
-    """ns that the training thread ran or was runnable, median of these steps; None where unknown."""
-    if steps.cpu is None:
+    awake_ns = _awake_ns(graph, graph.numbers)
+    if np.isnan(awake_ns).any():
         return None
-    awake = (steps.cpu + np.nan_to_num(steps.run_delay))[np.isin(steps.steps, numbers)]
-    known = awake[~np.isnan(awake)]
-    return float(np.median(known)) if len(known) else None
+    waited = [
+        np.nan_to_num(group.end - group.arrival).sum(axis=1) + group.work[..., _RECORDED].sum(axis=(1, 3))
+        for group in graph.groups
+    ]
+    asleep_ns = np.median(graph.lengths_ns[:, None] - np.concatenate(waited), axis=0) - awake_ns
+    return max(own_ms - max(float(asleep_ns.min()), 0.0) / 1e6, 0.0)
+
+
+def _awake_ns(graph: Graph, numbers: Ints) -> Array:
+    """[R] ns that the training threads ran or were runnable, median of these steps; NaN where unknown."""
+    found = np.full(len(graph.steps), np.nan)
+    for place, of_rank in enumerate(graph.steps):
+        if of_rank.cpu is not None:
+            awake_ns = (of_rank.cpu + np.nan_to_num(of_rank.run_delay))[np.isin(of_rank.steps, numbers)]
+            awake_ns = awake_ns[~np.isnan(awake_ns)]
+            found[place] = np.median(awake_ns) if len(awake_ns) else np.nan
+    return found
 
 
 def slower_phase(graph: Graph, positions: Sequence[int]) -> Component | None:
@@ -127,17 +124,11 @@ def slower_phase(graph: Graph, positions: Sequence[int]) -> Component | None:
     if excess <= 0 or typical <= 0:
         return None
     slower = excess / typical * float(np.median(usual[:, rest].sum(axis=1)))
-    comparable = slower >= _TUNING.least * excess
-    return (
-        PHASES[longest] if comparable and _most(more[:, rest].sum(axis=1)) <= _TUNING.part * slower else None
-    )
-
-
-def _most(values: Array) -> float:
-    """Upper confidence limit of the median."""
-    middle = float(np.median(values))
-    error = float(median_error(scatter_of(values - middle), len(values)))
-    return middle + _TUNING.sigmas * error
+    in_rest = more[:, rest].sum(axis=1)
+    middle = np.median(in_rest)
+    # Upper confidence limit of the median.
+    most = middle + _TUNING.sigmas * median_error(scatter_of(in_rest - middle), len(in_rest))
+    return PHASES[longest] if slower >= _TUNING.least * excess and most <= _TUNING.part * slower else None
 
 
 Amount = Callable[[RankSteps], Array | None]
@@ -156,9 +147,14 @@ def cause_of_computing_longer(
     """
     if not cost.ranks:
         return LateCause.COMPUTE
-    amounts = [_more(graph, cost.ranks, amount) for amount in _AMOUNTS]
-    if any(more is not None and more > _TUNING.even and _explained_by(cost, more) for more in amounts):
-        return LateCause.UNEVEN
+    typical_ms = cost.typical_ms or 0.0
+    extra_ms = (cost.own_ms or 0.0) - typical_ms
+    for amount in _AMOUNTS:
+        more = _more(graph, cost.ranks, amount)
+        # Time proportional to the amount of work, as part of the excess.
+        explains = extra_ms <= 0 or typical_ms * (more - 1.0) >= _TUNING.explains * extra_ms
+        if more > _TUNING.even and explains:
+            return LateCause.UNEVEN
     if set(cost.ranks) & set(throttled):
         return LateCause.THROTTLED
     # The loss in a step in which it happens.
@@ -167,15 +163,8 @@ def cause_of_computing_longer(
     return LateCause.CPU_STARVED if starved else LateCause.COMPUTE
 
 
-def _explained_by(cost: Cost, more: float) -> bool:
-    """Whether time proportional to the amount of work explains at least half of the excess."""
-    typical = cost.typical_ms or 0.0
-    extra = (cost.own_ms or 0.0) - typical
-    return extra <= 0 or typical * (more - 1.0) >= _TUNING.explains * extra
-
-
-def _more(graph: Graph, ranks: Sequence[int], amount: Amount) -> float | None:
-    """The amount of work of the late ranks relative to the median of the others."""
+def _more(graph: Graph, ranks: Sequence[int], amount: Amount) -> float:
+    """The amount of work of the late ranks relative to the median of the others; 1.0 where it is unknown."""
     means = {
         rank: _known(values, np.mean)
         for rank, steps in zip(graph.ranks, graph.steps, strict=True)
@@ -185,7 +174,7 @@ def _more(graph: Graph, ranks: Sequence[int], amount: Amount) -> float | None:
     others = [m for rank, m in means.items() if rank not in ranks and m is not None]
     if own and others and np.median(others):
         return float(np.mean(own)) / float(np.median(others))
-    return None
+    return 1.0
 
 
 def _known(values: Array, summary: Callable[[Array], Any]) -> float | None:
@@ -207,34 +196,26 @@ def _is_starved(graph: Graph, ranks: Sequence[int], hit_steps: Ints, each_time_m
         return False
     # On a busy machine, longer computation also means a longer wait. So the others' wait per ms of running is subtracted, or the rank's
     # own wait in the other steps, where those are most and it is larger.
-    due = float(np.median([of_rank.delay / of_rank.ran for of_rank in others]))
+    due = float(np.median([delay / ran for delay, ran in others]))
     waited = [
-        of_rank.delay - max(due * of_rank.ran, at_rest[rank].delay if rank in at_rest else 0.0)
-        for rank, of_rank in own.items()
+        delay - max(due * ran, at_rest[rank][0] if rank in at_rest else 0.0)
+        for rank, (delay, ran) in own.items()
     ]
     # A thread that only waits for a CPU runs no longer than the others.
-    usual_ran = float(np.median([of_rank.ran for of_rank in others]))
-    ran_longer_ns = float(np.mean([of_rank.ran - usual_ran for of_rank in own.values()]))
+    usual_ran = np.median([ran for _, ran in others])
+    ran_longer_ns = float(np.mean([ran - usual_ran for _, ran in own.values()]))
     return float(np.mean(waited)) >= max(_TUNING.explains * each_time_ms * 1e6, ran_longer_ns)
 
 
-class _Scheduled(msgspec.Struct, frozen=True):
-    """Scheduling of a training thread, median of some steps, ns."""
-
-    delay: float
-    """Runnable, waiting for a CPU."""
-    ran: float
-
-
-def _scheduled(graph: Graph, steps: Ints) -> dict[int, _Scheduled]:
-    """Rank → its scheduling in these steps, where known."""
-    found: dict[int, _Scheduled] = {}
+def _scheduled(graph: Graph, steps: Ints) -> dict[int, tuple[float, float]]:
+    """Rank → for how long its training thread was runnable without a CPU, and ran: medians of these steps, ns, where known."""
+    found: dict[int, tuple[float, float]] = {}
     for rank, of_rank in zip(graph.ranks, graph.steps, strict=True):
         chosen = np.isin(of_rank.steps, steps)
         delay = _known(of_rank.run_delay[chosen], np.median)
         ran = None if of_rank.cpu is None else _known(of_rank.cpu[chosen], np.median)
         if delay is not None and ran:
-            found[rank] = _Scheduled(delay, ran)
+            found[rank] = delay, ran
     return found
 
 
