@@ -48,18 +48,11 @@ class Starved(msgspec.Struct, frozen=True):
 def starved_of_cpu(graph: Graph, comparison: Comparison) -> Starved | None:
     """None where no rank waits for a core beyond its due in most cycles, more than chance explains, or where the scheduler's times are
     unknown."""
-    if comparison.on_device:
+    cpu = [of_rank.cpu for of_rank in graph.steps if of_rank.cpu is not None]
+    if comparison.on_device or len(cpu) < len(graph.ranks):
         return None
-    delay, ran = (
-        in_steps(graph.steps, columns, comparison.steps)
-        for columns in (
-            [of_rank.run_delay for of_rank in graph.steps],
-            [
-                np.full(len(of_rank.steps), np.nan) if of_rank.cpu is None else of_rank.cpu
-                for of_rank in graph.steps
-            ],
-        )
-    )
+    delay = in_steps(graph.steps, [of_rank.run_delay for of_rank in graph.steps], comparison.steps)
+    ran = in_steps(graph.steps, cpu, comparison.steps)
     known = np.asarray((~np.isnan(delay) & (ran > 0)).all(axis=1))
     if known.sum() < _TUNING.fewest:
         return None
@@ -77,8 +70,7 @@ def starved_of_cpu(graph: Graph, comparison: Comparison) -> Starved | None:
     by_component = np.clip(excess, 0, None)
     share = np.where(late, taken, 0.0) / np.maximum(by_component.sum(axis=2), 1.0)
     return Starved(
-        waited=by_component * share[:, :, None],
-        rest=comparison.more - explained[:, None] * excess,
+        waited=by_component * share[:, :, None], rest=comparison.more - explained[:, None] * excess
     )
 
 

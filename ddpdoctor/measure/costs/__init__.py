@@ -6,7 +6,7 @@ without it saves. Each pricer (``Context`` → ``Costs``) handles its own causes
 
 from .buckets import Reduction, bucket_savings, disturbed_ns, favoured_cap_bytes
 from .late import arrival_facts, late_work, regularly_late
-from .price import Context, Costs, PriceRange, RareSource, ReducerCosts
+from .price import Context, Costs, RareSource, ReducerCosts, price_range
 from .pricing import costs_under, merge, price_all
 from .rare import lengthening_share, rare_costs
 from .shared import usual_transfer, without_reductions

@@ -71,18 +71,21 @@ def arrival_facts(graph: Graph, costs: Costs) -> ArrivalFacts:
     causes = [cost for path, cost in costs.items() if path.startswith("late.")]
     priced_ms = {p: sum(c.ms_per_step for c in causes if graph.ranks[p] in (c.ranks or ())) for p in late}
     unpriced = [p for p in late if priced_ms[p] < _TUNING.priced * float(late_ns[p]) / 1e6]
+    saved_ms = None
+    if unpriced:
+        # If these ranks arrived with the median rank, as far as longer work makes them late.
+        on_time = without_work([_lateness(group, np.array(unpriced)) for group in graph.groups])
+        saved_ms = max(0.0, float((replay_all(graph) - replay_all(graph, [on_time])).mean())) / 1e6
     per_cycle = np.concatenate(
         [np.nan_to_num(lateness_ns(group)).max(axis=1, initial=0.0) for group in graph.groups]
     )
+    late_steps = (per_cycle > TUNING.hit_share * graph.mean_cycle_ns).sum(axis=0)
     return ArrivalFacts(
         late_ranks=[graph.ranks[place] for place in late],
         late_ms={str(graph.ranks[place]): float(late_ns[place]) / 1e6 for place in late},
-        late_steps={
-            str(graph.ranks[place]): int((per_cycle[:, place] > TUNING.hit_share * graph.mean_cycle_ns).sum())
-            for place in late
-        },
+        late_steps={str(graph.ranks[place]): int(late_steps[place]) for place in late},
         steps_seen=graph.cycles,
-        on_time_saves_ms=_saved_ms(graph, np.array(unpriced)) if unpriced else None,
+        on_time_saves_ms=saved_ms,
     )
 
 
@@ -98,14 +101,6 @@ def _late(late_ns: Array, step_ns: float) -> list[int]:
         if late_ns[place] >= max(_TUNING.step_share * step_ns, _TUNING.beyond_others * float(others)):
             found.append(place)
     return found
-
-
-def _saved_ms(graph: Graph, places: Ints) -> float:
-    """ms per step saved if these ranks arrived with the median rank, as far as longer work makes them late."""
-    gains = replay_all(graph) - replay_all(
-        graph, [without_work([_lateness(group, places) for group in graph.groups])]
-    )
-    return max(0.0, float(gains.mean())) / 1e6
 
 
 def _lateness(group: CycleGroup, places: Ints) -> Array:

@@ -27,16 +27,7 @@ from ddpdoctor.measure.attribution import LATENESS, Attribution, component
 from ddpdoctor.measure.facts import RANGE_LEVEL, BucketFacts, Cost, saving, scaled
 from ddpdoctor.measure.graph import CycleGroup, Graph
 from ddpdoctor.measure.metrics import Cores, MessageCost
-from ddpdoctor.measure.numerics import (
-    PERSISTENCE,
-    Array,
-    Ints,
-    Mask,
-    Value,
-    mean_error,
-    normal,
-    persistence,
-)
+from ddpdoctor.measure.numerics import PERSISTENCE, Array, Ints, Mask, Value, mean_error, normal, persistence
 from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.replay import Change, replay_all
 from ddpdoctor.measure.sourcelines import SourceLines
@@ -226,7 +217,7 @@ class Context(msgspec.Struct, frozen=True, dict=True):
         own_ns = gain_ns if part is None else part.part_ns
         others_ns = () if part is None else (part.first_ns, part.part_ns, part.last_ns)
         assumed_ns = self.graph.clock_error_ns or 0.0
-        ends_ns = PriceRange(gains[self._order], rest[self._order], assumed_ns).range_ns()
+        ends_ns = price_range(gains[self._order], rest[self._order], assumed_ns)
         either_ms = {}
         if either_ns is not None:
             ends_ns = None if ends_ns is None else (min(*ends_ns, *either_ns), max(*ends_ns, *either_ns))
@@ -382,45 +373,27 @@ def _whole_work(group: CycleGroup, components: Components) -> Array:
     return whole
 
 
-class PriceRange(msgspec.Struct, frozen=True):
-    """Data for the range of a price, ns."""
+def price_range(gains: Array, rest: Array, assumed_ns: float = 0.0) -> tuple[float, float] | None:
+    """(low, high) of the mean gain, ns, between 0 and the whole step; None with too few cycles.
 
-    gains: Array
-    """[N] by cycle, in order of steps."""
-    rest: Array
-    """[N] rest of each cycle without its gain."""
-    assumed_ns: float = 0.0
-    """Standard deviation of assumptions: clocks, extrapolations."""
-
-    def range_ns(self) -> tuple[float, float] | None:
-        """(low, high) of the mean gain, between 0 and the whole step; None with too few cycles."""
-        gain, left = float(self.gains.mean()), float(self.rest.mean())
-        own = mean_error(self.gains, RANGE_LEVEL)
-        if np.isnan(own):
-            return None
-        others = mean_error(self.rest, RANGE_LEVEL)
-        slope = self._dependence(others)
-        errors = (
-            own,
-            np.sqrt(2.0) * others,
-            TUNING.run_share * left,
-            TUNING.replay_share * gain,
-            self.assumed_ns,
-        )
-        half = normal(RANGE_LEVEL) * float(np.sqrt(np.square(errors).sum()))
-        low, high = gain * (1 + min(slope, 0.0)) - half, gain * (1 + max(slope, 0.0)) + half
-        return max(0.0, low), min(gain + left, high)
-
-    def _dependence(self, rest_error: float) -> float:
-        """``b`` in ``rest = a + b x gain``, weighted with the known error of replays."""
-        spread = self.gains - self.gains.mean()
-        square = float((spread**2).sum())
-        if square <= 0.0:
-            return 0.0
-        slope = float((spread * self.rest).sum()) / square
+    ``gains`` [N] ns by cycle, in order of steps; ``rest`` [N] ns of each cycle without its gain; ``assumed_ns`` is the standard deviation
+    of assumptions: clocks, extrapolations.
+    """
+    gain, left = float(gains.mean()), float(rest.mean())
+    own, others = mean_error(gains, RANGE_LEVEL), mean_error(rest, RANGE_LEVEL)
+    if np.isnan(own):
+        return None
+    spread = gains - gain
+    square = float((spread**2).sum())
+    slope = 0.0
+    if square > 0.0:
         # The error of a mean of N is one value's error over the root of N; that of a slope, over the root of ``square``.
-        error, known = rest_error**2 * len(self.rest) / square, TUNING.replay_share**2
-        return slope * known / (known + error)
+        error, known = others**2 * len(rest) / square, TUNING.replay_share**2
+        slope = float((spread * rest).sum()) / square * known / (known + error)
+    errors = (own, np.sqrt(2.0) * others, TUNING.run_share * left, TUNING.replay_share * gain, assumed_ns)
+    half = normal(RANGE_LEVEL) * float(np.sqrt(np.square(errors).sum()))
+    low, high = gain * (1 + min(slope, 0.0)) - half, gain * (1 + max(slope, 0.0)) + half
+    return max(0.0, low), min(gain + left, high)
 
 
 def range_fields(gain_ns: float, ends_ns: tuple[float, float] | None, *others_ns: float) -> dict[str, Any]:
@@ -463,10 +436,4 @@ def _around(ms: float, below_ms: float, above_ms: float) -> dict[str, Any]:
 def add_cost(cost: Cost, more: Cost, ms: float, mean_ms: float) -> Cost:
     """``cost`` increased to ``ms`` by ``more``, with the range of the sum of both."""
     unsure = {**dict.fromkeys(("low_ms_per_step", "high_ms_per_step")), **range_of_sum(cost, more, ms)}
-    return replace(
-        cost,
-        **saving(ms, mean_ms),
-        waiting_ms_per_step=None,
-        going_on_ms_per_step=None,
-        **unsure,
-    )
+    return replace(cost, **saving(ms, mean_ms), waiting_ms_per_step=None, going_on_ms_per_step=None, **unsure)

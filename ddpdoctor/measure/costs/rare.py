@@ -37,17 +37,10 @@ from ddpdoctor.measure.numerics import Array, Ints, Mask, carried_by_few, persis
 from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.measure.sourcelines import SourceLines, ranked
 from ddpdoctor.measure.steplog import RankLog, Step, evaluated
-from ddpdoctor.measure.taxonomy import (
-    INDEX,
-    RECORDED,
-    SHARED_COMPONENTS,
-    Components,
-    LateCause,
-    SharedCause,
-)
+from ddpdoctor.measure.taxonomy import INDEX, RECORDED, SHARED_COMPONENTS, Components, LateCause, SharedCause
 from ddpdoctor.rundir import EventKind
 
-from .price import Context, Costs, PriceRange, RareSource, range_fields
+from .price import Context, Costs, RareSource, price_range, range_fields
 from .shared import common_work
 
 
@@ -202,7 +195,7 @@ class _Pauses(msgspec.Struct, frozen=True, dict=True):
             others = np.delete(usual, positions)
         return Cost(
             **saving(gain_ns / 1e6, self.graph.mean_cycle_ns / 1e6),
-            **range_fields(gain_ns, PriceRange(lost, self.duration - lost).range_ns()),
+            **range_fields(gain_ns, price_range(lost, self.duration - lost)),
             ranks=None if positions is None else [self.graph.ranks[p] for p in positions],
             own_ms=float(own) / 1e6,
             typical_ms=float(np.median(others)) / 1e6 if len(others) else None,

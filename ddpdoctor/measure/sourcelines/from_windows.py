@@ -219,10 +219,8 @@ class WindowSourceLines(SourceLines):
         """The gap over all of the window's steps; ``steps`` is not used."""
         if not lies_in_gaps(components):
             return None
-        own, theirs = (
-            [gaps_of_window(window, _time_of(window, components)) for window in some]
-            for some in self._chosen_and_others(positions)
-        )
+        both = self._chosen_and_others(positions)
+        own, theirs = ([gaps_of_window(each, _time_of(each, components)) for each in some] for some in both)
         return main_gap(own, theirs, components)
 
     def operation(

@@ -83,13 +83,18 @@ def work_of_workers(log: RankLog) -> WorkersWork | None:
         return None
     preparing_ns = sum(each.preparing_ns for each in chosen)
     batch_ms = preparing_ns / 1e6 / sum(each.batches for each in chosen)
-    slow, times = _slow_worker(chosen), _times_ns(chosen)
+    slow = _slow_worker(chosen)
+    cpu = [each.cpu_ns for each in chosen if each.cpu_ns is not None]
+    delay = [each.run_delay_ns for each in chosen if each.run_delay_ns is not None]
+    is_known = len(cpu) == len(delay) == len(chosen)
+    # With the little that is outside of batches.
+    whole_ns = max(preparing_ns, sum(cpu) + sum(delay))
     return WorkersWork(
         rank=log.rank,
         batch_ms=batch_ms,
         busy_share=min(1.0, preparing_ns / max(1, sum(each.span_ns for each in chosen))),
-        cpu_share=None if times is None else times[0] / max(preparing_ns, sum(times)),
-        starved_share=None if times is None else times[1] / max(preparing_ns, sum(times)),
+        cpu_share=sum(cpu) / whole_ns if is_known else None,
+        starved_share=sum(delay) / whole_ns if is_known else None,
         slow=slow,
         where=_lines(log.rank, chosen, slow),
     )
@@ -123,13 +128,6 @@ def led_by_workers(cost: Cost, work: WorkersWork | None) -> Cost:
     if cost.ranks is None and work.slow is None:
         lines = [replace(where, process="workers") for where in lines]
     return replace(cost, where=joined(lines, cost.where))
-
-
-def _times_ns(logs: Sequence[WorkerLog]) -> tuple[int, int] | None:
-    """(CPU time, run delay) of the workers, with the little that is outside of batches; None if one is unknown."""
-    cpu = [log.cpu_ns for log in logs if log.cpu_ns is not None]
-    delay = [log.run_delay_ns for log in logs if log.run_delay_ns is not None]
-    return (sum(cpu), sum(delay)) if len(cpu) == len(delay) == len(logs) else None
 
 
 def _slow_worker(logs: Sequence[WorkerLog]) -> SlowWorker | None:

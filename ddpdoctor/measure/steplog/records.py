@@ -203,10 +203,7 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     def shifted(self, by_ns: int) -> Step:
         """The same step on a clock that is ``by_ns`` ahead."""
         return msgspec.structs.replace(
-            self,
-            start_ns=self.start_ns + by_ns,
-            end_ns=self.end_ns + by_ns,
-            moved_ns=self.moved_ns + by_ns,
+            self, start_ns=self.start_ns + by_ns, end_ns=self.end_ns + by_ns, moved_ns=self.moved_ns + by_ns
         )
 
     def marked(self, mark: str) -> Step:
