@@ -220,7 +220,7 @@ def _unexplained(context: Context, known: Sequence[Sequence[Array]]) -> dict[Lat
     for place in np.flatnonzero(enough & (explained_ns < _TUNING.priced * late_ns)).tolist():
         left = np.zeros(len(graph.ranks))
         left[place] = 1.0 - explained_ns[place] / late_ns[place]
-        kind = _kind_done_longer(graph, place, float(late_ns[place]) / graph.cycles)
+        kind = _kind_done_longer(context.drawn, place, float(late_ns[place]) / graph.cycles)
         before = found.get(kind, [np.zeros_like(of_group) for of_group in late])
         found[kind] = [of_group * left + more for of_group, more in zip(late, before, strict=True)]
     return found
@@ -237,10 +237,9 @@ def regularly_late(graph: Graph) -> list[int]:
     return [place for place in late if regular[place]]
 
 
-def _kind_done_longer(graph: Graph, place: int, late_ns: float) -> LateCause:
+def _kind_done_longer(recorded: Array, place: int, late_ns: float) -> LateCause:
     """The kind of work that the rank was recorded to do longer than the others in each cycle, and for the larger part of its lateness,
-    ``late_ns`` per cycle; else unknown."""
-    recorded = np.concatenate([group.with_overlap(group.work).sum(axis=1) for group in graph.groups])
+    ``late_ns`` per cycle, of ``recorded`` work [cycles, R, C] ns; else unknown."""
     longer: dict[LateCause, float] = {}
     for kind, components in LATE_COMPONENTS.items():
         work = recorded[:, :, [INDEX[name] for name in components]].sum(axis=2)

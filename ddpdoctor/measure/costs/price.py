@@ -296,10 +296,15 @@ class Context(msgspec.Struct, frozen=True, dict=True):
         if positions is None or not components:
             means = np.concatenate([of_group.sum(axis=1) for of_group in spent]).mean(axis=0)
             return float(np.median(means)) / 1e6, None
-        work = np.concatenate([_whole_work(group, components) for group in self.graph.groups]).mean(axis=0)
+        # With work that overlaps with synchronisations; where devices wait for hosts, as each rank would have it without the others.
+        work = [
+            g.work_with_overlap if set_by_hosts(g, components) else g.with_overlap(g.work)
+            for g in self.graph.groups
+        ]
+        work_ns = np.concatenate([own.sum(axis=1) for own in component(work, components)]).mean(axis=0)
         others = [position for position in range(len(self.graph.ranks)) if position not in positions]
-        typical_ms = float(np.median(work[others])) / 1e6 if others else None
-        return float(work[list(positions)].mean()) / 1e6, typical_ms
+        typical_ms = float(np.median(work_ns[others])) / 1e6 if others else None
+        return float(work_ns[list(positions)].mean()) / 1e6, typical_ms
 
     @cached_property
     def undisturbed(self) -> list[tuple[int, list[Step]]]:
@@ -363,14 +368,6 @@ def set_by_hosts(group: CycleGroup, components: Components) -> bool:
     return LateCause.HOST in group.standalone_ns and not set(components).isdisjoint(
         STANDALONE[LateCause.HOST]
     )
-
-
-def _whole_work(group: CycleGroup, components: Components) -> Array:
-    """[N, R] ns of these components in the cycle, including work that overlaps with synchronisations; where devices wait for hosts, as
-    each rank would have them without the others."""
-    work = group.work_with_overlap if set_by_hosts(group, components) else group.with_overlap(group.work)
-    whole: Array = component([work], components)[0].sum(axis=1)
-    return whole
 
 
 def price_range(gains: Array, rest: Array, assumed_ns: float = 0.0) -> tuple[float, float] | None:

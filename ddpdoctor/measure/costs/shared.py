@@ -130,7 +130,16 @@ def without_reductions(graph: Graph, synced_ns: Sequence[float] = ()) -> list[Ch
 def starved_of_cpu(context: Context) -> Costs:
     """``shared.cpu_starved``: each rank's run delay, up to that of the (lower) median rank in the same step, spread over its work. In
     steps in which not all ranks read it, the mean of the other steps."""
-    removed = [_common_run_delay(context.graph, group) for group in context.graph.groups]
+    ranks, removed = context.graph.steps, []
+    for group in context.graph.groups:
+        delay = in_steps(ranks, [of_rank.run_delay for of_rank in ranks], group.steps)
+        known = ~np.isnan(delay).any(axis=1)
+        common = np.zeros((len(delay), 1, delay.shape[1]))
+        if known.any():
+            common[known] = common_part(delay[known, None, :], delay[known, None, :])
+            common[~known] = common[known].mean(axis=0)
+        work = np.clip(group.work.sum(axis=3), 0, None)
+        removed.append(work * np.minimum(1.0, common / np.maximum(work.sum(axis=1, keepdims=True), 1.0)))
     if not any(delay.any() for delay in removed):
         return {}
     return _known({SharedCause.CPU_STARVED: context.cost([without_work(removed)], removed)})
@@ -148,7 +157,11 @@ def common_work(context: Context, components: Components, *, by_kind: bool = Fal
     removed: list[Array] = []
     alone: list[Array] = []
     for group, claimed in zip(context.graph.groups, attribution.claimed, strict=True):
-        both = _work_and_alone(group, components)
+        # The work, and the work that each rank would have without the others. Where devices wait for hosts, waiting that overlaps with a
+        # synchronisation counts as well.
+        both = [group.work, group.work_standalone]
+        if set_by_hosts(group, components):
+            both = [group.with_overlap(group.work), group.work_with_overlap]
         parts = [
             _in_common(component([*both, claimed], kind), all_ranks, group.segment_classes) for kind in kinds
         ]
@@ -241,27 +254,6 @@ def _without_syncs(context: Context, kind: SyncKind) -> Cost | None:
 def _names(graph: Graph, kinds: Sequence[str]) -> str | None:
     names = {sync.name for group in graph.groups for sync in group.syncs if sync.kind in kinds}
     return ", ".join(sorted(names)) or None
-
-
-def _work_and_alone(group: CycleGroup, components: Components) -> tuple[Array, Array]:
-    """[N, K, R, C] ns, twice: the work, and the work that each rank would have without the others. Where devices wait for hosts, waiting
-    that overlaps with a synchronisation counts as well."""
-    if set_by_hosts(group, components):
-        return group.with_overlap(group.work), group.work_with_overlap
-    return group.work, group.work_standalone
-
-
-def _common_run_delay(graph: Graph, group: CycleGroup) -> Array:
-    """[N, K, R] ns of run delay that the ranks have in common, spread over each rank's work."""
-    delay = in_steps(graph.steps, [of_rank.run_delay for of_rank in graph.steps], group.steps)
-    known = ~np.isnan(delay).any(axis=1)
-    common = np.zeros((len(delay), 1, delay.shape[1]))
-    if known.any():
-        common[known] = common_part(delay[known, None, :], delay[known, None, :])
-        common[~known] = common[known].mean(axis=0)
-    work = np.clip(group.work.sum(axis=3), 0, None)
-    spread: Array = work * np.minimum(1.0, common / np.maximum(work.sum(axis=1, keepdims=True), 1.0))
-    return spread
 
 
 def _known(costs: dict[SharedCause | str, Cost | None]) -> Costs:

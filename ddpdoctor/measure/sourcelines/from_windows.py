@@ -141,8 +141,8 @@ def _frames_at(window: Window, times: NDArray[Any], weights: NDArray[Any]) -> Co
 def _of_user(names: Sequence[str]) -> Stack:
     """The user's frames among ``names``, the innermost first.
 
-    Frames of files named like a module of the standard library are dropped, unless there are no others: a script may have such a
-    name.
+    Frames of files named like a module of the standard library or a well-known package are dropped, unless there are no others: a script
+    may have such a name.
     """
     matches = (_FRAME.match(name) for name in names)
     foreign = [
@@ -150,14 +150,14 @@ def _of_user(names: Sequence[str]) -> Stack:
         for match in matches
         if match and not any(part in match["file"] for part in _LIBRARY)
     ]
-    return tuple([line for line in foreign if not _is_known(line.file)] or foreign)
-
-
-def _is_known(file: str) -> bool:
-    """Whether a file is of the standard library or a well-known package. Profiles name files relative to their folder on Python's
-    path."""
-    name = file.partition("/")[0].removesuffix(".py")
-    return name in sys.stdlib_module_names or name in WELL_KNOWN
+    # Profiles name files relative to their folder on Python's path.
+    modules = [line.file.partition("/")[0].removesuffix(".py") for line in foreign]
+    own = [
+        line
+        for line, module in zip(foreign, modules, strict=True)
+        if module not in sys.stdlib_module_names and module not in WELL_KNOWN
+    ]
+    return tuple(own or foreign)
 
 
 _T = TypeVar("_T")

@@ -262,7 +262,8 @@ def _read_samples(rank: RankRecord, limit: ReadLimit, steps: Sequence[Step]) -> 
             _keep_samples(record, record.time_ns, record.closer, read.burst_samples, spans)
             while len(read.samples) > most and every < _MOST_APART_S:
                 every *= 2
-                read.samples = _of_every(every, read.samples)
+                table = read.table(read.samples)
+                read.samples = array("q", table[table[:, 0] // _SECOND_NS % every == 0].tobytes())
             del read.samples[most:]
             if len(read.burst_samples) > most:
                 read.burst_samples, read.burst_ns = array("q"), 0
@@ -292,12 +293,6 @@ def span_around(steps: Iterable[Sequence[Step]]) -> tuple[int, int] | None:
     if not every:
         return None
     return min(step.start_ns for step in every) - _YEAR_NS, max(step.end_ns for step in every) + _YEAR_NS
-
-
-def _of_every(seconds: int, numbers: array[int]) -> array[int]:
-    """The samples, ``_COLUMNS`` numbers each, of seconds of the epoch divisible by ``seconds``."""
-    table = np.array(numbers, np.int64).reshape(-1, _COLUMNS)
-    return array("q", table[table[:, 0] // _SECOND_NS % seconds == 0].tobytes())
 
 
 def _place(places: dict[int, Where], record: LogRecord) -> None:
