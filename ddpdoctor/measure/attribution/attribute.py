@@ -142,14 +142,14 @@ def attribute(graph: Graph, *, short: bool = False) -> Attribution:
     turning = {verdict.cause: verdict.turns for verdict in verdicts if verdict.turns is not None}
     shape, differences = comparison.more.shape, comparison.differences
     late = in_columns(shape, [(verdict.cause, verdict.late) for verdict in straggling])
-    turns = in_columns(shape, turning.items())
+    taking_turns = in_columns(shape, turning.items())
     net = net_within(comparison.more, [*(verdict.cause for verdict in straggling), *turning])
-    excess = net_of_all(net, comparison.more, late | turns)
+    excess = net_of_all(net, comparison.more, late | taking_turns)
     stragglers = {verdict.cause: list(verdict.stragglers) for verdict in straggling}
     stands_out_in = {
         verdict.cause: list(verdict.stands_out_in) for verdict in verdicts if verdict.stands_out_in
     }
-    in_turn = spread(differences, excess, turns) if turning else []
+    in_turn = spread(differences, excess, taking_turns) if turning else []
     causes_in_turn = tuple(turning)
     uneven = None if LateCause.COMPUTE in stragglers else levels(graph)
     if uneven is not None and _longest_ns(uneven.removed, COMPONENTS) > _longest_ns(in_turn, COMPUTATION):
@@ -161,7 +161,7 @@ def attribute(graph: Graph, *, short: bool = False) -> Attribution:
         ]
         causes_in_turn = (*(c for c in causes_in_turn if c != LateCause.COMPUTE), LateCause.COMPUTE)
     elif turning and not any(verdict.proven for verdict in verdicts):
-        stands_out_in[LateCause.TURNS] = sorted(comparison.steps[turns.any(axis=(1, 2))].tolist())
+        stands_out_in[LateCause.TURNS] = sorted(comparison.steps[taking_turns.any(axis=(1, 2))].tolist())
     return Attribution(
         excess=spread(differences, excess, late),
         claimed=spread(differences, net, late),
