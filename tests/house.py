@@ -231,10 +231,6 @@ INSIDES: dict[tuple[str, str], str] = {
     ): "its bound",
     ("tests/measure/sourcelines/test_table.py", "ddpdoctor.measure.sourcelines.table"): "against one by one",
     ("tests/measure/sourcelines/test_table.py", "ddpdoctor.measure.sourcelines.counts"): "what it gives to",
-    (
-        "tests/measure/costs/test_price_range.py",
-        "ddpdoctor.measure.costs.price_range",
-    ): "ranges of made series",
     ("tests/hook/test_device_memory.py", "ddpdoctor.hook.stalls.devicememory"): "hours of looks in a moment",
     ("tests/hook/test_phases.py", "ddpdoctor.hook.stalls.rank_status"): "stacks as torch makes them",
     ("tests/hook/profiling", "ddpdoctor.hook.profiling.stacks"): "stacks as the sampler reads them",
@@ -248,10 +244,6 @@ INSIDES: dict[tuple[str, str], str] = {
         "tests/hook/profiling/test_trace_file.py",
         "ddpdoctor.hook.profiling.trace_file",
     ): "a save that fails late",
-    (
-        "tests/measure/costs/test_beside.py",
-        "ddpdoctor.measure.costs.price",
-    ): "one cause on a machine of so many cores",
     ("tests/hook/trial", "ddpdoctor.hook.trial.request"): "a trial without a job",
     ("tests/hook/test_thinning.py", "ddpdoctor.hook.recording.recorder"): "its constants",
     ("tests/hook/test_calls.py", "ddpdoctor.hook.recording.crash_records"): "what it writes down",

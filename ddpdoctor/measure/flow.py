@@ -193,7 +193,6 @@ def _context(
         mean_step_ms=graphs.timing.mean_cycle_ns / 1e6 if graphs.timing.groups else None,
         logs=logs,
         patterns=patterns,
-        windows=windows,
         rare_sources=_rare_sources(graphs, log_lines),
         throttled_ranks=gpu.throttled_ranks or (),
         reducer=ReducerCosts(

@@ -1,33 +1,69 @@
-"""From a graph to the ranks that make the others wait, in seven steps: compare, set apart waiting for cores, judge, take net, spread,
-level, tell.
-Beside them, one rank that keeps the others waiting in windows too short to show why (:func:`unseen`).
+"""From a graph to the ranks that make the others wait: compare, set apart waiting for cores, judge, take net, spread, level.
+
+:func:`_judge` says of each kind of work who straggles with it, who is late in turn, or that chance had it so. Where recorded work comes
+late by chance (a batch now here, now there), its cost is real, but it is common to the ranks. Beside these, one rank that keeps the others
+waiting in windows too short to show why (:func:`unseen`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 
 from ddpdoctor.measure.graph import CycleGroup, Graph
-from ddpdoctor.measure.numerics import Array, Mask
+from ddpdoctor.measure.numerics import Array, Mask, chance_of_places, shares_of_step
 from ddpdoctor.measure.taxonomy import (
     COMPONENTS,
     COMPUTATION,
     INDEX,
     LATE_COMPONENTS,
+    RECORDED,
     Component,
     LateCause,
     SyncKind,
 )
 
-from .attribution import Attribution, component
-from .comparison import Comparison, compare, in_columns, net_of_all, net_within, spread
-from .judging import Verdict, evidence_of, judge
-from .levels import Levels, levels
+from .comparison import COLUMNS, Comparison, compare, in_columns, net_of_all, net_within, spread
+from .lateness import LATENESS, all_starve, is_of_one, late_cycles, most_of, standing_out
+from .levels import levels, made_by_the_job, rotate, turns
 from .starved import starved_of_cpu
+
+
+class Attribution(msgspec.Struct, frozen=True):
+    """Excess work per group of the graph, each [N, K, R, C] ns, zero where no rank is late."""
+
+    excess: list[Array]
+    """What makes the stragglers late: no more in a cycle than they do longer in all."""
+    claimed: list[Array]
+    """What they do longer in each component, though they may make up for it in another."""
+    stragglers: dict[LateCause, list[int]]
+    """Positions of the stragglers by kind of work, those with most excess first."""
+    by_chance: tuple[LateCause, ...] = ()
+    """Kinds of recorded work that take long now on this rank, now on that one, as chance has it."""
+    in_turn: list[Array] = msgspec.field(default_factory=list)
+    """Like ``excess``: what makes now this rank late, now that one, where no rank alone straggles with that kind of work.
+    Empty where there is none."""
+    causes_in_turn: tuple[LateCause, ...] = ()
+    """Kinds of work of ``in_turn``."""
+    rotates: bool = False
+    """Whether the step number tells whose turn it is."""
+    stands_out_in: dict[LateCause, list[int]] = msgspec.field(default_factory=dict)
+    """Steps, by kind of work, that make a rank a straggler for no more than standing out of a short window (:func:`.standing_out`)."""
+    short: bool = False
+    """A window on devices is all that is known of the job."""
+    starved: list[Array] = msgspec.field(default_factory=list)
+    """Like ``excess``, and no part of it: what ranks wait for cores beyond their due (:mod:`.starved`). Empty where none does."""
+    inputs_explain: float | None = None
+    """Part of the differences of the ranks' computation that their inputs' sizes explain (:mod:`.levels`)."""
+
+
+def component(amounts: Iterable[Array], components: Sequence[Component]) -> list[Array]:
+    """[N, K, R] ns per group: the sum of these components of an excess or of work, [N, K, R, C]."""
+    columns = [INDEX[name] for name in components]
+    return [amount[..., columns].sum(axis=-1) for amount in amounts]
 
 
 class UnseenTuning(msgspec.Struct, frozen=True):
@@ -48,26 +84,26 @@ def unseen(graph: Graph, attribution: Attribution) -> list[Array] | None:
     None where the cycles begin with all ranks together, where no single rank causes half of all waiting, or where what the
     rank was seen to do longer explains half of what it causes.
     """
-    if len(graph.ranks) < 2 or not _begins_unseen(graph):
+    # A cycle may begin before a rank's own window does.
+    unseen_work = [group.work[..., INDEX[Component.UNSEEN]] for group in graph.groups]
+    if len(graph.ranks) < 2 or not any(work.any() for work in unseen_work):
         return None
     waits = [_caused_ns(group) for group in graph.groups]
     caused_ns = sum((wait.sum(axis=(0, 1)) for wait in waits), np.zeros(len(graph.ranks)))
     leader = int(caused_ns.argmax())
-    step_ns = float(np.median(np.concatenate([group.duration for group in graph.groups])))
+    step_ns = float(np.median(graph.lengths_ns))
     least_ns = max(UNSEEN.step_share * step_ns * graph.cycles, UNSEEN.mostly * float(caused_ns.sum()))
     explained_ns = sum(float(excess[:, :, leader].sum()) for excess in attribution.excess)
     if caused_ns[leader] < least_ns or explained_ns >= UNSEEN.mostly * float(caused_ns[leader]):
         return None
-    return [
-        _left_unexplained(wait, excess, leader)
-        for wait, excess in zip(waits, attribution.excess, strict=True)
-    ]
-
-
-def _begins_unseen(graph: Graph) -> bool:
-    """Whether a cycle begins before a rank's own window does."""
-    column = INDEX[Component.UNSEEN]
-    return any(bool(group.work[..., column].any()) for group in graph.groups)
+    left = []
+    for wait, excess in zip(waits, attribution.excess, strict=True):
+        # What the rank was seen to do longer has its own price.
+        explained = excess[:, :, leader].sum(axis=(1, 2))[:, None]
+        whole = np.maximum(wait[:, :, leader].sum(axis=1, keepdims=True), 1.0)
+        left.append(np.zeros_like(wait))
+        left[-1][:, :, leader] = wait[:, :, leader] * np.clip(1.0 - explained / whole, 0.0, 1.0)
+    return left
 
 
 def _caused_ns(group: CycleGroup) -> Array:
@@ -82,22 +118,10 @@ def _caused_ns(group: CycleGroup) -> Array:
         order = np.argsort(arrival, axis=1, kind="stable")
         last, second = members[order[:, -1]], members[order[:, -2]]
         waited = group.arrival[cycles, k, last] - group.arrival[cycles, k, second]
-        computed = (
-            0.0
-            if group.concurrent_compute_in_wait is None
-            else group.concurrent_compute_in_wait[cycles, k, second]
-        )
-        caused[cycles, k, last] = np.clip(waited - computed, 0.0, None)
+        if group.concurrent_compute_in_wait is not None:
+            waited -= group.concurrent_compute_in_wait[cycles, k, second]
+        caused[cycles, k, last] = np.clip(waited, 0.0, None)
     return caused
-
-
-def _left_unexplained(wait: Array, excess: Array, rank: int) -> Array:
-    """[N, K, R] ns: the ``wait`` that one rank causes, but for what it was seen to do longer, which has its own price."""
-    explained = excess[:, :, rank].sum(axis=(1, 2))[:, None]
-    whole = wait[:, :, rank].sum(axis=1, keepdims=True)
-    left = np.zeros_like(wait)
-    left[:, :, rank] = wait[:, :, rank] * np.clip(1.0 - explained / np.maximum(whole, 1.0), 0.0, 1.0)
-    return left
 
 
 def attribute(graph: Graph, *, short: bool = False) -> Attribution:
@@ -105,88 +129,52 @@ def attribute(graph: Graph, *, short: bool = False) -> Attribution:
 
     ``short``: the graph is a window on devices, and all that is known of the job.
     """
-    if not _ranks_meet(graph):
+    kinds = {sync.kind for group in graph.groups for sync in group.syncs}
+    if len(graph.ranks) < 2 or not graph.groups or SyncKind.STEP_END in kinds:
+        # Ranks that do not meet in measured cycles cannot be late for each other.
         nothing = [np.zeros_like(group.work) for group in graph.groups]
         return Attribution(excess=nothing, claimed=nothing, stragglers={}, short=short)
     compared = compare(graph)
     starved = starved_of_cpu(graph, compared)
     comparison = compared if starved is None else replace(compared, more=starved.rest)
-    evidence = evidence_of(graph, comparison, short=short)
-    verdicts = [judge(cause, comparison, evidence, graph.steps) for cause in LATE_COMPONENTS]
-    shape = comparison.more.shape
-    late = in_columns(
-        shape, [(verdict.cause, verdict.late) for verdict in verdicts if verdict.late is not None]
-    )
-    turning = in_columns(
-        shape, [(verdict.cause, verdict.turns.where) for verdict in verdicts if verdict.turns is not None]
-    )
-    counting = [
-        verdict.cause for verdict in verdicts if verdict.late is not None or verdict.turns is not None
-    ]
-    net = net_within(comparison.more, counting)
-    excess = net_of_all(net, comparison.more, late | turning)
-    stragglers = {verdict.cause: list(verdict.stragglers) for verdict in verdicts if verdict.late is not None}
+    verdicts = _verdicts(graph, comparison, short=short)
+    straggling = [verdict for verdict in verdicts if verdict.stragglers]
+    turning = {verdict.cause: verdict.turns for verdict in verdicts if verdict.turns is not None}
+    shape, differences = comparison.more.shape, comparison.differences
+    late = in_columns(shape, [(verdict.cause, verdict.late) for verdict in straggling])
+    taking_turns = in_columns(shape, turning.items())
+    net = net_within(comparison.more, [*(verdict.cause for verdict in straggling), *turning])
+    excess = net_of_all(net, comparison.more, late | taking_turns)
+    stragglers = {verdict.cause: list(verdict.stragglers) for verdict in straggling}
+    stands_out_in = {
+        verdict.cause: list(verdict.stands_out_in) for verdict in verdicts if verdict.stands_out_in
+    }
+    in_turn = spread(differences, excess, taking_turns) if turning else []
+    causes_in_turn = tuple(turning)
     uneven = None if LateCause.COMPUTE in stragglers else levels(graph)
-    turns = _in_turn(verdicts, comparison, excess, turning)
-    in_turn = turns if uneven is None else _with_uneven(turns, uneven)
+    if uneven is not None and _longest_ns(uneven.removed, COMPONENTS) > _longest_ns(in_turn, COMPUTATION):
+        # Computation differs at random, by more than the turns of computation.
+        computes = np.isin(COMPONENTS, COMPUTATION)
+        in_turn = [
+            np.where(computes, removed, other)
+            for removed, other in zip(uneven.removed, in_turn or uneven.removed, strict=True)
+        ]
+        causes_in_turn = (*(c for c in causes_in_turn if c != LateCause.COMPUTE), LateCause.COMPUTE)
+    elif turning and not any(verdict.proven for verdict in verdicts):
+        stands_out_in[LateCause.TURNS] = sorted(comparison.steps[taking_turns.any(axis=(1, 2))].tolist())
     return Attribution(
-        excess=spread(comparison.differences, excess, late),
-        claimed=spread(comparison.differences, net, late),
+        excess=spread(differences, excess, late),
+        claimed=spread(differences, net, late),
         stragglers=stragglers,
         by_chance=tuple(verdict.cause for verdict in verdicts if verdict.by_chance),
-        in_turn=in_turn.excess,
-        causes_in_turn=in_turn.causes,
-        rotates=any(verdict.turns.rotate for verdict in verdicts if verdict.turns is not None),
-        stands_out_in=_stands_out_in(verdicts, in_turn),
+        in_turn=in_turn,
+        causes_in_turn=causes_in_turn,
+        rotates=any(rotate(where, comparison.steps) for where in turning.values()),
+        stands_out_in=stands_out_in,
         short=short,
         inputs_explain=None if uneven is None else uneven.explained,
-        starved=[] if starved is None else spread(compared.differences, starved.waited, starved.waited > 0),
+        starved=[] if starved is None else spread(differences, starved.waited, starved.waited > 0),
     )
-
-
-def _ranks_meet(graph: Graph) -> bool:
-    """Whether there are ranks that meet in measured cycles: others cannot be late for each other."""
-    kinds = {sync.kind for group in graph.groups for sync in group.syncs}
-    return len(graph.ranks) > 1 and bool(graph.groups) and SyncKind.STEP_END not in kinds
-
-
-class _InTurn(msgspec.Struct, frozen=True):
-    """What makes ranks late in turn."""
-
-    excess: list[Array]
-    """[N, K, R, C] ns per group; empty where there is none."""
-    causes: tuple[LateCause, ...]
-    stands_out_in: list[int]
-    """Steps, where no more speaks for it than that these stand out of a short window."""
-
-
-def _in_turn(verdicts: Sequence[Verdict], comparison: Comparison, excess: Array, turning: Mask) -> _InTurn:
-    """What the verdicts say of ranks that are late in turn. ``excess`` and where it is ``turning``: [cycles, R, C]."""
-    turns = {verdict.cause: verdict.turns for verdict in verdicts if verdict.turns is not None}
-    if not turns:
-        return _InTurn([], (), [])
-    proven = any(turn.proven for turn in turns.values())
-    hit = turning.any(axis=(1, 2))
-    return _InTurn(
-        spread(comparison.differences, excess, turning),
-        tuple(turns),
-        [] if proven else sorted(comparison.steps[hit].tolist()),
-    )
-
-
-def _with_uneven(in_turn: _InTurn, uneven: Levels) -> _InTurn:
-    """With computation that differs at random, where that is more than the turns of computation."""
-    if _longest_ns(uneven.removed, COMPONENTS) <= _longest_ns(in_turn.excess, COMPUTATION):
-        return in_turn
-    others = tuple(cause for cause in in_turn.causes if cause != LateCause.COMPUTE)
-    if not others:
-        return _InTurn(uneven.removed, (LateCause.COMPUTE,), [])
-    computes = np.isin(COMPONENTS, COMPUTATION)
-    excess = [
-        np.where(computes, removed, turns)
-        for removed, turns in zip(uneven.removed, in_turn.excess, strict=True)
-    ]
-    return _InTurn(excess, (*others, LateCause.COMPUTE), [])
 
 
 def _longest_ns(amounts: Sequence[Array], components: Sequence[Component]) -> float:
@@ -194,7 +182,97 @@ def _longest_ns(amounts: Sequence[Array], components: Sequence[Component]) -> fl
     return sum(float(amount.max(axis=2).sum()) for amount in component(amounts, components))
 
 
-def _stands_out_in(verdicts: Sequence[Verdict], in_turn: _InTurn) -> dict[LateCause, list[int]]:
-    """Steps, by kind of work, for which no more speaks than that they stand out of a short window."""
-    steps = {verdict.cause: list(verdict.stands_out_in) for verdict in verdicts if verdict.stands_out_in}
-    return steps | ({LateCause.TURNS: in_turn.stands_out_in} if in_turn.stands_out_in else {})
+class _Verdict(msgspec.Struct, frozen=True):
+    """What is said of one kind of work. Ranks straggle with it, or are late in turn, or neither."""
+
+    cause: LateCause
+    late: Mask
+    """[cycles, R] where the ``stragglers`` are late."""
+    by_chance: bool
+    """Whether it takes long now on this rank, now on that one, as chance has it."""
+    stands_out_in: tuple[int, ...] = ()
+    """Steps, where no more speaks for it than that these stand out of a short window."""
+    stragglers: tuple[int, ...] = ()
+    """Positions, those with most excess first."""
+    turns: Mask | None = None
+    """[cycles, R] where ranks are late in turn."""
+    proven: bool = False
+    """Whether more speaks for the turns than that these cycles stand out of a short window."""
+
+
+def _verdicts(graph: Graph, comparison: Comparison, *, short: bool) -> list[_Verdict]:
+    """What is said of each kind of work, from what is known of all together."""
+    shares = shares_of_step(COLUMNS, comparison.work)
+    least_ns = LATENESS.spike_share * comparison.step_ns
+    place_chance = chance_of_places(COLUMNS, shares, comparison.more, least_ns)
+    of_few, in_turn = standing_out(comparison) if short else ({}, {})
+    verdicts = []
+    for cause in LATE_COMPONENTS:
+        chance = 1.0 if cause in RECORDED else place_chance[cause]
+        seen = _seen_late(cause, comparison, chance, shares[cause], of_few.get(cause))
+        if cause == LateCause.DATA and short:
+            seen = _but_starving(seen, graph, comparison)
+        carried_ns = np.where(seen.late, np.clip(comparison.more_of(cause), 0, None), 0.0).sum(axis=0)
+        if carried_ns.any():
+            by_chance = cause in RECORDED and seen.by_chance
+            verdicts.append(replace(seen, stragglers=most_of(carried_ns), by_chance=by_chance))
+        else:
+            verdicts.append(_in_turn(seen, graph, comparison, chance, in_turn.get(cause)))
+    return verdicts
+
+
+def _in_turn(
+    seen: _Verdict, graph: Graph, comparison: Comparison, place_chance: float, standing_out: Mask | None
+) -> _Verdict:
+    """The verdict where no rank straggles. ``standing_out`` [cycles, R]: turns that stand out of a short window."""
+    more = comparison.more_of(seen.cause)
+    where = turns(comparison.work_of(seen.cause), more, comparison.step_ns)
+    if seen.cause in RECORDED:
+        return replace(seen, by_chance=seen.by_chance or bool(where.any()))
+    # What one rank makes the others lose, less than chance forbids to call it a straggler, is not all ranks'.
+    of_several = not is_of_one(np.where(where, more, 0.0).sum(axis=0))
+    proven = of_several and made_by_the_job(where, comparison.steps, graph.steps, place_chance)
+    return replace(seen, by_chance=False, turns=where if proven else standing_out, proven=proven)
+
+
+def _seen_late(
+    cause: LateCause,
+    comparison: Comparison,
+    place_chance: float,
+    step_share: float,
+    standing_out: Mask | None,
+) -> _Verdict:
+    """Where ranks are late with this kind of work. ``standing_out`` [cycles, R]: where that stands out of a short window."""
+    more = comparison.more_of(cause)
+    late, by_chance = late_cycles(
+        more,
+        comparison.work_of(cause),
+        comparison.steps,
+        comparison.step_ns,
+        place_chance,
+        step_share,
+        drifts=not comparison.on_device and cause not in RECORDED,
+    )
+    if cause == LateCause.CHECKPOINT and not late.any():
+        # What a rank is seen to do, and the others never, is no chance, however seldom: checkpoints of the few ranks, half of all at
+        # most, that alone ever save one.
+        doers = (comparison.work_of(cause) > 0).sum(axis=0) > 0
+        if 2 * doers.sum() <= len(doers):
+            late = doers & (more > LATENESS.persistent_share * comparison.step_ns)
+            by_chance = by_chance and not late.any()
+    if standing_out is None or (late & ~standing_out).any():
+        return _Verdict(cause, late, by_chance)
+    steps = sorted(comparison.steps[standing_out.any(axis=1)].tolist())
+    return _Verdict(cause, standing_out, by_chance=False, stands_out_in=tuple(steps))
+
+
+def _but_starving(seen: _Verdict, graph: Graph, comparison: Comparison) -> _Verdict:
+    """Without the steps in which all ranks wait for data, one a little longer than another, and without those in which the
+    rank itself waits for nothing: that makes no rank late."""
+    waits = component([group.work for group in graph.groups], LATE_COMPONENTS[LateCause.DATA])
+    waits_ns = np.concatenate([of_group.sum(axis=1) for of_group in waits])
+    starving = all_starve(waits_ns, comparison.step_ns)
+    if not starving.any():
+        return seen
+    late = seen.late & ~starving[:, None] & (waits_ns > LATENESS.persistent_share * comparison.step_ns)
+    return replace(seen, late=late, by_chance=seen.by_chance or not late.any())

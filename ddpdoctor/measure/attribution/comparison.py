@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
-from ddpdoctor.measure.graph import CycleGroup, Graph
+from ddpdoctor.measure.graph import Graph, RankSteps
 from ddpdoctor.measure.numerics import Array, Ints, Mask
 from ddpdoctor.measure.taxonomy import (
     BETWEEN_PHASES,
@@ -88,8 +88,10 @@ def compare(graph: Graph) -> Comparison:
         _beyond_others(group.segment_classes.by_class(of_group))
         for group, of_group in zip(graph.groups, work, strict=True)
     ]
+    # What runs beside synchronisations counts in the segment where it ends up, which may be another on each rank: only the whole
+    # cycle tells then.
     more = [
-        _over_the_cycle(group, of_group, difference)
+        difference.sum(axis=1) if group.hidden is None else _beyond_others(of_group.sum(axis=1))
         for group, of_group, difference in zip(graph.groups, work, by_class, strict=True)
     ]
     return Comparison(
@@ -110,30 +112,22 @@ def _slower_in_gaps(work: Sequence[Array]) -> list[Array]:
     """``work`` [N, K, R, C] ns per group, in which a slower rank's operators between the phases take, up to as much longer as its
     phases do, part in its computation."""
     phases = np.concatenate([of_group[..., _PHASES].sum(axis=(1, 3)) for of_group in work])
-    usual = np.median(phases, axis=0)
-    slower = np.clip(usual / np.maximum(others_median(usual), 1.0) - 1.0, 0.0, None)
     result = []
     for of_group in work:
         moved = np.zeros(of_group.shape)
         for column in _GAPS:
-            own = of_group[..., column]
-            others = others_median(own)
-            moved[..., column] = np.clip(np.minimum(own - others, slower * others), 0.0, None)
+            moved[..., column] = longer_alike(of_group[..., column], phases)
         moved[..., INDEX[Component.FORWARD]] = -moved.sum(axis=-1)
         result.append(of_group - moved)
     return result
 
 
-def _over_the_cycle(group: CycleGroup, work: Array, difference: Array) -> Array:
-    """[N, R, C] beyond the others over the whole cycle, of ``difference`` by parts of the step.
-
-    What runs beside synchronisations counts in the segment where it ends up, which may be another on each rank: only the whole
-    cycle tells then.
-    """
-    if group.hidden is not None:
-        return _beyond_others(work.sum(axis=1))
-    more: Array = difference.sum(axis=1)
-    return more
+def longer_alike(gaps: Array, phases: Array) -> Array:
+    """[..., R] ns of the work in ``gaps`` [..., R] beyond the other ranks, up to as much longer as the rank's usual ``phases`` [cycles, R]
+    are: the same computation, slower."""
+    usual, others = np.median(phases, axis=0), others_median(gaps)
+    slower = np.clip(usual / np.maximum(others_median(usual), 1.0) - 1.0, 0.0, None)
+    return np.clip(np.minimum(gaps - others, slower * others), 0.0, None)
 
 
 def _beyond_others(work: Array) -> Array:
@@ -165,6 +159,16 @@ def others_median(values: Array) -> Array:
         return np.broadcast_to(middle[..., None], values.shape)
     others = (np.delete(values, rank, axis=-1) for rank in range(world))
     return np.stack([np.partition(of_others, half, axis=-1)[..., half] for of_others in others], axis=-1)
+
+
+def in_steps(ranks: Sequence[RankSteps], values: Sequence[Array], steps: Ints) -> Array:
+    """[cycles, R] what ``values`` (by rank, [N] by its own steps) are in these ``steps``; NaN where a rank did not record the step."""
+    known = [
+        dict(zip(of_rank.steps.tolist(), own.tolist(), strict=True))
+        for of_rank, own in zip(ranks, values, strict=True)
+    ]
+    rows = [[own.get(step, np.nan) for own in known] for step in steps.tolist()]
+    return np.array(rows, float).reshape(len(steps), len(ranks))
 
 
 def in_columns(shape: tuple[int, ...], marked: Iterable[tuple[LateCause, Mask]]) -> Mask:

@@ -17,7 +17,7 @@ from ddpdoctor.measure.graph import Graph
 from ddpdoctor.measure.numerics import Array, Mask, above_zero
 from ddpdoctor.measure.taxonomy import INDEX, NO_WORK, PHASES
 
-from .comparison import Comparison, others_median
+from .comparison import Comparison, in_steps, others_median
 from .lateness import LATENESS, is_persistent
 
 _PHASES = [INDEX[phase] for phase in PHASES]
@@ -48,9 +48,11 @@ class Starved(msgspec.Struct, frozen=True):
 def starved_of_cpu(graph: Graph, comparison: Comparison) -> Starved | None:
     """None where no rank waits for a core beyond its due in most cycles, more than chance explains, or where the scheduler's times are
     unknown."""
-    if comparison.on_device:
+    cpu = [of_rank.cpu for of_rank in graph.steps if of_rank.cpu is not None]
+    if comparison.on_device or len(cpu) < len(graph.ranks):
         return None
-    delay, ran = _scheduling(graph, comparison)
+    delay = in_steps(graph.steps, [of_rank.run_delay for of_rank in graph.steps], comparison.steps)
+    ran = in_steps(graph.steps, cpu, comparison.steps)
     known = np.asarray((~np.isnan(delay) & (ran > 0)).all(axis=1))
     if known.sum() < _TUNING.fewest:
         return None
@@ -65,9 +67,10 @@ def starved_of_cpu(graph: Graph, comparison: Comparison) -> Starved | None:
     taken = scheduled.in_all_cycles(np.minimum(waited, positive[known]), positive)
     mean = (scheduled.beyond + scheduled.longer).mean(axis=0)
     explained = np.clip(mean / np.maximum(whole[known].mean(axis=0), 1.0), 0.0, 1.0) * late
+    by_component = np.clip(excess, 0, None)
+    share = np.where(late, taken, 0.0) / np.maximum(by_component.sum(axis=2), 1.0)
     return Starved(
-        waited=_in_components(np.where(late, taken, 0.0), excess),
-        rest=comparison.more - explained[:, None] * excess,
+        waited=by_component * share[:, :, None], rest=comparison.more - explained[:, None] * excess
     )
 
 
@@ -129,20 +132,6 @@ def _are_starved(scheduled: _Scheduled, whole: Array, step_ns: float) -> Mask:
     return late
 
 
-def _scheduling(graph: Graph, comparison: Comparison) -> tuple[Array, Array]:
-    """[cycles, R] ns, twice: run delay and running time of the training threads; NaN where unknown."""
-    delay, ran = np.full((2, len(comparison.steps), len(graph.ranks)), np.nan)
-    for place, of_rank in enumerate(graph.steps):
-        if of_rank.cpu is None:
-            continue
-        at = {number: n for n, number in enumerate(of_rank.steps.tolist())}
-        rows = [(n, at[step]) for n, step in enumerate(comparison.steps.tolist()) if step in at]
-        if rows:
-            cycles, own = np.array(rows).T
-            delay[cycles, place], ran[cycles, place] = of_rank.run_delay[own], of_rank.cpu[own]
-    return delay, ran
-
-
 def _slower_alike(comparison: Comparison) -> Array:
     """[cycles, R, C] the excess in the phases, and in other work as far as it is, on average, longer in the same proportion."""
     mean, more = comparison.work.mean(axis=0), comparison.more.mean(axis=0)
@@ -154,11 +143,3 @@ def _slower_alike(comparison: Comparison) -> Array:
     part[:, _NO_WORK] = 0.0
     alike: Array = comparison.more * part
     return alike
-
-
-def _in_components(taken: Array, excess: Array) -> Array:
-    """[cycles, R, C] ``taken`` [cycles, R] by the components in which the excess is."""
-    positive = np.clip(excess, 0, None)
-    share = taken / np.maximum(positive.sum(axis=2), 1.0)
-    parts: Array = positive * share[:, :, None]
-    return parts

@@ -20,8 +20,7 @@ from ddpdoctor.measure.metrics import MessageCost
 from ddpdoctor.measure.numerics import Array
 from ddpdoctor.measure.taxonomy import COMPUTATION, SharedCause, SyncKind
 
-from .context import Context, Costs
-from .price_range import range_of_share
+from .price import Context, Costs, range_of_share
 from .shared import exposed_transfers, usual_transfer
 
 
@@ -52,15 +51,6 @@ class _Tuning(msgspec.Struct, frozen=True):
 
 
 _TUNING = _Tuning()
-
-
-class BucketSavings(msgspec.Struct, frozen=True):
-    """What other buckets would save of the exposed transfer; None where nothing, or unknown."""
-
-    small_buckets: Cost | None = None
-    """Fewer and larger ones."""
-    no_overlap: Cost | None = None
-    """Ones that are ready earlier."""
 
 
 class Reduction(msgspec.Struct, frozen=True):
@@ -99,12 +89,7 @@ class Reduction(msgspec.Struct, frozen=True):
 def transfer_costs(context: Context) -> Costs:
     """``shared.*`` of exposed transfers; for gradients also ``shared.small_buckets`` and ``shared.no_overlap``."""
     exposed = exposed_transfers(context)
-    savings = _saved(context, exposed.get(SharedCause.COMMUNICATION))
-    costs = {
-        **exposed,
-        SharedCause.SMALL_BUCKETS: savings.small_buckets,
-        SharedCause.NO_OVERLAP: savings.no_overlap,
-    }
+    costs = exposed | _saved(context, exposed.get(SharedCause.COMMUNICATION))
     return {f"shared.{cause}": cost for cause, cost in costs.items() if cost is not None}
 
 
@@ -115,21 +100,21 @@ def favoured_cap_bytes(context: Context, costs: Costs) -> float | None:
     return reduction.favoured_cap() if reduction is not None and exposed is not None else None
 
 
-def _saved(context: Context, communication: Cost | None) -> BucketSavings:
+def _saved(context: Context, communication: Cost | None) -> dict[SharedCause, Cost | None]:
     """What other buckets would save; ``communication`` is the price of the gradients' exposed transfer."""
     facts = context.reductions
     if facts.backward_ms is None:
         facts = replace(facts, backward_ms=_likely_backward_ms(context))
     if _reduction(facts, context.message) is None:
-        return BucketSavings(no_overlap=_with_overlap(context, facts, communication))
+        return {SharedCause.NO_OVERLAP: _with_overlap(context, facts, communication)}
     return bucket_savings(
         facts,
         context.message,
         communication,
-        context.pricing.mean_ns / 1e6,
+        context.mean_ns / 1e6,
         issue_ns=float(np.median(context.reducer.issue_ns or (0.0,))),
         disturbed_ms=disturbed_ns(context.graph) / 1e6 if context.host_timed else 0.0,
-        overlappable=lambda ms: context.overlappable_transfer_ns(context.graph, ms * 1e6) / 1e6,
+        overlappable=lambda ms: context.overlappable_transfer_ns(ms * 1e6) / 1e6,
         host_timed=context.host_timed,
     )
 
@@ -158,8 +143,8 @@ def _with_overlap(context: Context, facts: BucketFacts, communication: Cost | No
         return None
     left_ms = behind_ns(messages_ns, (facts.backward_ms or 0.0) * 1e6) / 1e6 * (facts.syncs_per_step or 1.0)
     hidden_ms = communication.ms_per_step - left_ms
-    saved_ms = context.overlappable_transfer_ns(context.graph, hidden_ms * 1e6) / 1e6
-    return _saving(saved_ms, context.pricing.mean_ns / 1e6, communication, bounded=saved_ms < hidden_ms)
+    saved_ms = context.overlappable_transfer_ns(hidden_ms * 1e6) / 1e6
+    return _saving(saved_ms, context.mean_ns / 1e6, communication, bounded=saved_ms < hidden_ms)
 
 
 def _starts_late(facts: BucketFacts) -> bool:
@@ -176,7 +161,7 @@ def bucket_savings(
     disturbed_ms: float = 0.0,
     overlappable: Callable[[float], float] = float,
     host_timed: bool = False,
-) -> BucketSavings:
+) -> dict[SharedCause, Cost | None]:
     """What of the exposed ``communication`` other buckets would save.
 
     ``mean_ms`` is the mean step. ``host_timed``: the exposed transfer was timed on hosts, see :func:`_as_exposed`. ``issue_ns`` is the time
@@ -186,26 +171,32 @@ def bucket_savings(
     """
     reduction = _reduction(facts, message)
     if reduction is None or communication is None or not mean_ms:
-        return BucketSavings()
+        return {}
     exposed_ms = communication.ms_per_step
     if host_timed:
         reduction = _as_exposed(reduction, exposed_ms)
     best_count = reduction.buckets(reduction.favoured_cap())
-    small_ms = _fewer_ms(reduction, best_count, exposed_ms)
+    fewer = (reduction.count - best_count) * reduction.per_step / 1e6
+    # No more latency is saved than is exposed now beyond what the best buckets would expose.
+    best_ms = min(reduction.exposed_ms(best_count), exposed_ms)
+    small_ms = min(max(0.0, fewer * reduction.latency_ns), max(0.0, exposed_ms - best_ms))
     small_ms *= 1.0 + disturbed_ms / max(exposed_ms, 1e-6)
-    small_ms += _issued_ms(reduction, best_count, issue_ns)
+    # The part of issuing that is proportional to the bytes is not saved.
+    each_ns = reduction.latency_ns + reduction.total_bytes / reduction.count / reduction.bytes_per_ns
+    small_ms += max(0.0, fewer * issue_ns * reduction.latency_ns / max(each_ns, 1.0))
     too_many = reduction.count > _TUNING.fewer_by * best_count
     # A bucket holds whole parameters: gradients that are mostly one parameter's cannot be spread.
     most_count = max(1, int(reduction.total_bytes / (facts.largest_parameter_bytes or 1.0)))
     spread_count = min(int(max(reduction.count, best_count)), most_count)
     hidden_ms = exposed_ms - reduction.exposed_ms(spread_count)
     spread_ms = overlappable(hidden_ms)
-    return BucketSavings(
-        _saving(small_ms, mean_ms, communication) if too_many else None,
-        _saving(spread_ms, mean_ms, communication, bounded=spread_ms < hidden_ms)
-        if _starts_late(facts) and spread_count > 1
-        else None,
-    )
+    savings: dict[SharedCause, Cost | None] = {}
+    if too_many:
+        savings[SharedCause.SMALL_BUCKETS] = _saving(small_ms, mean_ms, communication)
+    if _starts_late(facts) and spread_count > 1:
+        is_bounded = spread_ms < hidden_ms
+        savings[SharedCause.NO_OVERLAP] = _saving(spread_ms, mean_ms, communication, bounded=is_bounded)
+    return savings
 
 
 def _reduction(facts: BucketFacts, message: MessageCost) -> Reduction | None:
@@ -247,20 +238,6 @@ def _of_one_size(message_bytes: float, whole_ns: float) -> tuple[float, float]:
         return max(0.0, whole_ns - message_bytes / bytes_per_ns), bytes_per_ns
     bytes_per_ns = message_bytes / whole_ns
     return max(_TUNING.usual_latency_ns, whole_ns - message_bytes / bytes_per_ns), bytes_per_ns
-
-
-def _fewer_ms(reduction: Reduction, best_count: int, exposed_ms: float) -> float:
-    """Latency that fewer buckets save, ms per step; no more than is exposed now beyond what the best buckets would expose."""
-    latencies_ms = (reduction.count - best_count) * reduction.latency_ns / 1e6 * reduction.per_step
-    best_ms = min(reduction.exposed_ms(best_count), exposed_ms)
-    return min(max(0.0, latencies_ms), max(0.0, exposed_ms - best_ms))
-
-
-def _issued_ms(reduction: Reduction, best_count: int, issue_ns: float) -> float:
-    """ms per step that issuing fewer buckets saves. The part of issuing that is proportional to the bytes is not saved."""
-    each_ns = reduction.latency_ns + reduction.total_bytes / reduction.count / reduction.bytes_per_ns
-    fixed_share = reduction.latency_ns / max(each_ns, 1.0)
-    return max(0.0, (reduction.count - best_count) * issue_ns * fixed_share / 1e6 * reduction.per_step)
 
 
 def disturbed_ns(graph: Graph) -> float:

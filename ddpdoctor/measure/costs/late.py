@@ -34,14 +34,12 @@ from ddpdoctor.measure.replay import replay_all, without_work
 from ddpdoctor.measure.sourcelines import joined
 from ddpdoctor.measure.taxonomy import INDEX, LATE_COMPONENTS, PHASES, Components, LateCause
 
-from .confirmation import confirmed_by_events
-from .context import Context, Costs
-from .merge import add_cost
+from .price import TUNING, Context, Costs, add_cost
 from .shared import different_work
-from .why import awake_longer_ms, cause_of_computing_longer, slower_phase
+from .why import awake_longer_ms, cause_of_computing_longer, confirmed_by_events, slower_phase
 
 
-class _ArrivalsTuning(msgspec.Struct, frozen=True):
+class _Tuning(msgspec.Struct, frozen=True):
     step_share: float = 0.1
     """Share of the mean step from which on an average lateness is reported: a job counts as straggling from 1.1 times the ideal step
     time on (Lin et al., OSDI '25)."""
@@ -53,11 +51,15 @@ class _ArrivalsTuning(msgspec.Struct, frozen=True):
     """Multiple of the clocks' error from which on a lateness is not due to them."""
     most: float = 0.95
     """Part of the step from which on a lateness is rather that of another step: windows that begin at different steps."""
-    hit_share: float = 0.02
-    """Share of the mean step from which on a rank is late in a cycle: steps of one job differ by as much."""
+    least_share: float = 0.001
+    """A rank whose excess saves less than this share of the step is no straggler: a replay's own error is as large."""
+    same_segments: float = 0.5
+    """Part of two causes' time that must be in the same segments of the cycle, for one to hide the other."""
+    shows: float = 0.5
+    """Part of each loss by which its step must be longer at least: hosts that run ahead of their devices catch up."""
 
 
-_ARRIVALS = _ArrivalsTuning()
+_TUNING = _Tuning()
 
 
 def arrival_facts(graph: Graph, costs: Costs) -> ArrivalFacts:
@@ -68,21 +70,22 @@ def arrival_facts(graph: Graph, costs: Costs) -> ArrivalFacts:
     late = _late(late_ns, graph.mean_cycle_ns)
     causes = [cost for path, cost in costs.items() if path.startswith("late.")]
     priced_ms = {p: sum(c.ms_per_step for c in causes if graph.ranks[p] in (c.ranks or ())) for p in late}
-    unpriced = [p for p in late if priced_ms[p] < _ARRIVALS.priced * float(late_ns[p]) / 1e6]
+    unpriced = [p for p in late if priced_ms[p] < _TUNING.priced * float(late_ns[p]) / 1e6]
+    saved_ms = None
+    if unpriced:
+        # If these ranks arrived with the median rank, as far as longer work makes them late.
+        on_time = without_work([_lateness(group, np.array(unpriced)) for group in graph.groups])
+        saved_ms = max(0.0, float((replay_all(graph) - replay_all(graph, [on_time])).mean())) / 1e6
     per_cycle = np.concatenate(
         [np.nan_to_num(lateness_ns(group)).max(axis=1, initial=0.0) for group in graph.groups]
     )
+    late_steps = (per_cycle > TUNING.hit_share * graph.mean_cycle_ns).sum(axis=0)
     return ArrivalFacts(
         late_ranks=[graph.ranks[place] for place in late],
         late_ms={str(graph.ranks[place]): float(late_ns[place]) / 1e6 for place in late},
-        late_steps={
-            str(graph.ranks[place]): int(
-                (per_cycle[:, place] > _ARRIVALS.hit_share * graph.mean_cycle_ns).sum()
-            )
-            for place in late
-        },
+        late_steps={str(graph.ranks[place]): int(late_steps[place]) for place in late},
         steps_seen=graph.cycles,
-        on_time_saves_ms=_saved_ms(graph, np.array(unpriced)) if unpriced else None,
+        on_time_saves_ms=saved_ms,
     )
 
 
@@ -95,17 +98,9 @@ def _late(late_ns: Array, step_ns: float) -> list[int]:
         # Median without the rank itself: values after it in the order move up by one place.
         middle = (len(late_ns) - 2) // 2
         others = ascending[middle + int(ascending[middle] >= late_ns[place])]
-        if late_ns[place] >= max(_ARRIVALS.step_share * step_ns, _ARRIVALS.beyond_others * float(others)):
+        if late_ns[place] >= max(_TUNING.step_share * step_ns, _TUNING.beyond_others * float(others)):
             found.append(place)
     return found
-
-
-def _saved_ms(graph: Graph, places: Ints) -> float:
-    """ms per step saved if these ranks arrived with the median rank, as far as longer work makes them late."""
-    gains = replay_all(graph) - replay_all(
-        graph, [without_work([_lateness(group, places) for group in graph.groups])]
-    )
-    return max(0.0, float(gains.mean())) / 1e6
 
 
 def _lateness(group: CycleGroup, places: Ints) -> Array:
@@ -115,9 +110,11 @@ def _lateness(group: CycleGroup, places: Ints) -> Array:
     is on time."""
     own = np.nan_to_num(lateness_ns(group)[:, :, places])
     late = np.zeros(group.arrival.shape)
-    for k in range(len(group.syncs)):
-        brought = own[:, k - 1] if k and not _releases_together(group, k - 1) else 0.0
-        late[:, k, places] = np.clip(own[:, k] - brought, 0, None)
+    carried: Array | float = 0.0
+    for k, sync in enumerate(group.syncs):
+        late[:, k, places] = np.clip(own[:, k] - carried, 0, None)
+        releases_together = len(sync.members) == group.arrival.shape[2] and sync.root is None
+        carried = 0.0 if releases_together and not group.on_device else own[:, k]
     if group.hidden is None or len(places) == group.arrival.shape[2]:
         return late
     busy = group.with_overlap(group.work).sum(axis=(1, 3))
@@ -125,23 +122,6 @@ def _lateness(group: CycleGroup, places: Ints) -> Array:
     whole = late.sum(axis=1)
     capped: Array = late * (np.clip(longer, 0.0, whole) / np.maximum(whole, 1.0))[:, None]
     return capped
-
-
-def _releases_together(group: CycleGroup, k: int) -> bool:
-    sync = group.syncs[k]
-    return len(sync.members) == group.arrival.shape[2] and sync.root is None and not group.on_device
-
-
-class _Tuning(msgspec.Struct, frozen=True):
-    least_share: float = 0.001
-    """A rank whose excess saves less than this share of the step is no straggler: a replay's own error is as large."""
-    same_segments: float = 0.5
-    """Part of two causes' time that must be in the same segments of the cycle, for one to hide the other."""
-    shows: float = 0.5
-    """Part of each loss by which its step must be longer at least: hosts that run ahead of their devices catch up."""
-
-
-_TUNING = _Tuning()
 
 
 class _Removal(msgspec.Struct, frozen=True):
@@ -157,15 +137,14 @@ class _Removal(msgspec.Struct, frozen=True):
 def late_work(context: Context) -> Costs:
     """``late.*`` of each cause of lateness, and ``late.total``; {} where no rank is late."""
     removals = _removals(context)
-    pricing = context.pricing
     parts = fair_shares(
         {cause: removal.work for cause, removal in removals.items()},
-        lambda work: float(pricing.gains_ns([without_work(work)]).mean()),
+        lambda work: float(context.gains_ns([without_work(work)]).mean()),
     )
     in_cycles = {
         cause: _cost(context, cause, removal, parts[cause])
         for cause, removal in removals.items()
-        if parts[cause].part_ns / pricing.mean_ns >= _TUNING.least_share
+        if parts[cause].part_ns / context.mean_ns >= _TUNING.least_share
     }
     if not in_cycles:
         return {}
@@ -175,12 +154,12 @@ def late_work(context: Context) -> Costs:
     }
     everything = [sum(works) for works in zip(*(removal.work for removal in removals.values()), strict=True)]
     part = sum(cost.ms_per_step for cost in costs.values()) / sum(c.ms_per_step for c in in_cycles.values())
-    total = scaled(pricing.cost([without_work(everything)], everything), part, pricing.mean_ns / 1e6)
+    total = scaled(context.cost([without_work(everything)], everything), part, context.mean_ns / 1e6)
     computing = costs.pop(LateCause.COMPUTE, None)
     if computing is not None:
         when = _when_late(context, LateCause.COMPUTE, removals[LateCause.COMPUTE])
         cause = cause_of_computing_longer(
-            computing, context.graph, pricing.steps_hit(when), context.throttled_ranks
+            computing, context.graph, context.steps_hit(when), context.throttled_ranks
         )
         costs[LateCause.COMPUTE if cause in costs else cause] = computing
     saving = costs.get(LateCause.CHECKPOINT)
@@ -188,7 +167,7 @@ def late_work(context: Context) -> Costs:
         often = costs[LateCause.CHECKPOINT] = context.per_recorded_save(saving)
         more_ms = often.ms_per_step - saving.ms_per_step
         if more_ms:
-            total = add_cost(total, often, total.ms_per_step + more_ms, pricing.mean_ns / 1e6 + more_ms)
+            total = add_cost(total, often, total.ms_per_step + more_ms, context.mean_ns / 1e6 + more_ms)
     costs[LateCause.TOTAL] = total
     return {f"late.{cause}": cost for cause, cost in costs.items()}
 
@@ -234,14 +213,14 @@ def _unexplained(context: Context, known: Sequence[Sequence[Array]]) -> dict[Lat
         sum((of_group.sum(axis=(0, 1)) for of_group in amounts), np.zeros(len(graph.ranks)))
         for amounts in (late, [of_group for work in known for of_group in work])
     )
-    error_ns = _ARRIVALS.clock_errors * (graph.clock_error_ns or 0.0)
+    error_ns = _TUNING.clock_errors * (graph.clock_error_ns or 0.0)
     enough = late_ns >= graph.cycles * max(UNSEEN.step_share * graph.mean_cycle_ns, error_ns)
-    enough &= late_ns < _ARRIVALS.most * graph.mean_cycle_ns * graph.cycles
+    enough &= late_ns < _TUNING.most * graph.mean_cycle_ns * graph.cycles
     found: dict[LateCause, list[Array]] = {}
-    for place in np.flatnonzero(enough & (explained_ns < _ARRIVALS.priced * late_ns)).tolist():
+    for place in np.flatnonzero(enough & (explained_ns < _TUNING.priced * late_ns)).tolist():
         left = np.zeros(len(graph.ranks))
         left[place] = 1.0 - explained_ns[place] / late_ns[place]
-        kind = _kind_done_longer(graph, place, float(late_ns[place]) / graph.cycles)
+        kind = _kind_done_longer(context.drawn, place, float(late_ns[place]) / graph.cycles)
         before = found.get(kind, [np.zeros_like(of_group) for of_group in late])
         found[kind] = [of_group * left + more for of_group, more in zip(late, before, strict=True)]
     return found
@@ -250,21 +229,17 @@ def _unexplained(context: Context, known: Sequence[Sequence[Array]]) -> dict[Lat
 def regularly_late(graph: Graph) -> list[int]:
     """Positions of the late ranks whose mean lateness over the cycles is more than chance makes of that of ranks alike."""
     late = _late(lateness(graph)[0], graph.mean_cycle_ns) if len(graph.ranks) > 1 and graph.groups else []
-    later = [np.nan_to_num(later_ns(group)).sum(axis=1) for group in graph.groups]
-    return [place for place in late if _is_regular(np.concatenate(later), place)]
-
-
-def _is_regular(amounts: Array, place: int) -> bool:
-    """Whether the rank has more than the others, of [cycles, R], by more than chance."""
+    if not late:
+        return []
+    amounts = np.concatenate([np.nan_to_num(later_ns(group)).sum(axis=1) for group in graph.groups])
     beyond = amounts - others_median(amounts)
     regular = above_zero(beyond, LATENESS.false_alarms) & above_others(beyond, LATENESS.false_alarms, amounts)
-    return bool(regular[place])
+    return [place for place in late if regular[place]]
 
 
-def _kind_done_longer(graph: Graph, place: int, late_ns: float) -> LateCause:
+def _kind_done_longer(recorded: Array, place: int, late_ns: float) -> LateCause:
     """The kind of work that the rank was recorded to do longer than the others in each cycle, and for the larger part of its lateness,
-    ``late_ns`` per cycle; else unknown."""
-    recorded = np.concatenate([group.with_overlap(group.work).sum(axis=1) for group in graph.groups])
+    ``late_ns`` per cycle, of ``recorded`` work [cycles, R, C] ns; else unknown."""
     longer: dict[LateCause, float] = {}
     for kind, components in LATE_COMPONENTS.items():
         work = recorded[:, :, [INDEX[name] for name in components]].sum(axis=2)
@@ -280,7 +255,7 @@ def _cost(context: Context, cause: LateCause, removal: _Removal, part: Value) ->
     if in_turn:
         fields["period_steps"] = len(context.graph.ranks) if attribution.rotates else None
         fields["kinds"] = list(attribution.causes_in_turn)
-    positions = None if in_turn else _stragglers(removal.work, len(context.graph.ranks))
+    positions = None if in_turn else sorted(most_of(_by_rank(removal.work)))
     phase = slower_phase(context.graph, positions) if cause == LateCause.COMPUTE and positions else None
     if phase is not None:
         fields["phase"], fields["lines_of"] = word_of(phase), (phase,)
@@ -291,8 +266,12 @@ def _cost(context: Context, cause: LateCause, removal: _Removal, part: Value) ->
         if cause in (LateCause.HOST, LateCause.CPU_STARVED):
             fields["awake_ms"] = awake_longer_ms(context.graph, removal.work, positions)
     if removal.of_each and positions:
-        fields["where"] = _lines_of_each(context, removal, positions)
-    return context.pricing.cost(
+        # The heaviest line of each of these ranks, the rank with most of the work first.
+        lines: list[Where] = []
+        for position in most_of(_by_rank(removal.work)):
+            lines = joined(lines, context.lines.work(removal.components, [position], context.steps)[:1])
+        fields["where"] = lines
+    return context.cost(
         [without_work(removal.work)],
         _when_late(context, cause, removal),
         removal.components,
@@ -305,12 +284,12 @@ def _cost(context: Context, cause: LateCause, removal: _Removal, part: Value) ->
 def _over_all_steps(cost: Cost, context: Context) -> Cost:
     """The cost of single steps of a short window, averaged over all of its steps. A step without a cycle (the step before it is not
     recorded) counts as free of the cause if no rank exceeds the usual length by half of what is lost each time."""
-    graph, measured_ms = context.graph, context.pricing.mean_ns / 1e6
+    graph, measured_ms = context.graph, context.mean_ns / 1e6
     lost_ns = (cost.occurrence_ms or 0.0) * 1e6
     lengths = [dict(zip(of.steps.tolist(), (of.end - of.start).tolist(), strict=True)) for of in graph.steps]
     of_all = set.intersection(*(set(of_rank) for of_rank in lengths))
     longest = {step: max(of_rank[step] for of_rank in lengths) for step in of_all}
-    known = set(context.pricing.steps.tolist())
+    known = set(context.steps.tolist())
     usual = [ns for step, ns in longest.items() if step in known.difference(cost.stands_out_in)]
     if not usual:
         return cost
@@ -320,18 +299,9 @@ def _over_all_steps(cost: Cost, context: Context) -> Cost:
     return msgspec.structs.replace(spread, steps_seen=cost.steps_seen + quiet)
 
 
-def _lines_of_each(context: Context, removal: _Removal, positions: Sequence[int]) -> list[Where]:
-    """The heaviest line of each of these ranks, the rank with most of the work first."""
-    weight = sum((of_group.sum(axis=(0, 1)) for of_group in removal.work), np.zeros(len(context.graph.ranks)))
-    lines: list[Where] = []
-    for position in sorted(positions, key=lambda position: -weight[position]):
-        lines = joined(lines, context.lines.work(removal.components, [position], context.pricing.steps)[:1])
-    return lines
-
-
-def _stragglers(work: Sequence[Array], world: int) -> list[int]:
-    weight = sum((of_group.sum(axis=(0, 1)) for of_group in work), np.zeros(world))
-    return sorted(most_of(weight))
+def _by_rank(work: Sequence[Array]) -> Array:
+    """[R] ns of ``work`` [N, K, R] ns per group."""
+    return sum((of_group.sum(axis=(0, 1)) for of_group in work), np.zeros(work[0].shape[2]))
 
 
 def _when_late(context: Context, cause: LateCause, removal: _Removal) -> list[Array]:

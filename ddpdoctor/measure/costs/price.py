@@ -1,4 +1,17 @@
-"""Price one cause by a replay without it, with its ranks, steps and source lines."""
+"""Price one cause by a replay without it, with its range, ranks, steps and source lines.
+
+The 90 % range of a price is that of the saving after the cause is fixed. The saving is the difference of two means: of the recorded
+steps, and of future steps. It differs from the price by independent errors, whose squares add up:
+
+- **scatter of the cycles**: the mean of the gains, and the mean of the rest of the steps, once as recorded and once in the future.
+  Both are estimated from the cycles, see :func:`~ddpdoctor.measure.numerics.mean_error`;
+- **run to run**: the mean step of the same job differs from one start to the next;
+- **the replay**: it removes the cause and leaves all else unchanged. Where gains differ from cycle to cycle, this can be checked: the
+  rest of a cycle must not depend on its gain. If ``rest = a + b x gain``, the saving may be ``1 + b`` times the price. ``b`` is
+  weighted with the known error of replays, so that a few cycles do not outweigh it. An error that all cycles have in common does
+  not show;
+- **the clocks** of several hosts, and assumptions of the pricer.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +23,17 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from ddpdoctor.measure.attribution import STANDOUT, component
-from ddpdoctor.measure.facts import Cost
+from ddpdoctor.measure.attribution import LATENESS, Attribution, component
+from ddpdoctor.measure.facts import RANGE_LEVEL, BucketFacts, Cost, saving, scaled
 from ddpdoctor.measure.graph import CycleGroup, Graph
-from ddpdoctor.measure.metrics import Cores
-from ddpdoctor.measure.numerics import PERSISTENCE, Array, Ints, Mask, Value, persistence
+from ddpdoctor.measure.metrics import Cores, MessageCost
+from ddpdoctor.measure.numerics import PERSISTENCE, Array, Ints, Mask, Value, mean_error, normal, persistence
 from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.replay import Change, replay_all
 from ddpdoctor.measure.sourcelines import SourceLines
+from ddpdoctor.measure.steplog import RankLog, Step, StepPattern, settled_steps, undisturbed
 from ddpdoctor.measure.taxonomy import STANDALONE, Component, Components, LateCause
-
-from .price_range import PriceRange, range_fields
+from ddpdoctor.rundir import EventKind
 
 
 class _Tuning(msgspec.Struct, frozen=True):
@@ -36,20 +49,64 @@ class _Tuning(msgspec.Struct, frozen=True):
     set the price."""
     close: float = 0.2
     """Two prices that differ by more than this part of the larger are both reported."""
+    replay_share: float = 0.08
+    """Relative error of replays (standard deviation), from test jobs with and without the fix, see docs/how-it-works.md."""
+    run_share: float = 0.01
+    """Part of the step by which a job's means differ from one start to the next (standard deviation): 1 to 2 %, as the
+    rules' least share has it."""
 
 
-_TUNING = _Tuning()
+TUNING = _Tuning()
 
 
-class Pricing(msgspec.Struct, frozen=True, dict=True):
-    """Turns replays of one graph into costs."""
+Costs = dict[str, Cost]
+"""Path of the fact → its cost."""
+
+
+class RareSource(msgspec.Struct, frozen=True):
+    """A recording, other than the primary graph, in which to look for pauses in few steps."""
 
     graph: Graph
+    """Of the whole run."""
     lines: SourceLines
-    short: bool = False
-    """Whether a short device window is the only recording of the job."""
+    kinds: dict[str, Components]
+    """Causes of lateness that this graph shows → their components."""
+
+
+class ReducerCosts(msgspec.Struct, frozen=True):
+    """ns that reducing gradients takes on the thread that computes them."""
+
+    synced_ns: tuple[float, ...] = ()
+    """Per backward pass, by position of the rank; 0 where unknown. Empty: unknown on all ranks."""
+    issue_ns: tuple[float, ...] = ()
+    """Per bucket, of the ranks of which it is known."""
+
+
+class Context(msgspec.Struct, frozen=True, dict=True):
+    """A measured run, as pricers need it: the results of all earlier stages, and replays of its graph as costs."""
+
+    graph: Graph
+    """The primary graph."""
+    attribution: Attribution
+    lines: SourceLines
+    """Of the same recording as ``graph``."""
+    mean_step_ms: float | None = None
+    """Mean measured step as reported; of the step logs where there are any, even if ``graph`` is of a window."""
+    profiler_ns: float = 0.0
+    """ns that the profiler adds to each cycle of ``graph``, in which devices wait for their hosts."""
+    logs: Sequence[RankLog] = ()
+    patterns: Sequence[StepPattern] = ()
+    """Of the steps of the run."""
+    rare_sources: Sequence[RareSource] = ()
+    throttled_ranks: Sequence[int] = ()
+    """Rank numbers whose devices' clocks were lowered."""
+    reducer: ReducerCosts = msgspec.field(default_factory=ReducerCosts)
+    reductions: BucketFacts = BucketFacts()
+    message: MessageCost = msgspec.field(default_factory=MessageCost)
+    host_timed: bool = True
+    """Whether ``graph`` is that of the step logs, in which a busy machine's disturbances of transfers show."""
     cores: Cores | None = None
-    """Cores of the host with the fewest spare ones; None where unknown."""
+    """Cores of the host with the fewest spare ones; None: unknown, and prices do not depend on it."""
     asleep: Mapping[int, float] = msgspec.field(default_factory=dict)
     """By rank, the part of preparing batches in which nothing computes, where known."""
 
@@ -79,6 +136,13 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
             return gain_ns
         return min(gain_ns, self.mean_ns - self.cores.shortest_step(self.mean_ns))
 
+    def overlappable_transfer_ns(self, gain_ns: float) -> float:
+        """The part of ``gain_ns`` that overlapping transfers with computation really saves: all of it on devices; on hosts, whose cores do
+        both, as much as spare cores allow."""
+        if self.cores is None or all(group.on_device for group in self.graph.groups):
+            return gain_ns
+        return self.overlappable_ns(gain_ns * self.cores.hidden_share)
+
     def gains_ns(self, changes: Sequence[Change]) -> Array:
         """[cycles] ns by which each cycle is shorter with the changes."""
         return _gains_ns(self.graph, self.measured_ns, changes, usually=False)
@@ -106,23 +170,26 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
         """
         gains = _gains_ns(self.graph, self.measured_ns, changes, usually)
         gain_ns = max(0.0, float(gains.mean()))
-        either_ns = self._either_way_ns(changes, usually)
-        ends_ns = self._range_ns(gains, either_ns or ())
         per_cycle = _per_cycle(spent)
         hit = self._hit(per_cycle)
+        when = self._when_hit(hit)
         own_ms, typical_ms = self._time_spent_ms(spent, components, positions)
+        if where is None and components:
+            where = self.lines.work(lines_of or components, positions, when, or_else=self.steps)
         return Cost(
             **{
-                **self._saving(gain_ns, ends_ns, part, components, positions),
-                **_either_way_fields(gain_ns, part, either_ns),
+                **self._saving(gains, gain_ns, part, self._either_way_ns(changes, usually)),
+                "beside_ms_per_step": self._overlappable_ms(
+                    gain_ns if part is None else part.part_ns, components, positions
+                ),
                 "ranks": None if positions is None else [self.graph.ranks[p] for p in positions],
                 "own_ms": own_ms,
                 "typical_ms": typical_ms,
                 "occurrence_ms": float(np.median(per_cycle[hit])) / 1e6 if hit.any() else None,
                 **persistence(self.steps[self._order], hit[self._order]).as_facts(),
                 "stands_out_in": self._single_steps(components, hit, gain_ns),
-                "where": self._where(lines_of or components, positions, hit) if where is None else where,
-                "gap": self.lines.gap(components, positions, self._when_hit(hit)) if components else None,
+                "where": where or [],
+                "gap": self.lines.gap(components, positions, when) if components else None,
                 "operation": operation or self.lines.operation(components, positions),
                 **fields,
             }
@@ -133,42 +200,38 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
         return self._when_hit(self._hit(_per_cycle(spent)))
 
     def _hit(self, per_cycle: Array) -> Mask:
-        at_all: Mask = per_cycle > _TUNING.hit_share * self.mean_ns
-        if len(per_cycle) < _TUNING.fewest:
+        at_all: Mask = per_cycle > TUNING.hit_share * self.mean_ns
+        if len(per_cycle) < TUNING.fewest:
             return at_all
-        typical = at_all & (per_cycle > _TUNING.typical * per_cycle.mean())
+        typical = at_all & (per_cycle > TUNING.typical * per_cycle.mean())
         kind = persistence(self.steps[self._order], typical[self._order]).kind
         few = typical.mean() < 1.0 - PERSISTENCE.always_share
         return typical if kind in ("range", "periodic") or few else at_all
 
-    def _range_ns(self, gains: Array, either_ns: Sequence[float]) -> tuple[float, float] | None:
-        """(low, high) of the mean of ``gains`` [cycles, group by group], see :class:`PriceRange`; wide enough for both means
-        where dependencies are uncertain."""
-        rest = self.measured_ns - gains
-        ends_ns = PriceRange(
-            gains[self._order], rest[self._order], self.graph.clock_error_ns or 0.0
-        ).range_ns()
-        return None if ends_ns is None else (min(*ends_ns, *either_ns), max(*ends_ns, *either_ns))
-
     def _saving(
-        self,
-        gain_ns: float,
-        ends_ns: tuple[float, float] | None,
-        part: Value | None,
-        components: Components,
-        positions: Sequence[int] | None,
+        self, gains: Array, gain_ns: float, part: Value | None, either_ns: tuple[float, float] | None
     ) -> dict[str, Any]:
-        """The fields of a cost for its amount and range."""
+        """The fields of a cost for its amount and range, of ``gains`` [cycles, group by group] and their mean; with the prices for both
+        assumptions on uncertain dependencies, ``either_ns``, where these matter."""
+        rest = self.measured_ns - gains
         own_ns = gain_ns if part is None else part.part_ns
         others_ns = () if part is None else (part.first_ns, part.part_ns, part.last_ns)
+        assumed_ns = self.graph.clock_error_ns or 0.0
+        ends_ns = price_range(gains[self._order], rest[self._order], assumed_ns)
+        either_ms = {}
+        if either_ns is not None:
+            ends_ns = None if ends_ns is None else (min(*ends_ns, *either_ns), max(*ends_ns, *either_ns))
+            own = own_ns / gain_ns if gain_ns else 1.0
+            names = ("waiting_ms_per_step", "going_on_ms_per_step")
+            either_ms = {name: own * ns / 1e6 for name, ns in zip(names, either_ns, strict=True)}
         return {
             "ms_per_step": own_ns / 1e6,
             **range_fields(gain_ns, ends_ns, *others_ns),
-            "beside_ms_per_step": self._overlappable_ms(own_ns, components, positions),
             "share": own_ns / self.mean_ns,
             "speedup": self.mean_ns / max(self.mean_ns - gain_ns, 1.0),
             "alone_ms_per_step": None if part is None else part.first_ns / 1e6,
             "remaining_ms_per_step": None if part is None else part.last_ns / 1e6,
+            **either_ms,
         }
 
     def _either_way_ns(self, changes: Sequence[Change], usually: bool) -> tuple[float, float] | None:
@@ -180,7 +243,7 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
             max(0.0, float(_gains_ns(graph, measured_ns, changes, usually).mean()))
             for graph, measured_ns in self._either_way_graphs
         )
-        matters = abs(waiting - going_on) > _TUNING.close * max(waiting, going_on)
+        matters = abs(waiting - going_on) > TUNING.close * max(waiting, going_on)
         return (waiting, going_on) if matters else None
 
     @cached_property
@@ -214,18 +277,13 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
     def _single_steps(self, components: Components, hit: Mask, gain_ns: float) -> list[int]:
         """Steps of a short window that are reported one by one. Checkpoints and waiting for data are recorded as such, so a single one
         is certain. A wait for data is listed only where it costs enough of the window, and fewer than three times."""
-        if not self.short or hit.all():
+        if not self.attribution.short or hit.all():
             return []
         few = (
-            0 < hit.sum() < PERSISTENCE.fewest_of_pattern and gain_ns >= STANDOUT.window_share * self.mean_ns
+            0 < hit.sum() < PERSISTENCE.fewest_of_pattern and gain_ns >= LATENESS.window_share * self.mean_ns
         )
         listed = Component.CHECKPOINT in components or (Component.DATA in components and bool(few))
         return sorted(self.steps[hit].tolist()) if listed else []
-
-    def _where(self, components: Components, positions: Sequence[int] | None, hit: Mask) -> list[Where]:
-        if not components:
-            return []
-        return self.lines.work(components, positions, self._when_hit(hit), or_else=self.steps)
 
     def _when_hit(self, hit: Mask) -> Ints:
         """The steps in which it happens; all where there are none."""
@@ -238,10 +296,58 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
         if positions is None or not components:
             means = np.concatenate([of_group.sum(axis=1) for of_group in spent]).mean(axis=0)
             return float(np.median(means)) / 1e6, None
-        work = np.concatenate([_whole_work(group, components) for group in self.graph.groups]).mean(axis=0)
+        # With work that overlaps with synchronisations; where devices wait for hosts, as each rank would have it without the others.
+        work = [
+            g.work_with_overlap if set_by_hosts(g, components) else g.with_overlap(g.work)
+            for g in self.graph.groups
+        ]
+        work_ns = np.concatenate([own.sum(axis=1) for own in component(work, components)]).mean(axis=0)
         others = [position for position in range(len(self.graph.ranks)) if position not in positions]
-        typical_ms = float(np.median(work[others])) / 1e6 if others else None
-        return float(work[list(positions)].mean()) / 1e6, typical_ms
+        typical_ms = float(np.median(work_ns[others])) / 1e6 if others else None
+        return float(work_ns[list(positions)].mean()) / 1e6, typical_ms
+
+    @cached_property
+    def undisturbed(self) -> list[tuple[int, list[Step]]]:
+        """See :func:`ddpdoctor.measure.steplog.undisturbed`."""
+        return undisturbed(self.logs)
+
+    @cached_property
+    def drawn(self) -> Array:
+        """[cycles, R, C] ns of each kind of work as it was recorded, group after group."""
+        return np.concatenate(
+            [
+                group.with_overlap(group.work).sum(axis=1) if group.recorded is None else group.recorded
+                for group in self.graph.groups
+            ]
+        )
+
+    def per_recorded_save(self, cost: Cost) -> Cost:
+        """The cost of checkpoints, scaled to their frequency in all steps recorded in full after the warm-up. Few steps have a
+        checkpoint, and some of these are excluded, as the profiler or an evaluation disturbed them. ``share`` then refers to the mean
+        step with that frequency."""
+        if self.graph.source != "step-log" or not self.logs:
+            return cost
+        settled = settled_steps(self.logs)
+        numbers = np.array(list(settled), np.int64)
+        saved: Mask = np.array(
+            [
+                any(event.kind == EventKind.SAVE for step in steps for event in step.events)
+                for steps in settled.values()
+            ],
+            bool,
+        )
+        measured = np.isin(numbers, self.steps)
+        if not (saved & measured).any():
+            return cost
+        factor = float(saved.mean() / saved[measured].mean())
+        mean_ms = self.mean_ns / 1e6
+        step_ms = mean_ms + (factor - 1.0) * cost.ms_per_step
+        saved_ms = factor * mean_ms * (1.0 - 1.0 / cost.speedup)
+        return replace(
+            scaled(cost, factor, step_ms, also=("own_ms", "typical_ms")),
+            speedup=step_ms / max(step_ms - saved_ms, 1e-3),
+            **persistence(numbers, saved).as_facts(),
+        )
 
 
 def _per_cycle(spent: Sequence[Array]) -> Array:
@@ -254,17 +360,7 @@ def _gains_ns(graph: Graph, measured_ns: Array, changes: Sequence[Change], usual
     """[cycles] ns by which each cycle of a graph, ``measured_ns`` long, is shorter with the changes; with ``usually`` at most the
     usual gain."""
     gains: Array = measured_ns - replay_all(graph, changes)
-    return np.minimum(gains, np.quantile(gains, _TUNING.usual_gain)) if usually else gains
-
-
-def _either_way_fields(
-    gain_ns: float, part: Value | None, either_ns: tuple[float, float] | None
-) -> dict[str, float]:
-    """The fields of a cost for both assumptions on uncertain dependencies, where these matter."""
-    if either_ns is None:
-        return {}
-    own = 1.0 if part is None or not gain_ns else part.part_ns / gain_ns
-    return {"waiting_ms_per_step": own * either_ns[0] / 1e6, "going_on_ms_per_step": own * either_ns[1] / 1e6}
+    return np.minimum(gains, np.quantile(gains, TUNING.usual_gain)) if usually else gains
 
 
 def set_by_hosts(group: CycleGroup, components: Components) -> bool:
@@ -274,9 +370,67 @@ def set_by_hosts(group: CycleGroup, components: Components) -> bool:
     )
 
 
-def _whole_work(group: CycleGroup, components: Components) -> Array:
-    """[N, R] ns of these components in the cycle, including work that overlaps with synchronisations; where devices wait for hosts, as
-    each rank would have them without the others."""
-    work = group.work_with_overlap if set_by_hosts(group, components) else group.with_overlap(group.work)
-    whole: Array = component([work], components)[0].sum(axis=1)
-    return whole
+def price_range(gains: Array, rest: Array, assumed_ns: float = 0.0) -> tuple[float, float] | None:
+    """(low, high) of the mean gain, ns, between 0 and the whole step; None with too few cycles.
+
+    ``gains`` [N] ns by cycle, in order of steps; ``rest`` [N] ns of each cycle without its gain; ``assumed_ns`` is the standard deviation
+    of assumptions: clocks, extrapolations.
+    """
+    gain, left = float(gains.mean()), float(rest.mean())
+    own, others = mean_error(gains, RANGE_LEVEL), mean_error(rest, RANGE_LEVEL)
+    if np.isnan(own):
+        return None
+    spread = gains - gain
+    square = float((spread**2).sum())
+    slope = 0.0
+    if square > 0.0:
+        # The error of a mean of N is one value's error over the root of N; that of a slope, over the root of ``square``.
+        error, known = others**2 * len(rest) / square, TUNING.replay_share**2
+        slope = float((spread * rest).sum()) / square * known / (known + error)
+    errors = (own, np.sqrt(2.0) * others, TUNING.run_share * left, TUNING.replay_share * gain, assumed_ns)
+    half = normal(RANGE_LEVEL) * float(np.sqrt(np.square(errors).sum()))
+    low, high = gain * (1 + min(slope, 0.0)) - half, gain * (1 + max(slope, 0.0)) + half
+    return max(0.0, low), min(gain + left, high)
+
+
+def range_fields(gain_ns: float, ends_ns: tuple[float, float] | None, *others_ns: float) -> dict[str, Any]:
+    """The fields of a :class:`~ddpdoctor.measure.facts.Cost` for a range around ``gain_ns``, widened to include the savings of the
+    same fix in ``others_ns``: alone, after all others, as its share. {} where there is no range."""
+    if ends_ns is None:
+        return {}
+    known = (gain_ns, *others_ns)
+    low_ns, high_ns = min(known) - (gain_ns - ends_ns[0]), max(known) + (ends_ns[1] - gain_ns)
+    return {"low_ms_per_step": max(0.0, low_ns) / 1e6, "high_ms_per_step": high_ns / 1e6}
+
+
+def range_of_share(whole: Cost, ms: float, assumed_share: float) -> dict[str, Any]:
+    """The same fields for ``ms``, a part of the saving that ``whole`` prices: with the width of its range, in ms, and an additional
+    error of ``assumed_share`` of ``ms`` (a standard deviation)."""
+    sides = _sides_ms(whole)
+    assumed_ms = normal(RANGE_LEVEL) * assumed_share * ms
+    return {} if sides is None else _around(ms, *(float(np.hypot(side, assumed_ms)) for side in sides))
+
+
+def range_of_sum(one: Cost, other: Cost, ms: float) -> dict[str, Any]:
+    """The same fields for ``ms``, the sum of two costs; {} where one of them has no range."""
+    sides = _sides_ms(one), _sides_ms(other)
+    if sides[0] is None or sides[1] is None:
+        return {}
+    return _around(ms, *(float(np.hypot(*pair)) for pair in zip(sides[0], sides[1], strict=True)))
+
+
+def _sides_ms(cost: Cost) -> tuple[float, float] | None:
+    """Distances of the ends of the range below and above the price, ms."""
+    if cost.low_ms_per_step is None or cost.high_ms_per_step is None:
+        return None
+    return cost.ms_per_step - cost.low_ms_per_step, cost.high_ms_per_step - cost.ms_per_step
+
+
+def _around(ms: float, below_ms: float, above_ms: float) -> dict[str, Any]:
+    return {"low_ms_per_step": max(0.0, ms - below_ms), "high_ms_per_step": ms + above_ms}
+
+
+def add_cost(cost: Cost, more: Cost, ms: float, mean_ms: float) -> Cost:
+    """``cost`` increased to ``ms`` by ``more``, with the range of the sum of both."""
+    unsure = {**dict.fromkeys(("low_ms_per_step", "high_ms_per_step")), **range_of_sum(cost, more, ms)}
+    return replace(cost, **saving(ms, mean_ms), waiting_ms_per_step=None, going_on_ms_per_step=None, **unsure)

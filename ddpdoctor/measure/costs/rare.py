@@ -1,8 +1,8 @@
-"""Rare pauses of jobs with devices, from the step logs of the whole run.
+"""Stalls that few measured steps show, from the step logs of the whole run.
 
-A profiled window of a few steps shows what happens in every step. It usually misses a checkpoint every hundred steps, a
-garbage collection, or an occasional late batch. The hook records these in each step, on the host. On a device job the
-host's times show when work was issued, not when it ran, so three conditions apply that a CPU job does not need:
+**Rare pauses of jobs with devices.** A profiled window of a few steps shows what happens in every step. It usually misses a checkpoint
+every hundred steps, a garbage collection, or an occasional late batch. The hook records these in each step, on the host. On a device
+job the host's times show when work was issued, not when it ran, so three conditions apply that a CPU job does not need:
 
 - the rank did far more work than *it* usually does;
 - it was later at its next synchronisation for it: ``min(extra, lateness)`` counts. (The others wait for their devices
@@ -10,12 +10,20 @@ host's times show when work was issued, not when it ran, so three conditions app
 - steps took longer. A host that runs ahead of its device can pause without any loss, and catch up in the following
   steps. The share that was lost is the median over the occurrences of (excess of the step and its followers over the
   median step) / extra, between 0 and 1.
+
+**Stalls in excluded steps.** A step in which the job evaluates is excluded, as its length says nothing of training.
+Two stalls occur in such steps:
+
+- Loaders that restart their workers: all ranks wait for the first batches of each epoch. Where each epoch ends with an evaluation,
+  this stall is in excluded steps only. It is priced from the logs and added to that of the measured steps.
+- Evaluations on some ranks, for which the others wait. Where rank 0 evaluates the whole validation set by itself, all other ranks idle
+  as long, and dividing the set among all ranks would save most of that.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 
 import msgspec
@@ -26,11 +34,14 @@ from ddpdoctor.measure.facts import Cost, saving
 from ddpdoctor.measure.graph import Graph, Sync
 from ddpdoctor.measure.metrics import typical_arrival
 from ddpdoctor.measure.numerics import Array, Ints, Mask, carried_by_few, persistence, scatter_of
-from ddpdoctor.measure.sourcelines import SourceLines
-from ddpdoctor.measure.taxonomy import INDEX, RECORDED, Components
+from ddpdoctor.measure.places import CodeLine, Where
+from ddpdoctor.measure.sourcelines import SourceLines, ranked
+from ddpdoctor.measure.steplog import RankLog, Step, evaluated
+from ddpdoctor.measure.taxonomy import INDEX, RECORDED, SHARED_COMPONENTS, Components, LateCause, SharedCause
+from ddpdoctor.rundir import EventKind
 
-from .context import Context, Costs, RareSource
-from .price_range import PriceRange, range_fields
+from .price import Context, Costs, RareSource, price_range, range_fields
+from .shared import common_work
 
 
 class _Tuning(msgspec.Struct, frozen=True):
@@ -176,30 +187,22 @@ class _Pauses(msgspec.Struct, frozen=True, dict=True):
         lost = amount * lengthening_share(self.duration, amount)
         gain_ns = float(lost.mean())
         hit = amount > 0
-        others = [] if positions is None else np.delete(np.arange(len(self.graph.ranks)), positions).tolist()
+        # A rank's usual cycle, not the mean one: ranks that wait for their devices behind another one's pause do more.
+        own, usual = self.own.mean(), np.median(self.own, axis=0)
+        others = np.empty(0)
+        if positions is not None:
+            own = (usual + np.where(self.concentrated, self.delayed, 0.0).mean(axis=0))[positions].mean()
+            others = np.delete(usual, positions)
         return Cost(
             **saving(gain_ns / 1e6, self.graph.mean_cycle_ns / 1e6),
-            **range_fields(gain_ns, PriceRange(lost, self.duration - lost).range_ns()),
+            **range_fields(gain_ns, price_range(lost, self.duration - lost)),
             ranks=None if positions is None else [self.graph.ranks[p] for p in positions],
-            own_ms=self._own_ms(positions),
-            typical_ms=float(np.median(self._usual[others])) / 1e6 if others else None,
+            own_ms=float(own) / 1e6,
+            typical_ms=float(np.median(others)) / 1e6 if len(others) else None,
             occurrence_ms=float(np.median(amount[hit])) / 1e6,
             **persistence(self.steps, hit).as_facts(),
             where=self.lines.work(self.components, positions, self.steps[hit]),
         )
-
-    @cached_property
-    def _usual(self) -> Array:
-        """[R] this work in the rank's usual cycle. Not the mean: ranks that wait for their devices behind another one's pause do more."""
-        usual: Array = np.median(self.own, axis=0)
-        return usual
-
-    def _own_ms(self, positions: list[int] | None) -> float:
-        """Per step on the ranks at these ``positions``, with their pauses; on all ranks for None."""
-        if positions is None:
-            return float(self.own.mean()) / 1e6
-        paused = np.where(self.concentrated, self.delayed, 0.0).mean(axis=0)
-        return float((self._usual + paused)[positions].mean()) / 1e6
 
 
 def lengthening_share(duration: Array, amount: Array) -> float:
@@ -220,7 +223,10 @@ def _later_than_usual(graph: Graph) -> list[Array]:
     late = [np.nan_to_num(group.arrival - typical_arrival(group.arrival)) for group in graph.groups]
     anywhere = np.median(np.concatenate([each.reshape(-1, each.shape[2]) for each in late]), axis=0)
     places: dict[tuple[Sync, int], list[Array]] = defaultdict(list)
-    keys = [_numbered(group.syncs) for group in graph.groups]
+    # Each synchronisation with the number of equal ones before it in the cycle.
+    keys = [
+        [(sync, group.syncs[:k].count(sync)) for k, sync in enumerate(group.syncs)] for group in graph.groups
+    ]
     for of_group, each in zip(keys, late, strict=True):
         for k, key in enumerate(of_group):
             places[key].append(each[:, k])
@@ -234,11 +240,114 @@ def _later_than_usual(graph: Graph) -> list[Array]:
     ]
 
 
-def _numbered(syncs: Sequence[Sync]) -> list[tuple[Sync, int]]:
-    """Each synchronisation with the number of equal ones before it in the cycle."""
-    seen = Counter[Sync]()
-    numbered = []
-    for sync in syncs:
-        numbered.append((sync, seen[sync]))
-        seen[sync] += 1
-    return numbered
+_COMPONENTS = SHARED_COMPONENTS[SharedCause.DATA_EPOCH_START]
+
+
+def epoch_starts(context: Context) -> Costs:
+    """``shared.data_epoch_start`` of the measured steps and of steps with an evaluation; {} where there is none.
+
+    The latter are spread over all steps; ``share`` then refers to the mean step with them.
+    """
+    cause = f"shared.{SharedCause.DATA_EPOCH_START}"
+    measured = common_work(context, _COMPONENTS)
+    stalls_ns = _evaluation_stalls(context) if context.mean_step_ms else {}
+    if not stalls_ns:
+        return {} if measured is None else {cause: measured}
+    numbers, lost_ns = np.array(list(stalls_ns)), np.array(list(stalls_ns.values()))
+    stalled = lost_ns > 0
+    extra_ms = float(lost_ns.mean()) / 1e6
+    whole_ms = extra_ms + (measured.ms_per_step if measured else 0.0)
+    when = persistence(numbers, stalled).as_facts()
+    if measured is not None:
+        when["steps_hit"] += measured.steps_hit
+    cost = Cost(
+        **saving(whole_ms, (context.mean_step_ms or 0.0) + extra_ms),
+        own_ms=whole_ms,
+        occurrence_ms=float(np.median(lost_ns[stalled])) / 1e6,
+        **when,
+        where=(measured.where if measured else []) or context.lines.work(_COMPONENTS, None, numbers[stalled]),
+    )
+    return {cause: cost}
+
+
+def _evaluation_stalls(context: Context) -> dict[int, float]:
+    """Step number → longest worker start of all ranks, ns, in steps in which a rank evaluates; 0 in other steps. Of all steps recorded in
+    full, without the warm-up and steps that the profiler disturbed. {} where there is no such stall."""
+    logs = context.logs
+    evaluating = evaluated(logs)
+    if not evaluating:
+        return {}
+    restarting = [log.main_loaders & log.loaders_with_workers for log in logs]
+    stalls_ns = {
+        number: max(map(_stall_ns, steps, restarting)) if number in evaluating else 0.0
+        for number, steps in context.undisturbed
+        if all(step.in_full for step in steps)
+    }
+    return stalls_ns if any(stalls_ns.values()) else {}
+
+
+def _stall_ns(step: Step, loaders: Collection[int]) -> float:
+    """Time for starting the workers of these loaders, and for their first batch, in this step."""
+    waits, fresh = 0.0, False
+    for event in step.events:
+        if event.loader not in loaders:
+            continue
+        if event.kind == EventKind.ITERATION:
+            waits, fresh = waits + event.duration_ns, True
+        elif event.kind == EventKind.DATA and fresh:
+            waits, fresh = waits + event.duration_ns, False
+    return waits
+
+
+def evaluations_on_some_ranks(context: Context) -> Costs:
+    """``late.evaluation``: the cost of evaluation on the same ranks, half of all at most; {} where that does not happen.
+
+    If the E ranks that evaluate shared the work with all W ranks, they would save (W - E) / W of the time by which steps with an
+    evaluation exceed the median of the others, spread over all steps. ``share`` refers to the mean step (of those
+    without evaluation) with that time.
+    """
+    logs = context.logs
+    if len(logs) < 2 or not context.mean_step_ms or not evaluated(logs):
+        return {}
+    evaluating = [
+        tuple(p for p, log in enumerate(logs) if number in log.evaluated) for number, _ in context.undisturbed
+    ]
+    each_ns = np.array([[step.length_ns for step in steps] for _, steps in context.undisturbed], float)
+    lengths_ns = np.median(each_ns, axis=1)
+    for n, ranks in enumerate(evaluating):
+        if ranks:
+            lengths_ns[n] = np.median(each_ns[n, list(ranks)])
+    alone = Counter(ranks for ranks in evaluating if ranks and 2 * len(ranks) <= len(logs))
+    usual = np.array([not ranks for ranks in evaluating], bool)
+    if not alone or not usual.any():
+        return {}
+    positions = alone.most_common(1)[0][0]
+    hit = np.array([ranks == positions for ranks in evaluating])
+    longer_ns = np.where(hit, np.clip(lengths_ns - np.median(lengths_ns[usual]), 0, None), 0.0)
+    if not longer_ns.any():
+        return {}
+    extra_ms = float(longer_ns.mean()) / 1e6
+    step_ms = context.mean_step_ms + extra_ms
+    cost = Cost(
+        **saving(extra_ms * (len(logs) - len(positions)) / len(logs), step_ms),
+        ranks=[logs[position].rank for position in positions],
+        own_ms=extra_ms,
+        occurrence_ms=float(np.median(longer_ns[hit])) / 1e6,
+        **persistence(np.array([number for number, _ in context.undisturbed]), hit).as_facts(),
+        where=_lines_of_evaluations(
+            (logs[p], context.undisturbed[n][1][p]) for p in positions for n in np.flatnonzero(hit)
+        ),
+    )
+    return {f"late.{LateCause.EVALUATION}": cost}
+
+
+def _lines_of_evaluations(steps: Iterable[tuple[RankLog, Step]]) -> list[Where]:
+    """Lines that fetch the batches of the evaluations in these steps, or call the module, most frequent first."""
+    lines: Counter[CodeLine] = Counter()
+    for log, step in steps:
+        for event in step.events:
+            where = log.where.get(event.where)
+            of_data = event.kind == EventKind.DATA and event.loader not in log.main_loaders
+            if where is not None and (of_data or event.kind == EventKind.EVALUATION):
+                lines[where.stack[0]] += 1
+    return ranked(lines)

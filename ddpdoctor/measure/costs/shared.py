@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from ddpdoctor.measure.attribution import component
+from ddpdoctor.measure.attribution import component, in_steps
 from ddpdoctor.measure.facts import Cost
 from ddpdoctor.measure.graph import CycleGroup, Graph, SegmentClasses
 from ddpdoctor.measure.numerics import Array, Mask
@@ -32,8 +32,7 @@ from ddpdoctor.measure.taxonomy import (
     SyncKind,
 )
 
-from .context import Context, Costs
-from .price import set_by_hosts
+from .price import Context, Costs, set_by_hosts
 from .why import awake_of_all_ms
 
 _USER_CODE = (SharedCause.HOST, SharedCause.OUTSIDE)
@@ -76,8 +75,17 @@ def shared_synchronisations(context: Context) -> Costs:
 
 
 def exposed_transfers(context: Context) -> dict[SharedCause, Cost | None]:
-    """Cost of the exposed transfers of every step, by cause."""
-    return {cause: _exposed_transfer(context, kind) for cause, kind in SHARED_TRANSFERS.items()}
+    """Cost of the exposed transfers of every step, by cause. An excess in some steps is a disturbance (a busy CPU or link), and does not
+    count."""
+    costs: dict[SharedCause, Cost | None] = {}
+    for cause, kind in SHARED_TRANSFERS.items():
+        transfers = [usual_transfer(group, kind) for group in context.graph.groups]
+        if any(transfer.any() for transfer in transfers):
+            spent = [transfer[:, :, None] for transfer in transfers]
+            names = _names(context.graph, [kind]) if kind == SyncKind.MODEL else None
+            where = context.lines.syncs([kind])
+            costs[cause] = context.cost([without_transfer(transfers)], spent, where=where, operation=names)
+    return costs
 
 
 def redundant_reductions(context: Context) -> Costs:
@@ -87,11 +95,11 @@ def redundant_reductions(context: Context) -> Costs:
     if not any(again.any() for again in chosen):
         return {}
     transfers = [
-        group.transfer[:, :, None] * again[None, :, None] for group, again in zip(groups, chosen, strict=True)
+        group.transfer[:, :, None] * again[:, None] for group, again in zip(groups, chosen, strict=True)
     ]
     changes = without_reductions(context.graph, context.reducer.synced_ns)
     where = context.lines.syncs([SyncKind.GRADIENTS])
-    return _known({SharedCause.REDUNDANT_SYNC: context.pricing.cost(changes, transfers, where=where)})
+    return _known({SharedCause.REDUNDANT_SYNC: context.cost(changes, transfers, where=where)})
 
 
 def _reduced_again(group: CycleGroup, k: int) -> bool:
@@ -122,10 +130,19 @@ def without_reductions(graph: Graph, synced_ns: Sequence[float] = ()) -> list[Ch
 def starved_of_cpu(context: Context) -> Costs:
     """``shared.cpu_starved``: each rank's run delay, up to that of the (lower) median rank in the same step, spread over its work. In
     steps in which not all ranks read it, the mean of the other steps."""
-    removed = [_common_run_delay(context.graph, group) for group in context.graph.groups]
+    ranks, removed = context.graph.steps, []
+    for group in context.graph.groups:
+        delay = in_steps(ranks, [of_rank.run_delay for of_rank in ranks], group.steps)
+        known = ~np.isnan(delay).any(axis=1)
+        common = np.zeros((len(delay), 1, delay.shape[1]))
+        if known.any():
+            common[known] = common_part(delay[known, None, :], delay[known, None, :])
+            common[~known] = common[known].mean(axis=0)
+        work = np.clip(group.work.sum(axis=3), 0, None)
+        removed.append(work * np.minimum(1.0, common / np.maximum(work.sum(axis=1, keepdims=True), 1.0)))
     if not any(delay.any() for delay in removed):
         return {}
-    return _known({SharedCause.CPU_STARVED: context.pricing.cost([without_work(removed)], removed)})
+    return _known({SharedCause.CPU_STARVED: context.cost([without_work(removed)], removed)})
 
 
 def common_work(context: Context, components: Components, *, by_kind: bool = False) -> Cost | None:
@@ -140,7 +157,11 @@ def common_work(context: Context, components: Components, *, by_kind: bool = Fal
     removed: list[Array] = []
     alone: list[Array] = []
     for group, claimed in zip(context.graph.groups, attribution.claimed, strict=True):
-        both = _work_and_alone(group, components)
+        # The work, and the work that each rank would have without the others. Where devices wait for hosts, waiting that overlaps with a
+        # synchronisation counts as well.
+        both = [group.work, group.work_standalone]
+        if set_by_hosts(group, components):
+            both = [group.with_overlap(group.work), group.work_with_overlap]
         parts = [
             _in_common(component([*both, claimed], kind), all_ranks, group.segment_classes) for kind in kinds
         ]
@@ -148,7 +169,7 @@ def common_work(context: Context, components: Components, *, by_kind: bool = Fal
         alone.append(np.sum([part for _, part in parts], axis=0))
     if not sum(float(work.sum()) for work in removed):
         return None
-    same = context.lines.in_common(components, context.pricing.steps) if by_kind else None
+    same = context.lines.in_common(components, context.steps) if by_kind else None
     if same is not None and same < MOSTLY_THE_SAME:
         removed, alone = [same * work for work in removed], [same * work for work in alone]
     where = None
@@ -158,7 +179,7 @@ def common_work(context: Context, components: Components, *, by_kind: bool = Fal
         if long.any() and usual.any():
             removed, alone = _as_usual(removed, long, usual), _as_usual(alone, long, usual)
             where = context.lines.work(components, None, numbers[usual], or_else=numbers)
-    return context.pricing.cost([without_work(removed, alone)], removed, components, where=where)
+    return context.cost([without_work(removed, alone)], removed, components, where=where)
 
 
 def _as_usual(work: list[Array], long: Mask, usual: Mask) -> list[Array]:
@@ -186,7 +207,7 @@ def different_work(context: Context) -> list[Array] | None:
     graph, components = context.graph, LATE_COMPONENTS[LateCause.HOST]
     if len(graph.ranks) < 2 or not context.host_timed:
         return None
-    same = context.lines.in_common(components, context.pricing.steps)
+    same = context.lines.in_common(components, context.steps)
     if same is None or same >= DIFFERENT:
         return None
     work = [component([group.work], components)[0] for group in graph.groups]
@@ -200,17 +221,6 @@ def different_work(context: Context) -> list[Array] | None:
     return apart if mean_ns >= LEAST_DIFFERENT * graph.mean_cycle_ns else None
 
 
-def _exposed_transfer(context: Context, kind: SyncKind) -> Cost | None:
-    """Cost of the exposed transfer of every step. An excess in some steps is a disturbance (a busy CPU or link), and does not count."""
-    transfers = [usual_transfer(group, kind) for group in context.graph.groups]
-    if not any(transfer.any() for transfer in transfers):
-        return None
-    spent = [transfer[:, :, None] for transfer in transfers]
-    names = _names(context.graph, [kind]) if kind == SyncKind.MODEL else None
-    where = context.lines.syncs([kind])
-    return context.pricing.cost([without_transfer(transfers)], spent, where=where, operation=names)
-
-
 def usual_transfer(group: CycleGroup, kind: SyncKind = SyncKind.GRADIENTS) -> Array:
     """[N, K] ns: exposed transfer of this kind of collectives, limited to its usual length over the cycles."""
     exposed = group.transfer if group.exposed is None else group.exposed
@@ -221,13 +231,17 @@ def usual_transfer(group: CycleGroup, kind: SyncKind = SyncKind.GRADIENTS) -> Ar
 
 def _without_syncs(context: Context, kind: SyncKind) -> Cost | None:
     graph, kinds = context.graph, [kind]
-    idle = idle_after(graph, kinds)
-    spent = [
-        _time_inside(group, kinds) + idle_time for group, idle_time in zip(graph.groups, idle, strict=True)
-    ]
+    spent = []
+    for group, idle_ns in zip(graph.groups, idle_after(graph, kinds), strict=True):
+        # Waiting included.
+        inside_ns = np.nan_to_num(group.end - group.arrival)
+        if group.concurrent_compute is not None:
+            inside_ns = np.clip(inside_ns - group.concurrent_compute, 0, None)
+        chosen = np.array([sync.kind in kinds for sync in group.syncs])
+        spent.append(inside_ns * chosen[:, None] + idle_ns)
     if not any(time.any() for time in spent):
         return None
-    return context.pricing.cost(
+    return context.cost(
         without_waiting(graph, kinds),
         spent,
         where=context.lines.syncs(kinds),
@@ -240,38 +254,6 @@ def _without_syncs(context: Context, kind: SyncKind) -> Cost | None:
 def _names(graph: Graph, kinds: Sequence[str]) -> str | None:
     names = {sync.name for group in graph.groups for sync in group.syncs if sync.kind in kinds}
     return ", ".join(sorted(names)) or None
-
-
-def _time_inside(group: CycleGroup, kinds: Sequence[str]) -> Array:
-    """[N, K, R] ns inside synchronisations of these kinds, waiting included."""
-    inside = np.nan_to_num(group.end - group.arrival)
-    if group.concurrent_compute is not None:
-        inside = np.clip(inside - group.concurrent_compute, 0, None)
-    chosen = np.array([sync.kind in kinds for sync in group.syncs])
-    time: Array = inside * chosen[None, :, None]
-    return time
-
-
-def _work_and_alone(group: CycleGroup, components: Components) -> tuple[Array, Array]:
-    """[N, K, R, C] ns, twice: the work, and the work that each rank would have without the others. Where devices wait for hosts, waiting
-    that overlaps with a synchronisation counts as well."""
-    if set_by_hosts(group, components):
-        return group.with_overlap(group.work), group.work_with_overlap
-    return group.work, group.work_standalone
-
-
-def _common_run_delay(graph: Graph, group: CycleGroup) -> Array:
-    """[N, K, R] ns of run delay that the ranks have in common, spread over each rank's work."""
-    by_step = [dict(zip(rank.steps.tolist(), rank.run_delay.tolist(), strict=True)) for rank in graph.steps]
-    delay = np.array([[delays.get(int(step), np.nan) for delays in by_step] for step in group.steps])
-    known = ~np.isnan(delay).any(axis=1)
-    common = np.zeros((len(delay), 1, delay.shape[1]))
-    if known.any():
-        common[known] = common_part(delay[known, None, :], delay[known, None, :])
-        common[~known] = common[known].mean(axis=0)
-    work = np.clip(group.work.sum(axis=3), 0, None)
-    spread: Array = work * np.minimum(1.0, common / np.maximum(work.sum(axis=1, keepdims=True), 1.0))
-    return spread
 
 
 def _known(costs: dict[SharedCause | str, Cost | None]) -> Costs:

@@ -3,6 +3,10 @@
 A rank that is slower at the same work, because of its clocks, its cores or another process, is slower in forward, backward and optimizer
 alike. Additional work is in one place. Times alone cannot distinguish more: kernels that are slower in one phase look like additional
 kernels.
+
+The excess of a late rank also rests on estimates: the operators' share of a gap, waiting that hides work, work that is only slower. A
+report draws the recorded events next to it. So :func:`confirmed_by_events` compares the ranks once more by these events alone, in the
+steps in which the rank is late: a rank that computes longer has longer phases there, and no longer gap between them.
 """
 
 from __future__ import annotations
@@ -13,13 +17,47 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ddpdoctor.measure.attribution import longer_alike, others_median
 from ddpdoctor.measure.facts import Cost
 from ddpdoctor.measure.graph import Graph, RankSteps
 from ddpdoctor.measure.numerics import Array, Ints, median_error, scatter_of
-from ddpdoctor.measure.taxonomy import INDEX, PHASES, WAITING_FOR_DATA, Component, LateCause
+from ddpdoctor.measure.taxonomy import (
+    BETWEEN_PHASES,
+    COMPUTATION,
+    INDEX,
+    LATE_COMPONENTS,
+    PHASES,
+    WAITING_FOR_DATA,
+    Component,
+    Components,
+    LateCause,
+)
 
 _RECORDED = [INDEX[name] for name in (*WAITING_FOR_DATA, Component.CHECKPOINT)]
 """Components that are, or may be, waiting, and are reported as such."""
+
+
+class _Tuning(msgspec.Struct, frozen=True):
+    even: float = 1.02
+    """Multiple of the others' amount of work up to which amounts count as equal: batches of a sampler differ by a sample."""
+    explains: float = 0.5
+    """Part of the excess that something must explain to be its cause."""
+    seldom: float = 0.5
+    """If the excess occurs in a smaller part of the steps, the other steps show the rank's usual wait for a CPU, and only the wait beyond
+    that counts."""
+    fewest_known: int = 2
+    """Fewest steps with a known amount."""
+    least: float = 0.25
+    """Part of the excess that a general slowdown would cause in the other phases: if less, they show nothing."""
+    part: float = 0.25
+    """Part of that slowdown that the other phases may show at most: half-way between none and half of it."""
+    sigmas: float = 2.0
+    """Standard errors added to the measured slowdown: one-sided error rate of 1 in 40."""
+    shows: float = 0.5
+    """Part of the lateness that the events must show for another kind of work, for that kind to be named."""
+
+
+_TUNING = _Tuning()
 
 
 def awake_longer_ms(graph: Graph, removed: Sequence[Array], positions: Sequence[int]) -> float | None:
@@ -32,15 +70,14 @@ def awake_longer_ms(graph: Graph, removed: Sequence[Array], positions: Sequence[
         return None
     numbers = graph.numbers
     late = np.concatenate([of_group.sum(axis=1) for of_group in removed])
-    others = [position for position in range(len(graph.ranks)) if position not in positions]
     longer_ns = []
     for position in positions:
-        hit = numbers[late[:, position] > 0]
-        own = _awake_ns(graph.steps[position], hit)
-        theirs = [ns for other in others if (ns := _awake_ns(graph.steps[other], hit)) is not None]
-        if own is None or not theirs:
+        awake_ns = _awake_ns(graph, numbers[late[:, position] > 0])
+        theirs_ns = np.delete(awake_ns, positions)
+        theirs_ns = theirs_ns[~np.isnan(theirs_ns)]
+        if np.isnan(awake_ns[position]) or not len(theirs_ns):
             return None
-        longer_ns.append(own - float(np.median(theirs)))
+        longer_ns.append(awake_ns[position] - np.median(theirs_ns))
     return float(np.mean(longer_ns)) / 1e6 if longer_ns else None
 
 
@@ -49,40 +86,26 @@ def awake_of_all_ms(graph: Graph, own_ms: float | None) -> float | None:
     step: off-CPU time that is not recorded waiting is subtracted. None as for late ranks."""
     if own_ms is None or not graph.groups or any(group.on_device for group in graph.groups):
         return None
-    numbers = graph.numbers
-    asleep_ns = []
-    for position, steps in enumerate(graph.steps):
-        awake_ns = _awake_ns(steps, numbers)
-        if awake_ns is None:
-            return None
-        waited = [
-            np.nan_to_num(group.end[:, :, position] - group.arrival[:, :, position]).sum(axis=1)
-            + group.work[:, :, position, _RECORDED].sum(axis=(1, 2))
-            for group in graph.groups
-        ]
-        asleep_ns.append(float(np.median(graph.lengths_ns - np.concatenate(waited))) - awake_ns)
-    return max(own_ms - max(min(asleep_ns), 0.0) / 1e6, 0.0)
-
-
-def _awake_ns(steps: RankSteps, numbers: Ints) -> float | None:
-    """ns that the training thread ran or was runnable, median of these steps; None where unknown."""
-    if steps.cpu is None:
+    awake_ns = _awake_ns(graph, graph.numbers)
+    if np.isnan(awake_ns).any():
         return None
-    awake = (steps.cpu + np.nan_to_num(steps.run_delay))[np.isin(steps.steps, numbers)]
-    known = awake[~np.isnan(awake)]
-    return float(np.median(known)) if len(known) else None
+    waited = [
+        np.nan_to_num(group.end - group.arrival).sum(axis=1) + group.work[..., _RECORDED].sum(axis=(1, 3))
+        for group in graph.groups
+    ]
+    asleep_ns = np.median(graph.lengths_ns[:, None] - np.concatenate(waited), axis=0) - awake_ns
+    return max(own_ms - max(float(asleep_ns.min()), 0.0) / 1e6, 0.0)
 
 
-class _PhaseTuning(msgspec.Struct, frozen=True):
-    least: float = 0.25
-    """Part of the excess that a general slowdown would cause in the other phases: if less, they show nothing."""
-    part: float = 0.25
-    """Part of that slowdown that the other phases may show at most: half-way between none and half of it."""
-    sigmas: float = 2.0
-    """Standard errors added to the measured slowdown: one-sided error rate of 1 in 40."""
-
-
-_PHASE = _PhaseTuning()
+def _awake_ns(graph: Graph, numbers: Ints) -> Array:
+    """[R] ns that the training threads ran or were runnable, median of these steps; NaN where unknown."""
+    found = np.full(len(graph.steps), np.nan)
+    for place, of_rank in enumerate(graph.steps):
+        if of_rank.cpu is not None:
+            awake_ns = (of_rank.cpu + np.nan_to_num(of_rank.run_delay))[np.isin(of_rank.steps, numbers)]
+            awake_ns = awake_ns[~np.isnan(awake_ns)]
+            found[place] = np.median(awake_ns) if len(awake_ns) else np.nan
+    return found
 
 
 def slower_phase(graph: Graph, positions: Sequence[int]) -> Component | None:
@@ -101,37 +124,16 @@ def slower_phase(graph: Graph, positions: Sequence[int]) -> Component | None:
     if excess <= 0 or typical <= 0:
         return None
     slower = excess / typical * float(np.median(usual[:, rest].sum(axis=1)))
-    comparable = slower >= _PHASE.least * excess
-    return (
-        PHASES[longest] if comparable and _most(more[:, rest].sum(axis=1)) <= _PHASE.part * slower else None
-    )
-
-
-def _most(values: Array) -> float:
-    """Upper confidence limit of the median."""
-    middle = float(np.median(values))
-    error = float(median_error(scatter_of(values - middle), len(values)))
-    return middle + _PHASE.sigmas * error
+    in_rest = more[:, rest].sum(axis=1)
+    middle = np.median(in_rest)
+    # Upper confidence limit of the median.
+    most = middle + _TUNING.sigmas * median_error(scatter_of(in_rest - middle), len(in_rest))
+    return PHASES[longest] if slower >= _TUNING.least * excess and most <= _TUNING.part * slower else None
 
 
 Amount = Callable[[RankSteps], Array | None]
 _AMOUNTS: tuple[Amount, ...] = (lambda steps: steps.samples, lambda steps: steps.elements)
 """Measures of a rank's amount of work: samples, or elements where samples differ in size."""
-
-
-class _Tuning(msgspec.Struct, frozen=True):
-    even: float = 1.02
-    """Multiple of the others' amount of work up to which amounts count as equal: batches of a sampler differ by a sample."""
-    explains: float = 0.5
-    """Part of the excess that something must explain to be its cause."""
-    seldom: float = 0.5
-    """If the excess occurs in a smaller part of the steps, the other steps show the rank's usual wait for a CPU, and only the wait beyond
-    that counts."""
-    fewest_known: int = 2
-    """Fewest steps with a known amount."""
-
-
-_TUNING = _Tuning()
 
 
 def cause_of_computing_longer(
@@ -145,9 +147,14 @@ def cause_of_computing_longer(
     """
     if not cost.ranks:
         return LateCause.COMPUTE
-    amounts = [_more(graph, cost.ranks, amount) for amount in _AMOUNTS]
-    if any(more is not None and more > _TUNING.even and _explained_by(cost, more) for more in amounts):
-        return LateCause.UNEVEN
+    typical_ms = cost.typical_ms or 0.0
+    extra_ms = (cost.own_ms or 0.0) - typical_ms
+    for amount in _AMOUNTS:
+        more = _more(graph, cost.ranks, amount)
+        # Time proportional to the amount of work, as part of the excess.
+        explains = extra_ms <= 0 or typical_ms * (more - 1.0) >= _TUNING.explains * extra_ms
+        if more > _TUNING.even and explains:
+            return LateCause.UNEVEN
     if set(cost.ranks) & set(throttled):
         return LateCause.THROTTLED
     # The loss in a step in which it happens.
@@ -156,15 +163,8 @@ def cause_of_computing_longer(
     return LateCause.CPU_STARVED if starved else LateCause.COMPUTE
 
 
-def _explained_by(cost: Cost, more: float) -> bool:
-    """Whether time proportional to the amount of work explains at least half of the excess."""
-    typical = cost.typical_ms or 0.0
-    extra = (cost.own_ms or 0.0) - typical
-    return extra <= 0 or typical * (more - 1.0) >= _TUNING.explains * extra
-
-
-def _more(graph: Graph, ranks: Sequence[int], amount: Amount) -> float | None:
-    """The amount of work of the late ranks relative to the median of the others."""
+def _more(graph: Graph, ranks: Sequence[int], amount: Amount) -> float:
+    """The amount of work of the late ranks relative to the median of the others; 1.0 where it is unknown."""
     means = {
         rank: _known(values, np.mean)
         for rank, steps in zip(graph.ranks, graph.steps, strict=True)
@@ -174,7 +174,7 @@ def _more(graph: Graph, ranks: Sequence[int], amount: Amount) -> float | None:
     others = [m for rank, m in means.items() if rank not in ranks and m is not None]
     if own and others and np.median(others):
         return float(np.mean(own)) / float(np.median(others))
-    return None
+    return 1.0
 
 
 def _known(values: Array, summary: Callable[[Array], Any]) -> float | None:
@@ -196,32 +196,69 @@ def _is_starved(graph: Graph, ranks: Sequence[int], hit_steps: Ints, each_time_m
         return False
     # On a busy machine, longer computation also means a longer wait. So the others' wait per ms of running is subtracted, or the rank's
     # own wait in the other steps, where those are most and it is larger.
-    due = float(np.median([of_rank.delay / of_rank.ran for of_rank in others]))
+    due = float(np.median([delay / ran for delay, ran in others]))
     waited = [
-        of_rank.delay - max(due * of_rank.ran, at_rest[rank].delay if rank in at_rest else 0.0)
-        for rank, of_rank in own.items()
+        delay - max(due * ran, at_rest[rank][0] if rank in at_rest else 0.0)
+        for rank, (delay, ran) in own.items()
     ]
     # A thread that only waits for a CPU runs no longer than the others.
-    usual_ran = float(np.median([of_rank.ran for of_rank in others]))
-    ran_longer_ns = float(np.mean([of_rank.ran - usual_ran for of_rank in own.values()]))
+    usual_ran = np.median([ran for _, ran in others])
+    ran_longer_ns = float(np.mean([ran - usual_ran for _, ran in own.values()]))
     return float(np.mean(waited)) >= max(_TUNING.explains * each_time_ms * 1e6, ran_longer_ns)
 
 
-class _Scheduled(msgspec.Struct, frozen=True):
-    """Scheduling of a training thread, median of some steps, ns."""
-
-    delay: float
-    """Runnable, waiting for a CPU."""
-    ran: float
-
-
-def _scheduled(graph: Graph, steps: Ints) -> dict[int, _Scheduled]:
-    """Rank → its scheduling in these steps, where known."""
-    found: dict[int, _Scheduled] = {}
+def _scheduled(graph: Graph, steps: Ints) -> dict[int, tuple[float, float]]:
+    """Rank → for how long its training thread was runnable without a CPU, and ran: medians of these steps, ns, where known."""
+    found: dict[int, tuple[float, float]] = {}
     for rank, of_rank in zip(graph.ranks, graph.steps, strict=True):
         chosen = np.isin(of_rank.steps, steps)
         delay = _known(of_rank.run_delay[chosen], np.median)
         ran = None if of_rank.cpu is None else _known(of_rank.cpu[chosen], np.median)
         if delay is not None and ran:
-            found[rank] = _Scheduled(delay, ran)
+            found[rank] = delay, ran
     return found
+
+
+def confirmed_by_events(
+    drawn: Array, cause: LateCause, removed: Sequence[Array], positions: Sequence[int]
+) -> dict[str, Any]:
+    """The fields ``late_ms``, ``drawn_ms`` (means over the ranks) and ``drawn_as`` of a cost.
+
+    ``drawn`` [cycles, R, C] is the recorded work, ``removed`` [N, K, R] ns per group the excess of these ranks for the cause. {} where
+    they have no excess, or nothing of that kind is recorded.
+    """
+    said = np.concatenate([of_group.sum(axis=1) for of_group in removed])
+    hits = {position: said[:, position] > 0 for position in positions if (said[:, position] > 0).any()}
+    components = LATE_COMPONENTS.get(cause)
+    if not hits or components is None or cause == LateCause.UNKNOWN:
+        return {}
+    if cause == LateCause.COMPUTE and not np.median(_of(drawn, COMPUTATION), axis=0)[list(hits)].any():
+        return {}
+
+    def in_its_steps(values: Array) -> float:
+        medians = [np.median(values[hit, position]) for position, hit in hits.items()]
+        return float(np.mean(medians)) / 1e6
+
+    late_ms = in_its_steps(said)
+    shown = {
+        kind: in_its_steps(_beyond(drawn, kind)) for kind in LATE_COMPONENTS if kind != LateCause.UNKNOWN
+    }
+    elsewhere = max((kind for kind in shown if kind != cause), key=lambda kind: shown[kind])
+    instead = shown[cause] < _TUNING.shows * late_ms <= shown[elsewhere]
+    return {"late_ms": late_ms, "drawn_ms": shown[cause], "drawn_as": elsewhere if instead else None}
+
+
+def _of(drawn: Array, components: Components) -> Array:
+    """[cycles, R] ns."""
+    whole: Array = drawn[:, :, [INDEX[name] for name in components]].sum(axis=2)
+    return whole
+
+
+def _beyond(drawn: Array, cause: LateCause) -> Array:
+    """[cycles, R] ns of a kind of work in excess of the median of the other ranks. For computation, a rank that is slower in its phases
+    is allowed the same slowdown in the gaps between them: up to that, a longer gap counts as computation too."""
+    own = _of(drawn, LATE_COMPONENTS[cause])
+    beyond: Array = own - others_median(own)
+    if cause != LateCause.COMPUTE:
+        return beyond
+    return beyond + longer_alike(_of(drawn, (*BETWEEN_PHASES, Component.HOST)), _of(drawn, PHASES))

@@ -158,7 +158,7 @@ def _rows(
 
 def _log_collectives(logs: Sequence[RankLog]) -> list[tuple[object, ...]]:
     ranks = [log.rank for log in logs]
-    matched, _ = match_syncs(logs)
+    matched, _ = match_syncs([log.sync_points for log in logs])
     by_point = {(sync.key, position): sync for sync in matched for position in sync.points}
     return [
         _log_collective(ranks, position, point, by_point.get((point.key, position)))

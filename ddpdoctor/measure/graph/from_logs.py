@@ -60,7 +60,7 @@ def graph_of_logs(logs: Sequence[RankLog], operators: Mapping[int, OperatorShare
     ``operators`` (by position): the part of a rank's host time that is computation.
     """
     ranks = tuple(log.rank for log in logs)
-    matched, unmatched = match_syncs(logs)
+    matched, unmatched = match_syncs([log.sync_points for log in logs])
     measured, why = select_steps(logs)
     reasons = why
     origin_ns = min((log.start_ns for log in logs if log.steps), default=0)

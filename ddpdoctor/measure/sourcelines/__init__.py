@@ -5,9 +5,8 @@ by weight. Both kinds of recording have the same interface (:class:`SourceLines`
 which of them is the primary one.
 """
 
-from .callers import by_line, with_heaviest
 from .from_logs import LogSourceLines
 from .from_windows import WindowSourceLines
-from .ranking import SourceLines, joined, ranked
+from .ranking import SourceLines, by_line, joined, ranked, with_heaviest
 from .table import Kind, Samples, samples_of
 from .workers import WorkersWork, led_by_workers, with_workers, work_of_workers

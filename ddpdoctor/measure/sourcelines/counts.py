@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from math import sqrt
+from math import exp, log, sqrt
 
 import msgspec
 import numpy as np
@@ -15,10 +15,20 @@ from ddpdoctor.measure.phases import Gap
 from ddpdoctor.measure.places import CodeLine, Stack
 from ddpdoctor.measure.taxonomy import Component
 
-from .callers import by_line
-from .sparse_samples import most_probable_line
+from .ranking import by_line
 from .table import Kind, Samples
 
+
+class _Tuning(msgspec.Struct, frozen=True):
+    likely: float = 0.8
+    """Posterior probability from which on a line is named: four times that of all other lines and the unsampled one together."""
+    fewest: float = 2.0
+    """Excess samples that a named line has at least: a single sample may be of any line."""
+    rate_shape: float = 0.3
+    """a: lines without samples on other ranks are mostly rare there. Between Jeffreys' 0.5 and none."""
+
+
+_TUNING = _Tuning()
 _COUNTING_SIGMAS = 2.0
 """Counts scatter by their square root; a difference of twice that is significant."""
 
@@ -31,7 +41,7 @@ class SampleCounts(msgspec.Struct, frozen=True):
     outside: Mapping[CodeLine, float]
     """Those of them whose innermost frame is not torch's."""
     behind: Mapping[CodeLine, float]
-    """Samples of which only the line that ran next is known, see :mod:`.gil`."""
+    """Samples of which only the line that ran next is known, see :mod:`.table`."""
     stacks: Mapping[Stack, float]
     """Both ``at`` and ``behind``, by call stack."""
     samples: int
@@ -90,13 +100,14 @@ def counted(
 def common_of(all_ranks: SampleCounts, each: Sequence[SampleCounts]) -> SampleCounts:
     """Counts that the ranks have in common: at each line, of each rank no more than the (lower) median rank has there plus the
     counting error. ``all_ranks``: the counts of all ranks."""
-    at: dict[CodeLine, float] = {}
-    outside: dict[CodeLine, float] = {}
-    for line, kept in _kept(each).items():
-        at[line] = sum(part * counts.at.get(line, 0.0) for part, counts in zip(kept, each, strict=True))
-        outside[line] = sum(
-            part * counts.outside.get(line, 0.0) for part, counts in zip(kept, each, strict=True)
-        )
+    kept = _kept(each)
+    at, outside = (
+        {
+            line: sum(part * counts.get(line, 0.0) for part, counts in zip(parts, of_ranks, strict=True))
+            for line, parts in kept.items()
+        }
+        for of_ranks in ([counts.at for counts in each], [counts.outside for counts in each])
+    )
     return replace(all_ranks, at=at, outside=outside)
 
 
@@ -152,3 +163,42 @@ def _net(
 def scale_of(selected: SampleCounts, reference: SampleCounts) -> float:
     """Factor that scales other ranks' samples to the same time; 0 where there are none."""
     return selected.seconds / reference.seconds if reference.seconds else 0.0
+
+
+def most_probable_line(
+    selected: Mapping[CodeLine, float], reference: Mapping[CodeLine, float], scale: float
+) -> dict[CodeLine, float]:
+    """The line that most probably has the excess of some ranks, where samples are too few for any line to be significant, with its excess
+    samples over ``scale`` times ``reference``; {} where there are no other ranks, or no line is probable enough.
+
+    That these ranks do more work is already known, from event times in every step; samples only show where. So the lines are compared
+    with each other, and with a line that no sample hit. If line i has the excess of E samples, its count is that of its usual rate plus a
+    Poisson number of mean E, and every other line's count is that of its usual rate. Given the other ranks' count o, that rate has the
+    Gamma distribution of shape o + a; a count at the usual rate is then negative binomial (Gelman et al., Bayesian Data Analysis,
+    section 2.6).
+    """
+    if scale <= 0:
+        return {}
+    net = {line: count - scale * reference.get(line, 0.0) for line, count in selected.items()}
+    excess = max(sum(selected.values()) - scale * sum(reference.values()), *net.values(), 0.0) if net else 0.0
+    best = max(net, key=lambda line: net[line], default=None)
+    if best is None or net[best] < _TUNING.fewest:
+        return {}
+    odds = {
+        line: _odds(round(selected[line]), round(reference.get(line, 0.0)), scale, excess) for line in net
+    }
+    likely = odds[best] / (sum(odds.values()) + exp(-excess))
+    return {best: net[best]} if likely >= _TUNING.likely else {}
+
+
+def _odds(count: int, other: int, scale: float, excess: float) -> float:
+    """Likelihood ratio of a line's count, where other ranks have ``other`` samples in 1 / ``scale`` times as much time: with the excess at
+    this line over without it."""
+    if excess <= 0:
+        return 1.0
+    shape, part = other + _TUNING.rate_shape, 1.0 / (1.0 + scale)
+    before, numbers = np.arange(count), np.arange(count + 1)
+    ratios = np.log((before + shape) / (before + 1) * (1.0 - part))
+    usual = shape * log(part) + np.concatenate(([0.0], np.cumsum(ratios)))
+    poisson = numbers * log(excess) - excess - np.cumsum(np.log(np.maximum(numbers, 1)))
+    return float(np.exp(usual + poisson[::-1]).sum()) / max(exp(usual[count]), 1e-300)

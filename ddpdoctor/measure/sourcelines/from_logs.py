@@ -15,10 +15,9 @@ from ddpdoctor.measure.places import CodeLine, Stack, Where
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.taxonomy import BETWEEN_PHASES, Component, SyncKind
 
-from .callers import usual, with_heaviest
 from .counts import SampleCounts, common_of, counted, excess_samples, same_lines, scale_of
 from .gaps import MainGap, free_gaps, gaps_of_log, lies_in_gaps, lies_outside, main_gap
-from .ranking import MOST_LINES, SourceLines, chosen_and_others, joined, ranked
+from .ranking import MOST_LINES, SourceLines, chosen_and_others, joined, ranked, usual, with_heaviest
 from .table import Samples, kinds_of, samples_of
 
 _FEWEST_SAMPLES = 3
@@ -141,12 +140,6 @@ class LogSourceLines(SourceLines):
             for (line, through), count in calls.most_common(MOST_LINES)
         ]
 
-    def operation(
-        self, components: Sequence[Component | SyncKind], positions: Sequence[int] | None
-    ) -> str | None:
-        """None: a step log has no kernels."""
-        return None
-
     def work(
         self,
         components: Sequence[Component],
@@ -172,13 +165,9 @@ class LogSourceLines(SourceLines):
             self._counted(positions, components, chosen, None) for chosen in (steps, others)
         )
         places = ranked(excess_samples(selected, reference, _FEWEST_SAMPLES))
-        sampled = with_heaviest(
-            places,
-            selected.stacks,
-            reference.stacks,
-            scale_of(selected, reference),
-            hooks=Component.HOST in components or lies_outside(components),
-        )
+        hooks = Component.HOST in components or lies_outside(components)
+        scale = scale_of(selected, reference)
+        sampled = with_heaviest(places, selected.stacks, reference.stacks, scale, hooks)
         calls = _calls([self.logs[place] for place in positions], components, steps)
         return self._in_loop(joined(sampled, self._called(calls)))
 
@@ -209,8 +198,8 @@ class LogSourceLines(SourceLines):
         """Lines with most samples per second of steps, less those of the other ranks at the same line."""
         chosen, others = chosen_and_others(positions, len(self.logs))
         wanted = {int(step) for step in steps}
-        found = self.main_gap(components, positions, steps)
-        gap = None if found is None else found.gap
+        main = self.main_gap(components, positions, steps)
+        gap = None if main is None else main.gap
         selected = self._counted(chosen, components, wanted, gap)
         if Component.HOST in components and not others:
             selected = common_of(
@@ -222,22 +211,14 @@ class LogSourceLines(SourceLines):
         elsewhere = [each for each in places if each.stack[0] not in training]
         on_device = any(log.on_device_time for log in self.logs)
         places = elsewhere if elsewhere or on_device else places
-        return [
-            msgspec.structs.replace(
-                where,
-                samples=round(sum(n for stack, n in selected.stacks.items() if where.stack[0] in stack)),
-                python_ms=None
-                if where.stack[0] in training
-                else _python_ms(selected, reference, where.stack[0]),
-            )
-            for where in with_heaviest(
-                places,
-                selected.stacks,
-                reference.stacks,
-                scale_of(selected, reference),
-                hooks=lies_outside(components),
-            )
-        ]
+        scale, hooks = scale_of(selected, reference), lies_outside(components)
+        found = []
+        for where in with_heaviest(places, selected.stacks, reference.stacks, scale, hooks):
+            line = where.stack[0]
+            count = round(sum(n for stack, n in selected.stacks.items() if line in stack))
+            python_ms = None if line in training else _python_ms(selected, reference, line)
+            found.append(msgspec.structs.replace(where, samples=count, python_ms=python_ms))
+        return found
 
     def _counted(
         self, positions: Sequence[int], components: Sequence[Component], wanted: set[int], gap: Gap | None

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,9 +17,11 @@ from ddpdoctor.measure.numerics import (
     Array,
     Intervals,
     Ints,
+    Mask,
     covered,
     holds,
     intersect,
+    place_in,
     total,
     union,
     union_of,
@@ -32,9 +33,8 @@ from ddpdoctor.measure.window import DEVICE, WAITED_FOR, Window, launches, main_
 from ddpdoctor.rundir.packages import WELL_KNOWN
 from ddpdoctor.trace import RankTrace, classify
 
-from .callers import by_line, with_heaviest
 from .gaps import MainGap, gaps_of_window, lies_in_gaps, main_gap
-from .ranking import SourceLines, chosen_and_others, joined, ranked
+from .ranking import SourceLines, by_line, chosen_and_others, joined, ranked, with_heaviest
 
 _LARGE = 0.1
 """An operator is named that takes at least this share of a component's time."""
@@ -46,44 +46,23 @@ _EXPLAINS = 0.5
 """An annotation explains a component when it covers at least this share of the component's time."""
 
 
-class Annotations(msgspec.Struct, frozen=True):
-    """The annotations on a window's training thread, but for the step marks; times on the run's common clock."""
-
-    names: list[str]
-    name: Ints
-    """[N] position in ``names``."""
-    start: Ints
-    end: Ints
-    lengths: Ints
-    """[len(names)] ns that the annotations of each name take."""
-
-    def explaining(self, time: Intervals) -> str | None:
-        """The annotation of the least total length of those that explain ``time``."""
-        whole_ns = total(time)
-        if not whole_ns or not self.names:
-            return None
-        inside = np.bincount(self.name, covered(time, self.start, self.end), minlength=len(self.names))
-        explaining = np.flatnonzero(inside >= _EXPLAINS * whole_ns)
-        if not explaining.size:
-            return None
-        return self.names[int(explaining[np.argmin(self.lengths[explaining])])]
-
-
-def annotations_of(window: Window) -> Annotations:
-    """Find a window's annotations."""
+def annotations_of(window: Window) -> Ints:
+    """[N] rows of the annotations on a window's training thread, but for the step marks."""
     trace = window.trace
     marks = trace.name_mask(lambda n: classify.step_number(n) is not None)
-    rows = np.flatnonzero(trace.category_mask("user_annotation") & ~marks & (trace.lane == main_lane(trace)))
+    return np.flatnonzero(trace.category_mask("user_annotation") & ~marks & (trace.lane == main_lane(trace)))
+
+
+def explaining(window: Window, annotations: Ints, time: Intervals) -> str | None:
+    """Name of the ``annotations`` [N] of the least total length of those that explain ``time``, on the run's common clock."""
+    trace, rows, whole_ns = window.trace, annotations, total(time)
+    if not whole_ns or not rows.size:
+        return None
+    start, end = trace.start_ns[rows] + window.shifted_ns, trace.end_ns[rows] + window.shifted_ns
     ids, name = np.unique(trace.name[rows], return_inverse=True)
-    lengths = np.zeros(len(ids), np.int64)
-    np.add.at(lengths, name, trace.duration_ns[rows])
-    return Annotations(
-        names=[trace.names[i] for i in ids.tolist()],
-        name=name,
-        start=trace.start_ns[rows] + window.shifted_ns,
-        end=trace.end_ns[rows] + window.shifted_ns,
-        lengths=lengths,
-    )
+    inside, lengths = (np.bincount(name, ns) for ns in (covered(time, start, end), trace.duration_ns[rows]))
+    found = np.flatnonzero(inside >= _EXPLAINS * whole_ns)
+    return trace.names[int(ids[found[np.argmin(lengths[found])]])] if found.size else None
 
 
 _FRAME = re.compile(r"^(?P<file>.+?)\((?P<line>\d+)\): (?P<function>.+)$")
@@ -162,8 +141,8 @@ def _frames_at(window: Window, times: NDArray[Any], weights: NDArray[Any]) -> Co
 def _of_user(names: Sequence[str]) -> Stack:
     """The user's frames among ``names``, the innermost first.
 
-    Frames of files named like a module of the standard library are dropped, unless there are no others: a script may have such a
-    name.
+    Frames of files named like a module of the standard library or a well-known package are dropped, unless there are no others: a script
+    may have such a name.
     """
     matches = (_FRAME.match(name) for name in names)
     foreign = [
@@ -171,14 +150,14 @@ def _of_user(names: Sequence[str]) -> Stack:
         for match in matches
         if match and not any(part in match["file"] for part in _LIBRARY)
     ]
-    return tuple([line for line in foreign if not _is_known(line.file)] or foreign)
-
-
-def _is_known(file: str) -> bool:
-    """Whether a file is of the standard library or a well-known package. Profiles name files relative to their folder on Python's
-    path."""
-    name = file.partition("/")[0].removesuffix(".py")
-    return name in sys.stdlib_module_names or name in WELL_KNOWN
+    # Profiles name files relative to their folder on Python's path.
+    modules = [line.file.partition("/")[0].removesuffix(".py") for line in foreign]
+    own = [
+        line
+        for line, module in zip(foreign, modules, strict=True)
+        if module not in sys.stdlib_module_names and module not in WELL_KNOWN
+    ]
+    return tuple(own or foreign)
 
 
 _T = TypeVar("_T")
@@ -240,10 +219,8 @@ class WindowSourceLines(SourceLines):
         """The gap over all of the window's steps; ``steps`` is not used."""
         if not lies_in_gaps(components):
             return None
-        own, theirs = (
-            [gaps_of_window(window, _time_of(window, components)) for window in some]
-            for some in self._chosen_and_others(positions)
-        )
+        both = self._chosen_and_others(positions)
+        own, theirs = ([gaps_of_window(each, _time_of(each, components)) for each in some] for some in both)
         return main_gap(own, theirs, components)
 
     def operation(
@@ -257,7 +234,7 @@ class WindowSourceLines(SourceLines):
         names: Counter[str] = Counter()
         for position in _spread(chosen_and_others(positions, len(self.windows))[0]):
             time = _time_of(self.windows[position], components)
-            name = self._annotations(position).explaining(time)
+            name = explaining(self.windows[position], self._annotations(position), time)
             if name is not None:
                 names[name] += 1
         return names.most_common(1)[0][0] if names else None
@@ -268,7 +245,7 @@ class WindowSourceLines(SourceLines):
         whole_ns = 0.0
         for window in _spread(self.windows):
             trace, time = window.trace, _time_of(window, components)
-            rows = _outermost_operators(trace)
+            rows = _outermost(trace, trace.category_mask("cpu_op"))
             if not rows.size:
                 continue
             start, end = trace.start_ns[rows] + window.shifted_ns, trace.end_ns[rows] + window.shifted_ns
@@ -361,33 +338,29 @@ def _waiting_call(windows: Sequence[Window], kinds: Sequence[str]) -> str | None
         if not len(rows):
             continue
         heaviest = np.argsort(-cost_ns, kind="stable")[:LOOKED_UP]
-        for row, cost in zip(_outermost(trace, rows[heaviest]), cost_ns[heaviest], strict=True):
+        for row, cost in zip(_operators_at(trace, rows[heaviest]), cost_ns[heaviest], strict=True):
             calls[trace.name_of(int(row))] += int(cost)
     return calls.most_common(1)[0][0] if calls else None
 
 
-def _outermost_operators(trace: RankTrace) -> Ints:
-    """[N] rows of the operators that are in no other one of their thread."""
-    operators = trace.category_mask("cpu_op")
-    found = []
+def _outermost(trace: RankTrace, operators: Mask) -> Ints:
+    """[N] rows of those of the ``operators`` that are in no other one of their thread."""
+    found = [np.zeros(0, np.int64)]
     for lane in np.unique(trace.lane[operators]):
         rows = np.flatnonzero(operators & (trace.lane == lane))
         before_ns = np.maximum.accumulate(trace.end_ns[rows])[:-1]
         found.append(rows[np.concatenate(([True], trace.start_ns[rows][1:] >= before_ns))])
-    return np.concatenate(found) if found else np.zeros(0, np.int64)
+    return np.concatenate(found)
 
 
-def _outermost(trace: RankTrace, rows: Ints) -> Ints:
-    """[N] for each host event the outermost operator of its thread open at its start, else the event itself."""
+def _operators_at(trace: RankTrace, rows: Ints) -> Ints:
+    """[N] for each host event the outermost operator of torch in its thread that is open at its start, else the event itself."""
     found = rows.copy()
     operators = trace.category_mask("cpu_op") & trace.name_mask(lambda n: n.startswith("aten::"))
+    outermost = _outermost(trace, operators & np.isin(trace.lane, trace.lane[rows]))
     for lane in np.unique(trace.lane[rows]):
-        of_lane = np.flatnonzero(operators & (trace.lane == lane))
+        of_lane = outermost[trace.lane[outermost] == lane]
         asked = np.flatnonzero(trace.lane[rows] == lane)
-        at = trace.start_ns[rows[asked]]
-        # The first operator that ends later is where the running maximum of ends exceeds the start.
-        place = np.searchsorted(np.maximum.accumulate(trace.end_ns[of_lane]), at, side="right")
-        asked, at, place = (values[place < len(of_lane)] for values in (asked, at, place))
-        is_open = trace.start_ns[of_lane[place]] <= at
-        found[asked[is_open]] = of_lane[place[is_open]]
+        place = place_in((trace.start_ns[of_lane], trace.end_ns[of_lane]), trace.start_ns[rows[asked]])
+        found[asked[place >= 0]] = of_lane[place[place >= 0]]
     return found

@@ -1,18 +1,38 @@
-"""Rank source lines by weight, and the interface :class:`SourceLines` of logs and windows."""
+"""Rank source lines by weight, with their callers from weighted call stacks; and the interface :class:`SourceLines` of logs and windows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
+import msgspec
+
 from ddpdoctor.measure.numerics import Ints
-from ddpdoctor.measure.places import CodeLine, Where
+from ddpdoctor.measure.places import CodeLine, Stack, Where, loop_in
 from ddpdoctor.measure.taxonomy import Component, SyncKind
 
 from .gaps import MainGap
 
 MOST_LINES = 3
 """Most lines reported for one cause."""
+
+
+class _Tuning(msgspec.Struct, frozen=True):
+    mostly: float = 0.5
+    """A recorded call has a line but no callers. They are reported where more than this part of the samples at that line have
+    the same ones."""
+    notable: float = 0.25
+    """A helper may be called from several places. Other callers of a line are counted if they weigh at least this part of the
+    heaviest ones: less is stray samples, and counting errors of other ranks' callers."""
+    stray: float = 0.02
+    """Part of a path's samples that other ranks may have there although they do not take it."""
+
+
+_TUNING = _Tuning()
+_MOST_FRAMES = 9
+"""User frames of a stack that the hook records (hook/job/source_lines.py: the innermost and 8 callers)."""
+_NONE: Mapping[Stack, float] = {}
 
 
 def ranked(weights: Mapping[CodeLine, float]) -> list[Where]:
@@ -38,6 +58,143 @@ def chosen_and_others(positions: Sequence[int] | None, count: int) -> tuple[Sequ
     return positions, sorted(set(range(count)).difference(positions))
 
 
+def distinct(callers: Stack, others: Iterable[Stack]) -> Stack:
+    """The shortest prefix of ``callers`` that no other stack of ``others`` has; at least one caller, where there is any."""
+    rest = [other for other in others if other != callers]
+    for length in range(1, len(callers)):
+        rest = [other for other in rest if other[:length] == callers[:length]]
+        if not rest:
+            return callers[:length]
+    return callers
+
+
+def heaviest_of(weights: Mapping[Stack, float], others: Iterable[Stack] = ()) -> tuple[Stack, int]:
+    """(callers of most weight, cut to what distinguishes them from the rest and from ``others``, but not before the framework's loop that
+    calls the first of them; number of other notable callers)."""
+    if not weights:
+        return (), 0
+    whole = max(weights, key=lambda callers: weights[callers])
+    heaviest = distinct(whole, [*weights, *others])
+    loop = loop_in([line.file for line in whole])
+    if loop is not None:
+        heaviest = whole[: max(len(heaviest), loop + 1)]
+    alike: defaultdict[Stack, float] = defaultdict(float)
+    for callers, weight in weights.items():
+        alike[callers[: len(heaviest)]] += weight
+    least = _TUNING.notable * alike.pop(heaviest)
+    return heaviest, sum(weight >= least for weight in alike.values())
+
+
+def usual(line: CodeLine, stacks: Mapping[Stack, float]) -> tuple[Stack, int]:
+    """(callers of a line in most samples, number of other notable callers); the line may be anywhere in the stack. Without callers
+    where no stack has more than half of the weight."""
+    weights: defaultdict[Stack, float] = defaultdict(float)
+    for stack, count in stacks.items():
+        for place, each in enumerate(stack):
+            if each == line:
+                weights[stack[place + 1 :]] += count
+    if not weights or max(weights.values()) <= _TUNING.mostly * sum(weights.values()):
+        return (), 0
+    return heaviest_of(weights)
+
+
+def by_line(stacks: Mapping[Stack, float]) -> dict[CodeLine, float]:
+    """Weight of each line, over all of its callers."""
+    lines: defaultdict[CodeLine, float] = defaultdict(float)
+    for stack, weight in stacks.items():
+        lines[stack[0]] += weight
+    return lines
+
+
+def with_heaviest(
+    places: Sequence[Where],
+    stacks: Mapping[Stack, float],
+    others: Mapping[Stack, float] = _NONE,
+    scale: float = 0.0,
+    hooks: bool = False,
+) -> list[Where]:
+    """The same lines, each with its heaviest callers by the weight in ``stacks`` less ``scale`` times that in ``others``. Ahead of them
+    the call at which the path to the first one leaves the paths of the others, where these run that line too; otherwise, with ``hooks``,
+    the line in the function of the user's that a framework's loop calls."""
+
+    net = {stack: weight - scale * others.get(stack, 0.0) for stack, weight in stacks.items()}
+    found = []
+    for where in places:
+        line = where.stack[0]
+        weights = {stack[1:]: weight for stack, weight in net.items() if stack[0] == line}
+        callers = heaviest_of(weights, (stack[1:] for stack in others if stack[0] == line))
+        found.append(where.called_from(*callers))
+    ahead = [
+        _parting(where, net, stacks, others, scale) or (_hook(where) if hooks else None)
+        for where in found[:1]
+    ]
+    return joined([where for where in ahead if where is not None], found)
+
+
+def _hook(where: Where) -> Where | None:
+    """The line in the user's hook from which ``where`` is called; None where that is the line itself, or no framework calls it."""
+    loop = loop_in([line.file for line in where.callers])
+    if not loop:
+        return None
+    hook = where.callers[loop - 1]
+    return Where(hook.file, hook.line, hook.function, share=where.share, callers=where.callers[loop:])
+
+
+def _parting(
+    where: Where,
+    net: Mapping[Stack, float],
+    stacks: Mapping[Stack, float],
+    others: Mapping[Stack, float],
+    scale: float,
+) -> Where | None:
+    """The caller at which the path to a line that the other ranks run too leaves all of their paths; None where it is the line itself,
+    or there is none. ``net``: the ``stacks`` less ``scale`` times the ``others``."""
+    line = where.stack[0]
+    run_by_others = scale * sum(weight for stack, weight in others.items() if stack[0] == line)
+    own = {stack: weight for stack, weight in net.items() if stack[0] == line}
+    if not own or run_by_others <= _TUNING.stray * sum(stacks[stack] for stack in own):
+        return None
+    heaviest = max(own, key=lambda stack: own[stack])
+    mine, theirs = _joining(heaviest, stacks), _joining(heaviest, others)
+    places = range(1, len(heaviest))
+    alone = [
+        place
+        for place in places
+        if scale * sum(theirs[: place + 1]) <= _TUNING.stray * sum(mine[: place + 1])
+    ]
+    if not alone or (alone[-1] == places[-1] and scale * theirs[-1] > _TUNING.stray * sum(mine[:-2])):
+        return None
+    parting, callers = heaviest[alone[-1]], heaviest[alone[-1] + 1 :]
+    return Where(parting.file, parting.line, parting.function, share=where.share, callers=callers[:1])
+
+
+def _joining(path: Stack, stacks: Mapping[Stack, float]) -> list[float]:
+    """[len(path) + 2] Weights of the ``stacks`` that from each place of ``path`` on outwards have the same calls; then of those that
+    share none with it, and of those of which that is unknown, because their outermost calls were not recorded."""
+    weights = [0.0] * (len(path) + 2)
+    for stack, weight in stacks.items():
+        joins = (
+            place
+            for place, line in enumerate(path)
+            for other, each in enumerate(stack)
+            if each == line and _same_calls(path[place:], stack[other:], _cut(path), _cut(stack))
+        )
+        weights[next(joins, len(path) + _cut(stack))] += weight
+    return weights
+
+
+def _cut(stack: Stack) -> bool:
+    """Whether the outermost calls may not have been recorded."""
+    return len(stack) >= _MOST_FRAMES
+
+
+def _same_calls(path: Stack, other: Stack, path_is_cut: bool, other_is_cut: bool) -> bool:
+    """Whether both are the same as far as both were recorded."""
+    if len(path) < len(other):
+        return path_is_cut and other[: len(path)] == path
+    return path[: len(other)] == other and (other_is_cut or len(path) == len(other))
+
+
 class SourceLines(Protocol):
     """The user's source lines behind the measurements of a recording."""
 
@@ -57,7 +214,9 @@ class SourceLines(Protocol):
     def operation(
         self, components: Sequence[Component | SyncKind], positions: Sequence[int] | None
     ) -> str | None:
-        """Name of the annotation or operator of this work; for a kind of synchronisation, of the call that waits. None if unknown."""
+        """Name of the annotation or operator of this work; for a kind of synchronisation, of the call that waits. None if unknown,
+        as in step logs."""
+        return None
 
     def operators(self, components: Sequence[Component]) -> list[str]:
         """The torch operators that run on the hosts for at least a tenth of this kind of work, the longest first; [] where none does, or

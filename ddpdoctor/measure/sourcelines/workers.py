@@ -11,13 +11,11 @@ import numpy as np
 from msgspec.structs import replace
 
 from ddpdoctor.measure.facts import Cost, LoaderFacts
-from ddpdoctor.measure.numerics import Array
 from ddpdoctor.measure.places import CodeLine, Stack, Where
-from ddpdoctor.measure.steplog import RankLog, WorkerLog, WorkerSample, usual_loader
+from ddpdoctor.measure.steplog import RankLog, WorkerLog, usual_loader
 
-from .callers import by_line
-from .gil import CallStack, gil_owners_of
-from .ranking import joined, ranked
+from .ranking import by_line, joined, ranked
+from .table import CallStack, gil_owners_of
 
 _FEWEST_SAMPLES = 5
 """Fewest samples of a reported line."""
@@ -85,13 +83,18 @@ def work_of_workers(log: RankLog) -> WorkersWork | None:
         return None
     preparing_ns = sum(each.preparing_ns for each in chosen)
     batch_ms = preparing_ns / 1e6 / sum(each.batches for each in chosen)
-    slow, times = _slow_worker(chosen), _times_ns(chosen)
+    slow = _slow_worker(chosen)
+    cpu = [each.cpu_ns for each in chosen if each.cpu_ns is not None]
+    delay = [each.run_delay_ns for each in chosen if each.run_delay_ns is not None]
+    is_known = len(cpu) == len(delay) == len(chosen)
+    # With the little that is outside of batches.
+    whole_ns = max(preparing_ns, sum(cpu) + sum(delay))
     return WorkersWork(
         rank=log.rank,
         batch_ms=batch_ms,
         busy_share=min(1.0, preparing_ns / max(1, sum(each.span_ns for each in chosen))),
-        cpu_share=None if times is None else times[0] / max(preparing_ns, sum(times)),
-        starved_share=None if times is None else times[1] / max(preparing_ns, sum(times)),
+        cpu_share=sum(cpu) / whole_ns if is_known else None,
+        starved_share=sum(delay) / whole_ns if is_known else None,
         slow=slow,
         where=_lines(log.rank, chosen, slow),
     )
@@ -127,13 +130,6 @@ def led_by_workers(cost: Cost, work: WorkersWork | None) -> Cost:
     return replace(cost, where=joined(lines, cost.where))
 
 
-def _times_ns(logs: Sequence[WorkerLog]) -> tuple[int, int] | None:
-    """(CPU time, run delay) of the workers, with the little that is outside of batches; None if one is unknown."""
-    cpu = [log.cpu_ns for log in logs if log.cpu_ns is not None]
-    delay = [log.run_delay_ns for log in logs if log.run_delay_ns is not None]
-    return (sum(cpu), sum(delay)) if len(cpu) == len(delay) == len(logs) else None
-
-
 def _slow_worker(logs: Sequence[WorkerLog]) -> SlowWorker | None:
     """The worker with the longest batches, if they are longer than those of the others by more than chance."""
     of_each: defaultdict[int, list[WorkerLog]] = defaultdict(list)
@@ -165,10 +161,10 @@ def _mean_and_error(logs: Sequence[WorkerLog]) -> tuple[float, float]:
 def _lines(rank: int, logs: Sequence[WorkerLog], slow: SlowWorker | None) -> list[Where]:
     """The lines with most time, and which processes ran them."""
     own = [log for log in logs if slow is None or log.number == slow.number]
-    stacks, others = _weights(own), by_line(_weights([log for log in logs if log not in own]))
+    stacks, others = _by_stack(own), by_line(_by_stack([log for log in logs if log not in own]))
     net = {line: weight - others.get(line, 0.0) for line, weight in by_line(stacks).items()}
     whole = sum(weight for weight in net.values() if weight > 0)
-    counts = by_line(_counts(own))
+    counts = by_line(_by_stack(own, counts=True))
     who = f"{'workers' if slow is None else f'worker {slow.number}'} of rank {rank}"
     found = []
     for where in ranked({line: net[line] for line, count in counts.items() if count >= _FEWEST_SAMPLES}):
@@ -204,23 +200,12 @@ def _inside(line: CodeLine, logs: Sequence[WorkerLog]) -> CodeLine | None:
     return max((each for each in lines if (each.file, each.function) == most), key=lambda each: lines[each])
 
 
-def _weights(logs: Sequence[WorkerLog]) -> Mapping[Stack, float]:
-    """ms per batch, by the user's lines; {} without samples."""
+def _by_stack(logs: Sequence[WorkerLog], *, counts: bool = False) -> Mapping[Stack, float]:
+    """ms per batch, or ``counts`` of samples, by the user's lines; {} without samples. A sample that shows the line behind one that held
+    the GIL is of the latter, where that is known, see :mod:`.table`."""
     samples = [sample for log in logs for sample in log.samples]
-    batches = sum(log.batches for log in logs)
-    weights = np.array([sample.weight_ns for sample in samples], float) / 1e6 / max(1, batches)
-    return _by_stack(samples, weights)
-
-
-def _counts(logs: Sequence[WorkerLog]) -> Mapping[Stack, float]:
-    """Samples by the user's lines."""
-    samples = [sample for log in logs for sample in log.samples]
-    return _by_stack(samples, np.ones(len(samples)))
-
-
-def _by_stack(samples: Sequence[WorkerSample], weights: Array) -> Mapping[Stack, float]:
-    """The ``weights`` [S] of the samples by the user's lines. A sample that shows the line behind one that held the GIL is of the
-    latter, where that is known, see :mod:`.gil`."""
+    batches = max(1, sum(log.batches for log in logs))
+    weights = np.array([1.0 if counts else each.weight_ns / 1e6 / batches for each in samples], float)
     stacks: dict[CallStack, int] = {}
     shown = np.array(
         [
@@ -232,11 +217,10 @@ def _by_stack(samples: Sequence[WorkerSample], weights: Array) -> Mapping[Stack,
     waited_ns = np.array([each.waited_ns for each in samples], np.int64)
     follows, owners = gil_owners_of(stacks, shown, waited_ns, np.ones(len(shown), bool))
     at, following = (
-        np.bincount(shown[chosen], weights[chosen], len(stacks)) for chosen in (~follows, follows)
+        np.bincount(shown[chosen], weights[chosen], len(stacks)).astype(float)
+        for chosen in (~follows, follows)
     )
-    at += np.bincount(owners.owner, owners.share * following[owners.follower], len(stacks))
-    following[owners.follower] = 0.0
-    at += following
+    at += owners.taken_from(following) + following
     found: defaultdict[Stack, float] = defaultdict(float)
     for stack, weight in zip(stacks, at.tolist(), strict=True):
         if weight:

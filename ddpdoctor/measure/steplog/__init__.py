@@ -9,7 +9,6 @@ measure (:func:`select_steps`).
 from .activities import Activities
 from .devicetime import in_device_time
 from .log import RankLog, first, no_samples, notes_on_records, usual_loader
-from .matchedsyncs import MatchedSync, match_syncs
 from .patterns import (
     PatternKind,
     StepPattern,
@@ -20,7 +19,7 @@ from .patterns import (
     without_run_ahead,
 )
 from .reading import read_logs, read_rank_log, span_around
-from .records import DeviceTimes, Event, Step
+from .records import DeviceTimes, Event, Step, WorkerLog, WorkerSample
 from .selection import (
     AROUND_WINDOW,
     DISTURBED,
@@ -42,6 +41,5 @@ from .selection import (
     settled_steps,
     undisturbed,
 )
-from .syncpoints import Key, SyncPoint
+from .syncpoints import Key, MatchedSync, SyncPoint, match_syncs
 from .trainings import Training, trainings_of
-from .workers import WorkerLog, WorkerSample

@@ -10,8 +10,8 @@ before it.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -80,9 +80,10 @@ _WHOLE_EVENTS: dict[str, Component] = {
     EventKind.COLLECTION: Component.COLLECTION,
     EventKind.SAVE: Component.CHECKPOINT,
     EventKind.FORWARD: Component.FORWARD,
+    EventKind.BACKWARD: Component.BACKWARD,
     EventKind.EVALUATION: Component.FORWARD,
 }
-"""Kind of event → the component that its whole duration counts as."""
+"""Kind of event → the component that it counts as; a backward pass until its gradients are ready."""
 _PHASES: dict[str, Component] = {
     EventKind.DATA: Component.DATA,
     EventKind.ITERATION: Component.DATA,
@@ -91,9 +92,8 @@ _PHASES: dict[str, Component] = {
     EventKind.OPTIMIZER: Component.OPTIMIZER,
 }
 """Kind of event → phase of a training step."""
-_WAIT_KINDS = (EventKind.BARRIER, EventKind.COLLECTIVE, EventKind.WAIT)
-"""Kinds of events in which ranks wait for each other between phases."""
-_Spans = dict[Component, list[tuple[int, int]]]
+_WAITS: dict[str, str] = dict.fromkeys((EventKind.BARRIER, EventKind.COLLECTIVE, EventKind.WAIT), "wait")
+"""Kinds of events in which the rank may wait for others between its phases."""
 
 
 class Activities(msgspec.Struct, frozen=True):
@@ -130,59 +130,47 @@ def activities_of(
     steps: Sequence[Step], origin_ns: int, with_workers: Collection[int], on_device_time: bool
 ) -> Activities:
     """What a rank did in these steps; ``with_workers``: ids of its loaders that have worker processes."""
-    spans = _spans(steps, origin_ns, with_workers)
-    gaps = NO_GAPS if on_device_time else _gaps(steps, origin_ns)
+    fresh: Counter[int] = Counter()
+    spans = _times(steps, origin_ns, lambda event: _component(event, fresh, with_workers), until_ready=True)
+    gaps = NO_GAPS
+    if not on_device_time:
+        gaps = gaps_between(_times(steps, origin_ns, lambda event: _PHASES.get(event.kind)))
     sets: dict[str, Intervals] = {}
     covered = EMPTY
     for component in (*_ON_DEVICE, *_ON_HOST) if on_device_time else (*_ON_HOST, *_ON_DEVICE):
-        table = np.array(spans.pop(component, []), float).reshape(-1, 2)
-        recorded = union(table[:, 0], table[:, 1])
+        recorded = union(*spans.get(component, EMPTY))
         sets[component] = subtract(recorded, covered)
         covered = union_of(covered, recorded)
     saves = sets[Component.CHECKPOINT]
     if len(saves[0]):
-        prepared = preparations(saves, gaps, covered, _waits(steps, origin_ns))
+        waits = _times(steps, origin_ns, lambda event: _WAITS.get(event.kind)).get("wait", EMPTY)
+        prepared = preparations(saves, gaps, covered, union(*waits))
         sets[Component.CHECKPOINT] = union_of(saves, prepared)
     return Activities(origin_ns, sets, gaps)
 
 
-def _waits(steps: Sequence[Step], origin_ns: int) -> Intervals:
-    """Barriers, collectives and waits, in which the rank may wait for others between its phases."""
-    times = [
-        (step.start_of(event) - origin_ns, step.end_of(event) - origin_ns)
-        for step in steps
-        for event in step.events
-        if event.kind in _WAIT_KINDS
-    ]
-    table = np.array(times, float).reshape(-1, 2)
-    return union(table[:, 0], table[:, 1])
+_Sort = TypeVar("_Sort", bound=str)
 
 
-def _gaps(steps: Sequence[Step], origin_ns: int) -> Gaps:
-    """The gaps between the phases. A backward pass lasts until its gradients are reduced."""
-    phases: _Spans = defaultdict(list)
+def _times(
+    steps: Sequence[Step],
+    origin_ns: int,
+    sort_of: Callable[[Event], _Sort | None],
+    *,
+    until_ready: bool = False,
+) -> dict[_Sort, Intervals]:
+    """(starts, ends) of the events of each sort, ns after the origin. A backward pass lasts until its gradients are reduced; or only
+    ``until_ready``."""
+    times: defaultdict[_Sort, list[tuple[int, int]]] = defaultdict(list)
     for step in steps:
         start_ns = step.start_ns - origin_ns
         for event in step.events:
-            phase = _PHASES.get(event.kind)
-            if phase is not None:
-                phases[phase].append((start_ns + event.start_ns, start_ns + event.end_ns))
-    tables = {phase: np.array(times, float).T for phase, times in phases.items()}
-    return gaps_between({phase: (table[0], table[1]) for phase, table in tables.items()})
-
-
-def _spans(steps: Sequence[Step], origin_ns: int, with_workers: Collection[int]) -> _Spans:
-    """(start, end) of what was recorded of each component, ns after the origin."""
-    spans: _Spans = defaultdict(list)
-    fresh: Counter[int] = Counter()
-    for step in steps:
-        start_ns = step.start_ns - origin_ns
-        for event in step.events:
-            component = _component(event, fresh, with_workers)
-            if component is not None:
-                end_ns = event.gradients_ready_ns if component is Component.BACKWARD else event.end_ns
-                spans[component].append((start_ns + event.start_ns, start_ns + end_ns))
-    return spans
+            if (sort := sort_of(event)) is not None:
+                is_ready = until_ready and event.kind == EventKind.BACKWARD
+                end_ns = event.gradients_ready_ns if is_ready else event.end_ns
+                times[sort].append((start_ns + event.start_ns, start_ns + end_ns))
+    tables = {sort: np.array(pairs, float).T for sort, pairs in times.items()}
+    return {sort: (table[0], table[1]) for sort, table in tables.items()}
 
 
 def _component(event: Event, fresh: Counter[int], with_workers: Collection[int]) -> Component | None:
@@ -194,6 +182,4 @@ def _component(event: Event, fresh: Counter[int], with_workers: Collection[int])
         starting = fresh[event.loader] > 0
         fresh[event.loader] -= 1
         return Component.EPOCH_START if starting or event.exhausted else Component.DATA
-    if event.kind == EventKind.BACKWARD:
-        return Component.BACKWARD
     return _WHOLE_EVENTS.get(event.kind)

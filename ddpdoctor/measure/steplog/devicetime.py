@@ -96,72 +96,52 @@ class _TimedStep(msgspec.Struct, frozen=True):
         start_ns = self.start_ns + ahead_ns
         lag_ns = self.step.start_ns - start_ns
         events = tuple(
-            event
-            if event.kind in _TIMED
-            else msgspec.structs.replace(event, start_ns=event.start_ns + lag_ns)
+            event if event.kind in _TIMED else replace(event, start_ns=event.start_ns + lag_ns)
             for event in self.events
         )
-        return msgspec.structs.replace(
-            self.step, start_ns=start_ns, end_ns=start_ns + self.length_ns, events=events
-        )
+        return replace(self.step, start_ns=start_ns, end_ns=start_ns + self.length_ns, events=events)
 
 
 def timed_step(step: Step, times: DeviceTimes | None) -> _TimedStep | None:
     """The step with its device work on the device's own clock. None where marks and events disagree, or no gradients were
     reduced in the step."""
-    if times is None or not _agree(step, times):
+    if times is None:
         return None
     counts: Counter[str] = Counter()
     events: list[Event] = []
     for event in sorted(step.events, key=lambda event: event.start_ns):
-        if event.kind in _LEFT_OUT:
-            continue
-        timed: Event | None = event
         if event.kind in _TIMED:
             timed = _timed_event(event, times, counts[event.kind])
+            if timed is None:
+                return None
             counts[event.kind] += 1
-        if timed is None:
-            return None
-        events.append(timed)
-    if not any(event.kind in _TIMED and event.reductions for event in events):
-        return None
-    return _TimedStep(step, times.start_ns, times.length_ns, tuple(events))
-
-
-def _agree(step: Step, times: DeviceTimes) -> bool:
-    """Whether the device has as many begin marks of each kind as the host has events."""
-    counts = Counter(event.kind for event in step.events)
-    return all(len(times.named(begin)) == counts[kind] for kind, (begin, _) in _TIMED.items())
+            events.append(timed)
+        elif event.kind not in _LEFT_OUT:
+            events.append(event)
+    as_many = all(len(times.named(begin)) == counts[kind] for kind, (begin, _) in _TIMED.items())
+    reduced = any(event.kind in _TIMED and event.reductions for event in events)
+    return _TimedStep(step, times.start_ns, times.length_ns, tuple(events)) if as_many and reduced else None
 
 
 def _timed_event(event: Event, times: DeviceTimes, number: int) -> Event | None:
     """The ``number``-th event of its kind where the device ran it, ns after the step's start on the device. None where its
     marks are missing or inconsistent."""
-    span = _span(times, *_TIMED[event.kind], number)
-    if span is None:
+    starts, ends = map(times.named, _TIMED[event.kind])
+    if len(starts) <= number or len(ends) <= number or ends[number] < starts[number]:
         return None
-    start_ns, end_ns = span
-    timed = msgspec.structs.replace(event, start_ns=start_ns, duration_ns=end_ns - start_ns)
+    start_ns, end_ns = starts[number], ends[number]
+    if event.kind == EventKind.OPTIMIZER:
+        # A closure runs inside the optimizer's step, whose own work begins after it.
+        start_ns = max([start_ns, *(at for at in times.named("bwd_end") if at <= end_ns)])
+    timed = replace(event, start_ns=start_ns, duration_ns=end_ns - start_ns)
     if not event.reductions:
         return timed
     ready = [at for at in times.named("ready") if start_ns <= at <= end_ns]
     if not ready:
         return None
     own = {"forward_end_ns": ready[-1], "ready_ns": (0,)}
-    also = tuple(msgspec.structs.replace(each, **own) if each.synced else each for each in event.also)
-    return msgspec.structs.replace(timed, also=also, **(own if event.synced else {}))
-
-
-def _span(times: DeviceTimes, begin: str, end: str, number: int) -> tuple[int, int] | None:
-    """Start and end by the two marks, ns after the step's start."""
-    starts, ends = times.named(begin), times.named(end)
-    if len(starts) <= number or len(ends) <= number or ends[number] < starts[number]:
-        return None
-    first, last = starts[number], ends[number]
-    if begin == "opt":
-        # A closure runs inside the optimizer's step, whose own work begins after it.
-        first = max([first, *(at for at in times.named("bwd_end") if at <= last)])
-    return first, last
+    also = tuple(replace(each, **own) if each.synced else each for each in event.also)
+    return replace(timed, also=also, **(own if event.synced else {}))
 
 
 def _hosts_ahead(ranks: Sequence[Sequence[_TimedStep]]) -> list[Ints]:

@@ -20,9 +20,8 @@ from ddpdoctor.rundir import SAMPLES_FILE, STEPS_FILE, TRACE_FILE, EventKind, No
 from ddpdoctor.rundir.liveness import is_running
 
 from .activities import Activities, activities_of
-from .records import EVALUATED, DeviceTimes, Step
+from .records import EVALUATED, DeviceTimes, Step, WorkerLog
 from .syncpoints import SyncPoint, has_ddp, sync_points_of
-from .workers import WorkerLog
 
 _ONE_IN = 3
 """A loader that gives batches in at least one of so many steps is a training loader. Two alternating training loaders both are; one
@@ -175,8 +174,7 @@ def _lost_windows(logs: Sequence[RankLog], ended: bool) -> Iterator[Note]:
             if ended or is_running(log.record.info) is False:
                 sentence = f"killed while the profiler window {doing}: what the window had recorded is lost."
             yield Note(sentence).of_rank(log.rank)
-    for log in logs:
-        if _window_state(log) == "saved" and not log.record.has_window:
+        elif state == "saved" and not log.record.has_window:
             path = f"{log.record.path}/{TRACE_FILE}"
             lost = f"{path} is missing: this rank's profiler window was saved, and is not read."
             yield Note(lost).of_rank(log.rank)

@@ -240,10 +240,12 @@ def _period(numbers: Ints, is_long: Mask, extra: Array) -> StepPattern | None:
         beginnings = 1.0 if part == slice(None) else len(slots) ** 2 / 2
         if _is_period(every, in_phase[part], is_long[part], extra[part], beginnings):
             steps = in_phase & is_long
-            regular = steps & ~_far_longer(extra, steps)
+            # One or two far longer ones are pauses besides.
+            far = steps & (extra >= _TUNING.pause_lengths * np.median(extra[steps]))
+            regular = steps & ~far if far.sum() <= _TUNING.most_pauses else steps
             return StepPattern(
                 PatternKind.EVERY_NTH,
-                [int(number) for number in numbers[regular]],
+                numbers[regular].tolist(),
                 float(extra[regular].sum()),
                 every=every,
                 hits=int(regular.sum()),
@@ -290,12 +292,6 @@ def _is_period(every: int, in_phase: Mask, is_long: Mask, extra: Array, beginnin
     )
 
 
-def _far_longer(extra: Array, steps: Mask) -> Mask:
-    """[N] which of the ``steps`` of a period are pauses besides: one or two far longer than the others."""
-    far: Mask = steps & (extra >= _TUNING.pause_lengths * np.median(extra[steps]))
-    return far if far.sum() <= _TUNING.most_pauses else np.zeros_like(far)
-
-
 def _by_chance(every: int, steps: Mask, in_phase: Mask, extra: Array) -> float:
     """How many periods of at most this distance and with as many of their ``steps`` long are expected, if as many steps as elsewhere are
     at random at least half as long as those (Chernoff's bound of the binomial distribution)."""
@@ -317,9 +313,7 @@ def _pauses(numbers: Ints, is_long: Mask, extra: Array, usual: Array) -> StepPat
         pause &= (extra >= _TUNING.pause_s) & (extra >= _TUNING.pause_lengths * usual)
     if not 0 < pause.sum() <= max(_TUNING.most_pauses, _TUNING.rare * len(numbers)):
         return None
-    return StepPattern(
-        PatternKind.ONCE, [int(number) for number in numbers[pause]], float(extra[pause].sum())
-    )
+    return StepPattern(PatternKind.ONCE, numbers[pause].tolist(), float(extra[pause].sum()))
 
 
 def _are_pauses(extra: Array, usual: Array) -> Mask:
@@ -352,7 +346,15 @@ def _levels(numbers: Ints, lengths: Array) -> list[StepPattern]:
     grows = slope.z_score >= _TUNING.z_score and last - first >= 2 * _least_part(count) * first
     if grows and last > first and _criterion(blocks - line, 1) < as_stairs:
         beyond_s = float((blocks - first).mean()) * len(lengths)
-        return [_growth(numbers, beyond_s, first, last)]
+        return [
+            StepPattern(
+                PatternKind.GROWING,
+                [int(numbers[0]), int(numbers[-1])],
+                max(beyond_s, 0.0),
+                before_ms=first * 1e3,
+                after_ms=last * 1e3,
+            )
+        ]
     exact = [_exact_cut(lengths, cut * per_block, 2 * per_block) for cut in cuts]
     return _changes(numbers, lengths, exact)
 
@@ -446,13 +448,3 @@ def _changes(numbers: Ints, lengths: Array, cuts: Sequence[int]) -> list[StepPat
             after_ms=(slow if after >= before else fast) * 1e3,
         )
     ]
-
-
-def _growth(numbers: Ints, beyond_s: float, first: float, last: float) -> StepPattern:
-    return StepPattern(
-        PatternKind.GROWING,
-        [int(numbers[0]), int(numbers[-1])],
-        max(beyond_s, 0.0),
-        before_ms=first * 1e3,
-        after_ms=last * 1e3,
-    )

@@ -58,8 +58,10 @@ def read_limit_of(records: Sequence[RankRecord]) -> ReadLimit:
     sizes = [record.recorded_bytes for record in records]
     ranks = max(len(records), 1)
     thinned = [numbers for record in records if (numbers := thinned_steps(record.path))]
-    if not thinned and sum(sizes) <= MOST_BYTES and not any(map(_has_many_steps, records, sizes)):
-        return ReadLimit(most_samples=MOST_SAMPLES // ranks)
+    whole = ReadLimit(most_samples=MOST_SAMPLES // ranks)
+    is_small = not thinned and sum(sizes) <= MOST_BYTES
+    if is_small and max(sizes, default=0) <= MOST_STEPS * _LEAST_LINE_BYTES:
+        return whole
     present: Ranges = []
     shared: Ranges | None = None
     most = steps = size = 0
@@ -67,6 +69,8 @@ def read_limit_of(records: Sequence[RankRecord]) -> ReadLimit:
         own, own_size = _numbers(record)
         most, steps, size = max(most, size_of(own)), steps + size_of(own), size + own_size
         present, shared = union([present, own]), own if shared is None else _common(shared, own)
+    if is_small and most <= MOST_STEPS:
+        return whole
     affordable = min(MOST_STEPS, MOST_BYTES // ranks * steps // max(size, 1))
     chosen = (
         present if most <= affordable else _spread(present, shared or present, max(affordable, FEWEST_STEPS))
@@ -75,16 +79,6 @@ def read_limit_of(records: Sequence[RankRecord]) -> ReadLimit:
     return ReadLimit(
         chosen, recorded - size_of(chosen), 4 * max(MOST_BYTES // ranks, _LEAST_BYTES), MOST_SAMPLES // ranks
     )
-
-
-def _has_many_steps(record: RankRecord, size: int) -> bool:
-    """Whether the log of ``size`` bytes may contain more than ``MOST_STEPS`` steps. Counts its lines where it is large enough."""
-    if size <= MOST_STEPS * _LEAST_LINE_BYTES:
-        return False
-    try:
-        return sum(1 for _ in record.lines(STEPS_FILE)) > MOST_STEPS
-    except OSError:
-        return True
 
 
 def _numbers(record: RankRecord) -> tuple[Ranges, int]:

@@ -5,21 +5,29 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 
 from ddpdoctor.measure.numerics import Ints, union
 from ddpdoctor.measure.places import CodeLine, Where
-from ddpdoctor.rundir import SAMPLES_FILE, STEPS_FILE, RankRecord, RunDirectory
+from ddpdoctor.rundir import SAMPLES_FILE, STEPS_FILE, WORKERS_FILE, RankRecord, RunDirectory
 from ddpdoctor.rundir.compaction import STEP_LINE
 from ddpdoctor.rundir.files import broken_lines, unreadable
 
 from .log import UNKNOWN_LINES, RankLog
 from .read_limit import MOST_STEPS, ReadLimit, read_limit_of
-from .records import EVALUATED, MOST_CALLERS, DeviceTimes, LogRecord, Step
-from .workers import read_worker_logs
+from .records import (
+    EVALUATED,
+    MOST_CALLERS,
+    DeviceTimes,
+    LogRecord,
+    Step,
+    WorkerLine,
+    WorkerLog,
+    WorkerSample,
+)
 
 _MOST_PLACES = 100_000
 """Most source lines of one log that are read: no script has as many."""
@@ -30,7 +38,10 @@ _MOST_NOTES = 200
 _LOST = {
     STEPS_FILE: "what this rank did in the steps behind the fault is not known",
     SAMPLES_FILE: UNKNOWN_LINES,
+    WORKERS_FILE: "what the workers of its data loaders did is not known",
 }
+_MOST_WORKER_BYTES = 4 << 20
+"""Of workers.jsonl that are read: the hook writes less than a quarter."""
 _COLUMNS = 4
 """Numbers of a sample."""
 _SECOND_NS = 10**9
@@ -93,7 +104,7 @@ def read_rank_log(record: RankRecord, limit: ReadLimit | None = None) -> RankLog
     read = _read_steps(record, limit)
     sampled = _read_samples(record, limit, read.steps)
     worker_notes: list[str] = []
-    workers = read_worker_logs(record, worker_notes)
+    workers = _read_worker_logs(record, worker_notes)
     return RankLog(
         record.rank,
         record,
@@ -127,17 +138,26 @@ class _StepsFile(msgspec.Struct):
 def _records(
     record: RankRecord, name: str, limit: ReadLimit, notes: list[str]
 ) -> Iterator[tuple[LogRecord, int]]:
-    """The lines of a file within ``limit``, each with its size in bytes. Broken lines are counted in a note."""
-    decode = msgspec.json.Decoder(LogRecord).decode
-    path, broken, given = Path(record.path) / name, 0, 0
+    """The lines of a file within ``limit``, each with its size in bytes."""
+    lines: Iterable[bytes] = record.lines(name)
+    if limit.numbers is not None:
+        lines = (
+            line for line in lines if not (match := STEP_LINE.match(line)) or limit.includes(int(match[2]))
+        )
+    return _decoded(record, name, lines, LogRecord, notes)
+
+
+_Line = TypeVar("_Line", LogRecord, WorkerLine)
+
+
+def _decoded(
+    record: RankRecord, name: str, lines: Iterable[bytes], kind: type[_Line], notes: list[str]
+) -> Iterator[tuple[_Line, int]]:
+    """The ``lines`` of a file, each with its size in bytes. Broken ones are counted in a note."""
+    decode = msgspec.json.Decoder(kind).decode
+    path, broken, given = f"{record.path}/{name}", 0, 0
     try:
-        for line in record.lines(name):
-            if (
-                limit.numbers is not None
-                and (match := STEP_LINE.match(line))
-                and not limit.includes(int(match[2]))
-            ):
-                continue
+        for line in lines:
             try:
                 yield decode(line), len(line)
                 given += 1
@@ -147,9 +167,9 @@ def _records(
         pass
     except OSError as error:
         if given or name != STEPS_FILE:  # a rank without any step is reported together with others
-            notes.append(unreadable(str(path), error, _LOST[name]).text)
+            notes.append(unreadable(path, error, _LOST[name]).text)
     if broken:
-        notes.append(broken_lines(str(path), broken).text)
+        notes.append(broken_lines(path, broken).text)
 
 
 def _read_steps(rank: RankRecord, limit: ReadLimit) -> _StepsFile:
@@ -161,7 +181,8 @@ def _read_steps(rank: RankRecord, limit: ReadLimit) -> _StepsFile:
             if size > limit.most_bytes or not limit.includes(record.step):
                 beyond += 1
             elif len(record.time_ns) == 2 and record.time_ns[0] < record.time_ns[1]:
-                read.steps.append(_step(record.step, record))
+                own = record.events, record.marks, record.run_delay_ns, record.cpu_ns
+                read.steps.append(Step(record.step, record.time_ns[0], record.time_ns[1], *own))
             else:
                 odd += 1
         else:
@@ -241,15 +262,16 @@ def _read_samples(rank: RankRecord, limit: ReadLimit, steps: Sequence[Step]) -> 
             _keep_samples(record, record.time_ns, record.closer, read.burst_samples, spans)
             while len(read.samples) > most and every < _MOST_APART_S:
                 every *= 2
-                read.samples = _of_every(every, read.samples)
+                table = read.table(read.samples)
+                read.samples = array("q", table[table[:, 0] // _SECOND_NS % every == 0].tobytes())
             del read.samples[most:]
             if len(read.burst_samples) > most:
                 read.burst_samples, read.burst_ns = array("q"), 0
     if undated:
         lost = f": {_LOST[SAMPLES_FILE]}" if undated == count else ""
-        path = Path(rank.path) / SAMPLES_FILE
         read.notes.append(
-            f"{path}: {undated} of {count} samples are dated more than a year away from this rank's steps and left out{lost}."
+            f"{rank.path}/{SAMPLES_FILE}: {undated} of {count} samples are dated more than a year away from this rank's steps and left "
+            f"out{lost}."
         )
     return read
 
@@ -273,21 +295,18 @@ def span_around(steps: Iterable[Sequence[Step]]) -> tuple[int, int] | None:
     return min(step.start_ns for step in every) - _YEAR_NS, max(step.end_ns for step in every) + _YEAR_NS
 
 
-def _of_every(seconds: int, numbers: array[int]) -> array[int]:
-    """The samples, ``_COLUMNS`` numbers each, of seconds of the epoch divisible by ``seconds``."""
-    table = np.array(numbers, np.int64).reshape(-1, _COLUMNS)
-    return array("q", table[table[:, 0] // _SECOND_NS % seconds == 0].tobytes())
-
-
 def _place(places: dict[int, Where], record: LogRecord) -> None:
     if record.where is None or len(places) >= _MOST_PLACES:
         return
     caller = None if record.caller is None else places.get(record.caller)
-    callers = () if caller is None else caller.stack[:MOST_CALLERS]
     through = tuple(CodeLine(file, line or 0, function) for file, line, function in record.through)
-    places[record.where] = Where(
-        record.file, record.line or 0, record.function, callers=callers, through=through
-    )
+    places[record.where] = msgspec.structs.replace(_where(record, caller), through=through)
+
+
+def _where(line: LogRecord | WorkerLine, caller: Where | None) -> Where:
+    """The place that a line describes."""
+    callers = () if caller is None else caller.stack[:MOST_CALLERS]
+    return Where(line.file, line.line or 0, line.function, callers=callers)
 
 
 class _Spans:
@@ -304,6 +323,57 @@ class _Spans:
         return self._always or (place >= 0 and (moment < self._ends[place] or place == len(self._ends) - 1))
 
 
-def _step(number: int, record: LogRecord) -> Step:
-    start_ns, end_ns = (record.time_ns if isinstance(record.time_ns, list) else [0, 0])[:2]
-    return Step(number, start_ns, end_ns, record.events, record.marks, record.run_delay_ns, record.cpu_ns)
+def _read_worker_logs(rank: RankRecord, notes: list[str]) -> tuple[WorkerLog, ...]:
+    """One log for each process; none where none was recorded. What is broken is counted in ``notes``."""
+    logs: dict[int, list[tuple[WorkerLine, list[WorkerSample]]]] = {}
+    places: dict[tuple[int, int], Where] = {}
+    loaders: dict[int, int] = {}
+    for line, _ in _decoded(rank, WORKERS_FILE, _first_bytes(rank.lines(WORKERS_FILE)), WorkerLine, notes):
+        if line.loader is not None:
+            loaders.update(dict.fromkeys(line.processes, line.loader))
+        elif line.process is not None and line.where is not None:
+            caller = places.get((line.process, -1 if line.caller is None else line.caller))
+            places[line.process, line.where] = _where(line, caller)
+        elif line.process is not None and line.worker is not None:
+            logs.setdefault(line.process, []).append((line, _worker_samples(line.process, line, places)))
+    return tuple(_of_process(loaders.get(pid), lines) for pid, lines in logs.items())
+
+
+def _first_bytes(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """The lines in the first ``_MOST_WORKER_BYTES``."""
+    size = 0
+    for line in lines:
+        size += len(line)
+        if size > _MOST_WORKER_BYTES:
+            break
+        yield line
+
+
+def _worker_samples(pid: int, line: WorkerLine, places: dict[tuple[int, int], Where]) -> list[WorkerSample]:
+    """The samples of a line whose places are known."""
+    weight_ns = line.preparing_ns / max(1, len(line.samples))
+    samples = []
+    for place, (_, user, innermost, asleep) in enumerate(line.samples):
+        own, inner = places.get((pid, user)), places.get((pid, innermost))
+        if own is not None and inner is not None:
+            waited_ns = line.held[place] if place < len(line.held) else 0
+            samples.append(WorkerSample(own, inner, bool(asleep), waited_ns, weight_ns))
+    return samples
+
+
+def _of_process(loader: int | None, read: list[tuple[WorkerLine, list[WorkerSample]]]) -> WorkerLog:
+    lines = [line for line, _ in read]
+    cpu = [line.cpu_ns for line in lines if line.cpu_ns is not None]
+    delay = [line.run_delay_ns for line in lines if line.run_delay_ns is not None]
+    return WorkerLog(
+        number=lines[0].worker or 0,
+        workers=lines[0].workers,
+        loader=loader,
+        batches=sum(line.batches for line in lines),
+        preparing_ns=sum(line.preparing_ns for line in lines),
+        squares_ms2=sum(line.squares_ms2 for line in lines),
+        cpu_ns=sum(cpu) if cpu else None,
+        run_delay_ns=sum(delay) if delay else None,
+        span_ns=sum(max(0, end - begin) for begin, end in (line.span_ns for line in lines)),
+        samples=tuple(sample for _, samples in read for sample in samples),
+    )

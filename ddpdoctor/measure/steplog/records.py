@@ -1,4 +1,4 @@
-"""The lines of steps.jsonl and samples.jsonl, checked while they are decoded: types, ranges, lengths, finiteness.
+"""The lines of steps.jsonl, samples.jsonl and workers.jsonl, checked while they are decoded: types, ranges, lengths, finiteness.
 
 A run directory is untrusted input: a line with a number that no rank can have recorded is a broken line. Also defines :class:`Step`, as
 recorded or moved to another clock.
@@ -6,13 +6,13 @@ recorded or moved to another clock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from ddpdoctor.rundir import EventField, EventKind, LineField, renamed
+from ddpdoctor.measure.places import Where
+from ddpdoctor.rundir import EventField, EventKind, LineField, WorkerField, renamed
 
 MOST_NUMBER = 2**53
 """Of a step, and of any count: the largest that a float64 represents exactly."""
@@ -119,13 +119,9 @@ class Event(msgspec.Struct, frozen=True, gc=False, rename=renamed(EventField)):
     def gradients_ready_ns(self) -> int:
         """When the last gradient of this backward pass was ready by the reducer's times, but no later than the end of the pass; ns
         after the start of its step."""
-        return self.ready_by(self.reductions)
-
-    def ready_by(self, reductions: Sequence[Reduction]) -> int:
-        """The same by the given ``reductions`` of this event."""
         ready = [
             (each.forward_end_ns if each.forward_end_ns is not None else self.start_ns) + max(each.ready_ns)
-            for each in reductions
+            for each in self.reductions
             if each.ready_ns
         ]
         return min(max(ready, default=self.end_ns), self.end_ns)
@@ -206,15 +202,8 @@ class Step(msgspec.Struct, frozen=True, gc=False):
 
     def shifted(self, by_ns: int) -> Step:
         """The same step on a clock that is ``by_ns`` ahead."""
-        return Step(
-            self.number,
-            self.start_ns + by_ns,
-            self.end_ns + by_ns,
-            self.events,
-            self.marks,
-            self.run_delay_ns,
-            self.cpu_ns,
-            self.moved_ns + by_ns,
+        return msgspec.structs.replace(
+            self, start_ns=self.start_ns + by_ns, end_ns=self.end_ns + by_ns, moved_ns=self.moved_ns + by_ns
         )
 
     def marked(self, mark: str) -> Step:
@@ -239,3 +228,72 @@ class DeviceTimes(msgspec.Struct, frozen=True):
     def named(self, name: str) -> list[int]:
         """ns after ``start_ns`` of the marks of this name, in order."""
         return [at for mark, at in self.marks if mark == name]
+
+
+_MOST_OF_WORKERS = 1 << 14
+"""Entries of a list in a line of workers.jsonl; the hook writes far fewer samples at a time."""
+_Process = Annotated[int, Meta(gt=0, lt=2**31)]
+_WorkerSample = tuple[Offset, Id, Id, Annotated[int, Meta(ge=0, le=1)]]
+
+
+class WorkerLine(
+    msgspec.Struct,
+    rename=renamed(WorkerField)
+    | {name: renamed(LineField)[name] for name in ("where", "file", "line", "function", "caller")},
+):
+    """A line of workers.jsonl of any kind."""
+
+    process: _Process | None = None
+    worker: Number | None = None
+    workers: Number = 1
+    span_ns: tuple[Epoch, Epoch] = (0, 0)
+    batches: Number = 0
+    preparing_ns: Duration = 0
+    squares_ms2: Annotated[float, Meta(ge=0, le=2.0**80)] = 0.0
+    cpu_ns: Duration | None = None
+    run_delay_ns: Duration | None = None
+    samples: Annotated[tuple[_WorkerSample, ...], Meta(max_length=_MOST_OF_WORKERS)] = ()
+    held: Annotated[tuple[Duration, ...], Meta(max_length=_MOST_OF_WORKERS)] = ()
+    loader: Id | None = None
+    processes: Annotated[tuple[_Process, ...], Meta(max_length=_MOST_OF_WORKERS)] = ()
+    where: Id | None = None
+    file: Text = ""
+    line: Id | None = 0
+    function: Text = ""
+    caller: Id | None = None
+
+
+class WorkerSample(msgspec.Struct, frozen=True, gc=False):
+    """Where a worker was while it prepared a batch."""
+
+    user: Where
+    """The user's innermost line; without any, of a library or torch."""
+    innermost: Where
+    asleep: bool
+    """Whether it waited, and neither computed nor was ready to."""
+    waited_ns: int
+    """For how long the sampling thread waited for the GIL, 0 below :data:`ddpdoctor.rundir.HELD_NS`."""
+    weight_ns: float
+    """The part of the time of preparing batches that it stands for."""
+
+
+class WorkerLog(msgspec.Struct, frozen=True):
+    """What one process did as a worker, but for its first batch."""
+
+    number: int
+    """Number of the worker in its loader."""
+    workers: int
+    """Number of workers of its loader."""
+    loader: int | None
+    """Id of that; None where it began before the recording."""
+    batches: int
+    preparing_ns: int
+    """For how long it prepared them."""
+    squares_ms2: float
+    """Sum of the squares of the times of the batches, ms²."""
+    cpu_ns: int | None
+    run_delay_ns: int | None
+    """Of that time: on a CPU, and ready to run without one; None where unknown."""
+    span_ns: int
+    """For how long it was recorded."""
+    samples: tuple[WorkerSample, ...]

@@ -64,8 +64,10 @@ def select_steps(logs: Sequence[RankLog]) -> tuple[set[int], dict[int, str]]:
         **dict.fromkeys(_warm_up(everywhere), WARM_UP),
         **dict.fromkeys(_suspended(everywhere), SUSPENDED),
     }
-    # The time after the last synchronisation of a step belongs to the next cycle, so the step after a pause is excluded too.
-    paused = {each for number in _paused(logs, reasons) for each in (number, number + 1)}
+    # One or two steps so long that they would dominate an average. The time after the last synchronisation of a step belongs to the
+    # next cycle, so the step after a pause is excluded too.
+    lone = next((pattern.steps for pattern in patterns_of_run(logs, reasons) if not pattern.recurs), [])
+    paused = {each for number in lone for each in (number, number + 1)}
     reasons = {**dict.fromkeys(paused & set(everywhere), PAUSE), **reasons}
     candidates = set(everywhere) - set(reasons)
     profiled = {n for n in candidates if any(PROFILED in step.marks for step in everywhere[n])}
@@ -105,12 +107,6 @@ def patterns_of_run(logs: Sequence[RankLog], reasons: Mapping[int, str]) -> list
 def comparable_steps(numbers: Ints, reasons: Mapping[int, str]) -> Mask:
     """[N] which steps have a length that says something of the job: neither warm-up, nor evaluation, nor disturbed from outside."""
     return np.array([reasons.get(number) in _COMPARABLE for number in numbers.tolist()], bool)
-
-
-def _paused(logs: Sequence[RankLog], reasons: Mapping[int, str]) -> list[int]:
-    """Numbers of the one or two steps so long that they would dominate an average over the steps."""
-    found = (pattern for pattern in patterns_of_run(logs, reasons) if not pattern.recurs)
-    return next((pattern.steps for pattern in found), [])
 
 
 def recorded_everywhere(logs: Sequence[RankLog]) -> dict[int, list[Step]]:

@@ -1,8 +1,9 @@
-"""Synchronisation points of one rank's step log: when it arrives at each, and when each ends."""
+"""Synchronisation points of one rank's step log, when it arrives at each, and when each ends; and those of all ranks, matched by keys."""
 
 from __future__ import annotations
 
-from collections import Counter
+import math
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -122,7 +123,7 @@ def _of_backwards(step: Step, seen: _Seen, job: _Job) -> Iterator[SyncPoint]:
             SyncKind.GRADIENTS,
             "DDP gradients",
             step.number,
-            step.start_ns + event.ready_by(reduced),
+            step.start_ns + event.gradients_ready_ns,
             step.end_of(event),
             micro=micro,
             update=sum(start_ns < event.start_ns for start_ns in updates),
@@ -136,65 +137,46 @@ def _of_calls(step: Step, seen: _Seen, job: _Job) -> Iterator[SyncPoint]:
     """Collectives called from Python. At an asynchronous one, the rank arrives where it waits for it."""
     if not any(event.kind in _CALLS for event in step.events):
         return
-    phases = _Phases.of(step, job)
+    backwards = [event for event in step.events if event.kind == EventKind.BACKWARD]
+    updates = [event.start_ns for event in step.events if event.kind == EventKind.OPTIMIZER]
+    # Without DDP, collectives between the last backward and the optimizer after it average the gradients.
+    since_ns = math.inf if job.has_ddp else max((event.end_ns for event in backwards), default=math.inf)
+    until_ns = min((start_ns for start_ns in updates if start_ns >= since_ns), default=math.inf)
     pending: Event | None = None
     for event in step.events:
-        if event.kind in _CALLS and event.operation not in POINT_TO_POINT:
-            if event.is_async:
-                pending = event
-            else:
-                yield _called(step, event, event, seen, phases)
-        elif event.kind == EventKind.WAIT and pending is not None:
-            yield _called(step, pending, event, seen, phases)
-            pending = None
+        call, wait = event, event
+        if event.kind == EventKind.WAIT and pending is not None:
+            call, pending = pending, None
+        elif event.kind not in _CALLS or event.operation in POINT_TO_POINT:
+            continue
+        elif event.is_async:
+            pending = event
+            continue
+        yield SyncPoint(
+            _key(step, seen, "call", call.group),
+            _kind_of(call, wait, backwards, job, averages=since_ns <= call.start_ns <= until_ns),
+            call.operation or call.kind,
+            step.number,
+            step.start_of(wait),
+            step.end_of(wait),
+            group=call.group,
+            root=(call.source or 0) if call.operation in ROOTED else None,
+            message_bytes=call.message_bytes,
+            where=call.where,
+        )
 
 
-def _called(step: Step, call: Event, wait: Event, seen: _Seen, phases: _Phases) -> SyncPoint:
-    """The point of a collective's ``call``, during whose ``wait`` event the rank waits in it."""
-    return SyncPoint(
-        _key(step, seen, "call", call.group),
-        phases.kind_of(call, wait),
-        call.operation or call.kind,
-        step.number,
-        step.start_of(wait),
-        step.end_of(wait),
-        group=call.group,
-        root=(call.source or 0) if call.operation in ROOTED else None,
-        message_bytes=call.message_bytes,
-        where=call.where,
-    )
-
-
-class _Phases(msgspec.Struct, frozen=True):
-    """Backward passes and update of a step, which show what a collective is for; ns after the step's start."""
-
-    job: _Job
-    backwards: Sequence[Event]
-    averages_from_ns: int | None
-    """End of the last backward; None where there is none, or DDP averages the gradients."""
-    averages_until_ns: int | None
-    """Start of the optimizer after it; None where there is none."""
-
-    @classmethod
-    def of(cls, step: Step, job: _Job) -> _Phases:
-        backwards = [event for event in step.events if event.kind == EventKind.BACKWARD]
-        last_ns = max((event.end_ns for event in backwards), default=None)
-        updates = [event.start_ns for event in step.events if event.kind == EventKind.OPTIMIZER]
-        behind = [start_ns for start_ns in updates if last_ns is None or start_ns >= last_ns]
-        return cls(job, backwards, None if job.has_ddp else last_ns, min(behind, default=None))
-
-    def kind_of(self, call: Event, wait: Event) -> SyncKind:
-        """Kind of a collective. Without DDP, those between backward and optimizer average the gradients. Where parameters are
-        sharded, the sharding library's calls are ``MODEL``, not the script's collectives."""
-        if call.kind == EventKind.BARRIER:
-            return SyncKind.BARRIER
-        since, until = self.averages_from_ns, self.averages_until_ns
-        if since is not None and since <= call.start_ns and (until is None or call.start_ns <= until):
-            return SyncKind.GRADIENTS
-        inside = any(event.start_ns <= wait.start_ns < event.end_ns for event in self.backwards)
-        if self.job.sharded and (call.operation in _OF_SHARDS or inside):
-            return SyncKind.MODEL
-        return SyncKind.COLLECTIVE
+def _kind_of(call: Event, wait: Event, backwards: Sequence[Event], job: _Job, *, averages: bool) -> SyncKind:
+    """Kind of a collective; ``averages``: the gradients, by its place in the step. Where parameters are sharded, the sharding library's
+    calls are ``MODEL``, not the script's collectives."""
+    if call.kind == EventKind.BARRIER:
+        return SyncKind.BARRIER
+    if averages:
+        return SyncKind.GRADIENTS
+    inside = any(event.start_ns <= wait.start_ns < event.end_ns for event in backwards)
+    if job.sharded and (call.operation in _OF_SHARDS or inside):
+        return SyncKind.MODEL
+    return SyncKind.COLLECTIVE
 
 
 def _of_buffers(step: Step, seen: _Seen) -> Iterator[SyncPoint]:
@@ -212,3 +194,42 @@ def _of_buffers(step: Step, seen: _Seen) -> Iterator[SyncPoint]:
                 root=0,
                 where=event.where,
             )
+
+
+class MatchedSync(msgspec.Struct, frozen=True):
+    """The same synchronisation on all its ranks."""
+
+    key: Key
+    points: Mapping[int, SyncPoint]
+    """By position of the log, in rising order."""
+    first: SyncPoint
+    """The point of the lowest position, for fields that are the same on all ranks."""
+
+    @property
+    def last_arrival_ns(self) -> int:
+        """Epoch ns."""
+        return max(point.arrival_ns for point in self.points.values())
+
+
+def match_syncs(ranks: Sequence[Sequence[SyncPoint]]) -> tuple[list[MatchedSync], int]:
+    """Synchronisations with all their members, in order of last arrival, and how many points had no counterpart on another
+    rank, of the points of each of the ``ranks``.
+
+    The members of a group are the ranks on which any of its synchronisations was seen.
+    """
+    by_key: dict[Key, dict[int, SyncPoint]] = defaultdict(dict)
+    members: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for position, points_of_rank in enumerate(ranks):
+        for point in points_of_rank:
+            by_key[point.key][position] = point
+            members[point.key[:2]].add(position)
+    matched, unmatched = [], 0
+    for key, points in by_key.items():
+        # A call that one rank misses shifts its sequence, and pairs different operations.
+        are_alike = len({point.name for point in points.values()}) == 1
+        if are_alike and len(points) == len(members[key[:2]]):
+            matched.append(MatchedSync(key, points, next(iter(points.values()))))
+        else:
+            unmatched += len(points)
+    matched.sort(key=lambda sync: sync.last_arrival_ns)
+    return matched, unmatched

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddpdoctor.measure.costs.price import Pricing
+from ddpdoctor.measure.costs import Context
 from ddpdoctor.measure.metrics import Cores, asleep_shares
 from ddpdoctor.measure.steplog import Event
 from ddpdoctor.measure.taxonomy import Component
@@ -18,7 +18,7 @@ def beside_ms(
     cores: Cores | None, asleep: dict[int, float], positions: list[int] | None = None
 ) -> float | None:
     graph = SimpleNamespace(mean_cycle_ns=100e6, ranks=[4, 7])
-    return Pricing(graph, None, cores=cores, asleep=asleep)._overlappable_ms(
+    return Context(graph, None, None, cores=cores, asleep=asleep)._overlappable_ms(
         60e6, (Component.DATA,), positions
     )
 

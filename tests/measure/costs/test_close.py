@@ -34,8 +34,8 @@ def cost_of_first_transfer(sure):
     graph = Graph(source="trace", ranks=(0, 1), groups=[group], steps=[], set_aside={})
     removed = [np.array([[3.0 * MS, 0.0]])]
     spent = [np.zeros((1, 2, 2))]
-    pricing = Context(graph, attribute(graph), LogSourceLines([])).pricing
-    return pricing.cost([without_transfer(removed)], spent, where=[], operation="allgather")
+    context = Context(graph, attribute(graph), LogSourceLines([]))
+    return context.cost([without_transfer(removed)], spent, where=[], operation="allgather")
 
 
 @pytest.mark.parametrize(("sure", "ms"), [(0.0, 0.0), (1.0, 3.0)])

@@ -23,14 +23,14 @@ from ddpdoctor.measure.attribution import component
 from ddpdoctor.measure.replay import without_work
 from ddpdoctor.measure.taxonomy import Component
 
-from .context import Context, Costs
+from .price import Context, Costs
 
 
 def logging_cost(context: Context) -> Costs:
     """``shared.logging``: for the sake of the example, a quarter of the backward pass."""
     backward = component([group.work for group in context.graph.groups], [Component.BACKWARD])
     written = [0.25 * work for work in backward]
-    return {"shared.logging": context.pricing.cost([without_work(written)], written, (Component.BACKWARD,))}
+    return {"shared.logging": context.cost([without_work(written)], written, (Component.BACKWARD,))}
 '''
 RULE = """\
 id: host/logging
@@ -90,9 +90,9 @@ def test_a_cause_is_a_member_a_pricer_and_a_rule(package: Path) -> None:
     measure = package / "ddpdoctor" / "measure"
     edit(measure / "taxonomy.py", "\n\nComponents = tuple[Component, ...]", MEMBER)
     (measure / "costs" / "logcost.py").write_text(PRICER)
-    edit(measure / "costs" / "__init__.py", "from .merge import", "from .logcost import logging_cost\n")
+    edit(measure / "costs" / "pricing.py", "from .price import", "from .logcost import logging_cost\n")
     edit(
-        measure / "costs" / "__init__.py",
+        measure / "costs" / "pricing.py",
         "    starved_of_cpu,\n    transfer_costs,\n)\n",
         "    logging_cost,\n",
     )
