@@ -8,5 +8,5 @@ In the order of a diagnosis:
     rules       load, rule_cache, rule, conditions, config, selftest, frameworks (the settings of Lightning, Transformers, ...)
     facts       facts_view, words (filters for texts), rewording (for few ranks)
     findings    engine, ordering, verdict
-    result      diagnosis, jsonvalue, schema, trials
+    result      diagnosis (with jsonvalue), trials
 """
