@@ -16,7 +16,7 @@ from ddpdoctor.rundir.ends import Conclusion
 from ddpdoctor.rundir.stops import signal_name
 
 from .evidence import RankEvidence, RunEvidence
-from .frames import distinct_places, lines_of, place_of
+from .recording import distinct_places, lines_of, place_of
 
 _EFFECT = re.compile(
     r"connection (?:reset|closed|refused|was aborted)|closed by (?:remote )?peer|broken pipe|timed? ?out|socket|remote process exited"

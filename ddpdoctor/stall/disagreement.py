@@ -16,8 +16,8 @@ from ddpdoctor.rundir.phases import WAITING_PHASES
 from .calls import GRADIENTS, Call, Parting, in_backward, parting
 from .causes import lost_others
 from .evidence import RankEvidence, RunEvidence
-from .frames import distinct_places
-from .mismatches import Difference, Mismatch
+from .groups import Difference, Mismatch
+from .recording import distinct_places
 
 _GLOO = "gloo"
 _RECEIVED = re.compile(r"op\.preamble|Received data size|distributed collective mismatch")

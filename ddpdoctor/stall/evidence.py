@@ -20,8 +20,16 @@ from ddpdoctor.rundir.phases import LONG_PHASES, Phase, waits_for_others
 from ddpdoctor.rundir.stops import End, HostStop, RankStop, Standstill, Stops, launches_of, read_stops
 
 from .calls import Call, calls_of, with_open_ones
-from .frames import is_users, lines_of, place_of, stack_of
-from .recording import DEFAULT_DESCRIPTION, GroupKey, Recording, read_dump
+from .recording import (
+    DEFAULT_DESCRIPTION,
+    GroupKey,
+    Recording,
+    is_users,
+    lines_of,
+    place_of,
+    read_dump,
+    stack_of,
+)
 
 _STEP = f"{{{LineField.STEP.key}".encode()
 

@@ -16,16 +16,13 @@ from ddpdoctor.rundir.phases import Phase
 from ddpdoctor.rundir.stops import signal_name
 
 from .activity import activity, last_at, standing_of
-from .answer import Verdict
 from .causes import ends_of, of_devices, way_of, with_hang_until_timeout
 from .disagreement import disagreement, in_hang, ran_out, with_positions
-from .dumps import Dumps
+from .dumps import Dumps, Verdict
 from .ends import conclusions, controllers_end, doubts, ended_well, until
 from .evidence import Asked, RankEvidence, RunEvidence
-from .frames import distinct_places, place_of
-from .groups import Table, expected_ranks, tables_of
-from .mismatches import Difference, Mismatch, first_differences
-from .recording import Operation, Recording
+from .groups import Difference, Mismatch, Table, expected_ranks, first_differences, tables_of
+from .recording import Operation, Recording, distinct_places, place_of
 from .waiting import Blame, Root, Stuck, Why, blame
 
 _MOST_EVIDENCE = 12
