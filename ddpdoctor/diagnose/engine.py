@@ -12,9 +12,9 @@ from ddpdoctor.diagnose import facts_view, frameworks, words
 from ddpdoctor.diagnose.conditions import evaluate
 from ddpdoctor.diagnose.diagnosis import CheckedRule, Coverage, Evidence, Finding, Fix, SkippedRule
 from ddpdoctor.diagnose.load import RuleSet
-from ddpdoctor.diagnose.ordering import RuleHit, order_findings
-from ddpdoctor.diagnose.rewording import for_this_job
 from ddpdoctor.diagnose.rule import Common, FixText, Rule
+from ddpdoctor.diagnose.verdict import RuleHit, order_findings
+from ddpdoctor.diagnose.words import for_this_job
 from ddpdoctor.measure.facts import Cost, Facts
 from ddpdoctor.measure.places import Where
 
