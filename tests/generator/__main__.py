@@ -7,9 +7,8 @@ from pathlib import Path
 import click
 
 from .cases import LETTERS, case
-from .generate import generate
 from .model import JOB_PLANTS, RANK_PLANTS, Config, HostClock, Plant, When, cpu_job
-from .truth import Truth
+from .truth import Truth, generate
 
 KINDS = "\n\n".join(f"{kind}: {text}" for kind, text in {**RANK_PLANTS, **JOB_PLANTS}.items())
 NUMBERS = {"ms": float, "factor": float, "count": int, "position": float}

@@ -1,4 +1,4 @@
-"""The truth of a generated job, in plain data. All times are on the true clock.
+"""From a configuration to trace files and their truth, in plain data. All times are on the true clock.
 
 The breakdown follows one rule: each instant of a step belongs to the first part of :data:`PRIORITY` that is
 active on the rank, and to ``host`` where none is. Compute, copies and collectives are the accelerator's; the
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from .collectives import Collective
+from .kineto import write_trace
 from .machine import Activity
-from .model import Config
-from .noise import Noise
+from .model import Config, Noise
 from .simulate import Simulation, simulate, without
 
 PRIORITY = ("compute", "h2d", "barrier", "comm_transfer", "comm_wait", "checkpoint", "data_wait", "host")
@@ -220,3 +220,28 @@ def _plant(config: Config, index: int, step_us: list[float], without_us: list[fl
         cost_us_per_step=cost_us,
         share=cost_us / mean_us,
     )
+
+
+def generate(
+    config: Config, directory: str | os.PathLike[str], truth_path: str | os.PathLike[str] | None = None
+) -> Truth:
+    """Writes one trace per rank that is not missing into ``directory`` (made if absent) and returns the
+    truth.
+
+    ``truth_path`` also writes the truth as JSON; it must not lie in ``directory``, which analysers read as a
+    whole.
+    """
+    folder = Path(directory)
+    if truth_path is not None and Path(truth_path).resolve().parent == folder.resolve():
+        raise ValueError("the truth must not be written beside the traces")
+    folder.mkdir(parents=True, exist_ok=True)
+    simulation = simulate(config)
+    files = {
+        program.machine.rank: str(write_trace(program, folder))
+        for program in simulation.programs
+        if program.machine.rank not in config.missing_ranks
+    }
+    truth = tell(simulation, config, files)
+    if truth_path is not None:
+        truth.write(truth_path)
+    return truth

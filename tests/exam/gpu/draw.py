@@ -7,8 +7,7 @@ import random
 
 from tests.exam.planted import Case, Fault
 
-from .setup import Planned, Recorded, Setup
-from .simulate import Rank, run, step_us
+from .simulate import Planned, Rank, Recorded, Setup, run, step_us
 
 HEALTHY_SHARE, TWO_SHARE = 0.2, 0.2
 SHORT_HEALTHY_SHARE, SHORT_STEPS = 0.5, (2, 4)

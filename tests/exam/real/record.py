@@ -19,7 +19,7 @@ from tests.exam.planted import Case, Fault
 from . import twin
 from .draw import Program, program
 from .kinds import KINDS, Asked
-from .scatter import block_ms, error_ms, is_sure, saved_ms
+from .twin import block_ms, error_ms, is_sure, saved_ms
 
 REPOSITORY = Path(__file__).parents[3]
 RUN = "run"
