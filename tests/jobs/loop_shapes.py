@@ -17,7 +17,6 @@ import os
 import sys
 
 import changing_loops  # noqa: F401, as its shapes come first
-import fresh_loops  # noqa: F401, and these second
 import torch
 import torch.distributed as dist
 from shape_parts import ROUNDS, SHAPES, loss, net, sgd, shape
