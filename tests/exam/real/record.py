@@ -94,15 +94,20 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
 
 
+def recorded(folder: Path, command: Sequence[str], options: Sequence[str] = ()) -> list[str]:
+    """The ``command`` under ``ddpdoctor run``, which records into ``folder / RUN``."""
+    recorder = [sys.executable, "-m", "ddpdoctor", "run", "--no-analysis", "-q", "--out", str(folder / RUN)]
+    return [*recorder, *options, "--", *command]
+
+
 def run(
     drawn: Program, folder: Path, options: Sequence[str] = (), variables: Mapping[str, str] = NOTHING
 ) -> None:
     """Records the program in ``folder / "job"`` under ``ddpdoctor run`` with these options and environment variables."""
-    recorder = [sys.executable, "-m", "ddpdoctor", "run", "--no-analysis", "-q", "--out", str(folder / RUN)]
     job = folder / "job"
     with (job / "output.txt").open("ab") as output:
         done = subprocess.run(
-            [*recorder, *options, "--", *drawn.command(job)],
+            recorded(folder, drawn.command(job), options),
             cwd=job,
             env={**environment(), **variables},
             stdout=output,
@@ -110,10 +115,8 @@ def run(
             timeout=JOB_S,
             check=False,
         )
-    if done.returncode not in (
-        0,
-        1,
-    ):  # Gloo's destruction of the group aborts now and then: the recording is whole
+    # Gloo's destruction of the group aborts now and then: the recording is whole.
+    if done.returncode not in (0, 1):
         raise RuntimeError(f"seed {drawn.seed} ended with {done.returncode}, see {job}/output.txt")
 
 
