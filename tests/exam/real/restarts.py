@@ -19,6 +19,7 @@ from typing import Any
 from tests.exam.planted import Case, Fault
 
 from .record import JOB_S, NOTHING, REPOSITORY, environment, recorded
+from .record import RUN as RUN
 
 JOB = REPOSITORY / "tests" / "jobs" / "restarting_ddp.py"
 HOWS = ("code", "raise", "kill", "hang", "abort", "lock")
