@@ -167,14 +167,13 @@ class RunEvidence(msgspec.Struct, frozen=True):
     ranks: dict[int, RankEvidence]
     hangs: bool
     """Whether the job hung, and was not in a phase that takes long."""
-    lasts: bool
+    lasts: bool = False
     """Whether it still hung at the last poll."""
-    detected_ns: int | None
-    since_s: float | None
-    step: int | None
-    job: JobEnd
-    oom_kills: int
-    notes: list[Note]
+    detected_ns: int | None = None
+    since_s: float | None = None
+    step: int | None = None
+    job: JobEnd = JobEnd()
+    oom_kills: int = 0
     backend: str | None = None
     devices: Mapping[int, Sequence[str]] = msgspec.field(default_factory=dict)
     """By rank, errors of its device that NVML counted."""
@@ -270,7 +269,6 @@ def evidence_of(
         step=max(known, default=None),
         job=job,
         oom_kills=sum(int((host.ends or {}).get("oom_kills") or 0) for host in hosts),
-        notes=notes,
         backend=next((str(each.info["backend"]) for each in records if each.info.get("backend")), None),
         devices=devices or {},
         programs=programs or {},

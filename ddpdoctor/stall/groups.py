@@ -31,9 +31,8 @@ class Table(msgspec.Struct):
 
     key: GroupKey
     members: tuple[int, ...]
+    """The ranks with a recording of the group if none lists the members."""
     seats: dict[int, Seat] = msgspec.field(default_factory=dict)
-    members_known: bool = True
-    """Whether a recording lists the members; else ``members`` are the ranks with a recording of the group."""
 
     @property
     def unrecorded(self) -> list[int]:
@@ -51,16 +50,13 @@ def tables_of(recordings: Sequence[Recording], all_ranks: Sequence[int]) -> list
     named = _named(recordings)
     tables: dict[GroupKey, Table] = {}
     for key in {key for keys in named.values() for key in keys}:
-        members = key.members
-        if members is None:
-            members = tuple(all_ranks) if key.name in _DEFAULT or key.description in _DEFAULT else ()
-        tables[key] = Table(key, members, members_known=key.members is not None)
+        is_default = key.name in _DEFAULT or key.description in _DEFAULT
+        tables[key] = Table(key, key.members or (tuple(all_ranks) if is_default else ()))
     counted = _counted(recordings, named)
     for recording in recordings:
         _seat(recording, tables, named, counted)
     for table in tables.values():
-        if not table.members_known and not table.members:
-            table.members = tuple(sorted(table.seats))
+        table.members = table.members or tuple(sorted(table.seats))
         table.seats = {rank: seat for rank, seat in table.seats.items() if rank in table.members}
     return [tables[key] for key in sorted(tables, key=_order) if len(tables[key].members) > 1]
 

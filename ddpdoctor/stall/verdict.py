@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from ddpdoctor.measure.hangfacts import HangFacts, StopFacts
 from ddpdoctor.measure.places import Where
 from ddpdoctor.rundir import listed, ranks_in_words
-from ddpdoctor.rundir.ends import POLITE, JobEnd
+from ddpdoctor.rundir.ends import POLITE
 from ddpdoctor.rundir.phases import Phase
 from ddpdoctor.rundir.stops import signal_name
 
@@ -31,24 +31,13 @@ _MOST_EVIDENCE = 12
 
 def of_dumps(dumps: Dumps) -> Verdict:
     """The verdict on dumps without a run directory."""
-    run = RunEvidence(
-        {each.rank: RankEvidence(each.rank, recording=each) for each in dumps.recordings},
-        hangs=True,
-        lasts=False,
-        detected_ns=None,
-        since_s=None,
-        step=None,
-        job=JobEnd(),
-        oom_kills=0,
-        notes=[],
-    )
+    recordings = {each.rank: each for each in dumps.recordings}
     all_ranks = expected_ranks(dumps.recordings)
-    without = [rank for rank in all_ranks if rank not in run.ranks]
+    ranks = {rank: RankEvidence(rank, recording=recordings.get(rank)) for rank in all_ranks}
     notes = list(dumps.notes)
-    if without:
+    if without := [rank for rank in all_ranks if rank not in recordings]:
         notes.append(f"There is no readable flight recorder dump of {ranks_in_words(without)}.")
-    ranks = run.ranks | {rank: RankEvidence(rank) for rank in without}
-    return _stopped(replace(run, ranks=ranks), notes, only_dumps=True)
+    return _stopped(RunEvidence(ranks, hangs=True), notes, only_dumps=True)
 
 
 def of_run(run: RunEvidence) -> Verdict:
