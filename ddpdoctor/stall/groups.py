@@ -4,7 +4,7 @@ issued different collectives, with the ranks that deviate."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 
 import msgspec
@@ -38,9 +38,9 @@ class Table(msgspec.Struct):
     def unrecorded(self) -> list[int]:
         return [rank for rank in self.members if rank not in self.seats]
 
-    def operation(self, sequence: int, ranks: Iterable[int]) -> Operation | None:
-        """The operation of this number by the first of ``ranks`` that issued it."""
-        issued = (self.seats[rank].by_sequence.get(sequence) for rank in ranks if rank in self.seats)
+    def operation(self, sequence: int) -> Operation | None:
+        """The operation of this number by the first of the members that issued it."""
+        issued = (seat.by_sequence.get(sequence) for seat in self.seats.values())
         return next((operations[0] for operations in issued if operations), None)
 
 
