@@ -41,7 +41,6 @@ class Fault:
     rules: tuple[str, ...]
     ranks: tuple[int, ...] | None
     price_ms: float
-    price_error_ms: float = 0.0
     lines: tuple[tuple[str, int], ...] = ()
     may_be_information: bool = False
     alone_ms: float | None = None

@@ -177,7 +177,7 @@ def test_two_faults_are_timed_together_and_each_alone(alone_ms: float, doubted: 
     assert any(each.startswith(f"noisy: {one.kind} ") for each in case.doubts) == doubted
 
 
-FAULT = Fault("host-one", ("rank-imbalance/host-work",), (1,), 10.0, 0.0, (("train.py", 7),))
+FAULT = Fault("host-one", ("rank-imbalance/host-work",), (1,), 10.0, (("train.py", 7),))
 FINDING = {
     "rule": "rank-imbalance/host-work",
     "severity": "critical",

@@ -70,7 +70,7 @@ def truth(drawn: Program, timed: dict[str, Any], load: dict[str, float]) -> Case
             marks = [each.key, "loop", *(["loader"] if each.kind == "worker-start" else [])]
         lines = [line for mark in marks for line in drawn.lines.get(mark, [])] if each.with_line else []
         ranks = None if each.ranks is None else tuple(each.ranks)
-        faults.append(Fault(each.kind, each.rules, ranks, price, error, tuple(lines), alone_ms=alone))
+        faults.append(Fault(each.kind, each.rules, ranks, price, tuple(lines), alone_ms=alone))
     shape = {**drawn.shape, "base_ms": timed["base_ms"], "load": load}
     joint = median(saved_ms(blocks["all"], blocks["none"])) if several else None
     planted = (tuple(faults), drawn.tolerated, shape, tuple(doubts))
