@@ -147,8 +147,7 @@ def _unexplained(
             if path not in reported and cost["share"] >= least_share:
                 part = f"{words.ms(cost['ms_per_step'])} of a {words.ms(run.tree['steps']['mean_ms'])} step on average"
                 found.setdefault(
-                    path,
-                    (cost["share"], f"{part} may be a problem, but {run.rule.id} lacked data ({why})"),
+                    path, (cost["share"], f"{part} may be a problem, but {run.rule.id} lacked data ({why})")
                 )
     return [sentence for _, sentence in sorted(found.values(), reverse=True)]
 

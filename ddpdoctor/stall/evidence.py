@@ -86,11 +86,7 @@ def end_by_launcher(record: RankRecord, launches: Sequence[Mapping[str, Any]]) -
     launch = next(own, {})
     if not launch.get("ended_ns"):
         return {}
-    return {
-        "code": launch.get("exit_code"),
-        "signal": launch.get("signal"),
-        "seen_ns": launch["ended_ns"],
-    }
+    return {"code": launch.get("exit_code"), "signal": launch.get("signal"), "seen_ns": launch["ended_ns"]}
 
 
 _BY_EXCEPTION = (End.EXCEPTION, End.RAISING)
