@@ -15,7 +15,7 @@ from ddpdoctor.rundir.phases import WAITING_PHASES
 
 from .calls import GRADIENTS, Call, Parting, in_backward, parting
 from .causes import lost_others
-from .evidence import RankEvidence, RunEvidence
+from .evidence import RankEvidence, RunEvidence, first_step
 from .groups import Difference, Mismatch
 from .recording import distinct_places
 
@@ -46,7 +46,7 @@ def _by_gloo_alone(run: RunEvidence) -> StopFacts | None:
     return StopFacts(
         waiting_ranks=sorted(run.ranks),
         kind=Difference.SHAPE.value,
-        step=min((each.step for each in reporting if each.step is not None), default=None),
+        step=first_step(reporting),
         waits_at=distinct_places([each.calls[-1].where for each in run.ranks.values() if each.calls]),
         evidence=[*_positions(run), *map(_met, reporting)],
     )
@@ -137,7 +137,7 @@ def _of_parting(found: Parting, run: RunEvidence) -> StopFacts:
         sequence=found.turn,
         unlike=one.words,
         kind=kind.value,
-        step=min((call.step for call in calls.values() if call.step is not None), default=None),
+        step=first_step(calls.values()),
         since_s=run.since_s,
         where=distinct_places([calls[rank].where for rank in odd]),
         waits_at=distinct_places([calls[rank].where for rank in others if rank in calls] or [other.where]),

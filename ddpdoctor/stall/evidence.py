@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +195,11 @@ class RunEvidence(msgspec.Struct, frozen=True):
         """Whether a rank still existed when the hang was detected: a later end comes from a watchdog or a user."""
         late = each.gone_ns is not None and self.detected_ns is not None and each.gone_ns > self.detected_ns
         return self.hangs and (late or not each.is_gone)
+
+
+def first_step(of: Iterable[RankEvidence | Call]) -> int | None:
+    """The lowest known step of ranks or of calls."""
+    return min((each.step for each in of if each.step is not None), default=None)
 
 
 def stops_of(runs: Sequence[RunDirectory], notes: list[Note]) -> dict[str, Stops]:
