@@ -36,34 +36,9 @@ DIAGNOSIS_SCHEMA = "ddpdoctor.diagnosis/1"
 RUNNING, UNKNOWN = "running", "unknown"
 """Values of :attr:`Job.end`: the job was running when it was analysed, or its end is unknown."""
 
-__all__ = [
-    "DIAGNOSIS_SCHEMA",
-    "SEVERITIES",
-    "BandwidthPoint",
-    "CheckedRule",
-    "Coverage",
-    "Diagnosis",
-    "Evidence",
-    "Finding",
-    "Fix",
-    "Flame",
-    "FlameFrame",
-    "Job",
-    "RankMemory",
-    "RankSummary",
-    "Series",
-    "SkippedRule",
-    "Span",
-    "Speaker",
-    "Standing",
-    "Steps",
-    "TelemetrySeries",
-    "Timeline",
-    "Verdict",
-    "WaterfallBar",
-    "Where",
-    "WindowCost",
-]
+# What readers of a diagnosis need of other packages.
+__all__ = ["SEVERITIES", "BandwidthPoint", "Flame", "FlameFrame", "RankMemory", "RankSummary", "Series"]
+__all__ += ["Span", "Speaker", "Standing", "TelemetrySeries", "Timeline", "Where", "WindowCost"]
 
 
 class Verdict(msgspec.Struct, frozen=True):
