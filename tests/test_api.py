@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import ddpdoctor
-from ddpdoctor.diagnose.jsonvalue import without_numpy
+from ddpdoctor.diagnose.diagnosis import without_numpy
 from ddpdoctor.errors import UnusableInput
 
 ROOT = Path(__file__).parents[1]

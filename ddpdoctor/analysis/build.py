@@ -20,9 +20,9 @@ from ddpdoctor.diagnose.diagnosis import (
     Steps,
     Verdict,
     WindowCost,
+    without_numpy,
 )
 from ddpdoctor.diagnose.engine import diagnose
-from ddpdoctor.diagnose.jsonvalue import without_numpy
 from ddpdoctor.diagnose.load import load_rules
 from ddpdoctor.diagnose.verdict import verdict, waterfall, withheld, without_contradictions
 from ddpdoctor.measure.facts import Facts, StepFacts

@@ -1,12 +1,12 @@
 """Applies rules to the measured facts and returns findings, their order, the verdict and the :class:`.diagnosis.Diagnosis`.
 
-``load`` reads rule files, ``rule`` checks them, ``engine`` evaluates them, ``ordering`` sorts the findings, ``verdict`` chooses
-the first sentence of a report. All thresholds are in the rule files.
+``load`` reads rule files, ``rule`` checks them, ``engine`` evaluates them, ``verdict`` sorts the findings and chooses the first
+sentence of a report. All thresholds are in the rule files.
 
 In the order of a diagnosis:
 
     rules       load, rule_cache, rule, conditions, config, selftest, frameworks (the settings of Lightning, Transformers, ...)
-    facts       facts_view, words (filters for texts), rewording (for few ranks)
-    findings    engine, ordering, verdict
-    result      diagnosis, jsonvalue, schema, trials
+    facts       facts_view, words (filters for texts, rewording for few ranks)
+    findings    engine, verdict
+    result      diagnosis, trials
 """

@@ -14,6 +14,7 @@ import msgspec
 from ddpdoctor.diagnose.load import RuleSet
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.nearest import did_you_mean
+from ddpdoctor.rundir import open_regular
 
 CONFIG_FILE = "ddpdoctor.toml"
 _MAX_BYTES = 1 << 20
@@ -85,18 +86,11 @@ def _nearest(start: Path, ignored: list[str]) -> Iterator[Config]:
 def _content(file: Path) -> tuple[bytes | None, str]:
     """(content of a regular file, None if it cannot be read; why the file is untrusted, "" if it is trusted)."""
     try:
-        handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(open_regular(str(file), follow=True), "rb") as stream:
+            status, content = os.fstat(stream.fileno()), stream.read(_MAX_BYTES + 1)
     except OSError:
         return None, ""
-    status = os.fstat(handle)
-    if not stat.S_ISREG(status.st_mode):
-        os.close(handle)
-        return None, ""
-    with os.fdopen(handle, "rb") as stream:
-        content = stream.read(_MAX_BYTES + 1)
-    if len(content) > _MAX_BYTES:
-        return None, ""
-    return content, _untrusted_reason(status, file.parent)
+    return (content, _untrusted_reason(status, file.parent)) if len(content) <= _MAX_BYTES else (None, "")
 
 
 def _untrusted_reason(status: os.stat_result, folder: Path) -> str:

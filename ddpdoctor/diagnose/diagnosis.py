@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+import numpy as np
 
-from ddpdoctor.diagnose.jsonvalue import JsonValue
 from ddpdoctor.diagnose.trials import TrialsReport
 from ddpdoctor.measure.hangfacts import Standing
 from ddpdoctor.measure.places import Where
@@ -28,38 +28,17 @@ from ddpdoctor.severities import SEVERITIES
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
+    JsonValue = None | bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"]
+else:
+    JsonValue = Any  # msgspec knows no types that refer to themselves
+
 DIAGNOSIS_SCHEMA = "ddpdoctor.diagnosis/1"
 RUNNING, UNKNOWN = "running", "unknown"
 """Values of :attr:`Job.end`: the job was running when it was analysed, or its end is unknown."""
 
-__all__ = [
-    "DIAGNOSIS_SCHEMA",
-    "SEVERITIES",
-    "BandwidthPoint",
-    "CheckedRule",
-    "Coverage",
-    "Diagnosis",
-    "Evidence",
-    "Finding",
-    "Fix",
-    "Flame",
-    "FlameFrame",
-    "Job",
-    "RankMemory",
-    "RankSummary",
-    "Series",
-    "SkippedRule",
-    "Span",
-    "Speaker",
-    "Standing",
-    "Steps",
-    "TelemetrySeries",
-    "Timeline",
-    "Verdict",
-    "WaterfallBar",
-    "Where",
-    "WindowCost",
-]
+# What readers of a diagnosis need of other packages.
+__all__ = ["SEVERITIES", "BandwidthPoint", "Flame", "FlameFrame", "RankMemory", "RankSummary", "Series"]
+__all__ += ["Span", "Speaker", "Standing", "TelemetrySeries", "Timeline", "Where", "WindowCost"]
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -280,3 +259,36 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
         from ddpdoctor.report.figures.plotly_bundle import figures
 
         return figures(self)
+
+
+_Value = TypeVar("_Value")
+_PLAIN_TYPES = frozenset({type(None), bool, int, float, str})
+"""Exact types that need no conversion; NumPy scalars can be subclasses of them."""
+
+
+def without_numpy(value: _Value) -> _Value:
+    """``value`` with NumPy scalars and arrays replaced by Python numbers and lists at any depth; the rest is not copied."""
+    plain: _Value = _plain(value)
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    if type(value) in _PLAIN_TYPES:
+        return value
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, dict):
+        pairs = [(_plain(key), _plain(item)) for key, item in value.items()]
+        same = all(
+            key is old and item is kept for (key, item), (old, kept) in zip(pairs, value.items(), strict=True)
+        )
+        return value if same else dict(pairs)
+    if isinstance(value, list | tuple):
+        items = [_plain(item) for item in value]
+        same = all(item is old for item, old in zip(items, value, strict=True))
+        return value if same else type(value)(items)
+    if isinstance(value, msgspec.Struct):
+        names = value.__struct_fields__
+        changed = {name: plain for name in names if (plain := _plain(old := getattr(value, name))) is not old}
+        return msgspec.structs.replace(value, **changed) if changed else value
+    return value

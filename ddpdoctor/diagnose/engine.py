@@ -12,9 +12,9 @@ from ddpdoctor.diagnose import facts_view, frameworks, words
 from ddpdoctor.diagnose.conditions import evaluate
 from ddpdoctor.diagnose.diagnosis import CheckedRule, Coverage, Evidence, Finding, Fix, SkippedRule
 from ddpdoctor.diagnose.load import RuleSet
-from ddpdoctor.diagnose.ordering import RuleHit, order_findings
-from ddpdoctor.diagnose.rewording import for_this_job
 from ddpdoctor.diagnose.rule import Common, FixText, Rule
+from ddpdoctor.diagnose.verdict import RuleHit, order_findings
+from ddpdoctor.diagnose.words import for_this_job
 from ddpdoctor.measure.facts import Cost, Facts
 from ddpdoctor.measure.places import Where
 
@@ -126,13 +126,11 @@ def diagnose(
                 hits.append(RuleHit(finding, rule, run.cost, run.informs))
                 outcome.headlines[rule.id] = run.headline
     outcome.findings.extend(order_findings(hits, context, base, outcome.errors))
-    too_few_steps = {entry.rule.id for entry in hits if entry.capped_to_info and entry.from_short_window}
-    outcome.short_window_rules.extend(
-        finding.rule for finding in outcome.findings if finding.rule in too_few_steps
-    )
-    capped = {entry.rule.id for entry in hits if entry.capped_to_info and entry.rule.severity is not None}
+    hit_of = {entry.rule.id: entry for entry in hits}
+    capped = [hit for finding in outcome.findings if (hit := hit_of[finding.rule]).capped_to_info]
+    outcome.short_window_rules.extend(hit.rule.id for hit in capped if hit.from_short_window)
+    outcome.capped_rules.extend(hit.rule.id for hit in capped if hit.rule.severity is not None)
     outcome.stopping.extend(entry.rule.id for entry in hits if entry.rule.stops)
-    outcome.capped_rules.extend(finding.rule for finding in outcome.findings if finding.rule in capped)
     outcome.unexplained.extend(_unexplained(not_evaluated, outcome, rules, base["warning_share"]))
     return outcome
 
@@ -149,8 +147,7 @@ def _unexplained(
             if path not in reported and cost["share"] >= least_share:
                 part = f"{words.ms(cost['ms_per_step'])} of a {words.ms(run.tree['steps']['mean_ms'])} step on average"
                 found.setdefault(
-                    path,
-                    (cost["share"], f"{part} may be a problem, but {run.rule.id} lacked data ({why})"),
+                    path, (cost["share"], f"{part} may be a problem, but {run.rule.id} lacked data ({why})")
                 )
     return [sentence for _, sentence in sorted(found.values(), reverse=True)]
 

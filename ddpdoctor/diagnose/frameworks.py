@@ -141,15 +141,8 @@ def _names_of(
     if found is None:
         return _around(frameworks, where, job)
     through, framework, version = where["through"], found.framework, found.version
-    call, frame = next(
-        (
-            (call, frame)
-            for frame in through
-            for call in framework.calls
-            if _is_named(frame, call.function) and _is_in(version, call.since, None)
-        ),
-        (None, through[0]),
-    )
+    calls = ((call, frame) for frame in through if (call := _call_of(found, frame)) is not None)
+    call, frame = next(calls, (None, through[0]))
     names = dict(NAMES) | {
         "name": framework.name,
         "version": version,
@@ -170,11 +163,14 @@ def _around(
     loop = loop_in([each["file"] for each in callers])
     frame = None if loop is None else callers[loop]
     found = None if frame is None else called_through(frameworks, {"through": [frame]}, job)
-    if frame is None or found is None:
-        return dict(NAMES)
+    call = None if frame is None or found is None else _call_of(found, frame)
+    return dict(NAMES) if found is None or call is None else dict(NAMES) | _row_names(found, call)
+
+
+def _call_of(found: InFramework, frame: Mapping[str, Any]) -> FrameworkCall | None:
+    """The function in the framework's ``calls`` that a frame is in."""
     calls = (each for each in found.framework.calls if _is_named(frame, each.function))
-    call = next((each for each in calls if _is_in(found.version, each.since, None)), None)
-    return dict(NAMES) if call is None else dict(NAMES) | _row_names(found, call)
+    return next((each for each in calls if _is_in(found.version, each.since, None)), None)
 
 
 def _row_names(found: InFramework, call: FrameworkCall) -> dict[str, Any]:

@@ -11,14 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.diagnose.rule import (
-    Common,
-    Rule,
-    checked_common,
-    checked_frameworks,
-    checked_rule,
-    read_file,
-)
+from ddpdoctor.diagnose.rule import Common, Rule, checked_common, checked_frameworks, checked_rule, read_file
 from ddpdoctor.diagnose.rule_cache import CachedResult
 from ddpdoctor.errors import RuleError
 

@@ -1,4 +1,5 @@
-"""Jinja2 filters and rendering for rule texts: numbers with units, ranks, source lines, frequency."""
+"""Jinja2 filters and rendering for rule texts: numbers with units, ranks, source lines, frequency; and rewording for a job of two ranks,
+one recorded rank, or unmarked steps."""
 
 from __future__ import annotations
 
@@ -6,10 +7,9 @@ import functools
 import math
 import posixpath
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.diagnose.rewording import for_this_job
 from ddpdoctor.measure.places import place_in_loop
 from ddpdoctor.nearest import did_you_mean
 from ddpdoctor.plain import plain
@@ -387,46 +387,18 @@ def _environment() -> jinja2.Environment:
     )
     environment.globals["workers"] = workers
 
-    @jinja2.pass_context
-    def ranks_of_job(context: Any, culprits: Sequence[int] | None) -> str:
-        return ranks(culprits, context.get("job"))
+    def in_job(function: Callable[..., str]) -> Callable[..., str]:
+        """The function with the job, its last argument, from the context."""
+        return jinja2.pass_context(lambda context, *given: function(*given, context.get("job")))
 
-    @jinja2.pass_context
-    def verb_of_job(context: Any, culprits: Sequence[int] | None, one: str, many: str) -> str:
-        return verb(culprits, one, many, context.get("job"))
-
-    @jinja2.pass_context
-    def waiting_in_job(context: Any, stop: Mapping[str, Any]) -> str:
-        return waiting(stop, context.get("job"))
-
-    environment.filters.update(
-        ms=ms,
-        percent=percent,
-        size=size,
-        number=number,
-        hours=hours,
-        count=count,
-        ordinal=ordinal,
-        steps=step_numbers,
-        ranks=ranks_of_job,
-        verb=verb_of_job,
-        waiting=waiting_in_job,
-        stopped=stopped,
-        condition=condition,
-        all_ranks=all_ranks,
-        others=others,
-        line=line,
-        call=call,
-        at=at,
-        in_forward=in_forward,
-        often=often,
-        beside_others=beside_others,
-        sentence=sentence,
-        headroom=headroom,
-        preparation=preparation,
-        slow_workers=slow_workers,
-        since=since,
+    filters = (
+        *(ms, percent, size, number, hours, count, ordinal, since, sentence),
+        *(line, call, at, in_forward, often, beside_others),
+        *(stopped, condition, all_ranks, others, headroom, preparation, slow_workers),
     )
+    environment.filters |= {function.__name__: function for function in filters}
+    environment.filters |= {function.__name__: in_job(function) for function in (ranks, verb, waiting)}
+    environment.filters["steps"] = step_numbers
     return environment
 
 
@@ -466,3 +438,60 @@ def _fill(template: str, names: Mapping[str, Any]) -> str:
 @functools.cache
 def _compile(template: str) -> jinja2.Template:
     return _environment().from_string(template)
+
+
+_OF_ONE_RANK = ((re.compile(r", median rank\b"), ""),)
+_VERBS = {
+    "wait": "waits",
+    "have": "has",
+    "are": "is",
+    "do": "does",
+    "notice": "notices",
+    "need": "needs",
+    "take": "takes",
+}
+_OF_TWO_RANKS = (
+    (
+        re.compile(r"\b([Aa])ll other ranks wait\b"),
+        lambda found: f"{'T' if found[1] == 'A' else 't'}he other rank waits",
+    ),
+    (re.compile(r"\ball others wait\b"), "the other rank waits"),
+    (re.compile(r"\bthe median of the other ranks is\b"), "on the other rank it is"),
+    (re.compile(r"\bmedian of the other ranks\b"), "the other rank"),
+    (
+        re.compile(r"\b(?:than|than on|relative to) the median rank\b"),
+        lambda found: found[0].replace("median", "other"),
+    ),
+    (re.compile(r"\bOther ranks are\b"), "The other rank is"),
+    (re.compile(r"\b(delays?) the others\b"), r"\1 the other rank"),
+    (
+        re.compile(rf"\b([Tt])he other ranks ((?:still |already )?)({'|'.join(_VERBS)})\b"),
+        lambda found: f"{found[1]}he other rank {found[2]}{_VERBS[found[3]]}",
+    ),
+    (re.compile(r"\b([Tt])he other ranks\b"), r"\1he other rank"),
+)
+_OF_RECORDING = (
+    (re.compile(r"\bper step\b"), "in the recording"),
+    (
+        re.compile(r"\b[Aa] step takes\b"),
+        lambda found: f"{'T' if found[0][0] == 'A' else 't'}he recording takes",
+    ),
+    (
+        re.compile(r"\b([Aa]) step would\b"),
+        lambda found: f"{'T' if found[1] == 'A' else 't'}he recording would",
+    ),
+    (re.compile(r"(?<!out )\bof the step\b"), "of the recording"),
+)
+
+
+def for_this_job(text: str, names: Mapping[str, Any]) -> str:
+    """``text`` of a rule, which speaks of many ranks and steps, for a job of two ranks, one recorded rank, and a recording in which nothing
+    marks steps."""
+    job, steps = names.get("job") or {}, names.get("steps") or {}
+    changes: list[tuple[re.Pattern[str], Any]] = []
+    changes += _OF_ONE_RANK if job.get("ranks_seen") == 1 else ()
+    changes += _OF_TWO_RANKS if job.get("world_size") == 2 else ()
+    changes += _OF_RECORDING if steps.get("marked") is False else ()
+    for pattern, instead in changes:
+        text = pattern.sub(instead, text)
+    return text

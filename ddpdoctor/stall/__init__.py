@@ -4,8 +4,8 @@ the facts of the family ``hang``: which ranks block the job, at which line, and 
 ::
 
     dumps ─► recording ─► groups ─► waiting: who waits for whom, the roots ┐
-      (plainpickle)           └─► mismatches: the first difference         ├─► verdict: HangFacts, where each rank stands (activity)
-    run directory ─► evidence, frames ─► causes, ends, calls, disagreement ┘     (answer: what the verdict is made of)
+      (plainpickle)           └─► the first difference                     ├─► verdict: HangFacts, where each rank stands (activity)
+    run directory ─► evidence ─► causes, ends, calls, disagreement         ┘
     attempts: the same for each attempt of a run that was restarted
 
 A dump is read without Python's unpickler. Roots are ranks that others wait for and that wait for no rank themselves. A rank without a
@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.deferred import deferred
 
-from .answer import Verdict
-from .dumps import Dumps, find_dumps
+from .dumps import Dumps, Verdict, find_dumps
 
 if TYPE_CHECKING:
     from .attempts import AttemptEnd, attempt_end

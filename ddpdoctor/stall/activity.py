@@ -13,8 +13,7 @@ from ddpdoctor.rundir.phases import Phase, phase_words
 from ddpdoctor.rundir.stops import signal_name
 
 from .evidence import RankEvidence, RunEvidence
-from .frames import MOST_FRAMES, place_of
-from .recording import Operation, Recording
+from .recording import MOST_FRAMES, Operation, Recording, place_of
 
 
 class Activity(msgspec.Struct, frozen=True):

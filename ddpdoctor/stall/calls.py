@@ -12,13 +12,12 @@ import msgspec
 
 from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.measure.steplog import RankLog
-from ddpdoctor.rundir import CALL_SLOTS, CallField, EventField, EventKind, LineField
+from ddpdoctor.rundir import CallField, EventField, EventKind, LineField
 from ddpdoctor.rundir.phases import Phase, groups_with_open
 
 from .recording import GroupKey
 
 GRADIENTS = "all_reduce of gradients"
-"""The call of a rank in a backward pass."""
 _OWN = {EventKind.BACKWARD.value: GRADIENTS, EventKind.BROADCAST.value: "broadcast of buffers"}
 """Collectives that DDP issues itself, by the kind of event."""
 _INPUTS_ALIKE = frozenset(
@@ -37,7 +36,6 @@ _MESSAGES = frozenset(
     ["send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list"]
 )
 """Point-to-point functions."""
-_OF_CALLS = (EventKind.COLLECTIVE, EventKind.BARRIER)
 _BACKWARD_FILES = ("/torch/autograd/graph.py", "/torch/autograd/__init__.py")
 
 _Key = tuple[str, str, float | None]
@@ -58,7 +56,7 @@ class Call(msgspec.Struct, frozen=True):
     returned: bool
     step: int | None = None
     turn: int | None = None
-    """Its number in the group; None in recordings without numbers."""
+    """Its number in the group; None if unknown."""
     before: tuple[int, ...] = ()
     """Numbers of the last earlier calls from the same line with the same size."""
     dtype: str | None = None
@@ -84,12 +82,6 @@ class Call(msgspec.Struct, frozen=True):
         return f"{self.operation} of {self.size_bytes:,.0f} bytes{typed}"
 
 
-def _call(operation: str, group: str, size: float | None, where: Where | None, returned: bool) -> Call | None:
-    if operation in _MESSAGES or not operation:
-        return None
-    return Call(operation, group, size if operation in _INPUTS_ALIKE else None, where, returned)
-
-
 def calls_of(
     rows: Sequence[Mapping[str, Any]], log: RankLog | None, groups: Mapping[str, GroupKey]
 ) -> tuple[Call, ...]:
@@ -113,19 +105,17 @@ def _called(
     row: Mapping[str, Any], places: Mapping[int, Where], groups: Mapping[str, GroupKey]
 ) -> Call | None:
     own = _OWN.get(str(row.get(EventField.KIND.value)))
+    operation = own or str(row.get(EventField.OPERATION.value) or "")
+    if operation in _MESSAGES or not operation:
+        return None
     group = str(row.get(EventField.GROUP.value) or "")
-    call = _call(
-        own or str(row.get(EventField.OPERATION.value) or ""),
+    before = (row.get(CallField.LAST_TURN.value), row.get(CallField.TURN_BEFORE.value))
+    return Call(
+        operation,
         group,
-        row.get(EventField.MESSAGE_BYTES.value),
+        row.get(EventField.MESSAGE_BYTES.value) if operation in _INPUTS_ALIKE else None,
         places.get(row.get(EventField.WHERE.value, -1)),
         row.get(CallField.OPEN.value) == 0,
-    )
-    if call is None:
-        return None
-    before = (row.get(CallField.LAST_TURN.value), row.get(CallField.TURN_BEFORE.value))
-    return msgspec.structs.replace(
-        call,
         step=row.get(LineField.STEP.value),
         turn=row.get(CallField.TURN.value),
         before=tuple(turn for turn in before if turn),
@@ -135,80 +125,9 @@ def _called(
     )
 
 
-class Usual(msgspec.Struct, frozen=True):
-    """Calls of the finished steps."""
-
-    sequences: frozenset[tuple[Placed, ...]]
-    backward_at: Where | None
-    """The most frequent line that calls ``backward``."""
-
-    def knows(self, calls: Sequence[Call]) -> bool:
-        """Whether an earlier step began with these calls or, if there may have been calls before them, contained them."""
-        wanted = tuple(call.placed for call in calls)
-        many = len(wanted)
-        for known in self.sequences:
-            starts = range(len(known) - many + 1) if many >= CALL_SLOTS else range(1)
-            if any(known[start : start + many] == wanted for start in starts):
-                return True
-        return False
-
-    def has_both(self, one: Call, other: Call) -> bool:
-        """Whether an earlier step contained both."""
-        return any({one.key, other.key} <= {key for key, _ in known} for known in self.sequences)
-
-
-def usual_calls(logs: Sequence[RankLog]) -> Usual:
-    """The calls of all steps that were recorded in full."""
-    sequences = set()
-    lines: Counter[Where] = Counter()
-    for log in logs:
-        for step in log.steps:
-            if not step.events:
-                continue
-            made = (
-                _call(event.operation, event.group, event.message_bytes, log.where.get(event.where), True)
-                for event in sorted(step.events, key=lambda event: event.start_ns)
-                if event.kind in _OF_CALLS
-            )
-            sequences.add(tuple(call.placed for call in made if call is not None))
-            lines.update(
-                log.where[event.where]
-                for event in step.events
-                if event.kind == EventKind.BACKWARD and event.where in log.where
-            )
-    return Usual(frozenset(sequences), lines.most_common(1)[0][0] if lines else None)
-
-
 def in_backward(phase: str | None, stack: Sequence[CodeLine]) -> bool:
     """Whether a rank is in a backward pass."""
     return phase == Phase.BACKWARD or any(line.file.endswith(_BACKWARD_FILES) for line in stack)
-
-
-def gradients(where: Where | None) -> Call:
-    """The gradient reduction of a rank in a backward pass at ``where``."""
-    return Call(GRADIENTS, "0", None, where, False)
-
-
-def disagreeing(
-    by_rank: Mapping[int, Sequence[Call]], pending: Mapping[int, Call], usual: Usual
-) -> list[int]:
-    """Ranks whose calls in one step differ from those of the others; all ranks if undecided, none if all agree. ``pending``: the call of
-    each rank that had not returned."""
-    if len({call.key for call in pending.values()}) < 2 and len(pending) > 1:
-        return []
-    strange = [rank for rank in pending if by_rank[rank] and not usual.knows(by_rank[rank])]
-    if not usual.sequences:
-        strange = []
-    if strange and len(strange) < max(len(pending), 2):
-        return strange
-    at_one_place = zip(*(by_rank[rank] for rank in pending), strict=False)
-    if not any(len({call.key for call in calls}) > 1 for calls in at_one_place):
-        return []
-    keys = Counter(call.key for call in pending.values())
-    (most, many), *rest = keys.most_common()
-    if not rest or rest[0][1] == many:
-        return sorted(pending)
-    return sorted(rank for rank, call in pending.items() if call.key != most)
 
 
 Label = TypeVar("Label", bound=Hashable)

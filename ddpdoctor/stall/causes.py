@@ -15,8 +15,8 @@ from ddpdoctor.rundir import ranks_in_words
 from ddpdoctor.rundir.ends import Conclusion
 from ddpdoctor.rundir.stops import signal_name
 
-from .evidence import RankEvidence, RunEvidence
-from .frames import distinct_places, lines_of, place_of
+from .evidence import RankEvidence, RunEvidence, first_step
+from .recording import distinct_places, lines_of, place_of
 
 _EFFECT = re.compile(
     r"connection (?:reset|closed|refused|was aborted)|closed by (?:remote )?peer|broken pipe|timed? ?out|socket|remote process exited"
@@ -215,7 +215,7 @@ def _left(gone: Sequence[RankEvidence], raised: Sequence[RankEvidence]) -> StopF
         waiting_ranks=sorted(each.rank for each in raised),
         kind="left",
         says="exited before the others (exit code 0)" if 0 in codes else "ended in order before the others",
-        step=min((each.step for each in gone if each.step is not None), default=None),
+        step=first_step(gone),
         where=distinct_places([each.where for each in gone]),
         waits_at=distinct_places([_raised_at(each) for each in raised]),
     )

@@ -5,20 +5,19 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 
 from msgspec.structs import replace
 
 from ddpdoctor.measure.hangfacts import StopFacts
-from ddpdoctor.measure.places import Where
 from ddpdoctor.rundir.ends import POLITE
 from ddpdoctor.rundir.phases import WAITING_PHASES
 
-from .calls import GRADIENTS, Call, Parting, disagreeing, gradients, in_backward, parting
+from .calls import GRADIENTS, Call, Parting, in_backward, parting
 from .causes import lost_others
-from .evidence import RankEvidence, RunEvidence
-from .frames import distinct_places
-from .mismatches import Difference, Mismatch
+from .evidence import RankEvidence, RunEvidence, first_step
+from .groups import Difference, Mismatch
+from .recording import distinct_places
 
 _GLOO = "gloo"
 _RECEIVED = re.compile(r"op\.preamble|Received data size|distributed collective mismatch")
@@ -36,11 +35,7 @@ def disagreement(run: RunEvidence) -> StopFacts | None:
     if _has_own_cause(run):
         return None
     found = parting({rank: each.calls for rank, each in run.ranks.items()})
-    if found is not None:
-        return _of_parting(found, run)
-    if not any(call.turn for each in run.ranks.values() for call in each.calls):
-        return _in_one_step(run)
-    return _by_gloo_alone(run)
+    return _by_gloo_alone(run) if found is None else _of_parting(found, run)
 
 
 def _by_gloo_alone(run: RunEvidence) -> StopFacts | None:
@@ -51,7 +46,7 @@ def _by_gloo_alone(run: RunEvidence) -> StopFacts | None:
     return StopFacts(
         waiting_ranks=sorted(run.ranks),
         kind=Difference.SHAPE.value,
-        step=min((each.step for each in reporting if each.step is not None), default=None),
+        step=first_step(reporting),
         waits_at=distinct_places([each.calls[-1].where for each in run.ranks.values() if each.calls]),
         evidence=[*_positions(run), *map(_met, reporting)],
     )
@@ -131,7 +126,7 @@ def _of_parting(found: Parting, run: RunEvidence) -> StopFacts:
     other = next(
         calls[rank] for rank in (*others, *odd) if rank in calls and calls[rank].placed != one.placed
     )
-    kind = _kind(one, other, run, found.turn)
+    kind = _kind(one, other, found.turn)
     if kind in (Difference.EXTRA, Difference.LACKING) and not found.is_decided:
         kind = Difference.OPERATION  # unknown which rank is the odd one
     return StopFacts(
@@ -142,7 +137,7 @@ def _of_parting(found: Parting, run: RunEvidence) -> StopFacts:
         sequence=found.turn,
         unlike=one.words,
         kind=kind.value,
-        step=min((call.step for call in calls.values() if call.step is not None), default=None),
+        step=first_step(calls.values()),
         since_s=run.since_s,
         where=distinct_places([calls[rank].where for rank in odd]),
         waits_at=distinct_places([calls[rank].where for rank in others if rank in calls] or [other.where]),
@@ -155,70 +150,19 @@ def _of_parting(found: Parting, run: RunEvidence) -> StopFacts:
     )
 
 
-def _in_one_step(run: RunEvidence) -> StopFacts | None:
-    """The same for recordings without call numbers: compares the calls from Python in the last step."""
-    victims = [each for each in run.ranks.values() if _ended_by_sizes(each)]
-    step = max((each.step for each in victims if each.step is not None), default=None)
-    if step is None or _GLOO not in (run.backend or ""):
-        return None
-    there = {rank: each for rank, each in run.ranks.items() if each.step == step}
-    pending = {rank: call for rank, each in there.items() if (call := _pending(each, run)) is not None}
-    by_rank = {rank: each.calls_in_step for rank, each in there.items()}
-    odd = disagreeing(by_rank, pending, run.usual)
-    if not odd:
-        return None
-    others = [rank for rank in sorted(run.ranks) if rank not in odd]
-    one = pending[odd[0]]
-    other = next(
-        (pending[rank] for rank in (*others, *odd[1:]) if rank in pending and pending[rank].key != one.key),
-        None,
-    )
-    return StopFacts(
-        ranks=sorted(odd),
-        waiting_ranks=others,
-        collective=None if other is None else other.words,
-        unlike=one.words,
-        kind=_kind(one, other, run).value,
-        step=step,
-        where=distinct_places([_place(run.ranks[rank], pending) for rank in odd]),
-        waits_at=distinct_places([_place(run.ranks[rank], pending) for rank in others if rank in pending]),
-        evidence=[_called(rank, pending[rank], True) for rank in sorted(pending)]
-        + [_met(each) for each in victims],
-    )
-
-
-def _pending(each: RankEvidence, run: RunEvidence) -> Call | None:
-    """The call that had not returned; None if unknown."""
-    if in_backward(each.phase, each.stack):
-        return gradients(each.where or run.usual.backward_at)
-    return each.open_call
-
-
-def _place(each: RankEvidence, pending: Mapping[int, Call]) -> Where | None:
-    """Its position by its stack, else the line of its pending call."""
-    called = pending[each.rank].where if each.rank in pending else None
-    return (each.where if each.stack else None) or called or each.where
-
-
-def _kind(one: Call, other: Call | None, run: RunEvidence, turn: int | None = None) -> Difference:
-    """How ``one``, the deviating call, differs from ``other``."""
-    if other is None or _is_again(one, turn):
-        return Difference.EXTRA
+def _kind(one: Call, other: Call, turn: int) -> Difference:
+    """How ``one``, the deviating call, differs from ``other``, the call of the same number."""
+    if one.before[:1] == (turn - 1,) and one.before[1:] != (turn - 2,):
+        return Difference.EXTRA  # called twice in a row, unlike before
     if one.operation == other.operation:
-        if run.usual.has_both(one, other) or (one.before and other.before):
+        if one.before and other.before:
             return Difference.ORDER
         return Difference.DTYPE if one.dtype != other.dtype else Difference.SHAPE
-    if turn is None or not (one.is_own or other.is_own):
+    if not (one.is_own or other.is_own):
         return Difference.OPERATION
     # DDP issues the same in every step: a rank that is there already has skipped the call that was due.
     skipped = one.is_own and one.before and other.operation != GRADIENTS
     return Difference.LACKING if skipped else Difference.EXTRA
-
-
-def _is_again(one: Call, turn: int | None) -> bool:
-    """Whether it was called twice in a row, unlike before."""
-    last: Sequence[int] = one.before
-    return turn is not None and last[:1] == (turn - 1,) and last[1:] != (turn - 2,)
 
 
 def _called(rank: int, call: Call, is_open: bool) -> str:

@@ -1,4 +1,5 @@
-"""Finds dumps of torch's flight recorder among files, by name and content. A bad dump becomes a sentence in ``notes``.
+"""What every analysis needs of this package: the result, and a search for dumps of torch's flight recorder among files, by name and
+content. A bad dump becomes a sentence in ``notes``.
 
 The modules that read dumps are imported only if one is found.
 """
@@ -14,7 +15,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ddpdoctor.measure.hangfacts import HangFacts, Standing
 from ddpdoctor.rundir import FilesBelow, files_below
+from ddpdoctor.rundir.ends import JobEnd
 
 if TYPE_CHECKING:
     from .recording import Recording
@@ -28,6 +31,21 @@ _DUMP = re.compile(r"dump|flight|nccl", re.IGNORECASE)
 _HEAD_BYTES = 1 << 16
 _JSON_MARKS = (b'"collective_seq_id"', b'"pg_config"', b'"record_id"', b'"nccl_version"', b'"pg_status"')
 PICKLE = re.compile(rb"\x80[\x02-\x05]")
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What stopped the job, and the position of each rank. The defaults mean: not known to have stopped."""
+
+    facts: HangFacts = msgspec.field(default_factory=HangFacts)
+    standing: list[Standing] = msgspec.field(default_factory=list)
+    notes: list[str] = msgspec.field(default_factory=list)
+    ended_by: str | None = None
+    """The signal that ended the job from outside, if it had not failed before; "" if the signal is unknown. ``standing`` then has the last
+    known positions."""
+    requested: bool = False
+    """Whether a launcher received and noted that signal."""
+    job: JobEnd = JobEnd()
+    """The job's end, by its launchers."""
 
 
 class Dumps(msgspec.Struct, frozen=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,17 @@ from ddpdoctor.rundir.liveness import is_running
 from ddpdoctor.rundir.phases import LONG_PHASES, Phase, waits_for_others
 from ddpdoctor.rundir.stops import End, HostStop, RankStop, Standstill, Stops, launches_of, read_stops
 
-from .calls import Call, Usual, calls_of, usual_calls, with_open_ones
-from .frames import is_users, lines_of, place_of, stack_of
-from .recording import DEFAULT_DESCRIPTION, GroupKey, Recording, read_dump
+from .calls import Call, calls_of, with_open_ones
+from .recording import (
+    DEFAULT_DESCRIPTION,
+    GroupKey,
+    Recording,
+    is_users,
+    lines_of,
+    place_of,
+    read_dump,
+    stack_of,
+)
 
 _STEP = f"{{{LineField.STEP.key}".encode()
 
@@ -78,11 +86,7 @@ def end_by_launcher(record: RankRecord, launches: Sequence[Mapping[str, Any]]) -
     launch = next(own, {})
     if not launch.get("ended_ns"):
         return {}
-    return {
-        "code": launch.get("exit_code"),
-        "signal": launch.get("signal"),
-        "seen_ns": launch["ended_ns"],
-    }
+    return {"code": launch.get("exit_code"), "signal": launch.get("signal"), "seen_ns": launch["ended_ns"]}
 
 
 _BY_EXCEPTION = (End.EXCEPTION, End.RAISING)
@@ -90,16 +94,12 @@ _GOES_ON = LONG_PHASES | {Phase.DEBUGGER}
 """Phases that may last for any time."""
 
 
-class _Tuning(msgspec.Struct, frozen=True):
-    least_s: float = 30.0
-    """Least silence of a hang in a job that was killed before its hang monitor reported one: compilers and caches take as long."""
-    most_s: float = 366 * 86_400.0
-    """Longest plausible silence; longer ones are ignored."""
-    usual_gaps: float = 5.0
-    """Least silence in units of the longest step of the run, which includes its checkpoints and evaluations."""
-
-
-_TUNING = _Tuning()
+_LEAST_SILENCE_S = 30.0
+"""Of a hang in a job that was killed before its hang monitor reported one: compilers and caches take as long."""
+_LEAST_SILENT_STEPS = 5.0
+"""The same, in units of the longest step of the run, which includes its checkpoints and evaluations."""
+_MOST_SILENCE_S = 366 * 86_400.0
+"""Longest plausible silence; longer ones are ignored."""
 
 
 class RankEvidence(msgspec.Struct, frozen=True):
@@ -142,11 +142,6 @@ class RankEvidence(msgspec.Struct, frozen=True):
     """The last collectives that it called, from Python or by DDP."""
 
     @property
-    def calls_in_step(self) -> tuple[Call, ...]:
-        """Those of its last step that it called from Python."""
-        return tuple(call for call in self.calls if call.step == self.step and not call.is_own)
-
-    @property
     def open_call(self) -> Call | None:
         """The last call, if it has not returned."""
         last = self.calls[-1] if self.calls else None
@@ -168,17 +163,14 @@ class RunEvidence(msgspec.Struct, frozen=True):
     ranks: dict[int, RankEvidence]
     hangs: bool
     """Whether the job hung, and was not in a phase that takes long."""
-    lasts: bool
+    lasts: bool = False
     """Whether it still hung at the last poll."""
-    detected_ns: int | None
-    since_s: float | None
-    step: int | None
-    job: JobEnd
-    oom_kills: int
-    notes: list[Note]
+    detected_ns: int | None = None
+    since_s: float | None = None
+    step: int | None = None
+    job: JobEnd = JobEnd()
+    oom_kills: int = 0
     backend: str | None = None
-    usual: Usual = msgspec.field(default_factory=lambda: usual_calls([]))
-    """What ranks called in the steps before."""
     devices: Mapping[int, Sequence[str]] = msgspec.field(default_factory=dict)
     """By rank, errors of its device that NVML counted."""
     programs: Mapping[int, Sequence[tuple[int, str]]] = msgspec.field(default_factory=dict)
@@ -203,6 +195,11 @@ class RunEvidence(msgspec.Struct, frozen=True):
         """Whether a rank still existed when the hang was detected: a later end comes from a watchdog or a user."""
         late = each.gone_ns is not None and self.detected_ns is not None and each.gone_ns > self.detected_ns
         return self.hangs and (late or not each.is_gone)
+
+
+def first_step(of: Iterable[RankEvidence | Call]) -> int | None:
+    """The lowest known step of ranks or of calls."""
+    return min((each.step for each in of if each.step is not None), default=None)
 
 
 def stops_of(runs: Sequence[RunDirectory], notes: list[Note]) -> dict[str, Stops]:
@@ -273,9 +270,7 @@ def evidence_of(
         step=max(known, default=None),
         job=job,
         oom_kills=sum(int((host.ends or {}).get("oom_kills") or 0) for host in hosts),
-        notes=notes,
         backend=next((str(each.info["backend"]) for each in records if each.info.get("backend")), None),
-        usual=usual_calls(logs),
         devices=devices or {},
         programs=programs or {},
         looked_ns=max((s["looked_ns"] for s in stalls if s.get("looked_ns")), default=None),
@@ -454,12 +449,12 @@ def _stood_s(
         if len(stood) < len(stalls):
             return None
         silences_s = [*(float(stall.get("silent_s") or 0.0) for stall in stood), *stood_s]
-        return max((silent_s for silent_s in silences_s if 0 <= silent_s < _TUNING.most_s), default=0.0)
+        return max((silent_s for silent_s in silences_s if 0 <= silent_s < _MOST_SILENCE_S), default=0.0)
     if not killed or not ranks:
         return None
     longest = max((step.length_ns / 1e9 for log in logs for step in log.steps), default=0.0)
     going_on = any(each.phase in _GOES_ON for each in ranks.values())
-    if going_on or not stood_s or max(stood_s) < max(_TUNING.least_s, _TUNING.usual_gaps * longest):
+    if going_on or not stood_s or max(stood_s) < max(_LEAST_SILENCE_S, _LEAST_SILENT_STEPS * longest):
         return None
     return max(stood_s)
 

@@ -1,11 +1,15 @@
-"""Recordings by process group: the last collective of each member, and what it has pending."""
+"""Recordings by process group: the last collective of each member, what it has pending, and the first sequence number at which members
+issued different collectives, with the ranks that deviate."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
+from enum import StrEnum
 
 import msgspec
 
+from .calls import due
 from .recording import DEFAULT_DESCRIPTION, GroupKey, Operation, Recording
 
 _DEFAULT = ("0", DEFAULT_DESCRIPTION)
@@ -27,17 +31,16 @@ class Table(msgspec.Struct):
 
     key: GroupKey
     members: tuple[int, ...]
+    """The ranks with a recording of the group if none lists the members."""
     seats: dict[int, Seat] = msgspec.field(default_factory=dict)
-    members_known: bool = True
-    """Whether a recording lists the members; else ``members`` are the ranks with a recording of the group."""
 
     @property
     def unrecorded(self) -> list[int]:
         return [rank for rank in self.members if rank not in self.seats]
 
-    def operation(self, sequence: int, ranks: Iterable[int]) -> Operation | None:
-        """The operation of this number by the first of ``ranks`` that issued it."""
-        issued = (self.seats[rank].by_sequence.get(sequence) for rank in ranks if rank in self.seats)
+    def operation(self, sequence: int) -> Operation | None:
+        """The operation of this number by the first of the members that issued it."""
+        issued = (seat.by_sequence.get(sequence) for seat in self.seats.values())
         return next((operations[0] for operations in issued if operations), None)
 
 
@@ -47,16 +50,13 @@ def tables_of(recordings: Sequence[Recording], all_ranks: Sequence[int]) -> list
     named = _named(recordings)
     tables: dict[GroupKey, Table] = {}
     for key in {key for keys in named.values() for key in keys}:
-        members = key.members
-        if members is None:
-            members = tuple(all_ranks) if key.name in _DEFAULT or key.description in _DEFAULT else ()
-        tables[key] = Table(key, members, members_known=key.members is not None)
+        is_default = key.name in _DEFAULT or key.description in _DEFAULT
+        tables[key] = Table(key, key.members or (tuple(all_ranks) if is_default else ()))
     counted = _counted(recordings, named)
     for recording in recordings:
         _seat(recording, tables, named, counted)
     for table in tables.values():
-        if not table.members_known and not table.members:
-            table.members = tuple(sorted(table.seats))
+        table.members = table.members or tuple(sorted(table.seats))
         table.seats = {rank: seat for rank, seat in table.seats.items() if rank in table.members}
     return [tables[key] for key in sorted(tables, key=_order) if len(tables[key].members) > 1]
 
@@ -127,3 +127,150 @@ def expected_ranks(recordings: Sequence[Recording]) -> list[int]:
     """All ranks of the job, from recordings and the groups' members."""
     groups = {key.members or () for recording in recordings for key in recording.groups.values()}
     return sorted({recording.rank for recording in recordings}.union(*groups))
+
+
+class Difference(StrEnum):
+    """Kind of difference."""
+
+    EXTRA = "extra"
+    """The odd ranks issue one that the others do not, and then the same as they."""
+    LACKING = "lacking"
+    """The odd ranks skip one."""
+    ORDER = "order"
+    """Both are issued, in different order."""
+    OPERATION = "operation"
+    SHAPE = "shape"
+    DTYPE = "dtype"
+
+
+class Mismatch(msgspec.Struct, frozen=True):
+    """The first difference of a group."""
+
+    group: GroupKey
+    sequence: int
+    difference: Difference
+    odd: tuple[int, ...]
+    """Ranks that differ from most others, or from the group's past; all ranks if undecided."""
+    others: tuple[int, ...]
+    by_rank: dict[int, Operation]
+
+    @property
+    def since_ns(self) -> int | None:
+        moments = [each.created_ns for each in self.by_rank.values() if each.created_ns is not None]
+        return max(moments, default=None)
+
+
+_Signature = tuple[tuple[str, tuple[str, ...], int], ...]
+
+_INPUTS_ALIKE = frozenset(
+    ("all_reduce", "all_reduce_barrier", "broadcast", "reduce", "allreduce_coalesced", "_all_gather_base")
+)
+"""Collectives whose inputs must have the same number of elements on all ranks."""
+_OUTPUTS_ALIKE = frozenset(("all_gather", "_reduce_scatter_base"))
+"""Collectives whose outputs must. In the others (all_to_all, gather, scatter) sizes may differ by rank."""
+_ONLY_NAMES = frozenset(("barrier", "all_reduce_barrier"))
+"""Collectives without data of the job: only their names are compared."""
+
+
+def first_differences(tables: Sequence[Table]) -> list[Mismatch]:
+    """One mismatch for each group whose pending collectives are at or after a difference, in order of time."""
+    found = (_first(table) for table in tables)
+    return sorted((each for each in found if each is not None), key=lambda each: each.since_ns or 0)
+
+
+def _first(table: Table) -> Mismatch | None:
+    seats = {rank: seat for rank, seat in table.seats.items() if seat.by_sequence}
+    pending = [max(seat.pending) for seat in seats.values() if seat.pending]
+    if len(seats) < 2 or not pending:
+        return None
+    for sequence in sorted({number for seat in seats.values() for number in seat.by_sequence}):
+        if sequence > max(pending):
+            return None
+        issued = {r: seat.by_sequence[sequence] for r, seat in seats.items() if sequence in seat.by_sequence}
+        signatures = {rank: _signature(operations) for rank, operations in issued.items()}
+        if len(set(signatures.values())) > 1:
+            return _judged(table, sequence, signatures, {r: each[0] for r, each in issued.items()})
+    return None
+
+
+def _signature(operations: Sequence[Operation]) -> _Signature:
+    """What must be the same on all ranks."""
+    return tuple((each.name, _dtypes(each), _elements(each)) for each in operations)
+
+
+def _dtypes(operation: Operation) -> tuple[str, ...]:
+    empty = operation.inputs and operation.input_elements == 0
+    return () if operation.name in _ONLY_NAMES or empty else tuple(sorted(set(operation.input_dtypes)))
+
+
+def _elements(operation: Operation) -> int:
+    if operation.name in _ONLY_NAMES:
+        return -1
+    if operation.name in _INPUTS_ALIKE:
+        return operation.input_elements
+    return operation.output_elements if operation.name in _OUTPUTS_ALIKE else -1
+
+
+def _judged(
+    table: Table, sequence: int, signatures: dict[int, _Signature], issued: dict[int, Operation]
+) -> Mismatch:
+    counts = Counter(signatures.values())
+    (first, most), *rest = counts.most_common()
+    usual = _due(table, sequence, counts) if rest and rest[0][1] == most else first
+    odd = tuple(sorted(rank for rank, each in signatures.items() if usual is None or each != usual))
+    others = tuple(sorted(rank for rank in signatures if rank not in odd))
+    return Mismatch(
+        table.key,
+        sequence,
+        _difference(table, sequence, odd or tuple(signatures), others, signatures),
+        odd,
+        others,
+        issued,
+    )
+
+
+def _due(table: Table, sequence: int, signatures: Collection[_Signature]) -> _Signature | None:
+    """The signature that was due by the group's past, in the longest recording: by its period, or as the only one that followed the same
+    collective before. None if undecided."""
+    known = max(table.seats.values(), key=lambda seat: len(seat.by_sequence))
+    past = {number: _signature(each) for number, each in known.by_sequence.items() if number < sequence}
+    before = {each: [number for number, other in past.items() if other == each] for each in signatures}
+    found = due(before, sequence)
+    if found is not None or sequence - 1 not in past:
+        return found
+    after = {
+        past[number]
+        for number in past
+        if past.get(number - 1) == past[sequence - 1] and past[number] in before
+    }
+    return after.pop() if len(after) == 1 else None
+
+
+def _difference(
+    table: Table,
+    sequence: int,
+    odd: tuple[int, ...],
+    others: tuple[int, ...],
+    signatures: dict[int, _Signature],
+) -> Difference:
+    one = odd[0]
+    other = others[0] if others else next(r for r in odd if signatures[r] != signatures[one])
+    mine, theirs = (_at(table, rank, sequence) for rank in (one, other))
+    my_next, their_next = (_at(table, rank, sequence + 1) for rank in (one, other))
+    alike = mine is not None and theirs is not None and mine[0][0] == theirs[0][0]
+    if mine and theirs and alike and mine[0][1] != theirs[0][1]:
+        return Difference.DTYPE
+    if alike and my_next == their_next:
+        return Difference.SHAPE
+    theirs_is_my_next = my_next is not None and my_next == theirs
+    mine_is_their_next = their_next is not None and their_next == mine
+    if theirs_is_my_next:
+        return Difference.ORDER if mine_is_their_next else Difference.EXTRA
+    if mine_is_their_next:
+        return Difference.LACKING
+    return Difference.SHAPE if alike else Difference.OPERATION
+
+
+def _at(table: Table, rank: int, sequence: int) -> _Signature | None:
+    operations = table.seats[rank].by_sequence.get(sequence)
+    return _signature(operations) if operations else None

@@ -36,16 +36,21 @@ _MOST_DIGITS_BYTES = 8
 _HOLDERS = (list, tuple, dict)
 _MORE = "it holds more values than any flight recorder keeps"
 _BINGET, _LONG_BINGET, _BINPUT, _LONG_BINPUT, _MEMOIZE = 0x68, 0x6A, 0x71, 0x72, 0x94
-_BININT, _BININT1, _BININT2, _LONG1, _BINFLOAT = 0x4A, 0x4B, 0x4D, 0x8A, 0x47
-_BINUNICODE, _SHORT_BINUNICODE, _BINUNICODE8 = 0x58, 0x8C, 0x8D
-_STRINGS = (_BINUNICODE, _SHORT_BINUNICODE, _BINUNICODE8)
+_LENGTHS = {0x58: struct.Struct("<I"), 0x8C: struct.Struct("<B"), 0x8D: struct.Struct("<Q")}
+"""Opcodes of strings, and how their lengths are written."""
+_NUMBERS = {
+    0x4A: struct.Struct("<i"),
+    0x4B: struct.Struct("<B"),
+    0x4D: struct.Struct("<H"),
+    0x47: struct.Struct(">d"),
+}
+"""Opcodes of numbers of one size; ``_LONG1`` has a length."""
+_LONG1 = 0x8A
 _EMPTY_DICT, _EMPTY_LIST, _EMPTY_TUPLE, _POP_MARK = 0x7D, 0x5D, 0x29, 0x28
 _APPENDS, _APPEND, _SETITEMS, _SETITEM, _TUPLE = 0x65, 0x61, 0x75, 0x73, 0x74
 _TUPLE_CODES = frozenset((*_TUPLES, _TUPLE))
 _STOP, _PROTO, _FRAME = 0x2E, 0x80, 0x95
-_WORD, _LONG_WORD = struct.Struct("<I").unpack_from, struct.Struct("<Q").unpack_from
-_SIGNED, _SHORT = struct.Struct("<i").unpack_from, struct.Struct("<H").unpack_from
-_DOUBLE = struct.Struct(">d").unpack_from
+_WORD = struct.Struct("<I").unpack_from
 
 
 class NotPlainError(ValueError):
@@ -84,8 +89,8 @@ def _value(data: bytes) -> tuple[Any, bool]:  # noqa: C901
         elif code == _BINPUT:
             memo[data[at]] = stack[-1]
             at += 1
-        elif code in _STRINGS:
-            text, at = _text(data, code, at)
+        elif code in _LENGTHS:
+            text, at = _text(data, _LENGTHS[code], at)
             stack.append(text)
         elif code == _EMPTY_LIST:
             containers += 1
@@ -116,8 +121,11 @@ def _value(data: bytes) -> tuple[Any, bool]:  # noqa: C901
             at += 1
         elif code == _FRAME:
             at += 8
-        elif code in (_BININT, _BININT1, _BININT2, _LONG1, _BINFLOAT):
-            number, at = _number(data, code, at)
+        elif code in _NUMBERS:
+            stack.append(_NUMBERS[code].unpack_from(data, at)[0])
+            at += _NUMBERS[code].size
+        elif code == _LONG1:
+            number, at = _long_number(data, at)
             stack.append(number)
         else:
             containers += code in _TUPLE_CODES
@@ -189,31 +197,17 @@ def _weight(container: Any, weights: dict[int, int]) -> int:
     return weight
 
 
-def _text(data: bytes, code: int, at: int) -> tuple[str, int]:
+def _text(data: bytes, length: struct.Struct, at: int) -> tuple[str, int]:
     """(String with its length at ``at``, position after it)."""
-    if code == _BINUNICODE:
-        begin = at + 4
-        length = _WORD(data, at)[0]
-    elif code == _SHORT_BINUNICODE:
-        begin, length = at + 1, data[at]
-    else:
-        begin = at + 8
-        length = _LONG_WORD(data, at)[0]
-    if begin + length > len(data):
+    begin = at + length.size
+    end = begin + length.unpack_from(data, at)[0]
+    if end > len(data):
         raise IndexError
-    return data[begin : begin + length].decode(), begin + length
+    return data[begin:end].decode(), end
 
 
-def _number(data: bytes, code: int, at: int) -> tuple[float, int]:
-    """(Number at ``at``, position after it)."""
-    if code == _BININT1:
-        return data[at], at + 1
-    if code == _BININT2:
-        return _SHORT(data, at)[0], at + 2
-    if code == _BININT:
-        return _SIGNED(data, at)[0], at + 4
-    if code == _BINFLOAT:
-        return _DOUBLE(data, at)[0], at + 8
+def _long_number(data: bytes, at: int) -> tuple[int, int]:
+    """(Integer with its length at ``at``, position after it)."""
     length = data[at]
     end = at + 1 + length
     if length > _MOST_DIGITS_BYTES:

@@ -1,17 +1,20 @@
-"""Reads the flight recorder dump of one rank, of any torch version: process groups, and operations issued in each."""
+"""Reads the flight recorder dump of one rank, of any torch version: process groups, and operations issued in each; and stacks of dumps
+and run directories as lines of the user's program with their callers."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
 import msgspec
 
-from ddpdoctor.measure.places import CodeLine
+from ddpdoctor.measure.places import CodeLine, Where
+from ddpdoctor.rundir.fault_text import TextFrame
 from ddpdoctor.rundir.files import parsed, read_bounded
+from ddpdoctor.rundir.packages import is_library
 
 from .dumps import PICKLE
 from .plainpickle import MOST_BYTES, MOST_CONTAINERS, NotPlainError, read_plain
@@ -51,6 +54,10 @@ _MOST_MEMBERS = 4_000_000
 _MOST_LETTERS, _MOST_PATH = 200, 4096
 """Most characters of a name, and of a path; longer ones are ignored."""
 _MOST_TENSORS, _MOST_DIMENSIONS, _MOST_FRAMES = 4096, 64, 512
+MOST_CALLERS = 8
+"""Most callers of a line; stack samples keep as many."""
+MOST_FRAMES = 64
+"""Most frames of a stack in a report."""
 DEFAULT_DESCRIPTION = "default_pg"
 """torch's description of the group of all ranks."""
 _LATEST = 1 << 62
@@ -329,3 +336,41 @@ def _lines(frames: Any) -> Iterator[CodeLine]:
         file = frame.get("filename") if isinstance(frame, Mapping) else None
         if isinstance(file, str) and 0 < len(file) <= _MOST_PATH:
             yield CodeLine(file, max(_whole(frame.get("line")) or 0, 0), _text(frame.get("name"), _MOST_PATH))
+
+
+def lines_of(frames: Any) -> list[CodeLine]:
+    """``[[file, line, function], ...]`` of a run directory, the innermost first."""
+    lines = []
+    for frame in frames if isinstance(frames, list) else ():
+        match frame:
+            case [str(file), int() | None as line, str() | None as function] if file and (line or 0) >= 0:
+                lines.append(CodeLine(file, line or 0, function or ""))
+    return lines[:MOST_FRAMES]
+
+
+def is_users(line: CodeLine) -> bool:
+    """Whether it belongs to the user's program, by its path."""
+    return not is_library(line.file)
+
+
+def place_of(stack: Sequence[CodeLine]) -> Where | None:
+    """The innermost line of the user's program in a stack, with its callers; None if there is none."""
+    own = [line for line in stack if is_users(line)]
+    if not own:
+        return None
+    first, *callers = own
+    return Where(first.file, first.line, first.function, callers=tuple(callers[:MOST_CALLERS]))
+
+
+def distinct_places(places: Sequence[Where | None]) -> list[Where]:
+    """``places`` without None and duplicates."""
+    seen: dict[tuple[str, int], Where] = {}
+    for place in places:
+        if place is not None:
+            seen.setdefault((place.file, place.line), place)
+    return list(seen.values())
+
+
+def stack_of(frames: Sequence[TextFrame]) -> list[CodeLine]:
+    """Frames of faulthandler's text, the innermost first."""
+    return [CodeLine(file, line, function) for file, line, function in frames[:MOST_FRAMES]]

@@ -11,21 +11,18 @@ from msgspec.structs import replace
 from ddpdoctor.measure.hangfacts import HangFacts, StopFacts
 from ddpdoctor.measure.places import Where
 from ddpdoctor.rundir import listed, ranks_in_words
-from ddpdoctor.rundir.ends import POLITE, JobEnd
+from ddpdoctor.rundir.ends import POLITE
 from ddpdoctor.rundir.phases import Phase
 from ddpdoctor.rundir.stops import signal_name
 
 from .activity import activity, last_at, standing_of
-from .answer import Verdict
 from .causes import ends_of, of_devices, way_of, with_hang_until_timeout
 from .disagreement import disagreement, in_hang, ran_out, with_positions
-from .dumps import Dumps
+from .dumps import Dumps, Verdict
 from .ends import conclusions, controllers_end, doubts, ended_well, until
-from .evidence import Asked, RankEvidence, RunEvidence
-from .frames import distinct_places, place_of
-from .groups import Table, expected_ranks, tables_of
-from .mismatches import Difference, Mismatch, first_differences
-from .recording import Operation, Recording
+from .evidence import Asked, RankEvidence, RunEvidence, first_step
+from .groups import Difference, Mismatch, Table, expected_ranks, first_differences, tables_of
+from .recording import Operation, Recording, distinct_places, place_of
 from .waiting import Blame, Root, Stuck, Why, blame
 
 _MOST_EVIDENCE = 12
@@ -34,24 +31,13 @@ _MOST_EVIDENCE = 12
 
 def of_dumps(dumps: Dumps) -> Verdict:
     """The verdict on dumps without a run directory."""
-    run = RunEvidence(
-        {each.rank: RankEvidence(each.rank, recording=each) for each in dumps.recordings},
-        hangs=True,
-        lasts=False,
-        detected_ns=None,
-        since_s=None,
-        step=None,
-        job=JobEnd(),
-        oom_kills=0,
-        notes=[],
-    )
+    recordings = {each.rank: each for each in dumps.recordings}
     all_ranks = expected_ranks(dumps.recordings)
-    without = [rank for rank in all_ranks if rank not in run.ranks]
+    ranks = {rank: RankEvidence(rank, recording=recordings.get(rank)) for rank in all_ranks}
     notes = list(dumps.notes)
-    if without:
+    if without := [rank for rank in all_ranks if rank not in recordings]:
         notes.append(f"There is no readable flight recorder dump of {ranks_in_words(without)}.")
-    ranks = run.ranks | {rank: RankEvidence(rank) for rank in without}
-    return _stopped(replace(run, ranks=ranks), notes, only_dumps=True)
+    return _stopped(RunEvidence(ranks, hangs=True), notes, only_dumps=True)
 
 
 def of_run(run: RunEvidence) -> Verdict:
@@ -195,7 +181,7 @@ def _of_mismatch(found: Mismatch, run: RunEvidence) -> dict[str, StopFacts]:
         kind=found.difference.value,
         since=_moment(found.since_ns),
         since_s=run.since_s,
-        step=_first_step(odd),
+        step=first_step(odd),
         where=distinct_places([_called_at(each, found.by_rank[each.rank]) for each in odd]),
         waits_at=distinct_places(
             [_called_at(run.ranks[each], found.by_rank[each]) for each in found.others or (rank,)]
@@ -231,7 +217,7 @@ def _of_roots(roots: Sequence[Root], run: RunEvidence, only_dumps: bool) -> dict
         doing=named.name if named else "device" if all(root.unfinished for root in roots) else None,
         says=named.says if named else None,
         since_s=run.since_s,
-        step=_first_step(ranks),
+        step=first_step(ranks),
         where=distinct_places([last_at(each) for each in ranks]),
         **(_of_stuck(stuck, run) if stuck else _of_message(roots, run)),
     )
@@ -400,7 +386,7 @@ def _simple(
         doing=doing,
         says=says,
         since_s=run.since_s,
-        step=_first_step(guilty or waiting),
+        step=first_step(guilty or waiting),
         where=distinct_places([each.where for each in guilty or waiting]),
         waits_at=distinct_places([each.where for each in waiting]) if guilty else [],
     )
@@ -412,7 +398,7 @@ def _together(stuck: Stuck, run: RunEvidence) -> StopFacts:
     return StopFacts(
         ranks=None,
         since_s=run.since_s,
-        step=_first_step([run.ranks[rank] for rank in stuck.waiting]),
+        step=first_step([run.ranks[rank] for rank in stuck.waiting]),
         where=places,
         **fields,
     )
@@ -452,10 +438,6 @@ def _of_message(roots: Sequence[Root], run: RunEvidence) -> dict[str, Any]:
 
 def _called_at(each: RankEvidence, operation: Operation) -> Where | None:
     return place_of(operation.frames) or each.where
-
-
-def _first_step(ranks: Sequence[RankEvidence]) -> int | None:
-    return min((each.step for each in ranks if each.step is not None), default=None)
 
 
 def _moment(at_ns: int | None) -> str | None:

@@ -103,7 +103,7 @@ def _stuck(table: Table, place: int, missing: Sequence[int], unknown: Sequence[i
 
 def _would_tell(recording: Recording, table: Table, place: int) -> bool:
     """Whether the collective would be in the recording if its rank had issued it."""
-    issued = table.operation(place, table.seats)
+    issued = table.operation(place)
     if issued is None or issued.created_ns is None:
         return True
     if (

@@ -12,8 +12,7 @@ from pathlib import PurePath
 import msgspec
 import numpy as np
 
-from ddpdoctor.diagnose.diagnosis import SEVERITIES, Diagnosis
-from ddpdoctor.diagnose.jsonvalue import JsonValue
+from ddpdoctor.diagnose.diagnosis import SEVERITIES, Diagnosis, JsonValue
 from ddpdoctor.report import render_html, render_markdown, to_json, words
 from ddpdoctor.report.charts.step_times import notable_ranks
 from ddpdoctor.report.markdown import finding_markdown

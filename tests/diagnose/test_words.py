@@ -28,15 +28,8 @@ def test_percent_and_number() -> None:
 
 
 def test_the_article_before_a_number_fits() -> None:
-    for number, article in (
-        ("8", "an"),
-        ("80", "an"),
-        ("8.2", "an"),
-        ("11", "an"),
-        ("11.4", "an"),
-        ("18", "an"),
-    ):
-        assert words.render(f"a {number} ms step", {}) == f"{article} {number} ms step"
+    for number in ("8", "80", "8.2", "11", "11.4", "18"):
+        assert words.render(f"a {number} ms step", {}) == f"an {number} ms step"
     for text in ("a 1 ms step", "a 110 ms step", "a 180 ms step", "a 62 ms step", "alpha 8 ms"):
         assert words.render(text, {}) == text
 

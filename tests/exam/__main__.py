@@ -22,8 +22,7 @@ from .real import link, restarts, when
 from .real.kinds import KINDS, TRAPS, Asked
 from .real.record import RUN, record
 from .score import Mark, asked_in, mark, totals
-from .score_restarts import mark_restarts
-from .score_when import mark_when
+from .score_runs import mark_restarts, mark_when
 
 REAL, GENERATED = 10, 100
 """Cases where neither number is given: some minutes on two cores."""

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 FILE_NAME = "truth.json"
 
 
@@ -39,7 +41,6 @@ class Fault:
     rules: tuple[str, ...]
     ranks: tuple[int, ...] | None
     price_ms: float
-    price_error_ms: float = 0.0
     lines: tuple[tuple[str, int], ...] = ()
     may_be_information: bool = False
     alone_ms: float | None = None
@@ -78,24 +79,4 @@ class Case:
 
 def read(folder: Path) -> Case:
     """The case that ``Case.write`` left in ``folder``."""
-    raw = json.loads((folder / FILE_NAME).read_text())
-    faults = [
-        Fault(
-            **{
-                **each,
-                "rules": tuple(each["rules"]),
-                "ranks": None if each["ranks"] is None else tuple(each["ranks"]),
-                "lines": tuple((file, line) for file, line in each["lines"]),
-                "when": _when(each.get("when")),
-            }
-        )
-        for each in raw.pop("faults")
-    ]
-    raw.update(faults=tuple(faults), tolerated=tuple(raw["tolerated"]), doubts=tuple(raw["doubts"]))
-    return Case(**raw)
-
-
-def _when(raw: dict[str, Any] | None) -> When | None:
-    if raw is None:
-        return None
-    return When(**{**raw, "steps": tuple(raw["steps"]), "seconds": tuple(raw["seconds"])})
+    return msgspec.json.decode((folder / FILE_NAME).read_bytes(), type=Case)

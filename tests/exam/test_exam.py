@@ -16,8 +16,7 @@ import pytest
 from tests.exam import planted
 from tests.exam.__main__ import each_kind, examined, main, simulated
 from tests.exam.gpu.draw import ONE_RANK, case_of, setup_of
-from tests.exam.gpu.setup import Planned, Setup
-from tests.exam.gpu.simulate import run, step_us
+from tests.exam.gpu.simulate import Planned, Setup, run, step_us
 from tests.exam.gpu.trace import document, number_collectives
 from tests.exam.page import HEAD, page
 from tests.exam.planted import Case, Fault
@@ -25,7 +24,7 @@ from tests.exam.real import draw
 from tests.exam.real.draw import program
 from tests.exam.real.kinds import KINDS, TRAPS, Asked
 from tests.exam.real.record import RUN, record, truth
-from tests.exam.real.scatter import all_sure, is_sure
+from tests.exam.real.twin import all_sure, is_sure
 from tests.exam.score import mark
 
 JOB = setup_of(5003)
@@ -178,7 +177,7 @@ def test_two_faults_are_timed_together_and_each_alone(alone_ms: float, doubted: 
     assert any(each.startswith(f"noisy: {one.kind} ") for each in case.doubts) == doubted
 
 
-FAULT = Fault("host-one", ("rank-imbalance/host-work",), (1,), 10.0, 0.0, (("train.py", 7),))
+FAULT = Fault("host-one", ("rank-imbalance/host-work",), (1,), 10.0, (("train.py", 7),))
 FINDING = {
     "rule": "rank-imbalance/host-work",
     "severity": "critical",

@@ -11,7 +11,7 @@ import pytest
 
 from tests.exam import planted
 from tests.exam.real import restarts
-from tests.exam.score_restarts import mark_restarts
+from tests.exam.score_runs import mark_restarts
 
 S = 1_000_000_000
 

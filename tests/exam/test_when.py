@@ -16,7 +16,7 @@ from tests.exam.planted import Case, Fault, When
 from tests.exam.real import when
 from tests.exam.real.draw import program
 from tests.exam.real.kinds import Asked
-from tests.exam.score_when import mark_when
+from tests.exam.score_runs import mark_when
 
 
 @pytest.mark.parametrize("how", when.HOWS)

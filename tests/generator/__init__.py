@@ -5,9 +5,8 @@ and tells what really happened: arrivals, waits, clocks, breakdowns, and the ste
 cause. It shares no code with the package under test.
 """
 
-from .generate import generate
 from .model import SMALL, Config, HostClock, Plant, When, cpu_job
-from .truth import CollectiveTruth, PlantTruth, StepTruth, Truth
+from .truth import CollectiveTruth, PlantTruth, StepTruth, Truth, generate
 
 __all__ = [
     "SMALL",

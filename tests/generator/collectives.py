@@ -1,14 +1,59 @@
-"""Collectives between the simulated ranks: who arrives when, and when they end together."""
+"""Process groups, and collectives between the simulated ranks: who arrives when, and when they end together. On CPUs over Gloo the training
+thread issues them, and two threads per rank carry them out."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .groups import Group
-from .machine import DeviceEvent, Machine
-from .model import Config
-from .noise import Noise
-from .plants import Effects
+from .machine import GLOO_THREADS, DeviceEvent, HostEvent, Machine
+from .model import Config, Effects, Noise
+
+ABBREVIATED_FROM = 30
+"""torch abbreviates lists of more than 30 ranks in the arguments of events."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """A process group. Ranks with one name and different members form groups of their own."""
+
+    kind: str
+    """"world", "data", "tensor" or "host"."""
+    name: str
+    description: str
+    ranks: tuple[int, ...]
+    stream: int
+
+    @property
+    def text(self) -> str:
+        """The ranks as torch writes them in arguments."""
+        texts = [str(rank) for rank in self.ranks]
+        if len(texts) > ABBREVIATED_FROM:
+            texts = [*texts[: ABBREVIATED_FROM - 1], "...", texts[-1]]
+        return f"[{', '.join(texts)}]"
+
+    @property
+    def stride(self) -> int:
+        """Distance between neighbouring ranks."""
+        return self.ranks[1] - self.ranks[0] if len(self.ranks) > 1 else 1
+
+
+def process_groups(config: Config) -> list[Group]:
+    """All groups. Tensor-parallel groups hold neighbouring ranks, data-parallel ones every n-th rank."""
+    size, width = config.world_size, config.tensor_parallel
+    groups = [Group("world", "0", "default_pg", tuple(range(size)), 20)]
+    if width > 1:
+        for first in range(width):
+            groups.append(Group("data", str(1 + first), "mesh_dp", tuple(range(first, size, width)), 24))
+        for index, first in enumerate(range(0, size, width)):
+            ranks = tuple(range(first, first + width))
+            groups.append(Group("tensor", str(1 + width + index), "mesh_tp", ranks, 28))
+    first = 0
+    for index, count in enumerate(config.hosts if config.within_hosts_first else ()):
+        ranks = tuple(range(first, first + count))
+        groups.append(Group("host", str(len(groups)), f"host_{index}", ranks, 32))
+        first += count
+    return groups
+
 
 ANNOTATIONS = {"allreduce": "nccl:all_reduce", "barrier": "nccl:all_reduce_barrier"}
 OPERATORS = {"allreduce": "c10d::allreduce_", "barrier": "c10d::barrier"}
@@ -184,3 +229,42 @@ def shape_of(collective: Collective) -> str:
     """ "Input Dims" of the c10d operator; a barrier's tensor has one element."""
     dims = f"[[{collective.elements}]]" if collective.operation == "allreduce" else "[1]"
     return f',"Input Dims":[{dims},[],[],[]]'
+
+
+GLOO_ANNOTATIONS = {"allreduce": "gloo:all_reduce", "barrier": "gloo:barrier"}
+DEQUEUE_US = 60.0
+
+
+class GlooNetwork(Network):
+    """One process group over Gloo."""
+
+    def __init__(self, group: Group, config: Config, noise: Noise, effects: Effects) -> None:
+        super().__init__(group, config, noise, effects)
+        self._thread_free_us = {rank: dict.fromkeys(GLOO_THREADS, float("-inf")) for rank in group.ranks}
+
+    def _launch(self, machine: Machine, collective: Collective, launch_us: float) -> None:
+        rank = machine.rank
+        name, args = OPERATORS[collective.operation], shape_of(collective)
+        collective.issued_us[rank] = collective.ready_us[rank] = machine.now_us
+        with machine.span("cpu_op", name, args) as external:
+            machine.work(launch_us)
+        collective.identity[rank] = (external, machine.next_external())
+
+    def _resolve(self, collective: Collective) -> None:
+        collective.arrival_us.update(collective.issued_us)
+        begin_us: dict[int, float] = {}
+        thread_of: dict[int, int] = {}
+        for rank, issued_us in collective.issued_us.items():
+            free_us = self._thread_free_us[rank]
+            thread = thread_of[rank] = min(free_us, key=free_us.__getitem__)
+            begin_us[rank] = max(issued_us + DEQUEUE_US, free_us[thread] + 5.0)
+        common_end_us = max(begin_us.values()) + self.wire_us(collective)
+        for rank in self.group.ranks:
+            machine = self.machines[rank]
+            end_us = common_end_us + self.end_jitter_us(rank, collective)
+            collective.end_us[rank] = self._thread_free_us[rank][thread_of[rank]] = end_us
+            if machine.recording_since <= collective.issued_us[rank]:
+                args = f',"Input Dims":[[{collective.elements}]]'
+                name, external = GLOO_ANNOTATIONS[collective.operation], collective.identity[rank][1]
+                where = (thread_of[rank], begin_us[rank], end_us)
+                machine.host_events.append(HostEvent("user_annotation", name, *where, external, 0, args))

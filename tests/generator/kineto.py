@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from .collectives import Collective
-from .groups import process_groups
+from .collectives import Collective, process_groups
 from .machine import AUTOGRAD_THREAD, COMPUTE_STREAM, GLOO_THREADS, DeviceEvent, HostEvent
 from .model import Config
 from .program import RankProgram

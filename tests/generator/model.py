@@ -1,14 +1,50 @@
-"""What a generated job looks like: its shape, its clocks, its flaws as a recording, and its planted causes.
+"""What a generated job looks like: its shape, its clocks, its flaws as a recording, and its planted causes, with what they do to one rank
+in one step.
 
 Times are microseconds of the true clock unless the name says otherwise. Sizes are bytes.
+
+Random draws are keyed by what they are for, never by the order in which they are asked for: a simulation without one planted cause must
+see the same jitter everywhere else, and a shared stream of random numbers would shift all later draws. Every draw therefore names itself,
+for instance ``("forward", rank, step)``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .noise import Noise
+import numpy as np
+
+
+class Noise:
+    """Keyed random draws; the same seed and key always give the same values."""
+
+    def __init__(self, seed: int, jitter: float) -> None:
+        self.seed = seed
+        self.jitter = jitter
+
+    def draws(self, *key: object) -> np.random.Generator:
+        """A generator of its own for ``key``. Asking for more values leaves the first as they were."""
+        digest = hashlib.blake2b(repr((self.seed, *key)).encode(), digest_size=16).digest()
+        return np.random.Generator(np.random.Philox(key=np.frombuffer(digest, dtype=np.uint64)))
+
+    def factors(self, count: int, *key: object, scale: float = 1.0) -> list[float]:
+        """``count`` lognormal factors with mean 1 and the configured jitter (times ``scale``) as sigma."""
+        sigma = self.jitter * scale
+        if sigma == 0.0:
+            return [1.0] * count
+        return np.exp(sigma * self.draws(*key).standard_normal(count) - sigma * sigma / 2).tolist()
+
+    def factor(self, *key: object, scale: float = 1.0) -> float:
+        """One lognormal factor with mean 1."""
+        return self.factors(1, *key, scale=scale)[0]
+
+    def uniform(self, *key: object) -> float:
+        """One value in [0, 1)."""
+        return float(self.draws(*key).random())
+
 
 RANK_PLANTS = {
     "slow_data": "the data loader of these ranks takes ms longer",
@@ -242,3 +278,59 @@ def cpu_job(**changes: Any) -> Config:
         "end_jitter_us": 40.0,
     }
     return Config(**{**defaults, **changes})
+
+
+def reshape(config: Config) -> Config:
+    """The job with those plants applied that change its shape rather than single steps."""
+    for plant in config.plants:
+        if plant.kind == "many_tiny_buckets":
+            total = sum(config.bucket_bytes)
+            config = replace(config, bucket_bytes=(total // plant.count,) * plant.count, bucket_position=())
+        elif plant.kind == "no_overlap":
+            config = replace(config, overlap=False)
+        elif plant.kind == "communication_bound":
+            config = replace(config, bucket_bytes=tuple(int(b * plant.factor) for b in config.bucket_bytes))
+        elif plant.kind == "redundant_sync":
+            config = replace(config, no_sync=False)
+        elif plant.kind == "launch_bound":
+            config = replace(
+                config,
+                forward_kernels=round(config.forward_kernels * plant.factor),
+                backward_kernels=round(config.backward_kernels * plant.factor),
+            )
+    return config
+
+
+class Effects:
+    """Answers what the plants add for a rank and a step."""
+
+    def __init__(self, plants: tuple[Plant, ...], noise: Noise) -> None:
+        self.plants = plants
+        self.noise = noise
+
+    def acting(self, kind: str, rank: int | None, step: int) -> Iterator[Plant]:
+        """Plants of ``kind`` that act on ``rank`` (``None``: on the job) in ``step``."""
+        for plant in self.plants:
+            if plant.kind != kind or (rank is not None and plant.ranks and rank not in plant.ranks):
+                continue
+            if plant.when.active(step, self.noise, kind, plant.ranks):
+                yield plant
+
+    def added_us(self, kind: str, rank: int, step: int) -> float:
+        """Sum of the milliseconds of the acting plants, in microseconds."""
+        return sum(plant.ms for plant in self.acting(kind, rank, step)) * 1000.0
+
+    def factor(self, kind: str, rank: int | None, step: int) -> float:
+        """Product of the factors of the acting plants."""
+        product = 1.0
+        for plant in self.acting(kind, rank, step):
+            product *= plant.factor
+        return product
+
+    def gaps(self, kind: str, rank: int, step: int, kernels: int) -> dict[int, list[Plant]]:
+        """Kernel index before which each acting host gap lies -> the plants."""
+        places: dict[int, list[Plant]] = {}
+        for plant in self.acting(kind, rank, step):
+            index = min(kernels - 1, int(plant.position * kernels))
+            places.setdefault(index, []).append(plant)
+        return places

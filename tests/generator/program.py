@@ -12,9 +12,7 @@ from dataclasses import dataclass, field
 from .collectives import Collective, Network
 from .kernels import Launch, duration_shares, operators, shape_args
 from .machine import MAIN_THREAD, HookEvent, Machine
-from .model import Config, Plant
-from .noise import Noise
-from .plants import Effects
+from .model import Config, Effects, Noise, Plant
 
 Waits = Iterator[Collective]
 PINNED_GBPS = 20.0

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from .collectives import Collective, Network
-from .gloo import GlooNetwork
-from .groups import process_groups
-from .machine import Machine
-from .model import Config
-from .noise import Noise
-from .plants import Effects, reshape
-from .processor import Processor
+from .collectives import Collective, GlooNetwork, Network, process_groups
+from .machine import Machine, Processor
+from .model import Config, Effects, Noise, reshape
 from .program import RankProgram
 
 

@@ -262,13 +262,9 @@ def test_a_recording_can_lack_events_ranks_names_and_steps(tmp_path):
     assert not any(e["name"].startswith("ProfilerStep") for e in complete(trace, "user_annotation"))
 
 
-def test_uncompressed_traces_and_truth_beside_them(tmp_path):
-    config = replace(SHORT, compressed=False, steps=1)
-    truth = generate(config, tmp_path / "traces", truth_path=tmp_path / "truth.json")
+def test_uncompressed_traces(tmp_path):
+    truth = generate(replace(SHORT, compressed=False, steps=1), tmp_path)
     assert json.loads(Path(truth.files[0]).read_text())["schemaVersion"] == 1
-    assert json.loads((tmp_path / "truth.json").read_text())["step_us"] == truth.step_us
-    with pytest.raises(ValueError, match="beside the traces"):
-        generate(config, tmp_path / "traces", truth_path=tmp_path / "traces" / "truth.json")
 
 
 def test_a_host_that_never_waits_runs_ahead_until_the_queue_is_full():

@@ -1,4 +1,4 @@
-"""The truth of a generated job, in plain data. All times are on the true clock.
+"""From a configuration to trace files and their truth, in plain data. All times are on the true clock.
 
 The breakdown follows one rule: each instant of a step belongs to the first part of :data:`PRIORITY` that is
 active on the rank, and to ``host`` where none is. Compute, copies and collectives are the accelerator's; the
@@ -7,16 +7,15 @@ rest the host's.
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from .collectives import Collective
+from .kineto import write_trace
 from .machine import Activity
-from .model import Config
-from .noise import Noise
+from .model import Config, Noise
 from .simulate import Simulation, simulate, without
 
 PRIORITY = ("compute", "h2d", "barrier", "comm_transfer", "comm_wait", "checkpoint", "data_wait", "host")
@@ -40,7 +39,6 @@ class CollectiveTruth:
     arrival_us: list[float]
     end_us: list[float]
     last_rank: int
-    skew_us: float
     transfer_us: float
     """Common end (without the ranks' end jitter: the earliest end) minus the last arrival."""
 
@@ -55,12 +53,8 @@ class StepTruth:
     """One step. ``breakdown_us[rank][part]`` adds up to ``end_us[rank] - start_us[rank]``."""
 
     index: int
-    profiler_step: int
-    """Its number in the annotation ProfilerStep#N."""
     start_us: list[float]
     end_us: list[float]
-    wall_us: float
-    """Mean over ranks."""
     breakdown_us: list[dict[str, float]]
 
 
@@ -110,10 +104,6 @@ class Truth:
             caused[collective.last_rank] += sum(collective.wait_us)
         return caused
 
-    def write(self, path: str | os.PathLike[str]) -> None:
-        """Writes the truth as JSON; keep it away from the traces, which are read by folder."""
-        Path(path).write_text(json.dumps(asdict(self), indent=1))
-
 
 def tell(simulation: Simulation, config: Config, files: dict[int, str]) -> Truth:
     """The truth of ``simulation``; simulates the job again without each plant, and without all."""
@@ -156,7 +146,6 @@ def _collective(collective: Collective) -> CollectiveTruth:
         arrival_us=arrival_us,
         end_us=end_us,
         last_rank=ranks[arrival_us.index(last_us)],
-        skew_us=last_us - min(arrival_us),
         transfer_us=min(end_us) - last_us,
     )
 
@@ -165,14 +154,12 @@ def _steps(simulation: Simulation) -> list[StepTruth]:
     config, steps = simulation.config, []
     starts = [program.step_start_us for program in simulation.programs]
     breakdowns = [breakdown(p.machine.activities, p.step_start_us) for p in simulation.programs]
-    for step, wall_us in enumerate(simulation.step_us()):
+    for step in range(config.steps):
         steps.append(
             StepTruth(
                 index=step,
-                profiler_step=step + config.warmup_steps,
                 start_us=[start[step] for start in starts],
                 end_us=[start[step + 1] for start in starts],
-                wall_us=wall_us,
                 breakdown_us=[rank[step] for rank in breakdowns],
             )
         )
@@ -220,3 +207,18 @@ def _plant(config: Config, index: int, step_us: list[float], without_us: list[fl
         cost_us_per_step=cost_us,
         share=cost_us / mean_us,
     )
+
+
+def generate(config: Config, directory: str | os.PathLike[str]) -> Truth:
+    """Writes one trace per rank that is not missing into ``directory`` (made if absent) and returns the
+    truth.
+    """
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    simulation = simulate(config)
+    files = {
+        program.machine.rank: str(write_trace(program, folder))
+        for program in simulation.programs
+        if program.machine.rank not in config.missing_ranks
+    }
+    return tell(simulation, config, files)

@@ -16,11 +16,9 @@ import json
 import os
 import sys
 
-import changing_loops  # noqa: F401, as its shapes come first
-import fresh_loops  # noqa: F401, and these second
 import torch
 import torch.distributed as dist
-from shape_parts import ROUNDS, SHAPES, loss, net, sgd, shape
+from changing_loops import ROUNDS, SHAPES, loss, net, sgd, shape
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 

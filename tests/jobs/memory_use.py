@@ -12,14 +12,12 @@ until it is over, tensors of all sizes.
 from __future__ import annotations
 
 import argparse
-import atexit
 import collections
-import os
-import sys
 import time
 
 import torch
 import torch.distributed as dist
+from tiny_ddp import end_in_order
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
@@ -101,11 +99,7 @@ def main() -> None:
             if not go_on:
                 break
     assert held.numel() >= 0
-    dist.barrier()
-    sys.stdout.flush()
-    # Without the teardown of Gloo, which sometimes aborts.
-    atexit._run_exitfuncs()
-    os._exit(0)
+    end_in_order()
 
 
 if __name__ == "__main__":

@@ -7,12 +7,10 @@ torchrun --nproc-per-node 2 profiled_by_itself.py --build-at N --out FOLDER
 from __future__ import annotations
 
 import argparse
-import atexit
-import os
-import sys
 
 import torch
 import torch.distributed as dist
+from tiny_ddp import end_in_order
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule
@@ -45,10 +43,7 @@ def main() -> None:
         if own is not None:
             own.step()
     own.stop()
-    dist.barrier()
-    sys.stdout.flush()
-    atexit._run_exitfuncs()
-    os._exit(0)
+    end_in_order()
 
 
 if __name__ == "__main__":

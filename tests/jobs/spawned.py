@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 import tempfile
@@ -12,6 +11,7 @@ import tempfile
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
+from tiny_ddp import end_in_order
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -29,10 +29,7 @@ def work(rank: int, rendezvous: str) -> None:
         optimizer.step()
     if rank == 1 and "raises" in sys.argv:
         reading()
-    dist.barrier()
-    sys.stdout.flush()
-    atexit._run_exitfuncs()
-    os._exit(0)
+    end_in_order()
 
 
 if __name__ == "__main__":

@@ -13,9 +13,8 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any
 
-from .answers import answer_or_crash, freeze, frozen
+from .answers import NOTHING, Difference, answer_or_crash, differences, freeze, frozen
 from .cases import GROUPS
-from .differ import NOTHING, Difference, differences
 
 SHOWN = 12
 """Differences that are printed of one case."""

@@ -7,9 +7,8 @@ import copy
 import pytest
 
 from tests.net.__main__ import main
-from tests.net.answers import answer, freeze, frozen
+from tests.net.answers import NOTHING, Difference, answer, differences, freeze, frozen
 from tests.net.cases import GROUPS
-from tests.net.differ import NOTHING, Difference, differences
 
 QUICK = ("fixtures", GROUPS["fixtures"].names()), ("generated", GROUPS["generated"].names()[::20])
 

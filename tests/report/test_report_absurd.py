@@ -17,7 +17,7 @@ from ddpdoctor.report import read_diagnosis, render_html, to_json
 from ddpdoctor.report.charts.scale import index_ticks
 from ddpdoctor.report.figures.spec import light_colours, with_colours
 from ddpdoctor.report.figures.specs import figure_specs
-from tests.fuzz.pages import fault_of_page, faults_of_figure
+from tests.fuzz.trial import fault_of_page, faults_of_figure
 from tests.report import samples
 
 

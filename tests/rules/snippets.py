@@ -13,7 +13,9 @@ import msgspec
 
 from ddpdoctor.diagnose.load import load_rules
 from ddpdoctor.diagnose.rule import Rule
-from ddpdoctor.diagnose.selftest import outcome_of, snippet_kind
+from ddpdoctor.diagnose.selftest import outcome_of
+
+from .snippet_code import snippet_kind
 
 PACK = load_rules(entry_points=False)
 

@@ -16,7 +16,7 @@ import click
 import pytest
 
 from ddpdoctor.diagnose.load import packaged_folder
-from ddpdoctor.diagnose.selftest import names_taken
+from tests.rules.snippet_code import names_taken
 from tests.rules.snippets import Snippet, rendered
 
 SNIPPETS = rendered()

@@ -11,13 +11,14 @@ import pytest
 from ddpdoctor.analysis import analyze
 from tests.measure.steplogs import lines_of, steps_of, write_lines
 
-from .recorded import FIRST_PID, NOW_NS, REDUCING, TORCH, TRAIN, Stopped, main_finding
+from .recorded import FIRST_PID, NOW_NS, TORCH, TRAIN, Stopped, main_finding
 
 SMALL = {"op": "all_reduce", "b": 64, "w": 90}
 LARGE = {"op": "all_reduce", "b": 200_000, "w": 91}
 OTHER = {"op": "all_reduce", "b": 12_000, "w": 92}
 BROADCAST = {"op": "broadcast", "b": 64, "w": 93}
-LINES = {90: 50, 91: 51, 92: 57, 93: 58}
+BACKWARD = {"k": "bwd", "w": 94}
+LINES = {90: 50, 91: 51, 92: 57, 93: 58, 94: 40}
 """Lines of the script by the numbers of the log."""
 ABORTED = (
     "Fatal Python error: Aborted\n\nThread 0x00007f01 (most recent call first):\n"
@@ -26,38 +27,43 @@ ABORTED = (
 
 
 class Called(Stopped):
-    """A run of which all ranks call two metrics' reductions in every step."""
+    """A run of which all ranks number their calls: two metrics' reductions in every step."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         for path in folder.glob("ranks/*/steps.jsonl"):
             lines = lines_of(path)
             places = [{"where": n, "file": TRAIN, "line": line, "function": "f"} for n, line in LINES.items()]
-            for line in lines:
-                if line.get("ev"):
-                    line["ev"] += [
-                        {"k": "coll", "pg": "0", "s": 23_000_000 + n, "d": 1, **call}
-                        for n, call in enumerate((SMALL, LARGE))
-                    ]
             write_lines(path, [lines[0], *places, *lines[1:]])
         self.step = max(line["step"] for line in lines if "step" in line) + 1
 
-    def called(self, rank: int, *calls: dict[str, Any], step: int | None = None) -> Called:
-        """The last of the calls has not returned."""
-        slots = [
-            json.dumps(
+    def called(self, rank: int, *calls: dict[str, Any], first: bool = False) -> Called:
+        """What a rank called last, of which the last call has not returned; in the ``first`` step, or after those of the step before."""
+        rows, last = [], dict[int, tuple[int, int]]()
+        if not first:
+            last = {SMALL["w"]: (38, 35), LARGE["w"]: (39, 36), BACKWARD["w"]: (40, 37)}
+            calls = (SMALL, LARGE, BACKWARD, *calls)
+        for turn, call in enumerate(calls, start=1 if first else 41):
+            before = last.get(call["w"], (0, 0))
+            last[call["w"]] = turn, before[0]
+            step = 0 if first else self.step - (turn < 44)
+            rows.append(
                 {
-                    "open": int(n == len(calls) - 1),
-                    "call": n + 7,
-                    "step": step or self.step,
+                    "open": 0,
+                    "call": turn,
+                    "n": turn,
+                    "p": before[0],
+                    "pp": before[1],
+                    "step": step,
                     "k": "coll",
                     "pg": "0",
                 }
                 | call
             )
-            for n, call in enumerate(calls)
-        ]
-        (self.path / f"ranks/{rank:05d}/calls.jsonl").write_text("\n".join(slots) + "\n")
+        rows[-1]["open"] = 1
+        (self.path / f"ranks/{rank:05d}/calls.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows)
+        )
         return self
 
     def aborted(self, rank: int, line: int, others: tuple[int, ...]) -> Called:
@@ -95,19 +101,6 @@ def test_who_calls_otherwise_than_in_the_steps_before(tmp_path, calls, kind, lin
     assert diagnosis.verdict.headline.startswith("The job failed: rank 1 calls ")
 
 
-def test_one_more_while_the_others_are_in_their_backward_pass(tmp_path) -> None:
-    run = Called(tmp_path / "run").called(1, OTHER)
-    backward = [f'  File "{file}", line {line} in {name}\n' for file, line, name in REDUCING]
-    run.aborted(0, 40, (1,))
-    (run.path / "ranks/00000/faults.txt").write_text(
-        "Fatal Python error: Aborted\n\nThread 0x00007f01 (most recent call first):\n" + "".join(backward)
-    )
-    diagnosis = analyze([str(run.path)])
-    finding = main_finding(diagnosis)
-    assert (finding.rule, finding.ranks, finding.where[0].line) == ("hang/different-collectives", [1], 57)
-    assert diagnosis.facts["hang"]["different"]["waits_at"][0]["line"] == 40
-
-
 def test_of_three_the_two_that_do_alike_are_right_without_any_step_before(tmp_path) -> None:
     """Nothing of the steps before is known, as in the first one."""
     run = Called(tmp_path / "run")
@@ -121,7 +114,8 @@ def test_of_three_the_two_that_do_alike_are_right_without_any_step_before(tmp_pa
     for path in run.path.glob("ranks/*/steps.jsonl"):
         write_lines(path, [line for line in lines_of(path) if not line.get("ev")])
     run.step = max((line["step"] for line in steps_of(run.path, 0)), default=-1) + 1
-    run.called(0, SMALL, step=run.step).called(1, SMALL, step=run.step).called(2, OTHER, step=run.step)
+    for rank, call in enumerate((SMALL, SMALL, OTHER)):
+        run.called(rank, call, first=True)
     finding = main_finding(analyze([str(run.aborted(0, 50, (1, 2)).path)]))
     assert (finding.rule, finding.ranks) == ("hang/different-collectives", [2])
 
@@ -135,13 +129,6 @@ def test_an_abort_while_all_call_what_they_always_do_is_a_death(tmp_path, first,
     run = Called(tmp_path / "run").called(0, *first).called(1, *second)
     finding = main_finding(analyze([str(run.aborted(1, LINES[second[-1]["w"]], (0,)).path)]))
     assert (finding.rule, finding.ranks) == ("hang/rank-died", [1])
-
-
-def test_calls_of_an_earlier_step_say_nothing(tmp_path) -> None:
-    run = Called(tmp_path / "run")
-    run.called(0, SMALL, step=run.step - 1).called(1, BROADCAST, step=run.step - 1)
-    finding = main_finding(analyze([str(run.aborted(1, 50, (0,)).path)]))
-    assert finding.rule == "hang/rank-died"
 
 
 def test_what_a_rank_went_on_from_is_no_end_of_it(tmp_path) -> None:

@@ -22,8 +22,8 @@ from ddpdoctor.measure.places import CodeLine
 from ddpdoctor.report.html import render_html
 from ddpdoctor.report.markdown import render_markdown
 from ddpdoctor.stall import find_dumps, of_dumps
-from ddpdoctor.stall.frames import lines_of
 from ddpdoctor.stall.plainpickle import NotPlainError, read_plain
+from ddpdoctor.stall.recording import lines_of
 from tests.privileges import as_anybody
 
 from .recorded import Stopped

@@ -1,10 +1,14 @@
-"""Jobs and ranks that ended: what failed, what somebody ended, and what only looks like a failure."""
+"""Jobs and ranks that ended: what failed, what somebody ended, what only looks like a failure; ends that nobody saw, or that other
+witnesses tell of."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+
+from ddpdoctor.analysis import analyze
 
 from .recorded import (
     NOW_NS,
@@ -15,6 +19,7 @@ from .recorded import (
     Stopped,
     main_finding,
 )
+from .test_parting import Numbered
 from .test_run_verdicts import diagnosed
 
 
@@ -195,3 +200,111 @@ def test_a_job_that_somebody_ended_has_not_failed(tmp_path):
     run.raised(0, "KeyboardInterrupt", "").raised(1, "KeyboardInterrupt", "")
     diagnosis = diagnosed(run.ended(0, signal=2).ended(1, code=130))
     assert not [finding.rule for finding in diagnosis.findings if finding.rule.startswith("hang/")]
+
+
+GONE_NS = NOW_NS - 300_000_000_000
+"""When the ranks' processes were found to be gone."""
+
+
+def ended_by_somebody(path, asked_ns):
+    """torchrun leaves with 1 after SIGTERM; one rank fell to it, the other to SIGKILL after the grace, having lost the first."""
+    run = Stopped(path / "run", exit_code=1).asked(15, asked_ns)
+    run.raised(1, "RuntimeError", "Connection reset by peer", at_ns=GONE_NS)
+    return run.ended(0, signal=15).ended(1, signal=9)
+
+
+def test_what_comes_after_the_signal_is_no_failure(tmp_path):
+    diagnosis = diagnosed(ended_by_somebody(tmp_path, GONE_NS - 30_000_000_000))
+    assert not [finding.rule for finding in diagnosis.findings if finding.rule.startswith("hang/")]
+    assert diagnosis.verdict.headline.startswith("The job was ended by SIGTERM (exit code 1), in step ")
+    assert "; last seen: " in diagnosis.verdict.headline
+    assert "rank 1 at train.py:70 in parse" in diagnosis.verdict.headline
+    assert {each.rank: each.state for each in diagnosis.standing}[0] == "ended by SIGTERM"
+
+
+def test_what_came_before_it_is(tmp_path):
+    diagnosis = diagnosed(ended_by_somebody(tmp_path, GONE_NS + 2_000_000_000))
+    assert diagnosis.verdict.headline.startswith("The job failed: ")
+    assert diagnosis.verdict.rule in ("hang/rank-died", "hang/rank-raised")
+
+
+def test_a_job_that_ends_in_order_although_it_was_asked_to_end(tmp_path):
+    diagnosis = diagnosed(Stopped(tmp_path / "run", exit_code=0).asked(15, NOW_NS))
+    assert "ended by" not in diagnosis.verdict.headline and diagnosis.standing == []
+
+
+LOST = "Connection closed by peer [127.0.0.1]:23424"
+LATER_NS = NOW_NS + 10**9
+
+
+def test_a_rank_whose_end_nobody_saw(tmp_path) -> None:
+    """It was killed before it was looked at, and left no exit code."""
+    run = Stopped(tmp_path / "run").raised(0, "RuntimeError", LOST)
+    finding = main_finding(analyze([str(run.path)]))
+    assert (finding.rule, finding.ranks, finding.title) == ("hang/rank-died", [1], "Rank 1 died")
+    assert "Rank 0 then raised" in finding.explanation
+
+
+def test_all_ranks_that_only_lost_each_other(tmp_path) -> None:
+    run = Stopped(tmp_path / "run").raised(0, "RuntimeError", LOST).raised(1, "RuntimeError", LOST)
+    finding = main_finding(analyze([str(run.path)]))
+    assert (finding.rule, finding.title) == (
+        "hang/rank-raised",
+        "Ranks 0 and 1 lost the connection to each other",
+    )
+
+
+@pytest.mark.parametrize("known", [{"code": None, "signal": None}, {"code": None, "signal": 11}])
+def test_faulthandler_tells_the_signal_that_the_kernel_did_not(tmp_path, known) -> None:
+    """The parent of a rank of mp.spawn waits for it, and is faster."""
+    run = Stopped(tmp_path / "run").ended(1, in_order=False, **known)
+    text = f'Fatal Python error: Segmentation fault\n\nThread 0x1 (most recent call first):\n  File "{TRAIN}", line 33 in f\n'
+    (run.path / "ranks/00001/faults.txt").write_text(text)
+    finding = main_finding(analyze([str(run.path)]))
+    assert (finding.rule, finding.ranks, finding.title) == ("hang/rank-died", [1], "Rank 1 died (SIGSEGV)")
+
+
+def test_ranks_that_called_different_collectives_and_whose_ends_nobody_saw(tmp_path) -> None:
+    run = Numbered(tmp_path / "run")
+    run.order(0, ("bwd", 50), ("bwd", 50), ("coll", 57), until=63)
+    run.order(1, ("bwd", 50), ("bwd", 50), ("bwd", 50), until=63)
+    finding = main_finding(analyze([str(run.path)]))
+    assert (finding.rule, finding.ranks) == ("hang/different-collectives", [1])
+
+
+@pytest.mark.parametrize("number", [2, 15])
+def test_an_interrupt_of_one_rank_that_python_left_in_order(tmp_path, number) -> None:
+    """Its exit handlers ran before the signal ended it; the launcher ended the other one later, which had lost it."""
+    run = Stopped(tmp_path / "run").raised(1, "KeyboardInterrupt", "").raised(0, "RuntimeError", LOST)
+    run.ended(1, signal=number, in_order=True, seen_ns=NOW_NS)
+    run.ended(0, signal=15, in_order=True, seen_ns=LATER_NS)
+    finding = main_finding(analyze([str(run.path)]))
+    assert (finding.rule, finding.ranks) == ("hang/rank-died", [1])
+
+
+def test_a_rank_that_calls_more_than_those_that_are_through(tmp_path) -> None:
+    """No network is suspected where the other one had ended in order."""
+    run = Stopped(tmp_path / "run").raised(1, "RuntimeError", LOST)
+    run.ended(0, code=0, in_order=True, step=200)
+    finding = main_finding(analyze([str(run.path)]))
+    assert (finding.rule, finding.ranks) == ("hang/rank-raised", [1])
+    assert "Rank 0 had ended in order, in step 200" in finding.explanation
+    assert "network" not in finding.explanation
+
+
+HEALTHY = Path(__file__).parents[2] / "fixtures" / "healthy"
+
+
+def test_of_traces_alone_nothing_is_said_of_a_stop():
+    diagnosis = analyze([str(file) for file in sorted(HEALTHY.glob("ranks/*/trace.json.gz"))])
+    told = {rule.rule for rule in diagnosis.skipped if rule.rule.startswith("hang/")}
+    assert "hang/not-reached" in told
+    assert diagnosis.facts["hang"]["looked"] is None
+    assert not any("flight recorder" in note for note in diagnosis.notes)
+
+
+def test_a_healthy_run_was_looked_at():
+    diagnosis = analyze([str(HEALTHY)])
+    assert diagnosis.healthy
+    assert {"hang/not-reached", "hang/rank-died"} <= {rule.rule for rule in diagnosis.checked}
+    assert diagnosis.standing == []

@@ -7,8 +7,7 @@ import random
 
 from tests.exam.planted import Case, Fault
 
-from .setup import Planned, Recorded, Setup
-from .simulate import Rank, run, step_us
+from .simulate import Planned, Rank, Recorded, Setup, run, step_us
 
 HEALTHY_SHARE, TWO_SHARE = 0.2, 0.2
 SHORT_HEALTHY_SHARE, SHORT_STEPS = 0.5, (2, 4)
@@ -212,7 +211,7 @@ def case_of(setup: Setup) -> tuple[Case, list[Rank]]:
         once = sum(one.hits(rank, step) for rank in one.ranks or () for step in range(first, last + 1)) == 1
         rules = rules_of(one.kind, setup.recorded, short=setup.short)
         seen_once = one.kind == "rare-stall" and once
-        faults.append(Fault(one.kind, rules, one.ranks, price, 0.0, lines, seen_once, alone))
+        faults.append(Fault(one.kind, rules, one.ranks, price, lines, seen_once, alone))
         if price * 1000 < CHEAP_SHARE * with_all:
             doubts.append(f"cheap: {one.kind} costs {price:.3f} of {with_all / 1000:.2f} ms")
     bare = with_all - step_us(run(dataclasses.replace(setup, bytes_per_us=1e12, latency_us=0.0)), first, last)

@@ -7,8 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from .setup import Setup
-from .simulate import BACKWARD, Event, Rank
+from .simulate import BACKWARD, Event, Rank, Setup
 
 BASE_NS = 1_700_000_000_000_000_000
 PID = 51000

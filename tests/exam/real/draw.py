@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from . import structures, texts
-from .compose import Lines, files_of, fill, write
-from .extras import HELPER_HEAD, UNIT, plant
+from .compose import HELPER_HEAD, UNIT, Lines, files_of, fill, plant, write
 from .kinds import EPOCH_STEPS, KINDS, WITH_ANOTHER, Asked
 
 RECORDED_S = 4.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 from ddpdoctor.analysis import analyze
@@ -14,7 +13,7 @@ from tests.launch.two_hosts import two_hosts, why_not
 
 from .draw import program
 from .kinds import PACED, Asked
-from .record import JOB_S, RUN, environment
+from .record import JOB_S, RUN, environment, recorded
 
 NAMES = ("trap-fast-link", "slow-link")
 RULES = (
@@ -47,21 +46,10 @@ def record(name: str, seed: int, folder: Path) -> Case:
 def _recorded_ms(seed: int, folder: Path, megabits: float | None) -> float:
     """Mean step of the job with one rank on each host, each under its own ``ddpdoctor run``."""
     program(seed, folder / "job", WIDE)
-    recorder = [
-        sys.executable,
-        "-m",
-        "ddpdoctor",
-        "run",
-        "--no-analysis",
-        "-q",
-        "--out",
-        str(folder / RUN),
-        "--",
-    ]
     with two_hosts(megabits) as hosts:
         halves = []
         for node, device in enumerate(hosts.names):
-            command = hosts.on(node, [*recorder, *hosts.torchrun(node), "train.py"])
+            command = hosts.on(node, recorded(folder, [*hosts.torchrun(node), "train.py"]))
             variables = environment() | {"GLOO_SOCKET_IFNAME": device}
             with (folder / "job" / f"output-{node}.txt").open("w") as output:
                 halves.append(

@@ -19,7 +19,7 @@ from tests.exam.planted import Case, Fault
 from . import twin
 from .draw import Program, program
 from .kinds import KINDS, Asked
-from .scatter import block_ms, error_ms, is_sure, saved_ms
+from .twin import block_ms, error_ms, is_sure, saved_ms
 
 REPOSITORY = Path(__file__).parents[3]
 RUN = "run"
@@ -70,7 +70,7 @@ def truth(drawn: Program, timed: dict[str, Any], load: dict[str, float]) -> Case
             marks = [each.key, "loop", *(["loader"] if each.kind == "worker-start" else [])]
         lines = [line for mark in marks for line in drawn.lines.get(mark, [])] if each.with_line else []
         ranks = None if each.ranks is None else tuple(each.ranks)
-        faults.append(Fault(each.kind, each.rules, ranks, price, error, tuple(lines), alone_ms=alone))
+        faults.append(Fault(each.kind, each.rules, ranks, price, tuple(lines), alone_ms=alone))
     shape = {**drawn.shape, "base_ms": timed["base_ms"], "load": load}
     joint = median(saved_ms(blocks["all"], blocks["none"])) if several else None
     planted = (tuple(faults), drawn.tolerated, shape, tuple(doubts))
@@ -94,15 +94,20 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
 
 
+def recorded(folder: Path, command: Sequence[str], options: Sequence[str] = ()) -> list[str]:
+    """The ``command`` under ``ddpdoctor run``, which records into ``folder / RUN``."""
+    recorder = [sys.executable, "-m", "ddpdoctor", "run", "--no-analysis", "-q", "--out", str(folder / RUN)]
+    return [*recorder, *options, "--", *command]
+
+
 def run(
     drawn: Program, folder: Path, options: Sequence[str] = (), variables: Mapping[str, str] = NOTHING
 ) -> None:
     """Records the program in ``folder / "job"`` under ``ddpdoctor run`` with these options and environment variables."""
-    recorder = [sys.executable, "-m", "ddpdoctor", "run", "--no-analysis", "-q", "--out", str(folder / RUN)]
     job = folder / "job"
     with (job / "output.txt").open("ab") as output:
         done = subprocess.run(
-            [*recorder, *options, "--", *drawn.command(job)],
+            recorded(folder, drawn.command(job), options),
             cwd=job,
             env={**environment(), **variables},
             stdout=output,
@@ -110,10 +115,8 @@ def run(
             timeout=JOB_S,
             check=False,
         )
-    if done.returncode not in (
-        0,
-        1,
-    ):  # Gloo's destruction of the group aborts now and then: the recording is whole
+    # Gloo's destruction of the group aborts now and then: the recording is whole.
+    if done.returncode not in (0, 1):
         raise RuntimeError(f"seed {drawn.seed} ended with {done.returncode}, see {job}/output.txt")
 
 

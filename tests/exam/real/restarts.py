@@ -18,7 +18,8 @@ from typing import Any
 
 from tests.exam.planted import Case, Fault
 
-from .record import JOB_S, NOTHING, REPOSITORY, RUN, environment
+from .record import JOB_S, NOTHING, REPOSITORY, environment, recorded
+from .record import RUN as RUN
 
 JOB = REPOSITORY / "tests" / "jobs" / "restarting_ddp.py"
 HOWS = ("code", "raise", "kill", "hang", "abort", "lock")
@@ -88,8 +89,7 @@ def run(
     """(Exit code, epoch ns of the end of each rank's process by its id) of the job under ``ddpdoctor run`` with these options."""
     job = folder / "job"
     prepare(plan, job)
-    recorder = [sys.executable, "-m", "ddpdoctor", "run", "--no-analysis", "--no-profile", "-q"]
-    command = [*recorder, "--out", str(folder / RUN), *options, "--", *torchrun(plan, job)]
+    command = recorded(folder, torchrun(plan, job), ["--no-profile", *options])
     # Else torch 2.13 lets a second attempt read the first one's addresses, now and then, with us or without.
     variables = {**environment(), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **variables}
     with (job / "output.txt").open("ab") as output:

@@ -147,7 +147,7 @@ dist.init_process_group(
 import switch  # noqa: E402
 import train  # noqa: E402
 
-from tests.exam.real.scatter import all_sure  # noqa: E402
+from tests.exam.real.twin import all_sure  # noqa: E402
 
 HERE = pathlib.Path(__file__).parent
 PLAN = switch.plan
