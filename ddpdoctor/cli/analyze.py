@@ -11,20 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddpdoctor.cli.diagnosis_of import diagnosis_at
-from ddpdoctor.cli.numpy_threads import import_numpy_single_threaded
-from ddpdoctor.cli.outputs import (
+from ddpdoctor.cli.completion import runs
+from ddpdoctor.cli.options import (
     check_outputs,
+    chosen_job,
     open_in_browser,
     output_file,
     say_written,
     temporary_report,
     to_stdout,
 )
-from ddpdoctor.cli.progress import per_item_progress, shown_progress
-from ddpdoctor.cli.project_config import chosen_job
-from ddpdoctor.cli.say import say
-from ddpdoctor.cli.shell_completion import runs
+from ddpdoctor.cli.session import (
+    diagnosis_at,
+    import_numpy_single_threaded,
+    per_item_progress,
+    say,
+    shown_progress,
+)
 from ddpdoctor.errors import DdpDoctorError, UnusableInput
 from ddpdoctor.severities import SEVERITIES, is_as_severe
 from ddpdoctor.stages import Stage, no_progress

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ddpdoctor.cli.say import say
+from ddpdoctor.cli.session import say
 
 
 @click.command("bundle")

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddpdoctor.cli.numpy_threads import import_numpy_single_threaded
-from ddpdoctor.cli.outputs import output_folder
-from ddpdoctor.cli.progress import shown_progress
-from ddpdoctor.cli.say import say
-from ddpdoctor.cli.shell_completion import runs
+from ddpdoctor.cli.completion import runs
+from ddpdoctor.cli.options import output_folder
+from ddpdoctor.cli.session import import_numpy_single_threaded, say, shown_progress
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.stages import Stage
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from ddpdoctor.cli.outputs import check_outputs, output_file
-from ddpdoctor.cli.say import say
+from ddpdoctor.cli.options import check_outputs, output_file
+from ddpdoctor.cli.session import say
 
 SCHEMA = "ddpdoctor.doctor/1"
 _EXIT_NOT_READY = 1

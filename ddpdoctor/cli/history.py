@@ -9,11 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from ddpdoctor.cli.diagnosis_of import diagnosing
-from ddpdoctor.cli.finite import FiniteRange
-from ddpdoctor.cli.numpy_threads import import_numpy_single_threaded
-from ddpdoctor.cli.outputs import check_outputs, output_file, say_written, to_stdout
-from ddpdoctor.cli.say import say
+from ddpdoctor.cli.options import FiniteRange, check_outputs, output_file, say_written, to_stdout
+from ddpdoctor.cli.session import diagnosing, import_numpy_single_threaded, say
 from ddpdoctor.errors import DdpDoctorError, UnusableInput
 
 if TYPE_CHECKING:

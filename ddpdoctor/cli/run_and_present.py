@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from ddpdoctor.cli.child import ChildFailedError, bound_memory, run_in_child, take_interrupts_as_exceptions
-from ddpdoctor.cli.numpy_threads import import_numpy_single_threaded
-from ddpdoctor.cli.say import say
+from ddpdoctor.cli.session import import_numpy_single_threaded, say
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.launch import Outcome, RunOptions, run_job
 from ddpdoctor.rundir import DIAGNOSIS_FILE, REPORT_FILE
@@ -114,8 +113,7 @@ def _diagnose_hanging(report_options: ReportOptions, run: Path) -> str:
 def _diagnosis_of(run: Path, report_options: ReportOptions) -> Diagnosis:
     import_numpy_single_threaded()
     from ddpdoctor.analysis import analyze
-    from ddpdoctor.cli.progress import shown_progress
-    from ddpdoctor.cli.project_config import configured
+    from ddpdoctor.cli.session import configured, shown_progress
 
     bound_memory()
     with shown_progress() as progress:

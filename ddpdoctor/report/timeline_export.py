@@ -73,45 +73,28 @@ def _compressed(data: bytes, on_progress: OnProgress) -> bytes:
     return b"".join([*packed, packer.flush()])
 
 
-def write_parquet(
-    tables: Mapping[str, pl.DataFrame], folder: str | os.PathLike[str], on_progress: OnProgress = _no_progress
-) -> list[Path]:
-    """Write each table as ``<folder>/<name>.parquet``; returns the files. Raises DdpDoctorError if it cannot be written."""
-
-    def packed(table: pl.DataFrame) -> bytes:
-        into = io.BytesIO()
-        table.write_parquet(into)
-        return into.getvalue()
-
-    return _write_tables(tables, folder, "parquet", packed, on_progress)
-
-
-def write_csv(
-    tables: Mapping[str, pl.DataFrame], folder: str | os.PathLike[str], on_progress: OnProgress = _no_progress
-) -> list[Path]:
-    """Write each table as ``<folder>/<name>.csv``; returns the files. Raises DdpDoctorError if it cannot be written."""
-    return _write_tables(tables, folder, "csv", lambda table: table.write_csv().encode(), on_progress)
-
-
-def _write_tables(
+def write_tables(
     tables: Mapping[str, pl.DataFrame],
     folder: str | os.PathLike[str],
     suffix: str,
-    packed: Callable[[pl.DataFrame], bytes],
-    on_progress: OnProgress,
+    on_progress: OnProgress = _no_progress,
 ) -> list[Path]:
+    """Write each table as ``<folder>/<name>.<suffix>``, which is "parquet" or "csv"; returns the files. Raises DdpDoctorError if one
+    cannot be written."""
     rows = max(sum(map(len, tables.values())), 1)
 
-    def packed_ones() -> Iterator[tuple[str, bytes]]:
+    def packed() -> Iterator[tuple[str, bytes]]:
         done = 0
         for name, table in tables.items():
             on_progress(done / rows)
-            yield f"{name}.{suffix}", packed(table)
+            into = io.BytesIO()
+            (table.write_parquet if suffix == "parquet" else table.write_csv)(into)
+            yield f"{name}.{suffix}", into.getvalue()
             done += len(table)
 
     target = WrittenFolder(Path(folder), "exported tables")
     target.check(f"{name}.{suffix}" for name in tables)
-    return target.write(packed_ones())
+    return target.write(packed())
 
 
 def cut_steps(tables: Mapping[str, pl.DataFrame], first: int, last: int) -> dict[str, pl.DataFrame]:

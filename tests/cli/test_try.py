@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from ddpdoctor.cli import trials
-from ddpdoctor.cli.patch import write_patch
+from ddpdoctor.cli.trials import write_patch
 from ddpdoctor.diagnose import facts_view
 from ddpdoctor.diagnose.diagnosis import Steps
 from ddpdoctor.diagnose.trials import TRIALS_FILE, Baseline, TrialsReport, Variant

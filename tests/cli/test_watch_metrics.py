@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddpdoctor import analyze
-from ddpdoctor.cli.watch_metrics import findings_page, serve_findings
+from ddpdoctor.cli.watch_loop import findings_page, serve_findings
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.errors import DdpDoctorError
 from tests.cli.live import free_port, metrics

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ddpdoctor.cli.watch_ranks import LineOfCode, Sort, View, phase_bar, rank_table
+from ddpdoctor.cli.watch_view import LineOfCode, Sort, View, phase_bar, rank_table
 from ddpdoctor.telemetry import LiveRun
 
 RUN = Path(__file__).parents[2] / "fixtures" / "slow-data-one-rank"
