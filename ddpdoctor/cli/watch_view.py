@@ -19,6 +19,7 @@ from ddpdoctor.cli.rank_requests import STOPPED
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.plain import plain
 from ddpdoctor.report import words
+from ddpdoctor.report.console_output import plain_table
 from ddpdoctor.report.summary import cost_sentence
 from ddpdoctor.rundir import Standstill, read_stops
 from ddpdoctor.rundir.ends import job_end
@@ -208,7 +209,7 @@ def _sparkline(run: LiveRun) -> list[Text]:
 
 def _gpu_table(run: LiveRun) -> Table | None:
     """The GPUs of all hosts; None without values from NVML."""
-    table = plain_table("GPU", "host", "utilisation", "memory used", "power", "temperature")
+    table = _columns("GPU", "host", "utilisation", "memory used", "power", "temperature")
     for host, sample in sorted(run.samples.items()):
         for gpu in sample.get("gpus") or []:
             if table.row_count >= MOST_ROWS:
@@ -285,7 +286,7 @@ def rank_table(run: LiveRun, view: View, now: Mapping[int, Mapping[str, Any]]) -
 def _time_table(run: LiveRun, ranks: Sequence[LiveRank], now: Mapping[int, Mapping[str, Any]]) -> Table:
     has_several_hosts = _several_hosts(run)
     host = ["host"] if has_several_hosts else []
-    table = plain_table("rank", *host, "step", "step time", "late by", "data wait", "CPU", "memory", "now")
+    table = _columns("rank", *host, "step", "step time", "late by", "data wait", "CPU", "memory", "now")
     for live in ranks:
         step_time_ms, late_ms = step_ms(live, RECENT_STEPS), run.lateness.by_rank_ms.get(live.rank)
         is_late = late_ms is not None and step_time_ms is not None and late_ms > LATE_SHARE * step_time_ms
@@ -317,7 +318,7 @@ def _phase_table(run: LiveRun, ranks: Sequence[LiveRank]) -> Table:
     has_several_hosts = _several_hosts(run)
     shares = {live.rank: phase_shares(live, RECENT_STEPS) for live in ranks}
     shown = [phase for phase in LivePhase if any(phase in each for each in shares.values())]
-    table = plain_table("rank", *(["host"] if has_several_hosts else []), *(phase.value for phase in shown))
+    table = _columns("rank", *(["host"] if has_several_hosts else []), *(phase.value for phase in shown))
     for live in ranks:
         cells = [percent(_times(shares[live.rank].get(phase), 100)) for phase in shown]
         table.add_row(str(live.rank), *_host(live, has_several_hosts), *cells)
@@ -419,10 +420,10 @@ def innermost(document: Mapping[str, Any]) -> Sequence[Any]:
     return found if len(found) == 3 else ()
 
 
-def plain_table(*names: str) -> Table:
+def _columns(*names: str) -> Table:
     """A table without borders: numbers right-aligned, text left-aligned."""
     text_columns = ("host", "now")
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table = plain_table()
     for name in names:
         table.add_column(
             name, justify="left" if name in text_columns else "right", no_wrap=name not in text_columns

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-import rich.table
 from rich.console import Console
 from rich.text import Text
 
 from ddpdoctor.diagnose.trials import TrialsReport, Variant
 from ddpdoctor.plain import plain
 from ddpdoctor.report import words
-from ddpdoctor.report.console_output import print_wrapped
+from ddpdoctor.report.console_output import plain_table, print_line, print_wrapped
 from ddpdoctor.report.job_view import Table
 
 STYLES = {"faster": "green", "slower": "red", "failed": "bold red", "not applied": "yellow"}
@@ -142,7 +141,7 @@ def milliseconds(middle: float | None, ends: Sequence[float] | None) -> str:
 def print_experiment(answer: TrialsReport, console: Console) -> None:
     """Print the table, the notes on each change on lines below it, and the best change."""
     view = experiment_view(answer)
-    table = rich.table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table = plain_table()
     for number, name in enumerate(view.table.head):
         right = number in (1, 2)
         table.add_column(name, justify="right" if right else "left", no_wrap=right)
@@ -156,9 +155,9 @@ def print_experiment(answer: TrialsReport, console: Console) -> None:
         f"{settings_text(each)}: {notes}" for each in answer.variants if (notes := note_text(each))
     ]
     for line in (*variant_notes, *view.notes):
-        print_wrapped(console, Text(line, style="dim"))
+        print_line(console, line, "dim")
     if view.best:
-        print_wrapped(console, Text(view.best, style="bold"))
+        print_line(console, view.best, "bold")
 
 
 def _best(answer: TrialsReport) -> str:

@@ -1,27 +1,39 @@
-"""The HTML report: one self-contained file that makes no network requests."""
+"""The HTML report, one self-contained file that makes no network requests, with a copy of ``diagnosis.json``; the page of figures."""
 
 from __future__ import annotations
 
 import base64
 import functools
 import hashlib
+import html
 import os
 import re
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import jinja2
+import msgspec
 from markupsafe import Markup
 
-from ddpdoctor.diagnose.diagnosis import Diagnosis
+from ddpdoctor.diagnose.diagnosis import Diagnosis, Series
 from ddpdoctor.plain import plain_lines
 from ddpdoctor.report import words
-from ddpdoctor.report.embed import embedded_json
-from ddpdoctor.report.figures.plotly_bundle import SHA256, PlotlyBundle, interactive_bundle
-from ddpdoctor.report.figures.specs import interactive_data
+from ddpdoctor.report.charts.scale import groups
+from ddpdoctor.report.charts.series import notable_ranks
+from ddpdoctor.report.figures.spec import light_colours, with_colours
+from ddpdoctor.report.figures.specs import (
+    SHA256,
+    PlotlyBundle,
+    bundle_of,
+    figure_specs,
+    interactive_bundle,
+    interactive_data,
+)
+from ddpdoctor.report.json_output import encoded, to_json
 from ddpdoctor.report.read import SCRIPT_ID
 from ddpdoctor.report.view import page
-from ddpdoctor.written import REPORT, write_file
+from ddpdoctor.written import REPORT, WrittenFolder, write_file
 
 _BREAKS = re.compile(
     r"(?P<tag><[^<>]*>)|(?P<long>\w{30,})|\.(?!\w{1,5}:\d)(?=[A-Za-z_])|(?<=\w)(?=[(\[](?![)\]]))"
@@ -135,3 +147,147 @@ def notebook_html(diagnosis: Diagnosis) -> str:
     """The diagnosis as a notebook's output cell: verdict, findings, and the first fix. An HTML fragment with inline styles,
     without scripts or links; everything from the job is escaped."""
     return page_environment().get_template("notebook.html.j2").render(page=page(diagnosis))
+
+
+Point = TypeVar("Point")
+
+BUDGET_BYTES = 600_000
+"""Most bytes of the embedded copy; charts, style and text stay below the rest of the report's 1.5 MB."""
+RANKS, POINTS, SPANS, SOURCES, FRAMES = 16, 120, 1500, 64, 60
+"""Most ranks and points of the series, spans of the timeline, sources of telemetry and frames of a flame graph in a thinned copy."""
+
+NOTE = (
+    "The data inside this HTML report is thinned to keep the file small; "
+    "diagnosis.json (`--json`) has all of it."
+)
+
+
+def embedded_json(diagnosis: Diagnosis) -> str:
+    """The diagnosis as JSON for a ``<script>`` element: ``<``, ``>`` and ``&`` are escaped."""
+    data = b""
+    numbers = _number_count(diagnosis)
+    for form, bytes_per_number in ((_whole, 8), (_rounded, 5), (_thinned, 0), (_bare, 0)):
+        # Skip forms that are certainly too large: encoding them takes seconds.
+        if numbers * bytes_per_number > BUDGET_BYTES:
+            continue
+        data = to_json(form(diagnosis))
+        if len(data) <= BUDGET_BYTES:
+            break
+    text = data.decode()
+    for letter in "<>&\u2028\u2029":
+        text = text.replace(letter, f"\\u{ord(letter):04x}")
+    return text
+
+
+def _number_count(diagnosis: Diagnosis) -> int:
+    """How many numbers the series and the telemetry have."""
+    series = diagnosis.series
+    drawn = sum(len(row) for row in (*series.step_ms, *series.late_ms))
+    return drawn + sum(2 * len(one.values) for one in diagnosis.telemetry)
+
+
+def _whole(diagnosis: Diagnosis) -> Diagnosis:
+    return diagnosis
+
+
+def _rounded(diagnosis: Diagnosis) -> Diagnosis:
+    """Series and telemetry with four significant digits; no chart shows more."""
+    series = diagnosis.series
+    rounded = msgspec.structs.replace(
+        series,
+        step_ms=[_short(row) for row in series.step_ms],
+        late_ms=[_short(row) for row in series.late_ms],
+    )
+    telemetry = [
+        msgspec.structs.replace(one, t_s=_short(one.t_s), values=_short(one.values))
+        for one in diagnosis.telemetry
+    ]
+    return msgspec.structs.replace(diagnosis, series=rounded, telemetry=telemetry)
+
+
+def _thinned(diagnosis: Diagnosis) -> Diagnosis:
+    """The notable ranks, every n-th point and the first spans, with a note that data are missing."""
+    chosen = set(notable_ranks(diagnosis)[:RANKS])
+    source = diagnosis.timeline
+    if source is not None and len(source.spans) > SPANS:
+        spans = [span for span in source.spans if not chosen or span.rank in chosen][:SPANS]
+        source = msgspec.structs.replace(source, spans=spans)
+    flames = [
+        msgspec.structs.replace(one, frames=sorted(one.frames, key=lambda frame: -frame.ms)[:FRAMES])
+        for one in diagnosis.flames
+    ]
+    telemetry = [
+        msgspec.structs.replace(one, t_s=_every(one.t_s), values=_every(one.values))
+        for one in diagnosis.telemetry[:SOURCES]
+    ]
+    return _rounded(
+        msgspec.structs.replace(
+            diagnosis,
+            series=_thin_series(diagnosis.series, chosen),
+            timeline=source,
+            flames=flames,
+            telemetry=telemetry,
+            notes=[*diagnosis.notes, NOTE],
+        )
+    )
+
+
+def _bare(diagnosis: Diagnosis) -> Diagnosis:
+    """Verdict, findings and summaries only."""
+    return msgspec.structs.replace(
+        diagnosis,
+        series=Series(),
+        timeline=None,
+        flames=[],
+        telemetry=[],
+        facts={},
+        hta=None,
+        notes=[*diagnosis.notes, NOTE],
+    )
+
+
+def _thin_series(series: Series, chosen: set[int]) -> Series:
+    chosen_ranks = [rank for rank in series.ranks if rank in chosen] or series.ranks
+    kept = [series.ranks.index(rank) for rank in chosen_ranks[:RANKS]]
+    return Series(
+        steps=_every(series.steps),
+        ranks=[series.ranks[index] for index in kept],
+        step_ms=[_every(series.step_ms[index]) for index in kept if index < len(series.step_ms)],
+        late_ms=[_every(series.late_ms[index]) for index in kept if index < len(series.late_ms)],
+    )
+
+
+def _short(row: Sequence[float | None]) -> list[float | None]:
+    return [None if value is None else float(f"{value:.4g}") for value in row]
+
+
+def _every(values: Sequence[Point]) -> list[Point]:
+    return [values[group.start] for group in groups(len(values), POINTS)]
+
+
+PAGE = "figures.html"
+
+
+def write_figures(diagnosis: Diagnosis, folder: str | os.PathLike[str]) -> list[Path]:
+    """Write ``figures.html`` and a ``<name>.json`` per figure into ``folder``; returns their paths, [] if there is nothing to draw.
+
+    Raises DdpDoctorError if a file cannot be written.
+    """
+    specs = figure_specs(diagnosis)
+    if not specs:
+        return []
+    target = WrittenFolder(Path(folder), "figures")
+    target.check([PAGE, *(f"{name}.json" for name in specs)])
+    titles = [(name, html.unescape(spec["layout"]["title"]["text"])) for name, spec in specs.items()]
+    page = render_page(
+        "figures.html.j2",
+        ["report.css"],
+        [],
+        bundle_of(specs),
+        titles=titles,
+        headline=diagnosis.verdict.headline,
+        healthy=diagnosis.healthy,
+        tool_version=diagnosis.tool_version,
+    )
+    drawn = ((f"{name}.json", encoded(with_colours(spec, light_colours()))) for name, spec in specs.items())
+    return target.write([(PAGE, page.encode("utf-8", "backslashreplace")), *drawn])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 import shlex
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -13,6 +14,7 @@ import msgspec
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Job, Speaker, WindowCost
 from ddpdoctor.report import words
 from ddpdoctor.rundir import listed
+from ddpdoctor.rundir.packages import LIBRARY
 
 ROWS = 200
 """Most rows shown of one nested group; all are in the report's data."""
@@ -58,6 +60,8 @@ class Table(msgspec.Struct, frozen=True):
     title: str
     head: list[str]
     rows: list[list[str]]
+    styles: list[str] = []
+    """A style for each row; [] if all are alike."""
 
 
 def job_groups(diagnosis: Diagnosis) -> list[Group]:
@@ -246,3 +250,18 @@ def _moment(nanoseconds: int | None) -> str:
     except (OverflowError, OSError, ValueError):
         return ""
     return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def project_root(diagnosis: Diagnosis) -> str | None:
+    """The deepest folder that contains all source files of the user in ``diagnosis``; None if no path is absolute."""
+    files = [place.file for finding in diagnosis.findings for where in finding.where for place in where.way]
+    files += [word for word in diagnosis.job.command if word.endswith(".py")]
+    folders = [
+        name.rpartition("/")[0] or os.sep
+        for name in files
+        if name.startswith("/") and not LIBRARY.match(name)
+    ]
+    if not folders:
+        return None
+    common = os.path.commonpath(folders)
+    return common if common != os.sep else None

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from xml.etree import ElementTree
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
 from ddpdoctor.report import words
 from ddpdoctor.severities import is_as_severe
-from ddpdoctor.written import JUNIT, write_file
 
 INVALID_CHARACTERS = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML 1.0 does not allow, not even escaped."""
@@ -42,11 +40,6 @@ def render_junit(diagnosis: Diagnosis, *, fail_on: str = "warning") -> str:
     suite.set("skipped", str(len(diagnosis.skipped)))
     suite.set("errors", str(int(undecided is not None)))
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
-
-
-def write_junit(diagnosis: Diagnosis, path: str | os.PathLike[str], *, fail_on: str = "warning") -> None:
-    """Write the XML to ``path``. Raises DdpDoctorError where it cannot, or another file is there."""
-    write_file(path, render_junit(diagnosis, fail_on=fail_on), JUNIT)
 
 
 def _case(suite: ElementTree.Element, rule: str) -> ElementTree.Element:

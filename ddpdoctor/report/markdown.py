@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
 from ddpdoctor.plain import plain, plain_lines
 from ddpdoctor.report import words
-from ddpdoctor.report.attempts_view import attempts_table, trainings_table
 from ddpdoctor.report.experiment_view import TITLE, ExperimentView, experiment_view
 from ddpdoctor.report.finding_view import filled_columns, location, place, snippet
-from ddpdoctor.report.hang_view import SHORT_ROWS, hang_table
 from ddpdoctor.report.job_view import Table
 from ddpdoctor.report.summary import cost_sentence, run_line, subtitle
-from ddpdoctor.written import MARKDOWN, write_file
+from ddpdoctor.report.tables import SHORT_ROWS, attempts_table, hang_table, trainings_table
 
 DETAILED_FINDINGS = 3
 """Most findings shown with explanation and fix; the table has all findings."""
@@ -49,11 +46,6 @@ def render_markdown(diagnosis: Diagnosis) -> str:
 
     blocks.append(f"<sub>ddpdoctor {escape(diagnosis.tool_version)}. {words.checks_summary(diagnosis)}</sub>")
     return "\n\n".join(blocks) + "\n"
-
-
-def write_markdown(diagnosis: Diagnosis, path: str | os.PathLike[str]) -> None:
-    """Write the Markdown to ``path``. Raises DdpDoctorError where it cannot, or another file is there."""
-    write_file(path, render_markdown(diagnosis), MARKDOWN)
 
 
 def escape(text: str) -> str:

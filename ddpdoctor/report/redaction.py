@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Series, Where
+from ddpdoctor.report.job_view import project_root
 from ddpdoctor.report.json_output import plain_value
-from ddpdoctor.report.project import project_root
 from ddpdoctor.report.redact_names import (
     Pseudonyms,
     any_of,

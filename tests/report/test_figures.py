@@ -21,9 +21,15 @@ from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.report import render_html, write_figures
 from ddpdoctor.report.charts import step_times
 from ddpdoctor.report.charts.lines import line_data
-from ddpdoctor.report.figures.plotly_bundle import BUDGET_BYTES, LIBRARY, SHA256, interactive_bundle
 from ddpdoctor.report.figures.spec import light_colours, text, with_colours
-from ddpdoctor.report.figures.specs import figure_specs, interactive_data
+from ddpdoctor.report.figures.specs import (
+    BUDGET_BYTES,
+    LIBRARY,
+    SHA256,
+    figure_specs,
+    interactive_bundle,
+    interactive_data,
+)
 from ddpdoctor.report.view import page
 
 UNHEALTHY = ["waterfall", "run", "breakdown", "step_times", "lateness", "timeline", "bandwidth"]

@@ -7,7 +7,7 @@ import pytest
 import samples
 
 from ddpdoctor.measure.runfacts import AttemptFacts
-from ddpdoctor.report.attempts_view import attempts_table
+from ddpdoctor.report.tables import attempts_table
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, RankMemory, Verdict
 from ddpdoctor.report.html import render_html
-from ddpdoctor.report.memory_view import memory_line, memory_table
+from ddpdoctor.report.tables import memory_line, memory_table
 from ddpdoctor.report.terminal import print_terminal
 
 GB = float(1 << 30)

@@ -15,13 +15,11 @@ from ddpdoctor.diagnose.diagnosis import (
     Timeline,
     WaterfallBar,
 )
-from ddpdoctor.report.charts.breakdown import ROWS, breakdown
+from ddpdoctor.report.charts.bars import ROWS, breakdown, waterfall
 from ddpdoctor.report.charts.lines import LINES, POINTS
 from ddpdoctor.report.charts.scale import Tick, index_ticks, nice_ticks, thin
-from ddpdoctor.report.charts.step_times import notable_ranks
-from ddpdoctor.report.charts.telemetry import telemetry
+from ddpdoctor.report.charts.series import notable_ranks, telemetry
 from ddpdoctor.report.charts.timeline import SPANS
-from ddpdoctor.report.charts.waterfall import waterfall
 from ddpdoctor.report.summary import steps_measured
 from ddpdoctor.report.view import page
 

@@ -9,7 +9,7 @@ import msgspec
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Span
 from ddpdoctor.report import words
 from ddpdoctor.report.charts.scale import LEAST, Tick, nice_ticks, percent_of
-from ddpdoctor.report.charts.step_times import notable_ranks
+from ddpdoctor.report.charts.series import notable_ranks
 
 LANES = ("host", "compute", "communication")
 RANKS = 12

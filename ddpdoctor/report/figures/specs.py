@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import base64
+import functools
+import gzip
+import importlib.resources
 import math
 import re
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ddpdoctor.diagnose.diagnosis import BandwidthPoint, Diagnosis, Span
+from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.report import words
 from ddpdoctor.report.charts.bandwidth import bandwidth_data, point_words
-from ddpdoctor.report.charts.breakdown import BreakdownData, breakdown_data
+from ddpdoctor.report.charts.bars import Breakdown, WaterfallRow, breakdown, part_detail, waterfall
 from ddpdoctor.report.charts.lateness import LateData, late_cells, late_data
 from ddpdoctor.report.charts.lines import LineData, top_of
 from ddpdoctor.report.charts.scale import Numbers, groups, mean, thin
-from ddpdoctor.report.charts.step_times import step_time_data
-from ddpdoctor.report.charts.telemetry import telemetry_data
+from ddpdoctor.report.charts.series import step_time_data, telemetry_data
 from ddpdoctor.report.charts.timeline import StepData, kinds, lanes_of, merge, span_words, step_data
-from ddpdoctor.report.charts.waterfall import WaterfallData, waterfall_data
-from ddpdoctor.report.charts.whole_run import part_detail
 from ddpdoctor.report.figures.spec import (
     WHOLE,
     Detail,
@@ -27,21 +30,27 @@ from ddpdoctor.report.figures.spec import (
     colour_variable,
     figure,
     kind_colour,
+    light_colours,
     number_axis,
     quantity_axis,
     short,
     text,
     texts,
+    with_colours,
 )
+from ddpdoctor.report.json_output import plain_value
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 
 def figure_specs(diagnosis: Diagnosis) -> dict[str, Spec]:
     """The figures for which the diagnosis has numbers, by name, in this order: ``waterfall``, ``run``, ``breakdown``,
     ``step_times``, ``lateness``, ``timeline``, ``bandwidth``, and ``telemetry_<quantity>`` for each quantity."""
     found: dict[str, Spec] = {}
-    bars_ms, parts = waterfall_data(diagnosis), breakdown_data(diagnosis)
-    if bars_ms:
-        found["waterfall"] = waterfall_figure(bars_ms)
+    rows, parts = waterfall(diagnosis), breakdown(diagnosis)
+    if rows:
+        found["waterfall"] = waterfall_figure(rows)
     parts_s = words.run_parts(diagnosis)
     if parts_s:
         details = [part_detail(diagnosis, part) for part in parts_s]
@@ -265,7 +274,7 @@ def step_figure(data: StepData, detail: Detail) -> Spec:
     )
 
 
-def breakdown_figure(data: BreakdownData) -> Spec:
+def breakdown_figure(data: Breakdown) -> Spec:
     """One stacked bar per rank."""
     labels = [f"{label} ({detail})" if detail else label for label, detail, _ in data.bars]
     factor, unit = (100.0, "%") if data.shares else (1.0, "ms")
@@ -315,25 +324,25 @@ def run_figure(parts_s: dict[str, float], names: list[str]) -> Spec:
     )
 
 
-def waterfall_figure(bars_ms: list[WaterfallData]) -> Spec:
+def waterfall_figure(rows: list[WaterfallRow]) -> Spec:
     """Potential savings: bars from the measured step time downwards."""
     # Positions on the axis must be unique, labels need not be.
-    places = list(range(len(bars_ms)))
+    places = list(range(len(rows)))
     bar_trace = {
         "type": "bar",
         "orientation": "h",
         "y": places,
-        "base": short([bar.from_ms for bar in bars_ms]),
-        "x": short([bar.ms for bar in bars_ms]),
+        "base": short([bar.from_ms for bar in rows]),
+        "x": short([bar.ms for bar in rows]),
         "marker": {
-            "color": ["rgba(0,0,0,0)" if bar.kind == "bound" else _fall_colour(bar) for bar in bars_ms],
+            "color": ["rgba(0,0,0,0)" if bar.kind == "bound" else _fall_colour(bar) for bar in rows],
             "line": {
-                "color": [_fall_colour(bar) for bar in bars_ms],
-                "width": [2 * (bar.kind == "bound") for bar in bars_ms],
+                "color": [_fall_colour(bar) for bar in rows],
+                "width": [2 * (bar.kind == "bound") for bar in rows],
             },
         },
-        "text": [text(bar.value) for bar in bars_ms],
-        "hovertext": texts(f"{bar.label}: {bar.value}" for bar in bars_ms),
+        "text": [text(bar.value) for bar in rows],
+        "hovertext": texts(f"{bar.label}: {bar.value}" for bar in rows),
         "hovertemplate": "%{hovertext}<extra></extra>",
         "showlegend": False,
     }
@@ -348,24 +357,24 @@ def waterfall_figure(bars_ms: list[WaterfallData]) -> Spec:
             "hovertemplate": "90 % interval, end: %{x:.4~g} ms<extra></extra>",
             "showlegend": False,
         }
-        for place, bar in enumerate(bars_ms)
+        for place, bar in enumerate(rows)
         if bar.ends_ms
     ]
     return figure(
         [bar_trace, *whiskers],
         "Potential savings per step",
-        height=_MARGINS + 30 * len(bars_ms),
+        height=_MARGINS + 30 * len(rows),
         xaxis=quantity_axis("ms"),
         yaxis={
             "autorange": "reversed",
             "automargin": True,
             "tickvals": places,
-            "ticktext": texts(bar.label for bar in bars_ms),
+            "ticktext": texts(bar.label for bar in rows),
         },
     )
 
 
-def _fall_colour(bar: WaterfallData) -> str:
+def _fall_colour(bar: WaterfallRow) -> str:
     return colour_variable(_FALL_COLOURS[bar.kind])
 
 
@@ -388,4 +397,65 @@ def _rows(labels: list[str]) -> dict[str, Any]:
         "categoryarray": texts(labels),
         "autorange": "reversed",
         "automargin": True,
+    }
+
+
+LIBRARY = "plotly-cartesian-3.1.0.min.js.gz"
+SHA256 = "xGK0ChpULhbDUz+X05+7uRr09SZ/PL8jvXDXhe/ETDg="
+BUDGET_BYTES = 80_000
+"""Most bytes of a report's packed figures: with the library, the style and the script at most 0.7 MB."""
+_DETAILS = (
+    Detail(points=1000, rows=64, spans=6000),
+    Detail(points=480, rows=64, spans=3000),
+    Detail(points=240, rows=64, spans=2000),
+    Detail(points=200, rows=48, spans=1000),
+    Detail(points=120, rows=32, spans=600),
+    Detail(points=60, rows=16, spans=200),
+)
+"""Levels of detail, from fine to coarse; the first that fits :data:`BUDGET_BYTES` is used."""
+
+
+class PlotlyBundle(msgspec.Struct, frozen=True):
+    """Library and figures as base64 of gzip, for ``script`` elements of type ``text/plain``."""
+
+    library: str
+    figures: str
+    names: list[str]
+
+
+def interactive_bundle(data: InteractiveData) -> PlotlyBundle | None:
+    """The bundle of the report's interactive charts; None if there are none."""
+    packed_figures, names = "", []
+    for detail in _DETAILS:
+        specs = interactive_specs(data, detail)
+        packed_figures, names = _packed(specs), list(specs)
+        if len(packed_figures) <= BUDGET_BYTES:
+            break
+    return PlotlyBundle(_library(), packed_figures, names) if names else None
+
+
+def bundle_of(specs: Mapping[str, Spec]) -> PlotlyBundle:
+    """The bundle of ``specs`` in full detail."""
+    return PlotlyBundle(_library(), _packed(specs), list(specs))
+
+
+@functools.cache
+def _library() -> str:
+    place = importlib.resources.files("ddpdoctor.report.figures").joinpath("library", LIBRARY)
+    return base64.b64encode(place.read_bytes()).decode()
+
+
+def _packed(specs: Mapping[str, Any]) -> str:
+    data = msgspec.json.encode(specs, enc_hook=plain_value)
+    return base64.b64encode(gzip.compress(data, 9, mtime=0)).decode()
+
+
+def figures(diagnosis: Diagnosis) -> dict[str, go.Figure]:
+    """All figures by name. Raises DdpDoctorError if plotly is not installed."""
+    try:
+        import plotly.graph_objects as go
+    except ImportError as error:
+        raise DdpDoctorError(f"Figures need the package plotly ({error}): pip install plotly.") from error
+    return {
+        name: go.Figure(with_colours(spec, light_colours())) for name, spec in figure_specs(diagnosis).items()
     }
