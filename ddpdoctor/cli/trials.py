@@ -7,7 +7,6 @@ import errno
 import os
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,6 @@ from ddpdoctor.cli.completion import runs, setting_names
 from ddpdoctor.cli.options import FiniteRange, check_outputs, output_file, say_written, to_stdout
 from ddpdoctor.cli.session import diagnosis_at, import_numpy_single_threaded, say
 from ddpdoctor.errors import DdpDoctorError, UnusableInput
-from ddpdoctor.plain import plain
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.diagnosis import Diagnosis
@@ -151,7 +149,13 @@ def command(
         tried,
         diagnosis,
         run,
-        _TrialOptions(steps, rounds, budget, where == "copy", json_file, patch, tune is not None),
+        steps=steps,
+        rounds=rounds,
+        budget_s=budget,
+        copy=where == "copy",
+        halving=tune is not None,
+        json_file=json_file,
+        patch=patch,
     )
 
 
@@ -191,19 +195,6 @@ def _check_number(tried: Sequence[Proposal]) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _TrialOptions:
-    """How to measure, and which files to write."""
-
-    steps: int | None
-    rounds: int | None
-    budget_s: float
-    copy: bool
-    json_file: Path | None
-    patch: Path | None
-    halving: bool
-
-
 def _diagnosis(run: str) -> Diagnosis:
     """The diagnosis in the run directory if there is one, else a new one."""
     from ddpdoctor.report.read import holds_diagnosis
@@ -224,21 +215,22 @@ def _list_settings() -> None:
 def _list_proposals(
     suggested: Sequence[Proposal], chosen: Sequence[Proposal], run: str | None, options: Sequence[str]
 ) -> None:
-    every = ["--all"] if suggested else []
-    arguments = ["ddpdoctor", "try", *([] if run is None else [run]), *options, *every]
-    print_proposals([*chosen, *suggested], f"{shlex.join(arguments)} -- COMMAND")
-
-
-def print_proposals(proposals: Sequence[Proposal], measured_by: str) -> None:
-    """Print the changes that can be tried with their expected savings; ``measured_by`` is the command that measures them."""
-    if not proposals:
+    """Print the changes that can be tried with their expected savings, and the command that measures them."""
+    if not (chosen or suggested):
         say("The findings suggest no change that can be tried without editing the script.")
         return
-    for proposal in proposals:
-        say(f"{plain(proposal.words)}{_expectation(proposal)}")
+    for proposal in (*chosen, *suggested):
+        say(f"{proposal.words}{_expectation(proposal)}")
         if proposal.finding:
-            say(f"    {plain(proposal.finding)}: {plain(proposal.title)}")
-    say(f"To measure them: {measured_by}")
+            say(f"    {proposal.finding}: {proposal.title}")
+    arguments = [
+        "ddpdoctor",
+        "try",
+        *([] if run is None else [run]),
+        *options,
+        *(["--all"] if suggested else []),
+    ]
+    say(f"To measure them: {shlex.join(arguments)} -- COMMAND")
 
 
 def _expectation(proposal: Proposal) -> str:
@@ -257,7 +249,14 @@ def _measure(
     proposals: Sequence[Proposal],
     diagnosis: Diagnosis | None,
     run: str | None,
-    options: _TrialOptions,
+    *,
+    steps: int | None,
+    rounds: int | None,
+    budget_s: float,
+    copy: bool,
+    halving: bool,
+    json_file: Path | None,
+    patch: Path | None,
 ) -> None:
     from rich.console import Console
 
@@ -271,22 +270,22 @@ def _measure(
 
     step_ms = diagnosis.steps.mean_ms if diagnosis is not None else None
     plan = Plan(
-        command=Command(job, inherited_environment(), options.copy),
+        command=Command(job, inherited_environment(), copy),
         proposals=proposals,
-        steps=options.steps or _steps(diagnosis),
-        to_the_end=options.steps is not None,
-        budget=Budget(options.budget_s),
+        steps=steps or _steps(diagnosis),
+        to_the_end=steps is not None,
+        budget=Budget(budget_s),
         step_ms=step_ms,
-        halving=options.halving,
-        **({} if options.rounds is None else {"rounds": options.rounds}),
+        halving=halving,
+        **({} if rounds is None else {"rounds": rounds}),
     )
     changes = "1 change" if len(proposals) == 1 else f"{len(proposals)} changes"
     say(
         f"ddpdoctor: {changes} to measure, in trials of {plan.steps} steps, alternating with the unchanged job, in at most "
-        f"{options.budget_s / 60:.0f} min."
+        f"{budget_s / 60:.0f} min."
         + (
             ""
-            if options.copy
+            if copy
             else " Each trial writes the files that the job writes in these steps (--cwd copy: into a copy)."
         ),
         err=True,
@@ -299,14 +298,14 @@ def _measure(
     except KeyboardInterrupt:
         interrupted = True
     answer = experiment.answer(mask_command(job))
-    experiment_view.print_experiment(answer, Console(stderr=to_stdout([options.json_file, options.patch])))
+    experiment_view.print_experiment(answer, Console(stderr=to_stdout([json_file, patch])))
     if run is not None and any(variant.trials for variant in answer.variants):
         _store(answer, Path(run))
-    if options.json_file is not None:
-        write_file(options.json_file, as_json(answer), TRIALS)
-        say_written([options.json_file], err=True)
-    if options.patch is not None:
-        write_patch(answer, diagnosis, job, options.patch)
+    if json_file is not None:
+        write_file(json_file, as_json(answer), TRIALS)
+        say_written([json_file], err=True)
+    if patch is not None:
+        write_patch(answer, diagnosis, job, patch)
     if interrupted:
         raise SystemExit(130)
     if answer.baseline.median_ms is None:

@@ -164,9 +164,10 @@ NOTE = (
 
 def embedded_json(diagnosis: Diagnosis) -> str:
     """The diagnosis as JSON for a ``<script>`` element: ``<``, ``>`` and ``&`` are escaped."""
-    data = b""
-    numbers = _number_count(diagnosis)
-    for form, bytes_per_number in ((_whole, 8), (_rounded, 5), (_thinned, 0), (_bare, 0)):
+    data, series = b"", diagnosis.series
+    numbers = sum(map(len, (*series.step_ms, *series.late_ms)))
+    numbers += sum(2 * len(one.values) for one in diagnosis.telemetry)
+    for form, bytes_per_number in ((lambda whole: whole, 8), (_rounded, 5), (_thinned, 0), (_bare, 0)):
         # Skip forms that are certainly too large: encoding them takes seconds.
         if numbers * bytes_per_number > BUDGET_BYTES:
             continue
@@ -177,17 +178,6 @@ def embedded_json(diagnosis: Diagnosis) -> str:
     for letter in "<>&\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     return text
-
-
-def _number_count(diagnosis: Diagnosis) -> int:
-    """How many numbers the series and the telemetry have."""
-    series = diagnosis.series
-    drawn = sum(len(row) for row in (*series.step_ms, *series.late_ms))
-    return drawn + sum(2 * len(one.values) for one in diagnosis.telemetry)
-
-
-def _whole(diagnosis: Diagnosis) -> Diagnosis:
-    return diagnosis
 
 
 def _rounded(diagnosis: Diagnosis) -> Diagnosis:
