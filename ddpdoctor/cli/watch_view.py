@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import PurePath
@@ -214,14 +214,13 @@ def _gpu_table(run: LiveRun) -> Table | None:
         for gpu in sample.get("gpus") or []:
             if table.row_count >= MOST_ROWS:
                 return table
-            power, temperature = gpu.get("power_watts"), gpu.get("temperature_celsius")
             table.add_row(
                 str(gpu.get("index")),
                 Text(plain(host)),
-                percent(gpu.get("gpu_utilization_percent")),
-                size(gpu.get("memory_used_bytes")),
-                "–" if power is None else f"{power:.0f} W",
-                "–" if temperature is None else f"{temperature:.0f} °C",
+                _known(gpu.get("gpu_utilization_percent"), _percent),
+                _known(gpu.get("memory_used_bytes"), words.size),
+                _known(gpu.get("power_watts"), "{:.0f} W".format),
+                _known(gpu.get("temperature_celsius"), "{:.0f} °C".format),
             )
     return table if table.row_count else None
 
@@ -295,11 +294,14 @@ def _time_table(run: LiveRun, ranks: Sequence[LiveRank], now: Mapping[int, Mappi
             str(live.rank),
             *_host(live, has_several_hosts),
             f"{live.steps_total - 1:,}" if live.steps else "none yet",
-            _ms(step_time_ms),
-            Text(_ms(late_ms if late_ms is None else max(late_ms, 0.0)), style="bold red" if is_late else ""),
-            _ms(data_wait_ms(live, RECENT_STEPS)),
-            percent(resources.get("cpu_percent")),
-            size(resources.get("rss_bytes")),
+            _known(step_time_ms, words.milliseconds),
+            Text(
+                _known(late_ms, lambda ms: words.milliseconds(max(ms, 0.0))),
+                style="bold red" if is_late else "",
+            ),
+            _known(data_wait_ms(live, RECENT_STEPS), words.milliseconds),
+            _known(resources.get("cpu_percent"), _percent),
+            _known(resources.get("rss_bytes"), words.size),
             _now(run, live, now.get(live.rank)),
         )
     return table
@@ -320,7 +322,7 @@ def _phase_table(run: LiveRun, ranks: Sequence[LiveRank]) -> Table:
     shown = [phase for phase in LivePhase if any(phase in each for each in shares.values())]
     table = _columns("rank", *(["host"] if has_several_hosts else []), *(phase.value for phase in shown))
     for live in ranks:
-        cells = [percent(_times(shares[live.rank].get(phase), 100)) for phase in shown]
+        cells = [_known(shares[live.rank].get(phase), "{:.0%}".format).replace("%", " %") for phase in shown]
         table.add_row(str(live.rank), *_host(live, has_several_hosts), *cells)
     return table
 
@@ -436,19 +438,9 @@ def whole_seconds(duration_s: float) -> str:
     return words.seconds(duration_s) if duration_s >= 60 else f"{duration_s:.0f} s"
 
 
-def percent(value: float | None) -> str:
-    """``value`` in per cent; a dash if it is unknown."""
-    return "–" if value is None else f"{value:.0f} %"
+def _known(value: float | None, show: Callable[[float], str]) -> str:
+    """``value`` as text; a dash if it is unknown."""
+    return "–" if value is None else show(value)
 
 
-def size(value: float | None) -> str:
-    """``value`` in bytes, with a unit; a dash if it is unknown."""
-    return "–" if value is None else words.size(value)
-
-
-def _ms(value: float | None) -> str:
-    return "–" if value is None else words.milliseconds(value)
-
-
-def _times(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
+_percent = "{:.0f} %".format

@@ -260,13 +260,13 @@ def _fix(finding: Finding, fix: Fix) -> SimpleNamespace:
         snippet=snippet(finding, fix),
         trade_off=words.paragraphs(fix.trade_off or ""),
         # Addresses to link, https only: (address, its text split where a line may break); then the rule's other sources.
-        links=[(link, _breakable(link)) for link in fix.docs if _linkable(link)],
+        links=[
+            (link, re.findall(r"[^/#]*[/#]?", link.removeprefix("https://"))[:-1])
+            for link in fix.docs
+            if _linkable(link)
+        ],
         sources=[link for link in fix.docs if not _linkable(link)],
     )
-
-
-def _breakable(link: str) -> list[str]:
-    return re.findall(r"[^/#]*[/#]?", link.removeprefix("https://"))[:-1]
 
 
 def _linkable(link: str) -> bool:

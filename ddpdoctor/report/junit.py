@@ -47,14 +47,11 @@ def _case(suite: ElementTree.Element, rule: str) -> ElementTree.Element:
     return ElementTree.SubElement(suite, "testcase", classname=f"ddpdoctor.{family or 'rules'}", name=name)
 
 
-def _cost(finding: Finding) -> str:
-    return words.cost_in_total(finding) or f"{words.milliseconds(finding.costs_ms_per_step)} per step"
-
-
 def _text(finding: Finding, all_ranks: str) -> str:
+    cost = words.cost_in_total(finding) or f"{words.milliseconds(finding.costs_ms_per_step)} per step"
     lines = [
         finding.title,
-        f"{words.rank_names(finding.ranks, all_ranks)}, {_cost(finding)}",
+        f"{words.rank_names(finding.ranks, all_ranks)}, {cost}",
         *(
             " ← ".join(f"{one.file}:{one.line} in {one.function}" for one in where.way)
             for where in finding.where

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding, RankMemory, Standing
+from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding, Standing
 from ddpdoctor.measure.runfacts import AttemptFacts, TrainingFacts
 from ddpdoctor.report import words
 from ddpdoctor.report.finding_view import place
@@ -93,31 +93,24 @@ def memory_table(diagnosis: Diagnosis) -> Table | None:
     columns = {head: [getattr(memory, name) for _, memory in known] for head, name in _AMOUNTS.items()}
     for phase in _PHASES:
         columns[f"tensors in {phase}"] = [memory.phase_peak_bytes.get(phase) for _, memory in known]
-    growth = [memory.grows_bytes_per_hour for _, memory in known]
-    shown = {head: values for head, values in columns.items() if any(value is not None for value in values)}
-    if not shown:
+    columns = {head: values for head, values in columns.items() if any(value is not None for value in values)}
+    if not columns:
         return None
-    has_growth = any(value is not None for value in growth)
-    order = sorted(range(len(known)), key=lambda place: -_weight(known[place][1]))[:ROWS]
+    weights = [memory.reserved_peak_bytes or memory.process_bytes or 0.0 for _, memory in known]
+    fullest = sorted(sorted(range(len(known)), key=lambda place: -weights[place])[:ROWS])
     rows = [
-        [
-            str(known[place][0]),
-            *(words.size(values[place]) for values in shown.values()),
-            *([_per_hour(growth[place])] if has_growth else []),
-        ]
-        for place in sorted(order)
+        [str(known[place][0]), *(words.size(values[place]) for values in columns.values())]
+        for place in fullest
     ]
+    growth = [known[place][1].grows_bytes_per_hour for place in fullest]
+    head = ["rank", *columns]
+    if any(memory.grows_bytes_per_hour is not None for _, memory in known):
+        head.append("process grows")
+        for row, value in zip(rows, growth, strict=True):
+            row.append(words.ABSENT if value is None else f"{words.size(value)} per hour")
     left = len(known) - len(rows)
     title = "Memory" if not left else f"Memory of the {len(rows)} fullest ranks, of {len(known)}"
-    return Table(title, ["rank", *shown, *(["process grows"] if has_growth else [])], rows)
-
-
-def _per_hour(value: float | None) -> str:
-    return words.ABSENT if value is None else f"{words.size(value)} per hour"
-
-
-def _weight(memory: RankMemory) -> float:
-    return memory.reserved_peak_bytes or memory.process_bytes or 0.0
+    return Table(title, head, rows)
 
 
 def _largest(values: Iterable[float | None]) -> float | None:
@@ -138,7 +131,7 @@ def attempts_table(diagnosis: Diagnosis) -> Table | None:
     rows = [
         [
             f"{'→ ' if each.is_measured else ''}{each.number}",
-            _from_to(each),
+            f"{words.seconds(each.started_s)} – {words.seconds(each.ended_s)}",
             words.ABSENT if each.world_size is None else str(each.world_size),
             f"{each.steps:,}" if each.first_step is None else _steps(each.first_step, each.steps),
             words.milliseconds(each.step_ms),
@@ -152,10 +145,6 @@ def attempts_table(diagnosis: Diagnosis) -> Table | None:
     ]
     columns = ["attempt", "from – to", "ranks", "steps", "step", "last checkpoint", "how it ended"]
     return Table(title, [*columns, "first finding"], rows)
-
-
-def _from_to(attempt: AttemptFacts) -> str:
-    return f"{words.seconds(attempt.started_s)} – {words.seconds(attempt.ended_s)}"
 
 
 def trainings_table(diagnosis: Diagnosis) -> Table | None:

@@ -56,9 +56,9 @@ def bandwidth_data(diagnosis: Diagnosis) -> dict[str, list[BandwidthPoint]]:
     groups = {(point.operation, point.ranks, point.hosts) for point in measured}
     several = Counter(operation for operation, *_ in groups)
     for point in measured:
-        by_name.setdefault(_name(point) if several[point.operation] > 1 else point.operation, []).append(
-            point
-        )
+        hosts = "" if point.hosts < 2 else f" on {point.hosts} hosts"
+        group = f", {point.ranks} ranks{hosts}" if several[point.operation] > 1 else ""
+        by_name.setdefault(f"{point.operation}{group}", []).append(point)
     names = sorted(by_name, key=lambda name: -sum(p.count * p.transfer_ms for p in by_name[name]))
     return {name: by_name[name] for name in names[:OPERATIONS]}
 
@@ -69,11 +69,6 @@ def _measured(diagnosis: Diagnosis) -> list[BandwidthPoint]:
         for p in diagnosis.bandwidth
         if p.bytes >= LEAST and math.isfinite(p.bus_gb_per_s) and p.bus_gb_per_s >= 0
     ]
-
-
-def _name(point: BandwidthPoint) -> str:
-    hosts = "" if point.hosts < 2 else f" on {point.hosts} hosts"
-    return f"{point.operation}, {point.ranks} ranks{hosts}"
 
 
 def point_words(name: str, point: BandwidthPoint) -> str:

@@ -241,22 +241,19 @@ def whole_run(diagnosis: Diagnosis) -> WholeRun | None:
             )
         )
         x_s += value
+    unit_s = next((unit for unit in (3600.0, 60.0) if wall_s >= 4 * unit), 1.0)
     goodput = words.number_fact(diagnosis, "run.goodput")
     return WholeRun(
         wall=words.seconds(wall_s),
         segments=segments,
         ticks=[
             Tick(percent_of(value, wall_s), words.strip_zeros(words.seconds(value)))
-            for value in nice_ticks(wall_s, unit=_unit_s(wall_s))
+            for value in nice_ticks(wall_s, unit=unit_s)
         ],
         goodput=""
         if goodput is None
         else f"Goodput {words.percent(goodput)}: the share of the wall time that all steps would take if each took the usual time.",
     )
-
-
-def _unit_s(wall_s: float) -> float:
-    return next((unit for unit in (3600.0, 60.0) if wall_s >= 4 * unit), 1.0)
 
 
 def part_detail(diagnosis: Diagnosis, part: str) -> str:

@@ -98,6 +98,8 @@ def _fits(frame: FlameFrame, flame: Flame) -> bool:
 def _bar(frame: FlameFrame, flame: Flame) -> FlameBar:
     width = percent_of(min(frame.ms, flame.mean_ms - frame.start_ms), flame.mean_ms)
     name = _name(frame, flame)
+    most = int(width * CHARACTERS_PER_PERCENT)
+    label = name if len(name) <= most else f"{name[: max(most - 1, 1)]}…"
     title = f"{name}: {words.milliseconds(frame.ms)} per step ({words.percent(frame.ms / flame.mean_ms)})"
     if frame.beyond_ms is not None:
         title += f", {_beyond(frame.beyond_ms)} than {plain(flame.against or '')}"
@@ -106,7 +108,7 @@ def _bar(frame: FlameFrame, flame: Flame) -> FlameBar:
         width=max(width, 0.05),
         y=frame.depth * ROW_HEIGHT,
         heat=sum((frame.beyond_ms or 0.0) >= part * flame.mean_ms for part in HEAT_SHARES),
-        label=_cut(name, int(width * CHARACTERS_PER_PERCENT)) if width >= MIN_LABELLED_PERCENT else "",
+        label=label if width >= MIN_LABELLED_PERCENT else "",
         title=title,
     )
 
@@ -114,10 +116,6 @@ def _bar(frame: FlameFrame, flame: Flame) -> FlameBar:
 def _name(frame: FlameFrame, flame: Flame) -> str:
     line = flame.places[frame.place]
     return plain(f"{line.function} {basename(line.file)}:{line.line}")
-
-
-def _cut(name: str, most: int) -> str:
-    return name if len(name) <= most else f"{name[: max(most - 1, 1)]}…"
 
 
 def _beyond(ms: float) -> str:

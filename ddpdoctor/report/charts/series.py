@@ -156,18 +156,17 @@ def telemetry_data(diagnosis: Diagnosis) -> dict[str, LineData]:
     for series in diagnosis.telemetry:
         if len(series.t_s) >= 2 and finite_values(series.values):
             by_field.setdefault((series.field, series.unit), []).append(series)
-    drawn = [entry for entry in by_field.items() if not _is_unused(*entry)]
+    drawn = [
+        (quantity, measured)
+        for quantity, measured in by_field.items()
+        if quantity[1] != "bytes" or any(any(finite_values(series.values)) for series in measured)
+    ]
     found: dict[str, LineData] = {}
     for (field, unit), measured in drawn[:CHARTS]:
         data = _data(field, unit, measured)
         if data is not None:
             found[f"{field} {unit}" if field in found else field] = data
     return found
-
-
-def _is_unused(quantity: tuple[str, str], measured: Sequence[TelemetrySeries]) -> bool:
-    """Whether these are bytes, and none: the memory of worker processes where there are none."""
-    return quantity[1] == "bytes" and not any(any(finite_values(series.values)) for series in measured)
 
 
 def _data(field: str, unit: str, series: Sequence[TelemetrySeries]) -> LineData | None:

@@ -78,14 +78,12 @@ class StepData(msgspec.Struct, frozen=True, kw_only=True):
 def step_data(diagnosis: Diagnosis) -> StepData | None:
     """The step's spans; None without spans. Of many ranks, the notable ones and the first others."""
     source = diagnosis.timeline
-    spans = (
-        _few_lanes(
-            [span for span in source.spans if span.duration_ms >= 0 and span.start_ms == span.start_ms]
-        )
-        if source
-        else []
-    )
-    if source is None or not spans:
+    if source is None:
+        return None
+    spans = [span for span in source.spans if span.duration_ms >= 0 and span.start_ms == span.start_ms]
+    lanes = {*LANES, *sorted({span.lane for span in spans} - set(LANES))[:MOST_OTHER_LANES]}
+    spans = [span for span in spans if span.lane in lanes]
+    if not spans:
         return None
     chosen = _choose(diagnosis, spans)
     kept = [span for span in spans if span.rank in chosen]
@@ -140,11 +138,6 @@ def timeline(data: StepData | None) -> TimelineChart | None:
         description=data.description,
         notes=data.notes,
     )
-
-
-def _few_lanes(spans: list[Span]) -> list[Span]:
-    lanes = {*LANES, *sorted({span.lane for span in spans} - set(LANES))[:MOST_OTHER_LANES]}
-    return [span for span in spans if span.lane in lanes]
 
 
 def _choose(diagnosis: Diagnosis, spans: Sequence[Span]) -> list[int]:
