@@ -142,7 +142,7 @@ def test_a_bar_has_a_whisker_if_its_interval_is_known():
         WaterfallBar("y", -10.0, "a/c"),
     ]
     rows = waterfall(replace(samples.unhealthy(), waterfall=bars))
-    assert [row.whisker for row in rows] == [None, (55.0, 80.0), None, None]
+    assert [row.whisker for row in rows] == [[], [55.0, 80.0], [], []]
 
 
 def test_a_cost_has_an_interval_and_an_upper_bound_has_none():
@@ -432,7 +432,7 @@ def test_hta_results_become_tables():
     tables = page(replace(samples.unhealthy(), hta=hta)).hta
     assert tables[0].head == ["rank", "idle time", "extra"]
     assert tables[0].rows == [["0", "3.50", ""], ["1", "", "x"]]
-    assert tables[1].rows == [["0", "0.500"]] and tables[2].rows == [["", "0.5"]]
+    assert tables[1].rows == [("0", "0.500")] and tables[2].rows == [("", "0.5")]
 
 
 def test_reproduce_quotes_the_command():
