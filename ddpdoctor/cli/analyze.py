@@ -14,6 +14,7 @@ from ddpdoctor.cli.completion import runs
 from ddpdoctor.cli.options import (
     check_outputs,
     chosen_job,
+    number_of_processes,
     open_in_browser,
     output_file,
     say_written,
@@ -64,12 +65,7 @@ EXIT_FAIL_ON = 1
     metavar="DIR",
     help="Additional folder of rules; can be repeated.",
 )
-@click.option(
-    "--jobs",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Number of processes that read traces. [default: one per CPU]",
-)
+@number_of_processes
 @click.option("--no-cache", is_flag=True, help="Neither use nor write the cache of traces.")
 @click.option(
     "--engine",

@@ -38,6 +38,14 @@ chosen_job = click.option(
 )
 
 
+number_of_processes = click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Number of processes that read traces. [default: one per CPU]",
+)
+
+
 def check_outputs(inputs: Sequence[str], outputs: Mapping[str, tuple[Path | None, Form]]) -> None:
     """Check ``outputs``: by option, the path (None if not given) and the kind of file.
 

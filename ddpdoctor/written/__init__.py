@@ -15,7 +15,6 @@ from ddpdoctor.written.files import (
     DIAGNOSIS,
     DOCTOR,
     EVENTS,
-    FORMS,
     HISTORY,
     HISTORY_PAGE,
     JUNIT,

@@ -1,4 +1,4 @@
-"""Writes single files atomically, and never over files that ddpdoctor did not write."""
+"""Writes single files atomically, and never over files that ddpdoctor did not write; how those of each kind are recognised."""
 
 from __future__ import annotations
 
@@ -312,10 +312,6 @@ TIMELINE = Form(
     "a timeline", head=re.compile(rb'\{"displayTimeUnit":"ms","otherData":\{"producer":"ddpdoctor"')
 )
 EVENTS = Form("an event file of TensorBoard", head=re.compile(rb"(?s).{8,60}brain\.Event:\d"))
-FORMS = (
-    *(REPORT, MARKDOWN, JUNIT, COMPARISON_PAGE, HISTORY_PAGE, PATCH, BUNDLE, DIAGNOSIS, COMPARISON, HISTORY),
-    *(TRIALS, DOCTOR, SARIF, TIMELINE, EVENTS),
-)
 
 
 def hash_of(file: BinaryIO, size: int | None = None) -> str:

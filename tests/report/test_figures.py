@@ -30,7 +30,7 @@ from ddpdoctor.report.figures.specs import (
     interactive_bundle,
     interactive_data,
 )
-from ddpdoctor.report.view import page
+from ddpdoctor.report.html import page
 
 UNHEALTHY = ["waterfall", "run", "breakdown", "step_times", "lateness", "timeline", "bandwidth"]
 

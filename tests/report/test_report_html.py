@@ -20,9 +20,8 @@ from ddpdoctor.diagnose.schema import json_schema
 from ddpdoctor.errors import DdpDoctorError, UnusableInput
 from ddpdoctor.report import read_diagnosis, render_html, to_json, write_html, write_json
 from ddpdoctor.report.compare import compare
-from ddpdoctor.report.html import NOTE
+from ddpdoctor.report.html import NOTE, page
 from ddpdoctor.report.runs_output import render_comparison
-from ddpdoctor.report.view import page
 
 BYTES_MOST = 1_500_000
 MORE_MOST = 700_000

@@ -20,8 +20,8 @@ from ddpdoctor.report.charts.lines import LINES, POINTS
 from ddpdoctor.report.charts.scale import Tick, index_ticks, nice_ticks, thin
 from ddpdoctor.report.charts.series import notable_ranks, telemetry
 from ddpdoctor.report.charts.timeline import SPANS
+from ddpdoctor.report.html import page
 from ddpdoctor.report.summary import steps_measured
-from ddpdoctor.report.view import page
 
 replace = msgspec.structs.replace
 
