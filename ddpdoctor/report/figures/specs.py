@@ -51,14 +51,8 @@ def figure_specs(diagnosis: Diagnosis) -> dict[str, Spec]:
     rows, parts = waterfall(diagnosis), breakdown(diagnosis)
     if rows:
         found["waterfall"] = waterfall_figure(rows)
-    parts_s = words.run_parts(diagnosis)
-    if parts_s:
-        details = [part_detail(diagnosis, part) for part in parts_s]
-        names = [
-            f"{words.part(part)}{words.in_parentheses(detail)}"
-            for part, detail in zip(parts_s, details, strict=True)
-        ]
-        found["run"] = run_figure(parts_s, names)
+    if (run := run_figure(diagnosis)) is not None:
+        found["run"] = run
     if parts is not None:
         found["breakdown"] = breakdown_figure(parts)
     found |= interactive_specs(interactive_data(diagnosis), WHOLE)
@@ -151,39 +145,16 @@ def line_figure(data: LineData, detail: Detail) -> Spec:
             )
         )
     for number, (name, values) in enumerate(data.lines):
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers" if len(x) < 3 else "lines",
-                "name": text(name),
-                "x": x,
-                "y": short(thin(values, detail.points, mean)),
-                "line": {
-                    "color": colour_variable(f"l{number % 6}"),
-                    "width": 1.6,
-                    "dash": _DASHES[number % len(_DASHES)],
-                },
-                "hovertemplate": f"%{{y:{form}}}{text(unit)}",
-            }
-        )
+        y, colour, dash = thin(values, detail.points, mean), f"l{number % 6}", _DASHES[number % len(_DASHES)]
+        mode, hover = "lines+markers" if len(x) < 3 else "lines", f"%{{y:{form}}}{text(unit)}"
+        traces.append(_line(name, x, short(y), colour, dash, mode, hovertemplate=hover))
     top = top_of(data)
     for mark in data.marks:
         lines = mark.lines(top)
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": text(mark.label),
-                "x": [place for x0, _, x1, _ in lines for place in (x0, x1, None)],
-                "y": [place for _, y0, _, y1 in lines for place in (*short([y0, y1]), None)],
-                "line": {
-                    "color": colour_variable(_MARK_COLOURS[mark.kind]),
-                    "width": 1.6,
-                    "dash": _MARK_DASHES[mark.kind],
-                },
-                "hoverinfo": "skip",
-            }
-        )
+        marked_x = [place for x0, _, x1, _ in lines for place in (x0, x1, None)]
+        marked_y = [place for _, y0, _, y1 in lines for place in (*short([y0, y1]), None)]
+        colour, dash = _MARK_COLOURS[mark.kind], _MARK_DASHES[mark.kind]
+        traces.append(_line(mark.label, marked_x, marked_y, colour, dash, hoverinfo="skip"))
     return figure(
         traces,
         frame.title,
@@ -192,6 +163,13 @@ def line_figure(data: LineData, detail: Detail) -> Spec:
         xaxis=number_axis(frame.x_label),
         yaxis={**quantity_axis(frame.unit), "rangemode": "tozero", "range": [0, top]},
     )
+
+
+def _line(
+    name: str, x: Numbers, y: Numbers, colour: str, dash: str, mode: str = "lines", **hover: str
+) -> dict[str, Any]:
+    line = {"color": colour_variable(colour), "width": 1.6, "dash": dash}
+    return {"type": "scatter", "mode": mode, "name": text(name), "x": x, "y": y, "line": line, **hover}
 
 
 def late_figure(data: LateData, detail: Detail) -> Spec:
@@ -247,22 +225,22 @@ def step_figure(data: StepData, detail: Detail) -> Spec:
         by_kind[span.kind].append(span)
     for kind, own in by_kind.items():
         traces.append(
-            {
-                "type": "bar",
-                "orientation": "h",
-                "name": text(words.part(kind)),
-                "y": texts(f"rank {span.rank} {span.lane}" for span in own),
-                "base": short([span.start_ms for span in own]),
-                "x": short([span.duration_ms for span in own]),
-                "width": 0.86,
-                "marker": _marker(kind),
-                "hovertext": texts(
+            _bar(
+                words.part(kind),
+                kind,
+                {
+                    "y": texts(f"rank {span.rank} {span.lane}" for span in own),
+                    "base": short([span.start_ms for span in own]),
+                    "x": short([span.duration_ms for span in own]),
+                    "width": 0.86,
+                },
+                hovertext=texts(
                     f"{span_words(span)} {words.milliseconds(span.duration_ms)} from {words.milliseconds(span.start_ms)}"
                     for span in own
                 ),
-                "hovertemplate": "%{y}: %{hovertext}<extra></extra>",
-                "textposition": "none",
-            }
+                hovertemplate="%{y}: %{hovertext}<extra></extra>",
+                textposition="none",
+            )
         )
     return figure(
         traces,
@@ -279,49 +257,39 @@ def breakdown_figure(data: Breakdown) -> Spec:
     labels = [f"{label} ({detail})" if detail else label for label, detail, _ in data.bars]
     factor, unit = (100.0, "%") if data.shares else (1.0, "ms")
     traces = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": text(words.part(part)),
-            "y": texts(labels),
-            "x": short([factor * max(values.get(part, 0.0), 0.0) for _, _, values in data.bars]),
-            "marker": _marker(part),
-            "hovertemplate": f"%{{y}}: %{{x:.4~g}} {unit}",
-        }
+        _bar(
+            words.part(part),
+            part,
+            {
+                "y": texts(labels),
+                "x": short([factor * max(values.get(part, 0.0), 0.0) for _, _, values in data.bars]),
+            },
+            hovertemplate=f"%{{y}}: %{{x:.4~g}} {unit}",
+        )
         for part in data.parts
     ]
-    return figure(
-        traces,
-        "Where the step time goes",
-        barmode="stack",
-        height=_MARGINS + 26 * len(labels),
-        xaxis=quantity_axis(unit),
-        yaxis=_rows(labels),
-    )
+    return _stacked(traces, "Where the step time goes", labels, unit, 26 * len(labels))
 
 
-def run_figure(parts_s: dict[str, float], names: list[str]) -> Spec:
-    """The wall time of the run as one bar, in seconds by part; ``names`` of the parts."""
-    traces = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": text(name),
-            "y": [""],
-            "x": short([value]),
-            "marker": _marker(part),
-            "hovertemplate": "%{x:.4~g} s",
-        }
-        for name, (part, value) in zip(names, parts_s.items(), strict=True)
-    ]
-    return figure(
-        traces,
-        "The whole run",
-        barmode="stack",
-        height=_MARGINS + 60,
-        xaxis=quantity_axis("s"),
-        yaxis=_rows([""]),
-    )
+def run_figure(diagnosis: Diagnosis) -> Spec | None:
+    """The wall time of the run as one bar, in seconds by part; None where it is not known."""
+    traces = []
+    for part, value in words.run_parts(diagnosis).items():
+        name = f"{words.part(part)}{words.in_parentheses(part_detail(diagnosis, part))}"
+        traces.append(_bar(name, part, {"y": [""], "x": short([value])}, hovertemplate="%{x:.4~g} s"))
+    return _stacked(traces, "The whole run", [""], "s", 60) if traces else None
+
+
+def _bar(name: str, kind: str, places: dict[str, Any], **hover: Any) -> dict[str, Any]:
+    """Horizontal bars of one kind; ``places``: their rows, starts and lengths."""
+    own = {"type": "bar", "orientation": "h", "name": text(name)}
+    return {**own, **places, "marker": _marker(kind), **hover}
+
+
+def _stacked(traces: list[dict[str, Any]], title: str, rows: list[str], unit: str, height: int) -> Spec:
+    """A figure of stacked bars; ``height`` in pixels, without the margins."""
+    axes = {"xaxis": quantity_axis(unit), "yaxis": _rows(rows)}
+    return figure(traces, title, barmode="stack", height=_MARGINS + height, **axes)
 
 
 def waterfall_figure(rows: list[WaterfallRow]) -> Spec:
