@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from types import SimpleNamespace
 
 import msgspec
 
@@ -26,17 +27,6 @@ class Segment(msgspec.Struct, frozen=True):
     title: str
 
 
-class BreakdownRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One bar and its numbers."""
-
-    label: str
-    detail: str
-    total: str
-    segments: list[Segment]
-    cells: list[str]
-    """One value per part in :attr:`Breakdown.parts`; empty where the part does not occur."""
-
-
 class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
     """The bars, the parts that occur (for legend and table head), and what was averaged."""
 
@@ -47,12 +37,12 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
 
     @property
-    def rows(self) -> list[BreakdownRow]:
-        """The bars for the template."""
+    def rows(self) -> list[SimpleNamespace]:
+        """The bars for the template: the sum of each, its segments, and a cell per part for the table, empty where it does not occur."""
         show = words.percent if self.shares else words.milliseconds
         totals = [sum(max(values.get(name, 0), 0) for name in self.parts) for _, _, values in self.bars]
         return [
-            BreakdownRow(
+            SimpleNamespace(
                 label=label,
                 detail=detail,
                 total=show(total),
@@ -202,28 +192,9 @@ def _few(savings: Sequence[WaterfallBar]) -> list[WaterfallBar]:
     return [*savings[:BARS], *rest]
 
 
-class RunSegment(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of the run. Positions in per cent of the wall time."""
-
-    part: str
-    x: float
-    width: float
-    label: str
-    """The part, its time and share, and what it is: "pauses 7.99 s (17 %): step 240, job39.py:5"."""
-
-
-class WholeRun(msgspec.Struct, frozen=True, kw_only=True):
-    """The bar for the template."""
-
-    wall: str
-    segments: list[RunSegment]
-    ticks: list[Tick]
-    goodput: str
-    """Goodput with its definition, in a sentence; empty where it is not known."""
-
-
-def whole_run(diagnosis: Diagnosis) -> WholeRun | None:
-    """The bar of :func:`ddpdoctor.report.words.run_parts`; None without parts."""
+def whole_run(diagnosis: Diagnosis) -> SimpleNamespace | None:
+    """The bar of :func:`ddpdoctor.report.words.run_parts`, positions in per cent of the wall time; None without parts. A segment's label is
+    its part, time and share, and what it is: "pauses 7.99 s (17 %): step 240, job39.py:5"."""
     parts_s = words.run_parts(diagnosis)
     if not parts_s:
         return None
@@ -233,7 +204,7 @@ def whole_run(diagnosis: Diagnosis) -> WholeRun | None:
     for part, value in parts_s.items():
         text = f"{words.part(part)} {words.milliseconds(1e3 * value)} ({words.percent(value / wall_s)})"
         segments.append(
-            RunSegment(
+            SimpleNamespace(
                 part=part,
                 x=percent_of(x_s, wall_s),
                 width=percent_of(value, wall_s),
@@ -243,7 +214,7 @@ def whole_run(diagnosis: Diagnosis) -> WholeRun | None:
         x_s += value
     unit_s = next((unit for unit in (3600.0, 60.0) if wall_s >= 4 * unit), 1.0)
     goodput = words.number_fact(diagnosis, "run.goodput")
-    return WholeRun(
+    return SimpleNamespace(
         wall=words.seconds(wall_s),
         segments=segments,
         ticks=[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import msgspec
 
@@ -41,20 +42,6 @@ class TimelineRank(msgspec.Struct, frozen=True):
     height: int
     lanes: list[Tick]
     """Lanes with the position of their middle, in pixels."""
-
-
-class TimelineChart(msgspec.Struct, frozen=True, kw_only=True):
-    """The bars of all ranks, for the template."""
-
-    step: int
-    ranks: list[TimelineRank]
-    bars: list[Bar]
-    kinds: list[str]
-    height: int
-    lane_height: int
-    x_ticks: list[Tick]
-    description: str
-    notes: list[str]
 
 
 class StepData(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +93,7 @@ def step_data(diagnosis: Diagnosis) -> StepData | None:
     )
 
 
-def timeline(data: StepData | None) -> TimelineChart | None:
+def timeline(data: StepData | None) -> SimpleNamespace | None:
     """The bars of ``data``; None for None."""
     if data is None:
         return None
@@ -124,7 +111,7 @@ def timeline(data: StepData | None) -> TimelineChart | None:
         )
         for span in merged
     ]
-    return TimelineChart(
+    return SimpleNamespace(
         step=data.step,
         ranks=ranks,
         bars=bars,
