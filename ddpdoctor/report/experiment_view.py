@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
-import msgspec
 from rich.console import Console
 from rich.text import Text
 
@@ -21,20 +21,12 @@ _LOSS_ROWS, _LOSS_VARIANTS = 8, 6
 """Most backward passes, and most changes, in the table of losses."""
 
 
-class ExperimentView(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of ``ddpdoctor try`` as texts."""
+def experiment_view(answer: TrialsReport) -> SimpleNamespace:
+    """The texts of ``answer`` for terminal, HTML and Markdown.
 
-    baseline: str
-    table: Table
-    """One row per variant: the change, expected and measured ms per step, and the verdict with its notes."""
-    best: str
-    notes: list[str]
-    losses: Table | None = None
-    """Losses of some backward passes, of the unchanged job and of each change; None if none were recorded."""
-
-
-def experiment_view(answer: TrialsReport) -> ExperimentView:
-    """The texts of ``answer`` for terminal, HTML and Markdown."""
+    The table has a row per variant: the change, expected and measured ms per step, and the verdict with its notes. A second one has
+    the losses of some backward passes, of the unchanged job and of each change; None if none were recorded.
+    """
     baseline = answer.baseline
     rows = [
         [
@@ -45,7 +37,7 @@ def experiment_view(answer: TrialsReport) -> ExperimentView:
         ]
         for variant in answer.variants
     ]
-    return ExperimentView(
+    return SimpleNamespace(
         baseline=milliseconds(baseline.median_ms, baseline.interval_ms),
         table=Table("What was tried", ["change", "expected ms", "measured ms (95 %)", "verdict"], rows),
         best=_best(answer),

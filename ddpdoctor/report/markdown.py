@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
 from ddpdoctor.plain import plain, plain_lines
 from ddpdoctor.report import words
-from ddpdoctor.report.experiment_view import TITLE, ExperimentView, experiment_view
+from ddpdoctor.report.experiment_view import TITLE, experiment_view
 from ddpdoctor.report.finding_view import filled_columns, location, place, snippet
 from ddpdoctor.report.job_view import Table
 from ddpdoctor.report.summary import cost_sentence, run_line, subtitle
@@ -71,7 +72,7 @@ def _rows(table: Table) -> str:
     return "\n".join([f"**{escape(table.title)}**", "", *(f"| {' | '.join(line)} |" for line in lines)])
 
 
-def _tried(view: ExperimentView) -> list[str]:
+def _tried(view: SimpleNamespace) -> list[str]:
     as_it_is = ["unchanged", "", view.baseline, ""]
     rows = _rows(Table(TITLE, view.table.head, [as_it_is, *view.table.rows]))
     losses = [] if view.losses is None else [_rows(view.losses)]
