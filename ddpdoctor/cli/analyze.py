@@ -185,7 +185,7 @@ def command(
     }
     files = [path for path, _ in outputs.values()]
     _write_all(
-        [(content, *outputs[option]) for option, content in contents.items() if outputs[option][0]],
+        [(contents[option], path, form) for option, (path, form) in outputs.items() if path is not None],
         report_on_stdout=to_stdout(files),
     )
     console = Console(stderr=to_stdout(files))

@@ -9,7 +9,7 @@ import hashlib
 import html
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -187,7 +187,9 @@ def embedded_json(diagnosis: Diagnosis) -> str:
     data, series = b"", diagnosis.series
     numbers = sum(map(len, (*series.step_ms, *series.late_ms)))
     numbers += sum(2 * len(one.values) for one in diagnosis.telemetry)
-    for form, bytes_per_number in ((lambda whole: whole, 8), (_rounded, 5), (_thinned, 0), (_bare, 0)):
+    forms: list[tuple[Callable[[Diagnosis], Diagnosis], int]]
+    forms = [(lambda whole: whole, 8), (_rounded, 5), (_thinned, 0), (_bare, 0)]
+    for form, bytes_per_number in forms:
         # Skip forms that are certainly too large: encoding them takes seconds.
         if numbers * bytes_per_number > BUDGET_BYTES:
             continue

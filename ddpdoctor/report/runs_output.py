@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import rich.table
 from rich.console import Console
 
@@ -159,7 +157,7 @@ def table_of(grid: Table) -> rich.table.Table:
     numbers = "change" in grid.head
     for index, name in enumerate(grid.head):
         table.add_column(name, justify="right" if numbers and index else "left")
-    rows: Sequence[list[str]] = grid.rows[: _ROWS if numbers or grid.styles else _CHANGES]
+    rows = grid.rows[: _ROWS if numbers or grid.styles else _CHANGES]
     for index, row in enumerate(rows):
         style = grid.styles[index] if grid.styles else ""
         table.add_row(*(cell(text, style) for text in row))

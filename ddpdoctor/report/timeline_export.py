@@ -90,7 +90,10 @@ def write_tables(
         for name, table in tables.items():
             on_progress(done / rows)
             into = io.BytesIO()
-            (table.write_parquet if suffix == "parquet" else table.write_csv)(into)
+            if suffix == "parquet":
+                table.write_parquet(into)
+            else:
+                table.write_csv(into)
             yield f"{name}.{suffix}", into.getvalue()
             done += len(table)
 
