@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ddpdoctor.diagnose.diagnosis import RUNNING, Diagnosis, Finding, Fix
@@ -242,7 +242,7 @@ def quantity(value: Any, unit: str) -> str:
 
 
 def _number(value: float, unit: str) -> str:
-    known = {
+    known: dict[str, Callable[[float], str]] = {
         "ms": milliseconds,
         "µs": lambda value: milliseconds(value / 1e3),
         "s": seconds,
