@@ -12,7 +12,7 @@ import msgspec
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
 from ddpdoctor.measure.places import CodeLine, SourceText, Where
-from ddpdoctor.report.project import project_root
+from ddpdoctor.report.job_view import project_root
 from ddpdoctor.rundir import Note, hash_of, parsed_python, read_sources, source_bytes
 
 AROUND = 2

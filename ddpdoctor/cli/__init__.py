@@ -2,10 +2,9 @@
 
 ::
 
-    verbs        run, demo (run_and_present: what both do), analyze, compare, history, digest, export (tracker_options), bundle, doctor,
-                 watch (watch_loop, watch_view, watch_ranks, watch_metrics, keys), stacks, capture (capture_request; rank_answers),
-                 trials and patch (``try``), rules, rule_authors (``rules facts`` and ``new``), completion (shell_completion)
-    all verbs    main, groups, finite, project_config, diagnosis_of, outputs, progress, say, numpy_threads, child (work in a child process)
+    verbs        run, demo (run_and_present: what both do), analyze, compare, history, digest, export, bundle, doctor, rules,
+                 watch (watch_loop, watch_view), capture and stacks (rank_requests), trials (``try``), completion
+    all verbs    main, options (of several verbs), session (printing, progress, configuration), child (work in a child process)
 """
 
 from __future__ import annotations

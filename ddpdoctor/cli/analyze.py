@@ -5,34 +5,36 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddpdoctor.cli.diagnosis_of import diagnosis_at
-from ddpdoctor.cli.numpy_threads import import_numpy_single_threaded
-from ddpdoctor.cli.outputs import (
+from ddpdoctor.cli.completion import runs
+from ddpdoctor.cli.options import (
     check_outputs,
+    chosen_job,
+    number_of_processes,
     open_in_browser,
     output_file,
     say_written,
     temporary_report,
     to_stdout,
 )
-from ddpdoctor.cli.progress import per_item_progress, shown_progress
-from ddpdoctor.cli.project_config import chosen_job
-from ddpdoctor.cli.say import say
-from ddpdoctor.cli.shell_completion import runs
+from ddpdoctor.cli.session import (
+    diagnosis_at,
+    import_numpy_single_threaded,
+    per_item_progress,
+    say,
+    shown_progress,
+)
 from ddpdoctor.errors import DdpDoctorError, UnusableInput
 from ddpdoctor.severities import SEVERITIES, is_as_severe
 from ddpdoctor.stages import Stage, no_progress
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.diagnosis import Diagnosis
-
-    Writer = Callable[[Diagnosis, Path], None]
+    from ddpdoctor.written import Form
 
 EXIT_FAIL_ON = 1
 
@@ -63,12 +65,7 @@ EXIT_FAIL_ON = 1
     metavar="DIR",
     help="Additional folder of rules; can be repeated.",
 )
-@click.option(
-    "--jobs",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Number of processes that read traces. [default: one per CPU]",
-)
+@number_of_processes
 @click.option("--no-cache", is_flag=True, help="Neither use nor write the cache of traces.")
 @click.option(
     "--engine",
@@ -147,19 +144,15 @@ def command(
 
     if opened and to_stdout([html]):
         raise DdpDoctorError("--open needs a file: name one with --html, or leave --html out.")
-    output_files = {
-        "--html": html,
-        "--json": json_file,
-        "--markdown": markdown,
-        "--sarif": sarif,
-        "--junit": junit,
+    outputs = {
+        "--html": (html, written.REPORT),
+        "--json": (json_file, written.DIAGNOSIS),
+        "--markdown": (markdown, written.MARKDOWN),
+        "--sarif": (sarif, written.SARIF),
+        "--junit": (junit, written.JUNIT),
     }
-    forms = (written.REPORT, written.DIAGNOSIS, written.MARKDOWN, written.SARIF, written.JUNIT)
     import_numpy_single_threaded()
-    check_outputs(
-        paths,
-        {option: (path, form) for (option, path), form in zip(output_files.items(), forms, strict=True)},
-    )
+    check_outputs(paths, outputs)
     options: dict[str, Any] = {
         "jobs": jobs,
         "cache": not no_cache,
@@ -181,19 +174,24 @@ def command(
     if no_source_text:
         diagnosis = report.without_source_text(diagnosis)
     if opened:
-        html = output_files["--html"] = html or temporary_report()
-    outputs: list[tuple[Callable[[], Writer], Path | None]] = [
-        (lambda: partial(report.write_html, static=static), html),
-        (lambda: report.write_json, json_file),
-        (lambda: report.write_markdown, markdown),
-        (lambda: report.write_sarif, sarif),
-        (lambda: partial(report.write_junit, fail_on=fail_on or "warning"), junit),
-    ]
-    _write_all([(writer, path) for writer, path in outputs if path is not None], diagnosis)
-    console = Console(stderr=to_stdout(output_files.values()))
+        html = html or temporary_report()
+        outputs["--html"] = html, written.REPORT
+    contents: dict[str, Callable[[], str | bytes]] = {
+        "--html": lambda: report.render_html(diagnosis, static=static),
+        "--json": lambda: report.formatted(diagnosis),
+        "--markdown": lambda: report.render_markdown(diagnosis),
+        "--sarif": lambda: report.formatted(report.to_sarif(diagnosis)),
+        "--junit": lambda: report.render_junit(diagnosis, fail_on=fail_on or "warning"),
+    }
+    files = [path for path, _ in outputs.values()]
+    _write_all(
+        [(contents[option], path, form) for option, (path, form) in outputs.items() if path is not None],
+        report_on_stdout=to_stdout(files),
+    )
+    console = Console(stderr=to_stdout(files))
     report.print_terminal(diagnosis, console, quiet=quiet, verbose=verbose)
     if not quiet:
-        say_written(output_files.values())
+        say_written(files)
     if opened and html is not None:
         open_in_browser(html)
     elif html is None and not quiet and console.is_terminal:
@@ -211,20 +209,19 @@ def _gate(diagnosis: Diagnosis, fail_on: str) -> None:
         raise UnusableInput(f"no result for --fail-on: {why}.")
 
 
-def _write_all(outputs: Sequence[tuple[Callable[[], Writer], Path]], diagnosis: Diagnosis) -> None:
+def _write_all(
+    outputs: Sequence[tuple[Callable[[], str | bytes], Path, Form]], *, report_on_stdout: bool
+) -> None:
+    """Write (content, path, kind) of each output."""
+    from ddpdoctor.written import write_file
+
     if not outputs:
         return
     # No progress line may mix with a report on standard output, which may be the same terminal.
-    report_on_stdout = to_stdout(path for _, path in outputs)
     with nullcontext(no_progress) if report_on_stdout else shown_progress() as progress:
-        for (writer, path), _ in zip(
-            outputs, per_item_progress(progress, Stage.REPORT, len(outputs)), strict=True
-        ):
-            _write(writer(), diagnosis, path)
-
-
-def _write(write: Writer, diagnosis: Diagnosis, path: Path) -> None:
-    try:
-        write(diagnosis, path)
-    except OSError as error:
-        raise DdpDoctorError(f"{path} cannot be written: {error.strerror or error}.") from error
+        progress_of_outputs = per_item_progress(progress, Stage.REPORT, len(outputs))
+        for (content, path, form), _ in zip(outputs, progress_of_outputs, strict=True):
+            try:
+                write_file(path, content(), form)
+            except OSError as error:
+                raise DdpDoctorError(f"{path} cannot be written: {error.strerror or error}.") from error

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ddpdoctor.cli.say import say
+from ddpdoctor.cli.session import say
 
 
 @click.command("bundle")
@@ -32,8 +32,8 @@ def command(out: Path) -> None:
       ddpdoctor analyze runs/big                                                  # here
     """
     from ddpdoctor.bundle import write_bundle
+    from ddpdoctor.cli.run import command as run
 
-    run = _run_command()
     help_text = run.get_help(click.Context(run, info_name="ddpdoctor run", terminal_width=80))
     bundle = write_bundle(
         out, [_row(each) for each in run.params if isinstance(each, click.Option)], help_text
@@ -43,12 +43,6 @@ def command(out: Path) -> None:
         f"written: {bundle.path} ({bundle.bytes / 1e3:.0f} kB; {versions}; sha256 of its contents {bundle.sha256})"
     )
     say(f"Where the job runs: python {out} run -- torchrun ... ; then, here: ddpdoctor analyze RUN")
-
-
-def _run_command() -> click.Command:
-    from ddpdoctor.cli.run import command as run
-
-    return run
 
 
 def _row(option: click.Option) -> dict[str, Any]:

@@ -37,6 +37,6 @@ def command(run: Path, steps: int, first: int | None) -> None:
       ddpdoctor capture ddpdoctor-runs/20260101T120000Z-train
       ddpdoctor capture ddpdoctor-runs/20260101T120000Z-train --steps 20
     """
-    from ddpdoctor.cli.capture_request import capture
+    from ddpdoctor.cli.rank_requests import capture
 
     capture(run, steps, first)

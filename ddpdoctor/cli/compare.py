@@ -8,13 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddpdoctor.cli.diagnosis_of import diagnosing
-from ddpdoctor.cli.finite import FiniteRange
-from ddpdoctor.cli.numpy_threads import import_numpy_single_threaded
-from ddpdoctor.cli.outputs import check_outputs, output_file, say_written, to_stdout
-from ddpdoctor.cli.project_config import chosen_job
-from ddpdoctor.cli.say import say
-from ddpdoctor.cli.shell_completion import runs
+from ddpdoctor.cli.completion import runs
+from ddpdoctor.cli.options import FiniteRange, check_outputs, chosen_job, output_file, say_written, to_stdout
+from ddpdoctor.cli.session import diagnosing, import_numpy_single_threaded, say
 from ddpdoctor.errors import UnusableInput
 
 if TYPE_CHECKING:
@@ -60,16 +56,17 @@ def command(
     from rich.console import Console
 
     from ddpdoctor.report.compare import compare
-    from ddpdoctor.report.compare_output import print_comparison, write_comparison_html, write_comparison_json
-    from ddpdoctor.written import COMPARISON, COMPARISON_PAGE
+    from ddpdoctor.report.json_output import formatted
+    from ddpdoctor.report.runs_output import print_comparison, render_comparison
+    from ddpdoctor.written import COMPARISON, COMPARISON_PAGE, write_file
 
     check_outputs([before, after], {"--html": (html, COMPARISON_PAGE), "--json": (json_file, COMPARISON)})
     with diagnosing(job=job) as at:
         comparison = compare(at(before), at(after))
     if json_file is not None:
-        write_comparison_json(comparison, json_file)
+        write_file(json_file, formatted(comparison), COMPARISON)
     if html is not None:
-        write_comparison_html(comparison, html)
+        write_file(html, render_comparison(comparison), COMPARISON_PAGE)
     print_comparison(comparison, Console(stderr=to_stdout((html, json_file))))
     say_written((html, json_file))
     if percent is not None:

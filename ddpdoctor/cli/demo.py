@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import click
 
-from ddpdoctor.cli.say import say
+from ddpdoctor.cli.session import say
 from ddpdoctor.demo import FAULTS, JOB, Fault, find_fault
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.launch import RunOptions
@@ -95,7 +95,7 @@ def _run_and_try(fault: Fault, out: Path | None, steps: int) -> NoReturn:
     """Run the demo, then measure what its findings suggest, with the same commands as a user."""
     if fault.hangs:
         raise DdpDoctorError("this fault hangs, and no setting fixes a hang: there is nothing to try.")
-    from ddpdoctor.cli.diagnosis_of import diagnosis_at
+    from ddpdoctor.cli.session import diagnosis_at
     from ddpdoctor.experiment import own_command, proposals
     from ddpdoctor.rundir import DIAGNOSIS_FILE
 

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddpdoctor.cli.numpy_threads import import_numpy_single_threaded
-from ddpdoctor.cli.outputs import output_folder
-from ddpdoctor.cli.progress import shown_progress
-from ddpdoctor.cli.say import say
-from ddpdoctor.cli.shell_completion import runs
+from ddpdoctor.cli.completion import runs
+from ddpdoctor.cli.options import number_of_processes, output_folder
+from ddpdoctor.cli.session import import_numpy_single_threaded, say, shown_progress
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.stages import Stage
 
@@ -30,12 +28,7 @@ _MOST_REASONS = 3
     "--out",
     says="Folder to write. [default, in the working directory: NAME-digest; traces-digest for several paths, patterns and URLs]",
 )
-@click.option(
-    "--jobs",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Number of processes that read traces. [default: one per CPU]",
-)
+@number_of_processes
 def command(paths: tuple[str, ...], out: Path | None, jobs: int | None) -> None:
     """Shrink a run directory or traces to small files, to analyze elsewhere.
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from ddpdoctor.cli.outputs import check_outputs, output_file
-from ddpdoctor.cli.say import say
+from ddpdoctor.cli.options import check_outputs, output_file
+from ddpdoctor.cli.session import say
 
 SCHEMA = "ddpdoctor.doctor/1"
 _EXIT_NOT_READY = 1
@@ -45,12 +45,11 @@ def command(json_file: Path | None, job: tuple[str, ...]) -> None:
         width = max(len(check.name) for check in checks)
         for check in checks:
             say(f"{check.state:4}  {check.name:{width}}  {check.words}")
-        say(_conclusion([check.name for check in checks if check.state == CheckState.NO]))
+        missing = [check.name for check in checks if check.state == CheckState.NO]
+        say(
+            f"A job cannot be recorded here: see {' and '.join(missing)}."
+            if missing
+            else "A job can be recorded here: ddpdoctor run -- COMMAND"
+        )
     if not ready:
         raise click.exceptions.Exit(_EXIT_NOT_READY)
-
-
-def _conclusion(missing: list[str]) -> str:
-    if missing:
-        return f"A job cannot be recorded here: see {' and '.join(missing)}."
-    return "A job can be recorded here: ddpdoctor run -- COMMAND"

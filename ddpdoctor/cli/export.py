@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -12,14 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddpdoctor.cli.diagnosis_of import diagnosis_at
-from ddpdoctor.cli.numpy_threads import import_numpy_single_threaded
-from ddpdoctor.cli.outputs import check_outputs, output_file, output_folder, to_stdout
-from ddpdoctor.cli.progress import per_item_progress, shown_progress
-from ddpdoctor.cli.project_config import chosen_job, configured
-from ddpdoctor.cli.say import say
-from ddpdoctor.cli.shell_completion import runs
-from ddpdoctor.cli.tracker_options import Trackers, tracker_options
+from ddpdoctor.cli.completion import runs
+from ddpdoctor.cli.options import check_outputs, chosen_job, output_file, output_folder, to_stdout
+from ddpdoctor.cli.session import (
+    configured,
+    diagnosis_at,
+    import_numpy_single_threaded,
+    per_item_progress,
+    say,
+    shown_progress,
+)
 from ddpdoctor.errors import DdpDoctorError, UnusableInput
 from ddpdoctor.stages import Stage, no_progress
 
@@ -35,6 +38,61 @@ OnProgress = Callable[[float], None]
 """Called with the share of an output that is written, 0 to 1."""
 
 
+@dataclass(frozen=True)
+class Trackers:
+    """The requested trackers; None if not requested."""
+
+    tensorboard: Path | None = None
+    mlflow: str | None = None
+    wandb: Path | None = None
+    redacted: bool = False
+
+    @property
+    def requested(self) -> bool:
+        """Whether any tracker is requested."""
+        return not (self.tensorboard is None and self.mlflow is None and self.wandb is None)
+
+    def check(self) -> None:
+        """Raise DdpDoctorError if a tracker would write into a recorded run or into a foreign database."""
+        if not self.requested:
+            return
+        from ddpdoctor.rundir import is_recorded_file, is_run_directory
+        from ddpdoctor.trackers import check_mlflow
+
+        for option in ("tensorboard", "mlflow", "wandb"):
+            place = getattr(self, option)
+            if place is not None and "://" not in str(place):
+                folder = os.path.realpath(place)
+                if is_run_directory(folder) or is_recorded_file(folder):
+                    raise DdpDoctorError(
+                        f"--{option} {place} would write into a recorded run: name another folder."
+                    )
+
+        if self.mlflow is not None and "://" not in self.mlflow:
+            check_mlflow(Path(self.mlflow).resolve())
+
+    def write(self, diagnosis: Diagnosis, *, err: bool = False) -> None:
+        """Write ``diagnosis`` to each tracker and print where, with ``err`` on stderr. Raises DdpDoctorError."""
+        if not self.requested:
+            return
+        from ddpdoctor import trackers
+        from ddpdoctor.report import redact
+
+        run = trackers.tracker_run(redact(diagnosis) if self.redacted else diagnosis)
+        if run.note:
+            say(f"Note: {run.note}", err=True)
+        if self.tensorboard is not None:
+            files = trackers.write_tensorboard(run, self.tensorboard)
+            say(f"written: {len(files)} event files in {files[0].parent}", err=err)
+            say(f"To view them: tensorboard --logdir {shlex.quote(str(self.tensorboard))}", err=err)
+        if self.mlflow is not None:
+            view_command = trackers.log_to_mlflow(run, self.mlflow)
+            say(f"logged to {self.mlflow}; to view it: {view_command}", err=err)
+        if self.wandb is not None:
+            sync_command = trackers.log_to_wandb(run, self.wandb)
+            say(f"written to {self.wandb}, not uploaded; to upload it: {sync_command}", err=err)
+
+
 @click.command("export")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...", shell_complete=runs)
 @output_file("--timeline", says="Write a Chrome trace; compressed if F ends in .gz.")
@@ -46,7 +104,30 @@ OnProgress = Callable[[float], None]
     says="Write the report's charts as interactive figures: figures.html, and each as plotly's JSON.",
 )
 @click.option("--steps", metavar="A:B", help="Export only steps A to B-1.")
-@tracker_options
+@click.option(
+    "--tensorboard",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Write event files with times by step and rank, and findings as text (needs ddpdoctor[tensorboard]).",
+)
+@click.option(
+    "--mlflow",
+    metavar="DIR|URI",
+    help="Log a run with parameters, metrics, verdict and report to a folder, a tracking server or a database "
+    "(needs ddpdoctor[mlflow]).",
+)
+@click.option(
+    "--wandb",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Write an offline run of Weights & Biases, which `wandb sync` uploads (needs ddpdoctor[wandb]).",
+)
+@click.option(
+    "--redact",
+    "redacted",
+    is_flag=True,
+    help="Remove host names, user names, paths and arguments from figures and trackers.",
+)
 @chosen_job
 def command(
     paths: tuple[str, ...],
@@ -160,7 +241,7 @@ def _export_recording(
         # No progress line may mix with a timeline on standard output, which may be the same terminal.
         with nullcontext(no_progress) if timeline_on_stdout else shown_progress() as progress:
             progress_of_outputs = per_item_progress(progress, Stage.REPORT, len(wanted.recordings))
-            sentences += _tables_written(wanted, recorded, progress_of_outputs)
+            sentences.extend(_tables_written(wanted, recorded, progress_of_outputs))
             if wanted.speedscope is not None:
                 flames = _write_flames(prepared, recorded, wanted.speedscope, next(progress_of_outputs))
                 if not flames:
@@ -188,20 +269,13 @@ def _export_recording(
 
 def _tables_written(
     wanted: _Wanted, recorded: Mapping[str, Any], progress_of_outputs: Iterator[OnProgress]
-) -> list[str]:
-    from ddpdoctor.report.timeline_export import write_csv, write_parquet
+) -> Iterator[str]:
+    from ddpdoctor.report.timeline_export import write_tables
 
     tables = {name: recorded[name] for name in TABLES}
-    sentences = (
-        _written_lines(write_parquet(tables, wanted.parquet, next(progress_of_outputs)))
-        if wanted.parquet is not None
-        else []
-    )
-    return sentences + (
-        _written_lines(write_csv(tables, wanted.csv, next(progress_of_outputs)))
-        if wanted.csv is not None
-        else []
-    )
+    for suffix, folder in (("parquet", wanted.parquet), ("csv", wanted.csv)):
+        if folder is not None:
+            yield from _written_lines(write_tables(tables, folder, suffix, next(progress_of_outputs)))
 
 
 def _timeline_written(
@@ -267,17 +341,14 @@ def _check_folders(outputs: _Wanted) -> None:
     """Raise DdpDoctorError if a folder has foreign files with the names of the outputs, or if the timeline is one of these names."""
     from ddpdoctor.written import WrittenFolder
 
-    wanted: list[tuple[Path, str, list[str]]] = []
-    for suffix, folder in (("parquet", outputs.parquet), ("csv", outputs.csv)):
-        if folder is not None:
-            wanted.append((folder, "exported tables", [f"{name}.{suffix}" for name in TABLES]))
-    if outputs.speedscope is not None:
-        wanted.append((outputs.speedscope, "flame graphs", []))
-    if outputs.figures is not None:
-        from ddpdoctor.report.figures_output import PAGE
-
-        wanted.append((outputs.figures, "figures", [PAGE]))
-    for folder, words, names in wanted:
+    for folder, words, names in (
+        (outputs.parquet, "exported tables", [f"{name}.parquet" for name in TABLES]),
+        (outputs.csv, "exported tables", [f"{name}.csv" for name in TABLES]),
+        (outputs.speedscope, "flame graphs", []),
+        (outputs.figures, "figures", ["figures.html"]),
+    ):
+        if folder is None:
+            continue
         WrittenFolder(folder, words).check(names)
         places = [os.path.realpath(folder / name) for name in names]
         if outputs.timeline is not None and os.path.realpath(outputs.timeline) in places:

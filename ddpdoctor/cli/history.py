@@ -9,11 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from ddpdoctor.cli.diagnosis_of import diagnosing
-from ddpdoctor.cli.finite import FiniteRange
-from ddpdoctor.cli.numpy_threads import import_numpy_single_threaded
-from ddpdoctor.cli.outputs import check_outputs, output_file, say_written, to_stdout
-from ddpdoctor.cli.say import say
+from ddpdoctor.cli.options import FiniteRange, check_outputs, output_file, say_written, to_stdout
+from ddpdoctor.cli.session import diagnosing, import_numpy_single_threaded, say
 from ddpdoctor.errors import DdpDoctorError, UnusableInput
 
 if TYPE_CHECKING:
@@ -61,8 +58,9 @@ def command(
     from rich.console import Console
 
     from ddpdoctor.report.history import history
-    from ddpdoctor.report.history_output import print_history, write_history_html, write_history_json
-    from ddpdoctor.written import HISTORY, HISTORY_PAGE
+    from ddpdoctor.report.json_output import formatted
+    from ddpdoctor.report.runs_output import print_history, render_history
+    from ddpdoctor.written import HISTORY, HISTORY_PAGE, write_file
 
     skipped = SkippedSources([], [])
     sources = _without_outputs(_sources(paths, skipped), [html, json_file])
@@ -78,9 +76,9 @@ def command(
         raise UnusableInput("; ".join([reason, *skipped.notes]))
     result = history(recorded, last, skipped.notes, skipped.unread)
     if json_file is not None:
-        write_history_json(result, json_file)
+        write_file(json_file, formatted(result), HISTORY)
     if html is not None:
-        write_history_html(result, html)
+        write_file(html, render_history(result), HISTORY_PAGE)
     if not to_stdout([json_file, html]):
         print_history(result, Console(highlight=False))
     say_written([json_file, html])

@@ -12,8 +12,8 @@ from typing import NoReturn
 import click
 
 import ddpdoctor
-from ddpdoctor.cli.groups import Group
 from ddpdoctor.errors import DdpDoctorError
+from ddpdoctor.nearest import did_you_mean
 from ddpdoctor.plain import plain, plain_lines
 from ddpdoctor.streams import flush_stdout, prepare_streams
 
@@ -44,6 +44,19 @@ _MOST_MESSAGE_LENGTH = 200
 _COLLECTED_OBJECTS = 100_000
 """New objects after which garbage is collected. With Python's 700, a tenth of the CPU time of a small analysis is spent on it."""
 _EXIT_INTERRUPTED = 130
+
+
+class Group(click.Group):
+    """click.Group with suggestions, which click has only in newer versions, and not for lazily imported commands."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that ``args`` begin with. Raises click.UsageError, with a suggestion, if there is none."""
+        name = args[0]
+        if not ctx.resilient_parsing and not name.startswith("-") and self.get_command(ctx, name) is None:
+            ctx.fail(f"No such command {name!r}.{did_you_mean(name, self.list_commands(ctx))}")
+        return super().resolve_command(ctx, args)
 
 
 class LazyGroup(Group):

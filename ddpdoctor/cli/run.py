@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ddpdoctor.cli.finite import FiniteRange
+from ddpdoctor.cli.options import FiniteRange
 from ddpdoctor.launch import RunOptions, asked_options, run_alone
 
 

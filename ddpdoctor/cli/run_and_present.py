@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from ddpdoctor.cli.child import ChildFailedError, bound_memory, run_in_child, take_interrupts_as_exceptions
-from ddpdoctor.cli.numpy_threads import import_numpy_single_threaded
-from ddpdoctor.cli.say import say
+from ddpdoctor.cli.session import import_numpy_single_threaded, say
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.launch import Outcome, RunOptions, run_job
 from ddpdoctor.rundir import DIAGNOSIS_FILE, REPORT_FILE
@@ -63,43 +63,39 @@ def run_and_present(
 
 
 def _present(outcome: Outcome, report_options: ReportOptions, limit_s: float) -> None:
-    _print_all(outcome.unsaved)
+    _say(*outcome.unsaved)
     run = outcome.to_analyze
     if run is None:
-        _print_all(outcome.notes)
+        _say(*outcome.notes)
     elif not report_options.analysis:
-        _print_all([*outcome.notes, f"recorded in {run}; `ddpdoctor analyze {run}` diagnoses it."])
+        _say(*outcome.notes, f"recorded in {run}; `ddpdoctor analyze {run}` diagnoses it.")
     elif outcome.interrupted:
-        _print_all([*outcome.notes, f"recorded in {run}, not analysed because ddpdoctor was interrupted."])
+        _say(*outcome.notes, f"recorded in {run}, not analysed because ddpdoctor was interrupted.")
     else:
         # In a child, so that no failure can change the job's exit code and its manifest.
-        run_in_child(lambda: _try_to_diagnose(run, report_options), limit_s)
-
-
-def _try_to_diagnose(run: Path, report_options: ReportOptions) -> None:
-    try:
-        _diagnose(run, report_options)
-    except MemoryError:
-        raise
-    except Exception as error:
-        _say(f"the run could not be analysed; the recording is in {run}: {_words(error)}")
+        run_in_child(lambda: _diagnose(run, report_options), limit_s)
 
 
 def _diagnose(run: Path, report_options: ReportOptions) -> None:
     """Analyse ``run``, print its diagnosis unless quiet, write the diagnosis and the report into the run directory.
 
-    Imports are local, so that they do not delay the job.
+    Imports are local, so that they do not delay the job. Raises MemoryError only; other exceptions are printed.
     """
-    diagnosis = _diagnosis_of(run, report_options)
-    from rich.console import Console
+    try:
+        diagnosis = _diagnosis_of(run, report_options)
+        from rich.console import Console
 
-    from ddpdoctor.report import print_terminal
+        from ddpdoctor.report import print_terminal
 
-    if not report_options.quiet:
-        print_terminal(diagnosis, Console(stderr=True))
-    _print_all(_written(diagnosis, run, report_options))
-    if (run / REPORT_FILE).exists():
-        _say(f"report: {run / REPORT_FILE}")
+        if not report_options.quiet:
+            print_terminal(diagnosis, Console(stderr=True))
+        _say(*_written(diagnosis, run, report_options))
+        if (run / REPORT_FILE).exists():
+            _say(f"report: {run / REPORT_FILE}")
+    except MemoryError:
+        raise
+    except Exception as error:
+        _say(f"the run could not be analysed; the recording is in {run}: {_words(error)}")
 
 
 def _diagnose_hanging(report_options: ReportOptions, run: Path) -> str:
@@ -114,8 +110,7 @@ def _diagnose_hanging(report_options: ReportOptions, run: Path) -> str:
 def _diagnosis_of(run: Path, report_options: ReportOptions) -> Diagnosis:
     import_numpy_single_threaded()
     from ddpdoctor.analysis import analyze
-    from ddpdoctor.cli.progress import shown_progress
-    from ddpdoctor.cli.project_config import configured
+    from ddpdoctor.cli.session import configured, shown_progress
 
     bound_memory()
     with shown_progress() as progress:
@@ -141,13 +136,7 @@ def _words(error: Exception) -> str:
     return str(error) if isinstance(error, DdpDoctorError) else f"{type(error).__name__}: {error}"
 
 
-def _print_all(sentences: Sequence[str]) -> None:
+def _say(*sentences: str) -> None:
     for sentence in sentences:
-        _say(sentence)
-
-
-def _say(sentence: str) -> None:
-    try:
-        say(f"ddpdoctor: {sentence}", err=True)
-    except (OSError, ValueError):
-        pass
+        with contextlib.suppress(OSError, ValueError):
+            say(f"ddpdoctor: {sentence}", err=True)

@@ -33,7 +33,7 @@ def command(run: Path, verbose: bool) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from ddpdoctor.cli.rank_answers import answers, running_ranks
+    from ddpdoctor.cli.rank_requests import answers, running_ranks
     from ddpdoctor.plain import plain
     from ddpdoctor.rundir import (
         STACKS_FILE,
@@ -85,7 +85,7 @@ def _answer_spread(answers: Sequence[Mapping[str, Any]]) -> str:
 
 def _unanswered_text(rank: Present) -> Sequence[str]:
     """Lines on a rank that did not answer: its state, then its last stack or possible reasons."""
-    from ddpdoctor.cli.rank_answers import STOPPED, is_stopped
+    from ddpdoctor.cli.rank_requests import STOPPED, is_stopped
     from ddpdoctor.rundir import FAULTS_FILE, read_bounded
 
     if is_stopped(rank):

@@ -6,26 +6,20 @@ import contextlib
 import errno
 import os
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ddpdoctor.cli.diagnosis_of import diagnosis_at
-from ddpdoctor.cli.finite import FiniteRange
-from ddpdoctor.cli.numpy_threads import import_numpy_single_threaded
-from ddpdoctor.cli.outputs import check_outputs, output_file, say_written, to_stdout
-from ddpdoctor.cli.patch import write_patch
-from ddpdoctor.cli.say import say
-from ddpdoctor.cli.shell_completion import runs, setting_names
+from ddpdoctor.cli.completion import runs, setting_names
+from ddpdoctor.cli.options import FiniteRange, check_outputs, output_file, say_written, to_stdout
+from ddpdoctor.cli.session import diagnosis_at, import_numpy_single_threaded, say
 from ddpdoctor.errors import DdpDoctorError, UnusableInput
-from ddpdoctor.plain import plain
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.diagnosis import Diagnosis
-    from ddpdoctor.diagnose.trials import TrialsReport
+    from ddpdoctor.diagnose.trials import TrialsReport, Variant
     from ddpdoctor.experiment import Proposal
 
 _STEPS, _MIN_STEPS, _MOST_STEPS = 60, 40, 400
@@ -155,7 +149,13 @@ def command(
         tried,
         diagnosis,
         run,
-        _TrialOptions(steps, rounds, budget, where == "copy", json_file, patch, tune is not None),
+        steps=steps,
+        rounds=rounds,
+        budget_s=budget,
+        copy=where == "copy",
+        halving=tune is not None,
+        json_file=json_file,
+        patch=patch,
     )
 
 
@@ -195,19 +195,6 @@ def _check_number(tried: Sequence[Proposal]) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _TrialOptions:
-    """How to measure, and which files to write."""
-
-    steps: int | None
-    rounds: int | None
-    budget_s: float
-    copy: bool
-    json_file: Path | None
-    patch: Path | None
-    halving: bool
-
-
 def _diagnosis(run: str) -> Diagnosis:
     """The diagnosis in the run directory if there is one, else a new one."""
     from ddpdoctor.report.read import holds_diagnosis
@@ -228,21 +215,22 @@ def _list_settings() -> None:
 def _list_proposals(
     suggested: Sequence[Proposal], chosen: Sequence[Proposal], run: str | None, options: Sequence[str]
 ) -> None:
-    every = ["--all"] if suggested else []
-    arguments = ["ddpdoctor", "try", *([] if run is None else [run]), *options, *every]
-    print_proposals([*chosen, *suggested], f"{shlex.join(arguments)} -- COMMAND")
-
-
-def print_proposals(proposals: Sequence[Proposal], measured_by: str) -> None:
-    """Print the changes that can be tried with their expected savings; ``measured_by`` is the command that measures them."""
-    if not proposals:
+    """Print the changes that can be tried with their expected savings, and the command that measures them."""
+    if not (chosen or suggested):
         say("The findings suggest no change that can be tried without editing the script.")
         return
-    for proposal in proposals:
-        say(f"{plain(proposal.words)}{_expectation(proposal)}")
+    for proposal in (*chosen, *suggested):
+        say(f"{proposal.words}{_expectation(proposal)}")
         if proposal.finding:
-            say(f"    {plain(proposal.finding)}: {plain(proposal.title)}")
-    say(f"To measure them: {measured_by}")
+            say(f"    {proposal.finding}: {proposal.title}")
+    arguments = [
+        "ddpdoctor",
+        "try",
+        *([] if run is None else [run]),
+        *options,
+        *(["--all"] if suggested else []),
+    ]
+    say(f"To measure them: {shlex.join(arguments)} -- COMMAND")
 
 
 def _expectation(proposal: Proposal) -> str:
@@ -261,7 +249,14 @@ def _measure(
     proposals: Sequence[Proposal],
     diagnosis: Diagnosis | None,
     run: str | None,
-    options: _TrialOptions,
+    *,
+    steps: int | None,
+    rounds: int | None,
+    budget_s: float,
+    copy: bool,
+    halving: bool,
+    json_file: Path | None,
+    patch: Path | None,
 ) -> None:
     from rich.console import Console
 
@@ -275,22 +270,22 @@ def _measure(
 
     step_ms = diagnosis.steps.mean_ms if diagnosis is not None else None
     plan = Plan(
-        command=Command(job, inherited_environment(), options.copy),
+        command=Command(job, inherited_environment(), copy),
         proposals=proposals,
-        steps=options.steps or _steps(diagnosis),
-        to_the_end=options.steps is not None,
-        budget=Budget(options.budget_s),
+        steps=steps or _steps(diagnosis),
+        to_the_end=steps is not None,
+        budget=Budget(budget_s),
         step_ms=step_ms,
-        halving=options.halving,
-        **({} if options.rounds is None else {"rounds": options.rounds}),
+        halving=halving,
+        **({} if rounds is None else {"rounds": rounds}),
     )
     changes = "1 change" if len(proposals) == 1 else f"{len(proposals)} changes"
     say(
         f"ddpdoctor: {changes} to measure, in trials of {plan.steps} steps, alternating with the unchanged job, in at most "
-        f"{options.budget_s / 60:.0f} min."
+        f"{budget_s / 60:.0f} min."
         + (
             ""
-            if options.copy
+            if copy
             else " Each trial writes the files that the job writes in these steps (--cwd copy: into a copy)."
         ),
         err=True,
@@ -303,14 +298,14 @@ def _measure(
     except KeyboardInterrupt:
         interrupted = True
     answer = experiment.answer(mask_command(job))
-    experiment_view.print_experiment(answer, Console(stderr=to_stdout([options.json_file, options.patch])))
+    experiment_view.print_experiment(answer, Console(stderr=to_stdout([json_file, patch])))
     if run is not None and any(variant.trials for variant in answer.variants):
         _store(answer, Path(run))
-    if options.json_file is not None:
-        write_file(options.json_file, as_json(answer), TRIALS)
-        say_written([options.json_file], err=True)
-    if options.patch is not None:
-        write_patch(answer, diagnosis, job, options.patch)
+    if json_file is not None:
+        write_file(json_file, as_json(answer), TRIALS)
+        say_written([json_file], err=True)
+    if patch is not None:
+        write_patch(answer, diagnosis, job, patch)
     if interrupted:
         raise SystemExit(130)
     if answer.baseline.median_ms is None:
@@ -361,3 +356,59 @@ def _copy_to_neighbour(path: Path) -> Path:
             out.write(content)
             return copy
     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+
+
+def write_patch(answer: TrialsReport, diagnosis: Diagnosis | None, job: Sequence[str], path: Path) -> None:
+    """Write the patch to ``path``; a line on stderr gives its path, or why there is none. Raises DdpDoctorError if it cannot be written."""
+    from ddpdoctor.experiment import patch_of
+    from ddpdoctor.written import PATCH, write_file
+
+    best = answer.best()
+    if best is None:
+        say("ddpdoctor: no patch, because no change is significantly faster.", err=True)
+        return
+    for file, line in _candidate_lines(diagnosis, best, job):
+        if not Path(file).is_file():  # reading a device or a pipe may not end
+            continue
+        try:
+            text = Path(file).read_bytes().decode("utf-8")  # keeps line ends
+        except (OSError, UnicodeDecodeError):
+            continue
+        diff = patch_of(text, _relative(file), line, best.settings)
+        if diff is not None:
+            write_file(path, diff, PATCH)
+            say_written([path], err=True)
+            return
+    say(
+        "ddpdoctor: no patch, because the constructor's line is unknown or its arguments are not literals there.",
+        err=True,
+    )
+
+
+def _candidate_lines(
+    diagnosis: Diagnosis | None, best: Variant, job: Sequence[str]
+) -> Iterator[tuple[str, int | None]]:
+    """(File, line) where the object of the settings may be built, most likely first. The job's script, without a line, comes last,
+    unless the file is known."""
+    is_built_at_known = False
+    if diagnosis is not None:
+        for kind in ("loader", "ddp"):
+            if any(name.startswith(f"{kind}.") for name in best.settings):
+                known = diagnosis.facts.get(kind)
+                where = known.get("where") if isinstance(known, dict) else None
+                file = where.get("file") if isinstance(where, dict) else None
+                if isinstance(where, dict) and isinstance(file, str):
+                    line, is_built_at_known = where.get("line"), Path(file).is_file()
+                    yield file, line if isinstance(line, int) else 0
+        own_findings = [finding for finding in diagnosis.findings if finding.rule == best.finding]
+        others = [finding for finding in diagnosis.findings if finding.rule != best.finding]
+        yield from (
+            (place.file, place.line) for finding in (*own_findings, *others) for place in finding.where
+        )
+    if not is_built_at_known:  # else a call in the script may belong to another object
+        yield from ((word, None) for word in job if word.endswith(".py"))
+
+
+def _relative(file: str) -> str:
+    path = os.path.relpath(file)
+    return file.lstrip("/") if path.startswith("..") else path

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from ddpdoctor.cli.finite import FiniteRange
-from ddpdoctor.cli.shell_completion import runs
+from ddpdoctor.cli.completion import runs
+from ddpdoctor.cli.options import FiniteRange
 from ddpdoctor.errors import UnusableInput
 
 

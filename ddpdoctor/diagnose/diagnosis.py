@@ -256,7 +256,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises DdpDoctorError if plotly is not installed (the extra ``ddpdoctor[plot]``).
         """
-        from ddpdoctor.report.figures.plotly_bundle import figures
+        from ddpdoctor.report.figures.specs import figures
 
         return figures(self)
 

@@ -6,8 +6,7 @@ steps within each recording, not the variation between runs of the same job.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -249,9 +248,15 @@ def _ratio(before_ms: NDArray[np.float64], after_ms: NDArray[np.float64]) -> Rat
         return Ratio(estimate=estimate, low=None, high=None)
     random = np.random.default_rng(SEED)
     ratios = _resampled_medians(after_ms, random) / _resampled_medians(before_ms, random)
+    low, high = _interval(ratios)
+    return Ratio(estimate=estimate, low=low, high=high)
+
+
+def _interval(samples: NDArray[np.float64]) -> tuple[float, float]:
+    """The bounds between which the share CONFIDENCE of ``samples`` lies, with as many below as above."""
     tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(ratios, [tail, 1 - tail])
-    return Ratio(estimate=estimate, low=float(low), high=float(high))
+    low, high = np.quantile(samples, [tail, 1 - tail])
+    return float(low), float(high)
 
 
 def _resampled_medians(values: NDArray[np.float64], random: np.random.Generator) -> NDArray[np.float64]:
@@ -277,9 +282,7 @@ def median_step(diagnosis: Diagnosis) -> tuple[float, tuple[float, float] | None
     middle_ms = float(np.median(times_ms))
     if len(times_ms) < MIN_STEPS:
         return middle_ms, None
-    tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(_resampled_medians(times_ms, np.random.default_rng(SEED)), [tail, 1 - tail])
-    return middle_ms, (float(low), float(high))
+    return middle_ms, _interval(_resampled_medians(times_ms, np.random.default_rng(SEED)))
 
 
 def _judgement(ratio: Ratio | None, differences: list[Change]) -> str:
@@ -372,32 +375,16 @@ def _matched_findings(
     before: Sequence[Finding], after: Sequence[Finding]
 ) -> list[tuple[Finding | None, Finding | None]]:
     """Pairs of findings with the same rule and ranks, else with the same rule; None for a finding without a match."""
-    unmatched: dict[object, deque[int]] = {}
-    for place, new in enumerate(after):
-        for key in (new.rule, _finding_key(new)):
-            unmatched.setdefault(key, deque()).append(place)
-    matched: set[int] = set()
+    left: dict[str, list[Finding]] = {}
+    for new in after:
+        left.setdefault(new.rule, []).append(new)
     pairs: list[tuple[Finding | None, Finding | None]] = []
     for old in before:
-        same = _pop_match(unmatched, _finding_key(old), matched)
-        same = _pop_match(unmatched, old.rule, matched) if same is None else same
-        pairs.append((old, None if same is None else after[same]))
-    return [*pairs, *((None, new) for place, new in enumerate(after) if place not in matched)]
-
-
-def _finding_key(finding: Finding) -> tuple[str, tuple[int, ...] | None]:
-    return finding.rule, None if finding.ranks is None else tuple(finding.ranks)
-
-
-def _pop_match(unmatched: Mapping[object, deque[int]], key: object, matched: set[int]) -> int | None:
-    """The first unmatched index under ``key``, which is added to ``matched``; None if there is none."""
-    places = unmatched.get(key, deque())
-    while places:
-        place = places.popleft()
-        if place not in matched:
-            matched.add(place)
-            return place
-    return None
+        same_rule = left.get(old.rule, [])
+        exact = next((place for place, new in enumerate(same_rule) if new.ranks == old.ranks), 0)
+        pairs.append((old, same_rule.pop(exact) if same_rule else None))
+    unmatched = {id(new) for findings in left.values() for new in findings}
+    return [*pairs, *((None, new) for new in after if id(new) in unmatched)]
 
 
 def _finding(

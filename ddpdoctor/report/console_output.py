@@ -10,8 +10,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ddpdoctor.plain import plain
+
 MOST_TEXT_LENGTH, MOST_CELL_LENGTH = 20_000, 1000
 """Most characters printed of one text, and of a table's cell, which sets the width of its column."""
+PADDING = 2
+"""Space between two columns of a table."""
 _WORD = re.compile(r"[^ \n]+")
 
 
@@ -30,6 +34,21 @@ def print_wrapped(console: Console, what: Text | Table) -> None:
         for part in line.divide(list(_breaks(line.plain, console.width))):
             part.rstrip()
             console.print(part, soft_wrap=True)
+
+
+def print_line(console: Console, text: str, style: str = "") -> None:
+    """Print ``text`` without reading it as markup, because names come from the user's program."""
+    print_wrapped(console, Text(plain(truncated(text)), style=style))
+
+
+def cell(text: str, style: str = "") -> Text:
+    """``text`` as a cell of a table."""
+    return Text(plain(truncated(text, MOST_CELL_LENGTH)), style=style)
+
+
+def plain_table(width: int | None = None) -> Table:
+    """A table without borders and columns."""
+    return Table(box=None, pad_edge=False, padding=(0, PADDING, 0, 0), header_style="dim", width=width)
 
 
 def _breaks(line: str, width: int) -> Iterator[int]:

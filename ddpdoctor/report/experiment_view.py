@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
-import msgspec
-import rich.table
 from rich.console import Console
 from rich.text import Text
 
 from ddpdoctor.diagnose.trials import TrialsReport, Variant
 from ddpdoctor.plain import plain
 from ddpdoctor.report import words
-from ddpdoctor.report.console_output import print_wrapped
+from ddpdoctor.report.console_output import plain_table, print_line, print_wrapped
 from ddpdoctor.report.job_view import Table
 
 STYLES = {"faster": "green", "slower": "red", "failed": "bold red", "not applied": "yellow"}
@@ -22,20 +21,12 @@ _LOSS_ROWS, _LOSS_VARIANTS = 8, 6
 """Most backward passes, and most changes, in the table of losses."""
 
 
-class ExperimentView(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of ``ddpdoctor try`` as texts."""
+def experiment_view(answer: TrialsReport) -> SimpleNamespace:
+    """The texts of ``answer`` for terminal, HTML and Markdown.
 
-    baseline: str
-    table: Table
-    """One row per variant: the change, expected and measured ms per step, and the verdict with its notes."""
-    best: str
-    notes: list[str]
-    losses: Table | None = None
-    """Losses of some backward passes, of the unchanged job and of each change; None if none were recorded."""
-
-
-def experiment_view(answer: TrialsReport) -> ExperimentView:
-    """The texts of ``answer`` for terminal, HTML and Markdown."""
+    The table has a row per variant: the change, expected and measured ms per step, and the verdict with its notes. A second one has
+    the losses of some backward passes, of the unchanged job and of each change; None if none were recorded.
+    """
     baseline = answer.baseline
     rows = [
         [
@@ -46,7 +37,7 @@ def experiment_view(answer: TrialsReport) -> ExperimentView:
         ]
         for variant in answer.variants
     ]
-    return ExperimentView(
+    return SimpleNamespace(
         baseline=milliseconds(baseline.median_ms, baseline.interval_ms),
         table=Table("What was tried", ["change", "expected ms", "measured ms (95 %)", "verdict"], rows),
         best=_best(answer),
@@ -142,7 +133,7 @@ def milliseconds(middle: float | None, ends: Sequence[float] | None) -> str:
 def print_experiment(answer: TrialsReport, console: Console) -> None:
     """Print the table, the notes on each change on lines below it, and the best change."""
     view = experiment_view(answer)
-    table = rich.table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table = plain_table()
     for number, name in enumerate(view.table.head):
         right = number in (1, 2)
         table.add_column(name, justify="right" if right else "left", no_wrap=right)
@@ -156,9 +147,9 @@ def print_experiment(answer: TrialsReport, console: Console) -> None:
         f"{settings_text(each)}: {notes}" for each in answer.variants if (notes := note_text(each))
     ]
     for line in (*variant_notes, *view.notes):
-        print_wrapped(console, Text(line, style="dim"))
+        print_line(console, line, "dim")
     if view.best:
-        print_wrapped(console, Text(view.best, style="bold"))
+        print_line(console, view.best, "bold")
 
 
 def _best(answer: TrialsReport) -> str:

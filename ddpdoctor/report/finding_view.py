@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import TypeVar
 
 import msgspec
@@ -76,109 +77,28 @@ class Place(msgspec.Struct, frozen=True):
         return f"{path} {self.more}".strip()
 
 
-class EvidenceRow(msgspec.Struct, frozen=True):
-    """One number behind the finding."""
-
-    means: str
-    value: str
-    fact: str
-
-
-class FixView(msgspec.Struct, frozen=True, kw_only=True):
-    """A fix for a finding."""
-
-    label: str
-    """What it is: a change, or a step to find the cause."""
-    title: Prose
-    why: list[Prose]
-    snippet: str
-    trade_off: list[Prose]
-    links: list[tuple[str, list[str]]]
-    """Addresses to link, https only: (address, its text split where a line may break)."""
-    sources: list[str]
-    """The rule's other sources."""
-
-
-class StepsView(msgspec.Struct, frozen=True):
-    """What the charts over the run mark for a finding; unknown values are empty."""
-
-    first: str
-    last: str
-    ranks: str
-    """Their numbers, comma-separated."""
-    label: str
-    """Label of the button that marks it."""
-    caption: str
-    """What the marked chart shows."""
-
-
-class FindingView(msgspec.Struct, frozen=True, kw_only=True):
-    """One finding as texts for the templates; unknown values are empty."""
-
-    anchor: str
-    number: int
-    rule: str
-    severity: str
-    severity_word: str
-    title: Prose
-    ranks: str
-    cost: str
-    cost_range: str
-    share: str
-    share_percent: float
-    """Share of the step as a width, 0 to 100."""
-    speedup: str
-    speedup_range: str
-    facts: list[tuple[str, str]]
-    """Persistence, steps, coverage: (what, words)."""
-    steps: StepsView | None
-    """None if the finding concerns all ranks in all steps."""
-    explanation: list[Prose]
-    evidence: list[EvidenceRow]
-    places: list[Place]
-    fixes: list[FixView]
-    cause: tuple[str, str] | None
-    """(title, anchor) of the finding that causes this one; the anchor is empty if that finding is not shown."""
-    limits: list[Prose]
-    folded: bool
-    """Whether evidence and fixes are folded: for an effect of another finding, unless the verdict names it."""
-
-
-def finding_views(findings: Sequence[Finding], main: str | None, all_ranks: str) -> list[FindingView]:
-    """The first :data:`MOST` findings, numbered, effects with links to their causes.
+def finding_views(findings: Sequence[Finding], main: str | None, all_ranks: str) -> list[SimpleNamespace]:
+    """The first :data:`MOST` findings as texts for the templates, numbered, effects with links to their causes; unknown values are empty.
 
     ``main``: the verdict's rule. ``all_ranks``: the name for all recorded ranks.
     """
     shown = list(enumerate(findings[:MOST], 1))
     anchors = {finding.rule: f"finding-{index}" for index, finding in reversed(shown)}
     titles = {finding.rule: finding.title for finding in reversed(findings)}
-    return [
-        _view(
-            finding,
-            index,
-            anchors,
-            titles,
-            all_ranks,
-            folded=bool(finding.caused_by) and finding.rule != main,
-        )
-        for index, finding in shown
-    ]
+
+    def cause_of(finding: Finding) -> tuple[str, str] | None:
+        """(Title, anchor) of the finding that causes it; the anchor is empty if that finding is not shown."""
+        rule = finding.caused_by
+        return (titles.get(rule, rule), anchors.get(rule, "")) if rule else None
+
+    return [_view(finding, index, cause_of(finding), main, all_ranks) for index, finding in shown]
 
 
 def _view(
-    finding: Finding,
-    number: int,
-    anchors: Mapping[str, str],
-    titles: Mapping[str, str],
-    all_ranks: str,
-    *,
-    folded: bool,
-) -> FindingView:
-    cause = None
-    if finding.caused_by:
-        cause = (titles.get(finding.caused_by, finding.caused_by), anchors.get(finding.caused_by, ""))
+    finding: Finding, number: int, cause: tuple[str, str] | None, main: str | None, all_ranks: str
+) -> SimpleNamespace:
     limit = words.limit(finding)
-    return FindingView(
+    return SimpleNamespace(
         anchor=f"finding-{number}",
         number=number,
         rule=finding.rule,
@@ -189,6 +109,7 @@ def _view(
         cost=_cost_text(finding, limit),
         cost_range=words.cost_range(finding),
         share="" if finding.share is None else words.percent(finding.share),
+        # As a width, 0 to 100.
         share_percent=round(100 * min(max(finding.share or 0.0, 0.0), 1.0), 1),
         speedup=words.speedup_text(finding, limit),
         speedup_range=words.speedup_range(finding),
@@ -196,14 +117,15 @@ def _view(
         steps=_steps(finding, number, all_ranks),
         explanation=words.paragraphs(finding.explanation),
         evidence=[
-            EvidenceRow(evidence_words(e), evidence_value(e), e.fact)
+            SimpleNamespace(means=evidence_words(e), value=evidence_value(e), fact=e.fact)
             for e in finding.evidence[:_MOST_PER_FINDING]
         ],
         places=[place(where) for where in finding.where[:_MOST_PER_FINDING]],
         fixes=[_fix(finding, fix) for fix in finding.fixes[:_MOST_PER_FINDING]],
         cause=cause,
         limits=words.paragraphs(finding.limits),
-        folded=folded,
+        # Whether evidence and fixes are folded.
+        folded=cause is not None and finding.rule != main,
     )
 
 
@@ -268,7 +190,8 @@ def _span(steps: Sequence[int]) -> str:
     return f"{first:,}" if first == last else f"{first:,} to {last:,}"
 
 
-def _steps(finding: Finding, number: int, all_ranks: str) -> StepsView | None:
+def _steps(finding: Finding, number: int, all_ranks: str) -> SimpleNamespace | None:
+    """What the charts over the run mark for a finding; None if it concerns all ranks in all steps."""
     if not finding.steps and not finding.ranks:
         return None
     first, last, span = "", "", "the whole run"
@@ -278,7 +201,7 @@ def _steps(finding: Finding, number: int, all_ranks: str) -> StepsView | None:
     caption = f"Finding {number}, {words.rank_names(finding.ranks, all_ranks)}: {span}"
     label = "Show its steps in the charts" if finding.steps else "Show its ranks in the charts"
     ranks = ",".join(map(str, (finding.ranks or [])[:MOST_MARKED_RANKS]))
-    return StepsView(first, last, ranks, label, caption)
+    return SimpleNamespace(first=first, last=last, ranks=ranks, label=label, caption=caption)
 
 
 def place(where: CodeLine) -> Place:
@@ -329,20 +252,21 @@ def _is_a_call(line: str) -> bool:
     return len(body) == 1 and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Call)
 
 
-def _fix(finding: Finding, fix: Fix) -> FixView:
-    return FixView(
+def _fix(finding: Finding, fix: Fix) -> SimpleNamespace:
+    return SimpleNamespace(
         label=words.fix_label(fix, "What to change"),
         title=words.split_code(fix.title),
         why=words.paragraphs(fix.why),
         snippet=snippet(finding, fix),
         trade_off=words.paragraphs(fix.trade_off or ""),
-        links=[(link, _breakable(link)) for link in fix.docs if _linkable(link)],
+        # Addresses to link, https only: (address, its text split where a line may break); then the rule's other sources.
+        links=[
+            (link, re.findall(r"[^/#]*[/#]?", link.removeprefix("https://"))[:-1])
+            for link in fix.docs
+            if _linkable(link)
+        ],
         sources=[link for link in fix.docs if not _linkable(link)],
     )
-
-
-def _breakable(link: str) -> list[str]:
-    return re.findall(r"[^/#]*[/#]?", link.removeprefix("https://"))[:-1]
 
 
 def _linkable(link: str) -> bool:

@@ -205,7 +205,7 @@ def history(
     return History(
         jobs=[
             _of_job(
-                _words(name),
+                ", ".join(filter(None, (name[0] or "job", *name[1:]))),
                 sorted(runs, key=lambda each: each.order),
                 last,
                 _undated(runs) or _newer(name, jobs, unclear),
@@ -273,11 +273,6 @@ def _script(command: Sequence[str]) -> str:
     return next((PurePath(word).name for word in command if word.endswith(_SCRIPTS)), "")
 
 
-def _words(name: _Job) -> str:
-    script, *more = name
-    return ", ".join(filter(None, (script or "job", *more)))
-
-
 def _job_of(diagnosis: Diagnosis) -> _Job:
     job = diagnosis.job
     size = batch_size(diagnosis)
@@ -289,10 +284,6 @@ def _job_of(diagnosis: Diagnosis) -> _Job:
     )
 
 
-def _date(at_ns: int) -> str:
-    return datetime.fromtimestamp(at_ns / 1e9, UTC).isoformat(timespec="seconds")
-
-
 def _is_compatible(one: _Job, job: _Job) -> bool:
     return all(own in ("", part) for own, part in zip(one, job, strict=True))
 
@@ -300,10 +291,11 @@ def _is_compatible(one: _Job, job: _Job) -> bool:
 def _run(source: str, diagnosis: Diagnosis) -> HistoryRun:
     middle = median_step(diagnosis)
     costliest = next((f for f in diagnosis.findings if f.rule == diagnosis.verdict.rule), None)
-    started_ns = diagnosis.job.started_ns
+    at_ns = diagnosis.job.started_ns
+    started = None if at_ns is None else datetime.fromtimestamp(at_ns / 1e9, UTC)
     return HistoryRun(
         source=source,
-        started=None if started_ns is None else _date(started_ns),
+        started=None if started is None else started.isoformat(timespec="seconds"),
         commit=next((found for name in COMMITS if (found := diagnosis.job.environment.get(name))), None),
         median_ms=None if middle is None else middle[0],
         interval_ms=None if middle is None else middle[1],

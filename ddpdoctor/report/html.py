@@ -1,27 +1,59 @@
-"""The HTML report: one self-contained file that makes no network requests."""
+"""The HTML report: the data of its page, the page, one file that makes no network requests, and the copy of ``diagnosis.json`` in it;
+the page of figures. All decisions are made here; the templates only place the data."""
 
 from __future__ import annotations
 
 import base64
 import functools
 import hashlib
+import html
 import os
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
 import jinja2
+import msgspec
 from markupsafe import Markup
 
-from ddpdoctor.diagnose.diagnosis import Diagnosis
+from ddpdoctor.diagnose.diagnosis import Diagnosis, Series, SkippedRule
 from ddpdoctor.plain import plain_lines
 from ddpdoctor.report import words
-from ddpdoctor.report.embed import embedded_json
-from ddpdoctor.report.figures.plotly_bundle import SHA256, PlotlyBundle, interactive_bundle
-from ddpdoctor.report.figures.specs import interactive_data
+from ddpdoctor.report.charts.bandwidth import bandwidth
+from ddpdoctor.report.charts.bars import breakdown, waterfall, whole_run
+from ddpdoctor.report.charts.flames import flames
+from ddpdoctor.report.charts.lateness import lateness
+from ddpdoctor.report.charts.lines import line_chart
+from ddpdoctor.report.charts.scale import groups
+from ddpdoctor.report.charts.series import notable_ranks, telemetry
+from ddpdoctor.report.charts.timeline import timeline
+from ddpdoctor.report.experiment_view import experiment_view
+from ddpdoctor.report.figures.spec import light_colours, with_colours
+from ddpdoctor.report.figures.specs import (
+    SHA256,
+    InteractiveData,
+    PlotlyBundle,
+    bundle_of,
+    figure_specs,
+    interactive_bundle,
+    interactive_data,
+)
+from ddpdoctor.report.finding_view import finding_views, first_rows
+from ddpdoctor.report.job_view import command_line, flat, hta_tables, job_groups
+from ddpdoctor.report.json_output import encoded, to_json
 from ddpdoctor.report.read import SCRIPT_ID
-from ddpdoctor.report.view import page
-from ddpdoctor.written import REPORT, write_file
+from ddpdoctor.report.summary import cost_sentence, main_finding, run_line, subtitle
+from ddpdoctor.report.tables import (
+    attempts_table,
+    hang_table,
+    memory_table,
+    rank_table,
+    stacks,
+    trainings_table,
+)
+from ddpdoctor.written import REPORT, WrittenFolder, write_file
 
 _BREAKS = re.compile(
     r"(?P<tag><[^<>]*>)|(?P<long>\w{30,})|\.(?!\w{1,5}:\d)(?=[A-Za-z_])|(?<=\w)(?=[(\[](?![)\]]))"
@@ -135,3 +167,237 @@ def notebook_html(diagnosis: Diagnosis) -> str:
     """The diagnosis as a notebook's output cell: verdict, findings, and the first fix. An HTML fragment with inline styles,
     without scripts or links; everything from the job is escaped."""
     return page_environment().get_template("notebook.html.j2").render(page=page(diagnosis))
+
+
+Point = TypeVar("Point")
+
+BUDGET_BYTES = 600_000
+"""Most bytes of the embedded copy; charts, style and text stay below the rest of the report's 1.5 MB."""
+RANKS, POINTS, SPANS, SOURCES, FRAMES = 16, 120, 1500, 64, 60
+"""Most ranks and points of the series, spans of the timeline, sources of telemetry and frames of a flame graph in a thinned copy."""
+
+NOTE = (
+    "The data inside this HTML report is thinned to keep the file small; "
+    "diagnosis.json (`--json`) has all of it."
+)
+
+
+def embedded_json(diagnosis: Diagnosis) -> str:
+    """The diagnosis as JSON for a ``<script>`` element: ``<``, ``>`` and ``&`` are escaped."""
+    data, series = b"", diagnosis.series
+    numbers = sum(map(len, (*series.step_ms, *series.late_ms)))
+    numbers += sum(2 * len(one.values) for one in diagnosis.telemetry)
+    forms: list[tuple[Callable[[Diagnosis], Diagnosis], int]]
+    forms = [(lambda whole: whole, 8), (_rounded, 5), (_thinned, 0), (_bare, 0)]
+    for form, bytes_per_number in forms:
+        # Skip forms that are certainly too large: encoding them takes seconds.
+        if numbers * bytes_per_number > BUDGET_BYTES:
+            continue
+        data = to_json(form(diagnosis))
+        if len(data) <= BUDGET_BYTES:
+            break
+    text = data.decode()
+    for letter in "<>&\u2028\u2029":
+        text = text.replace(letter, f"\\u{ord(letter):04x}")
+    return text
+
+
+def _rounded(diagnosis: Diagnosis) -> Diagnosis:
+    """Series and telemetry with four significant digits; no chart shows more."""
+    series = diagnosis.series
+    rounded = msgspec.structs.replace(
+        series,
+        step_ms=[_short(row) for row in series.step_ms],
+        late_ms=[_short(row) for row in series.late_ms],
+    )
+    telemetry = [
+        msgspec.structs.replace(one, t_s=_short(one.t_s), values=_short(one.values))
+        for one in diagnosis.telemetry
+    ]
+    return msgspec.structs.replace(diagnosis, series=rounded, telemetry=telemetry)
+
+
+def _thinned(diagnosis: Diagnosis) -> Diagnosis:
+    """The notable ranks, every n-th point and the first spans, with a note that data are missing."""
+    chosen = set(notable_ranks(diagnosis)[:RANKS])
+    source = diagnosis.timeline
+    if source is not None and len(source.spans) > SPANS:
+        spans = [span for span in source.spans if not chosen or span.rank in chosen][:SPANS]
+        source = msgspec.structs.replace(source, spans=spans)
+    flames = [
+        msgspec.structs.replace(one, frames=sorted(one.frames, key=lambda frame: -frame.ms)[:FRAMES])
+        for one in diagnosis.flames
+    ]
+    telemetry = [
+        msgspec.structs.replace(one, t_s=_every(one.t_s), values=_every(one.values))
+        for one in diagnosis.telemetry[:SOURCES]
+    ]
+    return _rounded(
+        msgspec.structs.replace(
+            diagnosis,
+            series=_thin_series(diagnosis.series, chosen),
+            timeline=source,
+            flames=flames,
+            telemetry=telemetry,
+            notes=[*diagnosis.notes, NOTE],
+        )
+    )
+
+
+def _bare(diagnosis: Diagnosis) -> Diagnosis:
+    """Verdict, findings and summaries only."""
+    return msgspec.structs.replace(
+        diagnosis,
+        series=Series(),
+        timeline=None,
+        flames=[],
+        telemetry=[],
+        facts={},
+        hta=None,
+        notes=[*diagnosis.notes, NOTE],
+    )
+
+
+def _thin_series(series: Series, chosen: set[int]) -> Series:
+    chosen_ranks = [rank for rank in series.ranks if rank in chosen] or series.ranks
+    kept = [series.ranks.index(rank) for rank in chosen_ranks[:RANKS]]
+    return Series(
+        steps=_every(series.steps),
+        ranks=[series.ranks[index] for index in kept],
+        step_ms=[_every(series.step_ms[index]) for index in kept if index < len(series.step_ms)],
+        late_ms=[_every(series.late_ms[index]) for index in kept if index < len(series.late_ms)],
+    )
+
+
+def _short(row: Sequence[float | None]) -> list[float | None]:
+    return [None if value is None else float(f"{value:.4g}") for value in row]
+
+
+def _every(values: Sequence[Point]) -> list[Point]:
+    return [values[group.start] for group in groups(len(values), POINTS)]
+
+
+PAGE = "figures.html"
+
+
+def write_figures(diagnosis: Diagnosis, folder: str | os.PathLike[str]) -> list[Path]:
+    """Write ``figures.html`` and a ``<name>.json`` per figure into ``folder``; returns their paths, [] if there is nothing to draw.
+
+    Raises DdpDoctorError if a file cannot be written.
+    """
+    specs = figure_specs(diagnosis)
+    if not specs:
+        return []
+    target = WrittenFolder(Path(folder), "figures")
+    target.check([PAGE, *(f"{name}.json" for name in specs)])
+    titles = [(name, html.unescape(spec["layout"]["title"]["text"])) for name, spec in specs.items()]
+    content = render_page(
+        "figures.html.j2",
+        ["report.css"],
+        [],
+        bundle_of(specs),
+        titles=titles,
+        headline=diagnosis.verdict.headline,
+        healthy=diagnosis.healthy,
+        tool_version=diagnosis.tool_version,
+    )
+    drawn = ((f"{name}.json", encoded(with_colours(spec, light_colours()))) for name, spec in specs.items())
+    return target.write([(PAGE, content.encode("utf-8", "backslashreplace")), *drawn])
+
+
+LEAST_FOR_QUANTILES = 5
+"""Fewest steps for which a median and a 95th percentile are shown."""
+
+
+def _main(diagnosis: Diagnosis, findings: Sequence[SimpleNamespace]) -> SimpleNamespace | None:
+    main = main_finding(diagnosis)
+    places = [index for index, finding in enumerate(diagnosis.findings[: len(findings)]) if finding is main]
+    return findings[places[0]] if places else None
+
+
+def _skipped(rules: Sequence[SkippedRule]) -> list[tuple[str, Sequence[SkippedRule]]]:
+    lacking = [rule for rule in rules if rule.applies]
+    others = [rule for rule in rules if not rule.applies]
+    kinds = [(lacking, "lacked data"), (others, "does not apply" if len(others) == 1 else "do not apply")]
+    return [
+        (f"{words.count(len(found), 'check')} {what}", first_rows(found, "rule")[0])
+        for found, what in kinds
+        if found
+    ]
+
+
+def page(diagnosis: Diagnosis, data: InteractiveData | None = None) -> SimpleNamespace:
+    """Everything that the HTML report shows. ``data``: the numbers of its interactive charts, if already gathered.
+
+    Lists are empty, texts "" and charts None where there is nothing to show.
+    """
+    data = data or interactive_data(diagnosis)
+    notes, more_notes = first_rows(diagnosis.notes, "note")
+    findings = finding_views(diagnosis.findings, diagnosis.verdict.rule, words.all_ranks_label(diagnosis))
+    return SimpleNamespace(
+        healthy=diagnosis.healthy,
+        title=f"ddpdoctor: {diagnosis.verdict.headline}",
+        headline=words.split_code(diagnosis.verdict.headline),
+        cost_sentence=cost_sentence(diagnosis),
+        main=_main(diagnosis, findings),
+        subtitle=subtitle(diagnosis),
+        run=run_line(diagnosis),
+        numbers=numbers(diagnosis),
+        waterfall=waterfall(diagnosis),
+        findings=findings,
+        more_findings=first_rows(diagnosis.findings, "finding")[1],
+        whole_run=whole_run(diagnosis),
+        breakdown=breakdown(diagnosis),
+        step_times=line_chart(data.times),
+        lateness=lateness(data.late),
+        timeline=timeline(data.step),
+        flames=flames(diagnosis),
+        bandwidth=bandwidth(diagnosis),
+        telemetry=telemetry(diagnosis),
+        rank_table=rank_table(diagnosis),
+        memory_table=memory_table(diagnosis),
+        hang_table=hang_table(diagnosis),
+        attempts=attempts_table(diagnosis),
+        trainings=trainings_table(diagnosis),
+        stacks=stacks(diagnosis),
+        checked=first_rows(diagnosis.checked, "rule")[0],
+        skipped=_skipped(diagnosis.skipped),
+        notes=[words.split_code(note) for note in (*notes, *filter(None, [more_notes]))],
+        found_nothing=len(diagnosis.checked),
+        job=job_groups(diagnosis),
+        reproduce=reproduce(diagnosis),
+        facts=flat(diagnosis.facts),
+        hta=hta_tables(diagnosis.hta),
+        experiment=None if diagnosis.tried is None else experiment_view(diagnosis.tried),
+        tool_version=diagnosis.tool_version,
+    )
+
+
+def numbers(diagnosis: Diagnosis) -> list[tuple[str, str]]:
+    """The numbers under the verdict: (name, value). Unknown ones are omitted."""
+    steps, rows = diagnosis.steps, []
+    several = steps.measured >= LEAST_FOR_QUANTILES
+    if steps.median_ms is not None:
+        rows.append(("step time (median)" if several else "step time", words.milliseconds(steps.median_ms)))
+    if steps.p95_ms is not None and several:
+        rows.append(("95 % of steps within", words.milliseconds(steps.p95_ms)))
+    if steps.samples_per_s is not None:
+        rows.append(("samples per second", words.significant(steps.samples_per_s)))
+    if steps.measured:
+        rows.append(
+            (
+                "steps measured",
+                f"{steps.measured:,} of {steps.count:,}" if steps.count else f"{steps.measured:,}",
+            )
+        )
+    return rows
+
+
+def reproduce(diagnosis: Diagnosis) -> list[str]:
+    """Commands that produce this report again; those with unknown input are omitted."""
+    lines = []
+    if diagnosis.job.command:
+        lines.append(f"ddpdoctor run -- {command_line(diagnosis.job.command)}")
+    if diagnosis.source:
+        lines.append(f"ddpdoctor analyze {command_line(diagnosis.source)} --html report.html")
+    return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 import shlex
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -10,9 +11,10 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.diagnose.diagnosis import Diagnosis, Job, Speaker, WindowCost
+from ddpdoctor.diagnose.diagnosis import Diagnosis, Job, WindowCost
 from ddpdoctor.report import words
 from ddpdoctor.rundir import listed
+from ddpdoctor.rundir.packages import LIBRARY
 
 ROWS = 200
 """Most rows shown of one nested group; all are in the report's data."""
@@ -44,33 +46,31 @@ DEFAULTS: dict[str, Any] = {
 """Settings of DDP, DataLoader, optimizers and torch with the values that they have unless the job sets them."""
 
 
-class Group(msgspec.Struct, frozen=True):
-    """A titled table of names and values."""
-
-    title: str
-    rows: list[tuple[str, str]]
-    folded: bool = False
-
-
 class Table(msgspec.Struct, frozen=True):
-    """A titled table with a head."""
+    """A titled table. Without a head, its rows are names and values."""
 
     title: str
     head: list[str]
-    rows: list[list[str]]
+    rows: Sequence[Sequence[str]]
+    styles: list[str] = []
+    """A style for each row; [] if all are alike."""
+    folded: bool = False
 
 
-def job_groups(diagnosis: Diagnosis) -> list[Group]:
+def job_groups(diagnosis: Diagnosis) -> list[Table]:
     """Everything known about the job, in groups; unknown values and empty groups are omitted. Open are what ran and the settings that
     the job changed or a finding reads."""
     job = diagnosis.job
     used = {evidence.fact for finding in diagnosis.findings for evidence in finding.evidence}
+    # ddpdoctor's own version only if the one that recorded differs from the one that analysed.
+    own = ("ddpdoctor", diagnosis.tool_version)
+    versions = [row for row in sorted(job.versions.items()) if row != own]
     groups = [
-        Group("Job", [*_job_rows(job), *_versions(diagnosis)]),
-        Group("Settings changed from their defaults, or read by a finding", _chosen(job.settings, used)),
-        *(Group(title, rows, folded=True) for title, rows in settings_groups(job.settings)[:ALL_GROUPS]),
-        Group("Environment", sorted(job.environment.items()), folded=True),
-        Group("Analysis", _analysis_rows(diagnosis), folded=True),
+        Table("Job", [], [*_job_rows(job), *versions]),
+        Table("Settings changed from their defaults, or read by a finding", [], _chosen(job.settings, used)),
+        *(Table(title, [], rows, folded=True) for title, rows in settings_groups(job.settings)[:ALL_GROUPS]),
+        Table("Environment", [], sorted(job.environment.items()), folded=True),
+        Table("Analysis", [], _analysis_rows(diagnosis), folded=True),
     ]
     return [group for group in groups if group.rows]
 
@@ -108,14 +108,8 @@ def _job_rows(job: Job) -> list[tuple[str, str]]:
     return [(name, value) for name, value in rows if value]
 
 
-def _versions(diagnosis: Diagnosis) -> list[tuple[str, str]]:
-    """Versions of the job's software; ddpdoctor's own only if the recording version differs from the analysing one."""
-    own = ("ddpdoctor", diagnosis.tool_version)
-    return [row for row in sorted(diagnosis.job.versions.items()) if row != own]
-
-
 def _analysis_rows(diagnosis: Diagnosis) -> list[tuple[str, str]]:
-    steps = diagnosis.steps
+    steps, speaker = diagnosis.steps, diagnosis.speaker
     excluded = ", ".join(
         f"{words.EXCLUDED.get(reason, reason)}: {count:,}"
         for reason, count in steps.set_aside.items()
@@ -130,19 +124,14 @@ def _analysis_rows(diagnosis: Diagnosis) -> list[tuple[str, str]]:
             f"{steps.measured:,} measured of {steps.count:,} (from {steps.source})" if steps.count else "",
         ),
         ("Steps excluded", excluded),
-        ("Causes measured by", _speaker(diagnosis.speaker)),
+        (
+            "Causes measured by",
+            f"{words.RECORDINGS.get(speaker.recording, speaker.recording)}. {speaker.why}" if speaker else "",
+        ),
         ("Profiler window", _window(steps.window)),
         ("Schema", diagnosis.schema),
     ]
     return [(name, value) for name, value in rows if value]
-
-
-def _speaker(speaker: Speaker | None) -> str:
-    return (
-        ""
-        if speaker is None
-        else f"{words.RECORDINGS.get(speaker.recording, speaker.recording)}. {speaker.why}"
-    )
 
 
 def _window(window: WindowCost | None) -> str:
@@ -221,9 +210,9 @@ def hta_tables(results: Mapping[str, Any] | None) -> list[Table]:
             body = [[text(record[key]) if key in record else "" for key in head] for record in shown]
             tables.append(Table(title, [key.replace("_", " ") for key in head], body))
         elif isinstance(value, Mapping):
-            tables.append(Table(title, [], [list(row) for row in flat(value)]))
+            tables.append(Table(title, [], flat(value)))
         else:
-            tables.append(Table(title, [], [["", text(value)]]))
+            tables.append(Table(title, [], [("", text(value))]))
     return tables
 
 
@@ -246,3 +235,18 @@ def _moment(nanoseconds: int | None) -> str:
     except (OverflowError, OSError, ValueError):
         return ""
     return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def project_root(diagnosis: Diagnosis) -> str | None:
+    """The deepest folder that contains all source files of the user in ``diagnosis``; None if no path is absolute."""
+    files = [place.file for finding in diagnosis.findings for where in finding.where for place in where.way]
+    files += [word for word in diagnosis.job.command if word.endswith(".py")]
+    folders = [
+        name.rpartition("/")[0] or os.sep
+        for name in files
+        if name.startswith("/") and not LIBRARY.match(name)
+    ]
+    if not folders:
+        return None
+    common = os.path.commonpath(folders)
+    return common if common != os.sep else None

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from xml.etree import ElementTree
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
 from ddpdoctor.report import words
 from ddpdoctor.severities import is_as_severe
-from ddpdoctor.written import JUNIT, write_file
 
 INVALID_CHARACTERS = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML 1.0 does not allow, not even escaped."""
@@ -44,24 +42,16 @@ def render_junit(diagnosis: Diagnosis, *, fail_on: str = "warning") -> str:
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
 
 
-def write_junit(diagnosis: Diagnosis, path: str | os.PathLike[str], *, fail_on: str = "warning") -> None:
-    """Write the XML to ``path``. Raises DdpDoctorError where it cannot, or another file is there."""
-    write_file(path, render_junit(diagnosis, fail_on=fail_on), JUNIT)
-
-
 def _case(suite: ElementTree.Element, rule: str) -> ElementTree.Element:
     family, _, name = _valid_xml(rule).rpartition("/")
     return ElementTree.SubElement(suite, "testcase", classname=f"ddpdoctor.{family or 'rules'}", name=name)
 
 
-def _cost(finding: Finding) -> str:
-    return words.cost_in_total(finding) or f"{words.milliseconds(finding.costs_ms_per_step)} per step"
-
-
 def _text(finding: Finding, all_ranks: str) -> str:
+    cost = words.cost_in_total(finding) or f"{words.milliseconds(finding.costs_ms_per_step)} per step"
     lines = [
         finding.title,
-        f"{words.rank_names(finding.ranks, all_ranks)}, {_cost(finding)}",
+        f"{words.rank_names(finding.ranks, all_ranks)}, {cost}",
         *(
             " ← ".join(f"{one.file}:{one.line} in {one.function}" for one in where.way)
             for where in finding.where

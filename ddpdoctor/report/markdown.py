@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
+from types import SimpleNamespace
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
 from ddpdoctor.plain import plain, plain_lines
 from ddpdoctor.report import words
-from ddpdoctor.report.attempts_view import attempts_table, trainings_table
-from ddpdoctor.report.experiment_view import TITLE, ExperimentView, experiment_view
+from ddpdoctor.report.experiment_view import TITLE, experiment_view
 from ddpdoctor.report.finding_view import filled_columns, location, place, snippet
-from ddpdoctor.report.hang_view import SHORT_ROWS, hang_table
 from ddpdoctor.report.job_view import Table
 from ddpdoctor.report.summary import cost_sentence, run_line, subtitle
-from ddpdoctor.written import MARKDOWN, write_file
+from ddpdoctor.report.tables import SHORT_ROWS, attempts_table, hang_table, trainings_table
 
 DETAILED_FINDINGS = 3
 """Most findings shown with explanation and fix; the table has all findings."""
@@ -51,11 +49,6 @@ def render_markdown(diagnosis: Diagnosis) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def write_markdown(diagnosis: Diagnosis, path: str | os.PathLike[str]) -> None:
-    """Write the Markdown to ``path``. Raises DdpDoctorError where it cannot, or another file is there."""
-    write_file(path, render_markdown(diagnosis), MARKDOWN)
-
-
 def escape(text: str) -> str:
     """``text`` on one line, with markup of Markdown and HTML, links and mentions escaped; text in backticks stays code."""
     pieces = []
@@ -79,7 +72,7 @@ def _rows(table: Table) -> str:
     return "\n".join([f"**{escape(table.title)}**", "", *(f"| {' | '.join(line)} |" for line in lines)])
 
 
-def _tried(view: ExperimentView) -> list[str]:
+def _tried(view: SimpleNamespace) -> list[str]:
     as_it_is = ["unchanged", "", view.baseline, ""]
     rows = _rows(Table(TITLE, view.table.head, [as_it_is, *view.table.rows]))
     losses = [] if view.losses is None else [_rows(view.losses)]

@@ -150,21 +150,10 @@ def _is_address(word: str) -> bool:
 _HOME = re.compile(r"(?:(?<![\w.\-])|[/\\])(?:home|Users|users|scratch|fsx)[/\\]([^/\\\s'\"]+)")
 _TILDE = re.compile(r"(?<![\w.\-])~([\w.-]+)")
 _USER_VARIABLES = ("USER", "LOGNAME", "USERNAME", "SLURM_JOB_USER", "SUDO_USER")
-_SHARED_FOLDERS = frozenset(
-    [
-        "root",
-        "nobody",
-        "shared",
-        "datasets",
-        "projects",
-        "project",
-        "public",
-        "tmp",
-        "cache",
-        "models",
-        "checkpoints",
-    ]
-)
+_SHARED_FOLDERS = {
+    *("root", "nobody", "shared", "datasets", "projects", "project", "public", "tmp"),
+    *("cache", "models", "checkpoints"),
+}
 """Folders and accounts that are not names of users."""
 _HOST_PORT = re.compile(r"(?<![\w.-])([A-Za-z][\w-]*(?:\.[\w-]+){0,8}):\d{4,5}(?!\w)")
 _HOST_VARIABLES = ("MASTER_ADDR", "NCCL_COMM_ID", "NCCL_HOSTID", "TORCHELASTIC_RUN_ID")

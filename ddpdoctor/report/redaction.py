@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.diagnose.diagnosis import Diagnosis, Series, Where
+from ddpdoctor.diagnose.diagnosis import Diagnosis, Series
+from ddpdoctor.report.job_view import project_root
 from ddpdoctor.report.json_output import plain_value
-from ddpdoctor.report.project import project_root
 from ddpdoctor.report.redact_names import (
     Pseudonyms,
     any_of,
@@ -43,7 +43,9 @@ def redact(diagnosis: Diagnosis) -> Diagnosis:
     of the user's files and functions inside the project stay. Raises DdpDoctorError if there are too many names.
     """
     without_series = _without_trial_messages(_without_series(without_source_text(diagnosis)))
-    texts = list(_strings(msgspec.to_builtins(without_series, enc_hook=plain_value)))
+    document = msgspec.to_builtins(without_series, enc_hook=plain_value)
+    texts: list[str] = []
+    _walk(document, texts.append)
     pseudonyms = Pseudonyms()
     root = project_root(without_series)
     hosts = host_names(without_series, pseudonyms)
@@ -60,10 +62,9 @@ def redact(diagnosis: Diagnosis) -> Diagnosis:
         text = without_paths(replace_sources(text), root, pseudonyms)
         return without_identifiers(replace_names(text), pseudonyms)
 
-    plain = msgspec.to_builtins(
-        _placed(without_series, command, environment, root, pseudonyms), enc_hook=plain_value
-    )
-    cleaned = _walk(plain, redact_text)
+    document["job"] |= {"command": command, "environment": environment}
+    _replace_names(document, root, pseudonyms)
+    cleaned = _walk(document, redact_text)
     # Links to public documentation stay.
     for finding, before in zip(cleaned["findings"], diagnosis.findings, strict=True):
         if before.read_more and is_public(before.read_more):
@@ -93,70 +94,37 @@ def _without_trial_messages(diagnosis: Diagnosis) -> Diagnosis:
     return replace(diagnosis, tried=replace(tried, command=[], baseline=baseline, variants=variants))
 
 
-def _placed(
-    diagnosis: Diagnosis,
-    command: list[str],
-    environment: dict[str, str],
-    root: str | None,
-    pseudonyms: Pseudonyms,
-) -> Diagnosis:
-    """``diagnosis`` with pseudonyms in all fields whose whole value is a name."""
-    replace = msgspec.structs.replace
+def _replace_names(document: dict[str, Any], root: str | None, pseudonyms: Pseudonyms) -> None:
+    """Put pseudonyms into all fields of a diagnosis, as JSON values, whose whole value is a host or a path."""
 
     def host(name: str) -> str:
-        return (
-            pseudonyms("address", name)
-            if re.fullmatch(r"[\d.]+|[0-9A-Fa-f:]*:[0-9A-Fa-f:]*", name)
-            else pseudonyms.host(name)
-        )
+        is_address = re.fullmatch(r"[\d.]+|[0-9A-Fa-f:]*:[0-9A-Fa-f:]*", name)
+        return pseudonyms("address", name) if is_address else pseudonyms.host(name)
 
     def inside(path: str) -> str:
         return relative_path(path, root, pseudonyms) if _is_absolute(path) else path
 
-    job = replace(
-        diagnosis.job,
-        command=command,
-        environment=environment,
-        hosts=[host(name) for name in diagnosis.job.hosts],
-    )
-    ranks = [replace(rank, host=host(rank.host) if rank.host else rank.host) for rank in diagnosis.ranks]
-    telemetry = []
-    for series in diagnosis.telemetry:
-        name = source_host(series.source)
-        telemetry.append(replace(series, source=host(name) + series.source[len(name) :]))
+    document["job"]["hosts"] = [host(name) for name in document["job"]["hosts"]]
+    for each in (*document["ranks"], *document["standing"]):
+        each["host"] = host(each["host"]) if each["host"] else each["host"]
+    for series in document["telemetry"]:
+        name = source_host(series["source"])
+        series["source"] = host(name) + series["source"][len(name) :]
+    for field in ("findings", "standing", "flames"):
+        _relocate(document[field], inside)
+    document["source"] = [inside(path) for path in document["source"]]
 
-    def line(one: Where) -> Where:
-        callers, through = (
-            tuple(replace(each, file=inside(each.file)) for each in lines)
-            for lines in (one.callers, one.through)
-        )
-        within = None if one.inside is None else replace(one.inside, file=inside(one.inside.file))
-        return replace(one, file=inside(one.file), callers=callers, through=through, inside=within)
 
-    findings = [replace(one, where=[line(where) for where in one.where]) for one in diagnosis.findings]
-    standing = [
-        replace(
-            one,
-            host=host(one.host) if one.host else one.host,
-            where=line(one.where) if one.where else None,
-            stack=[replace(each, file=inside(each.file)) for each in one.stack],
-        )
-        for one in diagnosis.standing
-    ]
-    flames = [
-        replace(one, places=[replace(each, file=inside(each.file)) for each in one.places])
-        for one in diagnosis.flames
-    ]
-    return replace(
-        diagnosis,
-        flames=flames,
-        job=job,
-        ranks=ranks,
-        telemetry=telemetry,
-        findings=findings,
-        standing=standing,
-        source=[inside(path) for path in diagnosis.source],
-    )
+def _relocate(value: Any, inside: Callable[[str], str]) -> None:
+    """Apply ``inside`` to the file of each line of code in ``value``."""
+    if isinstance(value, dict):
+        for item in value.values():
+            _relocate(item, inside)
+        if isinstance(value.get("file"), str):
+            value["file"] = inside(value["file"])
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _relocate(item, inside)
 
 
 def _is_absolute(path: str) -> bool:
@@ -177,7 +145,8 @@ def _with_series(cleaned: Diagnosis, diagnosis: Diagnosis) -> Diagnosis:
     return msgspec.structs.replace(cleaned, series=diagnosis.series, telemetry=telemetry)
 
 
-def _walk(value: Any, redact_text: Callable[[str], str]) -> Any:
+def _walk(value: Any, redact_text: Callable[[str], object]) -> Any:
+    """``value``, made of JSON values, with ``redact_text`` applied to all of its keys and texts."""
     if isinstance(value, str):
         return redact_text(value)
     if isinstance(value, Mapping):
@@ -188,18 +157,6 @@ def _walk(value: Any, redact_text: Callable[[str], str]) -> Any:
     if isinstance(value, list | tuple):
         return [_walk(item, redact_text) for item in value]
     return value
-
-
-def _strings(value: Any) -> Iterable[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _strings(key)
-            yield from _strings(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _strings(item)
 
 
 def _sources(sources: Iterable[str], root: str | None, pseudonyms: Pseudonyms) -> Callable[[str], str]:

@@ -5,7 +5,6 @@ Format: https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +13,8 @@ from urllib.parse import quote
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
 from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.report import words
-from ddpdoctor.report.json_output import formatted
-from ddpdoctor.report.project import project_root
+from ddpdoctor.report.job_view import project_root
 from ddpdoctor.rundir.packages import LIBRARY
-from ddpdoctor.written import SARIF, write_file
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 LEVELS = {"critical": "error", "warning": "warning", "info": "note"}
@@ -70,11 +67,6 @@ def _place(diagnosis: Diagnosis) -> _Place:
     if inside and root.endswith(f"/{inside}"):
         root = root.removesuffix(f"/{inside}")
     return _Place(root, "")
-
-
-def write_sarif(diagnosis: Diagnosis, path: str | os.PathLike[str]) -> None:
-    """Write the SARIF log to ``path``. Raises DdpDoctorError where it cannot, or another file is there."""
-    write_file(path, formatted(to_sarif(diagnosis)), SARIF)
 
 
 def _rule(finding: Finding) -> dict[str, Any]:

@@ -209,7 +209,8 @@ def run_line(diagnosis: Diagnosis) -> str:
     parts_s = words.run_parts(diagnosis, _LEAST_PART, _LEAST_OTHER)
     if not parts_s:
         return ""
-    where = {"pauses": f" at {line}"} if (line := _line_of_pause(diagnosis)) else {}
+    paused_at = next((location(each) for each in diagnosis.findings if each.rule == "run/pause"), "")
+    where = {"pauses": f" at {paused_at}"} if paused_at else {}
     shown = " + ".join(
         f"{words.RUN_LABELS.get(part, part)} {words.seconds(value)}{where.get(part, '')}"
         for part, value in parts_s.items()
@@ -221,11 +222,6 @@ def run_line(diagnosis: Diagnosis) -> str:
         else f"; goodput {words.percent(goodput)} (steps × median step time / wall time)"
     )
     return f"Run: {words.seconds(words.number_fact(diagnosis, 'run.wall_s'))} = {shown}{share}"
-
-
-def _line_of_pause(diagnosis: Diagnosis) -> str:
-    """The line at which the run paused: "train.py:6"; "" where it is unknown."""
-    return next((location(finding) for finding in diagnosis.findings if finding.rule == "run/pause"), "")
 
 
 _MPI = ("mpirun", "mpiexec", "mpiexec.hydra", "srun")

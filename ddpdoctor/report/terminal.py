@@ -14,8 +14,15 @@ from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
 from ddpdoctor.measure.taxonomy import PARTS, Part
 from ddpdoctor.plain import plain, plain_lines
 from ddpdoctor.report import words
-from ddpdoctor.report.attempts_view import attempts_table, trainings_table
-from ddpdoctor.report.console_output import MOST_CELL_LENGTH, print_wrapped, truncated
+from ddpdoctor.report.console_output import (
+    MOST_CELL_LENGTH,
+    PADDING,
+    cell,
+    plain_table,
+    print_line,
+    print_wrapped,
+    truncated,
+)
 from ddpdoctor.report.experiment_view import TITLE, print_experiment
 from ddpdoctor.report.finding_view import (
     MOST,
@@ -26,9 +33,7 @@ from ddpdoctor.report.finding_view import (
     place,
     snippet,
 )
-from ddpdoctor.report.hang_view import SHORT_ROWS, hang_table, stacks
 from ddpdoctor.report.job_view import Table as TextTable
-from ddpdoctor.report.memory_view import growing_memory, memory_line
 from ddpdoctor.report.summary import (
     collectives_line,
     cost_sentence,
@@ -38,43 +43,39 @@ from ddpdoctor.report.summary import (
     steps_measured,
     subtitle,
 )
+from ddpdoctor.report.tables import (
+    SHORT_ROWS,
+    attempts_table,
+    growing_memory,
+    hang_table,
+    memory_line,
+    stacks,
+    trainings_table,
+)
 
 FINDINGS, NOTES = 8, 3
 """Most findings and notes shown without ``verbose``; with it, as many as in a report."""
 WIDE = 100
 """Terminal width from which the table of findings has a column for the costs' 90 % intervals."""
 SEVERITY_STYLES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
-PART_STYLES = {
-    Part.DATA_WAIT: "yellow",
-    Part.H2D: "bright_yellow",
-    Part.COMPUTE: "blue",
-    Part.COMM_WAIT: "red",
-    Part.COMM_TRANSFER: "magenta",
-    Part.BARRIER: "bright_magenta",
-    Part.HOST: "green",
-    Part.CHECKPOINT: "cyan",
-    Part.OTHER: "bright_black",
+PART_MARKS = {
+    Part.DATA_WAIT: ("d", "yellow"),
+    Part.H2D: (">", "bright_yellow"),
+    Part.COMPUTE: ("c", "blue"),
+    Part.COMM_WAIT: ("w", "red"),
+    Part.COMM_TRANSFER: ("t", "magenta"),
+    Part.BARRIER: ("b", "bright_magenta"),
+    Part.HOST: ("h", "green"),
+    Part.CHECKPOINT: ("k", "cyan"),
+    Part.OTHER: ("o", "bright_black"),
 }
-PART_LETTERS = {
-    Part.DATA_WAIT: "d",
-    Part.H2D: ">",
-    Part.COMPUTE: "c",
-    Part.COMM_WAIT: "w",
-    Part.COMM_TRANSFER: "t",
-    Part.BARRIER: "b",
-    Part.HOST: "h",
-    Part.CHECKPOINT: "k",
-    Part.OTHER: "o",
-}
-"""Without colours the bar consists of these letters, which its legend explains."""
+"""(Letter, colour) of each part in the bar; without colours it consists of the letters, which its legend explains."""
 _FEWEST_FOR_P95 = 20
 """Steps; of fewer, the 95th percentile is the longest step."""
 _IN_SECONDS_MS = 10_000
 """Costs from which on the table gives them in seconds."""
 _GAP = "   "
 """Space between two entries of the legend."""
-_PADDING = 2
-"""Space between two columns of a table."""
 _MOST_RANKS_WIDTH = 16
 """Most characters of the column "who", which may wrap."""
 
@@ -92,16 +93,16 @@ def print_terminal(
         # On one line at any width, because scripts read it.
         console.print(Text(plain(diagnosis.verdict.headline), style=headline_style), soft_wrap=True)
         return
-    _line(console, diagnosis.verdict.headline, headline_style)
+    print_line(console, diagnosis.verdict.headline, headline_style)
     if cost := cost_sentence(diagnosis):
-        _line(console, cost)
+        print_line(console, cost)
     main = main_finding(diagnosis)
     _opening(main, diagnosis, console)
     about = (subtitle, run_line, _steps, collectives_line, memory_line)
     for details in filter(None, (line(diagnosis) for line in about)):
-        _line(console, details, "dim")
+        print_line(console, details, "dim")
     for finding in growing_memory(diagnosis):
-        _line(console, finding.title, SEVERITY_STYLES.get(finding.severity, ""))
+        print_line(console, finding.title, SEVERITY_STYLES.get(finding.severity, ""))
     if diagnosis.breakdown:
         _breakdown(diagnosis, console)
     if diagnosis.findings:
@@ -113,11 +114,11 @@ def print_terminal(
         _finding(finding, console, verbose)
     if diagnosis.tried is not None:
         console.print()
-        _line(console, TITLE, "bold")
+        print_line(console, TITLE, "bold")
         print_experiment(diagnosis.tried, console)
     if diagnosis.hta is not None:
         console.print()
-        _line(console, _hta(diagnosis.hta), "dim")
+        print_line(console, _hta(diagnosis.hta), "dim")
     _closing(diagnosis, console, verbose)
 
 
@@ -127,9 +128,9 @@ def _opening(main: Finding | None, diagnosis: Diagnosis, console: Console) -> No
         return
     found = place(main.where[0]) if main.where else None
     where = f", at {' in '.join(filter(None, (found.short, found.function)))}" if found else ""
-    _line(console, f"Who: {words.rank_names(main.ranks, words.all_ranks_label(diagnosis))}{where}")
+    print_line(console, f"Who: {words.rank_names(main.ranks, words.all_ranks_label(diagnosis))}{where}")
     if main.fixes:
-        _line(console, f"{words.fix_label(main.fixes[0])}: {main.fixes[0].title}", "bold")
+        print_line(console, f"{words.fix_label(main.fixes[0])}: {main.fixes[0].title}", "bold")
 
 
 def _findings(diagnosis: Diagnosis, console: Console, most: int) -> None:
@@ -149,9 +150,11 @@ def _findings(diagnosis: Diagnosis, console: Console, most: int) -> None:
     )
     hints += ["`-v` explains every finding"] if most < MOST and len(diagnosis.findings) > 1 else []
     if hints:
-        _line(console, " · ".join(hints), "dim")
+        print_line(console, " · ".join(hints), "dim")
     if len(shown) < len(diagnosis.findings):
-        _line(console, f"and {words.count(len(diagnosis.findings) - len(shown), 'cheaper finding')}", "dim")
+        print_line(
+            console, f"and {words.count(len(diagnosis.findings) - len(shown), 'cheaper finding')}", "dim"
+        )
 
 
 def _hta(results: Mapping[str, Any]) -> str:
@@ -165,11 +168,6 @@ def _hta(results: Mapping[str, Any]) -> str:
         return f"HolisticTraceAnalysis found nothing. {notes}".rstrip()
     found = f"HolisticTraceAnalysis results in the report (`--html F`) and diagnosis.json (`--json F`): {', '.join(names)}."
     return f"{found} {notes}".rstrip()
-
-
-def _line(console: Console, text: str, style: str = "") -> None:
-    """Print ``text`` without reading it as markup, because names come from the user's program."""
-    print_wrapped(console, Text(plain(truncated(text)), style=style))
 
 
 def _steps(diagnosis: Diagnosis) -> str:
@@ -203,16 +201,16 @@ def _breakdown(diagnosis: Diagnosis, console: Console) -> None:
     for name, share in shares:
         cells = round(width * (so_far + share) / whole) - round(width * so_far / whole)
         so_far += share
-        style = PART_STYLES[name]
-        bar.append(("█" if coloured else PART_LETTERS[name]) * cells, style=style)
+        letter, style = PART_MARKS[name]
+        bar.append(("█" if coloured else letter) * cells, style=style)
         if cells or share >= 0.005:
-            mark = "■ " if coloured else f"{PART_LETTERS[name]} "
+            mark = "■ " if coloured else f"{letter} "
             entries.append(
                 Text.assemble((mark, style), f"{words.part(name, diagnosis)} {words.percent(share)}")
             )
     console.print()
     waiting = "" if diagnosis.job.world_size == 1 else " (a wait counts as the late rank's work)"
-    _line(console, f"Critical path of the {words.mean_step(diagnosis)}{waiting}:", "dim")
+    print_line(console, f"Critical path of the {words.mean_step(diagnosis)}{waiting}:", "dim")
     print_wrapped(console, bar)
     for line in _fill_lines(entries, width):
         print_wrapped(console, line)
@@ -240,7 +238,7 @@ def _table(findings: list[Finding], width: int, all_ranks: str, unit: str) -> Ta
         head = head[:-1]
         rows = [[f"{row[0]}\n  at {row[-1]}" if row[-1] else row[0], *row[1:-1]] for row in rows]
         needed = _table_width([head, *rows])
-    table = Table(box=None, pad_edge=False, padding=(0, _PADDING, 0, 0), header_style="dim", width=needed)
+    table = plain_table(needed)
     for name in head:
         numbers = name not in ("finding", "who", "where")
         table.add_column(name, justify="right" if numbers else "left", no_wrap=name != "who")
@@ -280,7 +278,7 @@ def _table_width(rows: list[list[str]]) -> int:
         for cells in zip(*rows, strict=True)
     ]
     widest[1] = min(widest[1], _MOST_RANKS_WIDTH)
-    return sum(widest) + _PADDING * len(widest)
+    return sum(widest) + PADDING * len(widest)
 
 
 def _standing(diagnosis: Diagnosis, console: Console, verbose: bool) -> None:
@@ -288,7 +286,7 @@ def _standing(diagnosis: Diagnosis, console: Console, verbose: bool) -> None:
     _rows(console, hang_table(diagnosis) if verbose else hang_table(diagnosis, SHORT_ROWS))
     for stack in stacks(diagnosis) if verbose else []:
         console.print()
-        _line(console, f"{stack.title}:", "bold")
+        print_line(console, f"{stack.title}:", "bold")
         for line in stack.lines:
             console.print(Text(plain(truncated(f"  {line}"))), soft_wrap=True)
 
@@ -297,14 +295,14 @@ def _rows(console: Console, found: TextTable | None) -> None:
     """Print a table, if there is one; rows that begin with an arrow stand out."""
     if found is None:
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table = plain_table()
     for name in found.head:
         table.add_column(name, no_wrap=name in ("rank", "step", "for", "line"))
     for row in found.rows:
         style = "bold" if row[0].startswith("→") else ""
-        table.add_row(*(Text(plain(truncated(cell, MOST_CELL_LENGTH)), style=style) for cell in row))
+        table.add_row(*(cell(text, style) for text in row))
     console.print()
-    _line(console, found.title, "bold")
+    print_line(console, found.title, "bold")
     print_wrapped(console, table)
 
 
@@ -317,32 +315,32 @@ def _range(finding: Finding) -> str:
 
 def _finding(finding: Finding, console: Console, verbose: bool) -> None:
     console.print()
-    _line(console, finding.title, SEVERITY_STYLES.get(finding.severity, "bold"))
+    print_line(console, finding.title, SEVERITY_STYLES.get(finding.severity, "bold"))
     if finding.explanation:
         blocks = [plain(" ".join(block.split())) for block in truncated(finding.explanation).split("\n\n")]
         print_wrapped(console, Text("\n\n".join(blocks)))
     if verbose:
         for row in finding.evidence[:MOST]:
-            _line(console, f"  {evidence_words(row)}: {evidence_value(row)}")
+            print_line(console, f"  {evidence_words(row)}: {evidence_value(row)}")
     _places(finding, console, verbose)
     for fix in finding.fixes[: MOST if verbose else 1]:
         console.print()
-        _line(console, f"{words.fix_label(fix)}: {fix.title}", "bold")
+        print_line(console, f"{words.fix_label(fix)}: {fix.title}", "bold")
         if verbose:
-            _line(console, " ".join(fix.why.split()))
+            print_line(console, " ".join(fix.why.split()))
         if code := snippet(finding, fix):
             console.print(_snippet(code, console), soft_wrap=True)
         if fix.trade_off:
-            _line(console, f"Trade-off: {' '.join(fix.trade_off.split())}", "dim")
+            print_line(console, f"Trade-off: {' '.join(fix.trade_off.split())}", "dim")
 
 
 def _places(finding: Finding, console: Console, verbose: bool) -> None:
     """Print the source lines and their callers; without ``verbose`` only the first, and only what the table lacks."""
     for shown in map(place, finding.where[: MOST if verbose else 1]):
         if verbose:
-            _line(console, f"  {shown.full} in {shown.function}")
+            print_line(console, f"  {shown.full} in {shown.function}")
         if shown.callers or (shown.text and not verbose):
-            _line(console, f"    called at {shown.called_at}" if verbose else f"  {shown.call_path}")
+            print_line(console, f"    called at {shown.called_at}" if verbose else f"  {shown.call_path}")
         for line in shown.text:
             style = "" if line.is_target else "dim"
             console.print(
@@ -354,7 +352,7 @@ def _places(finding: Finding, console: Console, verbose: bool) -> None:
             )
     reasons = [reason for where in finding.where[:MOST] if (reason := place(where).text_missing)]
     for reason in dict.fromkeys(reasons) if verbose else ():
-        _line(console, f"  (no text: {reason})", "dim")
+        print_line(console, f"  (no text: {reason})", "dim")
 
 
 def _snippet(code: str, console: Console) -> Text:
@@ -375,13 +373,15 @@ def _closing(diagnosis: Diagnosis, console: Console, verbose: bool) -> None:
     if notes:
         console.print()
     for note in notes:
-        _line(console, f"Note: {note}", "dim")
+        print_line(console, f"Note: {note}", "dim")
     if len(notes) < len(diagnosis.notes):
-        _line(
+        print_line(
             console, f"and {words.count(len(diagnosis.notes) - len(notes), 'more note')} in the report", "dim"
         )
     if diagnosis.checked or diagnosis.skipped:
         console.print()
-        _line(console, words.checks_summary(diagnosis, more="" if verbose else " (`-v` says why)"), "dim")
+        print_line(
+            console, words.checks_summary(diagnosis, more="" if verbose else " (`-v` says why)"), "dim"
+        )
     for line in words.skipped_by_reason(diagnosis)[:MOST] if verbose else []:
-        _line(console, f"  {line}", "dim")
+        print_line(console, f"  {line}", "dim")

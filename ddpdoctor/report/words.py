@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ddpdoctor.diagnose.diagnosis import RUNNING, Diagnosis, Finding, Fix
@@ -36,23 +36,17 @@ _NOT_ENDED = {
 }
 """By ``end`` of the job."""
 RUN_LABELS = {
-    "start": "start",
-    "earlier_attempts": "earlier attempts",
-    "preparation": "preparation",
-    "first_batch": "first batch",
+    name: name.replace("_", " ")
+    for name in (
+        *("start", "earlier_attempts", "preparation", "first_batch", "warm_up", "steps", "some_steps"),
+        *("epochs", "evaluation", "checkpoint", "pauses", "suspended", "profiler", "unrecorded"),
+        *("other_trainings", "later_attempts", "end"),
+    )
+} | {
     "warm_up": "warm-up",
-    "steps": "steps",
     "some_steps": "every n-th step",
     "epochs": "epoch boundaries",
-    "evaluation": "evaluation",
-    "checkpoint": "checkpoint",
-    "pauses": "pauses",
-    "suspended": "suspended",
-    "profiler": "profiler",
     "unrecorded": "not recorded",
-    "other_trainings": "other trainings",
-    "later_attempts": "later attempts",
-    "end": "end",
 }
 """Names of the parts of the run, in order: the facts ``run.NAME_s``."""
 PART_LABELS: dict[str, str] = {
@@ -131,10 +125,6 @@ def milliseconds(value: float | None) -> str:
     if size < 0.1 and value != 0:
         return f"{significant(value * 1e3)} µs"
     return f"{significant(value)} ms"
-
-
-def _microseconds(value: float) -> str:
-    return milliseconds(value / 1e3)
 
 
 def seconds(value: float | None) -> str:
@@ -252,15 +242,13 @@ def quantity(value: Any, unit: str) -> str:
 
 
 def _number(value: float, unit: str) -> str:
-    known = {
+    known: dict[str, Callable[[float], str]] = {
         "ms": milliseconds,
-        "µs": _microseconds,
+        "µs": lambda value: milliseconds(value / 1e3),
         "s": seconds,
         "share": percent,
         "bytes": size,
-        "×": speedup,
-        "x": speedup,
-        "times": speedup,
+        **dict.fromkeys(("×", "x", "times"), speedup),
         "version": "{:.1f}".format,
     }
     if unit in known:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.deferred import deferred
+from ddpdoctor.errors import DdpDoctorError
 
 if TYPE_CHECKING:
     from .contents import TrackerRun, tracker_run
@@ -26,3 +27,8 @@ __getattr__ = deferred(
         "to_wandb": "log_to_wandb",
     },
 )
+
+
+def missing_package(extra: str, error: ImportError) -> DdpDoctorError:
+    """The error for the option and the extra named ``extra``."""
+    return DdpDoctorError(f"--{extra} needs its package ({error}): pip install 'ddpdoctor[{extra}]'.")

@@ -14,7 +14,7 @@ import numpy as np
 
 from ddpdoctor.diagnose.diagnosis import SEVERITIES, Diagnosis, JsonValue
 from ddpdoctor.report import render_html, render_markdown, to_json, words
-from ddpdoctor.report.charts.step_times import notable_ranks
+from ddpdoctor.report.charts.series import notable_ranks
 from ddpdoctor.report.markdown import finding_markdown
 
 

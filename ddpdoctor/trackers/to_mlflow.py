@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.trackers.packages import missing_package
+from ddpdoctor.trackers import missing_package
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

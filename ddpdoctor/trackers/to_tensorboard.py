@@ -13,8 +13,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from ddpdoctor.trackers import missing_package
 from ddpdoctor.trackers.contents import Curve, TrackerRun
-from ddpdoctor.trackers.packages import missing_package
 from ddpdoctor.written import EVENTS, write_file
 
 _FILES = "events.out.tfevents.*.ddpdoctor-*"

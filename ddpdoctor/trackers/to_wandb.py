@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ddpdoctor.errors import DdpDoctorError
+from ddpdoctor.trackers import missing_package
 from ddpdoctor.trackers.contents import TrackerRun
-from ddpdoctor.trackers.packages import missing_package
 
 _PROJECT = "ddpdoctor"
 """Project name if $WANDB_PROJECT is not set."""

@@ -8,16 +8,13 @@ Files are written to a temporary file and renamed.
 
 from __future__ import annotations
 
-from ddpdoctor.written.files import check_file, is_stdout, replace_file, write_file, write_once
-from ddpdoctor.written.folders import LIST, WrittenFolder
-from ddpdoctor.written.forms import (
+from ddpdoctor.written.files import (
     BUNDLE,
     COMPARISON,
     COMPARISON_PAGE,
     DIAGNOSIS,
     DOCTOR,
     EVENTS,
-    FORMS,
     HISTORY,
     HISTORY_PAGE,
     JUNIT,
@@ -28,4 +25,10 @@ from ddpdoctor.written.forms import (
     TIMELINE,
     TRIALS,
     Form,
+    check_file,
+    is_stdout,
+    replace_file,
+    write_file,
+    write_once,
 )
+from ddpdoctor.written.folders import LIST, WrittenFolder

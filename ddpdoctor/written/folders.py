@@ -14,12 +14,12 @@ from ddpdoctor.rundir import is_run_directory, open_regular, read_bounded
 from ddpdoctor.written.files import (
     Identity,
     as_user_errors,
+    hash_of,
     identity,
     put_in_place,
     replace_file,
     resolve_target,
 )
-from ddpdoctor.written.forms import hash_of
 
 LIST = "ddpdoctor.sha256"
 """File with a line ``<sha256>  <name>`` for each file that ddpdoctor wrote to the folder."""
@@ -41,7 +41,7 @@ class WrittenFolder:
         with as_user_errors(self._folder):
             self._root = self._find_root()
             self._hashes = self._read_list()
-            if self._must_be_empty and not self._hashes and _holds_files(self._root):
+            if self._must_be_empty and not self._hashes and any(files for _, _, files in os.walk(self._root)):
                 raise DdpDoctorError(
                     f"{self._folder} is not empty and holds no {self._noun}: name another folder."
                 )
@@ -50,7 +50,7 @@ class WrittenFolder:
 
     def others(self, names: Iterable[str]) -> list[str]:
         """Existing files of the list that are not in ``names``."""
-        return sorted(name for name in self._hashes.keys() - set(names) if self._is_there(name))
+        return sorted(name for name in self._hashes.keys() - set(names) if os.path.lexists(self._path(name)))
 
     def write(self, files: Iterable[tuple[str, bytes]], mode: int = 0o666) -> list[Path]:
         """Write ``files`` (name, content); returns their paths. Raises DdpDoctorError like :meth:`check`, when it reaches the file."""
@@ -128,9 +128,6 @@ class WrittenFolder:
                 raise DdpDoctorError(f"{shown} was changed after ddpdoctor wrote it: name another folder.")
             return identity(os.fstat(file.fileno()))
 
-    def _is_there(self, name: str) -> bool:
-        return os.path.lexists(self._path(name))
-
     def _path(self, name: str) -> Path:
         assert self._root is not None, "checked first"
         return self._root / name
@@ -138,7 +135,3 @@ class WrittenFolder:
 
 def _stays_inside(name: str) -> bool:
     return all(part not in ("", ".", "..") for part in name.split("/"))
-
-
-def _holds_files(folder: Path) -> bool:
-    return any(files for _, _, files in os.walk(folder))

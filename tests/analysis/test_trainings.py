@@ -7,7 +7,7 @@ import pytest
 from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.hook.profiling import can_be_read
-from ddpdoctor.report.attempts_view import trainings_table
+from ddpdoctor.report.tables import trainings_table
 from ddpdoctor.report.words import RUN_LABELS
 from tests.hook.recording import forked
 from tests.launch.launched import run_under

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.cli.capture_request import _number, _order_all, why_no_window
-from ddpdoctor.cli.rank_answers import is_stopped
+from ddpdoctor.cli.rank_requests import _number, _order_all, is_stopped, why_no_window
 from ddpdoctor.cli.stacks import command as stacks
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir import (
@@ -173,9 +172,9 @@ def test_a_suspended_rank_is_reported_as_stopped(tmp_path, monkeypatch, capsys):
         assert not is_stopped(rank)
         process.send_signal(signal.SIGSTOP)
         until(lambda: is_stopped(rank), within_s=10)
-        monkeypatch.setattr("ddpdoctor.cli.rank_answers.running_ranks", lambda run: [rank])
+        monkeypatch.setattr("ddpdoctor.cli.rank_requests.running_ranks", lambda run: [rank])
         monkeypatch.setattr("ddpdoctor.cli.stacks.ANSWER_S", 0.1)
-        monkeypatch.setattr("ddpdoctor.cli.capture_request._ANSWER_S", 0.1)
+        monkeypatch.setattr("ddpdoctor.cli.rank_requests._ANSWER_S", 0.1)
         stacks.callback(tmp_path / "run", False)
         assert capsys.readouterr().out == "rank 0 (process 1) is stopped (SIGSTOP).\n"
         with pytest.raises(UnusableInput, match=r"^no window, because rank 0 is stopped \(SIGSTOP\)\.$"):

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.analysis import analyze
-from ddpdoctor.cli.diagnosis_of import diagnosis_at
-from ddpdoctor.cli.project_config import configured
+from ddpdoctor.cli.session import configured, diagnosis_at
 from ddpdoctor.diagnose.load import packaged_folder
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.report import write_json

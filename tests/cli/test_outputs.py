@@ -23,7 +23,7 @@ from ddpdoctor.cli import (
     doctor,
     export,
     history,
-    outputs,
+    options,
     rules,
     run_and_present,
     trials,
@@ -88,7 +88,7 @@ def test_recordings_and_inputs_are_not_overwritten(run, traces, tmp_path, monkey
 def test_a_pipe_in_a_folder_of_traces_is_not_an_input(traces, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     os.mkfifo("saved/pipe")
-    outputs.check_outputs(["saved"], {"--html": (Path("saved/pipe"), REPORT)})
+    options.check_outputs(["saved"], {"--html": (Path("saved/pipe"), REPORT)})
 
 
 def test_a_run_directory_takes_its_own_reports_and_a_folder_of_traces_new_files(
@@ -191,8 +191,8 @@ def test_a_link_of_another_user_is_not_followed(tmp_path):
 
 def test_a_static_report_has_no_library(run, tmp_path):
     still, whole = tmp_path / "still.html", tmp_path / "whole.html"
-    for options in (["--html", str(whole)], ["--html", str(still), "--static"]):
-        done = CliRunner().invoke(analyze.command, [str(run), "-q", *options])
+    for also in (["--html", str(whole)], ["--html", str(still), "--static"]):
+        done = CliRunner().invoke(analyze.command, [str(run), "-q", *also])
         assert done.exit_code == 0, done.output
     assert "ddpdoctor-plotly" in whole.read_text() and "ddpdoctor-plotly" not in still.read_text()
     # What `run` writes at its end follows its own option.

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from ddpdoctor.cli import trials
-from ddpdoctor.cli.patch import write_patch
+from ddpdoctor.cli.trials import write_patch
 from ddpdoctor.diagnose import facts_view
 from ddpdoctor.diagnose.diagnosis import Steps
 from ddpdoctor.diagnose.trials import TRIALS_FILE, Baseline, TrialsReport, Variant
@@ -309,10 +309,10 @@ def test_expected_savings_and_upper_bounds(capsys):
         Proposal({"loader.num_workers": 2}, expected_share=0.7, expected_share_range=(0.6, 1.0)),
         Proposal({"torch.threads": 1}),
     ]
-    trials.print_proposals(proposals, "a command")
+    trials._list_proposals(proposals, [], "run", [])
     assert capsys.readouterr().out.splitlines() == [
         "loader.num_workers=4  (expected to save 30 % of the step time)",
         "loader.num_workers=2  (expected to save at most 40 % of the step time)",
         "torch.threads=1",
-        "To measure them: a command",
+        "To measure them: ddpdoctor try run --all -- COMMAND",
     ]

@@ -13,7 +13,8 @@ from rich.console import Console
 
 from ddpdoctor.diagnose.diagnosis import CheckedRule, Coverage, Finding, Job, Series, SkippedRule, Steps
 from ddpdoctor.report.compare import MIN_STEPS, Comparison, compare
-from ddpdoctor.report.compare_output import comparison_json, grids, print_comparison, render_comparison
+from ddpdoctor.report.json_output import formatted
+from ddpdoctor.report.runs_output import grids, print_comparison, render_comparison
 
 RULES = ("dataloader/starved", "allreduce/late-rank", "gpu/launch-bound")
 
@@ -67,7 +68,7 @@ def test_step_times_of_zero_give_no_ratio():
 
 def test_control_characters_are_escaped_in_json():
     odd = msgspec.structs.replace(diagnosis(), source=["a\u202eb\x9bc\x7f\udcff"])
-    data = comparison_json(compare(odd, odd)).decode()
+    data = formatted(compare(odd, odd)).decode()
     assert "a\\u202eb\\u009bc\\u007f" in data and json.loads(data)["before"]["source"] == [
         "a\u202eb\x9bc\x7f\\udcff"
     ]
@@ -292,8 +293,8 @@ def test_differing_settings_are_listed_without_variables_of_each_run():
 
 def test_json_can_be_read_back_and_the_terminal_fits():
     result = compare(diagnosis(50, fired=[finding("dataloader/starved", 20)]), diagnosis(40))
-    assert msgspec.json.decode(comparison_json(result), type=Comparison) == result
-    assert json.loads(comparison_json(result))["schema"] == "ddpdoctor.comparison/1"
+    assert msgspec.json.decode(formatted(result), type=Comparison) == result
+    assert json.loads(formatted(result))["schema"] == "ddpdoctor.comparison/1"
     console = Console(file=io.StringIO(), width=80)
     print_comparison(result, console)
     text = console.file.getvalue()

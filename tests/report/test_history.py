@@ -11,13 +11,13 @@ import samples
 from rich.console import Console
 from test_compare import diagnosis
 
+from ddpdoctor.report import formatted
 from ddpdoctor.report.history import Unread, history
-from ddpdoctor.report.history_output import (
+from ddpdoctor.report.runs_output import (
     chart_of,
     grid_of,
     print_history,
-    write_history_html,
-    write_history_json,
+    render_history,
 )
 
 DAY_NS = 86_400 * 10**9
@@ -124,16 +124,14 @@ def test_a_newest_run_that_did_not_complete_does_not_pass(state, word):
     assert history([*before, (source, stopped), ("later", later)], last=5).jobs[0].undecided is None
 
 
-def test_the_history_is_in_all_outputs(tmp_path):
+def test_the_history_is_in_all_outputs():
     told = history(nightly([50.0] * 9 + [55.0] * 8), last=5, notes=["left out: runs/x: empty"])
     text = io.StringIO()
     print_history(told, Console(file=text, width=80))
     assert "from here" in text.getvalue() and "Note: left out" in text.getvalue()
     assert max(map(len, text.getvalue().splitlines())) <= 80
-    write_history_json(told, tmp_path / "h.json")
-    assert msgspec.json.decode((tmp_path / "h.json").read_bytes())["schema"] == "ddpdoctor.history/1"
-    write_history_html(told, tmp_path / "h.html")
-    page = (tmp_path / "h.html").read_text()
+    assert msgspec.json.decode(formatted(told))["schema"] == "ddpdoctor.history/1"
+    page = render_history(told)
     assert "Content-Security-Policy" in page and "from here" in page and "<script" not in page
     assert 'class="line m-change"' in page and "from run 10 on" in page
 
@@ -175,9 +173,8 @@ def test_the_sentence_on_the_newest_run(newest_ms, word):
     assert f"The newest run is {word} than those before it" in text.getvalue()
 
 
-def test_texts_of_a_report_are_escaped(tmp_path):
-    write_history_html(history([("<img src=x>", samples.hostile())], last=5), tmp_path / "h.html")
-    assert "<img src=x" not in (tmp_path / "h.html").read_text()
+def test_texts_of_a_report_are_escaped():
+    assert "<img src=x" not in render_history(history([("<img src=x>", samples.hostile())], last=5))
 
 
 def test_a_newest_run_without_step_time_stays_the_newest_of_its_job():

@@ -17,23 +17,21 @@ from rich.console import Console
 from ddpdoctor.cli.main import cli
 from ddpdoctor.diagnose.diagnosis import Verdict
 from ddpdoctor.report import (
+    formatted,
     redact,
     render_junit,
     render_markdown,
     to_json,
     to_sarif,
     words,
-    write_junit,
-    write_sarif,
 )
 from ddpdoctor.report.compare import compare
-from ddpdoctor.report.compare_output import print_comparison
-from ddpdoctor.report.timeline_tracks import finding_tracks
+from ddpdoctor.report.runs_output import print_comparison
+from ddpdoctor.report.timeline_export import finding_tracks
 
 
-def test_sarif_shows_findings_at_their_lines(tmp_path):
-    write_sarif(samples.unhealthy(), tmp_path / "ddpdoctor.sarif")
-    log = json.loads((tmp_path / "ddpdoctor.sarif").read_text())
+def test_sarif_shows_findings_at_their_lines():
+    log = json.loads(formatted(to_sarif(samples.unhealthy())))
     (run,) = log["runs"]
     first, second = run["results"]
     assert (log["version"], run["tool"]["driver"]["name"]) == ("2.1.0", "ddpdoctor")
@@ -129,9 +127,8 @@ def test_sarif_without_findings_has_no_results():
     assert to_sarif(samples.healthy())["runs"][0]["results"] == []
 
 
-def test_junit_lists_every_rule(tmp_path):
-    write_junit(samples.unhealthy(), tmp_path / "junit.xml")
-    suite = ElementTree.parse(tmp_path / "junit.xml").getroot()
+def test_junit_lists_every_rule():
+    suite = ElementTree.fromstring(render_junit(samples.unhealthy()))
     assert {name: suite.get(name) for name in ("tests", "failures", "skipped")} == {
         "tests": "5",
         "failures": "1",

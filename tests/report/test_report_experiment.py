@@ -18,7 +18,7 @@ from ddpdoctor.diagnose.trials import (
     write_trials,
 )
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.report import render_html, validation
+from ddpdoctor.report import read, render_html
 from ddpdoctor.report.experiment_view import experiment_view, note_text, print_experiment, verdict_text
 from ddpdoctor.report.markdown import render_markdown
 from ddpdoctor.report.terminal import print_terminal
@@ -154,7 +154,7 @@ def test_losses_are_shown_side_by_side():
 def test_a_diagnosis_with_impossible_trials_is_refused():
     unhealthy = msgspec.structs.replace(samples.minimal(), tried=answer(changed(verdict="?")))
     with pytest.raises(ValueError, match="tried: a verdict"):
-        validation.validated(unhealthy)
+        read.validated(unhealthy)
 
 
 def test_markdown_and_the_terminal_show_the_table_below_its_heading():

@@ -19,9 +19,8 @@ from ddpdoctor.diagnose.diagnosis import CheckedRule, Diagnosis, SkippedRule, Ve
 from ddpdoctor.errors import DdpDoctorError, UnusableInput
 from ddpdoctor.report import read_diagnosis, render_html, to_json, write_html, write_json
 from ddpdoctor.report.compare import compare
-from ddpdoctor.report.compare_output import render_comparison
-from ddpdoctor.report.embed import NOTE
-from ddpdoctor.report.view import page
+from ddpdoctor.report.html import NOTE, page
+from ddpdoctor.report.runs_output import render_comparison
 
 BYTES_MOST = 1_500_000
 MORE_MOST = 700_000

@@ -16,7 +16,7 @@ from ddpdoctor.measure.summary import Speaker
 from ddpdoctor.measure.taxonomy import PARTS, Part
 from ddpdoctor.report import print_terminal, render_html, render_markdown
 from ddpdoctor.report.finding_view import evidence_value, place
-from ddpdoctor.report.project import project_root
+from ddpdoctor.report.job_view import project_root
 from ddpdoctor.report.summary import subtitle
 
 replace = msgspec.structs.replace

@@ -15,15 +15,13 @@ from ddpdoctor.diagnose.diagnosis import (
     Timeline,
     WaterfallBar,
 )
-from ddpdoctor.report.charts.breakdown import ROWS, breakdown
+from ddpdoctor.report.charts.bars import ROWS, breakdown, waterfall
 from ddpdoctor.report.charts.lines import LINES, POINTS
 from ddpdoctor.report.charts.scale import Tick, index_ticks, nice_ticks, thin
-from ddpdoctor.report.charts.step_times import notable_ranks
-from ddpdoctor.report.charts.telemetry import telemetry
+from ddpdoctor.report.charts.series import notable_ranks, telemetry
 from ddpdoctor.report.charts.timeline import SPANS
-from ddpdoctor.report.charts.waterfall import waterfall
+from ddpdoctor.report.html import page
 from ddpdoctor.report.summary import steps_measured
-from ddpdoctor.report.view import page
 
 replace = msgspec.structs.replace
 
@@ -144,7 +142,7 @@ def test_a_bar_has_a_whisker_if_its_interval_is_known():
         WaterfallBar("y", -10.0, "a/c"),
     ]
     rows = waterfall(replace(samples.unhealthy(), waterfall=bars))
-    assert [row.whisker for row in rows] == [None, (55.0, 80.0), None, None]
+    assert [row.whisker for row in rows] == [[], [55.0, 80.0], [], []]
 
 
 def test_a_cost_has_an_interval_and_an_upper_bound_has_none():
@@ -434,7 +432,7 @@ def test_hta_results_become_tables():
     tables = page(replace(samples.unhealthy(), hta=hta)).hta
     assert tables[0].head == ["rank", "idle time", "extra"]
     assert tables[0].rows == [["0", "3.50", ""], ["1", "", "x"]]
-    assert tables[1].rows == [["0", "0.500"]] and tables[2].rows == [["", "0.5"]]
+    assert tables[1].rows == [("0", "0.500")] and tables[2].rows == [("", "0.5")]
 
 
 def test_reproduce_quotes_the_command():

@@ -16,7 +16,7 @@ from ddpdoctor.report.timeline_export import (
     chrome_trace,
     cut_steps,
     steps_that_fit,
-    write_parquet,
+    write_tables,
     write_timeline,
 )
 
@@ -188,12 +188,12 @@ def test_files_are_whole_and_compressed_by_name(tmp_path):
     plain = json.loads((tmp_path / "t.json").read_bytes())
     assert json.loads(gzip.decompress((tmp_path / "t.json.gz").read_bytes())) == plain
     check_format(plain)
-    files = write_parquet(tables(), tmp_path / "deep" / "er")
+    files = write_tables(tables(), tmp_path / "deep" / "er", "parquet")
     assert [file.name for file in files] == ["steps.parquet", "collectives.parquet", "events.parquet"]
     assert pl.read_parquet(files[1]).equals(tables()["collectives"])
     (tmp_path / "file").write_text("")
     with pytest.raises(DdpDoctorError, match="is a file: name another folder"):
-        write_parquet(tables(), tmp_path / "file")
+        write_tables(tables(), tmp_path / "file", "parquet")
 
 
 def test_lateness_is_drawn_up_to_the_arrival():

@@ -13,7 +13,7 @@ import pytest
 
 from ddpdoctor import written
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.written import FORMS, LIST, WrittenFolder, check_file, write_file
+from ddpdoctor.written import LIST, WrittenFolder, check_file, write_file
 
 HEADS = {
     written.DIAGNOSIS: b'{\n "schema": "ddpdoctor.diagnosis/1"}',
@@ -25,6 +25,7 @@ HEADS = {
     written.TIMELINE: b'{"displayTimeUnit":"ms","otherData":{"producer":"ddpdoctor"},"traceEvents":[]}',
     written.EVENTS: b"\x18\0\0\0\0\0\0\0crc!\t\0\0\0\0\0\0\0\0\x1a\rbrain.Event:2crc!",
 }
+FORMS = [form for form in vars(written).values() if isinstance(form, written.Form)]
 OTHERS = {
     "script": b"import torch\n",
     "other JSON": b'{"schema": "mine", "note": "ddpdoctor.diagnosis/1"}',

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from types import SimpleNamespace
 
 import msgspec
 
@@ -23,27 +24,6 @@ class Dot(msgspec.Struct, frozen=True):
     title: str
 
 
-class Operation(msgspec.Struct, frozen=True):
-    """One operation's points, smallest message first."""
-
-    name: str
-    colour: int
-    dots: list[Dot]
-
-
-class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):
-    """The chart and the same numbers as rows of a table."""
-
-    operations: list[Operation]
-    height: int
-    y_ticks: list[Tick]
-    x_ticks: list[Tick]
-    table: list[list[str]]
-    description: str
-    sentences: list[str]
-    """The points as sentences if they are too few to draw; else empty."""
-
-
 MIN_POINTS = 3
 """Fewest points that are drawn as a chart."""
 
@@ -56,9 +36,9 @@ def bandwidth_data(diagnosis: Diagnosis) -> dict[str, list[BandwidthPoint]]:
     groups = {(point.operation, point.ranks, point.hosts) for point in measured}
     several = Counter(operation for operation, *_ in groups)
     for point in measured:
-        by_name.setdefault(_name(point) if several[point.operation] > 1 else point.operation, []).append(
-            point
-        )
+        hosts = "" if point.hosts < 2 else f" on {point.hosts} hosts"
+        group = f", {point.ranks} ranks{hosts}" if several[point.operation] > 1 else ""
+        by_name.setdefault(f"{point.operation}{group}", []).append(point)
     names = sorted(by_name, key=lambda name: -sum(p.count * p.transfer_ms for p in by_name[name]))
     return {name: by_name[name] for name in names[:OPERATIONS]}
 
@@ -71,11 +51,6 @@ def _measured(diagnosis: Diagnosis) -> list[BandwidthPoint]:
     ]
 
 
-def _name(point: BandwidthPoint) -> str:
-    hosts = "" if point.hosts < 2 else f" on {point.hosts} hosts"
-    return f"{point.operation}, {point.ranks} ranks{hosts}"
-
-
 def point_words(name: str, point: BandwidthPoint) -> str:
     """The tooltip of a point of the line ``name``."""
     return (
@@ -84,8 +59,9 @@ def point_words(name: str, point: BandwidthPoint) -> str:
     )
 
 
-def bandwidth(diagnosis: Diagnosis) -> Bandwidth | None:
-    """Points on a logarithmic axis of bytes; None if no transfer was measured."""
+def bandwidth(diagnosis: Diagnosis) -> SimpleNamespace | None:
+    """Points on a logarithmic axis of bytes, and the same numbers as rows of a table; None if no transfer was measured. Points that are
+    too few to draw are sentences."""
     points = _measured(diagnosis)
     if not points:
         return None
@@ -101,10 +77,10 @@ def bandwidth(diagnosis: Diagnosis) -> Bandwidth | None:
     step = max(1, math.ceil((high - low) / 6))
     best = max(points, key=lambda point: point.bus_gb_per_s)
     lines = [
-        Operation(n, i, [dot(n, p) for p in points_of_name])
-        for i, (n, points_of_name) in enumerate(by_name.items())
+        SimpleNamespace(name=name, colour=number, dots=[dot(name, point) for point in points_of_name])
+        for number, (name, points_of_name) in enumerate(by_name.items())
     ]
-    return Bandwidth(
+    return SimpleNamespace(
         operations=lines,
         sentences=[dot.title for line in lines for dot in line.dots] if len(points) < MIN_POINTS else [],
         height=HEIGHT,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from posixpath import basename
+from types import SimpleNamespace
 
 import msgspec
 
@@ -42,26 +43,12 @@ class FlameBar(msgspec.Struct, frozen=True):
     title: str
 
 
-class FlameChart(msgspec.Struct, frozen=True, kw_only=True):
-    """One graph, ready to place."""
-
-    title: str
-    description: str
-    height: int
-    row: int
-    bars: list[FlameBar]
-    x_ticks: list[Tick]
-    rows: list[tuple[str, str, str]]
-    """The frames with the largest excess or time: (frame, time per step, difference to the typical rank)."""
-    compared: bool
-
-
-def flames(diagnosis: Diagnosis) -> list[FlameChart]:
+def flames(diagnosis: Diagnosis) -> list[SimpleNamespace]:
     """A chart for each flame graph; [] without stack samples."""
     return [chart for flame in diagnosis.flames[:MOST_GRAPHS] if (chart := _chart(flame)) is not None]
 
 
-def _chart(flame: Flame) -> FlameChart | None:
+def _chart(flame: Flame) -> SimpleNamespace | None:
     fitting = [frame for frame in flame.frames if _fits(frame, flame)]
     frames = sorted(fitting, key=lambda frame: -frame.ms)[:MOST_FRAMES]
     if not frames or flame.mean_ms < LEAST:
@@ -69,7 +56,7 @@ def _chart(flame: Flame) -> FlameChart | None:
     frames.sort(key=lambda frame: (frame.depth, frame.start_ms))
     compared = flame.against is not None
     against = f", compared with {plain(flame.against)}" if flame.against else ""
-    return FlameChart(
+    return SimpleNamespace(
         title=f"Rank {flame.rank}, {plain(flame.which)}{against}",
         description=(
             f"{words.count(flame.samples, 'stack sample')} from {words.count(flame.steps, 'step')}, "
@@ -84,6 +71,7 @@ def _chart(flame: Flame) -> FlameChart | None:
             Tick(percent_of(value, flame.mean_ms), words.strip_zeros(words.milliseconds(value)))
             for value in nice_ticks(flame.mean_ms, 5)
         ],
+        # Frames with the largest excess or time: (frame, time per step, difference to the typical rank).
         rows=_rows(frames, flame),
         compared=compared,
     )
@@ -98,6 +86,8 @@ def _fits(frame: FlameFrame, flame: Flame) -> bool:
 def _bar(frame: FlameFrame, flame: Flame) -> FlameBar:
     width = percent_of(min(frame.ms, flame.mean_ms - frame.start_ms), flame.mean_ms)
     name = _name(frame, flame)
+    most = int(width * CHARACTERS_PER_PERCENT)
+    label = name if len(name) <= most else f"{name[: max(most - 1, 1)]}…"
     title = f"{name}: {words.milliseconds(frame.ms)} per step ({words.percent(frame.ms / flame.mean_ms)})"
     if frame.beyond_ms is not None:
         title += f", {_beyond(frame.beyond_ms)} than {plain(flame.against or '')}"
@@ -106,7 +96,7 @@ def _bar(frame: FlameFrame, flame: Flame) -> FlameBar:
         width=max(width, 0.05),
         y=frame.depth * ROW_HEIGHT,
         heat=sum((frame.beyond_ms or 0.0) >= part * flame.mean_ms for part in HEAT_SHARES),
-        label=_cut(name, int(width * CHARACTERS_PER_PERCENT)) if width >= MIN_LABELLED_PERCENT else "",
+        label=label if width >= MIN_LABELLED_PERCENT else "",
         title=title,
     )
 
@@ -114,10 +104,6 @@ def _bar(frame: FlameFrame, flame: Flame) -> FlameBar:
 def _name(frame: FlameFrame, flame: Flame) -> str:
     line = flame.places[frame.place]
     return plain(f"{line.function} {basename(line.file)}:{line.line}")
-
-
-def _cut(name: str, most: int) -> str:
-    return name if len(name) <= most else f"{name[: max(most - 1, 1)]}…"
 
 
 def _beyond(ms: float) -> str:

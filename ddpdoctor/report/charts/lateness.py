@@ -46,16 +46,16 @@ class HeatMap(msgspec.Struct, frozen=True, kw_only=True):
     Without rows no rank was late, and only the description is shown.
     """
 
-    rows: list[HeatRow]
-    row_height: float
-    height: float
-    paths: list[str]
-    missing: str
-    """Path of the cells without a recording."""
-    legend: list[str]
-    x_ticks: list[Tick]
     description: str
-    notes: list[str]
+    rows: list[HeatRow] = []
+    row_height: float = 0.0
+    height: float = 0.0
+    paths: list[str] = []
+    missing: str = ""
+    """Path of the cells without a recording."""
+    legend: list[str] = []
+    x_ticks: list[Tick] = []
+    notes: list[str] = []
 
 
 class LateCells(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +109,9 @@ def lateness(data: LateData | None) -> HeatMap | None:
         return None
     rows, steps, bounds, length = data.rows, data.steps, data.bounds, len(data.steps)
     if data.all_on_time:
-        return _all_on_time(len(rows), length, bounds[0])
+        floor = words.strip_zeros(words.milliseconds(bounds[0]))
+        over = f"over {words.count(length, 'point')} in time"
+        return HeatMap(description=f"All {len(rows)} ranks are on time: none is later than {floor}, {over}.")
     cells = data.shared.cells
     height_px = max(6.0, min(18.0, 420 / len(cells)))
     notes = []
@@ -129,23 +131,6 @@ def lateness(data: LateData | None) -> HeatMap | None:
         f"{'the other rank' if len(rows) == 2 else 'the median rank'}, {words.count(length, 'point')} in time; "
         f"rank {worst[0]} is the latest, by {words.milliseconds(worst_ms)} on average.",
         notes=notes,
-    )
-
-
-def _all_on_time(ranks: int, points: int, floor_ms: float) -> HeatMap:
-    """A map without rows; its description says that no rank is late."""
-    over = f"over {words.count(points, 'point')} in time"
-    sentence = f"All {ranks} ranks are on time: none is later than {words.strip_zeros(words.milliseconds(floor_ms))}, {over}."
-    return HeatMap(
-        rows=[],
-        row_height=0,
-        height=0,
-        paths=[],
-        missing="",
-        legend=[],
-        x_ticks=[],
-        description=sentence,
-        notes=[],
     )
 
 

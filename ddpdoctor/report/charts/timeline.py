@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import msgspec
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Span
 from ddpdoctor.report import words
 from ddpdoctor.report.charts.scale import LEAST, Tick, nice_ticks, percent_of
-from ddpdoctor.report.charts.step_times import notable_ranks
+from ddpdoctor.report.charts.series import notable_ranks
 
 LANES = ("host", "compute", "communication")
 RANKS = 12
@@ -43,20 +44,6 @@ class TimelineRank(msgspec.Struct, frozen=True):
     """Lanes with the position of their middle, in pixels."""
 
 
-class TimelineChart(msgspec.Struct, frozen=True, kw_only=True):
-    """The bars of all ranks, for the template."""
-
-    step: int
-    ranks: list[TimelineRank]
-    bars: list[Bar]
-    kinds: list[str]
-    height: int
-    lane_height: int
-    x_ticks: list[Tick]
-    description: str
-    notes: list[str]
-
-
 class StepData(msgspec.Struct, frozen=True, kw_only=True):
     """The spans of one step, for SVG and plotly."""
 
@@ -78,14 +65,12 @@ class StepData(msgspec.Struct, frozen=True, kw_only=True):
 def step_data(diagnosis: Diagnosis) -> StepData | None:
     """The step's spans; None without spans. Of many ranks, the notable ones and the first others."""
     source = diagnosis.timeline
-    spans = (
-        _few_lanes(
-            [span for span in source.spans if span.duration_ms >= 0 and span.start_ms == span.start_ms]
-        )
-        if source
-        else []
-    )
-    if source is None or not spans:
+    if source is None:
+        return None
+    spans = [span for span in source.spans if span.duration_ms >= 0 and span.start_ms == span.start_ms]
+    lanes = {*LANES, *sorted({span.lane for span in spans} - set(LANES))[:MOST_OTHER_LANES]}
+    spans = [span for span in spans if span.lane in lanes]
+    if not spans:
         return None
     chosen = _choose(diagnosis, spans)
     kept = [span for span in spans if span.rank in chosen]
@@ -108,7 +93,7 @@ def step_data(diagnosis: Diagnosis) -> StepData | None:
     )
 
 
-def timeline(data: StepData | None) -> TimelineChart | None:
+def timeline(data: StepData | None) -> SimpleNamespace | None:
     """The bars of ``data``; None for None."""
     if data is None:
         return None
@@ -126,7 +111,7 @@ def timeline(data: StepData | None) -> TimelineChart | None:
         )
         for span in merged
     ]
-    return TimelineChart(
+    return SimpleNamespace(
         step=data.step,
         ranks=ranks,
         bars=bars,
@@ -140,11 +125,6 @@ def timeline(data: StepData | None) -> TimelineChart | None:
         description=data.description,
         notes=data.notes,
     )
-
-
-def _few_lanes(spans: list[Span]) -> list[Span]:
-    lanes = {*LANES, *sorted({span.lane for span in spans} - set(LANES))[:MOST_OTHER_LANES]}
-    return [span for span in spans if span.lane in lanes]
 
 
 def _choose(diagnosis: Diagnosis, spans: Sequence[Span]) -> list[int]:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import base64
+import functools
+import gzip
+import importlib.resources
 import math
 import re
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ddpdoctor.diagnose.diagnosis import BandwidthPoint, Diagnosis, Span
+from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.report import words
 from ddpdoctor.report.charts.bandwidth import bandwidth_data, point_words
-from ddpdoctor.report.charts.breakdown import BreakdownData, breakdown_data
+from ddpdoctor.report.charts.bars import Breakdown, WaterfallRow, breakdown, part_detail, waterfall
 from ddpdoctor.report.charts.lateness import LateData, late_cells, late_data
 from ddpdoctor.report.charts.lines import LineData, top_of
 from ddpdoctor.report.charts.scale import Numbers, groups, mean, thin
-from ddpdoctor.report.charts.step_times import step_time_data
-from ddpdoctor.report.charts.telemetry import telemetry_data
+from ddpdoctor.report.charts.series import step_time_data, telemetry_data
 from ddpdoctor.report.charts.timeline import StepData, kinds, lanes_of, merge, span_words, step_data
-from ddpdoctor.report.charts.waterfall import WaterfallData, waterfall_data
-from ddpdoctor.report.charts.whole_run import part_detail
 from ddpdoctor.report.figures.spec import (
     WHOLE,
     Detail,
@@ -27,29 +30,29 @@ from ddpdoctor.report.figures.spec import (
     colour_variable,
     figure,
     kind_colour,
+    light_colours,
     number_axis,
     quantity_axis,
     short,
     text,
     texts,
+    with_colours,
 )
+from ddpdoctor.report.json_output import plain_value
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 
 def figure_specs(diagnosis: Diagnosis) -> dict[str, Spec]:
     """The figures for which the diagnosis has numbers, by name, in this order: ``waterfall``, ``run``, ``breakdown``,
     ``step_times``, ``lateness``, ``timeline``, ``bandwidth``, and ``telemetry_<quantity>`` for each quantity."""
     found: dict[str, Spec] = {}
-    bars_ms, parts = waterfall_data(diagnosis), breakdown_data(diagnosis)
-    if bars_ms:
-        found["waterfall"] = waterfall_figure(bars_ms)
-    parts_s = words.run_parts(diagnosis)
-    if parts_s:
-        details = [part_detail(diagnosis, part) for part in parts_s]
-        names = [
-            f"{words.part(part)}{words.in_parentheses(detail)}"
-            for part, detail in zip(parts_s, details, strict=True)
-        ]
-        found["run"] = run_figure(parts_s, names)
+    rows, parts = waterfall(diagnosis), breakdown(diagnosis)
+    if rows:
+        found["waterfall"] = waterfall_figure(rows)
+    if (run := run_figure(diagnosis)) is not None:
+        found["run"] = run
     if parts is not None:
         found["breakdown"] = breakdown_figure(parts)
     found |= interactive_specs(interactive_data(diagnosis), WHOLE)
@@ -142,39 +145,16 @@ def line_figure(data: LineData, detail: Detail) -> Spec:
             )
         )
     for number, (name, values) in enumerate(data.lines):
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers" if len(x) < 3 else "lines",
-                "name": text(name),
-                "x": x,
-                "y": short(thin(values, detail.points, mean)),
-                "line": {
-                    "color": colour_variable(f"l{number % 6}"),
-                    "width": 1.6,
-                    "dash": _DASHES[number % len(_DASHES)],
-                },
-                "hovertemplate": f"%{{y:{form}}}{text(unit)}",
-            }
-        )
+        y, colour, dash = thin(values, detail.points, mean), f"l{number % 6}", _DASHES[number % len(_DASHES)]
+        mode, hover = "lines+markers" if len(x) < 3 else "lines", f"%{{y:{form}}}{text(unit)}"
+        traces.append(_line(name, x, short(y), colour, dash, mode, hovertemplate=hover))
     top = top_of(data)
     for mark in data.marks:
         lines = mark.lines(top)
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": text(mark.label),
-                "x": [place for x0, _, x1, _ in lines for place in (x0, x1, None)],
-                "y": [place for _, y0, _, y1 in lines for place in (*short([y0, y1]), None)],
-                "line": {
-                    "color": colour_variable(_MARK_COLOURS[mark.kind]),
-                    "width": 1.6,
-                    "dash": _MARK_DASHES[mark.kind],
-                },
-                "hoverinfo": "skip",
-            }
-        )
+        marked_x = [place for x0, _, x1, _ in lines for place in (x0, x1, None)]
+        marked_y = [place for _, y0, _, y1 in lines for place in (*short([y0, y1]), None)]
+        colour, dash = _MARK_COLOURS[mark.kind], _MARK_DASHES[mark.kind]
+        traces.append(_line(mark.label, marked_x, marked_y, colour, dash, hoverinfo="skip"))
     return figure(
         traces,
         frame.title,
@@ -183,6 +163,13 @@ def line_figure(data: LineData, detail: Detail) -> Spec:
         xaxis=number_axis(frame.x_label),
         yaxis={**quantity_axis(frame.unit), "rangemode": "tozero", "range": [0, top]},
     )
+
+
+def _line(
+    name: str, x: Numbers, y: Numbers, colour: str, dash: str, mode: str = "lines", **hover: str
+) -> dict[str, Any]:
+    line = {"color": colour_variable(colour), "width": 1.6, "dash": dash}
+    return {"type": "scatter", "mode": mode, "name": text(name), "x": x, "y": y, "line": line, **hover}
 
 
 def late_figure(data: LateData, detail: Detail) -> Spec:
@@ -238,22 +225,22 @@ def step_figure(data: StepData, detail: Detail) -> Spec:
         by_kind[span.kind].append(span)
     for kind, own in by_kind.items():
         traces.append(
-            {
-                "type": "bar",
-                "orientation": "h",
-                "name": text(words.part(kind)),
-                "y": texts(f"rank {span.rank} {span.lane}" for span in own),
-                "base": short([span.start_ms for span in own]),
-                "x": short([span.duration_ms for span in own]),
-                "width": 0.86,
-                "marker": _marker(kind),
-                "hovertext": texts(
+            _bar(
+                words.part(kind),
+                kind,
+                {
+                    "y": texts(f"rank {span.rank} {span.lane}" for span in own),
+                    "base": short([span.start_ms for span in own]),
+                    "x": short([span.duration_ms for span in own]),
+                    "width": 0.86,
+                },
+                hovertext=texts(
                     f"{span_words(span)} {words.milliseconds(span.duration_ms)} from {words.milliseconds(span.start_ms)}"
                     for span in own
                 ),
-                "hovertemplate": "%{y}: %{hovertext}<extra></extra>",
-                "textposition": "none",
-            }
+                hovertemplate="%{y}: %{hovertext}<extra></extra>",
+                textposition="none",
+            )
         )
     return figure(
         traces,
@@ -265,75 +252,65 @@ def step_figure(data: StepData, detail: Detail) -> Spec:
     )
 
 
-def breakdown_figure(data: BreakdownData) -> Spec:
+def breakdown_figure(data: Breakdown) -> Spec:
     """One stacked bar per rank."""
     labels = [f"{label} ({detail})" if detail else label for label, detail, _ in data.bars]
     factor, unit = (100.0, "%") if data.shares else (1.0, "ms")
     traces = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": text(words.part(part)),
-            "y": texts(labels),
-            "x": short([factor * max(values.get(part, 0.0), 0.0) for _, _, values in data.bars]),
-            "marker": _marker(part),
-            "hovertemplate": f"%{{y}}: %{{x:.4~g}} {unit}",
-        }
+        _bar(
+            words.part(part),
+            part,
+            {
+                "y": texts(labels),
+                "x": short([factor * max(values.get(part, 0.0), 0.0) for _, _, values in data.bars]),
+            },
+            hovertemplate=f"%{{y}}: %{{x:.4~g}} {unit}",
+        )
         for part in data.parts
     ]
-    return figure(
-        traces,
-        "Where the step time goes",
-        barmode="stack",
-        height=_MARGINS + 26 * len(labels),
-        xaxis=quantity_axis(unit),
-        yaxis=_rows(labels),
-    )
+    return _stacked(traces, "Where the step time goes", labels, unit, 26 * len(labels))
 
 
-def run_figure(parts_s: dict[str, float], names: list[str]) -> Spec:
-    """The wall time of the run as one bar, in seconds by part; ``names`` of the parts."""
-    traces = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": text(name),
-            "y": [""],
-            "x": short([value]),
-            "marker": _marker(part),
-            "hovertemplate": "%{x:.4~g} s",
-        }
-        for name, (part, value) in zip(names, parts_s.items(), strict=True)
-    ]
-    return figure(
-        traces,
-        "The whole run",
-        barmode="stack",
-        height=_MARGINS + 60,
-        xaxis=quantity_axis("s"),
-        yaxis=_rows([""]),
-    )
+def run_figure(diagnosis: Diagnosis) -> Spec | None:
+    """The wall time of the run as one bar, in seconds by part; None where it is not known."""
+    traces = []
+    for part, value in words.run_parts(diagnosis).items():
+        name = f"{words.part(part)}{words.in_parentheses(part_detail(diagnosis, part))}"
+        traces.append(_bar(name, part, {"y": [""], "x": short([value])}, hovertemplate="%{x:.4~g} s"))
+    return _stacked(traces, "The whole run", [""], "s", 60) if traces else None
 
 
-def waterfall_figure(bars_ms: list[WaterfallData]) -> Spec:
+def _bar(name: str, kind: str, places: dict[str, Any], **hover: Any) -> dict[str, Any]:
+    """Horizontal bars of one kind; ``places``: their rows, starts and lengths."""
+    own = {"type": "bar", "orientation": "h", "name": text(name)}
+    return {**own, **places, "marker": _marker(kind), **hover}
+
+
+def _stacked(traces: list[dict[str, Any]], title: str, rows: list[str], unit: str, height: int) -> Spec:
+    """A figure of stacked bars; ``height`` in pixels, without the margins."""
+    axes = {"xaxis": quantity_axis(unit), "yaxis": _rows(rows)}
+    return figure(traces, title, barmode="stack", height=_MARGINS + height, **axes)
+
+
+def waterfall_figure(rows: list[WaterfallRow]) -> Spec:
     """Potential savings: bars from the measured step time downwards."""
     # Positions on the axis must be unique, labels need not be.
-    places = list(range(len(bars_ms)))
+    places = list(range(len(rows)))
     bar_trace = {
         "type": "bar",
         "orientation": "h",
         "y": places,
-        "base": short([bar.from_ms for bar in bars_ms]),
-        "x": short([bar.ms for bar in bars_ms]),
+        "base": short([bar.from_ms for bar in rows]),
+        "x": short([bar.ms for bar in rows]),
         "marker": {
-            "color": ["rgba(0,0,0,0)" if bar.kind == "bound" else _fall_colour(bar) for bar in bars_ms],
+            "color": ["rgba(0,0,0,0)" if bar.kind == "bound" else _fall_colour(bar) for bar in rows],
             "line": {
-                "color": [_fall_colour(bar) for bar in bars_ms],
-                "width": [2 * (bar.kind == "bound") for bar in bars_ms],
+                "color": [_fall_colour(bar) for bar in rows],
+                "width": [2 * (bar.kind == "bound") for bar in rows],
             },
         },
-        "text": [text(bar.value) for bar in bars_ms],
-        "hovertext": texts(f"{bar.label}: {bar.value}" for bar in bars_ms),
+        "text": [text(bar.value) for bar in rows],
+        "hovertext": texts(f"{bar.label}: {bar.value}" for bar in rows),
         "hovertemplate": "%{hovertext}<extra></extra>",
         "showlegend": False,
     }
@@ -348,24 +325,24 @@ def waterfall_figure(bars_ms: list[WaterfallData]) -> Spec:
             "hovertemplate": "90 % interval, end: %{x:.4~g} ms<extra></extra>",
             "showlegend": False,
         }
-        for place, bar in enumerate(bars_ms)
+        for place, bar in enumerate(rows)
         if bar.ends_ms
     ]
     return figure(
         [bar_trace, *whiskers],
         "Potential savings per step",
-        height=_MARGINS + 30 * len(bars_ms),
+        height=_MARGINS + 30 * len(rows),
         xaxis=quantity_axis("ms"),
         yaxis={
             "autorange": "reversed",
             "automargin": True,
             "tickvals": places,
-            "ticktext": texts(bar.label for bar in bars_ms),
+            "ticktext": texts(bar.label for bar in rows),
         },
     )
 
 
-def _fall_colour(bar: WaterfallData) -> str:
+def _fall_colour(bar: WaterfallRow) -> str:
     return colour_variable(_FALL_COLOURS[bar.kind])
 
 
@@ -388,4 +365,65 @@ def _rows(labels: list[str]) -> dict[str, Any]:
         "categoryarray": texts(labels),
         "autorange": "reversed",
         "automargin": True,
+    }
+
+
+LIBRARY = "plotly-cartesian-3.1.0.min.js.gz"
+SHA256 = "xGK0ChpULhbDUz+X05+7uRr09SZ/PL8jvXDXhe/ETDg="
+BUDGET_BYTES = 80_000
+"""Most bytes of a report's packed figures: with the library, the style and the script at most 0.7 MB."""
+_DETAILS = (
+    Detail(points=1000, rows=64, spans=6000),
+    Detail(points=480, rows=64, spans=3000),
+    Detail(points=240, rows=64, spans=2000),
+    Detail(points=200, rows=48, spans=1000),
+    Detail(points=120, rows=32, spans=600),
+    Detail(points=60, rows=16, spans=200),
+)
+"""Levels of detail, from fine to coarse; the first that fits :data:`BUDGET_BYTES` is used."""
+
+
+class PlotlyBundle(msgspec.Struct, frozen=True):
+    """Library and figures as base64 of gzip, for ``script`` elements of type ``text/plain``."""
+
+    library: str
+    figures: str
+    names: list[str]
+
+
+def interactive_bundle(data: InteractiveData) -> PlotlyBundle | None:
+    """The bundle of the report's interactive charts; None if there are none."""
+    packed_figures, names = "", []
+    for detail in _DETAILS:
+        specs = interactive_specs(data, detail)
+        packed_figures, names = _packed(specs), list(specs)
+        if len(packed_figures) <= BUDGET_BYTES:
+            break
+    return PlotlyBundle(_library(), packed_figures, names) if names else None
+
+
+def bundle_of(specs: Mapping[str, Spec]) -> PlotlyBundle:
+    """The bundle of ``specs`` in full detail."""
+    return PlotlyBundle(_library(), _packed(specs), list(specs))
+
+
+@functools.cache
+def _library() -> str:
+    place = importlib.resources.files("ddpdoctor.report.figures").joinpath("library", LIBRARY)
+    return base64.b64encode(place.read_bytes()).decode()
+
+
+def _packed(specs: Mapping[str, Any]) -> str:
+    data = msgspec.json.encode(specs, enc_hook=plain_value)
+    return base64.b64encode(gzip.compress(data, 9, mtime=0)).decode()
+
+
+def figures(diagnosis: Diagnosis) -> dict[str, go.Figure]:
+    """All figures by name. Raises DdpDoctorError if plotly is not installed."""
+    try:
+        import plotly.graph_objects as go
+    except ImportError as error:
+        raise DdpDoctorError(f"Figures need the package plotly ({error}): pip install plotly.") from error
+    return {
+        name: go.Figure(with_colours(spec, light_colours())) for name, spec in figure_specs(diagnosis).items()
     }

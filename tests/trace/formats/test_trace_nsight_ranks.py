@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.analysis import Options, load
-from ddpdoctor.cli.outputs import check_outputs
+from ddpdoctor.cli.options import check_outputs
 from ddpdoctor.errors import DdpDoctorError, UnusableInput
 from ddpdoctor.trace import find_traces, load_trace, load_traces
 from ddpdoctor.trace.digest import loose_targets, write_digests

@@ -1,47 +1,22 @@
-"""A comparison on the terminal, as JSON, and as one HTML file."""
+"""A comparison of two runs, and the history of many, on the terminal and as one HTML file."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
-
-import msgspec
+import rich.table
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from ddpdoctor.plain import plain
 from ddpdoctor.report import words
+from ddpdoctor.report.charts.lines import ChartAxes, LineChart, Mark, line_chart, line_data
 from ddpdoctor.report.compare import Comparison, FindingChange, Side
-from ddpdoctor.report.console_output import MOST_CELL_LENGTH, print_wrapped, truncated
+from ddpdoctor.report.console_output import cell, print_line, print_wrapped
+from ddpdoctor.report.history import History, HistoryRun, JobHistory
 from ddpdoctor.report.html import render_plain
-from ddpdoctor.report.json_output import formatted
-from ddpdoctor.written import COMPARISON, COMPARISON_PAGE, write_file
+from ddpdoctor.report.job_view import Table
 
 _STYLES = {"faster": "bold green", "slower": "bold red"}
 _STATUS_STYLES = {"resolved": "green", "new": "red", "changed": "yellow"}
 _CHANGES, _ROWS = 12, 500
 """Most changed settings, and most rows of any other table, on the terminal; also most rows on the page. The JSON has all."""
-
-
-class Grid(msgspec.Struct, frozen=True):
-    """A titled table of text; the first column names the row, the others are its values."""
-
-    title: str
-    head: list[str]
-    rows: list[list[str]]
-    styles: list[str] = []
-    """A style for each row; [] if all are alike."""
-
-
-def comparison_json(comparison: Comparison) -> bytes:
-    """The comparison as JSON (schema ``ddpdoctor.comparison/1``)."""
-    return formatted(comparison)
-
-
-def write_comparison_json(comparison: Comparison, path: str | os.PathLike[str]) -> None:
-    """Write the comparison as JSON to ``path``. Raises DdpDoctorError where it cannot."""
-    write_file(path, comparison_json(comparison), COMPARISON)
 
 
 def render_comparison(comparison: Comparison) -> str:
@@ -53,32 +28,25 @@ def render_comparison(comparison: Comparison) -> str:
     return render_plain("compare.html.j2", comparison=comparison, sides=sides, grids=grids(comparison))
 
 
-def write_comparison_html(comparison: Comparison, path: str | os.PathLike[str]) -> None:
-    """Write the comparison as HTML to ``path``. Raises DdpDoctorError where it cannot."""
-    write_file(path, render_comparison(comparison), COMPARISON_PAGE)
-
-
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """Print the verdict and the tables. Lines fit 80 columns where possible, but no id and no path is broken."""
-    print_wrapped(
-        console, Text(plain(truncated(comparison.verdict)), style=_STYLES.get(comparison.judgement, "bold"))
-    )
+    print_line(console, comparison.verdict, _STYLES.get(comparison.judgement, "bold"))
     for side, name in ((comparison.before, "before"), (comparison.after, "after")):
         line = f"{name}: {', '.join(side.source)}: {side.headline}"
-        print_wrapped(console, Text(plain(truncated(line)), style="dim"))
+        print_line(console, line, "dim")
     for grid in grids(comparison):
         console.print()
         print_wrapped(console, table_of(grid))
     for note in comparison.notes:
-        print_wrapped(console, Text(plain(truncated(f"Note: {note}")), style="dim"))
+        print_line(console, f"Note: {note}", "dim")
 
 
-def grids(comparison: Comparison) -> list[Grid]:
+def grids(comparison: Comparison) -> list[Table]:
     """The tables of a comparison, as text; empty ones are omitted."""
     found = [
-        Grid("Steps", ["", "before", "after", "change"], _step_rows(comparison.before, comparison.after)),
-        Grid("The whole run", ["", "before", "after", "change"], _run_rows(comparison)),
-        Grid(
+        Table("Steps", ["", "before", "after", "change"], _step_rows(comparison.before, comparison.after)),
+        Table("The whole run", ["", "before", "after", "change"], _run_rows(comparison)),
+        Table(
             "Critical path, per step",
             ["", "before", "after", "change"],
             [
@@ -91,13 +59,13 @@ def grids(comparison: Comparison) -> list[Grid]:
                 for row in comparison.breakdown
             ],
         ),
-        Grid(
+        Table(
             "Findings",
             ["finding", "status", "before", "after"],
             [_finding_row(row, comparison) for row in comparison.findings],
             [_STATUS_STYLES.get(row.status, "") for row in comparison.findings],
         ),
-        Grid(
+        Table(
             "Other differences",
             ["", "before", "after"],
             [[change.what, change.before, change.after] for change in comparison.changes],
@@ -176,9 +144,9 @@ def _number(value: float | None) -> str:
     return words.ABSENT if value is None else words.significant(value)
 
 
-def table_of(grid: Grid) -> Table:
+def table_of(grid: Table) -> rich.table.Table:
     """A grid as rich draws it."""
-    table = Table(
+    table = rich.table.Table(
         title=grid.title,
         title_justify="left",
         title_style="bold",
@@ -189,10 +157,123 @@ def table_of(grid: Grid) -> Table:
     numbers = "change" in grid.head
     for index, name in enumerate(grid.head):
         table.add_column(name, justify="right" if numbers and index else "left")
-    rows: Sequence[list[str]] = grid.rows[: _ROWS if numbers or grid.styles else _CHANGES]
+    rows = grid.rows[: _ROWS if numbers or grid.styles else _CHANGES]
     for index, row in enumerate(rows):
         style = grid.styles[index] if grid.styles else ""
-        table.add_row(*[Text(plain(truncated(cell, MOST_CELL_LENGTH)), style=style) for cell in row])
+        table.add_row(*(cell(text, style) for text in row))
     if len(rows) < len(grid.rows):
         table.caption = f"and {len(grid.rows) - len(rows)} more (--json shows them)"
     return table
+
+
+_COMMIT = 10
+"""Characters of a commit that are shown."""
+_LEAST_DRAWN = 3
+"""Fewest runs of a chart: two are compared faster in the table."""
+_CHART_HEIGHT = 140
+"""Pixels."""
+
+
+def render_history(history: History) -> str:
+    """The history as one HTML document without scripts."""
+    jobs = [(job, _sentences(job), chart_of(job), [grid_of(job)]) for job in history.jobs]
+    return render_plain("history.html.j2", jobs=jobs, notes=history.notes)
+
+
+def print_history(history: History, console: Console) -> None:
+    """Print each job with its changes and runs, the newest run last."""
+    for number, job in enumerate(history.jobs):
+        if number:
+            console.print()
+        print_line(console, job.job, "bold")
+        for sentence in _sentences(job):
+            print_line(console, sentence)
+        print_wrapped(console, table_of(grid_of(job)))
+    for note in history.notes:
+        print_line(console, f"Note: {note}", "dim")
+
+
+def chart_of(job: JobHistory) -> LineChart | None:
+    """The median step time of each run, with a mark where it changed; None with fewer than ``_LEAST_DRAWN`` runs that have one."""
+    if sum(run.median_ms is not None for run in job.runs) < _LEAST_DRAWN:
+        return None
+    axes = ChartAxes(
+        title="Median step time by run",
+        description=f"The runs of {job.job} in the order of the table, the oldest first.",
+        x=range(1, len(job.runs) + 1),
+        x_label="run",
+        height=_CHART_HEIGHT,
+        show=words.milliseconds,
+        unit="ms",
+        group="runs",
+    )
+    marks = [
+        Mark(
+            kind="change",
+            label=f"{words.milliseconds(change.before_ms)} → {words.milliseconds(change.after_ms)} from run {change.first + 1} on",
+            at=[change.first + 1],
+        )
+        for change in job.changes
+    ]
+    return line_chart(
+        line_data(axes, [("median step time", [run.median_ms for run in job.runs])], marks=marks)
+    )
+
+
+def grid_of(job: JobHistory) -> Table:
+    """The runs as a table of text; the first run after a change is marked."""
+    changed = {change.first: change for change in job.changes}
+    is_accounted = any(run.wall_s is not None for run in job.runs)
+    is_restarted = any(run.restarts for run in job.runs)
+    rows = []
+    for index, run in enumerate(job.runs):
+        change = changed.get(index)
+        mark = "" if change is None else f"{100 * (change.ratio - 1):+.1f} % from here"
+        rows.append(
+            [
+                (run.started or "time unknown").replace("T", " ")[:16],
+                (run.commit or "")[:_COMMIT],
+                words.milliseconds(run.median_ms) + _interval(run),
+                *(_whole_run(run) if is_accounted else ()),
+                *([str(run.restarts)] if is_restarted else ()),
+                "healthy" if run.healthy else run.rule or "no verdict",
+                mark,
+            ]
+        )
+    of_run = [*(("wall time", "goodput") if is_accounted else ()), *(["restarts"] if is_restarted else ())]
+    return Table("Runs", ["started (UTC)", "commit", "median step", *of_run, "verdict", ""], rows)
+
+
+def _whole_run(run: HistoryRun) -> tuple[str, str]:
+    if run.wall_s is None:
+        return words.NO_COST, words.NO_COST
+    return words.seconds(run.wall_s), words.percent(run.goodput)
+
+
+def _interval(run: HistoryRun) -> str:
+    if run.interval_ms is None or not run.median_ms:
+        return ""
+    low, high = run.interval_ms
+    return f" ±{50 * (high - low) / run.median_ms:.1f} %"
+
+
+def _sentences(job: JobHistory) -> list[str]:
+    sentences = []
+    for change in job.changes:
+        where = f"{change.source}{f' ({change.commit[:_COMMIT]})' if change.commit else ''}"
+        sentences.append(
+            f"{'Slower' if change.ratio > 1 else 'Faster'} from {where} on: {words.milliseconds(change.before_ms)} → "
+            f"{words.milliseconds(change.after_ms)} per step ({100 * (change.ratio - 1):+.1f} %; p = "
+            f"{change.chance:.2g})."
+        )
+    if job.newest_percent is not None and job.slower:
+        sentences.append(f"The newest run is slower than those before it: {job.newest_percent:+.1f} %.")
+    elif job.newest_percent is not None and not job.undecided:
+        sentences.append(
+            f"The newest run is not clearly slower than those before it ({job.newest_percent:+.1f} %)."
+        )
+    if job.undecided:
+        sentences.append(
+            f"{job.undecided[0].upper()}{job.undecided[1:]}. The newest run does not count as passed."
+        )
+    return sentences

@@ -1,4 +1,4 @@
-"""The ranks' memory in reports: one line on the terminal, a table in the page."""
+"""The ranks' memory in reports: one line on the terminal, a table in the page; the table of attempts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import samples
 from rich.console import Console
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, RankMemory, Verdict
+from ddpdoctor.measure.runfacts import AttemptFacts
 from ddpdoctor.report.html import render_html
-from ddpdoctor.report.memory_view import memory_line, memory_table
+from ddpdoctor.report.tables import attempts_table, memory_line, memory_table
 from ddpdoctor.report.terminal import print_terminal
 
 GB = float(1 << 30)
@@ -97,3 +98,20 @@ def test_growing_memory_is_on_the_first_screen(width):
 def test_invalid_facts_of_a_diagnosis_are_ignored(odd):
     assert "stayed free" not in memory_line(with_memory(ON_HOST, None, headroom_bytes=odd))
     assert memory_line(msgspec.structs.replace(with_memory(ON_HOST, None), facts={"memory": odd}))
+
+
+@pytest.mark.parametrize(
+    ("first_step", "steps", "saved"), [(1160, "1,160 – 1,229", "step 1,200"), (None, "70", "step 40")]
+)
+def test_steps_and_checkpoint_of_an_attempt_have_one_count(first_step: int | None, steps: str, saved: str):
+    attempts = [
+        AttemptFacts(number=1, steps=90),
+        AttemptFacts(number=2, first_step=first_step, steps=70, checkpoint_step=40),
+    ]
+    facts = {"run": {"attempts": msgspec.to_builtins(attempts)}}
+    table = attempts_table(msgspec.structs.replace(samples.minimal(), facts=facts))
+    assert table is not None
+    assert [table.rows[1][table.head.index(name)] for name in ("steps", "last checkpoint")] == [
+        steps,
+        saved,
+    ]

@@ -1,18 +1,17 @@
-"""Checks of a command's outputs before it starts: no output may overwrite an input, and no two may be the same file. Other checks
-are in :mod:`ddpdoctor.written`."""
+"""Options that several commands have, and checks of their output files: none may overwrite an input, no two may be the same file."""
 
 from __future__ import annotations
 
+import math
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ddpdoctor.cli.say import say
+from ddpdoctor.cli.session import say
 from ddpdoctor.errors import DdpDoctorError
 
 if TYPE_CHECKING:
@@ -31,6 +30,22 @@ def output_folder(*names: str, says: str) -> Callable[[_Command], _Command]:
     return click.option(*names, type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help=says)
 
 
+chosen_job = click.option(
+    "--job",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Number of the job to diagnose, if the traces are from several jobs.",
+)
+
+
+number_of_processes = click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Number of processes that read traces. [default: one per CPU]",
+)
+
+
 def check_outputs(inputs: Sequence[str], outputs: Mapping[str, tuple[Path | None, Form]]) -> None:
     """Check ``outputs``: by option, the path (None if not given) and the kind of file.
 
@@ -46,8 +61,8 @@ def check_outputs(inputs: Sequence[str], outputs: Mapping[str, tuple[Path | None
         same: object = "-"
         if not is_stdout(path):
             special = os.path.exists(path) and not os.path.isfile(path)  # noqa: PTH110, PTH113
-            if not special:
-                _check_inputs(inputs, option, path)
+            if not special and any(_reads(source, path) for source in inputs):
+                raise DdpDoctorError(f"{option} {path} would overwrite an input: name another file.")
             check_file(path, form)
             if special:
                 continue
@@ -77,6 +92,8 @@ def say_written(outputs: Iterable[Path | None], *, err: bool = False) -> None:
 
 def temporary_report() -> Path:
     """A path for a report that is only looked at, in a new folder that only this user can read."""
+    import tempfile
+
     return Path(tempfile.mkdtemp(prefix="ddpdoctor-")) / "report.html"
 
 
@@ -91,13 +108,6 @@ def open_in_browser(page: Path) -> None:
         say(f"no browser was found here; the report is {page}.", err=True)
 
 
-def _check_inputs(inputs: Sequence[str], option: str, path: Path) -> None:
-    from ddpdoctor.trace.sources import is_url
-
-    if any(_reads(source, path) for source in inputs if not is_url(source)):
-        raise DdpDoctorError(f"{option} {path} would overwrite an input: name another file.")
-
-
 def _reads(source: str, path: Path) -> bool:
     """Whether the file ``path`` is read as part of the input ``source`` (a file, folder or pattern)."""
     from ddpdoctor.report.read import holds_diagnosis
@@ -105,8 +115,9 @@ def _reads(source: str, path: Path) -> bool:
     from ddpdoctor.trace import find_traces
     from ddpdoctor.trace.formats import Candidate, file_of, is_trace
     from ddpdoctor.trace.operations import find_operations
+    from ddpdoctor.trace.sources import is_url
 
-    if not os.path.exists(path):  # noqa: PTH110
+    if is_url(source) or not os.path.exists(path):  # noqa: PTH110
         return False
     if Path(source).is_dir():
         inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(source))
@@ -127,3 +138,14 @@ def _identity(path: Path) -> object:
     except OSError:
         return os.path.realpath(path)
     return status.st_dev, status.st_ino
+
+
+class FiniteRange(click.FloatRange):
+    """A finite number within bounds. click.FloatRange accepts nan, because it is neither below nor above a bound."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number. Raises click.BadParameter if it is not finite or out of bounds."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number

@@ -1,0 +1,261 @@
+"""Tables of ranks: their steps, their memory, where each is in a hung job; and of attempts and trainings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding, Standing
+from ddpdoctor.measure.runfacts import AttemptFacts, TrainingFacts
+from ddpdoctor.report import words
+from ddpdoctor.report.finding_view import place
+from ddpdoctor.report.job_view import Table
+from ddpdoctor.report.summary import main_finding
+
+ROWS = 32
+"""Most ranks in the tables of ranks and of their memory; all are in the report's data."""
+_AMOUNTS = {
+    "process": "process_bytes",
+    "child processes": "workers_bytes",
+    "tensors on the device": "allocated_peak_bytes",
+    "reserved on the device": "reserved_peak_bytes",
+    "device total": "device_total_bytes",
+}
+"""The table's columns: head, and field of :class:`RankMemory`."""
+_GROWTH_RULES = ("memory/growing", "memory/workers-growing", "memory/device-growing")
+"""Rules about growing memory, whose findings have no cost in time."""
+_PHASES = ("forward", "backward", "optimizer", "evaluation")
+
+
+def rank_table(diagnosis: Diagnosis) -> Table | None:
+    """Step time and lateness by rank; None without ranks."""
+    if not diagnosis.ranks:
+        return None
+    head = ["rank", "host", "device", "step", "late by", "delays others by"]
+    order = sorted(diagnosis.ranks, key=lambda rank: -(rank.caused_wait_ms or 0.0))[:ROWS]
+    rows = [
+        [
+            str(rank.rank),
+            rank.host or words.ABSENT,
+            rank.device or words.ABSENT,
+            words.milliseconds(rank.step_ms),
+            words.milliseconds(rank.late_ms),
+            words.milliseconds(rank.caused_wait_ms),
+        ]
+        for rank in sorted(order, key=lambda rank: rank.rank)
+    ]
+    left = len(diagnosis.ranks) - len(rows)
+    title = "Ranks" if not left else f"The {len(rows)} of {len(diagnosis.ranks)} ranks that delay others most"
+    return Table(title, head, rows)
+
+
+def memory_line(diagnosis: Diagnosis) -> str:
+    """Largest amounts over the ranks and the memory never used, in one line; "" if nothing is known."""
+    known = [rank.memory for rank in diagnosis.ranks if rank.memory is not None]
+    process, workers = _largest(m.process_bytes for m in known), _largest(m.workers_bytes for m in known)
+    tensors = _largest(m.allocated_peak_bytes for m in known)
+    reserved = _largest(m.reserved_peak_bytes for m in known)
+    total = _largest(m.device_total_bytes for m in known)
+    pieces = []
+    if reserved is not None:
+        whole = "" if total is None else f" of {words.size(total)}"
+        took = "" if tensors is None else f", {words.size(tensors)} of it tensors"
+        pieces.append(f"device {words.size(reserved)} reserved{whole}{took}")
+    if process is not None:
+        more = "" if workers is None else f", child processes {words.size(workers)}"
+        pieces.append(f"host: process {words.size(process)}{more}")
+    if not pieces:
+        return ""
+    free = words.number_fact(diagnosis, "memory.headroom_bytes")
+    if free is not None:
+        pieces.append(f"never used: {words.size(free)} per rank")
+    return f"peak memory of the fullest rank: {'; '.join(pieces)}"
+
+
+def growing_memory(diagnosis: Diagnosis) -> list[Finding]:
+    """Findings about growing memory, whose titles are printed separately because the table has no cost for them. Without the main
+    finding, and without those that the headline states."""
+    main = main_finding(diagnosis)
+    return [
+        finding
+        for finding in diagnosis.findings
+        if finding.rule in _GROWTH_RULES
+        and finding is not main
+        and finding.title not in diagnosis.verdict.headline
+    ]
+
+
+def memory_table(diagnosis: Diagnosis) -> Table | None:
+    """One row per rank, at most :data:`ROWS`; columns without any value are omitted. None if nothing is known."""
+    known = [(rank.rank, rank.memory) for rank in diagnosis.ranks if rank.memory is not None]
+    columns = {head: [getattr(memory, name) for _, memory in known] for head, name in _AMOUNTS.items()}
+    for phase in _PHASES:
+        columns[f"tensors in {phase}"] = [memory.phase_peak_bytes.get(phase) for _, memory in known]
+    columns = {head: values for head, values in columns.items() if any(value is not None for value in values)}
+    if not columns:
+        return None
+    weights = [memory.reserved_peak_bytes or memory.process_bytes or 0.0 for _, memory in known]
+    fullest = sorted(sorted(range(len(known)), key=lambda place: -weights[place])[:ROWS])
+    rows = [
+        [str(known[place][0]), *(words.size(values[place]) for values in columns.values())]
+        for place in fullest
+    ]
+    growth = [known[place][1].grows_bytes_per_hour for place in fullest]
+    head = ["rank", *columns]
+    if any(memory.grows_bytes_per_hour is not None for _, memory in known):
+        head.append("process grows")
+        for row, value in zip(rows, growth, strict=True):
+            row.append(words.ABSENT if value is None else f"{words.size(value)} per hour")
+    left = len(known) - len(rows)
+    title = "Memory" if not left else f"Memory of the {len(rows)} fullest ranks, of {len(known)}"
+    return Table(title, head, rows)
+
+
+def _largest(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+_MOST = 32
+"""Most rows: the first and the last ones."""
+
+_Facts = TypeVar("_Facts", AttemptFacts, TrainingFacts)
+
+
+def attempts_table(diagnosis: Diagnosis) -> Table | None:
+    """One row per attempt, the measured one marked; None for a single attempt, or where the facts hold something else."""
+    shown, title = _shown(diagnosis, "attempts", AttemptFacts)
+    if not shown:
+        return None
+    rows = [
+        [
+            f"{'→ ' if each.is_measured else ''}{each.number}",
+            f"{words.seconds(each.started_s)} – {words.seconds(each.ended_s)}",
+            words.ABSENT if each.world_size is None else str(each.world_size),
+            f"{each.steps:,}" if each.first_step is None else _steps(each.first_step, each.steps),
+            words.milliseconds(each.step_ms),
+            words.ABSENT
+            if each.checkpoint_step is None
+            else f"step {(each.first_step or 0) + each.checkpoint_step:,}",
+            (each.ended or "unknown") + (f" at {place(each.where[0]).short}" if each.where else ""),
+            _first_finding(diagnosis, each),
+        ]
+        for each in shown
+    ]
+    columns = ["attempt", "from – to", "ranks", "steps", "step", "last checkpoint", "how it ended"]
+    return Table(title, [*columns, "first finding"], rows)
+
+
+def trainings_table(diagnosis: Diagnosis) -> Table | None:
+    """One row per training, the measured one marked; None for a single training, or where the facts hold something else."""
+    shown, title = _shown(diagnosis, "trainings", TrainingFacts)
+    if not shown:
+        return None
+    rows = [
+        [
+            f"{'→ ' if each.is_measured else ''}{each.number}",
+            ", ".join(each.models) or words.ABSENT,
+            words.size(each.parameters_bytes),
+            _steps(each.first_step, each.steps),
+            words.seconds(each.total_s),
+            words.milliseconds(each.step_ms),
+            _first_finding(diagnosis, each),
+        ]
+        for each in shown
+    ]
+    columns = ["training", "model", "parameters", "steps", "time", "step", "first finding"]
+    return Table(title, columns, rows)
+
+
+def _steps(first: int, count: int) -> str:
+    return f"{first:,} – {first + count - 1:,}" if count else "none"
+
+
+def _first_finding(diagnosis: Diagnosis, each: AttemptFacts | TrainingFacts) -> str:
+    if each.is_measured:
+        return diagnosis.findings[0].rule if diagnosis.findings else "none"
+    return "not diagnosed" if each.finding is None else each.finding or "none"
+
+
+def _shown(diagnosis: Diagnosis, name: str, kind: type[_Facts]) -> tuple[list[_Facts], str]:
+    """(The rows of the facts ``run.<name>``, the first and the last ones if there are many, [] if there is only one; the title.)"""
+    run: Any = diagnosis.facts.get("run")
+    try:
+        every: list[_Facts] = msgspec.convert(run[name], list[kind])  # type: ignore[valid-type]
+    except (msgspec.ValidationError, TypeError, KeyError):
+        return [], ""
+    left = max(len(every) - _MOST, 0)
+    title = f"{name.capitalize()} (→ measured)" + (f", {left} more in the report's data" if left else "")
+    if len(every) < 2:
+        return [], title
+    return (every if not left else every[: _MOST // 2] + every[-_MOST // 2 :]), title
+
+
+HUNG_ROWS = 64
+"""Most ranks in the table of a hung job; all are in the report's data."""
+FRAMES = 500
+"""Most lines of a stack."""
+SHORT_ROWS = 12
+"""Most ranks in the short table."""
+
+
+class Stack(msgspec.Struct, frozen=True):
+    """The stack of a rank's training thread, innermost frame first."""
+
+    title: str
+    lines: list[str]
+
+
+def hang_table(diagnosis: Diagnosis, most: int = HUNG_ROWS) -> Table | None:
+    """One row per rank, ranks at fault first; None if the job did not hang. Columns without any value are omitted."""
+    if not diagnosis.standing:
+        return None
+    shown = _first(diagnosis.standing, most)
+    columns = [
+        ("rank", [f"{'→ ' if each.guilty else ''}{each.rank}" for each in shown]),
+        ("host", [each.host or words.ABSENT for each in shown]),
+        ("step", [words.ABSENT if each.step is None else str(each.step) for each in shown]),
+        ("in", [each.phase or words.ABSENT for each in shown]),
+        ("state", [each.state or words.ABSENT for each in shown]),
+        ("for", [words.seconds(each.since_s) for each in shown]),
+        ("collective", [each.collective or words.ABSENT for each in shown]),
+        ("line", [place(each.where).short if each.where else words.ABSENT for each in shown]),
+    ]
+    several = len({each.host for each in shown}) > 1
+    known = [
+        (name, cells)
+        for name, cells in columns
+        if set(cells) != {words.ABSENT} and (name != "host" or several)
+    ]
+    left = len(diagnosis.standing) - len(shown)
+    hang = diagnosis.facts.get("hang")
+    lasts = hang.get("lasts") if isinstance(hang, dict) else None
+    title = "Where each rank is" if lasts else "Where each rank was last seen"
+    if isinstance(hang, dict) and hang.get("only_dumps"):
+        title = "What each rank waits in, by its flight recorder dump"
+    if any(each.guilty for each in shown):
+        title += "; → named above"
+    if left:
+        states = {each.state for each in _first(diagnosis.standing, len(diagnosis.standing))[most:]}
+        alike = next(iter(states)) if len(states) == 1 else None
+        where = "`-v` shows" if most < HUNG_ROWS else "`--json F` has"
+        title += f" ({left} more{f', each {alike}' if alike else ''}: {where} all)"
+    rows = [list(row) for row in zip(*(cells for _, cells in known), strict=True)]
+    return Table(title, [name for name, _ in known], rows)
+
+
+def stacks(diagnosis: Diagnosis) -> list[Stack]:
+    """The recorded stacks, those of ranks at fault first."""
+    return [
+        Stack(
+            f"Rank {each.rank}{', at fault' if each.guilty else ''}",
+            [f"{line.file}:{line.line} {line.function}" for line in each.stack[:FRAMES]],
+        )
+        for each in _first(diagnosis.standing, HUNG_ROWS)
+        if each.stack
+    ]
+
+
+def _first(standing: Sequence[Standing], most: int) -> list[Standing]:
+    return sorted(standing, key=lambda each: (not each.guilty, each.rank))[:most]
