@@ -24,7 +24,7 @@ class Options(msgspec.Struct, frozen=True):
     jobs: int | None = None
     cache: bool = True
     engine: str | None = None
-    """Engine that reads traces, see :func:`ddpdoctor.trace.engines.open_engine`; None: processes of this machine."""
+    """Engine that reads traces, see :func:`ddpdoctor.trace.clusters.open_engine`; None: processes of this machine."""
     job: int | None = None
     """Number of the job to analyse, as the error message lists them; None: there must be only one."""
     window: int | None = None

@@ -10,7 +10,7 @@ import pytest
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace import cache, find_traces, load_trace, load_traces
 from ddpdoctor.trace.columns import write_archive
-from ddpdoctor.trace.job import read_traces
+from ddpdoctor.trace.load import read_traces
 from tests.trace.nsight_export import export
 from tests.trace.trace_files import assert_same, document, events, kernel, write
 
@@ -125,7 +125,7 @@ def test_no_cache_leaves_nothing_behind(tmp_path, home):
 
 @pytest.fixture
 def all_worth_it(monkeypatch):
-    monkeypatch.setattr("ddpdoctor.trace.job.load._WORTH_KEEPING_BYTES", 0)
+    monkeypatch.setattr("ddpdoctor.trace.load._WORTH_KEEPING_BYTES", 0)
 
 
 def test_what_is_read_in_no_time_is_not_kept(tmp_path, home):
@@ -135,7 +135,7 @@ def test_what_is_read_in_no_time_is_not_kept(tmp_path, home):
 
 
 def test_concurrent_processes(tmp_path, home, monkeypatch, all_worth_it):
-    monkeypatch.setattr("ddpdoctor.trace.job.load._WORTH_PROCESSES_BYTES", 0)
+    monkeypatch.setattr("ddpdoctor.trace.load._WORTH_PROCESSES_BYTES", 0)
     path = write(tmp_path / "a.json", document(CONTENT))
     copies = [path, *(shutil.copy(path, tmp_path / f"{i}.json") for i in range(3))]
     copies = [str(copy) for copy in copies]

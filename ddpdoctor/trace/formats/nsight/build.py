@@ -21,7 +21,7 @@ from ddpdoctor.trace.columns import (
     TraceMeta,
     sorted_order,
 )
-from ddpdoctor.trace.formats.kineto.lanes import Interner
+from ddpdoctor.trace.formats.kineto.build import Interner
 
 from .database import (
     ANNOTATION,
