@@ -17,9 +17,8 @@ from ddpdoctor.diagnose.rule import Common, FixText, Rule, Tested, Threshold
 from ddpdoctor.diagnose.schema import PUBLISHED, json_schema
 from ddpdoctor.diagnose.selftest import names_taken, outcome_of, snippet_kind
 from ddpdoctor.measure.facts import Cost, Facts
-from ddpdoctor.measure.hangfacts import StopFacts
-from ddpdoctor.measure.memoryfacts import Growth
 from ddpdoctor.measure.places import Where
+from ddpdoctor.measure.runfacts import Growth, StopFacts
 
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))  # the tests know which snippets they run

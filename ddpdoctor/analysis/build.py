@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,15 +25,16 @@ from ddpdoctor.diagnose.diagnosis import (
 from ddpdoctor.diagnose.engine import diagnose
 from ddpdoctor.diagnose.jsonvalue import without_numpy
 from ddpdoctor.diagnose.load import load_rules
+from ddpdoctor.diagnose.trials import TRIALS_FILE, read_trials
 from ddpdoctor.diagnose.verdict import verdict, waterfall, withheld, without_contradictions
+from ddpdoctor.errors import UnusableInput
 from ddpdoctor.measure.facts import Facts, StepFacts
-from ddpdoctor.measure.hangfacts import HangFacts
+from ddpdoctor.measure.runfacts import HangFacts
 from ddpdoctor.measure.summary import Drawn
-from ddpdoctor.rundir import Note
+from ddpdoctor.rundir import Note, RunDirectory
 from ddpdoctor.stages import Stage
 
-from .inputs import merge_notes
-from .options import Options
+from .inputs import Options, merge_notes
 
 
 class MeasuredJob(msgspec.Struct, frozen=True):
@@ -147,3 +149,18 @@ def _replaced_note(rules: Sequence[str]) -> list[str]:
 def _steps(steps: StepFacts, set_aside: dict[str, int], window: WindowCost | None) -> Steps:
     noted = {name: getattr(steps, name) for name in Steps.__struct_fields__ if hasattr(steps, name)}
     return Steps(count=steps.seen, set_aside=set_aside, window=window, **noted)
+
+
+def with_trials(diagnosis: Diagnosis, runs: Sequence[RunDirectory]) -> Diagnosis:
+    """The diagnosis with the results in the first of ``runs``; a file that cannot be read becomes a note."""
+    for run in runs[:1]:
+        file = Path(run.path) / TRIALS_FILE
+        try:
+            return msgspec.structs.replace(diagnosis, tried=read_trials(file))
+        except FileNotFoundError:
+            break
+        except (UnusableInput, OSError) as error:
+            return msgspec.structs.replace(
+                diagnosis, notes=[*diagnosis.notes, f"Trials are not shown: {error}"]
+            )
+    return diagnosis

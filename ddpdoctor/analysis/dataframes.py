@@ -12,7 +12,7 @@ from ddpdoctor.measure.export import recorded_tables
 from ddpdoctor.measure.flow import summaries
 
 from .driver import prepare
-from .options import Options
+from .inputs import Options
 
 
 @dataclass(frozen=True, repr=False)

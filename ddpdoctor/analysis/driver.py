@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 from msgspec.structs import replace
 
 from ddpdoctor import stall
@@ -18,9 +19,9 @@ from ddpdoctor.errors import UnusableInput
 from ddpdoctor.measure.align import move_trace
 from ddpdoctor.measure.facts import Facts, JobFacts
 from ddpdoctor.measure.flow import measure
-from ddpdoctor.measure.hangfacts import HangFacts
 from ddpdoctor.measure.metrics import device_errors, program_errors, telemetry_series, window_cost
-from ddpdoctor.measure.steplog import RankLog, Training, trainings_of
+from ddpdoctor.measure.runfacts import HangFacts
+from ddpdoctor.measure.steplog import OPENED, PROFILED, RankLog, Step, Training, trainings_of
 from ddpdoctor.measure.wholerun import AttemptRecord, with_first_findings, with_trainings
 from ddpdoctor.measure.window import Window, read_window
 from ddpdoctor.report.read import holds_diagnosis, read_diagnosis
@@ -30,14 +31,18 @@ from ddpdoctor.stall import Verdict
 from ddpdoctor.trace import RankTrace
 from ddpdoctor.trace.operations import find_operations
 
-from .attempts import attempt_records
-from .build import MeasuredJob, build_diagnosis
-from .inputs import Inputs, expand_run_directories, launch_of_starts, load, no_data_reason, provisional_notes
-from .job import job_of, launches_by_host, termination_summary
-from .options import Options
-from .profiler_window import is_of_training, steps_of_profiler_window
+from .build import MeasuredJob, build_diagnosis, with_trials
+from .inputs import (
+    Inputs,
+    Options,
+    expand_run_directories,
+    launch_of_starts,
+    load,
+    no_data_reason,
+    provisional_notes,
+)
+from .job import attempt_records, job_of, launches_by_host, termination_summary
 from .source_text import with_repository, with_source_text
-from .trials import with_trials
 
 _MOST_OTHERS = 7
 """Attempts, and trainings, that are diagnosed besides the measured one."""
@@ -359,3 +364,31 @@ def _hta(inputs: Inputs, options: Options) -> dict[str, Any] | None:
     from ddpdoctor.measure.export import hta_results
 
     return hta_results(inputs.traces)
+
+
+def steps_of_profiler_window(trace: RankTrace, steps: Sequence[Step]) -> list[Step]:
+    """The steps of the profiler window closest to the trace's events; empty for an empty trace."""
+    if not trace.size:
+        return []
+    windows: list[list[Step]] = []
+    for step in steps:
+        if PROFILED in step.marks:
+            if OPENED in step.marks or not windows:
+                windows.append([])
+            windows[-1].append(step)
+    if len(windows) <= 1:
+        return windows[0] if windows else []
+    median_ns = int(np.median(trace.start_ns))
+
+    def distance_ns(window: Sequence[Step]) -> int:
+        # Wall-clock times, like those of the trace.
+        return max(window[0].recorded_ns[0] - median_ns, median_ns - window[-1].recorded_ns[1], 0)
+
+    return min(windows, key=distance_ns)
+
+
+def is_of_training(trace: RankTrace, log: RankLog | None) -> bool:
+    """Whether a trace may be of the steps of its rank's ``log``: always, unless they are one training of several."""
+    if log is None or not trace.size or not (log.follows_training or log.later_trainings_end_ns):
+        return True
+    return log.steps[0].recorded_ns[0] <= int(np.median(trace.start_ns)) <= log.steps[-1].recorded_ns[1]

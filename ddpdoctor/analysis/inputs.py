@@ -15,6 +15,7 @@ import msgspec
 
 from ddpdoctor.diagnose import words
 from ddpdoctor.diagnose.diagnosis import RUNNING, UNKNOWN
+from ddpdoctor.diagnose.load import RuleSet
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.measure.align import use_monotonic_time
 from ddpdoctor.measure.steplog import RankLog, notes_on_records, read_logs, span_around
@@ -39,19 +40,46 @@ from ddpdoctor.rundir import (
 from ddpdoctor.rundir.attempts import starts_of
 from ddpdoctor.rundir.liveness import is_running
 from ddpdoctor.rundir.stops import launches_of
-from ddpdoctor.stages import Stage, progress_counter
+from ddpdoctor.stages import Progress, Stage, no_progress, progress_counter
 from ddpdoctor.stall import Dumps, find_dumps
 from ddpdoctor.telemetry.reader import Telemetry, read_telemetry
 from ddpdoctor.trace import RankTrace, TraceSet, find_traces, load_traces
 from ddpdoctor.trace.digest import trace_digest
 from ddpdoctor.trace.sources import is_url
 
-from .options import Options
-
 _MAX_MISSING_RANKS = 1000
 """Most missing ranks that are listed."""
 _RANK_PREFIX = re.compile(r"Rank (\d+): ")
 _FOLDER = re.compile(r"/ranks/(\d{5,})(?:\.\d+)?(?=[/ :])")
+
+
+class Options(msgspec.Struct, frozen=True):
+    """Options of an analysis; the defaults are those of the Python API."""
+
+    rules: Sequence[Path | str] = ()
+    loaded_rules: RuleSet | None = None
+    """Rules that the caller has loaded already; ``rules`` is then ignored."""
+    thresholds: Mapping[str, Mapping[str, float]] = msgspec.field(default_factory=dict)
+    suppressed: Collection[str] = ()
+    suppressed_by: str = ""
+    """File in which the rules are suppressed, for the note."""
+    jobs: int | None = None
+    cache: bool = True
+    engine: str | None = None
+    """Engine that reads traces, see :func:`ddpdoctor.trace.clusters.open_engine`; None: processes of this machine."""
+    job: int | None = None
+    """Number of the job to analyse, as the error message lists them; None: there must be only one."""
+    window: int | None = None
+    """Number, from 1, of a profiler window requested with ``ddpdoctor capture``; None: the run's first window."""
+    attempt: int | None = None
+    """Number, from 1, of the attempt of a restarted run whose steps to measure; None: the one with the most steps."""
+    training: int | None = None
+    """Number, from 1, of the training to measure, where the same processes take several one after the other; None: the longest one."""
+    hta: bool = False
+    source_text: bool = True
+    """Whether findings include the text of their source lines, if the files are present and unchanged."""
+    progress: Progress = no_progress
+    """Called at the start of each stage and with the share of it that is done."""
 
 
 class Inputs(msgspec.Struct, frozen=True):

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from .hangfacts import HangFacts
-from .memoryfacts import MemoryFacts
 from .places import Where
-from .runfacts import RunFacts
+from .runfacts import HangFacts, MemoryFacts, RunFacts
 from .taxonomy import LateCause, SharedCause
 
 RANGE_LEVEL = 0.9

@@ -27,7 +27,6 @@ from ddpdoctor.measure.costs import (
 from ddpdoctor.measure.facts import Facts, GpuFacts, LateFacts, SharedFacts
 from ddpdoctor.measure.flames import flames
 from ddpdoctor.measure.graph import Graphs, all_excluded_steps, build_graphs, python_parts
-from ddpdoctor.measure.hangfacts import HangFacts
 from ddpdoctor.measure.memory import Memory, memory_of
 from ddpdoctor.measure.metrics import (
     MessageCost,
@@ -52,6 +51,7 @@ from ddpdoctor.measure.metrics import (
     step_facts,
     timeline,
 )
+from ddpdoctor.measure.runfacts import HangFacts
 from ddpdoctor.measure.sourcelines import (
     LogSourceLines,
     WindowSourceLines,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ddpdoctor.measure.hangfacts import HangFacts, Standing
+from ddpdoctor.measure.runfacts import HangFacts, Standing
 from ddpdoctor.rundir.ends import JobEnd
 
 

@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from ddpdoctor.measure.hangfacts import StopFacts
 from ddpdoctor.measure.places import Where
+from ddpdoctor.measure.runfacts import StopFacts
 from ddpdoctor.rundir.ends import POLITE
 from ddpdoctor.rundir.phases import WAITING_PHASES
 

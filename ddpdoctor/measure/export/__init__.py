@@ -1,7 +1,6 @@
-"""Export measurements as tables and flame graphs, and through HolisticTraceAnalysis (HTA).
+"""Export measurements as tables, and through HolisticTraceAnalysis (HTA).
 
-In: logs, windows and traces. Out: data frames, speedscope documents, and HTA's results. Not part of a diagnosis; each module is
-imported at first use.
+In: logs, windows and traces. Out: data frames, and HTA's results. Not part of a diagnosis; each module is imported at first use.
 """
 
 from __future__ import annotations
@@ -11,16 +10,10 @@ from typing import TYPE_CHECKING
 from ddpdoctor.deferred import deferred
 
 if TYPE_CHECKING:
-    from .flames import flame_graphs
     from .hta import hta_results, hta_trace
     from .tables import COLLECTIVES, EVENTS, STEPS, recorded_tables
 
 
 __getattr__ = deferred(
-    __name__,
-    {
-        "flames": "flame_graphs",
-        "hta": "hta_results hta_trace",
-        "tables": "COLLECTIVES EVENTS STEPS recorded_tables",
-    },
+    __name__, {"hta": "hta_results hta_trace", "tables": "COLLECTIVES EVENTS STEPS recorded_tables"}
 )

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ddpdoctor.measure.memoryfacts import Growth, MemoryFacts
+from ddpdoctor.measure.runfacts import Growth, MemoryFacts
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.summary import RankMemory
 from ddpdoctor.measure.telemetry import HostTelemetry
