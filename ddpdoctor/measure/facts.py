@@ -17,8 +17,6 @@ from .taxonomy import LateCause, SharedCause
 
 RANGE_LEVEL = 0.9
 """Level of a price's interval: the probability that the saving lies in it, once the cause is fixed."""
-
-
 _LEAST_STEP_MS = 1e-6
 """Lower bound of the step time that remains after a saving; avoids division by zero."""
 

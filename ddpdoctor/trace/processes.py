@@ -63,8 +63,6 @@ class Task(NamedTuple):
 Engine = Callable[[Sequence[Task]], Iterator[Result]]
 """Reads traces: yields the result of each task as it finishes. If a worker dies, only the file that it was reading fails. Ending the
 iteration early cancels the other tasks. Raises DdpDoctorError if the engine cannot be reached."""
-
-
 _KEPT_BYTES = 31 << 20
 """Less than the 32 MiB up to which glibc raises the size that it returns to the system at once."""
 

@@ -60,8 +60,6 @@ _RANK = (
 )
 _MIN_PID = 100
 """A smaller number before the time stamp is a step ("worker0_step_12.1694128201545"), not a process id."""
-
-
 MAX_RANKS = 10_000_000
 """Upper bound of ranks and world sizes; a larger number is invalid."""
 

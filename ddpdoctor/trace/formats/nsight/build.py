@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -39,7 +40,6 @@ from .database import (
     Database,
     Fields,
     Payloads,
-    Range,
     parse_range_text,
 )
 
@@ -58,14 +58,11 @@ _SIDES = {"HTOD", "DTOH", "HTOA", "ATOH", "ATOA", "ATOD", "DTOA", "DTOD", "HTOH"
 
 def add_device_work(database: Database, table: EventTable) -> None:
     """Appends the device events of the process to ``table``. Raises :class:`DamagedError`."""
-    known: dict[int, str] = {}
     for batch in database.batches(KERNELS, (*_COMMON, *NAMES)):
-        number = kernel_name_ids(batch)
-        new = [one for one in np.unique(number).tolist() if one not in known and one != MISSING]
-        known.update(database.strings(new))
-        _add(table, batch, "kernel", [known.get(one, "") for one in number.tolist()])
+        _add(table, batch, "kernel", database.strings(kernel_name_ids(batch)))
     copy_kinds = _COPY_KINDS | _copy_kinds_in(database)
-    memory = _MEMORY | dict(_labels(database, "ENUM_CUDA_MEM_KIND"))
+    labels = database.first_rows("ENUM_CUDA_MEM_KIND", "id", "label")
+    memory = _MEMORY | {k: v for k, v in labels if isinstance(k, int) and isinstance(v, str)}
     for batch in database.batches(COPIES, (*_COMMON, "bytes", "copyKind", "srcKind", "dstKind")):
         kinds = zip(*(batch[name].tolist() for name in ("copyKind", "srcKind", "dstKind")), strict=True)
         _add(table, batch, "gpu_memcpy", [_copy(kind, copy_kinds, memory) for kind in kinds])
@@ -124,35 +121,21 @@ def _copy_kinds_in(database: Database) -> dict[int, str]:
     return {number: f"{end[0]}to{end[3]}" for number, end in ends.items() if end in _SIDES}
 
 
-def _labels(database: Database, table: str) -> Iterable[tuple[int, str]]:
-    for number, label in database.first_rows(table, "id", "label"):
-        if isinstance(number, int) and isinstance(label, str):
-            yield number, label
-
-
 _VERSION = re.compile(r"_v\d{4,5}$")
 """Nsight Systems appends the CUDA version that introduced a function: cudaLaunchKernel_v7000."""
 _DRIVER = re.compile(r"cu[A-Z]")
-_CATEGORIES = ("cuda_runtime", "cuda_driver", "os_runtime")
 
 
 def add_calls(database: Database, table: EventTable) -> None:
     """Appends the CUDA and OS runtime calls of the process to ``table``. Raises :class:`DamagedError`."""
-    known: dict[int, tuple[str, str]] = {}
     for name in (RUNTIME, OS_CALLS):
         for batch in database.batches(name, ("start", "end", "globalTid", "correlationId", "nameId")):
-            numbers = batch["nameId"].tolist()
-            new = [number for number in set(numbers) if number not in known and number != MISSING]
-            for number, text in database.strings(new).items():
-                known[number] = _call(text, name)
-            parsed = [
-                known.get(number, ("", _CATEGORIES[0] if name == RUNTIME else _CATEGORIES[2]))
-                for number in numbers
-            ]
+            texts = database.strings(batch["nameId"])
+            parsed = {text: _call(text, name) for text in set(texts)}
             correlation = np.where(batch["correlationId"] > 0, batch["correlationId"], -1)
             table.add(
-                [category for _, category in parsed],
-                [text for text, _ in parsed],
+                [parsed[text][1] for text in texts],
+                [parsed[text][0] for text in texts],
                 batch["start"],
                 durations(batch),
                 thread=batch["globalTid"],
@@ -163,13 +146,13 @@ def add_calls(database: Database, table: EventTable) -> None:
 def _call(text: str, table: str) -> tuple[str, str]:
     """(Name as Kineto writes it, category) of a call."""
     if table == OS_CALLS:
-        return text, _CATEGORIES[2]
+        return text, "os_runtime"
     name = _VERSION.sub("", text)
-    return name, _CATEGORIES[1] if _DRIVER.match(name) else _CATEGORIES[0]
+    return name, "cuda_driver" if _DRIVER.match(name) else "cuda_runtime"
 
 
 _MAX_MEMOIZED = 1 << 16
-"""Range texts whose parsed form is memoized."""
+"""Range texts whose parsed form is memoized; texts repeat unless operators are numbered."""
 
 
 class NvtxRange(NamedTuple):
@@ -195,12 +178,13 @@ def read_ranges(database: Database, table: EventTable, found: ProcessRanges) -> 
     """Appends the process's ranges to ``table``, and annotations and NCCL calls to ``found``. Ranges that were still open when the
     recording ended are skipped. Raises :class:`DamagedError`."""
     payloads = Payloads(database)
-    known: dict[str, Range] = {}
-    registered: dict[int, str] = {}
+    parse = lru_cache(_MAX_MEMOIZED)(parse_range_text)
     columns = ("start", "end", "globalTid", "textId")
     for batch in database.batches(NVTX, columns, ("text",), ("binaryData",), 'e."end" >= e.start'):
-        texts = list(_texts(database, batch, registered))
-        parsed = [_parse(text, known) for text in texts]
+        # A range without a text of its own refers to a registered one.
+        is_own = np.array([text is not None for text in batch["text"]], bool)
+        registered = database.strings(np.where(is_own, MISSING, batch["textId"]))
+        parsed = [parse(own or known) for own, known in zip(batch["text"], registered, strict=True)]
         start, end = batch["start"], batch["end"]
         table.add(
             [one.category for one in parsed],
@@ -216,28 +200,6 @@ def read_ranges(database: Database, table: EventTable, found: ProcessRanges) -> 
                 found.annotations.append(NvtxRange(one.name, begin, over, thread, {}))
             elif one.category == LIBRARY and one.name.startswith("nccl"):
                 found.nccl_calls.append(NvtxRange(one.name, begin, over, thread, payloads.decode(data)))
-
-
-def _parse(text: str, known: dict[str, Range]) -> Range:
-    """Memoized :func:`parse_range_text`; texts repeat unless operators are numbered."""
-    one = known.get(text)
-    if one is None:
-        one = parse_range_text(text)
-        if len(known) < _MAX_MEMOIZED:
-            known[text] = one
-    return one
-
-
-def _texts(database: Database, batch: Batch, registered: dict[int, str]) -> Iterator[str]:
-    """Yields the text of each range: its own, else the registered string that it refers to."""
-    missing = [
-        number
-        for number, text in zip(batch["textId"].tolist(), batch["text"], strict=True)
-        if text is None and number != MISSING
-    ]
-    registered.update(database.strings([number for number in set(missing) if number not in registered]))
-    for number, text in zip(batch["textId"].tolist(), batch["text"], strict=True):
-        yield text if text is not None else registered.get(number, "")
 
 
 _INT32 = np.iinfo(np.int32)
@@ -270,7 +232,7 @@ class EventTable:
         stream: IntColumn | None = None,
         correlation: IntColumn | None = None,
         moved: IntColumn | None = None,
-        shapes: Sequence[str] | None = None,
+        shapes: Sequence[str] = (),
     ) -> None:
         """Appends those of N events that have valid times; times as in the file, absent numbers are :data:`MISSING`. ``thread``: global
         thread ids; None for device events. ``moved``: bytes."""
@@ -292,18 +254,16 @@ class EventTable:
             "device": on_device,
             "correlation": _known(correlation, count),
             "bytes": _known(moved, count),
-            "shapes": self._shape(shapes, count),
+            "shapes": self._shape_ids(shapes, count),
         }
         for column, values in columns.items():
             self._parts[column].append(values[good])
         self.rows += int(good.sum())
 
-    def _shape(self, shapes: Sequence[str] | None, count: int) -> IdColumn:
-        if shapes is None or not any(shapes):
-            return np.full(count, -1, np.int32)
-        parsed = np.array([bool(text) for text in shapes])
+    def _shape_ids(self, shapes: Sequence[str], count: int) -> IdColumn:
         ids: IdColumn = np.full(count, -1, np.int32)
-        ids[parsed] = self._names.ids([text for text in shapes if text])
+        at = [row for row, text in enumerate(shapes) if text]
+        ids[at] = self._names.ids([shapes[row] for row in at])
         return ids
 
     def earliest_ns(self) -> int | None:

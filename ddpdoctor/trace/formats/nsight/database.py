@@ -29,8 +29,6 @@ from ddpdoctor.trace.sources import report_progress
 
 Fields = dict[str, int]
 """Label of a payload entry, as NCCL names it → value."""
-
-
 RANKS, RANK, COMMUNICATOR, MESSAGE_BYTES = (
     "No. of ranks",
     "Rank",
@@ -38,12 +36,8 @@ RANKS, RANK, COMMUNICATOR, MESSAGE_BYTES = (
     "Message size [bytes]",
 )
 """Labels of the payload entries that are used."""
-
-
 _HEAD = struct.Struct("<IIIIQQ")
 """Domain, reserved, schema, reserved, size of the payload, size including this header."""
-
-
 _FORMATS = {
     4: struct.Struct("<i"),
     5: struct.Struct("<I"),
@@ -52,8 +46,6 @@ _FORMATS = {
     22: struct.Struct("<Q"),
 }
 """Integer formats by NVTX type: int, unsigned int, int64, uint64 and size_t (nvToolsExtPayload.h)."""
-
-
 _MAX_PAYLOAD_BYTES = 1 << 12
 
 
@@ -95,8 +87,6 @@ NAMES = ("demangledName", "shortName", "mangledName")
 """Columns of a kernel's name, in order of preference; the first is what Kineto writes."""
 EXPORT_TABLES = frozenset((KERNELS, GRAPHS, COPIES, FILLS, RUNTIME, NVTX, OS_CALLS))
 """A file with any of these tables is an export of Nsight Systems."""
-
-
 OPERATOR, ANNOTATION, LIBRARY = "cpu_op", "user_annotation", "library"
 
 _FIELDS = (", seq = ", ", op_id = ", ", sizes = ", ", input_op_ids = ")
@@ -212,6 +202,7 @@ class Database:
         self._bytes_left = _MIN_BYTE_BUDGET + _MAX_READS * size
         self._deadline_s = time.monotonic() + min(_MIN_TIMEOUT_S + size / _MIN_BYTES_PER_S, _MAX_TIMEOUT_S)
         self._pending_rows: dict[str, int] = {}
+        self._strings: dict[int, str] = {}
         self._expected_rows = self._passed_rows = 0
         try:
             self._prepare()
@@ -337,21 +328,25 @@ class Database:
             yield batch
         self._passed_rows += self._pending_rows.pop(table, 0)
 
-    def strings(self, ids: Sequence[int]) -> dict[int, str]:
-        """Strings by id, as far as the file has them. Raises :class:`DamagedError`."""
-        found: dict[int, str] = {}
-        if not self.has("StringIds", "id", "value") or not ids:
-            return found
+    def strings(self, ids: IntColumn) -> list[str]:
+        """[ids] the string of each; "" for :data:`MISSING` and where the file has none. Raises :class:`DamagedError`."""
+        numbers = ids.tolist()
+        new = set(numbers) - self._strings.keys() - {MISSING}
+        if new and self.has("StringIds", "id", "value"):
+            self._read_strings(new)
+        return [self._strings.get(number, "") for number in numbers]
+
+    def _read_strings(self, ids: set[int]) -> None:
         sql = f"SELECT id, substr(value, 1, {MAX_TEXT}) FROM StringIds"
+        keyed = "StringIds" in self._keyed
         left = iter(ids)
         while some := tuple(islice(left, _IDS_PER_QUERY)):
-            keyed = "StringIds" in self._keyed
             which = f" WHERE id IN ({', '.join('?' * len(some))})" if keyed else ""
             for rows in self._rows(sql + which, some if keyed else ()):
-                found.update((k, v) for k, v in rows if isinstance(k, int) and isinstance(v, str))
+                self._strings.update((k, v) for k, v in rows if isinstance(k, int) and isinstance(v, str))
             if not keyed:
                 break
-        return found
+        self._strings |= dict.fromkeys(ids - self._strings.keys(), "")
 
     def first_rows(self, table: str, *columns: str, most: int = 100_000) -> list[tuple[Any, ...]]:
         """The first rows, at most ``most``, of a descriptive table; [] if it lacks one of the columns or is damaged."""

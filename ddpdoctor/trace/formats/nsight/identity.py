@@ -100,11 +100,9 @@ def _combinations(database: Database) -> Iterator[tuple[int, int, str]]:
     """Yields each combination of (process, device, kernel name) at least once."""
     for table in (KERNELS, GRAPHS):
         for batch in database.batches(table, ("globalPid", "deviceId", *NAMES)):
-            keys = process_of(batch["globalPid"])
-            names = kernel_name_ids(batch)
-            found = database.strings([int(n) for n in np.unique(names) if n != MISSING])
-            for key, device, name in np.unique(np.stack((keys, batch["deviceId"], names)), axis=1).T.tolist():
-                yield key, device, found.get(name, "")
+            columns = process_of(batch["globalPid"]), batch["deviceId"], kernel_name_ids(batch)
+            keys, devices, names = np.unique(np.stack(columns), axis=1)
+            yield from zip(keys.tolist(), devices.tolist(), database.strings(names), strict=True)
 
 
 def _only_process(database: Database, devices: set[int], communicates: bool) -> Process:
@@ -165,8 +163,6 @@ _DEVICE = {
     "computeMinor": "computeMinor",
 }
 """Column of the table of GPUs → Kineto's name of the property."""
-
-
 RankIdentity = tuple[int | None, str, int | None]
 """(rank of a process, its source as :attr:`TraceMeta.rank_from`, world size)."""
 

@@ -159,8 +159,6 @@ _NO_STEP = re.compile(r"micro|valid|val_|eval|test|optimizer|lr_|sched", re.IGNO
 """Names of ranges that are part of a step or outside of training steps."""
 _MAX_NAME = 200
 _MIN_STEPS = 2
-
-
 _Row = tuple[int, NvtxRange]
 """(number of the step, its range)."""
 
