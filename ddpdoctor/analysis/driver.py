@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -133,11 +132,7 @@ def _find_stop(inputs: Inputs) -> Verdict:
     try:
         return _stop_verdict(inputs)
     except Exception as error:  # reads files of a failed job, which may contain anything
-        why = " ".join(str(error).split())[:_MAX_ERROR_TEXT]
-        kind = type(error).__name__
-        return Verdict(
-            HangFacts(), [], [f"What stopped could not be analysed: {kind}{': ' if why else ''}{why}."]
-        )
+        return Verdict(HangFacts(), [], [f"What stopped could not be analysed: {_in_one_line(error)}."])
 
 
 def _stop_verdict(inputs: Inputs) -> Verdict:
@@ -248,7 +243,11 @@ def _measure(prepared: PreparedJob, attempts: list[AttemptRecord], options: Opti
     inputs, stopped = prepared.inputs, prepared.stopped
     if not prepared.logs and not prepared.windows:
         return _measure_end(prepared)
-    hta = _hta(inputs, options)
+    hta = None
+    if options.hta:
+        from ddpdoctor.measure.export import hta_results
+
+        hta = hta_results(inputs.traces)
     measurement = measure(
         prepared.logs,
         prepared.windows,
@@ -293,11 +292,14 @@ def _attempts(prepared: PreparedJob) -> list[AttemptRecord]:
         prepared.inputs.notes.extend(notes)
         return attempts
     except Exception as error:
-        why = " ".join(str(error).split())[:_MAX_ERROR_TEXT]
-        prepared.inputs.notes.append(
-            Note(f"The attempts of the run could not be analysed: {type(error).__name__}: {why}.")
-        )
+        why = f"The attempts of the run could not be analysed: {_in_one_line(error)}."
+        prepared.inputs.notes.append(Note(why))
         return []
+
+
+def _in_one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())[:_MAX_ERROR_TEXT]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _truncated(measured: bool, windows: Sequence[Window]) -> str | None:
@@ -356,14 +358,6 @@ def _measure_operations(paths: Sequence[str], tables: Sequence[str]) -> Measured
         notes=[Note(sentence) for sentence in (*stragglers.notes, summary_of(stragglers))],
         job=Job(world_size=stragglers.world_size, ranks_seen=ranks),
     )
-
-
-def _hta(inputs: Inputs, options: Options) -> dict[str, Any] | None:
-    if not options.hta:
-        return None
-    from ddpdoctor.measure.export import hta_results
-
-    return hta_results(inputs.traces)
 
 
 def steps_of_profiler_window(trace: RankTrace, steps: Sequence[Step]) -> list[Step]:

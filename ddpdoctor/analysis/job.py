@@ -83,14 +83,20 @@ def job_of(
 ) -> Job:
     """The job section, as far as known from ``inputs``; ``manifest`` is the first launcher's, or its record."""
     infos = [log.record.info for log in inputs.logs]
-    first = next((info for info in infos if "rank" in info), {})
+    log = next((log for log in inputs.logs if "rank" in log.record.info), None)
+    first = log.record.info if log is not None else {}
     # In a job that stopped, a rank without steps is not missing: its last position is known.
     seen = {log.rank for log in inputs.logs if log.steps or stopped.facts.state} | set(measured_ranks)
     hosts = {log.host for log in inputs.logs} | {trace.meta.host for trace in inputs.traces}
     devices = [facts.device_name, *(info.get("device_name") for info in infos)]
     environment = manifest.get("environment") or first.get("environment") or {}
     ended_ns = manifest.get("ended_ns")
-    started_ns = manifest.get("started_ns") if manifest else _first_seen_ns(inputs.logs)
+    if manifest:
+        started_ns = manifest.get("started_ns")
+    else:
+        begins = [info["started_ns"] for info in infos if info.get("started_ns")]
+        begins = begins or [log.steps[0].recorded_ns[0] for log in inputs.logs if log.steps]
+        started_ns = min(begins, default=None)
     return Job(
         world_size=facts.world_size,
         ranks_seen=sorted(seen),
@@ -101,7 +107,7 @@ def job_of(
         device_names=sorted({str(name) for name in devices if name}),
         command=[str(part) for part in manifest.get("command") or []],
         versions=_versions(facts, first, manifest),
-        settings=_settings(inputs.logs, first),
+        settings={name: _with_lines(log, first[name]) for name in _SETTINGS if log and first.get(name)},
         environment={str(name): str(value) for name, value in environment.items()},
         started_ns=started_ns,
         duration_s=(ended_ns - started_ns) / 1e9
@@ -126,20 +132,8 @@ def _end(runs: Sequence[RunDirectory], stopped: Verdict) -> str | None:
     return "cut off" if stopped.job.killed else UNKNOWN
 
 
-def _first_seen_ns(logs: Sequence[RankLog]) -> int | None:
-    """Start of the first rank, from its record or its first step, epoch ns; None if both are unknown."""
-    text = [info["started_ns"] for log in logs if (info := log.record.info).get("started_ns")]
-    return min(text or [log.steps[0].recorded_ns[0] for log in logs if log.steps], default=None)
-
-
-def _settings(logs: Sequence[RankLog], first: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of the first rank that has a record, ``first``, with ids of source lines replaced by file and line."""
-    log = next((log for log in logs if "rank" in log.record.info), None)
-    settings = {name: first[name] for name in _SETTINGS if first.get(name)}
-    return settings if log is None else {name: _with_lines(log, value) for name, value in settings.items()}
-
-
 def _with_lines(log: RankLog, value: Any) -> Any:
+    """The settings of a rank, with ids of source lines replaced by file and line."""
     if isinstance(value, list):
         return [_with_lines(log, one) for one in value]
     if not isinstance(value, Mapping) or "where" not in value:

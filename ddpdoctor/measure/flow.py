@@ -54,6 +54,7 @@ from ddpdoctor.measure.metrics import (
 from ddpdoctor.measure.runfacts import HangFacts
 from ddpdoctor.measure.sourcelines import (
     LogSourceLines,
+    SourceLines,
     WindowSourceLines,
     WorkersWork,
     led_by_workers,
@@ -186,10 +187,14 @@ def _context(
     """The inputs of the pricers."""
     graph, logs, windows = graphs.primary, graphs.logs, graphs.windows
     reducers = reducer_work(logs, windows) if graphs.primary_is_log else []
+    lines: SourceLines = log_lines
+    if graphs.primary_is_window:
+        same_ranks = [window.rank for window in windows] == [log.rank for log in logs]
+        lines = WindowSourceLines(windows, (log_lines, graphs.timing.numbers) if same_ranks else None)
     return Context(
         graph=graph,
         attribution=attribute(graph, short=not logs and all(window.on_device for window in windows)),
-        lines=_window_lines(graphs, log_lines) if graphs.primary_is_window else log_lines,
+        lines=lines,
         mean_step_ms=graphs.timing.mean_cycle_ns / 1e6 if graphs.timing.groups else None,
         logs=logs,
         patterns=patterns,
@@ -204,19 +209,9 @@ def _context(
         message=MessageCost() if graphs.window is None else message_cost(graphs.window, _hosts(windows)),
         host_timed=graphs.primary_is_log,
         cores=host_cores(telemetry, logs),
-        asleep=_asleep(works) | asleep_shares(logs),
+        asleep={rank: share for rank, work in works.items() if (share := work.asleep_share) is not None}
+        | asleep_shares(logs),
     )
-
-
-def _window_lines(graphs: Graphs, log_lines: LogSourceLines) -> WindowSourceLines:
-    same_ranks = [window.rank for window in graphs.windows] == [log.rank for log in graphs.logs]
-    logged = (log_lines, graphs.timing.numbers) if same_ranks else None
-    return WindowSourceLines(graphs.windows, logged)
-
-
-def _asleep(works: Mapping[int, WorkersWork]) -> dict[int, float]:
-    """By rank, the share of the preparation of batches in which its workers neither computed nor were ready to."""
-    return {rank: share for rank, work in works.items() if (share := work.asleep_share) is not None}
 
 
 def _with_workers(costs: Costs, logs: Sequence[RankLog], works: Mapping[int, WorkersWork]) -> Costs:
@@ -286,14 +281,14 @@ def _facts(
 
 
 def _summaries(graphs: Graphs, memory: Memory) -> list[RankSummary]:
-    graph = graphs.primary
     if graphs.primary_is_log:
         hosts = _hosts(graphs.logs)
         devices = [log.record.info.get("device") for log in graphs.logs]
-        return rank_summaries(graph, hosts, devices, memory.ranks)
-    return rank_summaries(
-        graph, _hosts(graphs.windows), [_device_name(window) for window in graphs.windows], memory.ranks
-    )
+    else:
+        hosts = _hosts(graphs.windows)
+        found = [window.trace.meta.devices for window in graphs.windows]
+        devices = [str(of_rank[0].get("name")) if of_rank else None for of_rank in found]
+    return rank_summaries(graphs.primary, hosts, devices, memory.ranks)
 
 
 def _hosts(ranks: Sequence[RankLog] | Sequence[Window]) -> list[str]:
@@ -303,8 +298,3 @@ def _hosts(ranks: Sequence[RankLog] | Sequence[Window]) -> list[str]:
 def _bucket_bytes(logs: Sequence[RankLog]) -> list[float]:
     modules = [ddp for log in logs[:1] for ddp in log.record.info.get("ddp") or []]
     return [float(size) for size in modules[0].get("bucket_bytes") or []] if len(modules) == 1 else []
-
-
-def _device_name(window: Window) -> str | None:
-    devices = window.trace.meta.devices
-    return str(devices[0].get("name")) if devices else None

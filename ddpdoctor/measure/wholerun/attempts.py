@@ -1,4 +1,4 @@
-"""The attempts of a run that was restarted, and what the restarts cost."""
+"""The attempts of a run that was restarted, and what the restarts cost; the trainings of a run that takes several in the same processes."""
 
 from __future__ import annotations
 
@@ -116,12 +116,9 @@ def restart_facts(records: Sequence[AttemptRecord]) -> RestartFacts | None:
     detection = [_since_s(old.failed_ns, old.ended_ns) for old, _ in failed]
     start = [_since_s(old.ended_ns, new.first_step_ns) for old, new in failed]
     has_checkpoints = any(record.has_checkpoints for record in records)
-    repeated = [_repeated(old) if has_checkpoints else None for old, _ in failed]
-    repeated_s = [
-        steps * (old.step_s or 0.0)
-        for (old, _), steps in zip(failed, repeated, strict=True)
-        if steps is not None
-    ]
+    # A checkpoint saved within step n holds the n steps before. Without one, the next attempt starts where this one did.
+    repeated = [max(old.steps - (old.saved_step or 0), 0) for old, _ in failed] if has_checkpoints else []
+    repeated_s = [steps * (old.step_s or 0.0) for (old, _), steps in zip(failed, repeated, strict=False)]
     sums = [_sum(detection), _sum(start), _sum(repeated_s)]
     last = failed[-1][0]
     return RestartFacts(
@@ -129,18 +126,12 @@ def restart_facts(records: Sequence[AttemptRecord]) -> RestartFacts | None:
         ranks=list(last.ranks),
         ended=last.ended,
         where=list(last.where),
-        repeated_steps=None if not repeated_s else sum(steps for steps in repeated if steps is not None),
+        repeated_steps=sum(repeated) if has_checkpoints else None,
         repeated_s=sums[2],
         detection_s=sums[0],
         start_s=sums[1],
         total_s=sum(each for each in sums if each is not None),
     )
-
-
-def _repeated(old: AttemptRecord) -> int:
-    """Steps of an attempt after its last checkpoint: a checkpoint saved within step n holds the n steps before. Without one, all of them:
-    the next attempt starts where this one did."""
-    return max(old.steps - (old.saved_step or 0), 0)
 
 
 def _since_s(start_ns: int | None, end_ns: int | None) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,6 +18,12 @@ from .account import Launch, RunAccount, RunPart, prepared
 from .attempts import AttemptRecord, attempt_facts, restart_facts
 from .events import checkpoints_of, evaluations_of, event_of
 
+_FIELDS: dict[RunPart, Any] = {
+    **{part: f"{part}_s" for part in RunPart if part not in (RunPart.END, RunPart.TEARDOWN)},
+    RunPart.CHECKPOINTS: "checkpoint_s",
+    RunPart.UNKNOWN: "unrecorded_s",
+}
+"""The field of a part in the facts; those of the end depend on what is known of it."""
 _WAITED_S = 1.0
 """Seconds by which the last rank calls later than the first one, from which it is named: on one host, imports differ by less."""
 
@@ -50,26 +57,11 @@ def run_facts(
         wall_s=wall_s,
         steps=account.steps,
         goodput=_goodput(account, attempts, restarts) if is_whole else None,
-        start_s=parts_s(RunPart.START),
+        **{field: parts_s(part) for part, field in _FIELDS.items()},
         joining_s=joining_s,
         last_ranks=last_ranks,
-        earlier_attempts_s=parts_s(RunPart.EARLIER_ATTEMPTS),
-        preparation_s=parts_s(RunPart.PREPARATION),
         preparation_where=preparation.where,
         preparation_ranks=preparation.ranks,
-        first_batch_s=parts_s(RunPart.FIRST_BATCH),
-        warm_up_s=parts_s(RunPart.WARM_UP),
-        steps_s=parts_s(RunPart.STEPS),
-        some_steps_s=parts_s(RunPart.SOME_STEPS),
-        epochs_s=parts_s(RunPart.EPOCHS),
-        evaluation_s=parts_s(RunPart.EVALUATION),
-        checkpoint_s=parts_s(RunPart.CHECKPOINTS),
-        pauses_s=parts_s(RunPart.PAUSES),
-        suspended_s=parts_s(RunPart.SUSPENDED),
-        profiler_s=parts_s(RunPart.PROFILER),
-        unrecorded_s=parts_s(RunPart.UNKNOWN),
-        other_trainings_s=parts_s(RunPart.OTHER_TRAININGS),
-        later_attempts_s=parts_s(RunPart.LATER_ATTEMPTS),
         end_s=parts_s(RunPart.END, 0.0) + parts_s(RunPart.TEARDOWN, 0.0) if is_whole else None,
         exit_s=parts_s(RunPart.TEARDOWN) if is_whole else None,
         end_where=end.where,
@@ -112,9 +104,9 @@ def _joining(logs: Sequence[RankLog]) -> tuple[float | None, list[int] | None]:
 
 def _preparation(log: RankLog) -> Span | None:
     """From the process group until the first batch is there."""
-    if not log.steps or log.steps[0].number != 0:
+    first = log.steps[0] if log.steps else None
+    if first is None or first.number != 0:
         return None
-    first = log.steps[0]
     return first.start_ns, first.start_ns + round(1e9 * sum(prepared(first)))
 
 
@@ -150,7 +142,11 @@ Span = tuple[int, int]
 
 
 class Outside(msgspec.Struct, frozen=True):
-    """Lines of a time without steps."""
+    """Lines of a time without steps, from stack samples.
+
+    Samples are taken less often after the first 30 s, so each counts with the time around it. Of a line, the rank counts that spends most
+    time at it: if one rank reads a file while the others wait for it in a collective, the line that reads is named, not the wait.
+    """
 
     where: list[Where] = []
     """The lines at which a rank is longest, each with its share of the sampled time of that rank."""
